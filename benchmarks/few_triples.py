@@ -5,9 +5,10 @@ five would.
         [--model MODEL] [--out FILE]
 
 Of each method so many lost answers of `kvlens bench explain`'s prompts (same seeds and parameters) that holding the
-first five by effect on the choice does not bring back. *least*: the shortest beginning of the ranking that does.
-*found*: of that, what is left when parts are left out as long as the answer stays (kvlens/lens/fewest.py, at most 60
-sets tried): no single one of it can be left out. That no other set is smaller is not proved.
+first five by effect on the choice does not bring back. *least*: a beginning of the ranking that does, and halves of
+it do not. *found*: of that, what is left when parts are left out as long as the answer stays (kvlens/lens/fewest.py,
+at most 60 sets tried); where the search *ended*, no single one of it can be left out. That no other set is smaller is
+not proved.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def measure(names: tuple[str, ...], model: str, lost: int, task: str, budget: st
     prompts = Prompts(engine, first, names)
     found: dict[str, dict[str, Any]] = {}
     for name in names:
-        mine = found[name] = {"lost": 0, "by_five": 0, "least": [], "found": [], "tried": [], "none": 0}
+        mine = found[name] = {"lost": 0, "by_five": 0, "least": [], "found": [], "ended": [], "tried": [], "none": 0}
         index = 0
         while len(mine["found"]) + mine["none"] < lost and index < 4 * lost + 50:
             at = DEPTHS[index % len(DEPTHS)], first + index
@@ -66,14 +67,14 @@ def one(engine: Engine, prompts: Prompts, trial: Trial, found: dict[str, Any]) -
         return
     spans, rankings = case.rankings(reference)
     ranking = rankings["effect"][:RANKED]
+    if not ranking:
+        return
     found["lost"] += 1
     case.options = Options(max_new=16, planned=64)  # an answer that is back comes at once
 
     def tried(triples: tuple[Triple, ...]) -> Attempt:
         return Attempt(triples, len(triples), 0.0, case.answers(holds_of(triples, spans)))
 
-    if not ranking:
-        return
     if tried(tuple(ranking[:FIVE])).restored:
         found["by_five"] += 1
         return
@@ -88,6 +89,7 @@ def one(engine: Engine, prompts: Prompts, trial: Trial, found: dict[str, Any]) -
     ]
     found["least"].append(min(prefixes))
     found["found"].append(len(came.best.triples))
+    found["ended"].append(came.ended)
     found["tried"].append(len(came.tests))
 
 

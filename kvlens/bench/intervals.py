@@ -27,7 +27,7 @@ def paired_shares(gained: int, lost: int, n: int) -> tuple[float, float]:
     more = n + 2
     mean = (gained - lost) / more
     half = 1.96 * math.sqrt(max(0.0, (gained + lost + 1) / more - mean**2) / more)
-    return mean - half, mean + half
+    return max(-1.0, mean - half), min(1.0, mean + half)
 
 
 def normal(values: Sequence[float], few: int = 2) -> tuple[float, float, float]:

@@ -14,6 +14,8 @@ from kvlens import REPOSITORY
 
 RUNNER = "kvlens.bench.trials"
 """what carries out a trial"""
+STATED = "kvlens.methods.statements"
+"""what a paper says of a method: no part of what runs"""
 DATA = (".json", ".safetensors", ".txt")
 """kinds of files that sources read: calibrations, routers, texts"""
 
@@ -23,7 +25,7 @@ def code(modules: Sequence[str], root: Path = REPOSITORY) -> str:
     repository at `root`."""
     whole = hashlib.sha256()
     for path in deciding(modules, root):
-        whole.update(path.name.encode() + hashlib.sha256(path.read_bytes()).digest())
+        whole.update(path.name.encode() + hashlib.sha256(running(path)).digest())
     return whole.hexdigest()[:16]
 
 
@@ -36,13 +38,33 @@ def deciding(modules: Sequence[str], root: Path = REPOSITORY) -> tuple[Path, ...
     waiting = [RUNNER, *modules]
     while waiting:
         name = waiting.pop()
-        if name in found or (path := _file(name, own, root)) is None:
+        if name in found or name == STATED or (path := _file(name, own, root)) is None:
             continue
         found[name] = path
         waiting += [*_packages(name), *_imported(path, name)]
     sources = set(found.values())
     data = {path for folder in {path.parent for path in sources} for path in folder.iterdir() if path.suffix in DATA}
     return tuple(sorted(sources | data))
+
+
+def running(path: Path) -> bytes:
+    """What of a file can decide a trial: of a source all but what a method's paper says of it, which nothing that runs
+    looks at."""
+    data = path.read_bytes()
+    if path.suffix != ".py" or STATED.rpartition(".")[2].encode() not in data:
+        return data
+    lines = data.splitlines(keepends=True)
+    for node in ast.walk(ast.parse(data)):
+        if isinstance(node, ast.Assign):
+            said = [ast.unparse(target) for target in node.targets] == ["statements"]
+        elif isinstance(node, ast.ImportFrom):
+            said = node.module == STATED
+        else:
+            continue
+        if said:
+            end = node.end_lineno or node.lineno
+            lines[node.lineno - 1 : end] = [b""] * (end - node.lineno + 1)
+    return b"".join(lines)
 
 
 def _file(name: str, own: set[str], root: Path) -> Path | None:

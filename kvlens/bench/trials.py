@@ -221,12 +221,13 @@ def chosen(
     return found
 
 
-def changed(found: Chosen, changes: Mapping[str, Any]) -> Chosen:
+def changed(method: type[Method], found: Chosen, changes: Mapping[str, Any]) -> Chosen:
     """The same parameters but for `changes`, so that two arms differ in nothing else. Raises ValueError with one
     sentence for what the method does not take."""
     if not changes:
         return found
-    return replace(found, params=replace(found.params, **changes), fitted={**found.fitted, **changes})
+    given = methods.converted(method, changes)
+    return replace(found, params=replace(found.params, **given), fitted={**found.fitted, **given})
 
 
 def missing(model: str, names: tuple[str, ...]) -> list[str]:

@@ -13,13 +13,13 @@ import typer
 
 from kvlens.cli.bench import names
 from kvlens.cli.options import DEFAULT_MODEL, Model
-from kvlens.cli.results import Kept, kept_file
+from kvlens.cli.results import Kept, kept_file, write
 
 
 def claims(
     methods: Annotated[str, typer.Option(help="Comma-separated; default: all that have claims.")] = "",
     model: Model = DEFAULT_MODEL,
-    prompts: Annotated[int, typer.Option(help="Prompts per point.")] = 10,
+    prompts: Annotated[int, typer.Option(help="Prompts per point; with fewer than 10 nothing is decided.")] = 10,
     out: Annotated[
         Path | None, typer.Option(help="Also write JSON with the figures; claims of other methods in it are kept.")
     ] = None,
@@ -54,27 +54,25 @@ def claims(
     refuse_others(chosen, model)
     torch.set_num_threads(1)
     file = kept_file(kept, "claims", model)
-    found = check(Engine(load(model)), chosen, prompts, lambda line: typer.echo(line, err=True), file)
-    for claim in found:
-        typer.echo(
-            f"[{VERDICTS[claim.holds]}] {claim.source}: {claim.says}\n    {claim.measured}"
-            + (f"\n    {claim.reason}" if claim.reason else "")
-        )
-    if out is not None:
-        about = {
-            "kvlens": __version__,
-            "torch": torch.__version__,
-            "machine": machine(),
-            "model": model,
-            "prompts": prompts,
-            "date": time.strftime("%Y-%m-%d", time.gmtime()),
-        }
-        for name in chosen:
-            before[name] = {"about": about, "claims": [written(c) for c in found if c.method == name]}
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps({"methods": before}, indent=1) + "\n", encoding="utf-8")
-        if doc is not None:
-            doc.write_text(document({"methods": before}, model), encoding="utf-8")
+    about = {
+        "kvlens": __version__,
+        "torch": torch.__version__,
+        "machine": machine(),
+        "model": model,
+        "prompts": prompts,
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+    }
+    for name, found in check(Engine(load(model)), chosen, prompts, lambda line: typer.echo(line, err=True), file):
+        for claim in found:
+            typer.echo(
+                f"[{VERDICTS[claim.holds]}] {claim.source}: {claim.says}\n    {claim.measured}"
+                + (f"\n    {claim.reason}" if claim.reason else "")
+            )
+        if out is not None:
+            before[name] = {"about": about, "claims": [written(claim) for claim in found]}
+            write(out, {"methods": before})
+    if doc is not None:
+        doc.write_text(document({"methods": before}, model), encoding="utf-8")
     sys.stdout.flush()
 
 

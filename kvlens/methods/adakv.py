@@ -49,7 +49,7 @@ class AdaKV(SnapKV):
         ),
         Statement(
             "Ada-KV abstract",
-            "So it does where no question is known.",
+            "Dividing it so does better in text that asks nothing, too.",
             arm("adakv", "20%"),
             (arm("adakv", "20%", floor=1.0),),
             figure="kl",

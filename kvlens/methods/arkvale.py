@@ -102,7 +102,7 @@ class ArkVale(HostPageRetrieval):
         ),
         Statement(
             "ArkVale abstract",
-            "Hardly anything is lost.",
+            "With pages that are brought back hardly anything is lost.",
             arm("arkvale", "40%"),
             (arm("full"),),
             "as good",

@@ -9,7 +9,7 @@ from kvlens.methods.families.kept_tokens import Tokens
 from kvlens.methods.given import Prefilled
 from kvlens.methods.parameters import param
 from kvlens.methods.snapkv import SnapKV, SnapKVParameters
-from kvlens.methods.statements import Statement, arm
+from kvlens.methods.statements import ONE_NEEDLE, Statement, arm
 
 
 @dataclass(frozen=True)
@@ -51,18 +51,18 @@ class PyramidKV(SnapKV):
     statements = (
         Statement(
             "PyramidKV sec. 5.2, Table 1",
-            "Budgets that fall from layer to layer do better than equal ones, most of all small ones.",
+            "Budgets that fall from layer to layer do better than equal ones, where budgets are small.",
             arm("pyramidkv", "10%"),
             (arm("pyramidkv", "10%", beta=1.0),),
             figure="kl",
         ),
         Statement(
             "PyramidKV abstract; sec. 5.3, Fig. 4",
-            "A needle is found as with full KV where SnapKV loses it.",
+            "A needle is found as with full KV.",
             arm("pyramidkv", "20%"),
             (arm("full"),),
             "as good",
-            tasks=("niah_single",),
+            tasks=ONE_NEEDLE,
             beside=(arm("pyramidkv", "20%", beta=1.0), arm("snapkv", "20%")),
         ),
     )

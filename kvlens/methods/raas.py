@@ -10,7 +10,7 @@ from kvlens.methods.families.decode_eviction import DecodeEviction, DecodeEvicti
 from kvlens.methods.given import MemoryView, Prefilled, StepEnd
 from kvlens.methods.parameters import param
 from kvlens.methods.segmenter import RunSizes
-from kvlens.methods.statements import Statement, arm
+from kvlens.methods.statements import LONG, Statement, arm
 from kvlens.shape import KVShape
 
 if TYPE_CHECKING:
@@ -73,16 +73,20 @@ class RaaS(DecodeEviction):
     statements = (
         Statement(
             "RaaS abstract",
-            "It answers as well as Quest, which keeps everything.",
-            arm("raas", "40%"),
+            "Of a long text that it writes itself it loses no more than Quest, which keeps everything.",
+            arm("raas", "40%", keep_prompt=True),
             (arm("quest", "40%"),),
             "as good",
+            figure="kl",
+            text=LONG,
         ),
         Statement(
             "RaaS, results",
-            "It does better than H2O and StreamingLLM at the same budget.",
-            arm("raas", "20%"),
-            (arm("h2o", "20%"), arm("streaming_llm", "20%")),
+            "Of a long text that it writes itself it loses less than H2O and StreamingLLM at the same budget.",
+            arm("raas", "40%", keep_prompt=True),
+            (arm("h2o", "40%"), arm("streaming_llm", "40%")),
+            figure="kl",
+            text=LONG,
         ),
     )
     Parameters = RaaSParameters

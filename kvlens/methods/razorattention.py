@@ -93,16 +93,16 @@ class RazorAttention(Method):
         ),
         Statement(
             "RazorAttention abstract",
-            "A much smaller cache (70 % there) loses hardly anything.",
+            "A cache that is much smaller (by 70 % there, 60 % here) loses hardly anything.",
             arm("razorattention", "40%"),
             (arm("full"),),
             "as good",
         ),
         Statement(
             "RazorAttention, ablation of the retrieval heads",
-            "Keeping all tokens of the heads that look back to equal tokens answers more than keeping none whole.",
+            "With 14 % of the heads kept whole for induction more is answered than with 5 %.",
             arm("razorattention", "40%"),
-            (arm("razorattention", "40%", heads="none"),),
+            (arm("razorattention", "40%", induction=0.05),),
         ),
     )
     Parameters = RazorAttentionParameters

@@ -9,7 +9,7 @@ from kvlens.methods.families.prompt_eviction import PromptEviction, PromptEvicti
 from kvlens.methods.fitting import clamp, tokens_within
 from kvlens.methods.given import Prefilled
 from kvlens.methods.parameters import param
-from kvlens.methods.statements import Statement, arm
+from kvlens.methods.statements import ONE_NEEDLE, Statement, arm
 from kvlens.shape import KVShape
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class SnapKV(PromptEviction):
             arm("snapkv", "40%"),
             (arm("full"),),
             "as good",
-            tasks=("niah_single",),
+            tasks=ONE_NEEDLE,
             beside=(arm("snapkv", "40%", kernel=21),),
         ),
     )

@@ -8,6 +8,11 @@ from typing import Any, Literal
 
 NEEDLES = ("niah_single", "niah_multikey")
 """what answers are counted on where a statement names no task"""
+ONE_NEEDLE = ("niah_single", "niah_noise")
+"""where nothing else is of its kind"""
+SHORT, LONG = (1024, 64), (128, 384)
+"""tokens of context, and fed behind it, of a passage of real text: what is told apart by what a method does to the text
+that is given, and to the text that it goes on with"""
 
 
 @dataclass(frozen=True)
@@ -18,7 +23,7 @@ class Figure:
     """what it is, with its unit"""
     more_is_better: bool
     margin: float
-    """ours: a difference below this is none worth speaking of"""
+    """ours: what *as good* and *alike* take for no difference"""
     of_text: bool = False
     """measured token by token of a real text, not on answers"""
 
@@ -50,7 +55,8 @@ class Statement:
     """One statement of a paper, and the arms that would show it.
 
     *better*: `first` is better than each of `others`. *as good*: it is not worse than any by the figure's margin.
-    `beside` are measured as well and shown with the verdict, which does not hang on them: what tells why.
+    *alike*: neither worse nor better by it. `beside` are measured as well and shown with the verdict, which does not
+    hang on them: what tells why.
     """
 
     source: str
@@ -59,11 +65,13 @@ class Statement:
     """the statement in our words, one sentence"""
     first: Arm
     others: tuple[Arm, ...]
-    verdict: Literal["better", "as good"] = "better"
+    verdict: Literal["better", "as good", "alike"] = "better"
     figure: str = "exact"
     """a name of FIGURES"""
     tasks: tuple[str, ...] = NEEDLES
     question: Literal["in", "after"] = "in"
+    text: tuple[int, int] = SHORT
+    """of a figure of text: tokens of context and fed"""
     beside: tuple[Arm, ...] = ()
 
     @property

@@ -10,7 +10,8 @@ import torch
 from methodtrial import SHAPE, Trial
 
 from kvlens.methods import make_parameters
-from kvlens.methods.clusterkv import ClusterKV
+from kvlens.methods.clusterkv import ClusterKV, ClusterKVParameters
+from kvlens.shape import KVShape
 
 N, NEW, PAGE, SINKS, WINDOW, CLUSTER, ROOM, ROUNDS = 93, 40, 4, 3, 18, 7, 23, 5
 SET = {"page": PAGE, "sinks": SINKS, "window": WINDOW, "cluster": CLUSTER, "rounds": ROUNDS, "dense_layers": 1}
@@ -81,3 +82,17 @@ def test_tokens_of_the_nearest_clusters_are_read_until_the_budget_is_full(group:
 def test_bad_parameters_are_one_sentence(bad: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"^clusterkv: [^\n]*\.$"):
         make_parameters(ClusterKV, None, bad)
+
+
+def test_centroids_take_no_more_of_a_small_budget_than_in_the_paper() -> None:
+    """A fifth of the budget's tokens, a centroid being as large as half of one; where the budget is large enough a 13th
+    of its tokens to a cluster. No budget is too small to say what it would take."""
+    shape = KVShape(30, 9, 3, 64, 4)
+
+    def cluster(share: float) -> int:
+        return int(ClusterKVParameters.fit(shape, 1023, 65, int(share * shape.full_kv_bytes(1088)))["cluster"])
+
+    for share in (0.05, 0.1, 0.15):
+        assert 1088 / cluster(share) / 2 <= 1.05 * share * 1088 / 5
+    assert (cluster(0.1), cluster(0.2), cluster(0.4)) == (25, 16, 33)
+    assert cluster(0.0) == cluster(0.001) == 80

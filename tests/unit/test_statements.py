@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
+from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,18 @@ from kvlens import methods, tasks
 from kvlens.bench.claims import arms, judged, page, written
 from kvlens.bench.claims.arms import Place, Rows, places
 from kvlens.bench.claims.check import claiming, refuse_others
+from kvlens.bench.freetext import apart, begins
 from kvlens.bench.intervals import paired_shares
+from kvlens.bench.sources import running
+from kvlens.bench.trials import changed, settings
 from kvlens.engine.engine import Engine
 from kvlens.memory.budget import Budget
+from kvlens.methods.fitting import Sizes, choose
 from kvlens.methods.statements import FIGURES, Arm, Statement, arm, stated
+from kvlens.shape import KVShape
+from kvlens.tasks.texts import sentences
 
+SMOLLM2 = KVShape(30, 9, 3, 64, 4)
 TITLES = {"snapkv": "SnapKV", "full": "FullKV", "random": "Random eviction"}
 STATED = [(name, one) for name, method in methods.registry().items() for one in stated(method)]
 PAPERLESS = {"full", "random"}
@@ -38,17 +45,24 @@ def test_every_paper_is_asked() -> None:
 
 @pytest.mark.parametrize(("name", "statement"), STATED, ids=[f"{name}-{one.says[:30]}" for name, one in STATED])
 def test_what_is_stated_can_be_run(name: str, statement: Statement) -> None:
-    """Arms are methods with parameters of theirs, and differ; the method whose paper it is stands first."""
+    """Arms are methods with parameters of theirs, and no two are one run on the real model; first stands the method
+    whose paper it is."""
     assert statement.first.method == name
-    assert len(set(statement.arms)) == len(statement.arms)
     assert statement.figure in FIGURES
-    assert statement.verdict in ("better", "as good")
+    assert statement.verdict in ("better", "as good", "alike")
+    run = []
     for task in statement.tasks:
         assert not tasks.get(task).demo_language
     for one in statement.arms:
         method = methods.get(one.method)
-        dataclasses.replace(methods.make_parameters(method, None, {}), **dict(one.changes))
         assert not one.budget or Budget.parse(one.budget).unit == "share"
+        preset, overrides, rule = settings(method, "smollm2", one.budget)
+        limit = Budget.parse(one.budget).bytes(SMOLLM2, 1088) if rule == "resident bytes" else None
+        sizes = Sizes(SMOLLM2, 1023, 64, limit)
+        found = changed(method, choose(method, None, preset, overrides, sizes), dict(one.changes))
+        run.append((one.method, limit, found.params))
+        assert "keep" not in overrides or "tokens" not in dict(one.changes), "keep goes before tokens"
+    assert all(one != other for one, other in combinations(run, 2))
 
 
 def rows_of(statement: Statement, values: dict[Arm, list[float | None]], prompts: int) -> Rows:
@@ -83,12 +97,39 @@ def test_better_needs_an_interval_above_nothing() -> None:
 def test_as_good_needs_an_interval_above_the_margin() -> None:
     many = [1.0] * 30
     assert judge(many, many, verdict="as good").holds is True
+    said = judge([1.0] * 30, [0.0] * 20 + [1.0] * 10, verdict="as good")
+    assert said.holds is None, "where the other fails, nothing can be lost"
+    assert said.reason == "SnapKV at 40%, kernel=1 itself answers 0.33: too little to lose."
     few = judge([1.0] * 10, [1.0] * 10, verdict="as good")
     assert few.holds is None, "ten that agree may hide a loss of a tenth"
     assert "not shown to be below the 0.1" in few.reason
     assert judge([0.0] * 15 + [1.0] * 15, many, verdict="as good").holds is False
     worse = judge([0.0] * 3 + [1.0] * 27, many, verdict="as good")
     assert worse.holds is None, "3 of 30: shown to be neither above nor below"
+
+
+def test_alike_looks_to_both_sides() -> None:
+    many, most = [1.0] * 30, [0.0] * 12 + [1.0] * 18
+    assert judge(many, many, verdict="alike").holds is True
+    better = judge(many, most, verdict="alike")
+    assert (better.holds, better.reason) == (
+        False,
+        "More is gained over SnapKV at 40%, kernel=1 than the 0.1 that we take for nothing.",
+    )
+    assert judge(most, many, verdict="alike").holds is False
+    assert judge(many, [0.0] * 3 + [1.0] * 27, verdict="alike").holds is None
+
+
+def test_a_refutation_needs_more_where_there_are_several() -> None:
+    """5 lost of 10 on one of five: beyond 95 % alone, and not among five."""
+    others = [arm("random", f"{share}%") for share in (10, 20, 30, 40, 50)]
+    zero, one = [0.0] * 5 + [1.0] * 5, [1.0] * 10
+    for number, holds in ((1, False), (5, None)):
+        statement = Statement("S", "says", FIRST, tuple(others[:number]), tasks=("niah_single",))
+        values: dict[Arm, list[float | None]] = {FIRST: list(zero), **{other: list(zero) for other in others[:number]}}
+        values[others[0]] = list(one)
+        found = judged.judge(statement, "snapkv", rows_of(statement, values, 10), 10, TITLES, "smollm2")
+        assert found.holds is holds, found.figures["gains"]
 
 
 def test_less_is_better_of_kl() -> None:
@@ -106,6 +147,7 @@ def test_prompts_that_one_arm_cannot_hold_are_no_pairs() -> None:
     assert found.holds is True
     assert found.figures["gains"][0]["n"] == 10
     assert found.figures["arms"][0]["infeasible"] == [0.5] * 5
+    assert found.figures["arms"][0]["values"] == [None] * 5 + [1.0] * 10
     none = judge([None] * 12, [0.0] * 12)
     assert none.holds is None
     assert "SnapKV at 40% cannot be held, it needs 50%" in none.measured
@@ -161,16 +203,18 @@ def test_the_toy_is_not_asked_of_prose() -> None:
 
 
 def test_trials_are_kept_and_not_run_again(smollm2: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One prompt of each kind, short ones; a second call runs nothing, and another parameter is another trial."""
+    """One prompt of each kind, short ones; a second call runs nothing, and a file of something else is refused."""
     monkeypatch.setattr(arms, "LENGTH", 256)
-    text = Statement("S", "t", arm("streaming_llm", "40%"), (arm("full"),), "as good", figure="kl")
+    text = Statement("S", "t", arm("streaming_llm", "40%"), (arm("full"),), "as good", figure="kl", text=(96, 64))
     needle = Statement(
         "S", "n", arm("keydiff", "60%"), (arm("random", "60%", window=0),), figure="coverage", tasks=("niah_single",)
     )
     engine, said = Engine(smollm2), list[str]()
     file = tmp_path / "kept.jsonl"
-    rows = arms.measure(engine, [text, needle], 1, said.append, file)
-    at: list[Place] = [("text", "in", 0), ("niah_single", "in", 0)]
+    asked = arms.wanted([text, needle], 1)
+    rows = arms.measure(asked, file, engine, said.append)
+    at: list[Place] = [("text 96+64", "in", 0), ("niah_single", "in", 0)]
+    assert list(asked) == at
     assert {place for _, place in rows} == set(at)
     assert len(said) == 4
     assert rows[arm("full"), at[0]]["kl"] == pytest.approx(0, abs=1e-9)
@@ -178,11 +222,40 @@ def test_trials_are_kept_and_not_run_again(smollm2: Any, tmp_path: Path, monkeyp
     seen = rows[arm("keydiff", "60%"), at[1]]
     assert 0 < seen["coverage"] < 1
     assert seen["passed"]
-    assert "window" in rows[arm("random", "60%", window=0), at[1]]["overrides"]
-    again = arms.measure(engine, [text, needle], 1, said.append, file)
+    assert rows[arm("random", "60%", window=0), at[1]]["overrides"]["window"] == 0
+    again = arms.measure(asked, file, engine, said.append)
     assert len(said) == 4
     assert again.keys() == rows.keys()
     assert again[arm("keydiff", "60%"), at[1]]["coverage"] == seen["coverage"]
+    file.write_text(json.dumps({"key": "k", "method": "full", "origin": "o"}) + "\n")
+    with pytest.raises(ValueError, match=r"'kept.jsonl' does not hold trials of this benchmark"):
+        arms.measure(asked, file, engine, said.append)
+
+
+def test_passages_share_no_text() -> None:
+    places = [0]
+    for sentence in sentences():
+        places.append(places[-1] + len(sentence) + 1)
+    found = apart(arms.FIRST_SEED, 20, 1088)
+    starts = sorted(places[begins(arms.FIRST_SEED + index)] for index in found)
+    assert all(after - before >= 5 * 1088 for before, after in pairwise(starts))
+    assert starts[0] + places[-1] - starts[-1] >= 5 * 1088
+    assert found[:10] == apart(arms.FIRST_SEED, 10, 1088), "more passages begin with the same"
+    with pytest.raises(ValueError, match="has no 60 passages of 1,088 tokens apart"):
+        apart(arms.FIRST_SEED, 60, 1088)
+
+
+def test_what_a_paper_says_makes_no_trial_stale(tmp_path: Path) -> None:
+    """Only what runs decides what is comparable."""
+    source = Path(methods.__file__).parent / "snapkv.py"
+    text = source.read_text(encoding="utf-8")
+    assert text.count("kernel=21") == 2
+    changed_words, changed_code = tmp_path / "a.py", tmp_path / "b.py"
+    changed_words.write_text(text.replace("kernel=21", "kernel=23"), encoding="utf-8")
+    changed_code.write_text(text.replace("OBSERVED = 128", "OBSERVED = 64"), encoding="utf-8")
+    assert running(changed_words) == running(source)
+    assert running(changed_code) != running(source)
+    assert b"Statement" not in running(source)
 
 
 def test_the_page_counts_and_says_all(tmp_path: Path) -> None:

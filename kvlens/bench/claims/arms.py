@@ -4,19 +4,19 @@ line per trial may be kept, so that a measurement that was ended goes on."""
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from kvlens import methods, tasks
 from kvlens.bench import freetext, kept
-from kvlens.bench.freetext import FreeTextRequest, Passages
+from kvlens.bench.freetext import FreeTextRequest, Passages, apart
 from kvlens.bench.provenance import origin
 from kvlens.bench.trials import DEPTHS, Prompts, Trial, arm, changed, chosen, header, infeasible, outcome
 from kvlens.engine.engine import Options
 from kvlens.memory.budget import Budget, BudgetInfeasible
-from kvlens.methods.statements import FIGURES, Arm, Statement
+from kvlens.methods.statements import FIGURES, SHORT, Arm, Statement
 from kvlens.rows import PrefillRecord, StepRecord
 
 if TYPE_CHECKING:
@@ -30,61 +30,72 @@ ANSWER = 24
 """tokens generated at most: an answer begins with what was asked for, as its first words are fed. Budgets are divided
 for as many as the task generates"""
 TEXT = "text"
-"""stands for the task where a passage is fed"""
-NEEDED = ("key", "method", "origin")
+"""begins what stands for the task where a passage is fed"""
+NEEDED = ("key", "arm", "method", "origin")
 
 Place = tuple[str, str, int]
-"""task or TEXT, question, index of the prompt or passage"""
+"""task, or TEXT with its lengths; question; index of the prompt or passage"""
 Rows = dict[tuple[Arm, Place], dict[str, Any]]
 """what came of an arm on a prompt, as kvlens.bench.trials and kvlens.bench.freetext write it"""
+Wanted = dict[Place, dict[Arm, bool]]
+"""arms by place, and whether coverage is measured"""
 
 
 def places(statement: Statement, prompts: int) -> list[Place]:
-    """On what a statement is tried."""
+    """On what a statement is tried: prompts of each task, or passages that share no text. Raises ValueError where the
+    text has not so many."""
     if FIGURES[statement.figure].of_text:
-        return [(TEXT, "in", index) for index in range(prompts)]
+        context, fed = statement.text
+        return [(f"{TEXT} {context}+{fed}", "in", at) for at in apart(FIRST_SEED, prompts, sum(SHORT))]
     return [(task, statement.question, index) for index in range(prompts) for task in statement.tasks]
 
 
-def measure(
-    engine: Engine,
-    statements: Sequence[Statement],
-    prompts: int,
-    report: Callable[[str], None],
-    file: Path | None = None,
-) -> Rows:
-    """Every arm of the statements on each of its places, prompt by prompt, so that all arms read it once. file: where
-    trials are kept; those that are there and were made by the same code are not run again. Raises ValueError for a file
-    of something else."""
-    wanted: dict[Place, dict[Arm, bool]] = {}
+def wanted(statements: Iterable[Statement], prompts: int) -> Wanted:
+    """Every arm of the statements on each of its places."""
+    found: Wanted = {}
     for statement in statements:
         for place in places(statement, prompts):
             for one in statement.arms:
-                covered = wanted.setdefault(place, {}).get(one, False)
-                wanted[place][one] = covered or statement.figure == "coverage"
-    named = sorted({one.method for statement in statements for one in statement.arms})
+                covered = found.setdefault(place, {}).get(one, False)
+                found[place][one] = covered or statement.figure == "coverage"
+    return found
+
+
+@kept.alone
+def measure(asked: Wanted, file: Path, engine: Engine, report: Callable[[str], None]) -> Rows:
+    """What is asked for, prompt by prompt, so that all arms read it once. file: where trials are kept; those that are
+    there and were made by the same code are not run again. Raises ValueError for a file of something else."""
+    names = sorted({one.method for arms in asked.values() for one in arms})
     model = engine.loaded.name
-    rows = _kept(file, wanted, model)
-    total, done = sum(map(len, wanted.values())), len(rows)
-    reading = Prompts(engine, FIRST_SEED, named)
-    request = FreeTextRequest(model=model, methods=tuple(named), first_seed=FIRST_SEED, length=LENGTH)
-    passages = Passages(request, engine)
-    for place in sorted(wanted, key=lambda place: (place[2], place[0] == TEXT, place)):
-        for one, coverage in wanted[place].items():
+    origins = {name: _origin(model, name) for name in names}
+    rows = _kept(file, asked, origins)
+    total, done = sum(map(len, asked.values())), len(rows)
+    reading, passages = Prompts(engine, FIRST_SEED, names), dict[str, Passages]()
+    for place in sorted(asked, key=lambda place: (place[2], place)):
+        for one, coverage in asked[place].items():
             if (one, place) in rows:
                 continue
-            if place[0] == TEXT:
-                passages.turn(place[2])
-                row = passages.run(one.method, one.budget, changes=dict(one.changes))
+            if place[0].startswith(TEXT):
+                if place[0] not in passages:
+                    passages[place[0]] = _passages(engine, place[0], names)
+                passages[place[0]].turn(place[2])
+                row = passages[place[0]].run(one.method, one.budget, changes=dict(one.changes))
             else:
                 row = answered(engine, reading, one, place, coverage)
             rows[one, place] = row
-            key = _key(one, place, coverage)
-            if file is not None:
-                kept.append(file, row | {"key": key, "method": one.method, "origin": _origin(model, one.method)})
+            known = {"key": _key(one, place), "arm": _words(one), "origin": origins[one.method]}
+            kept.append(file, row | known | {"method": one.method})
             done += 1
-            report(f"{done}/{total} {key}")
+            report(f"{done}/{total} {_key(one, place)}")
     return rows
+
+
+def _passages(engine: Engine, place: str, names: Sequence[str]) -> Passages:
+    context, fed = map(int, place.removeprefix(TEXT).split("+"))
+    request = FreeTextRequest(
+        model=engine.loaded.name, methods=tuple(names), first_seed=FIRST_SEED, length=context, tokens=fed
+    )
+    return Passages(request, engine)
 
 
 class Steps:
@@ -117,7 +128,7 @@ def answered(engine: Engine, reading: Prompts, one: Arm, place: Place, coverage:
     options = Options(max_new=min(ANSWER, planned), planned=planned, coverage=coverage, oracle="off")
     sink = Steps(coverage)
     try:
-        found = changed(chosen(engine, prompt, method, row, limit, options), dict(one.changes))
+        found = changed(method, chosen(engine, prompt, method, row, limit, options), dict(one.changes))
         row |= arm(found, row)
         result = engine.run(prompt, method, found.params, limit, options, sink, read=reading.read(trial, method))
     except BudgetInfeasible as error:
@@ -134,10 +145,13 @@ def answered(engine: Engine, reading: Prompts, one: Arm, place: Place, coverage:
     }
 
 
-def _key(one: Arm, place: Place, coverage: bool) -> str:
+def _words(one: Arm) -> str:
+    return "/".join((one.method, one.budget, ",".join(f"{name}={value}" for name, value in one.changes)))
+
+
+def _key(one: Arm, place: Place) -> str:
     """By which a trial is known again."""
-    changes = ",".join(f"{name}={value}" for name, value in one.changes)
-    return "/".join((*map(str, place), one.method, one.budget, changes, *(["coverage"] if coverage else [])))
+    return "/".join((*map(str, place), _words(one)))
 
 
 def _origin(model: str, name: str) -> str:
@@ -145,11 +159,13 @@ def _origin(model: str, name: str) -> str:
     return origin(model, name, FIRST_SEED, LENGTH, own)
 
 
-def _kept(file: Path | None, wanted: Mapping[Place, Mapping[Arm, bool]], model: str) -> Rows:
+def _kept(file: Path, asked: Wanted, origins: Mapping[str, str]) -> Rows:
     """Trials of earlier calls that are asked for and comparable."""
-    if file is None:
-        return {}
-    asked = {_key(one, place, covered): (one, place) for place, arms in wanted.items() for one, covered in arms.items()}
-    found = kept.read(file, NEEDED, lambda row: row["key"] in asked)
-    origins = {name: _origin(model, name) for name in {row["method"] for row in found}}
-    return {asked[row["key"]]: row for row in found if row["origin"] == origins[row["method"]]}
+    known = {_key(one, place): (one, place) for place, arms in asked.items() for one in arms}
+    found: Rows = {}
+    for row in kept.read(file, NEEDED, lambda row: row["key"] in known):
+        one, place = known[row["key"]]
+        enough = row.get("coverage") is not None or not asked[place][one] or "exact" not in row
+        if row["origin"] == origins[one.method] and enough:
+            found[one, place] = row
+    return found

@@ -4,13 +4,13 @@ report)`)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvlens import methods
 from kvlens.bench.claims import Claim
-from kvlens.bench.claims.arms import measure
+from kvlens.bench.claims.arms import measure, wanted
 from kvlens.bench.claims.judged import judge
 from kvlens.methods import parts
 from kvlens.methods.statements import stated
@@ -42,21 +42,17 @@ def refuse_others(names: Sequence[str], model: str) -> None:
 
 
 def check(
-    engine: Engine, names: Sequence[str], prompts: int, report: Callable[[str], None], file: Path | None = None
-) -> list[Claim]:
-    """The claims of the named methods, `prompts` prompts per point. file: keeps the trials of statements, so that they
-    are not run again. Raises ValueError as `refuse_others`."""
+    engine: Engine, names: Sequence[str], prompts: int, report: Callable[[str], None], file: Path
+) -> Iterator[tuple[str, list[Claim]]]:
+    """The claims of the named methods, method by method, `prompts` prompts per point. file: keeps the trials of
+    statements, so that they are not run again. Raises ValueError as `refuse_others`, and for a file of something
+    else."""
     model = engine.loaded.name
     refuse_others(names, model)
-    chosen = {name: methods.get(name) for name in names}
-    found: dict[str, list[Claim]] = {name: [] for name in names}
-    for name, method in chosen.items():
-        module = parts.part(method, "claims")
-        if module is not None:
-            found[name] += module.claims(engine, prompts, report)
-    if model != DEMO:
-        rows = measure(engine, [one for method in chosen.values() for one in stated(method)], prompts, report, file)
-        titles = {name: method.title for name, method in methods.registry().items()}
-        for name, method in chosen.items():
-            found[name] += [judge(one, name, rows, prompts, titles, model) for one in stated(method)]
-    return [claim for claims in found.values() for claim in claims]
+    statements = {name: stated(methods.get(name)) if model != DEMO else () for name in names}
+    rows = measure(wanted((one for of in statements.values() for one in of), prompts), file, engine, report)
+    titles = {name: method.title for name, method in methods.registry().items()}
+    for name in names:
+        module = parts.part(methods.get(name), "claims")
+        more = [] if module is None else module.claims(engine, prompts, report)
+        yield name, [*more, *(judge(one, name, rows, prompts, titles, model) for one in statements[name])]

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
+from statistics import NormalDist, fmean
 from typing import Any
 
 from kvlens.bench.claims import Claim
@@ -16,6 +16,9 @@ from kvlens.methods.statements import FIGURES, Arm, Figure, Statement
 
 FEWEST = 10
 """ours: fewer pairs decide nothing"""
+ANSWERED = 0.5
+"""ours: where the other arm itself answers fewer of the prompts, hardly anything can be lost against it, and *as good*
+and *alike* say nothing"""
 SHARES = {"resident_share": "holds", "read_share": "reads"}
 """of full KV, means over an arm's trials: as rows name them -> in words"""
 
@@ -30,6 +33,14 @@ class Compared:
     gain: float
     low: float
     high: float
+    answered: float
+    """mean of the other arm's figure"""
+
+    def surely_below(self, least: float, among: int) -> bool:
+        """The gain lies below `least`, with 95 % confidence over `among` comparisons together (Bonferroni)."""
+        wider = NormalDist().inv_cdf(1 - 0.025 / among) / NormalDist().inv_cdf(0.975)
+        middle = (self.high + self.low) / 2
+        return math.isfinite(middle) and middle + wider * (self.high - middle) < least
 
 
 @dataclass(frozen=True)
@@ -47,7 +58,11 @@ class Trials:
     @property
     def least(self) -> float:
         """The gain that has to be passed: none, or minus the margin."""
-        return -self.figure.margin if self.statement.verdict == "as good" else 0.0
+        return 0.0 if self.statement.verdict == "better" else -self.figure.margin
+
+    def too_few_answers(self, pair: Compared) -> bool:
+        """So few of the other arm's answers are right that hardly any can be lost against it."""
+        return self.statement.verdict != "better" and self.statement.figure == "exact" and pair.answered < ANSWERED
 
     def of(self, one: Arm) -> list[dict[str, Any]]:
         """All trials of an arm."""
@@ -60,19 +75,19 @@ class Trials:
     def compared(self, other: Arm) -> Compared:
         """Gains of the first arm over another, prompt by prompt."""
         name, sign = self.statement.figure, 1 if self.figure.more_is_better else -1
-        pairs = zip(self.of(self.statement.first), self.of(other), strict=True)
-        gains = [
-            sign * (mine[name] - theirs[name])
-            for mine, theirs in pairs
+        pairs = [
+            (mine[name], theirs[name])
+            for mine, theirs in zip(self.of(self.statement.first), self.of(other), strict=True)
             if mine.get(name) is not None and theirs.get(name) is not None
         ]
+        gains = [sign * (mine - theirs) for mine, theirs in pairs]
         if not gains:
-            return Compared(other, 0, math.nan, -math.inf, math.inf)
+            return Compared(other, 0, math.nan, -math.inf, math.inf, math.nan)
         if name == "exact":
             bounds = paired_shares(sum(gain > 0 for gain in gains), sum(gain < 0 for gain in gains), len(gains))
         else:
             bounds = of_mean(gains) or (-math.inf, math.inf)
-        return Compared(other, len(gains), fmean(gains), *bounds)
+        return Compared(other, len(gains), fmean(gains), *bounds, fmean(theirs for _, theirs in pairs))
 
 
 def judge(statement: Statement, method: str, rows: Rows, prompts: int, titles: Mapping[str, str], model: str) -> Claim:
@@ -91,7 +106,8 @@ def judge(statement: Statement, method: str, rows: Rows, prompts: int, titles: M
         {
             "figure": statement.figure,
             "verdict": statement.verdict,
-            "margin": -trials.least or None,
+            "margin": None if statement.verdict == "better" else trials.figure.margin,
+            "places": [list(place) for place in trials.at],
             "arms": [_arm(trials, one, words[one]) for one in statement.arms],
             "gains": [
                 {"over": words[pair.other], "n": pair.n, "gain": pair.gain, "low": pair.low, "high": pair.high}
@@ -102,12 +118,19 @@ def judge(statement: Statement, method: str, rows: Rows, prompts: int, titles: M
 
 
 def verdict(trials: Trials, pairs: Sequence[Compared]) -> bool | None:
-    """*better*: every interval lies above 0, or one below. *as good*: every interval lies above minus the margin, or
-    one below it. Else, and for few pairs, nothing is decided."""
+    """*better*: every interval lies above 0. *as good*: every interval lies above minus the margin. *alike*: every
+    interval lies within the margin. It does not hold where one lies wholly outside. Else, and for few pairs or few
+    right answers, nothing is decided."""
     enough = [pair for pair in pairs if pair.n >= FEWEST]
-    if any(pair.high < trials.least for pair in enough):
+    both = trials.statement.verdict == "alike"
+    if any(pair.surely_below(trials.least, len(enough)) for pair in enough):
         return False
-    return True if len(enough) == len(pairs) and all(pair.low > trials.least for pair in pairs) else None
+    if both and any(pair.low > trials.figure.margin for pair in enough):
+        return False
+    if len(enough) < len(pairs) or any(trials.too_few_answers(pair) for pair in pairs):
+        return None
+    inside = all(pair.low > trials.least and (not both or pair.high < trials.figure.margin) for pair in pairs)
+    return True if inside else None
 
 
 def measured(
@@ -138,16 +161,19 @@ def why(trials: Trials, pairs: Sequence[Compared], words: Mapping[Arm, str]) -> 
         name = words[pair.other]
         if pair.n < FEWEST:
             said.append(f"On {pair.n} prompts both it and {name} could be run, {FEWEST} are needed to compare them.")
-        elif statement.verdict == "as good" and pair.high < trials.least:
+        elif statement.verdict == "better":
+            if pair.surely_below(0.0, len(pairs)):
+                said.append(f"It is worse than {name}.")
+            elif pair.low <= 0:
+                said.append(f"It is not told apart from {name}.")
+        elif pair.surely_below(trials.least, len(pairs)):
             said.append(f"More is lost against {name} than the {margin:g} that we take for nothing.")
-        elif statement.verdict == "as good" and pair.low <= trials.least:
-            said.append(
-                f"What is lost against {name} is not shown to be below the {margin:g} that we take for nothing."
-            )
-        elif pair.high < 0:
-            said.append(f"It is worse than {name}.")
-        elif pair.low <= trials.least:
-            said.append(f"It is not told apart from {name}.")
+        elif trials.too_few_answers(pair):
+            said.append(f"{name} itself answers {pair.answered:.2f}: too little to lose.")
+        elif statement.verdict == "alike" and pair.low > margin:
+            said.append(f"More is gained over {name} than the {margin:g} that we take for nothing.")
+        elif pair.low <= trials.least or (statement.verdict == "alike" and pair.high >= margin):
+            said.append(f"The difference from {name} is not shown to be below the {margin:g} that we take for nothing.")
     refused = {row["refused"]: None for one in statement.arms for row in trials.of(one) if "refused" in row}
     return " ".join((*said, *refused))
 
@@ -155,7 +181,8 @@ def why(trials: Trials, pairs: Sequence[Compared], words: Mapping[Arm, str]) -> 
 def where(statement: Statement, prompts: int, model: str) -> str:
     """On what it was measured."""
     if FIGURES[statement.figure].of_text:
-        return f"Model {model}, {prompts} passages of {LENGTH:,} tokens, the next 64 fed and compared; no question"
+        context, fed = statement.text
+        return f"Model {model}, {prompts} passages of {context:,} tokens, the next {fed} fed and compared; no question"
     asked = "read with its context" if statement.question == "in" else "fed after the context was placed"
     tasks = " and ".join(statement.tasks)
     return f"Model {model}, {LENGTH:,} tokens, {prompts} prompts of {tasks}, the question {asked}"
@@ -172,7 +199,7 @@ def _arm(trials: Trials, one: Arm, words: str) -> dict[str, Any]:
     """An arm's numbers, plain JSON."""
     return {
         "arm": words,
-        "values": trials.values(one, trials.statement.figure),
+        "values": [row.get(trials.statement.figure) for row in trials.of(one)],
         **{name: _mean(trials.values(one, name)) for name in SHARES},
         "presets": sorted({row.get("preset") or "defaults" for row in trials.of(one)}),
         "infeasible": trials.values(one, "infeasible"),

@@ -18,13 +18,17 @@ them: [fidelity.md](fidelity.md).
 A claim is a sentence of a paper, in our words, and what would show it. Most are comparisons: a method as a run of it
 would be at that budget (*presets*) against others on the same prompts. *Better*: the 95 % interval of the gain, by
 prompts, lies above 0 over each other arm (exact match: Agresti and Min's interval of paired shares; else Student's).
-*As good*: it lies above minus a margin of ours, {exact} of exact match or {kl} nats. Where it lies below, a claim does
-not hold; all else cannot be decided. A budget is a share of full KV held on the device, for a method that keeps all KV
-a share of tokens attended; *holds* and *reads* say what an arm came to. Where a paper's text was not at hand, a source
-names the part of it and no number.
+*As good*: it lies above minus a margin of ours, {exact} of exact match, {coverage} of full attention's mass or {kl}
+nats; *alike*: within it to both sides. A claim does not hold where an interval lies wholly outside, at 95 % over all
+its comparisons together; all else cannot be decided. Nothing is corrected over claims: of forty that are true one
+would be expected to fail. A gain in KL is a smaller KL; passages of text share none.
 
-A claim that does not hold here was left as it was found. A model of 135 million parameters and prompts of about 1,000
-tokens can refute that a mechanism works everywhere, not a paper's result on its own models.
+A budget is a share of full KV held on the device; for a method that keeps all KV it is a share of tokens attended per
+query head, so that it may read more than others at the same number: *holds* and *reads* say what each arm came to.
+Where a paper's text was not at hand, a source names the part of it and no number.
+
+A claim that does not hold here was left as it was found. A small model and prompts of about 1,000 tokens can refute
+that a mechanism works everywhere, not a paper's result on its own models.
 
 | method | claims | hold | do not hold | cannot be decided |
 | --- | --- | --- | --- | --- |
@@ -36,7 +40,7 @@ def document(result: dict[str, Any], model: str) -> str:
     from kvlens.methods.statements import FIGURES
 
     found = {name: result["methods"][name] for name in methods.registry() if name in result["methods"]}
-    text = INTRODUCTION.format(model=model, exact=FIGURES["exact"].margin, kl=FIGURES["kl"].margin)
+    text = INTRODUCTION.format(model=model, **{name: figure.margin for name, figure in FIGURES.items()})
     total: Counter[bool | None] = Counter()
     for name, part in found.items():
         here = Counter(claim["holds"] for claim in part["claims"])

@@ -102,13 +102,13 @@ class DuoAttention(Bag):
         Statement(
             "DuoAttention sec. 3.2, Figs. 6 and 7",
             "With half of the heads streaming hardly anything is lost.",
-            arm("duoattention", "60%"),
+            arm("duoattention", sparsity=0.5),
             (arm("full"),),
             "as good",
         ),
         Statement(
             "DuoAttention sec. 3.2, Figs. 6 and 7",
-            "It does better than StreamingLLM, H2O and TOVA at the same budget.",
+            "It answers more than StreamingLLM, H2O and TOVA at the same budget.",
             arm("duoattention", "40%"),
             (arm("streaming_llm", "40%"), arm("h2o", "40%"), arm("tova", "40%")),
         ),

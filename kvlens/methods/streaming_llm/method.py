@@ -56,7 +56,7 @@ class StreamingLLM(DecodeEviction):
     statements = (
         Statement(
             "StreamingLLM sec. 3.1, Tables 1 and 2",
-            "Once the first tokens leave a window, the text is lost; keeping four of them restores it.",
+            "Once the first tokens leave a window, the text is lost; four of them, kept, bring most of it back.",
             arm("streaming_llm", "20%"),
             (arm("streaming_llm", "20%", sinks=0),),
             figure="kl",
