@@ -10,7 +10,7 @@ NEEDLES = ("niah_single", "niah_multikey")
 """what answers are counted on where a statement names no task"""
 ONE_NEEDLE = ("niah_single", "niah_noise")
 """where nothing else is of its kind"""
-SHORT, LONG = (1024, 64), (128, 384)
+SHORT, LONG = (1024, 64), (64, 192)
 """tokens of context, and fed behind it, of a passage of real text: what is told apart by what a method does to the text
 that is given, and to the text that it goes on with"""
 
