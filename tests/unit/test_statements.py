@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from test_cli import kvlens
 
 from kvlens import methods, tasks
-from kvlens.bench.claims import arms, judged, page, written
+from kvlens.bench.claims import arms, check, judged, page, written
 from kvlens.bench.claims.arms import Place, Rows, places
 from kvlens.bench.claims.check import claiming, refuse_others
 from kvlens.bench.freetext import apart, begins
@@ -270,3 +270,28 @@ def test_a_page_needs_its_figures(capsys: pytest.CaptureFixture[str], tmp_path: 
     with pytest.raises(SystemExit):
         kvlens("bench", "claims", "--doc", str(tmp_path / "claims.md"))
     assert "--doc is made of a result file: name it with --out." in capsys.readouterr().err
+
+
+def test_claims_are_written_method_by_method(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What one method came to is on the disk when another one fails; others in the file are kept, and the page has
+    them all."""
+    made = judge([1.0] * 12, [0.0] * 12)
+
+    def one_then_none(engine: Any, names: Any, *_: Any) -> Any:
+        yield names[0], [made]
+        raise ValueError("the second failed.")
+
+    out, doc = tmp_path / "claims.json", tmp_path / "claims.md"
+    monkeypatch.setattr(check, "check", one_then_none)
+    argv = ("bench", "claims", "--model", "demo", "--out", str(out), "--kept", str(tmp_path / "k"), "--doc", str(doc))
+    with pytest.raises(SystemExit):
+        kvlens(*argv, "--methods", "freekv,sekv")
+    assert "the second failed." in capsys.readouterr().err
+    assert list(json.loads(out.read_text())["methods"]) == ["freekv"]
+    monkeypatch.setattr(check, "check", lambda engine, names, *_: iter([(names[0], [made])]))
+    kvlens(*argv, "--methods", "chess")
+    assert "[holds] S: says" in capsys.readouterr().out
+    assert list(json.loads(out.read_text())["methods"]) == ["freekv", "chess"]
+    assert "| [FreeKV](#freekv) | 1 | 1 | 0 | 0 |" in doc.read_text()

@@ -29,22 +29,24 @@ def shelf(folded: bool) -> None:
 def _rows(losses: tuple[gallery.Loss, ...]) -> None:
     for start in range(0, len(losses), _IN_A_ROW):
         for column, loss in zip(st.columns(_IN_A_ROW), losses[start : start + _IN_A_ROW], strict=False):
-            with column.container(border=True, height="stretch", key=f"loss_{loss.method}"):
+            key = f"loss_{loss.method}"
+            with column.container(border=True, height="stretch", vertical_alignment="distribute", key=key):
                 _card(loss)
 
 
 def _card(loss: gallery.Loss) -> None:
     title = data.titles().get(loss.method, loss.method)
-    widgets.method_mark(loss.method, title)
-    st.text(visible(loss.question))
-    st.markdown(f"Expected **{plain(loss.expected)}**, got :red[**{plain(loss.came or 'nothing')}**]")
     cause = f"{loss.cause[0].upper()}{loss.cause[1:]}"
-    st.caption(
-        plain(
-            f"A prompt of {loss.prompt_tokens} tokens, held to {loss.limit}. {cause}. "
-            f"{loss.held.sentence(loss.full_kv_bytes)}"
+    with st.container():  # one piece, so that the buttons of a row stand in a line
+        widgets.method_mark(loss.method, title)
+        st.text(visible(loss.question))
+        st.markdown(f"Expected **{plain(loss.expected)}**, got :red[**{plain(loss.came or 'nothing')}**]")
+        st.caption(
+            plain(
+                f"A prompt of {loss.prompt_tokens} tokens, held to {loss.limit}. {cause}. "
+                f"{loss.held.sentence(loss.full_kv_bytes)}"
+            )
         )
-    )
     opened = st.button(
         f"Open {title}'s loss", key=f"open_{loss.method}", icon=":material/play_circle:", width="stretch"
     )
