@@ -74,8 +74,8 @@ class RaaS(DecodeEviction):
         Statement(
             "RaaS abstract",
             "Of a long text that it writes itself it loses no more than Quest, which keeps everything.",
-            arm("raas", "40%", keep_prompt=True),
-            (arm("quest", "40%"),),
+            arm("raas", "60%", keep_prompt=True),
+            (arm("quest", "60%"),),
             "as good",
             figure="kl",
             text=LONG,
@@ -83,8 +83,8 @@ class RaaS(DecodeEviction):
         Statement(
             "RaaS, results",
             "Of a long text that it writes itself it loses less than H2O and StreamingLLM at the same budget.",
-            arm("raas", "40%", keep_prompt=True),
-            (arm("h2o", "40%"), arm("streaming_llm", "40%")),
+            arm("raas", "60%", keep_prompt=True),
+            (arm("h2o", "60%"), arm("streaming_llm", "60%")),
             figure="kl",
             text=LONG,
         ),
