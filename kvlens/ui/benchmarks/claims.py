@@ -17,7 +17,7 @@ from kvlens.ui.common.widgets import error, plain
 
 PLURAL = {"holds": "hold", "does not hold": "do not hold", "cannot be decided": "cannot be decided"}
 ALL = "all papers"
-WIDTHS = {"method": 120, "where": 190, "claim": 860, "here": 130}
+WIDTHS = {"method": 140, "where": 290, "claim": 740, "here": 130}
 """what the list shows of a claim, and how wide (pixels); the rest stands below it"""
 
 
