@@ -51,8 +51,9 @@ def document(result: dict[str, Any], model: str) -> str:
     for name, part in found.items():
         text += f"\n## {methods.get(name).title}\n\n{methods.get(name).paper}. {_where(part['about'])}\n\n"
         for claim in part["claims"]:
-            text += f"- **{claim['source']}: {claim['says']}** It {VERDICTS[claim['holds']]}. {claim['measured']}"
-            text += f" {claim['reason']}\n" if claim["reason"] else "\n"
+            said = (f"{claim['source']}: {claim['says']}", claim["measured"], claim["reason"])
+            says, measured, reason = (part.rstrip(".") + "." if part else "" for part in said)
+            text += f"- **{says}** It {VERDICTS[claim['holds']]}. {_begun(measured)} {_begun(reason)}".rstrip() + "\n"
     return text
 
 
@@ -65,6 +66,11 @@ def _where(about: dict[str, Any]) -> str:
     cores = counted(machine["cores"], "core")
     prompts = counted(about["prompts"], "prompt")
     return f"Measured {about['date']}: {machine['processor']}, {cores}, torch {about['torch']}; {prompts} a point."
+
+
+def _begun(sentence: str) -> str:
+    """With a capital."""
+    return sentence[:1].upper() + sentence[1:]
 
 
 def _anchor(title: str) -> str:
