@@ -263,7 +263,7 @@ def test_the_page_counts_and_says_all(tmp_path: Path) -> None:
     about = {"date": "2026-01-01", "machine": {"processor": "P", "cores": 2}, "torch": "2", "prompts": 12}
     text = page.document({"methods": {"snapkv": {"about": about, "claims": [written(found)]}}}, "smollm2")
     assert "| [SnapKV](#snapkv) | 1 | 1 | 0 | 0 |\n| all | 1 | 1 | 0 | 0 |" in text
-    assert "- **S: says** It holds. Exact match: SnapKV at 40% 1.00" in text
+    assert "- **S: says.** It holds. Exact match: SnapKV at 40% 1.00" in text
 
 
 def test_a_page_needs_its_figures(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
