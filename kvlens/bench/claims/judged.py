@@ -10,7 +10,7 @@ from statistics import NormalDist, fmean
 from typing import Any
 
 from kvlens.bench.claims import Claim
-from kvlens.bench.claims.arms import LENGTH, Place, Rows, places
+from kvlens.bench.claims.arms import ANSWER, LENGTH, Place, Rows, places
 from kvlens.bench.intervals import of_mean, paired_shares, wilson
 from kvlens.methods.statements import FIGURES, Arm, Figure, Statement
 
@@ -123,7 +123,7 @@ def verdict(trials: Trials, pairs: Sequence[Compared]) -> bool | None:
     right answers, nothing is decided."""
     enough = [pair for pair in pairs if pair.n >= FEWEST]
     both = trials.statement.verdict == "alike"
-    if any(pair.surely_below(trials.least, len(enough)) for pair in enough):
+    if any(pair.surely_below(trials.least, len(pairs)) for pair in enough):
         return False
     if both and any(pair.low > trials.figure.margin for pair in enough):
         return False
@@ -185,7 +185,8 @@ def where(statement: Statement, prompts: int, model: str) -> str:
         return f"Model {model}, {prompts} passages of {context:,} tokens, the next {fed} fed and compared; no question"
     asked = "read with its context" if statement.question == "in" else "fed after the context was placed"
     tasks = " and ".join(statement.tasks)
-    return f"Model {model}, {LENGTH:,} tokens, {prompts} prompts of {tasks}, the question {asked}"
+    said = f"the question {asked}, {ANSWER} tokens of answer at most"
+    return f"Model {model}, {LENGTH:,} tokens, {prompts} prompts of {tasks} each, {said}"
 
 
 def arm_words(one: Arm, titles: Mapping[str, str]) -> str:
