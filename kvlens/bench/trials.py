@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -175,9 +176,16 @@ def header(trial: Trial, model: str) -> dict[str, Any]:
     return {**asdict(trial), "rule": rule, "preset": preset, "overrides": overrides}
 
 
-def carry_out(engine: Engine, prompts: Prompts, trial: Trial) -> dict[str, Any]:
+def carry_out(
+    engine: Engine,
+    prompts: Prompts,
+    trial: Trial,
+    changes: Mapping[str, Any] = MappingProxyType({}),
+    answer: int | None = None,
+) -> dict[str, Any]:
     """Run it -> one row of figures; `infeasible` (the smallest feasible share) where the budget cannot be kept,
-    `refused` (a sentence) where the model cannot take the prompt or the method cannot be run on it."""
+    `refused` (a sentence) where the model cannot take the prompt or the method cannot be run on it. changes: parameters
+    that are other than the trial's own. answer: tokens generated at most, with a budget for as many as the task's."""
     row = header(trial, engine.loaded.name)
     try:
         asked, prompt = prompts.asked(trial), prompts.prompt(trial)
@@ -186,10 +194,12 @@ def carry_out(engine: Engine, prompts: Prompts, trial: Trial) -> dict[str, Any]:
     method = methods.get(trial.method)
     limit = Budget.parse(trial.budget) if row["rule"] == "resident bytes" else None
     drawn = tasks.get(trial.task).generation(trial.index)
-    options = Options(drawn.new_tokens, drawn.seed, drawn.temperature, drawn.top_p, coverage=True, oracle="off")
+    planned = drawn.new_tokens
+    new = planned if answer is None else min(answer, planned)
+    options = Options(new, drawn.seed, drawn.temperature, drawn.top_p, coverage=True, oracle="off", planned=planned)
     sink = Means()
     try:
-        found = chosen(engine, prompt, method, row, limit, options)
+        found = changed(method, chosen(engine, prompt, method, row, limit, options), changes)
         row |= arm(found, row)
         result = engine.run(prompt, method, found.params, limit, options, sink, read=prompts.read(trial, method))
     except BudgetInfeasible as error:
@@ -198,7 +208,7 @@ def carry_out(engine: Engine, prompts: Prompts, trial: Trial) -> dict[str, Any]:
         return row | {"refused": str(error)}
     row |= sink.figures() | outcome(asked, result.text)
     asked_tokens = len(prompt.asked)
-    full = engine.loaded.shape.full_kv_bytes(len(prompt.ids) + asked_tokens + options.max_new)
+    full = engine.loaded.shape.full_kv_bytes(len(prompt.ids) + asked_tokens + planned)
     return row | {
         "prompt_tokens": len(prompt.ids) + asked_tokens,
         "resident_share": result.peak_bytes / full,

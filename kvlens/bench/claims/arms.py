@@ -6,18 +6,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from kvlens import methods, tasks
 from kvlens.bench import freetext, kept
 from kvlens.bench.freetext import FreeTextRequest, Passages, apart
 from kvlens.bench.provenance import origin
-from kvlens.bench.trials import DEPTHS, Prompts, Trial, arm, changed, chosen, header, infeasible, outcome
-from kvlens.engine.engine import Options
-from kvlens.memory.budget import Budget, BudgetInfeasible
+from kvlens.bench.trials import DEPTHS, Prompts, Trial, carry_out
 from kvlens.methods.statements import FIGURES, SHORT, Arm, Statement
-from kvlens.rows import PrefillRecord, StepRecord
 
 if TYPE_CHECKING:
     from kvlens.engine.engine import Engine
@@ -37,8 +32,8 @@ Place = tuple[str, str, int]
 """task, or TEXT with its lengths; question; index of the prompt or passage"""
 Rows = dict[tuple[Arm, Place], dict[str, Any]]
 """what came of an arm on a prompt, as kvlens.bench.trials and kvlens.bench.freetext write it"""
-Wanted = dict[Place, dict[Arm, bool]]
-"""arms by place, and whether coverage is measured"""
+Wanted = dict[Place, dict[Arm, None]]
+"""arms by place, each once"""
 
 
 def places(statement: Statement, prompts: int) -> list[Place]:
@@ -55,9 +50,7 @@ def wanted(statements: Iterable[Statement], prompts: int) -> Wanted:
     found: Wanted = {}
     for statement in statements:
         for place in places(statement, prompts):
-            for one in statement.arms:
-                covered = found.setdefault(place, {}).get(one, False)
-                found[place][one] = covered or statement.figure == "coverage"
+            found.setdefault(place, {}).update(dict.fromkeys(statement.arms))
     return found
 
 
@@ -72,7 +65,7 @@ def measure(asked: Wanted, file: Path, engine: Engine, report: Callable[[str], N
     total, done = sum(map(len, asked.values())), len(rows)
     reading, passages = Prompts(engine, FIRST_SEED, names), dict[str, Passages]()
     for place in sorted(asked, key=lambda place: (place[2], place)):
-        for one, coverage in asked[place].items():
+        for one in asked[place]:
             if (one, place) in rows:
                 continue
             if place[0].startswith(TEXT):
@@ -81,7 +74,7 @@ def measure(asked: Wanted, file: Path, engine: Engine, report: Callable[[str], N
                 passages[place[0]].turn(place[2])
                 row = passages[place[0]].run(one.method, one.budget, changes=dict(one.changes))
             else:
-                row = answered(engine, reading, one, place, coverage)
+                row = carry_out(engine, reading, _trial(one, place), dict(one.changes), ANSWER)
             rows[one, place] = row
             known = {"key": _key(one, place), "arm": _words(one), "origin": origins[one.method]}
             kept.append(file, row | known | {"method": one.method})
@@ -98,51 +91,10 @@ def _passages(engine: Engine, place: str, names: Sequence[str]) -> Passages:
     return Passages(request, engine)
 
 
-class Steps:
-    """A sink that keeps what statements need of every step."""
-
-    def __init__(self, coverage: bool) -> None:
-        self.covers = coverage
-        self.coverage: list[float] = []
-        self.read: list[float] = []
-
-    def prefill(self, record: PrefillRecord) -> None:
-        """Nothing to keep."""
-
-    def step(self, record: StepRecord) -> None:
-        self.read.append(float(record.kv["read_bytes"].sum()))
-        if self.covers:
-            self.coverage.append(float(record.head["coverage"].mean()))
-
-
-def answered(engine: Engine, reading: Prompts, one: Arm, place: Place, coverage: bool) -> dict[str, Any]:
-    """One prompt of a task under an arm: `exact`, `coverage` where asked for, shares of full KV; `infeasible` (the
-    smallest feasible share) where the budget cannot be kept, `refused` (a sentence) where the method cannot be run on
-    the model."""
+def _trial(one: Arm, place: Place) -> Trial:
     task, question, index = place
-    seed, depth = FIRST_SEED + index, DEPTHS[index % len(DEPTHS)]
-    trial = Trial(task, LENGTH, depth, seed, index, one.method, one.budget, question)
-    asked, prompt, method = reading.asked(trial), reading.prompt(trial), methods.get(one.method)
-    row, planned = header(trial, engine.loaded.name), tasks.get(task).generation(index).new_tokens
-    limit = Budget.parse(one.budget) if row["rule"] == "resident bytes" else None
-    options = Options(max_new=min(ANSWER, planned), planned=planned, coverage=coverage, oracle="off")
-    sink = Steps(coverage)
-    try:
-        found = changed(method, chosen(engine, prompt, method, row, limit, options), dict(one.changes))
-        row |= arm(found, row)
-        result = engine.run(prompt, method, found.params, limit, options, sink, read=reading.read(trial, method))
-    except BudgetInfeasible as error:
-        return row | infeasible(error)
-    except ValueError as error:
-        return row | {"refused": str(error)}
-    full = engine.loaded.shape.full_kv_bytes(len(prompt.ids) + len(prompt.asked) + planned)
-    return row | {
-        "exact": outcome(asked, result.text)["exact"],
-        "coverage": fmean(sink.coverage) if coverage else None,
-        "resident_share": result.peak_bytes / full,
-        "read_share": fmean(sink.read) / full,
-        "passed": all(check.passed for check in result.checks),
-    }
+    depth, seed = DEPTHS[index % len(DEPTHS)], FIRST_SEED + index
+    return Trial(task, LENGTH, depth, seed, index, one.method, one.budget, question)
 
 
 def _words(one: Arm) -> str:
@@ -162,10 +114,5 @@ def _origin(model: str, name: str) -> str:
 def _kept(file: Path, asked: Wanted, origins: Mapping[str, str]) -> Rows:
     """Trials of earlier calls that are asked for and comparable."""
     known = {_key(one, place): (one, place) for place, arms in asked.items() for one in arms}
-    found: Rows = {}
-    for row in kept.read(file, NEEDED, lambda row: row["key"] in known):
-        one, place = known[row["key"]]
-        enough = row.get("coverage") is not None or not asked[place][one] or "exact" not in row
-        if row["origin"] == origins[one.method] and enough:
-            found[one, place] = row
-    return found
+    found = kept.read(file, NEEDED, lambda row: row["key"] in known)
+    return {known[row["key"]]: row for row in found if row["origin"] == origins[known[row["key"]][0].method]}
