@@ -6,6 +6,7 @@ from collections import Counter
 from typing import Any
 
 from kvlens import methods
+from kvlens.methods.statements import FIGURES
 from kvlens.text.units import counted
 
 VERDICTS = {True: "holds", False: "does not hold", None: "cannot be decided"}
@@ -37,8 +38,6 @@ that a mechanism works everywhere, not a paper's result on its own models.
 
 def document(result: dict[str, Any], model: str) -> str:
     """The page: how many claims of each method hold, then each with all that was measured."""
-    from kvlens.methods.statements import FIGURES
-
     found = {name: result["methods"][name] for name in methods.registry() if name in result["methods"]}
     text = INTRODUCTION.format(model=model, **{name: figure.margin for name, figure in FIGURES.items()})
     total: Counter[bool | None] = Counter()
