@@ -51,7 +51,7 @@ def running(path: Path) -> bytes:
     """What of a file can decide a trial: of a source all but what a method's paper says of it, which nothing that runs
     looks at."""
     data = path.read_bytes()
-    if path.suffix != ".py" or STATED.rpartition(".")[2].encode() not in data:
+    if path.suffix != ".py" or STATED.encode() not in data:
         return data
     lines = data.splitlines(keepends=True)
     for node in ast.walk(ast.parse(data)):

@@ -202,14 +202,14 @@ def test_the_toy_is_not_asked_of_prose() -> None:
         refuse_others(["random"], "smollm2")
 
 
-def test_trials_are_kept_and_not_run_again(smollm2: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trials_are_kept_and_not_run_again(demo: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One prompt of each kind, short ones; a second call runs nothing, and a file of something else is refused."""
     monkeypatch.setattr(arms, "LENGTH", 256)
     text = Statement("S", "t", arm("streaming_llm", "40%"), (arm("full"),), "as good", figure="kl", text=(96, 64))
     needle = Statement(
         "S", "n", arm("keydiff", "60%"), (arm("random", "60%", window=0),), figure="coverage", tasks=("niah_single",)
     )
-    engine, said = Engine(smollm2), list[str]()
+    engine, said = Engine(demo), list[str]()
     file = tmp_path / "kept.jsonl"
     asked = arms.wanted([text, needle], 1)
     rows = arms.measure(asked, file, engine, said.append)
