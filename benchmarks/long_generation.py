@@ -26,7 +26,8 @@ from typing import Any
 import torch
 
 from kvlens import methods
-from kvlens.bench.freetext import FreeTextRequest, passage
+from kvlens.bench.freetext import FreeTextRequest
+from kvlens.bench.passages import passage
 from kvlens.bench.provenance import about, origin
 from kvlens.bench.trials import chosen, settings
 from kvlens.engine.engine import Engine, Options
@@ -135,8 +136,8 @@ def measure(model: str, names: list[str], minutes: float, out: Path) -> dict[str
     found = json.loads(out.read_text(encoding="utf-8")) if out.exists() else {"rows": []}
     rows = {row["method"]: row for row in found["rows"] if origins.get(row["method"], row["origin"]) == row["origin"]}
     engine, begun = Engine(load(model)), time.monotonic()
-    request = FreeTextRequest(model=model, length=PROMPT, tokens=STEPS)
-    prompt, fed = passage(request, 0, engine.loaded.tokenizer, engine.loaded.max_positions)
+    first = FreeTextRequest(model=model).first_seed
+    prompt, fed = passage(first, PROMPT, STEPS, engine.loaded.tokenizer, engine.loaded.max_positions)
     queries = max(128, *(methods.get(name).observed_queries for name in names))
     read = engine.read(prompt, queries=queries, received=any(methods.get(name).needs_received for name in names))
     for name in names:

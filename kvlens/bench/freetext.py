@@ -8,12 +8,11 @@ random eviction among the methods. Resumable; one line per trial is kept.
 from __future__ import annotations
 
 import hashlib
-import random
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from itertools import accumulate
+from inspect import getfile
 from pathlib import Path
 from statistics import fmean
 from types import MappingProxyType
@@ -24,20 +23,19 @@ from pydantic import Field
 from kvlens import methods
 from kvlens.bench import kept as lines_kept
 from kvlens.bench.intervals import of_mean
+from kvlens.bench.passages import distinct, passage
 from kvlens.bench.provenance import about, made_otherwise, origin
 from kvlens.bench.tablerequest import ComparedRequest
 from kvlens.bench.trials import Means, arm, changed, chosen, infeasible, missing, settings
 from kvlens.memory.budget import Budget, BudgetInfeasible
-from kvlens.tasks.texts import EVALUATION, sentences
-from kvlens.text.prompts import Prompt, PromptText, tokenize
+from kvlens.tasks.texts import EVALUATION
 
 if TYPE_CHECKING:
     from kvlens.engine.comparison import Reference
     from kvlens.engine.engine import Engine, Options
     from kvlens.engine.prefill import ReadPrompt
+    from kvlens.text.prompts import Prompt
 
-CHARACTERS = 6
-"""of a token at most, on average over a passage (up to 5.7 of this text with the real model's tokenizer)"""
 FLOORS = ("bfloat16", "float16")
 FIGURES = (
     "kl",
@@ -72,45 +70,6 @@ class FreeTextRequest(ComparedRequest):
         ]
 
 
-def begins(seed: int) -> int:
-    """Number of the sentence at which a passage begins."""
-    return random.Random(f"text/{seed}").randrange(len(sentences()))
-
-
-def apart(first_seed: int, count: int, tokens: int) -> list[int]:
-    """The first `count` indices whose passages of so many tokens share no text, a token taken for at most
-    CHARACTERS. Raises ValueError, one sentence, where the text does not have so many."""
-    places = list(accumulate((len(sentence) + 1 for sentence in sentences()), initial=0))
-    whole, least, found = places[-1], CHARACTERS * tokens, dict[int, int]()
-    for index in range(100 * count):
-        at = places[begins(first_seed + index)]
-        if all(least <= abs(at - other) <= whole - least for other in found.values()):
-            found[index] = at
-            if len(found) == count:
-                return list(found)
-    raise ValueError(
-        f"the text '{EVALUATION.title}' has no {count} passages of {tokens:,} tokens apart: ask for fewer."
-    )
-
-
-def passage(request: FreeTextRequest, index: int, tokenizer: Any, max_positions: int) -> tuple[Prompt, tuple[int, ...]]:
-    """(context, the ids fed behind it): whole text of EVALUATION from the beginning of a sentence drawn by the seed, as
-    it is, without the chat form. Raises ValueError, one sentence, where the text or the model is too short."""
-    text, wanted = sentences(), request.length + request.tokens
-    first = begins(request.first_seed + index)
-    words = " ".join((*text[first:], *text[:first]))
-    longest = max(len(sentence) for sentence in text)
-    words = words[: 16 * wanted + longest]  # more than any tokenizer makes so many tokens of
-    whole = tokenize(PromptText(words), tokenizer, 1 << 40, 0, "off")
-    if len(whole.ids) < wanted:
-        raise ValueError(f"the text '{EVALUATION.title}' has {len(whole.ids):,} tokens, not {wanted:,}: ask for fewer.")
-    if wanted > max_positions:
-        raise ValueError(f"{wanted:,} tokens are more than the model takes ({max_positions:,}): ask for fewer.")
-    cut = request.length
-    context = replace(whole, ids=whole.ids[:cut], pieces=whole.pieces[:cut], offsets=whole.offsets[:cut])
-    return context, whole.ids[cut:wanted]
-
-
 class Passages:
     """The passage that is being measured, with what all its trials share: the reading of it, and full KV's logits."""
 
@@ -134,7 +93,9 @@ class Passages:
         if index == self._index:
             return
         loaded = self.engine.loaded
-        self.context, fed = passage(self.request, index, loaded.tokenizer, loaded.max_positions)
+        asked = self.request
+        seed, sizes = asked.first_seed + index, (asked.length, asked.tokens)
+        self.context, fed = passage(seed, *sizes, loaded.tokenizer, loaded.max_positions)
         self.options = Options(max_new=len(fed), forced=fed, coverage=True, oracle="off")
         self._read, self._index = None, index
         read = self.read(FullKV)
@@ -216,13 +177,14 @@ def measure(
 
     torch.set_num_threads(1)
     named = {methods.REFERENCE, *request.methods}
-    own = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()  # it decides what a trial is, too
+    sources = Path(__file__), Path(getfile(passage))  # they decide what a trial is, too
+    own = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()
     shared = request.first_seed, request.length, request.tokens, EVALUATION.sha256, own
     origins = {name: origin(request.model, name, "text", *shared) for name in named}
     arms = request.arms()
     planned = {
         f"{index}/{method}/{budget}/{dtype}": (index, method, budget, dtype)
-        for index in range(request.passages)
+        for index in distinct(request.first_seed, request.passages)
         for method, budget, dtype in arms
     }
     found = lines_kept.read(kept, ("key", "method", "origin", "dtype"), lambda row: row["key"] in planned)

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from kvlens.bench.freetext import FLOORS, FreeTextRequest, Passages, measure, passage
+from kvlens.bench.freetext import FLOORS, FreeTextRequest, Passages, measure
 from kvlens.bench.intervals import of_mean
+from kvlens.bench.passages import begins, distinct, passage
 from kvlens.bench.textpage import markdown
 from kvlens.cli.main import main
 from kvlens.engine.engine import Engine
@@ -28,18 +29,29 @@ SMALL: dict[str, Any] = {
 
 
 def test_a_passage_is_whole_text_from_the_beginning_of_a_sentence(demo: Any) -> None:
-    request = FreeTextRequest(**SMALL)
+    first = FreeTextRequest(**SMALL).first_seed
     tokenizer, most = demo.tokenizer, demo.max_positions
-    context, fed = passage(request, 0, tokenizer, most)
+    context, fed = passage(first, 200, 64, tokenizer, most)
     assert (len(context.ids), len(fed)) == (200, 64)
-    assert passage(request, 0, tokenizer, most) == (context, fed)
-    assert passage(request, 1, tokenizer, most)[0].ids != context.ids
+    assert passage(first, 200, 64, tokenizer, most) == (context, fed)
+    assert passage(first + 1, 200, 64, tokenizer, most)[0].ids != context.ids
     known = " ".join((*sentences(), *sentences()))
     said = "".join(context.pieces[1:]) + tokenizer.decode(fed)
     assert known.find(said[:400]) >= 0
     assert any(said.startswith(sentence[:60]) for sentence in sentences())
     with pytest.raises(ValueError, match="more than the model takes"):
-        passage(request, 0, tokenizer, 263)
+        passage(first, 200, 64, tokenizer, 263)
+
+
+def test_no_passage_counts_twice() -> None:
+    """Of the first thirty as they are drawn, the 23rd begins where the 12th does: the 31st stands for it."""
+    first = FreeTextRequest(**SMALL).first_seed
+    assert begins(first + 22) == begins(first + 11)
+    found = distinct(first, 30)
+    assert found == [index for index in range(31) if index != 22]
+    assert len({begins(first + index) for index in found}) == 30
+    with pytest.raises(ValueError, match="ask for fewer"):
+        distinct(first, len(sentences()) + 1)
 
 
 def test_full_kv_is_zero_and_what_keeps_less_is_not(demo: Any) -> None:

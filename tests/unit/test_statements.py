@@ -16,8 +16,8 @@ from kvlens import methods, tasks
 from kvlens.bench.claims import arms, check, judged, page, written
 from kvlens.bench.claims.arms import Place, Rows, places
 from kvlens.bench.claims.check import claiming, refuse_others
-from kvlens.bench.freetext import FreeTextRequest, apart, begins, passage
 from kvlens.bench.intervals import paired_shares
+from kvlens.bench.passages import apart, begins, passage
 from kvlens.bench.sources import running
 from kvlens.bench.trials import changed, settings
 from kvlens.engine.engine import Engine
@@ -241,9 +241,8 @@ def test_passages_share_no_text(smollm2: Any) -> None:
     assert all(after - before >= 6 * 1088 for before, after in pairwise(starts))
     assert starts[0] + places[-1] - starts[-1] >= 6 * 1088
     assert found[:10] == apart(arms.FIRST_SEED, 10, 1088), "more passages begin with the same"
-    request = FreeTextRequest(model="smollm2", methods=("full",), first_seed=arms.FIRST_SEED)
     for index in found:
-        context, fed = passage(request, index, smollm2.tokenizer, smollm2.max_positions)
+        context, fed = passage(arms.FIRST_SEED + index, 1024, 64, smollm2.tokenizer, smollm2.max_positions)
         assert len(smollm2.tokenizer.decode([*context.ids, *fed])) < 6 * 1088, "or the next one might begin in it"
     with pytest.raises(ValueError, match="has no 60 passages of 1,088 tokens apart"):
         apart(arms.FIRST_SEED, 60, 1088)

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from inspect import getfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvlens.bench import freetext, kept
-from kvlens.bench.freetext import FreeTextRequest, Passages, apart
+from kvlens.bench.freetext import FreeTextRequest, Passages
+from kvlens.bench.passages import apart
 from kvlens.bench.provenance import origin
 from kvlens.bench.trials import DEPTHS, Prompts, Trial, carry_out
 from kvlens.methods.statements import FIGURES, SHORT, Arm, Statement
@@ -107,7 +109,8 @@ def _key(one: Arm, place: Place) -> str:
 
 
 def _origin(model: str, name: str) -> str:
-    own = hashlib.sha256(Path(freetext.__file__).read_bytes() + Path(__file__).read_bytes()).hexdigest()
+    sources = freetext.__file__, getfile(apart), __file__
+    own = hashlib.sha256(b"".join(Path(source).read_bytes() for source in sources)).hexdigest()
     return origin(model, name, FIRST_SEED, LENGTH, own)
 
 
