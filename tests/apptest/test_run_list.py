@@ -112,7 +112,7 @@ def test_a_run_is_named_and_the_pickers_say_so(visit: Visit, lens: LensRuns) -> 
     assert read_about(lens.folder / uid) == About(name="the *port*", note="<script>x</script>")
     row = visit(lens.folder).dataframe[0].value.set_index("run").loc[uid]
     assert (row["name"], row["note"]) == ("the *port*", "<script>x</script>")
-    picker = visit(lens.folder, "replay", run=uid).selectbox(key="run_picker")
+    picker = visit(lens.folder, "replay", run=uid).selectbox(key="run_picker_Replay")
     assert any(label.startswith("the *port* · ") and label.endswith(uid) for label in picker.options)
 
 

@@ -180,7 +180,7 @@ def test_what_a_link_lists_and_the_run_does_not_have_cannot_be_run(visit: Visit,
 
 def test_the_list_of_a_run_stays_with_it(visit: Visit, lens: LensRuns) -> None:
     app = visit(lens.folder, "replay", run=lens.repeated, **AT, hold=f"{SPAN}", whatif="none")
-    app.selectbox(key="run_picker").set_value(lens.lost).run()
+    app.selectbox(key="run_picker_Replay").set_value(lens.lost).run()
     assert app.query_params["run"] == lens.lost
     assert not {"hold", "whatif"} & set(app.query_params)
     assert not [label for label in labels(app) if "·" in label]

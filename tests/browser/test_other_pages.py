@@ -22,6 +22,18 @@ def test_a_click_on_the_map_selects_the_head(server: Server, runs: Runs, open_pa
     expect(page).to_have_url(re.compile("layer=2&head=4"))
 
 
+def test_the_head_of_every_page_names_the_run_that_it_shows(server: Server, runs: Runs, open_page: Open) -> None:
+    """An older run than the newest, from page to page and back."""
+    page = open_page(f"{server.url}/heads?run={runs.cancelled}")
+    named = page.get_by_test_id("stSelectbox").first.locator("input")
+    for name in ("Spans", "Method", "Heads", "Memory"):
+        expect(named).to_have_value(re.compile(runs.cancelled))
+        page.get_by_role("link", name=name, exact=True).click()
+        expect(page).to_have_url(re.compile(f"/{name.lower()}\\?run={runs.cancelled}"))
+        expect(page.get_by_text("recorded to step 9").first).to_be_visible()
+    expect(named).to_have_value(re.compile(runs.cancelled))
+
+
 def test_statistics_download_as_csv_and_parquet(server: Server, runs: Runs, open_page: Open, tmp_path: Path) -> None:
     page = open_page(f"{server.url}/heads?run={runs.whole}")
     for name, kind, read in (("CSV", "csv", pd.read_csv), ("Parquet", "parquet", pd.read_parquet)):

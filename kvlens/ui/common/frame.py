@@ -33,13 +33,15 @@ def choose_run(title: str) -> tuple[TraceReader, Selection] | None:
     titles = data.titles()
     labels = dict(zip(uids, (run_label(row, titles) for row in table.to_dict("records")), strict=True))
     options = uids if wanted in uids else [wanted, *uids]
-    session.follow("run_picker", wanted)
+    key = f"run_picker_{title}"  # of its own on every page: what another page's showed is no choice made on this one
+    session.follow(key, wanted)
     left.selectbox(
         "Run",
         options,
-        key="run_picker",
+        key=key,
         format_func=lambda uid: labels.get(uid, uid),
         on_change=_picked,
+        args=(key,),
         label_visibility="collapsed",
     )
     try:
@@ -114,7 +116,7 @@ def _newest_readable(table: object) -> str:
     return str((rows if len(rows) else table)["uid"].iloc[0])  # type: ignore[index]
 
 
-def _picked() -> None:
+def _picked(key: str) -> None:
     """Another run opens on its own step of loss, or at its beginning; the metric is kept where it exists."""
-    uid = st.session_state["run_picker"]
+    uid = st.session_state[key]
     session.change({"run": uid, "step": None, "span": None, "layer": None, "head": None})
