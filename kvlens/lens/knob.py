@@ -12,7 +12,8 @@ import numpy as np
 from kvlens import methods
 from kvlens.memory.budget import Budget, in_words, of_run, phrase
 from kvlens.meta import RunMeta
-from kvlens.methods.fitting import Sizes, choose, refusal
+from kvlens.methods.advice import refusal
+from kvlens.methods.fitting import Sizes, choose
 from kvlens.runs.request import default_preset
 from kvlens.shape import KVShape
 from kvlens.store.reader import TraceReader
@@ -110,7 +111,7 @@ def knob_of(meta: RunMeta, attended: Callable[[], float | None] = lambda: None) 
             run = choose(method, preset, usual, overrides, at)
         except ValueError:
             return False
-        return refusal(method, preset, run, overrides, at) is None
+        return refusal(method, preset, usual, run, overrides, at) is None
 
     own = 100.0 if meta.budget_bytes is None else 100 * meta.budget_bytes / full
     return _knob("budget", own, [share for share in SHARES if possible(share)])

@@ -98,16 +98,20 @@ class BudgetInfeasible(ValueError):
         full: int,
         instead: str = "",
         would_do: Mapping[str, str] | None = None,
+        likely: int | None = None,
     ) -> None:
         """`smallest`: feasible bytes. instead: what to do, where more is known than that; would_do: the same as options
-        of `kvlens run` and their values, {} where no option alone would do."""
+        of `kvlens run` and their values, {} where no option alone would do. likely: bytes that it takes by estimate,
+        where `smallest` is what no text goes below."""
         self.budget, self.smallest, self.full = budget, smallest, full
+        estimated = "" if likely is None else f", by estimate {likely / full:.1%}"
         advice = instead or f"{raised_to(smallest / full)} or change the method's parameters"
         given = {} if instead else {"budget": percent_up(smallest / full)}
         self.would_do = dict(given if would_do is None else would_do)
         super().__init__(
             f"budget_infeasible: {method} needs at least {smallest:,} bytes on the device for this prompt "
-            f"({smallest / full:.1%} of full KV), the budget is {budget:,} bytes ({budget / full:.1%}); {advice}."
+            f"({smallest / full:.1%} of full KV{estimated}), "
+            f"the budget is {budget:,} bytes ({budget / full:.1%}); {advice}."
         )
 
 

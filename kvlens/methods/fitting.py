@@ -17,7 +17,6 @@ import inspect
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kvlens.memory.budget import BudgetInfeasible, percent_up, raised_to
 from kvlens.methods.parameters import FIT, make_parameters
 from kvlens.shape import KVShape
 
@@ -137,63 +136,6 @@ def _misfit(params: Any, sizes: Sizes) -> str | None:
     """Why parameters make no sense for a prompt of that length; None: they do."""
     asked = getattr(params, "misfit", None)
     return None if asked is None else asked(sizes.prompt_tokens)
-
-
-def smallest_fit(method: type[Method], overrides: Mapping[str, Any], sizes: Sizes) -> int | None:
-    """The smallest budget in thousandths of full KV, in bytes, that the preset `fit` can be held to; None: not even
-    full KV."""
-    low, high = 0, 1000
-
-    def held(thousandths: int) -> bool:
-        limit = sizes.full_kv_bytes * thousandths // 1000
-        at = dataclasses.replace(sizes, budget_bytes=limit)
-        params = make_parameters(method, None, {**fitted(method, at), **overrides})
-        return at.floor(method, params) <= limit
-
-    if not held(high):
-        return None
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if held(middle) else (middle, high)
-    return sizes.full_kv_bytes * high // 1000
-
-
-def refusal(
-    method: type[Method], preset: str | None, chosen: Chosen, overrides: Mapping[str, Any], sizes: Sizes
-) -> BudgetInfeasible | None:
-    """What is said of a run that no text of its length could make possible, before anything is loaded; None: it may be
-    possible. preset: as it was asked for."""
-    limit, least = sizes.budget_bytes, method.bound_bytes(chosen.params, *sizes.run)
-    if limit is None or least <= limit:
-        return None
-    return advised(method, preset, overrides, sizes, chosen.floor if method.floor_is_exact else least)
-
-
-def advised(
-    method: type[Method], preset: str | None, overrides: Mapping[str, Any], sizes: Sizes, needed: int
-) -> BudgetInfeasible:
-    """The refusal of a budget that is smaller than `needed`, with what would work: another budget, the preset `fit`, or
-    no budget for a method that saves no memory."""
-    limit, full = sizes.budget_bytes or 0, sizes.full_kv_bytes
-    if method.keeps_all:
-        instead = "it keeps all KV on the device and saves reading: leave out --budget"
-        if any(field.name == "keep" for field in dataclasses.fields(method.Parameters)):
-            instead += f", and --set keep={limit / full:.3g} lets it attend that share"
-        return BudgetInfeasible(method.name, limit, needed, full, instead)
-    smallest = smallest_fit(method, overrides, sizes)
-    raised, fits = raised_to(needed / full), {"preset": FIT}
-    if smallest is None or (preset in (None, FIT) and smallest >= needed):
-        return BudgetInfeasible(method.name, limit, needed, full)
-    least = percent_up(smallest / full)
-    if preset in (None, FIT):
-        said, would_do = raised_to(smallest / full), {"budget": least}
-        return BudgetInfeasible(method.name, limit, smallest, full, said, would_do)
-    if smallest <= limit:
-        return BudgetInfeasible(method.name, limit, needed, full, f"run with --preset {FIT}, or {raised}", fits)
-    if smallest < needed:
-        said, would_do = f"{raised_to(smallest / full)} with --preset {FIT}", {"budget": least} | fits
-        return BudgetInfeasible(method.name, limit, needed, full, said, would_do)
-    return BudgetInfeasible(method.name, limit, needed, full, raised, {"budget": percent_up(needed / full)})
 
 
 def rule_of(method: type[Method]) -> str:

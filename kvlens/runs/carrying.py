@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING
 
 from kvlens import methods
 from kvlens.memory.budget import BudgetInfeasible
-from kvlens.methods.fitting import advised
 from kvlens.models.device import settle
 from kvlens.runs.freed import give_back
 from kvlens.runs.preflight import refuse
-from kvlens.runs.preparing import Pairing, Prepared, check, plan, prepare, reference_key, sizes_of
+from kvlens.runs.preparing import Pairing, Prepared, advice, check, plan, prepare, reference_key, sizes_of
 from kvlens.runs.readings import keeping
 from kvlens.runs.request import Report, RunRequest
 from kvlens.text.prompts import PromptText, tokenize
@@ -103,9 +102,7 @@ def _advised(
     try:
         return _stored(request, prepared, runs_dir, report, cancelled)
     except BudgetInfeasible as error:
-        method = methods.get(request.method)
-        sizes = sizes_of(request, prepared)
-        raise advised(method, request.preset, request.overrides, sizes, error.smallest) from None
+        raise advice(request, sizes_of(request, prepared), error.smallest) from None
     finally:
         give_back()
 

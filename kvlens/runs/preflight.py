@@ -12,7 +12,8 @@ from typing import Any
 from kvlens import methods
 from kvlens.memory.budget import Budget, BudgetInfeasible, percent_up
 from kvlens.methods import FIT
-from kvlens.methods.fitting import Chosen, Sizes, choose, refusal, smallest_fit
+from kvlens.methods.advice import refusal, smallest_budget
+from kvlens.methods.fitting import Chosen, Sizes, choose
 from kvlens.models.errors import UnsupportedModel
 from kvlens.models.find import ready
 from kvlens.models.sizes import sizes_in
@@ -109,7 +110,8 @@ def refuse(request: RunRequest, prompt: PromptText) -> None:
 
 
 def _refusal(request: RunRequest, found: Chosen, sizes: Sizes) -> BudgetInfeasible | None:
-    return refusal(methods.get(request.method), request.preset, found, request.overrides, sizes)
+    usual = default_preset(request.method, request.model)
+    return refusal(methods.get(request.method), request.preset, usual, found, request.overrides, sizes)
 
 
 def estimate(
@@ -179,29 +181,36 @@ def estimate(
     if kind.reach(found.params, sizes) > foreseen.positions:
         out["feasible"] = False
         out["warnings"].append(_too_long(foreseen, max_new))
+    if not fits:
+        out["instead"], out["min_budget_bytes"] = _instead(request, found, sizes)
     if refused is not None:
         out["warnings"].append(str(refused).removeprefix("budget_infeasible: "))
     elif not fits and limit is not None:
-        need = f"needs, by estimate, {found.floor / full:.1%} of full KV for this prompt; the budget is"
+        need = f"needs, by estimate, {out['min_budget_bytes'] / full:.1%} of full KV for this prompt; the budget is"
         out["warnings"].append(
             f"{kind.title} {need} {limit / full:.1%}: the run may be refused once its spans are known."
         )
-    if not fits:
-        out["instead"] = _instead(request, found, sizes)
     return out
 
 
-def _instead(request: RunRequest, found: Chosen, sizes: Sizes) -> dict[str, str]:
-    """Preset and budget that arithmetic says would work; without a preset where another budget is all it takes."""
-    method = methods.get(request.method)
+def _instead(request: RunRequest, found: Chosen, sizes: Sizes) -> tuple[dict[str, str], int]:
+    """(preset and budget that arithmetic says would work, without a preset where another budget is all it takes; the
+    bytes that a run of what was asked for takes then)."""
+    method, usual = methods.get(request.method), default_preset(request.method, request.model)
     if method.keeps_all:
-        return {"budget": "100%"}
-    smallest, limit, full = smallest_fit(method, request.overrides, sizes), sizes.budget_bytes or 0, sizes.full_kv_bytes
-    if smallest is not None and smallest <= limit:
-        return {"preset": FIT}
-    if smallest is not None and smallest < found.floor:
-        return {"preset": FIT, "budget": percent_up(smallest / full)}
-    return {"budget": percent_up(found.floor / full)}
+        return {"budget": "100%"}, found.floor
+    limit, full = sizes.budget_bytes or 0, sizes.full_kv_bytes
+    if request.preset in (None, FIT):
+        enough = smallest_budget(method, request.preset, usual, request.overrides, sizes)
+        if enough is None or percent_up(enough / full) == percent_up(found.floor / full):
+            enough = found.floor
+        return {"budget": percent_up(enough / full)}, enough
+    fit = smallest_budget(method, FIT, usual, request.overrides, sizes)
+    if fit is not None and fit <= limit:
+        return {"preset": FIT}, found.floor
+    if fit is not None and fit < found.floor:
+        return {"preset": FIT, "budget": percent_up(fit / full)}, found.floor
+    return {"budget": percent_up(found.floor / full)}, found.floor
 
 
 def fits(model: str, method: str) -> list[dict[str, Any]]:

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from kvlens import methods
-from kvlens.memory.budget import Budget
+from kvlens.memory.budget import Budget, BudgetInfeasible
 from kvlens.memory.holds import Drop, Hold
 from kvlens.methods import FIT, calibration
+from kvlens.methods.advice import advised
 from kvlens.methods.fitting import Chosen, Sizes, choose
 from kvlens.runs.request import SMALL, Report, RunRequest, default_budget, default_preset
 from kvlens.shortage import shortage
@@ -100,6 +101,12 @@ def chosen(request: RunRequest, sizes: Sizes) -> Chosen:
     found = choose(method, request.preset, default_preset(request.method, request.model), request.overrides, sizes)
     calibration.require(method, found.params, request.model)
     return found
+
+
+def advice(request: RunRequest, sizes: Sizes, needed: int) -> BudgetInfeasible:
+    """The refusal of a request whose run takes `needed` bytes, with what would work."""
+    usual = default_preset(request.method, request.model)
+    return advised(methods.get(request.method), request.preset, usual, request.overrides, sizes, needed)
 
 
 def sizes_of(request: RunRequest, prepared: Prepared) -> Sizes:

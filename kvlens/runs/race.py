@@ -18,13 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 from kvlens import methods, tasks
 from kvlens.memory.budget import BudgetInfeasible
-from kvlens.methods.fitting import advised
 from kvlens.models.device import settle
 from kvlens.runs import surprisals
 from kvlens.runs.frames import Frame, Maps, of_run
 from kvlens.runs.freed import give_back
 from kvlens.runs.preflight import refuse
-from kvlens.runs.preparing import Pairing, Prepared, check, plan, prepare, reference_key, sizes_of
+from kvlens.runs.preparing import Pairing, Prepared, advice, check, plan, prepare, reference_key, sizes_of
 from kvlens.runs.races import REFUSED, Lane, RaceInfo, RaceRequest, write
 from kvlens.runs.readings import fits, keeping
 from kvlens.runs.request import DEFAULT_SHARE, RunRequest
@@ -233,8 +232,7 @@ class _Race:
     def _failed(self, request: RunRequest, error: Exception) -> dict[str, Any]:
         """What is said of a lane whose run ended with an error."""
         if isinstance(error, BudgetInfeasible):
-            sizes = sizes_of(request, self._prepared)
-            error = advised(methods.get(request.method), request.preset, request.overrides, sizes, error.smallest)
+            error = advice(request, sizes_of(request, self._prepared), error.smallest)
         if not isinstance(error, ValueError | TraceError):
             traceback.print_exception(error)
             return {"state": "failed", "message": f"{type(error).__name__}: {error}"}

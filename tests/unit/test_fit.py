@@ -19,8 +19,9 @@ from kvlens.demo.encode import demo_encode
 from kvlens.demo.tasks import make_prompt
 from kvlens.memory.budget import Budget, BudgetInfeasible, percent_up
 from kvlens.methods import FIT
+from kvlens.methods.advice import refusal, smallest_budget
 from kvlens.methods.chess.trigger import SHIPPED
-from kvlens.methods.fitting import MARGIN, Sizes, choose, fitted, refusal, rule_of, smallest_fit
+from kvlens.methods.fitting import MARGIN, Sizes, choose, fitted, rule_of
 from kvlens.runs import preparing
 from kvlens.runs.carrying import carry_out
 from kvlens.runs.preflight import NEW, POINTS, estimate, fits
@@ -57,8 +58,8 @@ def test_every_method_runs_by_itself(name: str, model: str) -> None:
             room = sizes.budget_bytes
             if room is not None and method.family == "quantisation" and found.floor > room:
                 # every token at two bits and its scales is what there is: no parameter makes it smaller
-                least = smallest_fit(method, {}, sizes)
-                said = refusal(method, preset, found, {}, sizes)
+                least = smallest_budget(method, preset, default_preset(name, model), {}, sizes)
+                said = refusal(method, preset, default_preset(name, model), found, {}, sizes)
                 assert (share, found.preset) == ("10%", FIT)
                 assert least is not None
                 assert said is not None
@@ -66,7 +67,7 @@ def test_every_method_runs_by_itself(name: str, model: str) -> None:
                 continue
             if room is not None:
                 assert found.floor <= room * (1 if method.floor_is_exact else MARGIN)
-            assert refusal(method, preset, found, {}, sizes) is None
+            assert refusal(method, preset, default_preset(name, model), found, {}, sizes) is None
             assert (found.preset == FIT) == (found.said is not None)
     assert len(rule_of(method)) > 40
 
@@ -199,21 +200,42 @@ def test_a_refusal_names_what_works() -> None:
     def said(name: str, preset: str | None, sizes: Sizes) -> str:
         method = methods.get(name)
         usual = "paper" if "paper" in method.presets else None
-        return str(refusal(method, preset, choose(method, preset, usual, {}, sizes), {}, sizes))
+        return str(refusal(method, preset, usual, choose(method, preset, usual, {}, sizes), {}, sizes))
 
     assert "run with --preset fit, or raise --budget to 1.0" in said("freekv", "paper", tight())
     assert "run with --preset fit, or raise --budget to 0." in said("sekv", "paper", tight())
     all_kept = said("quest", None, tight())
     assert "it keeps all KV on the device and saves reading: leave out --budget, and --set keep=0.2 lets it" in all_kept
     assert said("full", None, tight()).endswith("saves reading: leave out --budget.")
-    smallest = smallest_fit(methods.get("freekv"), {}, tight())
+    freekv = methods.get("freekv")
+    smallest = smallest_budget(freekv, None, "paper", {}, tight())
     assert smallest is not None
     assert f"needs at least {smallest:,} bytes" in said("freekv", None, tight(3))
     held = dataclasses.replace(tight(), budget_bytes=smallest)
-    assert choose(methods.get("freekv"), None, "paper", {}, held).floor <= smallest
-    assert (
-        refusal(methods.get("freekv"), None, choose(methods.get("freekv"), None, "paper", {}, held), {}, held) is None
-    )
+    chosen = choose(freekv, None, "paper", {}, held)
+    assert chosen.floor <= smallest
+    assert refusal(freekv, None, "paper", chosen, {}, held) is None
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_the_budget_that_a_refusal_names_is_enough(name: str) -> None:
+    """For a prompt of 50 tokens and of 900, from a budget that nothing fits: by arithmetic it is held there, and a
+    thousandth of full KV below it is not."""
+    method, usual, shape = methods.get(name), default_preset(name, "smollm2"), SHAPES["smollm2"]
+    for tokens, share in ((50, 0.05), (50, 0.2), (900, 0.01)):
+        full = shape.full_kv_bytes(tokens + NEW)
+        sizes = Sizes(shape, tokens - 1, NEW, int(share * full))
+        said = refusal(method, None, usual, choose(method, None, usual, {}, sizes), {}, sizes)
+        if said is None or method.keeps_all:
+            continue
+        enough = float(said.would_do["budget"])
+        assert f"raise --budget to {enough:.3f}" in str(said)
+        if enough == 1:
+            continue
+        at = dataclasses.replace(sizes, budget_bytes=int(enough * full))
+        assert choose(method, None, usual, {}, at).floor <= int(enough * full)
+        below = dataclasses.replace(sizes, budget_bytes=int((enough - 0.0011) * full))
+        assert choose(method, None, usual, {}, below).floor > int((enough - 0.0011) * full)
 
 
 # ------------------------------------------------------------------------------------------------------------- runs
@@ -298,6 +320,23 @@ def test_the_estimate_says_preset_values_and_what_would_work(source: PromptText)
     assert less["preset"] == FIT
     assert estimate(source, "demo", "freekv", {}, less["budget"], 6, FIT)["feasible"] is True
     assert estimate(source, "demo", "quest", {}, "0.2", 6)["instead"] == {"budget": "100%"}
+
+
+@pytest.mark.parametrize("name", ["sekv", "sentkv", "infinigen", "razorattention", "freekv", "snapkv"])
+def test_an_estimate_names_one_budget_that_works(name: str) -> None:
+    """In its figures, its sentence and its button alike."""
+    for share in ("5%", "20%"):
+        found = estimate("Paris is the capital of France. " * 12, "demo", name, {}, share, 64)
+        if found["feasible"] is True:
+            continue
+        enough = found["instead"]["budget"]
+        assert percent_up(found["min_budget_bytes"] / found["full_kv_bytes"]) == enough
+        (warning,) = found["warnings"]
+        if found["feasible"] is None:
+            assert f"needs, by estimate, {found['min_budget_bytes'] / found['full_kv_bytes']:.1%} of" in warning
+        else:
+            assert f"raise --budget to {enough}" in warning
+        assert estimate("Paris is the capital of France. " * 12, "demo", name, {}, enough, 64)["feasible"] is True
 
 
 def test_methods_shows_fit_beside_the_paper(capsys: pytest.CaptureFixture[str]) -> None:

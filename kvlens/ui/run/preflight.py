@@ -59,7 +59,7 @@ def panel(prompt: PromptChoice, choice: MethodChoice) -> bool:
     except (ValueError, OSError, KeyError) as problem:
         widgets.error(str(problem))
         return False
-    like = likely_of(choice.model, choice.method, found)
+    like, exact = likely_of(choice.model, choice.method, found), methods.get(choice.method).floor_is_exact
     with st.container(border=True):
         st.caption("Estimate before the run (not measured)")
         columns = st.columns(5)
@@ -67,7 +67,7 @@ def panel(prompt: PromptChoice, choice: MethodChoice) -> bool:
             ("Prompt", _tokens(found["prompt_tokens"])),
             ("Full KV at the end", _bytes(found["full_kv_bytes"])),
             ("Budget", budget_said(found)),
-            ("Least this method needs", _bytes(found["min_budget_bytes"])),
+            ("Least this method needs" if exact else "It needs, by estimate", _bytes(found["min_budget_bytes"])),
             ("Trace on disk", _bytes(found["trace_bytes"] if like is None else like.trace_bytes)),
         )
         for column, (label, value) in zip(columns, facts, strict=True):
