@@ -13,6 +13,7 @@ from kvlens.models.find import short_model
 from kvlens.store.synthetic import write_synthetic
 from kvlens.ui.common.frame import run_label
 from kvlens.ui.common.player.codec import unpack
+from kvlens.ui.replay.details import LONGEST, in_a_line
 
 
 def words(app: AppTest) -> str:
@@ -82,6 +83,16 @@ def test_replay_shows_the_facts_and_the_expected_answer(visit: Visit, runs: Runs
     assert "synthetic · SeKV (made up)" in text
     assert "self-checks passed 3/3" in text
     assert "Expected answer: 4172" in text
+
+
+def test_an_answer_above_the_player_is_one_line_however_long() -> None:
+    assert in_a_line(" one\r\ntwo\n\nthree\n") == "one⏎two⏎⏎three"
+    many = " ".join(f"word{number}" for number in range(200))
+    short = in_a_line(many)
+    assert short.startswith("word0 word1 ")
+    assert short.endswith(" word199")
+    assert " … " in short
+    assert len(short) <= LONGEST + 3
 
 
 def test_what_a_run_that_is_not_whole_is() -> None:

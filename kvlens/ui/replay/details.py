@@ -22,8 +22,12 @@ from kvlens.ui.common.spantext import span_text, window_range
 from kvlens.ui.common.state import Selection
 
 
+LONGEST = 320
+"""characters of an answer above the player; whole it is among the conditions and, token by token, in the player"""
+
+
 def facts(reader: TraceReader) -> None:
-    """One line about the run, one of the expected answer beside what came out; failed self-checks."""
+    """One line about the run, one of what came out beside the expected answer; failed self-checks."""
     meta = reader.meta
     preset = f" ({meta.preset})" if meta.preset else ""
     method = f"{_title(reader)}{preset}"
@@ -38,18 +42,23 @@ def facts(reader: TraceReader) -> None:
     )
     drawn = f"temperature {meta.temperature:g}, top-p {meta.top_p or 1:g}, " if meta.temperature else ""
     said = (
-        f"{short_model(str(meta.model))} · {method} · {limit} · {meta.prompt_tokens} prompt tokens · "
+        f"{short_model(str(meta.model))} · {method} · {limit} · {counted(meta.prompt_tokens, 'prompt token')} · "
         f"{counted(reader.n_steps, 'step')} · "
         f"{meta.device}, {meta.dtype} · {drawn}seed {meta.seed} · {passed}"
         + (" · prompt kept from an earlier run" if meta.prompt_kept else "")
     )
-    if meta.answer:
-        fed = "Fed, full KV's tokens" if meta.forced else "Generated"
-        said += f"\nExpected answer: {str(meta.answer).strip()} · {fed}: {generated(reader).strip()}"
-    st.text(visible(said))
+    fed = "Fed, full KV's tokens" if meta.forced else "Generated"
+    expected = f"Expected answer: {in_a_line(str(meta.answer))} · " if meta.answer else ""
+    st.text(visible(f"{said}\n{expected}{fed}: {in_a_line(generated(reader))}"))
     if len(checks) and not checks["passed"].all():
         failed = ", ".join(checks.loc[~checks["passed"], "name"])
         st.error(f"Self-checks failed: {failed.replace('_', ' ')}. Do not rely on this run before you know why.")
+
+
+def in_a_line(text: str) -> str:
+    """An answer with its line ends marked, its middle left out where it is long."""
+    line = text.strip().replace("\r\n", "\n").replace("\n", "⏎")
+    return line if len(line) <= LONGEST else f"{line[: LONGEST * 3 // 4].rstrip()} … {line[-LONGEST // 4 :].lstrip()}"
 
 
 def _title(reader: TraceReader) -> str:
