@@ -21,7 +21,6 @@ from kvlens.ui.common.player.payload import cube
 from kvlens.ui.common.spantext import span_text, window_range
 from kvlens.ui.common.state import Selection
 
-
 LONGEST = 320
 """characters of an answer above the player; whole it is among the conditions and, token by token, in the player"""
 
