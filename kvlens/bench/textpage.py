@@ -12,9 +12,10 @@ from kvlens.bench.names import measured_on
 MEANT = """
 No question is asked: behind a context of real text its own next words are fed, whatever a method would have said, and
 each next-token distribution is compared with full KV's. *KL*: nats per token, mean over tokens and passages, with
-Student's 95 % interval over passages, a little narrow where there are many: each begins at a drawn sentence of one text
-of some 37 passages, so that they share parts. *Agreement*: share of tokens at which both find the same token most
-likely. *Nats*: what the text's own token costs, in brackets under full KV. The other columns are those above.
+Student's 95 % interval over passages: each begins at a sentence of its own, drawn from one text of some 33 passages'
+length, so that 21 of thirty share part of their context, none a token that is fed. *Agreement*: share of tokens at
+which both find the same token most likely. *Nats*: what the text's own token costs, in brackets under full KV. The
+other columns are those above.
 """
 COLUMNS = (
     "method",
