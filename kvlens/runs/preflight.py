@@ -10,15 +10,15 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from kvlens import methods
-from kvlens.memory.budget import Budget, BudgetInfeasible, percent_up
+from kvlens.memory.budget import Budget, BudgetInfeasible
 from kvlens.methods import FIT
-from kvlens.methods.advice import refusal, smallest_budget
+from kvlens.methods.advice import refusal
 from kvlens.methods.fitting import Chosen, Sizes, choose
 from kvlens.models.errors import UnsupportedModel
 from kvlens.models.find import ready
 from kvlens.models.sizes import sizes_in
 from kvlens.recording.sampling import resolve as resolve_sampling
-from kvlens.runs.preparing import check, chosen
+from kvlens.runs.preparing import advice, check, chosen
 from kvlens.runs.request import RunRequest, default_budget, default_preset
 from kvlens.tasks.encoding import encoding_in
 from kvlens.text.prompts import BadPrompt, PromptText, question_start
@@ -182,7 +182,9 @@ def estimate(
         out["feasible"] = False
         out["warnings"].append(_too_long(foreseen, max_new))
     if not fits:
-        out["instead"], out["min_budget_bytes"] = _instead(request, found, sizes)
+        would = advice(request, sizes, found.floor)
+        out["instead"] = {"budget": "100%"} if kind.keeps_all else would.would_do
+        out["min_budget_bytes"] = would.likely or would.smallest
     if refused is not None:
         out["warnings"].append(str(refused).removeprefix("budget_infeasible: "))
     elif not fits and limit is not None:
@@ -191,26 +193,6 @@ def estimate(
             f"{kind.title} {need} {limit / full:.1%}: the run may be refused once its spans are known."
         )
     return out
-
-
-def _instead(request: RunRequest, found: Chosen, sizes: Sizes) -> tuple[dict[str, str], int]:
-    """(preset and budget that arithmetic says would work, without a preset where another budget is all it takes; the
-    bytes that a run of what was asked for takes then)."""
-    method, usual = methods.get(request.method), default_preset(request.method, request.model)
-    if method.keeps_all:
-        return {"budget": "100%"}, found.floor
-    limit, full = sizes.budget_bytes or 0, sizes.full_kv_bytes
-    if request.preset in (None, FIT):
-        enough = smallest_budget(method, request.preset, usual, request.overrides, sizes)
-        if enough is None or percent_up(enough / full) == percent_up(found.floor / full):
-            enough = found.floor
-        return {"budget": percent_up(enough / full)}, enough
-    fit = smallest_budget(method, FIT, usual, request.overrides, sizes)
-    if fit is not None and fit <= limit:
-        return {"preset": FIT}, found.floor
-    if fit is not None and fit < found.floor:
-        return {"preset": FIT, "budget": percent_up(fit / full)}, found.floor
-    return {"budget": percent_up(found.floor / full)}, found.floor
 
 
 def fits(model: str, method: str) -> list[dict[str, Any]]:

@@ -222,7 +222,7 @@ def test_the_budget_that_a_refusal_names_is_enough(name: str) -> None:
     """For a prompt of 50 tokens and of 900, from a budget that nothing fits: by arithmetic it is held there, and a
     thousandth of full KV below it is not."""
     method, usual, shape = methods.get(name), default_preset(name, "smollm2"), SHAPES["smollm2"]
-    for tokens, share in ((50, 0.05), (50, 0.2), (900, 0.01)):
+    for tokens, share in ((50, 0.01), (50, 0.2), (900, 0.01)):
         full = shape.full_kv_bytes(tokens + NEW)
         sizes = Sizes(shape, tokens - 1, NEW, int(share * full))
         said = refusal(method, None, usual, choose(method, None, usual, {}, sizes), {}, sizes)
@@ -325,10 +325,9 @@ def test_the_estimate_says_preset_values_and_what_would_work(source: PromptText)
 @pytest.mark.parametrize("name", ["sekv", "sentkv", "infinigen", "razorattention", "freekv", "snapkv"])
 def test_an_estimate_names_one_budget_that_works(name: str) -> None:
     """In its figures, its sentence and its button alike."""
-    for share in ("5%", "20%"):
+    for share in ("1%", "5%"):
         found = estimate("Paris is the capital of France. " * 12, "demo", name, {}, share, 64)
-        if found["feasible"] is True:
-            continue
+        assert found["feasible"] is not True
         enough = found["instead"]["budget"]
         assert percent_up(found["min_budget_bytes"] / found["full_kv_bytes"]) == enough
         (warning,) = found["warnings"]
