@@ -39,7 +39,7 @@ resolve: $(DEV_STAMP)
 	$(BIN)/python tests/resolve.py
 
 # Kills, damaged files and hostile input for so many minutes, from where the last sitting ended; counts add up in
-# benchmarks/results/soak.json. Fails when anything was lost, hung, crashed or grew.
+# kvlens/lab/results/soak.json. Fails when anything was lost, hung, crashed or grew.
 MINUTES ?= 20
 soak: $(STAMP)
 	$(BIN)/python -m benchmarks.soak --minutes $(MINUTES)
@@ -48,7 +48,7 @@ soak: $(STAMP)
 # package index, so it is no part of `make test`. Its result is committed. Fails where a case is off that should agree.
 ORACLE := .oracle
 oracle: $(STAMP) $(ORACLE)/.installed
-	$(BIN)/python -m benchmarks.oracle $(ORACLE)/bin/python benchmarks/results/oracle.json
+	$(BIN)/python -m benchmarks.oracle $(ORACLE)/bin/python kvlens/lab/results/oracle.json
 
 $(ORACLE)/.installed: requirements-oracle.txt
 	$(PYTHON) -m venv $(ORACLE)

@@ -1,4 +1,4 @@
-"""kvlens: navigation and theme; the pages are in pages/, what they are made of in kvlens/ui and kvlens/figures.
+"""kvlens: navigation and theme; the pages are in pages/, what they are made of in kvlens/app/ui and kvlens/app/figures.
 
 `streamlit run app.py` reads this file twice: once as the server, which has a door, and for every visitor as the script.
 """
@@ -6,14 +6,14 @@
 from starlette.middleware import Middleware
 from streamlit.starlette import App
 
-from kvlens.ui.common.door import Door
-from kvlens.ui.common.history import History
+from kvlens.app.ui.common.door import Door
+from kvlens.app.ui.common.history import History
 
 if __name__ == "__main__":
     import streamlit as st
 
-    from kvlens.ui.common.nav import ICON, STYLE, navigation
-    from kvlens.ui.common.widgets import guarded
+    from kvlens.app.ui.common.nav import ICON, STYLE, navigation
+    from kvlens.app.ui.common.widgets import guarded
 
     st.set_page_config(page_title="kvlens", page_icon=ICON, layout="wide")
     page = navigation()

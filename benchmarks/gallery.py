@@ -1,4 +1,4 @@
-"""Makes the gallery of recorded losses: `kvlens/gallery/losses.json` and a file of two runs per method.
+"""Makes the gallery of recorded losses: `kvlens/app/gallery/losses.json` and a file of two runs per method.
 
 Usage: python -m benchmarks.gallery [--methods NAMES] [--keep FOLDER] [--doc]. For each method the lengths and, under
 each, the seeds are gone through in order, from another seed on for each method; the first prompt whose answer full KV
@@ -21,11 +21,13 @@ from typing import Any
 import torch
 
 from benchmarks.gallery_page import DOC, with_losses
-from kvlens import gallery, methods, tasks
-from kvlens.bench.provenance import about, origin
-from kvlens.bench.trials import DEPTHS, settings
+from kvlens import methods, tasks
+from kvlens.app import gallery
+from kvlens.app.ui.replay.lenschoices import choices_of
 from kvlens.engine.engine import Engine
 from kvlens.engine.models import load
+from kvlens.lab.bench.provenance import about, origin
+from kvlens.lab.bench.trials import DEPTHS, settings
 from kvlens.lens.asked import Asked as Holding
 from kvlens.lens.lines import ranges_in_words
 from kvlens.lens.pieces import Piece
@@ -43,7 +45,6 @@ from kvlens.store.reader import TraceReader
 from kvlens.tasks import Asked
 from kvlens.tasks.encoding import encoding_of
 from kvlens.text.prompts import PromptText, tokenize
-from kvlens.ui.replay.lenschoices import choices_of
 
 METHODS = ("sekv", "chess", "freekv", "sentkv", "compresskv", "snapkv", "streaming_llm", "h2o", "keydiff")
 """the papers' five, and four that everybody knows"""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from kvlens import REPOSITORY, gallery
+from kvlens import PACKAGE
+from kvlens.app import gallery
 
-DOC = REPOSITORY / "docs" / "reading-a-loss.md"
+DOC = PACKAGE.parent / "docs" / "reading-a-loss.md"
 
 
 def quoted(loss: gallery.Loss) -> str:

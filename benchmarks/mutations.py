@@ -4,7 +4,7 @@ the sources, the few tests that should see it are run there, and the first that 
     python -m benchmarks.mutations [--only WORDS] [--new] [--no-check]
 
 The copies are temporary, the sources stay as they are; what is copied is what lay there when this began. Rows of
-changes that were not made again stay in the result (benchmarks/results/mutations.json). docs/reliability.md has what
+changes that were not made again stay in the result (kvlens/lab/results/mutations.json). docs/reliability.md has what
 was found.
 """
 
@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvlens import REPOSITORY
+from kvlens import PACKAGE
 from kvlens.runs.machine import machine
 
 LIST = Path(__file__).with_name("mutations.toml")
@@ -135,7 +135,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="changes whose sentence or file contains these words")
     parser.add_argument("--new", action="store_true", help="changes that have no row yet, or survived")
     parser.add_argument("--no-check", action="store_true", help="do not run the tests without a change first")
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/mutations.json"))
+    parser.add_argument("--out", type=Path, default=Path("kvlens/lab/results/mutations.json"))
     asked = parser.parse_args()
     known = json.loads(asked.out.read_text(encoding="utf-8"))["rows"] if asked.out.exists() else []
     chosen = [each for each in mutations() if asked.only in each.says or asked.only in each.file]
@@ -143,7 +143,7 @@ def main() -> None:
         seen = {row["mutation"] for row in known if row["first_failure"] != SURVIVED}
         chosen = [each for each in chosen if each.says not in seen]
     with tempfile.TemporaryDirectory(prefix="kvlens-mutations-") as name:
-        plain = copied(REPOSITORY, Path(name))
+        plain = copied(PACKAGE.parent, Path(name))
         if not asked.no_check:
             check(plain, chosen)
         for each in chosen:

@@ -1,7 +1,7 @@
 """The second oracle: what methods score and keep of a prompt, against kvpress in an environment of its own.
 
 `make oracle` makes that environment (.oracle, by requirements-oracle.txt; the package index is asked) and runs
-`python -m benchmarks.oracle .oracle/bin/python benchmarks/results/oracle.json`. A random Llama and a random prompt are
+`python -m benchmarks.oracle .oracle/bin/python kvlens/lab/results/oracle.json`. A random Llama and a random prompt are
 written to a temporary folder; kvpress reads them there (oracle_presses.py) and leaves its scores, what stayed and the
 keys in its cache; kvlens does the same here, and the two are laid side by side. Fails where a case is off that is
 expected to agree. Presses run inside kvlens (`kvpress:NAME`) are laid beside themselves, if kvpress can be imported

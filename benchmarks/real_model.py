@@ -29,13 +29,13 @@ from transformers import DynamicCache
 
 from benchmarks.cold_start import cold
 from kvlens import methods, tasks
-from kvlens.bench.provenance import about
-from kvlens.bench.trials import Trial, chosen, header
 from kvlens.engine.engine import Engine, Options
 from kvlens.engine.hf_attention import attending
 from kvlens.engine.models import LoadedModel, load
 from kvlens.engine.options import Result
 from kvlens.engine.prefill import ReadPrompt
+from kvlens.lab.bench.provenance import about
+from kvlens.lab.bench.trials import Trial, chosen, header
 from kvlens.memory.budget import Budget, BudgetInfeasible
 from kvlens.meta import RunMeta
 from kvlens.models.find import default_model

@@ -3,7 +3,7 @@ nothing may hang or crash, whatever is refused is refused in one sentence, and m
 python -m benchmarks.soak --minutes 10.
 
 Every attempt runs in a process of its own, forked from this one, which opens no database itself. A sitting goes on
-where the one before it ended: its attempts are other ones, and its counts are added to benchmarks/results/soak.json
+where the one before it ended: its attempts are other ones, and its counts are added to kvlens/lab/results/soak.json
 with their date and the code they were made with. The figures of docs/reliability.md are those of that file.
 
 A sitting in the file may name attempts that are `set_aside` by hand, with all their outcomes and the reason: they stay
@@ -25,15 +25,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from synthetic import write_synthetic
+
 from benchmarks import soakkills
 from benchmarks.soakfiles import DAMAGES, PROMPTS, TRACES, foreign
 from benchmarks.soakforks import forked
 from kvlens import __version__
-from kvlens.bench.sources import code
+from kvlens.app.ui.common.warm import Warm
+from kvlens.lab.bench.sources import code
 from kvlens.runs.machine import machine
 from kvlens.store.recover import recover
-from kvlens.store.synthetic import write_synthetic
-from kvlens.ui.common.warm import Warm
 
 Outcomes = dict[str, dict[str, int]]
 """label -> outcome -> attempts"""
@@ -191,7 +192,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=20.0)
     parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS), help="of these alone")
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/soak.json"))
+    parser.add_argument("--out", type=Path, default=Path("kvlens/lab/results/soak.json"))
     asked = parser.parse_args()
     before = json.loads(asked.out.read_text(encoding="utf-8")) if asked.out.exists() else {}
     begun = time.monotonic()

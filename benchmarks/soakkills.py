@@ -16,15 +16,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from synthetic import write_synthetic
+
 from benchmarks.soakfiles import damage
 from benchmarks.soakforks import LONGEST_S, forked
-from kvlens import REPOSITORY
+from kvlens import PACKAGE
+from kvlens.app.ui.common.warm import COMMAND, Forked, Warm
 from kvlens.store.export import EXPORTS, export
 from kvlens.store.reader import TraceReader, list_runs
 from kvlens.store.recover import delete_run, recover
-from kvlens.store.synthetic import write_synthetic
 from kvlens.store.writer import TraceWriter
-from kvlens.ui.common.warm import COMMAND, Forked, Warm
 
 UID = "soak-run"
 
@@ -146,7 +147,7 @@ def _kept(folder: Path) -> str:
 def kill_run(folder: Path, draw: random.Random) -> str:
     """`kvlens run` on the demo model, killed between its start and its end."""
     command = _command(folder)
-    with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+    with subprocess.Popen(command, cwd=PACKAGE.parent, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         _begun(folder, lambda: process.poll() is not None)
         time.sleep(6 * draw.random())
         process.kill()

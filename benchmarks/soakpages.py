@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.soakforks import LONGEST_S, forked
-from kvlens import REPOSITORY
+from kvlens import PACKAGE
 
 PAGES = ("replay", "heads", "memory", "spans", "method", "compare", "benchmarks", "run", "home")
 FIELDS = (
@@ -58,9 +58,9 @@ def _show(page: str, query: dict[str, str]) -> bool:
     """Whether the page is drawn, whatever it says of the query, without an error that nobody foresaw."""
     from streamlit.testing.v1 import AppTest
 
-    from kvlens.ui.common.widgets import FAILED
+    from kvlens.app.ui.common.widgets import FAILED
 
-    app = AppTest.from_file(str(REPOSITORY / "app.py"), default_timeout=PAGE_S)
+    app = AppTest.from_file(str(PACKAGE.parent / "app.py"), default_timeout=PAGE_S)
     app.run()
     for name, value in query.items():
         app.query_params[name] = value
@@ -70,10 +70,10 @@ def _show(page: str, query: dict[str, str]) -> bool:
 
 
 def _run(folder: Path) -> str:
-    from kvlens.store.synthetic import write_synthetic
+    from synthetic import write_synthetic
 
     os.environ["KVLENS_RUNS"] = str(folder)
-    os.chdir(REPOSITORY)
+    os.chdir(PACKAGE.parent)
     return write_synthetic(folder, 2, 4, 2, steps=12, spans=8)
 
 
@@ -100,10 +100,10 @@ def _resident() -> int:
 def _rounds(folder: Path, seconds: float) -> Iterator[int]:
     """Run on the demo model, recorded and stored; read; shown on a page; deleted; now and then a sweep of stored trials
     too. Bytes after each."""
-    from kvlens.bench.sweep.request import SweepRequest
-    from kvlens.bench.sweep.run import sweep
     from kvlens.demo.encode import demo_encode
     from kvlens.demo.tasks import make_prompt
+    from kvlens.lab.bench.sweep.request import SweepRequest
+    from kvlens.lab.bench.sweep.run import sweep
     from kvlens.runs.carrying import carry_out
     from kvlens.runs.request import RunRequest
     from kvlens.store.recover import delete_run

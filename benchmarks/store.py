@@ -19,11 +19,11 @@ from typing import Any
 
 import duckdb
 import numpy as np
+from synthetic import write_synthetic
 
 from kvlens.meta import RunMeta
 from kvlens.rows import StepRecord
 from kvlens.store.reader import TraceReader
-from kvlens.store.synthetic import write_synthetic
 from kvlens.store.writer import TraceWriter
 
 

@@ -104,9 +104,10 @@ def main() -> None:
     parser.add_argument("--heads", type=int, default=32)
     parser.add_argument("--chromium", default="/usr/bin/chromium")
     given = parser.parse_args()
+    from synthetic import write_synthetic
+
+    from kvlens.app.ui.common.player import payload
     from kvlens.store.reader import TraceReader
-    from kvlens.store.synthetic import write_synthetic
-    from kvlens.ui.common.player import payload
 
     with tempfile.TemporaryDirectory() as folder:
         runs = Path(folder)

@@ -1,8 +1,8 @@
 """What the Triton kernels share: a lazy import, element types, rounding, and what they ask of their tensors.
 
 Triton is imported only where a kernel could run: a build of torch for CUDA, Triton's interpreter (TRITON_INTERPRET=1,
-tests only), or a process that has imported Triton already (kernels/aot.py). Elsewhere `jit` leaves the functions as
-they are, nobody calls them, and the PyTorch references work without Triton being installed.
+tests only), or a process that has imported Triton already (kvlens/lab/gpu/aot.py). Elsewhere `jit` leaves the
+functions as they are, nobody calls them, and the PyTorch references work without Triton being installed.
 
 Triton reads TRITON_INTERPRET when it is first imported, by whomever (transformers' Llama does), so it has to be in the
 environment before. Nothing in the library sets it.

@@ -10,9 +10,5 @@ __version__ = "0.1.0"
 # times as long. Read when torch is loaded; what the user says holds.
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
-# The folders kernels/ and store/ stand beside this package but are imported as kvlens.kernels and kvlens.store: a
-# top-level package named `kernels` would shadow the distribution of that name which transformers imports when it is
-# installed.
-REPOSITORY = Path(__file__).resolve().parent.parent
-"""Where kernels/, store/ and benchmarks/ stand beside this package."""
-__path__.append(str(REPOSITORY))
+PACKAGE = Path(__file__).resolve().parent
+"""The folder of this package. `kernels` and `store` in it are links to the repository's folders of those names."""

@@ -3,11 +3,11 @@ right, the papers' claims, a GPU's times."""
 
 import streamlit as st
 
-from kvlens.ui.benchmarks import benchview, gridview, matrix
-from kvlens.ui.benchmarks import claims as claimsview
-from kvlens.ui.benchmarks import explain as explainview
-from kvlens.ui.benchmarks import gpu as gpubench
-from kvlens.ui.common import nav
+from kvlens.app.ui.benchmarks import benchview, gridview, matrix
+from kvlens.app.ui.benchmarks import claims as claimsview
+from kvlens.app.ui.benchmarks import explain as explainview
+from kvlens.app.ui.benchmarks import gpu as gpubench
+from kvlens.app.ui.common import nav
 
 nav.enter()
 st.subheader("Benchmarks")

@@ -3,11 +3,11 @@ one cursor; a map each; what each came to. All stored runs as quality against co
 
 import streamlit as st
 
-from kvlens.ui.common import nav, session, widgets
-from kvlens.ui.common.state import from_player
-from kvlens.ui.compare import asked, lead, maps, pick, tables, view
-from kvlens.ui.compare.groups import quality
-from kvlens.ui.compare.player import committed
+from kvlens.app.ui.common import nav, session, widgets
+from kvlens.app.ui.common.state import from_player
+from kvlens.app.ui.compare import asked, lead, maps, pick, tables, view
+from kvlens.app.ui.compare.groups import quality
+from kvlens.app.ui.compare.player import committed
 
 nav.enter()
 

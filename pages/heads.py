@@ -1,9 +1,9 @@
 """Heads: one metric over layers and query heads, the selected head over steps, and the table of all heads for
 download."""
 
-from kvlens.ui.common import nav, session
-from kvlens.ui.common.frame import choose_run
-from kvlens.ui.heads import view as headview
+from kvlens.app.ui.common import nav, session
+from kvlens.app.ui.common.frame import choose_run
+from kvlens.app.ui.heads import view as headview
 
 nav.enter()
 found = choose_run("Heads")

@@ -2,15 +2,15 @@
 
 import streamlit as st
 
-from kvlens.ui.common import data, nav
-from kvlens.ui.common.racelist import race_list
-from kvlens.ui.common.submit import sample_buttons
-from kvlens.ui.common.warm import warm
-from kvlens.ui.home.causes import why_lost
-from kvlens.ui.home.chosen import chosen
-from kvlens.ui.home.gallery import shelf
-from kvlens.ui.home.picture import picture
-from kvlens.ui.home.runlist import run_list
+from kvlens.app.ui.common import data, nav
+from kvlens.app.ui.common.racelist import race_list
+from kvlens.app.ui.common.submit import sample_buttons
+from kvlens.app.ui.common.warm import warm
+from kvlens.app.ui.home.causes import why_lost
+from kvlens.app.ui.home.chosen import chosen
+from kvlens.app.ui.home.gallery import shelf
+from kvlens.app.ui.home.picture import picture
+from kvlens.app.ui.home.runlist import run_list
 
 nav.enter()
 st.subheader("Runs")

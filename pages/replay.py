@@ -3,17 +3,17 @@ what moved."""
 
 import streamlit as st
 
-from kvlens.ui.common import nav, session
-from kvlens.ui.common.comparing import links as compare_links
-from kvlens.ui.common.data import fit, open_run, player_payloads
-from kvlens.ui.common.frame import choose_run
-from kvlens.ui.common.lensdata import of_this_run
-from kvlens.ui.common.player import KEY, committed, player
-from kvlens.ui.common.reportbutton import report_button
-from kvlens.ui.common.state import from_player
-from kvlens.ui.common.warm import warm
-from kvlens.ui.common.widgets import guarded
-from kvlens.ui.replay import details, draft, lensbars, lensview
+from kvlens.app.ui.common import nav, session
+from kvlens.app.ui.common.comparing import links as compare_links
+from kvlens.app.ui.common.data import fit, open_run, player_payloads
+from kvlens.app.ui.common.frame import choose_run
+from kvlens.app.ui.common.lensdata import of_this_run
+from kvlens.app.ui.common.player import KEY, committed, player
+from kvlens.app.ui.common.reportbutton import report_button
+from kvlens.app.ui.common.state import from_player
+from kvlens.app.ui.common.warm import warm
+from kvlens.app.ui.common.widgets import guarded
+from kvlens.app.ui.replay import details, draft, lensbars, lensview
 
 nav.enter()
 

@@ -3,16 +3,16 @@
 
 import streamlit as st
 
-from kvlens.ui.common import data, nav
-from kvlens.ui.common.jobview import job_list, job_panel
-from kvlens.ui.common.racelist import race_list
-from kvlens.ui.common.submit import submit, submit_race
-from kvlens.ui.common.warm import warm
-from kvlens.ui.race import form, view
-from kvlens.ui.run import preflight, racepreflight
-from kvlens.ui.run.methodform import method_form
-from kvlens.ui.run.modelform import model_form
-from kvlens.ui.run.promptform import prompt_for
+from kvlens.app.ui.common import data, nav
+from kvlens.app.ui.common.jobview import job_list, job_panel
+from kvlens.app.ui.common.racelist import race_list
+from kvlens.app.ui.common.submit import submit, submit_race
+from kvlens.app.ui.common.warm import warm
+from kvlens.app.ui.race import form, view
+from kvlens.app.ui.run import preflight, racepreflight
+from kvlens.app.ui.run.methodform import method_form
+from kvlens.app.ui.run.modelform import model_form
+from kvlens.app.ui.run.promptform import prompt_for
 
 nav.enter()
 job, race = st.query_params.get("job"), st.query_params.get("race")

@@ -3,11 +3,11 @@ other."""
 
 import streamlit as st
 
-from kvlens.ui.common import nav, session
-from kvlens.ui.common.frame import choose_run
-from kvlens.ui.spans import map as spansmap
-from kvlens.ui.spans import table as spanstable
-from kvlens.ui.spans import view as spansview
+from kvlens.app.ui.common import nav, session
+from kvlens.app.ui.common.frame import choose_run
+from kvlens.app.ui.spans import map as spansmap
+from kvlens.app.ui.spans import table as spanstable
+from kvlens.app.ui.spans import view as spansview
 
 nav.enter()
 found = choose_run("Spans")

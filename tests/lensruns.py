@@ -6,9 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from synthetic import write_synthetic
 from writtenonce import written_once
-
-from kvlens.store.synthetic import write_synthetic
 
 STEP = 9
 """the step of loss"""

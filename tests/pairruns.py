@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import duckdb
+from synthetic import write_synthetic
 from uiruns import MARKUP, redate
 from writtenonce import written_once
-
-from kvlens.store.synthetic import write_synthetic
 
 STEPS, PARTED = 30, 12
 LAYERS, HEADS, KV_HEADS = 3, 8, 2

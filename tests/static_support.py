@@ -12,7 +12,7 @@ from support import makes, random_llama
 
 from kvlens import methods
 from kvlens.engine.engine import Options
-from kvlens.gpu.static import StaticDecoder
+from kvlens.lab.gpu.static import StaticDecoder
 from kvlens.memory.budget import Budget
 
 

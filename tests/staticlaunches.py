@@ -17,10 +17,10 @@ from support import random_llama, random_prompt
 from test_compiled import on_random
 from triton.runtime.jit import JITFunction
 
-import kvlens.gpu.static.recall
-from kvlens.gpu.static import StaticDecoder, cuda
-from kvlens.kernels import aot
+import kvlens.lab.gpu.static.recall
 from kvlens.kernels.zone_plan import zone_plan_triton
+from kvlens.lab.gpu import aot
+from kvlens.lab.gpu.static import StaticDecoder, cuda
 
 STEPS = 5
 ARCHITECTURE = 90
@@ -42,7 +42,7 @@ def main() -> None:
     JITFunction.run = compile_only
     triton.runtime.driver.set_active(aot._Absent(ARCHITECTURE))  # type: ignore[arg-type]
     torch.Tensor.new_empty = torch.Tensor.new_zeros  # type: ignore[method-assign,assignment]
-    kvlens.gpu.static.recall.fetch = cuda.fetch  # type: ignore[assignment]
+    kvlens.lab.gpu.static.recall.fetch = cuda.fetch  # type: ignore[assignment]
     found: dict[str, list[list[str]]] = {}
     for case in (on_random(CASES[i]) for i in (0, 2, 5, 8, 13)):
         made: StaticDecoder = decoder(model, random_prompt(400), case, STEPS, kernels="triton")

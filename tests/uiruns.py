@@ -9,9 +9,8 @@ from pathlib import Path
 
 import duckdb
 from streamlit.testing.v1 import AppTest
+from synthetic import write_synthetic
 from writtenonce import written_once
-
-from kvlens.store.synthetic import write_synthetic
 
 Visit = Callable[..., AppTest]
 """visit(folder, page, **url_parameters)"""

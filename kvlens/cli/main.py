@@ -11,23 +11,16 @@ import typer
 from pydantic import ValidationError
 
 from kvlens import __version__
-from kvlens.cli.bench import bench_app
-from kvlens.cli.calibrate import calibrate_app
-from kvlens.cli.claims import claims, rates
 from kvlens.cli.diagnose import diagnose
-from kvlens.cli.explain import explain
-from kvlens.cli.freetext import text
-from kvlens.cli.gallery import gallery
 from kvlens.cli.lens import pair, whatif
 from kvlens.cli.methods import methods
 from kvlens.cli.models import models_app
 from kvlens.cli.options import DEFAULT_MODEL, AsJson, RunsDir, fail, runs_folder, writable
 from kvlens.cli.race import race
-from kvlens.cli.report import report
 from kvlens.cli.run import run
 from kvlens.cli.runs import runs_app
-from kvlens.cli.train import train_app
 from kvlens.models.find import DEMO
+from kvlens.storeys import offered
 
 app = typer.Typer(
     help="Run a language model under a KV-cache method, log every decision, replay it.",
@@ -36,17 +29,11 @@ app = typer.Typer(
     add_completion=False,
 )
 app.add_typer(runs_app, name="runs")
-app.add_typer(train_app, name="train")
-app.add_typer(calibrate_app, name="calibrate")
-app.add_typer(bench_app, name="bench")
 app.add_typer(models_app, name="models")
-app.command()(gallery)
-bench_app.command()(claims)
-bench_app.command()(rates)
-bench_app.command()(explain)
-bench_app.command()(text)
-for command in (run, race, pair, whatif, diagnose, report, methods):
+for command in (run, race, pair, whatif, diagnose, methods):
     app.command()(command)
+for storey in offered("commands"):
+    storey.register(app)
 
 
 def main() -> None:

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kvlens.models.find import default_model
+from kvlens.text.outfile import check_file
 from kvlens.text.plaintext import terminal
 
 RunsDir = Annotated[Path | None, typer.Option("--runs", help="Folder of the runs; default $KVLENS_RUNS, else ./runs.")]
@@ -38,8 +39,6 @@ def fail(sentence: str) -> NoReturn:
 def writable(path: Path | None) -> None:
     """The folders above the file that --out names, made where they are missing. ValueError, one sentence, where no file
     can be written there; None: standard output."""
-    from kvlens.bench.kept import check_file
-
     check_file(path, "--out")
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)

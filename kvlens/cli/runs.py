@@ -132,7 +132,7 @@ def runs_note(
 @runs_app.command("show")
 def runs_show(uid: str, runs: RunsDir = None, as_json: AsJson = False) -> None:
     """What a run is, what came out, and its self-check."""
-    from kvlens.compare.groups import generated
+    from kvlens.lens.output import output_text
     from kvlens.lens.severity import outcome
     from kvlens.memory.budget import of_run
     from kvlens.store.reader import TraceReader
@@ -182,7 +182,7 @@ def runs_show(uid: str, runs: RunsDir = None, as_json: AsJson = False) -> None:
             **meta.pick(keys),
             "max_new": meta.asked_new,
             "steps": reader.n_steps,
-            "output_text": generated(reader),
+            "output_text": output_text(reader),
             **{key: value for key, value in came.columns().items() if key != "expected"},
             "peak_bytes": None if steps.empty else int(steps["peak_bytes"].max()),
             "self_check": checks,

@@ -1,4 +1,4 @@
-"""What only a run's own method knows of its reasons: its part `reasons`, found beside the method.
+"""What only a run's own method knows of its reasons: its part `reasons` (kvlens.methods.parts).
 
 The part may have any of these functions; without one, or without the method, what is general holds.
 
@@ -33,7 +33,7 @@ class Own:
     def of(cls, reader: TraceReader) -> Own:
         """Of the run's method; nothing of one that is not installed here."""
         method = methods.registry().get(str(reader.meta.method))
-        return cls(None if method is None else part(method, "reasons"))
+        return cls(None if method is None else part(method, "reasons", "kvlens.lens.methods"))
 
     def say(self, name: str, *about: Any) -> Any | None:
         """What its function of that name says; None: it has none, or that says nothing."""

@@ -121,7 +121,7 @@ class Layout:
     cold_page_tokens: int = 0
     recall_spans: tuple[int, int] | None = None
     """fewest and most tokens of a span that may be wished for, those of decoded tokens included; None: any. Only
-    kvlens/gpu/static asks"""
+    kvlens/lab/gpu/static asks"""
 
     def of(self, layer: int, kv_head: int = 0) -> Zones:
         zones = self.zones[layer] if isinstance(self.zones, tuple) else self.zones

@@ -116,7 +116,7 @@ class Method(ABC):
     untrained: ClassVar[dict[str, Any]] = {}
     """parameters with which it runs on a model that nothing was trained or calibrated for"""
     static_ready: ClassVar[bool] = False
-    """`select` keeps to fixed shapes, so that kvlens.gpu.static can compile or capture a step of it"""
+    """`select` keeps to fixed shapes, so that kvlens.lab.gpu.static can compile or capture a step of it"""
     selects_between_steps: ClassVar[bool] = False
     """`select` looks at neither query nor layer: what it answers changes in `decode_end` only"""
     observed_queries: ClassVar[int] = 0
@@ -141,7 +141,7 @@ class Method(ABC):
         self.params, self.context = params, context
         self._journal: list[Note] = []
         self.keeps_journal = True
-        """False: notes are dropped, for a step that may not grow a list (kvlens/gpu/static)"""
+        """False: notes are dropped, for a step that may not grow a list (kvlens/lab/gpu/static)"""
 
     @classmethod
     def floor_bytes(cls, params: Any, shape: KVShape, prompt_tokens: int, max_new: int) -> int:
@@ -241,7 +241,7 @@ class Method(ABC):
         return {}
 
     def factor_form(self) -> FactorForm | None:
-        """How the cold tier holds spans that are not raw; None: all are. Only kvlens/gpu/static asks."""
+        """How the cold tier holds spans that are not raw; None: all are. Only kvlens/lab/gpu/static asks."""
         return None
 
     def note(self, name: str, values: torch.Tensor, layer: int | None = None, kv_head: int | None = None) -> None:

@@ -1,8 +1,9 @@
-"""The parts of a method that lie beside its class: what draws its view, checks its paper's claims, tells its reasons.
+"""Parts of a method that serve another room than its algorithm: its view, its paper's claims, its reasons.
 
-A method that is more than a selection has a folder of its own, named as the method is: there every part is a module of
-a fixed name (PARTS). A method without a folder, or without the part, gets what is general. Nothing is imported by
-looking a part up before it is asked for; no list names a method.
+A part of a built-in method is a module named as the method, in the package of the room it serves, for example
+`kvlens.lens.methods.freekv`. A plugin brings its parts beside its class: modules of fixed names (PARTS) in a package
+named as the method. No list names a method, and looking a part up imports nothing else. A method without the part gets
+the general one.
 """
 
 from __future__ import annotations
@@ -16,29 +17,34 @@ from kvlens.methods.base import Method
 
 PARTS = {
     "view": "show(reader): draws below the title of the Method page",
-    "claims": "claims(engine, prompts, report) -> list[bench.claims.Claim]: the paper's claims on a model at hand",
+    "claims": "claims(engine, prompts, report) -> list[Claim]: the paper's claims on a model at hand",
     "commands": "calibrate, train: functions that become `kvlens calibrate NAME` and `kvlens train NAME`",
-    "reasons": "what only this method's words in a trace say of a span (kvlens.lens.own)",
+    "reasons": "reasons that only this method's journal holds (kvlens.lens.own)",
     "rates": "ARMS: the rates of its decisions that `kvlens bench rates` records",
-    "gpu": "SETTINGS, HEADLINES, ON_DEVICE: what it says to `kvlens bench gpu` (kvlens.gpu.bench.settings)",
+    "gpu": "SETTINGS, HEADLINES, ON_DEVICE: its settings for `kvlens bench gpu`",
 }
-"""name of a part -> what its module holds"""
+"""name of a part -> content of its module"""
+BUILT_IN = "kvlens.methods."
 
 
-def folder(method: type[Method]) -> str | None:
-    """The package of a method that has one of its own, named as the method is. None: it shares one with others."""
-    module = method.__module__
-    package = module if hasattr(sys.modules.get(module), "__path__") else module.rpartition(".")[0]
-    return package if package.rpartition(".")[2] == method.name else None
+def module_of(method: type[Method], name: str, room: str) -> str | None:
+    """Return the full name of the module of a part, whether or not it exists; None for a plugin without a package.
 
-
-def has(method: type[Method], name: str) -> bool:
-    """Whether the method has a part; nothing is imported."""
+    room: the package that holds this part of the built-in methods."""
     assert name in PARTS, f"{name} is no part of a method: {', '.join(PARTS)}"
-    package = folder(method)
-    return package is not None and importlib.util.find_spec(f"{package}.{name}") is not None
+    home = method.__module__
+    if home.startswith(BUILT_IN):
+        return f"{room}.{method.name}"
+    package = home if hasattr(sys.modules.get(home), "__path__") else home.rpartition(".")[0]
+    return f"{package}.{name}" if package.rpartition(".")[2] == method.name else None
 
 
-def part(method: type[Method], name: str) -> ModuleType | None:
-    """The module of a part, imported; None: the method has none, and what is general serves it."""
-    return importlib.import_module(f"{folder(method)}.{name}") if has(method, name) else None
+def has(method: type[Method], name: str, room: str) -> bool:
+    """Return whether the method has a part, without importing the part."""
+    module = module_of(method, name, room)
+    return module is not None and importlib.util.find_spec(module) is not None
+
+
+def part(method: type[Method], name: str, room: str) -> ModuleType | None:
+    """Import and return the module of a part; None if the method has none."""
+    return importlib.import_module(str(module_of(method, name, room))) if has(method, name, room) else None

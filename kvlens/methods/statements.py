@@ -1,5 +1,5 @@
 """What a method's paper says of it, as a comparison that can be made: arms that differ in what the statement is about,
-and the figure that it is about. `kvlens bench claims` makes it (kvlens/bench/claims). Plain data; no torch."""
+and the figure that it is about. `kvlens bench claims` makes it (kvlens/lab/claims). Plain data; no torch."""
 
 from __future__ import annotations
 

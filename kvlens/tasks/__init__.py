@@ -1,7 +1,7 @@
 """The tasks. To add one: write its file, add its line to BUILT_IN, or announce it by an entry point `kvlens.tasks`.
 
 A generated task is known by its name. A file of a published benchmark is named KIND:PATH, for example
-ruler:data/niah_single_1.jsonl, where KIND is one of FILES; some kinds have parameters, set behind the path
+ruler:data/niah_single_1.jsonl, where KIND is one of `file_kinds()`; some kinds have parameters, set behind the path
 (gsm8k:test.jsonl@shots=32). Nothing here imports torch.
 """
 
@@ -18,6 +18,7 @@ from typing import Any
 
 from kvlens.models.find import DEMO
 from kvlens.plugins import plugins
+from kvlens.storeys import offered
 from kvlens.tasks import filename
 from kvlens.tasks.base import Asked, Encode, Encoding, Generation, Task, Unscored
 from kvlens.text.prompts import PromptText
@@ -43,22 +44,6 @@ BUILT_IN = {
     "list_items": "kvlens.tasks.copying:ITEMS",
     "copy_text": "kvlens.tasks.copying:COPY",
 }
-FILES = {
-    "longbench": "kvlens.tasks.longbench:LongBench",
-    "longbench2": "kvlens.tasks.longbench2:LongBench2",
-    "ruler": "kvlens.tasks.rulerfile:RulerFile",
-    "rulerkv": "kvlens.tasks.rulerkv:RulerRows",
-    "infinitebench": "kvlens.tasks.infinitebench:InfiniteBench",
-    "scbench": "kvlens.tasks.scbench:SCBench",
-    "gsm8k": "kvlens.tasks.gsm8k:Gsm8k",
-    "math500": "kvlens.tasks.math500:Math500",
-    "aime24": "kvlens.tasks.aime24:Aime24",
-    "gpqa": "kvlens.tasks.gpqa:Gpqa",
-    "longgenbench-wu": "kvlens.tasks.longgenbench_wu:LongGenBenchWu",
-    "longgenbench-liu": "kvlens.tasks.longgenbench_liu:LongGenBenchLiu",
-    "niah": "kvlens.tasks.haystack:Haystack",
-}
-
 
 TOY = ("needle", "multikey", "list")
 LOOKED_AT = 64 << 20
@@ -70,6 +55,13 @@ class UnknownTask(ValueError):
     pass
 
 
+@cache
+def file_kinds() -> dict[str, str]:
+    """Return the kinds of benchmark files that a storey offers (`FILES` of its module `tasks`), each with the place of
+    its class."""
+    return {kind: place for storey in offered("tasks") for kind, place in storey.FILES.items()}
+
+
 def _load(path: str) -> Any:
     module, attribute = path.split(":")
     return getattr(importlib.import_module(module), attribute)
@@ -77,7 +69,7 @@ def _load(path: str) -> Any:
 
 @cache
 def _plugins() -> tuple[dict[str, Task], dict[str, str]]:
-    return plugins("task", {*BUILT_IN, *FILES}, _fault)
+    return plugins("task", {*BUILT_IN, *file_kinds()}, _fault)
 
 
 def _fault(name: str, found: Any) -> str | None:
@@ -109,7 +101,7 @@ def forget() -> None:
 def get(name: str) -> Task:
     """A task by name, or the task of a file by KIND:PATH. Raises UnknownTask or ValueError with one sentence."""
     kind, sign, path = name.partition(":")
-    if sign and kind in FILES:
+    if sign and kind in file_kinds():
         file, given = filename.split(path)
         return _open(name, kind, file, given, _stamp(Path(file)))
     tasks = registry()
@@ -117,7 +109,8 @@ def get(name: str) -> Task:
         raise UnknownTask(refused()[name])
     if name not in tasks:
         raise UnknownTask(
-            f"unknown task '{name}'; known: {', '.join(tasks)}, and files as {', '.join(f'{k}:PATH' for k in FILES)}."
+            f"unknown task '{name}'; known: {', '.join(tasks)}, and files as "
+            f"{', '.join(f'{kind}:PATH' for kind in file_kinds())}."
         )
     return tasks[name]
 
@@ -143,7 +136,7 @@ def _size(path: Path) -> int:
 
 @lru_cache(maxsize=16)
 def _open(name: str, kind: str, path: str, given: tuple[tuple[str, str], ...], stamp: int) -> Task:
-    opens = _load(FILES[kind])
+    opens = _load(file_kinds()[kind])
     task: Task = opens(Path(path), **filename.values(kind, getattr(opens, "parameters", {}), given))
     task.name = name
     return task
@@ -161,7 +154,7 @@ def _told(task: Task) -> dict[str, Any]:
 
 def parameters() -> dict[str, dict[str, int | str]]:
     """Kind of file -> what can be set behind its path, with the defaults; kinds without parameters are left out."""
-    found = {kind: dict(getattr(_load(path), "parameters", {})) for kind, path in FILES.items()}
+    found = {kind: dict(getattr(_load(path), "parameters", {})) for kind, path in file_kinds().items()}
     return {kind: given for kind, given in found.items() if given}
 
 
@@ -184,7 +177,7 @@ def judged(task: str | None, answer: str, output: str) -> bool | None:
     whole words, letters of either case. A stored run may name any file: only one of at most LOOKED_AT bytes is opened
     for its score."""
     kind, sign, path = (task or "").partition(":")
-    large = bool(sign) and kind in FILES and _size(Path(filename.split(path)[0])) > LOOKED_AT
+    large = bool(sign) and kind in file_kinds() and _size(Path(filename.split(path)[0])) > LOOKED_AT
     if task and not large:
         try:
             return score(task, answer, output) == 1.0
@@ -230,7 +223,6 @@ def remake(trial: Mapping[str, Any], encoding: Encoding) -> Asked:
 
 __all__ = [
     "BUILT_IN",
-    "FILES",
     "Asked",
     "Encode",
     "Encoding",
@@ -239,6 +231,7 @@ __all__ = [
     "UnknownTask",
     "ask",
     "catalogue",
+    "file_kinds",
     "get",
     "is_right",
     "judged",

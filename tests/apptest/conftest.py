@@ -12,7 +12,7 @@ from streamlit.components.v2 import manifest_scanner
 from streamlit.testing.v1 import AppTest, local_script_runner
 from uiruns import ROOT, Runs, Visit, write_runs
 
-from kvlens.ui.common.widgets import FAILED
+from kvlens.app.ui.common.widgets import FAILED
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ from streamlit.testing.v1 import AppTest
 from streamlit.testing.v1.element_tree import ButtonGroup
 from uiruns import Runs, Visit
 
-from kvlens.ui.benchmarks.matrix import MEANT
+from kvlens.app.ui.benchmarks.matrix import MEANT
 
 MACHINE = {"processor": "P", "cores": 2}
 ABOUT = {
@@ -218,8 +218,8 @@ def test_the_matrix_begins_with_the_usual_budget_and_shows_others_when_asked(vis
 
 def lost_cell() -> None:
     """The script of a page that shows one cell's lost trials."""
-    from kvlens.figures.qualitymatrix import Cell
-    from kvlens.ui.benchmarks.matrix import _lost
+    from kvlens.app.figures.qualitymatrix import Cell
+    from kvlens.app.ui.benchmarks.matrix import _lost
 
     request = {"model": "demo", "length": 256, "question": "in"}
     wrong = [{"index": 3, "depth": 0.5, "seed": 8000003, "answer": " 4821", "output": " 77"}]

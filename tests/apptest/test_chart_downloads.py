@@ -12,10 +12,10 @@ import pytest
 from streamlit.testing.v1 import AppTest
 from uiruns import Runs, Visit
 
+from kvlens.app.ui.common import chart as module
+from kvlens.app.ui.common import download
+from kvlens.app.ui.common.chart import Data, table_file
 from kvlens.store.errors import TraceError
-from kvlens.ui.common import chart as module
-from kvlens.ui.common import download
-from kvlens.ui.common.chart import Data, table_file
 
 METHODS = ("sekv", "chess", "freekv", "sentkv", "compresskv")
 PAGES = ("heads", "method", "memory", "spans", "compare")

@@ -12,7 +12,7 @@ from support import task_prompt
 from test_pages import words
 from uiruns import Visit
 
-from kvlens.methods.chess import figures
+from kvlens.app.figures.methods import chess as figures
 from kvlens.runs.carrying import carry_out
 from kvlens.runs.request import RunRequest
 from kvlens.text.prompts import PromptText

@@ -13,17 +13,17 @@ import pandas as pd
 import pytest
 from pairruns import PARTED, PairRuns, set_info, write_pair
 from streamlit.testing.v1 import AppTest
+from synthetic import write_synthetic
 from test_pages import words
 from uiruns import Visit
 
-from kvlens.figures.methodmarks import mark
+from kvlens.app.figures.methodmarks import mark
+from kvlens.app.ui.compare import asked
+from kvlens.app.ui.compare import groups as comparegroups
 from kvlens.lens.diagnosis import Wanted, diagnose
 from kvlens.lens.reasons import cause
 from kvlens.runs import races
 from kvlens.runs.races import Lane, RaceInfo
-from kvlens.store.synthetic import write_synthetic
-from kvlens.ui.compare import asked
-from kvlens.ui.compare import groups as comparegroups
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,8 @@ from support import task_prompt
 from test_pages import words
 from uiruns import Visit
 
-from kvlens.methods.compresskv import figures
-from kvlens.methods.compresskv.view import normalised
+from kvlens.app.figures.methods import compresskv as figures
+from kvlens.app.methods.compresskv import normalised
 from kvlens.runs.carrying import carry_out
 from kvlens.runs.request import RunRequest
 

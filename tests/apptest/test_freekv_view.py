@@ -12,7 +12,7 @@ from streamlit.testing.v1 import AppTest
 from test_pages import words
 from uiruns import Visit
 
-from kvlens.methods.freekv import figures
+from kvlens.app.figures.methods import freekv as figures
 from kvlens.store.reader import TraceReader
 
 

@@ -12,14 +12,14 @@ from streamlit.testing.v1 import AppTest
 from test_pages import words
 from uiruns import Visit
 
-from kvlens import gallery
+from kvlens.app import gallery
+from kvlens.app.ui.common.player import payload
+from kvlens.app.ui.common.player.codec import unpack
+from kvlens.app.ui.common.player.lens import LEAST_HOLE
+from kvlens.app.ui.replay.tour import marks
 from kvlens.lens.severity import severity
 from kvlens.lens.verdict import verdict
 from kvlens.store.reader import TraceReader, list_runs
-from kvlens.ui.common.player import payload
-from kvlens.ui.common.player.codec import unpack
-from kvlens.ui.common.player.lens import LEAST_HOLE
-from kvlens.ui.replay.tour import marks
 
 LOSS = gallery.losses()[0]
 

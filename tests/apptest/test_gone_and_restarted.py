@@ -15,9 +15,9 @@ import pytest
 from streamlit.testing.v1 import AppTest
 from uiruns import ROOT, Runs, Visit
 
+from kvlens.app.ui.common.scratch import Scratch
+from kvlens.app.ui.common.widgets import FAILED
 from kvlens.store.reader import list_runs
-from kvlens.ui.common.scratch import Scratch
-from kvlens.ui.common.widgets import FAILED
 
 
 @pytest.mark.parametrize("page", ["replay", "heads", "spans", "memory", "method"])
@@ -37,8 +37,8 @@ def test_the_page_of_a_deleted_run_says_so(visit: Visit, runs: Runs, tmp_path: P
 
 def test_a_fragment_whose_run_went_meanwhile_says_so() -> None:
     def script() -> None:
+        from kvlens.app.ui.common.widgets import guarded
         from kvlens.store.errors import RunNotFound
-        from kvlens.ui.common.widgets import guarded
 
         def gone() -> None:
             raise RunNotFound("There is no run x in runs; list the runs with `kvlens runs`.")
@@ -87,7 +87,7 @@ def test_a_run_goes_on_when_nobody_reads_its_progress(tmp_path: Path) -> None:
 
 HOLD = """
 import sys, time
-from kvlens.ui.common.scratch import Scratch
+from kvlens.app.ui.common.scratch import Scratch
 held = Scratch()
 print(held.file("prompt.json", "a secret prompt"), flush=True)
 time.sleep(60)

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from uiruns import Runs, Visit
 
-from kvlens.gpu.bench.offloadrow import OffloadRow
-from kvlens.gpu.bench.result import (
+from kvlens.lab.gpu.settings import everything
+from kvlens.lab.results.gpu import (
     CeilingRow,
     CheckRow,
     Entry,
@@ -23,7 +23,7 @@ from kvlens.gpu.bench.result import (
     Row,
     StepRow,
 )
-from kvlens.gpu.bench.settings import everything
+from kvlens.lab.results.offloadrow import OffloadRow
 
 DEVICE = {"name": "Made Up 9000", "driver": "1.2", "clocks": "SM 1 MHz", "memory_bytes": 1}
 

@@ -11,12 +11,12 @@ import pytest
 import streamlit as st
 from uiruns import Runs, Visit
 
-from kvlens.bench.summary import summary
-from kvlens.bench.sweep import file as sweepfile
-from kvlens.figures.grid import grid, panels
-from kvlens.ui.benchmarks import gridview
-from kvlens.ui.benchmarks.griddata import Look, Suite, cells, lines, noise_floor, read_look, trials_of
-from kvlens.ui.benchmarks.trials import came_out
+from kvlens.app.figures.grid import grid, panels
+from kvlens.app.ui.benchmarks import gridview
+from kvlens.app.ui.benchmarks.griddata import Look, Suite, cells, lines, noise_floor, read_look, trials_of
+from kvlens.app.ui.benchmarks.trials import came_out
+from kvlens.lab.bench.sweep import file as sweepfile
+from kvlens.lab.results.summary import summary
 
 ABOUT = {
     "machine": {"processor": "P", "cores": 2},
@@ -178,7 +178,7 @@ def test_a_trial_without_a_trace_is_run_again(
         asked.append(trial)
         raise ValueError("the method 'freekv' is not installed here.")
 
-    monkeypatch.setattr("kvlens.ui.benchmarks.trials.submit_trial", refuse)
+    monkeypatch.setattr("kvlens.app.ui.benchmarks.trials.submit_trial", refuse)
     next(button for button in app.button if "again" in button.label).click().run()
     assert (asked[0]["seed"], asked[0]["method"], asked[0]["budget"], asked[0]["model"]) == (2, "freekv", "20%", "demo")
     assert "not installed here" in app.error[0].value

@@ -8,13 +8,13 @@ from streamlit.testing.v1 import AppTest
 from test_lens_on_replay import finished, press
 from uiruns import Visit
 
+from kvlens.app.ui.common import lensjobs
+from kvlens.app.ui.common.request import TryChoice
+from kvlens.app.ui.replay.lenschoices import MOST, choices_of
 from kvlens.lens.attribution import attribute
 from kvlens.lens.pieces import Piece
 from kvlens.lens.verdict import verdict
 from kvlens.store.reader import TraceReader
-from kvlens.ui.common import lensjobs
-from kvlens.ui.common.request import TryChoice
-from kvlens.ui.replay.lenschoices import MOST, choices_of
 
 OFFER = f"the {MOST} of most effect"
 

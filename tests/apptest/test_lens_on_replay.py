@@ -12,20 +12,20 @@ import pandas as pd
 import pytest
 from lensruns import SPAN, STEP, SUMMARY, LensRuns, write_lens_runs
 from streamlit.testing.v1 import AppTest
+from synthetic import write_synthetic
 from test_pages import player_header, words
 from uiruns import Visit
 
+from kvlens.app.ui.common import lensdata, lensjobs
+from kvlens.app.ui.common.jobview import manager
+from kvlens.app.ui.common.request import TryChoice, pair_command, whatif_command
+from kvlens.app.ui.home import reading
+from kvlens.app.ui.replay.lensview import more
 from kvlens.lens import listing
 from kvlens.lens.pieces import Piece
 from kvlens.lens.verdict import Verdict, verdict
 from kvlens.store.lease import Lease
 from kvlens.store.reader import TraceReader
-from kvlens.store.synthetic import write_synthetic
-from kvlens.ui.common import lensdata, lensjobs
-from kvlens.ui.common.jobview import manager
-from kvlens.ui.common.request import TryChoice, pair_command, whatif_command
-from kvlens.ui.home import reading
-from kvlens.ui.replay.lensview import more
 
 
 @pytest.fixture(scope="module")

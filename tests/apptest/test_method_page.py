@@ -12,20 +12,20 @@ import numpy as np
 import pandas as pd
 import pytest
 from streamlit.testing.v1 import AppTest
+from synthetic import write_synthetic
 from test_pages import words
 from uiruns import Runs, Visit
 
 from kvlens import methods
+from kvlens.app.ui import method as methodview
+from kvlens.app.ui.common import parts
+from kvlens.app.ui.method.cuts import by_span, of_head, shares
+from kvlens.app.ui.method.journal import listing, long
 from kvlens.instruments import CutRow
 from kvlens.rows import JournalRow, PrefillRecord, StepRecord
 from kvlens.store.reader import TraceReader
-from kvlens.store.synthetic import write_synthetic
 from kvlens.store.writer import TraceWriter
 from kvlens.text.units import si_bytes
-from kvlens.ui import method as methodview
-from kvlens.ui.common import parts
-from kvlens.ui.method.cuts import by_span, of_head, shares
-from kvlens.ui.method.journal import listing, long
 
 BARE, TALKER, STILL = "20260101-000000-bare", "20260101-000001-talker", "20260101-000002-still"
 DROPPER = "20260101-000003-dropper"
@@ -217,7 +217,7 @@ def test_meanings_come_from_the_method(visit: Visit, folder: Path, monkeypatch: 
         "journal_names": {"threshold": "a share"},
         "presets": {"made up": {"coarse": False}, "paper": {}},
     }
-    monkeypatch.setattr("kvlens.ui.common.data.catalogue", lambda: [entry])
+    monkeypatch.setattr("kvlens.app.ui.common.data.catalogue", lambda: [entry])
     app = pick(visit(folder, "method", run=TALKER), "threshold")
     assert app.subheader[0].value == "Elsewhere"
     assert "threshold: a share" in words(app)

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from uiruns import Visit
 
-from kvlens.gpu.bench import offload
-from kvlens.gpu.bench.device import DryDevice
-from kvlens.gpu.bench.part import Bench
-from kvlens.gpu.bench.tier import Way
+from kvlens.lab.gpu import offload
+from kvlens.lab.gpu.device import DryDevice
+from kvlens.lab.gpu.part import Bench
+from kvlens.lab.gpu.tier import Way
 from kvlens.store.reader import TraceReader
 
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 from streamlit.testing.v1 import AppTest
+from synthetic import write_synthetic
 from uiruns import Runs, Visit
 
+from kvlens.app.ui.common.frame import run_label
+from kvlens.app.ui.common.player.codec import unpack
+from kvlens.app.ui.replay.details import LONGEST, in_a_line
 from kvlens.models.find import short_model
-from kvlens.store.synthetic import write_synthetic
-from kvlens.ui.common.frame import run_label
-from kvlens.ui.common.player.codec import unpack
-from kvlens.ui.replay.details import LONGEST, in_a_line
 
 
 def words(app: AppTest) -> str:
@@ -47,7 +47,7 @@ def test_what_a_forced_run_was_fed_is_not_called_its_output() -> None:
     def page() -> None:
         import pandas as pd
 
-        from kvlens.ui.home.chosen import run_details
+        from kvlens.app.ui.home.chosen import run_details
 
         rows = [("20260101-000000-own", False), ("20260101-000001-fed", True)]
         table = pd.DataFrame(
@@ -97,7 +97,7 @@ def test_an_answer_above_the_player_is_one_line_however_long() -> None:
 
 def test_what_a_run_that_is_not_whole_is() -> None:
     def page() -> None:
-        from kvlens.ui.common.widgets import status_banner
+        from kvlens.app.ui.common.widgets import status_banner
 
         for status, steps in (("completed", 9), ("failed", 8), ("cancelled", 0)):
             status_banner(status, steps, None)

@@ -18,9 +18,9 @@ from uiruns import ROOT, Visit
 from warmprocess import WarmProcess
 
 from kvlens import methods
-from kvlens.bench.claims.check import claiming
+from kvlens.app.figures.methodmarks import FAMILY_COLORS, mark
 from kvlens.cli.main import app
-from kvlens.figures.methodmarks import FAMILY_COLORS, mark
+from kvlens.lab.claims.check import claiming
 from kvlens.lens.reasons import KINDS
 from kvlens.lens.verdict import verdict
 from kvlens.methods.statements import stated

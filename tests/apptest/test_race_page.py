@@ -13,16 +13,16 @@ import pytest
 from streamlit.testing.v1 import AppTest
 from uiruns import ROOT, Visit
 
+from kvlens.app.ui.common import submit
+from kvlens.app.ui.common.jobs import Job, JobManager, start_cold
+from kvlens.app.ui.common.request import MethodChoice, race_command
+from kvlens.app.ui.race import view
+from kvlens.app.ui.race.stored import lines_of
 from kvlens.runs import races
 from kvlens.runs.race import race
 from kvlens.runs.races import RaceInfo, RaceRequest, entrants
 from kvlens.runs.request import RunRequest
 from kvlens.text.prompts import PromptText
-from kvlens.ui.common import submit
-from kvlens.ui.common.jobs import Job, JobManager, start_cold
-from kvlens.ui.common.request import MethodChoice, race_command
-from kvlens.ui.race import view
-from kvlens.ui.race.stored import lines_of
 
 SAID = (
     '{"phase": "race", "id": "r", "lanes": []}',

@@ -13,14 +13,14 @@ from streamlit.testing.v1 import AppTest
 from uiruns import ROOT, Visit
 
 from kvlens import methods
+from kvlens.app.ui.common import submit
+from kvlens.app.ui.common.jobs import Job, JobManager
+from kvlens.app.ui.common.jobview import manager, progress_text
+from kvlens.app.ui.common.request import MethodChoice, PromptChoice, changed_parameters, command
 from kvlens.demo import tasks as demo_tasks
 from kvlens.demo.encode import demo_encode
 from kvlens.store.reader import TraceReader
 from kvlens.text.prompts import decode
-from kvlens.ui.common import submit
-from kvlens.ui.common.jobs import Job, JobManager
-from kvlens.ui.common.jobview import manager, progress_text
-from kvlens.ui.common.request import MethodChoice, PromptChoice, changed_parameters, command
 
 
 def wait(jobs: JobManager, uid: str, seconds: int = 30) -> Job:

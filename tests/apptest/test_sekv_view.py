@@ -11,7 +11,7 @@ from support import task_prompt
 from test_pages import words
 from uiruns import Runs, Visit
 
-from kvlens.methods.sekv import view_table as sekv_table
+from kvlens.app.methods import sekv_table
 from kvlens.runs.carrying import carry_out
 from kvlens.runs.request import RunRequest
 from kvlens.store.reader import TraceReader

@@ -11,7 +11,7 @@ from support import task_prompt
 from test_pages import words
 from uiruns import Visit
 
-from kvlens.methods.sentkv import view as sentkv
+from kvlens.app.methods import sentkv
 from kvlens.runs.carrying import carry_out
 from kvlens.runs.request import RunRequest
 from kvlens.store.reader import TraceReader

@@ -12,16 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 from streamlit.testing.v1 import AppTest
+from synthetic import write_synthetic
 from test_pages import words
 from uiruns import MARKUP, Runs, Visit
 
+from kvlens.app.ui.spans import map as spansmap
 from kvlens.rows import PrefillRecord
 from kvlens.runs.spanmap import settings
 from kvlens.store.reader import TraceReader
-from kvlens.store.synthetic import write_synthetic
 from kvlens.store.writer import TraceWriter
 from kvlens.text.words import STATES
-from kvlens.ui.spans import map as spansmap
 
 PLAIN, FEW, SILENT = "20260101-000000-plain", "20260101-000001-fewer", "20260101-000002-silent"
 
@@ -193,7 +193,7 @@ def test_a_stored_umap_is_shown_and_a_missing_one_is_made_while_pca_stands_in(
         """Begins and never ends."""
 
         def job(self, out: Path) -> Any:
-            from kvlens.ui.common.jobs import Job
+            from kvlens.app.ui.common.jobs import Job
 
             return Job("1", [], "UMAP", 0.0, state="running", phase="import", started=0.0) if out in begun else None
 
@@ -224,7 +224,7 @@ def test_a_umap_that_failed_says_why_and_can_be_tried_again(
 
     class Failing:
         def job(self, out: Path) -> Any:
-            from kvlens.ui.common.jobs import Job
+            from kvlens.app.ui.common.jobs import Job
 
             return Job("1", [], "UMAP", 0.0, state="failed", message="No module named 'umap'", started=0.0, ended=1.0)
 

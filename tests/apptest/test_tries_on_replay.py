@@ -10,23 +10,23 @@ from pathlib import Path
 import pytest
 from lensruns import SPAN, STEP, SUMMARY, LensRuns, write_lens_runs
 from streamlit.testing.v1 import AppTest
+from synthetic import write_synthetic
 from test_lens_on_replay import finished, press, wait_for_jobs
 from test_pages import words
 from uiruns import Visit, redate
 
+from kvlens.app.ui.common import data, lensdata, lensjobs
+from kvlens.app.ui.common.request import TryChoice
+from kvlens.app.ui.replay import draft
+from kvlens.app.ui.replay.draft import Draft, parse
+from kvlens.app.ui.replay.tried import made_of
 from kvlens.lens.pieces import Piece
 from kvlens.lens.tries import Try, tries_in
 from kvlens.meta import Counterfactual, RunMeta
 from kvlens.metaparts import Held
 from kvlens.store.reader import TraceReader, list_runs
 from kvlens.store.recover import delete_run
-from kvlens.store.synthetic import write_synthetic
 from kvlens.text.units import si_bytes
-from kvlens.ui.common import data, lensdata, lensjobs
-from kvlens.ui.common.request import TryChoice
-from kvlens.ui.replay import draft
-from kvlens.ui.replay.draft import Draft, parse
-from kvlens.ui.replay.tried import made_of
 
 AT = {"step": STEP, "layer": 1, "head": 2, "span": SPAN}
 HERE = Piece(SPAN)

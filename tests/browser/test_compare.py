@@ -11,7 +11,7 @@ from pairruns import PARTED, PairRuns, write_pair
 from playwright.sync_api import Page, expect
 from uiserver import Open, Server, choose, download, settled
 
-from kvlens.report import report_bytes
+from kvlens.app.report import report_bytes
 from kvlens.store.reader import TraceReader
 
 SVG = "{http://www.w3.org/2000/svg}"

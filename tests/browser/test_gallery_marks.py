@@ -9,7 +9,7 @@ from pathlib import Path
 from playwright.sync_api import expect
 from uiserver import Open, Server, player, settled
 
-from kvlens import gallery
+from kvlens.app import gallery
 
 LOSS = next(loss for loss in gallery.losses() if loss.held.restored)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import duckdb
 import pytest
 from store_support import one_sentence
+from synthetic import write_synthetic
 
 from kvlens.meta import RunMeta
 from kvlens.store.errors import RunNotFound, SchemaTooNew, TraceError, UnreadableRun
@@ -19,7 +20,6 @@ from kvlens.store.export import export
 from kvlens.store.reader import TraceReader, list_runs
 from kvlens.store.recover import delete_run, recover
 from kvlens.store.schema import statements
-from kvlens.store.synthetic import write_synthetic
 from kvlens.store.writer import TraceWriter
 
 

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 import triton
 
-from kvlens.kernels import aot
+from kvlens.lab.gpu import aot
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "kernels.md").read_text(encoding="utf-8")
-REWRITE = "run: python -m kvlens.kernels.aot --write docs/kernels.md"
+REWRITE = "run: python -m kvlens.lab.gpu.aot --write docs/kernels.md"
 
 SHARED = {80: 163 * 1024, 90: 227 * 1024}
 """Bytes of shared memory one program may have (CUDA C++ programming guide, table of compute capabilities)."""

@@ -9,6 +9,7 @@ from shutil import copytree
 import duckdb
 import pytest
 from lensruns import STEP, write_lens_runs
+from synthetic import write_synthetic
 from typer.testing import CliRunner
 
 from kvlens.cli.main import app
@@ -23,7 +24,6 @@ from kvlens.lens.verdict import verdict
 from kvlens.runs.carrying import carry_out
 from kvlens.runs.request import RunRequest
 from kvlens.store.reader import TraceReader, list_runs
-from kvlens.store.synthetic import write_synthetic
 from kvlens.text.prompts import PromptText
 
 pytestmark = pytest.mark.usefixtures("loaded_once")

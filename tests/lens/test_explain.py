@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 from kvlens import methods
-from kvlens.bench import kept as keeping
-from kvlens.bench.explain import ExplainRequest, explain_trial, measure
-from kvlens.bench.explain_table import ARMS, document, markdown, summarise
-from kvlens.bench.provenance import about
-from kvlens.bench.trials import Prompts, Trial
-from kvlens.cli.results import beside, results, write
 from kvlens.engine.engine import Engine
 from kvlens.engine.models import load
 from kvlens.instruments import Loss, Oracle
+from kvlens.lab.bench import kept as keeping
+from kvlens.lab.bench.explain import ExplainRequest, explain_trial, measure
+from kvlens.lab.bench.provenance import about
+from kvlens.lab.bench.trials import Prompts, Trial
+from kvlens.lab.commands.results import beside, results, write
+from kvlens.lab.results.explain_table import ARMS, document, markdown, summarise
 from kvlens.lens.attribution import attribute_records
 
 POINTS = (("streaming_llm", "multikey", "10%"), ("chess", "multikey", "10%"))
@@ -155,7 +155,7 @@ def test_a_kept_file_that_is_no_text_is_a_sentence_and_stays(tmp_path: Path) -> 
 
 def test_the_committed_page_is_made_of_the_committed_figures_the_real_model_first() -> None:
     root = Path(__file__).resolve().parents[2]
-    found = results(root / "benchmarks/results", "explain")
+    found = results(root / "kvlens/lab/results", "explain")
     page = document(found)
     assert page == (root / "docs/lens-quality.md").read_text(encoding="utf-8")
     assert len(found) > 1

@@ -14,6 +14,7 @@ from test_counterfactual import FACT, Lost, quiet
 from typer.testing import CliRunner
 from uiruns import redate
 
+from kvlens.app.report.whatif import whatif as report
 from kvlens.cli.lens import sentences
 from kvlens.cli.main import app
 from kvlens.lens.asked import Asked, holds_for
@@ -28,7 +29,6 @@ from kvlens.lens.whatif import whatif
 from kvlens.memory.budget import BudgetInfeasible
 from kvlens.memory.holds import Drop, Hold
 from kvlens.meta import RunMeta
-from kvlens.report.whatif import whatif as report
 from kvlens.runs.repeat import read_run
 from kvlens.store.reader import TraceReader, list_runs
 

@@ -14,8 +14,8 @@ from support import random_llama, random_prompt, task_prompt
 from torch._dynamo.utils import counters
 
 from kvlens.engine.engine import Engine, Options
-from kvlens.gpu.static import BatchDecoder, StaticDecoder
 from kvlens.kernels.compat import INTERPRET
+from kvlens.lab.gpu.static import BatchDecoder, StaticDecoder
 from kvlens.methods import get
 
 STEPS = 8

@@ -12,9 +12,9 @@ import torch
 from static_support import Case, decoder
 from support import random_llama, random_prompt
 
-from kvlens.gpu.static import BatchDecoder
-from kvlens.gpu.static.batch import OneLane, StreamLanes, lanes
-from kvlens.gpu.static.cuda import SideStream
+from kvlens.lab.gpu.static import BatchDecoder
+from kvlens.lab.gpu.static.batch import OneLane, StreamLanes, lanes
+from kvlens.lab.gpu.static.cuda import SideStream
 from kvlens.methods import get
 
 FORKS, JOINS = [("lane 0", "main"), ("lane 1", "main")], [("main", "lane 0"), ("main", "lane 1")]

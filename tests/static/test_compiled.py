@@ -11,7 +11,7 @@ from static_support import CASES, FETCHING, Case, Counting, decoder, small_model
 from support import random_prompt
 from torch._dynamo.utils import counters
 
-from kvlens.gpu.static import StaticDecoder
+from kvlens.lab.gpu.static import StaticDecoder
 from kvlens.methods import get
 
 STEPS = 16

@@ -1,5 +1,5 @@
-"""The one piece of kvlens/gpu/static/cuda.py that Triton's interpreter can run: what its fetch moves is what the plain
-fetch moves."""
+"""The one piece of kvlens/lab/gpu/static/cuda.py that Triton's interpreter can run: what its fetch moves is what the
+plain fetch moves."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import torch
 from static_support import CASES, decoder
 from support import random_llama, random_prompt
 
-from kvlens.gpu.static import cuda
-from kvlens.gpu.static.recall import fetch
 from kvlens.kernels.compat import INTERPRET
+from kvlens.lab.gpu.static import cuda
+from kvlens.lab.gpu.static.recall import fetch
 
 
 @pytest.mark.skipif(not INTERPRET, reason="Triton's interpreter is off")

@@ -127,7 +127,7 @@ def test_one_graph_with_k1_in_it() -> None:
 
 @pytest.mark.parametrize(("width", "by"), [(8, "torch"), (12, "torch"), (16, "triton")])
 def test_a_width_that_k1_does_not_take_is_pytorchs(width: int, by: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvlens.gpu.static.session.backend", lambda tensor: "triton")
+    monkeypatch.setattr("kvlens.lab.gpu.static.session.backend", lambda tensor: "triton")
     model = random_llama(num_hidden_layers=1, head_dim=width)
     made = decoder(model, random_prompt(40), CASES[0], 2)
     assert made.session.kernels == by

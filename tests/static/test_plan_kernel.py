@@ -12,11 +12,11 @@ from static_support import CASES, Case, decoder, small_model
 from support import random_prompt
 from test_compiled import on_random
 
-from kvlens.gpu.static.recall import StaticRecall
 from kvlens.kernels.arrivals import fill_cells_triton
 from kvlens.kernels.compat import INTERPRET
 from kvlens.kernels.zone_plan import zone_plan_triton
 from kvlens.kernels.zone_torch import zone_plan_torch
+from kvlens.lab.gpu.static.recall import StaticRecall
 
 STEPS = 4
 EXACT = {"atol": 0.0, "rtol": 0.0}
@@ -81,7 +81,7 @@ def test_factors_come_by_kernels_as_by_torch(case: Case, k3: bool, monkeypatch: 
         filled.append(bool(fill.any()))
         fill_cells_triton(new, turn, span, offset, fill, keys, values)
 
-    monkeypatch.setattr("kvlens.gpu.static.factors.fill_cells_triton", fill)
+    monkeypatch.setattr("kvlens.lab.gpu.static.factors.fill_cells_triton", fill)
     try:
         factors = made.session.recall.factors
         assert factors is not None
@@ -115,7 +115,7 @@ def test_who_plans(monkeypatch: pytest.MonkeyPatch) -> None:
         memory = made.session.memory
         assert made.session.recall.plan is zone_plan_torch
         assert StaticRecall(memory, None, "triton").plan is zone_plan_triton
-        monkeypatch.setattr("kvlens.gpu.static.recall.backend", lambda tensor: "triton")
+        monkeypatch.setattr("kvlens.lab.gpu.static.recall.backend", lambda tensor: "triton")
         assert StaticRecall(memory).plan is zone_plan_triton
         assert StaticRecall(memory, None, "torch").plan is zone_plan_torch
     finally:

@@ -21,12 +21,12 @@ from support import random_llama, random_prompt
 from test_compiled import on_random
 
 from kvlens import methods
-from kvlens.gpu.static import BatchDecoder, StaticDecoder, batch, cuda
 from kvlens.kernels import lowrank_spans, page_moves, pool_attend
 from kvlens.kernels.arrivals import arrivals_torch, fill_cells_torch
 from kvlens.kernels.attend import attention_weights
 from kvlens.kernels.slot_tables import slot_tables_torch
 from kvlens.kernels.zone_torch import zone_plan_torch
+from kvlens.lab.gpu.static import BatchDecoder, StaticDecoder, batch, cuda
 
 STEPS = 6
 
@@ -79,10 +79,10 @@ def device(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
     monkeypatch.setattr("kvlens.memory.tiers.link_for", lambda at, ledger: made.link(ledger))
     monkeypatch.setattr(cuda, "aside", lambda device: cuda.InOrder())
     monkeypatch.setattr(pool_attend, "_attend_slots", attends)
-    monkeypatch.setattr("kvlens.gpu.static.attend.slot_tables_triton", slot_tables_torch)
-    monkeypatch.setattr("kvlens.gpu.static.recall.zone_plan_triton", zone_plan_torch)
-    monkeypatch.setattr("kvlens.gpu.static.factors.arrivals_triton", arrivals_torch)
-    monkeypatch.setattr("kvlens.gpu.static.factors.fill_cells_triton", fill_cells_torch)
+    monkeypatch.setattr("kvlens.lab.gpu.static.attend.slot_tables_triton", slot_tables_torch)
+    monkeypatch.setattr("kvlens.lab.gpu.static.recall.zone_plan_triton", zone_plan_torch)
+    monkeypatch.setattr("kvlens.lab.gpu.static.factors.arrivals_triton", arrivals_torch)
+    monkeypatch.setattr("kvlens.lab.gpu.static.factors.fill_cells_triton", fill_cells_torch)
     monkeypatch.setattr(cuda, "move_triton", lambda *given, to_pool, ctas: page_moves.gather_torch(*given))
     monkeypatch.setattr(cuda, "reconstruct_triton", lowrank_spans.reconstruct_torch)
     return made

@@ -14,7 +14,7 @@ from support import ListSink, makes, task_prompt
 
 from kvlens.engine.engine import Engine, Options
 from kvlens.engine.prefill import ReadPrompt
-from kvlens.gpu.static import StaticDecoder
+from kvlens.lab.gpu.static import StaticDecoder
 from kvlens.methods import registry
 from kvlens.methods.base import Method
 from kvlens.methods.full import FullKV

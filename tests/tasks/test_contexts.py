@@ -11,8 +11,8 @@ import pytest
 from filetasks import ask, by_word, grade, write, write_parquet
 
 from kvlens import tasks
+from kvlens.lab.tasks.scbench_metrics import bleu
 from kvlens.tasks import Encoding
-from kvlens.tasks.scbench_metrics import bleu
 
 ROW = {
     "context": "Some numbers are hidden here. The number of oak is 7. The number of elm is 9.",

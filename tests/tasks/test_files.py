@@ -11,8 +11,8 @@ import pytest
 from filetasks import ask, by_word, write
 
 from kvlens import tasks
+from kvlens.lab.tasks.filetask import cut_middle
 from kvlens.tasks import Encoding
-from kvlens.tasks.filetask import cut_middle
 
 LONGBENCH = {
     "input": "Who wrote it?",
@@ -138,11 +138,11 @@ def test_haystack_of_own_texts(tmp_path: Path) -> None:
     (essays / "needle.json").write_text(
         json.dumps({"needle": "The cat is blue.", "question": "What is blue?", "answers": ["cat"]})
     )
-    own = tasks._load(tasks.FILES["niah"])(essays)
+    own = tasks._load(tasks.file_kinds()["niah"])(essays)
     assert own.make(200, 0.0, 1, by_word, 1).answer == " cat"
     (essays / "needle.json").write_text(json.dumps({"needle": "The cat is blue."}))
     with pytest.raises(ValueError, match="lacks the field 'question'"):
-        tasks._load(tasks.FILES["niah"])(essays)
+        tasks._load(tasks.file_kinds()["niah"])(essays)
 
 
 def test_long_prompts_are_cut_in_their_middle(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from filetasks import ask, grade, write
 
 from kvlens import tasks
-from kvlens.tasks.longgenbench_liu import said
+from kvlens.lab.tasks.longgenbench_liu import said
 
 DIARY = {
     "prompt": "Write a diary of 4 weeks. *** started ***\n#*# Week 1 (January):",
@@ -33,7 +33,7 @@ def sums(*numbers: int) -> list[dict[str, str]]:
 
 
 def test_neither_is_called_longgenbench_alone(tmp_path: Path) -> None:
-    assert "longgenbench" not in tasks.FILES
+    assert "longgenbench" not in tasks.file_kinds()
     with pytest.raises(tasks.UnknownTask, match=r"unknown task .* longgenbench-wu:PATH, longgenbench-liu:PATH"):
         tasks.get(f"longgenbench:{tmp_path}")
 

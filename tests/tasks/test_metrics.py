@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 
-from kvlens.tasks import infinite_metrics as infinite
+from kvlens.lab.tasks import infinite_metrics as infinite
 from kvlens.tasks import metrics
 
 

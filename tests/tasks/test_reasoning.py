@@ -13,9 +13,9 @@ import pytest
 from filetasks import ask, by_word, grade, write, write_parquet
 
 from kvlens import tasks
+from kvlens.lab.tasks.gsm8k import final
+from kvlens.lab.tasks.reasoning import last_boxed
 from kvlens.tasks import Encoding, Generation
-from kvlens.tasks.gsm8k import final
-from kvlens.tasks.reasoning import last_boxed
 
 
 def sums(*numbers: int) -> list[dict[str, str]]:

@@ -13,17 +13,17 @@ import pytest
 import torch
 
 from kvlens.cli.main import main as kvlens_main
-from kvlens.gpu.bench import ceilings, ledger, run
-from kvlens.gpu.bench.__main__ import main as bare_main
-from kvlens.gpu.bench.decode import followers
-from kvlens.gpu.bench.device import DryDevice
-from kvlens.gpu.bench.part import Bench, Part
-from kvlens.gpu.bench.rates import read as read_rates
-from kvlens.gpu.bench.report import MARKS, page, with_tables
-from kvlens.gpu.bench.result import StepRow
-from kvlens.gpu.bench.run import Request, measure
-from kvlens.gpu.bench.schema import measured, read
-from kvlens.gpu.bench.settings import BASELINES, settings
+from kvlens.lab.gpu import ceilings, ledger, run
+from kvlens.lab.gpu.__main__ import main as bare_main
+from kvlens.lab.gpu.decode import followers
+from kvlens.lab.gpu.device import DryDevice
+from kvlens.lab.gpu.part import Bench, Part
+from kvlens.lab.gpu.rates import read as read_rates
+from kvlens.lab.gpu.report import MARKS, page, with_tables
+from kvlens.lab.gpu.run import Request, measure
+from kvlens.lab.gpu.schema import measured, read
+from kvlens.lab.gpu.settings import BASELINES, settings
+from kvlens.lab.results.gpu import StepRow
 
 pytestmark = pytest.mark.usefixtures("quick_gc")
 ROOT = Path(__file__).resolve().parents[2]
@@ -61,12 +61,12 @@ class Hide:
 sys.meta_path[:] = [Hide(finder) for finder in sys.meta_path if hasattr(finder, "find_spec")]
 import gc
 import transformers.models.llama.modeling_llama
-from kvlens.gpu.bench import __main__
+from kvlens.lab.gpu import __main__
 sys.path.append("tests")
 from interpreted import quick_interpreter
 quick_interpreter()
 from kvlens import methods
-from kvlens.gpu.bench import tier
+from kvlens.lab.gpu import tier
 every = tier.ways
 tier.ways = lambda steps: list({{methods.get(way.name).family: way for way in every(steps)}}.values())
 gc.freeze()  # garbage is collected after every part: the imported libraries are none
@@ -203,7 +203,7 @@ def test_without_cuda_it_is_one_sentence_and_status_1(
 
 def test_it_loads_no_store_and_no_pages() -> None:
     code = """
-import sys, kvlens.gpu.bench.run
+import sys, kvlens.lab.gpu.run
 heavy = ("duckdb", "streamlit", "plotly", "umap", "pydantic", "transformers")
 print([name for name in heavy if name in sys.modules])"""
     done = subprocess.run(
@@ -219,7 +219,7 @@ def test_the_docs_are_what_the_results_say() -> None:
     results = [read(path) for path in measured(ROOT / "benchmarks" / "results")]
     text = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
     assert with_tables(text, page(results, read_rates())) == text, (
-        "run python -m kvlens.gpu.bench.report --write docs/performance.md"
+        "run python -m kvlens.lab.gpu.report --write docs/performance.md"
     )
     assert text.count(MARKS[0]) == 1
 

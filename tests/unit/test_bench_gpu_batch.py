@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 import torch
 
-from kvlens.gpu.bench import decode, decoding, plain
-from kvlens.gpu.bench.device import DryDevice
-from kvlens.gpu.bench.floors import LLAMA_8B, Traffic, traffic
-from kvlens.gpu.bench.headlines import at_papers, compare, known
-from kvlens.gpu.bench.part import Bench
-from kvlens.gpu.bench.rates import RateTable
-from kvlens.gpu.bench.report import page
-from kvlens.gpu.bench.result import Entry, Result, StepRow
-from kvlens.gpu.bench.run import BATCHES, CONTEXTS, all_parts
-from kvlens.gpu.bench.settings import BASELINES, OFFLOADED, everything, settings
+from kvlens.lab.gpu import decode, decoding, plain
+from kvlens.lab.gpu.device import DryDevice
+from kvlens.lab.gpu.floors import LLAMA_8B, Traffic, traffic
+from kvlens.lab.gpu.headlines import at_papers, compare, known
+from kvlens.lab.gpu.part import Bench
+from kvlens.lab.gpu.rates import RateTable
+from kvlens.lab.gpu.report import page
+from kvlens.lab.gpu.run import BATCHES, CONTEXTS, all_parts
+from kvlens.lab.gpu.settings import BASELINES, OFFLOADED, everything, settings
+from kvlens.lab.results.gpu import Entry, Result, StepRow
 from kvlens.memory.prompt import PromptStore
 
 pytestmark = pytest.mark.usefixtures("quick_gc")

@@ -11,9 +11,9 @@ import pytest
 import torch
 from fakecuda import FakeCuda, on_cuda
 
-from kvlens.gpu.bench import tier
-from kvlens.gpu.bench.choices import DRAWS, TIE, Choice, Probe, Verdict, _placed, _selected, compare, watched
-from kvlens.gpu.bench.tier import Ground, Way, choice_row
+from kvlens.lab.gpu import tier
+from kvlens.lab.gpu.choices import DRAWS, TIE, Choice, Probe, Verdict, _placed, _selected, compare, watched
+from kvlens.lab.gpu.tier import Ground, Way, choice_row
 from kvlens.memory.kept import Kept
 from kvlens.memory.placement import Blend, Placement, Selection
 from kvlens.methods.base import Method

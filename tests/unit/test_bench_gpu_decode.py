@@ -9,15 +9,15 @@ import pytest
 import torch
 
 from kvlens import methods
-from kvlens.gpu.bench import decode, decoding, plain, recording
-from kvlens.gpu.bench.device import DryDevice
-from kvlens.gpu.bench.model import random_model, random_prompt
-from kvlens.gpu.bench.part import Bench
-from kvlens.gpu.bench.rates import RateTable
-from kvlens.gpu.bench.report import page
-from kvlens.gpu.bench.result import StepRow
-from kvlens.gpu.bench.settings import BASELINES, Setting, everything, settings
-from kvlens.gpu.bench.settings import plain as plain_setting
+from kvlens.lab.gpu import decode, decoding, plain, recording
+from kvlens.lab.gpu.device import DryDevice
+from kvlens.lab.gpu.model import random_model, random_prompt
+from kvlens.lab.gpu.part import Bench
+from kvlens.lab.gpu.rates import RateTable
+from kvlens.lab.gpu.report import page
+from kvlens.lab.gpu.settings import BASELINES, Setting, everything, settings
+from kvlens.lab.gpu.settings import plain as plain_setting
+from kvlens.lab.results.gpu import StepRow
 
 pytestmark = pytest.mark.usefixtures("quick_gc")
 
@@ -135,7 +135,7 @@ def test_a_method_that_says_nothing_runs_by_its_own_decisions(bench: Bench, monk
     assert decode.UNKNOWN in row.note
     assert row.counted_bytes is not None
     assert row.counted_bytes > 0
-    monkeypatch.setattr("kvlens.gpu.bench.settings.settings", lambda: quiet)
+    monkeypatch.setattr("kvlens.lab.gpu.settings.settings", lambda: quiet)
     shown = page([], RateTable())
     assert "| SentKVCompress | `sentkv` | 10% of full KV, or the least it can do with |" in shown
     assert "FreeKV against" not in shown, "nothing is claimed of bytes that nobody knows"
@@ -212,7 +212,7 @@ def test_two_settings_of_one_name_are_refused(monkeypatch: pytest.MonkeyPatch) -
     class Said:
         SETTINGS: tuple[Setting, ...] = (KNOWN["full"], KNOWN["full"])
 
-    monkeypatch.setattr("kvlens.gpu.bench.settings.part", lambda method, name: Said)
+    monkeypatch.setattr("kvlens.lab.gpu.settings.part", lambda method, name: Said)
     settings.cache_clear()
     try:
         with pytest.raises(ValueError, match="two settings of the GPU bench are called 'full'; rename one"):

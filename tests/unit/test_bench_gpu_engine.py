@@ -11,9 +11,9 @@ import torch
 
 from kvlens.engine.engine import Engine
 from kvlens.engine.options import Result
-from kvlens.gpu.bench import tier
-from kvlens.gpu.bench.choices import Verdict
-from kvlens.gpu.bench.tier import Ground, Sink, Way, token_row
+from kvlens.lab.gpu import tier
+from kvlens.lab.gpu.choices import Verdict
+from kvlens.lab.gpu.tier import Ground, Sink, Way, token_row
 
 # tokens
 

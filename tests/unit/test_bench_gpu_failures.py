@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from kvlens.gpu.bench.failures import sentence
 from kvlens.kernels.compat import power_of_two
+from kvlens.lab.gpu.failures import sentence
 from kvlens.memory.pinned import PinnedSlabs
 
 

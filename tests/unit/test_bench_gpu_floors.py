@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from kvlens.gpu.bench.floors import LLAMA_8B, Traffic, traffic
-from kvlens.gpu.bench.headlines import at_papers, compare, known
-from kvlens.gpu.bench.result import HeadlineRow
-from kvlens.gpu.bench.settings import Headline, everything, settings
+from kvlens.lab.gpu.floors import LLAMA_8B, Traffic, traffic
+from kvlens.lab.gpu.headlines import at_papers, compare, known
+from kvlens.lab.gpu.settings import Headline, everything, settings
+from kvlens.lab.results.gpu import HeadlineRow
 
 KNOWN = everything()
 

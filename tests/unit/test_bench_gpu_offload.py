@@ -14,15 +14,15 @@ from typing import Any
 import pytest
 
 from kvlens import methods
-from kvlens.gpu.bench import ledger, offload, tier
-from kvlens.gpu.bench.device import DryDevice
-from kvlens.gpu.bench.failures import Lacking
-from kvlens.gpu.bench.offload import PART, measure, spread
-from kvlens.gpu.bench.offloadrow import OffloadRow
-from kvlens.gpu.bench.part import Bench
-from kvlens.gpu.bench.result import Entry, LedgerRow
-from kvlens.gpu.bench.tables import OFFLOAD_HEAD, _offload
-from kvlens.gpu.bench.tier import Ground, Way, moving
+from kvlens.lab.gpu import ledger, offload, tier
+from kvlens.lab.gpu.device import DryDevice
+from kvlens.lab.gpu.failures import Lacking
+from kvlens.lab.gpu.offload import PART, measure, spread
+from kvlens.lab.gpu.part import Bench
+from kvlens.lab.gpu.tables import OFFLOAD_HEAD, _offload
+from kvlens.lab.gpu.tier import Ground, Way, moving
+from kvlens.lab.results.gpu import Entry, LedgerRow
+from kvlens.lab.results.offloadrow import OffloadRow
 from kvlens.models import catalogue, find
 from kvlens.store.reader import TraceReader
 

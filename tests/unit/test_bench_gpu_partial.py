@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 import torch
 
-from kvlens.gpu.bench import ceilings, kernel_checks, offload
-from kvlens.gpu.bench.device import DryDevice
-from kvlens.gpu.bench.failures import Lacking
-from kvlens.gpu.bench.offloadrow import OffloadRow
-from kvlens.gpu.bench.part import Bench
-from kvlens.gpu.bench.result import CeilingRow, CheckRow, KernelRow, Row
-from kvlens.gpu.bench.run import Request, measure
-from kvlens.gpu.bench.schema import read
-from kvlens.gpu.bench.tables import device
+from kvlens.lab.gpu import ceilings, kernel_checks, offload
+from kvlens.lab.gpu.device import DryDevice
+from kvlens.lab.gpu.failures import Lacking
+from kvlens.lab.gpu.part import Bench
+from kvlens.lab.gpu.run import Request, measure
+from kvlens.lab.gpu.schema import read
+from kvlens.lab.gpu.tables import device
+from kvlens.lab.results.gpu import CeilingRow, CheckRow, KernelRow, Row
+from kvlens.lab.results.offloadrow import OffloadRow
 
 pytestmark = pytest.mark.usefixtures("quick_gc")
 

@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 import torch
 
-from kvlens.gpu.bench import decode, decoding, rates
-from kvlens.gpu.bench.device import DryDevice
-from kvlens.gpu.bench.floors import LLAMA_8B, traffic
-from kvlens.gpu.bench.headlines import compared, known
-from kvlens.gpu.bench.part import Bench
-from kvlens.gpu.bench.rates import Line, RateTable, read, swept, words
-from kvlens.gpu.bench.report import page
-from kvlens.gpu.bench.run import Request, measure
-from kvlens.gpu.bench.schema import read as read_result
-from kvlens.gpu.bench.settings import everything, settings
+from kvlens.lab.gpu import decode, decoding, rates
+from kvlens.lab.gpu.device import DryDevice
+from kvlens.lab.gpu.floors import LLAMA_8B, traffic
+from kvlens.lab.gpu.headlines import compared, known
+from kvlens.lab.gpu.part import Bench
+from kvlens.lab.gpu.rates import Line, RateTable, read, swept, words
+from kvlens.lab.gpu.report import page
+from kvlens.lab.gpu.run import Request, measure
+from kvlens.lab.gpu.schema import read as read_result
+from kvlens.lab.gpu.settings import everything, settings
 
 pytestmark = pytest.mark.usefixtures("quick_gc")
 

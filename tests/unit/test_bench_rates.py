@@ -14,10 +14,10 @@ import pytest
 from test_cli import kvlens
 
 from kvlens import methods
-from kvlens.bench.rates import RatesRequest, Watch, arms, figures
-from kvlens.bench.trials import Prompts
 from kvlens.engine.engine import Engine, Options
-from kvlens.gpu.bench.rates import read
+from kvlens.lab.bench.rates import RatesRequest, Watch, arms, figures
+from kvlens.lab.bench.trials import Prompts
+from kvlens.lab.gpu.rates import read
 from kvlens.memory.budget import Budget
 from kvlens.rows import StepRecord
 

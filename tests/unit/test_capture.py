@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from kvlens.gpu.capture import captured
-from kvlens.gpu.static import cuda
+from kvlens.lab.gpu.capture import captured
+from kvlens.lab.gpu.static import cuda
 
 DEVICE = torch.device("cuda", 0)
 
@@ -58,7 +58,7 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         synchronize=lambda device: said.append("waited"),
         now=now,
     )
-    monkeypatch.setattr("kvlens.gpu.capture.torch.cuda", stands)
+    monkeypatch.setattr("kvlens.lab.gpu.capture.torch.cuda", stands)
     return said
 
 

@@ -9,10 +9,10 @@ import pandas as pd
 import plotly.graph_objects as go
 import pyarrow.parquet as pq
 
-from kvlens.figures.drawn import drawn, map_frame, unit_name
-from kvlens.figures.heads import head_map
-from kvlens.figures.metrics import metric_of
-from kvlens.ui.common.chart import table_file
+from kvlens.app.figures.drawn import drawn, map_frame, unit_name
+from kvlens.app.figures.heads import head_map
+from kvlens.app.figures.metrics import metric_of
+from kvlens.app.ui.common.chart import table_file
 
 
 def test_curves_become_rows_named_by_the_axes() -> None:

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from kvlens.cli.main import app
+from kvlens.lab.calibrate.methods.chess import QUESTIONS, calibrate, excerpts, generated, pages_of, quantile
 from kvlens.methods.calibration import calibrated
-from kvlens.methods.chess.calibrate import QUESTIONS, calibrate, excerpts, generated, pages_of, quantile
 from kvlens.methods.chess.method import Chess
 from kvlens.methods.chess.params import ChessParameters
 from kvlens.methods.chess.trigger import page_uncertainty

@@ -11,9 +11,10 @@ import pytest
 import torch
 
 from kvlens import tasks
-from kvlens.methods.chess import claims, claims_verdicts
-from kvlens.methods.chess.claims_cases import EXCERPT, KEEP, TOY, Case, setting
-from kvlens.methods.chess.claims_runs import TRIGGERS, Arms, Measured, Point, needed
+from kvlens.lab.claims.methods import chess as claims
+from kvlens.lab.claims.methods import chess_verdicts as claims_verdicts
+from kvlens.lab.claims.methods.chess_cases import EXCERPT, KEEP, TOY, Case, setting
+from kvlens.lab.claims.methods.chess_runs import TRIGGERS, Arms, Measured, Point, needed
 from kvlens.text.prompts import Prompt, PromptText
 
 CALIBRATED = {"entropy_nats": 3.3, "varentropy_page_nats2": 3.4, "above_both": 1, "pages": 890}

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from synthetic import write_synthetic
 from typer.testing import CliRunner
 
 from kvlens.cli.main import app
 from kvlens.rows import StepRecord, TransferRow
 from kvlens.store.export import TIMELINE, export
 from kvlens.store.reader import TraceReader
-from kvlens.store.synthetic import write_synthetic
 from kvlens.store.writer import TraceWriter
 
 

@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvlens.bench.claims import Claim
-from kvlens.bench.intervals import sign_test
 from kvlens.engine.engine import Engine
-from kvlens.methods.sekv import claims as sekv
-from kvlens.methods.sekv.claims_runs import Bench, Pair, Seen, asked_share
-from kvlens.methods.sekv.claims_setting import ENERGY, FACTORS, TOY, Setting, Whole, arms, setting_of
-from kvlens.methods.sekv.claims_tables import tables
-from kvlens.methods.sekv.claims_weights import even_rank, weights
-from kvlens.methods.sekv.claims_zoom import judged, thirds, top_quarter
+from kvlens.lab.claims import Claim
+from kvlens.lab.claims.methods import sekv
+from kvlens.lab.claims.methods.sekv_runs import Bench, Pair, Seen, asked_share
+from kvlens.lab.claims.methods.sekv_setting import ENERGY, FACTORS, TOY, Setting, Whole, arms, setting_of
+from kvlens.lab.claims.methods.sekv_tables import tables
+from kvlens.lab.claims.methods.sekv_weights import even_rank, weights
+from kvlens.lab.claims.methods.sekv_zoom import judged, thirds, top_quarter
 from kvlens.methods.sekv.params import SeKVParameters
+from kvlens.statistics import sign_test
 from kvlens.tasks import get
 
 

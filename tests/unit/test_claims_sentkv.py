@@ -10,9 +10,9 @@ import pytest
 
 from kvlens import tasks
 from kvlens.engine.engine import Engine
-from kvlens.methods.sentkv import claims as sentkv
-from kvlens.methods.sentkv.claims_cases import ABLATIONS, CAUSES, TOY, case_of
-from kvlens.methods.sentkv.claims_runs import FULL, Seen
+from kvlens.lab.claims.methods import sentkv
+from kvlens.lab.claims.methods.sentkv_cases import ABLATIONS, CAUSES, TOY, case_of
+from kvlens.lab.claims.methods.sentkv_runs import FULL, Seen
 
 CASE = case_of("some-llama")
 

@@ -8,19 +8,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 from pairruns import PARTED, PairRuns, write_pair
+from synthetic import write_synthetic
 
 from kvlens import tasks
-from kvlens.compare.groups import Trial, default_pair, partner, points, trial
-from kvlens.compare.names import run_name, short_names
-from kvlens.compare.pair import Pair, divergence_words
-from kvlens.compare.settings import KINDS, _held, config_difference, setting_words
-from kvlens.compare.together import Together
-from kvlens.compare.totals import Total, beside, totals, totals_table
+from kvlens.app.compare.groups import Trial, default_pair, partner, points, trial
+from kvlens.app.compare.names import run_name, short_names
+from kvlens.app.compare.pair import Pair, divergence_words
+from kvlens.app.compare.settings import KINDS, _held, config_difference, setting_words
+from kvlens.app.compare.together import Together
+from kvlens.app.compare.totals import Total, beside, totals, totals_table
+from kvlens.app.report.run import answer
 from kvlens.meta import Held
 from kvlens.metaparts import Machine
-from kvlens.report.run import answer
 from kvlens.store.reader import TraceReader, list_runs
-from kvlens.store.synthetic import write_synthetic
 from kvlens.tasks.base import Unscored
 
 

@@ -15,12 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import random_llama, random_prompt
 
-from kvlens.calibrate.fullrun import watch
-from kvlens.calibrate.projection import heads_off, output_projections
 from kvlens.engine import models
 from kvlens.engine.engine import Engine, Options
-from kvlens.methods.compresskv import calibrate as calibration
-from kvlens.methods.compresskv.calibrate_scores import HeadScores, LayerErrors
+from kvlens.lab.calibrate.fullrun import watch
+from kvlens.lab.calibrate.methods import compresskv as calibration
+from kvlens.lab.calibrate.methods.compresskv_scores import HeadScores, LayerErrors
+from kvlens.lab.calibrate.projection import heads_off, output_projections
 from kvlens.methods.full import FullKV
 from kvlens.text.prompts import PromptText
 

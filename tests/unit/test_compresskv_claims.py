@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from kvlens import tasks
-from kvlens.methods.compresskv import claims
-from kvlens.methods.compresskv.claims_runs import (
+from kvlens.lab.claims.methods import compresskv as claims
+from kvlens.lab.claims.methods.compresskv_runs import (
     ARMS,
     BOTH,
     CONTROL,

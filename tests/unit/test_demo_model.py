@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from kvlens.demo import demo_path, english, language
-from kvlens.demo.export import FILES, sha256
-from kvlens.demo.measures import Demo, streaming
-from kvlens.demo.rows import KINDS, RowMaker, make_batch
-from kvlens.demo.schedule import STAGES, scaled_stages
 from kvlens.demo.tokenizer import Encoder
-from kvlens.demo.train import hidden_states, rope
+from kvlens.lab.training.demo.export import FILES, sha256
+from kvlens.lab.training.demo.measures import Demo, streaming
+from kvlens.lab.training.demo.rows import KINDS, RowMaker, make_batch
+from kvlens.lab.training.demo.schedule import STAGES, scaled_stages
+from kvlens.lab.training.demo.train import hidden_states, rope
 
 LENGTH = 512
 SEEDS = range(900_000, 900_004)

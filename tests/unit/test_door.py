@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvlens.ui.common.door import refusal
+from kvlens.app.ui.common.door import refusal
 
 HOSTS = ["localhost", "127.0.0.1", "*.example.org"]
 OWN = "127.0.0.1:8501"

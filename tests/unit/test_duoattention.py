@@ -12,9 +12,9 @@ import torch
 from methodtrial import SHAPE, Trial
 from support import random_llama
 
+from kvlens.lab.calibrate.methods.duoattention import Settings, calibrate, passkeys
+from kvlens.lab.calibrate.methods.duoattention_gates import Gates, Trainer, attention
 from kvlens.memory.layout import SLOT_TABLE_BYTES
-from kvlens.methods.duoattention.calibrate import Settings, calibrate, passkeys
-from kvlens.methods.duoattention.calibrate_gates import Gates, Trainer, attention
 
 N, NEW, SINKS, RECENT = 75, 40, 3, 17
 WHOLE = (1, 0)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from kvlens.bench.explain_table import ARMS
-from kvlens.figures.explain import LABELS, restored, table
+from kvlens.app.figures.explain import LABELS, restored, table
+from kvlens.lab.results.explain_table import ARMS
 
 SHARE = {"share": 0.96, "low": 0.86, "high": 0.99, "n": 50}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from kvlens.figures.fewest import COLUMNS, fewest_bytes
+from kvlens.app.figures.fewest import COLUMNS, fewest_bytes
 
 
 def test_every_set_is_a_mark_and_the_cheapest_that_sufficed_is_ringed() -> None:

@@ -7,10 +7,10 @@ import pandas as pd
 import plotly.graph_objects as go
 import pytest
 
-from kvlens.figures.heads import head_histogram, head_map
-from kvlens.figures.loss import span_bars
-from kvlens.figures.metrics import METRICS, head_label, metric_of, value_text
-from kvlens.figures.timeline import head_timeline
+from kvlens.app.figures.heads import head_histogram, head_map
+from kvlens.app.figures.loss import span_bars
+from kvlens.app.figures.metrics import METRICS, head_label, metric_of, value_text
+from kvlens.app.figures.timeline import head_timeline
 from kvlens.rows import HEAD_COLUMNS, KV_COLUMNS
 from kvlens.text.units import counted, duration, si_bytes
 

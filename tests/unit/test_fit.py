@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvlens import methods
-from kvlens.bench.sweep.request import SweepRequest
-from kvlens.bench.sweep.run import sweep
-from kvlens.bench.trials import missing
 from kvlens.cli.main import app
 from kvlens.demo.encode import demo_encode
 from kvlens.demo.tasks import make_prompt
+from kvlens.lab.bench.sweep.request import SweepRequest
+from kvlens.lab.bench.sweep.run import sweep
+from kvlens.lab.bench.trials import missing
 from kvlens.memory.budget import Budget, BudgetInfeasible, percent_up
 from kvlens.methods import FIT
 from kvlens.methods.advice import refusal, smallest_budget

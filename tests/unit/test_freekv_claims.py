@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 
 from kvlens import tasks
-from kvlens.bench.claims import written
-from kvlens.bench.trials import Prompts
 from kvlens.engine.engine import Engine
-from kvlens.methods.freekv import claims, claims_runs
-from kvlens.methods.freekv import claims_similarity as similarity
-from kvlens.methods.freekv.claims_cases import TOY, Case, case_of
-from kvlens.methods.freekv.claims_runs import Seen
+from kvlens.lab.bench.trials import Prompts
+from kvlens.lab.claims import written
+from kvlens.lab.claims.methods import freekv as claims
+from kvlens.lab.claims.methods import freekv_runs as claims_runs
+from kvlens.lab.claims.methods import freekv_similarity as similarity
+from kvlens.lab.claims.methods.freekv_cases import TOY, Case, case_of
+from kvlens.lab.claims.methods.freekv_runs import Seen
 
 CASE = case_of("some-llama")
 

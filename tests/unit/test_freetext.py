@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from kvlens.bench.freetext import FLOORS, FreeTextRequest, Passages, measure
-from kvlens.bench.intervals import of_mean
-from kvlens.bench.passages import begins, distinct, passage
-from kvlens.bench.textpage import markdown
 from kvlens.cli.main import main
 from kvlens.engine.engine import Engine
+from kvlens.lab.bench.freetext import FLOORS, FreeTextRequest, Passages, measure
+from kvlens.lab.bench.passages import begins, distinct, passage
+from kvlens.lab.bench.textpage import markdown
+from kvlens.statistics import of_mean
 from kvlens.tasks.texts import sentences
 
 SMALL: dict[str, Any] = {

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from kvlens import gallery, methods, tasks
+from kvlens import methods, tasks
+from kvlens.app import gallery
 from kvlens.lens.severity import outcome
 from kvlens.models.find import SMOLLM2
 from kvlens.store.errors import TraceError

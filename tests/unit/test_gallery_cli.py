@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from test_cli import kvlens
 
-from kvlens import gallery
+from kvlens.app import gallery
 from kvlens.store.reader import list_runs
 
 

@@ -12,9 +12,9 @@ import pytest
 import torch
 from support import task_prompt
 
-from benchmarks.head_texts import NeedleIn, alike
 from kvlens import methods
-from kvlens.calibrate.copying import _Copying, answer_tokens, needle_scores
+from kvlens.lab.calibrate.copying import _Copying, answer_tokens, needle_scores
+from kvlens.lab.studies.head_texts import NeedleIn, alike
 from kvlens.methods.calibration import given
 from kvlens.methods.families.retrieval_heads import SHIPPED
 from kvlens.shape import KVShape

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvlens.ui.common.history import SCRIPT, History
+from kvlens.app.ui.common.history import SCRIPT, History
 
 PAGE = b"<!doctype html><html><head><title>x</title></head></html>"
 DOCUMENT = [(b"accept", b"text/html,*/*"), (b"if-none-match", b'"1"'), (b"accept-encoding", b"gzip"), (b"host", b"a")]

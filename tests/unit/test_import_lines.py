@@ -17,7 +17,8 @@ HEAVY = ("torch", "transformers", "umap")
 
 ROOMS: tuple[tuple[str, ...], ...] = (
     # the ground: typed rows, shapes, texts and numbers in words, and the toy model's language
-    ("rows", "instruments", "metaparts", "meta", "shape", "text", "intervals", "shortage", "plugins", "demo"),
+    ("rows", "instruments", "metaparts", "meta", "shape", "text", "intervals", "statistics", "shortage"),
+    ("plugins", "storeys", "demo"),
     ("models",),
     ("spans",),
     ("kernels",),
@@ -29,29 +30,21 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     ("tasks",),
     ("runs",),
     ("lens",),
-    ("gallery",),
-    ("calibrate",),
-    ("bench",),
-    ("gpu",),
-    ("compare",),
-    ("figures",),
-    ("report",),
-    ("ui",),
     ("cli", "__main__"),
+    # the lab
+    ("lab.results",),
+    ("lab.tasks", "lab.calibrate", "lab.training"),
+    ("lab.bench", "lab.gpu"),
+    ("lab.claims",),
+    ("lab.studies",),
+    ("lab.commands",),
+    # the app
+    ("app.compare", "app.gallery", "app.figures"),
+    ("app.report",),
+    ("app.ui",),
+    ("app.methods", "app.commands"),
 )
 """docs/design.md: a file imports from its own room and from those above it in this list"""
-PART_OF = {
-    "view": "ui",
-    "figures": "figures",
-    "claims": "bench",
-    "rates": "bench",
-    "calibrate": "calibrate",
-    "training": "calibrate",
-    "reasons": "lens",
-    "gpu": "gpu",
-    "commands": "cli",
-}
-"""a method's part (its file, or files named after it) -> the room it serves and counts with"""
 RANK = {room: rank for rank, rooms in enumerate(ROOMS) for room in rooms}
 
 
@@ -88,11 +81,9 @@ def arrows() -> dict[str, set[str]]:
 def room(module: str) -> str | None:
     """The room a module counts with; None: the package itself."""
     parts = module.split(".")
-    if len(parts) == 1:
+    if len(parts) == 1 or module in ("kvlens.lab", "kvlens.app"):
         return None
-    if parts[1] == "methods" and len(parts) > 3:
-        return next((served for part, served in PART_OF.items() if parts[3].split("_")[0] == part), "methods")
-    return parts[1]
+    return ".".join(parts[1:3]) if parts[1] in ("lab", "app") else parts[1]
 
 
 def circles(graph: dict[str, set[str]]) -> list[set[str]]:
@@ -134,6 +125,27 @@ def test_no_import_runs_back_up_between_rooms() -> None:
     assert sorted(up) == []
 
 
+def test_no_circle_and_no_arrow_up_between_folders() -> None:
+    """What a newcomer sees: folders directly in kvlens/, kvlens/lab/ and kvlens/app/."""
+    graph: dict[str, set[str]] = {}
+    for name, targets in arrows().items():
+        home = room(name) or ""
+        graph.setdefault(home, set()).update({room(target) or "" for target in targets} - {home, ""})
+    assert circles({home: targets & set(graph) for home, targets in graph.items() if home}) == []
+    up = [
+        f"{home} imports {target}"
+        for home, targets in graph.items()
+        for target in targets
+        if storey(target) > storey(home)
+    ]
+    assert sorted(up) == []
+
+
+def storey(home: str) -> int:
+    """0 for a room of the core, 1 of the lab, 2 of the app."""
+    return 2 if home.startswith("app.") else 1 if home.startswith("lab.") else 0
+
+
 def test_no_import_circle_between_files() -> None:
     assert [sorted(circle) for circle in circles(arrows())] == []
     assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a"}}) == [{"b", "c"}]
@@ -143,15 +155,15 @@ def test_one_page_does_not_look_into_another() -> None:
     """A page's folder is its own; what two pages use lies in ui/common. A method's view belongs to the Method page."""
 
     def page(module: str) -> str | None:
-        if module.startswith("kvlens.ui."):
-            return module.split(".")[2]
-        return "method" if room(module) == "ui" else None
+        if module.startswith("kvlens.app.ui."):
+            return module.split(".")[3]
+        return "method" if room(module) == "app.methods" else None
 
     across = [
         f"{name} imports {target}"
         for name, targets in arrows().items()
         for target in targets
-        if room(name) == room(target) == "ui" and page(target) not in ("common", page(name), None)
+        if page(name) is not None and page(target) is not None and page(target) not in ("common", page(name))
     ]
     assert sorted(across) == []
 
@@ -172,6 +184,13 @@ def test_no_shared_file_names_a_method() -> None:
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
             told += [f"{place}:{number}: {line.strip()}"] if named.search(line) else []
     assert told == []
+
+
+def serves(place: str, name: str) -> bool:
+    """Whether a file is a part of the method: in a room's folder `methods` by its name, or in its trainer's folder."""
+    folder, _, file = place.rpartition("/")
+    part = folder.endswith("/methods") and re.fullmatch(rf"{name}(_\w+)?\.py", file) is not None
+    return part or folder.endswith(f"/training/{name}")
 
 
 def imported(path: Path) -> set[str]:
@@ -200,12 +219,12 @@ def sources(*patterns: str) -> list[Path]:
 
 
 def test_figures_know_neither_streamlit_nor_sql_nor_the_store() -> None:
-    banned = ("streamlit", "duckdb", "kvlens.store", "kvlens.ui", "kvlens.engine.engine", *HEAVY)
-    assert offences(sources("kvlens/figures/**/*.py"), banned) == []
+    banned = ("streamlit", "duckdb", "kvlens.store", "kvlens.app.ui", "kvlens.engine.engine", *HEAVY)
+    assert offences(sources("kvlens/app/figures/**/*.py"), banned) == []
 
 
 def test_pages_know_the_interface_the_figures_and_the_reader_only() -> None:
-    allowed = ("kvlens.ui", "kvlens.figures", "kvlens.store.reader")
+    allowed = ("kvlens.app.ui", "kvlens.app.figures", "kvlens.store.reader")
     found = [
         f"{path.name} imports {name}"
         for path in sources("pages/*.py", "app.py")
@@ -228,7 +247,7 @@ def test_the_interface_imports_no_engine() -> None:
         "kvlens.engine.session",
         "kvlens.recording.recorder",
     )
-    assert offences(sources("kvlens/ui/**/*.py", "pages/*.py", "app.py"), banned) == []
+    assert offences(sources("kvlens/app/ui/**/*.py", "pages/*.py", "app.py"), banned) == []
 
 
 def test_the_engine_knows_no_database_and_no_interface() -> None:
@@ -240,7 +259,7 @@ def test_the_engine_knows_no_database_and_no_interface() -> None:
         "kvlens/lens/trials.py",
         "kvlens/lens/search.py",
     )
-    assert offences(files, ("duckdb", "pyarrow", "pandas", "streamlit", "kvlens.store", "kvlens.ui")) == []
+    assert offences(files, ("duckdb", "pyarrow", "pandas", "streamlit", "kvlens.store", "kvlens.app.ui")) == []
 
 
 def test_the_core_knows_nothing_of_what_only_a_gpu_runs() -> None:
@@ -256,13 +275,13 @@ def test_the_core_knows_nothing_of_what_only_a_gpu_runs() -> None:
         "store/*.py",
         "kvlens/methods/**/*.py",
     )
-    assert offences([path for path in files if path.name != "gpu.py"], ("kvlens.gpu",)) == []
+    assert offences([path for path in files if path.name != "gpu.py"], ("kvlens.lab.gpu",)) == []
 
 
 def test_methods_touch_no_files() -> None:
     """What decides in a run reads nothing: kvlens.methods.calibration reads for it."""
     files = [path for name, path in MODULES.items() if room(name) == "methods"]
-    banned = ("duckdb", "streamlit", "kvlens.store", "kvlens.ui", "shutil", "subprocess", "socket", "requests")
+    banned = ("duckdb", "streamlit", "kvlens.store", "kvlens.app.ui", "shutil", "subprocess", "socket", "requests")
     assert offences(files, banned) == []
     reads = re.compile(r"\bopen\((?!self)|read_text|read_bytes|load_file|json\.load")
     readers = {path.name for path in files if reads.search(path.read_text(encoding="utf-8"))}
@@ -271,18 +290,20 @@ def test_methods_touch_no_files() -> None:
 
 def test_the_store_knows_no_torch_and_no_interface() -> None:
     assert (
-        offences(sources("store/*.py"), ("streamlit", "kvlens.ui", "kvlens.figures", "kvlens.engine.engine", *HEAVY))
+        offences(
+            sources("store/*.py"), ("streamlit", "kvlens.app.ui", "kvlens.app.figures", "kvlens.engine.engine", *HEAVY)
+        )
         == []
     )
 
 
 def test_a_fresh_process_loads_no_heavy_library() -> None:
     code = f"""
-import sys, kvlens.ui.common.data, kvlens.ui.replay.details, kvlens.ui.common.frame, kvlens.ui.heads.view
-import kvlens.ui.run.preflight
-import kvlens.ui.common.submit
-import kvlens.ui.spans.table, kvlens.ui.spans.map, kvlens.runs.spanmap
-kvlens.ui.common.data.methods.catalogue()
+import sys, kvlens.app.ui.common.data, kvlens.app.ui.replay.details, kvlens.app.ui.common.frame
+import kvlens.app.ui.heads.view, kvlens.app.ui.run.preflight
+import kvlens.app.ui.common.submit
+import kvlens.app.ui.spans.table, kvlens.app.ui.spans.map, kvlens.runs.spanmap
+kvlens.app.ui.common.data.methods.catalogue()
 print([name for name in {HEAVY} if name in sys.modules])"""
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False

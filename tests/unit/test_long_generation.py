@@ -7,11 +7,11 @@ import torch
 from methodtrial import SHAPE, Trial
 from support import random_llama, random_prompt
 
-from benchmarks.long_generation import WHOLE, growth, line, quarters
 from kvlens import methods
 from kvlens.engine.engine import Engine, Options
 from kvlens.engine.loop import Generation
 from kvlens.engine.session import Session
+from kvlens.lab.studies.long_generation import WHOLE, growth, line, quarters
 from kvlens.memory.budget import Budget
 from kvlens.memory.hot import FREE
 from kvlens.methods.base import FAMILIES

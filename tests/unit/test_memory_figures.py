@@ -11,12 +11,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from kvlens.figures import memory, states
-from kvlens.figures.overlap import overlap, whole
+from kvlens.app.figures import memory, states
+from kvlens.app.figures.overlap import overlap, whole
+from kvlens.app.ui.memory import data as memorydata
 from kvlens.intervals import covered, lanes
 from kvlens.rows import SPAN_STATES
 from kvlens.text.words import STATE_MEANINGS, STATES
-from kvlens.ui.memory import data as memorydata
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -79,7 +79,7 @@ def test_a_cell_that_was_not_recorded_is_grey_and_clicks_name_their_cell() -> No
 
 
 def test_states_have_the_colours_of_the_player() -> None:
-    script = (ROOT / "kvlens/ui/common/player/color.js").read_text(encoding="utf-8")
+    script = (ROOT / "kvlens/app/ui/common/player/color.js").read_text(encoding="utf-8")
     numbers = re.findall(r"\[(\d+), (\d+), (\d+)\]", re.search(r"STATE_COLORS = \[(.*)\];", script).group(1))
     colors = ["#{:02X}{:02X}{:02X}".format(*map(int, rgb)) for rgb in numbers]
     assert dict(zip(SPAN_STATES, colors, strict=True)) == states.STATE_COLORS

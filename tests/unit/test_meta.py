@@ -11,11 +11,11 @@ import duckdb
 import pytest
 from pydantic import ValidationError
 from store_support import one_sentence
+from synthetic import write_synthetic
 
 from kvlens.meta import Counterfactual, Held, Machine, RunMeta, Sampled, Search
 from kvlens.store.errors import UnreadableRun
 from kvlens.store.reader import TraceReader
-from kvlens.store.synthetic import write_synthetic
 from kvlens.store.writer import TraceWriter
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -6,9 +6,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from kvlens.figures.journal import CELLS, curves, line_colors, vector_map
-from kvlens.figures.ranking import ranking
-from kvlens.figures.transfers import bytes_by_cause, waiting
+from kvlens.app.figures.journal import CELLS, curves, line_colors, vector_map
+from kvlens.app.figures.ranking import ranking
+from kvlens.app.figures.transfers import bytes_by_cause, waiting
 from kvlens.rows import CAUSES
 
 

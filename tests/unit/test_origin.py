@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from kvlens import REPOSITORY, methods
-from kvlens.bench.provenance import made_otherwise, origin
-from kvlens.bench.sources import code, deciding
-from kvlens.bench.sweep import file as sweepfile
+from kvlens import PACKAGE, methods
+from kvlens.lab.bench.provenance import made_otherwise, origin
+from kvlens.lab.bench.sources import code, deciding
+from kvlens.lab.bench.sweep import file as sweepfile
 
 DEMO = "kvlens.tasks.demo"
 
@@ -23,16 +23,14 @@ def modules(name: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The repository's sources with the data beside them."""
-    root = tmp_path_factory.mktemp("repository")
-    for folder in ("kvlens", "kernels", "store"):
-        shutil.copytree(REPOSITORY / folder, root / folder, ignore=shutil.ignore_patterns("__pycache__", "weights"))
-    return root
+    """The package's sources with the data beside them."""
+    root = tmp_path_factory.mktemp("package") / "kvlens"
+    return Path(shutil.copytree(PACKAGE, root, ignore=shutil.ignore_patterns("__pycache__", "weights")))
 
 
 def touched(root: Path, name: str) -> bool:
     """Whether a changed file makes trials of a method of the registry incomparable; the change is taken back."""
-    path = root / name
+    path = root / name.removeprefix("kvlens/")
     before, was = code(modules("sekv"), root), path.read_bytes()
     path.write_bytes(was + b"\n# changed\n")
     try:
@@ -59,7 +57,7 @@ def test_a_copy_decides_as_the_repository_does(copy: Path) -> None:
         "kvlens/demo/tasks.py",
         "kvlens/methods/sekv/demo.safetensors",
         "kernels/attend.py",
-        "kvlens/bench/trials.py",
+        "kvlens/lab/bench/trials.py",
     ],
 )
 def test_a_file_that_decides_changes_the_origin(copy: Path, name: str) -> None:
@@ -69,13 +67,13 @@ def test_a_file_that_decides_changes_the_origin(copy: Path, name: str) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "kvlens/ui/replay/details.py",
-        "kvlens/figures/memory.py",
-        "kvlens/report/page.py",
-        "kvlens/cli/bench.py",
-        "kvlens/bench/quality.py",
-        "kvlens/methods/sekv/view.py",
-        "kvlens/methods/sekv/claims.py",
+        "kvlens/app/ui/replay/details.py",
+        "kvlens/app/figures/memory.py",
+        "kvlens/app/report/page.py",
+        "kvlens/lab/commands/bench.py",
+        "kvlens/lab/bench/quality.py",
+        "kvlens/app/methods/sekv.py",
+        "kvlens/lab/claims/methods/sekv.py",
         "kvlens/methods/streaming_llm/method.py",
         "kvlens/methods/chess/demo.json",
         "store/queries.py",
@@ -124,8 +122,8 @@ def test_only_what_is_run_again_is_spoken_of() -> None:
 
 
 def test_committed_results_keep_the_origins_they_were_made_with() -> None:
-    quality = json.loads((REPOSITORY / "benchmarks/results/quality-demo.json").read_text(encoding="utf-8"))
-    grid = json.loads((REPOSITORY / "benchmarks/results/grid-demo.json").read_text(encoding="utf-8"))
+    quality = json.loads((PACKAGE / "lab/results/quality-demo.json").read_text(encoding="utf-8"))
+    grid = json.loads((PACKAGE / "lab/results/grid-demo.json").read_text(encoding="utf-8"))
     about, rows = sweepfile.parse(grid, "grid-demo.json")
     assert rows
     for origins in (quality["about"]["origins"], about["origins"]):

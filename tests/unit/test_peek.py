@@ -9,8 +9,8 @@ import pytest
 import torch
 from support import ListSink, random_llama, random_prompt
 
-from kvlens.calibrate.fullrun import watch
 from kvlens.engine.engine import Engine, Options
+from kvlens.lab.calibrate.fullrun import watch
 from kvlens.methods.full import FullKV
 from kvlens.methods.given import Peeked, Prefilled
 from kvlens.text.prompts import Prompt
@@ -40,7 +40,8 @@ class NotPeeking(FullKV):
 
 
 class FirstStep:
-    """A watcher of `kvlens.calibrate.fullrun.watch`: query, key and value of the token that step 0 feeds, by layer."""
+    """A watcher of `kvlens.lab.calibrate.fullrun.watch`: query, key and value of the token that step 0 feeds, by
+    layer."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[torch.Tensor, ...]] = []

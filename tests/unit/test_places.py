@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from lensruns import SPAN, STEP, write_lens_runs
 
+from kvlens.app.ui.common import data, places
+from kvlens.app.ui.common.state import Selection
 from kvlens.store.reader import TraceReader
-from kvlens.ui.common import data, places
-from kvlens.ui.common.state import Selection
 
 
 def test_a_link_says_the_whole_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

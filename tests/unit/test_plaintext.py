@@ -12,17 +12,17 @@ import duckdb
 import pandas as pd
 import pyarrow as pa
 import pytest
+from synthetic import write_synthetic
 from typer.testing import CliRunner
 
+from kvlens.app.report import report_bytes
+from kvlens.app.ui.common.download import statistics_file
+from kvlens.app.ui.common.pagereader import PageReader
+from kvlens.app.ui.common.widgets import plain
 from kvlens.cli.main import app
-from kvlens.report import report_bytes
 from kvlens.store.export import csv_bytes, csv_cells
 from kvlens.store.reader import TraceReader
-from kvlens.store.synthetic import write_synthetic
 from kvlens.text.plaintext import json_text, terminal, visible
-from kvlens.ui.common.download import statistics_file
-from kvlens.ui.common.pagereader import PageReader
-from kvlens.ui.common.widgets import plain
 
 UNSEEN = ["\x1b[31m", "\x1b]0;t\x07", "\x9b31m", "\r", "\x00", "\x08", "\u202e", "\u2066", "\u2028", "\x85"]
 UNSEEN += ["\ud800"]

@@ -16,8 +16,8 @@ def lines(package: str, name: str) -> set[str]:
 
 
 def test_what_both_players_do_is_written_once() -> None:
-    alone, beside = lines("kvlens.ui.common.player", "player.js"), lines("kvlens.ui.compare.player", "pair.js")
-    both = lines("kvlens.ui.common.player", "stepper.js")
+    alone, beside = lines("kvlens.app.ui.common.player", "player.js"), lines("kvlens.app.ui.compare.player", "pair.js")
+    both = lines("kvlens.app.ui.common.player", "stepper.js")
     assert both
     assert alone & beside <= {"this.setStateValue = setStateValue;"}
     assert not both & (alone | beside)

@@ -10,19 +10,19 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from synthetic import write_synthetic
 
-from kvlens import gallery
-from kvlens.figures.passages import continued
+from kvlens.app import gallery
+from kvlens.app.figures.passages import continued
+from kvlens.app.ui.common.player import lens, payload
+from kvlens.app.ui.common.player.codec import NOT_RECORDED, pack, quantise, unpack
+from kvlens.app.ui.common.spantext import window_range
+from kvlens.app.ui.common.state import Selection
+from kvlens.app.ui.replay.details import metric_table
 from kvlens.lens.verdict import verdict
 from kvlens.rows import SPAN_STATES
 from kvlens.store.reader import TraceReader
-from kvlens.store.synthetic import write_synthetic
 from kvlens.text.words import STATES
-from kvlens.ui.common.player import lens, payload
-from kvlens.ui.common.player.codec import NOT_RECORDED, pack, quantise, unpack
-from kvlens.ui.common.spantext import window_range
-from kvlens.ui.common.state import Selection
-from kvlens.ui.replay.details import metric_table
 
 
 @pytest.fixture(scope="module")

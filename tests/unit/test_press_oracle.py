@@ -61,7 +61,7 @@ def test_chunks_and_keys_are_compared_as_they_are_meant() -> None:
 
 
 def test_what_was_found_last_is_committed_and_agrees() -> None:
-    found = json.loads((ROOT / "benchmarks/results/oracle.json").read_text(encoding="utf-8"))
+    found = json.loads((ROOT / "kvlens/lab/results/oracle.json").read_text(encoding="utf-8"))
     assert found["agrees"] is True
     asked = [(case.method, case.params) for case in CASES]
     assert [(row["method"], row["params"]) for row in found["methods"]] == asked, "cases have changed: run make oracle"

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from kvlens.bench.intervals import wilson
-from kvlens.bench.joined import joined
-from kvlens.bench.names import measured_on
-from kvlens.bench.quality import QualityRequest, measure, summarise
-from kvlens.bench.quality import collect as collected
-from kvlens.bench.qualitypage import document, markdown
-from kvlens.cli.results import beside, results, write
+from kvlens.lab.bench.joined import joined
+from kvlens.lab.bench.quality import QualityRequest, measure, summarise
+from kvlens.lab.bench.quality import collect as collected
+from kvlens.lab.bench.qualitypage import document, markdown
+from kvlens.lab.commands.results import beside, results, write
+from kvlens.lab.results.names import measured_on
+from kvlens.statistics import wilson
 
 SMALL = {"methods": ("full", "streaming_llm"), "tasks": ("needle",), "budgets": ("20%",), "length": 256, "prompts": 2}
 
@@ -91,7 +91,7 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path, text: str) -> None:
 
 def test_the_committed_page_is_made_of_the_committed_figures_in_the_units_of_the_pages() -> None:
     root = Path(__file__).resolve().parents[2]
-    page = document(*(results(root / "benchmarks/results", kind) for kind in ("quality", "text")))
+    page = document(*(results(root / "kvlens/lab/results", kind) for kind in ("quality", "text")))
     assert page == (root / "docs/quality.md").read_text(encoding="utf-8")
     assert " kB |" in page
     assert "KiB" not in page
@@ -258,7 +258,7 @@ def test_sittings_with_a_budget_in_common_stay_apart() -> None:
 
 def test_free_text_at_several_budgets_is_named_by_them_and_explained_once() -> None:
     root = Path(__file__).resolve().parents[2]
-    one = results(root / "benchmarks/results", "text")[0]
+    one = results(root / "kvlens/lab/results", "text")[0]
     request = one["about"]["request"]
     other = {**one, "about": {**one["about"], "request": {**request, "budgets": ["5%", "40%"]}}}
     about = f"## {request['model']}, free text, {request['length']:,} tokens of context"

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from kvlens.bench.quality import lost
-from kvlens.figures.qualitymatrix import cells, matrix, shade
+from kvlens.app.figures.qualitymatrix import cells, matrix, shade
+from kvlens.lab.bench.quality import lost
 
 
 def line(method: str, budget: str, exact: float | None, **more: Any) -> dict[str, Any]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvlens.figures.quality import table
-from kvlens.figures.qualityranks import ATTENDED, ranked
+from kvlens.app.figures.quality import table
+from kvlens.app.figures.qualityranks import ATTENDED, ranked
 
 
 def line(method: str, budget: str, exact: float | None, rule: str = "resident bytes", task: str = "needle") -> Any:

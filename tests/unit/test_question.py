@@ -13,7 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvlens import tasks
-from kvlens.compare.settings import settings as settings_of
+from kvlens.app.compare.settings import settings as settings_of
+from kvlens.app.ui.common.player import payload
+from kvlens.app.ui.common.player.codec import unpack
 from kvlens.demo import demo_path
 from kvlens.demo.tokenizer import load_tokenizer
 from kvlens.engine.engine import Engine, Options
@@ -26,8 +28,6 @@ from kvlens.runs.request import RunRequest
 from kvlens.store.reader import TraceReader
 from kvlens.tasks.encoding import encoding_of
 from kvlens.text.prompts import BadPrompt, PromptText, asking, decode, tokenize
-from kvlens.ui.common.player import payload
-from kvlens.ui.common.player.codec import unpack
 
 TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}</{{ m.role }}>{% endfor %}"

@@ -12,7 +12,7 @@ import torch
 from methodtrial import SHAPE, Trial
 from support import random_llama
 
-from kvlens.calibrate.heads import calibrate, repeated
+from kvlens.lab.calibrate.heads import calibrate, repeated
 from kvlens.memory.layout import SLOT_TABLE_BYTES
 from kvlens.methods.families.retrieval_heads import HeadMap
 

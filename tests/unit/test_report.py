@@ -11,18 +11,18 @@ from pathlib import Path
 import plotly.graph_objects as go
 import pytest
 from pairruns import PARTED, PairRuns, write_pair
+from synthetic import write_synthetic
 from typer.testing import CliRunner
 from uiruns import MARKUP
 
+from kvlens.app.report import report_bytes
+from kvlens.app.report.markup import Figures, safe, script_json, table
+from kvlens.app.report.run import answer, parameters, verdict_text
 from kvlens.cli.main import app
 from kvlens.lens.verdict import verdict
 from kvlens.meta import Counterfactual, Held
-from kvlens.report import report_bytes
-from kvlens.report.markup import Figures, safe, script_json, table
-from kvlens.report.run import answer, parameters, verdict_text
 from kvlens.store.errors import TraceError
 from kvlens.store.reader import TraceReader
-from kvlens.store.synthetic import write_synthetic
 
 #: Attributes by which a page fetches something or leads elsewhere.
 LINKS = (

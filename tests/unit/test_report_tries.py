@@ -8,21 +8,21 @@ from pathlib import Path
 
 import pytest
 from lensruns import SPAN, STEP, SUMMARY, LensRuns, write_lens_runs
+from synthetic import write_synthetic
 from uiruns import redate
 
+from kvlens.app.figures.states import STATE_COLORS
+from kvlens.app.report import report_bytes
+from kvlens.app.report import strip as strips
+from kvlens.app.report.strip import strip, token_states
+from kvlens.app.report.tried import tried
+from kvlens.app.report.whatif import _said as verdict_on
+from kvlens.app.report.whatif import whatif
 from kvlens.cli.lens import sentences
-from kvlens.figures.states import STATE_COLORS
 from kvlens.lens.tries import outcome, tries_in
 from kvlens.lens.verdict import Verdict, verdict
 from kvlens.meta import Counterfactual
-from kvlens.report import report_bytes
-from kvlens.report import strip as strips
-from kvlens.report.strip import strip, token_states
-from kvlens.report.tried import tried
-from kvlens.report.whatif import _said as verdict_on
-from kvlens.report.whatif import whatif
 from kvlens.store.reader import TraceReader
-from kvlens.store.synthetic import write_synthetic
 from kvlens.text.units import si_bytes
 
 

@@ -6,10 +6,10 @@ import json
 
 import pytest
 
+from kvlens.app.ui.common import retry
+from kvlens.app.ui.common.jobs import Job, JobManager
 from kvlens.cli.progress import JsonLines
 from kvlens.memory.budget import BudgetInfeasible
-from kvlens.ui.common import retry
-from kvlens.ui.common.jobs import Job, JobManager
 
 ARGV = ["python", "-m", "kvlens", "run", "p.json", "--method", "m", "--budget", "10%", "--runs", "runs"]
 

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from kvlens.methods.sekv import figures
+from kvlens.app.figures.methods import sekv as figures
 
 
 def table(**columns: list[float]) -> pd.DataFrame:

@@ -14,6 +14,7 @@ import torch
 
 from kvlens.engine.session import Session
 from kvlens.kernels.attend import attention_weights
+from kvlens.lab.training.sekv.files import save_router
 from kvlens.memory.budget import BudgetInfeasible
 from kvlens.memory.hot import ROLE
 from kvlens.methods.given import Rotate, RunContext, StepEnd
@@ -21,7 +22,6 @@ from kvlens.methods.sekv import layout as sekv_layout
 from kvlens.methods.sekv.method import SeKV
 from kvlens.methods.sekv.params import SeKVParameters
 from kvlens.methods.sekv.router import Router
-from kvlens.methods.sekv.training.files import save_router
 from kvlens.shape import KVShape
 from kvlens.spans import Span
 

@@ -254,7 +254,7 @@ def test_a_model_without_rotary_positions_is_refused_with_a_sentence() -> None:
 
 
 def test_training_refuses_pre_rope(tmp_path: Path) -> None:
-    from kvlens.methods.sekv.training.train import train_sekv
+    from kvlens.lab.training.sekv.train import train_sekv
 
     with pytest.raises(ValueError, match="leave pre_rope off"):
         train_sekv(None, None, tmp_path, 1, [[1], [2]], PRE)  # type: ignore[arg-type]

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from kvlens.lab.training.sekv.files import load_router, save_router
 from kvlens.methods.sekv import router as sr
-from kvlens.methods.sekv.training.files import load_router, save_router
 from kvlens.shape import KVShape
 
 L, H, H_KV, D, DIM, S = 2, 4, 2, 8, 3, 5

@@ -1,13 +1,13 @@
-"""What benchmarks/sekv_routing.py counts: shares by hand, and a bound that is one."""
+"""What kvlens/lab/studies/sekv_routing.py counts: shares by hand, and a bound that is one."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from benchmarks.sekv_routing import by_bound, by_mean, line, shares
-from kvlens.methods.sekv.training.examples import Read
-from kvlens.methods.sekv.training.routing import Looks
+from kvlens.lab.studies.sekv_routing import by_bound, by_mean, line, shares
+from kvlens.lab.training.sekv.examples import Read
+from kvlens.lab.training.sekv.routing import Looks
 
 
 def test_shares_of_the_mass_by_hand() -> None:

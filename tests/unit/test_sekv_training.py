@@ -16,15 +16,15 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from kvlens.engine.hf_attention import attending
+from kvlens.lab.training.sekv import corpus, losses, routing
+from kvlens.lab.training.sekv.examples import draw, prepare
+from kvlens.lab.training.sekv.files import load_router
+from kvlens.lab.training.sekv.settings import SeKVTraining, settings_of
+from kvlens.lab.training.sekv.student import ATTENTION, Pass, RouterModule, mixed_softmax, straight_through
+from kvlens.lab.training.sekv.train import train_sekv
+from kvlens.lab.training.sekv.trainer import Trainer
 from kvlens.methods.sekv.params import SeKVParameters
 from kvlens.methods.sekv.router import fit_pca
-from kvlens.methods.sekv.training import corpus, losses, routing
-from kvlens.methods.sekv.training.examples import draw, prepare
-from kvlens.methods.sekv.training.files import load_router
-from kvlens.methods.sekv.training.settings import SeKVTraining, settings_of
-from kvlens.methods.sekv.training.student import ATTENTION, Pass, RouterModule, mixed_softmax, straight_through
-from kvlens.methods.sekv.training.train import train_sekv
-from kvlens.methods.sekv.training.trainer import Trainer
 from kvlens.shape import KVShape
 
 PARAMS = SeKVParameters(window=8, block=8, l_min=4, l_max=10, dim=4, max_rank=4)
@@ -290,7 +290,7 @@ def test_places_that_are_kept_are_drawn_again(model: LlamaForCausalLM, monkeypat
         drawn.append(length)
         return [rng.randrange(30) for _ in range(length)]
 
-    monkeypatch.setattr("kvlens.methods.sekv.training.trainer.draw", draw)
+    monkeypatch.setattr("kvlens.lab.training.sekv.trainer.draw", draw)
     for _ in range(6):
         trainer.advance(documents)
     first, again = trainer.evaluate(documents), trainer.evaluate(documents)

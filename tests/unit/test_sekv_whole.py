@@ -14,7 +14,7 @@ import torch
 from support import ListSink, run, task_prompt
 from test_sekv_method import PARAMS, SHAPE, Trial, tensor
 
-from kvlens.gpu.static.decoder import StaticDecoder
+from kvlens.lab.gpu.static.decoder import StaticDecoder
 from kvlens.memory.budget import Budget, BudgetInfeasible
 from kvlens.memory.hot import ROLE
 from kvlens.methods.given import StepEnd

@@ -11,6 +11,7 @@ import duckdb
 import numpy as np
 import pytest
 import torch
+from synthetic import write_synthetic
 
 from kvlens.instruments import Oracle
 from kvlens.recording.selfcheck import Tally, worse
@@ -19,7 +20,6 @@ from kvlens.rows import MASS_COLUMNS, SelfCheck
 from kvlens.shape import KVShape
 from kvlens.store.checks import stored_checks
 from kvlens.store.reader import TraceReader
-from kvlens.store.synthetic import write_synthetic
 from tests.support import ListSink, random_prompt, run
 
 SHAPE = KVShape(2, 4, 2, 8, 4)

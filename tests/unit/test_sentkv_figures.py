@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import plotly.graph_objects as go
 
-from kvlens.methods.sentkv import figures
+from kvlens.app.figures.methods import sentkv as figures
 
 
 def axis_titles(figure: go.Figure) -> list[str]:

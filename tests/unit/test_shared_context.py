@@ -11,17 +11,17 @@ from typing import Any
 import pytest
 
 from kvlens import tasks
-from kvlens.bench.sweep.place import Place
-from kvlens.bench.sweep.trace import carry_out_stored
-from kvlens.bench.trials import Prompts, Trial, carry_out
+from kvlens.app.ui.common.submit import submit_trial
 from kvlens.demo import demo_path
 from kvlens.demo.tokenizer import load_tokenizer
 from kvlens.engine.engine import Engine
 from kvlens.engine.models import load
+from kvlens.lab.bench.sweep.place import Place
+from kvlens.lab.bench.sweep.trace import carry_out_stored
+from kvlens.lab.bench.trials import Prompts, Trial, carry_out
 from kvlens.store.reader import TraceReader
 from kvlens.tasks.encoding import encoding_of
 from kvlens.text.prompts import tokenize
-from kvlens.ui.common.submit import submit_trial
 
 
 class Counting(Engine):

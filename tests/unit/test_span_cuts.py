@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 from support import task_prompt
+from synthetic import write_synthetic
 
 from kvlens import methods
+from kvlens.app.ui.spans import cuts as spancuts
+from kvlens.app.ui.spans.cuts import Text
 from kvlens.methods.base import Method
 from kvlens.runs.carrying import carry_out
 from kvlens.runs.request import RunRequest
 from kvlens.shape import KVShape
 from kvlens.store.reader import TraceReader
-from kvlens.store.synthetic import write_synthetic
-from kvlens.ui.spans import cuts as spancuts
-from kvlens.ui.spans.cuts import Text
 
 RUNS: dict[str, dict[str, Any]] = {
     "full": {"method": "full"},

@@ -15,16 +15,16 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from synthetic import write_synthetic
 
-from kvlens.figures.projection import pca, projection_figure
-from kvlens.figures.spancolors import UNKNOWN, shown
-from kvlens.figures.spanlengths import length_histogram
-from kvlens.figures.spans import Curve, Lane, surprisal_figure
-from kvlens.figures.states import STATE_COLORS
+from kvlens.app.figures.projection import pca, projection_figure
+from kvlens.app.figures.spancolors import UNKNOWN, shown
+from kvlens.app.figures.spanlengths import length_histogram
+from kvlens.app.figures.spans import Curve, Lane, surprisal_figure
+from kvlens.app.figures.states import STATE_COLORS
+from kvlens.app.ui.spans import map as spansmap
 from kvlens.runs import spanmap as umapjob
 from kvlens.spans import Span
-from kvlens.store.synthetic import write_synthetic
-from kvlens.ui.spans import map as spansmap
 
 
 @pytest.fixture

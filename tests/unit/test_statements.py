@@ -13,18 +13,18 @@ from hypothesis import strategies as st
 from test_cli import kvlens
 
 from kvlens import methods, tasks
-from kvlens.bench.claims import arms, check, judged, page, written
-from kvlens.bench.claims.arms import Place, Rows, places
-from kvlens.bench.claims.check import claiming, refuse_others
-from kvlens.bench.intervals import paired_shares
-from kvlens.bench.passages import apart, begins, passage
-from kvlens.bench.sources import running
-from kvlens.bench.trials import changed, settings
 from kvlens.engine.engine import Engine
+from kvlens.lab.bench.passages import apart, begins, passage
+from kvlens.lab.bench.sources import running
+from kvlens.lab.bench.trials import changed, settings
+from kvlens.lab.claims import arms, check, judged, page, written
+from kvlens.lab.claims.arms import Place, Rows, places
+from kvlens.lab.claims.check import claiming, refuse_others
 from kvlens.memory.budget import Budget
 from kvlens.methods.fitting import Sizes, choose
 from kvlens.methods.statements import FIGURES, Arm, Statement, arm, stated
 from kvlens.shape import KVShape
+from kvlens.statistics import paired_shares
 from kvlens.tasks.texts import sentences
 
 SMOLLM2 = KVShape(30, 9, 3, 64, 4)

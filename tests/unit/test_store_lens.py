@@ -12,13 +12,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from store_support import make_oracle, make_prefill, make_span_keys, make_step, one_sentence, stored, write
+from synthetic import write_synthetic
 
 from kvlens.instruments import Oracle, SpanKeys
 from kvlens.meta import RunMeta
 from kvlens.rows import StepRecord
 from kvlens.store.errors import TraceError
 from kvlens.store.reader import TraceReader
-from kvlens.store.synthetic import write_synthetic
 from kvlens.store.writer import TraceWriter
 
 ATOL = 2e-5

@@ -18,8 +18,8 @@ from test_infllm import rotate, softmax, turned
 from kvlens import methods
 from kvlens.engine.engine import Engine
 from kvlens.engine.prefill import ReadPrompt
-from kvlens.gpu.static.decoder import StaticDecoder
-from kvlens.methods.streaming_llm.reasons import told
+from kvlens.lab.gpu.static.decoder import StaticDecoder
+from kvlens.lens.methods.streaming_llm import told
 from kvlens.runs.preflight import estimate
 from kvlens.runs.preparing import Prepared, plan
 from kvlens.runs.request import RunRequest

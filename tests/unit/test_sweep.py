@@ -10,13 +10,13 @@ import pytest
 from pydantic import ValidationError
 
 from kvlens import tasks
-from kvlens.bench.sweep import file as sweepfile
-from kvlens.bench.sweep.lanes import Lane
-from kvlens.bench.sweep.request import SweepRequest
-from kvlens.bench.sweep.run import sweep
-from kvlens.bench.sweep.work import WorkerLost
-from kvlens.bench.trials import Trial
 from kvlens.demo.encode import demo_encode
+from kvlens.lab.bench.sweep import file as sweepfile
+from kvlens.lab.bench.sweep.lanes import Lane
+from kvlens.lab.bench.sweep.request import SweepRequest
+from kvlens.lab.bench.sweep.run import sweep
+from kvlens.lab.bench.sweep.work import WorkerLost
+from kvlens.lab.bench.trials import Trial
 from kvlens.lens.severity import outcome
 from kvlens.tasks import Encoding
 

@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 from test_sweep import SMALL
 
-from kvlens.bench.sweep.lanes import ProcessLane, lanes
-from kvlens.bench.sweep.place import Place
-from kvlens.bench.sweep.request import SweepRequest
-from kvlens.bench.sweep.run import sweep
-from kvlens.bench.sweep.work import WorkerLost
-from kvlens.bench.trials import Trial
+from kvlens.lab.bench.sweep.lanes import ProcessLane, lanes
+from kvlens.lab.bench.sweep.place import Place
+from kvlens.lab.bench.sweep.request import SweepRequest
+from kvlens.lab.bench.sweep.run import sweep
+from kvlens.lab.bench.sweep.work import WorkerLost
+from kvlens.lab.bench.trials import Trial
 
 
 def test_ray_actors_run_the_same_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from kvlens.ui.common import session
-from kvlens.ui.common.state import Selection
+from kvlens.app.ui.common import session
+from kvlens.app.ui.common.state import Selection
 
 
 class Query(dict[str, str]):

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvlens.ui.common.state import Selection, clamp, from_player, parse
-from kvlens.ui.common.widgets import plain
+from kvlens.app.ui.common.state import Selection, clamp, from_player, parse
+from kvlens.app.ui.common.widgets import plain
 
 
 @dataclass(frozen=True)

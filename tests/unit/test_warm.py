@@ -13,11 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from kvlens.app.ui.common import jobs, warm
+from kvlens.app.ui.common.jobs import Job, JobManager
+from kvlens.app.ui.common.warm import COMMAND, Forked, Warm
 from kvlens.runs.readings import FOLDER
 from kvlens.store.reader import TraceReader, list_runs
-from kvlens.ui.common import jobs, warm
-from kvlens.ui.common.jobs import Job, JobManager
-from kvlens.ui.common.warm import COMMAND, Forked, Warm
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or os.path.exists("/dev/nvidiactl"), reason="jobs are forked on Linux without CUDA"

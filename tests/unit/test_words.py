@@ -9,14 +9,22 @@ from pathlib import Path
 
 import pytest
 
-from kvlens.figures.columns import column_words
-from kvlens.figures.metrics import METRICS
+from kvlens.app.figures.columns import column_words
+from kvlens.app.figures.metrics import METRICS
 from kvlens.rows import EVENT_KINDS, HEAD_COLUMNS, KV_COLUMNS, SPAN_STATES
 from kvlens.store.queries import head_table_columns
 from kvlens.text import words
 
 ROOT = Path(__file__).parents[2]
-SHOWN = ("kvlens/ui", "kvlens/figures", "kvlens/report", "kvlens/compare", "kvlens/lens", "kvlens/cli", "pages")
+SHOWN = (
+    "kvlens/app/ui",
+    "kvlens/app/figures",
+    "kvlens/app/report",
+    "kvlens/app/compare",
+    "kvlens/lens",
+    "kvlens/cli",
+    "pages",
+)
 OTHER = {
     r"(?<!-)\bfetch(es|ed|ing)?\b": "recall",
     r"\b(cold|hot) (tier|memory)\b": "host memory, device",

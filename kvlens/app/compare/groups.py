@@ -1,0 +1,159 @@
+"""Many runs as points: how often a method at a budget gave the known answer, against what it held and attended."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+
+import numpy as np
+import pandas as pd
+
+from kvlens import tasks
+from kvlens.app.compare.totals import attended
+from kvlens.lens.output import output_text
+from kvlens.memory.budget import NO_LIMIT, of_run
+from kvlens.statistics import wilson
+from kvlens.store.reader import TraceReader
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One run with a known answer."""
+
+    uid: str
+    model: str
+    task: str
+    method: str
+    preset: str
+    budget: str
+    """as `kvlens.memory.budget` calls it; '' is no limit"""
+    prompt: str
+    """names the prompt"""
+    exact: bool
+    """the output is the answer (tasks.judged)"""
+    peak_bytes: float
+    """largest device-resident KV bytes inside a step"""
+    full_kv_bytes: float
+    h2d_bytes_per_step: float
+    attended_tokens: float
+    """per step and KV head, mean"""
+
+
+def trial(reader: TraceReader) -> Trial | None:
+    """The run as a trial; None where no answer is known, where it did not run to its end, was fed another's tokens, or
+    held or dropped ranges."""
+    meta = reader.meta
+    if not meta.answer or reader.status != "completed" or meta.forced or meta.interfered or not reader.n_steps:
+        return None
+    steps, task = reader.steps(), str(meta.task or "")
+    exact = tasks.judged(task, str(meta.answer), output_text(reader))
+    if exact is None:
+        return None
+    budget = of_run(meta.budget, meta.budget_bytes)
+    return Trial(
+        reader.uid,
+        str(meta.model),
+        task,
+        str(meta.method),
+        str(meta.preset or ""),
+        "" if budget == NO_LIMIT else budget,
+        str(meta.prompt_sha256 or prompt_name(reader)),
+        exact,
+        float(steps["peak_bytes"].max()),
+        float(meta.full_kv_bytes or np.nan),
+        float(steps["h2d_bytes"].mean()),
+        attended(reader),
+    )
+
+
+def prompt_name(reader: TraceReader) -> str:
+    """Names a prompt by its tokens."""
+    tokens = reader.tokens()
+    return hashlib.sha256(tokens.loc[tokens["step"].isna(), "token_id"].to_numpy(np.int64).tobytes()).hexdigest()
+
+
+def points(trials: Sequence[Trial]) -> pd.DataFrame:
+    """One row per model, task, method, preset and budget: n (prompts), exact (share of them), low and high (95 %
+    Wilson), and means of peak_bytes, full_kv_share, h2d_bytes_per_step, attended_tokens. Of several runs of one prompt
+    in a group the newest counts."""
+    keys = ["model", "task", "method", "preset", "budget"]
+    columns = [
+        *keys,
+        "n",
+        "exact",
+        "low",
+        "high",
+        "peak_bytes",
+        "full_kv_share",
+        "h2d_bytes_per_step",
+        "attended_tokens",
+        "uids",
+    ]
+    if not trials:
+        return pd.DataFrame(columns=columns)
+    frame = (
+        pd.DataFrame([asdict(each) for each in trials])
+        .sort_values("uid")
+        .drop_duplicates([*keys, "prompt"], keep="last")
+    )
+    frame["full_kv_share"] = frame["peak_bytes"] / frame["full_kv_bytes"]
+    rows = []
+    for place, part in frame.groupby(keys, sort=True):
+        n, exact = len(part), float(part["exact"].mean())
+        low, high = wilson(exact, n)
+        means = {
+            name: float(part[name].mean())
+            for name in ("peak_bytes", "full_kv_share", "h2d_bytes_per_step", "attended_tokens")
+        }
+        rows.append(
+            dict(zip(keys, place, strict=True))
+            | {"n": n, "exact": exact, "low": low, "high": high, **means, "uids": " ".join(part["uid"])}
+        )
+    return pd.DataFrame(rows, columns=columns)
+
+
+def default_pair(table: pd.DataFrame, prompt_of: Callable[[str], str | None]) -> tuple[str, str] | None:
+    """(run, run it is compared with) to open with: the newest run that has a reference, against it; else the two newest
+    of the same prompt, the newer first; else the two newest. None with fewer than two readable runs. `table`:
+    list_runs, newest first."""
+    uids, references = _readable(table), _references(table)
+    known = set(uids)
+    for uid in uids:
+        if (reference := references.get(uid)) in known:
+            return uid, str(reference)
+    for place, uid in enumerate(uids):
+        prompt = prompt_of(uid)
+        for older in uids[place + 1 :] if prompt else ():
+            if prompt_of(older) == prompt:
+                return uid, older
+    return (uids[0], uids[1]) if len(uids) > 1 else None
+
+
+def partner(table: pd.DataFrame, uid: str, prompt_of: Callable[[str], str | None]) -> str | None:
+    """What `uid` is compared with when nothing was asked for: its reference, a run whose reference it is, the newest
+    other run of its prompt, the newest other run; None where there is no other."""
+    others, references = [other for other in _readable(table) if other != uid], _references(table)
+    if (reference := references.get(uid)) in others:
+        return str(reference)
+    mine = prompt_of(uid)
+    tests: tuple[Callable[[str], bool], ...] = (
+        lambda other: references.get(other) == uid,
+        lambda other: mine is not None and prompt_of(other) == mine,
+    )
+    for test in tests:
+        for other in others:
+            if test(other):
+                return other
+    return others[0] if others else None
+
+
+def _readable(table: pd.DataFrame) -> list[str]:
+    steps = pd.to_numeric(table["steps"], errors="coerce").fillna(0)
+    return [str(uid) for uid in table.loc[(table["status"] != "unreadable") & (steps > 0), "uid"]]
+
+
+def _references(table: pd.DataFrame) -> dict[str, str]:
+    """uid -> uid of its reference, where it has one."""
+    named = zip(table["uid"], table["reference"], strict=True) if "reference" in table else ()
+    return {str(uid): reference for uid, reference in named if isinstance(reference, str)}

@@ -1,0 +1,55 @@
+"""A search for the fewest bytes: what each set took, and what it left of the divergence at the step of loss."""
+
+from __future__ import annotations
+
+import pandas as pd
+import plotly.graph_objects as go
+
+from kvlens.app.figures.theme import BLUE, GREEN, SELECTED, finish
+from kvlens.text.units import counted, si_bytes
+
+COLUMNS = ("try", "(layer, KV head, span)", "held (bytes)", "KL (nats)", "restored")
+
+
+def fewest_bytes(tests: pd.DataFrame, full_kv_bytes: int | None) -> go.Figure:
+    """Held bytes across, KL upwards, a mark per set that was held: filled where the answer is back. The one of fewest
+    bytes among these is ringed. `tests`: columns COLUMNS."""
+    figure = go.Figure()
+    number, size, held, kl, back = (tests[name] for name in COLUMNS)
+    share = (lambda b: f", {b / full_kv_bytes:.2%} of full KV") if full_kv_bytes else (lambda b: "")
+    hover = [
+        f"try {n}: {counted(int(s), 'span')} of single KV heads<br>{si_bytes(b)}{share(b)}<br>KL {k:.3g} nats"
+        for n, s, b, k in zip(number, size, held, kl, strict=True)
+    ]
+    for restored, name, symbol, color in (
+        (True, "the answer is back", "circle", GREEN),
+        (False, "it is not", "circle-open", BLUE),
+    ):
+        here = (back == restored).tolist()
+        figure.add_scatter(
+            x=held[here],
+            y=kl[here],
+            name=name,
+            mode="markers",
+            marker={"symbol": symbol, "size": 9, "color": color, "line": {"width": 2}},
+            hovertext=[text for text, shown in zip(hover, here, strict=True) if shown],
+            hoverinfo="text",
+        )
+    if back.any():
+        least = tests[back].nsmallest(1, "held (bytes)")
+        figure.add_scatter(
+            x=least["held (bytes)"],
+            y=least["KL (nats)"],
+            name="fewest bytes",
+            mode="markers",
+            marker={"symbol": "circle-open", "size": 18, "color": SELECTED, "line": {"width": 2}},
+            hoverinfo="skip",
+        )
+    finish(figure, 240, uirevision="fewest", legend=True)
+    figure.update_layout(
+        title_text="Every set that was held: bytes, and what it left of KL", legend={"orientation": "h", "y": 1.02}
+    )
+    figure.update_layout(legend={"yanchor": "bottom", "x": 1, "xanchor": "right"}, dragmode=False)
+    figure.update_xaxes(title_text="held (bytes)", rangemode="tozero", tickformat="~s")
+    figure.update_yaxes(title_text="KL (nats)", rangemode="tozero")
+    return figure

@@ -1,0 +1,184 @@
+"""SeKV's figures: where and when spans are expanded, how they lie in host memory, how a KV head ranked them at a step.
+
+Spans come as a table with one row per span (`span`, `tok_start`, `tokens` and what each function names); KV heads are
+those of all layers.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+
+from kvlens.app.figures.metrics import head_label
+from kvlens.app.figures.theme import BLUE, GREEN, GREY, ORANGE, SELECTED, SKY, finish
+from kvlens.text.units import si_bytes
+
+KEYS, VALUES = BLUE, ORANGE
+
+
+def zoom_over_steps(cube: np.ndarray, group: int, selected: tuple[int, int], step: int) -> go.Figure:
+    """Zoom rate [steps, L, Hq] as a map: a column per decode step, a row per query head, layers apart; NaN (grey) = not
+    recorded."""
+    steps, layers, heads = cube.shape
+    values = cube.reshape(steps, layers * heads).T
+    hover = [
+        [f"step {s}, {head_label(row // heads, row % heads, group)}: {_share(values[row, s])}" for s in range(steps)]
+        for row in range(layers * heads)
+    ]
+    top = float(np.nanmax(values, initial=0.0)) if np.isfinite(values).any() else 0.0
+    figure = go.Figure(
+        go.Heatmap(
+            z=values,
+            zmin=0,
+            zmax=top or 1.0,
+            colorscale="Cividis",
+            text=hover,
+            hoverinfo="text",
+            hoverongaps=False,
+            colorbar={"title": {"text": "share of spans", "side": "right"}, "thickness": 12},
+        )
+    )
+    if (missing := np.isnan(values)).any():
+        figure.add_heatmap(
+            z=np.where(missing, 1.0, np.nan), colorscale=[[0, GREY], [1, GREY]], showscale=False, hoverinfo="skip"
+        )
+    for layer in range(1, layers):
+        figure.add_hline(y=layer * heads - 0.5, line={"color": "#ffffff", "width": 1.5})
+    row = selected[0] * heads + selected[1]
+    figure.add_shape(
+        type="rect", x0=-0.5, x1=steps - 0.5, y0=row - 0.5, y1=row + 0.5, line={"color": SELECTED, "width": 1.5}
+    )
+    figure.add_vline(x=step, line={"color": SELECTED, "width": 1.5})
+    finish(figure, 190 + int(np.clip(layers * heads * 5, 220, 460)), uirevision="sekv-zoom-steps")
+    figure.update_layout(title_text="Zoom rate over steps", dragmode=False)
+    every = max(1, layers // 16)
+    figure.update_yaxes(
+        title_text="query heads, by layer",
+        range=[layers * heads - 0.5, -0.5],
+        showgrid=False,
+        zeroline=False,
+        tickvals=[layer * heads + (heads - 1) / 2 for layer in range(0, layers, every)],
+        ticktext=[f"L{layer}" for layer in range(0, layers, every)],
+    )
+    figure.update_xaxes(
+        title_text="decode step",
+        range=[-0.5, steps - 0.5],
+        showgrid=False,
+        zeroline=False,
+        dtick=1 if steps <= 24 else None,
+    )
+    return figure
+
+
+def rank_histogram(rank_k: np.ndarray, rank_v: np.ndarray, most: int | None) -> go.Figure:
+    """How many (span, layer, KV head) have which rank, keys beside values. most: R_max, marked by a line."""
+    figure = go.Figure()
+    for name, ranks, color in (("keys", rank_k, KEYS), ("values", rank_v, VALUES)):
+        found, counts = np.unique(ranks[np.isfinite(ranks)].astype(int), return_counts=True)
+        share = counts / max(1, counts.sum())
+        hover = [f"rank {r}: {n} {name} ({s:.0%})" for r, n, s in zip(found, counts, share, strict=True)]
+        figure.add_bar(
+            x=found,
+            y=counts,
+            name=name,
+            marker={"color": color, "line": {"width": 0}},
+            hovertext=hover,
+            hoverinfo="text",
+        )
+    if most is not None:
+        figure.add_vline(x=most + 0.5, line={"color": SELECTED, "width": 1.5, "dash": "dot"})
+        figure.add_annotation(
+            x=most + 0.5, y=1, yref="paper", yanchor="bottom", text=f"R_max = {most}", showarrow=False, xanchor="right"
+        )
+    finish(figure, 300, uirevision="sekv-ranks", legend=True)
+    figure.update_layout(
+        title_text="Rank of a span's keys and values", barmode="group", bargap=0.15, dragmode=False, legend=_LEGEND
+    )
+    largest = max([0.0 if most is None else float(most), *rank_k[np.isfinite(rank_k)], *rank_v[np.isfinite(rank_v)]])
+    figure.update_xaxes(title_text="rank (components kept)", range=[0.4, largest + 0.9])
+    figure.update_yaxes(title_text="spans × KV heads", rangemode="tozero")
+    return figure
+
+
+def per_span(table: pd.DataFrame, columns: dict[str, str], title: str, unit: str) -> go.Figure:
+    """Means over KV heads at each span's place in the text, with the range over KV heads; gaps where nothing was
+    recorded.
+
+    columns: label -> column; of a column c the table has c, c_min and c_max."""
+    figure = go.Figure()
+    middle = table["tok_start"] + table["tokens"] / 2
+    for (label, column), color, shift in zip(columns.items(), (KEYS, VALUES, GREEN, SKY), (-1, 1, -2, 2), strict=False):
+        mean, low, high = (table[name].to_numpy(np.float64) for name in (column, f"{column}_min", f"{column}_max"))
+        hover = [
+            f"span {span}, tokens {a}–{a + n - 1}: {label} {m:.3g} {unit}, {lo:.3g} to {hi:.3g} over KV heads"
+            for span, a, n, m, lo, hi in zip(
+                table["span"], table["tok_start"], table["tokens"], mean, low, high, strict=True
+            )
+        ]
+        figure.add_scatter(
+            x=middle + 2 * shift,
+            y=mean,
+            mode="markers",
+            name=label,
+            marker={"color": color, "size": 7},
+            hovertext=hover,
+            hoverinfo="text",
+            error_y={
+                "type": "data",
+                "array": high - mean,
+                "arrayminus": mean - low,
+                "color": color,
+                "thickness": 1,
+                "width": 0,
+            },
+        )
+    finish(figure, 300, uirevision=f"sekv-{title}", legend=True)
+    figure.update_layout(title_text=title, dragmode=False, legend=_LEGEND)
+    figure.update_xaxes(title_text="position in the text (tokens), middle of the span")
+    figure.update_yaxes(title_text=unit, rangemode="tozero")
+    return figure
+
+
+def span_bytes(table: pd.DataFrame) -> go.Figure:
+    """Bytes of each span in host memory, all layers and KV heads, drawn over the tokens it covers: as factors and raw,
+    stacked, against its exact keys and values. Columns: factor_bytes, raw_form_bytes, exact_bytes."""
+    figure = go.Figure()
+    starts, tokens, exact = (table[name].tolist() for name in ("tok_start", "tokens", "exact_bytes"))
+    for column, label, color in (("factor_bytes", "as factors", BLUE), ("raw_form_bytes", "raw", ORANGE)):
+        hover = [
+            f"span {span}, {n} tokens: {si_bytes(held)} {label}, exact {si_bytes(whole)}"
+            for span, n, held, whole in zip(table["span"], tokens, table[column].tolist(), exact, strict=True)
+        ]
+        figure.add_bar(
+            x=starts,
+            y=table[column],
+            width=tokens,
+            offset=0,
+            name=label,
+            hovertext=hover,
+            hoverinfo="text",
+            marker={"color": color, "line": {"width": 0.5, "color": "#ffffff"}},
+        )
+    edges = [(a, a + n, None) for a, n in zip(starts, tokens, strict=True)]
+    heights = [(whole, whole, None) for whole in exact]
+    figure.add_scatter(
+        x=[x for edge in edges for x in edge],
+        y=[y for height in heights for y in height],
+        mode="lines",
+        name="exact keys and values",
+        line={"color": SELECTED, "width": 2},
+        hoverinfo="skip",
+    )
+    finish(figure, 320, uirevision="sekv-bytes", legend=True)
+    figure.update_layout(title_text="Bytes of spans in host memory", barmode="stack", dragmode=False, legend=_LEGEND)
+    figure.update_xaxes(title_text="position in the text (tokens)")
+    figure.update_yaxes(title_text="bytes", tickformat="~s", ticksuffix="B", rangemode="tozero")
+    return figure
+
+
+_LEGEND = {"orientation": "h", "y": -0.3, "yanchor": "top"}
+
+
+def _share(value: float) -> str:
+    return f"{value:.3f}" if np.isfinite(value) else "not recorded"

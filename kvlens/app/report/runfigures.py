@@ -1,0 +1,143 @@
+"""The sections about one run that hold figures."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pandas as pd
+
+from kvlens.app.figures import memory, transfers
+from kvlens.app.figures.heads import head_map
+from kvlens.app.figures.loss import span_bars
+from kvlens.app.figures.losstrack import loss_track
+from kvlens.app.figures.metrics import head_label, metric_of
+from kvlens.app.figures.passages import passage
+from kvlens.app.report.markup import Figures, missing, paragraph, table
+from kvlens.app.report.spans import listed, shortened
+from kvlens.lens.attribution import attribute, with_reasons
+from kvlens.lens.lines import inside
+from kvlens.lens.verdict import Verdict
+from kvlens.store.reader import TraceReader
+from kvlens.text.units import si_bytes
+
+#: How many missed (layer, KV head, span) are named.
+MOST_TRIPLES = 8
+
+
+def loss_over_steps(reader: TraceReader, figures: Figures, found: Verdict | None) -> str:
+    """KL and log p over the steps, with a line at the step of loss, or where KL is largest."""
+    loss = reader.loss()
+    if loss.empty:
+        return missing("Loss over the steps: not recorded.")
+    step, why = (
+        (int(loss.loc[loss["kl"].idxmax(), "step"]), "where KL is largest")
+        if found is None
+        else (found.step, "the step of loss")
+    )
+    note = (
+        f"{len(loss)} of {reader.n_steps} steps have the reference's context and were compared. The line "
+        f"marks step {step}, {why}."
+    )
+    return figures.place(loss_track(loss, reader.n_steps, step), "KL and log probability over decode steps", note)
+
+
+def head_maps(reader: TraceReader, figures: Figures, found: Verdict | None) -> str:
+    """Coverage and regret by layer and query head, mean over all steps; the head that missed most is outlined."""
+    missed = None if found is None else found.missed
+    selected = None if missed is None else (missed.layer, missed.q_head)
+    outlined = "" if found is None or missed is None else f" Outlined: the head that missed most at step {found.step}."
+    parts = []
+    for name in ("coverage", "regret"):
+        if name not in reader.metrics():
+            parts.append(missing(f"{metric_of(name).title} by head: not recorded."))
+            continue
+        metric = metric_of(name)
+        figure = head_map(reader.head_summary(name), reader.kv_heads, metric, selected, "mean over all steps")
+        parts.append(
+            figures.place(figure, f"{metric.title} by layer and query head", f"{metric.title}: {metric.doc}.{outlined}")
+        )
+    return "".join(parts)
+
+
+def spans_at(reader: TraceReader, figures: Figures, found: Verdict | None) -> str:
+    """What full KV would have read beside what was read, at the step of loss, by the query head that missed most."""
+    if found is None or found.missed is None:
+        return missing(
+            "Spans at the step of loss: no step was lost, or full attention's masses were not recorded there."
+        )
+    missed = found.missed
+    label = head_label(missed.layer, missed.q_head, reader.q_heads // reader.kv_heads)
+    frame = listed(reader, found.step, missed.layer, missed.q_head)
+    note = (
+        "Full attention of this run's own query over the exact keys of all positions; this run's mass on a span counts "
+        "its summary, as regret does and coverage does not; ★ marks the needle, the frame what was missed most."
+    )
+    drawn = figures.place(
+        span_bars(frame, label, found.step, missed.span), f"Masses per span of {label} at step {found.step}", note
+    )
+    return drawn + missed_triples(reader, found.step)
+
+
+def missed_triples(reader: TraceReader, step: int) -> str:
+    """The (layer, KV head, span) missed most at the step of loss, and why each was not attended exactly; below them the
+    tokens lost inside spans that regret hides. With the effect on the choice where it was recorded."""
+    triples = with_reasons(reader, attribute(reader), step, MOST_TRIPLES)
+    tokens, spans = reader.tokens(), reader.spans().set_index("span")
+    rows = []
+    for row in triples.to_dict("records"):
+        start, end = int(spans.at[row["span"], "tok_start"]), int(spans.at[row["span"], "tok_end"])
+        text = "the window" if spans.at[row["span"], "kind"] == "window" else shortened(passage(tokens, start, end), 90)
+        effect = "" if math.isnan(row["effect"]) else f"{row['effect']:.2f}"
+        where = f"L{row['layer']} KV{row['kv_head']}, span {row['span']}"
+        rows.append((where, effect, f"{row['regret']:.4f}", text, row["why"]))
+    for line in inside(reader, step)[:MOST_TRIPLES]:
+        text = " … ".join(passage(tokens, start, end) for start, end in line.tokens)
+        why = "not shown by the span's regret: the head gave its other tokens more than full attention does"
+        effect = f"{line.effect:.2f}" if line.effect else ""
+        where = f"L{line.layer} KV{line.kv_head}, {line.words()}"
+        rows.append((where, effect, f"{line.share:.4f}", shortened(text, 90), why))
+    heads = ("missed by, what", "effect, logits", "regret, or what it hides", "text", "why it was not attended exactly")
+    if any(row[1] for row in rows):
+        return table(heads, rows)
+    return table((heads[0], *heads[2:]), [(row[0], *row[2:]) for row in rows])
+
+
+def bytes_moved(reader: TraceReader, figures: Figures) -> str:
+    """What the tiers held against the budget, and what moved by direction and cause."""
+    steps, meta = reader.steps(), reader.meta
+    held = memory.residency(steps, meta.budget_bytes, meta.full_kv_bytes)
+    parts = [
+        figures.place(
+            held, "KV bytes by tier per decode step", f"Link: {meta.link or 'not recorded'}; bytes are decimal."
+        )
+    ]
+    moved = reader.transfer_times()
+    if (moved["step"] >= 0).any():
+        note = "Solid: the step could not go on without it (blocking); hatched: it ran in the background."
+        parts.append(
+            figures.place(transfers.bytes_by_cause(moved, reader.n_steps), "Bytes moved per decode step by cause", note)
+        )
+    else:
+        parts.append(paragraph("Nothing moved between the tiers while decoding.", "note"))
+    return "".join(parts) + by_cause(moved)
+
+
+def by_cause(moved: pd.DataFrame) -> str:
+    """Sums by phase, direction and cause."""
+    if moved.empty:
+        return ""
+    phases = moved.assign(phase=np.where(moved["step"] < 0, "end of prefill", "decoding"))
+    sums = (
+        phases.groupby(["phase", "direction", "cause"], sort=True)[["bytes", "blocking_bytes", "n"]].sum().reset_index()
+    )
+    rows = [
+        (
+            f"{row['phase']}, {transfers.DIRECTIONS.get(row['direction'], row['direction'])}, {row['cause']}",
+            si_bytes(row["bytes"]),
+            si_bytes(row["blocking_bytes"]),
+            f"{row['n']:,}",
+        )
+        for row in sums.to_dict("records")
+    ]
+    return table(("moved", "bytes", "of these blocking", "copies"), rows)

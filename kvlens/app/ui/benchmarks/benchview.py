@@ -1,0 +1,174 @@
+"""The Benchmarks page: measured tables that came with this copy of kvlens, or that the user measured. Nothing here is
+modelled."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pandas as pd
+import streamlit as st
+
+from kvlens.app.figures.methodmarks import mark
+from kvlens.app.figures.quality import AXES, COSTS, quality, table
+from kvlens.app.figures.qualityranks import ranked
+from kvlens.app.ui.benchmarks import measured
+from kvlens.app.ui.benchmarks.trials import READ
+from kvlens.app.ui.common import data
+from kvlens.app.ui.common.chart import chart
+from kvlens.app.ui.common.parts import download
+from kvlens.app.ui.common.widgets import error, headings, plain
+from kvlens.lab.bench.joined import alike, one
+from kvlens.lab.bench.qualitypage import ORDER
+from kvlens.lab.results.names import measured_on
+from kvlens.lab.results.summary import arm_titles
+
+RANKED = "by method"
+"""how a quality table is shown first"""
+
+
+def where(about: dict[str, Any]) -> str:
+    """'2026-01-01, AMD EPYC, 2 cores, torch 2.13.0': on what a figure was measured."""
+    machine = about.get("machine", {})
+    parts = [
+        measured_on(about) if about.get("date") else None,
+        machine.get("processor"),
+        f"{machine.get('cores')} cores" if machine.get("cores") else None,
+    ]
+    parts.append(f"torch {about['torch']}" if about.get("torch") else None)
+    return ", ".join(str(part) for part in parts if part)
+
+
+def show_quality(model: str | None) -> None:
+    """Exact match of every method against what it cost on a model, and the table behind it."""
+    st.markdown("##### Quality at equal budgets")
+    found, damaged = measured.of("quality", model)
+    if not found:
+        if not damaged:
+            measured.nothing("quality table was measured", "quality", model)
+        return
+    result = _one(_joined(found))
+    try:
+        frame, about = table(result.content["lines"]), result.content["about"]
+        request = about["request"]
+        tasks, length, order = request["tasks"], request["length"], ORDER[request.get("question", "in")]
+        counts = f"{about['trials']} of {about['planned']} trials"
+    except (KeyError, TypeError):
+        error(f"The file {result.name} lacks fields this version needs; measure it again with kvlens bench quality.")
+        return
+    titles = arm_titles(data.titles(), frame["method"])
+    axes = (RANKED, *(cost for cost in COSTS if frame[cost].notna().any()))
+    if st.session_state.get("bench_axis") not in axes:
+        st.session_state.pop("bench_axis", None)
+    axis = st.segmented_control(
+        "Exact match",
+        axes,
+        default=RANKED,
+        format_func=lambda a: RANKED if a == RANKED else f"against {_low(AXES[a][0].partition(':')[0])}",
+        key="bench_axis",
+        required=True,
+    )
+    frame = _of_families(frame)
+    figure = ranked(frame, titles) if axis == RANKED else quality(frame, str(axis), titles)
+    chart(figure, frame, "kvlens-quality", "bench_quality", "Exact match by method, task and budget")
+    st.caption(
+        plain(
+            f"Model {request['model']}, prompts of {length} tokens, {order}, tasks {', '.join(tasks)}; {counts}; bars "
+            f"are 95 % Wilson intervals. "
+            "Budgets are shares of full KV held on the device; methods that keep every token there are "
+            "held to the same share of "
+            "attended tokens instead (*). Slot tables, a method's index and generated tokens count as well, so "
+            "shares can pass 100 %. "
+            f"Measured {where(about)}."
+        )
+    )
+    show = frame.assign(
+        method=[titles.get(name, name) for name in frame["method"]], budget=frame["budget"].replace("", "no limit")
+    )
+    with st.expander("The figures as a table"):
+        table_of = show.dropna(axis=1, how="all")
+        names = headings(table_of.columns, columns())
+        st.dataframe(table_of, hide_index=True, column_config=names, height=320, placeholder="—")
+        download(frame, "kvlens-quality")
+
+
+def _of_families(frame: pd.DataFrame) -> pd.DataFrame:
+    """The rows of the families that are chosen; all of them where none is."""
+    families = [mark(str(name)).family for name in frame["method"]]
+    chosen = st.pills(
+        "Families",
+        list(dict.fromkeys(families)),
+        selection_mode="multi",
+        format_func=lambda family: family.replace("_", " "),
+        key="bench_families",
+        help="None chosen: all.",
+    )
+    return frame[[family in chosen for family in families]] if chosen else frame
+
+
+def _low(title: str) -> str:
+    return title[0].lower() + title[1:]
+
+
+def _joined(found: list[measured.Measured]) -> list[measured.Measured]:
+    """Tables that differ in their budgets alone are one, named by its files."""
+    names = {id(result.content): result.name for result in found}
+    groups = alike(result.content for result in found)
+    return [
+        measured.Measured(" and ".join(names[id(part)] for part in members), found[0].model, one(members))
+        for members in groups
+    ]
+
+
+def _one(found: list[measured.Measured]) -> measured.Measured:
+    """The table to show, chosen where a model has several: by length and by the question's order."""
+    if len(found) == 1:
+        return found[0]
+    names = {result.name: result for result in sorted(found, key=measured.asked)}
+    if st.session_state.get("bench_table") not in names:
+        st.session_state["bench_table"] = next(iter(names))
+    chosen = st.segmented_control("Table", list(names), key="bench_table", required=True, format_func=_said(names))
+    return names[str(chosen)]
+
+
+def _said(names: dict[str, measured.Measured]) -> Callable[[str], str]:
+    """How a table is offered: what it was asked, with its tasks and budgets where another was asked as much."""
+    asked = {name: result.content["about"].get("request", {}) for name, result in names.items()}
+
+    def short(name: str) -> str:
+        return f"{asked[name].get('length', '?')} tokens, {ORDER.get(asked[name].get('question', 'in'), '')}"
+
+    many: Counter[Any] = Counter(map(short, names))
+    many.update((short(name), ", ".join(asked[name].get("tasks", ()))) for name in names)
+
+    def said(name: str) -> str:
+        tasks = ", ".join(asked[name].get("tasks", ())) if many[short(name)] > 1 else ""
+        at = f" at {', '.join(asked[name].get('budgets', ()))}" if many[short(name), tasks] > 1 else ""
+        return plain(f"{short(name)}: {tasks}{at}" if tasks else short(name))
+
+    return said
+
+
+def columns() -> dict[str, Any]:
+    """How the columns of a summary are shown."""
+    number = st.column_config.NumberColumn
+    return {
+        "exact": number("exact match", format="%.2f"),
+        "low": number("95 % low", format="%.2f"),
+        "high": number("95 % high", format="%.2f"),
+        "score": number("score", format="%.2f", help="for lists the share of right entries, else exact match"),
+        "coverage": number("coverage", format="%.2f"),
+        "selection_recall": number("selection recall", format="%.2f"),
+        "presets": "preset",
+        "attended_tokens": number("attended tokens", format="%.0f"),
+        "attended_share": number("attended share", format="percent"),
+        "resident_share": number("resident share", format="percent"),
+        "read_share": number("read share", format="percent", help=READ),
+        "read_bytes_per_step": number("read per step (bytes)", format="compact"),
+        "smallest_feasible": number("smallest feasible", format="percent"),
+        "rule": "held to",
+        "n": "prompts",
+        "h2d_bytes_per_step": number("to device per step (bytes)", format="compact"),
+        "d2h_bytes_per_step": number("to host memory per step (bytes)", format="compact"),
+    }

@@ -1,0 +1,54 @@
+"""How good the lens is, on the Benchmarks page: the share of lost answers that comes back by what is held."""
+
+from __future__ import annotations
+
+import streamlit as st
+
+from kvlens.app.figures.explain import restored, table
+from kvlens.app.ui.benchmarks import measured
+from kvlens.app.ui.benchmarks.benchview import where
+from kvlens.app.ui.common import data
+from kvlens.app.ui.common.chart import chart
+from kvlens.app.ui.common.widgets import error, plain
+
+
+def show_explain(model: str | None) -> None:
+    """The measured table of a model as a map, or how to measure it."""
+    st.markdown("##### How often the lens is right")
+    found, damaged = measured.of("explain", model)
+    if not found:
+        if not damaged:
+            measured.nothing("lost answers were explained", "explain", model)
+        return
+    result = found[0]
+    try:
+        frame, about = table(result.content["lines"]), result.content["about"]
+        said = f"Model {about['model']}, prompts of {about['length']} tokens."
+    except (KeyError, TypeError, AttributeError):
+        error(f"The file {result.name} lacks fields this version needs; measure it again with kvlens bench explain.")
+        return
+    if frame.empty:
+        st.info(plain(f"The file {result.name} holds no lost trial."))
+        return
+    chart(
+        restored(frame, data.titles()),
+        frame,
+        "kvlens-explain",
+        "bench_explain",
+        "Share of lost answers restored, by method and what was held",
+    )
+    st.caption(
+        plain(
+            f"{said} Each trial is an answer full KV gives and the method loses; layer, KV head and span are ranked "
+            "by effect on the choice (docs/lens.md), or by regret at the step of loss or added over all lost steps of "
+            "the forced run, and the free run is repeated with the first of them held. Shares of "
+            f"{_lost(sorted(set(frame['n'])))} lost answers a row, their 95 % intervals on hover; the question was "
+            "read with its context. Measured "
+            f"{where(about)}."
+        )
+    )
+
+
+def _lost(n: list[int]) -> str:
+    """'50', or '15 to 50'."""
+    return f"{n[0]}" if len(n) == 1 else f"{n[0]} to {n[-1]}"

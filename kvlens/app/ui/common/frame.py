@@ -1,0 +1,122 @@
+"""The head of every page that looks at a run: which run, what is selected, a link to exactly this view."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import streamlit as st
+
+from kvlens.app.ui.common import data, session, widgets
+from kvlens.app.ui.common.data import TraceError, TraceReader
+from kvlens.app.ui.common.state import Selection
+from kvlens.lens.listing import budget_of
+from kvlens.memory.budget import phrase
+from kvlens.models.find import short_model
+
+
+def choose_run(title: str) -> tuple[TraceReader, Selection] | None:
+    """Draws the head of the page and returns the run and the selection inside it; None when there is nothing to show,
+    said on the page."""
+    chosen, problems = session.selection()
+    table = data.runs()
+    if table.empty:
+        st.subheader(title)
+        if chosen.run is not None:
+            widgets.error(f"There is no run {chosen.run[:80]}; it was deleted, or lies in another folder.")
+        st.info("There are no runs yet. Start one, then come back to look at it.")
+        st.page_link("pages/run.py", label="Start a run", icon=":material/play_arrow:")
+        return None
+    uids = [str(uid) for uid in table["uid"]]
+    wanted = chosen.run if chosen.run is not None else _newest_readable(table)
+    left, middle, right = st.columns([22, 7, 5], vertical_alignment="center")
+    titles = data.titles()
+    labels = dict(zip(uids, (run_label(row, titles) for row in table.to_dict("records")), strict=True))
+    options = uids if wanted in uids else [wanted, *uids]
+    key = f"run_picker_{title}"  # of its own on every page: what another page's showed is no choice made on this one
+    session.follow(key, wanted)
+    left.selectbox(
+        "Run",
+        options,
+        key=key,
+        format_func=lambda uid: labels.get(uid, uid),
+        on_change=_picked,
+        args=(key,),
+        label_visibility="collapsed",
+    )
+    try:
+        reader = data.open_run(wanted)
+    except TraceError as problem:
+        widgets.error(str(problem))
+        st.page_link("pages/home.py", label="All runs", icon=":material/list:")
+        return None
+    chosen, clamped = data.fit(reader, chosen.merged({"run": wanted}))
+    session.store(chosen)
+    session.write_selection()
+    with middle:
+        method = str(reader.meta.method)
+        widgets.method_mark(method, data.titles().get(method))
+    with right:
+        widgets.copy_link()
+    widgets.notice(problems + clamped)
+    widgets.status_banner(reader.status, reader.n_steps, reader.error)
+    if not reader.n_steps:
+        st.info("Nothing was decoded in this run, so there is nothing to show.")
+        return None
+    return reader, chosen
+
+
+def run_label(row: Mapping[Any, Any], titles: Mapping[str, str]) -> str:
+    """A run in the picker: its name, when, method and preset, model, budget, prompt length, steps; the status when it
+    is not whole."""
+    get, preset = row.get, _text(row.get("preset"))
+    method = _text(get("method"))
+    parts = [
+        _text(get("name")),
+        str(get("created") or "")[:16].replace("T", " "),
+        titles.get(method, method) + (f" ({preset})" if preset else ""),
+    ]
+    if _true(get("hold")) or _true(get("changed")):
+        parts.append("what-if")
+    elif _true(get("forced")):
+        parts.append("forced")
+    if text := _text(get("model")):
+        parts.append(f"model {short_model(text)}")
+    if _text(get("budget_bytes")):  # without a budget its parameters may still hold it, which run.json does not say
+        parts.append(phrase(budget_of(row)))
+    for name, unit in (("prompt_tokens", "prompt tokens"), ("steps", "steps")):
+        if (value := get(name)) == value and value is not None:
+            parts.append(f"{int(value):,} {unit[:-1] if int(value) == 1 else unit}")
+    if get("status") != "completed":
+        parts.append(str(get("status")))
+    return " · ".join(part for part in parts if part) + f" · {get('uid')}"
+
+
+def short_label(row: Mapping[Any, Any], titles: Mapping[str, str]) -> str:
+    """A run where several are picked: its name, method, budget, what was done to it, when, the end of its uid."""
+    get = row.get
+    method, uid = _text(get("method")), _text(get("uid"))
+    parts = [_text(get("name"))] if _text(get("name")) else []
+    parts += [titles.get(method, method or "unreadable")]
+    parts += [budget_of(row)] if _text(get("budget_bytes")) else []
+    parts += ["what-if"] if _true(get("hold")) or _true(get("changed")) else ["forced"] if _true(get("forced")) else []
+    return " · ".join([*parts, str(get("created") or "")[5:16].replace("T", " "), f"…{uid.rpartition('-')[2]}"])
+
+
+def _text(value: object) -> str:
+    return "" if value is None or value != value else str(value)
+
+
+def _true(value: object) -> bool:
+    return value is not None and value == value and bool(value)
+
+
+def _newest_readable(table: object) -> str:
+    rows = table[table["status"] != "unreadable"]  # type: ignore[index]
+    return str((rows if len(rows) else table)["uid"].iloc[0])  # type: ignore[index]
+
+
+def _picked(key: str) -> None:
+    """Another run opens on its own step of loss, or at its beginning; the metric is kept where it exists."""
+    uid = st.session_state[key]
+    session.change({"run": uid, "step": None, "span": None, "layer": None, "head": None})

@@ -1,0 +1,50 @@
+"""The pages and how they are reached."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import streamlit as st
+from streamlit.navigation.page import Page
+
+from kvlens.app.ui.common import chart
+from kvlens.app.ui.common.door import refuse_session
+
+#: The tab's icon comes from this package: a material icon would be fetched from the network.
+ICON = str(Path(__file__).with_name("icon.svg"))
+#: Less empty room above and beside a page, smaller figures in the verdict's box; no content from data.
+STYLE = (
+    "<style>.stMainBlockContainer { padding: 3.9rem 2.4rem 3rem; } .stVerticalBlock { gap: .65rem; } "
+    '.st-key-tried [data-testid="stMetricValue"] { font-size: 1.4rem; } '
+    f"{chart.STYLE}</style>"
+)
+_ENTERED = "kvlens_entered"
+
+
+def navigation() -> Page:
+    """The menu; returns the page that was asked for. Every file stem equals its url_path (see `enter`).
+    A session that may not look at the dashboard ends here, before anything is drawn."""
+    refuse_session()
+    st.session_state[_ENTERED] = True
+    return st.navigation(
+        [
+            st.Page("pages/home.py", title="Runs", default=True),
+            st.Page("pages/run.py", title="New run", url_path="run"),
+            st.Page("pages/replay.py", title="Replay", url_path="replay"),
+            st.Page("pages/heads.py", title="Heads", url_path="heads"),
+            st.Page("pages/spans.py", title="Spans", url_path="spans"),
+            st.Page("pages/method.py", title="Method", url_path="method"),
+            st.Page("pages/memory.py", title="Memory", url_path="memory"),
+            st.Page("pages/compare.py", title="Compare", url_path="compare"),
+            st.Page("pages/benchmarks.py", title="Benchmarks", url_path="benchmarks"),
+        ],
+        position="top",
+    )
+
+
+def enter() -> None:
+    """First line of every page. A deep link that is a fresh server's first visit makes Streamlit 1.67 run the file in
+    pages/ alone, without app.py, because no session has announced a menu yet: announce it and start over."""
+    if _ENTERED not in st.session_state:
+        navigation()
+        st.rerun()

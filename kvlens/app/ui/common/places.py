@@ -1,0 +1,32 @@
+"""Where a link leads: the whole place in a run that the page would come to by itself.
+
+A page writes its selection into the address. Where the link says less than that, Streamlit 1.67 adds an entry to the
+browser's history for it, and Back only leads to the address that the page replaces again; a link that says all of it
+leaves the history as it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import streamlit as st
+
+from kvlens.app.ui.common import data
+from kvlens.app.ui.common.data import TraceError, TraceReader
+from kvlens.app.ui.common.state import Selection
+
+
+def in_run(uid: str, chosen: Selection | None = None) -> dict[str, str]:
+    """URL parameters of a link to a run: the place `chosen`, brought inside the run as a page does; None: where the run
+    opens.
+
+    Of a run that cannot be opened, its uid alone: the page then says why."""
+    return dict(_in_run(str(data.runs_dir()), uid, data.stamp(uid), (chosen or Selection()).merged({"run": uid})))
+
+
+@st.cache_data(max_entries=256, show_spinner=False)
+def _in_run(folder: str, uid: str, changed: int, chosen: Selection) -> dict[str, str]:
+    try:
+        with TraceReader.open(Path(folder), uid) as reader:
+            return data.fit(reader, chosen)[0].query()
+    except TraceError:
+        return {"run": uid}

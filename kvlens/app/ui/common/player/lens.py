@@ -1,0 +1,149 @@
+"""What the player is sent of a run's loss: the track of divergence, the places worth jumping to, what full attention
+wanted and could not be attended."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from kvlens.app.ui.common.player.codec import quantise
+from kvlens.app.ui.common.player.sparse import sparse
+from kvlens.lens.verdict import Verdict
+from kvlens.recording.sampling import words
+from kvlens.store.reader import TraceReader
+
+LEAST_HOLE = 0.01
+"""share of full attention; what some head lost below it is not sent"""
+#: Kinds of events behind the jumps 'correction' and 'recall'. A zoom brings a span from the cold tier as a recall does.
+JUMP_EVENTS = {"correction": ("correction",), "recall": ("recall", "zoom_in")}
+
+
+def loss_track(reader: TraceReader, arrays: dict[str, np.ndarray]) -> list[dict[str, Any]]:
+    """The track of KL(full || this run), steps without a loss NaN, marks where another token was most probable; [] when
+    not recorded."""
+    loss = reader.loss()
+    if loss.empty:
+        return []
+    steps = loss["step"].to_numpy(np.int64)
+    values = np.full(reader.n_steps, np.nan)
+    values[steps] = loss["kl"].to_numpy(np.float64)
+    arrays["track:kl"] = values
+    arrays["marks:kl"] = steps[~loss["agrees"].to_numpy(bool)].astype(np.int32)
+    return [
+        {
+            "name": "kl",
+            "title": "KL(full KV ‖ this run); ▼ another token than full KV's is most probable",
+            "unit": "nats",
+            "dots": True,
+            "zero": True,
+            "marks": "kl",
+        }
+    ]
+
+
+def diverged(reader: TraceReader) -> int | None:
+    """The step at which a freely decoding run left full KV's: the last that was compared, when the run went on after it
+    and another token was most probable or taken there. From the next step on contexts differ."""
+    loss = reader.loss()
+    if loss.empty or reader.meta.forced:
+        return None
+    last = loss.iloc[-1]
+    tokens = reader.tokens()
+    own = tokens.loc[tokens["step"] == last["step"], "token_id"]
+    left = not last["agrees"] or (len(own) and int(own.iloc[0]) != int(last["ref_token"]))
+    return int(last["step"]) if left and int(last["step"]) + 1 < reader.n_steps else None
+
+
+def jumps(reader: TraceReader, found: Verdict | None) -> list[dict[str, Any]]:
+    """Where the player may jump: {kind, step, layer, head, span}, None where the selection stays. At most one place per
+    kind and step.
+
+    Kinds: loss (the step of loss), lost (later steps that were lost), regret (the query head and step with the most
+    regret), correction, recall."""
+    places: list[dict[str, Any]] = []
+    if found is not None:
+        missed = found.missed
+        at = (None, None, None) if missed is None else (missed.layer, missed.q_head, missed.span)
+        places.append(_place("loss", found.step, *at))
+        loss = reader.loss()
+        later = loss.loc[~loss["agrees"].astype(bool) & (loss["step"] > found.step), "step"]
+        places += [_place("lost", int(step), None, None, None) for step in later]
+    if (worst := worst_regret(reader)) is not None:
+        places.append(worst)
+    events = reader.events()
+    group = reader.q_heads // reader.kv_heads
+    for kind, names in JUMP_EVENTS.items():
+        first = events[events["kind"].isin(names) & (events["step"] >= 0)].drop_duplicates("step")
+        for _, row in first.iterrows():
+            head = _whole(row["q_head"])
+            if head is None and (kv_head := _whole(row["kv_head"])) is not None:
+                head = kv_head * group
+            places.append(_place(kind, int(row["step"]), _whole(row["layer"]), head, _whole(row["span"])))
+    return places
+
+
+def worst_regret(reader: TraceReader) -> dict[str, Any] | None:
+    """The place of the query head and step with the most regret, with its span of most regret; None where nothing was
+    missed or it was not recorded."""
+    by_step = reader.regret_by_step()
+    if by_step.empty or not (by_step["regret_max"] > 0).any():
+        return None
+    worst = by_step.loc[by_step["regret_max"].idxmax()]
+    step, layer, head = int(worst["step"]), int(worst["layer"]), int(worst["q_head"])
+    listed = reader.oracle(step, layer, head)
+    span = int(listed.loc[listed["regret"].idxmax(), "span"]) if len(listed) else None
+    return _place("regret", step, layer, head, span)
+
+
+def _place(kind: str, step: int, layer: int | None, head: int | None, span: int | None) -> dict[str, Any]:
+    return {"kind": kind, "step": step, "layer": layer, "head": head, "span": span}
+
+
+def _whole(value: Any) -> int | None:
+    return None if pd.isna(value) else int(value)
+
+
+def sampling(reader: TraceReader) -> str:
+    """What of full attention a run recorded, as the end of a sentence."""
+    sampled = reader.meta.oracle
+    if not sampled:
+        return ": this run did not record them"
+    if "oracle" in reader.meta.left_out:
+        return ": they were left out when this run was handed on"
+    return f"; recorded were {words(sampled, reader.n_layers)}"
+
+
+def wanted(reader: TraceReader, layer: int, head: int, index: pd.Series) -> dict[str, np.ndarray]:
+    """What full attention would have read with one query head, at all steps: rows of spans (`index`: span -> its place)
+    with full, mass (this run's) and hole (of full, what was attended in no form), most wanted first; the tokens lost;
+    the mass of what is not listed, float32 [steps], NaN where it was not recorded. {} without full attention."""
+    if not reader.meta.sampled:
+        return {}
+    table, lost = reader.oracle_head(layer, head), reader.lost_by_head(layer, head)
+    table["hole"] = table["unread"].fillna(table["regret"])
+    tail = np.full(reader.n_steps, np.nan, np.float32)
+    tails = reader.oracle_tails(layer, head)
+    tail[tails["step"].to_numpy(np.int64)] = tails["tail_full"]
+    rows = sparse("wanted", table, reader.n_steps, index, ("full", "mass", "hole"))
+    return rows | lost_rows(lost, reader.n_steps) | {"wanted_tail": tail}
+
+
+def lost_rows(lost: pd.DataFrame, n_steps: int) -> dict[str, np.ndarray]:
+    """Tokens lost (step, pos, mass), in the order of steps, as row starts [steps + 1], positions and codes of 0..1."""
+    return {
+        "lost_start": np.searchsorted(lost["step"].to_numpy(np.int64), np.arange(n_steps + 1)).astype(np.int32),
+        "lost_pos": lost["pos"].to_numpy(np.int32),
+        "lost_mass": quantise(lost["mass"].to_numpy(np.float64), 0.0, 1.0),
+    }
+
+
+def worst(reader: TraceReader, index: pd.Series) -> dict[str, np.ndarray]:
+    """Of every step and span what the query head that lost most did not attend, and which it is: layer * Hq + head.
+    {} without full attention."""
+    if not reader.meta.sampled:
+        return {}
+    table = reader.holes(LEAST_HOLE).rename(columns={"mass": "hole"})
+    heads = (table["layer"].to_numpy(np.int64) * reader.q_heads + table["q_head"].to_numpy(np.int64)).astype(np.int32)
+    return sparse("worst", table, reader.n_steps, index, ("hole",)) | {"worst_head": heads}

@@ -1,0 +1,57 @@
+"""Stored races in a list, and how one came out, in words."""
+
+from __future__ import annotations
+
+import streamlit as st
+
+from kvlens.app.ui.common import data, widgets
+from kvlens.memory.budget import in_words, phrase
+from kvlens.models.find import short_model
+from kvlens.runs import races
+from kvlens.runs.races import RaceInfo
+from kvlens.store.reader import TraceError
+from kvlens.text.plaintext import visible
+from kvlens.text.units import counted
+
+NEWEST = 12
+"""stored races that are listed at first"""
+
+
+def race_list(shown: str | None = None) -> None:
+    """All stored races but the one that is shown, newest first, each a link; nothing where there is none."""
+    folder = data.runs_dir()
+    found = [race_id for race_id in races.ids(folder) if race_id != shown]
+    if not found:
+        return
+    with st.expander(f"Stored races ({len(found)})", icon=":material/sports_score:"):
+        every = len(found) <= NEWEST or st.toggle("Show all of them", key="races_every", persist_state="session")
+        for race_id in found[: None if every else NEWEST]:
+            try:
+                race = races.read(folder, race_id)
+            except TraceError as problem:
+                widgets.error(str(problem))
+                continue
+            limit = phrase(in_words(race.budget))
+            said = f"{race.created[:16].replace('T', ' ')} UTC · {short_model(race.model)} · {limit}"
+            st.page_link("pages/run.py", label=widgets.plain(visible(said)), query_params={"race": race_id})
+            st.caption(widgets.plain(f"{_entered(race)} {finding(race)}"))
+
+
+def _entered(race: RaceInfo) -> str:
+    titles = data.titles()
+    names = [titles.get(lane.method, lane.method) for lane in race.lanes[1:]]
+    return f"{counted(len(names), 'method')}: {', '.join(names)}."
+
+
+def finding(race: RaceInfo) -> str:
+    """Who left full KV, and who answered right."""
+    titles = data.titles()
+    ran = [lane for lane in race.lanes[1:] if lane.state in ("completed", "cancelled")]
+    left = [f"{titles.get(lane.method, lane.method)} at step {lane.lost}" for lane in ran if lane.lost is not None]
+    said = f"{len(left)} of {len(ran)} methods left full KV: {', '.join(left)}." if left else "No method left full KV."
+    if not ran:
+        said = "No method ran to its end."
+    right = [titles.get(lane.method, lane.method) for lane in race.lanes if lane.right]
+    if race.answer:
+        said += f" Right answer: {', '.join(right) or 'none'}."
+    return said

@@ -1,0 +1,41 @@
+"""What a refused job says would do, as a button: nobody has to type an option."""
+
+from __future__ import annotations
+
+import re
+
+from kvlens.app.ui.common.jobs import Job
+from kvlens.memory.budget import NO_LIMIT, in_words
+
+
+def advice(job: Job) -> dict[str, str]:
+    """Option of `kvlens run` -> the value that would do, a budget as a percentage; {} where none is known."""
+    if job.argv[3:4] != ["run"]:
+        return {}
+    told = dict(job.would_do)
+    if "budget" in told:
+        told["budget"] = f"{float(told['budget']):.1%}"
+    return {f"--{name}": value for name, value in told.items()}
+
+
+def label(options: dict[str, str]) -> str:
+    """The button: 'Run again with the budget 23.5%'."""
+    said = [NO_LIMIT if in_words(value) == NO_LIMIT else f"the {name[2:]} {value}" for name, value in options.items()]
+    return f"Run again with {' and '.join(said)}"
+
+
+def again(argv: list[str], options: dict[str, str]) -> list[str]:
+    """The command with these options in place of its own."""
+    made = list(argv)
+    for name, value in options.items():
+        if name in made:
+            made[made.index(name) + 1] = value
+        else:
+            made += [name, value]
+    return made
+
+
+def spoken(job: Job) -> str:
+    """Why it failed, for somebody who looks at a page: options that would do by their names."""
+    message = job.message or "The run failed without saying why."
+    return re.sub(r"--(?=[a-z])", "the ", message) if job.would_do else message

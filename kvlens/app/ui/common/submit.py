@@ -1,0 +1,115 @@
+"""From the form to a queued job."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import streamlit as st
+
+from kvlens import methods, tasks
+from kvlens.app.ui.common import data
+from kvlens.app.ui.common.jobview import manager
+from kvlens.app.ui.common.request import MethodChoice, PromptChoice, command, race_command
+from kvlens.app.ui.common.sample import sample
+from kvlens.app.ui.common.tokens import counting
+from kvlens.memory.budget import in_words, phrase
+from kvlens.models.find import DEMO, default_model
+from kvlens.runs.request import DEFAULT_SHARE
+from kvlens.tasks.sample import TITLE
+
+
+def submit(prompt: PromptChoice, choice: MethodChoice, then: str | None = None) -> str:
+    """Queues the run; returns the job's id. `then`: the page that opens by itself when it is done."""
+    file = manager().scratch("prompt.json", prompt.file_text())
+    method = data.titles().get(choice.method, choice.method) + (f" ({choice.preset})" if choice.preset else "")
+    title = f"{method} on {choice.model}, {phrase(in_words(choice.budget))}: {prompt.source}"
+    return manager().submit(command(file, choice, data.runs_dir().resolve()), title, then=then)
+
+
+def submit_race(prompt: PromptChoice, choice: MethodChoice, against: Sequence[str]) -> str:
+    """Queues a race of the chosen method against others at its budget; returns the job's id."""
+    file = manager().scratch("prompt.json", prompt.file_text())
+    argv = race_command(file, choice, against, data.runs_dir().resolve())
+    titles = data.titles()
+    names = ", ".join(titles.get(name, name) for name in argv[argv.index("--methods") + 1].split(","))
+    title = f"Race of {names} on {choice.model}, {phrase(in_words(choice.budget))}: {prompt.source}"
+    return manager().submit(argv, title)
+
+
+def submit_trial(trial: Mapping[str, Any]) -> str:
+    """Queues the run of a benchmark's trial, compared with full KV, whose Replay opens when it is done; returns the
+    job's id.
+
+    Keys: task, length, depth, seed, index, method, budget ('': no limit), preset, overrides (parameters over the
+    preset's), and where they are not the usual ones model ('demo'), max_new (the task's own) and question ('in').
+    Raises ValueError with one sentence."""
+    model = str(trial.get("model") or DEMO)
+    asked = tasks.remake(trial, counting(model)[0])
+    entry = next((entry for entry in data.catalogue() if entry["name"] == trial["method"]), None)
+    if entry is None:
+        raise ValueError(f"the method '{trial['method']}' is not installed here.")
+    drawn = tasks.get(asked.task).generation(asked.index)
+    if drawn.temperature:
+        how = f"--temperature {drawn.temperature:g} --top-p {drawn.top_p:g} --seed {drawn.seed}"
+        raise ValueError(
+            f"this trial's tokens were drawn, and the app's are not: run its prompt by `kvlens run` {how}."
+        )
+    place = "" if asked.depth is None else f", depth {asked.depth:.0%}"
+    source = f"{asked.task}, {asked.length or 'whole'} tokens{place}, seed {asked.seed}"
+    prompt = PromptChoice(tasks.prompt_of(asked), source)
+    # A method that keeps every token on the device is held to its budget by a parameter, which is among the overrides.
+    budget = "100%" if entry["keeps_all"] or not trial["budget"] else str(trial["budget"])
+    most = int(trial.get("max_new") or drawn.new_tokens)
+    choice = MethodChoice(
+        str(trial["method"]),
+        model,
+        trial.get("preset"),
+        budget,
+        most,
+        0,
+        dict(trial.get("overrides") or {}),
+        trial["method"] != methods.REFERENCE,
+        question=str(trial.get("question") or "in"),
+    )
+    return submit(prompt, choice, "pages/replay.py")
+
+
+def sample_choice(method: str = methods.DEFAULT) -> tuple[PromptChoice, MethodChoice]:
+    """What a sample button runs: the default model under a method, with the preset that fits the prompt, or, for the
+    usual method on the real model, the one that answers it."""
+    model = default_model()
+    entry = next(entry for entry in data.catalogue() if entry["name"] == method)
+    budget = "100%" if entry["keeps_all"] else "40%" if model == DEMO else f"{float(DEFAULT_SHARE):.0%}"
+    preset = methods.ANSWERING if model != DEMO and method == methods.DEFAULT else None
+    return sample(model), MethodChoice(method, model, preset, budget, 48, 0, against=not entry["keeps_all"])
+
+
+def sample_buttons() -> None:
+    """One click to a first run, whose Replay opens when it is done: on the real model one that loses its answer, or the
+    usual method's."""
+    title = data.titles()
+    usual, lost = title[methods.DEFAULT], title[methods.LOSING]
+    if default_model() == DEMO:
+        labels = {methods.DEFAULT: "Run the sample prompt"}
+    else:
+        labels = {
+            methods.LOSING: "Watch a real model lose an answer",
+            methods.DEFAULT: f"The same prompt under {usual} ({methods.ANSWERING}), which answers",
+        }
+    with st.container(horizontal=True):
+        for number, (method, label) in enumerate(labels.items()):
+            if st.button(
+                label, type="secondary" if number else "primary", icon=":material/play_arrow:", key=f"sample_{method}"
+            ):
+                job = submit(*sample_choice(method), then="pages/replay.py")
+                st.switch_page("pages/run.py", query_params={"job": job})
+    if default_model() == DEMO:
+        st.caption("A toy model that comes with kvlens answers a question about a generated text; under a minute.")
+        return
+    st.caption(
+        f"{default_model()}, a real language model, answers a question about a real text ({TITLE}) with {lost} keeping "
+        f"{float(DEFAULT_SHARE):.0%} of its KV cache. The Replay opens where the answer is lost and says what was "
+        f"missed there and why; one click holds it, and the answer comes back. {usual} runs with its preset "
+        f"{methods.ANSWERING}, a departure from its paper; what it answers as published is on the Benchmarks page."
+    )

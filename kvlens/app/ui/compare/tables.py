@@ -1,0 +1,76 @@
+"""The Compare page's tables of all runs: what is set differently, what each came to."""
+
+from __future__ import annotations
+
+import streamlit as st
+
+from kvlens.app.compare.settings import ABSENT, KINDS, config_difference, setting_words
+from kvlens.app.compare.together import joined
+from kvlens.app.compare.totals import Total, totals, totals_table
+from kvlens.app.ui.common import data
+from kvlens.app.ui.common.chart import menu
+from kvlens.app.ui.common.pagereader import shown_frame
+from kvlens.app.ui.common.widgets import plain
+from kvlens.app.ui.compare.pick import Compared
+from kvlens.store.reader import TraceReader
+from kvlens.text.units import counted
+
+MOST, HEIGHT, SAID = 9, 300, 100
+"""rows of the table of settings that stand at their full height; pixels of one with more; characters of a heading"""
+
+
+def differences(compared: Compared) -> None:
+    """What differs is named in the heading of a fold; in it the settings, parameters of some methods alone, the
+    circumstances and what is the same."""
+    names = list(compared.runs)
+    table = shown_frame(config_difference(compared.runs))
+    worded = table.assign(setting=table["setting"].map(setting_words))
+    parts = {kind: worded.loc[worded["kind"] == kind].drop(columns="kind") for kind in KINDS}
+    shown, same = parts["differs"], parts["same"]
+    said = ", ".join(name.removeprefix("parameter ") for name in shown["setting"]) or "nothing"
+    of = "one method" if len(names) == 2 else "some methods"
+    titles = {
+        f"{counted(len(shown), 'setting')} that differ": shown,
+        f"{counted(len(parts['some methods only']), 'parameter')} of {of} only": parts["some methods only"],
+        f"{len(parts['circumstances'])} circumstances that differ": parts["circumstances"],
+        f"{len(same)} the same": same[["setting", names[0]]].rename(columns={names[0]: "all runs"}),
+    }
+    titles = {title: part for title, part in titles.items() if len(part)}
+    with st.expander(plain(f"Set differently: {said if len(said) <= SAID else said[:SAID].rstrip(', ') + '…'}")):
+        for tab, part in zip(st.tabs(list(titles)), titles.values(), strict=True):
+            tab.dataframe(part, hide_index=True, width="stretch", height="content" if len(part) <= MOST else HEIGHT)
+        if (shown[names] == ABSENT).to_numpy().any():
+            st.caption(f"{ABSENT}: the run has no such setting.")
+        menu(table, f"{compared.stem}-settings", "compare_settings", image=False)
+
+
+_WIDE = {"quantity": st.column_config.TextColumn(width=290), "B beside A": st.column_config.TextColumn(width="medium")}
+
+
+def sums(compared: Compared) -> None:
+    """Totals of all runs, and what B is beside A, in words; read when they are looked at."""
+    fold = st.expander("Totals of all runs", key="compare_sums", on_change="rerun")
+    if fold.open:
+        with fold:
+            _sums(compared)
+
+
+def _sums(compared: Compared) -> None:
+    found = {name: _totals(reader, reader.uid, data.stamp(reader.uid)) for name, reader in compared.runs.items()}
+    table = totals_table(found, (compared.a, compared.b))
+    columns = ["quantity", *found, "B beside A"]
+    st.dataframe(table[columns], hide_index=True, width="stretch", height="content", column_config=_WIDE)
+    without = [name for name, reader in compared.runs.items() if "regret" not in reader.metrics()]
+    said = (
+        f"A: {compared.a}. B: {compared.b}. Bytes are decimal (1 MB = 10^6 bytes). Coverage and regret are means over "
+        "all steps, layers and query heads; after the runs part, they stand for different contexts."
+    )
+    if without:
+        said += f" No regret of {joined(without)}: full attention by span was not recorded there."
+    st.caption(plain(said))
+    menu(table, f"{compared.stem}-totals", "compare_totals", image=False)
+
+
+@st.cache_data(max_entries=128, show_spinner=False)
+def _totals(_reader: TraceReader, uid: str, changed: int) -> list[Total]:
+    return totals(_reader)

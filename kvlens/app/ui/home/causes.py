@@ -1,0 +1,63 @@
+"""Why the runs in the table lost, grouped by model, method, budget and cause; read when it is asked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import streamlit as st
+
+from kvlens.app.ui.common import data, places, widgets
+from kvlens.app.ui.common.widgets import plain
+from kvlens.lens.diagnosis import Cause, Diagnosis, Wanted, diagnose
+from kvlens.lens.reasons import KINDS
+from kvlens.models.find import short_model
+from kvlens.text.units import counted
+
+HEADS, RUNS = 4, 6
+"""(layer, KV head) pairs and runs that are named of a cause"""
+
+
+def why_lost(table: pd.DataFrame) -> None:
+    """A switch, and below it the causes; nothing where there are no two runs to group."""
+    if len(table) < 2 or not st.toggle("Group what was lost by cause", key="runs_causes", persist_state="session"):
+        return
+    stamps = tuple((uid, data.stamp(uid)) for uid in map(str, table["uid"]))
+    found = _diagnosed(str(data.runs_dir()), stamps)
+    mild = f"; {found.mild} more left its tokens without losing what was asked for" if found.mild else ""
+    st.text(f"{counted(found.compared, 'run')} compared with full KV, {len(found.lost)} lost{mild}.")
+    for sentence in found.unread:
+        widgets.error(sentence)
+    for cause in found.causes:
+        with st.container(border=True):
+            _one(cause)
+
+
+@st.cache_data(max_entries=4, show_spinner="Reading what was lost, run by run")
+def _diagnosed(folder: str, stamps: tuple[tuple[str, int], ...]) -> Diagnosis:
+    """stamps: the runs there are, and when each trace was last changed."""
+    return diagnose(Path(folder), Wanted())
+
+
+def _one(cause: Cause) -> None:
+    left, right = st.columns([2, 3], vertical_alignment="center")
+    with left:
+        widgets.method_mark(cause.method, data.titles().get(cause.method, cause.method))
+        st.text(f"{len(cause.lost)} lost on {short_model(cause.model)} at {cause.limit}")
+    means = KINDS.get(cause.kind, cause.lost[0].says)
+    said = [f"**{plain(means[0].upper() + means[1:])}.**"]
+    if cause.heads:
+        heads = ", ".join(f"L{layer} KV{head} ({n} of {len(cause.lost)})" for (layer, head), n in cause.heads[:HEADS])
+        said.append(f"Missed most by {heads}.")
+    holding, known = cause.of_the_answer
+    if known:
+        said.append(f"In {holding} of {known} what was missed most holds part of the answer.")
+    right.markdown(" ".join(said))
+    with right.container(horizontal=True):
+        for one in cause.lost[:RUNS]:
+            st.page_link(
+                "pages/replay.py",
+                label=f"…{one.uid[-6:]}, step {one.step}",
+                icon=":material/play_circle:",
+                query_params=places.in_run(one.uid),
+            )

@@ -1,0 +1,60 @@
+"""The gallery of recorded losses, as cards: what was asked, what was expected, what came, why; a click opens the
+replay."""
+
+from __future__ import annotations
+
+import streamlit as st
+
+from kvlens.app import gallery
+from kvlens.app.ui.common import data, places, widgets
+from kvlens.app.ui.common.widgets import plain
+from kvlens.store.errors import TraceError
+from kvlens.text.plaintext import visible
+
+_IN_A_ROW = 3
+
+
+def shelf(folded: bool) -> None:
+    """All cards; folded where there are runs to look at."""
+    losses = gallery.losses()
+    title = f"Recorded losses of {losses[0].model}, of {len(losses)} methods: they open at once, nothing is computed"
+    if folded:
+        with st.expander(title, icon=":material/collections_bookmark:"):
+            _rows(losses)
+    else:
+        st.markdown(f"##### {plain(title)}")
+        _rows(losses)
+
+
+def _rows(losses: tuple[gallery.Loss, ...]) -> None:
+    for start in range(0, len(losses), _IN_A_ROW):
+        for column, loss in zip(st.columns(_IN_A_ROW), losses[start : start + _IN_A_ROW], strict=False):
+            key = f"loss_{loss.method}"
+            with column.container(border=True, height="stretch", vertical_alignment="distribute", key=key):
+                _card(loss)
+
+
+def _card(loss: gallery.Loss) -> None:
+    title = data.titles().get(loss.method, loss.method)
+    cause = f"{loss.cause[0].upper()}{loss.cause[1:]}"
+    with st.container():  # one piece, so that the buttons of a row stand in a line
+        widgets.method_mark(loss.method, title)
+        st.text(visible(loss.question))
+        st.markdown(f"Expected **{plain(loss.expected)}**, got :red[**{plain(loss.came or 'nothing')}**]")
+        st.caption(
+            plain(
+                f"A prompt of {loss.prompt_tokens} tokens, held to {loss.limit}. {cause}. "
+                f"{loss.held.sentence(loss.full_kv_bytes)}"
+            )
+        )
+    opened = st.button(
+        f"Open {title}'s loss", key=f"open_{loss.method}", icon=":material/play_circle:", width="stretch"
+    )
+    if opened:
+        try:
+            uid = gallery.bring(loss, data.runs_dir())
+        except TraceError as problem:
+            widgets.error(str(problem))
+            return
+        data.forget_runs()
+        st.switch_page("pages/replay.py", query_params=places.in_run(uid))

@@ -1,0 +1,100 @@
+"""The Memory page's account of bytes that were moved to the device and, as far as was recorded, not used there."""
+
+from __future__ import annotations
+
+import pandas as pd
+import streamlit as st
+
+from kvlens.app.figures.memory import mass_curve, use_of_copies
+from kvlens.app.ui.common import parts
+from kvlens.app.ui.common.chart import chart
+from kvlens.app.ui.memory import data as memorydata
+from kvlens.store.reader import TraceReader
+from kvlens.text.units import si_bytes
+
+DEFINITION = (
+    "A copy of a span to the device counts as moved and not used when the span was among the recorded top "
+    "spans of no query head of the KV "
+    "head it was moved for, at any step at which the copy could be read. That bounds its use, it does not "
+    "prove there was none: each of "
+    "these query heads gave the span at most its tail mass (what all spans it did not list got together), and "
+    "at most the least mass it "
+    "listed. Mass is recorded per span, its summary entry included, so use may be overstated. A copy can be "
+    "read from its own step on, one "
+    "made in the background from the step its arrival was recorded, until the step the span was given up, that "
+    "one included."
+)
+
+
+def use(reader: TraceReader, copies: pd.DataFrame) -> None:
+    """Definition, bytes per step by recorded use, how much attention they got, the copies as a table; the price of
+    truncated reuse."""
+    st.markdown("##### Moved, and not used")
+    if copies.empty:
+        st.info("Nothing moved to the device while decoding, so nothing was moved in vain.")
+        return
+    if not memorydata.judged(copies):
+        st.info("Which spans query heads attended was not recorded in this run, so the use of what moved is not known.")
+    else:
+        st.caption(DEFINITION)
+        left, right = st.columns(2, gap="medium")
+        name = f"{reader.uid}-use-of-copies"
+        with left:
+            chart(
+                use_of_copies(copies, reader.n_steps),
+                copies,
+                name,
+                "use_of_copies",
+                "Bytes to the device per step, by recorded use",
+            )
+        with right:
+            chart(mass_curve(copies), copies, name, "mass_curve", "Share of moved bytes by the attention they got")
+        st.caption(summary(copies))
+    _truncation(reader)
+
+
+def summary(copies: pd.DataFrame) -> str:
+    """The sums in words."""
+    total = float(copies["bytes"].sum())
+    by = copies.groupby("verdict")["bytes"].sum()
+    unlisted = copies[copies["verdict"] == "unlisted"]
+    idle = float(by.get("unlisted", 0))
+    said = (
+        f"Of {si_bytes(total)} moved to the device, {si_bytes(idle)} ({idle / total:.1%}) were never among "
+        f"the top spans of a query head"
+    )
+    if len(unlisted):
+        said += (
+            f"; no query head gave one of these spans more than {unlisted['at_most'].max():.2g} of its "
+            f"attention at a step"
+        )
+    rest = (
+        ("pending", "had not arrived when the run ended"),
+        ("no span", "name no span"),
+        ("not recorded", "moved where none were recorded"),
+    )
+    for verdict, words in rest:
+        if by.get(verdict, 0):
+            said += f"; {si_bytes(float(by[verdict]))} {words}"
+    return f"{said}. On the right a copy that was not listed stands at its bound." if len(unlisted) else f"{said}."
+
+
+def _truncation(reader: TraceReader) -> None:
+    """What moving more than the ideal cost, where the ideal is recorded."""
+    lost = reader.truncation()
+    if lost.empty:
+        st.caption(
+            "The price of truncated reuse (bytes moved beyond the ideal of reusing every wanted token that was "
+            "on the device): not "
+            "recorded, as no step of this run truncated its reuse."
+        )
+        return
+    moved, ideal = float(lost["moved_bytes"].sum()), float(lost["ideal_bytes"].sum())
+    share = f" ({moved / ideal - 1:.1%} more)" if ideal else ""
+    st.caption(
+        f"The price of truncated reuse: {si_bytes(moved)} moved to the device where an ideal is recorded "
+        f"({int(lost['cells'].sum()):,} of step × layer × KV head); {si_bytes(ideal)} would have, had every "
+        f"wanted token that was "
+        f"on the device been reused. {si_bytes(moved - ideal)}{share} were moved beyond that."
+    )
+    parts.download(lost, f"{reader.uid}-truncation", "Download truncation by KV head as CSV")

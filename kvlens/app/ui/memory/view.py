@@ -1,0 +1,260 @@
+"""The Memory page: what each tier held, what moved and when, where spans lay, what was moved and not used."""
+
+from __future__ import annotations
+
+import io
+from functools import partial
+from typing import cast
+
+import numpy as np
+import pandas as pd
+import streamlit as st
+
+from kvlens.app.figures import memory as figures
+from kvlens.app.figures.overlap import COPIES, whole
+from kvlens.app.figures.overlap import overlap as overlap_figure
+from kvlens.app.ui.common import data, parts, session
+from kvlens.app.ui.common.chart import chart
+from kvlens.app.ui.common.clicks import cell_clicked
+from kvlens.app.ui.common.data import TraceReader
+from kvlens.app.ui.common.state import Selection, parse_steps
+from kvlens.app.ui.common.widgets import plain
+from kvlens.app.ui.memory import data as memorydata
+from kvlens.app.ui.memory.states import where_spans_lay
+from kvlens.app.ui.memory.use import use
+from kvlens.memory.holds import Drop, Hold, held_bytes, tokens_of
+from kvlens.store.export import TIMELINE, export
+from kvlens.text.units import counted, duration, si_bytes
+
+#: Steps of the overlap timeline when none were chosen.
+_FIRST_LOOK = 8
+
+
+def show(reader: TraceReader, chosen: Selection) -> dict[str, str]:
+    """All sections; returns the page's own URL parameters."""
+    copies = memorydata.moved_spans(reader, reader.uid, data.stamp(reader.uid))
+    totals(reader, copies)
+    residency(reader)
+    left, right = st.columns(2, gap="medium")
+    with left:
+        parts.bytes_by_cause(reader)
+    with right:
+        parts.times(reader)
+    query = overlap(reader, chosen)
+    by_head(reader, chosen, copies)
+    where_spans_lay(reader, chosen)
+    use(reader, copies)
+    timeline_export(reader)
+    return query
+
+
+def totals(reader: TraceReader, copies: pd.DataFrame) -> None:
+    """The run in six numbers. `copies` as of `memorydata.moved_spans`."""
+    steps, meta = reader.steps(), reader.meta
+    budget, full = meta.budget_bytes, meta.full_kv_bytes
+    peak, moved = float(steps["peak_bytes"].max()), float(steps["h2d_bytes"].sum())
+    spent = float(steps["dur_us"].sum())
+    cells = (
+        ("Peak on the device", si_bytes(peak), f"{peak / full:.1%} of full KV" if full else "full KV not recorded"),
+        ("Budget", "no limit" if budget is None else si_bytes(budget), f"full KV {si_bytes(full)}"),
+        ("Moved to the device", si_bytes(moved), f"{si_bytes(moved / max(1, len(steps)))} per decode step"),
+        ("Moved to host memory", si_bytes(float(steps["d2h_bytes"].sum())), "while decoding"),
+        (
+            "Waited for copies",
+            duration(float(steps["wait_us"].sum())),
+            f"{steps['wait_us'].sum() / spent:.1%} of decoding" if spent else "while decoding",
+        ),
+        ("Moved, not used", *_redundant(copies)),
+    )
+    for place, (label, value, note) in zip(st.columns(len(cells)), cells, strict=True):
+        place.metric(label, value, note, delta_color="off", delta_arrow="off")
+    if meta.raced:
+        st.caption(
+            f"This run was one of {meta.raced} of a race. Its copies went on while the others had their turn: waits "
+            "are shorter than they are alone."
+        )
+
+
+def _redundant(copies: pd.DataFrame) -> tuple[str, str]:
+    """Bytes to the device whose span no query head listed, and their share; see the section at the end of the page for
+    what it means."""
+    if copies.empty:
+        return "0 B", "nothing moved"
+    if not memorydata.judged(copies):
+        return "not recorded", "use of copies"
+    idle = float(copies.loc[copies["verdict"] == "unlisted", "bytes"].sum())
+    return si_bytes(idle), f"{idle / copies['bytes'].sum():.1%} of that, a bound: see below"
+
+
+def residency(reader: TraceReader) -> None:
+    """Bytes per tier over the steps, with the lines they are measured against."""
+    st.markdown("##### What each tier held")
+    steps, meta = reader.steps(), reader.meta
+    budget, full = meta.budget_bytes, meta.full_kv_bytes
+    lines = steps.assign(budget_bytes=budget, full_kv_bytes=full)
+    chart(
+        figures.residency(steps, budget, full),
+        lines,
+        f"{reader.uid}-steps",
+        "residency",
+        "KV bytes by tier per decode step",
+    )
+    limit = "no limit was set, so there is no budget line" if budget is None else f"the budget is {si_bytes(budget)}"
+    prefill = meta.prefill_peak_bytes
+    before = "not recorded" if prefill is None else si_bytes(prefill)
+    st.caption(
+        plain(
+            f"Bytes are decimal (1 MB = 10^6 bytes); {limit}. On the device whole storages count: slots in use "
+            f"or not, their "
+            f"tables, span tables, summaries, a method's index, staging. Full KV ({si_bytes(full)}) is keys "
+            f"and values alone, of "
+            f"the prompt and all tokens asked for, so a method that keeps everything lies a little above it. "
+            f"Prefill, when the "
+            f"whole prompt is on the device, is not drawn; its peak: {before}."
+        )
+    )
+    if holds := meta.hold:
+        held = [Hold(**part.stored()) for part in holds]
+        size = si_bytes(held_bytes(held, data.kv_shape(reader)))
+        st.caption(
+            plain(
+                f"This run is a what-if: {tokens_of(held):,} tokens are held on the device beside the "
+                f"budget, {size} of keys "
+                "and values. The curves include them and may lie above the budget."
+            )
+        )
+    if drops := meta.drop:
+        left_out = tokens_of([Drop(**part.stored()) for part in drops])
+        st.caption(
+            f"This run is a what-if: {counted(left_out, 'token is', 'tokens are')} dropped, kept out of the attention "
+            "of some KV heads. They stay where they lie: no byte is freed or moved by it."
+        )
+    if not float(steps["cold_bytes"].max()):
+        st.caption("Nothing lay in host memory at any step.")
+
+
+def overlap(reader: TraceReader, chosen: Selection) -> dict[str, str]:
+    """Copies of a range of steps beside these steps, and how much of the moving was not waited for."""
+    st.markdown("##### When copies ran")
+    moved = reader.transfer_times()
+    if not (moved["step"] >= 0).any():
+        st.info("No copy was made while decoding, so there is nothing to lay beside the steps.")
+        return {}
+    start, end = _step_range(reader, chosen)
+    steps = reader.steps()
+    steps = steps[(steps["step"] >= start) & (steps["step"] <= end)]
+    near = reader.transfers_between(max(0, start - 1), end + 1)
+    parts = near[near["step"] >= start]
+    copies = whole(parts)
+    chart(
+        overlap_figure(steps, copies.head(COPIES)),
+        parts,
+        f"{reader.uid}-copies-steps-{start}-{end}",
+        "overlap",
+        "Copies over time beside the engine's steps",
+    )
+    if len(copies) > COPIES:
+        st.warning(f"Of {len(copies):,} copies the first {COPIES:,} are drawn; choose fewer steps to see all.")
+    link = plain(str(reader.meta.link or "not recorded"))
+    st.caption(_overlap_text(len(copies), memorydata.overlap(steps, near), link))
+    return {"steps": f"{start}-{end}"} if f"memory_steps_{reader.uid}" in st.session_state else {}
+
+
+def _overlap_text(count: int, sums: memorydata.Overlap, link: str) -> str:
+    share = f" ({sums.unwaited / sums.moving:.0%})" if sums.moving else ""
+    return (
+        f"{counted(count, 'copy belongs', 'copies belong')} to these steps; link: {link}. While the steps ran a copy "
+        f"was under way for "
+        f"{duration(sums.moving)} (blocking copies {duration(sums.blocking)}, background copies "
+        f"{duration(sums.background)}; "
+        f"what overlaps counts once). The engine waited {duration(sums.waited)}, queueing and unpacking "
+        f"included. Each step's waiting "
+        f"taken off its moving time, at least {duration(sums.unwaited)}{share} of the moving was not "
+        f"waited for: a blocking copy runs beside the step until the attention that needs it. Solid: blocking, "
+        "hatched: in the background; a bar is at least two pixels wide, however short the copy. Drag to zoom, "
+        "double-click to return."
+    )
+
+
+def _step_range(reader: TraceReader, chosen: Selection) -> tuple[int, int]:
+    last = reader.n_steps - 1
+    if last < 1:
+        return 0, 0
+    key = f"memory_steps_{reader.uid}"
+    if key not in st.session_state:
+        asked = st.query_params.get("steps")
+        first = min(chosen.step or 0, max(0, last + 1 - _FIRST_LOOK))
+        st.session_state[key] = parse_steps(asked, last) if asked else (first, min(last, first + _FIRST_LOOK - 1))
+    start, end = cast("tuple[int, int]", st.slider("Steps, first and last", 0, last, key=key, persist_state="session"))
+    return int(start), int(end)
+
+
+def by_head(reader: TraceReader, chosen: Selection, copies: pd.DataFrame) -> None:
+    """Two maps of bytes by layer and KV head; a click selects the head on every page."""
+    st.markdown("##### Bytes by layer and KV head")
+    frame = memorydata.head_bytes(reader, copies)
+    group = reader.q_heads // reader.kv_heads
+    cell = chosen.layer or 0, (chosen.head or 0) // group
+    names = [name for name in memorydata.MAPS if (frame[name] > 0).any()]
+    left, right = st.columns(2, gap="medium", vertical_alignment="bottom" if names else "top")
+    with left:
+        _map(reader, frame, "resident_bytes_mean", "On the device, mean over all steps", cell)
+    with right:
+        if not names:
+            st.info("Nothing moved between the tiers while decoding, so there is no map of what moved.")
+        else:
+            name = st.selectbox(
+                "Bytes",
+                names,
+                key="memory_map",
+                format_func=lambda item: memorydata.MAPS[item],
+                persist_state="session",
+            )
+            text = memorydata.MAPS[str(name)]
+            _map(reader, frame, str(name), f"{text[0].upper()}{text[1:]}", cell)
+    st.caption(
+        f"Click a cell to select its KV head on every page; selected: L{cell[0]} KV{cell[1]}. On the device a "
+        f"KV head has its "
+        "share of its layer's slots; what all share (span tables, a method's index, staging) counts in equal parts."
+    )
+
+
+def _map(reader: TraceReader, frame: pd.DataFrame, column: str, title: str, cell: tuple[int, int]) -> None:
+    values = memorydata.as_map(frame, column, reader.n_layers, reader.kv_heads)
+    if not np.isfinite(values).any():
+        st.info(f"{title}: not recorded in this run.")
+        return
+    key = f"memory_map_{column}_{session.revision()}_{cell[0]}_{cell[1]}"
+    chart(
+        figures.byte_map(values, title, cell, column),
+        frame,
+        f"{reader.uid}-bytes-by-kv-head",
+        key,
+        f"{title}, by layer and KV head",
+        on_select=lambda: cell_clicked(key, reader.q_heads // reader.kv_heads),
+    )
+
+
+def timeline_export(reader: TraceReader) -> None:
+    """The run as a file that Perfetto opens."""
+    st.markdown("##### Timeline for Perfetto")
+    st.caption(
+        "Steps and copies as slices, bytes per tier as counters, in the Trace Event Format; open the file at "
+        "ui.perfetto.dev or "
+        "chrome://tracing. Copies of one direction that overlap are spread over several lanes."
+    )
+    st.download_button(
+        "Chrome trace (JSON)",
+        partial(_timeline, reader),
+        f"{reader.uid}-chrome-trace.json",
+        "application/json",
+        key="chrome_trace",
+        on_click="ignore",
+        icon=":material/download:",
+    )
+
+
+def _timeline(reader: TraceReader) -> bytes:
+    out = io.BytesIO()
+    export(reader, TIMELINE, "json", out)
+    return out.getvalue()

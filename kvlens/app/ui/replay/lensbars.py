@@ -1,0 +1,86 @@
+"""The figures behind the player's bars: what full KV would have read of each span, and what this run read of it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import streamlit as st
+
+from kvlens.app.figures.metrics import head_label
+from kvlens.app.ui.common.data import TraceReader
+from kvlens.app.ui.common.player.lens import sampling
+from kvlens.app.ui.common.player.payload import needle_tokens
+from kvlens.app.ui.common.spantext import span_text, window_range
+from kvlens.app.ui.common.state import Selection
+from kvlens.lens.lines import LEAST, joined, ranges_in_words
+
+
+def wanted(reader: TraceReader, chosen: Selection) -> None:
+    """The figures at the selected step; one sentence where full attention's masses were not recorded."""
+    step, layer, head = chosen.step or 0, chosen.layer or 0, chosen.head or 0
+    label = head_label(layer, head, reader.q_heads // reader.kv_heads)
+    st.markdown(f"##### What full KV would have read with {label} at step {step}")
+    table = listed(reader, step, layer, head)
+    if table.empty:
+        st.caption(f"Full attention's masses were not recorded for {label} at step {step}{sampling(reader)}.")
+        return
+    shown = table.assign(needle=table["needle"].map({True: "★", False: ""})).rename(columns=_NAMES)
+    st.dataframe(shown, hide_index=True, width="stretch", height=min(300, 38 + 35 * len(shown)))
+    tail = reader.oracle_tail(step, layer, head)
+    rest = "" if np.isnan(tail) else f" Spans that are not listed hold {tail:.4f} of full KV's mass."
+    st.caption(
+        (
+            "Full attention of this run's own query over the exact keys of all positions. This run's mass on a span "
+            "counts its summary and what was rebuilt of it, as regret does; coverage counts tokens attended exactly "
+            "alone. ★ marks the needle."
+        )
+        + rest
+        + lost(reader, step, layer, head)
+    )
+
+
+_NAMES = {"full": "full KV's mass", "mass": "this run's mass"}
+
+
+def lost(reader: TraceReader, step: int, layer: int, head: int) -> str:
+    """The tokens with most of full attention that the head attended in no form, as a sentence; nothing where it read
+    all that mattered, or it was not recorded."""
+    tokens = reader.lost_tokens(step)
+    mine = tokens[(tokens["layer"] == layer) & (tokens["q_head"] == head)]
+    if (share := float(mine["mass"].sum())) < LEAST:
+        return ""
+    where = ranges_in_words(joined((int(pos), int(pos) + 1) for pos in mine["pos"]))
+    return f" Attended in no form: {where}, with {share:.2f} of full KV's mass."
+
+
+def listed(reader: TraceReader, step: int, layer: int, head: int) -> pd.DataFrame:
+    """The spans full attention would have read most: span, full, mass, regret, kind, tokens (in words), text,
+    needle."""
+    table = reader.oracle(step, layer, head)
+    tokens = reader.tokens()
+    written = int(tokens["step"].isna().sum()) + step
+    window = window_range(reader.spans(), step, written) if (table["kind"] == "window").any() else (0, 0)
+    ranges = [
+        window if kind == "window" else (int(a), int(b))
+        for kind, a, b in zip(table["kind"], table["tok_start"], table["tok_end"], strict=True)
+    ]
+    needle = needle_tokens(tokens, reader.meta.needle)
+    return pd.DataFrame(
+        {
+            "span": table["span"],
+            "full": table["full"],
+            "mass": table["mass"],
+            "regret": table["regret"],
+            "kind": table["kind"],
+            "tokens": [token_range(start, end) for start, end in ranges],
+            "text": [span_text(tokens, start, end) for start, end in ranges],
+            "needle": [any(a < end and b > start for a, b in needle) for start, end in ranges],
+        }
+    )
+
+
+def token_range(start: int, end: int) -> str:
+    """[start, end) in words."""
+    if end - start < 1:
+        return "no token yet"
+    return f"token {start}" if end - start == 1 else f"tokens {start}–{end - 1}"

@@ -1,0 +1,80 @@
+"""What of a run may be held or dropped, in words: the selected span, what had most effect on the choice, what was lost
+inside the span, the needle, what was missed most."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from kvlens.app.ui.common.data import TraceReader
+from kvlens.app.ui.common.player.payload import needle_tokens
+from kvlens.lens.lines import inside, joined, ranges_in_words, ranked
+from kvlens.lens.pieces import Piece
+from kvlens.lens.verdict import Verdict
+
+MOST = 5
+"""things of most effect, or missed most, that are offered together"""
+
+
+def choices_of(reader: TraceReader, span: int | None, found: Verdict | None) -> dict[str, tuple[Piece, ...]]:
+    """What is offered, by its words: the span, where one is chosen; where the verdict names that one, what had most
+    effect at the step of loss, each for the KV head that missed it (the answer's later tokens may need more); the
+    needle's spans where the span is not all of it; of a run that lost, the tokens lost inside the span and the lines
+    missed most at the step of loss, spans and tokens lost inside spans. found: None of a run that lost nothing, or of
+    which that is not known."""
+    step = reader.n_steps - 1 if found is None else found.step
+    choices: dict[str, tuple[Piece, ...]] = {}
+    spans = reader.spans()
+    if span is not None and span not in set(spans.loc[spans["kind"] == "window", "span"]):
+        choices[f"span {span}"] = (Piece(span),)
+    if found is not None and found.missed is not None and found.missed.span == span:
+        choices |= _of_most_effect(reader, step)
+    lost = [] if found is None else inside(reader, step)
+    for line in lost:
+        if line.span == span or line is lost[0]:
+            choices[line.words()] = _pieces(tokens=line.tokens)
+    there = spans[(spans["kind"] != "window") & (spans["born_step"] <= step) & ~(spans["died_step"] <= step)]
+    needle = needle_tokens(reader.tokens(), reader.meta.needle)
+    inner = [
+        int(s)
+        for s, start, end in zip(there["span"], there["tok_start"], there["tok_end"], strict=True)
+        if any(a < end and b > start for a, b in needle)
+    ]
+    if inner and inner != [span]:
+        choices[f"the needle: {len(inner)} span{'s' if len(inner) > 1 else ''}"] = _pieces(inner)
+    most, tokens = ([], ()) if found is None else _most_missed(reader, step)
+    if len(most) + len(tokens) > 1:
+        what = f"the {len(most)} spans missed most"
+        choices[what + (f" and {ranges_in_words(tokens)}" if tokens else "")] = _pieces(most, tokens)
+    return choices
+
+
+def _of_most_effect(reader: TraceReader, step: int) -> dict[str, tuple[Piece, ...]]:
+    """The first by effect on the choice, each for its KV head; {} where no effects were recorded."""
+    window = set(reader.spans().query("kind == 'window'")["span"])
+    lines = [line for line in ranked(reader, (step,)) if line.effect > 0 and (line.tokens or line.span not in window)]
+    pieces = [
+        replace(piece, layer=line.layer, kv_head=line.kv_head)
+        for line in lines[:MOST]
+        for piece in (_pieces(tokens=line.tokens) or _pieces([line.span]))
+    ]
+    return {f"the {len(lines[:MOST])} of most effect": tuple(pieces)} if len(lines) > 1 else {}
+
+
+def _most_missed(reader: TraceReader, step: int, most: int = MOST) -> tuple[list[int], tuple[tuple[int, int], ...]]:
+    """The spans and ranges of tokens of the lines missed most, which may name one of them for several KV heads."""
+    spans: dict[int, None] = {}
+    tokens: tuple[tuple[int, int], ...] = ()
+    window = set(reader.spans().query("kind == 'window'")["span"])
+    for line in ranked(reader, (step,)):
+        if line.tokens:
+            tokens = joined((*tokens, *line.tokens))
+        elif line.span not in window:
+            spans[line.span] = None
+        if len(spans) + len(tokens) >= most:
+            break
+    return list(spans), tokens
+
+
+def _pieces(spans: Iterable[int] = (), tokens: Iterable[tuple[int, int]] = ()) -> tuple[Piece, ...]:
+    return (*(Piece(span) for span in spans), *(Piece(tokens=there) for there in tokens))

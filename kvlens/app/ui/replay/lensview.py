@@ -1,0 +1,231 @@
+"""The verdict on a run: where it lost against full KV, what was missed there, why, and what moved. Recorded columns, or
+'not recorded'."""
+
+from __future__ import annotations
+
+import pandas as pd
+import streamlit as st
+
+from kvlens.app.ui.common import comparing, data, lensdata, lensjobs, places
+from kvlens.app.ui.common.data import TraceReader
+from kvlens.app.ui.common.player.lens import diverged, sampling
+from kvlens.app.ui.common.player.payload import needle_tokens
+from kvlens.app.ui.common.spantext import span_text
+from kvlens.app.ui.common.state import Selection
+from kvlens.app.ui.common.widgets import plain
+from kvlens.app.ui.replay import lenswhatif, tour, tried
+from kvlens.app.ui.replay.lensbars import token_range
+from kvlens.lens.severity import severity
+from kvlens.lens.tries import try_of
+from kvlens.lens.verdict import Missed, Verdict
+from kvlens.meta import RunMeta
+from kvlens.store.errors import TraceError
+from kvlens.text.units import counted, si_bytes
+
+MOST_EFFECTS = 5
+"""of what the choice hung on, named in words"""
+
+
+def banner(reader: TraceReader) -> None:
+    """On top of a what-if's own replay: what was held or dropped, and of which run it is a repeat."""
+    one, parent = try_of(reader.meta, reader.uid), reader.meta.parent
+    if one is None:
+        return
+    repeated = _meta(parent)
+    if repeated is not None:
+        one = one.beyond(repeated)
+        if one.nothing and one.summary is None:
+            return  # what it holds and drops is that run's own
+    asks = " it had been there" if one.holds else " it had not been there" if one.drops else ""
+    asks = " the one had been there, the other not" if one.mixed else asks
+    with st.container(border=True):
+        st.markdown(f"**What if{asks}:** {plain(one.words())}; everything else as in the run it repeats.")
+        tried.outcome(one, repeated)
+        if parent:
+            place = places.in_run(str(parent))
+            st.page_link(
+                "pages/replay.py", label="Back to the run it repeats", icon=":material/undo:", query_params=place
+            )
+
+
+def _meta(uid: str | None) -> RunMeta | None:
+    """Of a stored run; None where it is not there or cannot be read."""
+    try:
+        return data.open_run(uid).meta if uid else None
+    except TraceError:
+        return None
+
+
+def panel(reader: TraceReader, chosen: Selection) -> None:
+    """The verdict and, beside it, what can be tried; below them a running repeat and what was tried before."""
+    table = data.runs_lately()
+    found = data.loss_verdict(reader)
+    job = lensjobs.job_of(reader.uid)
+    outcomes = lensdata.tries(reader.uid, table)
+    with st.container(border=True, key=tour.VERDICT):
+        left, right = st.columns([7, 5], gap="large")
+        with left:
+            if found is None:
+                _without_loss(reader, table, busy=job is not None)
+            else:
+                st.markdown("  \n".join(lines(reader, found)))
+                with st.expander("More of this loss"):
+                    st.markdown("\n\n".join(more(reader, found)))
+                    _contexts(reader, table, busy=job is not None)
+        with right:
+            lenswhatif.form(reader, chosen, found, job is not None, outcomes)
+        if job is not None:
+            lensjobs.follow(job)
+        if outcomes:
+            with st.container(key=tour.TRIED):
+                tried.tried(reader, outcomes, chosen)
+
+
+def lines(reader: TraceReader, found: Verdict) -> list[str]:
+    """The verdict as lines of Markdown; text of tokens is escaped."""
+    how = severity(reader, found)
+    means = f" · {plain(how.sentence())}" if how.sentence() else ""
+    said = [
+        f"**{how.headline(found.step)}**: full KV says {quoted(found.expected)}, this run {quoted(found.got)}{means} · "
+        f"{plain(found.loss_words())}"
+    ]
+    missed = found.missed
+    if missed is None:
+        if len(reader.triples(found.step)):
+            said.append("**Missed most**: no recorded span got less of any head's attention than full KV gives it.")
+        else:
+            said.append(f"**Missed most**: not recorded at this step{plain(sampling(reader))}.")
+        return said
+    group = reader.q_heads // reader.kv_heads
+    effect = f" · {plain(missed.effect_words())}" if missed.effect_words() else ""
+    heads = f"(mean over its {group} query heads, Q{missed.q_head} most)" if group > 1 else f"(Q{missed.q_head})"
+    said.append(
+        f"**Missed most** by L{missed.layer} KV{missed.kv_head} {plain(heads)}: {plain(_span(reader, missed))} "
+        f"· full KV's mass on it "
+        f"**{plain(f'{missed.full:.2f}')}**, this run's **{plain(f'{missed.mass:.2f}')}**, regret "
+        f"{plain(f'{missed.regret:.2f}')}{effect}"
+    )
+    why = f"**Why it was missed**: {plain(missed.reason.says)}."
+    return [*said, why]
+
+
+def more(reader: TraceReader, found: Verdict) -> list[str]:
+    """What the verdict's lines leave out: what else the choice hung on, what regret by span hides, and what moved."""
+    return [*_effects(reader, found), *_inside(reader, found), _moved(found)]
+
+
+def _effects(reader: TraceReader, found: Verdict) -> list[str]:
+    """The triples with most effect on the choice, or why there are none; nothing of a trace that never had them. Their
+    sum is of what was named, since what speaks against full KV's token is not recorded."""
+    effects = reader.effects(found.step)
+    if effects.empty:
+        why = reader.meta.no_effects
+        return [f"**Effect on the choice**: not recorded, {plain(why)}."] if why else []
+    first = effects.head(MOST_EFFECTS)
+    named = " · ".join(
+        f"L{layer} KV{head} span {span} {effect:.2f}"
+        for layer, head, span, effect in first[["layer", "kv_head", "span", "effect"]].itertuples(index=False)
+    )
+    sums = f"Together {first['effect'].sum():.2f}; full KV's token leads by {effects['lead'].iloc[0]:.2f}."
+    return [f"**Effect on the choice**, logits: {plain(f'{named}. {sums}')}"]
+
+
+def _inside(reader: TraceReader, found: Verdict) -> list[str]:
+    """The tokens that regret by span hides, where there are some."""
+    if (line := found.lost_inside) is None:
+        return []
+    tokens = reader.tokens()
+    text = " … ".join(span_text(tokens, start, end, 70).strip() for start, end in line.tokens)
+    return [
+        f"**{plain(line.words().capitalize())}** for L{line.layer} KV{line.kv_head}, “{plain(text)}”: full KV's mass "
+        f"on the span's unread tokens is **{plain(f'{line.share:.2f}')}** more than its regret shows, because the head "
+        "gave other tokens of the span more than full KV does."
+    ]
+
+
+def _span(reader: TraceReader, missed: Missed) -> str:
+    tokens = reader.tokens()
+    if missed.kind == "window":
+        return f"span {missed.span}, the window"
+    start, end = missed.tok_start, missed.tok_end
+    needle = needle_tokens(tokens, reader.meta.needle)
+    star = ", part of the needle" if any(a < end and b > start for a, b in needle) else ""
+    return f"span {missed.span}, {token_range(start, end)}{star}, “{span_text(tokens, start, end, 70).strip()}”"
+
+
+def _moved(found: Verdict) -> str:
+    text = f"**Moved to the device** at step {found.step}: {plain(si_bytes(found.h2d_bytes))}"
+    if found.missed is not None and found.h2d_bytes:
+        least = "at least " if found.unnamed_bytes else ""
+        text += f", of which span {found.missed.span}, over all heads: {least}{plain(si_bytes(found.missed.h2d_bytes))}"
+    return text + "."
+
+
+def quoted(token: str) -> str:
+    """A token in quotation marks, blanks visible, safe in Markdown."""
+    shown = token.replace("\n", "⏎")
+    blank = "·" * len(shown)
+    return f"“{plain(shown) if shown.strip() else blank}”"
+
+
+def signed(value: float) -> str:
+    """With a true minus sign."""
+    return f"{value:+.3g}".replace("-", "−")
+
+
+def _without_loss(reader: TraceReader, table: pd.DataFrame, busy: bool) -> None:
+    loss = reader.loss()
+    if len(loss):
+        worst = loss.loc[loss["kl"].idxmax()]
+        most = plain(f"{float(worst['kl']):.3g}")
+        st.markdown(
+            f"**Nothing was lost**: at all {len(loss)} compared steps this run's most probable token is full KV's. "
+            f"The largest KL is {most} nats, at step {int(worst['step'])}."
+        )
+        _contexts(reader, table, busy)
+    elif reader.meta.method == "full":
+        pairs = int((table["reference"] == reader.uid).sum())
+        whose = f"It is the reference of {counted(pairs, 'other run')}." if pairs else ""
+        st.markdown(f"**This run is full KV itself.** {whose}")
+    else:
+        left, right = st.columns([3, 1], vertical_alignment="center")
+        left.markdown(
+            "**What this run lost against full KV was not recorded.** It can be repeated on full KV's tokens "
+            "and compared at every step."
+        )
+        with right:
+            _compare(reader, table, busy, "Compare with full KV")
+
+
+def _contexts(reader: TraceReader, table: pd.DataFrame, busy: bool) -> None:
+    """A free run goes its own way after its first other token; the page says so and offers the forced comparison."""
+    last = diverged(reader)
+    if last is None:
+        if reader.meta.forced:
+            st.caption("Forced: this run was fed full KV's tokens, so its contexts are full KV's at every step.")
+        return
+    st.caption(
+        f"From step {last + 1} on contexts differ: this run went on with its own token, so later steps are not "
+        f"compared."
+    )
+    _compare(reader, table, busy, "Compare all steps with full KV")
+
+
+def _compare(reader: TraceReader, table: pd.DataFrame, busy: bool, label: str) -> None:
+    """The way to the forced comparison: to the one there is, else to a job that makes it."""
+    if (other := lensdata.forced_repeat(reader.uid, table)) is not None:
+        st.page_link(
+            comparing.PAGE,
+            label="Add all steps to the comparison",
+            icon=":material/compare_arrows:",
+            query_params=comparing.at_all_steps(reader.uid, other),
+            help="This run, full KV, and its repeat on full KV's tokens, beside each other.",
+        )
+    elif st.button(
+        label,
+        icon=":material/compare_arrows:",
+        disabled=busy,
+        help="Repeats the run, fed with full KV's tokens, as a run of its own.",
+    ):
+        st.query_params["job"] = lensjobs.start_pair(reader.uid)
+        st.rerun()

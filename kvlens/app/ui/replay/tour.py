@@ -1,0 +1,89 @@
+"""Five marks that lead through a loss: lost here, wanted this, why, hold, back. They come by themselves in a run of the
+gallery, until they are left once, and where they are asked for in any run that lost."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+
+import streamlit as st
+
+from kvlens.app import gallery
+from kvlens.app.ui.common.player.lens import LEAST_HOLE
+from kvlens.lens.severity import Severity, severity
+from kvlens.lens.verdict import Missed, Verdict
+from kvlens.meta import Counterfactual
+from kvlens.store.reader import TraceReader
+
+_FOLDER = files(__package__)
+
+
+def _read(name: str) -> str:
+    return (_FOLDER / name).read_text(encoding="utf-8")
+
+
+_tour = st.components.v2.component("kvlens_tour", html=_read("tour.html"), css=_read("tour.css"), js=_read("tour.js"))
+
+VERDICT, HOLD, TRIED = "verdict", "hold_resident", "tried"
+"""keys of what the marks point at"""
+
+
+def tour(reader: TraceReader, found: Verdict, tried: Counterfactual | None) -> None:
+    """The button that asks for the marks. `tried`: what holding came to, where it stands on the page."""
+    how = severity(reader, found)
+    data = {"run": reader.uid, "marks": marks(found, how, tried), "unasked": gallery.loss_of(reader.uid) is not None}
+    _tour(key="tour", data=data, width="content")
+
+
+def marks(found: Verdict, how: Severity, tried: Counterfactual | None) -> list[dict[str, str]]:
+    """What each mark points at and says: title, text (shown as they are, never as markup), within (a selector) and
+    begins (the first words of a line there; '': all of it)."""
+
+    def line(begins: str, title: str, text: str) -> dict[str, str]:
+        return {"within": f".st-key-{VERDICT}", "begins": begins, "title": title, "text": text}
+
+    told = f": {how.sentence()}" if how.sentence() else ""
+    missed = found.missed
+    wanted = "Which part of the text was missed is said here, where it was recorded."
+    why = "Where the method had put that part of the text, and why the step could not read it, is said here."
+    if missed is not None:
+        wanted = (
+            f"With its whole cache the model puts {missed.full:.0%} of this head's attention on one passage. "
+            f"Here it got {missed.mass:.0%}."
+        )
+        if red(missed):
+            wanted += " The cache map below shows it red."
+        why = f"The record says so: {missed.reason.says}."
+    back = "The outcome comes here: the answer before and after, and what holding it would have cost."
+    if tried is not None:
+        back = (
+            f"It has been done: without, the run said {_line(tried.answer_before)}; with what stands here held it says "
+            f"{_line(tried.answer_after)}. {'Expected' if tried.answer_known else 'Full KV'}: {_line(tried.expected)}."
+        )
+    return [
+        line(
+            how.headline(found.step),
+            f"{how.word} here",
+            f"Before step {found.step} both say the same. Here full KV says {found.expected!r} and this run "
+            f"{found.got!r}{told}.",
+        ),
+        line("Missed most", "Wanted this", wanted),
+        line("Why it was", "Why it was missed", why),
+        {
+            "within": f".st-key-{HOLD}",
+            "begins": "",
+            "title": "Hold it",
+            "text": "This repeats the run with that passage kept on the device, all else the same. It takes some "
+            "seconds.",
+        },
+        {"within": f".st-key-{HOLD if tried is None else TRIED}", "begins": "", "title": "Is it back?", "text": back},
+    ]
+
+
+def red(missed: Missed) -> bool:
+    """Whether the cache map shows the whole of the span as a hole; of one that is there in part it shows tokens."""
+    whole = missed.kind != "window" and missed.state != "partial"
+    return whole and missed.unread is not None and missed.unread >= LEAST_HOLE
+
+
+def _line(text: str | None) -> str:
+    return "nothing" if text is None else repr(text.strip().partition("\n")[0])

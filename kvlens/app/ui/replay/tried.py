@@ -1,0 +1,248 @@
+"""What was tried on a run: the outcome of one try, the list of all, going back, taking one away."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pandas as pd
+import streamlit as st
+
+from kvlens.app.figures.fewest import COLUMNS, fewest_bytes
+from kvlens.app.ui.common import comparing, data, places
+from kvlens.app.ui.common.chart import chart
+from kvlens.app.ui.common.data import TraceReader
+from kvlens.app.ui.common.lensdata import NONE
+from kvlens.app.ui.common.state import Selection
+from kvlens.app.ui.common.widgets import error, plain
+from kvlens.app.ui.replay import draft
+from kvlens.app.ui.replay.draft import Draft
+from kvlens.lens.found import found_words
+from kvlens.lens.knob import knob_in
+from kvlens.lens.tries import Try
+from kvlens.meta import Counterfactual, RunMeta, Search
+from kvlens.store.errors import TraceError
+from kvlens.store.recover import delete_run
+from kvlens.text.plaintext import visible
+from kvlens.text.units import counted, si_bytes
+
+
+def tried(reader: TraceReader, found: list[Try], chosen: Selection) -> None:
+    """The outcome of the try that is looked at, the ways from it, and a list of all. `found`: newest first."""
+    shown = shown_of(found)
+    if shown is not None:
+        said, ways = st.columns([7, 5], vertical_alignment="center")
+        said.markdown(f"**Tried:** {plain(shown.words())}.")
+        with ways.container(horizontal=True, horizontal_alignment="right", vertical_alignment="center"):
+            replay = places.in_run(shown.uid, chosen)
+            st.page_link("pages/replay.py", label="Replay it", icon=":material/play_circle:", query_params=replay)
+            two = comparing.link(reader.uid, shown.uid, against=reader.uid, chosen=chosen)
+            st.page_link(comparing.PAGE, label="Compare both runs", icon=":material/compare:", query_params=two)
+            st.button(
+                "Undo",
+                icon=":material/undo:",
+                key="try_undo",
+                type="tertiary",
+                on_click=_undo,
+                args=(reader, found, shown),
+                help="Back to the try before this one, with what was chosen for it. Nothing is deleted.",
+            )
+            _remove(found, shown)
+        outcome(shown, reader.meta)
+    if len(found) > 1 or shown is None:
+        with st.expander(f"All tries on this run ({len(found)})"):
+            _list(reader, found, shown)
+
+
+def shown_of(found: list[Try]) -> Try | None:
+    """Of what was tried, the one in the URL (?whatif=), else the newest; None where nothing is, or none is wanted."""
+    asked = st.query_params.get("whatif")
+    if asked == NONE or not found:
+        return None
+    return next((one for one in found if one.uid == asked), found[0])
+
+
+def _undo(reader: TraceReader, found: list[Try], shown: Try) -> None:
+    """The try before, and the list and budget it was made of; before the first one the run as it was recorded."""
+    at = next((place for place, one in enumerate(found) if one.uid == shown.uid), len(found))
+    earlier = found[at + 1] if at + 1 < len(found) else None
+    if earlier is None:
+        draft.go_back_to(Draft(reader.uid), NONE)
+    else:
+        draft.go_back_to(draft_of(reader, earlier), earlier.uid)
+
+
+def draft_of(reader: TraceReader, one: Try) -> Draft:
+    """What was put together for a try, as far as the page can: its lists, its budget. A list that is too long for the
+    page is cut."""
+    pieces = one.pieces[: draft.MOST]
+    drops = one.dropped_pieces[: draft.MOST - len(pieces)]
+    knob = knob_in(reader)
+    value = None if knob is None else one.changed.get(knob.name)
+    share = None if knob is None or value is None else knob.share(value)
+    return Draft(reader.uid, pieces, one.from_step if pieces or drops else None, share, drops)
+
+
+def _remove(found: list[Try], shown: Try) -> None:
+    """The stored repeat goes for good, after a second click."""
+    with st.popover("Remove", icon=":material/delete:", type="tertiary", key=f"remove_{shown.uid}"):
+        st.markdown(f"Delete run {plain(shown.uid)}, which is this try? It cannot be brought back.")
+        if st.button("Delete it", key=f"delete_{shown.uid}", type="primary"):
+            try:
+                delete_run(data.runs_dir(), shown.uid)
+            except TraceError as problem:
+                error(str(problem))
+                return
+            data.forget_runs()
+            st.query_params["whatif"] = next((one.uid for one in found if one.uid != shown.uid), NONE)
+            st.rerun()
+
+
+def _list(reader: TraceReader, found: list[Try], shown: Try | None) -> None:
+    """A row per try, newest first; a selected one is shown above."""
+    key = f"tries_{reader.uid}_{NONE if shown is None else shown.uid}_{len(found)}"
+
+    def select() -> None:
+        rows = st.session_state[key]["selection"]["rows"]
+        if rows and rows[0] < len(found):
+            st.query_params["whatif"] = found[rows[0]].uid
+
+    table = pd.DataFrame([_row(one, one is shown, reader.meta.budget_bytes) for one in found])
+    columns = {
+        "": st.column_config.TextColumn(width=30, help="The one that is shown above"),
+        "tried": st.column_config.TextColumn(width="large"),
+        "KL before (nats)": st.column_config.NumberColumn(format="%.3g"),
+        "KL after (nats)": st.column_config.NumberColumn(format="%.3g"),
+    }
+    st.dataframe(
+        table,
+        hide_index=True,
+        width="stretch",
+        key=key,
+        on_select=select,
+        selection_mode="single-row",
+        column_config=columns,
+        height=min(300, 40 + 35 * len(table)),
+    )
+
+
+def _row(one: Try, shown: bool, budget: int | None) -> dict[str, Any]:
+    said, more = one.summary or Counterfactual(), one.more_bytes(budget)
+    return {
+        "": "●" if shown else "",
+        "tried": visible(one.brief()) + (" (found by a search)" if said.search is not None else ""),
+        "answer": _line(said.answer_after),
+        "restored, or stands": one.outcome(),
+        "KL before (nats)": said.kl_before,
+        "KL after (nats)": said.kl_after,
+        "bytes more": si_bytes(more),
+        "run": one.uid,
+    }
+
+
+def outcome(one: Try, repeated: RunMeta | None) -> None:
+    """Answer and divergence before and after, and what it would have cost, or how much was left out. repeated: the run
+    that was tried on; None where it cannot be read."""
+    said = one.summary
+    if said is None:
+        st.caption("This repeat did not come to an end, so nothing is known of its outcome.")
+        return
+    answer, numbers = st.columns([5, 6], gap="large")
+    how = "with it held" if one.holds else f"at {visible(one.otherwise())}"
+    if one.drops:
+        how = "without it" if not one.mixed else "with what is held and without what is dropped"
+    answer.text(
+        f"Answer before: {_line(said.answer_before)}\nAnswer {how}: {_line(said.answer_after)}\n"
+        f"{'Expected' if said.answer_known else 'Full KV'}: {_line(said.expected)}"
+    )
+    step = said.step
+    cost = ("It would have cost", si_bytes(_more(one, repeated))) if one.holds else ("Budget", si_bytes(one.budget))
+    if said.lifted_tokens and not said.held_tokens and not one.changed:
+        cost = ("Drop lifted", si_bytes(0))
+    if one.drops and not one.holds and not one.changed:
+        cost = ("Dropped", counted(said.dropped_tokens or 0, "token"))
+    if one.mixed:
+        cost = ("Held", si_bytes(said.held_bytes))
+    facts = (
+        _came(one, said),
+        (f"KL at step {step}, nats" if step is not None else "KL", f"{_nats(said.kl_before)} → {_nats(said.kl_after)}"),
+        cost,
+    )
+    for column, (label, value) in zip(numbers.columns(3), facts, strict=True):
+        column.metric(label, value)
+    numbers.caption(plain(made_of(one, repeated)))
+    if (search := said.search) is not None:
+        st.markdown(plain(found_words(search)))
+        if search.tests:
+            with st.expander(f"{counted(len(search.tests), 'set')} tried: bytes against restored"):
+                _every_set(one, search)
+
+
+def _came(one: Try, said: Counterfactual) -> tuple[str, str]:
+    """What came of it, as a figure with its label."""
+    words = one.outcome()
+    if not said.answer_known:
+        return "Beside full KV", words.replace(" full KV", "")
+    if one.mixed:
+        return "With one, without the other", words.removeprefix("it is ").split(" with ")[0]
+    return "The answer" if one.drops else "Answer restored", words.removeprefix("it ")
+
+
+def _every_set(one: Try, search: Search) -> None:
+    rows = [(n, test.size, test.held_bytes, test.kl, bool(test.restored)) for n, test in enumerate(search.tests, 1)]
+    table = pd.DataFrame(rows, columns=list(COLUMNS))
+    chart(
+        fewest_bytes(table, one.full_kv_bytes),
+        partial(table.copy),
+        f"{one.uid}-fewest-bytes",
+        f"fewest_{one.uid}",
+        "Held bytes and KL of every set that the search held",
+    )
+
+
+def _more(one: Try, repeated: RunMeta | None) -> int | None:
+    """Device bytes beyond the run that was tried on; None where they are not known."""
+    if repeated is not None:
+        return one.more_bytes(repeated.budget_bytes)
+    return None if one.summary is None or "budget" in one.changed else one.summary.held_bytes
+
+
+def made_of(one: Try, repeated: RunMeta | None) -> str:
+    """What the bytes are made of, and a share of."""
+    said = one.summary
+    if said is None or (held := said.held_bytes) is None:
+        return "Its bytes were not recorded."
+    if one.drops and not one.holds and not one.changed:
+        heads = f"{len(one.heads)} of {one.all_heads} KV heads" if len(one.heads) < one.all_heads else "all KV heads"
+        return f"not attended by {heads} · they stay where they lie, no byte is freed"
+    if not one.holds:
+        return "" if not (one.full_kv_bytes and one.budget) else f"{one.budget / one.full_kv_bytes:.1%} of full KV"
+    parts = [f"{counted(said.lifted_tokens, 'token')} attended again, 0 B"] if said.lifted_tokens else []
+    if said.held_tokens or not parts:
+        heads_held = len({head for hold in one.holds for head in hold.heads})
+        parts.append(f"{said.held_tokens} tokens in {counted(heads_held, 'KV head')}, keys and values without tables")
+        if repeated is not None and data.keeps_all(str(repeated.method)):
+            parts.append("a copy: the method keeps them on the device itself, and reading them takes no room")
+    parts += [f"{counted(said.dropped_tokens or 0, 'token')} dropped"] if one.drops else []
+    if "budget" in one.changed:
+        parts.append(f"{si_bytes(held)} held")
+        if repeated is None:
+            return " · ".join([*parts, "by how much the budget was changed is not known"])
+        raised = one.raised_bytes(repeated.budget_bytes)
+        parts.append(f"{si_bytes(abs(raised))} {'less' if raised < 0 else 'more'} of budget")
+    more, budget = _more(one, repeated), one.budget_bytes if repeated is None else repeated.budget_bytes
+    if more is not None and one.full_kv_bytes:
+        parts.append(f"{more / one.full_kv_bytes:.2%} of full KV")
+    if more is not None and budget:
+        parts.append(f"{more / budget:.1%} on top of the budget")
+    return " · ".join(parts)
+
+
+def _line(text: object) -> str:
+    return "not recorded" if text is None else " ".join(visible(text).split()) or "nothing"
+
+
+def _nats(value: float | None) -> str:
+    if value is None:
+        return "not recorded"
+    return "< 0.001" if 0 < value < 0.001 else f"{value:.3g}"

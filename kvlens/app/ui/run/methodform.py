@@ -1,0 +1,167 @@
+"""The form for method, budget and the method's own parameters, made from the catalogue of methods."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import streamlit as st
+
+from kvlens import methods
+from kvlens.app.ui.common.request import MethodChoice, PromptChoice, changed_parameters
+from kvlens.app.ui.common.widgets import notice, plain
+from kvlens.app.ui.run.modelform import ModelChoice
+from kvlens.app.ui.run.preflight import WANTED, budget_key, estimated
+from kvlens.methods import FIT
+from kvlens.runs.request import DEFAULT_SHARE, default_preset
+
+
+def method_form(catalogue: list[dict[str, Any]], model: ModelChoice, prompt: PromptChoice | None) -> MethodChoice:
+    """Draws the form and returns what it says. prompt: what it is to be run on, by whose length the preset `fit` is
+    computed; None: not known yet."""
+    names = [entry["name"] for entry in catalogue]
+    labels = {e["name"]: f"{e['title']} · {e['family'].replace('_', ' ')}" for e in catalogue}
+    method = st.selectbox(
+        "Method",
+        names,
+        index=names.index(methods.DEFAULT),
+        key="form_method",
+        persist_state="session",
+        format_func=lambda name: labels[name],
+    )
+    notice([sentence.rstrip(".") for sentence in methods.refused().values()])
+    entry = next(item for item in catalogue if item["name"] == method)
+    st.caption(plain(f"{entry['title']} {entry['summary']}. {entry['paper']}."))
+    left, middle, right = st.columns(3)
+    keeps_all = bool(entry["keeps_all"])
+    usual_share = f"{float(DEFAULT_SHARE):.0%}"
+    budget = left.text_input(
+        "Budget",
+        "100%" if keeps_all else usual_share,
+        key=budget_key(keeps_all),
+        persist_state="session",
+        help=(
+            "Peak KV bytes on the device inside a step: a share of full KV (10%), tokens (512tok) or bytes "
+            "(64MB). 100%: no limit."
+        ),
+    )
+    max_new = middle.number_input("Max new tokens", 1, 4096, 64, key="form_max_new", persist_state="session")
+    seed = right.number_input("Seed", 0, 2**31 - 1, 0, key="form_seed", persist_state="session")
+    plain_choice = MethodChoice(
+        method,
+        model.model,
+        None,
+        str(budget).strip(),
+        int(max_new),
+        int(seed),
+        chat=model.chat,
+        system=model.system,
+        question=model.question,
+    )
+    typed = st.session_state.get(budget_key(False), usual_share)
+    if keeps_all and typed != usual_share:
+        st.caption(
+            plain(
+                f"{entry['title']} keeps all KV on the device, so its budget is its own; {typed} waits for the others."
+            )
+        )
+    preset, base = _preset(entry, plain_choice, prompt)
+    values = _parameters(entry, preset, base)
+    changed = changed_parameters(entry["parameters"], base, values)
+    return replace(plain_choice, preset=preset, changed=changed, against=_against(method))
+
+
+def _preset(entry: dict[str, Any], choice: MethodChoice, prompt: PromptChoice | None) -> tuple[str, dict[str, Any]]:
+    """Draws the choice of a preset, which begins with the one that a run takes by itself -> (preset, its values over
+    the defaults)."""
+    usual = _foreseen(choice, prompt)
+    start = usual.get("preset") or default_preset(choice.method, choice.model) or FIT
+    key = f"form_preset_{choice.method}_{start}"
+    if st.session_state.get(WANTED, ("", ""))[0] == choice.method:
+        st.session_state[key] = st.session_state.pop(WANTED)[1]
+    options = [*entry["presets"], FIT]
+    preset = st.selectbox(
+        "Preset",
+        options,
+        index=options.index(start),
+        key=key,
+        persist_state="session",
+        format_func=lambda name: f"{FIT}: computed for this prompt and budget" if name == FIT else name,
+        help=plain(f"{FIT}: {entry['fit']}"),
+    )
+    if preset != FIT:
+        return preset, entry["presets"][preset]
+    return preset, _foreseen(replace(choice, preset=FIT), prompt).get("values") or {}
+
+
+def _foreseen(choice: MethodChoice, prompt: PromptChoice | None) -> dict[str, Any]:
+    """What arithmetic says of a run; empty where it cannot be said, which the panel below the form tells."""
+    if prompt is None:
+        return {}
+    try:
+        return estimated(
+            prompt.prompt,
+            choice.model,
+            choice.method,
+            choice.preset,
+            {},
+            choice.budget,
+            choice.max_new,
+            choice.chat,
+            choice.system,
+            choice.question,
+        )
+    except (ValueError, OSError, KeyError):
+        return {}
+
+
+def _against(method: str) -> bool:
+    """Whether each step is to be compared with full KV, which has nothing to be compared with."""
+    if method == methods.REFERENCE:
+        return False
+    return st.checkbox(
+        "Record the loss against full KV",
+        True,
+        key="form_against",
+        persist_state="session",
+        help="Runs the prompt under full KV first, once for all methods, stores that as a run, and logs per "
+        "step what the method's next "
+        "token lost against it.",
+    )
+
+
+def _parameters(entry: dict[str, Any], preset: str, base: dict[str, Any]) -> dict[str, Any]:
+    """One widget per parameter; keys carry the preset and its values, so that another preset starts from its own."""
+    if not entry["parameters"]:
+        st.caption("This method has no parameters of its own.")
+        return {}
+    values: dict[str, Any] = {}
+    papers = entry["presets"].get("paper", {})
+    with st.expander(f"Parameters of {plain(entry['title'])} ({len(entry['parameters'])})"):
+        st.caption("A dagger (†) marks a choice of ours where the paper is silent.")
+        columns = st.columns(2)
+        for index, parameter in enumerate(entry["parameters"]):
+            name = parameter["name"]
+            value, paper = base.get(name, parameter["default"]), papers.get(name, parameter["default"])
+            beside = f" · paper's preset: {paper}" if preset == FIT and value != paper else ""
+            key = f"param:{entry['name']}:{preset}:{name}" + (f":{value}" if preset == FIT else "")
+            with columns[index % 2]:
+                values[name] = _widget(parameter, value, key, beside)
+    return values
+
+
+def _widget(parameter: dict[str, Any], value: Any, key: str, beside: str = "") -> Any:
+    symbol = f" ({parameter['symbol']})" if parameter.get("symbol") else ""
+    label = plain(f"{parameter['name']}{symbol}{' †' if parameter.get('ours') else ''}{beside}")
+    more: dict[str, Any] = {"key": key, "help": plain(parameter["doc"]) or None, "persist_state": "session"}
+    kind = parameter["type"]
+    if kind == "choice":
+        options = list(parameter["choices"])
+        return st.selectbox(label, options, index=options.index(value), **more)
+    if kind == "bool":
+        return st.checkbox(label, value, **more)
+    if kind == "int":
+        return int(st.number_input(label, value=int(value), step=1, **more))
+    if kind == "float":
+        return float(st.number_input(label, value=float(value), step=0.01, format="%.6g", **more))
+    return st.text_input(label, str(value), **more)

@@ -1,0 +1,61 @@
+"""Which model, in which form it is fed, and where it runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import streamlit as st
+
+from kvlens.app.ui.common.widgets import plain
+from kvlens.models.catalogue import label
+from kvlens.models.device import expected
+from kvlens.text.chat import CHOICES
+from kvlens.text.prompts import QUESTIONS
+
+_CHAT = {
+    "auto": "auto: chat form where the model has one",
+    "on": "on: the model's chat form",
+    "off": "off: the text as it is",
+}
+_QUESTION = {"in": "in: read and placed with the context", "after": "after: fed once the context was placed"}
+
+
+@dataclass(frozen=True)
+class ModelChoice:
+    """A model, and how the prompt is fed to it. system: None for the template's own."""
+
+    model: str
+    chat: str = "auto"
+    system: str | None = None
+    question: str = "in"
+
+
+def model_form(models: list[str]) -> ModelChoice:
+    """Draws the fields and returns what they say. `models`: names to offer besides any the user types."""
+    model = st.selectbox(
+        "Model",
+        models,
+        key="form_model",
+        accept_new_options=True,
+        persist_state="session",
+        format_func=label,
+        help="A name (kvlens models lists them), or type the path of a model's folder or .gguf file, or a hub id whose "
+        "files are on this machine.",
+    )
+    left, right = st.columns(2)
+    chat = left.selectbox("Chat form", CHOICES, key="form_chat", persist_state="session", format_func=_CHAT.__getitem__)
+    system = right.text_input(
+        "System message (optional)", key="form_system", persist_state="session", help="Empty: the chat template's own."
+    )
+    question = st.radio(
+        "Question",
+        QUESTIONS,
+        key="form_question",
+        persist_state="session",
+        horizontal=True,
+        format_func=_QUESTION.__getitem__,
+        help="A method that sees the question while it reads the context can keep what is asked for; one that does not "
+        "must keep what any question may ask for.",
+    )
+    st.caption(plain(f"It will run on: {expected()} (auto: CUDA where there is one)."))
+    return ModelChoice(str(model), str(chat), system.strip() or None, str(question))

@@ -1,0 +1,148 @@
+"""What a run will need, before it is started."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import streamlit as st
+
+from kvlens import methods
+from kvlens.app.ui.common import data, widgets
+from kvlens.app.ui.common.request import MethodChoice, PromptChoice
+from kvlens.memory.budget import NO_LIMIT, in_words
+from kvlens.runs.likely import Likely, likely
+from kvlens.runs.preflight import estimate
+from kvlens.text.prompts import PromptText
+from kvlens.text.units import counted, duration, si_bytes
+
+WANTED = "form_preset_wanted"
+"""key of the session: (method, preset) that a button asked for"""
+
+
+def budget_key(keeps_all: bool) -> str:
+    """Key of the budget's field: a method whose KV all stays on the device has one of its own, no limit."""
+    return "form_budget_all" if keeps_all else "form_budget"
+
+
+@st.cache_data(max_entries=64, show_spinner="Estimating…")
+def estimated(
+    prompt: PromptText,
+    model: str,
+    method: str,
+    preset: str | None,
+    changed: dict[str, Any],
+    budget: str | None,
+    max_new: int,
+    chat: str,
+    system: str | None,
+    question: str,
+) -> dict[str, Any]:
+    return estimate(prompt, model, method, changed, budget, max_new, preset, chat, system, question)
+
+
+def panel(prompt: PromptChoice, choice: MethodChoice) -> bool:
+    """Draws the estimate; True when the run can be started."""
+    try:
+        found = estimated(
+            prompt.prompt,
+            choice.model,
+            choice.method,
+            choice.preset,
+            choice.changed,
+            choice.budget,
+            choice.max_new,
+            choice.chat,
+            choice.system,
+            choice.question,
+        )
+    except (ValueError, OSError, KeyError) as problem:
+        widgets.error(str(problem))
+        return False
+    like, exact = likely_of(choice.model, choice.method, found), methods.get(choice.method).floor_is_exact
+    with st.container(border=True):
+        st.caption("Estimate before the run (not measured)")
+        columns = st.columns(5)
+        facts = (
+            ("Prompt", _tokens(found["prompt_tokens"])),
+            ("Full KV at the end", _bytes(found["full_kv_bytes"])),
+            ("Budget", budget_said(found)),
+            ("Least this method needs" if exact else "It needs, by estimate", _bytes(found["min_budget_bytes"])),
+            ("Trace on disk", _bytes(found["trace_bytes"] if like is None else like.trace_bytes)),
+        )
+        for column, (label, value) in zip(columns, facts, strict=True):
+            column.metric(label, value)
+        if found["feasible"] is not False:
+            st.caption(widgets.plain(took(like, found)))
+        if (every := found["oracle_every"]) is not None:
+            steps = "every step" if every == 1 else f"one step in {every}"
+            st.caption(f"Full attention by span, over the exact keys, will be recorded at {steps} in all layers.")
+        if found["fit"]:
+            st.info(widgets.plain(found["fit"]))
+        for warning in found["warnings"]:
+            st.warning(widgets.plain(warning))
+        if found["instead"]:
+            _instead(found["instead"], choice)
+    return found["feasible"] is not False
+
+
+def likely_of(model: str, method: str, found: dict[str, Any]) -> Likely | None:
+    """What stored runs of the model say of the run that `found` estimates."""
+    if found["prompt_tokens"] is None:
+        return None
+    return _likely(str(data.runs_dir()), model, method, found["prompt_tokens"], found["steps"], found["step_bytes"])
+
+
+@st.cache_data(max_entries=64, ttl=30, show_spinner=False)
+def _likely(folder: str, model: str, method: str, tokens: int, steps: int, step_bytes: int) -> Likely | None:
+    return likely(Path(folder), model, method, tokens, steps, step_bytes)
+
+
+def took(like: Likely | None, found: dict[str, Any]) -> str:
+    """How long it will take, in words."""
+    if like is None:
+        return "How long it takes is known when a run of this model is stored here."
+    steps = f"{duration(like.decode_s * 1e6)} for at most {counted(found['steps'], 'step')}"
+    read = "" if like.prefill_s is None else f"{duration(like.prefill_s * 1e6)} for the prompt and "
+    whose = "of this method" if like.own else "of other methods"
+    by = f"by {'the newest run' if like.runs == 1 else f'the newest {like.runs} runs'} {whose} on this model here"
+    return f"Time: about {read}{steps}, {by}; loading the model and a full-KV reference come on top."
+
+
+def _instead(found: dict[str, str], choice: MethodChoice) -> None:
+    """A button that sets the form to what would work."""
+    preset, budget = found.get("preset"), found.get("budget")
+    words = [f"preset {preset}"] if preset else []
+    words += [limit if (limit := in_words(budget)) == NO_LIMIT else f"a budget of {_percent(budget)}"] if budget else []
+    st.button(
+        f"Use {' and '.join(words)}",
+        icon=":material/build:",
+        on_click=_set,
+        args=(choice.method, preset, budget and _percent(budget)),
+    )
+
+
+def _set(method: str, preset: str | None, budget: str | None) -> None:
+    if preset:
+        st.session_state[WANTED] = (method, preset)
+    if budget:
+        st.session_state[budget_key(methods.get(method).keeps_all)] = budget
+
+
+def _percent(budget: str) -> str:
+    return budget if budget.endswith("%") else f"{float(budget) * 100:.1f}%"
+
+
+def _bytes(count: int | None) -> str:
+    return "unknown" if count is None else si_bytes(count)
+
+
+def _tokens(count: int | None) -> str:
+    return "unknown" if count is None else f"{count:,} tokens"
+
+
+def budget_said(found: dict[str, Any]) -> str:
+    """The budget in bytes. Without full KV bytes nothing is known; with them, None means no limit."""
+    if found["full_kv_bytes"] is None:
+        return "unknown"
+    return NO_LIMIT if found["budget_bytes"] is None else si_bytes(found["budget_bytes"])

@@ -1,0 +1,170 @@
+"""The prompt: a generated task, an upload or pasted text."""
+
+from __future__ import annotations
+
+import streamlit as st
+
+from kvlens import tasks
+from kvlens.app.ui.common.request import PromptChoice
+from kvlens.app.ui.common.sample import SAMPLE, generate
+from kvlens.app.ui.common.tokens import counting
+from kvlens.app.ui.common.widgets import error, plain
+from kvlens.app.ui.run.modelform import ModelChoice
+from kvlens.models.find import DEMO
+from kvlens.tasks import Encoding
+from kvlens.text.plaintext import visible
+from kvlens.text.prompts import MAX_BYTES, SUFFIXES, BadPrompt, PromptText, asking, checked, decode, expecting
+
+_TASK_WORDS = {
+    "needle": "needle: one fact hidden in filler, asked for at the end",
+    "multikey": "multikey: the asked fact among others of its kind",
+    "chain": "chain: facts that must be followed one after the other",
+    "note": "note: a longer note to recite",
+    "list": "list: several facts to gather",
+}
+REAL_TASK = "niah_single"
+"""the task that the form opens with for a real model"""
+
+
+def prompt_for(choice: ModelChoice) -> PromptChoice | None:
+    """Draws the form for a model; None while there is no usable prompt (the reason is on the page)."""
+    try:
+        encoding, stand_in = counting(choice.model, choice.chat, choice.system)
+    except ValueError as problem:
+        error(str(problem))
+        return None
+    prompt = prompt_form(encoding, choice.model == DEMO)
+    if prompt is not None and choice.question == "after" and prompt.prompt.question is None:
+        error("This prompt does not say where its question begins: write the question below the text, or choose 'in'.")
+        return None
+    if stand_in is not None:
+        st.caption(plain(f"{stand_in} Until then the toy's tokens count the length."))
+    return prompt
+
+
+def prompt_form(encoding: Encoding, toy: bool) -> PromptChoice | None:
+    """Draws the form; None while there is no usable prompt (the reason is on the page)."""
+    kinds = ("Generated task", "Upload", "Paste")
+    kind = st.segmented_control(
+        "Prompt", kinds, default=kinds[0], key="form_source", required=True, persist_state="session"
+    )
+    if kind == "Upload":
+        return _upload()
+    if kind == "Paste":
+        return _paste()
+    return _generated(encoding, toy)
+
+
+def _generated(encoding: Encoding, toy: bool) -> PromptChoice | None:
+    entries = {entry["name"]: entry for entry in tasks.catalogue() if entry["demo_language"] == toy}
+    names = list(entries)
+    task = st.selectbox(
+        "Task",
+        names,
+        index=names.index(SAMPLE[0] if toy else REAL_TASK),
+        format_func=lambda name: _TASK_WORDS.get(name, f"{name}: {entries[name]['summary']}"),
+        key="form_task" if toy else "form_task_real",
+        persist_state="session",
+    )
+    left, middle, right = st.columns(3)
+    length = left.number_input(
+        "Length (tokens)", 32, 65_536, SAMPLE[1], step=128, key="form_length", persist_state="session"
+    )
+    depth = middle.slider(
+        "Depth (0 % = start)",
+        0,
+        100,
+        round(SAMPLE[2] * 100),
+        5,
+        key="form_depth",
+        persist_state="session",
+        format="%d %%",
+    )
+    seed = right.number_input("Prompt seed", 0, 2**31 - 1, SAMPLE[3], key="form_prompt_seed", persist_state="session")
+    try:
+        choice = generate(encoding, task, int(length), depth / 100, int(seed))
+    except ValueError as problem:
+        error(f"{problem}.".replace("..", "."))
+        return None
+    _show(choice)
+    return choice
+
+
+def _upload() -> PromptChoice | None:
+    file = st.file_uploader(
+        f"Prompt file: {', '.join(SUFFIXES)} in UTF-8, at most {MAX_BYTES // 2**20} MiB",
+        [suffix[1:] for suffix in SUFFIXES],
+        key="form_file",
+    )
+    if file is None:
+        st.caption("Choose a file; it stays on this machine.")
+        return None
+    try:
+        given = decode(file.getvalue(), file.name)
+        choice = PromptChoice(given if given.answer else _expected(given), file.name)
+    except BadPrompt as problem:
+        error(str(problem))
+        return None
+    _show(choice)
+    return choice
+
+
+def _paste() -> PromptChoice | None:
+    text = st.text_area("Prompt text", height=220, max_chars=MAX_BYTES, key="form_text", persist_state="session")
+    if not text:
+        st.caption("Paste a text; the model continues it.")
+        return None
+    try:
+        return PromptChoice(_expected(checked(PromptText(text), "the pasted text")), "pasted text")
+    except BadPrompt as problem:
+        error(str(problem))
+        return None
+
+
+def _expected(prompt: PromptText) -> PromptText:
+    """Asks for a question about the text, what a right output says and where the text holds it; none has to be given.
+    Raises BadPrompt."""
+    asked = st.text_input(
+        "Question about the text (optional)",
+        key="form_asked",
+        persist_state="session",
+        help="Put behind the text; it can then be fed after the text has been read and placed.",
+    )
+    if asked.strip():
+        prompt = asking(prompt, asked)
+    left, right = st.columns([2, 3])
+    answer = left.text_input(
+        "Expected answer (optional)",
+        key="form_answer",
+        persist_state="session",
+        help="A run counts as right when the first line it generates contains this.",
+    )
+    passage = right.text_input(
+        "Passage that holds it (optional)",
+        key="form_passage",
+        persist_state="session",
+        help=(
+            "Words exactly as they stand in the prompt. Their tokens are marked on all pages, and their spans "
+            "named in the verdict."
+        ),
+    )
+    if (words := answer.strip()) and not passage.strip() and words.casefold() not in prompt.text.casefold():
+        st.caption("The expected answer does not stand in the text, so a right output has to be worked out from it.")
+    return expecting(prompt, answer, passage)
+
+
+def _show(choice: PromptChoice) -> None:
+    """The prompt, literally, with the facts that matter for judging the run."""
+    prompt = choice.prompt
+    if prompt.needle:
+        where = ", ".join(f"characters {start:,}–{end:,}" for start, end in prompt.needle)
+        asked = " | ".join(prompt.text[start:end] for start, end in prompt.needle)
+        st.text(visible(f"Asked for: {asked}  ({where})"))
+    if prompt.answer:
+        st.text(visible(f"Expected answer: {prompt.answer.strip()}"))
+    if prompt.answer_prefix:
+        st.text(visible(f"The answer is begun with: {prompt.answer_prefix.strip()}"))
+    if prompt.text != prompt.text.rstrip():
+        st.caption("The text ends with white space, which is part of the prompt: the model continues after it.")
+    with st.expander(f"Prompt text ({len(prompt.text):,} characters)"):
+        st.code(visible(prompt.text), language=None, wrap_lines=True, height=240)

@@ -1,8 +1,0 @@
-"""A decode step of fixed shapes that runs the same method code as the engine and can be compiled or captured whole."""
-
-from kvlens.gpu.static.batch import BatchDecoder
-from kvlens.gpu.static.decoder import StaticDecoder
-from kvlens.gpu.static.ring import Ring, Told
-from kvlens.gpu.static.session import StaticSession
-
-__all__ = ["BatchDecoder", "Ring", "StaticDecoder", "StaticSession", "Told"]

@@ -1,0 +1,177 @@
+"""Quality tables in words: docs/quality.md, made of the result files."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+from kvlens import methods
+from kvlens.lab.bench.joined import joined
+from kvlens.lab.bench.textpage import sections
+from kvlens.lab.results.names import measured_on
+from kvlens.memory.budget import Budget
+from kvlens.models.find import DEMO
+from kvlens.text.units import si_bytes
+
+ORDER = {"in": "question read with its context", "after": "question fed after the context was placed"}
+INTRODUCTION = """# Quality: every method, the same prompts, the same budgets
+
+Made by `kvlens bench quality`; all figures with their provenance are in `kvlens/lab/results/quality-*.json` and on the
+Benchmarks page.
+
+*Budget*: peak bytes of KV on the device inside a decode step, as a share of full KV of prompt and output; everything
+held counts (slots, tables, summaries, staging), decoded tokens too. A method whose floor is above the budget is
+refused, and the cell says what it needs (mean). A method that keeps all KV on the device by design is held to the same
+share of *attended* tokens instead (`keep`). *Preset*: whose numbers the method ran with: the paper's (`paper`, or
+`defaults` of a method without presets), or `fit`, the paper's proportions at this length and budget, where the paper's
+do not fit. *Exact match* of the answer with the 95 % Wilson interval and the number of prompts; a list counts when all
+eight entries are right. *Coverage*: share of full attention's mass on tokens attended exactly, mean over steps, layers
+and query heads (rebuilt tokens and summaries do not count). *Selection recall*: of the k tokens with most of full
+attention's mass, the share that was attended in any form but a summary, k being how many tokens the query head
+attended, mean over the same; k tokens chosen at random would reach k's share of the prompt. *Attended*: entries in the
+softmax that are tokens, share of the prompt, per KV head: where its query heads read different tokens, all of them.
+*Resident*: peak, as budgets count it. *Read*: bytes that a step reads, its attended keys and values, summaries and
+index, as a share of full KV, mean over steps; what a kernel reads that skips the rest. These columns are means over the
+tasks, weighted by prompts; —: not measured when the row was made. What no row of a table has is left out of it.
+
+Controls: FullKV in another number format is the noise floor, what rounding alone changes; random eviction is what a
+score has to beat; it keeps the newest tokens as the others do, so its selection recall exceeds its share of tokens. It
+keeps no sinks, so that it may lose an answer with the first tokens alone.
+
+No preset was chosen on these prompts (docs/fidelity.md says what was chosen on which). Coverage is not an answer:
+heads that only look at the first tokens fill it, and one lost needle hardly lowers it. A question that is read with its
+context favours methods that drop tokens by what the end of the prompt attends to, since the question is that end.
+"""
+TOY = """
+A toy made here, whose heads are not those of a trained language model: its table shows the instrument, and is no
+evidence about methods.
+"""
+HEAD = {
+    "coverage": "coverage",
+    "selection_recall": "selection recall",
+    "attended_share": "attended",
+    "resident_share": "resident",
+    "read_share": "read",
+    "h2d_bytes_per_step": "to device per step",
+}
+"""means over the tasks: as lines name them -> as tables do"""
+
+
+def document(results: Iterable[dict[str, Any]], texts: Iterable[dict[str, Any]] = ()) -> str:
+    """The page of the docs: what the columns mean, and the tables, the toy's last; of free text, `texts` as
+    kvlens.lab.bench.freetext writes them. Tables that differ in their budgets alone are one; where they differ in
+    more than these or their tasks, both are named."""
+    asked = [(result, result["about"]["request"]) for result in joined(results)]
+    places = Counter(_place(request) for _, request in asked)
+    alike = Counter((_place(request), *request["tasks"]) for _, request in asked)
+    ordered = sorted(asked, key=lambda one: (_place(one[1]), list(one[1]["tasks"]), _largest(one[1])))
+    text, left = INTRODUCTION, list(texts)
+    for result, request in ordered:
+        place = _place(request)
+        if place[0]:
+            text, left = text + sections(left), []
+        named = [", ".join(request["tasks"])] if places[place] > 1 else []
+        named += [f"at {', '.join(request['budgets'])}"] if alike[place, *request["tasks"]] > 1 else []
+        text += _section(result, " ".join(named))
+    return text + sections(left)
+
+
+def _place(request: dict[str, Any]) -> tuple[Any, ...]:
+    return request["model"] == DEMO, request["model"], request.get("question", "in") == "after", request["length"]
+
+
+def _largest(request: dict[str, Any]) -> float:
+    return max(Budget.parse(budget).amount for budget in request["budgets"])
+
+
+def _section(result: dict[str, Any], named: str) -> str:
+    request = result["about"]["request"]
+    name, toy = request["model"], request["model"] == DEMO
+    order = ORDER[request.get("question", "in")]
+    more = f": {named}" if named else ""
+    title = f"\n## {name}{' (a toy)' if toy else ''}, {request['length']:,} tokens, {order}{more}\n"
+    return f"{title}{TOY if toy else ''}{_room(result['about'])}\n{markdown(result)}"
+
+
+def _room(about: dict[str, Any]) -> str:
+    """How much of every budget is the answer's; '' where that was not recorded."""
+    length = about["request"]["length"]
+    shares = {task: new / (length + new) for task, new in about.get("new_tokens", {}).items()}
+    if not shares:
+        return ""
+    said = ", ".join(f"{share:.1%} of full KV on {task}" for task, share in shares.items())
+    return (
+        f"\nOf every budget the answer's room is taken first, whether or not it is used: {said}. A method that fixes\n"
+        "its places when the prompt was read keeps so much less of the prompt (*attended*).\n"
+    )
+
+
+def markdown(result: dict[str, Any]) -> str:
+    """The table for the docs: a row per method and budget, a column of exact match per task, then the means over the
+    tasks that any row has."""
+    about, tasks = result["about"], result["about"]["request"]["tasks"]
+    presets = about.get("presets", {})
+    lines: dict[tuple[str, str, str], dict[str, dict[str, Any]]] = {}
+    for line in result["lines"]:
+        lines.setdefault((line["method"], line["budget"], line.get("dtype", "")), {})[line["task"]] = line
+    means = [key for key in HEAD if any(line["n"] and line.get(key) is not None for line in result["lines"])]
+    titles = [HEAD[key] for key in means]
+    head = ["method", "budget", "preset", *(f"{task}: exact (95 %), n" for task in tasks), *titles]
+    text = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    for (name, budget, dtype), by_task in lines.items():
+        title = methods.get(name).title + (f" in {dtype} (noise floor)" if dtype else "")
+        tried = any(line["n"] or line["infeasible"] for line in by_task.values())
+        preset = _preset(by_task) or ((presets.get(name) or "defaults") if tried else "")
+        cells = [title, _limit(budget, by_task), preset, *(_cell(by_task.get(task)) for task in tasks)]
+        text.append(f"| {' | '.join([*cells, *_means(by_task, means)])} |")
+    machine, request = about["machine"], about["request"]
+    text += [
+        "",
+        f"{about['trials']:,} of {about['planned']:,} trials, model {request['model']}, {request['length']} tokens, "
+        f"{ORDER[request.get('question', 'in')]}, {measured_on(about)}, "
+        f"{machine['processor']}, {machine['cores']} cores, torch {about['torch']}, "
+        f"transformers {about['transformers']}.",
+    ]
+    return "\n".join(text) + "\n"
+
+
+def _limit(budget: str, by_task: dict[str, dict[str, Any]]) -> str:
+    if any(line["rule"] == "attended tokens" for line in by_task.values()):
+        return f"{budget} of attended tokens"
+    return budget or "none"
+
+
+def _preset(by_task: dict[str, dict[str, Any]]) -> str:
+    """Names of the presets, with the numbers of trials where there are several; empty where trials do not say."""
+    counts: dict[str, int] = {}
+    for line in by_task.values():
+        for name, trials in line.get("presets", {}).items():
+            counts[name] = counts.get(name, 0) + trials
+    return next(iter(counts)) if len(counts) == 1 else ", ".join(f"{name} {n}" for name, n in counts.items())
+
+
+def _cell(line: dict[str, Any] | None) -> str:
+    if line is None or not (line["n"] or line["infeasible"]):
+        return "not run"
+    if not line["n"]:
+        return f"infeasible, needs {line['smallest_feasible']:.0%}"
+    extra = f" (+{line['infeasible']} infeasible)" if line["infeasible"] else ""
+    return f"{line['exact']:.2f} ({line['low']:.2f}-{line['high']:.2f}), {line['n']}{extra}"
+
+
+def _means(by_task: dict[str, dict[str, Any]], columns: list[str]) -> list[str]:
+    """Columns of HEAD; empty where nothing was run, a dash where the figure was not measured."""
+    some = [line for line in by_task.values() if line["n"]]
+    if not some:
+        return [""] * len(columns)
+    shown = []
+    for column in columns:
+        known = [(line["n"], line[column]) for line in some if line.get(column) is not None]
+        if not known:
+            shown.append("—")
+            continue
+        mean = sum(n * value for n, value in known) / sum(n for n, _ in known)
+        share = column.endswith("_share")
+        shown.append(f"{mean:.1%}" if share else si_bytes(mean) if column.endswith("per_step") else f"{mean:.2f}")
+    return shown

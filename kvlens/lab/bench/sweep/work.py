@@ -1,0 +1,92 @@
+"""What carries out a sweep's trials: a worker, which is the same in this process, in one of its own, and as an actor of
+a Ray cluster."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+from dataclasses import asdict
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from kvlens.lab.bench.sweep.place import Place
+from kvlens.lab.bench.trials import Trial
+from kvlens.runs.freed import give_back
+
+
+class Worker:
+    """Loads the model once and runs trials, one at a time."""
+
+    def __init__(self, place: Place) -> None:
+        import torch
+
+        from kvlens.lab.bench.trials import Formats
+        from kvlens.runs.request import SMALL
+
+        self.place = place
+        self.formats = Formats(place.model, place.device, place.dtype, names=tuple(place.origins))
+        self.engine, self.prompts = self.formats.at(place.dtype)
+        if self.engine.loaded.info["parameters"] < SMALL:
+            torch.set_num_threads(1)
+
+    def key(self, trial: Trial) -> str:
+        """By which a trial is known: what was asked, and a hash of its prompt."""
+        try:
+            prompt = hashlib.sha256(self.prompts.asked(trial).text.encode()).hexdigest()
+        except ValueError:
+            prompt = ""
+        usual = {"question": "in", "dtype": ""}
+        asked = [value for name, value in asdict(trial).items() if (name, value) not in usual.items()]
+        said = json.dumps([self.place.origins[trial.method], *asked, prompt])
+        return hashlib.sha256(said.encode()).hexdigest()[:16]
+
+    def run(self, trial: Trial) -> dict[str, Any]:
+        """The trial's row. Raises what the engine raises, other than refusals and infeasible budgets, which are
+        rows."""
+        from kvlens.lab.bench.trials import carry_out
+
+        on = self.formats.of(trial)
+        try:
+            if self.place.runs is None:
+                return {"key": self.key(trial), **carry_out(*on, trial)}
+            from kvlens.lab.bench.sweep.trace import carry_out_stored
+
+            return {"key": self.key(trial), **carry_out_stored(*on, trial, self.place, Path(self.place.runs))}
+        finally:
+            give_back()
+
+
+class WorkerLost(ValueError):
+    """A worker died; what it had finished is kept."""
+
+
+def serve(pipe: Connection, place: Place) -> None:
+    """A worker process: answers until the pipe is closed. Ctrl-C reaches it too, and is the coordinator's to answer."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    worker: Worker | None = None
+    while True:
+        try:
+            what, trial = pipe.recv()
+        except (EOFError, OSError):
+            return
+        try:
+            worker = worker or Worker(place)
+            answer: tuple[str, Any] = ("answer", getattr(worker, what)(trial))
+        except Exception as error:
+            answer = ("error", WorkerLost(f"trial {trial_name(trial)} failed: {type(error).__name__}: {error}"))
+        try:
+            pipe.send(answer)
+        except OSError:
+            return
+
+
+def trial_name(trial: Trial) -> str:
+    """A trial in words."""
+    return (
+        f"{trial.task} {trial.length} tokens depth {trial.depth} #{trial.index}, {trial.method} "
+        f"{trial.budget or 'no limit'}"
+    )

@@ -1,0 +1,86 @@
+"""Free text in words: the tables of `kvlens bench text` for the docs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from kvlens import methods
+from kvlens.lab.results.names import measured_on
+
+MEANT = """
+No question is asked: behind a context of real text its own next words are fed, whatever a method would have said, and
+each next-token distribution is compared with full KV's. *KL*: nats per token, mean over tokens and passages, with
+Student's 95 % interval over passages. Each begins at a sentence of its own, drawn from one text as long as 32 of them:
+of thirty, 21 share part of their context with another, none a token that is fed. The losses of two that share some are
+a little alike (correlation 0.2, mean over methods at 20 %), so that intervals of thirty passages are about an eighth
+too narrow. *Agreement*: share of tokens at which both find the same token most likely. *Nats*: what the text's own
+token costs, in brackets under full KV. The other columns are those above.
+"""
+COLUMNS = (
+    "method",
+    "budget",
+    "preset",
+    "KL (95 %), nats per token",
+    "top-1 agreement",
+    "nats per token (full KV)",
+    "coverage",
+    "selection recall",
+    "attended",
+    "resident",
+    "read",
+    "passages",
+)
+
+
+def sections(results: Sequence[dict[str, Any]]) -> str:
+    """Sections of the docs, what the columns mean in the first alone; of those of one model and length each is named by
+    its budgets."""
+    asked = [result["about"]["request"] for result in results]
+    places = Counter((request["model"], request["length"]) for request in asked)
+    text = ""
+    for result, request in zip(results, asked, strict=True):
+        title = f"{request['model']}, free text, {request['length']:,} tokens of context"
+        if places[request["model"], request["length"]] > 1:
+            title += f": at {', '.join(request['budgets'])}"
+        text += f"\n## {title}\n{'' if text else MEANT}\n{markdown(result)}"
+    return text
+
+
+def markdown(result: dict[str, Any]) -> str:
+    """The table for the docs: a row per method and budget, the noise floor first."""
+    text = [f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
+    text += [f"| {' | '.join(_cells(line))} |" for line in result["lines"]]
+    about, request = result["about"], result["about"]["request"]
+    text += [
+        "",
+        f"{about['trials']:,} of {about['planned']:,} trials, model {request['model']}, {request['tokens']} tokens fed "
+        f"behind {request['length']:,} of context, float32 but where said; {about['text']}. "
+        f"{measured_on(about)}, {about['machine']['processor']}, "
+        f"{about['machine']['cores']} cores, torch {about['torch']}, transformers {about['transformers']}."
+        + (f" Amended {about['amended']}." if "amended" in about else ""),
+    ]
+    return "\n".join(text) + "\n"
+
+
+def _cells(line: dict[str, Any]) -> list[str]:
+    title = methods.get(line["method"]).title
+    name = title if line["dtype"] == "float32" else f"{title} in {line['dtype']} (noise floor)"
+    held = f"{line['budget']} of attended tokens" if methods.get(line["method"]).keeps_all else line["budget"]
+    cells = [name, held if line["budget"] else "none", ", ".join(line["presets"])]
+    if not line["n"]:
+        short = line["smallest_feasible"]
+        why = f"infeasible, needs {short:.0%}" if short is not None else "refused" if line.get("refused") else "not run"
+        return [*cells, why, *[""] * (len(COLUMNS) - 5), "0"]
+    within = f" ({line['kl_low']:.4f}-{line['kl_high']:.4f})" if line["kl_low"] is not None else ""
+    return [
+        *cells,
+        f"{line['kl']:.4f}{within}",
+        f"{line['agreement']:.3f}",
+        f"{line['nats']:.3f} ({line['full_nats']:.3f})",
+        f"{line['coverage']:.2f}",
+        f"{line['selection_recall']:.2f}",
+        *(f"{line[name]:.1%}" for name in ("attended_share", "resident_share", "read_share")),
+        str(line["n"]),
+    ]

@@ -1,0 +1,121 @@
+"""The arms of statements, measured on the same prompts: answers on generated tasks, KL on passages of real text. One
+line per trial may be kept, so that a measurement that was ended goes on."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from inspect import getfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvlens.lab.bench import freetext, kept
+from kvlens.lab.bench.freetext import FreeTextRequest, Passages
+from kvlens.lab.bench.passages import apart
+from kvlens.lab.bench.provenance import origin
+from kvlens.lab.bench.trials import DEPTHS, Prompts, Trial, carry_out
+from kvlens.methods.statements import FIGURES, SHORT, Arm, Statement
+
+if TYPE_CHECKING:
+    from kvlens.engine.engine import Engine
+
+FIRST_SEED = 9_400_000
+"""of no other measurement"""
+LENGTH = 1024
+"""tokens of a prompt, and of a passage's context"""
+ANSWER = 24
+"""tokens generated at most: an answer begins with what was asked for, as its first words are fed. Budgets are divided
+for as many as the task generates"""
+TEXT = "text"
+"""begins what stands for the task where a passage is fed"""
+NEEDED = ("key", "arm", "method", "origin")
+
+Place = tuple[str, str, int]
+"""task, or TEXT with its lengths; question; index of the prompt or passage"""
+Rows = dict[tuple[Arm, Place], dict[str, Any]]
+"""what came of an arm on a prompt, as kvlens.lab.bench.trials and kvlens.lab.bench.freetext write it"""
+Wanted = dict[Place, dict[Arm, None]]
+"""arms by place, each once"""
+
+
+def places(statement: Statement, prompts: int) -> list[Place]:
+    """On what a statement is tried: prompts of each task, or passages that share no text. Raises ValueError where the
+    text has not so many."""
+    if FIGURES[statement.figure].of_text:
+        context, fed = statement.text
+        return [(f"{TEXT} {context}+{fed}", "in", at) for at in apart(FIRST_SEED, prompts, sum(SHORT))]
+    return [(task, statement.question, index) for index in range(prompts) for task in statement.tasks]
+
+
+def wanted(statements: Iterable[Statement], prompts: int) -> Wanted:
+    """Every arm of the statements on each of its places."""
+    found: Wanted = {}
+    for statement in statements:
+        for place in places(statement, prompts):
+            found.setdefault(place, {}).update(dict.fromkeys(statement.arms))
+    return found
+
+
+@kept.alone
+def measure(asked: Wanted, file: Path, engine: Engine, report: Callable[[str], None]) -> Rows:
+    """What is asked for, prompt by prompt, so that all arms read it once. file: where trials are kept; those that are
+    there and were made by the same code are not run again. Raises ValueError for a file of something else."""
+    names = sorted({one.method for arms in asked.values() for one in arms})
+    model = engine.loaded.name
+    origins = {name: _origin(model, name) for name in names}
+    rows = _kept(file, asked, origins)
+    total, done = sum(map(len, asked.values())), len(rows)
+    reading, passages = Prompts(engine, FIRST_SEED, names), dict[str, Passages]()
+    for place in sorted(asked, key=lambda place: (place[2], place)):
+        for one in asked[place]:
+            if (one, place) in rows:
+                continue
+            if place[0].startswith(TEXT):
+                if place[0] not in passages:
+                    passages[place[0]] = _passages(engine, place[0], names)
+                passages[place[0]].turn(place[2])
+                row = passages[place[0]].run(one.method, one.budget, changes=dict(one.changes))
+            else:
+                row = carry_out(engine, reading, _trial(one, place), dict(one.changes), ANSWER)
+            rows[one, place] = row
+            known = {"key": _key(one, place), "arm": _words(one), "origin": origins[one.method]}
+            kept.append(file, row | known | {"method": one.method})
+            done += 1
+            report(f"{done}/{total} {_key(one, place)}")
+    return rows
+
+
+def _passages(engine: Engine, place: str, names: Sequence[str]) -> Passages:
+    context, fed = map(int, place.removeprefix(TEXT).split("+"))
+    request = FreeTextRequest(
+        model=engine.loaded.name, methods=tuple(names), first_seed=FIRST_SEED, length=context, tokens=fed
+    )
+    return Passages(request, engine)
+
+
+def _trial(one: Arm, place: Place) -> Trial:
+    task, question, index = place
+    depth, seed = DEPTHS[index % len(DEPTHS)], FIRST_SEED + index
+    return Trial(task, LENGTH, depth, seed, index, one.method, one.budget, question)
+
+
+def _words(one: Arm) -> str:
+    return "/".join((one.method, one.budget, ",".join(f"{name}={value}" for name, value in one.changes)))
+
+
+def _key(one: Arm, place: Place) -> str:
+    """By which a trial is known again."""
+    return "/".join((*map(str, place), _words(one)))
+
+
+def _origin(model: str, name: str) -> str:
+    sources = freetext.__file__, getfile(apart), __file__
+    own = hashlib.sha256(b"".join(Path(source).read_bytes() for source in sources)).hexdigest()
+    return origin(model, name, FIRST_SEED, LENGTH, own)
+
+
+def _kept(file: Path, asked: Wanted, origins: Mapping[str, str]) -> Rows:
+    """Trials of earlier calls that are asked for and comparable."""
+    known = {_key(one, place): (one, place) for place, arms in asked.items() for one in arms}
+    found = kept.read(file, NEEDED, lambda row: row["key"] in known)
+    return {known[row["key"]]: row for row in found if row["origin"] == origins[known[row["key"]][0].method]}

@@ -1,0 +1,245 @@
+"""Whether a paper's statement holds, of what its arms came to: paired differences on the same prompts, with their 95 %
+intervals. Plain Python; no torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import NormalDist, fmean
+from typing import Any
+
+from kvlens.lab.claims import Claim
+from kvlens.lab.claims.arms import ANSWER, LENGTH, Place, Rows, places
+from kvlens.methods.statements import FIGURES, Arm, Figure, Statement
+from kvlens.statistics import of_mean, paired_shares, wilson
+
+FEWEST = 10
+"""ours: fewer pairs decide nothing"""
+ANSWERED = 0.5
+"""ours: where the other arm itself answers fewer of the prompts, hardly anything can be lost against it, and *as good*
+and *alike* say nothing"""
+SHARES = {"resident_share": "holds", "read_share": "reads"}
+"""of full KV, means over an arm's trials: as rows name them -> in words"""
+
+
+@dataclass(frozen=True)
+class Compared:
+    """The first arm against another on the prompts that both could be held to. Differences count as gains of the
+    first, whatever the figure's sense."""
+
+    other: Arm
+    n: int
+    gain: float
+    low: float
+    high: float
+    answered: float
+    """mean of the other arm's figure"""
+
+    def surely_below(self, least: float, among: int) -> bool:
+        """The gain lies below `least`, with 95 % confidence over `among` comparisons together (Bonferroni)."""
+        wider = NormalDist().inv_cdf(1 - 0.025 / among) / NormalDist().inv_cdf(0.975)
+        middle = (self.high + self.low) / 2
+        return math.isfinite(middle) and middle + wider * (self.high - middle) < least
+
+
+@dataclass(frozen=True)
+class Trials:
+    """What came of a statement's arms, by place."""
+
+    statement: Statement
+    at: Sequence[Place]
+    rows: Rows
+
+    @property
+    def figure(self) -> Figure:
+        return FIGURES[self.statement.figure]
+
+    @property
+    def least(self) -> float:
+        """The gain that has to be passed: none, or minus the margin."""
+        return 0.0 if self.statement.verdict == "better" else -self.figure.margin
+
+    def too_few_answers(self, pair: Compared) -> bool:
+        """So few of the other arm's answers are right that hardly any can be lost against it."""
+        return self.statement.verdict != "better" and self.statement.figure == "exact" and pair.answered < ANSWERED
+
+    def of(self, one: Arm) -> list[dict[str, Any]]:
+        """All trials of an arm."""
+        return [self.rows[one, place] for place in self.at]
+
+    def values(self, one: Arm, name: str) -> list[float]:
+        """A column of those that could be held."""
+        return [row[name] for row in self.of(one) if row.get(name) is not None]
+
+    def compared(self, other: Arm) -> Compared:
+        """Gains of the first arm over another, prompt by prompt."""
+        name, sign = self.statement.figure, 1 if self.figure.more_is_better else -1
+        pairs = [
+            (mine[name], theirs[name])
+            for mine, theirs in zip(self.of(self.statement.first), self.of(other), strict=True)
+            if mine.get(name) is not None and theirs.get(name) is not None
+        ]
+        gains = [sign * (mine - theirs) for mine, theirs in pairs]
+        if not gains:
+            return Compared(other, 0, math.nan, -math.inf, math.inf, math.nan)
+        if name == "exact":
+            bounds = paired_shares(sum(gain > 0 for gain in gains), sum(gain < 0 for gain in gains), len(gains))
+        else:
+            bounds = of_mean(gains) or (-math.inf, math.inf)
+        return Compared(other, len(gains), fmean(gains), *bounds, fmean(theirs for _, theirs in pairs))
+
+
+def judge(statement: Statement, method: str, rows: Rows, prompts: int, titles: Mapping[str, str], model: str) -> Claim:
+    """The claim that a statement comes to. titles: of methods."""
+    trials = Trials(statement, places(statement, prompts), rows)
+    pairs = [trials.compared(other) for other in statement.others]
+    words = {one: arm_words(one, titles) for one in statement.arms}
+    holds = verdict(trials, pairs)
+    return Claim(
+        method,
+        statement.source,
+        statement.says,
+        measured(trials, pairs, words, titles, prompts, model),
+        holds,
+        "" if holds else why(trials, pairs, words),
+        {
+            "figure": statement.figure,
+            "verdict": statement.verdict,
+            "margin": None if statement.verdict == "better" else trials.figure.margin,
+            "places": [list(place) for place in trials.at],
+            "arms": [_arm(trials, one, words[one]) for one in statement.arms],
+            "gains": [
+                {"over": words[pair.other], "n": pair.n, "gain": pair.gain, "low": pair.low, "high": pair.high}
+                for pair in pairs
+            ],
+        },
+    )
+
+
+def verdict(trials: Trials, pairs: Sequence[Compared]) -> bool | None:
+    """*better*: every interval lies above 0. *as good*: every interval lies above minus the margin. *alike*: every
+    interval lies within the margin. It does not hold where one lies wholly outside. Else, and for few pairs or few
+    right answers, nothing is decided."""
+    enough = [pair for pair in pairs if pair.n >= FEWEST]
+    both = trials.statement.verdict == "alike"
+    if any(pair.surely_below(trials.least, len(pairs)) for pair in enough):
+        return False
+    if both and any(pair.low > trials.figure.margin for pair in enough):
+        return False
+    if len(enough) < len(pairs) or any(trials.too_few_answers(pair) for pair in pairs):
+        return None
+    inside = all(pair.low > trials.least and (not both or pair.high < trials.figure.margin) for pair in pairs)
+    return True if inside else None
+
+
+def measured(
+    trials: Trials,
+    pairs: Sequence[Compared],
+    words: Mapping[Arm, str],
+    titles: Mapping[str, str],
+    prompts: int,
+    model: str,
+) -> str:
+    """What was found, with n, intervals, presets and where."""
+    statement, figure = trials.statement, trials.figure
+    said = "; ".join(_said(trials, one, words[one]) for one in (statement.first, *statement.others))
+    beside = "; ".join(_said(trials, one, words[one]) for one in statement.beside)
+    gains = "; ".join(f"{_gain(figure, pair)} over {words[pair.other]}, n = {pair.n}" for pair in pairs if pair.n)
+    return (
+        f"{figure.words[0].upper()}{figure.words[1:]}: {said}."
+        + (f" Beside them: {beside}." if beside else "")
+        + (f" Gain (95 %): {gains}." if gains else "")
+        + f" {where(statement, prompts, model)}; {_presets(trials, titles)}."
+    )
+
+
+def why(trials: Trials, pairs: Sequence[Compared], words: Mapping[Arm, str]) -> str:
+    """Why it does not hold, or is not decided."""
+    statement, margin, said = trials.statement, trials.figure.margin, []
+    for pair in pairs:
+        name = words[pair.other]
+        if pair.n < FEWEST:
+            said.append(f"On {pair.n} prompts both it and {name} could be run, {FEWEST} are needed to compare them.")
+        elif statement.verdict == "better":
+            if pair.surely_below(0.0, len(pairs)):
+                said.append(f"It is worse than {name}.")
+            elif pair.low <= 0:
+                said.append(f"It is not told apart from {name}.")
+        elif pair.surely_below(trials.least, len(pairs)):
+            said.append(f"More is lost against {name} than the {margin:g} that we take for nothing.")
+        elif trials.too_few_answers(pair):
+            said.append(f"{name} itself answers {pair.answered:.2f}: too little to lose.")
+        elif statement.verdict == "alike" and pair.low > margin:
+            said.append(f"More is gained over {name} than the {margin:g} that we take for nothing.")
+        elif pair.low <= trials.least or (statement.verdict == "alike" and pair.high >= margin):
+            said.append(f"The difference from {name} is not shown to be below the {margin:g} that we take for nothing.")
+    refused = {row["refused"]: None for one in statement.arms for row in trials.of(one) if "refused" in row}
+    return " ".join((*said, *refused))
+
+
+def where(statement: Statement, prompts: int, model: str) -> str:
+    """On what it was measured."""
+    if FIGURES[statement.figure].of_text:
+        context, fed = statement.text
+        return f"Model {model}, {prompts} passages of {context:,} tokens, the next {fed} fed and compared; no question"
+    asked = "read with its context" if statement.question == "in" else "fed after the context was placed"
+    tasks = " and ".join(statement.tasks)
+    said = f"the question {asked}, {ANSWER} tokens of answer at most"
+    return f"Model {model}, {LENGTH:,} tokens, {prompts} prompts of {tasks} each, {said}"
+
+
+def arm_words(one: Arm, titles: Mapping[str, str]) -> str:
+    """'TITLE at 20%, kernel=1'."""
+    limit = f" at {one.budget}" if one.budget else ""
+    changes = "".join(f", {name}={str(v).lower() if isinstance(v, bool) else v}" for name, v in one.changes)
+    return f"{titles.get(one.method, one.method)}{limit}{changes}"
+
+
+def _arm(trials: Trials, one: Arm, words: str) -> dict[str, Any]:
+    """An arm's numbers, plain JSON."""
+    return {
+        "arm": words,
+        "values": [row.get(trials.statement.figure) for row in trials.of(one)],
+        **{name: _mean(trials.values(one, name)) for name in SHARES},
+        "presets": sorted({row.get("preset") or "defaults" for row in trials.of(one)}),
+        "infeasible": trials.values(one, "infeasible"),
+        "failed_self_checks": sum(row.get("passed") is False for row in trials.of(one)),
+    }
+
+
+def _said(trials: Trials, one: Arm, words: str) -> str:
+    """'TITLE at 20% 0.27 (0.14-0.44), holds 20%, reads 17%'."""
+    found = trials.values(one, trials.statement.figure)
+    if not found:
+        short = trials.values(one, "infeasible")
+        return f"{words} cannot be held, it needs {fmean(short):.0%}" if short else f"{words} cannot be run"
+    mean = fmean(found)
+    if trials.statement.figure == "exact":
+        low, high = wilson(mean, len(found))
+        came = f"{mean:.2f} ({low:.2f}-{high:.2f})"
+    else:
+        bounds = of_mean(found)
+        came = f"{mean:.3f}" + (f" ({max(bounds[0], 0.0):.3f}-{bounds[1]:.3f})" if bounds else "")
+    shares = [f"{word} {fmean(known):.0%}" for name, word in SHARES.items() if (known := trials.values(one, name))]
+    return ", ".join((f"{words} {came}", *shares))
+
+
+def _gain(figure: Figure, pair: Compared) -> str:
+    digits = 2 if figure is FIGURES["exact"] else 3
+    bounds = f" ({pair.low:+.{digits}f} to {pair.high:+.{digits}f})" if math.isfinite(pair.low) else ""
+    return f"{pair.gain:+.{digits}f}{bounds}"
+
+
+def _presets(trials: Trials, titles: Mapping[str, str]) -> str:
+    """'presets: TITLE paper, TITLE defaults'."""
+    seen = dict.fromkeys(
+        f"{titles.get(one.method, one.method)} {row.get('preset') or 'defaults'}"
+        for one in trials.statement.arms
+        for row in trials.of(one)
+    )
+    return f"presets: {', '.join(seen)}"
+
+
+def _mean(known: Sequence[float]) -> float | None:
+    return fmean(known) if known else None

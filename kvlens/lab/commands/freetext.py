@@ -1,0 +1,50 @@
+"""`kvlens bench text`: how far a method's next-token distributions are from full KV's on a real text."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from kvlens.cli.options import DEFAULT_MODEL, Model
+from kvlens.lab.commands.bench import Budgets, Methods, Minutes
+from kvlens.lab.commands.results import Kept, Out, kept_file, out_file, write
+
+
+def text(
+    model: Model = DEFAULT_MODEL,
+    methods: Methods = "",
+    budgets: Budgets = "10%,20%,40%",
+    length: Annotated[int, typer.Option(help="Tokens of context.")] = 1024,
+    tokens: Annotated[int, typer.Option(help="Tokens fed behind it, at least 64; each is compared.")] = 64,
+    passages: Annotated[int, typer.Option(help="Passages of the text.")] = 10,
+    seed: Annotated[int, typer.Option(help="Seed of the first passage.")] = 7_000_000,
+    minutes: Minutes = 60.0,
+    out: Out = None,
+    kept: Kept = None,
+) -> None:
+    """KL and top-1 agreement with full KV, token by token of a real text, by method and budget; beside them full KV in
+    other number formats."""
+    from kvlens.lab.bench.freetext import FreeTextRequest, measure
+    from kvlens.lab.bench.textpage import markdown
+
+    target, trials = out_file(out, "text", model), kept_file(kept, "text", model)
+    given = {"methods": methods, "budgets": budgets}
+    lists = {name: tuple(part.strip() for part in said.split(",") if part.strip()) for name, said in given.items()}
+    request = FreeTextRequest(
+        model=model,
+        length=length,
+        tokens=tokens,
+        passages=passages,
+        first_seed=seed,
+        minutes=minutes,
+        **{name: names for name, names in lists.items() if names},
+    )
+
+    def report(done: int, total: int, row: dict[str, Any]) -> None:
+        came = f"KL {row['kl']:.4f}" if "kl" in row else f"infeasible, needs {row['infeasible']:.1%}"
+        typer.echo(f"{done}/{total} {row['key']}: {came}", err=True)
+
+    result = measure(request, trials, report, lambda line: typer.echo(line, err=True))
+    write(target, result)
+    typer.echo(markdown(result))

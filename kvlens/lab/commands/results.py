@@ -1,0 +1,71 @@
+"""Where the benches' result files lie: one per kind and model, side by side, so that pages and docs can show each."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+Out = Annotated[
+    Path | None, typer.Option(help="JSON file to write; default kvlens/lab/results/ with the model's name in it.")
+]
+Kept = Annotated[
+    Path | None,
+    typer.Option(help="One line per finished trial, so that an interrupted run continues; default in runs/."),
+]
+
+
+def out_file(given: Path | None, kind: str, model: str) -> Path:
+    """--out, else kvlens/lab/results/KIND-MODEL.json. Raises ValueError, one sentence, for a place where it cannot
+    be."""
+    from kvlens.text.outfile import check_file
+
+    check_file(given, "--out")
+    return given or Path("kvlens/lab/results") / f"{kind}-{_stem(model)}.json"
+
+
+def kept_file(given: Path | None, kind: str, model: str) -> Path:
+    """--kept, else runs/KIND-MODEL.jsonl."""
+    return given or Path("runs") / f"{kind}-{_stem(model)}.jsonl"
+
+
+def write(out: Path, result: dict[str, Any]) -> None:
+    """Replaces the file."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
+def beside(out: Path, kind: str, fresh: dict[str, Any]) -> list[dict[str, Any]]:
+    """What a page of the docs shows: the fresh result, whatever its file is called, and of those beside it all but the
+    ones that it takes the place of: all of whose budgets it has too. Raises ValueError as `results` does."""
+    return [fresh, *(result for result in results(out.parent, kind) if not _replaced(result, fresh))]
+
+
+def _replaced(result: dict[str, Any], fresh: dict[str, Any]) -> bool:
+    one, other = (found["about"].get("request", found["about"]) for found in (result, fresh))
+    some, more = (set(asked.get("budgets", ())) for asked in (one, other))
+    return _measured(one) == _measured(other) and some <= more
+
+
+def _measured(asked: dict[str, Any]) -> tuple[Any, ...]:
+    """Model, length, place of the question and tasks: what a page has one table of, or several at other budgets."""
+    return asked["model"], asked["length"], asked.get("question", "in"), sorted(asked.get("tasks", ()))
+
+
+def results(folder: Path, kind: str) -> list[dict[str, Any]]:
+    """All result files of a kind in the folder, by name. Raises ValueError with one sentence for one that is not
+    JSON."""
+    found = []
+    for path in sorted(folder.glob(f"{kind}-*.json")):
+        try:
+            found.append(json.loads(path.read_text(encoding="utf-8")))
+        except ValueError:
+            raise ValueError(f"the result file '{path.name}' is not JSON; measure it again.") from None
+    return found
+
+
+def _stem(model: str) -> str:
+    return re.sub(r"[^0-9A-Za-z._]+", "-", model).strip("-")

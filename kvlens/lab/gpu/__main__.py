@@ -1,0 +1,38 @@
+"""`python -m kvlens.lab.gpu`: as `kvlens bench gpu`, for a machine that has torch and Triton and little else of
+kvlens's requirements."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from kvlens.lab.gpu.run import Request, measure, numbers
+from kvlens.models.find import SMOLLM2
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m kvlens.lab.gpu", description="Measure a CUDA device; run again to continue."
+    )
+    parser.add_argument("--out", type=Path, default=Path("kvlens/lab/results"), help="folder of the result file")
+    parser.add_argument("--minutes", type=float, default=10.0, help="no part is begun after this long")
+    parser.add_argument("--parts", default="", help="comma-separated beginnings of parts' names")
+    parser.add_argument("--contexts", default="", help="tokens, comma-separated")
+    parser.add_argument("--batches", default="", help="sequences, comma-separated")
+    parser.add_argument("--model", default=SMOLLM2, help="whose KV is offloaded: a name, a GGUF file or a folder")
+    parser.add_argument("--dry-run", action="store_true", help="tiny shapes on the CPU; the figures mean nothing")
+    given = parser.parse_args()
+    parts = tuple(part.strip() for part in given.parts.split(",") if part.strip())
+    try:
+        sizes = numbers(given.contexts), numbers(given.batches)
+        request = Request(given.out, given.minutes, parts, given.dry_run, *sizes, given.model)
+        print(measure(request, lambda line: print(line, file=sys.stderr, flush=True)).name)
+    except (ValueError, OSError) as problem:
+        print(f"kvlens: {problem}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,221 @@
+"""Whole decode steps. The Hugging Face modules with random weights through kvlens/lab/gpu/static: the same step, method
+code and recall as in a run, captured in a CUDA graph. Where a method says at which rates it decides by meaning, those
+decisions are replayed (replayed.py); every other method decides by itself. Beside them transformers alone (plain.py).
+
+One sequence, or several in one step: then the matrices are read once, and attention paths are issued sequence by
+sequence. Two times are taken: the graph launched again and again, and the decode loop as it is, with what the host does
+between two steps.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from kvlens import methods
+from kvlens.lab.gpu import plain
+from kvlens.lab.gpu.ceilings import COPY, TO_DEVICE
+from kvlens.lab.gpu.decoding import LOOP, WARM, begin
+from kvlens.lab.gpu.device import p95
+from kvlens.lab.gpu.failures import sentence
+from kvlens.lab.gpu.floors import traffic
+from kvlens.lab.gpu.model import random_model
+from kvlens.lab.gpu.part import HERE, Bench, Part
+from kvlens.lab.gpu.rates import swept
+from kvlens.lab.gpu.settings import BASELINES, Rates, Setting, everything, settings
+from kvlens.lab.results.gpu import Scope, StepRow, ceiling
+
+LABEL = (
+    "whole decode steps of the Hugging Face modules, random weights, random keys and values; where a row names rates, "
+    "decisions are replayed; where a step has several sequences, their attention paths are issued one by one"
+)
+SMALLER = "leave the longest context out: --contexts 8192,32768"
+FEWER = f"{SMALLER}, or --batches 1"
+SETTLE = 2
+"""ungraphed steps before a capture where there are several sequences, whose launches take as many times longer"""
+SPARE, SPARE_EACH = 4 << 30, 1 << 29
+"""bytes left for what a step computes; and for the tables of every further sequence"""
+FILES = (
+    "ceilings.py",
+    "decode.py",
+    "decoding.py",
+    "failures.py",
+    "model.py",
+    "plain.py",
+    "rates.py",
+    "replayed.py",
+    "settings.py",
+    *(f"static/{path.name}" for path in sorted((HERE / "static").glob("*.py"))),
+)
+ONE_BY_ONE = (
+    "attention paths issued one by one, on a stream for each sequence; in host memory the sequences share their pages"
+)
+ALIKE = ", alike"
+UNKNOWN = "no floor: the method does not say what its step moves"
+
+
+@torch.inference_mode()
+def cell(
+    bench: Bench, setting: Setting, context: int, rates: Rates, scope: Scope = "decode", batch: int = 1
+) -> StepRow:
+    """One setting at one context and batch. Memory that cannot suffice is said before it is asked for."""
+    kv = bench.model.kv
+    moved = None if setting.shape is None else traffic(setting.shape(kv, context, rates), bench.model, batch)
+    copy, link = ceiling(bench.result, COPY), ceiling(bench.result, TO_DEVICE)
+    floor = moved.floor(copy, link) if moved and copy and link else None
+    resident = moved.resident if moved else batch * kv.full_kv_bytes(context)
+    row = partial(
+        StepRow,
+        setting.name,
+        context,
+        batch,
+        floor=floor,
+        device_bytes=moved.device_bytes if moved else None,
+        host_bytes=moved.host_bytes if moved else None,
+        rates=dict(rates),
+        rates_from=bench.rates.source(setting, rates),
+        scope=scope,
+    )
+    unmeasured = partial(
+        row,
+        graph=False,
+        steps=0,
+        median=None,
+        p95=None,
+        over_floor=None,
+        stall=None,
+        peak_bytes=None,
+        note="",
+        resident_bytes=resident,
+    )
+    smaller = FEWER if batch > 1 else SMALLER
+    try:
+        bench.keep_alone("model", lambda: random_model(bench))
+        if (reason := _too_large(bench, setting, context, batch, resident, link)) is not None:
+            return unmeasured(reason=reason)
+        if setting.name in BASELINES:
+            found = plain.timed(bench, setting.name, context, batch)
+        else:
+            found = _timed(bench, setting, context, rates, scope, batch)
+        if moved is None:
+            found["note"] = "; ".join(part for part in (found["note"], UNKNOWN) if part)
+        return row(**found, over_floor=found["median"] / floor if floor else None)
+    except Exception as problem:
+        if not bench.device.alive():
+            raise
+        reason, suggestion = sentence(problem, smaller)
+        return unmeasured(reason=reason + (f"; {suggestion}" if suggestion else ""))
+    finally:
+        bench.device.release()
+
+
+def _too_large(
+    bench: Bench, setting: Setting, context: int, batch: int, resident: int, link: float | None
+) -> str | None:
+    """Why it is not tried. One prompt at a time is whole on the device until the method has placed it, whatever is kept
+    then."""
+    needed = bench.model.kv.full_kv_bytes(context) + resident + SPARE + (batch - 1) * SPARE_EACH
+    free, smaller = bench.device.free_bytes(), FEWER if batch > 1 else SMALLER
+    if needed > free:
+        return f"does not fit: needs {needed / 1e9:.1f} GB beside the weights, {free / 1e9:.1f} GB free; {smaller}"
+    return plain.refused(bench, setting.name, context, batch, link)
+
+
+def _timed(bench: Bench, setting: Setting, context: int, rates: Rates, scope: Scope, batch: int) -> dict[str, Any]:
+    device, graph = bench.device, not bench.dry
+    made = begin(bench, setting, context, rates, batch=batch)
+    try:
+        device.release()
+        device.reset_peak()
+        if scope == "compiled":
+            torch.compiler.reset()  # each method is another step, and torch compiles eight of one function at most
+            made.decoder.compiled("eager" if bench.dry else "inductor")
+        made.steps(1 if bench.dry else WARM if batch == 1 else SETTLE)
+        times = made.times(graph, bench.repeats)
+        before, loops = made.decoder.moved_bytes().sum(), 2 if bench.dry else LOOP
+        loop = made.steps(loops)
+        counted = int(made.decoder.moved_bytes().sum() - before) // loops
+        peak, stall, median = device.peak_bytes(), None, statistics.median(times)
+        if made.recalls and scope != "compiled":
+            made.rest()
+            stall = median - statistics.median(
+                made.times(graph, bench.repeats if batch == 1 else max(1, bench.repeats // 4))
+            )
+        notes = [*(["no graph: a dry run"] if not graph else []), *([ONE_BY_ONE] if batch > 1 else [])]
+        return {
+            "graph": graph,
+            "steps": len(times),
+            "median": median,
+            "p95": p95(times),
+            "stall": stall,
+            "peak_bytes": peak,
+            "note": "; ".join(notes),
+            "resident_bytes": made.resident,
+            "loop": statistics.fmean(loop),
+            "counted_bytes": counted,
+            "kernels": made.sessions[0].kernels,
+        }
+    finally:
+        made.close()
+
+
+def decodes(context: int, batch: int) -> list[Part]:
+    """Everything at one context and batch. Several sequences take long, and are two parts: what is replayed is the
+    second. The last part, ALIKE, can wait: methods whose step does what another's of their family does."""
+    name, known, waiting = f"decode {context} x {batch}", list(everything().values()), followers()
+    smaller = SMALLER if batch == 1 else FEWER
+    alike = [setting for setting in known if setting.name in waiting]
+    first = [setting for setting in known if setting.name not in waiting]
+    groups = [(name, first)]
+    if batch > 1:
+        ways = [[setting for setting in first if bool(setting.rates) == replayed] for replayed in (False, True)]
+        groups = [(name, ways[0]), (f"{name}, replayed", ways[1])]
+    groups.append((name + ALIKE, alike))
+    return [_cells(part, context, batch, those, smaller) for part, those in groups if those]
+
+
+def followers() -> set[str]:
+    """Names of settings that say nothing of their step and attend all that they keep, as one of their family before
+    them does."""
+    found, families = set(), set()
+    for setting in settings().values():
+        family = methods.get(setting.method).family
+        if family in families and setting.plain and setting.shape is not None:
+            found.add(setting.name)
+        families.add(family)
+    return found
+
+
+def _cells(name: str, context: int, batch: int, those: Sequence[Setting], smaller: str) -> Part:
+    def measure(bench: Bench) -> Iterator[StepRow]:
+        for setting in those:
+            yield cell(bench, setting, context, bench.rates.of(setting), batch=batch)
+
+    return Part(name, measure, FILES, smaller, runs_methods=True)
+
+
+def sweep(context: int) -> Part:
+    """Other rates than the default cells'."""
+
+    def measure(bench: Bench) -> Iterator[StepRow]:
+        for setting, rates in swept(bench.rates, tuple(settings())):
+            yield cell(bench, setting, context, rates)
+
+    return Part(f"decode sweep {context}", measure, FILES, SMALLER, runs_methods=True)
+
+
+def compiled(context: int) -> list[Part]:
+    """The step compiled whole before it is captured. Compiling takes minutes, so each method is a part of its own, and
+    they come last."""
+
+    def part(setting: Setting) -> Part:
+        def measure(bench: Bench) -> Iterator[StepRow]:
+            yield cell(bench, setting, context, bench.rates.of(setting), "compiled")
+
+        return Part(f"compiled {context} {setting.name}", measure, FILES, SMALLER, runs_methods=True)
+
+    return [part(setting) for setting in settings().values()]

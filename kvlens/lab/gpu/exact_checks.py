@@ -1,0 +1,129 @@
+"""What moves numbers or plans moves on the device, bit for bit what PyTorch does on the host: k4, the zone plan, the
+arrivals, the slot tables."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+
+from kvlens.kernels import page_moves, slot_tables, zone_plan, zone_torch
+from kvlens.kernels.arrivals import Arrivals, arrivals, fill_cells
+from kvlens.lab.gpu import drawn
+from kvlens.lab.gpu.floors import PAGE
+from kvlens.lab.gpu.part import Bench
+from kvlens.lab.results.gpu import CheckRow
+
+HEADS, GROUP, DIM = 8, 4, 128
+DTYPES = (torch.bfloat16, torch.float32)
+"""numbers of two and of four bytes"""
+
+
+Way = tuple[str, Callable[[], Iterator[CheckRow]]]
+"""a check under its name"""
+
+
+def ways(bench: Bench) -> list[Way]:
+    """Every check of this file."""
+    moved: list[Way] = [
+        (f"{check.__name__}, {_named(dtype)}", partial(check, bench, dtype))
+        for dtype in DTYPES
+        for check in (_moves, _arrived)
+    ]
+    return [*moved, *((check.__name__, partial(check, bench)) for check in (_zones, _tables))]
+
+
+def _named(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _same(name: str, found: torch.Tensor, exact: torch.Tensor) -> CheckRow:
+    wrong = float((found.cpu() != exact.cpu()).double().mean())
+    return CheckRow(f"{name}, bit for bit", wrong, 0.0, wrong == 0)
+
+
+def _moves(bench: Bench, dtype: torch.dtype) -> Iterator[CheckRow]:
+    kv, count = bench.model.kv, 16 if bench.dry else 512
+    pool = bench.device.pinned(256, kv.kv_heads, 2, PAGE, kv.head_dim, dtype=dtype)
+    pool.copy_(bench.device.normal(*pool.shape, dtype=dtype))
+    heads = torch.arange(count) % kv.kv_heads
+    unit = (torch.randperm(256).repeat(2)[:count] * kv.kv_heads + heads).int()
+    unit[3] = -1
+    slot = (torch.arange(count) // kv.kv_heads).int()
+    keys, values = (torch.zeros(count, PAGE, kv.kv_heads, kv.head_dim, dtype=dtype).transpose(1, 2) for _ in range(2))
+    moved = [x.to(bench.device.at) for x in (unit, slot)]
+    there = [x.to(bench.device.at) for x in (keys, values)]
+    page_moves.gather(pool, *moved, *there)
+    page_moves.gather_torch(pool, unit, slot, keys, values)
+    bench.device.wait()
+    yield _same(f"k4 gather, {_named(dtype)}: keys", there[0], keys)
+    yield _same(f"k4 gather, {_named(dtype)}: values", there[1], values)
+    first = unit[: min(count, 256)]  # no unit twice: two moves into one race
+    back = bench.device.pinned(*pool.shape, dtype=dtype).zero_()
+    expected = torch.zeros(pool.shape, dtype=dtype)
+    page_moves.offload(back, moved[0][: len(first)], moved[1][: len(first)], *there)
+    page_moves.offload_torch(expected, first, slot[: len(first)], keys, values)
+    bench.device.wait()
+    yield _same(f"k4 offload, {_named(dtype)}", back, expected)
+
+
+def _zones(bench: Bench) -> Iterator[CheckRow]:
+    for zone in drawn.SMALL_ZONES if bench.dry else drawn.ZONES:
+        reference = drawn.zone_tables(zone, HEADS)
+        ours = [drawn.there(value, bench.device.at) for value in reference]
+        equal = True
+        for step in range(1, 9):
+            wishes = drawn.zone_wishes(zone, HEADS, GROUP, step, 0.8)
+            found = zone_plan.zone_plan(ours[0], ours[1], drawn.there(wishes, bench.device.at), ours[2])
+            exact = zone_torch.zone_plan_torch(*reference[:2], wishes, reference[2])
+            for tables in (ours[0], reference[0]):
+                tables.stamp[:, 0] = (
+                    0  # of the span that nobody wishes for: the torch plan writes there what belongs to none
+                )
+            both = zip((found, *ours[:2]), (exact, *reference[:2]), strict=True)
+            pairs = [
+                pair
+                for one, two in both
+                for pair in zip(dataclasses.astuple(one), dataclasses.astuple(two), strict=True)
+            ]
+            equal = equal and all(
+                torch.equal(one.cpu(), two) if isinstance(two, torch.Tensor) else one == two for one, two in pairs
+            )
+        name = (
+            f"zone plan, {zone.name}: {zone.wishes} wishes, {zone.cells} cells, {zone.spans} spans, 8 "
+            f"steps, bit for bit"
+        )
+        yield CheckRow(name, float(not equal), 0.0, equal)
+
+
+def _arrived(bench: Bench, dtype: torch.dtype) -> Iterator[CheckRow]:
+    for spans, places, longest in ((40, 6, 16),) if bench.dry else ((513, 51, 64), (2048, 204, 64)):
+        exact = drawn.arrived(HEADS, spans, places, longest, DIM, dtype)
+        ours, listed = drawn.there(exact, bench.device.at), []
+        for given in (ours, exact):
+            found = arrivals(given.came, given.meta, places, DIM, dtype.itemsize)
+            fill_cells((given.new[0], given.new[1]), found.turn, given.span, given.offset, given.fill, *given.cells)
+            listed.append(found)
+        name = f"arrivals, {_named(dtype)}, {places} of {spans} spans"
+        for what, one, two in zip(
+            (*Arrivals._fields, "cells"), (*listed[0], ours.cells), (*listed[1], exact.cells), strict=True
+        ):
+            yield _same(f"{name}: {what}", one, two)
+
+
+def _tables(bench: Bench) -> Iterator[CheckRow]:
+    for count, page, parts in (
+        ((300, 32, True), (300, 1, True)) if bench.dry else ((3277, 32, True), (3277, 1, True), (140_000, 32, False))
+    ):
+        reads = drawn.slots_read(HEADS, GROUP, count, count // 16, parts)
+        exact = slot_tables.slot_tables(reads, page)
+        found = slot_tables.slot_tables(drawn.there(reads, bench.device.at), page)
+        name = f"slot tables, {count} slots, pages of {page}{', spans read in part' if parts else ''}"
+        for what, one, two in zip(
+            ("table", "lengths", "counts", "bias", "rows"), found.tensors(), exact.tensors(), strict=True
+        ):
+            assert one is not None
+            assert two is not None
+            yield _same(f"{name}: {what}", one, two)

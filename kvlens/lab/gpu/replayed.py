@@ -1,0 +1,97 @@
+"""A method whose decisions that depend on meaning are replayed: random weights cannot make them. Everything it computes
+to decide is computed, and its answer is then replaced.
+
+Each KV head wants a window that slides over a random order of its spans, so that every step misses the stated share
+exactly. What lies in host memory is random as well: prefill's offload, one copy per unit, is left out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from kvlens.lab.gpu.floors import StepShape
+from kvlens.memory.layout import Layout
+from kvlens.memory.placement import Placement, Selection
+from kvlens.methods.base import Method
+from kvlens.methods.given import Prefilled, RunContext
+
+TURNS = 256
+"""steps after which drawn corrections come again"""
+
+
+class Replay:
+    """Wishes of all layers, and which KV heads wait for theirs, on the device. `moves` off: nobody wishes, so that two
+    timings give what recall costs."""
+
+    def __init__(self, shape: StepShape, alike: bool) -> None:
+        self.shape, self.alike = shape, alike
+        self.moves = True
+        self.cold: list[int] = []
+
+    def begin(self, context: RunContext, layout: Layout, placement: Placement) -> None:
+        """What went to host memory when prefill ended, and how much of it the recall zone holds."""
+        kv, device = context.shape, context.device
+        self.cold = [i + 1 for i in placement.offload]
+        lengths = {i: len(placement.spans[i - 1]) for i in self.cold}
+        longest = max(lengths.values(), default=1)
+        full = [i for i in self.cold if lengths[i] == longest]
+        recall = layout.of(kv.layers - 1).recall
+        wanted = min(self.shape.wanted, recall // longest)
+        self.missed = max(1, round(self.shape.missed / max(1, self.shape.wanted) * wanted))
+        while wanted + self.missed > len(full) and wanted > 1:
+            wanted, self.missed = wanted - 1, min(self.missed, wanted - 1)
+        self.wanted, self.tokens = wanted, longest
+        orders = [torch.randperm(len(full)) for _ in range(1 if self.alike else kv.kv_heads)]
+        self.order = torch.tensor(full)[torch.stack(orders).expand(kv.kv_heads, -1)].to(device)
+        self.step = torch.zeros(1, dtype=torch.long, device=device)
+        self.requested = self._window(wanted)
+        self.before = self.requested.clone()
+        self.waits = (torch.rand(TURNS, kv.layers, kv.kv_heads) < self.shape.waited).to(device)
+
+    def _window(self, wanted: int) -> torch.Tensor:
+        place = (self.step * self.missed + torch.arange(wanted, device=self.step.device)) % self.order.shape[1]
+        return self.order[:, place]
+
+    def next(self) -> None:
+        """Another step: its wishes, and those of the one before."""
+        self.before.copy_(self.requested)
+        self.step.add_(1)
+        self.requested.copy_(self._window(self.wanted))
+
+    def answer(self, layer: int, found: Selection) -> Selection:
+        """`found` with the replayed wishes in the place of its own. Where all KV heads wait there is one plan, not one
+        before the attention and an empty one after it."""
+        now, read = None, self.requested
+        if found.now is not None and self.shape.waited < 1:
+            now = self.waits.index_select(0, self.step % TURNS)[0, layer]
+            read = torch.where(now[:, None], self.requested, self.before)
+        fine = torch.zeros_like(found.fine[:, 0]).scatter(1, read, True)[:, None].expand_as(found.fine)
+        tokens = None if found.tokens is None else torch.where(fine, self.tokens, 0)
+        requested = self.requested if self.moves else self.requested[:, :0]
+        return replace(found, fine=fine, requested=requested, tokens=tokens, now=now)
+
+
+def replayed(method: type[Method], replay: Replay) -> type[Method]:
+    """`method` with its placement's offload left out and its wishes replayed."""
+
+    class Replayed(method):  # type: ignore[misc, valid-type]
+        _first = -1
+
+        def prefill_end(self, prompt: Prefilled) -> tuple[Layout, Placement]:
+            layout, placement = super().prefill_end(prompt)
+            if placement.offload:
+                replay.begin(self.context, layout, placement)
+            return layout, replace(placement, offload=[], selectable=[*placement.selectable, *placement.offload])
+
+        def select(self, layer: int, q: torch.Tensor) -> Selection | None:
+            found: Selection | None = super().select(layer, q)
+            if found is None or not replay.cold:
+                return found
+            if self._first in (-1, layer):
+                self._first = layer
+                replay.next()
+            return replay.answer(layer, found)
+
+    return Replayed

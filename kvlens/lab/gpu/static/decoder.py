@@ -1,0 +1,85 @@
+"""Runs a prompt through a model under a method with the static step: prefill as always, then one call per token."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from kvlens.engine.engine import Engine, Options
+from kvlens.engine.loop import Generation
+from kvlens.engine.models import LoadedModel
+from kvlens.engine.prefill import ReadPrompt
+from kvlens.engine.session import Session
+from kvlens.lab.gpu.static.driver import Driver
+from kvlens.lab.gpu.static.session import StaticSession
+from kvlens.memory.budget import Budget
+from kvlens.methods.base import Method
+from kvlens.text.prompts import Prompt
+
+
+class StaticDecoder(Driver):
+    """One generation. `step` takes the token to feed and returns the logits it produces, so that the caller says which
+    token comes next; `decode` leaves that to the engine's loop."""
+
+    @torch.inference_mode()
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        prompt: Prompt,
+        method: type[Method],
+        params: Any,
+        budget: Budget | None = None,
+        options: Options | None = None,
+        ring: int = 0,
+        read: ReadPrompt | None = None,
+        **session: Any,
+    ) -> None:
+        """Prefills. ring: steps that the rings of instruments hold, 0: no instruments; read: this very prompt, read
+        before; session: what else StaticSession takes (record, host, kernels).
+
+        Raises BudgetInfeasible, and ValueError for a method that is not `static_ready` or lays the KV heads of a layer
+        out differently.
+        """
+        if not method.static_ready:
+            raise ValueError(f"{method.title} cannot run as a static step: its class does not say static_ready.")
+        assert read is None or read.ids == prompt.ids
+        options = options or Options()
+        self.loaded, self.prompt = loaded, prompt
+        self.context = Engine(loaded).context(prompt, budget, options)
+        generation = Generation(loaded, prompt, Session(method, params, self.context), options)
+        try:
+            generation.place(read)
+            if generation.session.memory.distance is not None:
+                raise ValueError(
+                    f"{method.title} sees keys from elsewhere than they lie, which a static step does not."
+                )
+            if generation.session.memory.layout.whole:
+                raise ValueError(
+                    f"{method.title} cannot run as a static step with these parameters: some KV heads of a layer keep "
+                    f"every token, and a static step lays all of a layer out alike."
+                )
+            self.session = StaticSession(generation.session, loaded.model, ring, **session)
+        except BaseException:
+            generation.session.close()
+            raise
+        super().__init__(loaded.model, [generation], [self.session])
+
+    def _step(self) -> torch.Tensor:
+        return self.session.step(self._tokens)[None]
+
+    def step(self, token: int) -> torch.Tensor:
+        """Feed `token` -> logits [V]. At step 0 it has to be the prompt's last token."""
+        return self.feed([token])[0]
+
+    def replay(self, token: int) -> torch.Tensor:
+        """`step` through the captured graph. Raises RuntimeError without a capture."""
+        return self.replayed([token])[0]
+
+    def decode(self, steps: int, forced: tuple[int, ...] | None = None) -> list[int]:
+        """`steps` steps from the start -> the tokens chosen."""
+        return self.run(steps, forced)[0]
+
+    def moved_bytes(self) -> torch.Tensor:
+        """Payload brought to the device so far, int64 [2, L, H_kv]: before attentions that waited, and after them."""
+        return self.moved()[0]

@@ -1,0 +1,135 @@
+"""From the trials of `kvlens bench explain` to the table and its page of the docs. Plain Python; no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from statistics import fmean
+from typing import Any
+
+from kvlens import methods, tasks
+from kvlens.lab.results.names import measured_on
+from kvlens.models.find import DEMO
+from kvlens.statistics import wilson
+
+TOPS = (1, 5, 20)
+SCOPES = {
+    "effect": "effect on the choice, added over the lost steps of the forced run",
+    "step": "regret at the step of loss",
+    "steps": "regret added over the lost steps of the forced run",
+}
+SAID = {"effect": "effect", "step": "step", "steps": "lost steps"}
+"""the same in a heading"""
+ARMS = (*(f"{scope}_top{top}" for scope in SCOPES for top in TOPS), *(f"random{top}" for top in TOPS), "everywhere")
+"""what is held, as the rows name it"""
+
+
+def points(model: str = DEMO) -> tuple[tuple[str, str, str], ...]:
+    """(method, task, budget) to look for lost answers at: on the demo model where each method loses at 2048 tokens, by
+    its own word; on any other, three tasks in real prose at 10 %."""
+    found = {name: method for name, method in methods.registry().items() if name != methods.REFERENCE}
+    if model == DEMO:
+        return tuple((name, *method.loses_at) for name, method in found.items())
+    return tuple((name, task, "10%") for name in found for task in tasks.PROSE[:3])
+
+
+def summarise(rows: Sequence[dict[str, Any]], points: Sequence[tuple[str, str, str]]) -> Iterator[dict[str, Any]]:
+    """One line per point: presets (of the lost trials), prompts, lost trials n, candidates (triples, mean), and per arm
+    the share restored with its 95 % Wilson interval. agreed: not the expected answer, yet full KV's token at every step
+    of the forced run, so there is nothing to attribute. of_everywhere: of the trials that holding the needle everywhere
+    restores, the share that the arm restores as well."""
+    for method, task, budget in points:
+        mine = [row for row in rows if (row["method"], row["task"], row["budget"]) == (method, task, budget)]
+        lost = [row for row in mine if row["lost"]]
+        line: dict[str, Any] = {
+            "method": method,
+            "task": task,
+            "budget": budget,
+            "presets": sorted({row.get("preset") or "defaults" for row in lost}),
+            "prompts": len(mine),
+            "n": len(lost),
+            "infeasible": sum("infeasible" in row for row in mine),
+            "refused": sum("refused" in row for row in mine),
+            "agreed": sum("agreed" in row for row in mine),
+            "candidates": fmean(row["candidates"] for row in lost) if lost else None,
+        }
+        line["arms"] = _shares(lost)
+        line["of_everywhere"] = _shares([row for row in lost if row["everywhere"]])
+        yield line
+
+
+def _shares(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    found = {arm: [row[arm] for row in rows if row[arm] is not None] for arm in ARMS}
+    return {arm: _share(restored) for arm, restored in found.items() if restored}
+
+
+def _share(restored: Sequence[bool]) -> dict[str, float]:
+    share = fmean(restored)
+    low, high = wilson(share, len(restored))
+    return {"share": share, "low": low, "high": high, "n": len(restored)}
+
+
+INTRODUCTION = """# How good the lens is
+
+Made by `kvlens bench explain`; all figures with their provenance are in `kvlens/lab/results/explain-*.json` and on the
+Benchmarks page.
+
+Each trial is an answer that full KV gives and the method loses. The method is forced along full KV's tokens once and
+its triples (layer, KV head, span) are ranked. Then the free run is repeated, everything else as it was, with some
+triples held exactly resident from step 0. *Restored*: the free run's answer is right. *effect*: ranked by effect on the
+choice (docs/lens.md), added over the steps at which the forced run's most probable token is not full KV's (*lost
+steps*), up to 31 behind the first. *step*: by regret, full attention's mass minus the method's, mean over the query
+heads of the KV head, at the step of loss alone; *lost steps*: by regret added over them all. *random*: as many triples
+drawn from all. *everywhere*: every span of the needle held for every head. Shares of the n lost trials, with the 95 %
+Wilson interval; a ranking that a table was not measured with is no column of it. The question was read with its context
+when the method placed it.
+"""
+
+
+def document(results: Iterable[dict[str, Any]]) -> str:
+    """The page of the docs: what was done, and the tables, the toy's last."""
+    ordered = sorted(results, key=lambda result: (result["about"]["model"] == DEMO, result["about"]["model"]))
+    return INTRODUCTION + "".join(_section(result) for result in ordered)
+
+
+def _section(result: dict[str, Any]) -> str:
+    about = result["about"]
+    toy = " (a toy)" if about["model"] == DEMO else ""
+    return f"\n## {about['model']}{toy}, {about['length']:,} tokens\n\n{markdown(result)}"
+
+
+def markdown(result: dict[str, Any]) -> str:
+    """A row per point, a column per arm."""
+    said = result["about"]
+    heads = {f"{scope}_top{top}": f"{SAID[scope]}, top {top}" for scope in SCOPES for top in TOPS}
+    heads |= {f"random{top}": f"random {top}" for top in TOPS} | {"everywhere": "everywhere"}
+    known = {arm for line in result["lines"] for arm in line["arms"]}
+    arms = [arm for arm in ARMS if arm in known]
+    titles = " | ".join(heads[arm] for arm in arms)
+    text = [f"| method, preset, task, budget | n (triples) | {titles} |", "|---" * (len(arms) + 2) + "|"]
+    for line in result["lines"]:
+        presets = line.get("presets") or [said.get("presets", {}).get(line["method"]) or "defaults"]
+        first = f"{methods.get(line['method']).title}, {' or '.join(presets)}, {line['task']}, {line['budget']}"
+        cells = (
+            [_cell(line["arms"][arm], line["n"]) if arm in line["arms"] else "not measured" for arm in arms]
+            if line["n"]
+            else ["no lost trial"] * len(arms)
+        )
+        text.append(
+            f"| {first} | {line['n']}"
+            + (f" ({line['candidates']:.0f})" if line["n"] else "")
+            + f" | {' | '.join(cells)} |"
+        )
+    machine = said["machine"]
+    text += [
+        "",
+        f"Model {said['model']}, {said['length']} tokens, {measured_on(said)}, {machine['processor']}, "
+        f"{machine['cores']} cores, "
+        f"torch {said['torch']}, transformers {said['transformers']}.",
+    ]
+    return "\n".join(text) + "\n"
+
+
+def _cell(share: dict[str, float], n: int) -> str:
+    """n: of the line; an arm that was measured on fewer says on how many."""
+    fewer = "" if share.get("n", n) == n else f", {share['n']} of {n}"
+    return f"{share['share']:.2f} ({share['low']:.2f}-{share['high']:.2f}){fewer}"

@@ -1,0 +1,165 @@
+"""What the cold tier costs the host: placing a prompt's spans in it, and bringing 1,000 of its units back.
+
+`python kvlens/lab/studies/recall.py [out.json]` prints seconds (least of three), Python calls of the thread that
+decides, and entries of the ledger. A file keeps what it was told under other labels: run it again on another version
+of the code with another `--label`, `--about` saying what that version does, and the file holds both, each with its
+machine, load, versions and day. Calls do not depend on the machine; seconds do, and on what else it does. Shapes are
+SmolLM2-135M's: 30 layers, 3 KV heads, head size 64.
+"""
+
+from __future__ import annotations
+
+import argparse
+import cProfile
+import json
+import os
+import platform
+import pstats
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kvlens import methods
+from kvlens.engine.session import Session
+from kvlens.memory.codec import RawCodec
+from kvlens.memory.kept import Kept
+from kvlens.memory.layout import Layout, Zones
+from kvlens.memory.placement import Placement, Selection
+from kvlens.memory.tiers import Memory
+from kvlens.methods.given import RunContext
+from kvlens.shape import KVShape
+from kvlens.spans import Span
+
+SHAPE = KVShape(layers=30, q_heads=9, kv_heads=3, head_dim=64, itemsize=4)
+SPANS, TOKENS = 130, 14
+"""a prompt of 1.8k tokens in spans of 14 tokens"""
+LAYERS, UNITS = 4, 250
+"""layers that recall, and units in each recall"""
+REPEATS = 3
+CPU = torch.device("cpu")
+
+
+def prompt(tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values [L, H_kv, n, D] of low rank and a little noise, as a model's spans are."""
+    g = torch.Generator().manual_seed(0)
+    size = (SHAPE.layers, SHAPE.kv_heads)
+    keys, values = (
+        torch.randn(*size, tokens, 6, generator=g) @ torch.randn(*size, 6, SHAPE.head_dim, generator=g)
+        + 0.05 * torch.randn(*size, tokens, SHAPE.head_dim, generator=g)
+        for _ in range(2)
+    )
+    return keys, values
+
+
+def raw() -> tuple[Memory, Callable[[], None]]:
+    """A memory with a prompt in it, and its placement: every span goes to the cold tier as it is."""
+    n = SPANS * TOKENS
+    memory = Memory(SHAPE, torch.float32, CPU, n)
+    keys, values = prompt(n)
+    assert memory.prompt is not None
+    for layer in range(SHAPE.layers):
+        memory.prompt.append(layer, keys[layer], values[layer])
+    memory.lay_out(Layout(Zones(0, 0, n, 8), SPANS + 2, window_from=n))
+    spans = [Span(i * TOKENS, (i + 1) * TOKENS, "page", "") for i in range(SPANS)]
+    every, none = list(range(SPANS)), Kept.everywhere(torch.empty(0, dtype=torch.long))
+    placement = Placement(spans, ["cold"] * SPANS, ["resident"] * SPANS, none, offload=every, codec=RawCodec())
+    return memory, lambda: memory.place_prompt(placement)
+
+
+def factors() -> tuple[Memory, Callable[[], None]]:
+    """SeKV's own placement of such a prompt, spans of several lengths as factors."""
+    n, new = SPANS * TOKENS, 8
+    chosen = methods.get("sekv")
+    params = methods.make_parameters(chosen, None, {"form": "factors", "window": 64, "l_max": 20, "l_min": 8})
+    full = SHAPE.full_kv_bytes(n + new)
+    context = RunContext(SHAPE, n, new, None, full, 0, "random", torch.float32, CPU)
+    session = Session(chosen, params, context)
+    keys, values = prompt(n)
+    for layer in range(SHAPE.layers):
+        session.write(layer, keys[layer], values[layer])
+        session.attend(layer, torch.randn(1, SHAPE.q_heads, n, SHAPE.head_dim), 0.125)
+    surprisal = torch.rand(n, generator=torch.Generator().manual_seed(1)) ** 4 * 8
+    return session.memory, lambda: session.finish_prefill(surprisal)
+
+
+def wishes(memory: Memory) -> Selection:
+    """UNITS spans that lie in the cold tier, in equal parts for the KV heads."""
+    spans = [row.span for row in memory.spans.rows if row.state in ("cold", "coarse")]
+    assert len(spans) * SHAPE.kv_heads >= UNITS, f"{len(spans)} spans are too few"
+    requested = torch.full((SHAPE.kv_heads, -(-UNITS // SHAPE.kv_heads)), -1, dtype=torch.long)
+    for unit in range(UNITS):
+        place, head = divmod(unit, SHAPE.kv_heads)
+        requested[head, place] = spans[place]
+    fine = torch.ones(SHAPE.kv_heads, SHAPE.group, memory.spans.capacity, dtype=torch.bool)
+    return Selection(fine, requested)
+
+
+def recall(memory: Memory) -> None:
+    selection = wishes(memory)
+    for layer in range(LAYERS):
+        memory.recall(layer, selection, later=False)
+
+
+def measure(make: Callable[[], tuple[Memory, Callable[[], None]]]) -> dict[str, Any]:
+    """Placement and recall: their seconds, calls and entries of the ledger."""
+    told: dict[str, Any] = {}
+    for profiled in (*([False] * REPEATS), True):
+        memory, place = make()
+
+        def recalled(memory: Memory = memory) -> None:
+            recall(memory)
+
+        for name, work in (("placement", place), ("recall", recalled)):
+            row = told.setdefault(name, {"seconds": float("inf")})
+            memory.start_step(0) if name == "recall" else None
+            before = len(memory.ledger.opened)
+            if profiled:
+                profile = cProfile.Profile()
+                profile.runcall(work)
+                row["calls"] = pstats.Stats(profile).total_calls  # type: ignore[attr-defined]
+                row["entries"] = len(memory.ledger.opened) - before
+            else:
+                began = time.perf_counter()
+                work()
+                row["seconds"] = min(row["seconds"], time.perf_counter() - began)
+        rows = memory.told.transfers()
+        told["placement"]["lines"] = sum(row.direction == "d2h" for row in rows)
+        told["recall"]["lines"] = sum(row.direction == "h2d" for row in rows)
+        memory.close()
+    return told
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("out", nargs="?", type=Path)
+    parser.add_argument("--label", default="now")
+    parser.add_argument("--about", default="", help="what this version of the code does")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    with torch.inference_mode():
+        told = {"raw": measure(raw), "factors": measure(factors)}
+    for form, parts in told.items():
+        for name, row in parts.items():
+            print(
+                f"{form} {name}: {row['seconds']:.3f} s, {row['calls']} Python calls, {row['entries']} ledger entries, "
+                f"{row['lines']} lines"
+            )
+    if arguments.out is None:
+        return
+    kept = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
+    kept[arguments.label] = {
+        "about": arguments.about,
+        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, shared with other work",
+        "load": round(os.getloadavg()[0], 1),
+        "versions": {"python": platform.python_version(), "torch": torch.__version__},
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        **told,
+    }
+    arguments.out.write_text(json.dumps(kept, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

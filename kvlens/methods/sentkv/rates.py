@@ -1,7 +1,0 @@
-"""Which rates of SentKVCompress's decisions are recorded."""
-
-from __future__ import annotations
-
-from kvlens.bench.rates import Arm
-
-ARMS = {"sentkv": Arm("sentkv", ("reuse",))}
