@@ -1,7 +1,7 @@
 """Parts of a method that serve another room than its algorithm: its view, its paper's claims, its reasons.
 
 A part of a built-in method is a module named as the method, in the package of the room it serves, for example
-`kvlens.lens.methods.freekv`. A plugin brings its parts beside its class: modules of fixed names (PARTS) in a package
+`kvlens.lens.methods.NAME`. A plugin brings its parts beside its class: modules of fixed names (PARTS) in a package
 named as the method. No list names a method, and looking a part up imports nothing else. A method without the part gets
 the general one.
 """
