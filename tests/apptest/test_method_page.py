@@ -246,13 +246,14 @@ def test_a_method_with_a_view_of_its_own_may_use_the_map(
 
 
 def test_a_view_lies_beside_its_method_and_an_absent_one_falls_through() -> None:
-    for name, method in methods.registry().items():
-        own = (Path(inspect.getfile(method)).parent / "view.py").exists() and method.__module__.count(".") == 3
+    views = Path(inspect.getfile(methodview)).parents[2] / "methods"
+    for name in methods.registry():
+        own = (views / f"{name}.py").exists()
         assert methodview.view(name).__module__ == (
-            f"kvlens.methods.{name}.view" if own else methodview.generic.__name__
+            f"kvlens.app.methods.{name}" if own else methodview.generic.__name__
         )
     assert methodview.view("of a plugin that is gone").__module__ == methodview.generic.__name__
-    assert sum(methodview.view(name).__module__.endswith(".view") for name in methods.registry()) >= 5
+    assert sum(methodview.view(name).__module__.startswith("kvlens.app.methods.") for name in methods.registry()) >= 5
 
 
 def test_a_journal_is_handed_out_number_by_number(folder: Path) -> None:

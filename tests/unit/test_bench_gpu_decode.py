@@ -212,7 +212,7 @@ def test_two_settings_of_one_name_are_refused(monkeypatch: pytest.MonkeyPatch) -
     class Said:
         SETTINGS: tuple[Setting, ...] = (KNOWN["full"], KNOWN["full"])
 
-    monkeypatch.setattr("kvlens.lab.gpu.settings.part", lambda method, name: Said)
+    monkeypatch.setattr("kvlens.lab.gpu.settings.part", lambda method, name, room: Said)
     settings.cache_clear()
     try:
         with pytest.raises(ValueError, match="two settings of the GPU bench are called 'full'; rename one"):

@@ -31,7 +31,7 @@ def test_a_part_that_a_library_loads_late_is_told_by_what_it_lacks() -> None:
 def test_what_nobody_has_foreseen_says_where_it_came_from() -> None:
     reason, suggestion = sentence(raised(lambda: power_of_two(page=12)), "")
     assert reason.startswith(
-        "ValueError: page must be a power of two for the Triton kernels, not 12 (kernels/compat.py, line "
+        "ValueError: page must be a power of two for the Triton kernels, not 12 (kvlens/kernels/compat.py, line "
     )
     assert suggestion is None
     assert sentence(ValueError("elsewhere"), "")[0] == "ValueError: elsewhere"

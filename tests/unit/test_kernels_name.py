@@ -21,7 +21,7 @@ def test_a_distribution_named_kernels_and_our_folder_live_side_by_side(tmp_path:
     code = (
         "import kernels; assert kernels.MARK == 'the distribution'\n"
         "import transformers, kvlens.engine.models, kvlens.kernels.attend, kvlens.store.reader\n"
-        f"assert kvlens.kernels.attend.__file__.startswith({str(ROOT / 'kernels')!r})\n"
+        f"assert kvlens.kernels.attend.__file__.startswith({str(ROOT / 'kvlens' / 'kernels')!r})\n"
     )
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"}
     ended = subprocess.run(

@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_readme_quotes_the_story_as_it_was_measured() -> None:
-    story = json.loads((ROOT / "benchmarks" / "results" / "story.json").read_text(encoding="utf-8"))
+    story = json.loads((ROOT / "kvlens/lab/results/story.json").read_text(encoding="utf-8"))
     readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").replace("\n>", " ").split())
     verdict, tried = (
         " ".join(story[name].replace("“", '"').replace("”", '"').split()) for name in ("verdict", "tried")
