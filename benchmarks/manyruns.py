@@ -18,12 +18,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from synthetic import write_synthetic
-
 from benchmarks.ui import CHROMIUM_ARGUMENTS, start
 from kvlens import methods
 from kvlens.runs.machine import machine
 from kvlens.store.reader import list_runs
+from tests.synthetic import write_synthetic
 
 PROMPTS = 12
 RESTS = "[data-testid=stApp][data-test-script-state=notRunning]"

@@ -25,8 +25,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from synthetic import write_synthetic
-
 from benchmarks import soakkills
 from benchmarks.soakfiles import DAMAGES, PROMPTS, TRACES, foreign
 from benchmarks.soakforks import forked
@@ -35,6 +33,7 @@ from kvlens.app.ui.common.warm import Warm
 from kvlens.lab.bench.sources import code
 from kvlens.runs.machine import machine
 from kvlens.store.recover import recover
+from tests.synthetic import write_synthetic
 
 Outcomes = dict[str, dict[str, int]]
 """label -> outcome -> attempts"""

@@ -16,8 +16,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from synthetic import write_synthetic
-
 from benchmarks.soakfiles import damage
 from benchmarks.soakforks import LONGEST_S, forked
 from kvlens import PACKAGE
@@ -26,6 +24,7 @@ from kvlens.store.export import EXPORTS, export
 from kvlens.store.reader import TraceReader, list_runs
 from kvlens.store.recover import delete_run, recover
 from kvlens.store.writer import TraceWriter
+from tests.synthetic import write_synthetic
 
 UID = "soak-run"
 

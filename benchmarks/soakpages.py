@@ -70,7 +70,7 @@ def _show(page: str, query: dict[str, str]) -> bool:
 
 
 def _run(folder: Path) -> str:
-    from synthetic import write_synthetic
+    from tests.synthetic import write_synthetic
 
     os.environ["KVLENS_RUNS"] = str(folder)
     os.chdir(PACKAGE.parent)

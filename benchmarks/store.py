@@ -19,12 +19,12 @@ from typing import Any
 
 import duckdb
 import numpy as np
-from synthetic import write_synthetic
 
 from kvlens.meta import RunMeta
 from kvlens.rows import StepRecord
 from kvlens.store.reader import TraceReader
 from kvlens.store.writer import TraceWriter
+from tests.synthetic import write_synthetic
 
 
 class _TimedWriter(TraceWriter):

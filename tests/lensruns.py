@@ -6,8 +6,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from synthetic import write_synthetic
 from writtenonce import written_once
+
+from tests.synthetic import write_synthetic
 
 STEP = 9
 """the step of loss"""

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import duckdb
-from synthetic import write_synthetic
 from uiruns import MARKUP, redate
 from writtenonce import written_once
+
+from tests.synthetic import write_synthetic
 
 STEPS, PARTED = 30, 12
 LAYERS, HEADS, KV_HEADS = 3, 8, 2

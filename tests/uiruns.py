@@ -9,8 +9,9 @@ from pathlib import Path
 
 import duckdb
 from streamlit.testing.v1 import AppTest
-from synthetic import write_synthetic
 from writtenonce import written_once
+
+from tests.synthetic import write_synthetic
 
 Visit = Callable[..., AppTest]
 """visit(folder, page, **url_parameters)"""

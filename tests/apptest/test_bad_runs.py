@@ -10,11 +10,11 @@ from pathlib import Path
 
 import duckdb
 import pytest
-from synthetic import write_synthetic
 from uiruns import Runs, Visit
 
 from kvlens.app.report import report_bytes
 from kvlens.store.reader import TraceReader, list_runs
+from tests.synthetic import write_synthetic
 
 BAD = "20260102-000000-badone"
 

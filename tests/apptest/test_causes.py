@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from lensruns import write_lens_runs
-from synthetic import write_synthetic
 from test_pages import words
 from uiruns import Visit
 
 from kvlens.lens.diagnosis import Wanted, diagnose
 from kvlens.lens.reasons import KINDS
+from tests.synthetic import write_synthetic
 
 
 def test_losses_are_grouped_when_asked_for(visit: Visit, tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ import pandas as pd
 import pytest
 from pairruns import PARTED, PairRuns, set_info, write_pair
 from streamlit.testing.v1 import AppTest
-from synthetic import write_synthetic
 from test_pages import words
 from uiruns import Visit
 
@@ -24,6 +23,7 @@ from kvlens.lens.diagnosis import Wanted, diagnose
 from kvlens.lens.reasons import cause
 from kvlens.runs import races
 from kvlens.runs.races import Lane, RaceInfo
+from tests.synthetic import write_synthetic
 
 
 @pytest.fixture(scope="module")

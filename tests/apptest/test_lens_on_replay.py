@@ -12,7 +12,6 @@ import pandas as pd
 import pytest
 from lensruns import SPAN, STEP, SUMMARY, LensRuns, write_lens_runs
 from streamlit.testing.v1 import AppTest
-from synthetic import write_synthetic
 from test_pages import player_header, words
 from uiruns import Visit
 
@@ -26,6 +25,7 @@ from kvlens.lens.pieces import Piece
 from kvlens.lens.verdict import Verdict, verdict
 from kvlens.store.lease import Lease
 from kvlens.store.reader import TraceReader
+from tests.synthetic import write_synthetic
 
 
 @pytest.fixture(scope="module")

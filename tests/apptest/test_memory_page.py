@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from streamlit.testing.v1 import AppTest
-from synthetic import write_synthetic
 from test_pages import words
 from uiruns import Runs, Visit
 
@@ -18,6 +17,7 @@ from kvlens.rows import PrefillRecord, StepRecord
 from kvlens.store.reader import TraceReader
 from kvlens.store.writer import TraceWriter
 from kvlens.text.units import si_bytes
+from tests.synthetic import write_synthetic
 
 STILL, LEVEL, OPEN = "20260101-000000-still", "20260101-000001-level", "20260101-000002-open"
 

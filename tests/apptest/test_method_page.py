@@ -12,7 +12,6 @@ import numpy as np
 import pandas as pd
 import pytest
 from streamlit.testing.v1 import AppTest
-from synthetic import write_synthetic
 from test_pages import words
 from uiruns import Runs, Visit
 
@@ -26,6 +25,7 @@ from kvlens.rows import JournalRow, PrefillRecord, StepRecord
 from kvlens.store.reader import TraceReader
 from kvlens.store.writer import TraceWriter
 from kvlens.text.units import si_bytes
+from tests.synthetic import write_synthetic
 
 BARE, TALKER, STILL = "20260101-000000-bare", "20260101-000001-talker", "20260101-000002-still"
 DROPPER = "20260101-000003-dropper"

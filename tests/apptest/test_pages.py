@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 from streamlit.testing.v1 import AppTest
-from synthetic import write_synthetic
 from uiruns import Runs, Visit
 
 from kvlens.app.ui.common.frame import run_label
 from kvlens.app.ui.common.player.codec import unpack
 from kvlens.app.ui.replay.details import LONGEST, in_a_line
 from kvlens.models.find import short_model
+from tests.synthetic import write_synthetic
 
 
 def words(app: AppTest) -> str:

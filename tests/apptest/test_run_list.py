@@ -10,7 +10,6 @@ import pytest
 import streamlit as st
 from lensruns import LensRuns, write_lens_runs
 from streamlit.testing.v1 import AppTest
-from synthetic import write_synthetic
 from test_pages import words
 from uiruns import Visit, redate
 
@@ -18,6 +17,7 @@ from kvlens.app.ui.home.chosen import _repeats
 from kvlens.app.ui.home.runtable import table_key
 from kvlens.store.about import FILE, About, read_about, write_about
 from kvlens.store.lease import Lease
+from tests.synthetic import write_synthetic
 
 
 @pytest.fixture

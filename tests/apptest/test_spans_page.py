@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 from streamlit.testing.v1 import AppTest
-from synthetic import write_synthetic
 from test_pages import words
 from uiruns import MARKUP, Runs, Visit
 
@@ -22,6 +21,7 @@ from kvlens.runs.spanmap import settings
 from kvlens.store.reader import TraceReader
 from kvlens.store.writer import TraceWriter
 from kvlens.text.words import STATES
+from tests.synthetic import write_synthetic
 
 PLAIN, FEW, SILENT = "20260101-000000-plain", "20260101-000001-fewer", "20260101-000002-silent"
 

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from lensruns import SPAN, STEP, SUMMARY, LensRuns, write_lens_runs
 from streamlit.testing.v1 import AppTest
-from synthetic import write_synthetic
 from test_lens_on_replay import finished, press, wait_for_jobs
 from test_pages import words
 from uiruns import Visit, redate
@@ -27,6 +26,7 @@ from kvlens.metaparts import Held
 from kvlens.store.reader import TraceReader, list_runs
 from kvlens.store.recover import delete_run
 from kvlens.text.units import si_bytes
+from tests.synthetic import write_synthetic
 
 AT = {"step": STEP, "layer": 1, "head": 2, "span": SPAN}
 HERE = Piece(SPAN)

@@ -9,11 +9,11 @@ from pathlib import Path
 import duckdb
 import pytest
 from playwright.sync_api import Page, expect
-from synthetic import write_synthetic
 from uiruns import MARKUP, Runs
 from uiserver import Open, Server
 
 from kvlens.store.reader import TraceReader
+from tests.synthetic import write_synthetic
 
 MAP_LEFT = 46
 """px left of the cache map's first token"""

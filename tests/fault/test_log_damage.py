@@ -25,7 +25,7 @@ STEPS = 96
 DIE = """
 import os, sys
 from pathlib import Path
-from synthetic import write_synthetic
+from tests.synthetic import write_synthetic
 from kvlens.store.writer import TraceWriter
 class Dies(TraceWriter):
     def __init__(self, folder, uid, level): super().__init__(folder, uid, level, block_steps=8)

@@ -180,7 +180,7 @@ except TraceError as error:
 DIE = """
 import os, sys
 from pathlib import Path
-from synthetic import write_synthetic
+from tests.synthetic import write_synthetic
 from kvlens.store.writer import TraceWriter
 class Dies(TraceWriter):
     def finish(self, *arguments): self._flusher.put(self._block); self._flusher.stop(); os._exit(9)

@@ -12,7 +12,6 @@ from pathlib import Path
 import duckdb
 import pytest
 from store_support import one_sentence
-from synthetic import write_synthetic
 
 from kvlens.meta import RunMeta
 from kvlens.store.errors import RunNotFound, SchemaTooNew, TraceError, UnreadableRun
@@ -21,6 +20,7 @@ from kvlens.store.reader import TraceReader, list_runs
 from kvlens.store.recover import delete_run, recover
 from kvlens.store.schema import statements
 from kvlens.store.writer import TraceWriter
+from tests.synthetic import write_synthetic
 
 
 @pytest.fixture(scope="module")

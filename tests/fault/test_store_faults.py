@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[2]
 WRITE = """
 import sys, time
 from pathlib import Path
-from synthetic import write_synthetic
+from tests.synthetic import write_synthetic
 from kvlens.store.writer import TraceWriter
 
 class Slow(TraceWriter):
@@ -120,7 +120,7 @@ FULL = """
 import json, resource, signal, sys
 from pathlib import Path
 from kvlens.store.errors import TraceError
-from synthetic import write_synthetic
+from tests.synthetic import write_synthetic
 limit = int(sys.argv[2])
 if limit:
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

@@ -70,7 +70,7 @@ def heaviest(arch: int) -> dict[str, tuple[str, str, int]]:
 
 COMPILE = """
 import dataclasses, json, sys
-from kvlens.kernels import aot
+from kvlens.lab.gpu import aot
 made = [aot.compile_all((int(arch),), only=cases) for arch, cases in json.loads(sys.argv[1]).items()]
 print(json.dumps([dataclasses.asdict(binary) for each in made for binary in each]))
 """

@@ -9,7 +9,6 @@ from shutil import copytree
 import duckdb
 import pytest
 from lensruns import STEP, write_lens_runs
-from synthetic import write_synthetic
 from typer.testing import CliRunner
 
 from kvlens.cli.main import app
@@ -25,6 +24,7 @@ from kvlens.runs.carrying import carry_out
 from kvlens.runs.request import RunRequest
 from kvlens.store.reader import TraceReader, list_runs
 from kvlens.text.prompts import PromptText
+from tests.synthetic import write_synthetic
 
 pytestmark = pytest.mark.usefixtures("loaded_once")
 

@@ -18,9 +18,9 @@ from kvlens import methods
 from kvlens.meta import RunMeta
 from kvlens.rows import SelfCheck
 from kvlens.store.writer import TraceWriter
-from synthetic.lens import LensMaker, span_keys
-from synthetic.scene import SINK, WINDOW, Scene, make_prefill
-from synthetic.steps import StepMaker
+from tests.synthetic.lens import LensMaker, span_keys
+from tests.synthetic.scene import SINK, WINDOW, Scene, make_prefill
+from tests.synthetic.steps import StepMaker
 
 
 def write_synthetic(

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from kvlens.instruments import Effects, Loss, Oracle, SpanKeys
-from synthetic.scene import ANSWER, Scene
+from tests.synthetic.scene import ANSWER, Scene
 
 _LOST_FOR = 4
 """how many steps around the step of loss the needle is missed"""

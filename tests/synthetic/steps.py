@@ -6,8 +6,8 @@ import numpy as np
 
 from kvlens.instruments import CutRow, Scores
 from kvlens.rows import EventRow, JournalRow, SpanHeadRow, SpanRow, StepRecord, TransferRow
-from synthetic.lens import LensMaker
-from synthetic.scene import ANSWER, LEAVE, WINDOW, Scene, resident_bytes, span_heads
+from tests.synthetic.lens import LensMaker
+from tests.synthetic.scene import ANSWER, LEAVE, WINDOW, Scene, resident_bytes, span_heads
 
 _ZOOM_IN, _ZOOM_OUT, _MAX_ZOOMED = 0.08, 0.04, 4
 #: Spans listed per ranking.

@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from synthetic import write_synthetic
 
 from kvlens.app.report import report_bytes
 from kvlens.cli.main import main
@@ -17,6 +16,7 @@ from kvlens.store.about import About, read_about, said, write_about
 from kvlens.store.errors import TraceError, UnreadableRun
 from kvlens.store.reader import TraceReader, list_runs
 from kvlens.store.recover import delete_run, recover
+from tests.synthetic import write_synthetic
 
 UID, OTHER = "20260101-000000-named", "20260101-000001-other"
 GIVEN = About(name="the lost port", note="two\nlines, <b>bold</b>", tags=("needle", "to show"))

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import duckdb
 import pytest
-from synthetic import write_synthetic
 
 from kvlens.store import bundle
 from kvlens.store.bundle import hand_on, take_in
 from kvlens.store.errors import TraceError
 from kvlens.store.reader import TraceReader
 from kvlens.store.schema import TABLES
+from tests.synthetic import write_synthetic
 
 UID = "20260101-000000-handed"
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from synthetic import write_synthetic
 from typer.testing import CliRunner
 
 from kvlens.cli.main import app
@@ -21,6 +20,7 @@ from kvlens.rows import StepRecord, TransferRow
 from kvlens.store.export import TIMELINE, export
 from kvlens.store.reader import TraceReader
 from kvlens.store.writer import TraceWriter
+from tests.synthetic import write_synthetic
 
 
 class Crowded(TraceWriter):

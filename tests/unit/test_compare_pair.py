@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from pairruns import PARTED, PairRuns, write_pair
-from synthetic import write_synthetic
 
 from kvlens import tasks
 from kvlens.app.compare.groups import Trial, default_pair, partner, points, trial
@@ -22,6 +21,7 @@ from kvlens.meta import Held
 from kvlens.metaparts import Machine
 from kvlens.store.reader import TraceReader, list_runs
 from kvlens.tasks.base import Unscored
+from tests.synthetic import write_synthetic
 
 
 @pytest.fixture(scope="module")

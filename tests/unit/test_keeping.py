@@ -8,12 +8,12 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from synthetic import write_synthetic
 
 from kvlens.app.ui.common.pagereader import PageReader
 from kvlens.store import keeping, queries
 from kvlens.store.keeping import KeepingSession
 from kvlens.store.reader import TraceReader
+from tests.synthetic import write_synthetic
 
 
 @pytest.fixture(scope="module")

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 from lensruns import STEP, LensRuns, write_lens_runs
-from synthetic import write_synthetic
 
 from kvlens.lens import listing
 from kvlens.lens.listing import FILE, Listing, Search, Told, budget_of, limit_in
 from kvlens.store.catalog import list_runs
 from kvlens.store.lease import Lease
+from tests.synthetic import write_synthetic
 
 
 @pytest.fixture(scope="module")

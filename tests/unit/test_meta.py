@@ -11,12 +11,12 @@ import duckdb
 import pytest
 from pydantic import ValidationError
 from store_support import one_sentence
-from synthetic import write_synthetic
 
 from kvlens.meta import Counterfactual, Held, Machine, RunMeta, Sampled, Search
 from kvlens.store.errors import UnreadableRun
 from kvlens.store.reader import TraceReader
 from kvlens.store.writer import TraceWriter
+from tests.synthetic import write_synthetic
 
 ROOT = Path(__file__).resolve().parents[2]
 SIZES: dict[str, Any] = {"layers": 2, "q_heads": 4, "kv_heads": 2}

@@ -10,12 +10,12 @@ import numpy as np
 import pandas as pd
 import pytest
 from store_support import make_prefill
-from synthetic import write_synthetic
 
 from kvlens.meta import RunMeta
 from kvlens.rows import EventRow, StepRecord, TransferRow
 from kvlens.store.reader import TraceReader
 from kvlens.store.writer import TraceWriter
+from tests.synthetic import write_synthetic
 
 Tops = list[list[tuple[int, float]]]
 """per query head: (span, mass)"""

@@ -12,7 +12,6 @@ import duckdb
 import pandas as pd
 import pyarrow as pa
 import pytest
-from synthetic import write_synthetic
 from typer.testing import CliRunner
 
 from kvlens.app.report import report_bytes
@@ -23,6 +22,7 @@ from kvlens.cli.main import app
 from kvlens.store.export import csv_bytes, csv_cells
 from kvlens.store.reader import TraceReader
 from kvlens.text.plaintext import json_text, terminal, visible
+from tests.synthetic import write_synthetic
 
 UNSEEN = ["\x1b[31m", "\x1b]0;t\x07", "\x9b31m", "\r", "\x00", "\x08", "\u202e", "\u2066", "\u2028", "\x85"]
 UNSEEN += ["\ud800"]

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from synthetic import write_synthetic
 
 from kvlens.app import gallery
 from kvlens.app.figures.passages import continued
@@ -23,6 +22,7 @@ from kvlens.lens.verdict import verdict
 from kvlens.rows import SPAN_STATES
 from kvlens.store.reader import TraceReader
 from kvlens.text.words import STATES
+from tests.synthetic import write_synthetic
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,6 @@ from pathlib import Path
 import plotly.graph_objects as go
 import pytest
 from pairruns import PARTED, PairRuns, write_pair
-from synthetic import write_synthetic
 from typer.testing import CliRunner
 from uiruns import MARKUP
 
@@ -23,6 +22,7 @@ from kvlens.lens.verdict import verdict
 from kvlens.meta import Counterfactual, Held
 from kvlens.store.errors import TraceError
 from kvlens.store.reader import TraceReader
+from tests.synthetic import write_synthetic
 
 #: Attributes by which a page fetches something or leads elsewhere.
 LINKS = (

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 from lensruns import SPAN, STEP, SUMMARY, LensRuns, write_lens_runs
-from synthetic import write_synthetic
 from uiruns import redate
 
 from kvlens.app.figures.states import STATE_COLORS
@@ -24,6 +23,7 @@ from kvlens.lens.verdict import Verdict, verdict
 from kvlens.meta import Counterfactual
 from kvlens.store.reader import TraceReader
 from kvlens.text.units import si_bytes
+from tests.synthetic import write_synthetic
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,6 @@ import duckdb
 import numpy as np
 import pytest
 import torch
-from synthetic import write_synthetic
 
 from kvlens.instruments import Oracle
 from kvlens.recording.selfcheck import Tally, worse
@@ -21,6 +20,7 @@ from kvlens.shape import KVShape
 from kvlens.store.checks import stored_checks
 from kvlens.store.reader import TraceReader
 from tests.support import ListSink, random_prompt, run
+from tests.synthetic import write_synthetic
 
 SHAPE = KVShape(2, 4, 2, 8, 4)
 STEPS = 3

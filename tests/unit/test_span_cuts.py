@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 from support import task_prompt
-from synthetic import write_synthetic
 
 from kvlens import methods
 from kvlens.app.ui.spans import cuts as spancuts
@@ -20,6 +19,7 @@ from kvlens.runs.carrying import carry_out
 from kvlens.runs.request import RunRequest
 from kvlens.shape import KVShape
 from kvlens.store.reader import TraceReader
+from tests.synthetic import write_synthetic
 
 RUNS: dict[str, dict[str, Any]] = {
     "full": {"method": "full"},

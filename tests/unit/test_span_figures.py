@@ -15,7 +15,6 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from synthetic import write_synthetic
 
 from kvlens.app.figures.projection import pca, projection_figure
 from kvlens.app.figures.spancolors import UNKNOWN, shown
@@ -25,6 +24,7 @@ from kvlens.app.figures.states import STATE_COLORS
 from kvlens.app.ui.spans import map as spansmap
 from kvlens.runs import spanmap as umapjob
 from kvlens.spans import Span
+from tests.synthetic import write_synthetic
 
 
 @pytest.fixture

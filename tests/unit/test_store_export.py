@@ -11,7 +11,6 @@ from pathlib import Path
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
-from synthetic import write_synthetic
 
 from kvlens.meta import RunMeta
 from kvlens.rows import PrefillRecord, PromptToken
@@ -19,6 +18,7 @@ from kvlens.store.export import EXPORTS, FORMATS, export
 from kvlens.store.reader import TraceError, TraceReader
 from kvlens.store.runinfo import config_hash
 from kvlens.store.writer import TraceWriter
+from tests.synthetic import write_synthetic
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from store_support import make_oracle, make_prefill, make_span_keys, make_step, one_sentence, stored, write
-from synthetic import write_synthetic
 
 from kvlens.instruments import Oracle, SpanKeys
 from kvlens.meta import RunMeta
@@ -20,6 +19,7 @@ from kvlens.rows import StepRecord
 from kvlens.store.errors import TraceError
 from kvlens.store.reader import TraceReader
 from kvlens.store.writer import TraceWriter
+from tests.synthetic import write_synthetic
 
 ATOL = 2e-5
 """of a mass near 1, by how it is coded"""

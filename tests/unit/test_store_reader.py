@@ -11,13 +11,13 @@ import duckdb
 import numpy as np
 import pandas as pd
 import pytest
-from synthetic import write_synthetic
 
 from kvlens.rows import HEAD_COLUMNS, KV_COLUMNS, MASS_COLUMNS
 from kvlens.store.queries import HEAD_STEPS
 from kvlens.store.reader import TraceError, TraceReader, list_runs
 from kvlens.store.session import Session
 from kvlens.store.states import changes, replay
+from tests.synthetic import write_synthetic
 
 LAYERS, Q, KV, STEPS = 3, 4, 2, 40
 
