@@ -125,6 +125,8 @@ class RunMeta(Outcome):
     """the chat form that was fed: template, sha256, system, before, after, trims; None: the text as it is"""
     stop_ids: tuple[int, ...] = ()
     """token ids that end the output"""
+    generation_rules: dict[str, Any] = Field({})
+    """rules of the model's generation_config that were applied to the logits, as greedy `generate` applies them"""
     needle: tuple[tuple[int, int], ...] = ()
     """character ranges [start, end) of the prompt"""
     max_new: Size = None

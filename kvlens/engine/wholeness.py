@@ -4,6 +4,7 @@ numbers and says nothing."""
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,26 @@ def check_sizes(said: Mapping[str, Any], name: str) -> None:
             raise UnsupportedModel(f"'{name}' is not a decoder that can run: its config says {field} = {value!r}.")
 
 
+POSITIVE = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps", "rope_theta")
+"""numbers of a config that must be finite and above 0"""
+
+
+def check_numbers(config: Any, name: str) -> None:
+    """Raise UnsupportedModel for a norm's epsilon or a RoPE base that is no positive finite number."""
+    rope = getattr(config, "rope_parameters", None)
+    values = {field: getattr(config, field, None) for field in POSITIVE}
+    if isinstance(rope, dict) and rope.get("rope_theta") is not None:
+        values["rope_theta"] = rope["rope_theta"]
+    for field, value in values.items():
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | float) or not (math.isfinite(value) and value > 0):
+            raise UnsupportedModel(f"'{name}' is not a decoder that can run: its config has {field} = {value!r}.")
+
+
 def check_config(config: Any, name: str) -> None:
     """Raises UnsupportedModel for numbers no decoder can have, a RoPE that is not known, and quantised weights."""
+    check_numbers(config, name)
     if getattr(config, "quantization_config", None) is not None:
         raise UnsupportedModel(f"'{name}' has quantised weights (quantization_config): give an unquantised model.")
     sizes: dict[str, Any] = {field: getattr(config, field, None) for field in SIZES}

@@ -18,6 +18,7 @@ def describe(request: RunRequest, planned: Plan, pairing: Pairing, prepared: Pre
     import torch
     import transformers
 
+    from kvlens.engine.generation_rules import rules_of
     from kvlens.kernels.attend import planned_on
     from kvlens.memory.links import link_name
 
@@ -65,6 +66,7 @@ def describe(request: RunRequest, planned: Plan, pairing: Pairing, prepared: Pre
         question_tokens=len(prompt.asked),
         chat=None if prompt.form is None else prompt.form.meta(),
         stop_ids=tuple(sorted(loaded.eos)),
+        generation_rules=rules_of(loaded.model),
         needle=source.needle,
         prompt_text=source.text,
         coverage=request.coverage,

@@ -132,6 +132,8 @@ def reference_key(request: RunRequest, prepared: Prepared) -> str:
     digits."""
     import torch
 
+    from kvlens.engine.generation_rules import rules_of
+
     said = {
         "model": prepared.fingerprint,
         "prompt": list(prepared.prompt.ids),
@@ -146,6 +148,9 @@ def reference_key(request: RunRequest, prepared: Prepared) -> str:
         "stop": list(request.stop),
         "ignore_eos": request.ignore_eos,
     }
+    rules = rules_of(prepared.engine.loaded.model)
+    if rules:
+        said["generation_rules"] = rules
     if prepared.prompt.asked:
         said["asked"] = list(prepared.prompt.asked)
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
