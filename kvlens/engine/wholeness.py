@@ -15,14 +15,21 @@ DERIVED = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias", ".attention
 """endings of tensors that old files carry and every model computes anew"""
 
 
-SIZES = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "hidden_size", "vocab_size")
+SIZES = {
+    "num_hidden_layers": 256,
+    "num_attention_heads": 256,
+    "num_key_value_heads": 256,
+    "hidden_size": 1 << 17,
+    "vocab_size": 1 << 22,
+}
+"""sizes of a config, with the largest that kvlens accepts"""
 
 
 def check_sizes(said: Mapping[str, Any], name: str) -> None:
     """Raises UnsupportedModel for a size of a config that no decoder can have."""
-    for field in SIZES:
+    for field, most in SIZES.items():
         value = said.get(field, 1)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
             raise UnsupportedModel(f"'{name}' is not a decoder that can run: its config says {field} = {value!r}.")
 
 
