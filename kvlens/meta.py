@@ -112,6 +112,8 @@ class RunMeta(Outcome):
     prompt_sha256: str | None = None
     task: str | None = None
     answer: str | None = None
+    answer_rule: str | None = None
+    """by which an output is judged: `contains` (kvlens.tasks.answers), or that of a task"""
     answer_prefix: str | None = None
     """words that the answer begins with, fed behind the prompt"""
     question: Literal["in", "after"] | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 
-from kvlens import __version__
+from kvlens import __version__, tasks
 from kvlens.meta import Held, Machine, ModelInfo, RunMeta
 from kvlens.models.device import AUTO
 from kvlens.runs.machine import machine
@@ -60,6 +60,7 @@ def describe(request: RunRequest, planned: Plan, pairing: Pairing, prepared: Pre
         kernels=planned_on(context.device, shape.head_dim),
         task=source.task,
         answer=source.answer,
+        answer_rule=None if source.answer is None else tasks.rule_of(source.task),
         answer_prefix=source.answer_prefix or None,
         question=request.question,
         question_start=source.question,

@@ -67,15 +67,15 @@ class ChatForm:
     """the template drops white space at the text's ends"""
 
     @classmethod
-    def stored(cls, meta: Mapping[str, Any]) -> ChatForm:
+    def stored(cls, chat: Mapping[str, Any]) -> ChatForm:
         """Return the form of a stored run: the very text around its prompt, whatever the template writes today."""
         return cls(
-            str(meta["before"]),
-            str(meta["after"]),
-            str(meta.get("template") or "default"),
-            str(meta.get("template_sha256") or ""),
-            meta.get("system"),
-            bool(meta.get("trims")),
+            str(chat["before"]),
+            str(chat["after"]),
+            str(chat.get("template") or "default"),
+            str(chat.get("template_sha256") or ""),
+            chat.get("system"),
+            bool(chat.get("trims")),
         )
 
     def around(self, text: str) -> tuple[str, int, tuple[int, int]]:
