@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 
@@ -19,6 +20,7 @@ from kvlens.recording.recorder import Follower, Recorder, StepFacts
 from kvlens.recording.sampling import OracleSampling
 from kvlens.rows import PromptToken, SelfCheck, TraceSink
 from kvlens.text.prompts import Prompt
+from kvlens.text.token_text import token_text
 
 
 class Generation:
@@ -43,7 +45,11 @@ class Generation:
         self.loaded, self.prompt, self.session, self.options = loaded, prompt, session, options
         self.progress, self.cancelled, self.keep_logits = progress, cancelled, keep_logits
         self.decode: Callable[[list[int]], str] = loaded.tokenizer.decode
-        self.comparison = None if against is None else Comparison(against, loaded.model.config.vocab_size, self.decode)
+        self.comparison = (
+            None
+            if against is None
+            else Comparison(against, loaded.model.config.vocab_size, partial(token_text, loaded.tokenizer))
+        )
         self.cache = SessionCache(session, loaded.shape.layers)
         self.recorder: Recorder | None = None
         if sink is not None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kvlens.text.chat import ChatForm, choose, refuse_change, template_of
+from kvlens.text.token_text import prompt_pieces
 
 QUESTIONS = ("in", "after")
 """in: the question is part of the prompt that is read and placed; after: it is fed once the context has been placed"""
@@ -176,7 +177,7 @@ def tokenize(
     if max_positions is not None:
         refuse_longer(len(ids), max_new, max_positions)
     ranges = encoded["offset_mapping"] if fast else [(0, 0)] * len(ids)
-    pieces = tuple(fed[a:b] if b > a else tokenizer.decode([i]) for i, (a, b) in zip(ids, ranges, strict=True))
+    pieces = prompt_pieces(fed, ids, ranges, tokenizer.decode)
     offsets = tuple(_inside(int(a) - begin, int(b) - begin, *kept) for a, b in ranges)
     cut = len(ids) if question == "in" else _cut(source, [b for _, b in ranges], begin)
     return Prompt(source, tuple(ids[:cut]), pieces[:cut], offsets[:cut], form, tuple(ids[cut:]))
