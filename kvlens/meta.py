@@ -112,6 +112,8 @@ class RunMeta(Outcome):
     prompt_sha256: str | None = None
     task: str | None = None
     answer: str | None = None
+    answer_rule: str | None = None
+    """by which an output is judged: `contains` (kvlens.tasks.answers), or that of a task"""
     answer_prefix: str | None = None
     """words that the answer begins with, fed behind the prompt"""
     question: Literal["in", "after"] | None = None
@@ -125,6 +127,8 @@ class RunMeta(Outcome):
     """the chat form that was fed: template, sha256, system, before, after, trims; None: the text as it is"""
     stop_ids: tuple[int, ...] = ()
     """token ids that end the output"""
+    generation_rules: dict[str, Any] = Field({})
+    """rules of the model's generation_config that were applied to the logits, as greedy `generate` applies them"""
     needle: tuple[tuple[int, int], ...] = ()
     """character ranges [start, end) of the prompt"""
     max_new: Size = None

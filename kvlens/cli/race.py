@@ -25,7 +25,7 @@ def race(
     preset: Annotated[list[str] | None, typer.Option(help="method:preset; may be repeated.")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="method:parameter=value; may be repeated.")] = None,
     max_new: Annotated[int, typer.Option(help="Tokens to generate at most.")] = 64,
-    answer: Annotated[str | None, typer.Option(help="What a right output's first line contains.")] = None,
+    answer: Annotated[str | None, typer.Option(help="What a right output contains.")] = None,
     needle: Annotated[str | None, typer.Option(help="Words of the prompt that hold the answer.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of sampling.")] = 0,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,

@@ -32,7 +32,7 @@ def run(
         str | None, typer.Option(help="Share of full KV (0.1, 10%; 100%: no limit), tokens (512tok) or bytes (64MB).")
     ] = None,
     max_new: Annotated[int, typer.Option(help="Tokens to generate at most.")] = 64,
-    answer: Annotated[str | None, typer.Option(help="What a right output's first line contains.")] = None,
+    answer: Annotated[str | None, typer.Option(help="What a right output contains.")] = None,
     needle: Annotated[
         str | None, typer.Option(help="Words of the prompt that hold the answer; their tokens are marked.")
     ] = None,

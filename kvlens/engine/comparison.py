@@ -25,7 +25,7 @@ class Reference:
 class Comparison:
     """Follows one generation beside its reference, as long as both have chosen the same tokens."""
 
-    def __init__(self, reference: Reference, vocabulary: int, decode: Callable[[list[int]], str]) -> None:
+    def __init__(self, reference: Reference, vocabulary: int, text_of: Callable[[int], str]) -> None:
         """Raises ValueError when the reference is of a model with another vocabulary."""
         if reference.logits.shape != (len(reference.ids), vocabulary):
             raise ValueError(
@@ -33,7 +33,7 @@ class Comparison:
                 f"{vocabulary:,}: "
                 "it is a run of another model or tokenizer."
             )
-        self.reference, self._decode = reference, decode
+        self.reference, self._text_of = reference, text_of
         self._together = True
 
     def step(self, step: int, logits: torch.Tensor, chosen: int) -> Loss | None:
@@ -43,10 +43,10 @@ class Comparison:
             return None
         wanted = self.reference.ids[step]
         self._together = chosen == wanted
-        return compare(self.reference.logits[step].to(logits.device), logits, wanted, self._decode)
+        return compare(self.reference.logits[step].to(logits.device), logits, wanted, self._text_of)
 
 
-def compare(full: torch.Tensor, own: torch.Tensor, ref_token: int, decode: Callable[[list[int]], str]) -> Loss:
+def compare(full: torch.Tensor, own: torch.Tensor, ref_token: int, text_of: Callable[[int], str]) -> Loss:
     """Logits float32 [V] under full KV and under the method. Divergence and logarithms are computed in float64.
 
     The most probable token is taken from float32 log-probabilities, the first of equals, as greedy decoding takes it.
@@ -58,9 +58,9 @@ def compare(full: torch.Tensor, own: torch.Tensor, ref_token: int, decode: Calla
     rank = (own > own[ref_token]) | (before & (own == own[ref_token]))
     return Loss(
         ref_token,
-        decode([ref_token]),
+        text_of(ref_token),
         top,
-        decode([top]),
+        text_of(top),
         top == full_top,
         kl if math.isnan(kl) else max(0.0, kl),  # rounding below 0 is 0, what is no number stays none
         float(p[ref_token]),

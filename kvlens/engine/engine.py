@@ -7,6 +7,7 @@ decode step under the method. Methods may ask to see that token's query, key and
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -14,11 +15,12 @@ import torch
 from kvlens.engine.comparison import Reference
 from kvlens.engine.hf_attention import SessionCache
 from kvlens.engine.loop import Generation
-from kvlens.engine.models import LoadedModel
+from kvlens.engine.models import LoadedModel, refuse_window
 from kvlens.engine.options import Cancelled, Options, Progress, Result
 from kvlens.engine.prefill import Reader, ReadPrompt, prefill
 from kvlens.engine.rotary import rotary_of
 from kvlens.engine.session import Session
+from kvlens.engine.whole_length import refuse_border, whole_length
 from kvlens.memory.budget import Budget
 from kvlens.memory.holds import Drop, Hold, check
 from kvlens.methods.base import Method
@@ -44,6 +46,9 @@ class Engine:
         loaded, model = self.loaded, self.loaded.model
         steps = options.divided(len(prompt.asked))
         tokens = len(prompt.ids) + steps
+        whole, fed = len(prompt.ids) + len(prompt.asked), len(prompt.ids) + options.steps(len(prompt.asked)) - 1
+        refuse_window(loaded, fed)
+        refuse_border(model.config, whole, fed)
         limit = None if budget is None else budget.bytes(loaded.shape, tokens)
         return RunContext(
             loaded.shape,
@@ -58,6 +63,10 @@ class Engine:
             prompt.pieces,
             rotary_of(model),
         )
+
+    def whole(self, prompt: Prompt) -> AbstractContextManager[None]:
+        """Rotary frequencies as `generate` computes them for this prompt and its question."""
+        return whole_length(self.loaded.model, len(prompt.ids) + len(prompt.asked))
 
     def sampling(self, prompt: Prompt, options: Options) -> OracleSampling | None:
         """At which steps and layers full attention by span is recorded. Raises ValueError with one sentence."""
@@ -78,14 +87,15 @@ class Engine:
         options = Options(max_new=1, prefill_chunk=prefill_chunk)
         session = Session(FullKV, FullKV.Parameters(), self.context(prompt, None, options), queries, True, received)
         try:
-            surprisal = prefill(
-                self.loaded,
-                prompt,
-                session,
-                SessionCache(session, self.loaded.shape.layers),
-                prefill_chunk,
-                lambda done, total: progress("prefill", done, total),
-            )
+            with self.whole(prompt):
+                surprisal = prefill(
+                    self.loaded,
+                    prompt,
+                    session,
+                    SessionCache(session, self.loaded.shape.layers),
+                    prefill_chunk,
+                    lambda done, total: progress("prefill", done, total),
+                )
             keys, values, seen, peeked, sums = session.read()
             return ReadPrompt(prompt.ids, keys, values, seen, peeked, surprisal, sums)
         finally:
@@ -116,7 +126,8 @@ class Engine:
                     method.floor_bytes(params, context.shape, context.prompt_tokens, context.max_new)
                 )
             else:
-                Generation(self.loaded, prompt, session, options, None, progress, cancelled).place(None)
+                with self.whole(prompt):
+                    Generation(self.loaded, prompt, session, options, None, progress, cancelled).place(None)
         finally:
             session.close()
 
@@ -156,7 +167,8 @@ class Engine:
             self.loaded, prompt, session, options, sink, progress, cancelled, keep_logits, against, oracle, follow
         )
         try:
-            return run.go(read)
+            with self.whole(prompt):
+                return run.go(read)
         except Cancelled as stopped:
             stopped.checks = run.stop_recording()
             raise

@@ -16,8 +16,9 @@ from transformers import AttentionInterface, PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 ATTENTION = "kvlens"
-UNSUPPORTED = ("sliding_window", "softcap", "s_aux", "position_bias")
-"""Arguments by which a model asks for attention this function does not compute."""
+UNSUPPORTED = ("softcap", "s_aux", "position_bias")
+"""Arguments by which a model asks for attention this function does not compute. A sliding window is refused by length
+(kvlens.engine.models.refuse_window), before the run begins."""
 
 
 class LayerSession(Protocol):

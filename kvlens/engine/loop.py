@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 
 from kvlens.engine.comparison import Comparison, Reference
+from kvlens.engine.generation_rules import GenerationRules
 from kvlens.engine.hf_attention import SessionCache
 from kvlens.engine.models import LoadedModel
 from kvlens.engine.options import Cancelled, Options, Progress, Result
@@ -18,6 +20,7 @@ from kvlens.recording.recorder import Follower, Recorder, StepFacts
 from kvlens.recording.sampling import OracleSampling
 from kvlens.rows import PromptToken, SelfCheck, TraceSink
 from kvlens.text.prompts import Prompt
+from kvlens.text.token_text import token_text
 
 
 class Generation:
@@ -42,7 +45,11 @@ class Generation:
         self.loaded, self.prompt, self.session, self.options = loaded, prompt, session, options
         self.progress, self.cancelled, self.keep_logits = progress, cancelled, keep_logits
         self.decode: Callable[[list[int]], str] = loaded.tokenizer.decode
-        self.comparison = None if against is None else Comparison(against, loaded.model.config.vocab_size, self.decode)
+        self.comparison = (
+            None
+            if against is None
+            else Comparison(against, loaded.model.config.vocab_size, partial(token_text, loaded.tokenizer))
+        )
         self.cache = SessionCache(session, loaded.shape.layers)
         self.recorder: Recorder | None = None
         if sink is not None:
@@ -55,6 +62,7 @@ class Generation:
         """spent on comparing with the reference, which is no part of any step"""
         self.asked = len(prompt.asked)
         """steps that feed a question, before the run chooses for itself"""
+        self.rules = GenerationRules(loaded.model, len(prompt.ids) + self.asked, options.max_new)
         self.course: Course
         self.result: Result
 
@@ -134,6 +142,11 @@ class Generation:
         if self.cancelled():
             raise Cancelled
 
+    def scores(self, logits: torch.Tensor) -> torch.Tensor:
+        """Logits [V] of the step that ended, after the rules of the model's generation_config. Raises
+        NonFiniteLogits."""
+        return self.rules.scores(logits, [*self.prompt.ids, *self.result.ids], self.course.steps)
+
     def choose(self, logits: torch.Tensor) -> int:
         """A step has produced logits [V] -> the token that the next one is fed; after the end, the last one again."""
         options, logprobs = self.options, self.course.produced(logits)
@@ -209,9 +222,10 @@ def decode(step: Step, generations: Sequence[Generation]) -> None:
         courses = [generation.course for generation in generations]
         began = time.perf_counter_ns()
         logits = step(number, [course.token for course in courses], [course.ended for course in courses])
-        chosen = [generation.choose(row) for generation, row in zip(generations, logits, strict=True)]
+        rows = [generation.scores(row) for generation, row in zip(generations, logits, strict=True)]
+        chosen = [generation.choose(row) for generation, row in zip(generations, rows, strict=True)]
         ended, number = time.perf_counter_ns(), number + 1
-        for generation, row, token in zip(generations, logits, chosen, strict=True):
+        for generation, row, token in zip(generations, rows, chosen, strict=True):
             if generation.result.stopped:
                 generation.course.feed(token)
             else:

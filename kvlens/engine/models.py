@@ -13,6 +13,7 @@ from kvlens.models.device import settle
 from kvlens.models.errors import UnsupportedModel
 from kvlens.models.find import absent, resolve, stay_offline
 from kvlens.models.importing import uncollected
+from kvlens.models.sizes import context_length
 from kvlens.shape import KVShape
 from kvlens.text import chat
 
@@ -79,6 +80,8 @@ class LoadedModel:
     """logits are lm_head(hidden) with nothing after it, so they can be computed a few rows at a time"""
     eos: frozenset[int]
     """tokens that end an output: the configs' and the chat template's"""
+    window: int | None = None
+    """tokens of the sliding window of some layer; None if no layer has one. Only texts within it are run"""
 
     def said(self, ids: Sequence[int]) -> str:
         """The output that these tokens are, as a run's meta has it."""
@@ -112,10 +115,25 @@ def check_supported(config: Any, name: str) -> None:
             f"'{name}' ({kind}) is not supported: this family has not been checked against its stock attention; "
             f"checked families: {', '.join(sorted(SUPPORTED))}."
         )
+
+
+def window_of(config: Any) -> int | None:
+    """Return the sliding window of a config in tokens; None if no layer uses one."""
     window = getattr(config, "sliding_window", None)
-    if window is not None and getattr(config, "use_sliding_window", True):
+    if window is None or not getattr(config, "use_sliding_window", True):
+        return None
+    layers = getattr(config, "layer_types", None)
+    return int(window) if layers is None or "sliding_attention" in layers else None
+
+
+def refuse_window(loaded: LoadedModel, fed_tokens: int) -> None:
+    """Raise UnsupportedModel for a text that is longer than the model's sliding window, which kvlens does not compute.
+
+    fed_tokens: of prompt and output, as far as they are fed."""
+    if loaded.window is not None and fed_tokens > loaded.window:
         raise UnsupportedModel(
-            f"'{name}' ({kind}) is not supported: its config asks for a sliding window of {window} tokens."
+            f"prompt and output are {fed_tokens:,} tokens, but '{loaded.name}' attends within a sliding window of "
+            f"{loaded.window:,}, which kvlens does not compute: shorten the prompt or lower --max-new."
         )
 
 
@@ -196,9 +214,10 @@ def load(name: str, device: str = "cpu", dtype: str = "float32", told: Told = _s
         model,
         tokenizer,
         shape_of(config, torch.finfo(getattr(torch, dtype)).bits // 8),
-        int(getattr(config, "max_position_embeddings", 0) or 1 << 30),
+        context_length(config.to_dict()),
         all(v is None for v in after_head),
         stop_ids(model.generation_config, config) | chat.stop_ids(tokenizer),
+        window_of(config),
     )
 
 

@@ -17,6 +17,7 @@ from kvlens.engine.models import LoadedModel
 from kvlens.engine.session import Session
 from kvlens.methods.given import StepEnd
 from kvlens.text.prompts import Prompt
+from kvlens.text.token_text import TokenStream
 
 
 class Step(Protocol):
@@ -54,7 +55,7 @@ class Course:
 
     def __init__(self, prompt: Prompt, first: int, surprisal: float, decode: Callable[[list[int]], str]) -> None:
         """first: position of the first token that is fed, the prompt's last; surprisal: its own, in nats."""
-        self._first, self._decode = first, decode
+        self._first, self._stream = first, TokenStream(decode)
         self.token, self.text, self.surprisal = prompt.ids[-1], prompt.pieces[-1], surprisal
         self.logprobs: torch.Tensor | None = None
         """float32 [V], of the step that ended last; None before the first"""
@@ -76,7 +77,7 @@ class Course:
         if self.logprobs is None:
             assert token == self.token, "step 0 feeds the prompt's last token"
             return
-        self.token, self.text = token, self._decode([token])
+        self.token, self.text = token, self._stream.text(token)
         self.surprisal = -float(self.logprobs[token])
 
 

@@ -4,6 +4,7 @@ numbers and says nothing."""
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,19 +15,44 @@ DERIVED = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias", ".attention
 """endings of tensors that old files carry and every model computes anew"""
 
 
-SIZES = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "hidden_size", "vocab_size")
+SIZES = {
+    "num_hidden_layers": 256,
+    "num_attention_heads": 256,
+    "num_key_value_heads": 256,
+    "hidden_size": 1 << 17,
+    "vocab_size": 1 << 22,
+}
+"""sizes of a config, with the largest that kvlens accepts"""
 
 
 def check_sizes(said: Mapping[str, Any], name: str) -> None:
     """Raises UnsupportedModel for a size of a config that no decoder can have."""
-    for field in SIZES:
+    for field, most in SIZES.items():
         value = said.get(field, 1)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
             raise UnsupportedModel(f"'{name}' is not a decoder that can run: its config says {field} = {value!r}.")
+
+
+POSITIVE = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps", "rope_theta")
+"""numbers of a config that must be finite and above 0"""
+
+
+def check_numbers(config: Any, name: str) -> None:
+    """Raise UnsupportedModel for a norm's epsilon or a RoPE base that is no positive finite number."""
+    rope = getattr(config, "rope_parameters", None)
+    values = {field: getattr(config, field, None) for field in POSITIVE}
+    if isinstance(rope, dict) and rope.get("rope_theta") is not None:
+        values["rope_theta"] = rope["rope_theta"]
+    for field, value in values.items():
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | float) or not (math.isfinite(value) and value > 0):
+            raise UnsupportedModel(f"'{name}' is not a decoder that can run: its config has {field} = {value!r}.")
 
 
 def check_config(config: Any, name: str) -> None:
     """Raises UnsupportedModel for numbers no decoder can have, a RoPE that is not known, and quantised weights."""
+    check_numbers(config, name)
     if getattr(config, "quantization_config", None) is not None:
         raise UnsupportedModel(f"'{name}' has quantised weights (quantization_config): give an unquantised model.")
     sizes: dict[str, Any] = {field: getattr(config, field, None) for field in SIZES}

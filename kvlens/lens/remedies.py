@@ -12,9 +12,9 @@ from kvlens.lens.diagnosis import Lost
 from kvlens.lens.severity import right, severity
 from kvlens.lens.verdict import verdict
 from kvlens.models.device import settle
-from kvlens.runs.carrying import carry_out
+from kvlens.runs.carrying import carry_out_prepared
 from kvlens.runs.preparing import check
-from kvlens.runs.repeat import read_run
+from kvlens.runs.repeat import CannotRepeat, read_run, reload
 from kvlens.runs.request import Report, RunRequest
 from kvlens.shortage import Shortage
 from kvlens.store.reader import TraceReader
@@ -100,9 +100,11 @@ def attempt(
         past = read_run(runs_dir, one.uid)
         _load_once(past.request)
         try:
-            uid, status, _ = carry_out(change.applied(past.request), past.source, runs_dir, report, cancelled)
+            request = change.applied(past.request)
+            check(request)
+            uid, status, _ = carry_out_prepared(request, reload(past, report), runs_dir, report, cancelled)
         except ValueError as problem:
-            if cancelled() or isinstance(problem, Shortage):
+            if cancelled() or isinstance(problem, Shortage | CannotRepeat):
                 raise
             found.append(Tried(one, None, False, str(problem)))
         else:

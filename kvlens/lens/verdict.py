@@ -10,6 +10,7 @@ import pandas as pd
 from kvlens.lens.attribution import missed as ordered
 from kvlens.lens.facts import Facts
 from kvlens.lens.lines import Line, inside
+from kvlens.lens.output import becoming
 from kvlens.lens.reasons import Reason, reason
 from kvlens.store.reader import TraceReader
 
@@ -99,8 +100,8 @@ def verdict(reader: TraceReader, missed: bool = True) -> Verdict | None:
     moved = moved[moved["direction"] == "h2d"]
     return Verdict(
         step,
-        str(first["ref_text"]),
-        str(first["top_text"]),
+        becoming(reader, step, str(first["ref_text"]), reader.meta.reference_output),
+        becoming(reader, step, str(first["top_text"]), reader.meta.output_text),
         float(first["kl"]),
         float(first["ref_logprob"]),
         float(first["logprob"]),

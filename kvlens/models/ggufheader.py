@@ -106,7 +106,7 @@ def read_header(path: Path) -> Header:
                 raise UnsupportedModel(f"'{path.name}' is not a GGUF file.")
             reader = _Reader(data)
             reader.at = 4
-            return _read(path.name, reader)
+            header = _read(path.name, reader)
     except (_Cut, UnicodeDecodeError, OverflowError, MemoryError):
         raise UnsupportedModel(f"'{path.name}' is damaged or cut short: its header cannot be read.") from None
     except ValueError as error:
@@ -115,6 +115,17 @@ def read_header(path: Path) -> Header:
         raise UnsupportedModel(f"'{path.name}' is not a GGUF file.") from None  # an empty file cannot be mapped
     except OSError as error:
         raise UnsupportedModel(f"'{path}' cannot be read: {error.strerror}.") from None
+    refuse_shard(header, path.name)
+    return header
+
+
+def refuse_shard(header: Header, name: str) -> None:
+    """Raise UnsupportedModel for one file of a model that is split into several."""
+    count = header.fields.get("split.count", 0)
+    if isinstance(count, int) and count > 1:
+        raise UnsupportedModel(
+            f"'{name}' is one of {count} files of a split model: merge them into one file (llama-gguf-split --merge)."
+        )
 
 
 def _read(name: str, reader: _Reader) -> Header:

@@ -63,7 +63,12 @@ def settings_of(header: Header, context: int) -> dict[str, Any]:
 
 
 def _byte_pairs(header: Header, tokens: list[str], name: str) -> Tokenizer:
-    split = str(header.fields.get("tokenizer.ggml.pre", "gpt-2"))
+    split = header.fields.get("tokenizer.ggml.pre")
+    if not isinstance(split, str):
+        raise UnsupportedModel(
+            f"'{name}' does not name the rule by which its tokenizer splits text (tokenizer.ggml.pre): convert the "
+            "model again with a newer converter, or give its folder of safetensors."
+        )
     merges = [tuple(merge.split(" ", 1)) for merge in header.need("tokenizer.ggml.merges")]
     vocabulary = {token: at for at, token in enumerate(tokens)}
     model = models.BPE(vocabulary, merges, ignore_merges=split in LLAMA3)  # type: ignore[arg-type]

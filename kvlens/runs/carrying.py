@@ -46,7 +46,18 @@ def carry_out(
     check(request)
     refuse(request, source)
     request = request.model_copy(update={"device": settle(request.device)})
-    prepared = prepare(request, source, report)
+    return carry_out_prepared(request, prepare(request, source, report), runs_dir, report, cancelled, say)
+
+
+def carry_out_prepared(
+    request: RunRequest,
+    prepared: Prepared,
+    runs_dir: Path,
+    report: Report,
+    cancelled: Callable[[], bool],
+    say: Callable[[str], None] = _nobody,
+) -> tuple[str, str, str]:
+    """As `carry_out`, with a model and a prompt at hand, for example those of a stored run that is repeated."""
     planned = plan(request, prepared)
     if planned.chosen.said:
         say(planned.chosen.said)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 
-from kvlens import __version__
+from kvlens import __version__, tasks
 from kvlens.meta import Held, Machine, ModelInfo, RunMeta
 from kvlens.models.device import AUTO
 from kvlens.runs.machine import machine
@@ -18,6 +18,7 @@ def describe(request: RunRequest, planned: Plan, pairing: Pairing, prepared: Pre
     import torch
     import transformers
 
+    from kvlens.engine.generation_rules import rules_of
     from kvlens.kernels.attend import planned_on
     from kvlens.memory.links import link_name
 
@@ -59,12 +60,14 @@ def describe(request: RunRequest, planned: Plan, pairing: Pairing, prepared: Pre
         kernels=planned_on(context.device, shape.head_dim),
         task=source.task,
         answer=source.answer,
+        answer_rule=None if source.answer is None else tasks.rule_of(source.task),
         answer_prefix=source.answer_prefix or None,
         question=request.question,
         question_start=source.question,
         question_tokens=len(prompt.asked),
         chat=None if prompt.form is None else prompt.form.meta(),
         stop_ids=tuple(sorted(loaded.eos)),
+        generation_rules=rules_of(loaded.model),
         needle=source.needle,
         prompt_text=source.text,
         coverage=request.coverage,

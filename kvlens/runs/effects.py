@@ -54,6 +54,7 @@ class Lost:
         goes wrong, costs the effects and nothing else: the run has ended."""
         from kvlens.engine.effect import effects, reach
         from kvlens.engine.engine import Cancelled
+        from kvlens.engine.whole_length import frequencies_vary
 
         if self._step is None:
             return [], None
@@ -61,13 +62,17 @@ class Lost:
             return [], "full attention was not recorded at the step of loss"
         if not reach(prepared.engine.loaded.shape, len(prepared.prompt.ids) + len(self._reference.ids)):
             return [], "the context is too long"
+        prompt, config = prepared.prompt, prepared.engine.loaded.model.config
+        whole = len(prompt.ids) + len(prompt.asked)
+        if frequencies_vary(config, whole, len(prompt.ids) + len(self._reference.ids)):
+            return [], "the model's rotary frequencies change from step to step at this length"
         steps = [self._steps.get(step, (None, None)) for step in range(self._step + 1)]
         kept, chunk = None if prepared.kept is None else prepared.kept.read, planned.options.prefill_chunk
         try:
             if kept is None:
-                engine, prompt = prepared.engine, prepared.prompt
-                kept = engine.read(prompt, chunk, progress=follow) if reading is None else reading()
-            found = effects(prepared.engine.loaded, kept, self._reference, steps, self._spans, check=check)
+                kept = prepared.engine.read(prompt, chunk, progress=follow) if reading is None else reading()
+            with prepared.engine.whole(prompt):
+                found = effects(prepared.engine.loaded, kept, self._reference, steps, self._spans, check=check)
         except Cancelled:
             return [], "it was cancelled"
         except Exception as failure:

@@ -16,6 +16,7 @@ from kvlens.methods.advice import advised
 from kvlens.methods.fitting import Chosen, Sizes, choose
 from kvlens.runs.request import SMALL, Report, RunRequest, default_budget, default_preset
 from kvlens.shortage import shortage
+from kvlens.text.chat import ChatForm
 from kvlens.text.prompts import Prompt, PromptText, refuse_longer
 
 if TYPE_CHECKING:
@@ -132,6 +133,8 @@ def reference_key(request: RunRequest, prepared: Prepared) -> str:
     digits."""
     import torch
 
+    from kvlens.engine.generation_rules import rules_of
+
     said = {
         "model": prepared.fingerprint,
         "prompt": list(prepared.prompt.ids),
@@ -146,6 +149,9 @@ def reference_key(request: RunRequest, prepared: Prepared) -> str:
         "stop": list(request.stop),
         "ignore_eos": request.ignore_eos,
     }
+    rules = rules_of(prepared.engine.loaded.model)
+    if rules:
+        said["generation_rules"] = rules
     if prepared.prompt.asked:
         said["asked"] = list(prepared.prompt.asked)
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
@@ -170,9 +176,9 @@ def _options(request: RunRequest, forced: tuple[int, ...] | None = None) -> Opti
     )
 
 
-def prepare(request: RunRequest, source: PromptText, report: Report) -> Prepared:
-    """Load the model and tokenize the prompt; whether they fit together is for `plan` to say. Raises ValueError with
-    one sentence."""
+def prepare(request: RunRequest, source: PromptText, report: Report, form: ChatForm | None = None) -> Prepared:
+    """Load the model and tokenize the prompt; whether they fit together is for `plan` to say. form: of the stored run
+    that is repeated. Raises ValueError with one sentence."""
     check(request)
     report("load", 0, 1)
     from kvlens.engine.models import load
@@ -187,8 +193,8 @@ def prepare(request: RunRequest, source: PromptText, report: Report) -> Prepared
         if short is None:
             raise
         raise short from failure
-    form = (request.chat, request.system, request.question)
-    prompt = tokenize(source, loaded.tokenizer, None, request.max_new, *form)
+    asked = (request.chat, request.system, request.question)
+    prompt = tokenize(source, loaded.tokenizer, None, request.max_new, *asked, form)
     if request.threads or loaded.info["parameters"] < SMALL:
         import torch
 

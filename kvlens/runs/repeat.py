@@ -16,6 +16,7 @@ from kvlens.runs.reference import obtain
 from kvlens.runs.request import Report, RunRequest
 from kvlens.runs.storing import Stored, store
 from kvlens.store.reader import TraceReader
+from kvlens.text.chat import ChatForm
 from kvlens.text.prompts import PromptText
 
 _OLD = (
@@ -49,6 +50,8 @@ class Past:
     asked: RunRequest
     """as it was asked for: what a preset chose is not said, and is chosen anew; of an old trace equal to `request`"""
     source: PromptText
+    form: ChatForm | None
+    """the text around the prompt as it was fed; None: the text as it is"""
     ids: tuple[int, ...]
     """of the prompt's tokens"""
     spans: tuple[SpanRow, ...]
@@ -114,6 +117,7 @@ def read_run(runs_dir: Path, uid: str) -> Past:
             answer_prefix=meta.answer_prefix or "",
             question=meta.question_start,
         ),
+        None if not meta.chat else ChatForm.stored(meta.chat),
         tuple(prompt.sort_values("pos")["token_id"].tolist()),
         spans,
         layers,
@@ -164,7 +168,7 @@ def _asked(request: RunRequest, meta: RunMeta) -> RunRequest:
 
 def reload(past: Past, report: Report) -> Prepared:
     """The run's model and prompt once more. Raises ValueError, one sentence, when they are not what they were."""
-    prepared = prepare(past.request, past.source, report)
+    prepared = prepare(past.request, past.source, report, past.form)
     if past.fingerprint is not None and prepared.fingerprint != past.fingerprint:
         raise CannotRepeat(
             f"run {past.uid} cannot be repeated: the files of model '{past.request.model}' have changed since; "

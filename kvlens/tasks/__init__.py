@@ -8,7 +8,6 @@ ruler:data/niah_single_1.jsonl, where KIND is one of `file_kinds()`; some kinds 
 from __future__ import annotations
 
 import importlib
-import re
 import stat
 from collections.abc import Mapping
 from dataclasses import replace
@@ -20,6 +19,7 @@ from kvlens.models.find import DEMO
 from kvlens.plugins import plugins
 from kvlens.storeys import offered
 from kvlens.tasks import filename
+from kvlens.tasks.answers import RULE, contains
 from kvlens.tasks.base import Asked, Encode, Encoding, Generation, Task, Unscored
 from kvlens.text.prompts import PromptText
 
@@ -173,9 +173,9 @@ def is_right(task: str | None, answer: str, output: str) -> bool:
 
 def judged(task: str | None, answer: str, output: str) -> bool | None:
     """Whether an output is the expected answer: the task's own score is full; None where that cannot be scored here. Of
-    a prompt without a task, or with one that is not known here, the output's first line has to contain the answer:
-    whole words, letters of either case. A stored run may name any file: only one of at most LOOKED_AT bytes is opened
-    for its score."""
+    a prompt without a task, or with one that is not known here, the output has to contain the answer
+    (kvlens.tasks.answers). A stored run may name any file: only one of at most LOOKED_AT bytes is opened for its
+    score."""
     kind, sign, path = (task or "").partition(":")
     large = bool(sign) and kind in file_kinds() and _size(Path(filename.split(path)[0])) > LOOKED_AT
     if task and not large:
@@ -185,8 +185,15 @@ def judged(task: str | None, answer: str, output: str) -> bool | None:
             return None
         except ValueError:
             pass  # a task of a plugin or of a file that is not here any more
-    line = output.strip().partition("\n")[0]
-    return re.search(rf"(?<!\w){re.escape(answer.strip())}(?!\w)", line, re.IGNORECASE) is not None
+    return contains(output, answer)
+
+
+def rule_of(task: str | None) -> str:
+    """Return the name of the rule by which outputs are judged: of the task, or `contains`."""
+    try:
+        return f"task {get(task).name}" if task else RULE
+    except ValueError:
+        return RULE
 
 
 def usual(model: str) -> tuple[str, ...]:
@@ -239,6 +246,7 @@ __all__ = [
     "prompt_of",
     "registry",
     "remake",
+    "rule_of",
     "score",
     "usual",
 ]

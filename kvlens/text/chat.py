@@ -1,8 +1,8 @@
 """The chat form: a user's text inside what a model's chat template puts around it, up to where the answer begins.
 
-The template is Jinja, run in a sandbox with what Hugging Face's templates may use. It is rendered once with a mark in
-place of the text: what stands before and behind the mark is the same for every text, so every character of the text
-keeps its place, moved by the length of what is before it. No transformers here.
+The template is Jinja, rendered in a process of its own (kvlens.text.rendering) with a mark in place of the text: what
+stands before and behind the mark is the same for every text, so every character of the text keeps its place, moved by
+the length of what is before it. No transformers here.
 """
 
 from __future__ import annotations
@@ -11,19 +11,18 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+
+from kvlens.text.rendering import BadTemplate, render
+
+__all__ = ["BadTemplate", "ChatForm", "Template", "choose", "refuse_change", "stop_ids", "template_in", "template_of"]
 
 CHOICES = ("auto", "on", "off")
 MARK, REPLY = "\u2063kvlens text\u2063", "\u2063kvlens reply\u2063"
 """stand for the user's text and the model's answer; no template writes them by itself"""
 SPECIALS = ("bos_token", "eos_token", "unk_token", "pad_token")
-
-
-class BadTemplate(ValueError):
-    """What is wrong with a chat template, or with what was asked of it, in one sentence."""
 
 
 @dataclass(frozen=True)
@@ -38,30 +37,16 @@ class Template:
     def sha256(self) -> str:
         return hashlib.sha256(self.text.encode()).hexdigest()
 
-    def render(self, messages: list[dict[str, str]], begin_answer: bool) -> str:
-        """The messages as the model reads them. Raises BadTemplate when the template raises."""
-        import jinja2
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-        def refuse(said: str) -> None:
-            raise jinja2.TemplateError(said)
-
-        extensions = ["jinja2.ext.loopcontrols"]
-        world = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
-        world.filters["tojson"] = lambda value, **more: json.dumps(value, ensure_ascii=False, **more)
-        world.globals.update(raise_exception=refuse, strftime_now=lambda form: datetime.now().strftime(form))
-        try:
-            return world.from_string(self.text).render(
-                messages=messages, add_generation_prompt=begin_answer, tools=None, documents=None, **self.specials
-            )
-        except Exception as error:  # a template is a stranger's program
-            said = str(error).strip().partition("\n")[0][:160] or type(error).__name__
-            raise BadTemplate(f"the model's chat template fails ({said}): run with --chat off.") from None
+    def render(self, *renders: tuple[list[dict[str, str]], bool]) -> tuple[str, ...]:
+        """Return the text of each (messages, whether an answer begins), as the model reads it. Raises BadTemplate when
+        the template fails or does not end."""
+        return render(self.text, self.specials, renders)
 
     def end_of_answer(self) -> str:
         """What the template writes behind an answer; empty where it cannot be told."""
         try:
-            whole = self.render([{"role": "user", "content": MARK}, {"role": "assistant", "content": REPLY}], False)
+            messages = [{"role": "user", "content": MARK}, {"role": "assistant", "content": REPLY}]
+            (whole,) = self.render((messages, False))
         except BadTemplate:
             return ""
         return whole.partition(REPLY)[2]
@@ -73,10 +58,25 @@ class ChatForm:
 
     before: str
     after: str
-    template: Template
+    name: str = "default"
+    """of the template"""
+    sha256: str = ""
+    """of the template's text"""
     system: str | None = None
     trims: bool = False
     """the template drops white space at the text's ends"""
+
+    @classmethod
+    def stored(cls, chat: Mapping[str, Any]) -> ChatForm:
+        """Return the form of a stored run: the very text around its prompt, whatever the template writes today."""
+        return cls(
+            str(chat["before"]),
+            str(chat["after"]),
+            str(chat.get("template") or "default"),
+            str(chat.get("template_sha256") or ""),
+            chat.get("system"),
+            bool(chat.get("trims")),
+        )
 
     def around(self, text: str) -> tuple[str, int, tuple[int, int]]:
         """(the text as it is fed, where its first character stands or would stand in it, the range of it that is
@@ -88,8 +88,8 @@ class ChatForm:
     def meta(self) -> dict[str, Any]:
         """For the trace; with the prompt's text and the answer's prefix, the whole text as it is fed."""
         return {
-            "template": self.template.name,
-            "template_sha256": self.template.sha256,
+            "template": self.name,
+            "template_sha256": self.sha256,
             "system": self.system,
             "before": self.before,
             "after": self.after,
@@ -111,16 +111,32 @@ def choose(template: Template | None, chat: str = "auto", system: str | None = N
             raise BadTemplate("--system needs the chat form, which this run does not have.")
         return None
     first = [] if system is None else [{"role": "system", "content": system}]
-    before, found, after = template.render([*first, {"role": "user", "content": MARK}], True).partition(MARK)
+    marked = [[*first, {"role": "user", "content": content}] for content in (MARK, f" {MARK} ")]
+    plain, spaced = template.render(*((messages, True) for messages in marked))
+    before, found, after = plain.partition(MARK)
     if not found:
         raise BadTemplate("the model's chat template leaves out what the user says: run with --chat off.")
     if system is not None and system.strip() not in before + after:
         raise BadTemplate("the model's chat template has no place for a system message: leave out --system.")
-    spaced = template.render([*first, {"role": "user", "content": f" {MARK} "}], True)
     trims = spaced == f"{before}{MARK}{after}"
     if not trims and spaced != f"{before} {MARK} {after}":
         raise BadTemplate("the model's chat template changes what the user says: run with --chat off.")
-    return ChatForm(before, after, template, system, trims)
+    return ChatForm(before, after, template.name, template.sha256, system, trims)
+
+
+def refuse_change(template: Template, form: ChatForm, text: str) -> None:
+    """Raise BadTemplate if the template changes this very text, for example by its content; names the first place."""
+    first = [] if form.system is None else [{"role": "system", "content": form.system}]
+    (rendered,) = template.render(([*first, {"role": "user", "content": text}], True))
+    fed = form.around(text)[0]
+    if rendered == fed:
+        return
+    at = next((at for at, (ours, theirs) in enumerate(zip(fed, rendered, strict=False)) if ours != theirs), len(fed))
+    place = max(0, at - len(form.before))
+    raise BadTemplate(
+        f"the model's chat template changes this text at character {place:,} ({text[place : place + 20]!r}): run with "
+        "--chat off, or change the text there."
+    )
 
 
 def template_of(tokenizer: Any) -> Template | None:

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from kvlens.text.chat import ChatForm, choose, template_of
+from kvlens.text.chat import ChatForm, choose, refuse_change, template_of
+from kvlens.text.token_text import prompt_pieces
 
 QUESTIONS = ("in", "after")
 """in: the question is part of the prompt that is read and placed; after: it is fed once the context has been placed"""
@@ -150,16 +151,22 @@ def tokenize(
     chat: str = "auto",
     system: str | None = None,
     question: str = "in",
+    form: ChatForm | None = None,
 ) -> Prompt:
     """Token ids with offsets into the source's text. The chat form is the template's own text; without it the tokenizer
     adds its special tokens. Whether the question is read with its context or fed after it, the tokens are the same.
-    max_positions None: whether it fits the model is asked elsewhere.
+    max_positions None: whether it fits the model is asked elsewhere. form: the chat form of a stored run, taken as it
+    was; None: `chat` and `system` choose it.
 
     Raises BadPrompt when the prompt has fewer than 2 tokens or does not fit the model together with `max_new` tokens,
     or where a question shall be fed after its context and the prompt does not say where it begins; BadTemplate for a
     chat form that cannot be had.
     """
-    form = choose(template_of(tokenizer), chat, system)
+    if form is None:
+        template = template_of(tokenizer)
+        form = choose(template, chat, system)
+        if form is not None and template is not None:
+            refuse_change(template, form, source.text)
     fed, begin, kept = (source.text, 0, (0, len(source.text))) if form is None else form.around(source.text)
     fed += source.answer_prefix
     fast = bool(getattr(tokenizer, "is_fast", False))
@@ -170,7 +177,7 @@ def tokenize(
     if max_positions is not None:
         refuse_longer(len(ids), max_new, max_positions)
     ranges = encoded["offset_mapping"] if fast else [(0, 0)] * len(ids)
-    pieces = tuple(fed[a:b] if b > a else tokenizer.decode([i]) for i, (a, b) in zip(ids, ranges, strict=True))
+    pieces = prompt_pieces(fed, ids, ranges, tokenizer.decode)
     offsets = tuple(_inside(int(a) - begin, int(b) - begin, *kept) for a, b in ranges)
     cut = len(ids) if question == "in" else _cut(source, [b for _, b in ranges], begin)
     return Prompt(source, tuple(ids[:cut]), pieces[:cut], offsets[:cut], form, tuple(ids[cut:]))

@@ -44,8 +44,8 @@ def case(demo: Any) -> Case:
     return Case(demo)
 
 
-def decode(ids: list[int]) -> str:
-    return NoTokenizer().decode(ids)
+def decode(token: int) -> str:
+    return NoTokenizer().decode([token])
 
 
 def test_the_arithmetic_of_a_loss() -> None:

@@ -88,11 +88,11 @@ def test_a_stored_runs_answer_is_judged_whatever_it_names(tmp_path: Path, monkey
         ("The code is 4821, I think.\nOr 17.", True),
         ("14821", False),
         ("48211", False),
-        ("I think:\n4821", False),
+        ("I think:\n4821", True),
         ("", False),
     ],
 )
-def test_without_a_task_the_first_line_contains_the_answer(output: str, right: bool) -> None:
+def test_without_a_task_the_output_contains_the_answer(output: str, right: bool) -> None:
     assert tasks.is_right(None, "4821", output) is right
     assert tasks.is_right("ruler:gone.jsonl", "4821", output) is right, "the file is not here any more"
 

@@ -12,7 +12,7 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import PreTrainedTokenizerFast
 
-from kvlens.text.chat import BadTemplate, Template, choose, stop_ids, template_in, template_of
+from kvlens.text.chat import BadTemplate, ChatForm, Template, choose, stop_ids, template_in, template_of
 from kvlens.text.prompts import PromptText, tokenize
 
 CHATML = (
@@ -133,6 +133,55 @@ def test_the_template_in_a_folder_is_the_tokenizers(tmp_path: Path) -> None:
     assert isinstance(found, Template)
     assert wanted is not None
     messages = [{"role": "user", "content": "x"}]
-    assert found.render(messages, True) == wanted.render(messages, True)
+    assert found.render((messages, True)) == wanted.render((messages, True))
     assert found.sha256 == wanted.sha256
     assert template_in(tmp_path / "absent") is None
+
+
+TRAINING = (
+    "{% for message in messages %}{% if message.role == 'user' %}<|im_start|>{{ message.content }}<|im_end|>"
+    "{% else %}{% generation %}{{ message.content }}<|im_end|>{% endgeneration %}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>{% endif %}"
+)
+
+
+def test_the_generation_block_is_its_content() -> None:
+    assert list(fed(PromptText("What is 12?"), TRAINING).ids) == tokenizer(TRAINING).apply_chat_template(
+        [{"role": "user", "content": "What is 12?"}], add_generation_prompt=True, return_dict=False
+    )
+    assert stop_ids(tokenizer(TRAINING)) == {tokenizer(None).convert_tokens_to_ids("<|im_end|>")}
+
+
+def test_a_stored_form_is_fed_whatever_the_template_writes_today() -> None:
+    first = fed(PromptText("What is 12?"), "Today is Monday. " + CHATML)
+    again = tokenize(
+        PromptText("What is 12?"),
+        tokenizer("Today is Tuesday. " + CHATML),
+        4096,
+        8,
+        form=ChatForm.stored(first.form.meta()),
+    )
+    assert again.ids == first.ids
+    assert again.form == first.form
+
+
+def test_a_template_that_changes_this_text_is_refused_with_the_place() -> None:
+    cutting = CHATML.replace("message['content']", "message['content'].split('</think>')[-1]")
+    assert fed(PromptText("What is 12?"), cutting).form is not None
+    with pytest.raises(BadTemplate) as changed:
+        fed(PromptText("Say </think> and 12"), cutting)
+    assert "at character 0" in str(changed.value)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for a in range(99999) %}{% for b in range(99999) %}{{ a }}{% endfor %}{% endfor %}",
+        "{{ ('x' * 99999) * 99999 }}",
+    ],
+)
+def test_a_template_without_end_or_measure_is_one_sentence(template: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvlens.text.rendering.SECONDS", 4)
+    with pytest.raises(BadTemplate) as failed:
+        choose(template_of(tokenizer(template)))
+    assert failed.value.code == "template_failed"

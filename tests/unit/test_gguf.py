@@ -164,6 +164,8 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "partial": ({"llama.rope.dimension_count": 8}, {}, "partial RoPE"),
     "no heads": ({"llama.attention.head_count": None}, {}, "lacks the field 'llama.attention.head_count'"),
     "heads 0": ({"llama.attention.head_count": 0}, {}, "not a positive number"),
+    "no split named": ({"tokenizer.ggml.pre": None}, {}, "tokenizer.ggml.pre"),
+    "a shard": ({"split.no": 0, "split.count": 2}, {}, "one of 2 files of a split model"),
     "strange split": ({"tokenizer.ggml.pre": "martian"}, {}, "by the rule 'martian'"),
     "strange tokenizer": ({"tokenizer.ggml.model": "t5"}, {}, "a tokenizer of kind 't5'"),
     "tokens twice": ({"tokenizer.ggml.tokens": ["a"] * 300}, {}, "tokens that occur twice"),

@@ -62,7 +62,7 @@ def _quality() -> None:
         plain(
             f"{model}, {task or 'no task named'}: a line per method and preset, a point per budget, {each} "
             f"each. Exact match: the task's score "
-            "of the free output is full; without a task its first line contains the answer. Bars: 95 % Wilson "
+            "of the free output is full; without a task it contains the answer. Bars: 95 % Wilson "
             "intervals. Hollow: one prompt only, which says little. Of several runs of one prompt the newest counts; "
             "forced runs, runs with held ranges and answers that cannot be scored here are left out."
             + (f" Only the newest {FIRST} runs were looked at." if left_out else "")

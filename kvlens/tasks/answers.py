@@ -1,0 +1,49 @@
+"""Whether an output holds an expected answer, for prompts without a task of their own.
+
+The rule `contains`: the output without its thinking block holds the answer as whole words, letters of either case.
+Text is compared in Unicode's composed form (NFC), numbers without separators of thousands. Scripts that write no spaces
+between words (Chinese, Japanese, Korean, Thai and others) have no word borders.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+RULE = "contains"
+"""name of the rule, as a run's meta has it"""
+_THINKING = re.compile(r"\A.*?</think(?:ing)?>|<think(?:ing)?>.*\Z", re.DOTALL | re.IGNORECASE)
+_THOUSANDS = re.compile(r"(?<=\d)[,'\u2019\u00a0\u202f\u2009](?=\d{3}(?!\d))")
+_UNSPACED = re.compile(
+    r"[\u0e00-\u0eff\u1000-\u109f\u1100-\u11ff\u1780-\u17ff\u3040-\u30ff\u3130-\u318f\u3400-\u9fff\uac00-\ud7af"
+    r"\uf900-\ufaff\U00020000-\U0003ffff]"
+)
+
+
+def contains(output: str, answer: str) -> bool:
+    """Return whether an output holds the answer by the rule `contains`."""
+    wanted, text = _plain(answer.strip()), _plain(without_thinking(output))
+    if not wanted:
+        return False
+    return any(
+        not _joined(text[: found.start()][-1:], wanted[0]) and not _joined(wanted[-1], text[found.end() :][:1])
+        for found in re.finditer(re.escape(wanted), text)
+    )
+
+
+def without_thinking(output: str) -> str:
+    """Return an output without its thinking block; an unfinished block holds no answer."""
+    return _THINKING.sub("", output, count=1)
+
+
+def _plain(text: str) -> str:
+    composed = unicodedata.normalize("NFC", text).casefold()
+    return _THOUSANDS.sub("", composed)
+
+
+def _joined(left: str, right: str) -> bool:
+    """Whether two neighbouring characters belong to one word."""
+    word = re.compile(r"\w")
+    if not (left and right and word.match(left) and word.match(right)):
+        return False
+    return not (_UNSPACED.match(left) or _UNSPACED.match(right))

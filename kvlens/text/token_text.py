@@ -1,0 +1,79 @@
+"""The text of tokens where a character takes several of them. The token that completes a character shows it; the ones
+before show nothing, so that the texts of tokens join to the text itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+UNREADABLE = "\ufffd"
+MOST_BYTES = 4
+"""of a character in UTF-8: a part that is longer is no part of a character"""
+
+
+def prompt_pieces(
+    text: str, ids: Sequence[int], ranges: Sequence[tuple[int, int]], decode: Callable[[list[int]], str]
+) -> tuple[str, ...]:
+    """Return the text of each prompt token. ranges: characters [start, end) of `text` that a token touches; an empty
+    range belongs to a token that is not of the text, which is decoded."""
+    pieces, shown = [], 0
+    for token, (start, end), following in zip(ids, ranges, _following(ranges), strict=True):
+        if end <= start:
+            pieces.append(decode([token]))
+            continue
+        complete = end if following is None else min(end, max(start, following))
+        pieces.append(text[max(start, shown) : complete])
+        shown = max(shown, complete)
+    return tuple(pieces)
+
+
+def _following(ranges: Sequence[tuple[int, int]]) -> list[int | None]:
+    """Return, for each token, the start of the next range that is not empty; None behind the last."""
+    starts: list[int | None] = []
+    following = None
+    for start, end in reversed(ranges):
+        starts.append(following)
+        following = start if end > start else following
+    return starts[::-1]
+
+
+class TokenStream:
+    """The texts of tokens as they are generated, one after the other."""
+
+    def __init__(self, decode: Callable[[list[int]], str]) -> None:
+        self._decode = decode
+        self._pending: list[int] = []
+
+    def text(self, token: int) -> str:
+        """Return the text that this token completes; empty while a character is incomplete."""
+        self._pending.append(token)
+        text = self._decode(self._pending)
+        if text.endswith(UNREADABLE) and len(self._pending) < MOST_BYTES:
+            return ""
+        self._pending.clear()
+        return text
+
+
+def token_text(tokenizer: Any, token: int) -> str:
+    """Return the text of one token alone. A part of a character is written as its bytes: `\\xe4\\xbb`."""
+    text = str(tokenizer.decode([token]))
+    if UNREADABLE not in text:
+        return text
+    name = tokenizer.convert_ids_to_tokens(token)
+    stored = _bytes_of(name) if isinstance(name, str) else None
+    return text if stored is None else stored.decode("utf-8", "backslashreplace")
+
+
+def _bytes_of(name: str) -> bytes | None:
+    """Return the bytes of a token by its name in a vocabulary of bytes: GPT-2's letters or SentencePiece's <0xNN>."""
+    if name.startswith("<0x") and name.endswith(">") and len(name) == 6:
+        return bytes([int(name[3:5], 16)])
+    letters = _letters()
+    return bytes(letters[letter] for letter in name) if all(letter in letters for letter in name) else None
+
+
+def _letters() -> dict[str, int]:
+    """GPT-2's letter -> the byte that it stands for."""
+    plain = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in plain]
+    return {chr(byte): byte for byte in plain} | {chr(256 + place): byte for place, byte in enumerate(others)}
