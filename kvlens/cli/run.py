@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -143,6 +144,19 @@ def run(
     uid, status, _ = done[-1]
     if status != "completed":
         fail(f"the run was cancelled; what was recorded is stored as {uid}.")
+    for uid, _, _ in done:
+        refuse_unsound(runs_folder(runs), uid)
+
+
+def refuse_unsound(folder: Path, uid: str) -> None:
+    """End the command with one sentence and status 1 if a stored run failed a self-check."""
+    from kvlens.lens.severity import failed_checks
+    from kvlens.store.reader import TraceReader
+
+    with TraceReader.open(folder, uid) as reader:
+        failed = failed_checks(reader)
+    if failed:
+        fail(f"self_check_failed: run {uid} is stored, but failed {', '.join(failed)}: see kvlens runs show {uid}.")
 
 
 def _table(questions: list[str], done: list[tuple[str, str, str]]) -> None:

@@ -125,6 +125,7 @@ KINDS = {
     "lost": "left full KV and lost what was asked for",
     "diverged": "left full KV at no known cost",
     "kept": "never left full KV",
+    "unsound": "failed a self-check: its figures cannot be trusted",
     "unknown": "nothing is known",
 }
 """what came of a run, as lists of runs are asked for it; several may be true of one"""
@@ -173,8 +174,17 @@ class Outcome:
         }
 
 
+def failed_checks(reader: TraceReader) -> list[str]:
+    """Return the names of the self-checks that a run failed, in their order."""
+    checks = reader.self_checks()
+    return [str(name) for name in checks.loc[~checks["passed"].astype(bool), "name"]]
+
+
 def outcome(reader: TraceReader) -> Outcome:
-    """From recorded columns; what was missed is not asked, so it is quick."""
+    """From recorded columns; what was missed is not asked, so it is quick. A run that failed a self-check has no other
+    outcome: no list counts it as right or wrong."""
+    if failed_checks(reader):
+        return Outcome("self-check failed", reader.meta.answer, kinds=("unsound",))
     found, answer, expected = verdict(reader, missed=False), right(reader), reader.meta.answer
     answered = {True: ("right",), False: ("wrong",), None: ()}[answer]
     if found is not None:

@@ -13,8 +13,10 @@ import pytest
 from lensruns import STEP, write_lens_runs
 
 from kvlens import tasks
+from kvlens.app.compare.groups import trial
 from kvlens.cli.main import app
-from kvlens.lens.severity import NEAR_TIE, SHOWN, Severity, outcome, severity
+from kvlens.cli.run import refuse_unsound
+from kvlens.lens.severity import NEAR_TIE, SHOWN, Severity, failed_checks, outcome, severity
 from kvlens.lens.verdict import verdict
 from kvlens.store.reader import TraceReader
 from kvlens.tasks.base import Unscored
@@ -200,6 +202,18 @@ def test_an_answer_that_full_kv_gives_or_may_have_given_is_lost(lost: tuple[Path
 def test_a_right_answer_is_right_whatever_full_kv_says(lost: tuple[Path, str]) -> None:
     how = judged(*lost, followed(2.0), answer="58214", output_text="58214", reference_output="1951")
     assert (how.full_right, how.words(), how.sentence()) == (False, "right answer", "the answer is right anyway")
+
+
+def test_a_run_that_failed_a_self_check_is_in_no_list_right(lost: tuple[Path, str]) -> None:
+    judged(*lost, ["UPDATE self_check SET passed = false WHERE rowid = 0"], answer="58214", output_text="58214")
+    with TraceReader.open(*lost) as reader:
+        assert failed_checks(reader) == [str(reader.self_checks()["name"].iloc[0])]
+        came = outcome(reader)
+        assert (came.kinds, came.right) == (("unsound",), None)
+        assert trial(reader) is None
+    with pytest.raises(SystemExit) as ended:
+        refuse_unsound(*lost)
+    assert ended.value.code == 1
 
 
 def test_what_full_kv_said_is_short_and_on_one_line(lost: tuple[Path, str]) -> None:

@@ -12,6 +12,7 @@ import pandas as pd
 from kvlens import tasks
 from kvlens.app.compare.totals import attended
 from kvlens.lens.output import output_text
+from kvlens.lens.severity import failed_checks
 from kvlens.memory.budget import NO_LIMIT, of_run
 from kvlens.statistics import wilson
 from kvlens.store.reader import TraceReader
@@ -42,9 +43,11 @@ class Trial:
 
 def trial(reader: TraceReader) -> Trial | None:
     """The run as a trial; None where no answer is known, where it did not run to its end, was fed another's tokens, or
-    held or dropped ranges."""
+    held or dropped ranges, or failed a self-check."""
     meta = reader.meta
     if not meta.answer or reader.status != "completed" or meta.forced or meta.interfered or not reader.n_steps:
+        return None
+    if failed_checks(reader):
         return None
     steps, task = reader.steps(), str(meta.task or "")
     exact = tasks.judged(task, str(meta.answer), output_text(reader))
