@@ -4,12 +4,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvlens.methods.families.cold_plan import ColdPagesParameters
 from kvlens.methods.fitting import clamp, tokens_within
 from kvlens.methods.parameters import param
 from kvlens.shape import KVShape
+
+if TYPE_CHECKING:
+    from kvlens.kernels.page_scores import Pooling
 
 POOLINGS = ("MeanS", "MaxS", "MeanQK", "MaxQK", "MeanQ", "MaxQ")
 
@@ -34,7 +37,7 @@ class FreeKVParameters(ColdPagesParameters):
         "generation); 0: never; 1: at every step, so that nothing is speculated",
         symbol="τ",
     )
-    pooling: str = param(
+    pooling: Pooling = param(
         "MeanS",
         "how a group agrees on its pages (app. B.2): mean or max over query vectors (Q), page scores (QK) or "
         "their softmax "
