@@ -21,3 +21,7 @@ class UnreadableRun(TraceError):
 
 class RunBusy(TraceError):
     """Another process holds the run's lease, so this one may neither write nor read it."""
+
+
+class NotRecorded(TraceError):
+    """The trace can be read and lacks a value that the reader was asked for."""

@@ -12,7 +12,10 @@ from kvlens.store.versions import source
 
 TOKENS = "SELECT * FROM run.main.token ORDER BY pos"
 SPANS = "SELECT * FROM run.main.span ORDER BY span"
-SPAN_ROWS = f"SELECT {', '.join(field.name for field in fields(SpanRow))} FROM run.main.span ORDER BY span"
+_SPAN_COLUMNS = ", ".join(field.name for field in fields(SpanRow))
+SPAN_ROWS = f"SELECT {_SPAN_COLUMNS} FROM run.main.span ORDER BY span"
+PROMPT_TOKENS = "SELECT count(*) FROM run.main.token WHERE step IS NULL"
+SPAN_ROW = f"SELECT {_SPAN_COLUMNS} FROM run.main.span WHERE span = $span"
 STEPS = "SELECT * FROM run.main.step ORDER BY step"
 SELF_CHECKS = "SELECT * FROM run.main.self_check ORDER BY rowid"
 META = "SELECT key, value FROM run.main.meta"

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from kvlens.rows import HEAD_COLUMNS, KV_COLUMNS, SpanRow
+from kvlens.rows import HEAD_COLUMNS, KV_COLUMNS
 from kvlens.store import queries
 from kvlens.store.about import About, read_about
 from kvlens.store.attach import attach, read_meta, stored_steps
@@ -27,13 +27,14 @@ from kvlens.store.methodrecords import MethodRecords
 from kvlens.store.rollup import head_run_sql, kv_run_sql
 from kvlens.store.runinfo import read_info, run_dir
 from kvlens.store.session import Session
-from kvlens.store.states import changes, replay
+from kvlens.store.sizerecords import SizeRecords
+from kvlens.store.spanrecords import SpanRecords
 from kvlens.store.versions import source
 
 __all__ = ["RunBusy", "RunNotFound", "SchemaTooNew", "TraceError", "TraceReader", "UnreadableRun", "list_runs"]
 
 
-class TraceReader(MethodRecords, MemoryRecords, LensRecords):
+class TraceReader(SizeRecords, SpanRecords, MethodRecords, MemoryRecords, LensRecords):
     """A run that is not being written any more. Safe to use from several threads."""
 
     session: type[Session] = Session
@@ -98,23 +99,11 @@ class TraceReader(MethodRecords, MemoryRecords, LensRecords):
         """False for a run that failed before its end; then the rows themselves are asked."""
         return bool(self._db.rows(queries.HAS_ROLLUP)[0][0])
 
-    def _range(self, start: int, stop: int | None) -> tuple[int, int]:
-        stop = self.n_steps if stop is None else stop
-        return max(0, int(start)), min(int(stop), self.n_steps)
-
     # ---- small tables ------------------------------------------------------------------------------------------------
 
     def tokens(self) -> pd.DataFrame:
         """Prompt and generated tokens by position; `step` is NaN for the prompt."""
         return self._db.frame(queries.TOKENS)
-
-    def spans(self) -> pd.DataFrame:
-        """All spans that ever were."""
-        return self._db.frame(queries.SPANS)
-
-    def span_rows(self) -> tuple[SpanRow, ...]:
-        """`spans` as the run had them."""
-        return tuple(SpanRow(*row) for row in self._db.rows(queries.SPAN_ROWS))
 
     def steps(self) -> pd.DataFrame:
         """One row per decode step."""
@@ -218,63 +207,3 @@ class TraceReader(MethodRecords, MemoryRecords, LensRecords):
         """All that is known of one query head and of its KV head, by step."""
         kv_head = q_head // (self.q_heads // self.kv_heads)
         return self._db.frame(queries.HEAD_TIMELINE, layer=layer, q_head=q_head, kv_head=kv_head)
-
-    # ---- spans -------------------------------------------------------------------------------------------------------
-
-    def head_spans(self, step: int, layer: int, q_head: int) -> pd.DataFrame:
-        """What one query head attended at one step, by mass, with where each span lay while the step attended (state)
-        and when the step was over (state_after); `.attrs['tail_mass']` is what the other spans got together."""
-        frame = self._db.frame(queries.HEAD_SPANS, step=step, layer=layer, q_head=q_head)
-        now, later = self._states(step, layer, q_head // (self.q_heads // self.kv_heads))
-        frame["state"] = [now.get(int(span)) for span in frame["span"]]
-        frame["state_after"] = [later.get(int(span)) for span in frame["span"]]
-        tail = self._db.rows(queries.TAIL_MASS, step=step, layer=layer, q_head=q_head)
-        frame.attrs["tail_mass"] = float(tail[0][0]) if tail and tail[0][0] is not None else float("nan")
-        return frame
-
-    def span_mass(self, layer: int, q_head: int) -> pd.DataFrame:
-        """Mass per step and span of one query head's top spans."""
-        return self._db.frame(queries.SPAN_MASS, layer=layer, q_head=q_head)
-
-    def mean_span_mass(self, start: int = 0, stop: int | None = None) -> pd.DataFrame:
-        """Mass per span, averaged over layers, heads and steps [start, stop); a lower bound, as only top spans are
-        logged."""
-        first, last = self._range(start, stop)
-        rows = max(last - first, 1) * self.n_layers * self.q_heads
-        return self._db.frame(queries.MEAN_SPAN_MASS, start=first, stop=last, rows=rows)
-
-    def mean_span_mass_by_step(self) -> pd.DataFrame:
-        """step, span, mass averaged over layers and heads, for all steps in one query."""
-        return self._db.frame(queries.MEAN_SPAN_MASS_BY_STEP, rows=self.n_layers * self.q_heads)
-
-    def state_changes(self, layer: int, kv_head: int) -> pd.DataFrame:
-        """step, span, state: every change of a span's state for one KV head, its birth included; ordered. The state is
-        the one in which the step attended: what changes after a step's attention counts from the next step on."""
-        where = {"layer": layer, "kv_head": kv_head}
-        spans = self._db.rows(queries.SPANS_EVER, **where)
-        group = self.q_heads // self.kv_heads
-        events = self._db.rows(queries.ALL_STATE_EVENTS, group=group, steps=self.n_steps, **where)
-        return pd.DataFrame(changes(spans, events), columns=["step", "span", "state"])
-
-    def tells_moments(self) -> bool:
-        """Events say whether the step had attended when they happened: not before schema 6."""
-        return bool(self._db.rows(queries.TELLS_MOMENTS)[0][0])
-
-    def span_states(self, step: int, layer: int, kv_head: int) -> pd.DataFrame:
-        """Where each span alive at `step` lay for one KV head: state while the step attended, state_after when it was
-        over. Traces of schema 5 and before do not tell them apart: both are the latter."""
-        now, later = self._states(step, layer, kv_head)
-        return pd.DataFrame(
-            {
-                "span": np.array(list(now), np.int64),
-                "state": pd.Series(list(now.values()), dtype="str"),
-                "state_after": pd.Series([later[span] for span in now], dtype="str"),
-            }
-        )
-
-    def _states(self, step: int, layer: int, kv_head: int) -> tuple[dict[int, str], dict[int, str]]:
-        where = {"step": step, "layer": layer, "kv_head": kv_head}
-        spans = self._db.rows(queries.SPANS_ALIVE, **where)
-        told = self._db.rows(queries.STATE_EVENTS, group=self.q_heads // self.kv_heads, **where)
-        before = ((span, kind, q_head) for span, kind, q_head, after in told if not after)
-        return replay(spans, before), replay(spans, (row[:3] for row in told))
