@@ -105,13 +105,15 @@ def _attend_slots(
     """
     slots = keys.shape[1]
     whole = slots // page
-    paged = [x[:, : whole * page].unflatten(1, (whole, page)).transpose(0, 1) for x in (keys, values)]
+    paged_keys, paged_values = (
+        x[:, : whole * page].unflatten(1, (whole, page)).transpose(0, 1) for x in (keys, values)
+    )
     rows = None
     if bias is not None:
         assert bias.is_contiguous()
         rows = bias.as_strided((1, bias.shape[1], page), (1, slots, 1))
     pages = Pages(table[None], page_len[None], n_page[None], rows, None if row is None else row[None])
-    found = page_attention_triton(q[None], *paged, pages, scaling, mass)
+    found = page_attention_triton(q[None], paged_keys, paged_values, pages, scaling, mass)
     return found.output[0], q.new_empty(0, dtype=torch.float32) if found.mass is None else found.mass[0]
 
 

@@ -65,6 +65,7 @@ class Attended:
             bias, live = slot_bias(reads), None
         else:
             live = tables_by(by, reads, page_of(slots.role.shape[1]))
+            assert live.bias is not None, "slot tables carry the bias they are made from"
             bias = live.bias
         pool.weigh(bias, layer)
         if held:

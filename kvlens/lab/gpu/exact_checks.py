@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -15,6 +16,9 @@ from kvlens.lab.gpu import drawn
 from kvlens.lab.gpu.floors import PAGE
 from kvlens.lab.gpu.part import Bench
 from kvlens.lab.results.gpu import CheckRow
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 HEADS, GROUP, DIM = 8, 4, 128
 DTYPES = (torch.bfloat16, torch.float32)
@@ -69,6 +73,12 @@ def _moves(bench: Bench, dtype: torch.dtype) -> Iterator[CheckRow]:
     yield _same(f"k4 offload, {_named(dtype)}", back, expected)
 
 
+def _equal(result: DataclassInstance, reference: DataclassInstance) -> bool:
+    """Return True if all fields are equal, tensors bit for bit. reference: on the CPU."""
+    pairs = zip(dataclasses.astuple(result), dataclasses.astuple(reference), strict=True)
+    return all(torch.equal(one.cpu(), two) if isinstance(two, torch.Tensor) else one == two for one, two in pairs)
+
+
 def _zones(bench: Bench) -> Iterator[CheckRow]:
     for zone in drawn.SMALL_ZONES if bench.dry else drawn.ZONES:
         reference = drawn.zone_tables(zone, HEADS)
@@ -82,15 +92,7 @@ def _zones(bench: Bench) -> Iterator[CheckRow]:
                 tables.stamp[:, 0] = (
                     0  # of the span that nobody wishes for: the torch plan writes there what belongs to none
                 )
-            both = zip((found, *ours[:2]), (exact, *reference[:2]), strict=True)
-            pairs = [
-                pair
-                for one, two in both
-                for pair in zip(dataclasses.astuple(one), dataclasses.astuple(two), strict=True)
-            ]
-            equal = equal and all(
-                torch.equal(one.cpu(), two) if isinstance(two, torch.Tensor) else one == two for one, two in pairs
-            )
+            equal = equal and _equal(found, exact) and _equal(ours[0], reference[0]) and _equal(ours[1], reference[1])
         name = (
             f"zone plan, {zone.name}: {zone.wishes} wishes, {zone.cells} cells, {zone.spans} spans, 8 "
             f"steps, bit for bit"

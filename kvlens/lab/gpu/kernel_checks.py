@@ -66,8 +66,8 @@ def _near(name: str, found: torch.Tensor, exact: torch.Tensor, tolerance: float)
     return CheckRow(name, error if error == error else -1.0, tolerance, error <= tolerance)
 
 
-def _wide(*tensors: torch.Tensor) -> list[torch.Tensor]:
-    return [tensor.double().cpu() for tensor in tensors]
+def _wide(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.double().cpu()
 
 
 def _attend(bench: Bench, kind: Kind) -> Iterator[CheckRow]:
@@ -80,7 +80,7 @@ def _attend(bench: Bench, kind: Kind) -> Iterator[CheckRow]:
             x.cpu() if x is not None else None
             for x in (pages.table, pages.page_len, pages.n_page, pages.bias, pages.bias_row)
         ]
-        exact = page_attend.page_attention(*_wide(q, keys, values), Pages(*tables), DIM**-0.5)  # type: ignore[arg-type]
+        exact = page_attend.page_attention(_wide(q), _wide(keys), _wide(values), Pages(*tables), DIM**-0.5)  # type: ignore[arg-type]
         assert found.mass is not None
         assert exact.mass is not None
         name = f"k1, {kind.name}, batch {batch}, {places} pages{', bias' if biased else ''}"
@@ -112,7 +112,7 @@ def _scores(bench: Bench, kind: Kind) -> Iterator[CheckRow]:
     for pooling in page_scores.POOLINGS:
         scaling = DIM**-0.5
         found = page_scores.page_scores(q, lo, hi, there, pooling, scaling)[..., :live]
-        exact = page_scores.page_scores(*_wide(q, lo, hi), there.cpu(), pooling, scaling)[..., :live]
+        exact = page_scores.page_scores(_wide(q), _wide(lo), _wide(hi), there.cpu(), pooling, scaling)[..., :live]
         yield _near(f"k2 {pooling}, {kind.name}", found, exact, kind.tolerance)
 
 
