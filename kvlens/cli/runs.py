@@ -59,6 +59,7 @@ def runs_list(
     from kvlens.lens.listing import Listing, Search, limit_in
     from kvlens.lens.severity import Outcome
     from kvlens.models.find import short_model
+    from kvlens.store.cells import records
     from kvlens.store.reader import list_runs
 
     wanted, folder = Search(text or "", method, model, outcome, tag), runs_folder(runs)
@@ -68,13 +69,14 @@ def runs_list(
     frame = list_runs(folder)
     with err.status("Reading what came of each run"):
         told = Listing(folder).of(list(frame["uid"]))
-    takes = [wanted.takes(row, one) for row, one in zip(frame.to_dict("records"), told, strict=True)]
+    takes = [wanted.takes(row, one) for row, one in zip(records(frame), told, strict=True)]
     told = [one for one, taken in zip(told, takes, strict=True) if taken]
     came = [None if one is None else one.outcome for one in told]
     listed = frame[takes].assign(
-        held_to=[limit_in(row, one) for row, one in zip(frame[takes].to_dict("records"), told, strict=True)],
-        **{name: [one and one.columns()[name] for one in came] for name in Outcome("").columns()},
+        held_to=[limit_in(row, one) for row, one in zip(records(frame[takes]), told, strict=True)]
     )
+    for name in Outcome("").columns():
+        listed[name] = [None if one is None else one.columns()[name] for one in came]
     for problem in frame["about_error"].dropna():
         err.print(f"kvlens: {terminal(problem)}", markup=False, highlight=False)
     if as_json:

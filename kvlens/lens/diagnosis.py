@@ -12,6 +12,7 @@ from kvlens.lens.listing import budget_of
 from kvlens.lens.severity import severity
 from kvlens.lens.verdict import verdict
 from kvlens.memory.budget import NO_LIMIT, Budget, in_words
+from kvlens.store.cells import records
 from kvlens.store.reader import TraceError, TraceReader, list_runs
 
 NOT_RECORDED = "not_recorded"
@@ -105,12 +106,12 @@ def diagnose(runs_dir: Path, wanted: Wanted, told: Callable[[int, int], None] = 
     """Of the runs that chose their own tokens and were compared with full KV; what-ifs and fed runs are none. Causes
     come most frequent first. told(done, total): runs that were read."""
     table = list_runs(runs_dir)
-    rows = [row for row in table.to_dict("records") if _stands_alone(row) and wanted.takes(row)]
+    rows = [row for row in records(table) if _stands_alone(row) and wanted.takes(row)]
     found, mild, compared, unread = [], 0, 0, []
     for done, row in enumerate(rows):
         told(done, len(rows))
         try:
-            with TraceReader.open(runs_dir, row["uid"]) as reader:
+            with TraceReader.open(runs_dir, str(row["uid"])) as reader:
                 if reader.loss().empty:
                     continue
                 compared += 1

@@ -14,14 +14,14 @@ def dropped(facts: Facts) -> str | None:
     if rows.empty:
         return None
     gone, last = int(rows["dropped"].sum()), rows.iloc[-1]
-    span = facts.reader.spans().set_index("span").loc[facts.span]
-    tokens = int(span["tok_end"] - span["tok_start"])
+    span = facts.reader.span(facts.span)
+    tokens = span.tok_end - span.tok_start
     at = int(last["step"])
     when = "at the end of prefill" if at < 0 else f"one by one, the last of them at step {at}"
     said = f"{gone} of its {tokens} tokens were evicted {when}"
     if last["score"] is None or math.isnan(float(last["score"])):
         return f"{said}, by their position"
-    best = rows.loc[rows["rank"].astype(int).idxmin()]
+    best = rows.iloc[int(rows["rank"].argmin())]
     stayed = "" if math.isnan(float(best["cut"])) else f", the lowest that stayed {float(best['cut']):.3g}"
     rank, candidates = int(best["rank"]), int(best["candidates"])
     return (

@@ -60,7 +60,7 @@ class Facts:
 
     @classmethod
     def of(cls, reader: TraceReader, step: int, layer: int, kv_head: int, span: int) -> Facts:
-        row = reader.spans().set_index("span").loc[span]
+        row = reader.span(span)
         events = reader.events(step=None, layer=layer, kv_head=kv_head)
         mine = events[(events["span"] == span) & (events["step"] <= step)]
         similarity = _uncorrected(reader, step, layer, kv_head)
@@ -73,11 +73,11 @@ class Facts:
             layer,
             kv_head,
             span,
-            str(row["kind"]),
-            (int(row["tok_start"]), int(row["tok_end"])),
-            str(row["reason"]),
-            int(row["born_step"]),
-            row["state"] == "coarse" and "kept" not in set(mine["kind"]),
+            row.kind,
+            (row.tok_start, row.tok_end),
+            row.reason,
+            row.born_step,
+            row.state == "coarse" and "kept" not in set(mine["kind"]),
             mine,
             _states(reader, step, layer, kv_head, events, waits),
             waits,

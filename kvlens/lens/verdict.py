@@ -122,7 +122,7 @@ def missed_most(reader: TraceReader, step: int, moved: pd.DataFrame | None = Non
     if moved is None:
         moved = reader.transfers(step=step)
         moved = moved[moved["direction"] == "h2d"]
-    spans = reader.spans().set_index("span").loc[span]
+    row = reader.span(span)
     facts = Facts.of(reader, step, layer, kv_head, span)
     effect = None if pd.isna(worst["effect"]) else float(worst["effect"])
     return Missed(
@@ -130,9 +130,9 @@ def missed_most(reader: TraceReader, step: int, moved: pd.DataFrame | None = Non
         kv_head,
         _query_head(reader, step, layer, kv_head, span),
         span,
-        str(spans["kind"]),
-        int(spans["tok_start"]),
-        int(spans["tok_end"]),
+        row.kind,
+        row.tok_start,
+        row.tok_end,
         float(worst["full"]),
         float(worst["mass"]),
         float(worst["regret"]),
@@ -148,4 +148,4 @@ def missed_most(reader: TraceReader, step: int, moved: pd.DataFrame | None = Non
 def _query_head(reader: TraceReader, step: int, layer: int, kv_head: int, span: int) -> int:
     heads = reader.oracle_step(step)
     heads = heads[(heads["layer"] == layer) & (heads["kv_head"] == kv_head) & (heads["span"] == span)]
-    return int(heads.loc[heads["regret"].idxmax(), "q_head"])
+    return int(heads["q_head"].iloc[int(heads["regret"].argmax())])

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvlens.rows import StepRecord
+from kvlens.store.cells import integer, number
 
 if TYPE_CHECKING:
     from kvlens.recording.facts import Seen
@@ -54,15 +55,15 @@ def of_run(lane: int, reader: TraceReader) -> Iterator[tuple[Frame, Maps]]:
     """Frame and maps of each step of a stored run, the same that it gave while it went on."""
     tokens = reader.tokens()
     texts = tokens[tokens["step"].notna()].sort_values("step")["text"].tolist()
-    losses = {int(row.step): (float(row.kl), bool(row.agrees)) for row in reader.loss().itertuples()}
+    losses = {integer(row.step): (number(row.kl), bool(row.agrees)) for row in reader.loss().itertuples()}
     attended, coverage = reader.kv_cube("attended_tokens"), reader.head_cube("coverage")
     prompt = len(tokens) - len(texts)
     for row in reader.steps().itertuples():
-        step = int(row.step)
+        step = integer(row.step)
         kl, agrees = losses.get(step, (None, None))
-        moved = int(row.h2d_bytes + row.d2h_bytes)
+        moved = integer(row.h2d_bytes) + integer(row.d2h_bytes)
         yield (
-            _frame(lane, step, texts[step], kl, agrees, moved, int(row.resident_bytes)),
+            _frame(lane, step, texts[step], kl, agrees, moved, integer(row.resident_bytes)),
             _maps(lane, step, attended[step], coverage[step], reader.kv_heads, prompt + step),
         )
 

@@ -15,6 +15,7 @@ from kvlens.runs.preparing import Pairing, Prepared, plan, prepare, reference_ke
 from kvlens.runs.reference import obtain
 from kvlens.runs.request import Report, RunRequest
 from kvlens.runs.storing import Stored, store
+from kvlens.store.cells import integer, number
 from kvlens.store.reader import TraceReader
 from kvlens.text.chat import ChatForm
 from kvlens.text.prompts import PromptText
@@ -127,7 +128,7 @@ def read_run(runs_dir: Path, uid: str) -> Past:
         whole,
         bool(meta.forced),
         meta.model_fingerprint,
-        {int(r.step): (bool(r.agrees), float(r.kl)) for r in loss.itertuples()},
+        {integer(row.step): (bool(row.agrees), number(row.kl)) for row in loss.itertuples()},
     )
 
 

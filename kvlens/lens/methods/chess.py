@@ -12,12 +12,12 @@ def told(facts: Facts) -> Told | None:
     """The first level of the hierarchy (grid, chunk, page) at which the page was dropped at the newest reconstruction,
     and its rank among the units that were compared there: those under what the level above had kept."""
     reader, step = facts.reader, facts.step
-    row = reader.spans().set_index("span").loc[facts.span]
+    row = reader.span(facts.span)
     config = reader.meta.config
-    if row["kind"] != "page" or facts.state != "resident" or facts.read:
+    if row.kind != "page" or facts.state != "resident" or facts.read:
         return None
     page, chunk_pages, grid_chunks = (int(config[name]) for name in ("page", "chunk_pages", "grid_chunks"))
-    number = int(row["tok_start"]) // page
+    number = row.tok_start // page
     units = {"grid": number // (chunk_pages * grid_chunks), "chunk": number // chunk_pages, "page": number}
     found = {
         level: (newest(reader, f"{level}_kept", step), newest(reader, f"{level}_score", step)[0]) for level in units

@@ -12,14 +12,14 @@ from kvlens.lens.own import Told, newest
 def told(facts: Facts) -> Told | None:
     """How many of the span's tokens this layer kept, and where the best of the others stood."""
     reader, step, layer = facts.reader, facts.step, facts.layer
-    row = reader.spans().set_index("span").loc[facts.span]
-    if facts.state not in ("partial", "resident") or row["born_step"] >= 0:
+    row = reader.span(facts.span)
+    if facts.state not in ("partial", "resident") or row.born_step >= 0:
         return None
     kept, _ = newest(reader, "kept_tokens", step, layer)
     score, _ = newest(reader, "token_score", step, layer)
     if kept is None or score is None:
         return None
-    at = slice(int(row["tok_start"]), int(row["tok_end"]))
+    at = slice(row.tok_start, row.tok_end)
     dropped = kept[at] == 0
     if not dropped.any():
         return None
