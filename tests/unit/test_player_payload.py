@@ -129,7 +129,7 @@ def test_the_window_is_what_no_other_living_span_covers() -> None:
 
 def test_a_needle_is_the_tokens_its_characters_touch() -> None:
     tokens = pd.DataFrame({"char_start": [0, 3, 7, None], "char_end": [3, 7, 9, None]})
-    assert payload.needle_tokens(tokens, [[4, 8], [100, 110]]) == [[1, 3]]
+    assert payload.needle_tokens(tokens, [(4, 8), (100, 110)]) == [[1, 3]]
 
 
 def test_jumps_lead_to_the_loss_the_worst_regret_and_every_recall(reader: TraceReader) -> None:

@@ -37,7 +37,7 @@ class Run:
     def read(cls, reader: TraceReader) -> Run:
         config = dict(reader.meta.config)
         names = {name: _by_step(reader, name) for name in reader.journal_names()}
-        prompt = int(reader.meta.prompt_tokens)
+        prompt = reader.prompt_tokens()
         attended = reader.kv_cube("attended_tokens")
         share = attended.mean((1, 2)) / (prompt + np.arange(len(attended)))
         found = tuple(_reconstruction(names, step, config, prompt) for step in sorted(names.get("safe_pages", {})))

@@ -121,7 +121,7 @@ def _budgets(reader: TraceReader) -> None:
     if tokens is None:
         st.info("Layer budgets were not recorded in this run.")
         return
-    total, n = int(tokens.sum()), int(reader.meta.prompt_tokens) - (0 if _last_counts(config) else 1)
+    total, n = int(tokens.sum()), reader.prompt_tokens() - (0 if _last_counts(config) else 1)
     floor = min(int(config.get("floor", 0)), n)
     most = max(ceiling_of(total, len(tokens), float(config.get("ceiling", 1)), n), floor)
     used = config.get("layers") == "error"

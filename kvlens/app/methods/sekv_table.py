@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import streamlit as st
 
+from kvlens.store.cells import integer
 from kvlens.store.reader import TraceReader
 
 PER_HEAD = ("rank_k", "rank_v", "err_k", "err_v", "rank_k_post_rope", "err_k_pre_rope", "err_k_post_rope")
@@ -71,15 +72,16 @@ def journal(reader: TraceReader) -> pd.DataFrame:
     for step, of_step in frame.groupby("step"):
         ids = np.concatenate(list(of_step.loc[of_step["name"] == "spans", "values"]) or [np.empty(0)])
         for row in of_step[of_step["name"] != "spans"].itertuples():
-            if len(row.values) == len(ids):
+            values = np.asarray(row.values)
+            if len(values) == len(ids):
                 parts.append(
                     pd.DataFrame(
                         {
                             "span": ids.astype(int),
-                            "layer": int(row.layer),
-                            "kv_head": int(row.kv_head),
+                            "layer": integer(row.layer),
+                            "kv_head": integer(row.kv_head),
                             "name": row.name,
-                            "value": row.values,
+                            "value": values,
                             "step": step,
                         }
                     )

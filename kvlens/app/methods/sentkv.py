@@ -63,20 +63,20 @@ class Reuse:
 def chunk_table(reader: TraceReader) -> pd.DataFrame:
     """One row per chunk (and the sinks), in the order of the text: span, first, last, tokens, text, cut, reason, born
     at step (-1: at the end of prefill)."""
-    spans, tokens = reader.spans(), reader.tokens()
-    spans = spans[spans["kind"] != "window"].sort_values("tok_start")
+    tokens = reader.tokens()
     rows = [
         {
-            "span": int(s.span),
-            "first": int(s.tok_start),
-            "last": int(s.tok_end) - 1,
-            "tokens": int(s.tok_end - s.tok_start),
-            "text": passage(tokens, int(s.tok_start), int(s.tok_end)),
-            "cut": cut_by(s.reason) if s.kind == "chunk" else "sinks",
-            "reason": s.reason,
-            "born_step": int(s.born_step),
+            "span": row.span,
+            "first": row.tok_start,
+            "last": row.tok_end - 1,
+            "tokens": row.tok_end - row.tok_start,
+            "text": passage(tokens, row.tok_start, row.tok_end),
+            "cut": cut_by(row.reason) if row.kind == "chunk" else "sinks",
+            "reason": row.reason,
+            "born_step": row.born_step,
         }
-        for s in spans.itertuples()
+        for row in sorted(reader.span_rows(), key=lambda row: row.tok_start)
+        if row.kind != "window"
     ]
     return pd.DataFrame(rows)
 
@@ -221,7 +221,7 @@ def _attended(reader: TraceReader) -> None:
         budget[int(step)] = values[1:4]
     step, _, _ = parts.selected(reader)
     parts.draw(reader, figures.attended(budget, step), key="sentkv_attended", alt="Tokens attended per step")
-    prompt = int(reader.meta.prompt_tokens)
+    prompt = reader.prompt_tokens()
     share = np.nanmean(budget.sum(1)) / prompt
     noted = reader.journal("preselection_bytes")
     weight = ""

@@ -18,6 +18,7 @@ from kvlens.app.report.spans import listed, shortened
 from kvlens.lens.attribution import attribute, with_reasons
 from kvlens.lens.lines import inside
 from kvlens.lens.verdict import Verdict
+from kvlens.store.cells import integer, number, records, row_of_largest
 from kvlens.store.reader import TraceReader
 from kvlens.text.units import si_bytes
 
@@ -30,11 +31,13 @@ def loss_over_steps(reader: TraceReader, figures: Figures, found: Verdict | None
     loss = reader.loss()
     if loss.empty:
         return missing("Loss over the steps: not recorded.")
-    step, why = (
-        (int(loss.loc[loss["kl"].idxmax(), "step"]), "where KL is largest")
-        if found is None
-        else (found.step, "the step of loss")
-    )
+    worst = row_of_largest(loss, "kl")
+    if found is not None:
+        step, why = found.step, "the step of loss"
+    elif worst is not None:
+        step, why = int(worst["step"]), "where KL is largest"
+    else:
+        step, why = int(loss["step"].iloc[0]), "the first; no KL was recorded"
     note = (
         f"{len(loss)} of {reader.n_steps} steps have the reference's context and were compared. The line "
         f"marks step {step}, {why}."
@@ -83,14 +86,15 @@ def missed_triples(reader: TraceReader, step: int) -> str:
     """The (layer, KV head, span) missed most at the step of loss, and why each was not attended exactly; below them the
     tokens lost inside spans that regret hides. With the effect on the choice where it was recorded."""
     triples = with_reasons(reader, attribute(reader), step, MOST_TRIPLES)
-    tokens, spans = reader.tokens(), reader.spans().set_index("span")
+    tokens, spans = reader.tokens(), {row.span: row for row in reader.span_rows()}
     rows = []
-    for row in triples.to_dict("records"):
-        start, end = int(spans.at[row["span"], "tok_start"]), int(spans.at[row["span"], "tok_end"])
-        text = "the window" if spans.at[row["span"], "kind"] == "window" else shortened(passage(tokens, start, end), 90)
-        effect = "" if math.isnan(row["effect"]) else f"{row['effect']:.2f}"
-        where = f"L{row['layer']} KV{row['kv_head']}, span {row['span']}"
-        rows.append((where, effect, f"{row['regret']:.4f}", text, row["why"]))
+    for row in records(triples):
+        span = spans[integer(row["span"])]
+        whole = "the window" if span.kind == "window" else passage(tokens, span.tok_start, span.tok_end)
+        logits = number(row["effect"])
+        effect = "" if math.isnan(logits) else f"{logits:.2f}"
+        where = f"L{row['layer']} KV{row['kv_head']}, span {span.span}"
+        rows.append((where, effect, f"{number(row['regret']):.4f}", shortened(whole, 90), row["why"]))
     for line in inside(reader, step)[:MOST_TRIPLES]:
         text = " … ".join(passage(tokens, start, end) for start, end in line.tokens)
         why = "not shown by the span's regret: the head gave its other tokens more than full attention does"

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pandas as pd
 
 from kvlens.app.figures.passages import passage
+from kvlens.store.cells import integer, number
 from kvlens.store.reader import TraceReader
 
 
@@ -15,16 +18,16 @@ def listed(reader: TraceReader, step: int, layer: int, q_head: int) -> pd.DataFr
     needle = reader.meta.needle
     rows = []
     for row in table.itertuples():
-        start, end = int(row.tok_start), int(row.tok_end)
+        start, end = integer(row.tok_start), integer(row.tok_end)
         window = row.kind == "window"
         part = tokens.iloc[start:end]
         text = "" if window else passage(tokens, start, end)
         rows.append(
             {
-                "span": int(row.span),
-                "full": float(row.full),
-                "mass": float(row.mass),
-                "regret": float(row.regret),
+                "span": integer(row.span),
+                "full": number(row.full),
+                "mass": number(row.mass),
+                "regret": number(row.regret),
                 "kind": str(row.kind),
                 "tokens": "the latest tokens" if window else f"tokens {start}–{end - 1}",
                 "text": shortened(text, 160),
@@ -40,6 +43,6 @@ def shortened(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most // 2]} … {text[-most // 2 :]}"
 
 
-def _holds(part: pd.DataFrame, needle: list[list[int]]) -> bool:
+def _holds(part: pd.DataFrame, needle: Sequence[tuple[int, int]]) -> bool:
     """Some token of the part lies in one of the character ranges [start, end)."""
     return any(bool(((part["char_start"] < end) & (part["char_end"] > start)).any()) for start, end in needle)

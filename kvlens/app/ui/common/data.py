@@ -22,7 +22,6 @@ from kvlens.app.ui.common.state import Selection, clamp
 from kvlens.lens.verdict import Verdict, verdict
 from kvlens.models import catalogue as catalogued
 from kvlens.models.find import default_model
-from kvlens.shape import KVShape
 from kvlens.store.reader import TraceError, TraceReader, list_runs
 
 #: The metric a page opens with: the first of these that the run recorded.
@@ -166,7 +165,7 @@ def held_place(reader: TraceReader) -> Selection | None:
     if heads.empty:
         layer, kv_head = holds[0].heads[0]
         return Selection(None, step, layer, kv_head * (reader.q_heads // reader.kv_heads), holds[0].span)
-    most = heads.loc[heads["full"].idxmax()]
+    most = heads.iloc[int(heads["full"].argmax())]
     return Selection(None, step, int(most["layer"]), int(most["q_head"]), holds[0].span)
 
 
@@ -208,15 +207,3 @@ def player_payloads(reader: TraceReader, chosen: Selection, revision: int) -> tu
     loaded = payload.loaded_metrics(reader, names, chosen.metric)
     identity = payload.payload_id(reader.uid, stamp(reader.uid), loaded)
     return _run_payload(reader, identity, names, loaded), _slice_payload(reader, identity, chosen, revision)
-
-
-def kv_shape(reader: TraceReader) -> KVShape:
-    """Sizes of the run's model."""
-    cells = reader.n_layers * reader.kv_heads * 2 * int(reader.meta.head_dim)
-    return KVShape(
-        reader.n_layers,
-        reader.q_heads,
-        reader.kv_heads,
-        int(reader.meta.head_dim),
-        int(reader.meta.token_bytes) // cells,
-    )

@@ -29,8 +29,8 @@ def heading(reader: TraceReader) -> tuple[int, int, int]:
 
 def ranked(reader: TraceReader, step: int, layer: int, kv_head: int) -> pd.DataFrame:
     """`TraceReader.scores`, and where each span lies (place: 'tokens a–b')."""
-    frame, of = reader.scores(step, layer, kv_head), reader.spans().set_index("span")
-    place = [f"tokens {of.at[span, 'tok_start']}–{of.at[span, 'tok_end'] - 1}" for span in frame["span"]]
+    frame, spans = reader.scores(step, layer, kv_head), {row.span: row for row in reader.span_rows()}
+    place = [f"tokens {spans[span].tok_start}–{spans[span].tok_end - 1}" for span in frame["span"]]
     listed = frame.assign(place=place)
     listed.attrs = frame.attrs
     return listed

@@ -23,6 +23,7 @@ from kvlens.app.ui.memory import data as memorydata
 from kvlens.app.ui.memory.states import where_spans_lay
 from kvlens.app.ui.memory.use import use
 from kvlens.memory.holds import Drop, Hold, held_bytes, tokens_of
+from kvlens.store.errors import NotRecorded
 from kvlens.store.export import TIMELINE, export
 from kvlens.text.units import counted, duration, si_bytes
 
@@ -115,7 +116,7 @@ def residency(reader: TraceReader) -> None:
     )
     if holds := meta.hold:
         held = [Hold(**part.stored()) for part in holds]
-        size = si_bytes(held_bytes(held, data.kv_shape(reader)))
+        size = _size_of(reader, held)
         st.caption(
             plain(
                 f"This run is a what-if: {tokens_of(held):,} tokens are held on the device beside the "
@@ -131,6 +132,14 @@ def residency(reader: TraceReader) -> None:
         )
     if not float(steps["cold_bytes"].max()):
         st.caption("Nothing lay in host memory at any step.")
+
+
+def _size_of(reader: TraceReader, held: list[Hold]) -> str:
+    """Return the bytes of what is held, in words; 'not recorded' if the trace lacks the model's sizes."""
+    try:
+        return si_bytes(held_bytes(held, reader.kv_shape()))
+    except NotRecorded:
+        return si_bytes(None)
 
 
 def overlap(reader: TraceReader, chosen: Selection) -> dict[str, str]:

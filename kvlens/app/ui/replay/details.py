@@ -41,7 +41,7 @@ def facts(reader: TraceReader) -> None:
     )
     drawn = f"temperature {meta.temperature:g}, top-p {meta.top_p or 1:g}, " if meta.temperature else ""
     said = (
-        f"{short_model(str(meta.model))} · {method} · {limit} · {counted(meta.prompt_tokens, 'prompt token')} · "
+        f"{short_model(str(meta.model))} · {method} · {limit} · {counted(reader.prompt_tokens(), 'prompt token')} · "
         f"{counted(reader.n_steps, 'step')} · "
         f"{meta.device}, {meta.dtype} · {drawn}seed {meta.seed} · {passed}"
         + (" · prompt kept from an earlier run" if meta.prompt_kept else "")

@@ -19,6 +19,7 @@ from kvlens.lens.severity import severity
 from kvlens.lens.tries import try_of
 from kvlens.lens.verdict import Missed, Verdict
 from kvlens.meta import RunMeta
+from kvlens.store.cells import row_of_largest
 from kvlens.store.errors import TraceError
 from kvlens.text.units import counted, si_bytes
 
@@ -176,11 +177,14 @@ def signed(value: float) -> str:
 def _without_loss(reader: TraceReader, table: pd.DataFrame, busy: bool) -> None:
     loss = reader.loss()
     if len(loss):
-        worst = loss.loc[loss["kl"].idxmax()]
-        most = plain(f"{float(worst['kl']):.3g}")
+        worst = row_of_largest(loss, "kl")
+        most = "No KL was recorded."
+        if worst is not None:
+            nats = plain(f"{float(worst['kl']):.3g}")
+            most = f"The largest KL is {nats} nats, at step {int(worst['step'])}."
         st.markdown(
             f"**Nothing was lost**: at all {len(loss)} compared steps this run's most probable token is full KV's. "
-            f"The largest KL is {most} nats, at step {int(worst['step'])}."
+            f"{most}"
         )
         _contexts(reader, table, busy)
     elif reader.meta.method == "full":

@@ -10,7 +10,7 @@ import streamlit as st
 from kvlens.app.ui.common.data import TraceReader
 from kvlens.app.ui.common.widgets import plain
 from kvlens.app.ui.spans import cuts as spancuts
-from kvlens.app.ui.spans.cuts import Cut, Threshold
+from kvlens.app.ui.spans.cuts import Cut, Text, Threshold
 from kvlens.app.ui.spans.data import View
 from kvlens.spans import Span
 
@@ -43,7 +43,7 @@ def needle(view: View) -> None:
 
 
 def what_if(
-    reader: TraceReader, view: View, rule: Threshold, usual: Cut, preview: Cut | None, threshold: float
+    reader: TraceReader, view: View, text: Text, rule: Threshold, usual: Cut, preview: Cut | None, threshold: float
 ) -> None:
     """How the boundaries would move, in words."""
     if preview is None:
@@ -65,7 +65,7 @@ def what_if(
             if view.tokens.needle
             else ""
         )
-        + _capped(rule, view, [usual, preview])
+        + _capped(rule, text, [usual, preview])
     )
 
 
@@ -73,15 +73,15 @@ def _some(edges: list[int]) -> str:
     return f" ({spancuts.crossing_text(edges)})" if edges else ""
 
 
-def _capped(rule: Threshold, view: View, cuts: list[Cut]) -> str:
+def _capped(rule: Threshold, text: Text, cuts: list[Cut]) -> str:
     """Says so where the budget's cap on anchors decides, and not the threshold."""
-    cap = rule.most_anchors(view.text)
+    cap = rule.most_anchors(text)
     if cap is None or any(sum(span.kind == "anchor" for span in cut.spans) < cap for cut in cuts):
         return ""
     return f" The budget allows {cap} anchors at most; that limit decides here, not the threshold."
 
 
-def segmenters(reader: TraceReader, view: View, cuts: list[Cut]) -> None:
+def segmenters(reader: TraceReader, view: View, text: Text, cuts: list[Cut]) -> None:
     """All cuts of the text beside each other."""
     st.markdown("##### Segmenters on this text")
     own = [
@@ -124,13 +124,13 @@ def segmenters(reader: TraceReader, view: View, cuts: list[Cut]) -> None:
             "parameters": st.column_config.TextColumn(width="large"),
         },
     )
-    st.caption(_recut(reader, view))
+    st.caption(_recut(reader, text))
 
 
-def _recut(reader: TraceReader, view: View) -> str:
+def _recut(reader: TraceReader, text: Text) -> str:
     """Whether this run's method, asked again, cuts as was recorded."""
     said = "The window, whatever no span holds, is left out. "
-    again = spancuts.own_cut(reader, view.text)
+    again = spancuts.own_cut(reader, text)
     if again is None:
         return said + "This run's method or one of its parameters is not known here, so its spans were not cut again."
     every = reader.spans()

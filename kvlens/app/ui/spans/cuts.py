@@ -11,7 +11,6 @@ import numpy as np
 import pandas as pd
 
 from kvlens import methods
-from kvlens.app.ui.common.data import kv_shape
 from kvlens.methods import Method
 from kvlens.methods.fitting import Chosen, Sizes, choose
 from kvlens.methods.segmenter import Segmenter
@@ -37,12 +36,12 @@ class Text:
 
     @classmethod
     def of(cls, reader: TraceReader, tokens: pd.DataFrame) -> Text:
-        """`tokens` as the reader gives them."""
+        """Return the text of a run. tokens: the reader's. Raises NotRecorded if the trace lacks a size."""
         meta, prompt = reader.meta, tokens[tokens["step"].isna()].iloc[:-1]
         return cls(
-            kv_shape(reader),
+            reader.kv_shape(),
             len(prompt),
-            int(meta.max_new),
+            reader.max_new(),
             meta.budget_bytes,
             str(meta.model),
             tuple(str(text) for text in prompt["text"]),

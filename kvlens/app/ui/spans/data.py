@@ -117,7 +117,7 @@ def _moved(reader: TraceReader, ids: pd.Series, layer: int, kv_head: int) -> np.
 
 @dataclass(frozen=True)
 class View:
-    """What the page shows: the shared selection and what the run's text is."""
+    """What the page shows: the shared selection and the run's tokens and spans."""
 
     chosen: Selection
     column: str
@@ -127,7 +127,6 @@ class View:
     tokens: Tokens
     table: pd.DataFrame
     """as `span_table`"""
-    text: Text
 
     @property
     def selected(self) -> int | None:

@@ -20,6 +20,7 @@ from kvlens.app.ui.spans.compare import cuts_by_surprisal, needle, segmenters, w
 from kvlens.app.ui.spans.cuts import Cut, Text, Threshold
 from kvlens.app.ui.spans.data import COLOURS, Tokens, View, other_cuts, span_table
 from kvlens.spans import Surprisal
+from kvlens.store.errors import NotRecorded
 
 #: So many tokens are drawn at once.
 WIDTH = 4096
@@ -65,30 +66,36 @@ def controls(reader: TraceReader, chosen: Selection) -> View:
     )
     frame = reader.tokens()
     tokens = Tokens.of(reader, frame)
-    return View(chosen, str(column), frame, tokens, span_table(reader, tokens, frame, chosen), Text.of(reader, frame))
+    return View(chosen, str(column), frame, tokens, span_table(reader, tokens, frame, chosen))
 
 
 def boundaries(reader: TraceReader, view: View) -> dict[str, str]:
     """The text with every cut of it, badges about the needle, the table of segmenters, the what-if; returns URL
     parameters."""
     try:
-        stats, others = view.text.stats, other_cuts(reader, reader.uid, data.stamp(reader.uid))
+        text = Text.of(reader, view.frame)
+    except NotRecorded as problem:
+        st.info(plain(f"Only this run's own spans are drawn. {problem}"))
+        _draw(reader, view, [], [])
+        return {}
+    try:
+        stats, others = text.stats, other_cuts(reader, reader.uid, data.stamp(reader.uid))
     except ValueError as problem:
-        why = _no_surprisals(reader, view.text) or problem
+        why = _no_surprisals(reader, text) or problem
         st.info(plain(f"Only this run's own spans are drawn: {why}, so other segmenters cannot cut this text."))
         _draw(reader, view, [], [])
         return {}
-    rule = Threshold.of(reader, view.text)
+    rule = Threshold.of(reader, text)
     cuts = [cut for cut in others if not spancuts.is_own(reader, cut)]
     if rule is None:
         _draw(reader, view, cuts, [])
         needle(view)
-        segmenters(reader, view, cuts)
+        segmenters(reader, view, text, cuts)
         return {}
     place, alpha = st.container(), _alpha(reader, rule)
-    usual = rule.cut(view.text, rule.alpha)
+    usual = rule.cut(text, rule.alpha)
     shown = rule.alpha if alpha is None else alpha
-    preview = None if shown == rule.alpha else rule.cut(view.text, shown)
+    preview = None if shown == rule.alpha else rule.cut(text, shown)
     lines = [_threshold(stats, rule.alpha, cuts_by_surprisal(reader))]
     if preview is not None:
         lines.append(_threshold(stats, shown, False))
@@ -96,8 +103,8 @@ def boundaries(reader: TraceReader, view: View) -> dict[str, str]:
     with place:
         _draw(reader, view, [*lanes, *cuts], lines)
         needle(view)
-    what_if(reader, view, rule, usual, preview, stats.threshold(shown))
-    segmenters(reader, view, [*lanes, *cuts])
+    what_if(reader, view, text, rule, usual, preview, stats.threshold(shown))
+    segmenters(reader, view, text, [*lanes, *cuts])
     return {} if preview is None else {"alpha": f"{shown:g}"}
 
 

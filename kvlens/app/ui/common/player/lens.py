@@ -90,10 +90,10 @@ def worst_regret(reader: TraceReader) -> dict[str, Any] | None:
     by_step = reader.regret_by_step()
     if by_step.empty or not (by_step["regret_max"] > 0).any():
         return None
-    worst = by_step.loc[by_step["regret_max"].idxmax()]
+    worst = by_step.iloc[int(by_step["regret_max"].argmax())]
     step, layer, head = int(worst["step"]), int(worst["layer"]), int(worst["q_head"])
     listed = reader.oracle(step, layer, head)
-    span = int(listed.loc[listed["regret"].idxmax(), "span"]) if len(listed) else None
+    span = int(listed["span"].iloc[int(listed["regret"].argmax())]) if len(listed) else None
     return _place("regret", step, layer, head, span)
 
 

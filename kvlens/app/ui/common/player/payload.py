@@ -4,7 +4,7 @@ states."""
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -120,7 +120,7 @@ def slice_payload(reader: TraceReader, identity: str, chosen: Selection, revisio
     return pack(header, arrays)
 
 
-def needle_tokens(tokens: pd.DataFrame, ranges: list[list[int]]) -> list[list[int]]:
+def needle_tokens(tokens: pd.DataFrame, ranges: Sequence[tuple[int, int]]) -> list[list[int]]:
     """Token ranges [start, end) that overlap the character ranges [start, end) of the needle."""
     starts, ends = tokens["char_start"].to_numpy(np.float64), tokens["char_end"].to_numpy(np.float64)
     found = []
