@@ -140,13 +140,19 @@ def _bytes(reader: TraceReader, frame: pd.DataFrame, table: pd.DataFrame) -> Non
     parts.draw(reader, figures.span_bytes(table), key="sekv_bytes", alt="Bytes of spans in host memory", data=sizes)
     stored, exact = float(frame["cold_bytes"].sum()), float(frame["exact_bytes"].sum())
     raw = frame["form"].eq("raw")
+    stored_raw = f"{raw.mean():.0%} of {len(frame)} (span, layer, KV head) lie raw."
+    if not exact > 0:
+        st.caption(
+            f"{si_bytes(stored)} in host memory. The size of exact keys and values was not recorded. {stored_raw}"
+        )
+        return
     parted = ""
     if not raw.all():
         share = frame.loc[~raw, "cold_bytes"].sum() / frame.loc[~raw, "exact_bytes"].sum()
         parted = f"; those that lie as factors take {share:.2f} of theirs"
     st.caption(
         f"Eq. 18-19 of the paper. {si_bytes(stored)} in host memory for {si_bytes(exact)} of exact keys and values "
-        f"({stored / exact:.2f}){parted}. {raw.mean():.0%} of {len(frame)} (span, layer, KV head) lie raw."
+        f"({stored / exact:.2f}){parted}. {stored_raw}"
     )
 
 

@@ -53,7 +53,8 @@ def per_head(reader: TraceReader) -> pd.DataFrame:
     spans = reader.spans()[["span", "tok_start", "tok_end"]]
     frame = frame.merge(spans, on="span", how="left")
     frame["tokens"] = frame["tok_end"] - frame["tok_start"]
-    frame["exact_bytes"] = frame["tokens"] * (int(reader.meta.token_bytes or 0) // (reader.n_layers * reader.kv_heads))
+    whole = reader.meta.token_bytes
+    frame["exact_bytes"] = np.nan if whole is None else frame["tokens"] * (whole // (reader.n_layers * reader.kv_heads))
     noted = journal(reader)
     if not noted.empty:
         frame = frame.merge(noted, on=["span", "layer", "kv_head"], how="left", suffixes=("", "_noted"))
@@ -104,7 +105,7 @@ def per_span(frame: pd.DataFrame) -> pd.DataFrame:
     )
     grouped = frame.groupby("span", sort=True)
     table = grouped[["tok_start", "tokens"]].first().astype(int)
-    table = table.join(grouped[["factor_bytes", "raw_form_bytes", "exact_bytes"]].sum()).join(
+    table = table.join(grouped[["factor_bytes", "raw_form_bytes", "exact_bytes"]].sum(min_count=1)).join(
         grouped["raw_share"].mean()
     )
     for name in PER_HEAD:

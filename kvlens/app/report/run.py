@@ -44,7 +44,7 @@ def facts(reader: TraceReader) -> str:
         ("method", _titled(meta)),
         ("preset", meta.preset or "none"),
         ("budget", limit),
-        ("prompt", f"{meta.prompt_tokens} tokens, task {meta.task or 'not named'}"),
+        ("prompt", f"{reader.prompt_tokens()} tokens, task {meta.task or 'not named'}"),
         ("decode steps", reader.n_steps),
         ("decoding", kind),
         ("sampling", f"temperature {meta.temperature}, top-p {meta.top_p}, seed {meta.seed}"),
