@@ -7,12 +7,12 @@ from pathlib import Path
 
 import duckdb
 import pytest
-from synthetic import write_synthetic
 from test_pages import words
 from uiruns import Runs, Visit
 
 from kvlens.app.report import report_bytes
 from kvlens.store.reader import TraceReader
+from tests.synthetic import write_synthetic
 
 PAGES = ("replay", "heads", "spans", "memory", "method", "compare", "")
 HELD = {"span": 3, "tok_start": 20, "tok_end": 30, "heads": [[0, 1]], "from_step": 2}

@@ -9,11 +9,11 @@ import duckdb
 import numpy as np
 import pandas as pd
 import pytest
-from synthetic import write_synthetic
 
 from kvlens.store.cells import integer, number, records, row_of_largest
 from kvlens.store.errors import NotRecorded, UnreadableRun
 from kvlens.store.reader import TraceReader
+from tests.synthetic import write_synthetic
 
 
 @pytest.fixture(scope="module")
