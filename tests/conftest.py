@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from interpreted import quick_interpreter
 from support import ListSink, Prompts, random_llama
 
@@ -58,7 +58,7 @@ if os.environ["TRITON_INTERPRET"] == "1":
 
 # Timings never fail a test: the machine may be shared. The same examples every time, so that a change is judged by what
 # it changes; `--hypothesis-profile=explore` looks for new ones.
-settings.register_profile("kvlens", deadline=None, derandomize=True)
+settings.register_profile("kvlens", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("explore", deadline=None)
 settings.load_profile("kvlens")
 

@@ -94,22 +94,29 @@ class Server:
     what Benchmarks shows, the repository's own unless given."""
 
     def __init__(self, runs: Path, warm: bool = False, results: Path | None = None) -> None:
+        env = {**os.environ, "KVLENS_RUNS": str(runs), "KVLENS_WARM": "on" if warm else "off"}
+        if results is not None:
+            env["KVLENS_RESULTS"] = str(results)
+        until = time.monotonic() + 240
+        while not self._begun(env, until):  # another process took the port before the server did
+            assert time.monotonic() < until, "the server did not become healthy"
+
+    def _begun(self, env: dict[str, str], until: float) -> bool:
+        """Start a server on a free port. Return False if the server ended, or was not healthy by `until`."""
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
         argv = [sys.executable, "-m", "streamlit", "run", "app.py", "--server.port", str(self.port)]
-        env = {**os.environ, "KVLENS_RUNS": str(runs), "KVLENS_WARM": "on" if warm else "off"}
-        if results is not None:
-            env["KVLENS_RESULTS"] = str(results)
         self._process = subprocess.Popen(argv, cwd=ROOT, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         self.url = f"http://127.0.0.1:{self.port}"
-        for _ in range(600):
+        while self._process.poll() is None and time.monotonic() < until:
             try:
                 urllib.request.urlopen(f"{self.url}/_stcore/health", timeout=1)
-                return
+                return self._process.poll() is None
             except OSError:
                 time.sleep(0.1)
-        raise AssertionError("the server did not become healthy")
+        self._process.kill()
+        return False
 
     def stop(self) -> None:
         """Once more as with Ctrl-C where it waits for a connection that the browser has kept open, as uvicorn does."""

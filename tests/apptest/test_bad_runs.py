@@ -60,7 +60,6 @@ SPOILT: dict[str, Callable[[Path], None]] = {
 }
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("how", list(SPOILT))
 def test_one_bad_run_leaves_the_list_and_other_pairs_alone(visit: Visit, runs: Runs, folder: Path, how: str) -> None:
     SPOILT[how](folder)

@@ -315,7 +315,7 @@ def test_the_commands_carry_every_choice(tmp_path: Path) -> None:
 def wait_for_jobs() -> None:
     import time
 
-    for _ in range(600):
+    for _ in range(4_800):
         if not any(job.active for job in manager().jobs()):
             return
         time.sleep(0.05)

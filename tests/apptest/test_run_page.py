@@ -23,7 +23,7 @@ from kvlens.store.reader import TraceReader
 from kvlens.text.prompts import decode
 
 
-def wait(jobs: JobManager, uid: str, seconds: int = 30) -> Job:
+def wait(jobs: JobManager, uid: str, seconds: int = 240) -> Job:
     """The job when it has ended."""
     for _ in range(20 * seconds):
         job = jobs.get(uid)
@@ -197,7 +197,7 @@ def test_a_finished_job_of_the_url_links_to_its_run(visit: Visit, tmp_path: Path
     visit(tmp_path)
     job = manager().submit(script('print(\'{"phase": "done", "uid": "20260101-000000-abcdef"}\')'), "a run")
     wait(manager(), job)
-    app = AppTest.from_file(str(ROOT / "app.py"), default_timeout=60).run()
+    app = AppTest.from_file(str(ROOT / "app.py"), default_timeout=240).run()
     app.query_params["job"] = job
     app.switch_page("pages/run.py").run()
     assert app.success[0].value.startswith("Done")
@@ -293,7 +293,7 @@ TRIAL = {
 @pytest.mark.slow
 def test_a_trial_becomes_the_very_run_again_compared_with_full_kv(visit: Visit, tmp_path: Path) -> None:
     visit(tmp_path)
-    job = wait(manager(), submit.submit_trial(TRIAL | {"max_new": 2}), 200)
+    job = wait(manager(), submit.submit_trial(TRIAL | {"max_new": 2}))
     assert job.then == "pages/replay.py"
     argv = job.argv
     assert argv[argv.index("--method") :][:6] == ["--method", "streaming_llm", "--budget", "60%", "--max-new", "2"]

@@ -93,7 +93,7 @@ def test_kill_9_after_the_last_step_costs_no_step(warm: WarmProcess, tmp_path: P
     until = time.monotonic() + 240
     while not begun.exists() and alive(pid) and time.monotonic() < until:
         time.sleep(0.02)
-    time.sleep(1)  # for the thread that writes
+    wait_for_steps(tmp_path / "runs", pid, 5)
     os.kill(pid, signal.SIGKILL)
     assert warm.end().returncode == -signal.SIGKILL
     (listed,) = json.loads(kvlens("runs", "--json").stdout)

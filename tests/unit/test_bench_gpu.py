@@ -216,7 +216,7 @@ print([name for name in heavy if name in sys.modules])"""
 
 
 def test_the_docs_are_what_the_results_say() -> None:
-    results = [read(path) for path in measured(ROOT / "benchmarks" / "results")]
+    results = [read(path) for path in measured(ROOT / "kvlens/lab/results")]
     text = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
     assert with_tables(text, page(results, read_rates())) == text, (
         "run python -m kvlens.lab.gpu.report --write docs/performance.md"

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -85,18 +84,16 @@ def test_two_processes_at_once_make_it_once(folder: Path) -> None:
 
 def test_what_a_killed_process_left_is_removed_and_made_anew(folder: Path) -> None:
     path = str(write(folder / "m.gguf", stock("llama"), "llama"))
-    killed = process(SLOW, path, "60")
+    killed = process(SLOW, path, "600")
     assert killed.stdout is not None
     assert killed.stdout.readline() == "written\n"
     killed.send_signal(signal.SIGKILL)
-    killed.wait(30)
+    killed.wait()
     killed.stdout.close()
     assert killed.stderr is not None
     killed.stderr.close()
     assert len(list(cache.models_dir().glob(".*.part"))) == 1
-    began = time.monotonic()
-    assert cache.is_made(Path(find.resolve(path)))
-    assert time.monotonic() - began < 30, "the lock died with its process"
+    assert cache.is_made(Path(find.resolve(path))), "a lock that outlived its process would never be given"
     assert list(cache.models_dir().glob(".*.part")) == []
 
 

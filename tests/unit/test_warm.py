@@ -42,11 +42,11 @@ def begun(ready: Warm, *arguments: str) -> Forked:
 
 
 def ended(process: Forked) -> tuple[str, int]:
-    return process.stdout.read(), process.wait(60)
+    return process.stdout.read(), process.wait(240)
 
 
 def waited(manager: JobManager, uid: str) -> Job:
-    until = time.monotonic() + 100
+    until = time.monotonic() + 240
     while time.monotonic() < until:
         job = manager.get(uid)
         assert job is not None
@@ -113,7 +113,7 @@ def test_a_killed_job_is_told_by_its_signal(ready: Warm, tmp_path: Path) -> None
     argv = ["run", str(tmp_path / "p.txt"), "--method", "full", "--max-new", "4000", "--ignore-eos"]
     process = begun(ready, *argv, "--runs", str(tmp_path), "--progress-json")
     process.signal(signal.SIGKILL)
-    assert process.wait(60) == -signal.SIGKILL
+    assert process.wait(240) == -signal.SIGKILL
 
 
 def test_where_it_cannot_serve_a_job_starts_from_nothing(
