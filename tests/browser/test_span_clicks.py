@@ -8,7 +8,7 @@ import re
 import pytest
 from playwright.sync_api import Page, expect
 from uiruns import Runs
-from uiserver import Open, Server
+from uiserver import Open, Server, settled
 
 from kvlens.store.reader import TraceReader
 
@@ -26,7 +26,7 @@ def spans_of(runs: Runs) -> dict[int, tuple[int, int]]:
 def where(page: Page, title: str, trace: str, span: int) -> tuple[float, float]:
     """Middle of a span's mark in a trace of the figure with this title, in pixels of the window."""
     chart = page.get_by_test_id("stPlotlyChart").filter(has_text=title)
-    page.wait_for_timeout(1500)  # a chart that changes is made anew, and the old one stands beside it for a moment
+    settled(page)  # a chart that changes is made anew, and the old one stands beside it for a moment
     expect(chart).to_have_count(1)
     chart.scroll_into_view_if_needed()
     page.wait_for_timeout(500)
