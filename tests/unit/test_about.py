@@ -32,7 +32,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def runs(made: Path) -> Path:
+    """The folder as it was made, whatever a test before wrote into it."""
     write_about(made, UID, GIVEN)
+    write_about(made, OTHER, About())
     return made
 
 

@@ -16,8 +16,9 @@ from kvlens.store.lease import Lease
 from tests.synthetic import write_synthetic
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def lens(tmp_path_factory: pytest.TempPathFactory) -> LensRuns:
+    """Runs of the test's own: what was read of them is kept beside them."""
     return write_lens_runs(tmp_path_factory.mktemp("runs"))
 
 
