@@ -104,7 +104,7 @@ def main() -> None:
     parser.add_argument("--heads", type=int, default=32)
     parser.add_argument("--chromium", default="/usr/bin/chromium")
     given = parser.parse_args()
-    from kvlens.app.ui.common.player import payload
+    from kvlens.player import payload
     from kvlens.store.reader import TraceReader
     from tests.synthetic import write_synthetic
 

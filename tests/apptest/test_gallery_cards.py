@@ -13,12 +13,12 @@ from test_pages import words
 from uiruns import Visit
 
 from kvlens.app import gallery
-from kvlens.app.ui.common.player import payload
-from kvlens.app.ui.common.player.codec import unpack
-from kvlens.app.ui.common.player.lens import LEAST_HOLE
 from kvlens.app.ui.replay.tour import marks
 from kvlens.lens.severity import severity
 from kvlens.lens.verdict import verdict
+from kvlens.player import payload
+from kvlens.player.codec import unpack
+from kvlens.player.lens import LEAST_HOLE
 from kvlens.store.reader import TraceReader, list_runs
 
 LOSS = gallery.losses()[0]

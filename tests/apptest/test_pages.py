@@ -10,9 +10,9 @@ from streamlit.testing.v1 import AppTest
 from uiruns import Runs, Visit
 
 from kvlens.app.ui.common.frame import run_label
-from kvlens.app.ui.common.player.codec import unpack
 from kvlens.app.ui.replay.details import LONGEST, in_a_line
 from kvlens.models.find import short_model
+from kvlens.player.codec import unpack
 from tests.synthetic import write_synthetic
 
 

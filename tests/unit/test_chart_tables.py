@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 
 from kvlens.app.figures.drawn import drawn, map_frame, unit_name
 from kvlens.app.figures.heads import head_map
-from kvlens.app.figures.metrics import metric_of
 from kvlens.app.ui.common.chart import table_file
+from kvlens.recording.metrics import metric_of
 
 
 def test_curves_become_rows_named_by_the_axes() -> None:

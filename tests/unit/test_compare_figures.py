@@ -12,7 +12,7 @@ from kvlens.app.figures.comparepoints import AXES, quality_points
 from kvlens.app.figures.comparetracks import A_AND_B, Track, lines_of, overlaid, track_table
 from kvlens.app.figures.losstrack import loss_track
 from kvlens.app.figures.methodmarks import mark
-from kvlens.app.figures.metrics import metric_of
+from kvlens.recording.metrics import metric_of
 
 A = np.array([[0.2, 0.4], [np.nan, 1.0]], np.float32)
 B = np.array([[0.5, 0.1], [0.3, 1.0]], np.float32)

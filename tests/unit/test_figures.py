@@ -9,8 +9,8 @@ import pytest
 
 from kvlens.app.figures.heads import head_histogram, head_map
 from kvlens.app.figures.loss import span_bars
-from kvlens.app.figures.metrics import METRICS, head_label, metric_of, value_text
 from kvlens.app.figures.timeline import head_timeline
+from kvlens.recording.metrics import METRICS, head_label, metric_of, value_text
 from kvlens.rows import HEAD_COLUMNS, KV_COLUMNS
 from kvlens.text.units import counted, duration, si_bytes
 

@@ -30,6 +30,7 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     ("tasks",),
     ("runs",),
     ("lens",),
+    ("player",),
     ("cli", "__main__"),
     # the lab
     ("lab.results",),

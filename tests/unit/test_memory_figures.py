@@ -79,7 +79,7 @@ def test_a_cell_that_was_not_recorded_is_grey_and_clicks_name_their_cell() -> No
 
 
 def test_states_have_the_colours_of_the_player() -> None:
-    script = (ROOT / "kvlens/app/ui/common/player/color.js").read_text(encoding="utf-8")
+    script = (ROOT / "kvlens/player/web/color.js").read_text(encoding="utf-8")
     numbers = re.findall(r"\[(\d+), (\d+), (\d+)\]", re.search(r"STATE_COLORS = \[(.*)\];", script).group(1))
     colors = ["#{:02X}{:02X}{:02X}".format(*map(int, rgb)) for rgb in numbers]
     assert dict(zip(SPAN_STATES, colors, strict=True)) == states.STATE_COLORS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
-from kvlens.app.figures.passages import passage
+from kvlens.text.passages import passage
 
 #: '<bos>', 'Z', two bytes of 'ü', 'ri', 'ri' again, and two generated tokens, which have no place in the prompt.
 TOKENS = pd.DataFrame(

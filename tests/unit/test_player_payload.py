@@ -12,15 +12,16 @@ import pandas as pd
 import pytest
 
 from kvlens.app import gallery
-from kvlens.app.figures.passages import continued
-from kvlens.app.ui.common.player import lens, payload
-from kvlens.app.ui.common.player.codec import NOT_RECORDED, pack, quantise, unpack
 from kvlens.app.ui.common.spantext import window_range
-from kvlens.app.ui.common.state import Selection
 from kvlens.app.ui.replay.details import metric_table
 from kvlens.lens.verdict import verdict
+from kvlens.player import lens, payload
+from kvlens.player.codec import NOT_RECORDED, pack, quantise, unpack
+from kvlens.player.opening import Place
+from kvlens.player.script import WEB
 from kvlens.rows import SPAN_STATES
 from kvlens.store.reader import TraceReader
+from kvlens.text.passages import continued
 from kvlens.text.words import STATES
 from tests.synthetic import write_synthetic
 
@@ -34,7 +35,7 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TraceReader]:
 
 
 def test_the_player_has_a_name_and_a_colour_for_every_state() -> None:
-    source = (Path(payload.__file__).parent / "color.js").read_text(encoding="utf-8")
+    source = (WEB / "color.js").read_text(encoding="utf-8")
     found = dict(re.findall(r"const (STATE_WORDS|STATE_COLORS) = (\[.*\]);", source))
     assert json.loads(found["STATE_WORDS"]) == [STATES[state] for state in SPAN_STATES]
     colors = [tuple(color) for color in json.loads(found["STATE_COLORS"])]
@@ -104,7 +105,7 @@ def test_a_metric_taken_away_has_a_row_per_step_and_query_head(reader: TraceRead
 
 
 def test_a_slice_holds_the_masses_of_its_head(reader: TraceReader) -> None:
-    header, arrays = unpack(payload.slice_payload(reader, "id", Selection("r", 5, 1, 6, None, "entropy"), 3))
+    header, arrays = unpack(payload.slice_payload(reader, "id", Place(5, 1, 6, None, "entropy"), 3))
     assert (header["step"], header["layer"], header["head"], header["rev"]) == (5, 1, 6, 3)
     truth = reader.span_mass(1, 6)
     first, last = arrays["head_start"][5], arrays["head_start"][6]
@@ -201,7 +202,7 @@ def masses(codes: np.ndarray) -> np.ndarray:
 
 
 def test_a_slice_holds_what_full_kv_wanted_of_the_selected_head_at_every_step(reader: TraceReader) -> None:
-    _, arrays = unpack(payload.slice_payload(reader, "id", Selection("r", 5, 1, 6, 4, "entropy"), 3))
+    _, arrays = unpack(payload.slice_payload(reader, "id", Place(5, 1, 6, 4, "entropy"), 3))
     spans = reader.spans()["span"].to_numpy()
     seen = 0
     for step in range(reader.n_steps):
@@ -246,7 +247,7 @@ def test_a_run_without_a_lens_has_no_track_and_no_place_of_it(tmp_path: Path) ->
     uid = write_synthetic(tmp_path, 2, 4, 2, 6, 10, lens=False)
     with TraceReader.open(tmp_path, uid) as plain:
         header, arrays = unpack(payload.run_payload(plain, "id", ["entropy"], ["entropy"], verdict(plain)))
-        of_head = unpack(payload.slice_payload(plain, "id", Selection("r", 0, 0, 0, 1, "entropy"), 0))[1]
+        of_head = unpack(payload.slice_payload(plain, "id", Place(0, 0, 0, 1, "entropy"), 0))[1]
     assert not [name for name in (*arrays, *of_head) if name.startswith(("track:kl", "wanted", "lost", "worst"))]
     assert (header["diverged"], header["oracle"]) == (None, False)
     assert {place["kind"] for place in header["jumps"]} <= {"correction", "recall"}
@@ -259,6 +260,6 @@ def test_where_full_attention_stayed_behind_the_map_is_told_that_it_was_not_reco
         with TraceReader.open(tmp_path, uid) as opened:
             assert opened.meta.oracle is not None
             header, arrays = unpack(payload.run_payload(opened, "id", [], []))
-            _, chosen = unpack(payload.slice_payload(opened, "id", Selection(step=0, layer=0, head=0), 0))
+            _, chosen = unpack(payload.slice_payload(opened, "id", Place(), 0))
         assert (header["oracle"], header["every"] > 0) == (there, there)
         assert ("worst_start" in arrays, "wanted_start" in chosen, "wanted_tail" in chosen) == (there,) * 3

@@ -14,8 +14,6 @@ from hypothesis import strategies as st
 
 from kvlens import tasks
 from kvlens.app.compare.settings import settings as settings_of
-from kvlens.app.ui.common.player import payload
-from kvlens.app.ui.common.player.codec import unpack
 from kvlens.demo import demo_path
 from kvlens.demo.tokenizer import load_tokenizer
 from kvlens.engine.engine import Engine, Options
@@ -23,6 +21,8 @@ from kvlens.engine.models import load
 from kvlens.lens.reasons import explain
 from kvlens.memory.budget import Budget
 from kvlens.methods.full import FullKV
+from kvlens.player import payload
+from kvlens.player.codec import unpack
 from kvlens.runs.carrying import carry_out
 from kvlens.runs.request import RunRequest
 from kvlens.store.reader import TraceReader

@@ -3,7 +3,7 @@ pointer rests there. Names in files are contracts (docs/trace-schema.md) and sta
 
 from __future__ import annotations
 
-from kvlens.app.figures.metrics import METRICS
+from kvlens.recording.metrics import METRICS
 
 _OVER = {"mean": "mean over the steps", "min": "smallest", "max": "largest", "total": "over all steps"}
 _KV = "kv_head_"

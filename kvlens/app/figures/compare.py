@@ -11,8 +11,8 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from kvlens.app.figures.heads import map_height
-from kvlens.app.figures.metrics import Metric, head_label, value_text
 from kvlens.app.figures.theme import finish, outline, unrecorded
+from kvlens.recording.metrics import Metric, head_label, value_text
 from kvlens.text.units import si_bytes
 
 #: Up to this many cells each carries its number.

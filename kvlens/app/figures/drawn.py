@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from kvlens.app.figures.metrics import Metric
+from kvlens.recording.metrics import Metric
 
 _TAG = re.compile(r"<[^>]*>")
 

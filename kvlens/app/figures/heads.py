@@ -6,8 +6,8 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from kvlens.app.figures.metrics import Metric, head_label, value_text
 from kvlens.app.figures.theme import BLUE, SELECTED, finish, outline, unrecorded
+from kvlens.recording.metrics import Metric, head_label, value_text
 
 #: Up to this many cells each carries its number.
 TEXT_CELLS = 160

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import plotly.graph_objects as go
 
-from kvlens.app.figures.metrics import Metric, value_text
 from kvlens.app.figures.theme import BLUE, SELECTED, finish, whole_ticks
+from kvlens.recording.metrics import Metric, value_text
 
 
 def head_timeline(values: np.ndarray, metric: Metric, label: str, step: int, start: int, stop: int) -> go.Figure:

@@ -10,9 +10,9 @@ import streamlit as st
 
 from kvlens.app.figures.methods import compresskv as figures
 from kvlens.app.ui.common import parts
-from kvlens.app.ui.common.player.payload import needle_tokens
 from kvlens.app.ui.common.widgets import plain
 from kvlens.methods.compresskv.budget import ceiling_of
+from kvlens.player.payload import needle_tokens
 from kvlens.store.reader import TraceReader
 
 STRIP = 40

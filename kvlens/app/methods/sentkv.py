@@ -9,11 +9,11 @@ import pandas as pd
 import streamlit as st
 
 from kvlens.app.figures.methods import sentkv as figures
-from kvlens.app.figures.passages import passage
 from kvlens.app.ui.common import parts
 from kvlens.app.ui.common.widgets import plain
 from kvlens.spans.sentences import cut_by
 from kvlens.store.reader import TraceReader
+from kvlens.text.passages import passage
 from kvlens.text.units import si_bytes
 
 

@@ -11,8 +11,8 @@ from kvlens.app.compare.totals import totals as totals_of
 from kvlens.app.compare.totals import totals_table
 from kvlens.app.figures.compare import run_maps
 from kvlens.app.figures.comparetracks import A_AND_B, Track, overlaid
-from kvlens.app.figures.metrics import metric_of
 from kvlens.app.report.markup import Figures, folded, missing, paragraph, table
+from kvlens.recording.metrics import metric_of
 from kvlens.store.reader import TraceReader
 from kvlens.text.units import counted
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from kvlens import methods, tasks
-from kvlens.app.figures.passages import passage
 from kvlens.app.report.markup import Figures, folded, paragraph, table, verbatim
 from kvlens.app.report.runfigures import bytes_moved, head_maps, loss_over_steps, spans_at
 from kvlens.app.report.strip import strip
@@ -18,6 +17,7 @@ from kvlens.memory.budget import NO_LIMIT
 from kvlens.meta import RunMeta
 from kvlens.recording import sampling
 from kvlens.store.reader import TraceError, TraceReader
+from kvlens.text.passages import passage
 from kvlens.text.units import si_bytes
 from kvlens.text.words import STATE_MEANINGS, STATES
 

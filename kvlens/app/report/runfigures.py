@@ -11,15 +11,15 @@ from kvlens.app.figures import memory, transfers
 from kvlens.app.figures.heads import head_map
 from kvlens.app.figures.loss import span_bars
 from kvlens.app.figures.losstrack import loss_track
-from kvlens.app.figures.metrics import head_label, metric_of
-from kvlens.app.figures.passages import passage
 from kvlens.app.report.markup import Figures, missing, paragraph, table
 from kvlens.app.report.spans import listed, shortened
 from kvlens.lens.attribution import attribute, with_reasons
 from kvlens.lens.lines import inside
 from kvlens.lens.verdict import Verdict
+from kvlens.recording.metrics import head_label, metric_of
 from kvlens.store.cells import integer, number, records, row_of_largest
 from kvlens.store.reader import TraceReader
+from kvlens.text.passages import passage
 from kvlens.text.units import si_bytes
 
 #: How many missed (layer, KV head, span) are named.

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from kvlens.app.figures.passages import passage
 from kvlens.store.cells import integer, number
 from kvlens.store.reader import TraceReader
+from kvlens.text.passages import passage
 
 
 def listed(reader: TraceReader, step: int, layer: int, q_head: int) -> pd.DataFrame:

@@ -8,11 +8,11 @@ from itertools import groupby
 import numpy as np
 import pandas as pd
 
-from kvlens.app.figures.passages import passage
 from kvlens.app.figures.states import STATE_COLORS
 from kvlens.app.report.markup import missing, paragraph, safe
 from kvlens.lens.verdict import Verdict
 from kvlens.store.reader import TraceReader
+from kvlens.text.passages import passage
 from kvlens.text.units import counted
 from kvlens.text.words import STATE_MEANINGS, STATES
 

@@ -13,8 +13,8 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from kvlens.app.figures.heads import TEXT_CELLS
-from kvlens.app.figures.metrics import head_label
 from kvlens.app.figures.theme import BLUE, GREY, ORANGE, PURPLE, finish
+from kvlens.recording.metrics import head_label
 
 #: A map of more cells than this joins neighbouring positions.
 CELLS = 300_000

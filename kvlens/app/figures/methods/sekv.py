@@ -10,8 +10,8 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from kvlens.app.figures.metrics import head_label
 from kvlens.app.figures.theme import BLUE, GREEN, GREY, ORANGE, SELECTED, SKY, finish
+from kvlens.recording.metrics import head_label
 from kvlens.text.units import si_bytes
 
 KEYS, VALUES = BLUE, ORANGE

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
-from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import streamlit as st
 
 from kvlens.app.ui.common.widgets import guarded
+from kvlens.player.script import joined
 from kvlens.store.export import csv_bytes
 
 Data = pd.DataFrame | Callable[[], pd.DataFrame]
@@ -23,20 +24,20 @@ Data = pd.DataFrame | Callable[[], pd.DataFrame]
 FORMATS = {"CSV": ("csv", "text/csv"), "Parquet": ("parquet", "application/vnd.apache.parquet")}
 
 
-_FOLDER = files(__package__)
+_FOLDER = Path(__file__).resolve().parent
 
 
-def _saver(name: str, scripts: tuple[str, ...], *labels: str) -> Any:
+def _saver(name: str, script: str, *labels: str) -> Any:
     """A component of one button per image format."""
     shown = "".join(
         f'<button type="button" data-format="{label.split()[0].lower()}">{label}</button>' for label in labels
     )
-    css, *js = ((_FOLDER / file).read_text(encoding="utf-8") for file in ("save.css", *scripts))
-    return st.components.v2.component(name, html=shown, css=css, js="\n".join(js))
+    css = (_FOLDER / "save.css").read_text(encoding="utf-8")
+    return st.components.v2.component(name, html=shown, css=css, js=joined(_FOLDER / script))
 
 
-_save_image = _saver("kvlens_save_image", ("savechart.js",), "SVG image", "PNG image")
-_save_canvas = _saver("kvlens_save_canvas", ("vector.js", "savecanvas.js"), "SVG image", "PNG image")
+_save_image = _saver("kvlens_save_image", "savechart.js", "SVG image", "PNG image")
+_save_canvas = _saver("kvlens_save_canvas", "savecanvas.js", "SVG image", "PNG image")
 
 #: The menu's button stands in the corner below the figure, on the line of the axis title; see `nav.STYLE`. Plotly's own
 #: bar of buttons, there while the pointer is, covers no title.

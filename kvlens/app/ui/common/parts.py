@@ -16,12 +16,12 @@ import streamlit as st
 from kvlens.app.figures import transfers
 from kvlens.app.figures.drawn import drawn, map_frame
 from kvlens.app.figures.heads import head_map as map_figure
-from kvlens.app.figures.metrics import head_label, metric_of, value_text
 from kvlens.app.ui.common import data, session
 from kvlens.app.ui.common.chart import Data, chart
 from kvlens.app.ui.common.clicks import cell_clicked
 from kvlens.app.ui.common.summaries import summary
 from kvlens.app.ui.common.widgets import plain
+from kvlens.recording.metrics import head_label, metric_of, value_text
 from kvlens.store.export import csv_bytes
 from kvlens.store.reader import TraceReader
 from kvlens.text.units import counted, duration, si_bytes

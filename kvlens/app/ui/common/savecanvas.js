@@ -1,5 +1,7 @@
 // Saves all canvases of a component as one picture, SVG or PNG: at their places, with their labels above them, on the page's ground.
 
+import { HATCH, VectorContext } from "./vector.js";
+
 const [LINE, PAD] = [18, 12]; // of the caption above, and around
 
 export default function ({ data, parentElement }) {
@@ -7,7 +9,7 @@ export default function ({ data, parentElement }) {
     const place = document.querySelector(`.${CSS.escape("st-key-" + data.key.trim().replace(/[^a-zA-Z0-9_-]/g, "-"))}`);
     const roots = place ? [...place.querySelectorAll("*")].map((node) => node.shadowRoot).filter((root) => root) : [];
     const shown = roots.flatMap((root) => [...root.querySelectorAll("canvas")]).map((canvas) => [canvas, canvas.getBoundingClientRect()])
-      .filter(([canvas, box]) => box.width > 0 && box.height > 0);
+      .filter(([, box]) => box.width > 0 && box.height > 0);
     if (!shown.length) return;
     const lines = data.caption.split("\n");
     const left = Math.min(...shown.map(([, box]) => box.left)) - PAD;

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from kvlens.app.figures.passages import passage
+from kvlens.text.passages import passage
 
 
 def span_text(tokens: pd.DataFrame, start: int, end: int, limit: int = 120) -> str:

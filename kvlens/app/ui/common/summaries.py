@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from kvlens.app.figures.metrics import metric_of
+from kvlens.recording.metrics import metric_of
 from kvlens.store.reader import TraceReader
 
 _REDUCE: dict[str, Callable[..., np.ndarray]] = {"mean": np.nanmean, "max": np.nanmax, "min": np.nanmin}

@@ -2,11 +2,11 @@
 // its canvas carries one as `vector` and it is told to redraw (context2d in player/color.js).
 
 const ESCAPES = { "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;" };
-const HATCH = '<pattern id="hatch" width="6" height="6" patternUnits="userSpaceOnUse"><rect width="6" height="6" fill="#aaa"/>'
+export const HATCH = '<pattern id="hatch" width="6" height="6" patternUnits="userSpaceOnUse"><rect width="6" height="6" fill="#aaa"/>'
   + '<path d="M0 6L6 0" stroke="#828282"/></pattern>';
 const BASELINES = { middle: 0.35, top: 0.8 }; // of the font's size, below the place that is given
 
-class VectorContext {
+export class VectorContext {
   constructor() {
     Object.assign(this, { vector: true, fillStyle: "#000", strokeStyle: "#000", lineWidth: 1, font: "10px sans-serif", textAlign: "left", textBaseline: "alphabetic" });
     this.parts = [];

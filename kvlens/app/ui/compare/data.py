@@ -8,8 +8,8 @@ import numpy as np
 
 from kvlens.app.compare.pair import Pair
 from kvlens.app.figures.comparetracks import Track
-from kvlens.app.figures.metrics import head_label, metric_of
-from kvlens.app.ui.common.player.payload import cube, per_step_metrics
+from kvlens.player.payload import cube, per_step_metrics
+from kvlens.recording.metrics import head_label, metric_of
 from kvlens.store.reader import TraceReader
 
 #: How a map may be summed up over the steps, besides one step.

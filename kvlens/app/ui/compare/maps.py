@@ -11,13 +11,13 @@ from kvlens.app.compare.pair import Pair
 from kvlens.app.compare.together import Together, steps_named
 from kvlens.app.figures.compare import map_table, run_maps
 from kvlens.app.figures.comparetracks import lines_of, overlaid, track_table
-from kvlens.app.figures.metrics import metric_of
 from kvlens.app.ui.common import data
 from kvlens.app.ui.common.chart import chart
 from kvlens.app.ui.common.state import Selection
 from kvlens.app.ui.common.widgets import plain
 from kvlens.app.ui.compare import data as comparedata
 from kvlens.app.ui.compare.pick import Compared
+from kvlens.recording.metrics import metric_of
 from kvlens.store.reader import TraceReader
 
 

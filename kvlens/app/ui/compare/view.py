@@ -9,16 +9,17 @@ import streamlit as st
 
 from kvlens.app.compare.pair import Pair, divergence_words
 from kvlens.app.figures.compare import map_table
-from kvlens.app.figures.metrics import metric_of
 from kvlens.app.ui.common import comparing, data, lensdata, session
 from kvlens.app.ui.common.chart import canvas_menu
-from kvlens.app.ui.common.player import payload
 from kvlens.app.ui.common.reportbutton import report_button
 from kvlens.app.ui.common.state import Selection
 from kvlens.app.ui.common.widgets import plain
 from kvlens.app.ui.compare import data as comparedata
 from kvlens.app.ui.compare.pick import Compared
 from kvlens.app.ui.compare.player import KEY, pair_player
+from kvlens.player import payload
+from kvlens.player.opening import opening_metric
+from kvlens.recording.metrics import metric_of
 from kvlens.store.reader import TraceReader
 
 
@@ -60,9 +61,7 @@ def fit(pair: Pair, chosen: Selection) -> tuple[Selection, list[str]]:
     inside = pair.b if (chosen.step or 0) < pair.b.n_steps else longer
     known, asked = comparedata.metrics(pair), chosen.metric
     fitted, problems = data.fit(inside, chosen.merged({"metric": None, "span": None}))
-    metric = (
-        asked if asked in known else data.opening_metric([name for name, where in known.items() if where == "both"])
-    )
+    metric = asked if asked in known else opening_metric([name for name, where in known.items() if where == "both"])
     if asked is not None and asked != metric:
         problems = [*problems, f"metric {asked[:40]!r} was recorded in neither run; showing {metric}"]
     return fitted.merged({"run": pair.b.uid, "span": chosen.span, "metric": metric}), problems

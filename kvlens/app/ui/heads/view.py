@@ -11,7 +11,6 @@ import streamlit as st
 
 from kvlens.app.figures.drawn import map_frame, unit_name
 from kvlens.app.figures.heads import head_histogram, head_map
-from kvlens.app.figures.metrics import Metric, head_label, metric_of, value_text
 from kvlens.app.figures.timeline import head_timeline
 from kvlens.app.ui.common import data, session
 from kvlens.app.ui.common.chart import chart
@@ -22,6 +21,8 @@ from kvlens.app.ui.common.state import Selection, parse_steps
 from kvlens.app.ui.common.summaries import summary
 from kvlens.app.ui.common.widgets import headings
 from kvlens.app.ui.heads.data import AGGREGATES, Series, series
+from kvlens.player.opening import opening_metric
+from kvlens.recording.metrics import Metric, head_label, metric_of, value_text
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ def controls(reader: TraceReader, chosen: Selection) -> View | None:
     if not names:
         st.info("This run recorded no figures per head, so there is nothing to map.")
         return None
-    name = chosen.metric if chosen.metric in names else data.opening_metric(names)
+    name = chosen.metric if chosen.metric in names else opening_metric(names)
     left, middle, third, right = st.columns([3, 2, 2, 5], vertical_alignment="bottom")
     session.follow("heads_metric", name)
     left.selectbox(

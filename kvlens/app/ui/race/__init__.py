@@ -1,31 +1,24 @@
 """A race in the browser: lanes side by side, drawn by one component from lines that the job says.
 
 Between two polls the component draws from what has come already, so that the lanes move evenly however seldom the page
-asks. The JavaScript is in the files beside this one, joined in order with two of the player's; no build step."""
+asks. The JavaScript is in the files beside this one and in kvlens/player/web."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from importlib.resources import files
+from pathlib import Path
 
 import streamlit as st
 
-_PLAYER = files("kvlens.app.ui.common.player")
-_OWN = files(__package__)
+from kvlens.player.script import joined
 
-
-def _own(part: str) -> str:
-    return (_OWN / part).read_text(encoding="utf-8")
-
+_FOLDER = Path(__file__).resolve().parent
 
 _lanes = st.components.v2.component(
     "kvlens_race",
-    html=_own("lanes.html"),
-    css=_own("lanes.css"),
-    js="\n".join(
-        [(_PLAYER / part).read_text(encoding="utf-8") for part in ("codec.js", "color.js")]
-        + [_own(part) for part in ("lane.js", "lanes.js")]
-    ),
+    html=(_FOLDER / "lanes.html").read_text(encoding="utf-8"),
+    css=(_FOLDER / "lanes.css").read_text(encoding="utf-8"),
+    js=joined(_FOLDER / "lanes.js"),
 )
 
 KEY = "race_lanes"

@@ -1,5 +1,9 @@
 // One lane: a method's title, what it has said so far, two maps of layers by KV heads, its KL and the bytes it moved.
 
+import { formatBytes, visibleText } from "../../../player/web/codec.js";
+import { GREY, SEQUENTIAL, VERMILION, context2d, rgb } from "../../../player/web/color.js";
+import { textNode } from "../../../player/web/nodes.js";
+
 const LOSS = [213, 94, 0];
 const TRACK = 30; // px, of KL and of bytes
 const GAP = 4;
@@ -7,11 +11,11 @@ const BEFORE = { prefill: "reading the prompt", place: "placing the prompt", run
 const NO_MAPS = { read: null, missed: null };
 
 // A map of a frame: bytes by layer, then KV head; null where it was not recorded.
-function mapOf(text) {
+export function mapOf(text) {
   return text === null ? null : Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
 }
 
-class LaneView {
+export class LaneView {
   constructor(number, onOpen) {
     this.root = document.createElement("div");
     this.root.className = "lane";
@@ -161,11 +165,4 @@ class LaneView {
 
 function blend(from, to, share) {
   return from.map((value, c) => Math.round(value + (to[c] - value) * share));
-}
-
-function textNode(text, name = "") {
-  const node = document.createElement("span");
-  node.className = name;
-  node.textContent = text;
-  return node;
 }

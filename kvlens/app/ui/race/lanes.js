@@ -1,5 +1,9 @@
 // A race as it goes on: lanes side by side on one clock, drawn between the polls from frames that have come already.
 
+import { SEQUENTIAL, VERMILION, gradient, readTheme } from "../../../player/web/color.js";
+import { textNode } from "../../../player/web/nodes.js";
+import { LaneView, mapOf } from "./lane.js";
+
 const LIVE_RACES = new WeakMap();
 const PLAYED = 8; // steps a second of a race that has ended
 const BEHIND_S = 2.5; // how far the clock stays behind what has come, so that it never stands still between two polls
@@ -123,10 +127,8 @@ class Race {
     if (this.legendOf === theme.panel) return;
     this.legendOf = theme.panel;
     const scale = (title, low, image, high) => {
-      const node = document.createElement("span");
-      node.className = "scale";
-      const bar = document.createElement("span");
-      bar.className = "ramp";
+      const node = textNode("", "scale");
+      const bar = textNode("", "ramp");
       bar.style.backgroundImage = image;
       node.append(textNode(`${title}: ${low}`), bar, textNode(high));
       return node;

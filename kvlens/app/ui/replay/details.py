@@ -8,15 +8,15 @@ import numpy as np
 import pandas as pd
 import streamlit as st
 
-from kvlens.app.figures.metrics import head_label, metric_of
 from kvlens.app.ui.common.chart import canvas_menu
 from kvlens.app.ui.common.data import TraceReader, titles
-from kvlens.app.ui.common.player.payload import cube
 from kvlens.app.ui.common.spantext import span_text, window_range
 from kvlens.app.ui.common.state import Selection
 from kvlens.lens.output import output_text
 from kvlens.memory.budget import NO_LIMIT
 from kvlens.models.find import short_model
+from kvlens.player.payload import cube
+from kvlens.recording.metrics import head_label, metric_of
 from kvlens.text import words
 from kvlens.text.plaintext import visible
 from kvlens.text.units import counted, duration, si_bytes

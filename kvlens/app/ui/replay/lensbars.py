@@ -6,13 +6,13 @@ import numpy as np
 import pandas as pd
 import streamlit as st
 
-from kvlens.app.figures.metrics import head_label
 from kvlens.app.ui.common.data import TraceReader
-from kvlens.app.ui.common.player.lens import sampling
-from kvlens.app.ui.common.player.payload import needle_tokens
 from kvlens.app.ui.common.spantext import span_text, window_range
 from kvlens.app.ui.common.state import Selection
 from kvlens.lens.lines import LEAST, joined, ranges_in_words
+from kvlens.player.lens import sampling
+from kvlens.player.payload import needle_tokens
+from kvlens.recording.metrics import head_label
 
 
 def wanted(reader: TraceReader, chosen: Selection) -> None:

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from kvlens.app.ui.common.data import TraceReader
-from kvlens.app.ui.common.player.payload import needle_tokens
 from kvlens.lens.lines import inside, joined, ranges_in_words, ranked
 from kvlens.lens.pieces import Piece
 from kvlens.lens.verdict import Verdict
+from kvlens.player.payload import needle_tokens
 
 MOST = 5
 """things of most effect, or missed most, that are offered together"""

@@ -8,8 +8,6 @@ import streamlit as st
 
 from kvlens.app.ui.common import comparing, data, lensdata, lensjobs, places
 from kvlens.app.ui.common.data import TraceReader
-from kvlens.app.ui.common.player.lens import diverged, sampling
-from kvlens.app.ui.common.player.payload import needle_tokens
 from kvlens.app.ui.common.spantext import span_text
 from kvlens.app.ui.common.state import Selection
 from kvlens.app.ui.common.widgets import plain
@@ -19,6 +17,8 @@ from kvlens.lens.severity import severity
 from kvlens.lens.tries import try_of
 from kvlens.lens.verdict import Missed, Verdict
 from kvlens.meta import RunMeta
+from kvlens.player.lens import diverged, sampling
+from kvlens.player.payload import needle_tokens
 from kvlens.store.cells import row_of_largest
 from kvlens.store.errors import TraceError
 from kvlens.text.units import counted, si_bytes

@@ -8,10 +8,10 @@ from importlib.resources import files
 import streamlit as st
 
 from kvlens.app import gallery
-from kvlens.app.ui.common.player.lens import LEAST_HOLE
 from kvlens.lens.severity import Severity, severity
 from kvlens.lens.verdict import Missed, Verdict
 from kvlens.meta import Counterfactual
+from kvlens.player.lens import LEAST_HOLE
 from kvlens.store.reader import TraceReader
 
 _FOLDER = files(__package__)

@@ -8,10 +8,10 @@ import numpy as np
 import pandas as pd
 import streamlit as st
 
-from kvlens.app.ui.common.player.payload import needle_tokens
 from kvlens.app.ui.common.spantext import span_text, window_range
 from kvlens.app.ui.common.state import Selection
 from kvlens.app.ui.spans.cuts import Cut, Text, previews
+from kvlens.player.payload import needle_tokens
 from kvlens.rows import SPAN_STATES
 from kvlens.store.reader import TraceReader
 

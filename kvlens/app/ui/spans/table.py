@@ -5,14 +5,14 @@ from __future__ import annotations
 import pandas as pd
 import streamlit as st
 
-from kvlens.app.figures.metrics import head_label
-from kvlens.app.figures.passages import passage
 from kvlens.app.figures.spanlengths import length_histogram
 from kvlens.app.ui.common import session
 from kvlens.app.ui.common.chart import chart, menu
 from kvlens.app.ui.common.data import TraceReader
 from kvlens.app.ui.spans.data import View
+from kvlens.recording.metrics import head_label
 from kvlens.text import words
+from kvlens.text.passages import passage
 from kvlens.text.plaintext import visible
 from kvlens.text.units import si_bytes
 

@@ -1,39 +1,24 @@
 """The client-side player: two inline components, one that keeps a run's payload in the page and one that draws it.
 
-Playing sends nothing to the server. The JavaScript is in the files beside this one, joined in order; no build step."""
+Playing sends nothing to the server. The JavaScript is kvlens/player/web and the two files beside this one."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib.resources import files
+from pathlib import Path
 
 import streamlit as st
 
-_FOLDER = files(__package__)
-_STORE_PARTS = ("codec.js", "store.js")
-_PLAYER_PARTS = (
-    "codec.js",
-    "color.js",
-    "spans.js",
-    "strip.js",
-    "cachemap.js",
-    "wanted.js",
-    "heatmap.js",
-    "tracks.js",
-    "jumps.js",
-    "stepper.js",
-    "player.js",
-    "render.js",
-)
+from kvlens.player.script import WEB, joined
 
+_FOLDER = Path(__file__).resolve().parent
 
-def _join(parts: tuple[str, ...]) -> str:
-    return "\n".join((_FOLDER / part).read_text(encoding="utf-8") for part in parts)
-
-
-_store = st.components.v2.component("kvlens_store", js=_join(_STORE_PARTS))
+_store = st.components.v2.component("kvlens_store", js=joined(_FOLDER / "store.js"))
 _player = st.components.v2.component(
-    "kvlens_player", html=_join(("player.html",)), css=_join(("player.css",)), js=_join(_PLAYER_PARTS)
+    "kvlens_player",
+    html=(WEB / "player.html").read_text(encoding="utf-8"),
+    css=(WEB / "player.css").read_text(encoding="utf-8"),
+    js=joined(_FOLDER / "component.js"),
 )
 
 KEY = "player"

@@ -1,5 +1,7 @@
 // Zero-height component: keeps the payload of a run in the page, where the player finds it. The two latest runs are kept.
 
+import { sharedRuns, unpack } from "../../../../player/web/codec.js";
+
 export default function ({ data }) {
   const { header, arrays } = unpack(data);
   const runs = sharedRuns();

@@ -1,46 +1,28 @@
 """Two runs on one cursor, in the browser: two token strips, the maps of A, B and B - A at the step, curves over each
 other.
 
-It is the player's parts (../player) put together for two runs; both payloads are kept in the page as the player's is,
-so that playing sends nothing to the server."""
+The view joins the player's parts (kvlens/player/web) for two runs. The page keeps both payloads as it keeps the
+player's, so playing sends nothing to the server."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib.resources import files
+from pathlib import Path
 
 import streamlit as st
 
-from kvlens.app.ui.common.player.codec import pack
+from kvlens.player.codec import pack
+from kvlens.player.script import WEB, joined
 
-_PLAYER = files("kvlens.app.ui.common.player")
-_OWN = files(__package__)
+_FOLDER = Path(__file__).resolve().parent
+_STORE = joined(_FOLDER.parents[1] / "common/player/store.js")
 
-
-def _join(*parts: str) -> str:
-    """Files of the player, or of this folder where they begin with 'pair'."""
-    return "\n".join(
-        ((_OWN if part.startswith("pair") else _PLAYER) / part).read_text(encoding="utf-8") for part in parts
-    )
-
-
-_store = st.components.v2.component("kvlens_pair_store", js=_join("codec.js", "store.js"))
+_store = st.components.v2.component("kvlens_pair_store", js=_STORE)
 _pair = st.components.v2.component(
     "kvlens_pair",
-    html=_join("pair.html"),
-    css=_join("player.css", "pair.css"),
-    js=_join(
-        "codec.js",
-        "color.js",
-        "spans.js",
-        "strip.js",
-        "heatmap.js",
-        "tracks.js",
-        "stepper.js",
-        "pairparts.js",
-        "pair.js",
-        "pairdraw.js",
-    ),
+    html=(_FOLDER / "pair.html").read_text(encoding="utf-8"),
+    css="\n".join(path.read_text(encoding="utf-8") for path in (WEB / "player.css", _FOLDER / "pair.css")),
+    js=joined(_FOLDER / "component.js"),
 )
 
 KEY = "pair_player"

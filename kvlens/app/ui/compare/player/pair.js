@@ -1,8 +1,12 @@
 // Two runs, one selection (step, layer, head, metric). Moving is local; Python hears of it after a short pause.
 
-const LIVE_PAIRS = new WeakMap();
+import { decode, sharedRuns } from "../../../../player/web/codec.js";
+import { HeadMap } from "../../../../player/web/heatmap.js";
+import { SpanClock } from "../../../../player/web/spans.js";
+import { PairTracks, PartedStrip, difference, pairTracks } from "./pairparts.js";
+import { PairPicture } from "./pairpicture.js";
 
-class PairView extends Stepper {
+export class PairView extends PairPicture {
   constructor(root) {
     super(root);
     const strip = (box, generated) => new PartedStrip(box, generated, (pos) => this.pickToken(pos));

@@ -1,8 +1,13 @@
 // What two runs need beyond the player's parts: a strip that shows where they part, curves with two values, the cube of B - A.
 
+import { NOT_RECORDED, decode, formatValue } from "../../../../player/web/codec.js";
+import { context2d } from "../../../../player/web/color.js";
+import { TokenStrip } from "../../../../player/web/strip.js";
+import { Tracks } from "../../../../player/web/tracks.js";
+
 // A strip of the prompt alone, with a question that was fed after it, or of what was generated; tokens generated after the
 // first divergence stand in another context than the other run's.
-class PartedStrip extends TokenStrip {
+export class PartedStrip extends TokenStrip {
   constructor(box, generated, onPick) {
     super(box, onPick, () => {});
     this.generated = generated;
@@ -34,7 +39,7 @@ class PartedStrip extends TokenStrip {
 }
 
 // Curves of A (blue, solid) and B (orange, dashed); the values of both stand at the right end.
-class PairTracks extends Tracks {
+export class PairTracks extends Tracks {
   // A recorded step between two that were not has no line to be part of.
   curve(ctx, values, y, width, color, dash) {
     super.curve(ctx, values, y, width, color, dash);
@@ -61,7 +66,7 @@ class PairTracks extends Tracks {
 }
 
 // B - A of one metric as a run of its own, coded over [-most, most]; null where the maps do not correspond.
-function difference(a, b, metricA, metricB) {
+export function difference(a, b, metricA, metricB) {
   const [one, two] = [a.arrays[`cube:${metricA.name}`], b.arrays[`cube:${metricB.name}`]];
   if (!one || !two) return null;
   const { layers, q_heads: heads } = a.header;
@@ -82,7 +87,7 @@ function difference(a, b, metricA, metricB) {
 }
 
 // The tracks of both runs under one name; what one of them did not record is empty there.
-function pairTracks(a, b) {
+export function pairTracks(a, b) {
   const plainTitles = { peak: "KV bytes on the device, peak in step", kl: "KL(full KV \u2016 run) of the next token" };
   const names = [...new Set([...a.header.tracks, ...b.header.tracks].map((track) => track.name))];
   return names.map((name) => {
@@ -92,17 +97,4 @@ function pairTracks(a, b) {
       values: a.arrays[`track:${name}`] || [], second: { values: b.arrays[`track:${name}`] || [] },
     };
   });
-}
-
-function textNode(text, className = "") {
-  const node = document.createElement("span");
-  node.textContent = text;
-  node.className = className;
-  return node;
-}
-
-function rampNode(table) {
-  const node = textNode("", "ramp");
-  node.style.backgroundImage = gradient(table);
-  return node;
 }

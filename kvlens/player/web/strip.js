@@ -1,5 +1,8 @@
 // The token strip: real text in the DOM (textContent only), at most WINDOW tokens at a time, coloured per step.
 
+import { visibleText } from "./codec.js";
+import { STATES, css, ink, inkOn, pale } from "./color.js";
+
 const WINDOW = 2048;
 const ALL_IN_DOM = 3000; // up to here every token is in the DOM and there is no window to move
 
@@ -12,7 +15,7 @@ function boundary(text) {
   return mark;
 }
 
-class TokenStrip {
+export class TokenStrip {
   constructor(box, onPick, onHover) {
     this.box = box;
     this.start = 0;

@@ -1,6 +1,9 @@
 // Layer x query-head map of one metric at one step. KV groups are ruled apart and named under the query heads.
 
-class HeadMap {
+import { NOT_RECORDED, decode } from "./codec.js";
+import { DIVERGING, SEQUENTIAL, VERMILION, context2d, css } from "./color.js";
+
+export class HeadMap {
   constructor(canvas, onPick, onHover) {
     this.canvas = canvas;
     canvas.addEventListener("click", (e) => { const at = this.cell(e); if (at) onPick(at[0], at[1]); });

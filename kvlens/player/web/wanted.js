@@ -1,10 +1,13 @@
 // What full KV would have read at this step with the selected head's own query, beside what the run read: a bar per span.
 
+import { decode, visibleText } from "./codec.js";
+import { VERMILION, context2d } from "./color.js";
+
 const WANTED_ROWS = 5;
 const WANTED_ROW = 23; // px
 const ORANGE = "#E69F00";
 
-class Wanted {
+export class Wanted {
   constructor(canvas, onPick) {
     this.canvas = canvas;
     canvas.addEventListener("click", (e) => {

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from kvlens.app.ui.common.player.codec import quantise
-from kvlens.app.ui.common.player.sparse import sparse
 from kvlens.lens.verdict import Verdict
+from kvlens.player.codec import quantise
+from kvlens.player.sparse import sparse
 from kvlens.recording.sampling import words
 from kvlens.store.reader import TraceReader
 

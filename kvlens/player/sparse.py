@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from kvlens.app.ui.common.player.codec import quantise
+from kvlens.player.codec import quantise
 
 
 def places(spans: pd.DataFrame) -> pd.Series:

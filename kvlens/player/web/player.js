@@ -2,13 +2,23 @@
 // bars of what full KV wanted and the tracks.
 // Moving is local; Python hears of it after a short pause (commit) and answers with a slice for the selected head.
 
+import { CacheMap } from "./cachemap.js";
+import { sharedRuns } from "./codec.js";
+import { HeadMap } from "./heatmap.js";
+import { Jumps } from "./jumps.js";
+import { Picture } from "./picture.js";
+import { SpanClock } from "./spans.js";
+import { TokenStrip } from "./strip.js";
+import { Tracks } from "./tracks.js";
+import { Wanted } from "./wanted.js";
+
 const KEYS = [
   ["\u2190 \u2192", "one step"], ["Shift + \u2190 \u2192", "ten steps"], ["Home, End", "first, last step"], ["Space", "play, pause"],
   ["N P", "next, previous: lost steps, worst regret, corrections"], ["Shift + N P", "next, previous recall"],
   ["[ ]", "layer up, down"], ["W S", "cache map closer, farther (or Ctrl + wheel)"], ["A D", "cache map left, right (or drag)"], ["Esc", "clear the selected span"], ["?", "these keys"],
 ];
 
-class Player extends Stepper {
+export class Player extends Picture {
   constructor(root) {
     super(root);
     this.follow = true;

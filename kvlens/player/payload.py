@@ -10,15 +10,16 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from kvlens.app.figures.metrics import Metric, metric_of
-from kvlens.app.figures.passages import continued
-from kvlens.app.ui.common.player import lens
-from kvlens.app.ui.common.player.codec import pack, quantise
-from kvlens.app.ui.common.player.sparse import places, sparse
-from kvlens.app.ui.common.state import Selection
 from kvlens.lens.verdict import Verdict
+from kvlens.player import lens
+from kvlens.player.codec import pack, quantise
+from kvlens.player.opening import Place
+from kvlens.player.sparse import places, sparse
+from kvlens.recording.metrics import METRICS, Metric, metric_of
 from kvlens.rows import SPAN_STATES
 from kvlens.store.reader import TraceReader
+from kvlens.text.passages import continued
+from kvlens.text.plaintext import visible
 
 #: Metric cubes take two bytes per value; those beyond this sum are sent when they are asked for.
 CUBE_BYTES = 24_000_000
@@ -29,6 +30,12 @@ def per_step_metrics(reader: TraceReader) -> list[str]:
     if reader.meta.trace_level == "summary":
         return []
     return [*reader.metrics(), *reader.kv_metrics()]
+
+
+def ordered_metrics(reader: TraceReader) -> list[str]:
+    """Return `per_step_metrics` in the order of METRICS; metrics that METRICS lacks come last."""
+    places = {name: place for place, name in enumerate(METRICS)}
+    return sorted(per_step_metrics(reader), key=lambda name: places.get(name, len(METRICS)))
 
 
 def cube(reader: TraceReader, name: str) -> np.ndarray:
@@ -83,7 +90,7 @@ def run_payload(
         "kv_heads": reader.kv_heads,
         "prompt": int((~generated).sum()),
         "asked": reader.meta.asked_steps,
-        "texts": [str(text) for text in tokens["text"]],
+        "texts": [visible(text) for text in tokens["text"]],
         "continued": continued(tokens),
         "spans": _span_list(spans),
         "span_masses": masses,
@@ -99,10 +106,10 @@ def run_payload(
     return pack(header, arrays)
 
 
-def slice_payload(reader: TraceReader, identity: str, chosen: Selection, revision: int) -> bytes:
+def slice_payload(reader: TraceReader, identity: str, place: Place, revision: int) -> bytes:
     """What the player needs for the selected head: its span masses and the states of its KV head's spans, over all
     steps."""
-    layer, head = chosen.layer or 0, chosen.head or 0
+    layer, head = place.layer, place.head
     spans = reader.spans()
     arrays = state_changes(reader, spans, layer, head // (reader.q_heads // reader.kv_heads))
     masses = reader.span_mass(layer, head).sort_values(["step", "span"])
@@ -111,11 +118,11 @@ def slice_payload(reader: TraceReader, identity: str, chosen: Selection, revisio
     header = {
         "payload": identity,
         "rev": revision,
-        "step": chosen.step or 0,
+        "step": place.step,
         "layer": layer,
         "head": head,
-        "span": chosen.span,
-        "metric": chosen.metric,
+        "span": place.span,
+        "metric": place.metric,
     }
     return pack(header, arrays)
 

@@ -1,6 +1,9 @@
 // What is true at one step: which span each token belongs to, the mass and the state of each span.
 
-class SpanClock {
+import { decode } from "./codec.js";
+import { SEQUENTIAL, STATES, STATE_WORDS } from "./color.js";
+
+export class SpanClock {
   constructor(run) {
     this.run = run;
     this.count = run.header.texts.length;
@@ -106,7 +109,7 @@ const MASS_DECADES = 4;
 const SURPRISAL_TOP = 10; // nats; the colour range ends here, the legend says so
 
 // Colour entry per token, 255: not recorded. Returns the colour table and what the legend says.
-function colorTokens(mode, run, clock, step, out) {
+export function colorTokens(mode, run, clock, step, out) {
   if (mode === "surprisal") {
     const { surprisal } = run.arrays;
     for (let i = 0; i < out.length; i++) {

@@ -1,13 +1,16 @@
 // The cache map: tokens across, decode steps down, colour = the state of a token's span for the selected KV head while the
 // step attended. Red where full KV attended and the run did not: a hole. Drawn once per head and range; a step moves lines.
 
-const HOLE = [178, 0, 24];
+import { decode } from "./codec.js";
+import { GREY, STATE_WORDS, VERMILION, context2d, pale } from "./color.js";
+
+export const HOLE = [178, 0, 24];
 const HOLE_LEAST = 0.01; // share of full KV's attention below which nothing is called a hole
 const HOLE_FULL = 0.3; // from here on a hole is drawn in its whole colour
 const UNSAMPLED = 6; // px of the grey edge beside a row whose full attention was not recorded
 const LEAST_ROW = 2; // px; where steps need less, several share a row and the deepest hole shows
 
-class CacheMap {
+export class CacheMap {
   constructor(canvas, onPick, onHover) {
     this.canvas = canvas;
     this.margin = { left: 46, right: 10, top: 12, bottom: 30 };

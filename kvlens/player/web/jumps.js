@@ -8,7 +8,7 @@ const JUMPS = [
 ];
 const NAMED = ["loss", "lost", "regret", "correction"]; // what N and P go through; recalls are too many, they have Shift
 
-class Jumps {
+export class Jumps {
   constructor(box, go) {
     this.go = go;
     this.buttons = {};

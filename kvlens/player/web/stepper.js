@@ -1,10 +1,10 @@
-// Moving through the steps of a run, alone (player.js) or beside another (../compare/player/pair.js): buttons, keys, the clock of playing.
+// Moving through the steps of a run, alone (player.js) or beside another (app/ui/compare/player/pair.js): buttons, keys, the clock of playing.
 // Whoever extends it has draw(), refresh(), selection(), ownKeys() and `loaded`, and sets `steps`, `step`, `layer`, `head`.
 
 const RATES = [5, 10, 20, 30, 60];
 const COMMIT_MS = 220;
 
-class Stepper {
+export class Stepper {
   constructor(root) {
     this.root = root;
     root.addEventListener("redraw", () => this.draw()); // for a picture to keep

@@ -1,8 +1,11 @@
 // Quantities over all steps, one under the other, with one cursor. The curves are drawn once and kept; a step moves the cursor.
 
+import { formatBytes, formatValue } from "./codec.js";
+import { VERMILION, context2d } from "./color.js";
+
 const MARK = "#CC79A7";
 
-class Tracks {
+export class Tracks {
   constructor(canvas, onScrub, onRelease) {
     this.canvas = canvas;
     this.margin = { left: 64, right: 10, top: 4, bottom: 30 };
@@ -175,7 +178,7 @@ class Tracks {
   }
 }
 
-function axisText(value, unit) {
+export function axisText(value, unit) {
   if (unit === "bytes") return formatBytes(value);
   return Math.abs(value) < 1e-6 ? "0" : String(Number(value.toPrecision(3)));
 }

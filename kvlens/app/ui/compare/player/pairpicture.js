@@ -1,6 +1,14 @@
-// Drawing of the view of two runs and the words beside the pictures. Mixed into PairView, whose state it reads.
+// Drawing of the view of two runs and the words beside the pictures. PairView (pair.js) has what moves and what is picked.
 
-Object.assign(PairView.prototype, {
+import { formatValue, visibleText } from "../../../../player/web/codec.js";
+import { DIVERGING, SEQUENTIAL, readTheme } from "../../../../player/web/color.js";
+import { HeadMap } from "../../../../player/web/heatmap.js";
+import { ramp, textNode } from "../../../../player/web/nodes.js";
+import { colorTokens } from "../../../../player/web/spans.js";
+import { Stepper } from "../../../../player/web/stepper.js";
+import { axisText } from "../../../../player/web/tracks.js";
+
+export class PairPicture extends Stepper {
   draw() {
     if (!this.runs || this.steps === 0) return;
     const { el } = this;
@@ -20,11 +28,11 @@ Object.assign(PairView.prototype, {
     views.forEach((view, i) => this.maps[i].draw(view, mapWidth, height, theme));
     this.tracks.draw(this, width, this.tracks.tracks.length * 64 + 34, theme);
     this.words();
-  },
+  }
 
   at() {
     return { step: this.step, layer: this.layer, head: this.head };
-  },
+  }
 
   drawStrip(run, i) {
     const last = run.header.steps - 1;
@@ -36,17 +44,17 @@ Object.assign(PairView.prototype, {
     const text = visibleText(run.header.texts[current]).replace(/\n/g, "");
     const said = this.step > last ? `ended at step ${last}` : `\u201c${text}\u201d, log p ${formatValue(run.arrays.logprob[step], "nats")}`;
     this.el[i === 0 ? "nowA" : "nowB"].textContent = `${i === 0 ? "A" : "B"} \u00b7 ${this.header.labels[i]}\nstep ${this.step}: ${said}`;
-  },
+  }
 
   drawPrompt() {
     this.prompt.draw(this.stripView(this.whose));
-  },
+  }
 
   stripView(i) {
     const run = this.runs[i];
     const current = run.arrays.pos_of_step[Math.min(this.step, run.header.steps - 1)];
     return { clock: this.clocks[i], current, span: null, colors: this.colors[i], legend: this.legend, follow: true };
-  },
+  }
 
   words() {
     const { el, step, header } = this;
@@ -60,7 +68,7 @@ Object.assign(PairView.prototype, {
     el.player.dataset.apart = String(apart);
     this.drawLegend();
     this.hover(null);
-  },
+  }
 
   drawLegend() {
     const { legend } = this;
@@ -70,19 +78,19 @@ Object.assign(PairView.prototype, {
     const marks = this.header.diverged === null ? [] : [
       textNode("", "mark here"), textNode("first divergence"), textNode("", "mark after"), textNode("different contexts"),
     ];
-    this.el.legend.replaceChildren(textNode(legend.lo), rampNode(legend.table), textNode(legend.hi), ...marks, textNode(`\u00b7 ${legend.note}`));
+    this.el.legend.replaceChildren(textNode(legend.lo), ramp(legend.table), textNode(legend.hi), ...marks, textNode(`\u00b7 ${legend.note}`));
     if (!this.range) return;
     const [metric, end] = [this.about, (value) => axisText(value, this.about.unit)];
     const unit = metric.unit === "bytes" ? "" : ` ${metric.unit}`;
     const parts = [textNode(`${metric.title} in A and B`), textNode(end(this.range[0])),
-      rampNode(metric.diverging ? DIVERGING : SEQUENTIAL), textNode(end(this.range[1]) + unit)];
+      ramp(metric.diverging ? DIVERGING : SEQUENTIAL), textNode(end(this.range[1]) + unit)];
     if (this.delta) {
-      parts.push(textNode("\u00b7 B \u2212 A"), textNode(end(this.delta.range[0])), rampNode(DIVERGING), textNode(`+${end(this.delta.range[1])}${unit}`),
+      parts.push(textNode("\u00b7 B \u2212 A"), textNode(end(this.delta.range[0])), ramp(DIVERGING), textNode(`+${end(this.delta.range[1])}${unit}`),
         textNode("red: more in B, blue: less in B"));
     }
     const missing = textNode("", "swatch nr");
     this.el.scale.replaceChildren(...parts, missing, textNode("not recorded (n/r)"));
-  },
+  }
 
   hover(cell) {
     if (!this.range) {
@@ -95,41 +103,5 @@ Object.assign(PairView.prototype, {
     const change = Number.isNaN(two - one) ? "" : ` \u00b7 ${two === one ? "the same" : `${formatValue(Math.abs(two - one), unit)} ${two > one ? "more" : "less"} in B`}`;
     this.el.cell.textContent = `${cell ? "under the pointer" : "selected"}: ${this.headName(layer, head)} \u00b7 ${this.about.title} at step ${this.step}: `
       + `A ${formatValue(one, unit)} \u00b7 B ${formatValue(two, unit)}${change}`;
-  },
-});
-
-// Keys also work while the focus is on nothing that uses keys itself.
-const KEY_USERS = "input, textarea, select, button, canvas, [contenteditable], [role=slider], [role=combobox], [role=grid], [role=menu]";
-
-// Everything outside the component that the view listens to; returns what takes it off again.
-function listen(view) {
-  const onRun = () => view.attach();
-  const onKey = (event) => { if (!event.target.closest?.(KEY_USERS)) view.key(event); };
-  const redraw = () => view.draw();
-  const sizes = new ResizeObserver(redraw);
-  const scheme = window.matchMedia("(prefers-color-scheme: dark)");
-  window.addEventListener("kvlens:run", onRun);
-  document.addEventListener("keydown", onKey);
-  scheme.addEventListener("change", redraw);
-  sizes.observe(view.el.player);
-  return () => {
-    window.removeEventListener("kvlens:run", onRun);
-    document.removeEventListener("keydown", onKey);
-    scheme.removeEventListener("change", redraw);
-    sizes.disconnect();
-  };
-}
-
-export default function (component) {
-  const { data, parentElement: root, setStateValue } = component;
-  let view = LIVE_PAIRS.get(root);
-  if (!view || view.el.stripA !== root.querySelector("#stripA")) {
-    view = new PairView(root);
-    LIVE_PAIRS.set(root, view);
   }
-  // This function runs again whenever Python sends data, without the clean-up of the time before.
-  view.stopListening?.();
-  view.stopListening = listen(view);
-  view.receive(unpack(data).header, setStateValue);
-  return () => view.stopListening();
 }

@@ -1,9 +1,18 @@
-// Drawing of the player and the words beside the pictures. Mixed into Player, whose state it reads.
+// Drawing of the player and the words beside the pictures. Player (player.js) has what moves and what is picked.
 
-const LIVE_PLAYERS = new WeakMap();
+import { HOLE } from "./cachemap.js";
+import { NOT_RECORDED, decode, formatValue, visibleText } from "./codec.js";
+import { DIVERGING, GREY, SEQUENTIAL, STATE_WORDS, css, pale, readTheme, rgb } from "./color.js";
+import { HeadMap } from "./heatmap.js";
+import { pair, ramp, swatch, textNode } from "./nodes.js";
+import { colorTokens } from "./spans.js";
+import { Stepper } from "./stepper.js";
+import { axisText } from "./tracks.js";
+import { Wanted } from "./wanted.js";
+
 const MAP_HEIGHT = 196; // px
 
-Object.assign(Player.prototype, {
+export class Picture extends Stepper {
   // After a change that is more than a step: other head, other metric, other size.
   refresh() {
     const { header, arrays } = this.run;
@@ -20,7 +29,7 @@ Object.assign(Player.prototype, {
     }
     this.tracks.setTracks(tracks, this.steps, header.diverged);
     this.draw();
-  },
+  }
 
   // What the selected head read of the selected span, beside what it would have read of all keys; NaN where it was not listed.
   spanTrack() {
@@ -32,19 +41,19 @@ Object.assign(Player.prototype, {
       title: `mass on span ${this.span}, ${this.headName()}: this run (blue), full KV (orange)`, unit: "share", zero: true, pending: !here,
       values: rows.map((row) => row.mass), second: { values: rows.map((row) => row.full) },
     };
-  },
+  }
 
   headSeries() {
     const { layers, q_heads: heads } = this.run.header;
     const codes = this.run.arrays[`cube:${this.metric.name}`];
     const at = (step) => (codes ? codes[(step * layers + this.layer) * heads + this.head] : NOT_RECORDED);
     return Float64Array.from({ length: this.steps }, (_, step) => decode(at(step), this.metric.lo, this.metric.hi));
-  },
+  }
 
   headName(layer = this.layer, head = this.head) {
     const { q_heads: heads, kv_heads: kvHeads } = this.run.header;
     return `L${layer} Q${head} (KV${Math.floor(head / (heads / kvHeads))})`;
-  },
+  }
 
   draw() {
     if (!this.run || this.steps === 0) return;
@@ -67,7 +76,7 @@ Object.assign(Player.prototype, {
     this.wanted.draw(this, narrow, Wanted.height, theme);
     this.tracks.draw(this, width, this.tracks.tracks.length * 60 + 34, theme);
     this.words();
-  },
+  }
 
   words() {
     const { el, run, step } = this;
@@ -84,16 +93,16 @@ Object.assign(Player.prototype, {
     this.drawLegend();
     this.hoverToken(this.hovered ?? null);
     this.hoverHead(this.hoveredCell ?? null);
-  },
+  }
 
   // The states that some span of the selected KV head has at some step.
   seenStates() {
     return [...new Set(this.slice.arrays.change_state || [])].sort((a, b) => a - b);
-  },
+  }
 
   stateWord(code) {
-    return pair(swatch(`rgb(${pale(code, this.ground)})`), words(STATE_WORDS[code]));
-  },
+    return pair(swatch(`rgb(${pale(code, this.ground)})`), textNode(STATE_WORDS[code]));
+  }
 
   drawLegend() {
     const { legend } = this;
@@ -102,8 +111,8 @@ Object.assign(Player.prototype, {
       this.legendKey = key;
       const parts = legend.states
         ? this.seenStates().map((code) => this.stateWord(code))
-        : [words(legend.lo), ramp(legend.table), words(legend.hi)];
-      this.el.legend.replaceChildren(...parts, pair(swatch(css(legend.table, 255)), words(legend.missing || "not recorded")), words(`\u00b7 ${legend.note}`));
+        : [textNode(legend.lo), ramp(legend.table), textNode(legend.hi)];
+      this.el.legend.replaceChildren(...parts, pair(swatch(css(legend.table, 255)), textNode(legend.missing || "not recorded")), textNode(`\u00b7 ${legend.note}`));
     }
     this.mapWords();
     if (!this.metric) return;
@@ -116,9 +125,9 @@ Object.assign(Player.prototype, {
     nr.classList.add("nr");
     const owner = metric.level === "kv" ? " \u00b7 a figure of the KV head, shown for each of its query heads" : "";
     this.el.metric.title = this.el.scale.title = `${metric.title}: ${metric.doc}${owner}`;
-    this.el.scale.replaceChildren(words(axisText(range[0], metric.unit)), ramp(table),
-      words(`${axisText(range[1], metric.unit)} ${metric.unit === "bytes" ? "" : metric.unit}`), pair(nr, words("not recorded (n/r)")));
-  },
+    this.el.scale.replaceChildren(textNode(axisText(range[0], metric.unit)), ramp(table),
+      textNode(`${axisText(range[1], metric.unit)} ${metric.unit === "bytes" ? "" : metric.unit}`), pair(nr, textNode("not recorded (n/r)")));
+  }
 
   // What the cache map shows and in which colours: only the states that occur for the KV head.
   mapWords() {
@@ -131,11 +140,11 @@ Object.assign(Player.prototype, {
     this.el.mapTitle.textContent = `cache map, L${header.layer} KV${Math.floor(header.head / (heads / kvHeads))}`;
     const parts = this.seenStates().map((code) => this.stateWord(code));
     const known = this.worst ? this.run.arrays.worst_start : arrays.wanted_start;
-    parts.push(known ? pair(swatch(`rgb(${HOLE})`), words("hole: full KV attended, the run did not")) : words("\u00b7 holes not recorded"));
+    parts.push(known ? pair(swatch(`rgb(${HOLE})`), textNode("hole: full KV attended, the run did not")) : textNode("\u00b7 holes not recorded"));
     const all = Array.from({ length: this.steps }, (_, step) => this.map.sampled(step)).every((found) => found);
-    if (known && !all) parts.push(pair(swatch(`rgb(${GREY})`), words("edge: full attention not recorded at this step")));
+    if (known && !all) parts.push(pair(swatch(`rgb(${GREY})`), textNode("edge: full attention not recorded at this step")));
     this.el.mapLegend.replaceChildren(...parts);
-  },
+  }
 
   // The words below the cache map for the place under the pointer.
   hoverPlace(place) {
@@ -149,7 +158,7 @@ Object.assign(Player.prototype, {
     const who = hole && hole.head !== null ? this.headName(Math.floor(hole.head / header.q_heads), hole.head % header.q_heads) : this.headName();
     const lost = hole ? `full KV's ${who} gives ${hole.to - hole.from > 1 ? `tokens ${hole.from}\u2013${hole.to - 1}` : `token ${hole.from}`} ${hole.mass.toFixed(3)} that this run did not attend; click to choose the span` : this.map.sampled(step) ? "no hole here" : "full attention was not recorded at this step";
     this.el.token.textContent = `step ${step} \u00b7 #${pos} \u201c${text}\u201d \u00b7 ${span}\n${lost}`;
-  },
+  }
 
   hoverToken(pos) {
     this.hovered = pos;
@@ -171,7 +180,7 @@ Object.assign(Player.prototype, {
       line += `\nspan ${span.id} (${span.kind}, ${range}) at step ${step}: ${this.massWords(index)} \u00b7 state ${clock.state(index) || "not recorded"}`;
     } else line += "\nin no span at this step";
     this.el.token.textContent = line;
-  },
+  }
 
   // Lists are cut after the strongest spans, so a mean over heads is a lower bound and an absent span is not a zero.
   massWords(index) {
@@ -179,7 +188,7 @@ Object.assign(Player.prototype, {
     const all = Number.isNaN(mean) ? "listed by no head" : `mean mass over all heads \u2265 ${mean.toFixed(4)}`;
     const mine = Number.isNaN(head) ? `not listed by ${this.headName()}` : `${this.headName()} mass \u2248 ${head.toFixed(4)}`;
     return this.run.header.span_masses ? `${all} \u00b7 ${mine}` : "mass not recorded";
-  },
+  }
 
   hoverHead(cell) {
     this.hoveredCell = cell;
@@ -193,75 +202,5 @@ Object.assign(Player.prototype, {
     const code = codes ? codes[(this.step * layers + layer) * heads + head] : NOT_RECORDED;
     const value = codes ? formatValue(decode(code, this.metric.lo, this.metric.hi), this.metric.unit) : "being loaded\u2026";
     this.el.cell.textContent = `${cell ? "under the pointer" : "selected"}: ${this.headName(layer, head)} \u00b7 ${this.metric.title} at step ${this.step}: ${value}`;
-  },
-});
-
-function words(text) {
-  const node = document.createElement("span");
-  node.textContent = text;
-  return node;
-}
-
-// A swatch and its word, never parted by a line break.
-function pair(...nodes) {
-  const node = document.createElement("span");
-  node.className = "pair";
-  node.append(...nodes);
-  return node;
-}
-
-function swatch(color) {
-  const node = document.createElement("span");
-  node.className = "swatch";
-  node.style.backgroundColor = color;
-  return node;
-}
-
-function ramp(table) {
-  const node = document.createElement("span");
-  node.className = "ramp";
-  node.style.backgroundImage = gradient(table);
-  return node;
-}
-
-// Keys also work while the focus is on nothing that uses keys itself, so that a page can be played at once.
-const KEY_USERS = "input, textarea, select, button, canvas, [contenteditable], [role=slider], [role=combobox], [role=grid], [role=menu]";
-
-function pageKeys(player) {
-  return (event) => {
-    if (!event.target.closest?.(KEY_USERS)) player.key(event);
-  };
-}
-
-export default function (component) {
-  const { data, parentElement: root, setStateValue } = component;
-  let player = LIVE_PLAYERS.get(root);
-  if (!player || player.el.strip !== root.querySelector("#strip")) {
-    player = new Player(root);
-    LIVE_PLAYERS.set(root, player);
   }
-  // This function runs again whenever Python sends data, without the clean-up of the time before.
-  player.stopListening?.();
-  player.stopListening = listen(player);
-  player.receive(unpack(data), setStateValue);
-  return () => player.stopListening();
-}
-
-// Everything outside the component that the player listens to; returns what takes it off again.
-function listen(player) {
-  const onRun = () => player.attach();
-  const onKey = pageKeys(player);
-  const redraw = () => player.draw();
-  const sizes = new ResizeObserver(redraw);
-  const scheme = window.matchMedia("(prefers-color-scheme: dark)");
-  window.addEventListener("kvlens:run", onRun);
-  document.addEventListener("keydown", onKey);
-  scheme.addEventListener("change", redraw);
-  sizes.observe(player.el.player);
-  return () => {
-    window.removeEventListener("kvlens:run", onRun);
-    document.removeEventListener("keydown", onKey);
-    scheme.removeEventListener("change", redraw);
-    sizes.disconnect();
-  };
 }

@@ -1,0 +1,29 @@
+// What a view listens to outside its own nodes.
+
+// Keys also work while the focus is on nothing that uses keys itself, so that a page can be played at once.
+const KEY_USERS = "input, textarea, select, button, canvas, [contenteditable], [role=slider], [role=combobox], [role=grid], [role=menu]";
+
+function pageKeys(view) {
+  return (event) => {
+    if (!event.target.closest?.(KEY_USERS)) view.key(event);
+  };
+}
+
+// Everything outside its nodes that the view listens to; returns what takes it off again.
+export function listen(view) {
+  const onRun = () => view.attach();
+  const onKey = pageKeys(view);
+  const redraw = () => view.draw();
+  const sizes = new ResizeObserver(redraw);
+  const scheme = window.matchMedia("(prefers-color-scheme: dark)");
+  window.addEventListener("kvlens:run", onRun);
+  document.addEventListener("keydown", onKey);
+  scheme.addEventListener("change", redraw);
+  sizes.observe(view.el.player);
+  return () => {
+    window.removeEventListener("kvlens:run", onRun);
+    document.removeEventListener("keydown", onKey);
+    scheme.removeEventListener("change", redraw);
+    sizes.disconnect();
+  };
+}

@@ -1,0 +1,29 @@
+// Small pieces of a legend. Text goes into textContent only.
+
+import { gradient } from "./color.js";
+
+export function textNode(text, className = "") {
+  const node = document.createElement("span");
+  node.textContent = text;
+  node.className = className;
+  return node;
+}
+
+// A swatch and its word, never parted by a line break.
+export function pair(...nodes) {
+  const node = textNode("", "pair");
+  node.append(...nodes);
+  return node;
+}
+
+export function swatch(color) {
+  const node = textNode("", "swatch");
+  node.style.backgroundColor = color;
+  return node;
+}
+
+export function ramp(table) {
+  const node = textNode("", "ramp");
+  node.style.backgroundImage = gradient(table);
+  return node;
+}
