@@ -44,6 +44,14 @@ ORACLE_HEAD = f"""
     SELECT step, span, {_SHARES} FROM ({_LISTED.format(keys="step", where=_ALWAYS)})
     ORDER BY step, full_mass DESC, span"""
 
+ORACLE_LAYER = f"""
+    SELECT q_head, step, span, {_SHARES} FROM ({_LISTED.format(keys="q_head, step", where="WHERE layer = $layer")})
+    ORDER BY q_head, step, full_mass DESC, span"""
+
+ORACLE_TAILS_OF_LAYER = (
+    f"SELECT q_head, step, tail_full FROM {source('oracle')} WHERE layer = $layer ORDER BY q_head, step"
+)
+
 ORACLE_TAILS = f"SELECT step, tail_full FROM {source('oracle')} {_ALWAYS} ORDER BY step"
 
 #: What no head could attend of what it wanted most: of every step and span the head that lost most.
@@ -91,6 +99,10 @@ LOST_TOKENS = f"""
     ORDER BY layer, q_head, mass DESC, pos"""
 
 LOST_BY_HEAD = f"SELECT step, pos, mass FROM ({_LOST.format(where=_ALWAYS)}) ORDER BY step, mass DESC, pos"
+
+LOST_IN_LAYER = f"""
+    SELECT q_head, step, pos, mass FROM ({_LOST.format(where="WHERE layer = $layer")})
+    ORDER BY q_head, step, mass DESC, pos"""
 
 ALL_LOST_TOKENS = f"SELECT * FROM ({_LOST.format(where='')}) ORDER BY step, layer, q_head, mass DESC, pos"
 

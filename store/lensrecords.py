@@ -49,6 +49,18 @@ class LensRecords:
         """step, tail_full of one query head at the steps at which full attention was sampled."""
         return self._db.frame(lensqueries.ORACLE_TAILS, layer=layer, q_head=q_head)
 
+    def oracle_layer(self, layer: int) -> pd.DataFrame:
+        """Return `oracle_head` of all query heads of a layer: q_head, step, span, full, mass, regret, unread."""
+        return self._db.frame(lensqueries.ORACLE_LAYER, layer=layer)
+
+    def oracle_tails_of_layer(self, layer: int) -> pd.DataFrame:
+        """Return `oracle_tails` of all query heads of a layer: q_head, step, tail_full."""
+        return self._db.frame(lensqueries.ORACLE_TAILS_OF_LAYER, layer=layer)
+
+    def lost_in_layer(self, layer: int) -> pd.DataFrame:
+        """Return `lost_by_head` of all query heads of a layer: q_head, step, pos, mass."""
+        return self._db.frame(lensqueries.LOST_IN_LAYER, layer=layer)
+
     def holes(self, least: float) -> pd.DataFrame:
         """What some query head wanted and could not attend, by step and span: step, span, mass (full attention's on the
         unread, of the head that lost most; its regret where unread was not recorded), layer, q_head. Only masses of at

@@ -162,6 +162,11 @@ SPAN_MASS = f"""
           WHERE layer = $layer AND q_head = $q_head)
     ORDER BY step, span"""
 
+SPAN_MASS_OF_LAYER = f"""
+    SELECT q_head, step, span, ({_MASS})::FLOAT AS mass FROM (
+        SELECT q_head, step, unnest(span) AS span, unnest(mass) AS code FROM run.main.head_span WHERE layer = $layer)
+    ORDER BY q_head, step, span"""
+
 #: A head that did not list a span in its top spans counts as 0 there, so the mean is a lower bound.
 MEAN_SPAN_MASS = f"""
     SELECT span, (sum({_MASS}) / $rows)::FLOAT AS mass FROM (

@@ -58,6 +58,10 @@ class SpanRecords:
         """Mass per step and span of one query head's top spans."""
         return self._db.frame(queries.SPAN_MASS, layer=layer, q_head=q_head)
 
+    def span_mass_of_layer(self, layer: int) -> pd.DataFrame:
+        """Return `span_mass` of all query heads of a layer: q_head, step, span, mass."""
+        return self._db.frame(queries.SPAN_MASS_OF_LAYER, layer=layer)
+
     def mean_span_mass(self, start: int = 0, stop: int | None = None) -> pd.DataFrame:
         """Mass per span, averaged over layers, heads and steps [start, stop); a lower bound, as only top spans are
         logged."""

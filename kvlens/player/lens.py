@@ -3,6 +3,7 @@ wanted and could not be attended."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -115,19 +116,37 @@ def sampling(reader: TraceReader) -> str:
     return f"; recorded were {words(sampled, reader.n_layers)}"
 
 
-def wanted(reader: TraceReader, layer: int, head: int, index: pd.Series) -> dict[str, np.ndarray]:
-    """What full attention would have read with one query head, at all steps: rows of spans (`index`: span -> its place)
-    with full, mass (this run's) and hole (of full, what was attended in no form), most wanted first; the tokens lost;
-    the mass of what is not listed, float32 [steps], NaN where it was not recorded. {} without full attention."""
+@dataclass(frozen=True)
+class Wanted:
+    """What full attention would have read with one query head, and what the head could not attend."""
+
+    listed: pd.DataFrame
+    """step, span, full, mass (this run's), regret, unread; by step, the largest `full` first"""
+    lost: pd.DataFrame
+    """step, pos, mass of the tokens with most unread mass; by step"""
+    tails: pd.DataFrame
+    """step, tail_full: full attention's mass on the spans that are not listed"""
+
+
+def read_wanted(reader: TraceReader, layer: int, head: int) -> Wanted | None:
+    """Return the records of one query head; None if the run recorded no full attention."""
     if not reader.meta.sampled:
+        return None
+    return Wanted(
+        reader.oracle_head(layer, head), reader.lost_by_head(layer, head), reader.oracle_tails(layer, head)
+    )
+
+
+def wanted_arrays(records: Wanted | None, n_steps: int, index: pd.Series) -> dict[str, np.ndarray]:
+    """Return the records as arrays for the player: rows of spans (`index`: span -> its place) with full, mass and hole
+    (of full, the share attended in no form), the lost tokens, and the tails float32 [steps], NaN if not recorded."""
+    if records is None:
         return {}
-    table, lost = reader.oracle_head(layer, head), reader.lost_by_head(layer, head)
-    table["hole"] = table["unread"].fillna(table["regret"])
-    tail = np.full(reader.n_steps, np.nan, np.float32)
-    tails = reader.oracle_tails(layer, head)
-    tail[tails["step"].to_numpy(np.int64)] = tails["tail_full"]
-    rows = sparse("wanted", table, reader.n_steps, index, ("full", "mass", "hole"))
-    return rows | lost_rows(lost, reader.n_steps) | {"wanted_tail": tail}
+    table = records.listed.assign(hole=records.listed["unread"].fillna(records.listed["regret"]))
+    tail = np.full(n_steps, np.nan, np.float32)
+    tail[records.tails["step"].to_numpy(np.int64)] = records.tails["tail_full"]
+    rows = sparse("wanted", table, n_steps, index, ("full", "mass", "hole"))
+    return rows | lost_rows(records.lost, n_steps) | {"wanted_tail": tail}
 
 
 def lost_rows(lost: pd.DataFrame, n_steps: int) -> dict[str, np.ndarray]:

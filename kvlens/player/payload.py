@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -109,22 +110,27 @@ def run_payload(
 def slice_payload(reader: TraceReader, identity: str, place: Place, revision: int) -> bytes:
     """What the player needs for the selected head: its span masses and the states of its KV head's spans, over all
     steps."""
-    layer, head = place.layer, place.head
     spans = reader.spans()
-    arrays = state_changes(reader, spans, layer, head // (reader.q_heads // reader.kv_heads))
-    masses = reader.span_mass(layer, head).sort_values(["step", "span"])
-    arrays |= sparse("head", masses, reader.n_steps, places(spans))
-    arrays |= lens.wanted(reader, layer, head, places(spans))
-    header = {
-        "payload": identity,
-        "rev": revision,
-        "step": place.step,
-        "layer": layer,
-        "head": head,
-        "span": place.span,
-        "metric": place.metric,
-    }
-    return pack(header, arrays)
+    return pack_slice(
+        {"payload": identity, "rev": revision},
+        place,
+        state_changes(reader, spans, place.layer, place.head // (reader.q_heads // reader.kv_heads)),
+        sparse("head", reader.span_mass(place.layer, place.head), reader.n_steps, places(spans)),
+        lens.wanted_arrays(lens.read_wanted(reader, place.layer, place.head), reader.n_steps, places(spans)),
+    )
+
+
+def pack_slice(
+    header: dict[str, Any],
+    place: Place,
+    states: dict[str, np.ndarray],
+    masses: dict[str, np.ndarray],
+    wanted: dict[str, np.ndarray],
+) -> bytes:
+    """Return the message of one query head from its arrays (`state_changes`, `sparse`, `lens.wanted_arrays`).
+
+    `header`: the payload's name and the revision."""
+    return pack(header | asdict(place), states | masses | wanted)
 
 
 def needle_tokens(tokens: pd.DataFrame, ranges: Sequence[tuple[int, int]]) -> list[list[int]]:

@@ -13,26 +13,38 @@ from kvlens.cli.options import RunsDir, runs_folder, writable
 
 def report(
     uid: str,
-    to: Annotated[Path, typer.Option("--out", help="The HTML file to write.")],
+    to: Annotated[
+        Path | None, typer.Option("--out", help="The HTML file to write; by default kvlens-UID.html or UID-replay.html.")
+    ] = None,
     against: Annotated[str | None, typer.Option(help="uid of a second run to lay beside it.")] = None,
+    player: Annotated[bool, typer.Option("--player", help="Write the replay that plays step by step instead.")] = False,
     runs: RunsDir = None,
 ) -> None:
     """Write a report to hand to a colleague: one HTML file that fetches nothing. Prints its size in bytes."""
-    from kvlens.app.report import report_bytes
-    from kvlens.store.reader import TraceReader
-
-    writable(to)
-    folder = runs_folder(runs)
-    with TraceReader.open(folder, uid) as reader:
-        if against is None:
-            made = report_bytes(reader)
-        else:
-            with TraceReader.open(folder, against) as other:
-                made = report_bytes(reader, other)
-    temporary = to.with_name(f".{to.name}.{os.getpid()}")
+    if player and against is not None:
+        raise typer.BadParameter("a replay shows one run; leave out --against or --player.", param_hint="--against")
+    out = to or Path(f"kvlens-{uid}{'-replay' if player else ''}.html")
+    writable(out)
+    made = _document(runs_folder(runs), uid, against, player)
+    temporary = out.with_name(f".{out.name}.{os.getpid()}")
     try:
         temporary.write_bytes(made)
-        os.replace(temporary, to)
+        os.replace(temporary, out)
     finally:
         temporary.unlink(missing_ok=True)
-    typer.echo(f"{to}: {len(made):,} bytes")
+    typer.echo(f"{out}: {len(made):,} bytes")
+
+
+def _document(folder: Path, uid: str, against: str | None, player: bool) -> bytes:
+    """Return the HTML file, UTF-8."""
+    from kvlens.app.report import report_bytes
+    from kvlens.player.page import player_html
+    from kvlens.store.reader import TraceReader
+
+    with TraceReader.open(folder, uid) as reader:
+        if player:
+            return player_html(reader).encode("utf-8")
+        if against is None:
+            return report_bytes(reader)
+        with TraceReader.open(folder, against) as other:
+            return report_bytes(reader, other)
