@@ -9,7 +9,7 @@ from kvlens.app.ui.common.data import fit, open_run, player_payloads
 from kvlens.app.ui.common.frame import choose_run
 from kvlens.app.ui.common.lensdata import of_this_run
 from kvlens.app.ui.common.player import KEY, committed, player
-from kvlens.app.ui.common.reportbutton import report_button
+from kvlens.app.ui.common.reportbutton import replay_button, report_button
 from kvlens.app.ui.common.state import from_player
 from kvlens.app.ui.common.warm import warm
 from kvlens.app.ui.common.widgets import guarded
@@ -53,5 +53,6 @@ if found is not None:
     details.conditions(found[0])
     with st.container(horizontal=True, vertical_alignment="center"):
         report_button(found[0], width="content")
+        replay_button(found[0])
         compare_links(found[0].uid)
 warm.prepare()  # jobs begin on this page

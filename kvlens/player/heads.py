@@ -16,7 +16,7 @@ from kvlens.store.reader import TraceReader
 
 
 def head_messages(reader: TraceReader, identity: str, place: Place) -> Iterator[tuple[int, int, bytes]]:
-    """Yield (layer, query head, message) of every query head, those of the place's layer first.
+    """Yield (layer, query head, message) of every query head: the place's first, then the others of its layer.
 
     Messages equal `payload.slice_payload` at revision 0. Reads the trace a layer at a time."""
     spans = reader.spans()
@@ -24,13 +24,14 @@ def head_messages(reader: TraceReader, identity: str, place: Place) -> Iterator[
     group = reader.q_heads // reader.kv_heads
     for layer in sorted(range(reader.n_layers), key=lambda layer: (layer != place.layer, layer)):
         records = _Layer(reader, layer)
-        for head in range(reader.q_heads):
-            if head % group == 0:
-                states = state_changes(reader, spans, layer, head // group)
+        states = [state_changes(reader, spans, layer, kv_head) for kv_head in range(reader.kv_heads)]
+        first = place.head if layer == place.layer else 0
+        for head in sorted(range(reader.q_heads), key=lambda head: (head != first, head)):
             masses = sparse("head", records.of_head(records.masses, head), reader.n_steps, index)
             wanted = wanted_arrays(records.wanted(head), reader.n_steps, index)
+            here = replace(place, layer=layer, head=head)
             header = {"payload": identity, "rev": 0}
-            yield layer, head, pack_slice(header, replace(place, layer=layer, head=head), states, masses, wanted)
+            yield layer, head, pack_slice(header, here, states[head // group], masses, wanted)
 
 
 class _Layer:

@@ -132,9 +132,7 @@ def read_wanted(reader: TraceReader, layer: int, head: int) -> Wanted | None:
     """Return the records of one query head; None if the run recorded no full attention."""
     if not reader.meta.sampled:
         return None
-    return Wanted(
-        reader.oracle_head(layer, head), reader.lost_by_head(layer, head), reader.oracle_tails(layer, head)
-    )
+    return Wanted(reader.oracle_head(layer, head), reader.lost_by_head(layer, head), reader.oracle_tails(layer, head))
 
 
 def wanted_arrays(records: Wanted | None, n_steps: int, index: pd.Series) -> dict[str, np.ndarray]:

@@ -70,7 +70,7 @@ def held_place(reader: TraceReader) -> Place | None:
     if heads.empty:
         layer, kv_head = holds[0].heads[0]
         return Place(step, layer, kv_head * (reader.q_heads // reader.kv_heads), holds[0].span)
-    most = heads.loc[heads["full"].idxmax()]
+    most = heads.iloc[int(np.nanargmax(heads["full"]))]
     return Place(step, int(most["layer"]), int(most["q_head"]), holds[0].span)
 
 

@@ -66,9 +66,7 @@ def _title(reader: TraceReader, found: Verdict | None) -> str:
     return f"{method_title(reader)}{outcome}"
 
 
-def _trace(
-    reader: TraceReader, names: list[str], place: Place, found: Verdict | None, most: int
-) -> tuple[bytes, int]:
+def _trace(reader: TraceReader, names: list[str], place: Place, found: Verdict | None, most: int) -> tuple[bytes, int]:
     """Return the compressed messages and the number of query heads whose spans they hold.
 
     Messages, each after its length (4 bytes, little-endian): the run's payload, then one per query head."""

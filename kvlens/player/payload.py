@@ -133,7 +133,7 @@ def pack_slice(
     return pack(header | asdict(place), states | masses | wanted)
 
 
-def needle_tokens(tokens: pd.DataFrame, ranges: Sequence[tuple[int, int]]) -> list[list[int]]:
+def needle_tokens(tokens: pd.DataFrame, ranges: Sequence[Sequence[int]]) -> list[list[int]]:
     """Token ranges [start, end) that overlap the character ranges [start, end) of the needle."""
     starts, ends = tokens["char_start"].to_numpy(np.float64), tokens["char_end"].to_numpy(np.float64)
     found = []

@@ -14,7 +14,8 @@ from kvlens.cli.options import RunsDir, runs_folder, writable
 def report(
     uid: str,
     to: Annotated[
-        Path | None, typer.Option("--out", help="The HTML file to write; by default kvlens-UID.html or UID-replay.html.")
+        Path | None,
+        typer.Option("--out", help="The HTML file to write; by default kvlens-UID.html or kvlens-UID-replay.html."),
     ] = None,
     against: Annotated[str | None, typer.Option(help="uid of a second run to lay beside it.")] = None,
     player: Annotated[bool, typer.Option("--player", help="Write the replay that plays step by step instead.")] = False,
@@ -22,8 +23,8 @@ def report(
 ) -> None:
     """Write a report to hand to a colleague: one HTML file that fetches nothing. Prints its size in bytes."""
     if player and against is not None:
-        raise typer.BadParameter("a replay shows one run; leave out --against or --player.", param_hint="--against")
-    out = to or Path(f"kvlens-{uid}{'-replay' if player else ''}.html")
+        raise ValueError("A replay shows one run; leave out --against or --player.")
+    out = to or Path(f"kvlens-{Path(uid).name}{'-replay' if player else ''}.html")
     writable(out)
     made = _document(runs_folder(runs), uid, against, player)
     temporary = out.with_name(f".{out.name}.{os.getpid()}")

@@ -1,4 +1,4 @@
-"""The button that makes a report to hand to somebody."""
+"""The buttons that make a report or a replay to hand to somebody."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Literal
 import streamlit as st
 
 from kvlens.app.report import report_bytes
+from kvlens.player.page import player_html
 from kvlens.store.reader import TraceReader
 
 
@@ -25,4 +26,18 @@ def report_button(
         icon=":material/description:",
         width=width,
         help="One file of about 5 MB that needs no other: verdict, answer, figures, settings, self-checks.",
+    )
+
+
+def replay_button(reader: TraceReader) -> None:
+    """Download the replay of a run as one HTML file. The file is made when the button is pressed."""
+    st.download_button(
+        "Replay (HTML)",
+        lambda: player_html(reader),
+        f"kvlens-{reader.uid}-replay.html",
+        "text/html",
+        key=f"replay_{reader.uid}",
+        on_click="ignore",
+        icon=":material/play_circle:",
+        help="One file that plays this run step by step in any browser. It sends no request.",
     )
