@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev
 
-.PHONY: app test tested browsers lint types resolve soak oracle clean
+.PHONY: app test tested browsers lint js types resolve soak oracle clean
 
 app: $(STAMP)
 	$(BIN)/streamlit run app.py
@@ -26,9 +26,18 @@ browsers: $(DEV_STAMP)
 tested: $(DEV_STAMP)
 	nice -n 15 $(BIN)/python -m pytest -n 3 $(FILES) --ignore=tests/browser
 
-lint: $(DEV_STAMP)
+lint: $(DEV_STAMP) js
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+# eslint, the types of `// @ts-check`, and unit tests in Node.js. Without npm they are left out, except in CI.
+js:
+	@if command -v npm >/dev/null; then $(MAKE) -s node_modules/.package-lock.json && npm run --silent check; \
+	else echo "npm is missing: install Node.js 20 or later to check the JavaScript."; test -z "$$CI"; fi
+
+node_modules/.package-lock.json: package-lock.json
+	npm ci --silent
+	touch $@
 
 types: $(DEV_STAMP)
 	nice -n 19 $(BIN)/mypy
@@ -57,7 +66,7 @@ $(ORACLE)/.installed: requirements-oracle.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(ORACLE) .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(ORACLE) node_modules .mypy_cache .ruff_cache .hypothesis
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "$(PYTHON) cannot make environments: install your system's python3-venv package."; exit 1; }

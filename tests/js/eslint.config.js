@@ -8,7 +8,7 @@ export default [
     files: ["**/*.js"],
     languageOptions: { ecmaVersion: 2023, sourceType: "module" },
     linterOptions: { reportUnusedDisableDirectives: "error" },
-    rules: { eqeqeq: ["error", "always", { null: "ignore" }], "no-var": "error", "prefer-const": "error", "no-eval": "error", "no-implied-eval": "error" },
+    rules: { eqeqeq: ["error", "always", { null: "ignore" }], "no-var": "error", "prefer-const": "error", "no-unused-vars": ["error", { argsIgnorePattern: "^_" }], "no-eval": "error", "no-implied-eval": "error" },
   },
   {
     files: ["kvlens/**/*.js"],

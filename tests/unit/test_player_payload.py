@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 from collections.abc import Iterator
@@ -47,6 +48,16 @@ def test_a_message_comes_back_as_it_was_packed() -> None:
     header, back = unpack(pack({"text": "<b>é\n"}, arrays))
     assert header["text"] == "<b>é\n"
     assert all(np.array_equal(back[name], array, equal_nan=name == "b") for name, array in arrays.items())
+
+
+def test_the_message_that_javascript_unpacks_is_what_is_packed_here() -> None:
+    """tests/js/codec.test.js reads the same file."""
+    stored = json.loads((Path(__file__).parents[1] / "js/message.json").read_text(encoding="utf-8"))
+    arrays = {
+        name: np.array([np.nan if value is None else value for value in values], stored["types"][name])
+        for name, values in stored["arrays"].items()
+    }
+    assert base64.b64encode(pack(stored["header"], arrays)).decode() == stored["base64"]
 
 
 def test_codes_keep_four_decimals_of_a_share_and_mark_what_is_missing() -> None:

@@ -1,6 +1,10 @@
+// @ts-check
 // Draws every figure of the page from the data that stand beside it.
-for (const box of document.querySelectorAll(".plot")) {
-  const spec = JSON.parse(document.getElementById(`${box.id}-data`).textContent);
+/** @type {any} */
+const plotly = Reflect.get(window, "Plotly");
+
+for (const box of /** @type {NodeListOf<HTMLElement>} */ (document.querySelectorAll(".plot"))) {
+  const spec = JSON.parse(document.getElementById(`${box.id}-data`)?.textContent ?? "");
   const image = { format: "svg", filename: `kvlens-${box.id}` };
-  Plotly.newPlot(box, spec.data, spec.layout, { responsive: true, displaylogo: false, toImageButtonOptions: image });
+  plotly.newPlot(box, spec.data, spec.layout, { responsive: true, displaylogo: false, toImageButtonOptions: image });
 }

@@ -1,25 +1,37 @@
+// @ts-check
 // The cache map: tokens across, decode steps down, colour = the state of a token's span for the selected KV head while the
 // step attended. Red where full KV attended and the run did not: a hole. Drawn once per head and range; a step moves lines.
 
-import { decode } from "./codec.js";
-import { GREY, STATE_WORDS, VERMILION, context2d, pale } from "./color.js";
+import { GREY, VERMILION, context2d, pale } from "./color.js";
+import { holesAt, sampledAt } from "./holes.js";
+import { MapGrid, niceStride } from "./mapgrid.js";
+
+/** @import { Picture } from "./picture.js" */
+/** @import { Context, MapPlace, Range, Run, Slice, Span, Surface, Theme } from "./types.js" */
 
 export const HOLE = [178, 0, 24];
-const HOLE_LEAST = 0.01; // share of full KV's attention below which nothing is called a hole
 const HOLE_FULL = 0.3; // from here on a hole is drawn in its whole colour
 const UNSAMPLED = 6; // px of the grey edge beside a row whose full attention was not recorded
-const LEAST_ROW = 2; // px; where steps need less, several share a row and the deepest hole shows
 
-export class CacheMap {
+export class CacheMap extends MapGrid {
+  /** @param {HTMLCanvasElement} canvas @param {(place: MapPlace) => void} onPick @param {(place: MapPlace | null) => void} onHover */
   constructor(canvas, onPick, onHover) {
+    super();
     this.canvas = canvas;
-    this.margin = { left: 46, right: 10, top: 12, bottom: 30 };
-    this.range = null;
-    const at = (e) => this.at(e);
+    /** @type {Picture | null} */
+    this.view = null;
+    /** @type {string | null} */
+    this.key = null;
+    /** @type {Slice | null} the slice that `base` shows */
+    this.drawnSlice = null;
+    /** @type {{ x: number, range: Range, moved: boolean } | null} */
+    this.grip = null;
+    /** @type {Surface & CanvasImageSource} */
+    this.base = new OffscreenCanvas(1, 1);
     canvas.addEventListener("pointerdown", (e) => { canvas.setPointerCapture(e.pointerId); this.grip = { x: e.clientX, range: this.range, moved: false }; });
-    canvas.addEventListener("pointermove", (e) => (this.grip && e.buttons & 1 ? this.drag(e) : onHover(at(e))));
+    canvas.addEventListener("pointermove", (e) => (this.grip && e.buttons & 1 ? this.drag(e, this.grip) : onHover(this.placeAt(e))));
     canvas.addEventListener("pointerup", (e) => {
-      const picked = this.grip && !this.grip.moved ? at(e) : null;
+      const picked = this.grip && !this.grip.moved ? this.placeAt(e) : null;
       this.grip = null;
       if (picked) onPick(picked);
     });
@@ -32,79 +44,29 @@ export class CacheMap {
     canvas.addEventListener("dblclick", () => this.look(0, this.count));
   }
 
+  /** @param {Run} run */
   setRun(run) {
-    this.count = run.header.texts.length;
-    this.range = [0, this.count];
+    this.reset(run.header.texts.length);
     this.key = null;
   }
 
-  // ---- range of tokens ---------------------------------------------------------------------------------------------
-
-  look(from, to) {
-    const size = Math.min(this.count, Math.max(16, to - from));
-    const start = Math.max(0, Math.min(this.count - size, from));
-    this.range = [start, start + size];
+  // Another range of tokens: all of the view is drawn anew, once there is one.
+  moved() {
     if (this.view) this.view.draw();
   }
 
-  zoom(factor, about = (this.range[0] + this.range[1]) / 2) {
-    const [from, to] = this.range;
-    this.look(about - (about - from) * factor, about + (to - about) * factor);
-  }
-
-  pan(share) {
-    const [from, to] = this.range;
-    this.look(from + share * (to - from), to + share * (to - from));
-  }
-
-  drag(event) {
-    const by = event.clientX - this.grip.x;
-    if (Math.abs(by) > 4) this.grip.moved = true;
-    if (!this.grip.moved) return;
-    const [from, to] = this.grip.range;
+  /** @param {PointerEvent} event @param {{ x: number, range: Range, moved: boolean }} grip */
+  drag(event, grip) {
+    const by = event.clientX - grip.x;
+    if (Math.abs(by) > 4) grip.moved = true;
+    if (!grip.moved) return;
+    const [from, to] = grip.range;
     const shift = -by / this.scale;
     this.look(from + shift, to + shift);
   }
 
-  // Brings a token into view.
-  include(pos) {
-    const [from, to] = this.range;
-    if (pos < from || pos >= to) this.look(pos - (to - from) / 2, pos + (to - from) / 2);
-  }
-
-  get scale() {
-    return (this.width - this.margin.left - this.margin.right) / (this.range[1] - this.range[0]);
-  }
-
-  x(pos) {
-    return this.margin.left + (pos - this.range[0]) * this.scale;
-  }
-
-  position(x) {
-    return this.range[0] + (x - this.margin.left) / this.scale;
-  }
-
-  // ---- rows of steps -----------------------------------------------------------------------------------------------
-
-  get rows() {
-    return Math.max(1, Math.min(this.steps, Math.floor((this.height - this.margin.top - this.margin.bottom) / LEAST_ROW)));
-  }
-
-  top(row) {
-    return this.margin.top + (row * (this.height - this.margin.top - this.margin.bottom)) / this.rows;
-  }
-
-  rowOf(step) {
-    return Math.floor((step * this.rows) / this.steps);
-  }
-
-  // The steps of a row: [first, stop).
-  stepsOf(row) {
-    return [Math.ceil((row * this.steps) / this.rows), Math.ceil(((row + 1) * this.steps) / this.rows)];
-  }
-
-  // The token and step under the pointer, and the hole there; null outside.
-  at(event) {
+  /** The token and step under the pointer, and the hole there; null outside. @param {MouseEvent} event @returns {MapPlace | null} */
+  placeAt(event) {
     if (!this.view) return null;
     const box = this.canvas.getBoundingClientRect();
     const [x, y] = [event.clientX - box.left, event.clientY - box.top];
@@ -112,60 +74,27 @@ export class CacheMap {
     const row = Math.floor(((y - this.margin.top) / (this.height - this.margin.top - this.margin.bottom)) * this.rows);
     if (x < this.margin.left || pos < 0 || pos >= Math.min(this.count, this.range[1]) || row < 0 || row >= this.rows) return null;
     const [first, stop] = this.stepsOf(row);
-    const found = { pos, step: stop - 1, hole: null };
+    /** @type {MapPlace} */
+    const place = { pos, step: stop - 1, hole: null };
     for (let step = first; step < stop; step++) {
-      for (const hole of this.holes(step)) {
-        if (pos >= hole.from && pos < hole.to && (!found.hole || hole.mass > found.hole.mass)) Object.assign(found, { step, hole });
+      for (const hole of holesAt(this.view, step)) {
+        if (pos >= hole.from && pos < hole.to && (!place.hole || hole.mass > place.hole.mass)) Object.assign(place, { step, hole });
       }
     }
-    return found;
-  }
-
-  // What full KV attended at a step and the run did not: {from, to, span, mass, head}. Of a span that is partly there,
-  // the tokens that were recorded as lost; of all heads, whole spans with the head that lost most.
-  holes(step) {
-    const { run, slice, worst } = this.view;
-    const { spans } = run.header;
-    const found = [];
-    const source = worst ? run.arrays : slice.arrays;
-    const name = worst ? "worst" : "wanted";
-    const starts = source[`${name}_start`];
-    for (let i = starts ? starts[step] : 0; starts && i < starts[step + 1]; i++) {
-      const mass = decode(source[`${name}_hole`][i], 0, 1);
-      const span = source[`${name}_span`][i];
-      const partly = spans[span].kind === "window" || (!worst && this.view.clock.stateAt(span, step) === PARTIAL);
-      if (mass < HOLE_LEAST || partly) continue;
-      found.push({ from: spans[span].start, to: spans[span].end, span, mass, head: worst ? source.worst_head[i] : null });
-    }
-    const lost = worst ? null : slice.arrays.lost_start;
-    for (let i = lost ? lost[step] : 0; lost && i < lost[step + 1]; i++) {
-      const pos = slice.arrays.lost_pos[i];
-      const mass = decode(slice.arrays.lost_mass[i], 0, 1);
-      if (mass >= HOLE_LEAST && !found.some((hole) => pos >= hole.from && pos < hole.to)) {
-        found.push({ from: pos, to: pos + 1, span: this.view.clock.spanAt(pos, step), mass, head: null });
-      }
-    }
-    return found;
-  }
-
-  // Whether full attention was recorded at a step: in the selected layer, or in some.
-  sampled(step) {
-    const { run, slice, worst } = this.view;
-    if (worst) return run.header.every > 0 && step % run.header.every === 0;
-    return slice.arrays.wanted_tail !== undefined && !Number.isNaN(slice.arrays.wanted_tail[step]);
+    return place;
   }
 
   // ---- drawing -----------------------------------------------------------------------------------------------------
 
+  /** @param {Picture} view @param {number} width @param {number} height @param {Theme} theme */
   draw(view, width, height, theme) {
     Object.assign(this, { view, width, height, steps: view.steps });
     const key = [width, height, this.range, view.slice.header.rev, view.slice.header.layer, view.slice.header.head, view.worst,
       view.run.header.payload, theme.text, theme.background].join(" ");
-    if (this.key !== key || this.drawnOf !== view.slice) {
+    if (this.key !== key || this.drawnSlice !== view.slice) {
       this.base = new OffscreenCanvas(1, 1);
-      this.base.style = {};
       this.drawBase(context2d(this.base, width, height), theme);
-      Object.assign(this, { key, drawnOf: view.slice });
+      Object.assign(this, { key, drawnSlice: view.slice });
     }
     const ctx = context2d(this.canvas, width, height);
     ctx.clearRect(0, 0, width, height);
@@ -174,6 +103,7 @@ export class CacheMap {
     this.drawPlace(ctx, view, theme);
   }
 
+  /** @param {Context} ctx @param {Theme} theme */
   drawBase(ctx, theme) {
     const { left, right, top } = this.margin;
     const columns = Math.max(1, Math.floor(this.width - left - right));
@@ -192,39 +122,42 @@ export class CacheMap {
     ctx.fillStyle = `rgb(${GREY})`;
     for (let row = 0; row < this.rows; row++) {
       const [first, stop] = this.stepsOf(row);
-      const known = Array.from({ length: stop - first }, (_, i) => this.sampled(first + i)).some((found) => found);
+      const known = Array.from({ length: stop - first }, (_, i) => sampledAt(this.view, first + i)).some(Boolean);
       if (!known) ctx.fillRect(left + columns + 3, this.top(row), UNSAMPLED, this.top(row + 1) - this.top(row));
     }
     this.drawAxes(ctx, columns, theme);
   }
 
   // A pixel shows the state of the token under its middle, at the row's last step.
+  /** @param {ImageData} image @param {number} row @param {number} columns */
   fillRow(image, row, columns) {
     const { clock, run } = this.view;
     const step = this.stepsOf(row)[1] - 1;
     const written = clock.written(step);
-    const column = (pos) => Math.max(0, Math.min(columns, Math.ceil((pos - this.range[0]) * (columns / (this.range[1] - this.range[0])) - 0.5)));
-    const paint = (from, to, code) => {
+    const column = (/** @type {number} */ pos) => Math.max(0, Math.min(columns, Math.ceil((pos - this.range[0]) * (columns / (this.range[1] - this.range[0])) - 0.5)));
+    const paint = (/** @type {number} */ from, /** @type {number} */ to, /** @type {number} */ code) => {
       const color = pale(code, this.view.ground);
       for (let x = column(from); x < column(to); x++) {
         const i = (row * columns + x) * 4;
         image.data.set([...color, 255], i);
       }
     };
-    const alive = (span) => span.born <= step && (span.died === null || span.died > step);
+    const alive = (/** @type {Span} */ span) => span.born <= step && (span.died === null || span.died > step);
     run.header.spans.forEach((span, i) => span.kind === "window" && alive(span) && paint(span.start, written, clock.stateAt(i, step)));
     run.header.spans.forEach((span, i) => span.kind !== "window" && alive(span) && paint(span.start, Math.min(span.end, written), clock.stateAt(i, step)));
   }
 
+  /** @param {Context} ctx @param {number} step */
   drawHoles(ctx, step) {
     const row = this.rowOf(step);
     const [y, h] = [this.top(row), this.top(row + 1) - this.top(row)];
-    for (const { from, to, mass } of this.holes(step)) {
+    for (const { from, to, mass } of holesAt(this.view, step)) {
       ctx.fillStyle = `rgba(${HOLE}, ${Math.min(1, 0.35 + (0.65 * mass) / HOLE_FULL)})`;
       ctx.fillRect(this.x(from), y, Math.max(2, this.x(to) - this.x(from)), h);
     }
   }
 
+  /** @param {Context} ctx @param {number} columns @param {Theme} theme */
   drawAxes(ctx, columns, theme) {
     const { left, top } = this.margin;
     const bottom = this.top(this.rows);
@@ -256,6 +189,7 @@ export class CacheMap {
   }
 
   // The selected step, the selected span and the part of the text that the strip holds.
+  /** @param {Context} ctx @param {Picture} view @param {Theme} theme */
   drawPlace(ctx, view, theme) {
     const { left, right, top } = this.margin;
     const edge = this.width - right;
@@ -273,12 +207,4 @@ export class CacheMap {
     ctx.fillStyle = theme.accent;
     if (b > a) ctx.fillRect(a, 1, b - a, 3);
   }
-}
-
-const PARTIAL = STATE_WORDS.indexOf("partly evicted");
-
-// 1, 2 or 5 times a power of ten, at least `least`.
-function niceStride(least) {
-  const power = 10 ** Math.floor(Math.log10(Math.max(1, least)));
-  return [1, 2, 5, 10].map((n) => n * power).find((n) => n >= least);
 }

@@ -1,13 +1,19 @@
+// @ts-check
 // Payloads: 4-byte little-endian header length | JSON header | typed arrays in the order of header.arrays.
 // Large per-run payloads live in window.__kvlens.runs so that several views can share one copy.
 
 export const NOT_RECORDED = 65535; // code of a value that was not recorded; the largest recorded code is 65534
+/** @import { Arrays, Message, Run } from "./types.js" */
+
+/** @type {Record<string, any>} */
 const ARRAY_TYPES = { u1: Uint8Array, u2: Uint16Array, i4: Int32Array, f4: Float32Array, f8: Float64Array };
 
+/** @param {ArrayBuffer | Uint8Array} data @returns {Message<any>} */
 export function unpack(data) {
   const bytes = data instanceof Uint8Array ? data : new Uint8Array(data);
   const length = new DataView(bytes.buffer, bytes.byteOffset, bytes.byteLength).getUint32(0, true);
   const header = JSON.parse(new TextDecoder().decode(bytes.subarray(4, 4 + length)));
+  /** @type {Arrays} */
   const arrays = {};
   let offset = 4 + length;
   for (const [name, type, count] of header.arrays) {
@@ -18,24 +24,30 @@ export function unpack(data) {
   return { header, arrays };
 }
 
+/** @returns {Map<string, Run>} */
 export function sharedRuns() {
-  window.__kvlens = window.__kvlens || { runs: new Map() };
-  return window.__kvlens.runs;
+  const page = /** @type {{ __kvlens?: { runs: Map<string, Run> } }} */ (/** @type {unknown} */ (window));
+  page.__kvlens = page.__kvlens || { runs: new Map() };
+  return page.__kvlens.runs;
 }
 
-// code 0..65534 -> lo..hi
+/** code 0..65534 -> lo..hi @param {number} code @param {number} lo @param {number} hi */
 export function decode(code, lo, hi) {
   return code === NOT_RECORDED ? NaN : lo + (code / 65534) * (hi - lo);
 }
 
+const BYTE_UNITS = /** @type {[string, number][]} */ ([["GB", 1e9], ["MB", 1e6], ["kB", 1e3]]);
+
+/** @param {number} value */
 export function formatBytes(value) {
-  for (const [unit, size] of [["GB", 1e9], ["MB", 1e6], ["kB", 1e3]]) {
+  for (const [unit, size] of BYTE_UNITS) {
     if (Math.abs(value) >= size) return `${Number((value / size).toPrecision(3))} ${unit}`;
   }
   return `${Math.round(value)} B`;
 }
 
 // One way to print a value everywhere in the player; NaN is 'not recorded', never 0.
+/** @param {number | null | undefined} value @param {string} unit */
 export function formatValue(value, unit) {
   if (value === null || value === undefined || Number.isNaN(value)) return "not recorded";
   if (unit === "bytes") return formatBytes(value);
@@ -46,7 +58,7 @@ export function formatValue(value, unit) {
   return unit ? `${rounded} ${unit}` : rounded;
 }
 
-// White space and control characters made visible; everything else is shown as it is, through textContent only.
+/** White space and control characters made visible; everything else is shown as it is, through textContent only. @param {string} text */
 export function visibleText(text) {
   const shown = text.replace(/[\u0000-\u0008\u000b-\u001f\u007f]/g, (c) =>
     c === "\u007f" ? "\u2421" : String.fromCharCode(0x2400 + c.charCodeAt(0)));

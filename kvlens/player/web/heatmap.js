@@ -1,16 +1,27 @@
+// @ts-check
 // Layer x query-head map of one metric at one step. KV groups are ruled apart and named under the query heads.
 
 import { NOT_RECORDED, decode } from "./codec.js";
 import { DIVERGING, SEQUENTIAL, VERMILION, context2d, css } from "./color.js";
 
+/** @import { Cell, Context, HeadView, Theme } from "./types.js" */
+
 export class HeadMap {
+  /** @param {HTMLCanvasElement} canvas @param {(layer: number, head: number) => void} onPick @param {(cell: Cell | null) => void} onHover */
   constructor(canvas, onPick, onHover) {
     this.canvas = canvas;
-    canvas.addEventListener("click", (e) => { const at = this.cell(e); if (at) onPick(at[0], at[1]); });
+    /** @type {{ left: number, top: number, cw: number, ch: number, layers: number, heads: number } | null} */
+    this.box = null;
+    /** @type {CanvasPattern | null} */
+    this.pattern = null;
+    this.patternColor = "";
+    this.font = "sans-serif";
+    canvas.addEventListener("click", (e) => { const cell = this.cell(e); if (cell) onPick(...cell); });
     canvas.addEventListener("mousemove", (e) => onHover(this.cell(e)));
     canvas.addEventListener("mouseleave", () => onHover(null));
   }
 
+  /** @param {MouseEvent} event @returns {Cell | null} */
   cell(event) {
     if (!this.box) return null;
     const rect = this.canvas.getBoundingClientRect();
@@ -20,10 +31,12 @@ export class HeadMap {
     return head >= 0 && head < heads && layer >= 0 && layer < layers ? [layer, head] : null;
   }
 
+  /** @param {number} layers */
   static height(layers) {
     return 50 + Math.max(120, Math.min(190, layers * 24));
   }
 
+  /** @param {HeadView} view @param {number} width @param {number} height @param {Theme} theme */
   draw(view, width, height, theme) {
     const { header, arrays } = view.run;
     const { layers, q_heads: heads, kv_heads: kvHeads } = header;
@@ -53,8 +66,9 @@ export class HeadMap {
     this.outline(ctx, view.layer, view.head, VERMILION, 3);
   }
 
+  /** @param {Context} ctx @param {Theme} theme */
   hatch(ctx, theme) {
-    if (this.pattern && this.patternFor === theme.text) return this.pattern;
+    if (this.pattern && this.patternColor === theme.text) return this.pattern;
     const tile = new OffscreenCanvas(6, 6);
     const t = tile.getContext("2d");
     t.fillStyle = "rgb(170,170,170)";
@@ -64,23 +78,28 @@ export class HeadMap {
     t.moveTo(0, 6);
     t.lineTo(6, 0);
     t.stroke();
-    this.patternFor = theme.text;
+    this.patternColor = theme.text;
     this.pattern = ctx.createPattern(tile, "repeat");
     return this.pattern;
   }
 
+  /**
+   * @param {Context} ctx @param {string} text @param {number} x @param {number} y @param {string} color @param {number} size
+   * @param {CanvasTextAlign} [align]
+   */
   label(ctx, text, x, y, color, size, align = "center") {
-    ctx.font = `${size}px ${this.font || "sans-serif"}`;
+    ctx.font = `${size}px ${this.font}`;
     ctx.fillStyle = color;
     ctx.textAlign = align;
     ctx.textBaseline = "middle";
     ctx.fillText(text, x, y);
   }
 
+  /** @param {Context} ctx @param {HeadView} view @param {Theme} theme @param {number} width @param {number} height @param {number} group */
   axes(ctx, view, theme, width, height, group) {
     this.font = theme.font;
     const { left, top, cw, ch, layers, heads } = this.box;
-    const every = (count, room, need) => Math.max(1, Math.ceil((count * need) / room));
+    const every = (/** @type {number} */ count, /** @type {number} */ room, /** @type {number} */ need) => Math.max(1, Math.ceil((count * need) / room));
     const rows = every(layers, ch * layers, 13);
     for (let l = 0; l < layers; l += rows) this.label(ctx, `L${l}`, left - 6, top + (l + 0.5) * ch, theme.text, 11, "right");
     const columns = every(heads, cw * heads, 26);
@@ -103,6 +122,7 @@ export class HeadMap {
     this.label(ctx, "query heads over their KV heads; layers downwards", left, height - 5, theme.text, 10, "left");
   }
 
+  /** @param {Context} ctx @param {number} layer @param {number} head @param {string} color @param {number} lineWidth */
   outline(ctx, layer, head, color, lineWidth) {
     const { left, top, cw, ch } = this.box;
     ctx.strokeStyle = color;

@@ -1,4 +1,7 @@
+// @ts-check
 // Places worth going to: the step of loss, the worst regret, corrections, recalls. A jump moves step, head and span together.
+
+/** @import { Jump, RunHeader } from "./types.js" */
 
 const JUMPS = [
   ["loss", "first loss", "no step was lost, or the loss against full KV was not recorded"],
@@ -9,8 +12,13 @@ const JUMPS = [
 const NAMED = ["loss", "lost", "regret", "correction"]; // what N and P go through; recalls are too many, they have Shift
 
 export class Jumps {
+  /** @param {Element} box @param {(place: Jump) => void} go */
   constructor(box, go) {
     this.go = go;
+    this.step = 0;
+    /** @type {Jump[]} */
+    this.places = [];
+    /** @type {Record<string, HTMLButtonElement>} */
     this.buttons = {};
     for (const [kind, title] of JUMPS) {
       const button = document.createElement("button");
@@ -22,10 +30,11 @@ export class Jumps {
     }
   }
 
+  /** @param {RunHeader} header */
   setRun(header) {
     this.places = header.jumps;
     for (const [kind, title, absent] of JUMPS) {
-      const places = this.of([kind]);
+      const places = this.placesOf([kind]);
       this.buttons[kind].disabled = places.length === 0;
       const key = NAMED.includes(kind) ? "N, P" : "Shift + N, P";
       const where = places.length === 1 ? `step ${places[0].step}` : `${places.length} steps`;
@@ -33,24 +42,26 @@ export class Jumps {
     }
   }
 
-  of(kinds) {
+  /** @param {string[]} kinds */
+  placesOf(kinds) {
     return this.places.filter((place) => kinds.includes(place.kind));
   }
 
-  // A button goes to the next place of its kind and begins anew after the last one.
+  /** A button goes to the next place of its kind and begins anew after the last one. @param {string} kind */
   press(kind) {
-    const places = this.of([kind]);
+    const places = this.placesOf([kind]);
     this.go(places.find((place) => place.step > this.step) || places[0]);
   }
 
-  // N and P: the nearest place after or before the step, if there is one.
+  /** N and P: the nearest place after or before the step, if there is one. @param {1 | -1} direction @param {boolean} recalls */
   move(direction, recalls) {
-    const places = this.of(recalls ? ["recall"] : NAMED).sort((a, b) => direction * (a.step - b.step));
+    const places = this.placesOf(recalls ? ["recall"] : NAMED).sort((a, b) => direction * (a.step - b.step));
     const place = places.find((p) => direction * (p.step - this.step) > 0);
     if (place) this.go(place);
   }
 
-  at(step) {
+  /** @param {number} step */
+  moveTo(step) {
     this.step = step;
   }
 }

@@ -1,15 +1,19 @@
+// @ts-check
 // What a view listens to outside its own nodes.
+
+/** @typedef {{ el: { player: Element }, attach(): void, draw(): void, key(event: KeyboardEvent): void }} Listener */
 
 // Keys also work while the focus is on nothing that uses keys itself, so that a page can be played at once.
 const KEY_USERS = "input, textarea, select, button, canvas, [contenteditable], [role=slider], [role=combobox], [role=grid], [role=menu]";
 
+/** @param {Listener} view */
 function pageKeys(view) {
-  return (event) => {
-    if (!event.target.closest?.(KEY_USERS)) view.key(event);
+  return (/** @type {KeyboardEvent} */ event) => {
+    if (!(event.target instanceof Element && event.target.closest(KEY_USERS))) view.key(event);
   };
 }
 
-// Everything outside its nodes that the view listens to; returns what takes it off again.
+/** Everything outside its nodes that the view listens to; returns what takes it off again. @param {Listener} view */
 export function listen(view) {
   const onRun = () => view.attach();
   const onKey = pageKeys(view);

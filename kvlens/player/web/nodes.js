@@ -1,7 +1,11 @@
+// @ts-check
 // Small pieces of a legend. Text goes into textContent only.
 
 import { gradient } from "./color.js";
 
+/** @import { ColorTable } from "./types.js" */
+
+/** @param {string} text @param {string} [className] */
 export function textNode(text, className = "") {
   const node = document.createElement("span");
   node.textContent = text;
@@ -9,19 +13,21 @@ export function textNode(text, className = "") {
   return node;
 }
 
-// A swatch and its word, never parted by a line break.
+/** A swatch and its word, never parted by a line break. @param {Node[]} nodes */
 export function pair(...nodes) {
   const node = textNode("", "pair");
   node.append(...nodes);
   return node;
 }
 
+/** @param {string} color */
 export function swatch(color) {
   const node = textNode("", "swatch");
   node.style.backgroundColor = color;
   return node;
 }
 
+/** @param {ColorTable} table */
 export function ramp(table) {
   const node = textNode("", "ramp");
   node.style.backgroundImage = gradient(table);

@@ -1,30 +1,48 @@
+// @ts-check
 // Drawing of the player and the words beside the pictures. Player (player.js) has what moves and what is picked.
 
-import { HOLE } from "./cachemap.js";
+import { CacheMap, HOLE } from "./cachemap.js";
 import { NOT_RECORDED, decode, formatValue, visibleText } from "./codec.js";
 import { DIVERGING, GREY, SEQUENTIAL, STATE_WORDS, css, pale, readTheme, rgb } from "./color.js";
 import { HeadMap } from "./heatmap.js";
+import { sampledAt } from "./holes.js";
+import { Jumps } from "./jumps.js";
 import { pair, ramp, swatch, textNode } from "./nodes.js";
 import { colorTokens } from "./spans.js";
-import { Stepper } from "./stepper.js";
-import { axisText } from "./tracks.js";
+import { TokenStrip } from "./strip.js";
+import { Tracks, axisText } from "./tracks.js";
+import { View } from "./view.js";
 import { Wanted } from "./wanted.js";
+
+/** @import { Cell, MapPlace, Metric, Track } from "./types.js" */
 
 const MAP_HEIGHT = 196; // px
 
-export class Picture extends Stepper {
+export class Picture extends View {
+  /** @param {Document | ShadowRoot} root */
+  constructor(root) {
+    super(root);
+    this.strip = new TokenStrip(this.el.strip, (pos) => this.pickToken(pos), (pos) => this.hoverToken(pos));
+    this.map = new CacheMap(this.el.map, (place) => this.pickPlace(place), (place) => this.hoverPlace(place));
+    this.wanted = new Wanted(this.el.wanted, (span) => this.pickWanted(span));
+    this.heads = new HeadMap(this.el.heads, (l, h) => this.pickHead(l, h), (cell) => this.hoverHead(cell));
+    this.tracks = new Tracks(this.el.tracks, (step) => { this.pause(); this.go(step); }, () => this.commit(0));
+    this.jumps = new Jumps(this.el.jumps, (place) => this.jump(place));
+  }
+
   // After a change that is more than a step: other head, other metric, other size.
   refresh() {
     const { header, arrays } = this.run;
     this.metric = header.metrics.find((m) => m.name === this.metricName) || header.metrics[0];
+    /** @type {Track[]} */
     const tracks = header.tracks.map((t) => ({
-      ...t, values: arrays[`track:${t.name}`], second: t.second && { ...t.second, values: arrays[`track:${t.second.name}`] },
+      ...t, values: arrays[`track:${t.name}`], second: t.second && { values: arrays[`track:${t.second.name}`] },
       marks: arrays[`marks:${t.marks}`],
     }));
     if (header.oracle && this.span !== null) tracks.unshift(this.spanTrack());
     if (this.metric) {
       this.el.metric.value = this.metric.name;
-      const head = this.headSeries();
+      const head = this.headSeries(this.metric);
       tracks.push({ title: `${this.metric.title}, ${this.headName()}`, unit: this.metric.unit, values: head, zero: this.metric.zero });
     }
     this.tracks.setTracks(tracks, this.steps, header.diverged);
@@ -32,10 +50,11 @@ export class Picture extends Stepper {
   }
 
   // What the selected head read of the selected span, beside what it would have read of all keys; NaN where it was not listed.
+  /** @returns {Track} */
   spanTrack() {
     const { header } = this.slice;
     const here = header.layer === this.layer && header.head === this.head;
-    const listed = (step) => (here && Wanted.listed(this, step)?.find((row) => row.id === this.span)) || { full: NaN, mass: NaN };
+    const listed = (/** @type {number} */ step) => (here && Wanted.listed(this, step)?.find((row) => row.id === this.span)) || { full: NaN, mass: NaN };
     const rows = Array.from({ length: here ? this.steps : 0 }, (_, step) => listed(step));
     return {
       title: `mass on span ${this.span}, ${this.headName()}: this run (blue), full KV (orange)`, unit: "share", zero: true, pending: !here,
@@ -43,11 +62,12 @@ export class Picture extends Stepper {
     };
   }
 
-  headSeries() {
+  /** @param {Metric} metric */
+  headSeries({ name, lo, hi }) {
     const { layers, q_heads: heads } = this.run.header;
-    const codes = this.run.arrays[`cube:${this.metric.name}`];
-    const at = (step) => (codes ? codes[(step * layers + this.layer) * heads + this.head] : NOT_RECORDED);
-    return Float64Array.from({ length: this.steps }, (_, step) => decode(at(step), this.metric.lo, this.metric.hi));
+    const codes = this.run.arrays[`cube:${name}`];
+    const code = (/** @type {number} */ step) => (codes ? codes[(step * layers + this.layer) * heads + this.head] : NOT_RECORDED);
+    return Float64Array.from({ length: this.steps }, (_, step) => decode(code(step), lo, hi));
   }
 
   headName(layer = this.layer, head = this.head) {
@@ -68,11 +88,11 @@ export class Picture extends Stepper {
     if (this.metric) this.range = el.fit.checked ? this.metric.seen : this.metric.natural;
     this.strip.draw(this);
     const stacked = width < 820;
-    el.player.querySelector(".views").classList.toggle("stacked", stacked);
+    el.player.querySelector(".views")?.classList.toggle("stacked", stacked);
     this.worst = el.worst.value === "worst";
     const [wide, narrow] = stacked ? [width, width] : [Math.floor((width - 18) * 0.6), Math.floor((width - 18) * 0.4)];
     if (run.header.spans.length) this.map.draw(this, wide, MAP_HEIGHT, theme);
-    if (this.metric) this.heads.draw(this, narrow, HeadMap.height(run.header.layers), theme);
+    if (this.metric) this.heads.draw({ run, step, layer: this.layer, head: this.head, metric: this.metric, range: this.range }, narrow, HeadMap.height(run.header.layers), theme);
     this.wanted.draw(this, narrow, Wanted.height, theme);
     this.tracks.draw(this, width, this.tracks.tracks.length * 60 + 34, theme);
     this.words();
@@ -81,7 +101,7 @@ export class Picture extends Stepper {
   words() {
     const { el, run, step } = this;
     el.scrub.value = String(step);
-    this.jumps.at(step);
+    this.jumps.moveTo(step);
     if (this.root.activeElement !== el.number) el.number.value = String(step);
     const text = visibleText(run.header.texts[this.current]).replace(/\n/g, "");
     el.now.textContent = `step ${step}${step < run.header.asked ? ", the question's" : ""}: token #${this.current} \u201c${text}\u201d, log p ${formatValue(run.arrays.logprob[step], "nats")}`
@@ -91,15 +111,16 @@ export class Picture extends Stepper {
     el.player.dataset.cell = `${this.layer},${this.head}`;
     el.player.dataset.frames = String(this.frames);
     this.drawLegend();
-    this.hoverToken(this.hovered ?? null);
-    this.hoverHead(this.hoveredCell ?? null);
+    this.hoverToken(this.hovered);
+    this.hoverHead(this.hoveredCell);
   }
 
   // The states that some span of the selected KV head has at some step.
   seenStates() {
-    return [...new Set(this.slice.arrays.change_state || [])].sort((a, b) => a - b);
+    return [...new Set(Array.from(this.slice.arrays.change_state || []))].sort((a, b) => a - b);
   }
 
+  /** @param {number} code */
   stateWord(code) {
     return pair(swatch(`rgb(${pale(code, this.ground)})`), textNode(STATE_WORDS[code]));
   }
@@ -111,7 +132,7 @@ export class Picture extends Stepper {
       this.legendKey = key;
       const parts = legend.states
         ? this.seenStates().map((code) => this.stateWord(code))
-        : [textNode(legend.lo), ramp(legend.table), textNode(legend.hi)];
+        : [textNode(legend.lo ?? ""), ramp(legend.table), textNode(legend.hi ?? "")];
       this.el.legend.replaceChildren(...parts, pair(swatch(css(legend.table, 255)), textNode(legend.missing || "not recorded")), textNode(`\u00b7 ${legend.note}`));
     }
     this.mapWords();
@@ -135,20 +156,23 @@ export class Picture extends Stepper {
     const { header, arrays } = this.slice;
     const { q_heads: heads, kv_heads: kvHeads } = this.run.header;
     const key = `${header.layer} ${header.head} ${header.rev} ${this.worst} ${this.ground}`;
-    if (this.mapKey === key && this.mapOf === this.slice) return;
-    Object.assign(this, { mapKey: key, mapOf: this.slice });
+    if (this.mapKey === key && this.mapSlice === this.slice) return;
+    Object.assign(this, { mapKey: key, mapSlice: this.slice });
     this.el.mapTitle.textContent = `cache map, L${header.layer} KV${Math.floor(header.head / (heads / kvHeads))}`;
     const parts = this.seenStates().map((code) => this.stateWord(code));
     const known = this.worst ? this.run.arrays.worst_start : arrays.wanted_start;
     parts.push(known ? pair(swatch(`rgb(${HOLE})`), textNode("hole: full KV attended, the run did not")) : textNode("\u00b7 holes not recorded"));
-    const all = Array.from({ length: this.steps }, (_, step) => this.map.sampled(step)).every((found) => found);
+    const all = Array.from({ length: this.steps }, (_, step) => sampledAt(this, step)).every(Boolean);
     if (known && !all) parts.push(pair(swatch(`rgb(${GREY})`), textNode("edge: full attention not recorded at this step")));
     this.el.mapLegend.replaceChildren(...parts);
   }
 
-  // The words below the cache map for the place under the pointer.
+  /** The words below the cache map for the place under the pointer. @param {MapPlace | null} place */
   hoverPlace(place) {
-    if (place === null || !this.run) return this.hoverToken(null);
+    if (place === null || !this.run) {
+      this.hoverToken(null);
+      return;
+    }
     const { pos, step, hole } = place;
     const { header } = this.run;
     const index = hole && hole.span >= 0 ? hole.span : this.clock.spanAt(pos, step);
@@ -156,10 +180,11 @@ export class Picture extends Stepper {
     const code = index < 0 ? 255 : this.clock.stateAt(index, step);
     const span = index < 0 ? "not written yet" : `span ${header.spans[index].id} (${header.spans[index].kind}): ${STATE_WORDS[code] || "state not recorded"}`;
     const who = hole && hole.head !== null ? this.headName(Math.floor(hole.head / header.q_heads), hole.head % header.q_heads) : this.headName();
-    const lost = hole ? `full KV's ${who} gives ${hole.to - hole.from > 1 ? `tokens ${hole.from}\u2013${hole.to - 1}` : `token ${hole.from}`} ${hole.mass.toFixed(3)} that this run did not attend; click to choose the span` : this.map.sampled(step) ? "no hole here" : "full attention was not recorded at this step";
+    const lost = hole ? `full KV's ${who} gives ${hole.to - hole.from > 1 ? `tokens ${hole.from}\u2013${hole.to - 1}` : `token ${hole.from}`} ${hole.mass.toFixed(3)} that this run did not attend; click to choose the span` : sampledAt(this, step) ? "no hole here" : "full attention was not recorded at this step";
     this.el.token.textContent = `step ${step} \u00b7 #${pos} \u201c${text}\u201d \u00b7 ${span}\n${lost}`;
   }
 
+  /** @param {number | null} pos */
   hoverToken(pos) {
     this.hovered = pos;
     const { run, clock, step } = this;
@@ -183,6 +208,7 @@ export class Picture extends Stepper {
   }
 
   // Lists are cut after the strongest spans, so a mean over heads is a lower bound and an absent span is not a zero.
+  /** @param {number} index */
   massWords(index) {
     const [mean, head] = [this.clock.mass("mean", index), this.clock.mass("head", index)];
     const all = Number.isNaN(mean) ? "listed by no head" : `mean mass over all heads \u2265 ${mean.toFixed(4)}`;
@@ -190,6 +216,7 @@ export class Picture extends Stepper {
     return this.run.header.span_masses ? `${all} \u00b7 ${mine}` : "mass not recorded";
   }
 
+  /** @param {Cell | null} cell */
   hoverHead(cell) {
     this.hoveredCell = cell;
     if (!this.metric) {

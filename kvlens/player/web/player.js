@@ -1,17 +1,15 @@
+// @ts-check
 // The player: one selection (step, layer, head, span, metric), drawn by the strip, the cache map, the head map, the
 // bars of what full KV wanted and the tracks.
 // Moving is local; Python hears of it after a short pause (commit) and answers with a slice for the selected head.
 
-import { CacheMap } from "./cachemap.js";
 import { sharedRuns } from "./codec.js";
-import { HeadMap } from "./heatmap.js";
-import { Jumps } from "./jumps.js";
 import { Picture } from "./picture.js";
 import { SpanClock } from "./spans.js";
-import { TokenStrip } from "./strip.js";
-import { Tracks } from "./tracks.js";
-import { Wanted } from "./wanted.js";
 
+/** @import { Commit, Jump, MapPlace, Slice } from "./types.js" */
+
+/** @type {[string, string][]} */
 const KEYS = [
   ["\u2190 \u2192", "one step"], ["Shift + \u2190 \u2192", "ten steps"], ["Home, End", "first, last step"], ["Space", "play, pause"],
   ["N P", "next, previous: lost steps, worst regret, corrections"], ["Shift + N P", "next, previous recall"],
@@ -19,16 +17,14 @@ const KEYS = [
 ];
 
 export class Player extends Picture {
+  /** @param {Document | ShadowRoot} root */
   constructor(root) {
     super(root);
-    this.follow = true;
     this.mode = null; // the first run decides: states where they were recorded
-    this.strip = new TokenStrip(this.el.strip, (pos) => this.pickToken(pos), (pos) => this.hoverToken(pos));
-    this.map = new CacheMap(this.el.map, (place) => this.pickPlace(place), (place) => this.hoverPlace(place));
-    this.wanted = new Wanted(this.el.wanted, (span) => { this.pickSpan(span === this.span ? null : span); this.showSpan(); });
-    this.heads = new HeadMap(this.el.heads, (l, h) => this.pickHead(l, h), (cell) => this.hoverHead(cell));
-    this.tracks = new Tracks(this.el.tracks, (step) => { this.pause(); this.go(step); }, () => this.commit(0));
-    this.jumps = new Jumps(this.el.jumps, (place) => this.jump(place));
+    /** @type {number | null} of the last move by Python */
+    this.rev = null;
+    /** @type {(() => void) | undefined} */
+    this.stopListening = undefined;
     this.wire();
     this.showPlay();
   }
@@ -53,6 +49,7 @@ export class Player extends Picture {
 
   // ---- what Python sends -------------------------------------------------------------------------------------------
 
+  /** @param {Slice} slice @param {Commit} setStateValue */
   receive(slice, setStateValue) {
     this.setStateValue = setStateValue;
     this.slice = slice;
@@ -81,7 +78,7 @@ export class Player extends Picture {
       if (fresh) this.rev = null;
     }
     this.clock.setSlice(this.slice);
-    if (this.mode === null) this.mode = this.el.mode.value = this.clock.changes?.some((of) => of.length) ? "state" : "surprisal";
+    if (this.mode === null) this.mode = this.el.mode.value = this.clock.changes?.some((changes) => changes.length) ? "state" : "surprisal";
     if (header.rev !== this.rev) {
       this.rev = header.rev;
       Object.assign(this, { step: header.step, layer: header.layer, head: header.head, span: header.span, metricName: header.metric });
@@ -93,7 +90,7 @@ export class Player extends Picture {
   // ---- moving --------------------------------------------------------------------------------------------------------
 
   get loaded() {
-    return this.run;
+    return this.run !== null;
   }
 
   selection() {
@@ -101,10 +98,11 @@ export class Player extends Picture {
     return { step, layer, head, span, metric };
   }
 
-  // To a place of Jumps: its head and span are selected with it.
+  /** To a place of Jumps: its head and span are selected with it. @param {Jump} place */
   jump(place) {
     this.pause();
-    for (const name of ["step", "layer", "head", "span"]) this[name] = place[name] ?? this[name];
+    const { layer, head, span } = this;
+    Object.assign(this, { step: place.step, layer: place.layer ?? layer, head: place.head ?? head, span: place.span ?? span });
     this.refresh();
     if (place.span !== null) this.showSpan();
     this.commit(0);
@@ -115,11 +113,13 @@ export class Player extends Picture {
     super.toggle();
   }
 
+  /** @param {boolean} on */
   setFollow(on) {
     this.follow = on;
     this.el.follow.checked = on;
   }
 
+  /** @param {KeyboardEvent} event @returns {Record<string, () => void>} */
   ownKeys(event) {
     return {
       n: () => this.jumps.move(1, event.shiftKey), p: () => this.jumps.move(-1, event.shiftKey),
@@ -136,19 +136,27 @@ export class Player extends Picture {
 
   // ---- picking -------------------------------------------------------------------------------------------------------
 
+  /** @param {number} pos */
   pickToken(pos) {
     const index = this.clock.spanOf[pos];
     const id = index < 0 ? null : this.run.header.spans[index].id;
     this.pickSpan(id === this.span ? null : id);
   }
 
+  /** A span of the bars; a second click lets it go. @param {number} span */
+  pickWanted(span) {
+    this.pickSpan(span === this.span ? null : span);
+    this.showSpan();
+  }
+
+  /** @param {number | null} id */
   pickSpan(id) {
     this.span = id;
     this.refresh();
     this.commit();
   }
 
-  // A place of the cache map: its step and span, and of a hole of any head the head that lost most.
+  /** A place of the cache map: its step and span, and of a hole of any head the head that lost most. @param {MapPlace} place */
   pickPlace({ pos, step, hole }) {
     this.pause();
     const index = hole && hole.span >= 0 ? hole.span : this.clock.spanAt(pos, step);

@@ -1,28 +1,39 @@
+// @ts-check
 // What is true at one step: which span each token belongs to, the mass and the state of each span.
 
 import { decode } from "./codec.js";
 import { SEQUENTIAL, STATES, STATE_WORDS } from "./color.js";
 
+/** @import { Arrays, Legend, Run, Slice, Span } from "./types.js" */
+
 export class SpanClock {
+  /** @param {Run} run */
   constructor(run) {
     this.run = run;
     this.count = run.header.texts.length;
     this.spanOf = new Int32Array(this.count).fill(-1); // token position -> index into header.spans, -1: none
-    this.states = null; // span index -> code of STATE_WORDS, 255: not recorded
+    /** @type {Uint8Array | null} span index -> code of STATE_WORDS, 255: not recorded */
+    this.states = null;
+    /** @type {Slice | null} */
     this.slice = null;
+    /** @type {[number, number][][] | null} span index -> its changes of state: [step, code of STATE_WORDS], in order */
     this.changes = null;
+    /** @type {Record<string, Float32Array>} mean, head: span index -> mass, NaN: not listed */
+    this.masses = {};
   }
 
+  /** @param {Slice} slice */
   setSlice(slice) {
     this.slice = slice;
-    this.changes = null; // span index -> its changes of state: [step, code of STATE_WORDS], in order
+    this.changes = null;
     const { change_step: steps, change_span: spans, change_state: states } = slice.arrays;
     if (!steps) return;
-    this.changes = this.run.header.spans.map(() => []);
-    steps.forEach((step, i) => this.changes[spans[i]].push([step, states[i]]));
+    const changes = Array.from(this.run.header.spans, () => /** @type {[number, number][]} */ ([]));
+    for (let i = 0; i < steps.length; i++) changes[spans[i]].push([steps[i], states[i]]);
+    this.changes = changes;
   }
 
-  // The state of a span while a step attended, as a code of STATE_WORDS; 255: not recorded.
+  /** The state of a span while a step attended, as a code of STATE_WORDS; 255: not recorded. @param {number} span @param {number} step */
   stateAt(span, step) {
     let code = 255;
     for (const [at, state] of this.changes ? this.changes[span] : []) {
@@ -32,20 +43,21 @@ export class SpanClock {
     return code;
   }
 
-  // The index of the span that a token belongs to at a step, -1: none.
+  /** The index of the span that a token belongs to at a step, -1: none. @param {number} pos @param {number} step */
   spanAt(pos, step) {
     const { spans } = this.run.header;
-    const alive = (span) => span.born <= step && (span.died === null || span.died > step);
-    const found = spans.findIndex((span) => span.kind !== "window" && alive(span) && pos >= span.start && pos < span.end);
-    if (found >= 0 || pos >= this.written(step)) return found;
+    const alive = (/** @type {Span} */ span) => span.born <= step && (span.died === null || span.died > step);
+    const index = spans.findIndex((span) => span.kind !== "window" && alive(span) && pos >= span.start && pos < span.end);
+    if (index >= 0 || pos >= this.written(step)) return index;
     return spans.findIndex((span) => span.kind === "window" && alive(span) && pos >= span.start);
   }
 
-  // Positions written when this step's query attends: the prompt and all tokens generated before.
+  /** Positions written when this step's query attends: the prompt and all tokens generated before. @param {number} step */
   written(step) {
     return Math.min(this.count, this.run.header.prompt + step);
   }
 
+  /** @param {number} step */
   seek(step) {
     const { spans } = this.run.header;
     const written = this.written(step);
@@ -63,16 +75,18 @@ export class SpanClock {
     this.seekMasses(step);
   }
 
+  /** @param {number} step */
   seekStates(step) {
     this.states = this.changes && Uint8Array.from(this.run.header.spans, (_, span) => this.stateAt(span, step));
   }
 
+  /** @param {number} span */
   state(span) {
     const code = this.states === null ? 255 : this.states[span];
     return code === 255 ? null : STATE_WORDS[code];
   }
 
-  // Masses of this step: NaN where a span is not listed. Lists hold the strongest spans of each head only.
+  /** Masses of this step: NaN where a span is not listed. Lists hold the strongest spans of each head only. @param {number} step */
   seekMasses(step) {
     const count = this.run.header.spans.length;
     this.masses = {
@@ -81,11 +95,12 @@ export class SpanClock {
     };
   }
 
+  /** @param {"mean" | "head"} kind @param {number} span */
   mass(kind, span) {
     return span < 0 ? NaN : this.masses[kind][span];
   }
 
-  // Tokens of a span that are written at this step.
+  /** Tokens of a span that are written at this step. @param {number} span @param {number} step */
   length(span, step) {
     const { start, end, kind } = this.run.header.spans[span];
     if (kind !== "window") return end - start;
@@ -96,6 +111,7 @@ export class SpanClock {
 }
 
 // One step of a table of (step, span, mass) stored as row starts, span indexes and codes.
+/** @param {Arrays} arrays @param {string} name @param {number} step @param {number} count */
 function sparseRow(arrays, name, step, count) {
   const row = new Float32Array(count).fill(NaN);
   const starts = arrays[`${name}_start`];
@@ -109,6 +125,7 @@ const MASS_DECADES = 4;
 const SURPRISAL_TOP = 10; // nats; the colour range ends here, the legend says so
 
 // Colour entry per token, 255: not recorded. Returns the colour table and what the legend says.
+/** @param {string} mode @param {Run} run @param {SpanClock} clock @param {number} step @param {Uint8Array} out @returns {Legend} */
 export function colorTokens(mode, run, clock, step, out) {
   if (mode === "surprisal") {
     const { surprisal } = run.arrays;
@@ -144,6 +161,7 @@ export function colorTokens(mode, run, clock, step, out) {
   return { table: SEQUENTIAL, lo: `\u2264 ${least}`, hi: `\u2265 ${MASS_TOP} per token`, note, missing: "not listed or not recorded" };
 }
 
+/** @param {number} density */
 function massEntry(density) {
   const place = 1 + Math.log10(Math.max(density, 1e-12) / MASS_TOP) / MASS_DECADES;
   return Math.max(0, Math.min(254, Math.round(place * 254)));

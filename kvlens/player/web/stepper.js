@@ -1,28 +1,71 @@
+// @ts-check
 // Moving through the steps of a run, alone (player.js) or beside another (app/ui/compare/player/pair.js): buttons, keys, the clock of playing.
-// Whoever extends it has draw(), refresh(), selection(), ownKeys() and `loaded`, and sets `steps`, `step`, `layer`, `head`.
+// A view extends Stepper.
+
+/** @import { Commit, Nodes, Selection } from "./types.js" */
 
 const RATES = [5, 10, 20, 30, 60];
 const COMMIT_MS = 220;
 
 export class Stepper {
+  /** @param {Document | ShadowRoot} root */
   constructor(root) {
     this.root = root;
     root.addEventListener("redraw", () => this.draw()); // for a picture to keep
-    this.el = {};
-    for (const node of root.querySelectorAll("[id]")) this.el[node.id] = node;
+    const nodes = [...root.querySelectorAll("[id]")].map((node) => [node.id, node]);
+    this.el = /** @type {Nodes} */ (Object.fromEntries(nodes));
     this.playing = false;
     this.frames = 0;
+    this.steps = 0;
+    this.step = 0;
+    this.layer = 0;
+    this.head = 0;
+    /** @type {string | null} how the strip is coloured; null: not decided */
     this.mode = "surprisal";
+    /** @type {Commit} */
+    this.setStateValue = () => {};
+    /** @type {ReturnType<typeof setTimeout> | undefined} */
+    this.timer = undefined;
+    this.startTime = 0;
+    this.startStep = 0;
   }
 
+  // ---- what a view has of its own ----------------------------------------------------------------------------------
+
+  draw() {}
+
+  refresh() {}
+
+  /** @returns {boolean} */
+  get loaded() {
+    return false;
+  }
+
+  /** @returns {Selection} */
+  selection() {
+    return { step: this.step, layer: this.layer, head: this.head };
+  }
+
+  /** @param {KeyboardEvent} _event @returns {Record<string, () => void>} */
+  ownKeys(_event) {
+    return {};
+  }
+
+  // ---- moving --------------------------------------------------------------------------------------------------------
+
   // `own`: what further buttons do, by name; `modes`: [value, text] of the strip's colours.
+  /** @param {Record<string, () => void>} own @param {[string, string][]} modes */
   wireSteps(own, modes) {
     const { el } = this;
+    /** @type {Record<string, () => void>} */
     const act = {
       first: () => this.go(0), last: () => this.go(this.steps - 1), back: () => this.go(this.step - 1), forward: () => this.go(this.step + 1),
       play: () => this.toggle(), ...own,
     };
-    for (const button of this.root.querySelectorAll("[data-act]")) button.onclick = () => act[button.dataset.act]();
+    for (const button of /** @type {NodeListOf<HTMLElement>} */ (this.root.querySelectorAll("[data-act]"))) {
+      const name = button.dataset.act ?? "";
+      button.onclick = () => act[name]();
+    }
     RATES.forEach((rate) => el.rate.add(new Option(String(rate), String(rate), false, rate === 20)));
     modes.forEach(([value, text]) => el.mode.add(new Option(text, value)));
     el.rate.onchange = () => this.restartClock();
@@ -32,12 +75,14 @@ export class Stepper {
     el.player.onkeydown = (e) => this.key(e);
   }
 
+  /** @param {number} steps */
   setSteps(steps) {
     this.steps = steps;
     this.el.scrub.max = this.el.number.max = String(Math.max(0, steps - 1));
     this.el.of.textContent = `/ ${steps - 1}`;
   }
 
+  /** @param {number} step @param {number} [delay] milliseconds until Python hears of it */
   go(step, delay = COMMIT_MS) {
     if (!this.loaded) return;
     this.step = Math.max(0, Math.min(this.steps - 1, step));
@@ -52,7 +97,10 @@ export class Stepper {
   }
 
   toggle() {
-    if (this.playing) return this.pause();
+    if (this.playing) {
+      this.pause();
+      return;
+    }
     if (this.step >= this.steps - 1) this.step = 0;
     this.playing = true;
     this.restartClock();
@@ -73,14 +121,18 @@ export class Stepper {
     this.startStep = this.step;
   }
 
+  /** @param {number} now */
   tick(now) {
     if (!this.playing) return;
-    const wanted = Math.min(this.steps - 1, this.startStep + Math.floor(((now - this.startTime) / 1000) * Number(this.el.rate.value)));
-    if (wanted > this.step) {
-      this.step = wanted;
+    const due = Math.min(this.steps - 1, this.startStep + Math.floor(((now - this.startTime) / 1000) * Number(this.el.rate.value)));
+    if (due > this.step) {
+      this.step = due;
       this.frames++;
       this.draw();
-      if (wanted === this.steps - 1) return this.pause();
+      if (due === this.steps - 1) {
+        this.pause();
+        return;
+      }
     }
     requestAnimationFrame((next) => this.tick(next));
   }
@@ -90,6 +142,7 @@ export class Stepper {
     this.el.player.dataset.playing = String(this.playing);
   }
 
+  /** @param {number} layer @param {number} head */
   pickHead(layer, head) {
     if (layer === this.layer && head === this.head) return;
     Object.assign(this, { layer, head });
@@ -97,16 +150,19 @@ export class Stepper {
     this.commit();
   }
 
+  /** @param {KeyboardEvent} event */
   key(event) {
     const from = event.composedPath()[0];
-    const typing = from.tagName === "SELECT" || (from.tagName === "INPUT" && from.type === "number");
+    const typing = from instanceof HTMLSelectElement || (from instanceof HTMLInputElement && from.type === "number");
     if (!this.loaded || typing || event.ctrlKey || event.metaKey || event.altKey) return;
     const by = event.shiftKey ? 10 : 1;
-    const act = {
+    /** @type {Record<string, (() => void) | null>} */
+    const acts = {
       ArrowLeft: () => { this.pause(); this.go(this.step - by); }, ArrowRight: () => { this.pause(); this.go(this.step + by); },
       Home: () => { this.pause(); this.go(0); }, End: () => { this.pause(); this.go(this.steps - 1); },
-      " ": from.tagName === "BUTTON" ? null : () => this.toggle(), ...this.ownKeys(event),
-    }[event.key.length === 1 ? event.key.toLowerCase() : event.key]; // Caps Lock does not matter
+      " ": from instanceof HTMLButtonElement ? null : () => this.toggle(), ...this.ownKeys(event),
+    };
+    const act = acts[event.key.length === 1 ? event.key.toLowerCase() : event.key]; // Caps Lock does not matter
     if (!act) return;
     event.preventDefault();
     event.stopPropagation();

@@ -1,13 +1,18 @@
+// @ts-check
 // The token strip: real text in the DOM (textContent only), at most WINDOW tokens at a time, coloured per step.
 
 import { visibleText } from "./codec.js";
 import { STATES, css, ink, inkOn, pale } from "./color.js";
 
+/** @import { Range, Run, StripView } from "./types.js" */
+
 const WINDOW = 2048;
 const ALL_IN_DOM = 3000; // up to here every token is in the DOM and there is no window to move
 
+/** @type {Record<string, number>} */
 const FLAG = { now: 1, future: 2, first: 4, last: 8, picked: 16, needle: 32, asked: 64 };
 
+/** @param {string} text */
 function boundary(text) {
   const mark = document.createElement("span");
   mark.className = "boundary";
@@ -16,15 +21,36 @@ function boundary(text) {
 }
 
 export class TokenStrip {
+  /** @param {HTMLElement} box @param {(pos: number) => void} onPick @param {(pos: number | null) => void} onHover */
   constructor(box, onPick, onHover) {
     this.box = box;
+    /** @type {Run | null} */
+    this.run = null;
     this.start = 0;
+    this.end = 0;
+    this.answer = 0;
+    this.ground = "";
+    /** @type {HTMLElement[]} */
     this.cells = [];
-    box.addEventListener("click", (e) => e.target.dataset.pos !== undefined && onPick(Number(e.target.dataset.pos)));
-    box.addEventListener("mouseover", (e) => e.target.dataset.pos !== undefined && onHover(Number(e.target.dataset.pos)));
+    /** @type {[number, string][]} */
+    this.marks = [];
+    /** @type {Set<number>} */
+    this.continued = new Set();
+    this.needle = new Uint8Array(0);
+    this.drawnColor = new Int16Array(0);
+    this.drawnFlags = new Int16Array(0);
+    box.addEventListener("click", (e) => TokenStrip.pass(e, onPick));
+    box.addEventListener("mouseover", (e) => TokenStrip.pass(e, onHover));
     box.addEventListener("mouseleave", () => onHover(null));
   }
 
+  /** Hands on the position of the token that an event is about, if there is one. @param {Event} event @param {(pos: number) => void} use */
+  static pass(event, use) {
+    const pos = event.target instanceof HTMLElement ? event.target.dataset.pos : undefined;
+    if (pos !== undefined) use(Number(pos));
+  }
+
+  /** @param {Run} run */
   setRun(run) {
     this.run = run;
     this.continued = new Set(run.header.continued);
@@ -36,7 +62,7 @@ export class TokenStrip {
     this.build(0);
   }
 
-  // The positions [from, to) that the strip is about.
+  /** The positions [from, to) that the strip is about. @returns {Range} */
   get range() {
     return [0, this.run.header.texts.length];
   }
@@ -46,6 +72,7 @@ export class TokenStrip {
     return to - from > ALL_IN_DOM;
   }
 
+  /** @param {number} start */
   build(start) {
     const { texts } = this.run.header;
     const [from, to] = this.range;
@@ -67,7 +94,7 @@ export class TokenStrip {
     this.box.replaceChildren(list);
   }
 
-  // Makes `pos` part of the window, where the strip is about it; true if the window had to move.
+  /** Makes `pos` part of the window, where the strip is about it; true if the window had to move. @param {number} pos */
   include(pos) {
     const [from, to] = this.range;
     if ((pos >= this.start && pos < this.end) || pos < from || pos >= to) return false;
@@ -75,6 +102,7 @@ export class TokenStrip {
     return true;
   }
 
+  /** @param {number} pos @param {StripView} view */
   flags(pos, view) {
     const { spanOf } = view.clock;
     const span = spanOf[pos];
@@ -90,7 +118,7 @@ export class TokenStrip {
     return flags;
   }
 
-  // Only cells whose colour or marks changed are touched.
+  /** Only cells whose colour or marks changed are touched. @param {StripView} view */
   draw(view) {
     if (view.follow) this.include(view.current);
     if (String(view.ground) !== this.ground) {
@@ -117,6 +145,7 @@ export class TokenStrip {
     if (view.follow) this.reveal(view.current);
   }
 
+  /** @param {number} pos */
   reveal(pos) {
     const cell = this.cells[pos - this.start];
     if (!cell) return;
@@ -126,7 +155,7 @@ export class TokenStrip {
     }
   }
 
-  // Shows `pos` although it is not the current token (minimap click, chosen span).
+  /** Shows `pos` although it is not the current token (minimap click, chosen span). @param {number} pos */
   goTo(pos) {
     this.include(pos);
     const cell = this.cells[pos - this.start];

@@ -1,27 +1,40 @@
+// @ts-check
 // Quantities over all steps, one under the other, with one cursor. The curves are drawn once and kept; a step moves the cursor.
 
 import { formatBytes, formatValue } from "./codec.js";
 import { VERMILION, context2d } from "./color.js";
 
+/** @import { Context, Surface, Theme, Track } from "./types.js" */
+
 const MARK = "#CC79A7";
 
 export class Tracks {
+  /** @param {HTMLCanvasElement} canvas @param {(step: number) => void} onScrub @param {() => void} onRelease */
   constructor(canvas, onScrub, onRelease) {
     this.canvas = canvas;
+    /** @type {Track[]} */
+    this.tracks = [];
+    this.steps = 0;
+    /** @type {number | null} */
+    this.diverged = null;
+    /** @type {string | null} */
+    this.key = null;
+    /** @type {Surface & CanvasImageSource} */
+    this.base = new OffscreenCanvas(1, 1);
     this.margin = { left: 64, right: 10, top: 4, bottom: 30 };
-    const at = (e) => {
+    const stepAt = (/** @type {PointerEvent} */ e) => {
       const box = canvas.getBoundingClientRect();
       const width = box.width - this.margin.left - this.margin.right;
       const x = (e.clientX - box.left - this.margin.left) / width;
       return Math.max(0, Math.min(this.steps - 1, Math.floor(x * this.steps)));
     };
-    canvas.addEventListener("pointerdown", (e) => { canvas.setPointerCapture(e.pointerId); onScrub(at(e)); });
-    canvas.addEventListener("pointermove", (e) => e.buttons & 1 && onScrub(at(e)));
+    canvas.addEventListener("pointerdown", (e) => { canvas.setPointerCapture(e.pointerId); onScrub(stepAt(e)); });
+    canvas.addEventListener("pointermove", (e) => { if (e.buttons & 1) onScrub(stepAt(e)); });
     canvas.addEventListener("pointerup", onRelease);
   }
 
-  // tracks: [{title, unit, values, dots, line: {value, label} | null, second: {values, label} | null, marks: steps | null, zero, pending}]
   // diverged: the last step whose context is the reference's, null when all are
+  /** @param {Track[]} tracks @param {number} steps @param {number | null} diverged */
   setTracks(tracks, steps, diverged) {
     this.tracks = tracks;
     this.steps = steps;
@@ -29,16 +42,17 @@ export class Tracks {
     this.key = null;
   }
 
+  /** @param {number} step @param {number} width */
   x(step, width) {
     const { left, right } = this.margin;
     return left + ((step + 0.5) / this.steps) * (width - left - right);
   }
 
+  /** @param {{ step: number }} view @param {number} width @param {number} height @param {Theme} theme */
   draw(view, width, height, theme) {
     const key = `${width}x${height}${theme.text}${theme.background}`;
     if (this.key !== key) {
       this.base = new OffscreenCanvas(1, 1);
-      this.base.style = {};
       this.drawBase(context2d(this.base, width, height), width, height, theme);
       this.key = key;
     }
@@ -65,14 +79,17 @@ export class Tracks {
     });
   }
 
+  /** @param {number} height */
   rowHeight(height) {
     return (height - this.margin.top - this.margin.bottom) / this.tracks.length;
   }
 
+  /** @param {number} i @param {number} height */
   rowTop(i, height) {
     return this.margin.top + i * this.rowHeight(height);
   }
 
+  /** @param {Context} ctx @param {number} width @param {number} height @param {Theme} theme */
   drawBase(ctx, width, height, theme) {
     if (this.diverged != null) this.shade(ctx, width, height, theme);
     this.tracks.forEach((track, i) => this.drawTrack(ctx, track, this.rowTop(i, height), this.rowHeight(height), width, theme));
@@ -89,9 +106,10 @@ export class Tracks {
     ctx.fillText("decode step", (width + this.margin.left) / 2, height - 13);
   }
 
+  /** @param {Context} ctx @param {Track} track @param {number} top @param {number} rowHeight @param {number} width @param {Theme} theme */
   drawTrack(ctx, track, top, rowHeight, width, theme) {
     const [y0, y1] = [top + rowHeight - 6, top + (track.marks ? 24 : 18)]; // marks stand between title and curve
-    const all = [...track.values, ...(track.second ? track.second.values : [])].filter((v) => !Number.isNaN(v));
+    const all = [...Array.from(track.values), ...Array.from(track.second ? track.second.values : [])].filter((v) => !Number.isNaN(v));
     if (track.line) all.push(track.line.value);
     ctx.textBaseline = "middle";
     ctx.textAlign = "left";
@@ -103,34 +121,34 @@ export class Tracks {
       ctx.fillText(track.pending ? "being loaded\u2026" : "not recorded", this.margin.left, (y0 + y1) / 2);
       return;
     }
-    let lo = all.reduce((a, b) => Math.min(a, b), track.zero ? 0 : Infinity);
+    const lo = all.reduce((a, b) => Math.min(a, b), track.zero ? 0 : Infinity);
     let hi = all.reduce((a, b) => Math.max(a, b), track.zero ? 0 : -Infinity);
     if (hi === lo) hi = lo + 1;
-    const y = (value) => y0 + ((value - lo) / (hi - lo)) * (y1 - y0);
+    const y = (/** @type {number} */ value) => y0 + ((value - lo) / (hi - lo)) * (y1 - y0);
     ctx.textAlign = "right";
-    const tidy = (value) => axisText(Math.abs(value) < 1e-3 * (hi - lo) ? 0 : value, track.unit);
+    const tidy = (/** @type {number} */ value) => axisText(Math.abs(value) < 1e-3 * (hi - lo) ? 0 : value, track.unit);
     ctx.fillText(tidy(hi), this.margin.left - 6, y1 + 2);
     ctx.fillText(tidy(lo), this.margin.left - 6, y0 - 2);
     ctx.fillStyle = theme.border;
     ctx.fillRect(this.margin.left, y0, width - this.margin.left - this.margin.right, 1);
-    if (track.line) this.rule(ctx, track.line, y(track.line.value), width, theme);
+    if (track.line) this.rule(ctx, y(track.line.value), width, theme);
     if (track.second) this.curve(ctx, track.second.values, y, width, "#E69F00", [3, 2]);
     if (track.dots) this.bars(ctx, track.values, y, y0, width, theme.accent);
     else this.curve(ctx, track.values, y, width, theme.accent, []);
     if (track.marks) this.mark(ctx, track.marks, y1, width);
   }
 
-  // Where contexts differ from the reference's.
+  /** Where contexts differ from the reference's. @param {Context} ctx @param {number} width @param {number} height @param {Theme} theme */
   shade(ctx, width, height, theme) {
     const from = this.x(this.diverged + 0.5, width);
     ctx.fillStyle = theme.panel;
     ctx.fillRect(from, this.margin.top, width - this.margin.right - from, height - this.margin.top - this.margin.bottom);
   }
 
-  // Triangles on top of a track.
+  /** Triangles on top of a track. @param {Context} ctx @param {ArrayLike<number>} steps @param {number} y @param {number} width */
   mark(ctx, steps, y, width) {
     ctx.fillStyle = MARK;
-    for (const step of steps) {
+    for (const step of Array.from(steps)) {
       const x = this.x(step, width);
       ctx.beginPath();
       ctx.moveTo(x - 4, y - 6);
@@ -140,7 +158,8 @@ export class Tracks {
     }
   }
 
-  rule(ctx, line, y, width, theme) {
+  /** @param {Context} ctx @param {number} y @param {number} width @param {Theme} theme */
+  rule(ctx, y, width, theme) {
     ctx.strokeStyle = theme.text;
     ctx.setLineDash([6, 4]);
     ctx.lineWidth = 1;
@@ -151,6 +170,10 @@ export class Tracks {
     ctx.setLineDash([]);
   }
 
+  /**
+   * @param {Context} ctx @param {ArrayLike<number>} values @param {(value: number) => number} y @param {number} width
+   * @param {string} color @param {number[]} dash
+   */
   curve(ctx, values, y, width, color, dash) {
     ctx.strokeStyle = color;
     ctx.lineWidth = 1.5;
@@ -169,6 +192,10 @@ export class Tracks {
     ctx.setLineDash([]);
   }
 
+  /**
+   * @param {Context} ctx @param {ArrayLike<number>} values @param {(value: number) => number} y @param {number} y0
+   * @param {number} width @param {string} color
+   */
   bars(ctx, values, y, y0, width, color) {
     const bar = Math.max(1, Math.min(12, (width / this.steps) * 0.7));
     ctx.fillStyle = color;
@@ -178,6 +205,7 @@ export class Tracks {
   }
 }
 
+/** @param {number} value @param {string} unit */
 export function axisText(value, unit) {
   if (unit === "bytes") return formatBytes(value);
   return Math.abs(value) < 1e-6 ? "0" : String(Number(value.toPrecision(3)));

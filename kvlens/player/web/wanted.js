@@ -1,18 +1,25 @@
+// @ts-check
 // What full KV would have read at this step with the selected head's own query, beside what the run read: a bar per span.
 
 import { decode, visibleText } from "./codec.js";
 import { VERMILION, context2d } from "./color.js";
+
+/** @import { Picture } from "./picture.js" */
+/** @import { Context, Theme, WantedRow } from "./types.js" */
 
 const WANTED_ROWS = 5;
 const WANTED_ROW = 23; // px
 const ORANGE = "#E69F00";
 
 export class Wanted {
+  /** @param {HTMLCanvasElement} canvas @param {(span: number) => void} onPick */
   constructor(canvas, onPick) {
     this.canvas = canvas;
+    /** @type {WantedRow[]} the rows that are drawn */
+    this.rows = [];
     canvas.addEventListener("click", (e) => {
       const row = Math.floor((e.clientY - canvas.getBoundingClientRect().top - this.top) / WANTED_ROW);
-      const picked = this.listed && this.listed[row];
+      const picked = this.rows[row];
       if (picked) onPick(picked.id);
     });
   }
@@ -26,18 +33,21 @@ export class Wanted {
   }
 
   // The spans listed at a step, most wanted first: {id, span, full, mass}; null where full attention was not recorded.
+  /** @param {Picture} view @param {number} step @returns {WantedRow[] | null} */
   static listed(view, step) {
     const { arrays } = view.slice;
     if (!arrays.wanted_start || Number.isNaN(arrays.wanted_tail[step])) return null;
-    const found = [];
+    /** @type {WantedRow[]} */
+    const rows = [];
     for (let i = arrays.wanted_start[step]; i < arrays.wanted_start[step + 1]; i++) {
       const span = arrays.wanted_span[i];
       const [full, mass] = ["full", "mass"].map((name) => decode(arrays[`wanted_${name}`][i], 0, 1));
-      found.push({ id: view.run.header.spans[span].id, span, full, mass });
+      rows.push({ id: view.run.header.spans[span].id, span, full, mass });
     }
-    return found;
+    return rows;
   }
 
+  /** @param {Picture} view @param {number} width @param {number} height @param {Theme} theme */
   draw(view, width, height, theme) {
     const ctx = context2d(this.canvas, width, height);
     ctx.clearRect(0, 0, width, height);
@@ -49,16 +59,16 @@ export class Wanted {
     ctx.fillText(`What ${view.headName(layer, head)} would have read at step ${view.step}`, 0, 9);
     ctx.font = `11px ${theme.font}`;
     const all = Wanted.listed(view, view.step);
-    this.listed = all && all.slice(0, WANTED_ROWS);
+    this.rows = all ? all.slice(0, WANTED_ROWS) : [];
     if (!all) {
       ctx.fillText(`Full attention's masses were not recorded here${view.run.header.sampling}.`, 0, 28);
       return;
     }
     this.key(ctx, theme);
     const left = Math.min(190, width * 0.42);
-    const most = Math.max(0.05, ...this.listed.map((row) => Math.max(row.full, row.mass)));
+    const most = Math.max(0.05, ...this.rows.map((row) => Math.max(row.full, row.mass)));
     const room = width - left - 78;
-    this.listed.forEach((row, i) => {
+    this.rows.forEach((row, i) => {
       const y = this.top + i * WANTED_ROW;
       if (row.id === view.span) {
         ctx.strokeStyle = VERMILION;
@@ -74,9 +84,10 @@ export class Wanted {
       ctx.fillText(`${row.full.toFixed(2)} / ${row.mass.toFixed(2)}`, left + Math.max(row.full, row.mass) / most * room + 6, y + WANTED_ROW / 2);
     });
     const more = all.slice(WANTED_ROWS).reduce((sum, row) => sum + row.full, view.slice.arrays.wanted_tail[view.step]);
-    ctx.fillText(`All other spans hold ${more.toFixed(2)} of full KV's mass.`, 4, this.top + this.listed.length * WANTED_ROW + 9);
+    ctx.fillText(`All other spans hold ${more.toFixed(2)} of full KV's mass.`, 4, this.top + this.rows.length * WANTED_ROW + 9);
   }
 
+  /** @param {Context} ctx @param {Theme} theme */
   key(ctx, theme) {
     let x = 0;
     for (const [color, text] of [[ORANGE, "full KV's mass"], [theme.accent, "this run's, rebuilt and summarised tokens too"]]) {
@@ -88,7 +99,7 @@ export class Wanted {
     }
   }
 
-  // 'span 17 ★ “text of its first tokens”'; the star marks the needle.
+  /** 'span 17 ★ “text of its first tokens”'; the star marks the needle. @param {Picture} view @param {number} index */
   name(view, index) {
     const { spans, texts, needle } = view.run.header;
     const { id, kind, start, end } = spans[index];
@@ -99,7 +110,7 @@ export class Wanted {
   }
 }
 
-// The text, cut to a width.
+/** The text, cut to a width. @param {Context} ctx @param {string} text @param {number} width */
 function fitted(ctx, text, width) {
   if (ctx.measureText(text).width <= width) return text;
   let size = text.length;

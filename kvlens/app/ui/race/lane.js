@@ -1,43 +1,66 @@
+// @ts-check
 // One lane: a method's title, what it has said so far, two maps of layers by KV heads, its KL and the bytes it moved.
 
 import { formatBytes, visibleText } from "../../../player/web/codec.js";
 import { GREY, SEQUENTIAL, VERMILION, context2d, rgb } from "../../../player/web/color.js";
 import { textNode } from "../../../player/web/nodes.js";
 
+/** @import { Color, Context, Theme } from "../../../player/web/types.js" */
+
 const LOSS = [213, 94, 0];
 const TRACK = 30; // px, of KL and of bytes
 const GAP = 4;
+/** @type {Record<string, string>} */
 const BEFORE = { prefill: "reading the prompt", place: "placing the prompt", running: "ready" };
+/** @type {Maps} */
 const NO_MAPS = { read: null, missed: null };
 
-// A map of a frame: bytes by layer, then KV head; null where it was not recorded.
+/**
+ * What a job reports: the race, then of each lane states, frames and maps.
+ * @typedef {{ id: string, lanes: LaneHeader[], layers: number, kv_heads: number, steps: number, asked: number, full_kv_bytes: number }} RaceLine
+ * @typedef {{ title: string, preset: string | null }} LaneHeader
+ * @typedef {{ step: number, text: string, kl: number | null, resident: number, moved: number, agrees: boolean | null }} Frame
+ * @typedef {{ read: Uint8Array | null, missed: Uint8Array | null }} Maps
+ * @typedef {LaneHeader & { number: number, state: string, message: string | null, note?: string | null, uid: string | null,
+ *   right: boolean | null, lost: number | null, ended: boolean, closed?: boolean, frames: Frame[], maps: Maps[], moved: number[] }} Lane
+ * @typedef {{ title: string, color: string, character: string }} Look
+ * @typedef {{ kl: number, moved: number, steps: number }} Scales most nats, most bytes of a step, steps
+ */
+
+/** A map of a frame: bytes by layer, then KV head; null where it was not recorded. @param {string | null} text */
 export function mapOf(text) {
   return text === null ? null : Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
 }
 
 export class LaneView {
+  /** @param {number} number @param {() => void} onOpen */
   constructor(number, onOpen) {
     this.root = document.createElement("div");
     this.root.className = "lane";
     this.root.dataset.lane = String(number);
-    const part = (name, parent = this.root, kind = "div") => {
+    this.key = "";
+    /** @type {<Name extends "div" | "span" | "canvas">(kind: Name, name: string, parent?: HTMLElement) => HTMLElementTagNameMap[Name]} */
+    const part = (kind, name, parent = this.root) => {
       const node = document.createElement(kind);
       node.className = name;
       parent.append(node);
       return node;
     };
-    const head = part("head");
+    const head = part("div", "head");
     this.el = {
-      mark: part("mark", head, "span"), title: part("title", head, "span"), badge: part("badge", head, "span"),
-      state: part("state", head, "span"), text: part("text"), canvas: part("maps", this.root, "canvas"),
-      numbers: part("numbers"), note: part("note"),
+      mark: part("span", "mark", head), title: part("span", "title", head), badge: part("span", "badge", head),
+      state: part("span", "state", head), text: part("div", "text"), canvas: part("canvas", "maps"),
+      numbers: part("div", "numbers"), note: part("div", "note"),
     };
     this.el.canvas.setAttribute("role", "img");
     this.root.addEventListener("click", onOpen);
     this.root.addEventListener("keydown", (event) => { if (event.key === "Enter") onOpen(); });
   }
 
-  // at: how many steps are shown, with a fraction of the next one.
+  /**
+   * at: how many steps are shown, with a fraction of the next one.
+   * @param {Lane} lane @param {Look} look @param {RaceLine} race @param {number} at @param {Scales} scales @param {Theme} theme
+   */
   draw(lane, look, race, at, scales, theme) {
     const shown = Math.min(Math.floor(at), lane.frames.length);
     const lost = lane.lost !== null && lane.lost < shown;
@@ -48,6 +71,7 @@ export class LaneView {
     if (drawn) this.picture(lane, race, Math.min(at, lane.frames.length), width, scales, theme);
   }
 
+  /** @param {Lane} lane @param {Look} look @param {RaceLine} race @param {number} shown @param {boolean} lost */
   words(lane, look, race, shown, lost) {
     const { el, root } = this;
     const over = lane.ended && shown >= lane.frames.length;
@@ -66,12 +90,12 @@ export class LaneView {
     el.badge.className = `badge ${lane.right ? "right" : "wrong"}`;
     el.badge.textContent = lane.right ? "right answer" : "wrong answer";
     el.state.textContent = lost ? `left full KV at step ${lane.lost}` : lane.frames.length ? `step ${Math.max(0, shown - 1)}` : BEFORE[lane.state] || lane.state;
-    const said = lane.message !== null && !lane.frames.length;
-    el.text.classList.toggle("said", said);
+    const message = lane.frames.length ? null : lane.message;
+    el.text.classList.toggle("said", message !== null);
     const key = `${shown} ${lane.message} ${over}`;
     if (this.key !== key) {
       this.key = key;
-      el.text.replaceChildren(...(said ? [textNode(lane.message)] : this.output(lane, race, shown)));
+      el.text.replaceChildren(...(message !== null ? [textNode(message)] : this.output(lane, race, shown)));
       el.text.scrollTop = el.text.scrollHeight;
     }
     el.note.textContent = lane.note || "";
@@ -88,16 +112,18 @@ export class LaneView {
   }
 
   // The tokens so far: up to the loss, the one that parted, those after it.
+  /** @param {Lane} lane @param {RaceLine} race @param {number} shown */
   output(lane, race, shown) {
     const pieces = lane.frames.slice(race.asked, shown).map((frame) => frame.text);
     const parted = lane.lost === null ? Infinity : lane.lost - race.asked;
-    const whole = (from, to) => visibleText(pieces.slice(from, to).join("").replace(/\ufffd+/g, "\ufffd"));
+    const whole = (/** @type {number} */ from, /** @type {number} */ to) => visibleText(pieces.slice(from, to).join("").replace(/\ufffd+/g, "\ufffd"));
     const nodes = parted > 0 && pieces.length ? [textNode(whole(0, Math.min(parted, pieces.length)))] : [];
     if (parted < pieces.length) nodes.push(textNode(whole(parted, parted + 1), "parted"));
     if (parted + 1 < pieces.length) nodes.push(textNode(whole(parted + 1, pieces.length), "after"));
     return nodes;
   }
 
+  /** @param {Lane} lane @param {RaceLine} race @param {number} at @param {number} width @param {Scales} scales @param {Theme} theme */
   picture(lane, race, at, width, scales, theme) {
     const rows = race.kv_heads;
     const cell = Math.max(3, Math.min(11, Math.floor(48 / rows)));
@@ -110,8 +136,9 @@ export class LaneView {
     while (measured > 0 && !lane.maps[measured]) measured -= 1;
     const [here, next] = [lane.maps[measured] || NO_MAPS, lane.maps[measured + 1] || lane.maps[measured] || NO_MAPS];
     const ground = rgb(theme.panel);
-    this.map(ctx, here.read, next.read, measured < now ? 0 : share, race, width, cell, 0, (v) => SEQUENTIAL.subarray(v * 3, v * 3 + 3));
-    this.map(ctx, here.missed, next.missed, measured < now ? 0 : share, race, width, cell, high + GAP, (v) => blend(ground, LOSS, Math.sqrt(v / 254)));
+    const place = { share: measured < now ? 0 : share, race, width, cell };
+    this.map(ctx, here.read, next.read, { ...place, top: 0, color: (v) => SEQUENTIAL.subarray(v * 3, v * 3 + 3) });
+    this.map(ctx, here.missed, next.missed, { ...place, top: high + GAP, color: (v) => blend(ground, LOSS, Math.sqrt(v / 254)) });
     const half = (width - 6) / 2;
     const box = { top: 2 * (high + GAP), width: half, steps: scales.steps, at: step };
     this.track(ctx, lane.frames, (f) => f.kl, { ...box, left: 0, most: scales.kl, name: "KL", lost: lane.lost }, theme);
@@ -119,7 +146,12 @@ export class LaneView {
   }
 
   // A map at a place between two steps: layers across, KV heads down.
-  map(ctx, now, later, share, race, width, cell, top, color) {
+  /**
+   * @param {Context} ctx @param {Uint8Array | null} now @param {Uint8Array | null} later
+   * @param {{ share: number, race: RaceLine, width: number, cell: number, top: number,
+   *   color: (value: number) => ArrayLike<number> & Iterable<number> }} place
+   */
+  map(ctx, now, later, { share, race, width, cell, top, color }) {
     const wide = width / race.layers;
     for (let layer = 0; layer < race.layers; layer++) {
       for (let head = 0; head < race.kv_heads; head++) {
@@ -134,12 +166,17 @@ export class LaneView {
   }
 
   // Bars of one figure by step, on the scale that all lanes share.
-  track(ctx, frames, of, { left, top, width, steps, at, most, name, lost }, theme) {
+  /**
+   * @param {Context} ctx @param {Frame[]} frames @param {(frame: Frame) => number | null} figure
+   * @param {{ left: number, top: number, width: number, steps: number, at: number, most: number, name: string, lost: number | null }} box
+   * @param {Theme} theme
+   */
+  track(ctx, frames, figure, { left, top, width, steps, at, most, name, lost }, theme) {
     const wide = width / steps;
     ctx.fillStyle = theme.panel;
     ctx.fillRect(left, top, width, TRACK);
     for (let step = 0; step < Math.min(Math.ceil(at), frames.length); step++) {
-      const value = of(frames[step]);
+      const value = figure(frames[step]);
       if (value === null || most <= 0) continue;
       const grown = Math.min(1, at - step); // the newest one rises
       const high = Math.max(value > 0 ? 1 : 0, TRACK * Math.sqrt(Math.min(1, value / most)) * grown);
@@ -163,6 +200,7 @@ export class LaneView {
   }
 }
 
+/** @param {Color} from @param {Color} to @param {number} share */
 function blend(from, to, share) {
   return from.map((value, c) => Math.round(value + (to[c] - value) * share));
 }

@@ -1,31 +1,70 @@
+// @ts-check
 // A race as it goes on: lanes side by side on one clock, drawn between the polls from frames that have come already.
 
 import { SEQUENTIAL, VERMILION, gradient, readTheme } from "../../../player/web/color.js";
 import { textNode } from "../../../player/web/nodes.js";
 import { LaneView, mapOf } from "./lane.js";
 
+/** @import { Frame, Lane, Look, RaceLine } from "./lane.js" */
+/** @import { Theme } from "../../../player/web/types.js" */
+
+/** @typedef {{ id: string, lines: string[], first: number, looks: Look[], ended: boolean }} RaceData */
+/** @typedef {{ race: HTMLElement, play: HTMLElement, scrub: HTMLInputElement, clock: HTMLElement, scales: HTMLElement, lanes: HTMLElement }} RaceNodes */
+
+/** @type {WeakMap<ShadowRoot, Race>} */
 const LIVE_RACES = new WeakMap();
 const PLAYED = 8; // steps a second of a race that has ended
 const BEHIND_S = 2.5; // how far the clock stays behind what has come, so that it never stands still between two polls
 const DRAWN_MS = 40;
 
 class Race {
+  /** @param {ShadowRoot} root */
   constructor(root) {
     this.root = root;
-    const get = (id) => root.querySelector(`#${id}`);
-    this.el = { race: get("race"), play: get("play"), scrub: get("scrub"), clock: get("clock"), scales: get("scales"), lanes: get("lanes") };
+    const nodes = [...root.querySelectorAll("[id]")].map((node) => [node.id, node]);
+    this.el = /** @type {RaceNodes} */ (Object.fromEntries(nodes));
     this.el.play.addEventListener("click", () => this.toggle());
     this.el.scrub.addEventListener("input", () => { this.playing = false; this.at = Number(this.el.scrub.value) + 1; this.dirty = true; });
+    /** @type {string | null} */
+    this.id = null;
+    this.lines = 0;
+    /** @type {RaceLine | null} */
+    this.race = null;
+    /** @type {Lane[]} */
+    this.lanes = [];
+    /** @type {LaneView[]} */
+    this.views = [];
+    /** @type {Look[] | null} */
+    this.looks = null;
+    this.at = 0;
+    this.playing = true;
+    this.ended = false;
+    this.raced = false;
+    this.dirty = true;
+    this.drawn = 0;
+    this.last = 0;
+    this.legendColor = "";
+    /** @type {(name: string, line: number) => void} */
+    this.ask = () => {};
+    /** @type {(name: string, place: { lane: number, step: number }) => void} */
+    this.open = () => {};
+    /** @type {(() => void) | undefined} */
+    this.stop = undefined;
     this.still = window.matchMedia("(prefers-reduced-motion: reduce)").matches;
-    this.reset(null);
+    this.reset("");
   }
 
+  /** @param {string} id */
   reset(id) {
     Object.assign(this, { id, lines: 0, race: null, lanes: [], views: [], at: 0, playing: true, ended: false, dirty: true, drawn: 0, last: 0, from: 0 });
     this.el.lanes.replaceChildren();
   }
 
   // Lines from number `first` on. What is missing before them is asked for.
+  /**
+   * @param {RaceData} data @param {(name: string, line: number) => void} ask
+   * @param {(name: string, place: { lane: number, step: number }) => void} open
+   */
   receive(data, ask, open) {
     if (data.id !== this.id) this.reset(data.id);
     Object.assign(this, { looks: data.looks, ask, open });
@@ -42,10 +81,12 @@ class Race {
     this.dirty = true;
   }
 
+  /** @param {any} line parsed from what the job reports */
   read(line) {
     if (line.phase === "race") {
-      this.race = line;
-      this.lanes = line.lanes.map((lane, number) => ({ ...lane, number, state: "waiting", message: null, uid: null, right: null, lost: null, ended: false, frames: [], maps: [], moved: [] }));
+      const race = /** @type {RaceLine} */ (line);
+      this.race = race;
+      this.lanes = race.lanes.map((lane, number) => /** @type {Lane} */ ({ ...lane, number, state: "waiting", message: null, uid: null, right: null, lost: null, ended: false, frames: [], maps: [], moved: [] }));
       this.views = this.lanes.map((lane) => new LaneView(lane.number, () => this.opened(lane)));
       this.el.lanes.replaceChildren(...this.views.map((view) => view.root));
     } else if (line.phase === "lane") {
@@ -73,6 +114,7 @@ class Race {
     return going.length ? Math.min(...going.map((lane) => lane.frames.length)) : this.longest();
   }
 
+  /** @param {number} now */
   tick(now) {
     if (!this.race || !this.looks) return;
     const past = Math.min(0.2, (now - this.last) / 1000);
@@ -85,6 +127,7 @@ class Race {
     if (this.dirty) this.draw();
   }
 
+  /** @param {number} past seconds */
   advance(past) {
     const come = this.come();
     const speed = this.over() ? PLAYED : Math.min(30, Math.max(0.2, (come - this.at) / BEHIND_S));
@@ -107,12 +150,14 @@ class Race {
   draw() {
     this.dirty = false;
     const { el, race } = this;
-    if (!race || el.race.clientWidth < 50) return;
+    const { looks } = this;
+    if (!race || !looks || el.race.clientWidth < 50) return;
     const theme = readTheme(el.race);
     const at = this.still ? Math.floor(this.at) : this.at;
-    const most = (of) => Math.max(0, ...this.lanes.map((lane) => lane.frames.reduce((top, frame) => Math.max(top, of(frame) ?? 0), 0)));
+    const most = (/** @type {(frame: Frame) => number | null} */ figure) =>
+      Math.max(0, ...this.lanes.map((lane) => lane.frames.reduce((top, frame) => Math.max(top, figure(frame) ?? 0), 0)));
     const scales = { kl: most((f) => f.kl), moved: most((f) => f.moved), steps: this.over() ? this.longest() : race.steps };
-    this.views.forEach((view, i) => view.draw(this.lanes[i], this.looks[i], race, at, scales, theme));
+    this.views.forEach((view, i) => view.draw(this.lanes[i], looks[i], race, at, scales, theme));
     const step = Math.max(0, Math.min(Math.floor(at), this.longest()) - 1);
     el.scrub.max = String(Math.max(0, this.longest() - 1));
     el.scrub.value = String(step);
@@ -123,9 +168,11 @@ class Race {
     Object.assign(el.race.dataset, { race: race.id, step: String(step), drawn: String(this.drawn), lanes: String(this.lanes.length), over: this.over() ? "yes" : "no" });
   }
 
+  /** @param {Theme} theme */
   legend(theme) {
-    if (this.legendOf === theme.panel) return;
-    this.legendOf = theme.panel;
+    if (this.legendColor === theme.panel) return;
+    this.legendColor = theme.panel;
+    /** @type {(title: string, low: string, image: string, high: string) => HTMLElement} */
     const scale = (title, low, image, high) => {
       const node = textNode("", "scale");
       const bar = textNode("", "ramp");
@@ -140,6 +187,7 @@ class Race {
     );
   }
 
+  /** @param {Lane} lane */
   opened(lane) {
     if (!lane.closed || lane.uid === null || !lane.frames.length) return;
     const step = lane.lost ?? Math.max(0, Math.min(Math.floor(this.at), lane.frames.length) - 1);
@@ -147,6 +195,8 @@ class Race {
   }
 }
 
+/** @param {{ data: RaceData, parentElement: ShadowRoot, setStateValue: (name: string, value: any) => void,
+ *   setTriggerValue: (name: string, value: any) => void }} component */
 export default function ({ data, parentElement: root, setStateValue, setTriggerValue }) {
   let race = LIVE_RACES.get(root);
   if (!race || race.el.lanes !== root.querySelector("#lanes")) {
@@ -156,13 +206,13 @@ export default function ({ data, parentElement: root, setStateValue, setTriggerV
   race.receive(data, setStateValue, setTriggerValue);
   race.stop?.();
   race.stop = animate(race);
-  return () => race.stop();
+  return () => race.stop?.();
 }
 
-// Draws while the page is there; returns what ends it.
+/** Draws while the page is there; returns what ends it. @param {Race} race */
 function animate(race) {
   let frame = 0;
-  const tick = (now) => {
+  const tick = (/** @type {number} */ now) => {
     race.tick(now);
     frame = requestAnimationFrame(tick);
   };

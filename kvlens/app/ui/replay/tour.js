@@ -1,8 +1,15 @@
+// @ts-check
 // Five marks that lead through a loss. Each points at a part of the page, says one thing, and can be left: Escape, the x, or
 // the last one's end. Once left they never come by themselves again, as far as this browser remembers.
 
 const LEFT = "kvlens-marks-left";
 const FOLLOW_MS = 150, PATIENCE_MS = 20000, GAP = 10;
+/**
+ * @typedef {{ title: string, text: string, within: string, begins: string }} Mark
+ * @typedef {{ run: string, marks: Mark[], unasked: boolean }} TourData
+ */
+
+/** @type {WeakMap<ShadowRoot, Tour>} */
 const TOURS = new WeakMap();
 
 // A browser may refuse to remember, and throws then.
@@ -14,19 +21,30 @@ const remember = () => {
 };
 
 class Tour {
+  /** @param {ShadowRoot} root */
   constructor(root) {
     this.root = root;
-    this.place = root.querySelector("#marks");
-    this.ring = root.querySelector("#ring");
-    this.box = root.querySelector("#box");
+    const node = (/** @type {string} */ selector) => /** @type {HTMLElement} */ (root.querySelector(selector));
+    this.place = node("#marks");
+    this.ring = node("#ring");
+    this.box = node("#box");
+    /** @type {number | null} the mark that is shown */
     this.at = null;
-    this.keys = (event) => this.key(event);
-    root.querySelector("#around").onclick = () => this.open(0);
-    root.querySelector("#leave").onclick = () => this.leave();
-    root.querySelector("#back").onclick = () => this.open(this.at - 1);
-    root.querySelector("#on").onclick = () => (this.at + 1 < this.marks.length ? this.open(this.at + 1) : this.leave());
+    /** @type {string | null} */
+    this.run = null;
+    /** @type {Mark[]} */
+    this.marks = [];
+    this.waiting = this.following = 0; // timers
+    this.next = /** @type {HTMLButtonElement} */ (node("#on"));
+    this.back = /** @type {HTMLButtonElement} */ (node("#back"));
+    this.keys = (/** @type {KeyboardEvent} */ event) => this.key(event);
+    node("#around").onclick = () => this.open(0);
+    node("#leave").onclick = () => this.leave();
+    this.back.onclick = () => this.open((this.at ?? 0) - 1);
+    this.next.onclick = () => ((this.at ?? 0) + 1 < this.marks.length ? this.open((this.at ?? 0) + 1) : this.leave());
   }
 
+  /** @param {TourData} data */
   receive({ run, marks, unasked }) {
     const other = run !== this.run;
     Object.assign(this, { run, marks });
@@ -40,15 +58,16 @@ class Tour {
   begin() {
     const began = Date.now();
     clearInterval(this.waiting);
-    this.waiting = setInterval(() => {
+    this.waiting = window.setInterval(() => {
       const late = Date.now() - began > PATIENCE_MS;
-      const still = document.querySelector('[data-testid="stApp"]')?.dataset.testScriptState === "notRunning";
+      const still = /** @type {HTMLElement | null} */ (document.querySelector('[data-testid="stApp"]'))?.dataset.testScriptState === "notRunning";
       if (!late && !(still && this.target(0))) return;
       clearInterval(this.waiting);
-      if (!late && this.root.isConnected) this.open(0);
+      if (!late && this.place.isConnected) this.open(0);
     }, FOLLOW_MS);
   }
 
+  /** @param {number} at */
   open(at) {
     this.at = Math.max(0, at);
     if (!this.place.matches(":popover-open")) this.place.showPopover();
@@ -56,33 +75,40 @@ class Tour {
     this.target()?.scrollIntoView({ block: "center" });
     document.addEventListener("keydown", this.keys, true);
     clearInterval(this.following);
-    this.following = setInterval(() => this.follow(), FOLLOW_MS);
+    this.following = window.setInterval(() => this.follow(), FOLLOW_MS);
     this.follow();
-    this.root.querySelector("#on").focus({ preventScroll: true });
+    this.next.focus({ preventScroll: true });
   }
 
   say() {
-    const mark = this.marks[this.at], last = this.at + 1 === this.marks.length;
-    const put = (id, text) => { this.root.querySelector(id).textContent = text; };
-    put("#count", `${this.at + 1} of ${this.marks.length}`);
+    const at = this.at ?? 0;
+    const mark = this.marks[at], last = at + 1 === this.marks.length;
+    const put = (/** @type {string} */ selector, /** @type {string} */ text) => {
+      const node = this.root.querySelector(selector);
+      if (node) node.textContent = text;
+    };
+    put("#count", `${at + 1} of ${this.marks.length}`);
     put("#title", mark.title);
     put("#text", mark.text);
     put("#on", last ? "Done" : "Next");
-    this.root.querySelector("#back").disabled = this.at === 0;
-    this.box.dataset.mark = this.at + 1;
+    this.back.disabled = at === 0;
+    this.box.dataset.mark = String(at + 1);
   }
 
-  // What a mark points at: a line of the verdict, known by its first words, or whatever a selector finds.
-  target(at = this.at) {
+  /** What a mark points at: a line of the verdict, known by its first words, or whatever a selector finds. @returns {HTMLElement | null} */
+  target(at = this.at ?? 0) {
     const { within, begins } = this.marks[at];
-    const found = document.querySelector(within);
-    if (!begins || !found) return found;
-    return [...found.querySelectorAll("strong")].find((strong) => strong.textContent.startsWith(begins)) ?? null;
+    const part = /** @type {HTMLElement | null} */ (document.querySelector(within));
+    if (!begins || !part) return part;
+    return [...part.querySelectorAll("strong")].find((strong) => strong.textContent.startsWith(begins)) ?? null;
   }
 
   // The ring goes where its target is, the box below or above it.
   follow() {
-    if (!this.root.isConnected) return this.close();
+    if (!this.place.isConnected) {
+      this.close();
+      return;
+    }
     const target = this.target();
     this.ring.hidden = !target;
     const area = target ? this.line(target) : new DOMRect(window.innerWidth / 2, window.innerHeight / 3, 0, 0);
@@ -96,17 +122,19 @@ class Tour {
     this.box.style.top = `${top}px`;
   }
 
-  // All of a line that begins with a bold word, up to the next break: it may go over several rows.
+  /** All of a line that begins with a bold word, up to the next break: it may go over several rows. @param {HTMLElement} target */
   line(target) {
     if (target.tagName !== "STRONG") return target.getBoundingClientRect();
     const range = document.createRange();
     range.setStartBefore(target);
+    /** @type {Node} */
     let end = target;
     while (end.nextSibling && end.nextSibling.nodeName !== "BR") end = end.nextSibling;
     range.setEndAfter(end);
     return range.getBoundingClientRect();
   }
 
+  /** @param {KeyboardEvent} event */
   key(event) {
     if (event.key !== "Escape") return;
     event.stopPropagation();
@@ -128,13 +156,13 @@ class Tour {
   }
 }
 
+/** @param {{ data: TourData, parentElement: ShadowRoot }} component */
 export default function ({ data, parentElement }) {
-  let tour = TOURS.get(parentElement);
-  if (!tour || tour.place !== parentElement.querySelector("#marks")) {
-    tour?.close();
-    tour = new Tour(parentElement);
-    TOURS.set(parentElement, tour);
-  }
+  const known = TOURS.get(parentElement);
+  const stale = !known || known.place !== parentElement.querySelector("#marks");
+  if (stale) known?.close();
+  const tour = stale ? new Tour(parentElement) : known;
+  TOURS.set(parentElement, tour);
   tour.receive(data);
   return () => tour.close();
 }

@@ -1,0 +1,48 @@
+// @ts-check
+// Holes: what full KV attended and the run did not.
+
+import { decode } from "./codec.js";
+import { STATE_WORDS } from "./color.js";
+
+/** @import { SpanClock } from "./spans.js" */
+/** @import { Hole, Run, Slice } from "./types.js" */
+/** @typedef {{ run: Run, slice: Slice, clock: SpanClock, worst: boolean }} HoleView worst: of any head, else of the selected one */
+
+const HOLE_LEAST = 0.01; // share of full KV's attention below which nothing is called a hole
+const PARTIAL = STATE_WORDS.indexOf("partly evicted");
+
+// What full KV attended at a step and the run did not. Of a span that is partly there,
+// the tokens that were recorded as lost; of all heads, whole spans with the head that lost most.
+/** @param {HoleView} view @param {number} step @returns {Hole[]} */
+export function holesAt(view, step) {
+  const { run, slice, worst, clock } = view;
+  const { spans } = run.header;
+  /** @type {Hole[]} */
+  const holes = [];
+  const source = worst ? run.arrays : slice.arrays;
+  const name = worst ? "worst" : "wanted";
+  const starts = source[`${name}_start`];
+  for (let i = starts ? starts[step] : 0; starts && i < starts[step + 1]; i++) {
+    const mass = decode(source[`${name}_hole`][i], 0, 1);
+    const span = source[`${name}_span`][i];
+    const partly = spans[span].kind === "window" || (!worst && clock.stateAt(span, step) === PARTIAL);
+    if (mass < HOLE_LEAST || partly) continue;
+    holes.push({ from: spans[span].start, to: spans[span].end, span, mass, head: worst ? source.worst_head[i] : null });
+  }
+  const lost = worst ? null : slice.arrays.lost_start;
+  for (let i = lost ? lost[step] : 0; lost && i < lost[step + 1]; i++) {
+    const pos = slice.arrays.lost_pos[i];
+    const mass = decode(slice.arrays.lost_mass[i], 0, 1);
+    if (mass >= HOLE_LEAST && !holes.some((hole) => pos >= hole.from && pos < hole.to)) {
+      holes.push({ from: pos, to: pos + 1, span: clock.spanAt(pos, step), mass, head: null });
+    }
+  }
+  return holes;
+}
+
+/** Whether full attention was recorded at a step: in the selected layer, or in some. @param {HoleView} view @param {number} step */
+export function sampledAt(view, step) {
+  const { run, slice, worst } = view;
+  if (worst) return run.header.every > 0 && step % run.header.every === 0;
+  return slice.arrays.wanted_tail !== undefined && !Number.isNaN(slice.arrays.wanted_tail[step]);
+}
