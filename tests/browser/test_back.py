@@ -16,7 +16,7 @@ from uiserver import settled as at_rest
 
 pytestmark = pytest.mark.browser
 
-HISTORY = (ROOT / "kvlens" / "ui" / "common" / "history.js").read_text(encoding="utf-8")
+HISTORY = (ROOT / "kvlens/app/ui/common/history.js").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")

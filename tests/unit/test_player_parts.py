@@ -17,7 +17,7 @@ def lines(path: Path) -> set[str]:
     return {
         line.strip()
         for line in text.splitlines()
-        if len(line.strip()) > SHORT and not line.strip().startswith(("//", "import "))
+        if len(line.strip()) > SHORT and not line.strip().startswith(("//", "/**", "import "))
     }
 
 

@@ -98,10 +98,6 @@ export class PairView extends PairPicture {
     return this.runs.length > 0;
   }
 
-  selection() {
-    return { step: this.step, layer: this.layer, head: this.head };
-  }
-
   part() {
     if (this.header.diverged === null) return;
     this.pause();
