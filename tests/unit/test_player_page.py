@@ -11,7 +11,6 @@ import duckdb
 import numpy as np
 import pytest
 from playerpage import ReplayFile
-from synthetic import write_synthetic
 from typer.testing import CliRunner
 
 from kvlens.cli.main import app
@@ -22,6 +21,7 @@ from kvlens.player.opening import Place, opening
 from kvlens.player.page import ReplayTooLarge, player_html
 from kvlens.store.errors import TraceError
 from kvlens.store.reader import TraceReader
+from tests.synthetic import write_synthetic
 
 HOSTILE = "</script><img src=x onerror=alert(1)><!--<script>${x}`\u2028\u202e\x00'\"&$title"
 CODE_BYTES = 2_000_000
