@@ -72,7 +72,7 @@ def _trace(reader: TraceReader, names: list[str], place: Place, found: Verdict |
     Messages, each after its length (4 bytes, little-endian): the run's payload, then one per query head."""
     loaded = loaded_metrics(reader, names, place.metric)
     identity = payload_id(reader.uid, 0, loaded)
-    stream = zlib.compressobj(9)
+    stream = zlib.compressobj(6)
     trace = _append(stream, run_payload(reader, identity, loaded, loaded, found))
     if len(trace) > most:
         raise ReplayTooLarge(reader.uid, len(trace), most)

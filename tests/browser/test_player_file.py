@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from playerpage import ReplayFile
 from playwright.sync_api import Browser, FrameLocator, Locator, Page, expect
 from uiruns import MARKUP, Runs
+from uiserver import Open, Server, download
 
 from kvlens.player.page import player_html
 from kvlens.store.reader import TraceReader
@@ -119,3 +121,12 @@ def test_token_text_is_shown_literally_and_dark_follows_the_browser(opened: Call
     expect(dark.locator("#strip .now")).to_have_count(1)
     assert dark.locator("body").evaluate(ground) != before
     assert picture(dark.locator("#map")) != shown
+
+
+def test_replay_hands_out_the_file(server: Server, runs: Runs, open_page: Open, tmp_path: Path) -> None:
+    page = open_page(f"{server.url}/replay?run={runs.whole}")
+    file = tmp_path / "replay.html"
+    download(page, page.get_by_role("button", name="Replay (HTML)"), file)
+    handed = ReplayFile(file.read_text(encoding="utf-8"))
+    assert handed.messages()[0][0]["uid"] == runs.whole
+    assert handed.links == []
