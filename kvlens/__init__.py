@@ -1,7 +1,28 @@
 """kvlens: run a language model under a KV-cache method, log every decision, replay it token by token."""
 
 import os
+from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kvlens.api import (
+        Interrupted,
+        KvlensError,
+        MachineError,
+        ModelError,
+        Race,
+        RequestError,
+        Run,
+        RunError,
+        Verdict,
+        load_model,
+        open,
+        race,
+        run,
+        runs,
+        sample,
+    )
 
 __version__ = "0.1.0"
 
@@ -12,3 +33,56 @@ os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 PACKAGE = Path(__file__).resolve().parent
 """The folder of this package. `kernels` and `store` in it are links to the repository's folders of those names."""
+
+_API = (
+    "Interrupted",
+    "KvlensError",
+    "MachineError",
+    "ModelError",
+    "Race",
+    "RequestError",
+    "Run",
+    "RunError",
+    "Verdict",
+    "load_model",
+    "open",
+    "race",
+    "run",
+    "sample",
+)
+"""names of kvlens.api, imported when they are first used"""
+_CALLED = ("methods", "runs")
+"""packages that are functions of the API too (kvlens.callpackage)"""
+
+__all__ = [
+    "PACKAGE",
+    "Interrupted",
+    "KvlensError",
+    "MachineError",
+    "ModelError",
+    "Race",
+    "RequestError",
+    "Run",
+    "RunError",
+    "Verdict",
+    "__version__",
+    "load_model",
+    "open",
+    "race",
+    "run",
+    "runs",
+    "sample",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a name of the API, or a package that is a function too, when it is first used (PEP 562)."""
+    if name in _API:
+        return getattr(import_module("kvlens.api"), name)
+    if name in _CALLED:
+        return import_module(f"kvlens.{name}")
+    raise AttributeError(f"module 'kvlens' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_API, *_CALLED})

@@ -7,6 +7,8 @@ from typing import Any, ClassVar
 from pydantic import BaseModel, ConfigDict, Field, StrictInt
 
 Size = StrictInt | None
+OBJECT = "object"
+"""the origin of a model that a caller loaded and handed in"""
 
 
 class Stored(BaseModel):
@@ -31,6 +33,8 @@ class ModelInfo(Stored):
     head_dim: Size = None
     vocabulary: Size = None
     max_positions: Size = None
+    origin: str | None = None
+    """OBJECT: a caller loaded the model and handed it in; None: kvlens loaded it by its name"""
 
 
 class Machine(Stored):

@@ -38,10 +38,11 @@ def diagnose(
     """Why stored runs lost against full KV, grouped by model, method, budget and cause, with the heads that missed most
     and a run to open; with --try, how many answers each change brings back."""
     from kvlens import methods
-    from kvlens.cli.progress import Bar, stop_signals
+    from kvlens.cli.progress import Bar
     from kvlens.lens.diagnosis import Wanted
     from kvlens.lens.diagnosis import diagnose as look
     from kvlens.lens.remedies import Change, attempt
+    from kvlens.runs.stopping import stop_signals
 
     changes = [Change.of(text) for text in try_ or ()]
     folder, cancelled = runs_folder(runs), stop_signals()

@@ -183,7 +183,8 @@ def _carry_out(
     progress_json: bool,
 ) -> None:
     """Run `work` with a reporter and print what it says, as `kvlens run` does."""
-    from kvlens.cli.progress import Bar, JsonLines, stop_signals
+    from kvlens.cli.progress import Bar, JsonLines
+    from kvlens.runs.stopping import stop_signals
 
     reporter: Bar | JsonLines = JsonLines() if progress_json else Bar(err)
     cancelled = stop_signals()

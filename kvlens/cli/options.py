@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -13,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kvlens.models.find import default_model
+from kvlens.runs.folder import runs_folder as runs_folder
 from kvlens.text.outfile import check_file
 from kvlens.text.plaintext import terminal
 
@@ -42,11 +42,6 @@ def writable(path: Path | None) -> None:
     check_file(path, "--out")
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
-
-
-def runs_folder(given: Path | None) -> Path:
-    """--runs, else $KVLENS_RUNS, else ./runs."""
-    return given or Path(os.environ.get("KVLENS_RUNS") or "runs")
 
 
 def show_table(columns: list[str], rows: list[list[Any]]) -> None:

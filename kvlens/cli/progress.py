@@ -1,14 +1,10 @@
-"""How a run tells how far it is: a bar for people, JSON lines for programs; and how it is asked to stop."""
+"""How a run tells how far it is: a bar for people, JSON lines for programs."""
 
 from __future__ import annotations
 
 import os
-import signal
 import sys
-import threading
 import time
-from collections.abc import Callable
-from types import FrameType
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
@@ -127,17 +123,3 @@ def _write(line: str) -> None:
     except BrokenPipeError:
         with open(os.devnull, "w", encoding="utf-8") as nobody:
             os.dup2(nobody.fileno(), sys.stdout.fileno())
-
-
-def stop_signals() -> Callable[[], bool]:
-    """After SIGINT or SIGTERM the returned function says True; a second signal ends the process at once."""
-    asked = threading.Event()
-
-    def ask(number: int, frame: FrameType | None) -> None:
-        if asked.is_set():
-            raise KeyboardInterrupt
-        asked.set()
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, ask)
-    return asked.is_set

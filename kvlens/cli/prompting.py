@@ -5,14 +5,11 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from kvlens.text.prompts import PromptText, checked, decode
+from kvlens.text.prompts import PromptText, checked, decode, read_prompt
 
 
 def prompt_in(file: str) -> PromptText:
     """A checked prompt. file: a path, or - for standard input. Raises ValueError with one sentence."""
     if file == "-":
         return checked(decode(sys.stdin.buffer.read(), "standard input"), file)
-    path = Path(file)
-    if not path.is_file():
-        raise ValueError(f"there is no prompt file '{file}'.")
-    return checked(decode(path.read_bytes(), path.name), file)
+    return read_prompt(Path(file))

@@ -43,11 +43,12 @@ def race(
 ) -> None:
     """Run a prompt under several methods, decoding together, and under full KV. One line per lane at the end, and the
     race's id."""
-    from kvlens.cli.progress import JsonLines, stop_signals
+    from kvlens.cli.progress import JsonLines
     from kvlens.cli.racetable import RaceTable, line
     from kvlens.runs.race import race as carry_out
     from kvlens.runs.races import RaceRequest, entrants
     from kvlens.runs.request import RunRequest
+    from kvlens.runs.stopping import stop_signals
     from kvlens.text.prompts import asking, expecting
 
     live = sys.stdout.isatty() and not as_json and not progress_json

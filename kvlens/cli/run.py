@@ -85,9 +85,10 @@ def run(
 ) -> None:
     """Run a prompt under a method and store the trace. The last line of stdout is the run's uid; of several questions,
     the last lines are, one each."""
-    from kvlens.cli.progress import Bar, JsonLines, stop_signals
+    from kvlens.cli.progress import Bar, JsonLines
     from kvlens.runs.carrying import carry_out, carry_out_each
     from kvlens.runs.request import RunRequest, parse_set
+    from kvlens.runs.stopping import stop_signals
     from kvlens.text.prompts import asking, expecting
 
     reporter: Bar | JsonLines = JsonLines() if progress_json else Bar(err)

@@ -56,39 +56,28 @@ def runs_list(
     Outcomes: right and wrong answers; lost: left full KV and lost what was asked for; diverged: left full KV at no
     known cost; kept: never left full KV; unknown."""
     from kvlens import methods
-    from kvlens.lens.listing import Listing, Search, limit_in
-    from kvlens.lens.severity import Outcome
+    from kvlens.lens.listing import Search
+    from kvlens.lens.runlist import search_runs
     from kvlens.models.find import short_model
-    from kvlens.store.cells import records
-    from kvlens.store.reader import list_runs
 
     wanted, folder = Search(text or "", method, model, outcome, tag), runs_folder(runs)
     wanted.check()
     if runs is not None and not folder.is_dir():
         raise ValueError(f"there is no folder {folder}; give --runs the folder that the runs were written to.")
-    frame = list_runs(folder)
     with err.status("Reading what came of each run"):
-        told = Listing(folder).of(list(frame["uid"]))
-    takes = [wanted.takes(row, one) for row, one in zip(records(frame), told, strict=True)]
-    told = [one for one, taken in zip(told, takes, strict=True) if taken]
-    came = [None if one is None else one.outcome for one in told]
-    listed = frame[takes].assign(
-        held_to=[limit_in(row, one) for row, one in zip(records(frame[takes]), told, strict=True)]
-    )
-    for name in Outcome("").columns():
-        listed[name] = [None if one is None else one.columns()[name] for one in came]
-    for problem in frame["about_error"].dropna():
+        listed = search_runs(folder, wanted)
+    for problem in listed.attrs["problems"]:
         err.print(f"kvlens: {terminal(problem)}", markup=False, highlight=False)
     if as_json:
         typer.echo(listed.to_json(orient="records", double_precision=15))
         return
-    if frame.empty:
+    if not listed.attrs["stored"]:
         typer.echo(f"no runs in {folder}; start one with: kvlens run PROMPT_FILE")
         return
     if listed.empty:
         if method is not None:
             methods.get(method)  # a name that is none is said
-        typer.echo(f"none of the {len(frame)} runs in {folder} is what you look for")
+        typer.echo(f"none of the {listed.attrs['stored']} runs in {folder} is what you look for")
         return
     columns = ["uid", "name", "tags", "status", "model", "method", "preset", "held to", "outcome", "output_text"]
     # a forced run did not write its tokens, and what came of a what-if is not the method's doing

@@ -82,6 +82,8 @@ class LoadedModel:
     """tokens that end an output: the configs' and the chat template's"""
     window: int | None = None
     """tokens of the sliding window of some layer; None if no layer has one. Only texts within it are run"""
+    origin: str | None = None
+    """kvlens.metaparts.OBJECT: a caller loaded the model and handed it in; None: kvlens loaded it by its name"""
 
     def said(self, ids: Sequence[int]) -> str:
         """The output that these tokens are, as a run's meta has it."""
@@ -100,6 +102,7 @@ class LoadedModel:
             "head_dim": self.shape.head_dim,
             "vocabulary": config.vocab_size,
             "max_positions": self.max_positions,
+            **({} if self.origin is None else {"origin": self.origin}),
         }
 
 
@@ -207,17 +210,25 @@ def load(name: str, device: str = "cpu", dtype: str = "float32", told: Told = _s
         raise UnsupportedModel(f"model '{name}' could not be loaded: {wholeness.first_line(error)}.") from error
     model.to(place).eval().requires_grad_(False)
     model.set_attn_implementation(ATTENTION)
+    return describe_model(name, model, tokenizer)
+
+
+def describe_model(name: str, model: Any, tokenizer: Any, origin: str | None = None) -> LoadedModel:
+    """Return a checked transformers decoder and its tokenizer with the sizes that a run needs."""
+    import torch
+
     config = model.config
     after_head = [getattr(config, key, None) for key in ("logit_scale", "logits_scaling", "final_logit_softcapping")]
     return LoadedModel(
         name,
         model,
         tokenizer,
-        shape_of(config, torch.finfo(getattr(torch, dtype)).bits // 8),
+        shape_of(config, torch.finfo(model.dtype).bits // 8),
         context_length(config.to_dict()),
         all(v is None for v in after_head),
         stop_ids(model.generation_config, config) | chat.stop_ids(tokenizer),
         window_of(config),
+        origin,
     )
 
 

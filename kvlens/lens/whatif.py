@@ -22,6 +22,7 @@ from kvlens.lens.trials import Trials
 from kvlens.memory.holds import Drop, Hold, apart
 from kvlens.meta import Counterfactual, Tested
 from kvlens.meta import Search as SearchMeta
+from kvlens.runs.modelsource import BY_NAME, ModelSource
 from kvlens.runs.preflight import refuse
 from kvlens.runs.readings import reading
 from kvlens.runs.repeat import Past, read_run, reload
@@ -45,6 +46,7 @@ def whatif(
     report: Report,
     cancelled: Callable[[], bool] = lambda: False,
     say: Callable[[str], None] = _nobody,
+    models: ModelSource = BY_NAME,
 ) -> tuple[Stored, Counterfactual | None]:
     """Carry it out and store the repeat -> (the run, what it changed, which is also its meta's `whatif`; None where it
     was cancelled). say(line): what a search is trying, and which parameters a changed run has.
@@ -68,9 +70,9 @@ def whatif(
     in_time(holds, past.request.drop)
     in_time(drops, past.request.hold)
     request = past.otherwise(changed)
-    if changed:
+    if changed and models.named:
         refuse(request, past.source)
-    prepared = reload(past, report)
+    prepared = reload(past, report, models)
     reference = obtain(prepared, past.request, runs_dir, report, cancelled)
     before = after = _trials(prepared, plan(past.request, prepared), reference, past, report)
     if changed or drops:

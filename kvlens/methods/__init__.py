@@ -1,5 +1,5 @@
 """The methods. To add one: write its file, add its line to BUILT_IN, or announce it by an entry point
-`kvlens.methods`."""
+`kvlens.methods`. `kvlens.methods()` lists them as a table."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import importlib
 from functools import cache
 from typing import Any
 
+from kvlens.callpackage import callable_package
 from kvlens.methods.base import FAMILIES, Method
 from kvlens.methods.fitting import rule_of
 from kvlens.methods.kvpress import PREFIX, press_method
@@ -57,6 +58,9 @@ ANSWERING = "no-coarse"
 """the preset with which it answers the real model's sample prompt; the published one does not (docs/fidelity.md)"""
 LOSING = "snapkv"
 """what loses the answer of the real model's sample prompt, and has it back when the lost span is held"""
+
+
+callable_package(__name__)
 
 
 class UnknownMethod(ValueError):

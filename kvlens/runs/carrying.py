@@ -12,6 +12,7 @@ from kvlens import methods
 from kvlens.memory.budget import BudgetInfeasible
 from kvlens.models.device import settle
 from kvlens.runs.freed import give_back
+from kvlens.runs.modelsource import BY_NAME, ModelSource
 from kvlens.runs.preflight import refuse
 from kvlens.runs.preparing import Pairing, Prepared, advice, check, plan, prepare, reference_key, sizes_of
 from kvlens.runs.readings import keeping
@@ -33,6 +34,7 @@ def carry_out(
     report: Report,
     cancelled: Callable[[], bool],
     say: Callable[[str], None] = _nobody,
+    models: ModelSource = BY_NAME,
 ) -> tuple[str, str, str]:
     """Run and store; returns (uid, status, output text). report(phase, done, total): load, prefill, place, decode,
     store; before the run itself, where a full-KV run has to be made to compare with, `reference`, and `check` where
@@ -44,9 +46,10 @@ def carry_out(
     TraceError when the trace cannot be written.
     """
     check(request)
-    refuse(request, source)
+    if models.named:
+        refuse(request, source)
     request = request.model_copy(update={"device": settle(request.device)})
-    return carry_out_prepared(request, prepare(request, source, report), runs_dir, report, cancelled, say)
+    return carry_out_prepared(request, prepare(request, source, report, models=models), runs_dir, report, cancelled, say)
 
 
 def carry_out_prepared(

@@ -72,7 +72,7 @@ def describe(request: RunRequest, planned: Plan, pairing: Pairing, prepared: Pre
         prompt_text=source.text,
         coverage=request.coverage,
         oracle=None if oracle is None else oracle.meta(),
-        request=request.model_dump(mode="json", exclude={"forced", "hold", "drop"}),
+        request=request.model_dump(mode="json", exclude={"forced", "hold", "drop"} | _left_out(request)),
         reference=pairing.reference_uid,
         reference_output=None if against is None else loaded.said(against.ids[len(prompt.asked) :]),
         reference_key=pairing.reference_key,
@@ -84,3 +84,8 @@ def describe(request: RunRequest, planned: Plan, pairing: Pairing, prepared: Pre
         machine=Machine(**machine()),
         started=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     )
+
+
+def _left_out(request: RunRequest) -> set[str]:
+    """Fields that a trace has only where they were used."""
+    return set() if request.turns else {"turns"}

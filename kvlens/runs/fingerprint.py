@@ -9,6 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from kvlens.engine.models import LoadedModel
+from kvlens.metaparts import OBJECT
 from kvlens.models.errors import UnsupportedModel
 from kvlens.models.find import located, ready, resolve
 
@@ -41,7 +42,9 @@ def ahead(name: str) -> threading.Thread:
 
 def fingerprint(loaded: LoadedModel) -> str:
     """'sha256:...' over the weights, the config and the tokenizer's files of a folder; 'ORG/MODEL@revision' of a hub
-    model; a hash of the weights in memory where there is neither."""
+    model; a hash of the weights in memory of a model object, and where there is neither."""
+    if loaded.origin == OBJECT:
+        return _in_memory(loaded)
     try:
         folder = Path(resolve(loaded.name))
     except UnsupportedModel:

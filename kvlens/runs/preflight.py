@@ -78,7 +78,7 @@ def foresee(request: RunRequest, prompt: PromptText) -> Foreseen | str:
     shape, positions = sizes_in(source, ITEMSIZE.get(request.dtype, 4))
     if not (source / "tokenizer.json").is_file():
         return "The model has no tokenizer.json: its tokens can be counted only when it has been loaded."
-    counted = encoding_in(source, request.chat, request.system)
+    counted = encoding_in(source, request.chat, request.system, request.turns)
     tokens = counted.special + len(counted.encode(prompt.text)) + len(counted.encode(prompt.answer_prefix))
     limit = budget.bytes(shape, tokens + request.max_new)
     asked = 0

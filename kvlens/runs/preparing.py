@@ -14,6 +14,7 @@ from kvlens.memory.holds import Drop, Hold
 from kvlens.methods import FIT, calibration
 from kvlens.methods.advice import advised
 from kvlens.methods.fitting import Chosen, Sizes, choose
+from kvlens.runs.modelsource import BY_NAME, ModelSource
 from kvlens.runs.request import SMALL, Report, RunRequest, default_budget, default_preset
 from kvlens.shortage import shortage
 from kvlens.text.chat import ChatForm
@@ -176,32 +177,38 @@ def _options(request: RunRequest, forced: tuple[int, ...] | None = None) -> Opti
     )
 
 
-def prepare(request: RunRequest, source: PromptText, report: Report, form: ChatForm | None = None) -> Prepared:
-    """Load the model and tokenize the prompt; whether they fit together is for `plan` to say. form: of the stored run
-    that is repeated. Raises ValueError with one sentence."""
+def prepare(
+    request: RunRequest,
+    source: PromptText,
+    report: Report,
+    form: ChatForm | None = None,
+    models: ModelSource = BY_NAME,
+) -> Prepared:
+    """Load the model and tokenize the prompt; `plan` checks whether they fit together. form: of the stored run that is
+    repeated. Raises ValueError with one sentence."""
     check(request)
     report("load", 0, 1)
-    from kvlens.engine.models import load
     from kvlens.runs.fingerprint import ahead, fingerprint
     from kvlens.text.prompts import tokenize
 
-    hashed = ahead(request.model)
+    hashed = ahead(request.model) if models.named else None
     try:
-        loaded = load(request.model, request.device, request.dtype, report)
+        loaded = models.load(request, report)
     except Exception as failure:
         short = shortage(failure, "load")
         if short is None:
             raise
         raise short from failure
     asked = (request.chat, request.system, request.question)
-    prompt = tokenize(source, loaded.tokenizer, None, request.max_new, *asked, form)
+    prompt = tokenize(source, loaded.tokenizer, None, request.max_new, *asked, form, request.turns)
     if request.threads or loaded.info["parameters"] < SMALL:
         import torch
 
         torch.set_num_threads(request.threads or 1)
     from kvlens.engine.engine import Engine
 
-    hashed.join()
+    if hashed is not None:
+        hashed.join()
     prepared = Prepared(Engine(loaded), prompt, fingerprint(loaded))
     report("load", 1, 1)
     return prepared

@@ -22,6 +22,7 @@ from kvlens.models.device import settle
 from kvlens.runs import surprisals
 from kvlens.runs.frames import Frame, Maps, of_run
 from kvlens.runs.freed import give_back
+from kvlens.runs.modelsource import BY_NAME, ModelSource
 from kvlens.runs.preflight import refuse
 from kvlens.runs.preparing import Pairing, Prepared, advice, check, plan, prepare, reference_key, sizes_of
 from kvlens.runs.races import REFUSED, Lane, RaceInfo, RaceRequest, write
@@ -40,7 +41,12 @@ if TYPE_CHECKING:
 
 
 def race(
-    request: RaceRequest, source: PromptText, runs_dir: Path, audience: Audience, cancelled: Callable[[], bool]
+    request: RaceRequest,
+    source: PromptText,
+    runs_dir: Path,
+    audience: Audience,
+    cancelled: Callable[[], bool],
+    models: ModelSource = BY_NAME,
 ) -> RaceInfo:
     """Run and store -> the race as it is stored. A method that is refused or fails is a lane that says why; the others
     go on. Cancelled, every lane keeps what was recorded of it.
@@ -48,7 +54,7 @@ def race(
     Raises ValueError with one sentence for whatever is wrong with the prompt or the model, where every method is
     refused, and when it was cancelled before full KV had ended; TraceError when the race cannot be stored.
     """
-    return _Race(request, source, runs_dir, audience, cancelled).run()
+    return _Race(request, source, runs_dir, audience, cancelled, models).run()
 
 
 class _Race:
@@ -61,11 +67,13 @@ class _Race:
         runs_dir: Path,
         audience: Audience,
         cancelled: Callable[[], bool],
+        models: ModelSource,
     ) -> None:
         request.check()
         shared = request.shared.model_copy(update={"device": settle(request.shared.device)})
         request = request.model_copy(update={"shared": shared})
         self._source, self._runs, self.audience, self._cancelled = source, runs_dir, audience, cancelled
+        self._models = models
         self.hearing = Hearing()
         self._requests = [request.reference]
         self._lanes = [Lane(method=methods.REFERENCE)]
@@ -92,10 +100,9 @@ class _Race:
     def run(self) -> RaceInfo:
         """Carries it out."""
         audience, reference = self.audience, self._requests[0]
-        check(reference)
-        refuse(reference, self._source)
+        self._foresee(reference)
         self._unless_refused(self._foresee)
-        self._prepared = prepare(reference, self._source, audience.report)
+        self._prepared = prepare(reference, self._source, audience.report, models=self._models)
         plan(reference, self._prepared)
         self._unless_refused(self._plan)
         entered = self._entered()
@@ -131,7 +138,8 @@ class _Race:
 
     def _foresee(self, request: RunRequest) -> None:
         check(request)
-        refuse(request, self._source)
+        if self._models.named:
+            refuse(request, self._source)
 
     def _plan(self, request: RunRequest) -> None:
         lane = self._lanes[self._requests.index(request)]

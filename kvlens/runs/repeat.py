@@ -10,7 +10,9 @@ from pathlib import Path
 from kvlens.memory.budget import WHOLE, Budget
 from kvlens.memory.holds import Drop, Hold
 from kvlens.meta import RunMeta
+from kvlens.metaparts import OBJECT
 from kvlens.rows import SpanRow
+from kvlens.runs.modelsource import BY_NAME, ModelSource
 from kvlens.runs.preparing import Pairing, Prepared, plan, prepare, reference_key
 from kvlens.runs.reference import obtain
 from kvlens.runs.request import Report, RunRequest
@@ -41,6 +43,10 @@ class CannotRepeat(ValueError):
     """Why a stored run cannot be repeated, in one sentence."""
 
 
+class ObjectMissing(CannotRepeat):
+    """The run was made with a model object, which no name on this machine stands for."""
+
+
 @dataclass(frozen=True)
 class Past:
     """A stored run, as far as repeating it needs."""
@@ -69,6 +75,8 @@ class Past:
     """of the model; None: an old trace does not say"""
     losses: dict[int, tuple[bool, float]]
     """step -> (agrees, KL in nats), where it was compared with full KV"""
+    from_object: bool = False
+    """a caller handed in the loaded model"""
 
     @property
     def positions(self) -> int:
@@ -129,6 +137,7 @@ def read_run(runs_dir: Path, uid: str) -> Past:
         bool(meta.forced),
         meta.model_fingerprint,
         {integer(row.step): (bool(row.agrees), number(row.kl)) for row in loss.itertuples()},
+        meta.model_info is not None and meta.model_info.origin == OBJECT,
     )
 
 
@@ -167,12 +176,19 @@ def _asked(request: RunRequest, meta: RunMeta) -> RunRequest:
     return request.model_copy(update={"preset": kept.get("preset"), "overrides": dict(kept["overrides"] or {})})
 
 
-def reload(past: Past, report: Report) -> Prepared:
-    """The run's model and prompt once more. Raises ValueError, one sentence, when they are not what they were."""
-    prepared = prepare(past.request, past.source, report, past.form)
+def reload(past: Past, report: Report, models: ModelSource = BY_NAME) -> Prepared:
+    """Load the run's model and tokenize its prompt again. Raises ValueError, one sentence, when they differ from what
+    they were."""
+    if past.from_object and models.named:
+        raise ObjectMissing(
+            f"run {past.uid} was made with a loaded model object: open it in Python with model= and tokenizer= to "
+            "repeat it."
+        )
+    prepared = prepare(past.request, past.source, report, past.form, models)
     if past.fingerprint is not None and prepared.fingerprint != past.fingerprint:
+        changed = "the weights of model" if past.from_object else "the files of model"
         raise CannotRepeat(
-            f"run {past.uid} cannot be repeated: the files of model '{past.request.model}' have changed since; "
+            f"run {past.uid} cannot be repeated: {changed} '{past.request.model}' have changed since; "
             "put the old ones back, or run anew."
         )
     if prepared.prompt.ids != past.ids:

@@ -42,6 +42,8 @@ class RunRequest(BaseModel):
     """whether the prompt is fed in the model's chat form: auto (where it has a template), on or off"""
     system: str | None = None
     """the system message; None: the template's own"""
+    turns: tuple[tuple[str, str], ...] = ()
+    """earlier turns of a conversation, (role, text) each, which the chat form puts before the prompt"""
     question: str = "in"
     """in: the prompt's question is read and placed with its context; after: it is fed once the context was placed"""
     device: str = "auto"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -97,11 +97,14 @@ class ChatForm:
         }
 
 
-def choose(template: Template | None, chat: str = "auto", system: str | None = None) -> ChatForm | None:
-    """The form of a run; None: the text as it is. auto: chat where there is a template.
+def choose(
+    template: Template | None, chat: str = "auto", system: str | None = None, turns: Sequence[tuple[str, str]] = ()
+) -> ChatForm | None:
+    """The form of a run; None: the text as it is. auto: chat where there is a template. turns: earlier (role, text) of
+    the conversation, between the system message and the text.
 
-    Raises BadTemplate for a choice that is not known, --chat on without a template, --system without the chat form, and
-    a template that fails or has no place for what was asked."""
+    Raises BadTemplate for a choice that is not known, --chat on without a template, --system or earlier turns without
+    the chat form, and a template that fails or has no place for what was asked."""
     if chat not in CHOICES:
         raise BadTemplate(f"--chat takes auto, on or off, not '{chat}'.")
     if template is None and chat == "on":
@@ -109,8 +112,11 @@ def choose(template: Template | None, chat: str = "auto", system: str | None = N
     if template is None or chat == "off":
         if system is not None:
             raise BadTemplate("--system needs the chat form, which this run does not have.")
+        if turns:
+            raise BadTemplate("a conversation of several turns needs the chat form, which this run does not have.")
         return None
     first = [] if system is None else [{"role": "system", "content": system}]
+    first += [{"role": role, "content": text} for role, text in turns]
     marked = [[*first, {"role": "user", "content": content}] for content in (MARK, f" {MARK} ")]
     plain, spaced = template.render(*((messages, True) for messages in marked))
     before, found, after = plain.partition(MARK)
@@ -124,9 +130,11 @@ def choose(template: Template | None, chat: str = "auto", system: str | None = N
     return ChatForm(before, after, template.name, template.sha256, system, trims)
 
 
-def refuse_change(template: Template, form: ChatForm, text: str) -> None:
-    """Raise BadTemplate if the template changes this very text, for example by its content; names the first place."""
+def refuse_change(template: Template, form: ChatForm, text: str, turns: Sequence[tuple[str, str]] = ()) -> None:
+    """Raise BadTemplate if the template changes this very text, for example by its content; names the first place.
+    turns: the earlier ones of the form."""
     first = [] if form.system is None else [{"role": "system", "content": form.system}]
+    first += [{"role": role, "content": said} for role, said in turns]
     (rendered,) = template.render(([*first, {"role": "user", "content": text}], True))
     fed = form.around(text)[0]
     if rendered == fed:

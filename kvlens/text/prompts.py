@@ -73,6 +73,13 @@ def decode(data: bytes, name: str) -> PromptText:
     return checked(PromptText(text), name)
 
 
+def read_prompt(path: Path) -> PromptText:
+    """Return the checked prompt of a file. Raises BadPrompt with one sentence, also where there is no such file."""
+    if not path.is_file():
+        raise BadPrompt(f"there is no prompt file '{path}'.")
+    return checked(decode(path.read_bytes(), path.name), str(path))
+
+
 def checked(prompt: PromptText, name: str) -> PromptText:
     """Raises BadPrompt when the text is empty or holds NUL characters, or a needle lies outside it."""
     if not prompt.text.strip():
@@ -152,6 +159,7 @@ def tokenize(
     system: str | None = None,
     question: str = "in",
     form: ChatForm | None = None,
+    turns: Sequence[tuple[str, str]] = (),
 ) -> Prompt:
     """Token ids with offsets into the source's text. The chat form is the template's own text; without it the tokenizer
     adds its special tokens. Whether the question is read with its context or fed after it, the tokens are the same.
@@ -164,9 +172,9 @@ def tokenize(
     """
     if form is None:
         template = template_of(tokenizer)
-        form = choose(template, chat, system)
+        form = choose(template, chat, system, turns)
         if form is not None and template is not None:
-            refuse_change(template, form, source.text)
+            refuse_change(template, form, source.text, turns)
     fed, begin, kept = (source.text, 0, (0, len(source.text))) if form is None else form.around(source.text)
     fed += source.answer_prefix
     fast = bool(getattr(tokenizer, "is_fast", False))

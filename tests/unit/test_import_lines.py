@@ -18,7 +18,7 @@ HEAVY = ("torch", "transformers", "umap")
 ROOMS: tuple[tuple[str, ...], ...] = (
     # the ground: typed rows, shapes, texts and numbers in words, and the toy model's language
     ("rows", "instruments", "metaparts", "meta", "shape", "text", "intervals", "statistics", "shortage"),
-    ("plugins", "storeys", "demo"),
+    ("plugins", "storeys", "callpackage", "demo"),
     ("models",),
     ("spans",),
     ("kernels",),
@@ -31,6 +31,7 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     ("runs",),
     ("lens",),
     ("player",),
+    ("api",),
     ("cli", "__main__"),
     # the lab
     ("lab.results",),

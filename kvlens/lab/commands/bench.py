@@ -119,10 +119,10 @@ def sweep(
 ) -> None:
     """Method x budget x task x length x depth x seed: one row per trial, one stored run per row. Run again to
     continue."""
-    from kvlens.cli.progress import stop_signals
     from kvlens.lab.bench.sweep import file as sweepfile
     from kvlens.lab.bench.sweep.request import SweepRequest
     from kvlens.lab.bench.sweep.run import sweep as run
+    from kvlens.runs.stopping import stop_signals
 
     target, trials = out_file(out, "grid", model), kept_file(kept, "sweep", model)
     request = SweepRequest(

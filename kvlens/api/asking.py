@@ -1,0 +1,114 @@
+"""From the keywords of a call to a checked RunRequest."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypedDict, Unpack, cast
+
+from kvlens import methods
+from kvlens.api.errors import RequestError, unknown_name
+from kvlens.api.prompts import PromptLike, prompt_of
+from kvlens.runs.request import RunRequest
+from kvlens.text.messages import Conversation
+
+BudgetLike = str | float | None
+"""a share (0.2, "20%"), tokens ("512tok") or bytes ("64MB"); None: the method's default"""
+
+
+class Settings(TypedDict, total=False):
+    """How tokens are chosen and what is recorded; what is left out has the default of `kvlens run`."""
+
+    max_new: int
+    """tokens to generate at most (64)"""
+    seed: int
+    """of sampling and of methods that draw (0)"""
+    temperature: float
+    """0 is greedy (0)"""
+    top_p: float
+    """share of probability that sampling draws from (1)"""
+    stop: tuple[str, ...]
+    """texts that end the output"""
+    ignore_eos: bool
+    """go on behind the end-of-text token (False)"""
+    chat: str
+    """"auto", "on" or "off": feed the prompt in the model's chat form ("auto")"""
+    system: str
+    """the chat form's system message"""
+    question: str
+    """"in" or "after": place the question with its context, or feed it once the context is placed ("in")"""
+    trace_level: str
+    """"summary", "heads" or "spans": how much is recorded ("spans")"""
+    coverage: bool
+    """keep a copy of all keys outside the budget, and record coverage (True)"""
+    oracle: str
+    """when full attention by span is recorded: "auto", "off", "all" or "every=4,layers=0-3+7" ("auto")"""
+    threads: int
+    """torch threads; 0: one for a small model, torch's choice otherwise (0)"""
+
+
+def request_of(
+    text: PromptLike,
+    model: Mapping[str, str],
+    *,
+    method: str,
+    preset: str | None,
+    budget: BudgetLike,
+    parameters: Mapping[str, Any],
+    ask: str | None = None,
+    answer: str | None = None,
+    needle: str | None = None,
+    **settings: Unpack[Settings],
+) -> tuple[RunRequest, Conversation]:
+    """Return the request and its prompt. Raises RequestError, BadPrompt or a ValueError of the core."""
+    said = prompt_of(text, ask, answer, needle)
+    fields: dict[str, Any] = dict(settings)
+    if said.system is not None:
+        if "system" in fields:
+            raise RequestError("system_twice", "the messages begin with a system message: leave out system=.")
+        fields["system"] = said.system
+    if isinstance(fields.get("stop"), str):
+        fields["stop"] = (fields["stop"],)
+    values = {"method": method, "preset": preset, "budget": budget_text(budget), "overrides": dict(parameters)}
+    return RunRequest(**model, **fields, **values, turns=said.turns), said
+
+
+def budget_text(budget: BudgetLike) -> str | None:
+    """Return the budget as `kvlens run --budget` takes it; a number is a share of full KV."""
+    return None if budget is None else str(budget)
+
+
+def one_budget(budget: BudgetLike, tokens: int | None, size: int | None) -> BudgetLike:
+    """Return the budget that was given of the three ways to give it. Raises RequestError `budget_twice` for two."""
+    given = {"budget": budget, "budget_tokens": tokens, "budget_bytes": size}
+    named = {name: value for name, value in given.items() if value is not None}
+    if len(named) > 1:
+        raise RequestError("budget_twice", f"{' and '.join(named)} each set the budget: pass one of them.", **named)
+    if tokens is not None:
+        return f"{tokens}tok"
+    return f"{size}B" if size is not None else budget
+
+
+def split_keywords(method: str, keywords: Mapping[str, Any], also: Iterable[str]) -> tuple[Settings, dict[str, Any]]:
+    """Return the settings and the parameters of the method among a call's keywords. also: the call's other keywords,
+    which a misspelt word may be close to. Raises RequestError `unknown_parameter` for any other word."""
+    settings = {name: value for name, value in keywords.items() if name in Settings.__annotations__}
+    others = {name: value for name, value in keywords.items() if name not in settings}
+    return cast(Settings, settings), parameters_of(method, others, [*Settings.__annotations__, *also])
+
+
+def parameters_of(method: str, keywords: Mapping[str, Any], also: Iterable[str] = ()) -> dict[str, Any]:
+    """Return the keywords, all of which are parameters of the method. Raises RequestError `unknown_parameter`."""
+    known = [field.name for field in dataclasses.fields(methods.get(method).Parameters)]
+    for name in keywords:
+        if name not in known:
+            raise unknown_name("unknown_parameter", f"for {method} the keyword", name, [*known, *also])
+    return dict(keywords)
+
+
+def folder_of(runs: str | Path | None) -> Path:
+    """Return the folder of runs: `runs`, else $KVLENS_RUNS, else ./runs."""
+    from kvlens.runs.folder import runs_folder
+
+    return runs_folder(runs)

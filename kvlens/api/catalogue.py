@@ -1,0 +1,99 @@
+"""What there is: `kvlens.methods`, `kvlens.runs`, `kvlens.sample`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kvlens.api.asking import folder_of
+from kvlens.api.columns import described
+from kvlens.api.errors import RequestError, translated, unknown_name
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from kvlens.text.prompts import PromptText
+
+TOY_TOKENS = 300
+"""of the toy model's sample prompt"""
+
+
+def methods(family: str | None = None) -> pd.DataFrame:
+    """Return one row per method that is installed: name, family, title, paper, presets, parameters with their defaults.
+    family: the methods of one family alone.
+
+    >>> methods()["name"].head(1).tolist()
+    ['full']
+    """
+    import pandas as pd
+
+    from kvlens.methods import catalogue
+    from kvlens.methods.base import FAMILIES
+
+    if family is not None and family not in FAMILIES:
+        raise unknown_name("unknown_family", "the family", family, list(FAMILIES))
+    rows = [
+        {
+            "name": entry["name"],
+            "title": entry["title"],
+            "family": entry["family"],
+            "keeps_all": entry["keeps_all"],
+            "presets": tuple(entry["presets"]),
+            "parameters": {parameter["name"]: parameter["default"] for parameter in entry["parameters"]},
+            "summary": entry["summary"],
+            "paper": entry["paper"],
+        }
+        for entry in catalogue()
+        if family in (None, entry["family"])
+    ]
+    return described(pd.DataFrame(rows), "methods")
+
+
+def runs(
+    text: str = "",
+    *,
+    outcome: str | None = None,
+    method: str | None = None,
+    model: str | None = None,
+    tag: str | None = None,
+    runs: str | Path | None = None,
+) -> pd.DataFrame:
+    """Return the stored runs, newest first, with what came of each.
+
+    Args:
+        text: words that are all in the prompt, the answer, the output, the name, the note or the tags.
+        outcome: right, wrong, lost, diverged, kept or unknown.
+        method, model, tag: runs with this one alone.
+        runs: folder; None: $KVLENS_RUNS, else ./runs.
+    """
+    from kvlens.lens.listing import Search
+    from kvlens.lens.runlist import search_runs
+    from kvlens.lens.severity import KINDS
+
+    if outcome is not None and outcome not in KINDS:
+        raise unknown_name("unknown_outcome", "the outcome", outcome, list(KINDS))
+    with translated():
+        frame = search_runs(folder_of(runs), Search(text, method, model, outcome, tag))
+    return described(frame.drop(columns=["about_error"]).reset_index(drop=True), "runs")
+
+
+def sample(model: str | None = None) -> PromptText:
+    """Return a prompt with a hidden fact, its question and its answer, to try things on. model: "demo" has a prompt in
+    the toy's own language; every other model gets an English text of about a thousand tokens.
+
+    >>> sample().answer.strip()
+    '48213'
+    """
+    from kvlens.models.find import DEMO, default_model
+
+    name = default_model() if model is None else model
+    if not isinstance(name, str):
+        raise RequestError("bad_value", "sample() takes the name of a model.", name="model", value=name)
+    if name != DEMO:
+        from kvlens.tasks.sample import sample_prompt
+
+        return sample_prompt()
+    from kvlens import tasks
+    from kvlens.tasks.encoding import encoding
+
+    return tasks.prompt_of(tasks.ask(tasks.get("needle"), TOY_TOKENS, 0.5, 3, encoding(DEMO)))

@@ -1,0 +1,54 @@
+"""What a stored run recorded, as pandas frames with documented columns (kvlens/api/columns.py)."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from kvlens.api.columns import SPANS, STEPS, described
+from kvlens.store.reader import TraceReader
+
+
+def heads(reader: TraceReader, start: int, stop: int | None) -> pd.DataFrame:
+    """Return one row per layer and query head, over steps [start, stop)."""
+    return described(reader.head_table(start, stop), "heads")
+
+
+def steps(reader: TraceReader) -> pd.DataFrame:
+    """Return one row per decode step: its token, what it lost against full KV, times and bytes."""
+    tokens = reader.tokens()
+    chosen = tokens[tokens["step"].notna()].astype({"step": "int64"})
+    chosen = chosen[["step", "token_id", "text", "logprob", "next_entropy"]]
+    loss = reader.loss()[["step", "ref_text", "top_text", "agrees", "kl", "ref_logprob", "logprob", "ref_rank"]]
+    loss = loss.astype({"agrees": "object"}).rename(
+        columns={
+            "ref_text": "full_text",
+            "ref_logprob": "full_logprob_nats",
+            "logprob": "full_token_logprob_nats",
+            "ref_rank": "full_token_rank",
+            "kl": "kl_nats",
+        }
+    )
+    frame = reader.steps().merge(chosen, on="step", how="left").merge(loss, on="step", how="left")
+    frame = frame.rename(columns={"logprob": "logprob_nats", "next_entropy": "next_entropy_nats"})
+    for name in ("full_text", "top_text", "agrees"):
+        frame[name] = frame[name].astype("object").where(frame[name].notna(), None)
+    return described(frame[list(STEPS)], "steps")
+
+
+def spans(reader: TraceReader) -> pd.DataFrame:
+    """Return one row per span of the prompt and of what was generated."""
+    frame = reader.spans().rename(columns={"mean_surprisal": "mean_surprisal_nats"})
+    texts = reader.tokens()["text"].tolist()
+    frame["text"] = ["".join(texts[start:end]) for start, end in zip(frame["tok_start"], frame["tok_end"], strict=True)]
+    mass = reader.mean_span_mass().rename(columns={"mass": "mean_mass"})
+    return described(frame.merge(mass, on="span", how="left")[list(SPANS)], "spans")
+
+
+def decisions(reader: TraceReader, step: int | None, layer: int | None, kv_head: int | None) -> pd.DataFrame:
+    """Return the recorded events, in the order in which they happened."""
+    return described(reader.events(step, layer, kv_head), "decisions")
+
+
+def transfers(reader: TraceReader, step: int | None, layer: int | None, kv_head: int | None) -> pd.DataFrame:
+    """Return the copies between device and host."""
+    return described(reader.transfers(step, layer, kv_head), "transfers")

@@ -1,0 +1,38 @@
+"""The prompt of a call: text, a file, a prompt of kvlens, or chat messages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from kvlens.api.errors import RequestError
+from kvlens.text.messages import Conversation, conversation
+from kvlens.text.prompts import Prompt, PromptText, asking, checked, expecting, read_prompt
+
+PromptLike = str | Path | Prompt | PromptText | Sequence[Mapping[str, Any]]
+"""what `run` and `race` take as their first argument"""
+
+
+def prompt_of(text: PromptLike, ask: str | None, answer: str | None, needle: str | None) -> Conversation:
+    """Return the checked prompt with its question, answer and needle. Raises RequestError or BadPrompt."""
+    found = _read(text)
+    prompt = found.prompt if ask is None else asking(found.prompt, ask)
+    return Conversation(expecting(prompt, answer, needle), found.system, found.turns)
+
+
+def _read(text: PromptLike) -> Conversation:
+    if isinstance(text, str):
+        return Conversation(checked(PromptText(text), "the prompt"), None, ())
+    if isinstance(text, Path):
+        return Conversation(read_prompt(text), None, ())
+    if isinstance(text, Prompt):
+        return Conversation(text.source, None, ())
+    if isinstance(text, PromptText):
+        return Conversation(checked(text, "the prompt"), None, ())
+    if isinstance(text, Sequence):
+        return conversation(cast("Sequence[Mapping[str, Any]]", text))
+    raise RequestError(
+        "bad_prompt",
+        f"a prompt cannot be a {type(text).__name__}: give a text, a pathlib.Path, a kvlens prompt or chat messages.",
+    )

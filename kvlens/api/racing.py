@@ -1,0 +1,141 @@
+"""`kvlens.race`: one prompt under several methods at one budget."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Unpack
+
+from kvlens import methods as registry
+from kvlens.api.asking import BudgetLike, Settings, budget_text, folder_of, request_of
+from kvlens.api.carrying import carrying
+from kvlens.api.columns import described
+from kvlens.api.errors import Interrupted, translated
+from kvlens.api.models import Given, Named, source_of
+from kvlens.api.prompts import PromptLike
+from kvlens.api.storedrun import Run
+from kvlens.runs.request import DEFAULT_SHARE
+from kvlens.text.plaintext import visible
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from kvlens.runs.races import Lane, RaceInfo
+
+
+class Race(Sequence[Run]):
+    """The runs of a race, full KV first; methods that were refused have none. `table()` lists all lanes."""
+
+    def __init__(self, folder: Path, info: RaceInfo, models: Named | Given) -> None:
+        self.folder = folder
+        self.id = info.id
+        """names the race, in the folder's `races`"""
+        self.info = info
+        """what is stored of it (kvlens.runs.races)"""
+        self.runs = [Run(folder, lane.uid, models) for lane in info.lanes if lane.uid is not None]
+
+    def __len__(self) -> int:
+        return len(self.runs)
+
+    def __getitem__(self, place: Any) -> Any:
+        return self.runs[place]
+
+    def table(self) -> pd.DataFrame:
+        """Return one row per lane, full KV first; columns: docs/api.md."""
+        import pandas as pd
+
+        rows = [
+            {
+                "method": lane.method,
+                "preset": lane.preset,
+                "state": lane.state,
+                "right": lane.right,
+                "lost_at_step": lane.lost,
+                "output": lane.text,
+                "note": lane.message or lane.note,
+                "uid": lane.uid,
+            }
+            for lane in self.info.lanes
+        ]
+        frame = pd.DataFrame(rows)
+        frame["lost_at_step"] = frame["lost_at_step"].astype("Int64")
+        return described(frame, "race")
+
+    def __repr__(self) -> str:
+        names = ", ".join(lane.method for lane in self.info.lanes)
+        return f"<kvlens.Race {self.id}: {names} at {self.info.budget}>"
+
+    def _repr_html_(self) -> str:
+        """A small table, as notebooks show it."""
+        shown = {"method": "method", "state": "state", "right": "right", "lost": "lost at step", "text": "output"}
+        head = "".join(f"<th>{words}</th>" for words in (*shown.values(), "note"))
+        rows = "".join(f"<tr>{_cells(lane, shown)}</tr>" for lane in self.info.lanes)
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+
+
+def race(
+    text: PromptLike,
+    methods: Sequence[str],
+    budget: BudgetLike = DEFAULT_SHARE,
+    *,
+    presets: Mapping[str, str] | None = None,
+    parameters: Mapping[str, Mapping[str, Any]] | None = None,
+    answer: str | None = None,
+    needle: str | None = None,
+    ask: str | None = None,
+    model: Any = None,
+    tokenizer: Any = None,
+    device: str | None = None,
+    dtype: str | None = None,
+    runs: str | Path | None = None,
+    progress: bool = True,
+    **settings: Unpack[Settings],
+) -> Race:
+    """Run a prompt under several methods at one budget, each compared with full KV, and return the race. A method that
+    cannot keep to the budget is a lane with a note; the others run.
+
+    Args:
+        text, answer, needle, ask, model, tokenizer, device, dtype, runs, progress: as for `run`.
+        methods: their names; full KV runs beside them always.
+        budget: what every method is held to.
+        presets: method -> preset.
+        parameters: method -> its parameters by name.
+        settings: max_new, seed, ... (kvlens.api.asking.Settings).
+
+    Raises:
+        RequestError: also where every method is refused.
+    """
+    from kvlens.runs.race import race as carry_out
+    from kvlens.runs.races import Entrant, RaceRequest
+
+    with translated():
+        models, fields = source_of(model, tokenizer, device, dtype)
+        shared, said = request_of(
+            text,
+            fields,
+            method=registry.REFERENCE,
+            preset=None,
+            budget=budget_text(budget),
+            parameters={},
+            ask=ask,
+            answer=answer,
+            needle=needle,
+            **settings,
+        )
+        entrants = tuple(
+            Entrant(method=name, preset=(presets or {}).get(name), overrides=dict((parameters or {}).get(name, {})))
+            for name in methods
+        )
+        request = RaceRequest(shared=shared, entrants=entrants)
+    folder = folder_of(runs)
+    with carrying(models, progress) as job:
+        info = carry_out(request, said.prompt, folder, job.progress, job.cancelled, models)
+    if any(lane.state == "cancelled" for lane in info.lanes):
+        raise Interrupted(f"interrupted; what was recorded is stored, see race {info.id}.", info.lanes[0].uid)
+    return Race(folder, info, models)
+
+
+def _cells(lane: Lane, names: Iterable[str]) -> str:
+    values = [*(getattr(lane, name) for name in names), lane.message or lane.note]
+    return "".join(f"<td>{'' if value is None else html.escape(visible(value))}</td>" for value in values)

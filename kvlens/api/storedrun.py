@@ -1,0 +1,255 @@
+"""A stored run: its verdict, its tables, its replay, and repeats of it with something changed."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvlens.api.asking import BudgetLike, budget_text, one_budget, parameters_of
+from kvlens.api.carrying import carrying, finished
+from kvlens.api.errors import RequestError, translated
+from kvlens.api.models import Given, Named
+from kvlens.api.verdict import Verdict, read_verdict
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from kvlens.lens.asked import Asked
+    from kvlens.lens.pieces import Piece
+    from kvlens.meta import Counterfactual, RunMeta
+    from kvlens.store.reader import TraceReader
+
+Triple = tuple[int, int, int]
+"""(layer, KV head, span)"""
+FRAME_HEIGHT = 760
+"""pixels of the replay in a notebook"""
+
+
+class Run:
+    """A stored run. `run`, `open` and the methods that repeat a run return one.
+
+    In a notebook a Run shows its replay; elsewhere `repr` is one line.
+    """
+
+    def __init__(self, folder: Path, uid: str, models: Named | Given) -> None:
+        """models: where repeats of the run have their model from."""
+        self.folder = folder
+        """folder of runs that the run is stored in"""
+        self.uid = uid
+        """names the run: `kvlens.open(uid)` returns it again"""
+        self._models = models
+
+    # ---- what it is
+    @cached_property
+    def reader(self) -> TraceReader:
+        """The run's trace, open for reading (kvlens.store.reader)."""
+        from kvlens.store.reader import TraceReader
+
+        with translated():
+            return TraceReader.open(self.folder, self.uid)
+
+    def check(self) -> None:
+        """Raise RunError where the run cannot be read."""
+        _ = self.reader
+
+    @property
+    def meta(self) -> RunMeta:
+        """What the run records of itself: model, method, parameters, budget, versions (kvlens.meta)."""
+        return self.reader.meta
+
+    @property
+    def status(self) -> str:
+        """completed, cancelled, failed or interrupted."""
+        return str(self.reader.status)
+
+    @cached_property
+    def output(self) -> str:
+        """The generated text."""
+        from kvlens.lens.output import output_text
+
+        return output_text(self.reader)
+
+    @cached_property
+    def verdict(self) -> Verdict:
+        """Where the run lost against full KV, which head missed which span, and why."""
+        return read_verdict(self.reader)
+
+    # ---- what it recorded
+    def heads(self, start: int = 0, stop: int | None = None) -> pd.DataFrame:
+        """Return one row per layer and query head, over steps [start, stop). Columns: docs/api.md, or
+        `frame.attrs["columns"]` and `frame.attrs["units"]`."""
+        from kvlens.api import frames
+
+        with translated():
+            return frames.heads(self.reader, start, stop)
+
+    def steps(self) -> pd.DataFrame:
+        """Return one row per decode step: its token, its loss against full KV, times and bytes."""
+        from kvlens.api import frames
+
+        with translated():
+            return frames.steps(self.reader)
+
+    def spans(self) -> pd.DataFrame:
+        """Return one row per span of the context: its tokens, its text and what it is."""
+        from kvlens.api import frames
+
+        with translated():
+            return frames.spans(self.reader)
+
+    def decisions(self, step: int | None = None, layer: int | None = None, kv_head: int | None = None) -> pd.DataFrame:
+        """Return what the method decided, as recorded events: spans opened, recalled, evicted, refused and so on; None
+        takes all steps, layers or KV heads.
+
+        The table has what happened to spans. It does not have the scores of spans that were not chosen, nor the
+        selections of methods that move nothing: `run.reader.scores(step, layer, kv_head)` has those.
+        """
+        from kvlens.api import frames
+
+        with translated():
+            return frames.decisions(self.reader, step, layer, kv_head)
+
+    def transfers(self, step: int | None = None, layer: int | None = None, kv_head: int | None = None) -> pd.DataFrame:
+        """Return the copies between device and host; None takes all steps, layers or KV heads."""
+        from kvlens.api import frames
+
+        with translated():
+            return frames.transfers(self.reader, step, layer, kv_head)
+
+    # ---- repeats with something changed
+    @property
+    def whatif(self) -> Counterfactual | None:
+        """Of a repeat: what the change did, with figures (kvlens.metaparts.Counterfactual); None: the run repeats
+        none."""
+        return self.meta.whatif
+
+    @property
+    def restored(self) -> bool | None:
+        """Of a repeat: the answer is back. None: nothing was lost before, or the run repeats none."""
+        return None if self.whatif is None else self.whatif.restored
+
+    @property
+    def stands(self) -> bool | None:
+        """Of a repeat with something dropped: the right answer stands without it. None: any other run."""
+        return None if self.whatif is None else self.whatif.stands
+
+    def hold(
+        self,
+        span: int | None = None,
+        layer: int | None = None,
+        kv_head: int | None = None,
+        *,
+        triples: Sequence[Triple] = (),
+        tokens: tuple[int, int] | None = None,
+        from_step: int = 0,
+        progress: bool = True,
+    ) -> Run:
+        """Repeat the run with a span held exactly on the device, and return the repeat.
+
+        Args:
+            span: id of the span (`run.spans()`).
+            layer, kv_head: for which KV head; None: all of them.
+            triples: (layer, KV head, span) to hold, in place of span or beside it.
+            tokens: positions (first, last) to hold in place of a span.
+            from_step: first step at which it is held.
+            progress: show bars.
+        """
+        pieces = _pieces(span, layer, kv_head, triples, tokens)
+        return self._repeat(progress, pieces=pieces, from_step=from_step)
+
+    def drop(
+        self,
+        span: int | None = None,
+        layer: int | None = None,
+        kv_head: int | None = None,
+        *,
+        triples: Sequence[Triple] = (),
+        tokens: tuple[int, int] | None = None,
+        from_step: int = 0,
+        progress: bool = True,
+    ) -> Run:
+        """Repeat the run with a span attended by no head, or not by the named one, and return the repeat. Arguments:
+        as for `hold`."""
+        pieces = _pieces(span, layer, kv_head, triples, tokens)
+        return self._repeat(progress, drops=pieces, from_step=from_step)
+
+    def at(
+        self,
+        budget: BudgetLike = None,
+        *,
+        budget_tokens: int | None = None,
+        budget_bytes: int | None = None,
+        progress: bool = True,
+        **parameters: Any,
+    ) -> Run:
+        """Repeat the run with another budget or other parameters of its method, and return the repeat."""
+        with translated():
+            changed = parameters_of(str(self.meta.method), parameters, ("budget",))
+            asked = budget_text(one_budget(budget, budget_tokens, budget_bytes))
+        values = {name: str(value) for name, value in changed.items()} | ({} if asked is None else {"budget": asked})
+        if not values:
+            raise RequestError("nothing_changed", "say what to change: pass budget= or a parameter of the method.")
+        return self._repeat(progress, changed=values)
+
+    def fewest_bytes(self, most: int = 40, *, progress: bool = True) -> Run:
+        """Search for the (layer, KV head, span) that restore the answer with the fewest bytes, and return the run that
+        holds them; its `held` lists them. most: sets to try."""
+        return self._repeat(progress, fewest=most)
+
+    @property
+    def held(self) -> tuple[Triple, ...]:
+        """(layer, KV head, span) that the run held."""
+        return tuple((layer, head, hold.span) for hold in self.meta.hold for layer, head in hold.heads)
+
+    def _repeat(self, progress: bool, **asked: Any) -> Run:
+        from kvlens.lens.asked import Asked
+        from kvlens.lens.whatif import whatif
+
+        with carrying(self._models, progress) as job:
+            change: Asked = Asked(**asked)
+            bars = job.progress
+            stored, _ = whatif(self.folder, self.uid, change, bars.report, job.cancelled, bars.say, self._models)
+        return Run(self.folder, finished(stored.uid, stored.status), self._models)
+
+    # ---- what it looks like
+    def save_html(self, path: str | Path) -> Path:
+        """Write the replay as one HTML file that needs no other, and return its path."""
+        from kvlens.player.page import player_html
+
+        target = Path(path)
+        with translated():
+            target.write_text(player_html(self.reader), encoding="utf-8")
+        return target
+
+    def _repr_html_(self) -> str:
+        """The replay in a frame of its own, as notebooks show it."""
+        from kvlens.player.page import player_html
+
+        page = html.escape(player_html(self.reader), quote=True)
+        return (
+            f'<iframe srcdoc="{page}" title="Replay of run {self.uid}" loading="lazy" sandbox="allow-scripts" '
+            f'style="width:100%;height:{FRAME_HEIGHT}px;border:0"></iframe>'
+        )
+
+    def __repr__(self) -> str:
+        meta = self.meta
+        return f"<kvlens.Run {self.uid}: {meta.method} at {meta.budget} on {meta.model}, {self.status}>"
+
+
+def _pieces(
+    span: int | None, layer: int | None, kv_head: int | None, triples: Sequence[Triple], tokens: tuple[int, int] | None
+) -> tuple[Piece, ...]:
+    """Return what is to be held or dropped. Raises RequestError where nothing, or a head alone, is named."""
+    from kvlens.lens.pieces import Piece
+
+    found = [Piece(int(number), None, int(of_layer), int(head)) for of_layer, head, number in triples]
+    if span is not None:
+        found.append(Piece(span, None, layer, kv_head))
+    if tokens is not None:
+        found.append(Piece(None, (tokens[0], tokens[1] + 1), layer, kv_head))
+    if not found:
+        raise RequestError("nothing_named", "say what to hold or drop: pass span=, tokens= or triples=.")
+    return tuple(found)

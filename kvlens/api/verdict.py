@@ -1,0 +1,127 @@
+"""The verdict on a run as one object: a sentence, and the fields that it is made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kvlens.store.reader import TraceReader
+
+OUTCOMES = {
+    "lost": "the run left full KV and lost what was asked for",
+    "diverged": "the run left full KV at no known cost",
+    "kept": "the run never left full KV",
+    "not_compared": "the run was not compared with full KV",
+}
+"""what a verdict's `outcome` can be"""
+EXCERPT = 40
+"""characters of a span's text that the sentence quotes, at most"""
+
+
+@dataclass(frozen=True, repr=False)
+class Verdict:
+    """What became of a run. `str(verdict)` is one sentence. A field is None where the run has no such thing, or where
+    it was not recorded."""
+
+    outcome: str
+    """one of OUTCOMES"""
+    right: bool | None = None
+    """the output is the expected answer; None: no answer is known, or the run was fed its tokens"""
+    step: int | None = None
+    """first step whose most probable token is not full KV's"""
+    expected: str | None = None
+    """the token that full KV chose there"""
+    got: str | None = None
+    """the most probable token under the method there"""
+    kl_nats: float | None = None
+    """KL(full KV || method) there"""
+    layer: int | None = None
+    """of the KV head that missed most"""
+    kv_head: int | None = None
+    span: int | None = None
+    """the span that it missed"""
+    tok_start: int | None = None
+    """first position of the span"""
+    tok_end: int | None = None
+    """position behind the span's last token"""
+    text: str | None = None
+    """the span's text"""
+    reason: str | None = None
+    """why the span was not attended exactly, one of kvlens.lens.reasons.KINDS"""
+    why: str | None = None
+    """the same as a sentence without its full stop"""
+    full_mass: float | None = None
+    """full attention's mass on the span, mean over the KV head's query heads, share 0..1"""
+    mass: float | None = None
+    """the method's mass on it"""
+    effect_logits: float | None = None
+    """what the span's absence took from the lead of full KV's token"""
+    restored: bool | None = None
+    """of a run that repeats another with something changed: the answer is back; None: nothing was lost before, or the
+    run repeats none"""
+
+    def __str__(self) -> str:
+        if self.step is None:
+            return f"{_capital(OUTCOMES[self.outcome])}{_answer(self.right)}{_restored(self.restored)}."
+        sentence = f"{_capital(self.outcome)} at step {self.step}: {self.got!r} in place of {self.expected!r}"
+        if self.span is not None:
+            where = f"span {self.span} (tokens {self.tok_start}-{(self.tok_end or 1) - 1}, {_excerpt(self.text or '')})"
+            sentence += f", missed most by L{self.layer} KV{self.kv_head}: {where}; {self.why}"
+        return f"{sentence}{_answer(self.right)}{_restored(self.restored)}."
+
+    __repr__ = __str__
+
+
+def read_verdict(reader: TraceReader) -> Verdict:
+    """Return the verdict on a stored run, from recorded columns alone."""
+    from kvlens.lens.severity import right, severity
+    from kvlens.lens.verdict import verdict
+
+    found, answer = verdict(reader), right(reader)
+    restored = None if reader.meta.whatif is None else reader.meta.whatif.restored
+    if found is None:
+        compared = len(reader.loss()) > 0
+        return Verdict("kept" if compared else "not_compared", answer, restored=restored)
+    outcome = "diverged" if severity(reader, found).mild else "lost"
+    first = Verdict(outcome, answer, found.step, found.expected, found.got, found.kl, restored=restored)
+    if (missed := found.missed) is None:
+        return first
+    texts = reader.tokens()["text"].tolist()
+    return Verdict(
+        outcome,
+        answer,
+        found.step,
+        found.expected,
+        found.got,
+        found.kl,
+        missed.layer,
+        missed.kv_head,
+        missed.span,
+        missed.tok_start,
+        missed.tok_end,
+        "".join(texts[missed.tok_start : missed.tok_end]),
+        missed.reason.kind,
+        missed.reason.says,
+        missed.full,
+        missed.mass,
+        missed.effect,
+        restored,
+    )
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _excerpt(text: str) -> str:
+    line = " ".join(text.split())
+    return repr(line if len(line) <= EXCERPT else f"{line[: EXCERPT // 2]} ... {line[-EXCERPT // 2 :]}")
+
+
+def _answer(right: bool | None) -> str:
+    return {True: "; the answer is right", False: "; the answer is wrong", None: ""}[right]
+
+
+def _restored(restored: bool | None) -> str:
+    return {True: "; the change restored it", False: "; the change did not restore it", None: ""}[restored]

@@ -1,0 +1,33 @@
+"""The runs of a folder as one table: what each is, and what came of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from kvlens.lens.listing import Listing, Search, limit_in
+from kvlens.lens.severity import Outcome
+from kvlens.store.reader import list_runs
+
+
+def search_runs(folder: Path, search: Search) -> pd.DataFrame:
+    """Return one row per run that the search takes, newest first: the columns of `list_runs`, held_to (the budget, or
+    the share of tokens of a method that keeps all) and those of `Outcome.columns`.
+
+    `attrs["stored"]` counts all runs of the folder, `attrs["problems"]` lists names and notes that cannot be read.
+    Raises ValueError for an outcome that does not exist."""
+    search.check()
+    frame = list_runs(folder)
+    records = frame.to_dict("records")
+    known = Listing(folder).of(list(frame["uid"]))
+    taken = [search.takes(row, outcome) for row, outcome in zip(records, known, strict=True)]
+    rows = [(row, outcome) for row, outcome, take in zip(records, known, taken, strict=True) if take]
+    outcomes = [None if told is None else told.outcome.columns() for _, told in rows]
+    listed = frame[np.array(taken, bool)].assign(
+        held_to=[limit_in(row, told) for row, told in rows],
+        **{name: [columns and columns[name] for columns in outcomes] for name in Outcome("").columns()},
+    )
+    listed.attrs |= {"stored": len(frame), "problems": frame["about_error"].dropna().tolist()}
+    return listed

@@ -1,0 +1,42 @@
+"""How a person stops a run: the first signal asks it to end after the current step, the second ends the process."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+
+def stop_signals() -> Callable[[], bool]:
+    """Listen to SIGINT and SIGTERM for the rest of the process. The returned function returns True after the first
+    signal; a second signal raises KeyboardInterrupt."""
+    event = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _handler(event))
+    return event.is_set
+
+
+@contextmanager
+def interruptible() -> Iterator[Callable[[], bool]]:
+    """Listen to SIGINT inside the block, as `stop_signals` does, and restore the handler that was there. On any thread
+    but the main one, which alone receives signals, nothing is listened to."""
+    event = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield event.is_set
+        return
+    before = signal.signal(signal.SIGINT, _handler(event))
+    try:
+        yield event.is_set
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_DFL if before is None else before)
+
+
+def _handler(event: threading.Event) -> Callable[[int, FrameType | None], None]:
+    def stop(number: int, frame: FrameType | None) -> None:
+        if event.is_set():
+            raise KeyboardInterrupt
+        event.set()
+
+    return stop

@@ -1,0 +1,43 @@
+"""Chat messages as a prompt: the list of {"role", "content"} that chat models take."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kvlens.text.prompts import BadPrompt, PromptText, checked
+
+ROLES = ("system", "user", "assistant")
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """Messages, taken apart as a run takes them."""
+
+    prompt: PromptText
+    """the last message of the user; words of the assistant behind it are its `answer_prefix`"""
+    system: str | None
+    turns: tuple[tuple[str, str], ...]
+    """(role, text) of the messages between the system's and the last one of the user"""
+
+
+def conversation(messages: Sequence[Mapping[str, Any]]) -> Conversation:
+    """Return the messages as a prompt with its earlier turns. Raises BadPrompt, one sentence, for messages of another
+    form and for a conversation that does not end with the user or with the beginning of an answer."""
+    turns = [_turn(number, message) for number, message in enumerate(messages)]
+    system = turns.pop(0)[1] if turns and turns[0][0] == "system" else None
+    prefix = turns.pop()[1] if turns and turns[-1][0] == "assistant" else ""
+    if not turns or turns[-1][0] != "user":
+        raise BadPrompt("the messages hold no last message of the user: end them with one.")
+    text = turns.pop()[1]
+    return Conversation(checked(PromptText(text, answer_prefix=prefix), "the last message"), system, tuple(turns))
+
+
+def _turn(number: int, message: Mapping[str, Any]) -> tuple[str, str]:
+    role, content = (message.get(key) if isinstance(message, Mapping) else None for key in ("role", "content"))
+    if role not in ROLES or not isinstance(content, str):
+        raise BadPrompt(
+            f'message {number} is no {{"role": ..., "content": ...}} with a role of {", ".join(ROLES)} and a text.'
+        )
+    return str(role), content
