@@ -49,7 +49,9 @@ def carry_out(
     if models.named:
         refuse(request, source)
     request = request.model_copy(update={"device": settle(request.device)})
-    return carry_out_prepared(request, prepare(request, source, report, models=models), runs_dir, report, cancelled, say)
+    return carry_out_prepared(
+        request, prepare(request, source, report, models=models), runs_dir, report, cancelled, say
+    )
 
 
 def carry_out_prepared(

@@ -178,11 +178,7 @@ def _options(request: RunRequest, forced: tuple[int, ...] | None = None) -> Opti
 
 
 def prepare(
-    request: RunRequest,
-    source: PromptText,
-    report: Report,
-    form: ChatForm | None = None,
-    models: ModelSource = BY_NAME,
+    request: RunRequest, source: PromptText, report: Report, form: ChatForm | None = None, models: ModelSource = BY_NAME
 ) -> Prepared:
     """Load the model and tokenize the prompt; `plan` checks whether they fit together. form: of the stored run that is
     repeated. Raises ValueError with one sentence."""
