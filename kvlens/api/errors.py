@@ -54,8 +54,8 @@ class Interrupted(KeyboardInterrupt):
 def unknown_name(code: str, what: str, name: str, names: list[str]) -> RequestError:
     """Return the error for a name that does not exist, with the names that are close to it."""
     close = get_close_matches(name, names, 3, 0.5)
-    hint = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(names) or 'none'}."
-    return RequestError(code, f"{what} '{name}' is not known: {hint}", name=name, close=close, known=names)
+    hint = f"the nearest is {' or '.join(close)}" if close else f"there are {', '.join(names) or 'none'}"
+    return RequestError(code, f"{what} '{name}' is not known: {hint}.", name=name, close=close, known=names)
 
 
 @contextmanager
@@ -113,7 +113,7 @@ def _translate(error: Exception) -> KvlensError | None:
     ]
     for raised, kind, code in kinds:
         if isinstance(error, raised):
-            return kind(code, in_python(str(error)))
+            return kind(getattr(error, "code", code), in_python(str(error)))
     return None
 
 

@@ -40,6 +40,8 @@ class Progress:
             self._bar.reset(total)
             self._bar.set_description(phase)
         self._bar.update(done - self._bar.n)
+        if done >= total:
+            self._bar.refresh()
 
     def say(self, line: str) -> None:
         """Print a line above the bar."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+_EXPORT = re.compile(r"kvlens export \S+ --what (\w+)")
 _SETTING = re.compile(r"--set (\w+)=(\S+?)(?=[,;:.]?(?:\s|$))")
 _VALUED = re.compile(r"--(chat|question|preset|device|dtype|budget) (on|off|in|after|fit|cpu|cuda|bfloat16|\d[\w.%]*)")
 _SHARE = re.compile(r"--budget to (\d[\d.]*\d)")
@@ -12,15 +13,15 @@ _OPTION = re.compile(r"--([a-z][a-z-]*)")
 
 
 def in_python(sentence: str) -> str:
-    """Return the sentence with options as keywords; commands in backticks stay as they are.
+    """Return the sentence, ended by a full stop, with options as keywords; commands in backticks stay as they are.
 
     >>> in_python("shorten the prompt or lower --max-new.")
     'shorten the prompt or lower max_new.'
     >>> in_python("run with --chat off, or raise --budget to 0.235.")
     'run with chat="off", or raise budget to "0.235".'
     """
-    parts = sentence.split("`")
-    return "`".join(part if number % 2 else _keywords(part) for number, part in enumerate(parts))
+    parts = _EXPORT.sub(r"run.\1()", sentence).rstrip(".").split("`")
+    return "`".join(part if number % 2 else _keywords(part) for number, part in enumerate(parts)) + "."
 
 
 def _keywords(text: str) -> str:
