@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from kvlens.rows import HEAD_COLUMNS
+from kvlens.store.queries import head_table_columns
 from kvlens.store.schema import UNITS
 
 
@@ -37,7 +37,7 @@ _HEAD_MEANINGS = {
     "regret": (SHARE, "sum over spans of full attention's mass minus the method's, where positive"),
     "unread": (SHARE, "full attention's mass on tokens attended in no form"),
     "n_zoomed": ("spans", "spans read token by token in place of their summary"),
-    "zoom_rate": (SHARE, "share of spans that were zoomed"),
+    "zoom_rate": (SHARE, "zoomed spans as a share of the spans that could be zoomed"),
 }
 _AGGREGATES = {
     "mean": "mean over steps",
@@ -45,9 +45,19 @@ _AGGREGATES = {
     "max": "largest over steps",
     "total": "sum over steps",
 }
+_KV_MEANINGS = {
+    "h2d_bytes": (BYTES, "moved to the device for the KV head"),
+    "d2h_bytes": (BYTES, "moved to host memory for the KV head"),
+    "blocking_bytes": (BYTES, "moved to the device while the step waited"),
+    "resident_bytes": (BYTES, "on the device for the KV head"),
+    "recalled_tokens": ("tokens", "moved to the device for the KV head"),
+    "reused_tokens": ("tokens", "selected and already on the device"),
+    "similarity": ("cosine", "similarity of successive queries, where the method decides by it"),
+}
 
 
 def _heads() -> dict[str, Column]:
+    """The columns of `TraceReader.head_table`, in its order."""
     columns = {
         "run_uid": Column("", "the run"),
         "method": Column("", "its method"),
@@ -56,23 +66,19 @@ def _heads() -> dict[str, Column]:
         "q_head": Column(ID, "query head within the layer"),
         "kv_head": Column(ID, "KV head that the query head reads"),
         "n_steps": Column("steps", "decode steps that the row covers"),
-        "n_corrected": Column("steps", "steps at which the method corrected its selection for this head"),
     }
-    for name in HEAD_COLUMNS:
-        if name in _HEAD_MEANINGS:
-            unit, meaning = _HEAD_MEANINGS[name]
-            for suffix, words in _AGGREGATES.items():
-                columns[f"{UNITS.get(name, name)}_{suffix}"] = Column(unit, f"{meaning}; {words}")
-    kv = {
-        "h2d_bytes_total": Column(BYTES, "moved to the device for the KV head; sum over steps"),
-        "d2h_bytes_total": Column(BYTES, "moved to host memory for the KV head; sum over steps"),
-        "blocking_bytes_total": Column(BYTES, "of the bytes moved to the device, those a step waited for"),
-        "resident_bytes_mean": Column(BYTES, "on the device for the KV head; mean over steps"),
-        "recalled_tokens_total": Column("tokens", "moved to the device for the KV head; sum over steps"),
-        "reused_tokens_total": Column("tokens", "selected and already on the device; sum over steps"),
-        "similarity_mean": Column("cosine", "similarity of successive queries, where the method decides by it"),
-    }
-    return columns | {f"kv_head_{name}": column for name, column in kv.items()}
+    stored = {UNITS.get(name, name): name for name in _HEAD_MEANINGS}
+    for name in head_table_columns():
+        metric, _, aggregate = name.rpartition("_")
+        if name == "n_corrected":
+            columns[name] = Column("steps", "steps at which the method corrected its selection for this head")
+            continue
+        if metric.startswith("kv_head_"):
+            unit, meaning = _KV_MEANINGS[metric.removeprefix("kv_head_")]
+        else:
+            unit, meaning = _HEAD_MEANINGS[stored[metric]]
+        columns[name] = Column(unit, f"{meaning}; {_AGGREGATES[aggregate]}")
+    return columns
 
 
 STEPS = {
@@ -223,9 +229,9 @@ def described(frame: pd.DataFrame, table: str) -> pd.DataFrame:
     return frame
 
 
-def documentation(table: str, names: list[str]) -> str:
-    """Return the Markdown table of a table's columns, in their order."""
-    rows = [f"| `{name}` | {TABLES[table][name].unit or '-'} | {TABLES[table][name].meaning} |" for name in names]
+def documentation(table: str) -> str:
+    """Return the Markdown table of a table's columns."""
+    rows = [f"| `{name}` | {column.unit or '-'} | {column.meaning} |" for name, column in TABLES[table].items()]
     return "\n".join(
         ["| column | unit | meaning |", "| --- | --- | --- |", *(row.replace("||", "\\|\\|") for row in rows)]
     )

@@ -69,7 +69,7 @@ def translated() -> Iterator[None]:
         found = _translate(error)
         if found is None:
             raise
-        raise found from error
+        raise found from None
 
 
 def _translate(error: Exception) -> KvlensError | None:

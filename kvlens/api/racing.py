@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from kvlens import methods as registry
 from kvlens.api.asking import BudgetLike, Settings, budget_text, folder_of, request_of
@@ -38,7 +38,11 @@ class Race(Sequence[Run]):
     def __len__(self) -> int:
         return len(self.runs)
 
-    def __getitem__(self, place: Any) -> Any:
+    @overload
+    def __getitem__(self, place: int) -> Run: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[Run]: ...
+    def __getitem__(self, place: int | slice) -> Run | list[Run]:
         return self.runs[place]
 
     def table(self) -> pd.DataFrame:

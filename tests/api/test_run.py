@@ -101,8 +101,7 @@ def test_every_column_has_a_unit_and_a_meaning(lost: kvlens.Run, table: str) -> 
     frame: pd.DataFrame = getattr(lost, table)()
     assert set(frame.attrs["units"]) == set(frame.columns) == set(frame.attrs["columns"])
     assert all(TABLES[table][name].meaning for name in frame.columns)
-    if table != "heads":
-        assert list(frame.columns) == list(TABLES[table])
+    assert list(frame.columns) == list(TABLES[table])
 
 
 def test_the_tables_agree_with_the_trace(lost: kvlens.Run) -> None:
