@@ -10,6 +10,7 @@ from typing import Any, TypedDict, Unpack, cast
 from kvlens import methods
 from kvlens.api.errors import RequestError, unknown_name
 from kvlens.api.prompts import PromptLike, prompt_of
+from kvlens.methods.base import Method
 from kvlens.runs.request import RunRequest
 from kvlens.text.messages import Conversation
 
@@ -105,6 +106,14 @@ def parameters_of(method: str, keywords: Mapping[str, Any], also: Iterable[str] 
         if name not in known:
             raise unknown_name("unknown_parameter", f"for {method} the keyword", name, [*known, *also])
     return dict(keywords)
+
+
+def method_name(method: str | type[Method]) -> str:
+    """Return the name of a method; a class is registered in this process first."""
+    if isinstance(method, str):
+        return method
+    methods.register(method)
+    return method.name
 
 
 def folder_of(runs: str | Path | None) -> Path:

@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from kvlens import methods as registry
-from kvlens.api.asking import BudgetLike, Settings, budget_text, folder_of, request_of
+from kvlens.api.asking import BudgetLike, Settings, budget_text, folder_of, method_name, request_of
 from kvlens.api.carrying import carrying
 from kvlens.api.columns import described
 from kvlens.api.errors import Interrupted, translated
 from kvlens.api.models import Given, Named, source_of
 from kvlens.api.prompts import PromptLike
 from kvlens.api.storedrun import Run
+from kvlens.methods.base import Method
 from kvlens.runs.request import DEFAULT_SHARE
 from kvlens.text.plaintext import visible
 
@@ -80,7 +81,7 @@ class Race(Sequence[Run]):
 
 def race(
     text: PromptLike,
-    methods: Sequence[str],
+    methods: Sequence[str | type[Method]],
     budget: BudgetLike = DEFAULT_SHARE,
     *,
     presets: Mapping[str, str] | None = None,
@@ -101,7 +102,7 @@ def race(
 
     Args:
         text, answer, needle, ask, model, tokenizer, device, dtype, runs, progress: as for `run`.
-        methods: their names; full KV runs beside them always.
+        methods: their names or classes; full KV runs beside them always.
         budget: what every method is held to.
         presets: method -> preset.
         parameters: method -> its parameters by name.
@@ -129,7 +130,7 @@ def race(
         )
         entrants = tuple(
             Entrant(method=name, preset=(presets or {}).get(name), overrides=dict((parameters or {}).get(name, {})))
-            for name in methods
+            for name in map(method_name, methods)
         )
         request = RaceRequest(shared=shared, entrants=entrants)
     folder = folder_of(runs)

@@ -7,17 +7,18 @@ from pathlib import Path
 from typing import Any
 
 from kvlens import methods
-from kvlens.api.asking import BudgetLike, folder_of, one_budget, request_of, split_keywords
+from kvlens.api.asking import BudgetLike, folder_of, method_name, one_budget, request_of, split_keywords
 from kvlens.api.carrying import carrying, finished
 from kvlens.api.errors import translated
 from kvlens.api.models import Given, Named, source_of
 from kvlens.api.prompts import PromptLike
 from kvlens.api.storedrun import Run
+from kvlens.methods.base import Method
 
 
 def run(
     text: PromptLike,
-    method: str = methods.DEFAULT,
+    method: str | type[Method] = methods.DEFAULT,
     budget: BudgetLike = None,
     *,
     budget_tokens: int | None = None,
@@ -41,7 +42,7 @@ def run(
     Args:
         text: a text (str), a file (pathlib.Path), a kvlens prompt (`kvlens.sample()`), or chat messages
             ([{"role": "user", "content": ...}]).
-        method: `kvlens.methods()` lists them.
+        method: a name (`kvlens.methods()` lists them), or a class of your own (docs/adding-a-method.md).
         budget: KV bytes on the device: a share of full KV (0.2 or "20%"), tokens ("512tok") or bytes ("64MB").
         budget_tokens, budget_bytes: the same as a number, in place of budget.
         preset: a named set of the method's parameters, or "fit".
@@ -71,13 +72,14 @@ def run(
     from kvlens.runs.carrying import carry_out
 
     with translated():
+        name = method_name(method)
         asked = one_budget(budget, budget_tokens, budget_bytes)
-        settings, parameters = split_keywords(method, keywords, inspect.signature(run).parameters)
+        settings, parameters = split_keywords(name, keywords, inspect.signature(run).parameters)
         models, fields = source_of(model, tokenizer, device, dtype)
         request, said = request_of(
             text,
             fields,
-            method=method,
+            method=name,
             preset=preset,
             budget=asked,
             parameters=parameters,
@@ -86,7 +88,7 @@ def run(
             needle=needle,
             **settings,
         )
-    compared = (against_full and method != methods.REFERENCE) or forced
+    compared = (against_full and name != methods.REFERENCE) or forced
     request = request.model_copy(update={"against": compared, "forced_reference": forced})
     folder = folder_of(runs)
     with carrying(models, progress) as job:

@@ -20,14 +20,14 @@ def search_runs(folder: Path, search: Search) -> pd.DataFrame:
     Raises ValueError for an outcome that does not exist."""
     search.check()
     frame = list_runs(folder)
-    records = frame.to_dict("records")
+    records = [{str(name): value for name, value in row.items()} for row in frame.to_dict("records")]
     known = Listing(folder).of(list(frame["uid"]))
     taken = [search.takes(row, outcome) for row, outcome in zip(records, known, strict=True)]
     rows = [(row, outcome) for row, outcome, take in zip(records, known, taken, strict=True) if take]
     outcomes = [None if told is None else told.outcome.columns() for _, told in rows]
-    listed = frame[np.array(taken, bool)].assign(
-        held_to=[limit_in(row, told) for row, told in rows],
-        **{name: [columns and columns[name] for columns in outcomes] for name in Outcome("").columns()},
-    )
+    listed = frame[np.array(taken, bool)].copy()
+    listed["held_to"] = [limit_in(row, told) for row, told in rows]
+    for name in Outcome("").columns():
+        listed[name] = [columns and columns[name] for columns in outcomes]
     listed.attrs |= {"stored": len(frame), "problems": frame["about_error"].dropna().tolist()}
     return listed

@@ -84,14 +84,32 @@ def _fault(name: str, found: Any) -> str | None:
     )
 
 
+_registered: dict[str, type[Method]] = {}
+"""methods of this process alone, by name"""
+
+
+def register(method: type[Method]) -> None:
+    """Offer a method in this process under its name, for example a class that a notebook defines; one that was
+    registered under the same name before is replaced. Raises ValueError for a class that is no method, and for a name
+    of the product's or a plugin's."""
+    name = getattr(method, "name", "")
+    fault = _fault(name, method)
+    if fault is not None:
+        raise ValueError(f"{method.__name__} {fault}.")
+    if name in BUILT_IN or name in _plugins()[0]:
+        raise ValueError(f"{method.__name__}: '{name}' is the name of another method; give it a name of its own.")
+    _registered[name] = method
+    registry.cache_clear()
+
+
 @cache
 def registry() -> dict[str, type[Method]]:
-    """Name -> class, of the product's methods and of installed plugins, these by name."""
+    """Name -> class, of the product's methods, of installed plugins by name, and of what was registered."""
     methods = {}
     for name, path in BUILT_IN.items():
         module, attribute = path.split(":")
         methods[name] = getattr(importlib.import_module(module), attribute)
-    return {**methods, **_plugins()[0]}
+    return {**methods, **_plugins()[0], **_registered}
 
 
 def refused() -> dict[str, str]:
@@ -152,5 +170,6 @@ __all__ = [
     "make_parameters",
     "of_family",
     "refused",
+    "register",
     "registry",
 ]
