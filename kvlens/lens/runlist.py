@@ -9,6 +9,7 @@ import pandas as pd
 
 from kvlens.lens.listing import Listing, Search, limit_in
 from kvlens.lens.severity import Outcome
+from kvlens.store.cells import records
 from kvlens.store.reader import list_runs
 
 
@@ -20,10 +21,9 @@ def search_runs(folder: Path, search: Search) -> pd.DataFrame:
     Raises ValueError for an outcome that does not exist."""
     search.check()
     frame = list_runs(folder)
-    records = [{str(name): value for name, value in row.items()} for row in frame.to_dict("records")]
     known = Listing(folder).of(list(frame["uid"]))
-    taken = [search.takes(row, outcome) for row, outcome in zip(records, known, strict=True)]
-    rows = [(row, outcome) for row, outcome, take in zip(records, known, taken, strict=True) if take]
+    taken = [search.takes(row, outcome) for row, outcome in zip(records(frame), known, strict=True)]
+    rows = [(row, outcome) for row, outcome, take in zip(records(frame), known, taken, strict=True) if take]
     outcomes = [None if told is None else told.outcome.columns() for _, told in rows]
     listed = frame[np.array(taken, bool)].copy()
     listed["held_to"] = [limit_in(row, told) for row, told in rows]
