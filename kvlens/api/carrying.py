@@ -6,11 +6,15 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from kvlens.api.errors import Interrupted, translated
+from kvlens.api.errors import Interrupted, RunError, translated
 from kvlens.api.models import Given, Named
 from kvlens.api.progress import Progress
 from kvlens.runs.stopping import interruptible
+
+if TYPE_CHECKING:
+    from kvlens.store.reader import TraceReader
 
 
 @dataclass(frozen=True)
@@ -42,11 +46,21 @@ def carrying(models: Named | Given, progress: bool) -> Iterator[Job]:
             raise
 
 
-def finished(uid: str, status: str) -> str:
-    """Return the uid of a run that came to its end; raise Interrupted for one that Ctrl-C ended."""
+def check_end(reader: TraceReader, status: str) -> None:
+    """Raise Interrupted for a run that Ctrl-C ended, RunError `self_check_failed` for a run that failed a self-check;
+    both are stored."""
+    from kvlens.lens.severity import failed_checks
+
     if status != "completed":
-        raise Interrupted(f"interrupted; what was recorded is stored as {uid}.", uid)
-    return uid
+        raise Interrupted(f"interrupted; what was recorded is stored as {reader.uid}.", reader.uid)
+    failed = list(failed_checks(reader))
+    if failed:
+        raise RunError(
+            "self_check_failed",
+            f"run {reader.uid} is stored and failed {', '.join(failed)}: open it and see run.reader.self_checks().",
+            uid=reader.uid,
+            failed=failed,
+        )
 
 
 @contextmanager

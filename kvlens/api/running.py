@@ -8,7 +8,7 @@ from typing import Any
 
 from kvlens import methods
 from kvlens.api.asking import BudgetLike, folder_of, method_name, one_budget, request_of, split_keywords
-from kvlens.api.carrying import carrying, finished
+from kvlens.api.carrying import carrying, check_end
 from kvlens.api.errors import translated
 from kvlens.api.models import Given, Named, source_of
 from kvlens.api.prompts import PromptLike
@@ -94,7 +94,9 @@ def run(
     with carrying(models, progress) as job:
         bars = job.progress
         uid, status, _ = carry_out(request, said.prompt, folder, bars.report, job.cancelled, bars.say, models)
-    return Run(folder, finished(uid, status), models)
+    made = Run(folder, uid, models)
+    check_end(made.reader, status)
+    return made
 
 
 def open_run(run: str | Path, *, runs: str | Path | None = None, model: Any = None, tokenizer: Any = None) -> Run:

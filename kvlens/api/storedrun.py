@@ -9,21 +9,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvlens.api.asking import BudgetLike, budget_text, one_budget, parameters_of
-from kvlens.api.carrying import carrying, finished
+from kvlens.api.carrying import carrying, check_end
 from kvlens.api.errors import RequestError, translated
 from kvlens.api.models import Given, Named
+from kvlens.api.pieces import Triple, pieces_of
 from kvlens.api.verdict import Verdict, read_verdict
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from kvlens.lens.asked import Asked
-    from kvlens.lens.pieces import Piece
     from kvlens.meta import Counterfactual, RunMeta
     from kvlens.store.reader import TraceReader
 
-Triple = tuple[int, int, int]
-"""(layer, KV head, span)"""
 FRAME_HEIGHT = 760
 """pixels of the replay in a notebook"""
 
@@ -157,7 +155,7 @@ class Run:
             from_step: first step at which it is held.
             progress: show bars.
         """
-        pieces = _pieces(span, layer, kv_head, triples, tokens)
+        pieces = pieces_of(span, layer, kv_head, triples, tokens)
         return self._repeat(progress, pieces=pieces, from_step=from_step)
 
     def drop(
@@ -173,7 +171,7 @@ class Run:
     ) -> Run:
         """Repeat the run with a span attended by no head, or not by the named one, and return the repeat. Arguments:
         as for `hold`."""
-        pieces = _pieces(span, layer, kv_head, triples, tokens)
+        pieces = pieces_of(span, layer, kv_head, triples, tokens)
         return self._repeat(progress, drops=pieces, from_step=from_step)
 
     def at(
@@ -212,7 +210,9 @@ class Run:
             change: Asked = Asked(**asked)
             bars = job.progress
             stored, _ = whatif(self.folder, self.uid, change, bars.report, job.cancelled, bars.say, self._models)
-        return Run(self.folder, finished(stored.uid, stored.status), self._models)
+        made = Run(self.folder, stored.uid, self._models)
+        check_end(made.reader, stored.status)
+        return made
 
     # ---- what it looks like
     def save_html(self, path: str | Path) -> Path:
@@ -221,7 +221,12 @@ class Run:
 
         target = Path(path)
         with translated():
-            target.write_text(player_html(self.reader), encoding="utf-8")
+            page = player_html(self.reader)
+        try:
+            target.write_text(page, encoding="utf-8")
+        except OSError as error:
+            sentence = f"'{target}' cannot be written ({error.strerror}): choose another path."
+            raise RequestError("file_unwritable", sentence, path=str(target)) from None
         return target
 
     def _repr_html_(self) -> str:
@@ -237,19 +242,3 @@ class Run:
     def __repr__(self) -> str:
         meta = self.meta
         return f"<kvlens.Run {self.uid}: {meta.method} at {meta.budget} on {meta.model}, {self.status}>"
-
-
-def _pieces(
-    span: int | None, layer: int | None, kv_head: int | None, triples: Sequence[Triple], tokens: tuple[int, int] | None
-) -> tuple[Piece, ...]:
-    """Return what is to be held or dropped. Raises RequestError where nothing, or a head alone, is named."""
-    from kvlens.lens.pieces import Piece
-
-    found = [Piece(int(number), None, int(of_layer), int(head)) for of_layer, head, number in triples]
-    if span is not None:
-        found.append(Piece(span, None, layer, kv_head))
-    if tokens is not None:
-        found.append(Piece(None, (tokens[0], tokens[1] + 1), layer, kv_head))
-    if not found:
-        raise RequestError("nothing_named", "say what to hold or drop: pass span=, tokens= or triples=.")
-    return tuple(found)

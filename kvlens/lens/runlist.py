@@ -24,10 +24,10 @@ def search_runs(folder: Path, search: Search) -> pd.DataFrame:
     known = Listing(folder).of(list(frame["uid"]))
     taken = [search.takes(row, outcome) for row, outcome in zip(records(frame), known, strict=True)]
     rows = [(row, outcome) for row, outcome, take in zip(records(frame), known, taken, strict=True) if take]
-    outcomes = [None if told is None else told.outcome.columns() for _, told in rows]
+    outcomes = [None if told is None else told.outcome for _, told in rows]
     listed = frame[np.array(taken, bool)].copy()
     listed["held_to"] = [limit_in(row, told) for row, told in rows]
     for name in Outcome("").columns():
-        listed[name] = [columns and columns[name] for columns in outcomes]
+        listed[name] = [None if outcome is None else outcome.columns()[name] for outcome in outcomes]
     listed.attrs |= {"stored": len(frame), "problems": frame["about_error"].dropna().tolist()}
     return listed

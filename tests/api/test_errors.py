@@ -106,6 +106,13 @@ def test_repeats_that_name_nothing_or_what_is_not_there(lost: kvlens.Run) -> Non
     assert refused(kvlens.RequestError, lambda: lost.hold(span=1, layer=99, progress=False)).code == "bad_request"
 
 
+def test_a_run_that_failed_a_self_check_is_stored_and_refused(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvlens.lens.severity.failed_checks", lambda reader: ("bytes",))
+    error = refused(kvlens.RunError, lambda: run(method="streaming_llm", budget="60%"))
+    assert (error.code, error.values["failed"]) == ("self_check_failed", ["bytes"])
+    assert kvlens.open(error.values["uid"]).status == "completed"
+
+
 def test_lists_refuse_what_they_do_not_have() -> None:
     assert refused(kvlens.RequestError, lambda: kvlens.runs(outcome="loss")).values["close"] == ["lost"]
     assert refused(kvlens.RequestError, lambda: kvlens.methods("prompt_evicton")).code == "unknown_family"

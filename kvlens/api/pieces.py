@@ -1,0 +1,25 @@
+"""What a call holds or drops, as the counterfactuals of kvlens.lens take it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvlens.api.errors import RequestError
+from kvlens.lens.pieces import Piece
+
+Triple = tuple[int, int, int]
+"""(layer, KV head, span)"""
+
+
+def pieces_of(
+    span: int | None, layer: int | None, kv_head: int | None, triples: Sequence[Triple], tokens: tuple[int, int] | None
+) -> tuple[Piece, ...]:
+    """Return what is to be held or dropped. Raises RequestError where nothing, or a head alone, is named."""
+    found = [Piece(int(number), None, int(of_layer), int(head)) for of_layer, head, number in triples]
+    if span is not None:
+        found.append(Piece(span, None, layer, kv_head))
+    if tokens is not None:
+        found.append(Piece(None, (tokens[0], tokens[1] + 1), layer, kv_head))
+    if not found:
+        raise RequestError("nothing_named", "say what to hold or drop: pass span=, tokens= or triples=.")
+    return tuple(found)
