@@ -67,7 +67,7 @@ def run(
 
     >>> run = kvlens.run(kvlens.sample("demo"), budget="40%", model="demo", max_new=12, progress=False)
     >>> run.verdict.outcome
-    'kept'
+    'lost'
     """
     from kvlens.runs.carrying import carry_out
 
