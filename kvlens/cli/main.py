@@ -20,7 +20,7 @@ from kvlens.cli.race import race
 from kvlens.cli.run import run
 from kvlens.cli.runs import runs_app
 from kvlens.models.find import DEMO
-from kvlens.storeys import offered
+from kvlens.storeys import missing_extra, offered
 
 app = typer.Typer(
     help="Run a language model under a KV-cache method, log every decision, replay it.",
@@ -47,6 +47,11 @@ def main() -> None:
         fail(f"{'.'.join(map(str, first['loc']))}: {first['msg']} (got {first['input']!r}).")
     except (ValueError, TraceError, OSError) as error:
         fail(str(error))
+    except ModuleNotFoundError as error:
+        extra = missing_extra(error)
+        if extra is None:
+            raise
+        fail(str(extra))
 
 
 def _version(asked: bool) -> None:
