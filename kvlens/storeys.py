@@ -1,6 +1,6 @@
 """The storeys above the core. The core imports nothing of them; it looks for modules that they offer by a fixed name
-(`commands` for the command line, `tasks` for benchmark files). An installation may lack a storey, or the packages that a
-storey needs."""
+(`commands` for the command line, `tasks` for benchmark files). An installation may lack a storey, or the packages that
+a storey needs."""
 
 from __future__ import annotations
 
@@ -9,14 +9,7 @@ import importlib.util
 from types import ModuleType
 
 STOREYS = ("kvlens.lab", "kvlens.app")
-EXTRAS = {
-    "streamlit": "app",
-    "starlette": "app",
-    "plotly": "app",
-    "umap": "app",
-    "math_verify": "lab",
-    "triton": "gpu",
-}
+EXTRAS = {"streamlit": "app", "starlette": "app", "plotly": "app", "umap": "app", "math_verify": "lab", "triton": "gpu"}
 """package -> the extra of kvlens that installs it"""
 
 

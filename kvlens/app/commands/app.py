@@ -36,7 +36,7 @@ def app(
     os.environ["KVLENS_RUNS"] = str(runs_folder(runs).resolve())
     from kvlens.app.entry import app as server
 
-    # Streamlit puts the folder of argv[0] on the import path: that of `python -m kvlens` has other modules' names in it.
+    # Streamlit puts the folder of argv[0] on the import path. Under `python -m kvlens` that folder is the package.
     sys.argv = [str(Path(sys.executable).with_name("kvlens"))]
     server.run(config=server_settings(address, port))
 

@@ -1,11 +1,10 @@
 """Who may look at the dashboard: this machine's own browser, on the dashboard's own address.
 
 Every page that a browser has open may speak to servers on this machine. A request is answered only if its Host is one
-of `server.allowedHosts` (this machine's own names unless set), if its Origin, where the browser names one, is that Host,
-and if no other site put it into a frame or asked for it from a page of its own; a plain link from elsewhere may be
-followed. Nothing is drawn or started for a
-request that is refused, as no session is made. `Door` stands before all of Streamlit, static files included;
-`refuse_session` is asked once more by the script, for whoever starts a page's file alone.
+of `server.allowedHosts` (loopback names unless set), if its Origin, where the browser names one, is that Host, and if
+no other site put it into a frame or asked for it from a page of its own; a plain link from elsewhere may be followed.
+Nothing is drawn or started for a request that is refused, as no session is made. `Door` stands before all of Streamlit,
+static files included; `refuse_session` is asked once more by the script, for whoever starts a page's file alone.
 
 A reverse proxy is allowed on purpose: start with ``--server.allowedHosts kvlens.example.org`` and have the proxy pass
 the Host header on as it came.
