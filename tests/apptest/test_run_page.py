@@ -19,6 +19,8 @@ from kvlens.app.ui.common.jobview import manager, progress_text
 from kvlens.app.ui.common.request import MethodChoice, PromptChoice, changed_parameters, command
 from kvlens.demo import tasks as demo_tasks
 from kvlens.demo.encode import demo_encode
+from kvlens.memory.budget import NO_LIMIT
+from kvlens.runs.request import AUTO
 from kvlens.store.reader import TraceReader
 from kvlens.text.prompts import decode
 
@@ -122,7 +124,22 @@ def test_every_method_can_be_run_as_the_form_comes_up(visit: Visit, tmp_path: Pa
         assert not app.warning, (name, app.warning)
         assert not next(button for button in app.button if button.label == "Run").disabled
         budget = next(box for box in app.text_input if box.label == "Budget").value
-        assert budget == ("100%" if methods.get(name).keeps_all else "20%")
+        assert budget == ("100%" if methods.get(name).keeps_all else AUTO)
+
+
+def test_the_form_as_it_comes_up_takes_a_prompt_of_any_length(visit: Visit, tmp_path: Path) -> None:
+    app = visit(tmp_path, "run")
+    app.segmented_control(key="form_source").set_value("Paste").run()
+    budgets = []
+    for words in (1, 5, 20, 51, 200, 1000):
+        app.text_area(key="form_text").set_value(" the" * words).run()
+        assert not app.error, (words, app.error)
+        assert not app.warning, (words, app.warning)
+        assert not next(button for button in app.button if button.label == "Run").disabled
+        assert app.text_input(key="form_budget").value == AUTO
+        budgets.append(next(metric.value for metric in app.metric if metric.label == "Budget"))
+    assert budgets[0] == NO_LIMIT
+    assert budgets[-1] != NO_LIMIT
 
 
 def test_a_budget_that_is_put_aside_is_named(visit: Visit, tmp_path: Path) -> None:
