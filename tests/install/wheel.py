@@ -116,7 +116,7 @@ class Trial:
         new = self._kvlens("run", "prompt.txt", "--max-new", "8").stdout.split()[-1]
         assert UID.fullmatch(new), new
         self._kvlens("report", lost, "--out", "report.html")
-        assert (self.elsewhere / "report.html").read_text(encoding="utf-8").startswith("<!doctype html>")
+        assert (self.elsewhere / "report.html").read_text(encoding="utf-8").lower().startswith("<!doctype html>")
         return [lost, new]
 
     @contextmanager
