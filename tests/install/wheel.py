@@ -151,7 +151,7 @@ class Trial:
         lost, _ = uids
         landmarks = {
             f"replay?run={lost}": f"#player[data-run='{lost}'] canvas",
-            "": "img[src^='data:image/png']",
+            "": "[data-testid='stDataFrame']",
             f"heads?run={lost}": ".js-plotly-plot",
             "method": "[data-testid='stSelectbox']",
             "benchmarks": ".js-plotly-plot",
