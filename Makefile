@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev
 
-.PHONY: app test tested browsers lint js types resolve soak oracle clean
+.PHONY: app test tested browsers lint js types resolve wheel-test soak oracle clean
 
 app: $(STAMP)
 	$(BIN)/streamlit run app.py
@@ -46,6 +46,11 @@ types: $(DEV_STAMP)
 # Asks the package index and installs nothing; fails when the index cannot be reached.
 resolve: $(DEV_STAMP)
 	$(BIN)/python tests/resolve.py
+
+# The wheel in an empty environment in a temporary folder: the commands and a few pages, outside the repository. Installs
+# from pip's index and cache.
+wheel-test: $(DEV_STAMP)
+	$(BIN)/python tests/install/wheel.py
 
 # Kills, damaged files and hostile input for so many minutes, from where the last sitting ended; counts add up in
 # kvlens/lab/results/soak.json. Fails when anything was lost, hung, crashed or grew.

@@ -20,7 +20,7 @@ from kvlens.cli.race import race
 from kvlens.cli.run import run
 from kvlens.cli.runs import runs_app
 from kvlens.models.find import DEMO
-from kvlens.storeys import offered
+from kvlens.storeys import missing_extra, offered
 
 app = typer.Typer(
     help="Run a language model under a KV-cache method, log every decision, replay it.",
@@ -47,6 +47,11 @@ def main() -> None:
         fail(f"{'.'.join(map(str, first['loc']))}: {first['msg']} (got {first['input']!r}).")
     except (ValueError, TraceError, OSError) as error:
         fail(str(error))
+    except ModuleNotFoundError as error:
+        extra = missing_extra(error)
+        if extra is None:
+            raise
+        fail(str(extra))
 
 
 def _version(asked: bool) -> None:
@@ -134,16 +139,8 @@ def export(
 
 @app.command()
 def doctor(as_json: AsJson = False) -> None:
-    """Versions, devices, and the self-checks of a short run: pass or fail each."""
+    """Print versions and devices, then the checks of a short run: pass or fail each. Exit status 1 if one failed."""
     from kvlens.cli.doctor import examine
 
-    report = examine()
-    if as_json:
-        typer.echo(json.dumps(report, ensure_ascii=False))
-    else:
-        for name, value in report["facts"].items():
-            typer.echo(f"{name:16} {value}")
-        for check in report["checks"]:
-            typer.echo(f"{'pass' if check['passed'] else 'FAIL'}  {check['name']}: {check['detail']}")
-    if not all(check["passed"] for check in report["checks"]):
+    if not examine(as_json):
         raise typer.Exit(1)

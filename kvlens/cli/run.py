@@ -13,6 +13,7 @@ from rich.markup import escape
 from kvlens.cli.options import DEFAULT_MODEL, Device, Model, ProgressJson, RunsDir, err, fail, runs_folder
 from kvlens.cli.prompting import prompt_in
 from kvlens.methods import DEFAULT
+from kvlens.runs.request import AUTO
 from kvlens.text.plaintext import terminal
 
 
@@ -30,8 +31,12 @@ def run(
         ),
     ] = None,
     budget: Annotated[
-        str | None, typer.Option(help="Share of full KV (0.1, 10%; 100%: no limit), tokens (512tok) or bytes (64MB).")
-    ] = None,
+        str,
+        typer.Option(
+            help="Share of full KV (0.1, 10%; 100%: no limit), tokens (512tok), bytes (64MB) or auto: 20%, or the "
+            "least that the method can hold for this prompt."
+        ),
+    ] = AUTO,
     max_new: Annotated[int, typer.Option(help="Tokens to generate at most.")] = 64,
     answer: Annotated[str | None, typer.Option(help="What a right output contains.")] = None,
     needle: Annotated[

@@ -17,6 +17,7 @@ from kvlens.runs.preflight import refuse
 from kvlens.runs.preparing import Pairing, Prepared, advice, check, plan, prepare, reference_key, sizes_of
 from kvlens.runs.readings import keeping
 from kvlens.runs.request import Report, RunRequest
+from kvlens.runs.room import room_made, wider, with_room
 from kvlens.text.prompts import PromptText, tokenize
 
 if TYPE_CHECKING:
@@ -39,7 +40,8 @@ def carry_out(
     """Run and store; returns (uid, status, output text). report(phase, done, total): load, prefill, place, decode,
     store; before the run itself, where a full-KV run has to be made to compare with, `reference`, and `check` where
     only reading the prompt shows whether the method can keep to its budget. say(line): which parameters are run, where
-    they are not the ones that the model usually gets.
+    they are not the ones that the model usually gets, and which budget, where none was given and the usual one is too
+    small.
 
     Raises ValueError (with one sentence) for whatever is wrong with the request, the prompt, the model or the budget;
     nothing is stored then, and what arithmetic can tell is told before the model is loaded. Raises the store's
@@ -63,10 +65,7 @@ def carry_out_prepared(
     say: Callable[[str], None] = _nobody,
 ) -> tuple[str, str, str]:
     """As `carry_out`, with a model and a prompt at hand, for example those of a stored run that is repeated."""
-    planned = plan(request, prepared)
-    if planned.chosen.said:
-        say(planned.chosen.said)
-    stored = _advised(request, prepared, runs_dir, report, cancelled)
+    _, stored = _stored_with_room(request, prepared, runs_dir, report, cancelled, say)
     return stored.uid, stored.status, stored.text
 
 
@@ -101,14 +100,47 @@ def carry_out_each(
         prepared.append(replace(prepared[0], prompt=prompt))
     steps = request.max_new + max(len(one.prompt.asked) for one in prepared)
     requests = [request.model_copy(update={"max_new": steps - len(one.prompt.asked)}) for one in prepared]
-    said = {plan(one, of).chosen.said for one, of in zip(requests, prepared, strict=True)}
-    for line in filter(None, said):
-        say(line)
+    lines: set[str] = set()
+
+    def say_once(line: str) -> None:
+        if line not in lines:
+            lines.add(line)
+            say(line)
+
+    budget = request.budget
     for one, of in zip(requests, prepared, strict=True):
-        stored = _advised(one, of, runs_dir, report, cancelled)
+        run = one.model_copy(update={"budget": budget})
+        held, stored = _stored_with_room(run, of, runs_dir, report, cancelled, say_once)
+        budget = held.budget
         yield stored.uid, stored.status, stored.text
         if stored.status != "completed":
             return
+
+
+def _stored_with_room(
+    request: RunRequest,
+    prepared: Prepared,
+    runs_dir: Path,
+    report: Report,
+    cancelled: Callable[[], bool],
+    say: Callable[[str], None],
+) -> tuple[RunRequest, Stored]:
+    """Store the run; return it with the request as it was run. A request that names no budget gets the least that the
+    method can hold, also where only reading the prompt shows how much that is. Raises BudgetInfeasible for a budget
+    that is named."""
+    run = with_room(request, sizes_of(request, prepared))
+    while True:
+        planned = plan(run, prepared)
+        if run.budget != request.budget:
+            say(room_made(run))
+        if planned.chosen.said:
+            say(planned.chosen.said)
+        try:
+            return run, _advised(run, prepared, runs_dir, report, cancelled)
+        except BudgetInfeasible as refused:
+            if request.budget is not None:
+                raise
+            run = wider(run, refused)
 
 
 def _advised(

@@ -20,6 +20,7 @@ from kvlens.models.sizes import sizes_in
 from kvlens.recording.sampling import resolve as resolve_sampling
 from kvlens.runs.preparing import advice, check, chosen
 from kvlens.runs.request import RunRequest, default_budget, default_preset
+from kvlens.runs.room import resized, room_made, with_room
 from kvlens.tasks.encoding import encoding_in
 from kvlens.text.prompts import BadPrompt, PromptText, question_start
 
@@ -42,6 +43,7 @@ UNKNOWN = (
     "trace_bytes",
     "step_bytes",
     "steps",
+    "room",
     "oracle_every",
     "preset",
     "fit",
@@ -99,6 +101,8 @@ def refuse(request: RunRequest, prompt: PromptText) -> None:
         return  # loading says what is wrong with the model
     if isinstance(found, str):
         return
+    request = with_room(request, found.sizes)
+    found = replace(found, sizes=resized(request, found.sizes))
     run, sizes = chosen(request, found.sizes), found.sizes
     if request.forced is not None:
         sizes = replace(sizes, max_new=len(request.forced))
@@ -129,7 +133,8 @@ def estimate(
     """prompt_tokens, full_kv_bytes, budget_bytes (None: no limit), min_budget_bytes, feasible, trace_bytes,
     step_bytes (of the trace, of each step), steps (at most), oracle_every, preset (which would be run), fit (why the
     preset `fit` would be run and what it comes to), values (of that preset, over the defaults), config (all
-    parameters), instead (budget and preset that would work, where this would not), warnings.
+    parameters), instead (budget and preset that would work, where this would not), room (the sentence about a budget
+    that was not given and is larger than usual), warnings.
 
     oracle_every: full attention by span is recorded at every so many steps, in all layers.
 
@@ -156,13 +161,14 @@ def estimate(
     if isinstance(foreseen, str):
         out["warnings"].append(foreseen)
         return out
-    sizes, tokens = foreseen.sizes, foreseen.tokens
+    given, request = request.budget, with_room(request, foreseen.sizes)
+    sizes, tokens = resized(request, foreseen.sizes), foreseen.tokens
     shape, limit, full = sizes.shape, sizes.budget_bytes, sizes.full_kv_bytes
     found, kind = chosen(request, sizes), methods.get(method)
     step_bytes = TRACE_ROW_BYTES * shape.layers * shape.q_heads
     sampled = resolve_sampling("auto", shape.layers, shape.q_heads, tokens)
     refused = _refusal(request, found, sizes)
-    fits = limit is None or found.floor <= limit
+    fits = limit is None or found.floor <= limit or given is None
     out |= {
         "prompt_tokens": tokens,
         "full_kv_bytes": full,
@@ -177,6 +183,7 @@ def estimate(
         "fit": found.said,
         "values": found.fitted,
         "config": asdict(found.params),
+        "room": room_made(request) if request.budget != given else None,
     }
     if kind.reach(found.params, sizes) > foreseen.positions:
         out["feasible"] = False

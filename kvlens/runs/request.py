@@ -16,6 +16,8 @@ from kvlens.text.prompts import QUESTIONS
 
 DEFAULT_SHARE = "0.2"
 """budget of methods that do not keep all KV on the device, when none is given"""
+AUTO = "auto"
+"""a budget that is not given: DEFAULT_SHARE, or more where the method cannot hold the prompt in it"""
 
 
 SMALL = 100_000_000
@@ -65,6 +67,11 @@ class RunRequest(BaseModel):
     """what is kept exactly for some heads, whatever the method does"""
     drop: tuple[Drop, ...] = ()
     """what some heads never attend, whatever the method does"""
+
+    @field_validator("budget")
+    @classmethod
+    def _none_for_auto(cls, text: str | None) -> str | None:
+        return None if text is not None and text.strip() == AUTO else text
 
     @field_validator("oracle")
     @classmethod

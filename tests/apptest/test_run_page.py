@@ -19,6 +19,7 @@ from kvlens.app.ui.common.jobview import manager, progress_text
 from kvlens.app.ui.common.request import MethodChoice, PromptChoice, changed_parameters, command
 from kvlens.demo import tasks as demo_tasks
 from kvlens.demo.encode import demo_encode
+from kvlens.runs.request import AUTO
 from kvlens.store.reader import TraceReader
 from kvlens.text.prompts import decode
 
@@ -53,6 +54,7 @@ def test_the_form_comes_from_the_catalogue(visit: Visit, tmp_path: Path) -> None
 def test_a_preset_that_does_not_fit_is_refused_with_a_button_that_works(visit: Visit, tmp_path: Path) -> None:
     app = visit(tmp_path, "run")
     app.selectbox(key="form_method").set_value("freekv").run()
+    app.text_input(key="form_budget").set_value("20%").run()
     preset = app.selectbox(key="form_preset_freekv_demo")
     assert preset.options[-1] == "fit: computed for this prompt and budget"
     preset.set_value("paper").run()
@@ -122,7 +124,21 @@ def test_every_method_can_be_run_as_the_form_comes_up(visit: Visit, tmp_path: Pa
         assert not app.warning, (name, app.warning)
         assert not next(button for button in app.button if button.label == "Run").disabled
         budget = next(box for box in app.text_input if box.label == "Budget").value
-        assert budget == ("100%" if methods.get(name).keeps_all else "20%")
+        assert budget == ("100%" if methods.get(name).keeps_all else AUTO)
+
+
+def test_the_form_as_it_comes_up_takes_a_prompt_of_any_length(visit: Visit, tmp_path: Path) -> None:
+    app = visit(tmp_path, "run")
+    app.segmented_control(key="form_source").set_value("Paste").run()
+    raised = []
+    for words in (1, 5, 20, 51, 200, 1000):
+        app.text_area(key="form_text").set_value(" the" * words).run()
+        assert not app.error, (words, app.error)
+        assert not app.warning, (words, app.warning)
+        assert not next(button for button in app.button if button.label == "Run").disabled
+        assert app.text_input(key="form_budget").value == AUTO
+        raised.append(any("the usual 20%" in info.value.replace("\\", "") for info in app.info))
+    assert (raised[0], raised[-1]) == (True, False)
 
 
 def test_a_budget_that_is_put_aside_is_named(visit: Visit, tmp_path: Path) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+import streamlit as st
 
-from kvlens.app.ui.common.door import refusal
+from kvlens.app.ui.common.door import allowed_hosts, refusal
 
 HOSTS = ["localhost", "127.0.0.1", "*.example.org"]
 OWN = "127.0.0.1:8501"
@@ -47,7 +48,15 @@ def test_others_get_one_sentence(headers: dict[str, str]) -> None:
     assert "\n" not in why
 
 
-def test_hosts_are_as_streamlit_reads_its_setting() -> None:
-    assert refusal({"host": "anything:1"}, []) is None
+def test_an_empty_option_lets_the_loopback_in_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(st, "get_option", lambda name: [])
+    assert [refusal({"host": host}, allowed_hosts()) is None for host in (OWN, "localhost:1", "evil.example")] == [
+        True,
+        True,
+        False,
+    ]
+
+
+def test_a_star_lets_every_host_in() -> None:
     assert refusal({"host": "anything:1"}, ["*"]) is None
     assert refusal({"host": "a\x1b[31m.example"}, HOSTS).isprintable()  # type: ignore[union-attr]

@@ -1,10 +1,10 @@
 """Who may look at the dashboard: this machine's own browser, on the dashboard's own address.
 
 Every page that a browser has open may speak to servers on this machine. A request is answered only if its Host is one
-the server goes by, if its Origin, where the browser names one, is that Host, and if no other site put it into a frame
-or asked for it from a page of its own; a plain link from elsewhere may be followed. Nothing is drawn or started for a
-request that is refused, as no session is made. `Door` stands before all of Streamlit, static files included;
-`refuse_session` is asked once more by the script, for whoever starts a page's file alone.
+of `server.allowedHosts` (loopback names unless set), if its Origin, where the browser names one, is that Host, and if
+no other site put it into a frame or asked for it from a page of its own; a plain link from elsewhere may be followed.
+Nothing is drawn or started for a request that is refused, as no session is made. `Door` stands before all of Streamlit,
+static files included; `refuse_session` is asked once more by the script, for whoever starts a page's file alone.
 
 A reverse proxy is allowed on purpose: start with ``--server.allowedHosts kvlens.example.org`` and have the proxy pass
 the Host header on as it came.
@@ -17,6 +17,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import streamlit as st
+
+from kvlens.app.ui.common.settings import settings
 
 #: What a browser calls a page inside another page.
 _FRAMES = ("iframe", "frame", "embed", "object", "fencedframe")
@@ -42,8 +44,7 @@ def refusal(headers: Mapping[str, str], hosts: list[str]) -> str | None:
 
 
 def _known(host: str, hosts: list[str]) -> bool:
-    """Whether the Host is one of those allowed: as they are, '*.example.org' for all below it, '*' for all; none given
-    allows all, as Streamlit reads its setting."""
+    """Whether the Host is one of those allowed: as they are, '*.example.org' for all below it, '*' for all."""
     try:
         name = (urlsplit(f"//{host}").hostname or "").rstrip(".")
     except ValueError:
@@ -51,7 +52,13 @@ def _known(host: str, hosts: list[str]) -> bool:
     for allowed in (each.strip().lower().rstrip(".") for each in hosts):
         if allowed in ("*", name) or (allowed.startswith("*.") and name.endswith(allowed[1:])):
             return True
-    return not hosts
+    return False
+
+
+def allowed_hosts() -> list[str]:
+    """Return the names that the server goes by. Where Streamlit's option is empty, which lets every name in, those of
+    the settings file."""
+    return list(st.get_option("server.allowedHosts") or settings()["server.allowedHosts"])
 
 
 def _short(text: str) -> str:
@@ -70,7 +77,7 @@ class Door:
             await self._app(scope, receive, send)
             return
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
-        why = refusal(headers, list(st.get_option("server.allowedHosts") or []))
+        why = refusal(headers, allowed_hosts())
         if why is not None:
             await (_close if scope["type"] == "websocket" else _forbid)(send, why)
             return
@@ -97,6 +104,6 @@ async def _forbid(send: Any, why: str) -> None:
 def refuse_session() -> None:
     """Ends a script whose session came through no `Door` and should not have; silent where there is no connection."""
     headers = {name.lower(): value for name, value in st.context.headers.items()}
-    if headers and (why := refusal(headers, list(st.get_option("server.allowedHosts") or []))) is not None:
+    if headers and (why := refusal(headers, allowed_hosts())) is not None:
         st.text(why)
         st.stop()

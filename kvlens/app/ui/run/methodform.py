@@ -13,7 +13,7 @@ from kvlens.app.ui.common.widgets import notice, plain
 from kvlens.app.ui.run.modelform import ModelChoice
 from kvlens.app.ui.run.preflight import WANTED, budget_key, estimated
 from kvlens.methods import FIT
-from kvlens.runs.request import DEFAULT_SHARE, default_preset
+from kvlens.runs.request import AUTO, DEFAULT_SHARE, default_preset
 
 
 def method_form(catalogue: list[dict[str, Any]], model: ModelChoice, prompt: PromptChoice | None) -> MethodChoice:
@@ -34,15 +34,15 @@ def method_form(catalogue: list[dict[str, Any]], model: ModelChoice, prompt: Pro
     st.caption(plain(f"{entry['title']} {entry['summary']}. {entry['paper']}."))
     left, middle, right = st.columns(3)
     keeps_all = bool(entry["keeps_all"])
-    usual_share = f"{float(DEFAULT_SHARE):.0%}"
     budget = left.text_input(
         "Budget",
-        "100%" if keeps_all else usual_share,
+        "100%" if keeps_all else AUTO,
         key=budget_key(keeps_all),
         persist_state="session",
         help=(
             "Peak KV bytes on the device inside a step: a share of full KV (10%), tokens (512tok) or bytes "
-            "(64MB). 100%: no limit."
+            f"(64MB). 100%: no limit. {AUTO}: {float(DEFAULT_SHARE):.0%}, or the least that the method can hold for "
+            "this prompt."
         ),
     )
     max_new = middle.number_input("Max new tokens", 1, 4096, 64, key="form_max_new", persist_state="session")
@@ -58,8 +58,8 @@ def method_form(catalogue: list[dict[str, Any]], model: ModelChoice, prompt: Pro
         system=model.system,
         question=model.question,
     )
-    typed = st.session_state.get(budget_key(False), usual_share)
-    if keeps_all and typed != usual_share:
+    typed = st.session_state.get(budget_key(False), AUTO)
+    if keeps_all and typed != AUTO:
         st.caption(
             plain(
                 f"{entry['title']} keeps all KV on the device, so its budget is its own; {typed} waits for the others."

@@ -77,6 +77,8 @@ def panel(prompt: PromptChoice, choice: MethodChoice) -> bool:
         if (every := found["oracle_every"]) is not None:
             steps = "every step" if every == 1 else f"one step in {every}"
             st.caption(f"Full attention by span, over the exact keys, will be recorded at {steps} in all layers.")
+        if found["room"]:
+            st.info(widgets.plain(found["room"]))
         if found["fit"]:
             st.info(widgets.plain(found["fit"]))
         for warning in found["warnings"]:

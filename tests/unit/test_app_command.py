@@ -1,0 +1,147 @@
+"""`kvlens app`: the dashboard's server, started in a folder that has no settings of its own."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from streamlit import config
+
+from kvlens.app.commands.app import ServerRefused, check_port, loopback_address, server_settings
+from kvlens.app.ui.common.settings import FILE, settings
+from kvlens.storeys import EXTRAS, MissingExtra, missing_extra
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def free_port() -> int:
+    with socket.socket() as trial:
+        trial.bind(("127.0.0.1", 0))
+        return int(trial.getsockname()[1])
+
+
+@dataclass(frozen=True)
+class Started:
+    process: subprocess.Popen[bytes]
+    port: int
+
+    def get(self, path: str, host: str | None = None) -> int:
+        """Return the status of a request with this Host."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
+        try:
+            connection.request("GET", path, headers={} if host is None else {"Host": host})
+            return connection.getresponse().status
+        finally:
+            connection.close()
+
+
+@pytest.fixture(scope="module")
+def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
+    """A server in an empty folder, of a user whose environment asks for all interfaces."""
+    folder, port = tmp_path_factory.mktemp("elsewhere"), free_port()
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HOME": str(folder), "STREAMLIT_SERVER_ADDRESS": "0.0.0.0"}
+    argv = [sys.executable, "-m", "kvlens", "app", "--port", str(port), "--runs", "mine"]
+    output = subprocess.DEVNULL
+    process = subprocess.Popen(argv, cwd=folder, env=environment, stdout=output, stderr=output)
+    server = Started(process, port)
+    try:
+        for _ in range(600):
+            try:
+                server.get("/_stcore/health")
+                break
+            except OSError:
+                assert process.poll() is None, "the server ended"
+                time.sleep(0.1)
+        yield server
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+def test_it_listens_on_the_loopback_only(started: Started) -> None:
+    """Every socket in the listening state (0A) with this port has the loopback's address, 127.0.0.1 as the kernel
+    prints it."""
+    rows = [
+        line.split()
+        for table in ("tcp", "tcp6")
+        if (file := Path("/proc/net") / table).exists()
+        for line in file.read_text(encoding="ascii").splitlines()[1:]
+    ]
+    listening = [
+        local.split(":")[0] for _, local, _, state, *_ in rows if state == "0A" and _port(local) == started.port
+    ]
+    assert listening == ["0100007F"]
+
+
+def _port(local: str) -> int:
+    return int(local.split(":")[1], 16)
+
+
+def test_a_foreign_host_is_refused_and_this_machine_is_not(started: Started) -> None:
+    own = f"127.0.0.1:{started.port}"
+    for path in ("/", "/_stcore/health", "/static/favicon.png"):
+        assert started.get(path, "evil.example") == 403
+        assert started.get(path, f"0.0.0.0:{started.port}") == 403
+    assert (started.get("/", own), started.get("/replay", f"localhost:{started.port}")) == (200, 200)
+
+
+def test_a_port_in_use_ends_with_one_sentence(started: Started) -> None:
+    argv = [sys.executable, "-m", "kvlens", "app", "--port", str(started.port)]
+    ended = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert ended.stderr.startswith("kvlens: port_refused: ")
+    assert len(ended.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.4", "example.org", ""])
+def test_hosts_beyond_this_machine_are_refused(host: str) -> None:
+    with pytest.raises(ServerRefused) as refused:
+        loopback_address(host)
+    assert refused.value.code == "host_refused"
+
+
+@pytest.mark.parametrize(("host", "address"), [("localhost", "127.0.0.1"), ("127.0.0.2", "127.0.0.2"), ("::1", "::1")])
+def test_loopback_addresses_are_taken(host: str, address: str) -> None:
+    assert loopback_address(host) == address
+    assert address in server_settings(address, 1)["server.allowedHosts"]
+
+
+def test_a_port_that_is_free_passes_and_one_that_is_taken_does_not() -> None:
+    check_port("127.0.0.1", free_port())
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        with pytest.raises(ServerRefused) as refused:
+            check_port("127.0.0.1", holder.getsockname()[1])
+    assert refused.value.code == "port_refused"
+
+
+def test_the_settings_are_one_file_and_known_to_streamlit() -> None:
+    assert (ROOT / ".streamlit" / "config.toml").resolve() == FILE.resolve()
+    assert set(settings()) <= set(config._config_options_template)
+    chosen = server_settings("127.0.0.1", 8600)
+    assert (chosen["server.address"], chosen["server.port"]) == ("127.0.0.1", 8600)
+    assert chosen["server.allowedHosts"] == ["localhost", "127.0.0.1"]
+    assert chosen["browser.gatherUsageStats"] is False
+    assert chosen["server.maxUploadSize"] == 5
+
+
+@pytest.mark.parametrize("package", list(EXTRAS))
+def test_a_missing_package_names_its_extra(package: str) -> None:
+    extra = missing_extra(ModuleNotFoundError("gone", name=f"{package}.part"))
+    assert isinstance(extra, MissingExtra)
+    assert (extra.code, extra.package, extra.extra) == ("missing_extra", package, EXTRAS[package])
+    assert f"pip install 'kvlens[{EXTRAS[package]}]'" in str(extra)
+
+
+def test_a_missing_package_that_no_extra_has_stays_an_error() -> None:
+    assert missing_extra(ModuleNotFoundError("gone", name="kvlens.lost")) is None
+    assert missing_extra(ModuleNotFoundError("gone")) is None
