@@ -10,7 +10,7 @@ import torch
 
 from kvlens.engine.scored import scored
 from kvlens.kernels.attend import add_received, decode_attention
-from kvlens.memory.tiers import Memory
+from kvlens.memory.memory import Memory
 from kvlens.methods.base import Method
 from kvlens.methods.given import Inputs, Peeked, Prefilled, RunContext
 

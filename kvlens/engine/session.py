@@ -13,11 +13,11 @@ from kvlens.engine.observed import Observed
 from kvlens.engine.reading import reading_attention
 from kvlens.engine.scored import scored
 from kvlens.kernels.attend import attention_weights, decode_attention, prefill_attention, runs_on
+from kvlens.memory.counterfactual import Held
 from kvlens.memory.dropped import Dropped
-from kvlens.memory.held import Held
 from kvlens.memory.holds import Drop, Hold
+from kvlens.memory.memory import Memory
 from kvlens.memory.placement import Selection
-from kvlens.memory.tiers import Memory
 from kvlens.methods.base import Method, WindowLeave
 from kvlens.methods.calibration import calibrated
 from kvlens.methods.given import Peeked, RunContext, StepEnd

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from kvlens.kernels.slot_tables import Codes, SlotReads
-from kvlens.memory.hot import FREE, ROLE, Slots
+from kvlens.memory.hot_tier import FREE, ROLE, Slots
 from kvlens.memory.placement import Selection
-from kvlens.memory.spantable import SpanTable
+from kvlens.memory.span_table import SpanTable
 
 CODES = Codes(ROLE["coarse"], ROLE["resident"], ROLE["reconstructed"], FREE)
 

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import torch
 
-from kvlens.memory.hot import FREE, Slots
+from kvlens.memory.hot_tier import FREE, Slots
 from kvlens.memory.layout import Layout
 
 

@@ -19,9 +19,9 @@ import torch
 import torch.nn.functional as F
 
 from kvlens.memory.holds import Drop
-from kvlens.memory.hot import FREE, ROLE, Slots
+from kvlens.memory.hot_tier import FREE, ROLE, Slots
 from kvlens.memory.placement import Selection
-from kvlens.memory.spantable import SpanTable
+from kvlens.memory.span_table import SpanTable
 
 NEVER = torch.iinfo(torch.int32).max
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from kvlens.memory.cudalink import CudaLink, cuda_link
+from kvlens.memory.cuda_link import CudaLink, cuda_link
 from kvlens.memory.ledger import Ledger
 from kvlens.memory.link import HostLink, Link
 

@@ -7,14 +7,14 @@ import numpy as np
 import torch
 
 from kvlens.memory.codec import Cut
-from kvlens.memory.cold import Stored
+from kvlens.memory.cold_tier import Stored
+from kvlens.memory.counterfactual import Held
 from kvlens.memory.events import EventLog
-from kvlens.memory.held import Held
-from kvlens.memory.hot import FREE, ROLE
+from kvlens.memory.hot_tier import FREE, ROLE
 from kvlens.memory.ledger import Entry, Ledger
 from kvlens.memory.link import Link
 from kvlens.memory.placement import Placement
-from kvlens.memory.recaller import Recaller
+from kvlens.memory.recall import Recaller
 from kvlens.rows import SpanHeadRow, SpanRow
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from kvlens.memory.events import EventLog
-from kvlens.memory.keeper import Keeper
+from kvlens.memory.evictions import Keeper
 from kvlens.memory.ledger import Ledger
 from kvlens.memory.link import Link
-from kvlens.memory.packed import PackedZone
+from kvlens.memory.packed_zone import PackedZone
 from kvlens.memory.placer import Placer
-from kvlens.memory.spantable import SpanTable
+from kvlens.memory.span_table import SpanTable
 from kvlens.rows import CutRow, EventRow, SpanHeadRow, SpanRow, TransferRow
 
 

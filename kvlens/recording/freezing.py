@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 
 from kvlens.kernels.attend import attention_weights
-from kvlens.memory.hot import FREE, Pool
+from kvlens.memory.hot_tier import FREE, Pool
+from kvlens.memory.memory import Memory
 from kvlens.memory.placement import Selection
-from kvlens.memory.tiers import Memory
 from kvlens.recording.snapshot import Attended, PackedReads, Ranked, Snapshot, Zooms
 
 

@@ -16,8 +16,8 @@ import torch
 
 from kvlens.instruments import SpanKeys
 from kvlens.memory.ledger import Entry
+from kvlens.memory.memory import Memory
 from kvlens.memory.placement import Selection
-from kvlens.memory.tiers import Memory
 from kvlens.methods.base import Method
 from kvlens.recording.facts import Seen, Settled, StepFacts
 from kvlens.recording.freezing import Freezer

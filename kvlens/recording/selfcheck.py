@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from kvlens.memory.ledger import Entry
-from kvlens.memory.tiers import Memory
+from kvlens.memory.memory import Memory
 from kvlens.recording.snapshot import Measured
 from kvlens.rows import MASS_COLUMNS, SelfCheck, TransferRow
 

@@ -15,9 +15,9 @@ from kvlens.engine.engine import Engine, Options
 from kvlens.engine.hf_attention import attending
 from kvlens.memory.dropped import Dropped
 from kvlens.memory.holds import Drop, Hold
-from kvlens.memory.hot import FREE, ROLE, Slots
+from kvlens.memory.hot_tier import FREE, ROLE, Slots
 from kvlens.memory.layout import SLOT_TABLE_BYTES
-from kvlens.memory.spantable import SpanTable
+from kvlens.memory.span_table import SpanTable
 from kvlens.rows import MASS_COLUMNS, SpanRow
 
 NAMES = makes()

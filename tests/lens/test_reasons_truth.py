@@ -23,9 +23,9 @@ from kvlens.kernels.pool_attend import Live
 from kvlens.lens.facts import NOTHING, Facts
 from kvlens.lens.place import Ranking
 from kvlens.lens.reasons import Reason, explain, reason
-from kvlens.memory.hot import FREE, ROLE
+from kvlens.memory.hot_tier import FREE, ROLE
+from kvlens.memory.memory import Memory
 from kvlens.memory.placement import Selection
-from kvlens.memory.tiers import Memory
 from kvlens.meta import Held
 from kvlens.runs.carrying import carry_out
 from kvlens.runs.request import RunRequest

@@ -12,9 +12,9 @@ from kvlens.demo.encode import demo_encode
 from kvlens.demo.tasks import make_prompt
 from kvlens.kernels.choice import Backend
 from kvlens.kernels.pool_attend import Live
-from kvlens.memory.hot import ROLE
+from kvlens.memory.hot_tier import ROLE
+from kvlens.memory.memory import Memory
 from kvlens.memory.placement import Selection
-from kvlens.memory.tiers import Memory
 from kvlens.runs.carrying import carry_out
 from kvlens.runs.request import RunRequest
 from kvlens.store.reader import TraceReader

@@ -14,7 +14,7 @@ from test_compiled import on_random
 from kvlens.kernels.arrivals import arrivals
 from kvlens.kernels.compat import INTERPRET
 from kvlens.memory.codec import Units
-from kvlens.memory.hot import ROLE
+from kvlens.memory.hot_tier import ROLE
 
 
 @pytest.fixture(scope="module")

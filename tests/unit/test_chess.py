@@ -18,7 +18,7 @@ from support import ListSink, run, task_prompt
 from kvlens import methods
 from kvlens.engine.session import Session
 from kvlens.memory.budget import BudgetInfeasible
-from kvlens.memory.hot import ROLE
+from kvlens.memory.hot_tier import ROLE
 from kvlens.methods.chess.method import Chess
 from kvlens.methods.chess.params import ChessParameters, Sizes, pages_within
 from kvlens.methods.chess.tree import Tree, page_vectors

@@ -13,7 +13,7 @@ from kvlens.engine.loop import Generation
 from kvlens.engine.session import Session
 from kvlens.lab.studies.long_generation import WHOLE, growth, line, quarters
 from kvlens.memory.budget import Budget
-from kvlens.memory.hot import FREE
+from kvlens.memory.hot_tier import FREE
 from kvlens.methods.base import FAMILIES
 from kvlens.methods.fitting import Sizes, choose
 

@@ -11,8 +11,8 @@ import torch
 from support import ListSink, random_prompt, run, task_prompt
 
 from kvlens.kernels.pool_attend import Live
-from kvlens.memory.move import Move
-from kvlens.memory.tiers import Memory
+from kvlens.memory.copies import Move
+from kvlens.memory.memory import Memory
 from kvlens.rows import PrefillRecord
 
 

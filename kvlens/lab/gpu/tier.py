@@ -233,7 +233,7 @@ def unlike(one: Result, two: Result) -> float:
     return sum(wrong) / len(wrong)
 
 
-LINK = ("cudalink", "link", "links", "pinned", "streams", "tiers", "placer", "recall", "recaller")
+LINK = ("cuda_link", "link", "links", "host_memory", "streams", "memory", "placer", "recall_zone", "recall")
 MEMORY = tuple(f"../../memory/{name}.py" for name in LINK)
 PART = Part(
     "engine",

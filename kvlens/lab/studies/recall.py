@@ -27,8 +27,8 @@ from kvlens.engine.session import Session
 from kvlens.memory.codec import RawCodec
 from kvlens.memory.kept import Kept
 from kvlens.memory.layout import Layout, Zones
+from kvlens.memory.memory import Memory
 from kvlens.memory.placement import Placement, Selection
-from kvlens.memory.tiers import Memory
 from kvlens.methods.given import RunContext
 from kvlens.shape import KVShape
 from kvlens.spans import Span

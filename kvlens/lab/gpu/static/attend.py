@@ -16,9 +16,9 @@ from kvlens.kernels.choice import Backend
 from kvlens.kernels.pool_attend import Live, attend_slots, live_pages, live_prefix, page_of
 from kvlens.kernels.slot_tables import SlotReads, slot_bias, slot_tables_triton
 from kvlens.memory.bias import slot_reads
-from kvlens.memory.hot import Slots
+from kvlens.memory.hot_tier import Slots
+from kvlens.memory.memory import Memory
 from kvlens.memory.placement import Selection
-from kvlens.memory.tiers import Memory
 
 
 class SlotAttention:

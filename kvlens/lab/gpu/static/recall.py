@@ -10,10 +10,10 @@ from kvlens.kernels.zone_tables import Names, Source, Wishes, ZoneTables
 from kvlens.kernels.zone_torch import rounds_for, zone_plan_torch
 from kvlens.lab.gpu.static import cuda
 from kvlens.lab.gpu.static.factors import FactorRows
-from kvlens.memory.cold import Pools
-from kvlens.memory.hot import FREE, ROLE
+from kvlens.memory.cold_tier import Pools
+from kvlens.memory.hot_tier import FREE, ROLE
+from kvlens.memory.memory import Memory
 from kvlens.memory.placement import Selection
-from kvlens.memory.tiers import Memory
 from kvlens.methods.base import FactorForm
 from kvlens.rows import SpanRow
 

@@ -21,10 +21,10 @@ from kvlens.lab.gpu.static import cuda
 from kvlens.lab.gpu.static.attend import SlotAttention
 from kvlens.lab.gpu.static.recall import StaticRecall
 from kvlens.lab.gpu.static.ring import Record, Ring
-from kvlens.memory.cold import Pools
-from kvlens.memory.hot import ROLE, Pool
+from kvlens.memory.cold_tier import Pools
+from kvlens.memory.hot_tier import ROLE, Pool
 from kvlens.memory.placement import Selection
-from kvlens.memory.spantable import WINDOW
+from kvlens.memory.span_table import WINDOW
 from kvlens.methods.given import StepEnd
 
 

@@ -14,10 +14,10 @@ import torch
 import torch.nn.functional as F
 
 from kvlens.kernels.quantise import Packed, quantise, restore
-from kvlens.memory.hot import ROLE, Pool, Slots
+from kvlens.memory.hot_tier import ROLE, Pool, Slots
 from kvlens.memory.layout import Quantised
 from kvlens.memory.prompt import PromptStore
-from kvlens.memory.spantable import WINDOW
+from kvlens.memory.span_table import WINDOW
 from kvlens.rows import SpanHeadRow, SpanRow
 from kvlens.shape import KVShape
 

@@ -7,23 +7,23 @@ import torch
 from kvlens.kernels.choice import Backend
 from kvlens.kernels.pool_attend import Live
 from kvlens.memory.account import BudgetAccount
-from kvlens.memory.attended import Attended
-from kvlens.memory.cold import ColdTier
+from kvlens.memory.cold_tier import ColdTier
+from kvlens.memory.counterfactual import Held
 from kvlens.memory.distance import Distance, Turn
 from kvlens.memory.dropped import Dropped
 from kvlens.memory.events import EventLog
-from kvlens.memory.held import Held
-from kvlens.memory.hot import FREE, HotTier, Slots
-from kvlens.memory.keeper import Keeper
+from kvlens.memory.evictions import Keeper
+from kvlens.memory.hot_tier import FREE, HotTier, Slots
 from kvlens.memory.layout import Layout
 from kvlens.memory.ledger import Ledger
 from kvlens.memory.links import link_for
-from kvlens.memory.packed import PackedZone
+from kvlens.memory.packed_zone import PackedZone
 from kvlens.memory.placement import Eviction, Placement, Selection
 from kvlens.memory.placer import Placer
 from kvlens.memory.prompt import PromptStore
-from kvlens.memory.recaller import Recaller
-from kvlens.memory.spantable import WINDOW, SpanTable
+from kvlens.memory.reads import Attended
+from kvlens.memory.recall import Recaller
+from kvlens.memory.span_table import WINDOW, SpanTable
 from kvlens.memory.told import Told
 from kvlens.rows import SpanRow
 from kvlens.shape import KVShape

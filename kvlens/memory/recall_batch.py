@@ -11,11 +11,11 @@ import numpy as np
 import torch
 
 from kvlens.memory.codec import Codec, Units
-from kvlens.memory.cold import ColdTier
+from kvlens.memory.cold_tier import ColdTier
+from kvlens.memory.copies import Move, Numbers, Tokens
 from kvlens.memory.link import Buffer, Moving, Part
-from kvlens.memory.move import Move, Numbers, Tokens
-from kvlens.memory.recall import Plan
-from kvlens.memory.spantable import SpanTable
+from kvlens.memory.recall_zone import Plan
+from kvlens.memory.span_table import SpanTable
 from kvlens.memory.tokenzone import TokenPlan
 
 

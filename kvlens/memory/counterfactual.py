@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 import torch
 
 from kvlens.memory.holds import Hold
-from kvlens.memory.hot import FREE, ROLE, HotTier, Slots
+from kvlens.memory.hot_tier import FREE, ROLE, HotTier, Slots
 from kvlens.memory.layout import Layout, Zones
 from kvlens.memory.placement import Selection
 from kvlens.memory.prompt import PromptStore
-from kvlens.memory.spantable import WINDOW
+from kvlens.memory.span_table import WINDOW
 from kvlens.shape import KVShape
 
 NEVER = torch.iinfo(torch.int32).max

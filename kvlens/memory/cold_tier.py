@@ -16,11 +16,11 @@ import numpy as np
 import torch
 
 from kvlens.memory.codec import Cut, Packed
+from kvlens.memory.copies import Move
+from kvlens.memory.host_memory import HostMemory, Pageable, pools
 from kvlens.memory.layout import Layout
 from kvlens.memory.ledger import Entry
-from kvlens.memory.move import Move
-from kvlens.memory.pinned import HostMemory, Pageable, pools
-from kvlens.memory.spantable import SpanTable
+from kvlens.memory.span_table import SpanTable
 from kvlens.rows import SpanHeadRow
 from kvlens.shape import KVShape
 

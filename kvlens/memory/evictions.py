@@ -9,10 +9,10 @@ import numpy as np
 import torch
 
 from kvlens.memory.events import Tell
-from kvlens.memory.hot import FREE, ROLE, HotTier, Pool
+from kvlens.memory.hot_tier import FREE, ROLE, HotTier, Pool
 from kvlens.memory.kept import Kept, cuts
 from kvlens.memory.placement import Eviction, Placement
-from kvlens.memory.spantable import WINDOW, SpanTable
+from kvlens.memory.span_table import WINDOW, SpanTable
 from kvlens.rows import CutRow
 
 

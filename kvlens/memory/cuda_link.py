@@ -18,10 +18,10 @@ from functools import partial
 
 import torch
 
+from kvlens.memory.copies import Piece
+from kvlens.memory.host_memory import HostMemory, cuda_pinned
 from kvlens.memory.ledger import Entry, Ledger
 from kvlens.memory.link import Batch, Part, Pieces, Ticket, check
-from kvlens.memory.move import Piece
-from kvlens.memory.pinned import HostMemory, cuda_pinned
 from kvlens.memory.streams import Mark, Stream, Streams, cuda_streams
 
 REBASE_NS = 10_000_000_000

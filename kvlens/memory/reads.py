@@ -10,14 +10,14 @@ from kvlens.kernels.choice import Backend
 from kvlens.kernels.pool_attend import Live, page_of
 from kvlens.kernels.slot_tables import slot_bias, tables_by
 from kvlens.memory.bias import slot_reads
+from kvlens.memory.counterfactual import Held
 from kvlens.memory.distance import Distance
 from kvlens.memory.dropped import Dropped
-from kvlens.memory.held import Held
-from kvlens.memory.hot import HotTier, Slots
+from kvlens.memory.hot_tier import HotTier, Slots
 from kvlens.memory.layout import Layout
-from kvlens.memory.packed import PackedZone
+from kvlens.memory.packed_zone import PackedZone
 from kvlens.memory.placement import Selection
-from kvlens.memory.spantable import SpanTable
+from kvlens.memory.span_table import SpanTable
 from kvlens.shape import KVShape
 
 
