@@ -13,8 +13,7 @@ from kvlens.engine.observed import Observed
 from kvlens.engine.reading import reading_attention
 from kvlens.engine.scored import scored
 from kvlens.kernels.attend import attention_weights, decode_attention, prefill_attention, runs_on
-from kvlens.memory.counterfactual import Held
-from kvlens.memory.dropped import Dropped
+from kvlens.memory.counterfactual import Dropped, Held
 from kvlens.memory.holds import Drop, Hold
 from kvlens.memory.memory import Memory
 from kvlens.memory.placement import Selection

@@ -4,14 +4,14 @@ in their slots, and, in a bag, the eviction of single tokens. Tells what is gone
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import torch
 
-from kvlens.memory.events import Tell
 from kvlens.memory.hot_tier import FREE, ROLE, HotTier, Pool
-from kvlens.memory.kept import Kept, cuts
-from kvlens.memory.placement import Eviction, Placement
+from kvlens.memory.ledger import Tell
+from kvlens.memory.placement import Eviction, Kept, Placement
 from kvlens.memory.span_table import WINDOW, SpanTable
 from kvlens.rows import CutRow
 
@@ -207,3 +207,61 @@ class Keeper:
         for pool in self.hot.pools:
             full = victims is not None and self._going[pool.at].any()
             pool.take_bag(victims[pool.at] if victims is not None and full else None, position, WINDOW)
+
+
+def cuts(kept: Kept, owner: torch.Tensor, step: int) -> list[CutRow]:
+    """What was dropped of each span, and where the best of it stood in the ranking: one row per (layer, KV head), with
+    None for a dimension in which all are alike. owner int64 [n]: span id of each position, -1 where the position lies
+    in the window. Empty where the method ranks nothing.
+    """
+    if kept.score is None and not kept.newest:
+        return []
+    n = len(owner)
+    score = torch.arange(n)[None, None] if kept.score is None else kept.score[..., :n]
+    size = torch.broadcast_shapes(score.shape[:2], kept.positions.shape[:2])
+    mask = kept.mask(n).expand(*size, n).cpu().numpy()
+    scores, owners = score.float().expand(*size, n).cpu().numpy(), owner.cpu().numpy()
+    rows = []
+    for layer in range(size[0]):
+        for head in range(size[1]):
+            where = (layer if size[0] > 1 else None, head if size[1] > 1 else None)
+            row = _cut(step, *where, scores[layer, head], mask[layer, head], owners)
+            if row is not None:
+                rows.append(_by_position(row) if kept.score is None else row)
+    return rows
+
+
+def _by_position(row: CutRow) -> CutRow:
+    """A cut whose scores were positions."""
+    return replace(row, cut=float("nan"), score=np.full_like(row.score, np.nan))
+
+
+def _cut(
+    step: int, layer: int | None, kv_head: int | None, score: np.ndarray, kept: np.ndarray, owner: np.ndarray
+) -> CutRow | None:
+    """Of one KV head, score float32, kept bool and owner int64 [n]. None: it lost nothing that was ranked."""
+    ranked = ~np.isnan(score)
+    dropped = np.flatnonzero(ranked & ~kept & (owner >= 0))
+    if not len(dropped):
+        return None
+    order = np.argsort(-score[ranked], kind="stable")
+    rank = np.zeros(len(score), np.int64)
+    rank[np.flatnonzero(ranked)[order]] = np.arange(1, len(order) + 1)
+    best_first = dropped[np.argsort(rank[dropped])]
+    spans, first, counts = np.unique(owner[best_first], return_index=True, return_counts=True)
+    at = best_first[first]
+    stayed = score[ranked & kept]
+    cut = float(stayed.min()) if len(stayed) else float("nan")
+    return CutRow(
+        step=step,
+        layer=layer,
+        kv_head=kv_head,
+        candidates=int(ranked.sum()),
+        kept=len(stayed),
+        cut=cut,
+        span=spans.astype(np.int32),
+        dropped=counts.astype(np.int32),
+        pos=at.astype(np.int32),
+        rank=rank[at].astype(np.int32),
+        score=score[at].astype(np.float32),
+    )

@@ -13,10 +13,9 @@ from typing import Protocol
 
 import torch
 
-from kvlens.memory.copies import Piece
+from kvlens.memory.copies import Mark, Piece
 from kvlens.memory.host_memory import HostMemory, Pageable
 from kvlens.memory.ledger import Entry, Ledger
-from kvlens.memory.streams import Mark
 
 
 @dataclass

@@ -6,22 +6,18 @@ import torch
 
 from kvlens.kernels.choice import Backend
 from kvlens.kernels.pool_attend import Live
-from kvlens.memory.account import BudgetAccount
+from kvlens.memory.budget import BudgetAccount
 from kvlens.memory.cold_tier import ColdTier
-from kvlens.memory.counterfactual import Held
-from kvlens.memory.distance import Distance, Turn
-from kvlens.memory.dropped import Dropped
-from kvlens.memory.events import EventLog
+from kvlens.memory.counterfactual import Dropped, Held
+from kvlens.memory.cuda_link import link_for
 from kvlens.memory.evictions import Keeper
-from kvlens.memory.hot_tier import FREE, HotTier, Slots
+from kvlens.memory.hot_tier import FREE, HotTier, PromptStore, Slots
 from kvlens.memory.layout import Layout
-from kvlens.memory.ledger import Ledger
-from kvlens.memory.links import link_for
+from kvlens.memory.ledger import EventLog, Ledger
 from kvlens.memory.packed_zone import PackedZone
 from kvlens.memory.placement import Eviction, Placement, Selection
 from kvlens.memory.placer import Placer
-from kvlens.memory.prompt import PromptStore
-from kvlens.memory.reads import Attended
+from kvlens.memory.reads import Attended, Distance, Turn
 from kvlens.memory.recall import Recaller
 from kvlens.memory.span_table import WINDOW, SpanTable
 from kvlens.memory.told import Told

@@ -14,9 +14,8 @@ import torch
 import torch.nn.functional as F
 
 from kvlens.kernels.quantise import Packed, quantise, restore
-from kvlens.memory.hot_tier import ROLE, Pool, Slots
+from kvlens.memory.hot_tier import ROLE, Pool, PromptStore, Slots
 from kvlens.memory.layout import Quantised
-from kvlens.memory.prompt import PromptStore
 from kvlens.memory.span_table import WINDOW
 from kvlens.rows import SpanHeadRow, SpanRow
 from kvlens.shape import KVShape

@@ -9,9 +9,8 @@ import torch
 from kvlens.memory.codec import Cut
 from kvlens.memory.cold_tier import Stored
 from kvlens.memory.counterfactual import Held
-from kvlens.memory.events import EventLog
 from kvlens.memory.hot_tier import FREE, ROLE
-from kvlens.memory.ledger import Entry, Ledger
+from kvlens.memory.ledger import Entry, EventLog, Ledger
 from kvlens.memory.link import Link
 from kvlens.memory.placement import Placement
 from kvlens.memory.recall import Recaller

@@ -2,23 +2,93 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 
 from kvlens.kernels.choice import Backend
 from kvlens.kernels.pool_attend import Live, page_of
-from kvlens.kernels.slot_tables import slot_bias, tables_by
-from kvlens.memory.bias import slot_reads
-from kvlens.memory.counterfactual import Held
-from kvlens.memory.distance import Distance
-from kvlens.memory.dropped import Dropped
-from kvlens.memory.hot_tier import HotTier, Slots
+from kvlens.kernels.slot_tables import Codes, SlotReads, slot_bias, tables_by
+from kvlens.memory.counterfactual import Dropped, Held
+from kvlens.memory.hot_tier import FREE, ROLE, HotTier, Slots
 from kvlens.memory.layout import Layout
 from kvlens.memory.packed_zone import PackedZone
 from kvlens.memory.placement import Selection
 from kvlens.memory.span_table import SpanTable
 from kvlens.shape import KVShape
+
+
+class Turn(Protocol):
+    """A model's rotary embedding on keys [m, D] at positions [m], or, `back`, the keys without it. float32."""
+
+    def __call__(
+        self, keys: torch.Tensor, positions: torch.Tensor, layer: int | None = None, back: bool = False
+    ) -> torch.Tensor: ...
+
+
+class Distance:
+    """Where the keys of a layout are seen."""
+
+    def __init__(self, layout: Layout, turn: Turn) -> None:
+        self._layout, self._turn = layout, turn
+
+    def seen(self, slots: Slots, layer: int, position: int, until: int) -> Slots:
+        """One layer's slots as the token at `position` sees them: keys of the slots below `until` are copies, the
+        others as they are."""
+        true = slots.position.clamp(min=0).long()
+        near = (
+            self._closed(slots, true, until)
+            if self._layout.closed
+            else true.clamp(min=position - self._layout.farthest)
+        )
+        near[:, until:] = true[:, until:]
+        plain = self._turn(slots.keys.flatten(0, 1), true.flatten(), layer, back=True)
+        turned = self._turn(plain, near.flatten(), layer).view_as(slots.keys).to(slots.keys.dtype)
+        return replace(slots, keys=torch.where((near == true)[..., None], slots.keys, turned))
+
+    def _closed(self, slots: Slots, true: torch.Tensor, until: int) -> torch.Tensor:
+        """Positions int64 [h, C] as if the tokens of each KV head in the slots below `until` ended where they end, and
+        lay side by side."""
+        free = (slots.role == FREE) | (torch.arange(true.shape[1], device=true.device) >= until)
+        last = true.masked_fill(free, -1).amax(1, keepdim=True)
+        order = true.masked_fill(free, torch.iinfo(torch.long).max).argsort(1)
+        rank = torch.empty_like(order).scatter_(
+            1, order, torch.arange(true.shape[1], device=true.device).expand_as(order)
+        )
+        return torch.where(free, true, last - (~free).sum(1, keepdim=True) + 1 + rank)
+
+
+CODES = Codes(ROLE["coarse"], ROLE["resident"], ROLE["reconstructed"], FREE)
+
+
+def slot_reads(
+    slots: Slots,
+    spans: SpanTable,
+    selectable: torch.Tensor,
+    is_hot: torch.Tensor,
+    group: int,
+    selection: Selection | None,
+) -> SlotReads:
+    """What kvlens.kernels.slot_tables makes a bias and its pages from. selectable bool [S]: spans that are attended
+    where the selection says so; is_hot bool [H_kv, S]; group: query heads of a KV head."""
+    fine, tokens, positions = (
+        (None, None, None) if selection is None else (selection.fine, selection.tokens, selection.positions)
+    )
+    return SlotReads(
+        slots.role,
+        slots.span,
+        slots.position,
+        spans.log_lengths,
+        spans.starts,
+        selectable,
+        is_hot,
+        group,
+        CODES,
+        fine,
+        tokens,
+        positions,
+    )
 
 
 @dataclass(frozen=True)

@@ -9,16 +9,14 @@ import torch
 
 from kvlens.memory.codec import Codec, RawCodec
 from kvlens.memory.cold_tier import ColdTier
-from kvlens.memory.events import EventLog
 from kvlens.memory.hot_tier import FREE, ROLE, HotTier, Pool
 from kvlens.memory.layout import Layout
-from kvlens.memory.ledger import Ledger
+from kvlens.memory.ledger import EventLog, Ledger
 from kvlens.memory.link import Buffer, Link, Ticket
 from kvlens.memory.placement import Selection
 from kvlens.memory.recall_batch import Between, Fetches, Recalled, Stage
-from kvlens.memory.recall_zone import Plan, RecallZone
+from kvlens.memory.recall_zone import Plan, RecallZone, TokenZone
 from kvlens.memory.span_table import SpanTable
-from kvlens.memory.tokenzone import TokenZone
 from kvlens.shape import KVShape
 
 ARRIVAL = {"zoom": "zoom_in", "prefetch": "prefetch", "correction": "correction"}

@@ -14,9 +14,8 @@ from kvlens.memory.codec import Codec, Units
 from kvlens.memory.cold_tier import ColdTier
 from kvlens.memory.copies import Move, Numbers, Tokens
 from kvlens.memory.link import Buffer, Moving, Part
-from kvlens.memory.recall_zone import Plan
+from kvlens.memory.recall_zone import Plan, TokenPlan
 from kvlens.memory.span_table import SpanTable
-from kvlens.memory.tokenzone import TokenPlan
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from kvlens.memory.events import EventLog
 from kvlens.memory.evictions import Keeper
-from kvlens.memory.ledger import Ledger
+from kvlens.memory.ledger import EventLog, Ledger
 from kvlens.memory.link import Link
 from kvlens.memory.packed_zone import PackedZone
 from kvlens.memory.placer import Placer

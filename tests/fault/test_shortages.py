@@ -29,7 +29,7 @@ def fails(*arguments):
 seen.decode_attention = fails
 """,
     "host": """
-import kvlens.memory.prompt as seen
+import kvlens.memory.hot_tier as seen
 class Full:
     def __getattr__(self, name): return getattr(torch, name)
     def zeros(self, *shape, **more):

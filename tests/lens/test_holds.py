@@ -13,7 +13,7 @@ from support import ListSink, makes, random_prompt, run, task_prompt
 from kvlens import methods
 from kvlens.engine.engine import Engine, Options
 from kvlens.engine.hf_attention import attending
-from kvlens.memory.dropped import Dropped
+from kvlens.memory.counterfactual import Dropped
 from kvlens.memory.holds import Drop, Hold
 from kvlens.memory.hot_tier import FREE, ROLE, Slots
 from kvlens.memory.layout import SLOT_TABLE_BYTES

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from kvlens.memory.account import BudgetAccount
+from kvlens.memory.budget import BudgetAccount
 from kvlens.memory.copies import Move
 from kvlens.memory.ledger import Ledger
 from kvlens.memory.link import HostLink

@@ -7,7 +7,8 @@ import pytest
 import torch
 from methodtrial import SHAPE, Trial
 
-from kvlens.memory.kept import Kept, cuts
+from kvlens.memory.evictions import cuts
+from kvlens.memory.placement import Kept
 
 WINDOW, TOKENS, N = 11, 37, 203
 

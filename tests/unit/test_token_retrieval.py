@@ -12,7 +12,7 @@ from support import ListSink, random_llama, random_prompt, run
 
 from kvlens.engine.ahead import LookAhead
 from kvlens.engine.session import Session
-from kvlens.memory.tokenzone import TokenZone
+from kvlens.memory.recall_zone import TokenZone
 from kvlens.methods.infinigen import InfiniGen
 
 N, NEW, PAGE, SINKS = 93, 20, 8, 2

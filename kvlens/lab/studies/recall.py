@@ -25,10 +25,9 @@ import torch
 from kvlens import methods
 from kvlens.engine.session import Session
 from kvlens.memory.codec import RawCodec
-from kvlens.memory.kept import Kept
 from kvlens.memory.layout import Layout, Zones
 from kvlens.memory.memory import Memory
-from kvlens.memory.placement import Placement, Selection
+from kvlens.memory.placement import Kept, Placement, Selection
 from kvlens.methods.given import RunContext
 from kvlens.shape import KVShape
 from kvlens.spans import Span

@@ -15,10 +15,10 @@ from kvlens.kernels.attend import attention_weights, decode_attention
 from kvlens.kernels.choice import Backend
 from kvlens.kernels.pool_attend import Live, attend_slots, live_pages, live_prefix, page_of
 from kvlens.kernels.slot_tables import SlotReads, slot_bias, slot_tables_triton
-from kvlens.memory.bias import slot_reads
 from kvlens.memory.hot_tier import Slots
 from kvlens.memory.memory import Memory
 from kvlens.memory.placement import Selection
+from kvlens.memory.reads import slot_reads
 
 
 class SlotAttention:
