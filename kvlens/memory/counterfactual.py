@@ -1,9 +1,17 @@
-"""The held zone of the slot pool: token ranges kept exactly for chosen (layer, KV head), whatever the method does with
-them.
+"""What a counterfactual changes: token ranges held exactly, and token ranges dropped from the attention, for chosen
+(layer, KV head), whatever the method does with them.
 
-The zone lies behind all others. It takes part in a layer's attention from the first step at which something in it is
-held and written; until then the layer attends the very slots it would attend without a hold.
-Shapes: H_kv KV heads, m held slots of a layer, P positions of the run, C slots.
+Held tokens have a zone of slots behind all others. A layer attends the zone from the first step at which a token in it
+is held and written; until then it attends the same slots as without a hold. A drop is a mask over the slots that a step
+attends: nothing moves and nothing is freed, so the method keeps its budget and decides as if the tokens were attended.
+The tables of both are on the device, beside the budget, in the account under `held` and `dropped`.
+
+A summary entry is masked where all tokens of its span are dropped. It stays where some of them are left, or where it
+stands for no span's tokens. A step's own token is attended in its step; a query head that has nothing else left attends
+that token alone.
+
+Shapes: H_kv KV heads, h of a part of a layer, G query heads of each, m held slots of a layer, P positions of the run, C
+slots, S spans.
 """
 
 from __future__ import annotations
@@ -26,7 +34,7 @@ NEVER = torch.iinfo(torch.int32).max
 
 @dataclass(frozen=True)
 class _Zone:
-    """One layer's held slots."""
+    """The held slots of one layer."""
 
     since: torch.Tensor
     """int32 [H_kv, m]: first step at which the slot's token is held; NEVER: the slot is not used"""
@@ -34,216 +42,196 @@ class _Zone:
     """int64 [H_kv, m], P where the slot is not used"""
     covers: torch.Tensor
     """bool [H_kv, P + 1]: positions that are attended here, and nowhere else, at this step"""
-    heads_at: dict[int, list[tuple[int, int]]]
-    """position -> (KV head, place in the zone) of the slots that keep it"""
+    slots_at: dict[int, list[tuple[int, int]]]
+    """position -> (KV head, place in the zone) of the slots that hold it"""
     begins: int
     """first step at which any slot is attended"""
 
 
-class Held:
-    """Owns what is held: which slot keeps which position for which KV head, and from when on. Empty for a run without
-    holds."""
-
-    def __init__(
-        self, holds: Sequence[Hold], kv_heads: int, prompt_tokens: int, positions: int, device: torch.device
-    ) -> None:
-        """prompt_tokens: positions below it are written when prefill ends, later ones one per step; positions: of the
-        whole run."""
-        self.prompt_tokens, self.step, self.kv_heads = prompt_tokens, -1, kv_heads
-        self.positions = positions
-        since: dict[int, dict[int, dict[int, int]]] = {}
-        for hold in holds:
-            for layer, head in hold.heads:
-                kept = since.setdefault(layer, {}).setdefault(head, {})
-                for position in range(hold.tok_start, min(hold.tok_end, positions)):
-                    kept[position] = min(kept.get(position, hold.from_step), hold.from_step)
-        self._layers = {layer: self._tables(heads, positions, device) for layer, heads in sorted(since.items())}
-        self._owner = torch.full((positions + 1,), WINDOW, dtype=torch.int32, device=device)
-        """span of each position"""
-        self._begin = [
-            (hold.from_step, layer, head, hold.span, None if hold.whole else float(hold.tok_end - hold.tok_start))
-            for hold in holds
-            for layer, head in hold.heads
-        ]
-
-    def _tables(self, heads: dict[int, dict[int, int]], positions: int, device: torch.device) -> _Zone:
-        width = max(map(len, heads.values()))
-        since = torch.full((self.kv_heads, width), NEVER, dtype=torch.int32)
-        position = torch.full((self.kv_heads, width), positions, dtype=torch.int64)
-        heads_at: dict[int, list[tuple[int, int]]] = {}
-        for head, kept in heads.items():
-            for place, at in enumerate(sorted(kept)):
-                since[head, place], position[head, place] = kept[at], at
-                heads_at.setdefault(at, []).append((head, place))
-        begins = min(max(step, at - self.prompt_tokens) for kept in heads.values() for at, step in kept.items())
-        covers = torch.zeros(self.kv_heads, positions + 1, dtype=torch.bool, device=device)
-        return _Zone(since.to(device), position.to(device), covers, heads_at, begins)
-
-    def tensors(self) -> tuple[torch.Tensor, ...]:
-        """What the zone needs beside its slots."""
-        if not self._layers:
-            return ()
-        return self._owner, *(t for layer in self._layers.values() for t in (layer.since, layer.position, layer.covers))
-
-    @property
-    def tokens(self) -> int:
-        """(token, layer, KV head) that are held and written by now."""
-        return sum(int(tables.covers.sum()) for tables in self._layers.values())
-
-    def slot_bytes(self, shape: KVShape) -> int:
-        """Device bytes of the zone. All KV heads of a layer have as many slots as the one that holds most."""
-        return sum(Zones(0, 0, 0, 0, tables.since.shape[1]).layer_bytes(shape) for tables in self._layers.values())
-
-    def widen(self, layout: Layout, layers: int) -> Layout:
-        """The method's layout with room for what is held, in the layers that hold something."""
-        if not self._layers:
-            return layout
-        width = {layer: tables.since.shape[1] for layer, tables in self._layers.items()}
-        zones = [
-            tuple(replace(layout.of(layer, head), held=width.get(layer, 0)) for head in range(self.kv_heads))
-            for layer in range(layers)
-        ]
-        return replace(layout, zones=tuple(heads if len(set(heads)) > 1 else heads[0] for heads in zones))
-
-    # ---- what lies here
-    def place(self, hot: HotTier, prompt: PromptStore) -> None:
-        """Copy the prompt's part, before the prompt's KV is given back. Nothing of it is attended yet."""
-        for layer, tables in self._layers.items():
-            for heads, slots in self._zones(hot, layer):
-                slots.position.copy_(torch.where(tables.since < NEVER, tables.position, -1)[heads])
-                for place, head in enumerate(range(self.kv_heads)[heads]):
-                    here = tables.position[head] < prompt.tokens
-                    at = tables.position[head, here]
-                    slots.keys[place, here] = prompt.keys[layer, head, at]
-                    slots.values[place, here] = prompt.values[layer, head, at]
-
-    def write(self, hot: HotTier, layer: int, position: int, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """The step's token, where it is to be held: keys, values [H_kv, D]."""
-        if layer not in self._layers:
-            return
-        for head, place in self._layers[layer].heads_at.get(position, ()):
-            pool = hot.pool(layer, head)
-            slots, at = pool.slots(layer).after(pool.start["held"]), head - pool.heads.start
-            slots.keys[at, place], slots.values[at, place] = keys[head], values[head]
-
-    def name(self, hot: HotTier, start: int, end: int, span: int) -> None:
-        """Positions [start, end) are span `span` from now on."""
-        if not self._layers:
-            return
-        self._owner[start:end] = span
-        for layer, tables in self._layers.items():
-            for heads, slots in self._zones(hot, layer):
-                slots.span.copy_(self._owner[tables.position[heads]])
-
-    def start_step(self, hot: HotTier, step: int, position: int) -> list[tuple[int, int, int, float | None]]:
-        """The step whose token will lie at `position` begins: what is held and written by then is attended in it.
-        Returns the (layer, KV head, span, how many of its tokens, None for all) that are held from this step on."""
-        self.step = step
-        for layer, tables in self._layers.items():
-            live = (tables.since <= step) & (tables.position <= position)
-            for heads, slots in self._zones(hot, layer):
-                slots.role.copy_(torch.where(live[heads], ROLE["resident"], FREE))
-            tables.covers.zero_().scatter_(1, torch.where(live, tables.position, tables.covers.shape[1] - 1), True)
-            tables.covers[:, -1] = False
-        return [told[1:] for told in self._begin if told[0] == step]
-
-    # ---- attention
-    def live(self, layer: int) -> bool:
-        """Whether the layer attends anything here at this step."""
-        return layer in self._layers and self.step >= self._layers[layer].begins
-
-    def counted(self, layer: int, selection: Selection) -> Selection:
-        """The selection with its blend's share of the output grown by what is held beside what it attends."""
-        if selection.blend is None or selection.positions is None or not self.live(layer):
-            return selection
-        blend, covered = selection.blend, self._layers[layer].covers[:, None, :-1]
-        more = (blend.weights * (covered & ~selection.positions)).sum(-1)
-        return replace(selection, blend=replace(blend, share=(blend.share + more).clamp(max=1)))
-
-    def show(self, layer: int, heads: slice, slots: Slots, bias: torch.Tensor) -> torch.Tensor:
-        """The method's bias [h, G, C] over some KV heads' slots, with what is held attended as it is here, and hidden
-        wherever else it lies."""
-        tables = self._layers[layer]
-        zone = bias.shape[-1] - tables.since.shape[1]
-        nowhere = tables.covers.shape[1] - 1
-        where = slots.position[:, :zone].long()
-        hidden = tables.covers[heads].gather(1, torch.where(where < 0, nowhere, where))
-        bias[..., :zone].masked_fill_(hidden[:, None], float("-inf"))
-        free = slots.role[:, zone:] == FREE
-        bias[..., zone:] = torch.zeros_like(bias[..., zone:]).masked_fill(free[:, None], float("-inf"))
-        return bias
-
-    def _zones(self, hot: HotTier, layer: int) -> Iterator[tuple[slice, Slots]]:
-        """Views of the layer's held slots, and whose they are."""
-        for pool in hot.pools_of(layer):
-            yield pool.at[1], pool.slots(layer).after(pool.start["held"])
-
-
 @dataclass(frozen=True)
 class _Mask:
-    """One layer's dropped positions."""
+    """The dropped positions of one layer."""
 
     since: torch.Tensor
     """int32 [H_kv, P + 1]: first step at which the position is dropped, NEVER: at none; the last one is no position"""
     hidden: torch.Tensor
     """bool [H_kv, P + 1]: positions that are dropped at this step"""
     begins: int
-    """first step at which any is"""
+    """first step at which any position is dropped"""
 
 
-class Dropped:
-    """Owns which positions each KV head leaves out, and from when on. Empty for a run without drops."""
+class Counterfactual:
+    """Owns which positions each KV head holds or leaves out, and from which step on."""
 
-    def __init__(self, drops: Sequence[Drop], kv_heads: int, positions: int, device: torch.device) -> None:
-        """positions: of the whole run."""
+    def __init__(
+        self,
+        holds: Sequence[Hold],
+        drops: Sequence[Drop],
+        kv_heads: int,
+        prompt_tokens: int,
+        positions: int,
+        device: torch.device,
+    ) -> None:
+        """prompt_tokens: positions below it are written when prefill ends, later ones one per step; positions: of the
+        whole run."""
+        self.kv_heads, self.positions = kv_heads, positions
         self.step = self.position = -1
-        since: dict[int, torch.Tensor] = {}
+        since: dict[int, dict[int, dict[int, int]]] = {}
+        for hold in holds:
+            for layer, head in hold.heads:
+                kept = since.setdefault(layer, {}).setdefault(head, {})
+                for position in range(hold.tok_start, min(hold.tok_end, positions)):
+                    kept[position] = min(kept.get(position, hold.from_step), hold.from_step)
+        self._zones = {layer: self._zone(heads, prompt_tokens, device) for layer, heads in sorted(since.items())}
+        masks: dict[int, torch.Tensor] = {}
         for drop in drops:
             for layer, head in drop.heads:
-                if layer not in since:
-                    since[layer] = torch.full((kv_heads, positions + 1), NEVER, dtype=torch.int32)
-                since[layer][head, drop.tok_start : min(drop.tok_end, positions)].clamp_(max=drop.from_step)
-        self._layers = {
+                if layer not in masks:
+                    masks[layer] = torch.full((kv_heads, positions + 1), NEVER, dtype=torch.int32)
+                masks[layer][head, drop.tok_start : min(drop.tok_end, positions)].clamp_(max=drop.from_step)
+        self._masks = {
             layer: _Mask(table.to(device), torch.zeros_like(table, dtype=torch.bool, device=device), int(table.min()))
-            for layer, table in sorted(since.items())
+            for layer, table in sorted(masks.items())
         }
-        self._begin = [
-            (drop.from_step, layer, head, drop.span, None if drop.whole else float(drop.tok_end - drop.tok_start))
-            for drop in drops
-            for layer, head in drop.heads
+        self._owner = torch.full((positions + 1,), WINDOW, dtype=torch.int32, device=device)
+        """span of each position"""
+        self._starts = [
+            (change.from_step, change.verb, layer, head, change.span, tokens)
+            for change in (*holds, *drops)
+            for tokens in (None if change.whole else float(change.tok_end - change.tok_start),)
+            for layer, head in change.heads
         ]
 
-    def tensors(self) -> tuple[torch.Tensor, ...]:
-        """What the mask needs on the device."""
-        return tuple(table for layer in self._layers.values() for table in (layer.since, layer.hidden))
+    def _zone(self, heads: dict[int, dict[int, int]], prompt_tokens: int, device: torch.device) -> _Zone:
+        width = max(map(len, heads.values()))
+        since = torch.full((self.kv_heads, width), NEVER, dtype=torch.int32)
+        positions = torch.full((self.kv_heads, width), self.positions, dtype=torch.int64)
+        slots_at: dict[int, list[tuple[int, int]]] = {}
+        for head, kept in heads.items():
+            for place, position in enumerate(sorted(kept)):
+                since[head, place], positions[head, place] = kept[position], position
+                slots_at.setdefault(position, []).append((head, place))
+        begins = min(max(step, position - prompt_tokens) for kept in heads.values() for position, step in kept.items())
+        covers = torch.zeros(self.kv_heads, self.positions + 1, dtype=torch.bool, device=device)
+        return _Zone(since.to(device), positions.to(device), covers, slots_at, begins)
 
-    def start_step(self, step: int, position: int) -> list[tuple[int, int, int, float | None]]:
-        """The step whose token will lie at `position` begins. Returns the (layer, KV head, span, how many of its
-        tokens, None for all) that are dropped from this step on."""
+    def tensors(self) -> dict[str, tuple[torch.Tensor, ...]]:
+        """Return the tables on the device, beside the held slots, by their name in the account."""
+        zones = [table for zone in self._zones.values() for table in (zone.since, zone.position, zone.covers)]
+        masks = [table for mask in self._masks.values() for table in (mask.since, mask.hidden)]
+        tables = {"held": (self._owner, *zones) if zones else (), "dropped": tuple(masks)}
+        return {name: tensors for name, tensors in tables.items() if tensors}
+
+    @property
+    def tokens(self) -> int:
+        """Return the number of (token, layer, KV head) that are held and written by now."""
+        return sum(int(zone.covers.sum()) for zone in self._zones.values())
+
+    def slot_bytes(self, shape: KVShape) -> int:
+        """Return the device bytes of the held slots. All KV heads of a layer have as many as the one that holds
+        most."""
+        return sum(Zones(0, 0, 0, 0, zone.since.shape[1]).layer_bytes(shape) for zone in self._zones.values())
+
+    def widen(self, layout: Layout, layers: int) -> Layout:
+        """Return the method's layout with room for the held tokens, in the layers that hold some."""
+        if not self._zones:
+            return layout
+        width = {layer: zone.since.shape[1] for layer, zone in self._zones.items()}
+        zones = [
+            tuple(replace(layout.of(layer, head), held=width.get(layer, 0)) for head in range(self.kv_heads))
+            for layer in range(layers)
+        ]
+        return replace(layout, zones=tuple(heads if len(set(heads)) > 1 else heads[0] for heads in zones))
+
+    # ---- the held slots
+    def place(self, hot: HotTier, prompt: PromptStore) -> None:
+        """Copy the prompt's part into the zone. No slot of it is attended yet."""
+        for layer, zone, heads, slots in self._slots(hot):
+            slots.position.copy_(torch.where(zone.since < NEVER, zone.position, -1)[heads])
+            for place, head in enumerate(range(self.kv_heads)[heads]):
+                written = zone.position[head] < prompt.tokens
+                positions = zone.position[head, written]
+                slots.keys[place, written] = prompt.keys[layer, head, positions]
+                slots.values[place, written] = prompt.values[layer, head, positions]
+
+    def write(self, hot: HotTier, layer: int, position: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Write the step's token where it is to be held: keys, values [H_kv, D]."""
+        if layer not in self._zones:
+            return
+        for head, place in self._zones[layer].slots_at.get(position, ()):
+            pool = hot.pool(layer, head)
+            slots, row = pool.held(layer), head - pool.heads.start
+            slots.keys[row, place], slots.values[row, place] = keys[head], values[head]
+
+    def name(self, hot: HotTier, start: int, end: int, span: int) -> None:
+        """Name positions [start, end) as tokens of `span` from now on."""
+        self._owner[start:end] = span
+        for _, zone, heads, slots in self._slots(hot):
+            slots.span.copy_(self._owner[zone.position[heads]])
+
+    def start_step(self, hot: HotTier, step: int, position: int) -> list[tuple[str, int, int, int, float | None]]:
+        """Begin the step whose token is at `position`: tokens that are held and written by then are attended in it.
+        Return the (verb, layer, KV head, span, number of its tokens, None for all) that are held or dropped from this
+        step on."""
         self.step, self.position = step, position
-        for tables in self._layers.values():
-            tables.hidden.copy_(tables.since <= step)
-            tables.hidden[:, position] = False
-        return [told[1:] for told in self._begin if told[0] == step]
+        for layer, zone in self._zones.items():
+            live = (zone.since <= step) & (zone.position <= position)
+            for pool in hot.parts[layer]:
+                pool.held(layer).role.copy_(torch.where(live[pool.index[1]], ROLE["resident"], FREE))
+            zone.covers.zero_().scatter_(1, torch.where(live, zone.position, self.positions), True)
+            zone.covers[:, -1] = False
+        for mask in self._masks.values():
+            mask.hidden.copy_(mask.since <= step)
+            mask.hidden[:, position] = False
+        return [start[1:] for start in self._starts if start[0] == step]
 
-    def live(self, layer: int) -> bool:
-        """Whether the layer leaves anything out at this step."""
-        return layer in self._layers and self.step >= self._layers[layer].begins
+    def _slots(self, hot: HotTier) -> Iterator[tuple[int, _Zone, slice, Slots]]:
+        """Yield each layer with held slots, its zone, and for each part its KV heads and views of their slots."""
+        for layer, zone in self._zones.items():
+            for pool in hot.parts[layer]:
+                yield layer, zone, pool.index[1], pool.held(layer)
+
+    # ---- attention
+    def holds(self, layer: int) -> bool:
+        """Return True if the layer attends held slots at this step."""
+        return layer in self._zones and self.step >= self._zones[layer].begins
+
+    def drops(self, layer: int) -> bool:
+        """Return True if the layer leaves positions out at this step."""
+        return layer in self._masks and self.step >= self._masks[layer].begins
 
     def counted(self, layer: int, selection: Selection) -> Selection:
-        """The selection with its blend's share of the output made smaller by what it attends and what is dropped: the
-        mean value stands in for that as for whatever else is not attended."""
-        if selection.blend is None or selection.positions is None or not self.live(layer):
+        """Return the selection with its blend's share of the output grown by the held tokens beside those it attends,
+        and made smaller by the dropped tokens: the mean value stands in for them."""
+        blend, positions = selection.blend, selection.positions
+        if blend is None or positions is None:
             return selection
-        blend, hidden = selection.blend, self._layers[layer].hidden[:, None, :-1]
-        less = (blend.weights * (hidden & selection.positions)).sum(-1)
-        return replace(selection, blend=replace(blend, share=(blend.share - less).clamp(min=0)))
+        share = blend.share
+        if self.holds(layer):
+            covered = self._zones[layer].covers[:, None, :-1]
+            share = (share + (blend.weights * (covered & ~positions)).sum(-1)).clamp(max=1)
+        if self.drops(layer):
+            hidden = self._masks[layer].hidden[:, None, :-1]
+            share = (share - (blend.weights * (hidden & positions)).sum(-1)).clamp(min=0)
+        return replace(selection, blend=replace(blend, share=share))
+
+    def show(self, layer: int, heads: slice, slots: Slots, bias: torch.Tensor) -> torch.Tensor:
+        """Return the method's bias [h, G, C] over some KV heads' slots, changed in place: held tokens are attended in
+        their zone and hidden elsewhere."""
+        zone = self._zones[layer]
+        end = bias.shape[-1] - zone.since.shape[1]
+        where = slots.position[:, :end].long()
+        hidden = zone.covers[heads].gather(1, torch.where(where < 0, self.positions, where))
+        bias[..., :end].masked_fill_(hidden[:, None], float("-inf"))
+        free = slots.role[:, end:] == FREE
+        bias[..., end:] = torch.zeros_like(bias[..., end:]).masked_fill(free[:, None], float("-inf"))
+        return bias
 
     def hide(self, layer: int, heads: slice, slots: Slots, spans: SpanTable, bias: torch.Tensor) -> torch.Tensor:
-        """The bias [h, G, C] over some KV heads' slots without what is dropped, in place."""
-        hidden = self._layers[layer].hidden[heads]
+        """Return the bias [h, G, C] over some KV heads' slots without the dropped tokens, changed in place."""
+        hidden = self._masks[layer].hidden[heads]
         where = slots.position.long()
-        gone = hidden.gather(1, torch.where(where < 0, hidden.shape[1] - 1, where))
+        gone = hidden.gather(1, torch.where(where < 0, self.positions, where))
         summary = slots.role == ROLE["coarse"]
         gone = torch.where(summary, _whole(hidden, spans).gather(1, slots.span.long()), gone)
         bias.masked_fill_(gone[:, None], float("-inf"))
@@ -253,7 +241,7 @@ class Dropped:
 
 
 def _whole(hidden: torch.Tensor, spans: SpanTable) -> torch.Tensor:
-    """bool [h, S]: spans that have tokens, all of which are in hidden [h, P + 1]."""
+    """Return bool [h, S]: spans that have tokens, all of which are in hidden [h, P + 1]."""
     before = F.pad(hidden[:, :-1].long().cumsum(1), (1, 0))
     start, end = spans.ranges().clamp(max=before.shape[1] - 1).to(hidden.device).unbind(1)
     whole = (before[:, end] - before[:, start] == end - start) & (end > start)

@@ -64,9 +64,9 @@ class RecallZone:
         self._stamped = (clock + 1) * wishes
         rounds = 1 if fits else None
         asked = Wishes(requested, read, fire, torch.tensor(clock), rounds, reuse, equal_reuse)
-        return self._told(decide(self.tables, asked, lengths, self.page), requested)
+        return self._plan(decide(self.tables, asked, lengths, self.page), requested)
 
-    def _told(self, found: CellPlan, requested: torch.Tensor) -> Plan:
+    def _plan(self, found: CellPlan, requested: torch.Tensor) -> Plan:
         page, wanted = self.page, requested.numpy()
         count, accepted, there, stay = (x.numpy() for x in (found.count, found.accepted, found.there, found.stay))
         missing = np.where(accepted, count - stay, 0)

@@ -1,4 +1,5 @@
-"""The run's spans: which token range each id means, how long it is, in which state it was born."""
+"""The run's spans: the token range of each id, its length, the state it was born in, and the KV heads that have its
+tokens in slots."""
 
 from __future__ import annotations
 
@@ -19,20 +20,25 @@ class SpanTable:
     too.
 
     On the device: `lengths` float32 [S], tokens of each span (1 for ids not in use, so that log|S| stays finite),
-    `log_lengths`, and `starts` int32 [S], their first positions.
+    `log_lengths`, `starts` int32 [S], their first positions, `selectable` bool [S], spans that are attended where the
+    selection says so, and `is_hot` bool [L, H_kv, S], spans whose tokens are in slots.
     """
 
-    def __init__(self, capacity: int, device: torch.device) -> None:
+    def __init__(self, capacity: int, device: torch.device, layers: int = 1, kv_heads: int = 1) -> None:
         self.capacity = capacity
         self.rows: list[SpanRow] = []
         self.lengths = torch.ones(capacity, device=device)
         self.log_lengths = torch.zeros(capacity, device=device)
         self.starts = torch.zeros(capacity, dtype=torch.int32, device=device)
+        self.selectable = torch.zeros(capacity, dtype=torch.bool, device=device)
+        self.is_hot = torch.zeros(layers, kv_heads, capacity, dtype=torch.bool, device=device)
         self.host_lengths = np.ones(capacity, dtype=np.int64)
-        """tokens of each span, as `lengths`"""
-        self._host_starts = np.zeros(capacity, dtype=np.int64)
-        self._owner = np.empty(0, dtype=np.int64)
-        self._born: list[SpanRow] = []
+        """`lengths` on the host"""
+        self.host_starts = np.zeros(capacity, dtype=np.int64)
+        """`starts` on the host"""
+        self.owner = np.empty(0, dtype=np.int64)
+        """int64 on the host: span of each position that a span other than the window has had"""
+        self._taken = 0
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -42,45 +48,25 @@ class SpanTable:
         ids = list(range(len(self.rows), len(self.rows) + len(rows)))
         assert len(self.rows) + len(rows) <= self.capacity, f"span table full: {self.capacity}"
         for span, row in zip(ids, rows, strict=True):
-            stored = dataclasses.replace(row, span=span)
-            self.rows.append(stored)
-            self._born.append(stored)
+            self.rows.append(dataclasses.replace(row, span=span))
             self.host_lengths[span] = self.lengths[span] = max(1, row.tok_end - row.tok_start)
             self.log_lengths[span] = self.lengths[span].log()
-            self._host_starts[span] = self.starts[span] = row.tok_start
+            self.host_starts[span] = self.starts[span] = row.tok_start
             if span != WINDOW:
-                missing = max(0, row.tok_end - len(self._owner))
-                self._owner = np.concatenate((self._owner, np.full(missing, WINDOW)))
-                self._owner[row.tok_start : row.tok_end] = span
+                missing = max(0, row.tok_end - len(self.owner))
+                self.owner = np.concatenate((self.owner, np.full(missing, WINDOW)))
+                self.owner[row.tok_start : row.tok_end] = span
         return ids
 
     def tensors(self) -> tuple[torch.Tensor, ...]:
-        return self.lengths, self.log_lengths, self.starts
+        """Return the tables on the device."""
+        return self.lengths, self.log_lengths, self.starts, self.selectable, self.is_hot
 
     def ranges(self) -> torch.Tensor:
-        """int64 [spans, 2] on the host: first position and the one after the last, as they were at birth."""
+        """Return int64 [spans, 2] on the host: first position and the one after the last, as they were at birth."""
         return torch.tensor([(row.tok_start, row.tok_end) for row in self.rows], dtype=torch.long).view(-1, 2)
 
-    def tokens(self, span: int) -> int:
-        """Tokens of a span, read on the host."""
-        return int(self.host_lengths[span])
-
-    def token_counts(self, spans: np.ndarray) -> np.ndarray:
-        """Tokens of spans [n], read on the host."""
-        found: np.ndarray = self.host_lengths[spans]
-        return found
-
-    def first_positions(self, spans: np.ndarray) -> np.ndarray:
-        """Positions that spans [n] begin with, read on the host."""
-        found: np.ndarray = self._host_starts[spans]
-        return found
-
-    def owners(self, positions: np.ndarray) -> np.ndarray:
-        """The spans, other than the window, that positions [n] lie in."""
-        found: np.ndarray = self._owner[positions]
-        return found
-
-    def drain_born(self) -> list[SpanRow]:
-        """Rows added since the last call."""
-        born, self._born = self._born, []
-        return born
+    def take_new(self) -> list[SpanRow]:
+        """Return the rows added since the last call."""
+        new, self._taken = self.rows[self._taken :], len(self.rows)
+        return new

@@ -95,7 +95,7 @@ class SlotAttention:
     def _reads(self, layer: int, selection: Selection | None) -> SlotReads:
         memory = self.memory
         slots = memory.hot.slots(layer)
-        return slot_reads(slots, memory.spans, memory.selectable, memory.is_hot[layer], memory.shape.group, selection)
+        return slot_reads(slots, memory.spans, memory.spans.is_hot[layer], memory.shape.group, selection)
 
     def attend(
         self, layer: int, q: torch.Tensor, selection: Selection | None, scaling: float
