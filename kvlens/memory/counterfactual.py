@@ -122,11 +122,6 @@ class Counterfactual:
         tables = {"held": (self._owner, *zones) if zones else (), "dropped": tuple(masks)}
         return {name: tensors for name, tensors in tables.items() if tensors}
 
-    @property
-    def tokens(self) -> int:
-        """Return the number of (token, layer, KV head) that are held and written by now."""
-        return sum(int(zone.covers.sum()) for zone in self._zones.values())
-
     def slot_bytes(self, shape: KVShape) -> int:
         """Return the device bytes of the held slots. All KV heads of a layer have as many as the one that holds
         most."""

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from kvlens.memory.cold_tier import ColdTier
-from kvlens.memory.hot_tier import FREE, ROLE, HotTier, Pool
+from kvlens.memory.hot_tier import FREE, HotTier, Pool
 from kvlens.memory.layout import Layout
 from kvlens.memory.ledger import Ledger, MemoryLog
 from kvlens.memory.link import Buffer, Link, Ticket
@@ -195,11 +195,8 @@ class Recaller:
         for arrival in self._under_way[layer]:
             units, entry = arrival.units, arrival.ticket.entry
             slots, first = arrival.pool.slots(layer), arrival.pool.heads.start
-            positions = units.each(self.spans.host_starts[units.spans]) + units.offsets()
-            roles = np.where(units.packed, ROLE["reconstructed"], ROLE["resident"])
-            tables = units.kv_heads - first, units.spans, roles
-            named = np.stack((units.slots, positions, *map(units.each, tables)))
-            places, position, heads, span, role = torch.from_numpy(named).to(slots.role.device)
+            named = torch.from_numpy(units.named(self.spans.host_starts, first)).to(slots.role.device)
+            heads, places, position, span, role = named
             slots.position[heads, places] = position.to(torch.int32)
             slots.span[heads, places] = span.to(torch.int32)
             slots.role[heads, places] = role.to(torch.uint8)

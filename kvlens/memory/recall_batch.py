@@ -13,7 +13,7 @@ import torch
 from kvlens.memory.codec import Units
 from kvlens.memory.cold_tier import ColdTier
 from kvlens.memory.copies import Move, Numbers, Tokens
-from kvlens.memory.hot_tier import Pool
+from kvlens.memory.hot_tier import ROLE, Pool
 from kvlens.memory.link import Buffer, Moving, Part
 from kvlens.memory.recall_zone import Plan, TokenPlan
 from kvlens.memory.span_table import SpanTable
@@ -63,6 +63,15 @@ class Missing:
             return self.within
         ends = self.counts.cumsum()
         return np.arange(len(self.slots)) - np.repeat(ends - self.counts - self.firsts, self.counts)
+
+    def named(self, starts: np.ndarray, first: int) -> np.ndarray:
+        """Return int64 [5, tokens]: KV head, counted from `first` on, slot, position, span and role of every token.
+        starts int64 [S]: first position of each span."""
+        roles = np.where(self.packed, ROLE["reconstructed"], ROLE["resident"])
+        heads, begins, spans, roles = np.repeat(
+            np.stack((self.kv_heads - first, starts[self.spans], self.spans, roles)), self.counts, axis=1
+        )
+        return np.stack((heads, self.slots, begins + self.offsets(), spans, roles))
 
     def where(self, chosen: np.ndarray) -> Missing:
         """Return the units that are `chosen` bool [n]."""
