@@ -16,7 +16,7 @@ from kvlens.kernels.pool_attend import Live
 def runs_on(q: torch.Tensor, biased: bool) -> Backend:
     """What `decode_attention` takes for a q [..., D]. Without a bias it is PyTorch on every device, since that is the
     stock model's own call; with one it is Triton (k1) on CUDA, but for head sizes that k1 does not take."""
-    return backend(q) if biased and pool_attend.fits(q.shape[-1]) else "torch"
+    return "triton" if biased and backend(q) == "triton" and pool_attend.fits(q.shape[-1]) else "torch"
 
 
 def planned_on(device: torch.device, head_dim: int) -> str:

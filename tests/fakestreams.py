@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 
 import torch
 
-from kvlens.memory.cudalink import CudaLink
+from kvlens.memory.copies import Mark, Stream, Streams
+from kvlens.memory.cuda_link import CudaLink
+from kvlens.memory.host_memory import PinnedSlabs
 from kvlens.memory.ledger import Ledger
-from kvlens.memory.pinned import PinnedSlabs
-from kvlens.memory.streams import Mark, Stream, Streams
 
 COPY_NS = 1000
 """what a piece of work takes on the fake clock"""

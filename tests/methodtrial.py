@@ -9,7 +9,7 @@ import torch
 
 from kvlens import methods
 from kvlens.engine.session import Session
-from kvlens.memory.hot import FREE
+from kvlens.memory.hot_tier import FREE
 from kvlens.methods.base import Method
 from kvlens.methods.given import Peeked, Rotate, RunContext, StepEnd
 from kvlens.shape import KVShape
@@ -76,7 +76,7 @@ class Trial:
 
     def attended(self, layer: int, head: int, bias: torch.Tensor | None) -> list[int]:
         """Positions that a query head reads through this bias, ascending."""
-        slots, kv_head = self.session.memory.attended_slots(layer, bias), head // SHAPE.group
+        slots, kv_head = self.session.memory.reads.slots(layer, bias), head // SHAPE.group
         seen = slots.role[kv_head] != FREE if bias is None else bias[kv_head, head % SHAPE.group] > -torch.inf
         return sorted(slots.position[kv_head][seen].tolist())
 

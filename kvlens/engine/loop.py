@@ -18,6 +18,7 @@ from kvlens.engine.session import Session
 from kvlens.engine.steps import Course, SessionStep, Step
 from kvlens.recording.recorder import Follower, Recorder, StepFacts
 from kvlens.recording.sampling import OracleSampling
+from kvlens.recording.selfcheck import Tally
 from kvlens.rows import PromptToken, SelfCheck, TraceSink
 from kvlens.text.prompts import Prompt
 from kvlens.text.token_text import token_text
@@ -51,13 +52,12 @@ class Generation:
             else Comparison(against, loaded.model.config.vocab_size, partial(token_text, loaded.tokenizer))
         )
         self.cache = SessionCache(session, loaded.shape.layers)
+        self.sink, self.oracle, self.follow = sink, oracle, follow
+        self.tally = Tally(loaded.shape, session.ledger, session.account)
         self.recorder: Recorder | None = None
-        if sink is not None:
-            self.recorder = Recorder(
-                session.memory, session.method, sink, options.top_k, options.coverage, oracle, follow
-            )
+        """None: the prompt has not been placed, or nothing is recorded"""
         self.generator = torch.Generator().manual_seed(options.seed)
-        self.zero = session.memory.ledger.zero_ns
+        self.zero = session.ledger.zero_ns
         self.compared_ns = 0
         """spent on comparing with the reference, which is no part of any step"""
         self.asked = len(prompt.asked)
@@ -86,10 +86,9 @@ class Generation:
     def stop_recording(self) -> list[SelfCheck]:
         """Let the steps in flight reach the sink, also when the run ends early; the self-checks of what was recorded.
         Raises what the sink raised."""
-        if self.recorder is None:
-            return []
-        self.recorder.finish()
-        return self.recorder.checks()
+        if self.recorder is not None:
+            self.recorder.finish()
+        return [] if self.sink is None else self.tally.checks()
 
     # ----------------------------------------------------------------------------------------------- before the steps
     def place(self, read: ReadPrompt | Reader | None) -> None:
@@ -105,7 +104,7 @@ class Generation:
                 self.options.prefill_chunk,
                 lambda done, total: self.progress("prefill", done, total),
                 self.check,
-                self.recorder is not None or session.method.needs_surprisal,
+                self.sink is not None or session.method.needs_surprisal,
             )
         else:
             read = read if isinstance(read, ReadPrompt) else read()
@@ -114,19 +113,33 @@ class Generation:
             surprisal = read.surprisal
         n, last = session.context.prompt_tokens, surprisal.last
         nats = surprisal.whole()[:n] if session.method.needs_surprisal else None
-        prompt_keys = session.memory.prompt.keys if session.memory.prompt is not None else None
-        if self.recorder is not None and prompt_keys is not None:
-            self.recorder.prompt_keys(prompt_keys, session.context.max_new)
+        keys = None if session.prompt is None else session.prompt.keys
         self.progress("place", 0, 1)
         prefill_us = (time.perf_counter_ns() - self.zero) // 1000
         session.finish_prefill(nats)
         # without the time that the beginning of a trace takes
         prefill_s = time.perf_counter() - began
-        if self.recorder is not None:
+        if self.sink is not None and keys is not None:
+            session.observer = self.recorder = self._record(self.sink, keys)
             self.recorder.prefill(self._prompt_tokens(surprisal.known), prefill_us, session.prefill_peak)
-            session.observer = self.recorder
         self.course = Course(self.prompt, n, last, self.decode)
         self.result = Result([], "", surprisal, [], "", prefill_s, 0.0, [], 0, [])
+
+    def _record(self, sink: TraceSink, keys: torch.Tensor) -> Recorder:
+        """Return the recorder of the steps to come. keys [L, H_kv, n, D]: the prompt's."""
+        session, options = self.session, self.options
+        return Recorder(
+            session.memory,
+            session.method,
+            sink,
+            self.tally,
+            keys,
+            session.context.max_new,
+            options.top_k,
+            options.coverage,
+            self.oracle,
+            self.follow,
+        )
 
     def _prompt_tokens(self, surprisal: torch.Tensor | None) -> list[PromptToken]:
         """Surprisals that nobody has asked for yet are not recorded yet."""

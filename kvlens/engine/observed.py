@@ -10,7 +10,8 @@ import torch
 
 from kvlens.engine.scored import scored
 from kvlens.kernels.attend import add_received, decode_attention
-from kvlens.memory.tiers import Memory
+from kvlens.memory.budget import BudgetAccount
+from kvlens.memory.hot_tier import PromptStore
 from kvlens.methods.base import Method
 from kvlens.methods.given import Inputs, Peeked, Prefilled, RunContext
 
@@ -19,17 +20,24 @@ class Observed:
     """Counted on the device while it is there."""
 
     def __init__(
-        self, method: Method, context: RunContext, memory: Memory, queries: int | None, received: bool | None
+        self,
+        method: Method,
+        context: RunContext,
+        account: BudgetAccount,
+        prompt: PromptStore,
+        queries: int | None,
+        received: bool | None,
     ) -> None:
         """queries: how many of the last to keep, received: whether attention is summed; None: as the method says."""
-        self._method, self._memory, self._layers = method, memory, context.shape.layers
+        self._method, self._account, self._layers = method, account, context.shape.layers
+        self._prompt: PromptStore | None = prompt
         self._wanted = method.observed_queries if queries is None else queries
         self._queries: list[torch.Tensor] = [torch.empty(0)] * self._layers
         self._received: torch.Tensor | None = None
         if method.needs_received if received is None else received:
             size = (self._layers, context.shape.q_heads, context.prompt_tokens)
             self._received = torch.zeros(size, device=context.device)
-            memory.account.hold("received", self._received)
+            account.hold("received", self._received)
         self._peek: list[list[torch.Tensor]] | None = None
         self.peeked: Peeked | None = None
         """what was seen of the last prompt token"""
@@ -47,7 +55,7 @@ class Observed:
     def inputs(self, inputs: Inputs) -> None:
         """What each layer's attention was given."""
         self._inputs = inputs
-        self._memory.account.hold("inputs", inputs.hidden)
+        self._account.hold("inputs", inputs.hidden)
 
     # ---- its last token, before it is fed
     @property
@@ -75,17 +83,15 @@ class Observed:
     def peek_attend(self, layer: int, q: torch.Tensor, scaling: float) -> torch.Tensor:
         """The attention that step 0 of FullKV computes, over a passing copy of one layer's prompt."""
         assert self._peek is not None
-        assert self._memory.prompt is not None
+        assert self._prompt is not None
         seen = self._peek[layer]
-        keys, values = (
-            torch.cat([old[0], new], 1) for old, new in zip(self._memory.prompt.view(layer), seen, strict=True)
-        )
+        keys, values = (torch.cat([old[0], new], 1) for old, new in zip(self._prompt.view(layer), seen, strict=True))
         seen.append(scored(q[0], scaling).clone())
         return decode_attention(q, keys, values, None, scaling)
 
     def _hold(self, peeked: Peeked) -> None:
         self.peeked = peeked
-        self._memory.account.hold("peeked", peeked.queries, peeked.keys, peeked.values)
+        self._account.hold("peeked", peeked.queries, peeked.keys, peeked.values)
 
     # ---- from one session to another, and to the method
     def read(self) -> tuple[torch.Tensor, Peeked, torch.Tensor | None]:
@@ -111,14 +117,14 @@ class Observed:
 
     def hand_over(self, surprisal: torch.Tensor | None) -> Prefilled:
         """Everything as the method is given it; nothing of it stays here. surprisal float32 [n], nats."""
-        own = self._memory.prompt
+        own = self._prompt
         assert own is not None
         queries = torch.stack(self._queries) if self._method.observed_queries else torch.empty(0)
         given = Prefilled(surprisal, own.keys, own.values, queries, self.peeked, self._received, self._inputs)
-        self._queries, self.peeked, self._received, self._inputs = [], None, None, None
+        self._prompt, self._queries, self.peeked, self._received, self._inputs = None, [], None, None, None
         return given
 
     def release(self) -> None:
         """The method has what was handed over no longer."""
         for name in ("received", "peeked", "inputs"):
-            self._memory.account.release(name)
+            self._account.release(name)

@@ -12,12 +12,14 @@ import torch
 from kvlens.engine.observed import Observed
 from kvlens.engine.reading import reading_attention
 from kvlens.engine.scored import scored
-from kvlens.kernels.attend import attention_weights, decode_attention, prefill_attention, runs_on
-from kvlens.memory.dropped import Dropped
-from kvlens.memory.held import Held
+from kvlens.kernels.attend import attention_weights, decode_attention, prefill_attention
+from kvlens.memory.budget import BudgetAccount
+from kvlens.memory.counterfactual import Counterfactual
 from kvlens.memory.holds import Drop, Hold
+from kvlens.memory.hot_tier import PromptStore
+from kvlens.memory.ledger import Ledger
+from kvlens.memory.memory import Memory
 from kvlens.memory.placement import Selection
-from kvlens.memory.tiers import Memory
 from kvlens.methods.base import Method, WindowLeave
 from kvlens.methods.calibration import calibrated
 from kvlens.methods.given import Peeked, RunContext, StepEnd
@@ -64,9 +66,16 @@ class Session:
         self.context = context
         self.method = method(params, calibrated(method, params, context))
         n = context.prompt_tokens
-        held = Held(holds, context.shape.kv_heads, n, n + context.max_new, context.device)
-        dropped = Dropped(drops, context.shape.kv_heads, n + context.max_new, context.device)
-        self.memory = Memory(context.shape, context.dtype, context.device, n, held, dropped)
+        self.counterfactual: Counterfactual | None = None
+        """None: nothing is held or dropped"""
+        if holds or drops:
+            heads, positions = context.shape.kv_heads, n + context.max_new
+            self.counterfactual = Counterfactual(holds, drops, heads, n, positions, context.device)
+        self.account, self.ledger = BudgetAccount(), Ledger()
+        self.prompt: PromptStore | None = PromptStore(context.shape, context.dtype, context.device, n)
+        """None: the prompt has been placed"""
+        self.account.hold("prompt", self.prompt.keys, self.prompt.values)
+        self._memory: Memory | None = None
         self.observer: LayerObserver | None = None
         self.decoding = False
         self.peeks = method.peeks if peeks is None else peeks
@@ -76,38 +85,43 @@ class Session:
         """largest device-resident KV bytes before decoding began: the whole prompt and the slots it moved to"""
         self.kernels: set[str] = set()
         """what decode steps have attended through so far"""
-        self.observed = Observed(self.method, context, self.memory, queries, received)
+        self.observed = Observed(self.method, context, self.account, self.prompt, queries, received)
         self._position = context.prompt_tokens - 1
         self._ahead: dict[int, Selection | None] = {}
         """what was selected for layers that have not attended yet"""
+
+    @property
+    def memory(self) -> Memory:
+        """The run's memory, from the end of prefill on."""
+        assert self._memory is not None, "prefill has not finished"
+        return self._memory
 
     # ---- called by the seam
     def tokens_seen(self, layer: int) -> int:
         """Tokens the model has put through before the current one: drives position ids."""
         if not self.decoding:
-            assert self.memory.prompt is not None
-            return self.memory.prompt.seen(layer)
+            assert self.prompt is not None
+            return self.prompt.seen[layer]
         return self._position
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """New tokens of one layer: keys, values [H_kv, m, D], post-RoPE."""
-        if self.observed.peeking:
-            self.observed.peek_write(layer, keys, values)
-        elif self.decoding:
+        if self.decoding:
             self.memory.write(layer, keys[:, 0], values[:, 0])
             self.method.written(layer, keys[:, 0], values[:, 0])
+        elif self.observed.peeking:
+            self.observed.peek_write(layer, keys, values)
         else:
-            assert self.memory.prompt is not None
-            self.memory.prompt.append(layer, keys, values)
+            assert self.prompt is not None
+            self.prompt.append(layer, keys, values)
 
     def attend(self, layer: int, q: torch.Tensor, scaling: float) -> torch.Tensor:
         """q [1, Hq, m, D] -> attention output of the same shape."""
-        if self.observed.peeking:
-            return self.observed.peek_attend(layer, q, scaling)
         if not self.decoding:
-            return self._prefill(layer, q, scaling)
+            peeking = self.observed.peeking
+            return self.observed.peek_attend(layer, q, scaling) if peeking else self._prefill(layer, q, scaling)
         memory = self.memory
-        memory.land(layer)
+        memory.recaller.land(layer)
         known = scored(q[0, :, 0], scaling)
         self.method.asked(layer, known)
         if layer in self._ahead:
@@ -115,15 +129,14 @@ class Session:
         else:
             selection = self.method.select(layer, known)
             if selection is not None:
-                memory.recall(layer, selection, later=False)
-        if selection is not None:
-            selection = memory.dropped.counted(layer, memory.held.counted(layer, selection))
+                memory.recaller.recall(layer, selection, later=False)
+        if selection is not None and self.counterfactual is not None:
+            selection = self.counterfactual.counted(layer, selection)
         outs, biases = [], []
-        for part, pool in enumerate(memory.hot.pools_of(layer)):
+        for part, pool in enumerate(memory.hot.parts[layer]):
             mine = q if len(pool.heads) == self.shape.kv_heads else q[:, self._query_heads(pool.heads)]
-            bias, pages = memory.attends(layer, selection, runs_on(q, biased=True), part)
-            slots = memory.attended_slots(layer, bias, part)
-            self.kernels.add(runs_on(q, bias is not None))
+            slots, bias, pages = memory.reads.part(layer, selection, part)
+            self.kernels.add("torch" if bias is None else memory.reads.by)
             outs.append(decode_attention(mine, slots.keys, slots.values, bias, scaling, pages))
             biases.append(bias)
             if self.method.watches:
@@ -135,7 +148,7 @@ class Session:
         if self.observer is not None:
             self.observer.layer(layer, q[0, :, 0], biases, scaling, selection)
         if selection is not None and selection.now is not None:
-            memory.recall(layer, selection, later=True)
+            memory.recaller.recall(layer, selection, later=True)
         return out
 
     def look_ahead(self, layer: int, q: torch.Tensor) -> None:
@@ -144,11 +157,11 @@ class Session:
         selection = self._ahead[layer] = self.method.select(layer, q)
         if selection is not None:
             none = torch.zeros(self.shape.kv_heads, dtype=torch.bool, device=q.device)
-            self.memory.recall(layer, replace(selection, now=none), later=True)
+            self.memory.recaller.recall(layer, replace(selection, now=none), later=True)
 
     def _prefill(self, layer: int, q: torch.Tensor, scaling: float) -> torch.Tensor:
-        assert self.memory.prompt is not None
-        keys, values = self.memory.prompt.view(layer)
+        assert self.prompt is not None
+        keys, values = self.prompt.view(layer)
         self.observed.chunk(layer, q, keys, scaling)
         if self.reads_itself:
             return reading_attention(self.method, layer, q, keys[0], values[0], scaling)
@@ -162,8 +175,8 @@ class Session:
     def read(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Peeked, torch.Tensor | None]:
         """Copies of keys, values [L, H_kv, n, D] and last queries [L, Hq, w, D] of the prompt that has been put
         through, and what was seen of its last token."""
-        assert self.memory.prompt is not None
-        return self.memory.prompt.keys.clone(), self.memory.prompt.values.clone(), *self.observed.read()
+        assert self.prompt is not None
+        return self.prompt.keys.clone(), self.prompt.values.clone(), *self.observed.read()
 
     def adopt(
         self,
@@ -175,10 +188,10 @@ class Session:
     ) -> None:
         """Take a prompt that another session has read, instead of prefilling. Raises ValueError when the method needs
         what was not read."""
-        assert self.memory.prompt is not None
+        assert self.prompt is not None
         self.observed.adopt(queries, peeked if self.peeks else None, received, keys.shape[2])
         for layer in range(self.shape.layers):
-            self.memory.prompt.append(layer, keys[layer], values[layer])
+            self.prompt.append(layer, keys[layer], values[layer])
 
     def finish_prefill(self, surprisal: torch.Tensor | None) -> None:
         """The prompt is in: the method divides the device and places it. surprisal float32 [n], nats, NaN at position
@@ -186,7 +199,8 @@ class Session:
 
         Raises BudgetInfeasible; nothing has been decoded then.
         """
-        memory, limit = self.memory, self.context.budget_bytes
+        context, account, store = self.context, self.account, self.prompt
+        assert store is not None
         assert not self.peeks or self.observed.peeked is not None, (
             f"{self.method.name} peeks, and the last prompt token was not put through"
         )
@@ -194,13 +208,25 @@ class Session:
         layout, placement = self.method.prefill_end(prompt)
         del prompt
         self.observed.release()
-        memory.lay_out(layout, self.context.rotate)
+        self._memory = memory = Memory(
+            self.shape,
+            layout,
+            store,
+            context.prompt_tokens + context.max_new,
+            account,
+            self.ledger,
+            context.rotate,
+            self.counterfactual,
+        )
         self.hold_method()
-        memory.place_prompt(placement)
-        self.prefill_peak = memory.account.peak
+        memory.place_prompt(placement, store)
+        self.prompt = None
+        account.release("prompt")
+        self.prefill_peak = account.peak
         self.hold_method()
-        memory.account.limit = None if limit is None else limit + memory.beside_bytes
-        memory.account.start_step()
+        if context.budget_bytes is not None:
+            account.limit = context.budget_bytes + memory.counterfactual_bytes
+        account.start_step()
         self.decoding = True
 
     def begin_step(self, step: int, previous: StepEnd | None) -> None:
@@ -223,14 +249,16 @@ class Session:
             if change.opened is not None:
                 memory.name(change.opened)
             if change.evicted is not None:
-                memory.evict(change.evicted)
+                memory.evictions.evict(change.evicted)
         if change is not None:
             self.hold_method()
 
     def hold_method(self) -> None:
         """Count the tensors the method holds now."""
         for name, tensors in self.method.held().items():
-            self.memory.account.hold(f"method:{name}", *tensors)
+            self.account.hold(f"method:{name}", *tensors)
 
     def close(self) -> None:
-        self.memory.close()
+        """Give back the link and the cold tier's memory, where they were taken."""
+        if self._memory is not None:
+            self._memory.link.close()

@@ -41,7 +41,7 @@ class SessionStep:
     def __call__(self, number: int, tokens: Sequence[int], ended: Sequence[StepEnd | None]) -> torch.Tensor:
         (token,), (previous,) = tokens, ended
         if self.session.observer is None:
-            self.session.memory.told.forget()
+            self.session.memory.discard()
         self.session.begin_step(number, previous)
         fed = torch.tensor([[token]], device=self.model.device)
         with self.ahead:

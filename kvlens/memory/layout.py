@@ -101,7 +101,7 @@ class Layout:
     """coarse entries say themselves how many tokens they stand for (Placement.coarse_counts)"""
     farthest: int = 0
     """in layers that are not dense, keys farther than this from the step's own token are seen as if they lay just so
-    far (kvlens/memory/distance.py); 0: where they are"""
+    far (kvlens/memory/reads.py); 0: where they are"""
     closed: bool = False
     """in layers that are not dense, the gaps between a KV head's tokens are closed: keys are seen as if the tokens that
     are left lay side by side up to the step's own"""

@@ -1,15 +1,16 @@
-"""The ledger: no byte moves between the tiers without a line here."""
+"""The ledger of bytes: no byte moves between the tiers without a line here; and the log of everything else that happens
+in the memory."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
-from kvlens.rows import CAUSES, TransferRow
+from kvlens.rows import CAUSES, CutRow, EventRow, SpanHeadRow, TransferRow
 
 
 @dataclass
@@ -118,6 +119,86 @@ class Ledger:
         self._open = left
         return [row for entry in done for row in entry.rows(self.zero_ns)]
 
-    def forget(self) -> None:
-        """Nobody wants the rows of the copies that have ended; `total` stays."""
+    def discard(self) -> None:
+        """Discard the rows of the copies that have ended; `total` stays."""
         self._open = [entry for entry in self._open if not entry.end_ns]
+
+
+_Batch = tuple[int, bool, int | None, Sequence[str], Sequence[int | None], Sequence[int | None], Sequence[float | None]]
+"""step, whether the layer had attended in it, layer; kinds, KV heads, spans, values"""
+
+
+class MemoryLog:
+    """What happened in the memory, in order, until the recorder takes it. What a layer's KV heads do at once is one
+    entry; rows are made when the recorder takes them. `step`: of what is logged from now on; `attended`: the layer that
+    attended last in it, later layers are still to come."""
+
+    def __init__(self) -> None:
+        self.step = self.attended = -1
+        self._events: list[_Batch] = []
+        self._cuts: list[CutRow] = []
+        self._stored: list[Callable[[], list[SpanHeadRow]]] = []
+
+    def event(
+        self,
+        kind: str,
+        layer: int | None = None,
+        kv_head: int | None = None,
+        span: int | None = None,
+        value: float | None = None,
+    ) -> None:
+        """Log one event."""
+        self._events.append((self.step, self._after(layer), layer, (kind,), (kv_head,), (span,), (value,)))
+
+    def events_of(
+        self,
+        kinds: str | Sequence[str],
+        layer: int,
+        kv_heads: np.ndarray,
+        spans: np.ndarray,
+        values: np.ndarray | None = None,
+    ) -> None:
+        """Log an event for each unit (KV head, span) [n] of a layer, in this order. kinds: one for all, or one of each;
+        values: NaN: none."""
+        named = (kinds,) * len(spans) if isinstance(kinds, str) else kinds
+        known = np.full(len(spans), None)
+        if values is not None:
+            known[~np.isnan(values)] = values[~np.isnan(values)]
+        units = kv_heads.tolist(), spans.tolist(), known.tolist()
+        self._events.append((self.step, self._after(layer), layer, named, *units))
+
+    def _after(self, layer: int | None) -> bool:
+        return layer is not None and layer <= self.attended
+
+    def cuts(self, rows: Sequence[CutRow]) -> None:
+        """Log ranks, scores and cuts of tokens that were not kept."""
+        self._cuts += rows
+
+    def stored(self, rows: Callable[[], list[SpanHeadRow]]) -> None:
+        """Log how spans are stored in the cold tier, or packed. rows: makes the rows when they are taken."""
+        self._stored.append(rows)
+
+    def __iter__(self) -> Iterator[EventRow]:
+        for step, after, layer, kinds, kv_heads, spans, values in self._events:
+            for kind, kv_head, span, value in zip(kinds, kv_heads, spans, values, strict=True):
+                yield EventRow(step, layer, kv_head, None, kind, span, value, after)
+
+    def take_events(self) -> list[EventRow]:
+        """Return the events since the last call."""
+        rows = list(self)
+        self._events.clear()
+        return rows
+
+    def take_cuts(self) -> list[CutRow]:
+        """Return the cuts since the last call."""
+        rows, self._cuts = self._cuts, []
+        return rows
+
+    def take_stored(self) -> list[SpanHeadRow]:
+        """Return how the spans are stored that were stored or packed since the last call."""
+        makers, self._stored = self._stored, []
+        return [row for make in makers for row in make()]
+
+    def discard(self) -> None:
+        """Discard what nobody has taken: nothing is recorded."""
+        self._events, self._cuts, self._stored = [], [], []

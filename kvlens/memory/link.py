@@ -1,5 +1,5 @@
 """The link between the tiers, behind one interface. On a CPU both tiers are host memory and a worker thread does real
-copies ('host-copy'); behind a CUDA device they are copies of its DMA engines ('pcie-dma', kvlens/memory/cudalink.py).
+copies ('host-copy'); behind a CUDA device they are copies of its DMA engines ('pcie-dma', kvlens/memory/cuda_link.py).
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ from typing import Protocol
 
 import torch
 
+from kvlens.memory.copies import Mark, Piece
+from kvlens.memory.host_memory import HostMemory, Pageable
 from kvlens.memory.ledger import Entry, Ledger
-from kvlens.memory.move import Piece
-from kvlens.memory.pinned import HostMemory, Pageable
-from kvlens.memory.streams import Mark
 
 
 @dataclass

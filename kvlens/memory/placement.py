@@ -3,14 +3,68 @@ attends."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 
 from kvlens.memory.codec import Codec
-from kvlens.memory.kept import Kept
 from kvlens.spans import Span
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Positions that stay, ragged over layers and KV heads. A dimension of size 1 speaks for all layers or KV heads."""
+
+    positions: torch.Tensor
+    """int64 [L|1, H_kv|1, m], ascending, -1 behind the last one where a KV head keeps fewer"""
+    score: torch.Tensor | None = None
+    """float32 [L|1, H_kv|1, n] of the positions from 0 on: by which they were ranked, the highest kept; NaN: not
+    ranked, kept for a reason of its own or gone without a comparison. None: the method ranks nothing"""
+    newest: bool = False
+    """what is not kept went since it is old: logged as ranked by position, without scores"""
+
+    @classmethod
+    def everywhere(cls, positions: torch.Tensor, score: torch.Tensor | None = None) -> Kept:
+        """The same positions [m] for every layer and KV head."""
+        return cls(positions[None, None], score)
+
+    @classmethod
+    def ragged(
+        cls, positions: Sequence[Sequence[torch.Tensor]], score: torch.Tensor | None = None, newest: bool = False
+    ) -> Kept:
+        """positions[layer][KV head]: int64 [m of it], ascending; a layer with one entry speaks for all its KV heads."""
+        most = max((len(head) for layer in positions for head in layer), default=0)
+        device = positions[0][0].device
+        table = torch.full((len(positions), len(positions[0]), most), -1, dtype=torch.long, device=device)
+        for at, layer in enumerate(positions):
+            for head, kept in enumerate(layer):
+                table[at, head, : len(kept)] = kept
+        return cls(table, score, newest)
+
+    @classmethod
+    def masked(cls, mask: torch.Tensor, score: torch.Tensor | None = None) -> Kept:
+        """The positions where mask bool [L|1, H_kv|1, n] is true."""
+        n = mask.shape[-1]
+        order = torch.where(mask, torch.arange(n, device=mask.device), n).sort(-1).values
+        order = order[..., : int(mask.sum(-1).max())] if mask.numel() else order
+        return cls(torch.where(order < n, order, -1), score)
+
+    def of(self, layers: slice, heads: slice) -> torch.Tensor:
+        """The positions of some layers and KV heads, int64 [l|1, h|1, m], without columns that none of them fills."""
+        positions = self.positions
+        if positions.shape[0] > 1:
+            positions = positions[layers]
+        if positions.shape[1] > 1:
+            positions = positions[:, heads]
+        most = int((positions >= 0).sum(-1).max()) if positions.numel() else 0
+        return positions[..., :most]
+
+    def mask(self, n: int) -> torch.Tensor:
+        """bool [L|1, H_kv|1, n]: kept."""
+        size = (*self.positions.shape[:2], n + 1)
+        found = torch.zeros(size, dtype=torch.bool, device=self.positions.device)
+        return found.scatter_(2, torch.where(self.positions < 0, n, self.positions), True)[..., :n]
 
 
 @dataclass

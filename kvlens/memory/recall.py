@@ -1,8 +1,4 @@
-"""The recall zones of a layer: which spans are there for each KV head, in which slots, and what has to go.
-
-Host bookkeeping only: it decides (kernels/zone_torch.py says how), `Memory` moves. Of a span the zone may hold the
-leading tokens only. Shapes: H_kv KV heads, S span ids, W wishes.
-"""
+"""Brings spans from the cold tier into the recall zones, before a step's attention or beside it."""
 
 from __future__ import annotations
 
@@ -11,81 +7,212 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from kvlens.kernels.zone_tables import CellPlan, Wishes, ZoneTables
-from kvlens.kernels.zone_torch import decide
+from kvlens.memory.cold_tier import ColdTier
+from kvlens.memory.hot_tier import FREE, HotTier, Pool
+from kvlens.memory.layout import Layout
+from kvlens.memory.ledger import Ledger, MemoryLog
+from kvlens.memory.link import Buffer, Link, Ticket
+from kvlens.memory.placement import Selection
+from kvlens.memory.recall_batch import Missing, RecallBatch, Stage
+from kvlens.memory.recall_zone import Plan, RecallZone, TokenZone
+from kvlens.memory.span_table import SpanTable
+
+ARRIVAL = {"zoom": "zoom_in", "prefetch": "prefetch", "correction": "correction"}
+"""Event that logs a span's arrival, by the cause of its transfer; 'recall' for the others."""
+DEPARTURE = {"zoom": "zoom_out"}
+"""Event that logs that the device gave a span up; 'release' for the others."""
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What one recall of a layer does. Tokens; rows go by KV head, then by priority.
+@dataclass
+class _Arrival:
+    units: Missing
+    pool: Pool
+    ticket: Ticket
 
-    missing int64 [4, n]: KV head, span, which of its tokens comes first, and how many of them have to come; slots int64
-    [sum of these]: where they go; freed bool [H_kv, size]: the zone's slots whose content is given up, taken again or
-    not; gone int64 [2, m]: KV head and span of which nothing is left, the least recently wanted first; refused int64
-    [2, r]: those that do not fit the zone beside the ones of higher priority.
+
+class Recaller:
+    """Owns the zones' bookkeeping, the staging buffers, the copies under way and this step's counts. All units that the
+    KV heads of a layer's part miss at once are one entry of the ledger and one job of the link.
+
+    `counts`: per (layer, KV head) of this step: n_recalled, n_reused (spans), recalled_tokens, reused_tokens,
+    ideal_bytes (NaN: no recall truncated its reuse).
     """
 
-    missing: np.ndarray
-    slots: np.ndarray
-    freed: torch.Tensor
-    gone: np.ndarray
-    refused: np.ndarray
-    counts: dict[str, np.ndarray]
-    """int64 [H_kv]: n_recalled, n_reused (spans), recalled_tokens, reused_tokens, ideal_tokens: what had to come if
-    all that is there were reused"""
+    def __init__(
+        self, layout: Layout, hot: HotTier, cold: ColdTier, spans: SpanTable, ledger: Ledger, link: Link, log: MemoryLog
+    ) -> None:
+        self.shape, self.layout, self.hot, self.cold, self.spans = hot.shape, layout, hot, cold, spans
+        self._ledger, self._link, self._log = ledger, link, log
+        keys = hot.pools[0].keys
+        size = layout.staging_bytes // keys.dtype.itemsize
+        self.buffers = [
+            Buffer(torch.zeros(size, dtype=keys.dtype, device=keys.device)) for _ in range(layout.staging_buffers)
+        ]
+        self._stage = Stage(self.buffers, layout.streamed)
+        self.zones = [
+            RecallZone(self.shape.kv_heads, spans.capacity, *self._recall_slots(layer), cold.page)
+            for layer in range(self.shape.layers)
+        ]
+        self._lengths = torch.from_numpy(spans.host_lengths)
+        self.token_zones: dict[int, TokenZone] = {}
+        """of the layers that recall single tokens"""
+        self._under_way: list[list[_Arrival]] = [[] for _ in range(self.shape.layers)]
+        self._token_bytes = self.shape.head_token_bytes
+        self.start_step()
 
+    def _recall_slots(self, layer: int) -> tuple[int, int]:
+        """Return first slot and size of a layer's recall zone, the same for all KV heads that are not whole; 0 where
+        all are."""
+        pools = [pool for pool in self.hot.parts[layer] if (layer, pool.heads.start) not in self.layout.whole]
+        zones = {(pool.start["recall"], pool.zones.recall) for pool in pools}
+        assert len(zones) <= 1 or not any(size for _, size in zones), f"layer {layer} has several recall zones"
+        return zones.pop() if zones else (0, 0)
 
-class RecallZone:
-    """Slots [first, first + size) of every KV head of one layer. Spans stay until their slots are needed, the least
-    recently used go first. page: all spans are pages of so many tokens; 1: they have any length."""
+    def start_step(self) -> None:
+        """Begin this step's counts."""
+        size = (self.shape.layers, self.shape.kv_heads)
+        self.counts = {name: np.zeros(size) for name in ("n_recalled", "n_reused", "recalled_tokens", "reused_tokens")}
+        self.counts["ideal_bytes"] = np.full(size, np.nan)
 
-    def __init__(self, kv_heads: int, spans: int, first: int, size: int, page: int = 1) -> None:
-        self.first, self.size, self.page = first, size // page * page, page
-        self.tables = ZoneTables.empty(kv_heads, spans, size // page)
-        self._stamped = 0
-        """no span has a larger stamp"""
+    def recall(self, layer: int, selection: Selection, later: bool) -> None:
+        """Move the requested spans of the KV heads that are due to the device, as far as they fit: before the
+        attention, which waits for them, or `later`. A span in the cold tier stays there; the device's copy is given up
+        without a transfer."""
+        due = np.ones(self.shape.kv_heads, dtype=bool) if selection.now is None else selection.now.cpu().numpy()
+        due = due != later
+        cause = selection.later_cause if later else selection.cause
+        if due.any():
+            if selection.rows is not None:
+                missing = self._missing_tokens(layer, selection.rows, due, cause)
+            else:
+                missing = self._missing_spans(layer, selection, due, cause)
+            if missing is not None:
+                self._fetch(layer, missing, cause, blocking=not later)
+        if not later:
+            self.land(layer)
 
-    def plan(
-        self,
-        requested: torch.Tensor,
-        lengths: torch.Tensor,
-        fire: torch.Tensor,
-        read: torch.Tensor | None = None,
-        *,
-        fits: bool = False,
-        reuse: bool = True,
-        equal_reuse: bool = False,
-    ) -> Plan:
-        """Fit the wishes of the KV heads that `fire` into their zones, write that down and return it: as
-        kvlens.kernels.zone_tables.Wishes has them, on the CPU, with at least one column. lengths [S]: tokens of spans.
-        fits: they never exceed the zone."""
-        wishes = requested.shape[1]
-        clock = -(-self._stamped // wishes)
-        self._stamped = (clock + 1) * wishes
-        rounds = 1 if fits else None
-        asked = Wishes(requested, read, fire, torch.tensor(clock), rounds, reuse, equal_reuse)
-        return self._told(decide(self.tables, asked, lengths, self.page), requested)
-
-    def _told(self, found: CellPlan, requested: torch.Tensor) -> Plan:
-        page, wanted = self.page, requested.numpy()
-        count, accepted, there, stay = (x.numpy() for x in (found.count, found.accepted, found.there, found.stay))
-        missing = np.where(accepted, count - stay, 0)
-        short, over = missing.nonzero(), ((count > 0) & ~accepted).nonzero()
-        slots = self.first + found.fill.numpy().nonzero()[1][:, None] * page + np.arange(page)
-        heads, spans = found.gone.numpy().nonzero()
-        order = np.lexsort((self.tables.stamp.numpy()[heads, spans], heads))
-        counts = {
-            "n_recalled": (missing > 0).sum(1),
-            "n_reused": (accepted & (missing == 0)).sum(1),
-            "recalled_tokens": missing.sum(1) * page,
-            "reused_tokens": stay.sum(1) * page,
-            "ideal_tokens": np.where(accepted, count - there, 0).sum(1) * page,
-        }
-        return Plan(
-            np.stack((short[0], wanted[short], stay[short] * page, missing[short] * page)),
-            slots.ravel(),
-            found.freed.repeat_interleave(page, 1) if page > 1 else found.freed,
-            np.stack((heads[order], spans[order])),
-            np.stack((over[0], wanted[over])),
-            counts,
+    def _missing_spans(self, layer: int, selection: Selection, due: np.ndarray, cause: str) -> Missing | None:
+        """Fit the requested spans into the zone, count and log; return what has to come."""
+        truncated = selection.equal_reuse or not selection.reuse
+        if truncated:
+            self.counts["ideal_bytes"][layer, due] = 0.0
+        if not selection.requested.shape[1]:
+            return None
+        assert selection.tokens is None or self.cold.page == 1, "of a page all tokens are read"
+        plan = self.zones[layer].plan(
+            selection.requested.cpu(),
+            self._lengths,
+            torch.from_numpy(due),
+            None if selection.tokens is None else selection.tokens.amax(1, keepdim=True).cpu(),
+            fits=selection.fits,
+            reuse=selection.reuse,
+            equal_reuse=selection.equal_reuse,
         )
+        assert not (selection.fits and plan.refused.size), "the method promised that its requests fit"
+        ideal = plan.counts.pop("ideal_tokens") * self._token_bytes
+        self._count(layer, plan.counts)
+        if truncated:
+            self.counts["ideal_bytes"][layer] = np.where(due, ideal, self.counts["ideal_bytes"][layer])
+        self._give_up(layer, plan, cause)
+        return Missing.by_span(plan, self.cold, layer) if plan.slots.size else None
+
+    def _missing_tokens(self, layer: int, rows: torch.Tensor, due: np.ndarray, cause: str) -> Missing | None:
+        """Fit single tokens, positions int64 [H_kv, W], into the zone, count and log; return what has to come."""
+        kv_heads, capacity, slots = self.shape.kv_heads, self.spans.capacity, self.hot.slots(layer)
+        if layer not in self.token_zones:
+            first, size = self.hot.pool(layer).start["recall"], self.layout.of(layer).recall
+            self.token_zones[layer] = TokenZone(first, size, kv_heads)
+        plan = self.token_zones[layer].plan(rows.cpu().numpy(), np.flatnonzero(due))
+        before, after, came = (
+            head * capacity + self.spans.owner[position]
+            for head, position in (plan.before, plan.after, (plan.heads, plan.positions))
+        )
+        moved, held = (np.bincount(heads, minlength=kv_heads) for heads in (plan.heads, plan.after[0]))
+        n_recalled, n_reused = (
+            np.bincount(units // capacity, minlength=kv_heads) for units in (np.unique(came), np.setdiff1d(after, came))
+        )
+        counts = {"recalled_tokens": moved, "reused_tokens": held - moved}
+        self._count(layer, {"n_recalled": n_recalled, "n_reused": n_reused, **counts})
+        freed = torch.from_numpy(plan.freed).to(slots.role.device)
+        slots.role[freed[0], freed[1]] = FREE
+        gone = np.stack(np.divmod(np.setdiff1d(before, after), capacity))
+        self._mark(layer, gone, hot=False)
+        self._log.events_of(DEPARTURE.get(cause, "release"), layer, *gone)
+        return Missing.by_token(plan, self.spans) if len(plan.heads) else None
+
+    def _count(self, layer: int, counts: dict[str, np.ndarray]) -> None:
+        for name, count in counts.items():
+            self.counts[name][layer] += count
+
+    def _mark(self, layer: int, units: np.ndarray, hot: bool) -> None:
+        """Write whether units int64 [2, n] (KV heads, spans) of a layer have tokens in slots."""
+        heads, spans = torch.from_numpy(units).to(self.spans.is_hot.device)
+        self.spans.is_hot[layer][heads, spans] = hot
+
+    def _give_up(self, layer: int, plan: Plan, cause: str) -> None:
+        if plan.freed.any():
+            zone = self.zones[layer]
+            for pool in self.hot.parts[layer]:
+                if pool.zones.recall:
+                    role = pool.role[layer - pool.layers.start, :, zone.first : zone.first + zone.size]
+                    role.masked_fill_(plan.freed[pool.index[1]].to(role.device), FREE)
+        gone, refused = plan.gone, plan.refused
+        if gone.size:
+            self._mark(layer, gone, hot=False)
+        if gone.size or refused.size:
+            units = np.concatenate((gone, refused), 1)
+            order = units[0].argsort(kind="stable")  # of a KV head what is gone comes first
+            kinds = [DEPARTURE.get(cause, "release")] * gone.shape[1] + ["refused"] * refused.shape[1]
+            values = np.concatenate((np.full(gone.shape[1], np.nan), self.spans.host_lengths[refused[1]]))
+            heads, spans = units[:, order]
+            self._log.events_of([kinds[number] for number in order], layer, heads, spans, values[order])
+
+    def _fetch(self, layer: int, missing: Missing, cause: str, blocking: bool) -> None:
+        """Begin the copies, one for each part of the layer."""
+        for pool in self.hot.parts[layer]:
+            mine = np.isin(missing.kv_heads, pool.heads)
+            if mine.any():
+                self._fetch_into(pool, layer, missing if mine.all() else missing.where(mine), cause, blocking)
+
+    def _fetch_into(self, pool: Pool, layer: int, units: Missing, cause: str, blocking: bool) -> None:
+        whole = self.spans.host_lengths[units.spans] == units.counts
+        assert (whole | ~units.packed).all(), "part of a span can be recalled only where it is stored raw"
+        sizes = units.counts * self._token_bytes
+        if units.packed.any():
+            stored = self.cold.size[self.cold.place[layer], units.kv_heads, units.spans]
+            sizes = np.where(units.packed, stored, sizes)
+        entry = self._ledger.open(layer, units.kv_heads, units.spans, "h2d", cause, sizes, blocking)
+        limits = self.layout.recall_spans
+        longest = pool.zones.recall if limits is None else limits[1]
+        batch = RecallBatch(layer, units, pool, self.cold, self.spans, self._stage, longest)
+        self._under_way[layer].append(_Arrival(units, pool, self._link.bring(entry, batch)))
+
+    def land(self, layer: int) -> None:
+        """Wait for this layer's copies under way and name the slots they filled, so that they can be attended."""
+        if not self._under_way[layer]:
+            return
+        self._wait(layer)
+        for arrival in self._under_way[layer]:
+            units, entry = arrival.units, arrival.ticket.entry
+            slots, first = arrival.pool.slots(layer), arrival.pool.heads.start
+            named = torch.from_numpy(units.named(self.spans.host_starts, first)).to(slots.role.device)
+            heads, places, position, span, role = named
+            slots.position[heads, places] = position.to(torch.int32)
+            slots.span[heads, places] = span.to(torch.int32)
+            slots.role[heads, places] = role.to(torch.uint8)
+            self._mark(layer, np.stack((units.kv_heads, units.spans)), hot=True)
+            kind, sizes = ARRIVAL.get(entry.cause, "recall"), entry.sizes.astype(np.float64)
+            self._log.events_of(kind, layer, entry.kv_heads, entry.spans, sizes)
+        self._under_way[layer].clear()
+
+    def settle(self) -> None:
+        """Wait until every copy under way has ended, without naming its slots: the run is over, and no step waits for
+        these copies."""
+        self._ledger.step += 1
+        for layer in range(self.shape.layers):
+            self._wait(layer)
+
+    def _wait(self, layer: int) -> None:
+        """Wait for the last copy first: the link works in order, so the last one carries the waiting time."""
+        for arrival in reversed(self._under_way[layer]):
+            arrival.ticket.wait()

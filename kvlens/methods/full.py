@@ -55,8 +55,7 @@ class FullKV(Method):
     def prefill_end(self, prompt: Prefilled) -> tuple[Layout, Placement]:
         import torch
 
-        from kvlens.memory.kept import Kept
-        from kvlens.memory.placement import Placement
+        from kvlens.memory.placement import Kept, Placement
 
         context, n = self.context, self.context.prompt_tokens
         self.refuse_below(self.floor_bytes(self.params, context.shape, n, context.max_new))

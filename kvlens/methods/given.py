@@ -15,7 +15,7 @@ from kvlens.shape import KVShape
 if TYPE_CHECKING:
     import torch
 
-    from kvlens.memory.spantable import SpanTable
+    from kvlens.memory.span_table import SpanTable
 
 
 class Rotate(Protocol):

@@ -110,8 +110,7 @@ class KIVI(Method):
     def _place(self, spans: list[Span]) -> Placement:
         import torch
 
-        from kvlens.memory.kept import Kept
-        from kvlens.memory.placement import Placement
+        from kvlens.memory.placement import Kept, Placement
 
         packed = ["quantised"] * len(spans)
         nothing = Kept.everywhere(torch.empty(0, dtype=torch.long, device=self.context.device))

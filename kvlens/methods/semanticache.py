@@ -131,8 +131,7 @@ class SemantiCache(Method):
     def prefill_end(self, prompt: Prefilled) -> tuple[Layout, Placement]:
         import torch
 
-        from kvlens.memory.kept import Kept
-        from kvlens.memory.placement import Placement
+        from kvlens.memory.placement import Kept, Placement
 
         context, p, shape, n = self.context, self.params, self.context.shape, self.context.prompt_tokens
         self.refuse_below(self.floor_bytes(p, shape, n, context.max_new))

@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 
 from kvlens.kernels.attend import attention_weights
-from kvlens.memory.hot import FREE, Pool
+from kvlens.memory.hot_tier import FREE, Pool
+from kvlens.memory.memory import Memory
 from kvlens.memory.placement import Selection
-from kvlens.memory.tiers import Memory
 from kvlens.recording.snapshot import Attended, PackedReads, Ranked, Snapshot, Zooms
 
 
@@ -57,7 +57,7 @@ class Freezer:
     ) -> None:
         seen = _Seen(q, biases, scaling, selection)
         if selection is not None and selection.now is not None:
-            seen.frozen = self._freeze(range(layer, layer + 1), [seen]), self.memory.is_hot[layer].clone()
+            seen.frozen = self._freeze(range(layer, layer + 1), [seen]), self.memory.spans.is_hot[layer].clone()
         self._seen.append(seen)
 
     def snapshot(self, position: int) -> Snapshot:
@@ -96,7 +96,7 @@ class Freezer:
         slots, or none. A layer in several parts is a run of its own."""
 
         def kind(layer: int) -> tuple[int, int, int]:
-            pools, bias = self.memory.hot.pools_of(layer), self._seen[layer].biases[0]
+            pools, bias = self.memory.hot.parts[layer], self._seen[layer].biases[0]
             alone = layer if self._seen[layer].frozen or len(pools) > 1 else -1
             return pools[0].layers.start, -1 if bias is None else bias.shape[-1], alone
 
@@ -112,7 +112,7 @@ class Freezer:
         fine = torch.zeros(
             shape.layers, shape.kv_heads, shape.group, memory.spans.capacity, dtype=torch.bool, device=memory.device
         )
-        hot = memory.is_hot.clone()
+        hot = memory.spans.is_hot.clone()
         zoomable = torch.zeros_like(hot)
         for layer, s in enumerate(self._seen):
             if s.selection is not None and s.selection.zoomable is not None:
@@ -133,19 +133,19 @@ class Freezer:
         return columns
 
     def _freeze(self, layers: range, seen: list[_Seen]) -> Attended:
-        pools = self.memory.hot.pools_of(layers.start)
+        pools = self.memory.hot.parts[layers.start]
         parts = [self._freeze_part(pool, layers, seen, part) for part, pool in enumerate(pools)]
         return parts[0] if len(parts) == 1 else _beside(parts)
 
     def _freeze_part(self, pool: Pool, layers: range, seen: list[_Seen], part: int) -> Attended:
         biases = [s.biases[part] for s in seen]
-        slots = self.memory.attended_together(layers, biases[0], part)
+        slots = self.memory.reads.together(layers, biases[0], part)
         bias = None if biases[0] is None else torch.stack([b for b in biases if b is not None])
         group = self.memory.shape.group
         q = torch.stack([s.q[pool.heads.start * group : pool.heads.stop * group] for s in seen])
         weights = attention_weights(q, slots.keys, bias, seen[0].scaling)
         role, span, position = (table.clone() for table in (slots.role, slots.span, slots.position))
-        return Attended(weights, bias, role, span, position, _share(seen, weights, pool.at[1]))
+        return Attended(weights, bias, role, span, position, _share(seen, weights, pool.index[1]))
 
 
 def _share(seen: list[_Seen], weights: torch.Tensor, heads: slice) -> torch.Tensor | None:

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from kvlens.instruments import Oracle, Scores
-from kvlens.memory.hot import FREE, ROLE
+from kvlens.memory.hot_tier import FREE, ROLE
 from kvlens.recording.oracle import compare, coverage, full_attention
 from kvlens.recording.selected import selection_recall
 from kvlens.recording.snapshot import Attended, Measured, Snapshot, Zooms

@@ -13,8 +13,8 @@ import torch
 
 from kvlens.instruments import Oracle
 from kvlens.kernels.attend import attention_weights
-from kvlens.memory.hot import ROLE
-from kvlens.memory.spantable import WINDOW
+from kvlens.memory.hot_tier import ROLE
+from kvlens.memory.span_table import WINDOW
 from kvlens.recording.snapshot import Attended, Snapshot
 from kvlens.recording.unread import unread
 from kvlens.rows import SpanRow

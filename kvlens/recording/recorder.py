@@ -16,8 +16,8 @@ import torch
 
 from kvlens.instruments import SpanKeys
 from kvlens.memory.ledger import Entry
+from kvlens.memory.memory import Memory
 from kvlens.memory.placement import Selection
-from kvlens.memory.tiers import Memory
 from kvlens.methods.base import Method
 from kvlens.recording.facts import Seen, Settled, StepFacts
 from kvlens.recording.freezing import Freezer
@@ -27,7 +27,7 @@ from kvlens.recording.sampling import OracleSampling
 from kvlens.recording.selfcheck import Tally
 from kvlens.recording.snapshot import Snapshot
 from kvlens.recording.spankeys import span_keys
-from kvlens.rows import JournalRow, PrefillRecord, PromptToken, SelfCheck, TraceSink
+from kvlens.rows import JournalRow, PrefillRecord, PromptToken, TraceSink
 
 RANKED_SPANS = 32
 """spans whose scores are logged, per (step, layer, KV head)"""
@@ -66,19 +66,25 @@ class Recorder:
         memory: Memory,
         method: Method,
         sink: TraceSink,
+        tally: Tally,
+        keys: torch.Tensor,
+        max_new: int,
         top_k: int = 16,
         coverage: bool = False,
         oracle: OracleSampling | None = None,
         follow: Follower | None = None,
     ) -> None:
-        """follow: sees steps long before they are measured."""
+        """tally: counts for the self-checks; keys: the prompt's [L, H_kv, n, D]; max_new: decode steps at most; follow:
+        sees steps long before they are measured."""
         assert coverage or oracle is None, "full attention by span needs coverage"
         self.memory, self.method, self.sink, self.top_k, self.coverage = memory, method, sink, top_k, coverage
         self.oracle, self._follow = oracle, follow
-        self._freezer, self._tally = Freezer(memory), Tally(memory)
-        self._owners: Owners | None = None
-        self._prompt_keys: torch.Tensor | None = None
-        """the prompt's keys [L, H_kv, n, D] until its spans are known"""
+        self._freezer, self._tally = Freezer(memory), tally
+        if coverage:
+            self._freezer.watch_keys(keys, max_new)
+        self._owners = None if oracle is None else Owners(keys.shape[2] + max_new, keys.device)
+        self._prompt_keys: torch.Tensor | None = keys
+        """of which means over spans are logged with the prompt"""
         self._error: BaseException | None = None
         self._newest: Seen | None = None
         """held back for one step, so that what the last step moved in the background still finds its record"""
@@ -100,29 +106,21 @@ class Recorder:
     ) -> None:
         self._freezer.layer(layer, q, biases, scaling, selection)
 
-    def prompt_keys(self, keys: torch.Tensor, max_new: int) -> None:
-        """The prompt's keys [L, H_kv, n, D], of which coverage keeps a copy and means over spans are logged."""
-        self._prompt_keys = keys
-        if self.coverage:
-            self._freezer.watch_keys(keys, max_new)
-        if self.oracle is not None:
-            self._owners = Owners(keys.shape[2] + max_new, keys.device)
-
     def prefill(self, tokens: list[PromptToken], prefill_us: int, peak_bytes: int) -> None:
         """Prefill has ended and the prompt is placed."""
         memory = self.memory
         record = PrefillRecord(
             tokens=tokens,
-            spans=memory.told.born(),
-            span_heads=memory.told.span_heads(),
-            transfers=memory.told.transfers(),
-            events=memory.told.events(),
+            spans=memory.spans.take_new(),
+            span_heads=memory.log.take_stored(),
+            transfers=memory.take_transfers(),
+            events=memory.log.take_events(),
             prefill_us=prefill_us,
             prefill_peak_bytes=peak_bytes,
             cold_bytes=memory.cold.bytes,
             resident_bytes=memory.account.resident,
             journal=self._journal(),
-            cuts=memory.told.cuts(),
+            cuts=memory.log.take_cuts(),
             span_keys=self._span_keys(),
         )
         self._tally.opened(memory.ledger.opened)
@@ -149,11 +147,11 @@ class Recorder:
             peak_bytes=account.peak,
             cold_bytes=memory.cold.bytes,
             kv=self._kv_columns(memory.ledger.opened),
-            events=memory.told.events(),
-            spans=memory.told.born(),
-            span_heads=memory.told.span_heads(),
+            events=memory.log.take_events(),
+            spans=memory.spans.take_new(),
+            span_heads=memory.log.take_stored(),
             journal=self._journal(),
-            cuts=memory.told.cuts(),
+            cuts=memory.log.take_cuts(),
             record_us=(time.perf_counter_ns() - began) // 1000,
         )
         if self._follow is not None:
@@ -173,7 +171,7 @@ class Recorder:
             return
         seen, self._newest = self._newest, None
         step = seen.facts.step
-        settled = Settled(seen, self.memory.told.transfers(step), self.memory.ledger.waited_ns(step) // 1000)
+        settled = Settled(seen, self.memory.take_transfers(step), self.memory.ledger.waited_ns(step) // 1000)
         self._tally.rows(settled.transfers)
         self._batch.append(settled)
         if len(self._batch) >= self._together(seen.shot):
@@ -190,7 +188,7 @@ class Recorder:
     def finish(self) -> None:
         """Wait for copies under way, measure what is in flight and end the thread. Raises what the sink raised."""
         if self._newest is not None:
-            self.memory.settle()
+            self.memory.recaller.settle()
         self._complete_newest()
         if self._batch:
             self._queue.put(self._batch)
@@ -201,12 +199,8 @@ class Recorder:
         if self._error is not None:
             raise self._error
 
-    def checks(self) -> list[SelfCheck]:
-        """The truths this run can check on itself, to be stored with it. Call after `finish`."""
-        return self._tally.checks()
-
     def _journal(self) -> list[JournalRow]:
-        step = self.memory.step
+        step = self.memory.log.step
         return [
             JournalRow(
                 step,

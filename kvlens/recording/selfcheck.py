@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from kvlens.memory.ledger import Entry
-from kvlens.memory.tiers import Memory
+from kvlens.memory.budget import BudgetAccount
+from kvlens.memory.ledger import Entry, Ledger
 from kvlens.recording.snapshot import Measured
 from kvlens.rows import MASS_COLUMNS, SelfCheck, TransferRow
+from kvlens.shape import KVShape
 
 MASS_TOLERANCE = 1e-3
 
@@ -27,8 +28,8 @@ def worse(error: float, other: float) -> float:
 class Tally:
     """Counts what the self-checks compare."""
 
-    def __init__(self, memory: Memory) -> None:
-        self.memory = memory
+    def __init__(self, shape: KVShape, ledger: Ledger, account: BudgetAccount) -> None:
+        self._shape, self._ledger, self._account = shape, ledger, account
         self.worst_mass = self.worst_oracle = 0.0
         self.oracle_rows = self.oracle_expected = 0
         self.head_rows = self.steps = self.over_budget = 0
@@ -47,7 +48,7 @@ class Tally:
         self.worst_mass = worse(self.worst_mass, step.worst)
         numbers = [np.isfinite(step.head[name]) for name in ("entropy", *MASS_COLUMNS)]
         self.head_rows += int(np.logical_and.reduce(numbers).sum())
-        self.oracle_expected += sampled * self.memory.shape.q_heads
+        self.oracle_expected += sampled * self._shape.q_heads
         if step.oracle is not None:
             self.worst_oracle = worse(self.worst_oracle, step.oracle_worst)
             self.oracle_rows += int(np.isfinite(step.oracle.tail_full).sum())
@@ -61,7 +62,7 @@ class Tally:
             self.row_bytes[row.direction] += row.bytes
 
     def checks(self) -> list[SelfCheck]:
-        shape, total, limit = self.memory.shape, self.memory.ledger.total, self.memory.account.limit
+        shape, total, limit = self._shape, self._ledger.total, self._account.limit
         expected = self.steps * shape.layers * shape.q_heads
         moved, rows = (", ".join(f"{d} {table[d]} B" for d in ("h2d", "d2h")) for table in (total, self.row_bytes))
         checks: list[tuple[str, bool, float, Any]] = [

@@ -29,7 +29,7 @@ def fails(*arguments):
 seen.decode_attention = fails
 """,
     "host": """
-import kvlens.memory.prompt as seen
+import kvlens.memory.hot_tier as seen
 class Full:
     def __getattr__(self, name): return getattr(torch, name)
     def zeros(self, *shape, **more):
@@ -37,7 +37,7 @@ class Full:
 seen.torch = Full()
 """,
     "pinned": """
-import kvlens.memory.tiers as seen
+import kvlens.memory.memory as seen
 from fakestreams import FakeDevice
 device = FakeDevice(eager=True, refused_after=100_000)
 seen.link_for = lambda at, ledger: device.link(ledger)

@@ -13,12 +13,13 @@ from support import ListSink, makes, random_prompt, run, task_prompt
 from kvlens import methods
 from kvlens.engine.engine import Engine, Options
 from kvlens.engine.hf_attention import attending
-from kvlens.memory.dropped import Dropped
+from kvlens.memory.counterfactual import Counterfactual
 from kvlens.memory.holds import Drop, Hold
-from kvlens.memory.hot import FREE, ROLE, Slots
-from kvlens.memory.layout import SLOT_TABLE_BYTES
-from kvlens.memory.spantable import SpanTable
+from kvlens.memory.hot_tier import FREE, ROLE, HotTier, Slots
+from kvlens.memory.layout import SLOT_TABLE_BYTES, Layout, Zones
+from kvlens.memory.span_table import SpanTable
 from kvlens.rows import MASS_COLUMNS, SpanRow
+from kvlens.shape import KVShape
 
 NAMES = makes()
 NEW = 8
@@ -193,19 +194,20 @@ def test_the_bytes_of_a_hold(demo: Any) -> None:
     for session in sessions:
         for layer in range(shape.layers):
             filling = torch.randn(shape.kv_heads, 299, shape.head_dim)
-            session.memory.prompt.append(layer, filling, filling)
+            session.prompt.append(layer, filling, filling)
         session.finish_prefill(torch.zeros(299))
         session.begin_step(0, None)
     plain, held = (session.memory for session in sessions)
     slot = shape.head_token_bytes + SLOT_TABLE_BYTES
     zone = (50 + 40) * shape.kv_heads * slot  # 50 slots in layer 2, 40 in layer 5, for both KV heads
-    tables = sum(t.untyped_storage().nbytes() for t in held.held.tensors())
-    assert held.account.by_name()["held"] == held.held_bytes == zone + tables
-    assert held.account.resident - plain.account.resident == held.held_bytes
+    tables = sum(t.untyped_storage().nbytes() for t in held.counterfactual.tensors()["held"])
+    assert held.account.by_name()["held"] == held.counterfactual_bytes == zone + tables
+    assert held.account.resident - plain.account.resident == held.counterfactual_bytes
     assert {k: v for k, v in held.account.by_name().items() if k != "held"} == {
         k: v for k, v in plain.account.by_name().items() if k != "held"
     }
-    assert held.held.tokens == 50 + 20 + 40
+    attended = sum(int((pool.held(layer).role != FREE).sum()) for pool in held.hot.pools for layer in pool.layers)
+    assert attended == 50 + 20 + 40
     for session in sessions:
         session.close()
 
@@ -298,14 +300,17 @@ def test_a_summary_goes_with_the_last_of_its_tokens_and_a_step_keeps_its_own_tok
     ends = ((0, 8), (0, 4), (4, 4), (4, 8))
     spans.add([SpanRow(0, "page", start, end, -1, "") for start, end in ends])  # the third stands for no tokens
     coarse, token, free = ROLE["coarse"], ROLE["resident"], FREE
+    shape = KVShape(1, 1, 1, 2, 4)
+    hot = HotTier(shape, Layout(Zones(0, 0, 0, 6), 4), 0, torch.float32, torch.device("cpu"))
     role = torch.tensor([[coarse, coarse, coarse, token, token, free]], dtype=torch.uint8)
     span = torch.tensor([[1, 2, 3, 3, 3, 0]], dtype=torch.int32)
     position = torch.tensor([[0, 4, 4, 5, 8, -1]], dtype=torch.int32)
     slots = Slots(torch.zeros(1, 6, 2), torch.zeros(1, 6, 2), position, span, role)
 
     def attended(*ranges: tuple[int, int]) -> list[int]:
-        dropped = Dropped([Drop(0, start, end, ((0, 0),)) for start, end in ranges], 1, 9, torch.device("cpu"))
-        dropped.start_step(0, 8)
+        drops = [Drop(0, start, end, ((0, 0),)) for start, end in ranges]
+        dropped = Counterfactual((), drops, 1, 9, 9, torch.device("cpu"))
+        dropped.start_step(hot, 0, 8)
         bias = torch.zeros(1, 1, 6).masked_fill(role == FREE, float("-inf"))
         return dropped.hide(0, slice(0, 1), slots, spans, bias)[0, 0].isfinite().nonzero().ravel().tolist()
 

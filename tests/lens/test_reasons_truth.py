@@ -18,14 +18,13 @@ from store_support import KeepingReader
 
 from kvlens.demo.encode import demo_encode
 from kvlens.demo.tasks import make_prompt
-from kvlens.kernels.choice import Backend
 from kvlens.kernels.pool_attend import Live
 from kvlens.lens.facts import NOTHING, Facts
 from kvlens.lens.place import Ranking
 from kvlens.lens.reasons import Reason, explain, reason
-from kvlens.memory.hot import FREE, ROLE
+from kvlens.memory.hot_tier import FREE, ROLE
 from kvlens.memory.placement import Selection
-from kvlens.memory.tiers import Memory
+from kvlens.memory.reads import Reads
 from kvlens.meta import Held
 from kvlens.runs.carrying import carry_out
 from kvlens.runs.request import RunRequest
@@ -91,24 +90,24 @@ def beside(some: tuple[torch.Tensor, ...], more: tuple[torch.Tensor, ...]) -> tu
 def slots(monkeypatch: pytest.MonkeyPatch) -> Table:
     """What the runs of a test attend."""
     seen: Table = {}
-    plain = Memory.attends
+    plain = Reads.bias
 
-    def attends(
-        memory: Memory, layer: int, selection: Selection | None, by: Backend, part: int = 0
+    def bias(
+        reads: Reads, layer: int, selection: Selection | None, part: int = 0
     ) -> tuple[torch.Tensor | None, Live | None]:
-        made, pages = plain(memory, layer, selection, by, part)
-        here = memory.attended_slots(layer, made, part)
+        made, pages = plain(reads, layer, selection, part)
+        here = reads.slots(layer, made, part)
         role, span = here.role.clone(), here.span.clone()
         open_ = (
-            torch.ones(len(role), memory.shape.group, role.shape[1], dtype=torch.bool)
+            torch.ones(len(role), reads.hot.shape.group, role.shape[1], dtype=torch.bool)
             if made is None
             else made > -torch.inf
         )
         mine = role, span, open_
-        seen[memory.step, layer] = beside(seen[memory.step, layer], mine) if part else mine
+        seen[reads.log.step, layer] = beside(seen[reads.log.step, layer], mine) if part else mine
         return made, pages
 
-    monkeypatch.setattr(Memory, "attends", attends)
+    monkeypatch.setattr(Reads, "bias", bias)
     return seen
 
 

@@ -10,11 +10,10 @@ import torch
 
 from kvlens.demo.encode import demo_encode
 from kvlens.demo.tasks import make_prompt
-from kvlens.kernels.choice import Backend
 from kvlens.kernels.pool_attend import Live
-from kvlens.memory.hot import ROLE
+from kvlens.memory.hot_tier import ROLE
 from kvlens.memory.placement import Selection
-from kvlens.memory.tiers import Memory
+from kvlens.memory.reads import Reads
 from kvlens.runs.carrying import carry_out
 from kvlens.runs.request import RunRequest
 from kvlens.store.reader import TraceReader
@@ -37,21 +36,21 @@ def test_a_state_is_that_of_the_slots_while_the_step_attended(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: dict[tuple[int, int], torch.Tensor] = {}
-    plain = Memory.attends
+    plain = Reads.bias
 
-    def attends(
-        memory: Memory, layer: int, selection: Selection | None, by: Backend, part: int = 0
+    def bias(
+        reads: Reads, layer: int, selection: Selection | None, part: int = 0
     ) -> tuple[torch.Tensor | None, Live | None]:
-        pool = memory.hot.pools_of(layer)[part]
+        pool = reads.hot.parts[layer][part]
         slots = pool.slots(layer)
         there = torch.isin(slots.role, torch.tensor(TOKENS, dtype=torch.uint8))
-        counts = torch.zeros(len(pool.heads), memory.spans.capacity, dtype=torch.long)
+        counts = torch.zeros(len(pool.heads), reads.spans.capacity, dtype=torch.long)
         counts.scatter_add_(1, slots.span.long(), there.long())
-        table = seen.setdefault((memory.step, layer), torch.zeros(memory.shape.kv_heads, memory.spans.capacity))
+        table = seen.setdefault((reads.log.step, layer), torch.zeros(reads.hot.shape.kv_heads, reads.spans.capacity))
         table[pool.heads.start : pool.heads.stop] = counts.float()
-        return plain(memory, layer, selection, by, part)
+        return plain(reads, layer, selection, part)
 
-    monkeypatch.setattr(Memory, "attends", attends)
+    monkeypatch.setattr(Reads, "bias", bias)
     method, budget, overrides, new = RUNS[name]
     made = make_prompt("multikey", 400, 0.3, 9_100_001, demo_encode())
     source = PromptText(made.text, made.answer, made.needle, "multikey", 1)

@@ -12,7 +12,7 @@ from static_support import CASES, decoder
 from support import random_llama, random_prompt
 from test_compiled import on_random
 
-from kvlens.memory import cudalink
+from kvlens.memory import cuda_link
 from kvlens.memory.codec import Cut
 from kvlens.shortage import Shortage
 
@@ -28,7 +28,7 @@ def small() -> Any:
 def put_behind(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
     """A device behind every memory made from now on."""
     made = FakeDevice(seed=5, eager=True, lazy=True)
-    monkeypatch.setattr("kvlens.memory.tiers.link_for", lambda at, ledger: made.link(ledger))
+    monkeypatch.setattr("kvlens.memory.memory.link_for", lambda at, ledger: made.link(ledger))
     return made
 
 
@@ -62,7 +62,7 @@ def test_what_leaves_the_window_is_one_copy_per_layer(small: Any, case: Any, mon
     device, case = put_behind(monkeypatch), on_random(case)
     made = decoder(small, random_prompt(400), case, STEPS)
     memory, issued, found = made.session.memory, list[int](), list[tuple[int, ...]]()
-    leave, copy = memory.leave_window, cudalink._copy
+    leave, copy = memory.leave_window, cuda_link._copy
 
     def counted(pieces: Any) -> None:
         issued.extend(target.nbytes for target, _ in pieces)
@@ -77,7 +77,7 @@ def test_what_leaves_the_window_is_one_copy_per_layer(small: Any, case: Any, mon
         lines = sum(len(entry.sizes) for entry in entries)
         found.append((len(issued), len(entries), lines, sum(issued) - sum(entry.bytes for entry in entries)))
 
-    monkeypatch.setattr(cudalink, "_copy", counted)
+    monkeypatch.setattr(cuda_link, "_copy", counted)
     monkeypatch.setattr(memory, "leave_window", leaves)
     made.decode(STEPS)
     made.close()

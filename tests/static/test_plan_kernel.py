@@ -28,7 +28,13 @@ def state(made: Any) -> list[torch.Tensor]:
     recall, memory = made.session.recall, made.session.memory
     tables = [getattr(t, field.name) for t in recall.tables.values() for field in fields(t) if field.name != "stamp"]
     stamps = [torch.where(t.held > 0, t.stamp, 0) for t in recall.tables.values()]
-    return [*tables, *stamps, *(x for pool in memory.hot.pools for x in pool.tensors()), memory.is_hot, recall.moved]
+    return [
+        *tables,
+        *stamps,
+        *(x for pool in memory.hot.pools for x in pool.tensors()),
+        memory.spans.is_hot,
+        recall.moved,
+    ]
 
 
 @pytest.mark.skipif(not INTERPRET, reason="Triton's interpreter is off")

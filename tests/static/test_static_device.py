@@ -76,7 +76,7 @@ def on_device(made: FakeDevice) -> Iterator[None]:
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
     made = FakeDevice(seed=7, eager=True)
-    monkeypatch.setattr("kvlens.memory.tiers.link_for", lambda at, ledger: made.link(ledger))
+    monkeypatch.setattr("kvlens.memory.memory.link_for", lambda at, ledger: made.link(ledger))
     monkeypatch.setattr(cuda, "aside", lambda device: cuda.InOrder())
     monkeypatch.setattr(pool_attend, "_attend_slots", attends)
     monkeypatch.setattr("kvlens.lab.gpu.static.attend.slot_tables_triton", slot_tables_torch)

@@ -39,7 +39,7 @@ def test_a_run_over_streams_is_the_run_over_threads(
     plain = run(demo, prompt, name, sink=host, **settings)
     for lazy in (True, False):
         streams, device = ListSink(), FakeDevice(seed=1, eager=True, lazy=lazy)
-        monkeypatch.setattr("kvlens.memory.tiers.link_for", lambda at, ledger, device=device: device.link(ledger))
+        monkeypatch.setattr("kvlens.memory.memory.link_for", lambda at, ledger, device=device: device.link(ledger))
         other = run(demo, prompt, name, sink=streams, **settings)
         assert plain.ids == other.ids
         assert all(torch.equal(a, b) for a, b in zip(plain.logits, other.logits, strict=True))
@@ -58,6 +58,6 @@ def test_a_model_that_does_not_wait_attends_something_else(
     settings = {**SETTINGS, "preset": "demo", "read": prompts.read(prompt, "freekv")}
     plain = run(demo, prompt, "freekv", **settings)
     device = FakeDevice(seed=1, eager=True, lazy=True, broken=frozenset({("compute", "waits")}))
-    monkeypatch.setattr("kvlens.memory.tiers.link_for", lambda at, ledger: device.link(ledger))
+    monkeypatch.setattr("kvlens.memory.memory.link_for", lambda at, ledger: device.link(ledger))
     other = run(demo, prompt, "freekv", **settings)
     assert not all(torch.equal(a, b) for a, b in zip(plain.logits, other.logits, strict=True))

@@ -17,7 +17,7 @@ from support import ListSink, Prompts, makes, preset_of, run, share_of
 from kvlens.engine.engine import Engine
 from kvlens.engine.session import Session
 from kvlens.kernels import attend
-from kvlens.memory.cudalink import CudaLink
+from kvlens.memory.cuda_link import CudaLink
 from kvlens.recording.recorder import Recorder
 
 NEW = 4
@@ -122,7 +122,7 @@ def test_no_method_mixes_devices(
         with FakeCuda():
             work(self)
 
-    monkeypatch.setattr("kvlens.memory.tiers.link_for", link_for)
+    monkeypatch.setattr("kvlens.memory.memory.link_for", link_for)
     monkeypatch.setattr(attend, "backend", lambda tensor: "torch")
     monkeypatch.setattr(Engine, "context", on_device)
     monkeypatch.setattr(Session, "write", lambda self, layer, *kv: write(self, layer, *(on_cuda(x) for x in kv)))

@@ -53,7 +53,7 @@ class Trial:
     ) -> None:
         """The session's observer: keeps the selection and which positions each KV head attended."""
         (bias,) = biases
-        slots = self.session.memory.attended_slots(layer, bias)
+        slots = self.session.memory.reads.slots(layer, bias)
         seen = torch.ones_like(slots.role, dtype=torch.bool) if bias is None else (bias > -math.inf).all(1)
         if bias is not None:
             assert torch.equal(seen, (bias > -math.inf).any(1)), "all query heads of a group read the same"

@@ -14,8 +14,7 @@ from fakecuda import FakeCuda, on_cuda
 from kvlens.lab.gpu import tier
 from kvlens.lab.gpu.choices import DRAWS, TIE, Choice, Probe, Verdict, _placed, _selected, compare, watched
 from kvlens.lab.gpu.tier import Ground, Way, choice_row
-from kvlens.memory.kept import Kept
-from kvlens.memory.placement import Blend, Placement, Selection
+from kvlens.memory.placement import Blend, Kept, Placement, Selection
 from kvlens.methods.base import Method
 from kvlens.methods.given import RunContext
 from kvlens.spans import Span

@@ -18,7 +18,7 @@ from support import ListSink, run, task_prompt
 from kvlens import methods
 from kvlens.engine.session import Session
 from kvlens.memory.budget import BudgetInfeasible
-from kvlens.memory.hot import ROLE
+from kvlens.memory.hot_tier import ROLE
 from kvlens.methods.chess.method import Chess
 from kvlens.methods.chess.params import ChessParameters, Sizes, pages_within
 from kvlens.methods.chess.tree import Tree, page_vectors
@@ -100,7 +100,7 @@ class Trial:
         """Positions with a finite bias."""
         memory = self.session.memory
         slots = memory.hot.slots(layer)
-        bias = memory.attends(layer, self.session.method.select(layer, tensor(self.q[layer])), "torch")[0]
+        bias = memory.reads.bias(layer, self.session.method.select(layer, tensor(self.q[layer])))[0]
         live = slots.role[kv_head] < len(ROLE)
         read = live if bias is None else live & torch.isfinite(bias[kv_head, query_head])
         return sorted(slots.position[kv_head][read].tolist())

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from kvlens.engine.session import Session
 from kvlens.memory.budget import BudgetInfeasible
-from kvlens.memory.hot import FREE
+from kvlens.memory.hot_tier import FREE
 from kvlens.methods.compresskv.heads import chosen
 from kvlens.methods.compresskv.method import CompressKV
 from kvlens.methods.compresskv.params import CompressKVParameters
@@ -215,7 +215,7 @@ def test_equals_the_reference_over_steps(
 def test_a_token_lost_in_one_layer_is_told_for_that_layer(tmp_path: Path) -> None:
     path, _ = write_calibration(tmp_path / "c.json", SHAPE)
     trial = Trial(dataclasses.replace(PARAMS, calibration=path), 60).prefill()
-    lost = {(e.layer, e.span) for e in trial.session.memory.events if e.kind == "evict" and e.layer is not None}
+    lost = {(e.layer, e.span) for e in trial.session.memory.log if e.kind == "evict" and e.layer is not None}
     for span, row in enumerate(trial.session.memory.spans.rows[1:], 1):
         inside = [layer for layer in range(3) if any(row.tok_start <= p < row.tok_end for p in trial.kept(layer)[0])]
         assert row.state == ("evicted" if not inside else "partial")

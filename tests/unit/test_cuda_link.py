@@ -16,12 +16,11 @@ from fakestreams import COPY_NS, FakeDevice
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvlens.memory.cudalink import CudaLink
+from kvlens.memory.copies import Move, Streams
+from kvlens.memory.cuda_link import CudaLink
+from kvlens.memory.host_memory import PinnedSlabs
 from kvlens.memory.ledger import Entry, Ledger
 from kvlens.memory.link import Buffer, HostLink, Link, Part
-from kvlens.memory.move import Move
-from kvlens.memory.pinned import PinnedSlabs
-from kvlens.memory.streams import Streams
 
 SLOTS, DIM, LONGEST = 24, 4, 6
 

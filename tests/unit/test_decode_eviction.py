@@ -64,7 +64,7 @@ def test_h2o_evicts_the_smallest_sum_beside_the_newest(group: str) -> None:
             heads = slice(head * SHAPE.group, (head + 1) * SHAPE.group)
             heavy.step(N + step, q[layer, heads], k[layer, head])
             assert trial.lies(layer, head) == sorted(heavy.sums), (step, layer, head)
-        logged += [row for row in trial.session.memory.told.cuts() if row.step >= 0]
+        logged += [row for row in trial.session.memory.log.take_cuts() if row.step >= 0]
     for (layer, head), heavy in expected.items():
         rows = [row for row in logged if (row.layer, row.kv_head) == (layer, head)]
         assert [int(row.pos[0]) for row in rows] == [victim for victim, _ in heavy.evicted]
@@ -79,7 +79,7 @@ def test_streaming_llm_keeps_sinks_and_the_newest_and_logs_every_token_it_evicts
         newest = range(N + step + 1 - (PLACES - 4), N + step + 1)
         for layer in range(SHAPE.layers):
             assert trial.lies(layer, 1) == [0, 1, 2, 3, *newest]
-    rows = trial.session.memory.told.cuts()
+    rows = trial.session.memory.log.take_cuts()
     assert all((row.layer, row.kv_head) == (None, None) for row in rows)
     gone = [int(row.pos[0]) for row in rows]
     assert gone == list(range(gone[0], N + NEW - (PLACES - 4)))
@@ -93,7 +93,7 @@ def test_a_span_thins_out_and_is_gone_at_its_last_token() -> None:
         trial.step(step)
     memory = trial.session.memory
     kinds: dict[int, list[str]] = {}
-    for event in memory.events:
+    for event in memory.log:
         if event.kind in ("thin", "evict") and event.step >= 0:
             kinds.setdefault(event.span, []).append(event.kind)
     row = {span.span: span for span in memory.spans.rows}

@@ -54,7 +54,7 @@ def test_outputs_are_full_attention_of_one_head_and_streaming_attention_of_the_o
     slot = SHAPE.head_token_bytes + SLOT_TABLE_BYTES
     held = sum(t.untyped_storage().nbytes() for t in memory.hot.tensors())
     assert held == (N + NEW + 3 * (SINKS + RECENT)) * slot + SHAPE.layers * SHAPE.kv_heads * 8
-    rows = [row for row in memory.told.cuts() if row.step >= 0]
+    rows = [row for row in memory.log.take_cuts() if row.step >= 0]
     assert {(row.layer, row.kv_head) for row in rows} == {(0, 0), (0, 1), (1, 1)}
     assert [int(row.pos[0]) for row in rows if row.layer == 1] == list(range(N - RECENT + 1, N + NEW - RECENT))
 

@@ -96,7 +96,7 @@ def test_speculation_and_correction_by_hand(tau: float, reads: list[int], correc
 
 
 def settled(trial: Trial) -> list:
-    trial.session.memory.settle()
+    trial.session.memory.recaller.settle()
     return trial.session.memory.ledger.drain()
 
 

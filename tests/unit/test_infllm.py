@@ -82,7 +82,7 @@ def test_blocks_are_found_by_their_most_attended_tokens_and_seen_from_afar(group
             received[h][:, expected] += weights
     assert len(vectors) * PAGE > N - WINDOW, "decoded tokens became blocks"
     assert (near != expected).any() == (positions == "far")
-    there = trial.session.memory.is_hot[1, 0].nonzero().flatten().tolist()
+    there = trial.session.memory.spans.is_hot[1, 0].nonzero().flatten().tolist()
     assert set(there) == {block + 2 for block in cached}, "the least lately used gave way"
 
 

@@ -71,7 +71,7 @@ def test_the_bytes_held_are_those_of_the_layout(bits: int) -> None:
     numbers = heads * (packed_keys + tokens - RESIDUAL) * SHAPE.head_dim
     ring = heads * (RESIDUAL + 1) * (SHAPE.head_token_bytes + SLOT_TABLE_BYTES)
     assert held == numbers * (bits + 32 / GROUP) / 8 + ring + packed_keys * 4
-    tables = sum(t.untyped_storage().nbytes() for t in (*memory.spans.tensors(), memory.selectable, memory.is_hot))
+    tables = sum(t.untyped_storage().nbytes() for t in memory.spans.tensors())
     assert memory.layout.bytes(SHAPE) == held + tables == memory.account.resident
 
 

@@ -11,8 +11,8 @@ import torch
 from support import ListSink, random_prompt, run, task_prompt
 
 from kvlens.kernels.pool_attend import Live
-from kvlens.memory.move import Move
-from kvlens.memory.tiers import Memory
+from kvlens.memory.copies import Move
+from kvlens.memory.reads import Reads
 from kvlens.rows import PrefillRecord
 
 
@@ -71,15 +71,15 @@ def test_a_token_is_attended_when_any_query_head_of_the_group_reads_it(
     tiny: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: dict[tuple[int, int], torch.Tensor] = {}
-    plain = Memory.attends
+    plain = Reads.bias
 
-    def attends(memory: Memory, layer: int, *arguments: Any) -> tuple[torch.Tensor | None, Live | None]:
-        bias, live = plain(memory, layer, *arguments)
+    def recorded_bias(reads: Reads, layer: int, *arguments: Any) -> tuple[torch.Tensor | None, Live | None]:
+        bias, live = plain(reads, layer, *arguments)
         assert bias is not None
-        seen[memory.step, layer] = bias > -torch.inf
+        seen[reads.log.step, layer] = bias > -torch.inf
         return bias, live
 
-    monkeypatch.setattr(Memory, "attends", attends)
+    monkeypatch.setattr(Reads, "bias", recorded_bias)
     sink, places = ListSink(), {"page": 8, "tokens": 32, "dense_layers": 0, "least_pages": 1}
     run(tiny, random_prompt(150, seed=4), "quest", overrides=places, max_new=4, sink=sink)
     alone = 0

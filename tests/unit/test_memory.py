@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from kvlens.memory.account import BudgetAccount
+from kvlens.memory.budget import BudgetAccount
+from kvlens.memory.copies import Move
 from kvlens.memory.ledger import Ledger
 from kvlens.memory.link import HostLink
-from kvlens.memory.move import Move
 
 
 def test_account_counts_storage_once_and_refuses_to_pass_its_limit() -> None:

@@ -49,7 +49,7 @@ def test_a_copy_decides_as_the_repository_does(copy: Path) -> None:
     [
         "kvlens/engine/session.py",
         "kvlens/engine/loop.py",
-        "kvlens/memory/tiers.py",
+        "kvlens/memory/memory.py",
         "kvlens/recording/measure.py",
         "kvlens/methods/base.py",
         "kvlens/methods/sekv/codec.py",

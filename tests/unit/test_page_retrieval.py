@@ -31,7 +31,7 @@ def test_every_query_head_attends_the_pages_of_the_largest_bound_and_the_open_on
         def layer(
             self, layer: int, q: torch.Tensor, biases: list[torch.Tensor | None], scaling: float, selection: object
         ):
-            slots = trial.session.memory.attended_slots(layer, biases[0])
+            slots = trial.session.memory.reads.slots(layer, biases[0])
             seen[layer] = (slots.position.clone(), biases[0])
             if layer:
                 read.append(selection.index_bytes)

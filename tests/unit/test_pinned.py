@@ -9,8 +9,8 @@ import pytest
 import torch
 from fakestreams import FakeDevice
 
-from kvlens.memory import pinned
-from kvlens.memory.pinned import Pageable, PinnedSlabs, pools
+from kvlens.memory import host_memory
+from kvlens.memory.host_memory import Pageable, PinnedSlabs, pools
 from kvlens.shortage import Shortage
 
 
@@ -93,7 +93,7 @@ def test_a_refused_registration_leaves_no_error_behind(monkeypatch: pytest.Monke
 
     runtime = SimpleNamespace(cudaHostRegister=refuse, cudaGetErrorString=lambda status: "out of memory")
     monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
-    monkeypatch.setattr(pinned.torch, "ones", launch)
+    monkeypatch.setattr(host_memory.torch, "ones", launch)
     with pytest.raises(Shortage, match="cudaHostRegister: out of memory"):
-        pinned.cuda_pinned(torch.device("cuda")).take((4,), torch.float32)
+        host_memory.cuda_pinned(torch.device("cuda")).take((4,), torch.float32)
     assert not left

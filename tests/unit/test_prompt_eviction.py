@@ -7,7 +7,8 @@ import pytest
 import torch
 from methodtrial import SHAPE, Trial
 
-from kvlens.memory.kept import Kept, cuts
+from kvlens.memory.evictions import cuts
+from kvlens.memory.placement import Kept
 
 WINDOW, TOKENS, N = 11, 37, 203
 
@@ -70,7 +71,7 @@ def test_random_keeps_the_window_and_as_many_others_anywhere_in_the_prompt() -> 
 
 def test_what_is_dropped_is_logged_with_rank_and_cut() -> None:
     trial = Trial("keydiff", N, 5, tokens=TOKENS)
-    rows = {(row.layer, row.kv_head): row for row in trial.session.memory.told.cuts()}
+    rows = {(row.layer, row.kv_head): row for row in trial.session.memory.log.take_cuts()}
     assert len(rows) == SHAPE.layers * SHAPE.kv_heads
     for (layer, kv_head), row in rows.items():
         kept = set(trial.lies(layer, kv_head))

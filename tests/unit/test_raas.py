@@ -76,7 +76,7 @@ def test_the_page_wanted_longest_ago_goes(keep: bool) -> None:
     for (layer, head), mine in expected.items():
         told = [int(note.values[head]) for note in notes if note.layer == layer]
         assert told == mine.ages
-    rows = [row for row in trial.session.memory.told.cuts() if row.step >= 0]
+    rows = [row for row in trial.session.memory.log.take_cuts() if row.step >= 0]
     assert rows
     assert all(row.cut >= row.score[0] >= -1 for row in rows)
 

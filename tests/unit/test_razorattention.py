@@ -69,7 +69,7 @@ def test_outputs_are_the_papers(heads: str, compensate: bool) -> None:
 def test_what_is_gone_is_told_per_head(heads: str) -> None:
     places = {"sinks": SINKS, "least_window": WINDOW, "window_share": 0.1, "page": 8, "induction": 0.25, "echo": 0.0}
     memory = Trial("razorattention", N, NEW, calibration=heads, **places).session.memory
-    rows = {(row.layer, row.kv_head): row for row in memory.told.cuts()}
+    rows = {(row.layer, row.kv_head): row for row in memory.log.take_cuts()}
     assert set(rows) == {(0, 0), (0, 1), (1, 1)}
     for row in rows.values():
         assert row.dropped.sum() == N - WINDOW - SINKS

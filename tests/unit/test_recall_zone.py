@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from recall_oracle import LoopZone
 
-from kvlens.memory.recall import Plan, RecallZone
+from kvlens.memory.recall_zone import Plan, RecallZone
 
 HEADS, FIRST = 2, 100
 

@@ -9,9 +9,9 @@ from lowrank_unit import compress, pack
 
 from kvlens.kernels import lowrank
 from kvlens.memory.codec import Cut, Units
-from kvlens.memory.cold import ColdTier
+from kvlens.memory.cold_tier import ColdTier
 from kvlens.memory.layout import Layout, Zones
-from kvlens.memory.spantable import SpanTable
+from kvlens.memory.span_table import SpanTable
 from kvlens.methods.sekv import codec as codecs
 from kvlens.methods.sekv.codec import SpanCodec
 from kvlens.methods.sekv.params import SeKVParameters
@@ -85,8 +85,7 @@ def test_what_the_tier_holds_is_what_was_put_there(form: str) -> None:
     spans = SpanTable(12, torch.device("cpu"))
     ranges = {cut.span: (cut.start, cut.end) for cut in CUTS}
     spans.add([SpanRow(0, "span", *ranges.get(i, (0, 1)), -1, "") for i in range(10)])
-    cold = ColdTier()
-    cold.lay_out(shape, Layout(Zones(0, 0, 30, 0), 12), spans, torch.float32, 90)
+    cold = ColdTier(shape, Layout(Zones(0, 0, 30, 0), 12), spans, torch.float32, 90)
     moves, stored = cold.put(CUTS, made, keys, values, FIRST)
     for move in moves:
         move.run()

@@ -16,7 +16,7 @@ from kvlens.engine.session import Session
 from kvlens.kernels.attend import attention_weights
 from kvlens.lab.training.sekv.files import save_router
 from kvlens.memory.budget import BudgetInfeasible
-from kvlens.memory.hot import ROLE
+from kvlens.memory.hot_tier import ROLE
 from kvlens.methods.given import Rotate, RunContext, StepEnd
 from kvlens.methods.sekv import layout as sekv_layout
 from kvlens.methods.sekv.method import SeKV
@@ -92,9 +92,7 @@ class Trial:
         pool, hot = memory.hot.pool(layer), memory.hot.slots(layer)
         q = tensor(self.q[layer])
         selection = self.session.method.select(layer, q)
-        weights = attention_weights(
-            q, hot.keys, memory.attends(layer, selection, "torch")[0], self.shape.head_dim**-0.5
-        )
+        weights = attention_weights(q, hot.keys, memory.reads.bias(layer, selection)[0], self.shape.head_dim**-0.5)
         coarse, fine = np.zeros((2, self.shape.q_heads, memory.spans.capacity))
         group = self.shape.group
         first = pool.start["recall"]
@@ -173,7 +171,7 @@ def test_small_case_worked_out_by_hand(tmp_path: Path) -> None:
     assert coarse[0, 2] == pytest.approx(4 / total, rel=1e-5)
     assert fine[0, 4] == pytest.approx(9 * math.exp(4.5 / math.sqrt(2)) / total, rel=1e-5)
     assert coarse[0, 4] == fine[0, 2] == 0
-    rows = trial.session.memory.told.span_heads()
+    rows = trial.session.memory.log.take_stored()
     assert [(r.span, r.form, r.rank_k, r.rank_v) for r in rows] == [(2, "factors", 1, 1), (4, "factors", 1, 1)]
     assert [r.cold_bytes for r in rows] == [2 * (4 + 2 + 1) * 4, 2 * (9 + 2 + 1) * 4]
 
@@ -228,7 +226,7 @@ def test_a_decode_step_equals_the_reference(seed: int) -> None:
         assert np.array_equal(selection.fine.flatten(0, 1)[:, ids].numpy(), step.z)
         assert selection.index_bytes == SHAPE.group * len(ids) * params.dim * SHAPE.itemsize
         for g in range(SHAPE.kv_heads):
-            hot = {i for i, span in enumerate(ids) if trial.session.memory.is_hot[layer, g, span]}
+            hot = {i for i, span in enumerate(ids) if trial.session.memory.spans.is_hot[layer, g, span]}
             assert hot == step.hot[g]
             fetched = [ids.index(s) for s in selection.requested[g].tolist() if s >= 0 and ids.index(s) in hot]
             assert fetched == step.order[g]
@@ -392,7 +390,7 @@ def test_rows_of_the_cold_tier_tell_of_the_units_they_name() -> None:
     """KV heads differ in rank and bytes, so that a row under another head's name is a wrong one."""
     params = dataclasses.replace(PARAMS, form="factors", energy=0.8, max_rank=8)
     memory = Trial(params, 120).prefill().session.memory
-    rows, moved = memory.told.span_heads(), memory.told.transfers()
+    rows, moved = memory.log.take_stored(), memory.take_transfers()
     sizes = {(row.layer, row.kv_head, row.span): row.bytes for row in moved}
     assert len(sizes) == len(rows) == len(moved) > 0
     for row in rows:

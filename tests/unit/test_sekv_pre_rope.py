@@ -108,7 +108,7 @@ def test_equal_keys_that_stand_at_different_places_have_rank_one_before_and_more
     assert (notes["rank_k_post_rope"] > 1).all()
     np.testing.assert_allclose(notes["err_k_pre_rope"], 0, atol=1e-3)
     assert (notes["err_k_post_rope"] > 0.1).all()
-    assert all(row.err_k < 1e-3 for row in trial.session.memory.told.span_heads())
+    assert all(row.err_k < 1e-3 for row in trial.session.memory.log.take_stored())
 
 
 def noted(trial: Trial) -> dict[str, np.ndarray]:
@@ -130,7 +130,7 @@ def test_ranks_and_errors_that_are_noted_are_those_of_numpy(form: str, pre_rope:
     notes = noted(trial)
     rows = [(i + 1, a, b) for i, (a, b, kind) in enumerate(trial.spans()) if kind == "entropy"]
     assert notes["spans"].tolist() == [i for i, _, _ in rows]
-    stored = {(row.span, row.layer, row.kv_head): row for row in trial.session.memory.told.span_heads()}
+    stored = {(row.span, row.layer, row.kv_head): row for row in trial.session.memory.log.take_stored()}
     for s, (span, a, b) in enumerate(rows):
         for at in np.ndindex(SHAPE.layers, SHAPE.kv_heads):
             post = trial.keys[at][a:b]

@@ -16,7 +16,7 @@ from test_sekv_method import PARAMS, SHAPE, Trial, tensor
 
 from kvlens.lab.gpu.static.decoder import StaticDecoder
 from kvlens.memory.budget import Budget, BudgetInfeasible
-from kvlens.memory.hot import ROLE
+from kvlens.memory.hot_tier import ROLE
 from kvlens.methods.given import StepEnd
 from kvlens.methods.sekv import layout as sekv_layout
 from kvlens.methods.sekv.method import SeKV
@@ -84,7 +84,7 @@ def attended(trial: Trial, layer: int) -> np.ndarray:
         for row in rows if (layer, g) not in memory.layout.whole else ():
             span, at = row.span, slice(row.tok_start, row.tok_end)
             fine = selection is not None and bool(selection.fine[g, head % shape.group, span])
-            if fine and bool(memory.is_hot[layer, g, span]):
+            if fine and bool(memory.spans.is_hot[layer, g, span]):
                 continue
             open_[at] = False
             weights = np.nan_to_num(trial.nats[at]) / np.nan_to_num(trial.nats[at]).sum()
@@ -136,11 +136,11 @@ def test_a_whole_head_has_nothing_in_host_memory(heads: str, form: str) -> None:
     memory, whole = trial.session.memory, whole_of(trial)
     assert len(whole) == 2
     spans = [row for row in memory.spans.rows if row.kind == "entropy"]
-    rows = memory.told.span_heads()
+    rows = memory.log.take_stored()
     found = {(row.layer, row.kv_head, row.span) for row in rows}
     assert found == {(layer, head, s.span) for layer, head in ORDER if (layer, head) not in whole for s in spans}
     assert {row.form for row in rows} <= {"raw", "factors"}
-    transfers = memory.told.transfers()
+    transfers = memory.take_transfers()
     assert sum(t.bytes for t in transfers) == sum(row.cold_bytes for row in rows) == memory.cold.bytes
     for layer, head in whole:
         assert not memory.cold.size[layer, head].any()

@@ -53,9 +53,9 @@ def test_kept_tokens_of_the_sentences_nearest_the_mean_query_are_brought() -> No
     for at, (a, b) in enumerate(past):
         held = [sum(a <= p < b for p in mine) for mine in chosen]
         assert (memory.cold.size[1, :, at + 2] == np.array(held) * SHAPE.head_token_bytes).all(), "what is gone is gone"
-    cuts = {(c.layer, c.kv_head): c for c in memory.told.cuts()}
+    cuts = {(c.layer, c.kv_head): c for c in memory.log.take_cuts()}
     assert cuts[1, 0].dropped.sum() == past[-1][1] - SINKS - len(chosen[0])
-    gone = {(e.layer, e.kv_head, e.span) for e in memory.told.events() if e.kind == "evict"}
+    gone = {(e.layer, e.kv_head, e.span) for e in memory.log.take_events() if e.kind == "evict"}
     assert (1, 0) in {(layer, head) for layer, head, _ in gone}
     asked: list[np.ndarray] = []
     before = N - sentences(N)[-1][1]

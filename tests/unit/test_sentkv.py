@@ -84,7 +84,7 @@ class Trial:
         """Tokens of closed chunks each query head attends, [KV head][query head]: what the bias lets through."""
         memory, method = self.session.memory, self.session.method
         slots = memory.hot.slots(layer)
-        bias = memory.attends(layer, method.select(layer, tensor(self.q[layer])), "torch")[0]
+        bias = memory.reads.bias(layer, method.select(layer, tensor(self.q[layer])))[0]
         assert bias is not None
         pool = memory.hot.pool(layer)
         at = slice(pool.start["recall"], pool.start["recall"] + pool.zones.recall)

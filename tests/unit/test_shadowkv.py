@@ -41,7 +41,7 @@ def test_values_of_the_best_chunks_are_fetched_and_their_keys_rebuilt(group: str
     wrong = np.linalg.norm(low - keys, axis=(1, 2)) / np.linalg.norm(keys, axis=(1, 2))
     np.testing.assert_allclose(errors, wrong, atol=1e-4)
     assert (wrong > 0.05).all()
-    told = {(r.kv_head, r.span): r for r in memory.told.span_heads() if r.layer == layer}
+    told = {(r.kv_head, r.span): r for r in memory.log.take_stored() if r.layer == layer}
     first = told[1, 3]
     assert (first.form, first.rank_k, first.cold_bytes) == ("factors", RANK, CHUNK * SHAPE.head_token_bytes // 2)
     assert first.err_k == pytest.approx(
@@ -56,7 +56,7 @@ def test_values_of_the_best_chunks_are_fetched_and_their_keys_rebuilt(group: str
         for entry in memory.ledger.opened:
             for of, head, _, size in entry.lines():
                 moved[head] += size * (of == layer)
-        slots = memory.attended_slots(layer, bias)
+        slots = memory.reads.slots(layer, bias)
         for h in range(SHAPE.kv_heads):
             scores = q[layer, h * SHAPE.group : (h + 1) * SHAPE.group] @ mean[h].T / SHAPE.head_dim**0.5
             scores[:, odd[h]] = -np.inf
@@ -78,7 +78,7 @@ def test_values_of_the_best_chunks_are_fetched_and_their_keys_rebuilt(group: str
             there = set(best) - before[h]
             assert moved[h] == len(there) * CHUNK * SHAPE.head_token_bytes // 2, "values alone"
             before[h] = set(best)
-    kept = {(e.kv_head, e.span - 1) for e in memory.told.events() if e.kind == "kept" and e.layer == layer}
+    kept = {(e.kv_head, e.span - 1) for e in memory.log.take_events() if e.kind == "kept" and e.layer == layer}
     assert kept == {(h, c) for h, mine in enumerate(odd.tolist()) for c in mine}
 
 

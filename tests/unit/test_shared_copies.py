@@ -13,11 +13,11 @@ from fakestreams import COPY_NS, FakeDevice, only
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvlens.memory import cudalink
-from kvlens.memory.cudalink import CudaLink
+from kvlens.memory import cuda_link
+from kvlens.memory.copies import Move, Numbers, Tokens
+from kvlens.memory.cuda_link import CudaLink
 from kvlens.memory.ledger import Ledger
 from kvlens.memory.link import HostLink
-from kvlens.memory.move import Move, Numbers, Tokens
 from kvlens.store import queries
 
 HEADS, DIM = 3, 4
@@ -42,7 +42,7 @@ def leaving(link: Any, ledger: Ledger, layers: int, tokens: int, pool: torch.Ten
 
 def test_a_span_is_one_copy_per_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     issued: list[tuple[torch.Tensor, torch.Tensor]] = []
-    monkeypatch.setattr(cudalink, "_copy", issued.extend)
+    monkeypatch.setattr(cuda_link, "_copy", issued.extend)
     link = FakeDevice(eager=True, lazy=True).link(ledger := Ledger())
     leaving(link, ledger, 2, 5, torch.zeros(2, 9, HEADS, 2, 1, DIM), 3)[1].wait()
     assert len(issued) == 2

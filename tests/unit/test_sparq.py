@@ -42,7 +42,7 @@ def test_every_step_is_algorithm_1(mean: bool) -> None:
 
     class Look:
         def layer(self, layer: int, q: Any, biases: list[torch.Tensor], scaling: float, selection: Any) -> None:
-            seen[layer] = (trial.session.memory.attended_slots(layer, biases[0]).position.clone(), biases[0])
+            seen[layer] = (trial.session.memory.reads.slots(layer, biases[0]).position.clone(), biases[0])
 
     trial.session.observer = Look()
     keys, values = trial.keys.copy(), trial.values.copy()

@@ -12,7 +12,7 @@ from support import ListSink, random_llama, random_prompt, run
 
 from kvlens.engine.ahead import LookAhead
 from kvlens.engine.session import Session
-from kvlens.memory.tokenzone import TokenZone
+from kvlens.memory.recall_zone import TokenZone
 from kvlens.methods.infinigen import InfiniGen
 
 N, NEW, PAGE, SINKS = 93, 20, 8, 2
@@ -91,11 +91,11 @@ def test_bytes_of_single_tokens_and_what_is_told_of_their_spans() -> None:
                 units = list(zip(entry.layers.tolist(), entry.kv_heads.tolist(), entry.spans.tolist(), strict=True))
                 assert len(units) == len(set(units)), "one line for a KV head and span"
         np.testing.assert_array_equal(moved, memory.recaller.counts["recalled_tokens"] * SHAPE.head_token_bytes)
-        for event in memory.told.events():
+        for event in memory.log.take_events():
             if event.kind in ("recall", "release"):
                 (there[event.kv_head].add if event.kind == "recall" else there[event.kv_head].discard)(event.span)
         for head in range(SHAPE.kv_heads):
-            assert set(memory.is_hot[1, head].nonzero().flatten().tolist()) == there[head]
+            assert set(memory.spans.is_hot[1, head].nonzero().flatten().tolist()) == there[head]
 
 
 def test_a_zone_of_tokens_holds_what_was_requested_last() -> None:

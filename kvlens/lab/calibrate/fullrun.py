@@ -36,7 +36,7 @@ class _Observer:
     def layer(
         self, layer: int, q: torch.Tensor, biases: Sequence[torch.Tensor | None], scaling: float, selection: object
     ) -> None:
-        slots = self.session.memory.attended_slots(layer, biases[0])
+        slots = self.session.memory.reads.slots(layer, biases[0])
         self.watcher.layer(layer, q, slots.keys, slots.values, scaling)
 
 

@@ -136,7 +136,7 @@ def _place(bench: Bench, setting: Setting, context: int, rates: Rates, ring: int
     options, host = Options(max_new=max_new, ignore_eos=True), partial(host_memory, bench)
     decoder = StaticDecoder(loaded, prompt, method, params, budget, options, ring, read=read, record=record, host=host)
     if replay is not None:
-        decoder.session.memory.is_hot[:, :, replay.cold] = False
+        decoder.session.memory.spans.is_hot[:, :, replay.cold] = False
         _fill_factors(decoder)
     return decoder, replay
 

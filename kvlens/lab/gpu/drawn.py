@@ -14,7 +14,7 @@ from kvlens.kernels.zone_tables import Names, Source, Wishes, ZoneTables
 from kvlens.kernels.zone_torch import rounds_for
 from kvlens.lab.gpu.floors import PAGE
 from kvlens.lab.gpu.part import Bench
-from kvlens.memory.bias import CODES
+from kvlens.memory.reads import CODES
 
 ROLES = (0, 1, 2)
 

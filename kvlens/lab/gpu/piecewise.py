@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import torch
 
-from kvlens.memory import tiers
+from kvlens.memory import memory
+from kvlens.memory.host_memory import HostMemory, Pageable
 from kvlens.memory.ledger import Entry, Ledger
 from kvlens.memory.link import Batch, Part, Pieces, Ticket
-from kvlens.memory.pinned import HostMemory, Pageable
 
 
 @dataclass
@@ -73,13 +73,13 @@ class PieceLink:
 @contextmanager
 def piecewise() -> Iterator[Copied]:
     """Inside, every run's link is a PieceLink, and what is yielded counts for them all."""
-    copied, made = Copied({"h2d": 0, "d2h": 0}, {"h2d": 0, "d2h": 0}), tiers.link_for
+    copied, made = Copied({"h2d": 0, "d2h": 0}, {"h2d": 0, "d2h": 0}), memory.link_for
 
     def link_for(device: torch.device, ledger: Ledger) -> PieceLink:
         return PieceLink(copied)
 
-    tiers.link_for = link_for
+    memory.link_for = link_for
     try:
         yield copied
     finally:
-        tiers.link_for = made
+        memory.link_for = made

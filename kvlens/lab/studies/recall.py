@@ -24,11 +24,13 @@ import torch
 
 from kvlens import methods
 from kvlens.engine.session import Session
+from kvlens.memory.budget import BudgetAccount
 from kvlens.memory.codec import RawCodec
-from kvlens.memory.kept import Kept
+from kvlens.memory.hot_tier import PromptStore
 from kvlens.memory.layout import Layout, Zones
-from kvlens.memory.placement import Placement, Selection
-from kvlens.memory.tiers import Memory
+from kvlens.memory.ledger import Ledger
+from kvlens.memory.memory import Memory
+from kvlens.memory.placement import Kept, Placement, Selection
 from kvlens.methods.given import RunContext
 from kvlens.shape import KVShape
 from kvlens.spans import Span
@@ -54,23 +56,27 @@ def prompt(tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
     return keys, values
 
 
-def raw() -> tuple[Memory, Callable[[], None]]:
-    """A memory with a prompt in it, and its placement: every span goes to the cold tier as it is."""
+def raw() -> Callable[[], Memory]:
+    """Return what places a prompt in a memory: every span goes to the cold tier as it is."""
     n = SPANS * TOKENS
-    memory = Memory(SHAPE, torch.float32, CPU, n)
+    store = PromptStore(SHAPE, torch.float32, CPU, n)
     keys, values = prompt(n)
-    assert memory.prompt is not None
     for layer in range(SHAPE.layers):
-        memory.prompt.append(layer, keys[layer], values[layer])
-    memory.lay_out(Layout(Zones(0, 0, n, 8), SPANS + 2, window_from=n))
+        store.append(layer, keys[layer], values[layer])
+    memory = Memory(SHAPE, Layout(Zones(0, 0, n, 8), SPANS + 2, window_from=n), store, n, BudgetAccount(), Ledger())
     spans = [Span(i * TOKENS, (i + 1) * TOKENS, "page", "") for i in range(SPANS)]
     every, none = list(range(SPANS)), Kept.everywhere(torch.empty(0, dtype=torch.long))
     placement = Placement(spans, ["cold"] * SPANS, ["resident"] * SPANS, none, offload=every, codec=RawCodec())
-    return memory, lambda: memory.place_prompt(placement)
+
+    def place() -> Memory:
+        memory.place_prompt(placement, store)
+        return memory
+
+    return place
 
 
-def factors() -> tuple[Memory, Callable[[], None]]:
-    """SeKV's own placement of such a prompt, spans of several lengths as factors."""
+def factors() -> Callable[[], Memory]:
+    """Return SeKV's own placement of such a prompt, spans of several lengths as factors."""
     n, new = SPANS * TOKENS, 8
     chosen = methods.get("sekv")
     params = methods.make_parameters(chosen, None, {"form": "factors", "window": 64, "l_max": 20, "l_min": 8})
@@ -82,7 +88,12 @@ def factors() -> tuple[Memory, Callable[[], None]]:
         session.write(layer, keys[layer], values[layer])
         session.attend(layer, torch.randn(1, SHAPE.q_heads, n, SHAPE.head_dim), 0.125)
     surprisal = torch.rand(n, generator=torch.Generator().manual_seed(1)) ** 4 * 8
-    return session.memory, lambda: session.finish_prefill(surprisal)
+
+    def place() -> Memory:
+        session.finish_prefill(surprisal)
+        return session.memory
+
+    return place
 
 
 def wishes(memory: Memory) -> Selection:
@@ -100,35 +111,38 @@ def wishes(memory: Memory) -> Selection:
 def recall(memory: Memory) -> None:
     selection = wishes(memory)
     for layer in range(LAYERS):
-        memory.recall(layer, selection, later=False)
+        memory.recaller.recall(layer, selection, later=False)
 
 
-def measure(make: Callable[[], tuple[Memory, Callable[[], None]]]) -> dict[str, Any]:
+def measure(make: Callable[[], Callable[[], Memory]]) -> dict[str, Any]:
     """Placement and recall: their seconds, calls and entries of the ledger."""
     told: dict[str, Any] = {}
     for profiled in (*([False] * REPEATS), True):
-        memory, place = make()
+        place, made = make(), list[Memory]()
 
-        def recalled(memory: Memory = memory) -> None:
-            recall(memory)
+        def placed(place: Callable[[], Memory] = place, made: list[Memory] = made) -> None:
+            made.append(place())
 
-        for name, work in (("placement", place), ("recall", recalled)):
+        def recalled(made: list[Memory] = made) -> None:
+            recall(made[0])
+
+        for name, work in (("placement", placed), ("recall", recalled)):
             row = told.setdefault(name, {"seconds": float("inf")})
-            memory.start_step(0) if name == "recall" else None
-            before = len(memory.ledger.opened)
+            if name == "recall":
+                made[0].start_step(0)
             if profiled:
                 profile = cProfile.Profile()
                 profile.runcall(work)
                 row["calls"] = pstats.Stats(profile).total_calls  # type: ignore[attr-defined]
-                row["entries"] = len(memory.ledger.opened) - before
+                row["entries"] = len(made[0].ledger.opened)
             else:
                 began = time.perf_counter()
                 work()
                 row["seconds"] = min(row["seconds"], time.perf_counter() - began)
-        rows = memory.told.transfers()
+        rows = made[0].take_transfers()
         told["placement"]["lines"] = sum(row.direction == "d2h" for row in rows)
         told["recall"]["lines"] = sum(row.direction == "h2d" for row in rows)
-        memory.close()
+        made[0].link.close()
     return told
 
 

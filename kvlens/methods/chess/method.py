@@ -79,8 +79,7 @@ class Chess(Method):
     def prefill_end(self, prompt: Prefilled) -> tuple[Layout, Placement]:
         import torch
 
-        from kvlens.memory.kept import Kept
-        from kvlens.memory.placement import Placement
+        from kvlens.memory.placement import Kept, Placement
         from kvlens.methods.chess.tree import Tree
 
         context, p, sizes, n = self.context, self.params, self._sizes, self.context.prompt_tokens
@@ -192,8 +191,7 @@ class Chess(Method):
     def decode_end(self, end: StepEnd, memory: MemoryView) -> WindowLeave | None:
         import torch
 
-        from kvlens.memory.kept import Kept
-        from kvlens.memory.placement import Placement
+        from kvlens.memory.placement import Kept, Placement
 
         p = self.params
         self._uncertainty.append((end.next_entropy, end.next_varentropy))

@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from kvlens.memory.kept import Kept
-    from kvlens.memory.placement import Placement
+    from kvlens.memory.placement import Kept, Placement
 
 
 class Bag(Method):
@@ -58,8 +57,7 @@ class Bag(Method):
         """Decoded tokens become a page of their own when there are enough of them that are no longer recent."""
         import torch
 
-        from kvlens.memory.kept import Kept
-        from kvlens.memory.placement import Placement
+        from kvlens.memory.placement import Kept, Placement
 
         page, start = self.params.page, self._named
         if position + 1 - start < page:

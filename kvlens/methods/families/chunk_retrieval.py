@@ -95,8 +95,7 @@ class ChunkRetrieval(Method):
         import torch
 
         from kvlens.memory.codec import RawCodec
-        from kvlens.memory.kept import Kept
-        from kvlens.memory.placement import Placement
+        from kvlens.memory.placement import Kept, Placement
 
         context = self.context
         spans = self.segments(self.params, context, ())
@@ -217,8 +216,7 @@ class ChunkRetrieval(Method):
         import torch
 
         from kvlens.memory.codec import RawCodec
-        from kvlens.memory.kept import Kept
-        from kvlens.memory.placement import Placement
+        from kvlens.memory.placement import Kept, Placement
 
         start = self._open
         closing = self._splitter.close(end.position + 1 - start, mark_of(end.text, self._marks))

@@ -125,8 +125,7 @@ class ColdPages(Method):
         import torch
 
         from kvlens.memory.codec import RawCodec
-        from kvlens.memory.kept import Kept
-        from kvlens.memory.placement import Placement
+        from kvlens.memory.placement import Kept, Placement
 
         context, params = self.context, self.params
         n, shape = context.prompt_tokens, context.shape
@@ -160,8 +159,7 @@ class ColdPages(Method):
         import torch
 
         from kvlens.memory.codec import RawCodec
-        from kvlens.memory.kept import Kept
-        from kvlens.memory.placement import Placement
+        from kvlens.memory.placement import Kept, Placement
 
         params, start = self.params, memory.window_start
         if self._plan is None or end.position + 2 - start <= params.ring:

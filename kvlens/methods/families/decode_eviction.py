@@ -110,7 +110,7 @@ class DecodeEviction(Bag):
     def prefill_end(self, prompt: Prefilled) -> tuple[Layout, Placement]:
         import torch
 
-        from kvlens.memory.kept import Kept
+        from kvlens.memory.placement import Kept
 
         context, p = self.context, self.params
         n, shape = context.prompt_tokens, context.shape

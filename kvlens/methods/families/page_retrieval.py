@@ -108,8 +108,7 @@ class PageRetrieval(PageSummaries):
     def prefill_end(self, prompt: Prefilled) -> tuple[Layout, Placement]:
         import torch
 
-        from kvlens.memory.kept import Kept
-        from kvlens.memory.placement import Placement
+        from kvlens.memory.placement import Kept, Placement
 
         context, p, shape, n = self.context, self.params, self.context.shape, self.context.prompt_tokens
         self.refuse_below(self.floor_bytes(p, shape, n, context.max_new))
@@ -158,8 +157,7 @@ class PageRetrieval(PageSummaries):
     def decode_end(self, end: StepEnd, memory: MemoryView) -> WindowLeave | None:
         import torch
 
-        from kvlens.memory.kept import Kept
-        from kvlens.memory.placement import Placement
+        from kvlens.memory.placement import Kept, Placement
 
         page = self.params.page
         if (end.position + 1) % page:

@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from kvlens.memory.kept import Kept
-    from kvlens.memory.placement import Placement
+    from kvlens.memory.placement import Kept, Placement
 
 
 @dataclass(frozen=True)
@@ -141,7 +140,7 @@ class PromptEviction(Method):
     def _kept(self, prompt: Prefilled, tokens: Tokens, window_from: int) -> Kept:
         import torch
 
-        from kvlens.memory.kept import Kept
+        from kvlens.memory.placement import Kept
 
         n, whole = self.context.prompt_tokens, self.context.prompt_tokens + self.last
         device, some = prompt.keys.device, min(map(min, tokens)) < whole

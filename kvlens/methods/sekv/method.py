@@ -178,8 +178,7 @@ class SeKV(Method):
         m, D]."""
         import torch
 
-        from kvlens.memory.kept import Kept
-        from kvlens.memory.placement import Placement
+        from kvlens.memory.placement import Kept, Placement
         from kvlens.methods.sekv import router as sekv_router
         from kvlens.methods.sekv.codec import SpanCodec
 

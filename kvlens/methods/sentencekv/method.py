@@ -89,8 +89,7 @@ class SentenceKV(Method):
         import torch
 
         from kvlens.memory.codec import RawCodec
-        from kvlens.memory.kept import Kept
-        from kvlens.memory.placement import Placement
+        from kvlens.memory.placement import Kept, Placement
 
         context, p, n = self.context, self.params, self.context.prompt_tokens
         spans = self.segments(p, context, ())
@@ -118,7 +117,7 @@ class SentenceKV(Method):
         """Which of the sentences' tokens each KV head keeps, and by what score: as SnapKV ranks."""
         import torch
 
-        from kvlens.memory.kept import Kept
+        from kvlens.memory.placement import Kept
         from kvlens.methods.families import window_attention as window
 
         p, shape, n = self.params, self.context.shape, plan.prompt_tokens
@@ -194,8 +193,7 @@ class SentenceKV(Method):
         import torch
 
         from kvlens.memory.codec import RawCodec
-        from kvlens.memory.kept import Kept
-        from kvlens.memory.placement import Placement
+        from kvlens.memory.placement import Kept, Placement
 
         if not self._recall:
             return None

@@ -94,8 +94,7 @@ class ShadowKV(Method):
     def prefill_end(self, prompt: Prefilled) -> tuple[Layout, Placement]:
         import torch
 
-        from kvlens.memory.kept import Kept
-        from kvlens.memory.placement import Placement
+        from kvlens.memory.placement import Kept, Placement
         from kvlens.methods.shadowkv.codec import ValueCodec
 
         context, p = self.context, self.params

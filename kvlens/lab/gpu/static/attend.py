@@ -15,10 +15,10 @@ from kvlens.kernels.attend import attention_weights, decode_attention
 from kvlens.kernels.choice import Backend
 from kvlens.kernels.pool_attend import Live, attend_slots, live_pages, live_prefix, page_of
 from kvlens.kernels.slot_tables import SlotReads, slot_bias, slot_tables_triton
-from kvlens.memory.bias import slot_reads
-from kvlens.memory.hot import Slots
+from kvlens.memory.hot_tier import Slots
+from kvlens.memory.memory import Memory
 from kvlens.memory.placement import Selection
-from kvlens.memory.tiers import Memory
+from kvlens.memory.reads import slot_reads
 
 
 class SlotAttention:
@@ -95,7 +95,7 @@ class SlotAttention:
     def _reads(self, layer: int, selection: Selection | None) -> SlotReads:
         memory = self.memory
         slots = memory.hot.slots(layer)
-        return slot_reads(slots, memory.spans, memory.selectable, memory.is_hot[layer], memory.shape.group, selection)
+        return slot_reads(slots, memory.spans, memory.spans.is_hot[layer], memory.shape.group, selection)
 
     def attend(
         self, layer: int, q: torch.Tensor, selection: Selection | None, scaling: float

@@ -16,7 +16,7 @@ from kvlens.kernels.choice import Backend
 from kvlens.kernels.compat import MIN_DOT, next_power_of_two
 from kvlens.kernels.lowrank import dense_units
 from kvlens.lab.gpu.static import cuda
-from kvlens.memory.tiers import Memory
+from kvlens.memory.memory import Memory
 from kvlens.methods.base import FactorForm
 
 

@@ -10,10 +10,10 @@ from kvlens.kernels.zone_tables import Names, Source, Wishes, ZoneTables
 from kvlens.kernels.zone_torch import rounds_for, zone_plan_torch
 from kvlens.lab.gpu.static import cuda
 from kvlens.lab.gpu.static.factors import FactorRows
-from kvlens.memory.cold import Pools
-from kvlens.memory.hot import FREE, ROLE
+from kvlens.memory.cold_tier import Pools
+from kvlens.memory.hot_tier import FREE, ROLE
+from kvlens.memory.memory import Memory
 from kvlens.memory.placement import Selection
-from kvlens.memory.tiers import Memory
 from kvlens.methods.base import FactorForm
 from kvlens.rows import SpanRow
 
@@ -37,7 +37,7 @@ class StaticRecall:
         Raises Shortage where there is not enough to pin.
         """
         self.memory, self.cold = memory, memory.cold
-        self.kernels: Backend = kernels or backend(memory.is_hot)
+        self.kernels: Backend = kernels or backend(memory.spans.is_hot)
         shape, device, spans = memory.shape, memory.device, memory.spans.capacity
         self.tables: dict[int, ZoneTables] = {}
         for layer in range(shape.layers):
@@ -104,7 +104,7 @@ class StaticRecall:
         memory, cold, factors = self.memory, self.cold, self.factors
         rounds = 1 if selection.fits else self._rounds(tables.live.shape[1])
         wishes = Wishes(requested, selection.tokens, fire, clock, rounds, selection.reuse, selection.equal_reuse)
-        packed = None if factors is None else factors.tokens_of(cold.at(layer))
+        packed = None if factors is None else factors.tokens_of(cold.place[layer])
         spans, unit_bytes = memory.spans, cold.page * memory.shape.head_token_bytes
         source = Source(spans.lengths, spans.starts, packed, cold.page, cold.origin, unit_bytes)
         moves = self.plan(tables, self._names(layer), wishes, source)
@@ -116,7 +116,7 @@ class StaticRecall:
             assert not selection.equal_reuse
             assert moves.came is not None
             assert moves.rebuilt is not None
-            at = cold.at(layer)
+            at = cold.place[layer]
             moved = moved + factors.bring(
                 at, layer, moves.came, tables.span, tables.offset, moves.rebuilt, *self._cells(layer)
             )
@@ -141,7 +141,7 @@ class StaticRecall:
     def _names(self, layer: int) -> Names:
         slots, zone = self.memory.hot.slots(layer), self._zone(layer)
         return Names(
-            slots.position[:, zone], slots.span[:, zone], slots.role[:, zone], self.memory.is_hot[layer], ROLES
+            slots.position[:, zone], slots.span[:, zone], slots.role[:, zone], self.memory.spans.is_hot[layer], ROLES
         )
 
 

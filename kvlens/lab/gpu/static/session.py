@@ -21,10 +21,10 @@ from kvlens.lab.gpu.static import cuda
 from kvlens.lab.gpu.static.attend import SlotAttention
 from kvlens.lab.gpu.static.recall import StaticRecall
 from kvlens.lab.gpu.static.ring import Record, Ring
-from kvlens.memory.cold import Pools
-from kvlens.memory.hot import ROLE, Pool
+from kvlens.memory.cold_tier import Pools
+from kvlens.memory.hot_tier import ROLE, Pool
 from kvlens.memory.placement import Selection
-from kvlens.memory.spantable import WINDOW
+from kvlens.memory.span_table import WINDOW
 from kvlens.methods.given import StepEnd
 
 
@@ -72,7 +72,7 @@ class StaticSession:
         self.ring = (
             Ring(ring, memory.shape, memory.device, memory.spans.capacity if record == "spans" else 0) if ring else None
         )
-        self.kernels: Backend = kernels or (backend(memory.is_hot) if fits(memory.shape.head_dim) else "torch")
+        self.kernels: Backend = kernels or (backend(memory.spans.is_hot) if fits(memory.shape.head_dim) else "torch")
         self.slots = SlotAttention(memory, self.kernels, self.ring is not None, self.method.selects_between_steps)
         self.aside = cuda.aside(memory.device)
         self.cache = SessionCache(self, memory.shape.layers)
@@ -108,7 +108,7 @@ class StaticSession:
         position = self.session.context.prompt_tokens + step
         memory.advance(position)
         if memory.layout.bag:
-            memory.keeper.take(position)
+            memory.evictions.take(position)
             self.slots.fed()
         self.recall.publish()
         self.recall.check(memory.spans.rows[spans:])

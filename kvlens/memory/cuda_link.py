@@ -18,11 +18,10 @@ from functools import partial
 
 import torch
 
+from kvlens.memory.copies import Mark, Piece, Stream, Streams, cuda_streams
+from kvlens.memory.host_memory import HostMemory, cuda_pinned
 from kvlens.memory.ledger import Entry, Ledger
-from kvlens.memory.link import Batch, Part, Pieces, Ticket, check
-from kvlens.memory.move import Piece
-from kvlens.memory.pinned import HostMemory, cuda_pinned
-from kvlens.memory.streams import Mark, Stream, Streams, cuda_streams
+from kvlens.memory.link import Batch, HostLink, Link, Part, Pieces, Ticket, check
 
 REBASE_NS = 10_000_000_000
 """CUDA gives the time between two events as a float of milliseconds: beyond this distance microseconds get lost, so a
@@ -191,5 +190,13 @@ def _split(timed: list[_Timed], step: int | None) -> tuple[list[_Timed], list[_T
     return due, [one for one in timed if step is not None and one.entry.step > step]
 
 
-def cuda_link(device: torch.device, ledger: Ledger) -> CudaLink:
+def link_for(device: torch.device, ledger: Ledger) -> Link:
+    """Return the link between `device` and the cold tier."""
+    if device.type != "cuda":
+        return HostLink(ledger)
     return CudaLink(ledger, cuda_streams(device), cuda_pinned(device))
+
+
+def link_name(device: torch.device) -> str:
+    """Return the name of the link that `link_for` makes."""
+    return CudaLink.name if device.type == "cuda" else HostLink.name

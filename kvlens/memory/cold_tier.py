@@ -1,4 +1,4 @@
-"""The cold tier: one pool of rows per layer that offloads, and tables that say what lies where.
+"""The cold tier: one pool of rows per layer that offloads, and tables that name the place of each unit.
 
 Tokens that lie as they are fill rows of P tokens of all KV heads [R, H_kv, 2, P, D] (keys, values), in the layout of
 kernels/page_moves.py: a page where the layout says so, else one token. Rows follow the positions, so a span's first row
@@ -15,12 +15,12 @@ from functools import partial
 import numpy as np
 import torch
 
-from kvlens.memory.codec import Cut, Packed
+from kvlens.memory.codec import Codec, Cut, Packed, RawCodec
+from kvlens.memory.copies import Move
+from kvlens.memory.host_memory import HostMemory, Pageable, pools
 from kvlens.memory.layout import Layout
 from kvlens.memory.ledger import Entry
-from kvlens.memory.move import Move
-from kvlens.memory.pinned import HostMemory, Pageable, pools
-from kvlens.memory.spantable import SpanTable
+from kvlens.memory.span_table import SpanTable
 from kvlens.rows import SpanHeadRow
 from kvlens.shape import KVShape
 
@@ -63,22 +63,30 @@ class ColdTier:
     """Owns the pools and their tables, in the host memory that the link copies to and from. `bytes`: of the units that
     lie here, whatever else the pools have room for; `version` grows with every span that is put here."""
 
-    def __init__(self, host: HostMemory | None = None) -> None:
+    def __init__(
+        self,
+        shape: KVShape,
+        layout: Layout,
+        spans: SpanTable,
+        dtype: torch.dtype,
+        last: int,
+        host: HostMemory | None = None,
+    ) -> None:
+        """last: the run has no token at this position or after it; host: None: ordinary memory."""
         self.host: HostMemory = host or Pageable()
+        self.shape, self.dtype, self._spans, self._last = shape, dtype, spans, last
         self.bytes = self.version = 0
-        self.page = 1
         self.origin = 0
         """position that row 0 begins with"""
         self.pools: Sequence[torch.Tensor] = ()
         self.flat: Sequence[torch.Tensor] = ()
         """numbers of packed units, a pool for each layer"""
-
-    def lay_out(self, shape: KVShape, layout: Layout, spans: SpanTable, dtype: torch.dtype, last: int) -> None:
-        """How the run divides the device is known. last: no token will ever lie at this position or after it."""
-        self.shape, self.dtype, self._spans, self._last = shape, dtype, spans, last
+        self.codec: Codec = RawCodec()
+        """of the packed units"""
         self.page = layout.cold_page_tokens if layout.cold_pages else 1
         self.layers = [layer for layer in range(shape.layers) if layer not in layout.dense]
-        self._at = {layer: at for at, layer in enumerate(self.layers)}
+        self.place = {layer: place for place, layer in enumerate(self.layers)}
+        """which of the layers that offload each of them is"""
         heads = range(shape.kv_heads)
         self.offloads = np.array([[not layout.dense_at(layer, head) for head in heads] for layer in self.layers])
         """bool [l, H_kv]: KV heads that give tokens away"""
@@ -206,17 +214,13 @@ class ColdTier:
         return moves
 
     # ---- what lies where
-    def at(self, layer: int) -> int:
-        """Which of the layers that offload this is."""
-        return self._at[layer]
-
     def layer(self, layer: int) -> torch.Tensor:
         """The layer's rows [R, H_kv, 2, P, D]."""
-        return self.pools[self._at[layer]]
+        return self.pools[self.place[layer]]
 
     def packed(self, layer: int, kv_heads: np.ndarray, spans: np.ndarray) -> np.ndarray:
         """Which units [n] a codec packed."""
-        found: np.ndarray = self.table[self._at[layer]].numpy()[kv_heads, spans, 1] > 0
+        found: np.ndarray = self.table[self.place[layer]].numpy()[kv_heads, spans, 1] > 0
         return found
 
     def keys_at(self, kv_heads: np.ndarray, positions: np.ndarray) -> np.ndarray:
@@ -228,7 +232,7 @@ class ColdTier:
 
     def unit(self, layer: int, span: int, kv_head: int) -> torch.Tensor:
         """A view of what lies here of one span for one (layer, KV head): [2, m, D] as it is, or its numbers [N]."""
-        at, row = self._at[layer], self._spans.rows[span]
+        at, row = self.place[layer], self._spans.rows[span]
         start, packed, *_ = self.table[at, kv_head, span].tolist()
         if packed:
             return self.flat[at][start : start + int(self.size[at, kv_head, span]) // self.dtype.itemsize]

@@ -9,15 +9,17 @@ Shapes: L layers, H_kv KV heads, N tokens, D head size, g tokens or channels of 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
 from kvlens.kernels.quantise import Packed, quantise, restore
-from kvlens.memory.hot import ROLE, Pool, Slots
+from kvlens.memory.hot_tier import ROLE, Pool, PromptStore, Slots
 from kvlens.memory.layout import Quantised
-from kvlens.memory.prompt import PromptStore
-from kvlens.memory.spantable import WINDOW
+from kvlens.memory.ledger import MemoryLog
+from kvlens.memory.span_table import WINDOW
 from kvlens.rows import SpanHeadRow, SpanRow
 from kvlens.shape import KVShape
 
@@ -28,8 +30,10 @@ Read = Callable[[int, slice], torch.Tensor]
 class PackedZone:
     """Owns codes, scales and zeros of all layers, and which span each position belongs to."""
 
-    def __init__(self, shape: KVShape, form: Quantised, dtype: torch.dtype, device: torch.device) -> None:
-        self.shape, self.form, self.dtype = shape, form, dtype
+    def __init__(
+        self, shape: KVShape, form: Quantised, dtype: torch.dtype, device: torch.device, log: MemoryLog
+    ) -> None:
+        self.shape, self.form, self.dtype, self._log = shape, form, dtype, log
         heads, of_keys, of_values = (shape.layers, shape.kv_heads), form.key_groups, form.packed_values
 
         def room(rows: tuple[int, ...], numbers: int) -> Packed:
@@ -44,7 +48,6 @@ class PackedZone:
         self.owner = torch.zeros(of_keys * form.group, dtype=torch.int32, device=device)
         self.keys_until = self.values_until = 0
         """positions below them are packed"""
-        self._rows: list[SpanHeadRow] = []
 
     def tensors(self) -> tuple[torch.Tensor, ...]:
         return *self._keys, *self._values, self.owner
@@ -56,17 +59,17 @@ class PackedZone:
         exact = max(prompt.tokens - self.form.residual, 0)
         for pool in pools:
             slots = pool.window_slots(exact, until)
-            pool.values[:, :, slots] = prompt.values[pool.at][:, :, exact:until]
+            pool.values[:, :, slots] = prompt.values[pool.index][:, :, exact:until]
             for layer in pool.layers:
-                self._put_keys(layer, pool.at[1], prompt.keys[layer, pool.at[1], :until])
-                self._put_values(layer, pool.at[1], prompt.values[layer, pool.at[1], :exact])
+                self._put_keys(layer, pool.index[1], prompt.keys[layer, pool.index[1], :until])
+                self._put_values(layer, pool.index[1], prompt.values[layer, pool.index[1], :exact])
         self.values_until = exact
         self._named(spans, until)
         if spans:
             keys = [self._off(layer, prompt.keys[layer, :, :until], spans, self.keys) for layer in self._layers]
             whole = [row for row in spans if row.tok_end <= exact]
             values = [self._off(layer, prompt.values[layer, :, :exact], whole, self.values) for layer in self._layers]
-            self._tell(spans, keys, values)
+            self._log_errors(spans, keys, values)
 
     def leave(self, pools: Sequence[Pool], spans: Sequence[SpanRow], start: int, end: int) -> None:
         """Keys of positions [start, end) leave the rings; their values follow one by one. spans: of these positions."""
@@ -74,11 +77,12 @@ class PackedZone:
         exact = torch.empty(self.shape.layers, self.shape.kv_heads, end - start, self.shape.head_dim)
         exact = exact.to(self.owner.device)
         for pool in pools:
-            exact[pool.at] = pool.keys[:, :, pool.window_slots(start, end)].float()
+            exact[pool.index] = pool.keys[:, :, pool.window_slots(start, end)].float()
             for layer in pool.layers:
-                self._put_keys(layer, pool.at[1], exact[layer, pool.at[1]].to(self.dtype))
+                self._put_keys(layer, pool.index[1], exact[layer, pool.index[1]].to(self.dtype))
         self._named(spans, end)
-        self._tell(spans, [self._off(layer, exact[layer], spans, self.keys, start) for layer in self._layers], None)
+        errors = [self._off(layer, exact[layer], spans, self.keys, start) for layer in self._layers]
+        self._log_errors(spans, errors, [])
 
     def values_to(self, pools: Sequence[Pool], until: int) -> None:
         """Values of positions below `until` are packed from now on."""
@@ -87,7 +91,7 @@ class PackedZone:
         for pool in pools:
             slots = pool.window_slots(self.values_until, until)
             for layer in pool.layers:
-                self._put_values(layer, pool.at[1], pool.slots(layer).values[:, slots])
+                self._put_values(layer, pool.index[1], pool.slots(layer).values[:, slots])
         self.values_until = until
 
     def _named(self, spans: Sequence[SpanRow], until: int) -> None:
@@ -124,7 +128,7 @@ class PackedZone:
     def slots(self, pool: Pool, layer: int, position: int, held: bool) -> Slots:
         """One layer's entries as a step's attention goes through them: positions 0 to `position` in their order, packed
         ones restored, and behind them the held zone where it is attended. Copies."""
-        stored, heads, n = pool.slots(layer), pool.at[1], position + 1
+        stored, heads, n = pool.slots(layer), pool.index[1], position + 1
         newest, device = pool.window_slots(self.values_until, n), pool.role.device
         exact = newest[self.keys_until - self.values_until :]
         keys = torch.cat([self.keys(layer, heads), stored.keys[:, exact]], 1)
@@ -135,7 +139,7 @@ class PackedZone:
         role = torch.where(places < self.keys_until, ROLE["quantised"], ROLE["window"]).to(torch.uint8)
         tables = [table.expand(keys.shape[0], -1) for table in (places, span, role)]
         whole = Slots(keys, values, *tables)
-        return whole.beside(stored.after(pool.start["held"])) if held else whole
+        return whole.beside(pool.held(layer)) if held else whole
 
     @property
     def saved(self) -> tuple[float, float]:
@@ -162,27 +166,27 @@ class PackedZone:
             parts.append(sums[:, ends] - sums[:, starts])
         return (parts[0] / parts[1].clamp(min=1e-20)).clamp(min=0).sqrt()
 
-    def _tell(self, spans: Sequence[SpanRow], keys: list[torch.Tensor], values: list[torch.Tensor] | None) -> None:
-        of_keys, of_values = ([] if t is None else torch.stack(t).tolist() for t in (keys, values))
-        for at, row in enumerate(spans):
-            for layer in self._layers:
-                for head in range(self.shape.kv_heads):
-                    known = of_values[layer][head][at : at + 1] if of_values else []
-                    self._rows.append(
-                        SpanHeadRow(
-                            row.span,
-                            layer,
-                            head,
-                            "quantised",
-                            None,
-                            None,
-                            0,
-                            of_keys[layer][head][at],
-                            known[0] if known else None,
-                        )
-                    )
+    def _log_errors(self, spans: Sequence[SpanRow], keys: list[torch.Tensor], values: list[torch.Tensor]) -> None:
+        """Log the errors by span, of each layer float32 [h, spans]; of values those of the first spans are known."""
+        self._log.stored(partial(_rows, list(spans), torch.stack(keys), torch.stack(values) if values else None))
 
-    def drain_rows(self) -> list[SpanHeadRow]:
-        """How far spans packed since the last call are off, per layer and KV head."""
-        rows, self._rows = self._rows, []
-        return rows
+
+def _rows(spans: list[SpanRow], keys: torch.Tensor, values: torch.Tensor | None) -> list[SpanHeadRow]:
+    """Return a row of each span, layer and KV head: errors of keys and values [L, H_kv, spans]."""
+    of_keys, of_values = keys.tolist(), None if values is None else values.tolist()
+    known = 0 if values is None else values.shape[-1]
+    return [
+        SpanHeadRow(
+            row.span,
+            layer,
+            head,
+            "quantised",
+            None,
+            None,
+            0,
+            of_keys[layer][head][number],
+            of_values[layer][head][number] if of_values and number < known else None,
+        )
+        for number, row in enumerate(spans)
+        for layer, head in np.ndindex(*keys.shape[:2])
+    ]

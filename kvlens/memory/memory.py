@@ -1,0 +1,195 @@
+"""Two tiers of memory under one roof: the only place where KV is written, moved, dropped, counted and refused."""
+
+from __future__ import annotations
+
+import torch
+
+from kvlens.kernels.attend import runs_on
+from kvlens.memory.budget import BudgetAccount
+from kvlens.memory.cold_tier import ColdTier
+from kvlens.memory.counterfactual import Counterfactual
+from kvlens.memory.cuda_link import link_for
+from kvlens.memory.evictions import Evictions
+from kvlens.memory.hot_tier import FREE, HotTier, PromptStore
+from kvlens.memory.layout import Layout
+from kvlens.memory.ledger import Ledger, MemoryLog
+from kvlens.memory.packed_zone import PackedZone
+from kvlens.memory.placement import Placement
+from kvlens.memory.placer import Placer
+from kvlens.memory.reads import Distance, Reads, Turn
+from kvlens.memory.recall import Recaller
+from kvlens.memory.span_table import WINDOW, SpanTable
+from kvlens.rows import SpanRow, TransferRow
+from kvlens.shape import KVShape
+
+
+class Memory:
+    """One run's KV, from the end of prefill on. Life: `place_prompt`; then per step `start_step`, `leave_window` where
+    tokens leave the window, `feed`, and per layer `write`, `recaller.land`, `recaller.recall`, `reads.part`.
+    """
+
+    def __init__(
+        self,
+        shape: KVShape,
+        layout: Layout,
+        prompt: PromptStore,
+        positions: int,
+        account: BudgetAccount,
+        ledger: Ledger,
+        turn: Turn | None = None,
+        counterfactual: Counterfactual | None = None,
+    ) -> None:
+        """Take the device's slots. positions: of the whole run; turn: the model's rotary embedding, for a layout whose
+        keys are seen from elsewhere; counterfactual None: nothing is held or dropped."""
+        dtype, self.device = prompt.keys.dtype, prompt.keys.device
+        self.shape, self.account, self.ledger, self.counterfactual = shape, account, ledger, counterfactual
+        self.layout = layout = layout if counterfactual is None else counterfactual.widen(layout, shape.layers)
+        self.log, self.link = MemoryLog(), link_for(self.device, ledger)
+        self.hot = HotTier(shape, layout, prompt.tokens, dtype, self.device)
+        self.spans = SpanTable(layout.span_capacity, self.device, shape.layers, shape.kv_heads)
+        self.cold = ColdTier(shape, layout, self.spans, dtype, positions, self.link.host)
+        self.packed: PackedZone | None = None
+        """tokens that stay on the device in few bits; None: none do"""
+        if layout.quantised is not None:
+            self.packed = PackedZone(shape, layout.quantised, dtype, self.device, self.log)
+            account.hold("packed", *self.packed.tensors())
+        self.distance: Distance | None = None
+        """where keys are seen; None: where they are"""
+        if layout.farthest or layout.closed:
+            assert turn is not None, "keys that cannot be turned are seen where they are"
+            self.distance = Distance(layout, turn)
+        self.recaller = Recaller(layout, self.hot, self.cold, self.spans, ledger, self.link, self.log)
+        self.evictions = Evictions(self.hot, self.spans, self.log)
+        self._placer = Placer(
+            self.hot, self.cold, self.spans, self.evictions, counterfactual, ledger, self.link, self.log
+        )
+        by = runs_on(self.hot.pools[0].keys, biased=True)
+        self.reads = Reads(layout, self.hot, self.spans, self.packed, self.distance, counterfactual, self.log, by)
+        account.hold("hot", *self.hot.tensors())
+        if counterfactual is not None:
+            for name, tensors in counterfactual.tensors().items():
+                account.hold(name, *tensors)
+            if (size := counterfactual.slot_bytes(shape)) > 0:
+                account.set_apart("held", "hot", size)
+        account.hold("staging", *(buffer.tensor for buffer in self.recaller.buffers))
+        account.hold("spans", *self.spans.tensors())
+        start, end = layout.window_from, prompt.tokens
+        self.spans.add([SpanRow(WINDOW, "window", start, end, -1, "the newest tokens, always attended")])
+
+    def place_prompt(self, placement: Placement, prompt: PromptStore) -> None:
+        """Carry out the method's placement of the prompt. The copies have ended then, on the host too."""
+        keys, values, start, end = prompt.keys, prompt.values, self.hot.oldest, prompt.tokens
+        for pool in self.hot.pools if start < end else ():
+            assert pool.bag is None, "the placement covers what a bag holds of the prompt"
+            slots = pool.take_window(start, end, WINDOW)
+            pool.keys[:, :, slots] = keys[pool.index][:, :, start:end]
+            pool.values[:, :, slots] = values[pool.index][:, :, start:end]
+        ids = self._placer.open_spans(placement)
+        for pool in self.hot.pools:
+            self._placer.keep(pool, placement, keys, values, 0, ids)
+        if self.packed is not None:
+            self.packed.place(self.hot.pools, self._rows(ids), prompt, start)
+        self._placer.place(placement, keys, values, 0, ids, "offload")
+        self.evictions.log_losses(placement, ids, end)
+        self.evictions.log_dense(placement, ids)
+        if self.counterfactual is not None:
+            self.counterfactual.place(self.hot, prompt)
+        self.link.quiet()
+
+    def leave_window(self, placement: Placement, start: int, end: int) -> None:
+        """Move the oldest tokens of the window, positions [start, end), where `placement` says; their slots are free
+        afterwards. In dense layers they stay in their slots and only change their name."""
+        assert start == self.hot.oldest, (start, self.hot.oldest)
+        ids = self._placer.open_spans(placement)
+        moving = [pool for pool in self.hot.pools if not pool.dense]
+        if self.packed is not None:
+            self.packed.leave(moving, self._rows(ids), start, end)
+        elif moving:
+            keys, values = self.hot.read_window(start, end)
+            self.account.hold("leaving", keys, values)
+            for pool in moving:
+                self._placer.keep(pool, placement, keys, values, start, ids)
+            self._placer.place(placement, keys, values, start, ids, "leave")
+            self.account.release("leaving")
+        for pool in moving:
+            pool.role.index_fill_(2, pool.window_slots(start, end), FREE)
+            pool.gaps = True
+        for pool in self.hot.pools:
+            if pool.dense:
+                self._placer.rename(pool, placement, start, end, ids)
+        self.evictions.log_dense(placement, ids)
+        self.hot.oldest = end
+
+    def _rows(self, ids: list[int]) -> list[SpanRow]:
+        return [self.spans.rows[span] for span in ids]
+
+    def name(self, placement: Placement) -> None:
+        """Give tokens of a bag to the placement's spans from now on, in whatever slots they are. Nothing moves."""
+        self.evictions.name(self._placer.open_spans(placement), placement.roles)
+
+    # ------------------------------------------------------------------------------------------------------ decoding
+    def start_step(self, step: int) -> None:
+        """Begin a step: the ledger, the account's peak and counts begin anew."""
+        self.log.step, self.log.attended = step, -1
+        # the host has seen the result of the step before the last one, so it need not wait for these copies
+        self.link.resolve(step - 2)
+        self.ledger.start_step(step)
+        self.account.start_step()
+        self.recaller.start_step()
+
+    def feed(self, position: int) -> None:
+        """Take the slots of the step's input token, at `position`, in all layers."""
+        self.advance(position)
+        if self.packed is not None:
+            self.packed.values_to(self.hot.pools, position - self.packed.form.residual)
+        if self.layout.bag:
+            self.evictions.take(position)
+        for pool in self.hot.pools:
+            if pool.bag is None:
+                pool.take_window(position, position + 1, WINDOW)
+        if self.counterfactual is not None:
+            for kind, layer, kv_head, span, tokens in self.counterfactual.start_step(self.hot, self.log.step, position):
+                self.log.event(kind, layer, kv_head, span, tokens)
+
+    def advance(self, position: int) -> None:
+        """Count the token at `position` as the newest in every window: the part of `feed` that touches no table."""
+        assert position == self.hot.newest + 1, (position, self.hot.newest)
+        for pool in self.hot.pools:
+            oldest = pool.window_origin if pool.dense else self.hot.oldest
+            if not self.layout.bag:
+                assert position - oldest < pool.zones.window, "the window is full and nothing left it"
+        self.hot.newest = position
+
+    def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Write the step's token: keys, values [H_kv, D]."""
+        for pool in self.hot.parts[layer]:
+            pool.write(layer, self.hot.newest, keys, values)
+        if self.counterfactual is not None:
+            self.counterfactual.write(self.hot, layer, self.hot.newest, keys, values)
+
+    # --------------------------------------------------------------------------------------- what methods and runs read
+    @property
+    def counterfactual_bytes(self) -> int:
+        """Device bytes beside the budget: the held slots, and the tables of held and dropped tokens."""
+        by_name = self.account.by_name()
+        return by_name.get("held", 0) + by_name.get("dropped", 0)
+
+    @property
+    def window_start(self) -> int:
+        """Position of the oldest token in the window (of a window that evicts by itself: where it began)."""
+        return self.hot.oldest
+
+    def read_window(self, start: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return copies of keys, values [L, H_kv, end - start, D] of window positions."""
+        return self.hot.read_window(start, end)
+
+    def take_transfers(self, step: int | None = None) -> list[TransferRow]:
+        """Return the finished copies (of one step that is over), with their measured times; see Ledger.drain."""
+        self.link.resolve(step)
+        return self.ledger.drain(step)
+
+    def discard(self) -> None:
+        """Discard what the log, the ledger and the span table keep for a recorder: there is none."""
+        self.log.discard()
+        self.ledger.discard()
+        self.spans.take_new()

@@ -1,0 +1,166 @@
+"""What a decode step's attention reads of the device's slots: the additive bias over them, and the slots themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Protocol
+
+import torch
+
+from kvlens.kernels.choice import Backend
+from kvlens.kernels.pool_attend import Live, page_of
+from kvlens.kernels.slot_tables import Codes, SlotReads, slot_bias, tables_by
+from kvlens.memory.counterfactual import Counterfactual
+from kvlens.memory.hot_tier import FREE, ROLE, HotTier, Slots
+from kvlens.memory.layout import Layout
+from kvlens.memory.ledger import MemoryLog
+from kvlens.memory.packed_zone import PackedZone
+from kvlens.memory.placement import Selection
+from kvlens.memory.span_table import SpanTable
+
+CODES = Codes(ROLE["coarse"], ROLE["resident"], ROLE["reconstructed"], FREE)
+
+
+class Turn(Protocol):
+    """A model's rotary embedding on keys [m, D] at positions [m], or, `back`, the keys without it. float32."""
+
+    def __call__(
+        self, keys: torch.Tensor, positions: torch.Tensor, layer: int | None = None, back: bool = False
+    ) -> torch.Tensor: ...
+
+
+class Distance:
+    """Moves keys nearer for the attention alone; stored keys do not change. Keys farther from the step's token than
+    Layout.farthest are seen at that distance, or the gaps between a KV head's tokens are closed (Layout.closed)."""
+
+    def __init__(self, layout: Layout, turn: Turn) -> None:
+        self._layout, self._turn = layout, turn
+
+    def seen(self, slots: Slots, layer: int, position: int, until: int) -> Slots:
+        """Return one layer's slots as the token at `position` sees them: keys of the slots below `until` are copies,
+        the others as they are."""
+        true = slots.position.clamp(min=0).long()
+        near = (
+            self._closed(slots, true, until)
+            if self._layout.closed
+            else true.clamp(min=position - self._layout.farthest)
+        )
+        near[:, until:] = true[:, until:]
+        plain = self._turn(slots.keys.flatten(0, 1), true.flatten(), layer, back=True)
+        turned = self._turn(plain, near.flatten(), layer).view_as(slots.keys).to(slots.keys.dtype)
+        return replace(slots, keys=torch.where((near == true)[..., None], slots.keys, turned))
+
+    def _closed(self, slots: Slots, true: torch.Tensor, until: int) -> torch.Tensor:
+        """Return positions int64 [h, C] as if the tokens of each KV head in the slots below `until` were side by side,
+        with the last one at its true position."""
+        free = (slots.role == FREE) | (torch.arange(true.shape[1], device=true.device) >= until)
+        last = true.masked_fill(free, -1).amax(1, keepdim=True)
+        order = true.masked_fill(free, torch.iinfo(torch.long).max).argsort(1)
+        rank = torch.empty_like(order).scatter_(
+            1, order, torch.arange(true.shape[1], device=true.device).expand_as(order)
+        )
+        return torch.where(free, true, last - (~free).sum(1, keepdim=True) + 1 + rank)
+
+
+def slot_reads(
+    slots: Slots, spans: SpanTable, is_hot: torch.Tensor, group: int, selection: Selection | None
+) -> SlotReads:
+    """Return the tables from which kvlens.kernels.slot_tables makes a bias and its pages. is_hot bool [h, S] of the
+    slots' KV heads; group: query heads of a KV head."""
+    chosen = (None, None, None) if selection is None else (selection.fine, selection.tokens, selection.positions)
+    tables = slots.role, slots.span, slots.position, spans.log_lengths, spans.starts, spans.selectable, is_hot
+    return SlotReads(*tables, group, CODES, *chosen)
+
+
+class Reads:
+    """Reads the tables that the memory writes and owns; holds nothing of its own. packed None: no tokens are packed;
+    distance None: keys are seen where they are; counterfactual None: nothing is held or dropped. by: makes the biases.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        hot: HotTier,
+        spans: SpanTable,
+        packed: PackedZone | None,
+        distance: Distance | None,
+        counterfactual: Counterfactual | None,
+        log: MemoryLog,
+        by: Backend,
+    ) -> None:
+        self._layout, self.hot, self.spans, self._packed = layout, hot, spans, packed
+        self._distance, self._counterfactual, self.log = distance, counterfactual, log
+        self.by, self._group = by, hot.shape.group
+
+    def part(
+        self, layer: int, selection: Selection | None, part: int = 0
+    ) -> tuple[Slots, torch.Tensor | None, Live | None]:
+        """Return the slots that a step's attention in a part of the layer goes through, and their bias and pages, see
+        `bias`."""
+        self.log.attended = layer
+        bias, live = self.bias(layer, selection, part)
+        return self.slots(layer, bias, part), bias, live
+
+    def bias(self, layer: int, selection: Selection | None, part: int = 0) -> tuple[torch.Tensor | None, Live | None]:
+        """Return the additive bias [h, G, C] over the slots of a part of the layer (log|S| on coarse entries, -inf on
+        slots that a query head does not attend), and the pages that k1 reads with it.
+
+        No bias where every slot written so far is attended as it is (then the live slots are a prefix of the pool).
+        KV heads that are whole by the layout attend everything but dropped tokens, whatever the selection says. The
+        bias leaves the held zone out where nothing is held at this step. No pages: PyTorch attends, or k1 has to find
+        them in the bias.
+        """
+        pool, changes = self.hot.parts[layer][part], self._counterfactual
+        held, drops = (False, False) if changes is None else (changes.holds(layer), changes.drops(layer))
+        if (layer, pool.heads.start) in self._layout.whole:
+            selection = None
+        plain = self._packed is not None or pool.live_prefix(self.hot.newest) is not None
+        if selection is None and not held and not drops and plain:
+            return None, None
+        heads = pool.index[1]
+        if self._packed is not None:
+            slots = self._packed.slots(pool, layer, self.hot.newest, held)
+        else:
+            slots = pool.slots(layer)
+            slots = slots if held else slots.between(0, pool.start["held"])
+        if selection is not None and len(pool.heads) < self.hot.shape.kv_heads:
+            selection = selection.of(heads)
+        reads = slot_reads(slots, self.spans, self.spans.is_hot[layer, heads], self._group, selection)
+        live: Live | None = None
+        if self.by == "torch":
+            bias = slot_bias(reads)
+        else:
+            live = tables_by(self.by, reads, page_of(slots.role.shape[1]))
+            assert live.bias is not None, "slot tables carry the bias they are made from"
+            bias = live.bias
+        if pool.weight is not None:
+            bias[..., pool.start["coarse"] : pool.start["recall"]] += pool.weight[layer - pool.layers.start, :, None]
+        if changes is not None and held:
+            bias, live = changes.show(layer, heads, slots, bias), None
+        if changes is not None and drops:
+            bias, live = changes.hide(layer, heads, slots, self.spans, bias), None
+        return bias, live
+
+    def slots(self, layer: int, bias: torch.Tensor | None, part: int = 0) -> Slots:
+        """Return the slots of a part that a step's attention with this bias goes through."""
+        pool = self.hot.parts[layer][part]
+        if self._packed is not None:
+            held = self._counterfactual is not None and self._counterfactual.holds(layer)
+            return self._packed.slots(pool, layer, self.hot.newest, held)
+        live = pool.live_prefix(self.hot.newest) if bias is None else bias.shape[-1]
+        slots = pool.slots(layer).between(0, pool.zones.slots if live is None else live)
+        if self._distance is None or pool.dense:
+            return slots
+        return self._distance.seen(slots, layer, self.hot.newest, pool.start["held"])
+
+    def together(self, layers: range, bias: torch.Tensor | None, part: int = 0) -> Slots:
+        """Return what `slots` returns, of some layers of one pool with equally wide biases [l, h, C, ...]: views, but
+        for packed tokens and keys that are seen from elsewhere."""
+        if self._packed is not None or self._distance is not None:
+            each: Sequence[Slots] = [self.slots(layer, bias, part) for layer in layers]
+            return Slots(*map(torch.stack, zip(*(vars(slots).values() for slots in each), strict=True)))
+        pool = self.hot.parts[layers.start][part]
+        live = self.slots(layers.start, bias, part).role.shape[1]
+        rows = slice(layers.start - pool.layers.start, layers.stop - pool.layers.start)
+        return Slots(*(tensor[rows, :, :live] for tensor in pool.tensors()))
