@@ -110,9 +110,9 @@ class Prompts:
         from kvlens import methods
         from kvlens.engine.engine import Engine
 
-        asks = method_of(method).needs_received
+        asks = method_of(method).needs.received
         if (prompt.ids, chunk, asks) not in self._read:
-            queries = max(one.observed_queries for one in methods.registry().values())
+            queries = max(one.needs.queries for one in methods.registry().values())
             self._read[prompt.ids, chunk, asks] = Engine(self._model).read(prompt, chunk, queries, asks)
         made = self._read[prompt.ids, chunk, asks]
         assert made.serves(method_of(method))
@@ -185,7 +185,8 @@ def makes() -> list[str]:
     first: dict[tuple[Any, ...], str] = {}
     registered = methods.registry()
     for name, method in registered.items():
-        asks = (method.keeps_all, method.peeks, method.watches, method.needs_received, method.static_ready)
+        needs = method.needs
+        asks = (method.keeps_all, needs.peek, needs.weights, needs.received, method.static_ready)
         own = tuple(
             getattr(method, hook) is not getattr(Method, hook) for hook in ("select", "decode_end", "factor_form")
         )

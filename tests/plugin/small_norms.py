@@ -1,6 +1,7 @@
 from dataclasses import dataclass
 
 from kvlens.methods.families.prompt_eviction import PromptEviction, PromptEvictionParameters
+from kvlens.methods.needs import Needs
 from kvlens.methods.parameters import param
 from kvlens.methods.statements import Statement, arm
 
@@ -25,7 +26,7 @@ class SmallNorms(PromptEviction):
         ),
     )
     Parameters = SmallNormsParameters
-    peeks = False
+    needs = Needs()
 
     def score(self, prompt, layer, before):
         """float32 [H_kv, before]: the highest stay."""

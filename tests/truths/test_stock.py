@@ -74,7 +74,11 @@ def test_methods_score_by_the_models_own_attention(family: str, monkeypatch: pyt
     model, prompt = build(family), random_prompt(N, seed=6)
     read = Engine(model).read(prompt, 37)
     handed: dict[int, torch.Tensor] = {}
-    monkeypatch.setattr(methods.get("full"), "asked", lambda _, layer, q: handed.setdefault(layer, q.clone()))
+
+    def select(_: Any, layer: int, q: torch.Tensor) -> None:
+        handed.setdefault(layer, q.clone())
+
+    monkeypatch.setattr(methods.get("full"), "select", select)
     run(model, prompt, "full", max_new=1)
     model.model.set_attn_implementation("eager")
     with torch.inference_mode():

@@ -14,7 +14,7 @@ from kvlens.memory.cold import Pools
 from kvlens.memory.hot import FREE, ROLE
 from kvlens.memory.placement import Selection
 from kvlens.memory.tiers import Memory
-from kvlens.methods.base import FactorForm
+from kvlens.methods.answers import FactorForm
 from kvlens.rows import SpanRow
 
 COLD = ("cold", "coarse")
