@@ -8,76 +8,19 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from kvlens.rows import PrefillRecord, StepRecord
+from kvlens.checking.models import RecordList, as_loaded
+from kvlens.checking.models import random_llama as one_random_llama
 
-BASE = {
-    "vocab_size": 512,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 4096,
-    "bos_token_id": 1,
-    "eos_token_id": None,
-    "pad_token_id": 0,
-    "initializer_range": 0.2,
-}
-
-
-class ListSink:
-    """Keeps the records."""
-
-    def __init__(self) -> None:
-        self.prefilled: PrefillRecord | None = None
-        self.steps: list[StepRecord] = []
-
-    def prefill(self, record: PrefillRecord) -> None:
-        self.prefilled = record
-
-    def step(self, record: StepRecord) -> None:
-        self.steps.append(record)
-
-
-class NoTokenizer:
-    """Stands where a tokenizer is needed only to show text."""
-
-    def decode(self, ids: list[int], skip_special_tokens: bool = False) -> str:
-        return " ".join(f"t{i}" for i in ids)
-
-
-def loaded(model: Any, name: str = "random") -> Any:
-    """A transformers model as a LoadedModel with the kvlens attention."""
-    import torch
-
-    from kvlens.engine.hf_attention import ATTENTION
-    from kvlens.engine.models import LoadedModel, shape_of
-
-    model.eval().requires_grad_(False)
-    model.set_attn_implementation(ATTENTION)
-    shape = shape_of(model.config, torch.finfo(model.dtype).bits // 8)
-    plain = all(getattr(model.config, k, None) is None for k in ("logit_scale", "logits_scaling"))
-    return LoadedModel(name, model, NoTokenizer(), shape, 4096, plain, frozenset())
+ListSink = RecordList
+loaded = as_loaded
 
 
 def random_llama(seed: int = 0, **changes: Any) -> Any:
+    """See kvlens.checking.models, with one torch thread."""
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
 
-    torch.manual_seed(seed)
     torch.set_num_threads(1)
-    return loaded(LlamaForCausalLM(LlamaConfig(**{**BASE, **changes})))
-
-
-def random_prompt(n: int, seed: int = 0, vocabulary: int = 512) -> Any:
-    """A prompt of n random token ids."""
-    import torch
-
-    from kvlens.text.prompts import Prompt, PromptText
-
-    generator = torch.Generator().manual_seed(seed)
-    ids = tuple(torch.randint(3, vocabulary, (n,), generator=generator).tolist())
-    return Prompt(PromptText("x"), ids, tuple(f"t{i}" for i in ids), (None,) * n)
+    return one_random_llama(seed, **changes)
 
 
 def task_prompt(demo: Any, task: str, length: int, depth: float = 0.5, seed: int = 0, max_new: int = 24) -> Any:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from kvlens import interrupts
 from kvlens.engine.comparison import Reference
 from kvlens.engine.hf_attention import SessionCache
 from kvlens.engine.loop import Generation
@@ -104,6 +105,7 @@ class Engine:
             session.close()
 
     @torch.no_grad()
+    @interrupts.watched()
     def rehearse(
         self,
         prompt: Prompt,
@@ -134,6 +136,7 @@ class Engine:
             session.close()
 
     @torch.no_grad()
+    @interrupts.watched()
     def run(
         self,
         prompt: Prompt,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import traceback
+
 OUTPUT = "hook_output"
 """a hook returned a wrong shape, type, range or number"""
 CHANGED = "hook_changed_input"
@@ -37,3 +39,12 @@ class MethodFault(ValueError):
         known = ((name, getattr(self, name)) for name in ("step", "layer"))
         place = ", ".join(f"{name} {number}" for name, number in known if number is not None)
         return f"{self.code}: {self.method}.{self.hook} {self.problem}{values}{f' at {place}' if place else ''}."
+
+
+def stray(method: str, error: BaseException) -> BaseException:
+    """Return a MethodFault for a SystemExit or GeneratorExit that a method raises outside its hooks, in its arithmetic
+    say, and `error` itself otherwise."""
+    if not isinstance(error, SystemExit | GeneratorExit):
+        return error
+    frames = traceback.extract_tb(error.__traceback__)
+    return MethodFault(RAISED, method, frames[-1].name if frames else "module", f"raised {type(error).__name__}")

@@ -43,6 +43,7 @@ class Selecting(Protocol):
 
     def written(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Take note of the step's token, whose key and value [H_kv, D], post-RoPE, the memory has just written."""
+        return
 
     def select(self, layer: int, q: torch.Tensor) -> Selection | None:
         """Return what the query heads of `layer` attend: q [Hq, D], post-RoPE. None: everything on the device.
@@ -56,6 +57,7 @@ class Selecting(Protocol):
     def attended(self, layer: int, heads: range, weights: torch.Tensor, position: torch.Tensor) -> None:
         """Take note of the attention weights of the KV heads `heads`, for a method with `Needs.weights`: float32
         [h, G, C], each row with the sum 1, of slots with tokens at position int32 [h, C] (-1: no token)."""
+        return
 
 
 class Lifecycle(Protocol):
