@@ -8,11 +8,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from kvlens.checking.models import RecordList, as_loaded
-from kvlens.checking.models import random_llama as one_random_llama
+from kvlens.checking import models
 
-ListSink = RecordList
-loaded = as_loaded
+BASE, NoTokenizer, ListSink = models.BASE, models.NoTokenizer, models.RecordList
+loaded, random_prompt = models.as_loaded, models.random_prompt
 
 
 def random_llama(seed: int = 0, **changes: Any) -> Any:
@@ -20,7 +19,7 @@ def random_llama(seed: int = 0, **changes: Any) -> Any:
     import torch
 
     torch.set_num_threads(1)
-    return one_random_llama(seed, **changes)
+    return models.random_llama(seed, **changes)
 
 
 def task_prompt(demo: Any, task: str, length: int, depth: float = 0.5, seed: int = 0, max_new: int = 24) -> Any:

@@ -10,7 +10,7 @@ from kvlens.methods.statements import Statement, arm
 class SmallNormsParameters(PromptEvictionParameters):
     window: int = param(16, "last prompt tokens, kept without a comparison")
     peek: bool = param(False, "count the token that step 0 feeds as the last of the prompt", ours=True)
-    skipped: int = param(1, "first layers in which the newest tokens stay instead: long keys tell nothing there")
+    skipped: int = param(1, "first layers in which the newest tokens stay instead: long keys mean nothing there")
 
 
 class SmallNorms(PromptEviction):
@@ -29,7 +29,7 @@ class SmallNorms(PromptEviction):
     needs = Needs()
 
     def score(self, prompt, layer, before):
-        """float32 [H_kv, before]: the highest stay."""
+        """Return float32 [H_kv, before]: the highest stay."""
         import torch
 
         norms = prompt.keys[layer, :, :before].float().norm(dim=-1)
