@@ -24,7 +24,7 @@ NEW = 20
 """decode steps of a case: one page of 16 tokens fills up on the way"""
 SHARE = "50%"
 """budget of a case; a method that needs more gets the least it needs"""
-HEAD_DIM = 16
+HEAD_DIM = 32
 SHAPES = ((6, 6), (6, 2), (8, 2))
 """query heads and KV heads: groups of 1, 3 and 4"""
 LONGEST_WINDOW = 160
@@ -153,8 +153,10 @@ def prompt_lengths(method: type[Method]) -> list[int]:
 
 def cases(method: type[Method]) -> Iterator[Case]:
     """Yield the cases, the smallest first."""
-    small = models()
-    for tokens in prompt_lengths(method):
-        for model in small[:-1]:
+    *exact, narrow, demo = models()
+    lengths = prompt_lengths(method)
+    for tokens in lengths:
+        for model in exact:
             yield Case(method, model, tokens)
-    yield Case(method, small[-1], DEMO_TOKENS)
+    yield Case(method, narrow, lengths[-1])
+    yield Case(method, demo, DEMO_TOKENS)

@@ -30,16 +30,13 @@ from kvlens.methods.needs import Needs
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "adding-a-method.md"
-FILES = {
-    "python": r"Save it as `(\w+\.py)`:\n\n```python\n(.*?)```",
-    "toml": r"`(pyproject\.toml)`[^`]*```toml\n(.*?)```",
-}
+FILES = (r"Save it as `(\w+\.py)`:\n\n```python\n(.*?)```", r"`(pyproject\.toml)`[^`]*```toml\n(.*?)```")
 
 
 def blocks() -> dict[str, str]:
     """File name -> content, of the blocks that the page tells the reader to save."""
     text = PAGE.read_text(encoding="utf-8")
-    found = {name: body for form in FILES.values() for name, body in re.findall(form, text, re.DOTALL)}
+    found = {name: body for form in FILES for name, body in re.findall(form, text, re.DOTALL)}
     assert len(found) == text.count("```python") + text.count("```toml"), "a block without a file name"
     return found
 
