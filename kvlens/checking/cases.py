@@ -145,7 +145,7 @@ def models() -> list[Model]:
 def prompt_lengths(method: type[Method]) -> list[int]:
     """Return prompt lengths in tokens around the method's windows. A prompt of n tokens is read to its last token but
     one, so the lengths step by one."""
-    fields = {field.name: field.default for field in dataclasses.fields(method.Parameters)}
+    fields: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(method.Parameters)}
     windows = [fields[name] for name in ("window", "recent", "sinks", "page") if isinstance(fields.get(name), int)]
     window = min(max([16, *windows]), LONGEST_WINDOW)
     return sorted({12, window - 1, window, window + 1, window + 2, 2 * window + 37})

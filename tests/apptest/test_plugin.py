@@ -157,6 +157,11 @@ BROKEN = {
         "cannot be loaded (ImportError: cannot import name 'parameter_of_old'",
     ),
     "says too little": ('    title = "Small norms"\n', "", "cannot be loaded (AttributeError"),
+    "declares what Needs replaced": (
+        "    needs = Needs()\n",
+        "    peeks = False\n",
+        "declares peeks: write needs = Needs(",
+    ),
     "has no name": ('    name = "small_norms"\n', "", "cannot be loaded (AttributeError"),
     "is no method": (
         "class SmallNorms(PromptEviction)",
