@@ -13,7 +13,7 @@ class _Watch:
     """Whether SIGINT is watched now, and how many came since the watch began. One per process, as signals are."""
 
     def __init__(self) -> None:
-        self.depth = 0
+        self.on = False
         self.count = 0
 
 
@@ -24,24 +24,23 @@ _watch = _Watch()
 def watched() -> Iterator[None]:
     """Count every SIGINT inside the block, then let its handler act as before. Only the main thread receives signals:
     in another thread the block changes nothing."""
+    if threading.current_thread() is not threading.main_thread() or _watch.on:
+        yield
+        return
     handler = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(handler):
-        yield
-        return
-    if _watch.depth:
-        yield
-        return
 
     def count(number: int, frame: FrameType | None) -> None:
         _watch.count += 1
-        handler(number, frame)
+        if callable(handler):
+            handler(number, frame)
 
-    signal.signal(signal.SIGINT, count)
-    _watch.depth, _watch.count = 1, 0
+    if callable(handler):  # a signal that is ignored, as in a shell's background, interrupts nobody
+        signal.signal(signal.SIGINT, count)
+    _watch.on, _watch.count = handler is not None, 0
     try:
         yield
     finally:
-        _watch.depth = 0
+        _watch.on = False
         if signal.getsignal(signal.SIGINT) is count:
             signal.signal(signal.SIGINT, handler)
 
@@ -51,4 +50,4 @@ def by_person() -> bool:
     another thread than the main one it never is."""
     if threading.current_thread() is not threading.main_thread():
         return False
-    return _watch.depth == 0 or _watch.count > 0
+    return not _watch.on or _watch.count > 0

@@ -25,6 +25,7 @@ from kvlens.methods.answers import BagChange, WindowLeave
 from kvlens.methods.base import Method
 from kvlens.methods.faults import BUDGET, CHANGED, RAISED, MethodFault
 from kvlens.methods.given import MemoryView, Prefilled, Reading, StepEnd
+from kvlens.methods.hooks import Hooks
 from kvlens.shortage import shortage
 
 Handed = Sequence[tuple[str, torch.Tensor | None]]
@@ -35,26 +36,28 @@ class Border:
     """The hooks of one run's method, guarded. Same names and arguments as in kvlens/methods/hooks.py."""
 
     def __init__(self, method: Method) -> None:
-        self._method, self._checks, self._shape = method, method.checks, method.context.shape
+        self._hooks: Hooks = method
+        self._module, self._context = type(method).__module__, method.context
+        self._checks, self._shape = method.checks, method.context.shape
         self._places = 0
         """slots of the largest KV head"""
 
     # ---- placement
     @property
     def block(self) -> int:
-        return outputs.block(self._checks, self._call("block", lambda: self._method.block, ()))
+        return outputs.block(self._checks, self._call("block", lambda: self._hooks.block, ()))
 
     def reading(self, layer: int, keys: torch.Tensor, tokens: int) -> Reading | None:
-        found = self._call("reading", lambda: self._method.reading(layer, keys, tokens), (("keys", keys),), layer)
+        found = self._call("reading", lambda: self._hooks.reading(layer, keys, tokens), (("keys", keys),), layer)
         return outputs.reading(self._checks, found, layer, self._shape, tokens, keys.shape[1])
 
     def prefill_end(self, prompt: Prefilled) -> tuple[Layout, Placement]:
         try:
-            found = self._call("prefill_end", lambda: self._method.prefill_end(prompt), _tensors(prompt), refuses=True)
+            found = self._call("prefill_end", lambda: self._hooks.prefill_end(prompt), _tensors(prompt), refuses=True)
         except MethodFault:
             _refuse_broken(prompt)
             raise
-        layout, placement = outputs.placed(self._checks, found, self._method.context)
+        layout, placement = outputs.placed(self._checks, found, self._context)
         heads = ((layer, head) for layer in range(self._shape.layers) for head in range(self._shape.kv_heads))
         self._places = max(layout.of(*place).slots for place in heads)
         return layout, placement
@@ -62,28 +65,28 @@ class Border:
     # ---- selection
     def written(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         handed = (("keys", keys), ("values", values))
-        self._call("written", lambda: self._method.written(layer, keys, values), handed, layer)
+        self._call("written", lambda: self._hooks.written(layer, keys, values), handed, layer)
 
     def select(self, layer: int, q: torch.Tensor, spans: int, position: int) -> Selection | None:
         """spans: ids that a selection names, position: of the step's token."""
-        found = self._call("select", lambda: self._method.select(layer, q), (("queries", q),), layer)
+        found = self._call("select", lambda: self._hooks.select(layer, q), (("queries", q),), layer)
         if found is not None:
             outputs.selection(self._checks, found, layer, self._shape, spans, position)
         return found  # type: ignore[no-any-return]
 
     def attended(self, layer: int, heads: range, weights: torch.Tensor, position: torch.Tensor) -> None:
         handed = (("weights", weights), ("positions", position))
-        self._call("attended", lambda: self._method.attended(layer, heads, weights, position), handed, layer)
+        self._call("attended", lambda: self._hooks.attended(layer, heads, weights, position), handed, layer)
 
     # ---- lifecycle
     def decode_end(self, end: StepEnd, memory: MemoryView) -> WindowLeave | BagChange | None:
-        found = self._call("decode_end", lambda: self._method.decode_end(end, memory), ())
+        found = self._call("decode_end", lambda: self._hooks.decode_end(end, memory), ())
         if found is not None:
             outputs.change(self._checks, found, self._shape, self._places, end.position, memory.window_start)
         return found  # type: ignore[no-any-return]
 
     def held(self) -> dict[str, tuple[torch.Tensor, ...]]:
-        return outputs.held(self._checks, self._call("held", self._method.held, ()))
+        return outputs.held(self._checks, self._call("held", self._hooks.held, ()))
 
     # ---- steps
     def begin_step(self, step: int) -> None:
@@ -136,7 +139,7 @@ class Border:
     def _place(self, error: BaseException) -> str:
         """File and line in the method's own module, or where the error was raised."""
         frames = traceback.extract_tb(error.__traceback__)
-        own = getattr(sys.modules.get(type(self._method).__module__), "__file__", None)
+        own = getattr(sys.modules.get(self._module), "__file__", None)
         frame = next((frame for frame in reversed(frames) if frame.filename == own), frames[-1])
         return f"{Path(frame.filename).name}, line {frame.lineno}"
 

@@ -309,9 +309,14 @@ def test_a_shortage_of_memory_passes_as_it_is() -> None:
         Trial(raising(MemoryError(), "prefill_end"), N, NEW)
 
 
-def test_a_keyboard_interrupt_without_a_signal_is_the_hooks() -> None:
-    with interrupts.watched():
-        assert fault(raising(KeyboardInterrupt()), steps=1).code == RAISED
+@pytest.mark.parametrize("handler", [signal.default_int_handler, signal.SIG_IGN], ids=["handled", "ignored"])
+def test_a_keyboard_interrupt_without_a_signal_is_the_hooks(handler: Any) -> None:
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        with interrupts.watched():
+            assert fault(raising(KeyboardInterrupt()), steps=1).code == RAISED
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_a_persons_interrupt_passes() -> None:
@@ -322,11 +327,14 @@ def test_a_persons_interrupt_passes() -> None:
             os.kill(os.getpid(), signal.SIGINT)
             threading.Event().wait(5)
 
-    before = signal.getsignal(signal.SIGINT)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     trial = Trial(Slow, N, NEW)
-    with pytest.raises(KeyboardInterrupt), interrupts.watched():
-        trial.step(0)
-    assert signal.getsignal(signal.SIGINT) is before
+    try:
+        with pytest.raises(KeyboardInterrupt), interrupts.watched():
+            trial.step(0)
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_an_interrupt_can_be_a_persons_where_nobody_watches() -> None:
