@@ -1,6 +1,6 @@
 """The border between the engine and a method: every hook is called here and nowhere else.
 
-The border passes a hook its tensors and compares their `_version` afterwards: a hook that changes one in place is
+The border passes a hook its tensors and compares them afterwards (unchanged.py): a hook that changes one in place is
 refused. It checks what the hook returns (outputs.py), once. It turns whatever a hook raises, SystemExit included, into
 a MethodFault that names the method and the hook; refusals (ValueError while the prompt is placed), shortages of the
 machine and a person's Ctrl-C pass as they are.
@@ -18,6 +18,7 @@ import torch
 
 from kvlens import interrupts
 from kvlens.engine import outputs
+from kvlens.engine.unchanged import Mark
 from kvlens.memory.budget import BudgetInfeasible
 from kvlens.memory.layout import Layout
 from kvlens.memory.placement import Placement, Selection
@@ -108,7 +109,7 @@ class Border:
         self, hook: str, call: Callable[[], Any], handed: Handed, layer: int | None = None, refuses: bool = False
     ) -> Any:
         """refuses: a ValueError is a sentence for the user, not a fault."""
-        before = [_version(tensor) for _, tensor in handed]
+        marks = [(name, Mark.of(tensor)) for name, tensor in handed if tensor is not None]
         try:
             found = call()
         except (MethodFault, BudgetInfeasible):
@@ -117,10 +118,11 @@ class Border:
             if self._passes(error, refuses):
                 raise
             raise self._raised(hook, error, layer) from error
-        for (name, tensor), version in zip(handed, before, strict=True):
-            if _version(tensor) != version:
+        for name, mark in marks:
+            changed = mark.changed()
+            if changed is not False:
                 problem = f"changed the {name} that it was handed in place"
-                raise self._checks.fault(hook, problem, layer=layer, code=CHANGED)
+                self._checks.decide(self._checks.fault(hook, problem, layer=layer, code=CHANGED), changed)
         return found
 
     def _passes(self, error: BaseException, refuses: bool) -> bool:
@@ -142,11 +144,6 @@ class Border:
         own = getattr(sys.modules.get(self._module), "__file__", None)
         frame = next((frame for frame in reversed(frames) if frame.filename == own), frames[-1])
         return f"{Path(frame.filename).name}, line {frame.lineno}"
-
-
-def _version(tensor: torch.Tensor | None) -> int:
-    """The count of in-place changes; 0 where torch keeps none."""
-    return 0 if tensor is None or tensor.is_inference() else tensor._version
 
 
 def _tensors(prompt: Prefilled) -> Handed:

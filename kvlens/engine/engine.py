@@ -75,7 +75,7 @@ class Engine:
         shape = self.loaded.shape
         return resolve(options.oracle, shape.layers, shape.q_heads, len(prompt.ids), options.coverage)
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def read(
         self,
         prompt: Prompt,
@@ -104,7 +104,7 @@ class Engine:
         finally:
             session.close()
 
-    @torch.no_grad()
+    @torch.inference_mode()
     @interrupts.watched()
     def rehearse(
         self,
@@ -135,7 +135,7 @@ class Engine:
         finally:
             session.close()
 
-    @torch.no_grad()
+    @torch.inference_mode()
     @interrupts.watched()
     def run(
         self,

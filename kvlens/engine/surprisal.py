@@ -103,7 +103,7 @@ class Surprisals:
             self._go_on()
         return self.known
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def _go_on(self) -> None:
         """The next few rows, where somebody else has not come to the end meanwhile; with the last all are known."""
         if self.known is not None:

@@ -111,6 +111,13 @@ class HookChecks:
         if not number < math.inf:
             raise self.fault(hook, "returned wrong numbers", expected, "NaN" if number != number else "inf", layer)
 
+    def decide(self, error: MethodFault, wrong: bool | torch.Tensor) -> None:
+        """Raise `error` if `wrong`; keep a flag on a device for the next `settle`."""
+        if wrong is True:
+            raise error
+        if wrong is not False:
+            self._waiting.append((error, wrong))
+
     def settle(self) -> None:
         """Read the flags of a step on the device, with one copy to the host. Raises MethodFault for the first one."""
         if not self._waiting:

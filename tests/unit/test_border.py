@@ -16,6 +16,7 @@ import torch
 from methodtrial import SHAPE, Trial
 
 from kvlens import interrupts
+from kvlens.engine.unchanged import SMALL, Mark
 from kvlens.memory.budget import BudgetInfeasible
 from kvlens.memory.placement import Selection
 from kvlens.methods.answers import WindowLeave
@@ -217,17 +218,33 @@ HOOKS = {
 }
 
 
+@pytest.mark.parametrize("inference", [False, True], ids=["versions", "bits"])
 @pytest.mark.parametrize("target", HOOKS)
-def test_a_hook_that_changes_what_it_was_handed_is_refused(target: str) -> None:
-    found = fault(type("Made", (Changing,), {"target": target}), steps=1)
+def test_a_hook_that_changes_what_it_was_handed_is_refused(target: str, inference: bool) -> None:
+    with torch.inference_mode(inference):
+        found = fault(type("Made", (Changing,), {"target": target}), steps=1)
     assert (found.code, found.hook) == (CHANGED, HOOKS[target])
     assert f" {target.removeprefix('step_')} " in found.problem
     if target in ("weights", "positions"):
         assert (found.layer, found.step) == (0, 0)
 
 
-def test_an_unchanged_hook_passes() -> None:
-    Trial(Changing, N, NEW).step(0)
+@pytest.mark.parametrize("inference", [False, True], ids=["versions", "bits"])
+def test_an_unchanged_hook_passes(inference: bool) -> None:
+    with torch.inference_mode(inference):
+        Trial(Changing, N, NEW).step(0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("size", [8, SMALL + 8])
+def test_bits_of_small_and_large_tensors(dtype: torch.dtype, size: int) -> None:
+    with torch.inference_mode():
+        table = torch.zeros(size, dtype=dtype)
+        table[3] = float("nan")
+        mark = Mark.of(table)
+        assert mark.changed() is False, "NaN equals itself"
+        table[5] = 1
+        assert mark.changed() is True
 
 
 def test_a_placement_with_a_gap_is_refused() -> None:
