@@ -155,7 +155,7 @@ def measure(
     made = about((methods.REFERENCE, *names), model) | {"model": model, "presets": speed.presets} | sizes
     if before is not None:
         refuse_other(before["about"], made)
-    queries = max([128, *(methods.get(name).observed_queries for name in names)])
+    queries = max([128, *(methods.get(name).needs.queries for name in names)])
     read = speed.engine.read(speed.prompt, queries=queries, received=True)
     arms: dict[str, Callable[[], Times]] = {
         "transformers": speed.stock,

@@ -1,12 +1,18 @@
-"""Methods and tasks that installed packages announce by entry points. One that cannot be taken takes nothing with it:
-what else there is stays, and says why when it is asked for."""
+"""Methods and tasks that installed packages announce by entry points. A package that cannot be loaded harms no other:
+whatever it raises becomes one sentence, and whatever it prints goes to stderr, since stdout may carry JSON."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Collection
-from importlib.metadata import entry_points
+from contextlib import redirect_stdout
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
+from kvlens import interrupts
+
+CODE = "plugin_refused"
+"""what every sentence about a refused plugin begins with"""
 Fault = Callable[[str, Any], str | None]
 """fault(name, loaded): what is wrong with it, in words that follow its name; None: nothing"""
 
@@ -19,13 +25,22 @@ def plugins(kind: str, taken: Collection[str], fault: Fault = lambda name, loade
     for point in sorted(entry_points(group=f"kvlens.{kind}s"), key=lambda point: point.name):
         wrong = f"has the name of an existing {kind}; rename it" if point.name in {*taken, *loaded} else None
         if wrong is None:
-            try:
-                found = point.load()
-                wrong = fault(point.name, found)
-            except Exception as problem:  # whatever a package does that was written for another kvlens
-                wrong = f"cannot be loaded ({type(problem).__name__}: {problem}); update its package or uninstall it"
+            found, wrong = _load(point, fault)
             if wrong is None:
                 loaded[point.name] = found
         if wrong:
-            refused[point.name] = f"plugin {kind} '{point.name}' ({point.value}) {wrong}."
+            refused[point.name] = f"{CODE}: plugin {kind} '{point.name}' ({point.value}) {wrong}."
     return loaded, refused
+
+
+def _load(point: EntryPoint, fault: Fault) -> tuple[Any, str | None]:
+    """Return what an entry point names, and what is wrong with it. Only a person's Ctrl-C gets through."""
+    with interrupts.watched(), redirect_stdout(sys.stderr):
+        try:
+            found = point.load()
+            return found, fault(point.name, found)
+        except BaseException as problem:
+            if isinstance(problem, KeyboardInterrupt) and interrupts.by_person():
+                raise
+            said = f"{type(problem).__name__}: {problem}" if str(problem) else type(problem).__name__
+            return None, f"cannot be loaded ({said}); update its package or uninstall it"

@@ -47,9 +47,9 @@ class Trial:
         )
         chosen = methods.make_parameters(self.method, None, params)
         self.session = Session(self.method, chosen, context)
-        seen = self.queries[:, :, max(n - max(128, self.method.observed_queries), 0) :]
+        seen = self.queries[:, :, max(n - max(128, self.method.needs.queries), 0) :]
         peeked = Peeked(_t(self.last_q), _t(self.last_k), _t(self.last_k))
-        received = _t(self.received()) if self.method.needs_received else None
+        received = _t(self.received()) if self.method.needs.received else None
         self.session.adopt(_t(self.keys), _t(self.values), _t(seen), peeked, received)
         self.session.finish_prefill(torch.zeros(n))
         self.end: StepEnd | None = None

@@ -8,76 +8,18 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from kvlens.rows import PrefillRecord, StepRecord
+from kvlens.checking import models
 
-BASE = {
-    "vocab_size": 512,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 4096,
-    "bos_token_id": 1,
-    "eos_token_id": None,
-    "pad_token_id": 0,
-    "initializer_range": 0.2,
-}
-
-
-class ListSink:
-    """Keeps the records."""
-
-    def __init__(self) -> None:
-        self.prefilled: PrefillRecord | None = None
-        self.steps: list[StepRecord] = []
-
-    def prefill(self, record: PrefillRecord) -> None:
-        self.prefilled = record
-
-    def step(self, record: StepRecord) -> None:
-        self.steps.append(record)
-
-
-class NoTokenizer:
-    """Stands where a tokenizer is needed only to show text."""
-
-    def decode(self, ids: list[int], skip_special_tokens: bool = False) -> str:
-        return " ".join(f"t{i}" for i in ids)
-
-
-def loaded(model: Any, name: str = "random") -> Any:
-    """A transformers model as a LoadedModel with the kvlens attention."""
-    import torch
-
-    from kvlens.engine.hf_attention import ATTENTION
-    from kvlens.engine.models import LoadedModel, shape_of
-
-    model.eval().requires_grad_(False)
-    model.set_attn_implementation(ATTENTION)
-    shape = shape_of(model.config, torch.finfo(model.dtype).bits // 8)
-    plain = all(getattr(model.config, k, None) is None for k in ("logit_scale", "logits_scaling"))
-    return LoadedModel(name, model, NoTokenizer(), shape, 4096, plain, frozenset())
+BASE, NoTokenizer, ListSink = models.BASE, models.NoTokenizer, models.RecordList
+loaded, random_prompt = models.as_loaded, models.random_prompt
 
 
 def random_llama(seed: int = 0, **changes: Any) -> Any:
+    """See kvlens.checking.models, with one torch thread."""
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
 
-    torch.manual_seed(seed)
     torch.set_num_threads(1)
-    return loaded(LlamaForCausalLM(LlamaConfig(**{**BASE, **changes})))
-
-
-def random_prompt(n: int, seed: int = 0, vocabulary: int = 512) -> Any:
-    """A prompt of n random token ids."""
-    import torch
-
-    from kvlens.text.prompts import Prompt, PromptText
-
-    generator = torch.Generator().manual_seed(seed)
-    ids = tuple(torch.randint(3, vocabulary, (n,), generator=generator).tolist())
-    return Prompt(PromptText("x"), ids, tuple(f"t{i}" for i in ids), (None,) * n)
+    return models.random_llama(seed, **changes)
 
 
 def task_prompt(demo: Any, task: str, length: int, depth: float = 0.5, seed: int = 0, max_new: int = 24) -> Any:
@@ -110,9 +52,9 @@ class Prompts:
         from kvlens import methods
         from kvlens.engine.engine import Engine
 
-        asks = method_of(method).needs_received
+        asks = method_of(method).needs.received
         if (prompt.ids, chunk, asks) not in self._read:
-            queries = max(one.observed_queries for one in methods.registry().values())
+            queries = max(one.needs.queries for one in methods.registry().values())
             self._read[prompt.ids, chunk, asks] = Engine(self._model).read(prompt, chunk, queries, asks)
         made = self._read[prompt.ids, chunk, asks]
         assert made.serves(method_of(method))
@@ -185,7 +127,8 @@ def makes() -> list[str]:
     first: dict[tuple[Any, ...], str] = {}
     registered = methods.registry()
     for name, method in registered.items():
-        asks = (method.keeps_all, method.peeks, method.watches, method.needs_received, method.static_ready)
+        needs = method.needs
+        asks = (method.keeps_all, needs.peek, needs.weights, needs.received, method.static_ready)
         own = tuple(
             getattr(method, hook) is not getattr(Method, hook) for hook in ("select", "decode_end", "factor_form")
         )

@@ -11,6 +11,7 @@ import typer
 from pydantic import ValidationError
 
 from kvlens import __version__
+from kvlens.cli.check_method import check_method
 from kvlens.cli.diagnose import diagnose
 from kvlens.cli.lens import pair, whatif
 from kvlens.cli.methods import methods
@@ -30,7 +31,7 @@ app = typer.Typer(
 )
 app.add_typer(runs_app, name="runs")
 app.add_typer(models_app, name="models")
-for command in (run, race, pair, whatif, diagnose, methods):
+for command in (run, race, pair, whatif, diagnose, methods, check_method):
     app.command()(command)
 for storey in offered("commands"):
     storey.register(app)

@@ -13,6 +13,7 @@ from rich.markup import escape
 from kvlens.cli.options import DEFAULT_MODEL, Device, Model, ProgressJson, RunsDir, err, fail, runs_folder
 from kvlens.cli.prompting import prompt_in
 from kvlens.methods import DEFAULT
+from kvlens.methods.faults import stray
 from kvlens.runs.request import AUTO
 from kvlens.text.plaintext import terminal
 
@@ -135,11 +136,14 @@ def run(
         else:
             done.append(carry_out(request, sources[0], *on))
     except BaseException as error:
-        reporter.failed(error)
+        fault = stray(method, error)
+        reporter.failed(fault)
         if not progress_json:
             for uid, _, _ in done:  # what was run before is stored
                 typer.echo(uid)
-        raise
+        if fault is error:
+            raise
+        raise fault from error
     for uid, status, _ in done:
         reporter.done(uid, status)
     if not progress_json and len(sources) > 1:

@@ -1,7 +1,7 @@
 """Runs a prompt through a model under a method: chunked prefill, then an explicit decode loop, free or forced.
 
 Prefill covers the prompt without its last token; step 0 feeds that token, so every generated token comes out of a
-decode step under the method. Methods may ask to see that token's query, key and value before (`Method.peeks`).
+decode step under the method. A method may see that token's query, key and value before (`Needs.peek`).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from kvlens import interrupts
 from kvlens.engine.comparison import Reference
 from kvlens.engine.hf_attention import SessionCache
 from kvlens.engine.loop import Generation
@@ -26,6 +27,7 @@ from kvlens.memory.holds import Drop, Hold, check
 from kvlens.methods.base import Method
 from kvlens.methods.full import FullKV
 from kvlens.methods.given import RunContext
+from kvlens.methods.needs import Needs
 from kvlens.recording.recorder import Follower
 from kvlens.recording.sampling import OracleSampling, resolve
 from kvlens.rows import TraceSink
@@ -83,9 +85,10 @@ class Engine:
         progress: Progress = lambda phase, done, total: None,
     ) -> ReadPrompt:
         """Prefill once for many runs: keeps copies of keys, values, the last `queries` queries and what peeking sees,
-        whatever the methods will ask for; received: for methods that `needs_received`, too."""
+        for methods of any needs; received: for methods with `Needs.received`, too."""
         options = Options(max_new=1, prefill_chunk=prefill_chunk)
-        session = Session(FullKV, FullKV.Parameters(), self.context(prompt, None, options), queries, True, received)
+        needs = Needs(queries=queries, peek=True, received=received)
+        session = Session(FullKV, FullKV.Parameters(), self.context(prompt, None, options), needs)
         try:
             with self.whole(prompt):
                 surprisal = prefill(
@@ -102,6 +105,7 @@ class Engine:
             session.close()
 
     @torch.inference_mode()
+    @interrupts.watched()
     def rehearse(
         self,
         prompt: Prompt,
@@ -132,6 +136,7 @@ class Engine:
             session.close()
 
     @torch.inference_mode()
+    @interrupts.watched()
     def run(
         self,
         prompt: Prompt,

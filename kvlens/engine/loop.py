@@ -71,6 +71,7 @@ class Generation:
         self.place(read)
         self.progress("decode", 0, self.steps)
         decode(SessionStep(self.loaded, self.session, self.cache), [self])
+        self.session.border.end()
         result = self.result
         result.text = self.loaded.said(result.ids[self.asked :])
         result.checks = self.stop_recording()
@@ -95,7 +96,7 @@ class Generation:
         """All that comes before the first step. A prompt that was read before is read again by a method that reads
         under attention of its own. Raises BudgetInfeasible, Cancelled."""
         session, began = self.session, time.perf_counter()
-        if read is None or session.reads_itself:
+        if read is None or session.needs.own_prompt:
             surprisal = prefill(
                 self.loaded,
                 self.prompt,
@@ -104,7 +105,7 @@ class Generation:
                 self.options.prefill_chunk,
                 lambda done, total: self.progress("prefill", done, total),
                 self.check,
-                self.sink is not None or session.method.needs_surprisal,
+                self.sink is not None or session.needs.surprisal,
             )
         else:
             read = read if isinstance(read, ReadPrompt) else read()
@@ -112,7 +113,7 @@ class Generation:
             session.adopt(read.keys, read.values, read.last_queries, read.peeked, read.received)
             surprisal = read.surprisal
         n, last = session.context.prompt_tokens, surprisal.last
-        nats = surprisal.whole()[:n] if session.method.needs_surprisal else None
+        nats = surprisal.whole()[:n] if session.needs.surprisal else None
         keys = None if session.prompt is None else session.prompt.keys
         self.progress("place", 0, 1)
         prefill_us = (time.perf_counter_ns() - self.zero) // 1000

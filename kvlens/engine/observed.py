@@ -12,29 +12,23 @@ from kvlens.engine.scored import scored
 from kvlens.kernels.attend import add_received, decode_attention
 from kvlens.memory.budget import BudgetAccount
 from kvlens.memory.hot_tier import PromptStore
-from kvlens.methods.base import Method
 from kvlens.methods.given import Inputs, Peeked, Prefilled, RunContext
+from kvlens.methods.needs import Needs
 
 
 class Observed:
     """Counted on the device while it is there."""
 
     def __init__(
-        self,
-        method: Method,
-        context: RunContext,
-        account: BudgetAccount,
-        prompt: PromptStore,
-        queries: int | None,
-        received: bool | None,
+        self, method: str, needs: Needs, context: RunContext, account: BudgetAccount, prompt: PromptStore
     ) -> None:
-        """queries: how many of the last to keep, received: whether attention is summed; None: as the method says."""
+        """method: its name, for sentences; needs: what to keep."""
         self._method, self._account, self._layers = method, account, context.shape.layers
         self._prompt: PromptStore | None = prompt
-        self._wanted = method.observed_queries if queries is None else queries
+        self._wanted = needs.queries
         self._queries: list[torch.Tensor] = [torch.empty(0)] * self._layers
         self._received: torch.Tensor | None = None
-        if method.needs_received if received is None else received:
+        if needs.received:
             size = (self._layers, context.shape.q_heads, context.prompt_tokens)
             self._received = torch.zeros(size, device=context.device)
             account.hold("received", self._received)
@@ -105,11 +99,11 @@ class Observed:
         if self._received is not None:
             if received is None:
                 raise ValueError(
-                    f"{self._method.name} needs the attention that prompt tokens received, and it was not read."
+                    f"{self._method} needs the attention that prompt tokens received, and it was not read."
                 )
             self._received.copy_(received)
         if queries.shape[2] < min(self._wanted, tokens):
-            raise ValueError(f"{self._method.name} looks at more prompt queries than were read.")
+            raise ValueError(f"{self._method} looks at more prompt queries than were read.")
         for layer in range(self._layers if self._wanted else 0):
             self._queries[layer] = queries[layer, :, -self._wanted :]
         if peeked is not None:
@@ -119,7 +113,7 @@ class Observed:
         """Everything as the method is given it; nothing of it stays here. surprisal float32 [n], nats."""
         own = self._prompt
         assert own is not None
-        queries = torch.stack(self._queries) if self._method.observed_queries else torch.empty(0)
+        queries = torch.stack(self._queries) if self._wanted else torch.empty(0)
         given = Prefilled(surprisal, own.keys, own.values, queries, self.peeked, self._received, self._inputs)
         self._prompt, self._queries, self.peeked, self._received, self._inputs = None, [], None, None, None
         return given

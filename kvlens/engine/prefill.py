@@ -37,8 +37,8 @@ class ReadPrompt:
 
     def serves(self, method: type[Method]) -> bool:
         """Whether all that `method` asks to see was kept."""
-        queries = self.last_queries.shape[2] >= min(method.observed_queries, self.keys.shape[2])
-        return queries and (self.received is not None or not method.needs_received)
+        queries = self.last_queries.shape[2] >= min(method.needs.queries, self.keys.shape[2])
+        return queries and (self.received is not None or not method.needs.received)
 
 
 Reader = Callable[[], ReadPrompt]
@@ -57,7 +57,7 @@ def prefill(
 ) -> Surprisals:
     """Put the prompt without its last token through the model, `chunk` tokens at a time (0: at once), or as many as a
     method that reads block by block says -> its surprisals; every=False: nobody will ask for more than the last
-    token's. Where the session peeks, the last token follows without being stored; no logits are made of it.
+    token's. Where the session needs a peek, the last token follows without being stored; no logits are made of it.
 
     `check` is called before every chunk and may raise.
     """
@@ -65,9 +65,9 @@ def prefill(
     ids = torch.tensor([prompt.ids], device=device)
     n = ids.shape[1] - 1
     surprisal = Surprisals(loaded, prompt.ids, every)
-    size = session.method.block or chunk or n
+    size = session.border.block or chunk or n
     gathering = None
-    if session.method.needs_inputs:
+    if session.needs.inputs:
         gathering = Gathering(loaded.model, session.shape.layers, session.method.name)
     with gathering or nullcontext():
         for first in range(0, n, size):
@@ -85,7 +85,7 @@ def prefill(
             progress(after, n)
     if gathering is not None:
         session.observed.inputs(gathering.gathered())
-    if session.peeks:
+    if session.needs.peek:
         check()
         with session.observed.peek():
             loaded.model.base_model(input_ids=ids[:, n:], past_key_values=cache, use_cache=True)

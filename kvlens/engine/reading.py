@@ -5,22 +5,28 @@ from __future__ import annotations
 import torch
 
 from kvlens.kernels.attend import partial_attention, prefill_attention
-from kvlens.methods.base import Method
 from kvlens.methods.given import Rotate
+from kvlens.methods.hooks import Placing
 
 
 def reading_attention(
-    method: Method, layer: int, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scaling: float
+    method: Placing,
+    turn: Rotate | None,
+    layer: int,
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    scaling: float,
 ) -> torch.Tensor:
-    """q [1, Hq, m, D] of the last m of the N prompt tokens read so far, keys, values [H_kv, N, D] -> [1, Hq, m, D]."""
+    """Return the attention of the last m of the N prompt tokens read so far. turn: the model's rotary embedding. q
+    [1, Hq, m, D], keys, values [H_kv, N, D] -> [1, Hq, m, D]."""
     m, n = q.shape[2], keys.shape[1]
     reading = method.reading(layer, keys, m)
     if reading is None:
         return prefill_attention(q, keys[None], values[None], scaling)
     near = None
     if reading.nearer is not None:
-        turn = method.context.rotate
-        assert turn is not None, f"{method.name} renumbers positions that cannot be taken back"
+        assert turn is not None, "the method renumbers positions that cannot be taken back"
         near = _moved(q, torch.arange(n - m, n, device=q.device), reading.nearer, turn, layer)
     return partial_attention(q, keys, values, reading.seen, scaling, near, reading.first)
 

@@ -9,6 +9,7 @@ from typing import Protocol
 
 import torch
 
+from kvlens.engine.border import Border
 from kvlens.engine.observed import Observed
 from kvlens.engine.reading import reading_attention
 from kvlens.engine.scored import scored
@@ -20,9 +21,11 @@ from kvlens.memory.hot_tier import PromptStore
 from kvlens.memory.ledger import Ledger
 from kvlens.memory.memory import Memory
 from kvlens.memory.placement import Selection
-from kvlens.methods.base import Method, WindowLeave
+from kvlens.methods.answers import WindowLeave
+from kvlens.methods.base import Method
 from kvlens.methods.calibration import calibrated
 from kvlens.methods.given import Peeked, RunContext, StepEnd
+from kvlens.methods.needs import Needs
 from kvlens.shape import KVShape
 
 
@@ -41,8 +44,8 @@ class LayerObserver(Protocol):
 
 
 class Session:
-    """Owns the memory and the method of a run. Phases: prefill, `observed.peek` where `peeks`, then decode after
-    `finish_prefill`.
+    """Owns the memory and the method of a run. Phases: prefill, `observed.peek` where the method needs a peek, then
+    decode after `finish_prefill`. The method's hooks are called through `border` alone.
 
     During decode exactly one token goes through the model per `begin_step`.
     """
@@ -52,19 +55,17 @@ class Session:
         method: type[Method],
         params: object,
         context: RunContext,
-        queries: int | None = None,
-        peeks: bool | None = None,
-        received: bool | None = None,
+        needs: Needs | None = None,
         holds: Sequence[Hold] = (),
         drops: Sequence[Drop] = (),
     ) -> None:
-        """queries: how many of the last prompt queries to keep; None: as many as the method observes. peeks: whether
-        the last prompt token is to be seen before it is fed; None: as the method says. received:
-        whether to sum the attention that each prompt token receives; None: as the method says. holds, drops: what is
-        kept exactly, and what is not attended, whatever the method does."""
+        """needs: what to keep of the prompt; None: what the method needs. holds, drops: what is kept exactly, and what
+        is not attended, whatever the method does."""
         self.shape: KVShape = context.shape
         self.context = context
         self.method = method(params, calibrated(method, params, context))
+        self.border = Border(self.method)
+        self.needs = method.needs_with(params) if needs is None else needs
         n = context.prompt_tokens
         self.counterfactual: Counterfactual | None = None
         """None: nothing is held or dropped"""
@@ -78,14 +79,11 @@ class Session:
         self._memory: Memory | None = None
         self.observer: LayerObserver | None = None
         self.decoding = False
-        self.peeks = method.peeks if peeks is None else peeks
-        self.reads_itself = method.reads_itself(params) or method.needs_inputs
-        """the prompt has to be read for this run: under the method's own attention, or for what layers are given"""
         self.prefill_peak = 0
         """largest device-resident KV bytes before decoding began: the whole prompt and the slots it moved to"""
         self.kernels: set[str] = set()
         """what decode steps have attended through so far"""
-        self.observed = Observed(self.method, context, self.account, self.prompt, queries, received)
+        self.observed = Observed(method.name, self.needs, context, self.account, self.prompt)
         self._position = context.prompt_tokens - 1
         self._ahead: dict[int, Selection | None] = {}
         """what was selected for layers that have not attended yet"""
@@ -108,7 +106,7 @@ class Session:
         """New tokens of one layer: keys, values [H_kv, m, D], post-RoPE."""
         if self.decoding:
             self.memory.write(layer, keys[:, 0], values[:, 0])
-            self.method.written(layer, keys[:, 0], values[:, 0])
+            self.border.written(layer, keys[:, 0], values[:, 0])
         elif self.observed.peeking:
             self.observed.peek_write(layer, keys, values)
         else:
@@ -123,11 +121,10 @@ class Session:
         memory = self.memory
         memory.recaller.land(layer)
         known = scored(q[0, :, 0], scaling)
-        self.method.asked(layer, known)
         if layer in self._ahead:
             selection = self._ahead.pop(layer)
         else:
-            selection = self.method.select(layer, known)
+            selection = self.border.select(layer, known, memory.spans.capacity, self._position)
             if selection is not None:
                 memory.recaller.recall(layer, selection, later=False)
         if selection is not None and self.counterfactual is not None:
@@ -139,9 +136,9 @@ class Session:
             self.kernels.add("torch" if bias is None else memory.reads.by)
             outs.append(decode_attention(mine, slots.keys, slots.values, bias, scaling, pages))
             biases.append(bias)
-            if self.method.watches:
+            if self.needs.weights:
                 weights = attention_weights(mine[0, :, 0], slots.keys, bias, scaling)
-                self.method.attended(layer, pool.heads, weights, slots.position)
+                self.border.attended(layer, pool.heads, weights, slots.position)
         out = outs[0] if len(outs) == 1 else torch.cat(outs, 1)
         if selection is not None and selection.blend is not None:
             out = selection.blend.mixed(out)
@@ -154,7 +151,7 @@ class Session:
     def look_ahead(self, layer: int, q: torch.Tensor) -> None:
         """The method selects for `layer` before its query is known: q [Hq, D] is an estimate, as `scored`. What it asks
         for is on its way while the layers before run; the layer's attention waits for what has not come by then."""
-        selection = self._ahead[layer] = self.method.select(layer, q)
+        selection = self._ahead[layer] = self.border.select(layer, q, self.memory.spans.capacity, self._position)
         if selection is not None:
             none = torch.zeros(self.shape.kv_heads, dtype=torch.bool, device=q.device)
             self.memory.recaller.recall(layer, replace(selection, now=none), later=True)
@@ -163,8 +160,8 @@ class Session:
         assert self.prompt is not None
         keys, values = self.prompt.view(layer)
         self.observed.chunk(layer, q, keys, scaling)
-        if self.reads_itself:
-            return reading_attention(self.method, layer, q, keys[0], values[0], scaling)
+        if self.needs.own_prompt:
+            return reading_attention(self.border, self.context.rotate, layer, q, keys[0], values[0], scaling)
         return prefill_attention(q, keys, values, scaling)
 
     def _query_heads(self, heads: range) -> slice:
@@ -189,7 +186,7 @@ class Session:
         """Take a prompt that another session has read, instead of prefilling. Raises ValueError when the method needs
         what was not read."""
         assert self.prompt is not None
-        self.observed.adopt(queries, peeked if self.peeks else None, received, keys.shape[2])
+        self.observed.adopt(queries, peeked if self.needs.peek else None, received, keys.shape[2])
         for layer in range(self.shape.layers):
             self.prompt.append(layer, keys[layer], values[layer])
 
@@ -201,11 +198,11 @@ class Session:
         """
         context, account, store = self.context, self.account, self.prompt
         assert store is not None
-        assert not self.peeks or self.observed.peeked is not None, (
-            f"{self.method.name} peeks, and the last prompt token was not put through"
+        assert not self.needs.peek or self.observed.peeked is not None, (
+            f"{self.method.name} needs a peek, and the last prompt token was not put through"
         )
-        prompt = self.observed.hand_over(surprisal if self.method.needs_surprisal else None)
-        layout, placement = self.method.prefill_end(prompt)
+        prompt = self.observed.hand_over(surprisal if self.needs.surprisal else None)
+        layout, placement = self.border.prefill_end(prompt)
         del prompt
         self.observed.release()
         self._memory = memory = Memory(
@@ -226,6 +223,8 @@ class Session:
         self.hold_method()
         if context.budget_bytes is not None:
             account.limit = context.budget_bytes + memory.counterfactual_bytes
+            if account.resident > account.limit:
+                raise self.border.over_budget(account.resident, account.limit)
         account.start_step()
         self.decoding = True
 
@@ -239,10 +238,11 @@ class Session:
     def between_steps(self, step: int, previous: StepEnd | None) -> None:
         """What `begin_step` does before the new token gets its slots."""
         memory = self.memory
+        self.border.begin_step(step)
         if self.observer is None:
             self.method.drain_journal()
         memory.start_step(step)
-        change = None if previous is None else self.method.decode_end(previous, memory)
+        change = None if previous is None else self.border.decode_end(previous, memory)
         if isinstance(change, WindowLeave):
             memory.leave_window(change.placement, change.start, change.end)
         elif change is not None:
@@ -255,7 +255,7 @@ class Session:
 
     def hold_method(self) -> None:
         """Count the tensors the method holds now."""
-        for name, tensors in self.method.held().items():
+        for name, tensors in self.border.held().items():
             self.account.hold(f"method:{name}", *tensors)
 
     def close(self) -> None:

@@ -35,7 +35,7 @@ class SessionStep:
     def __init__(self, loaded: LoadedModel, session: Session, cache: SessionCache) -> None:
         self.model, self.session, self.cache = loaded.model, session, cache
         self.ahead: AbstractContextManager[object] = nullcontext()
-        if session.method.looks_ahead:
+        if session.needs.ahead:
             self.ahead = LookAhead(loaded.model, session, cache)
 
     def __call__(self, number: int, tokens: Sequence[int], ended: Sequence[StepEnd | None]) -> torch.Tensor:

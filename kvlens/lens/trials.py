@@ -174,6 +174,6 @@ class Trials:
         if self._read is None and self._reader is not None:
             self._read = self._reader()
         elif self._read is None:
-            queries, received = max(128, self.method.observed_queries), self.method.needs_received
+            queries, received = max(128, self.method.needs.queries), self.method.needs.received
             self._read = self.engine.read(self.prompt, self.options.prefill_chunk, queries, received, self._report)
         return self._read

@@ -72,9 +72,25 @@ def _plugins() -> tuple[dict[str, type[Method]], dict[str, str]]:
     return plugins("method", BUILT_IN, _fault)
 
 
+REPLACED = (
+    "observed_queries",
+    "peeks",
+    "needs_surprisal",
+    "watches",
+    "needs_received",
+    "needs_inputs",
+    "reads_itself",
+    "looks_ahead",
+)
+"""class attributes of earlier versions, each a field of Needs now: without a refusal they would be ignored"""
+
+
 def _fault(name: str, found: Any) -> str | None:
     if not (isinstance(found, type) and issubclass(found, Method)):
         return "is no kvlens.methods.base.Method"
+    replaced = [attribute for attribute in REPLACED if hasattr(found, attribute)]
+    if replaced:
+        return f"declares {', '.join(replaced)}: write needs = Needs(...) instead (kvlens/methods/needs.py)"
     if name == found.name and found.family in FAMILIES:
         describe(found, rule_of(found))  # what every list asks of it
         return None

@@ -11,6 +11,7 @@ from kvlens.methods.families.cold_plan import ColdPagesParameters, Plan
 from kvlens.methods.families.host_pages import HostPageRetrieval
 from kvlens.methods.fitting import tokens_within
 from kvlens.methods.given import Prefilled
+from kvlens.methods.needs import Needs
 from kvlens.methods.parameters import param
 from kvlens.methods.statements import Statement, arm
 from kvlens.shape import KVShape
@@ -114,7 +115,7 @@ class ArkVale(HostPageRetrieval):
         "paper": {"tokens": 4096},
         "demo": {"sinks": 4, "window": 16, "page": 16, "dense_layers": 0},
     }
-    observed_queries = 1
+    needs = Needs(queries=1)
     params: ArkValeParameters
 
     # ----------------------------------------------------------------------------------------------------- the index

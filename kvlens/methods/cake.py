@@ -9,6 +9,7 @@ from kvlens.methods.families import kept_tokens
 from kvlens.methods.families.kept_tokens import Tokens
 from kvlens.methods.families.prompt_eviction import PromptEviction, PromptEvictionParameters
 from kvlens.methods.given import Prefilled
+from kvlens.methods.needs import Needs
 from kvlens.methods.parameters import param
 from kvlens.methods.snapkv import OBSERVED
 from kvlens.methods.statements import Statement, arm
@@ -71,7 +72,7 @@ class Cake(PromptEviction):
     )
     Parameters = CakeParameters
     presets = {"paper": {}, "demo": {"window": 8}}  # noqa: RUF012
-    observed_queries = OBSERVED
+    needs = Needs(queries=OBSERVED, peek=True)
     journal_names = {  # noqa: RUF012
         "layer_preference": "preference P of each layer (no unit), by layer",
         "layer_budget_tokens": "prompt tokens kept, window included, by layer",

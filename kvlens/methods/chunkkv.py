@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvlens.methods.families.prompt_eviction import PromptEviction, PromptEvictionParameters
 from kvlens.methods.given import Prefilled
+from kvlens.methods.needs import Needs
 from kvlens.methods.parameters import param
 from kvlens.methods.snapkv import OBSERVED
 from kvlens.methods.statements import Statement, arm
@@ -63,7 +64,7 @@ class ChunkKV(PromptEviction):
     )
     Parameters = ChunkKVParameters
     presets = {"paper": {}}  # noqa: RUF012
-    observed_queries = OBSERVED
+    needs = Needs(queries=OBSERVED, peek=True)
     params: ChunkKVParameters
 
     def score(self, prompt: Prefilled, layer: int, before: int) -> torch.Tensor:

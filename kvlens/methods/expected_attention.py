@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from kvlens.methods.families.prompt_eviction import PromptEviction, PromptEvictionParameters
 from kvlens.methods.given import Prefilled, RunContext
+from kvlens.methods.needs import Needs
 from kvlens.methods.parameters import param
 from kvlens.methods.statements import Statement, arm
 
@@ -71,8 +72,8 @@ class ExpectedAttention(PromptEviction):
     )
     Parameters = ExpectedAttentionParameters
     presets = {"paper": {}}  # noqa: RUF012
-    peeks = False
-    observed_queries = OBSERVED
+    needs = Needs(queries=OBSERVED)
+    partial_ranking = True
     params: ExpectedAttentionParameters
 
     def __init__(self, params: ExpectedAttentionParameters, context: RunContext) -> None:

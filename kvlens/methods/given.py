@@ -86,7 +86,7 @@ class Prefilled:
     """[L, H_kv, n, D], post-RoPE"""
     values: torch.Tensor
     last_queries: torch.Tensor
-    """[L, Hq, w, D]: post-RoPE queries of the last w <= Method.observed_queries prompt positions that prefill
+    """[L, Hq, w, D]: post-RoPE queries of the last w <= Needs.queries prompt positions that prefill
     covered"""
     peeked: Peeked | None = None
     """None: the method does not peek"""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from kvlens.methods.families.decode_eviction import DecodeEviction, DecodeEvictionParameters
 from kvlens.methods.given import Prefilled
+from kvlens.methods.needs import Needs
 from kvlens.methods.parameters import param
 from kvlens.methods.statements import Statement, arm
 from kvlens.shape import KVShape
@@ -62,8 +63,7 @@ class H2O(DecodeEviction):
     )
     Parameters = H2OParameters
     presets = {"paper": {}}  # noqa: RUF012
-    watches = True
-    needs_received = True
+    needs = Needs(received=True, weights=True)
     params: H2OParameters
 
     @classmethod

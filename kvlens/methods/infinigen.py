@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from kvlens.methods.base import WindowLeave
+from kvlens.methods.answers import WindowLeave
 from kvlens.methods.families.cold_plan import Plan
 from kvlens.methods.families.token_retrieval import TokenRetrieval, TokenRetrievalParameters
 from kvlens.methods.given import MemoryView, Prefilled, StepEnd
+from kvlens.methods.needs import Needs
 from kvlens.methods.parameters import param
 from kvlens.methods.statements import Statement, arm
 from kvlens.shape import KVShape
@@ -96,15 +97,15 @@ class InfiniGen(TokenRetrieval):
     )
     Parameters = InfiniGenParameters
     presets = {"paper": {}, "demo": {"partial": 0.125, "dense_layers": 0}}  # noqa: RUF012
-    observed_queries = 128
+    needs = Needs(queries=128, ahead=True)
     journal_names = {  # noqa: RUF012
         "foreseen": "tokens above the threshold, per KV head, and last how many each KV head may take"
     }
     params: InfiniGenParameters
 
-    @property
-    def looks_ahead(self) -> bool:
-        return self.params.ahead
+    @classmethod
+    def needs_with(cls, params: InfiniGenParameters) -> Needs:
+        return replace(cls.needs, ahead=params.ahead)
 
     # ------------------------------------------------------------------------------------------------ turned dimensions
     @classmethod

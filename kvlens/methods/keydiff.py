@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from kvlens.methods.families.prompt_eviction import PromptEviction, PromptEvictionParameters
 from kvlens.methods.given import Prefilled, Reading, RunContext
+from kvlens.methods.needs import Needs
 from kvlens.methods.parameters import param
 from kvlens.methods.statements import Statement, arm
 
@@ -71,7 +72,7 @@ class KeyDiff(PromptEviction):
     )
     Parameters = KeyDiffParameters
     presets = {"paper": {}, "blocks": {"block": 128}}  # noqa: RUF012
-    peeks = False
+    needs = Needs()
     journal_names = {  # noqa: RUF012
         "block_cut": "lowest score that stayed when a block of the prompt had been read, by block from the first one; "
         "NaN where nothing had to go. Per layer and KV head"
@@ -80,6 +81,7 @@ class KeyDiff(PromptEviction):
 
     def __init__(self, params: KeyDiffParameters, context: RunContext) -> None:
         super().__init__(params, context)
+        self.partial_ranking = params.block > 0
         self._alive: dict[int, torch.Tensor] = {}
         """of each layer, bool [H_kv, m]: kept of the tokens read so far"""
         self._ranked: dict[int, torch.Tensor] = {}
@@ -87,8 +89,8 @@ class KeyDiff(PromptEviction):
         self._cuts: dict[int, list[torch.Tensor]] = {}
 
     @classmethod
-    def reads_itself(cls, params: KeyDiffParameters) -> bool:
-        return params.block > 0
+    def needs_with(cls, params: KeyDiffParameters) -> Needs:
+        return Needs(reading=params.block > 0)
 
     @property
     def block(self) -> int:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from kvlens.methods.families.prompt_eviction import PromptEviction, PromptEvictionParameters
 from kvlens.methods.given import Inputs, Prefilled
+from kvlens.methods.needs import Needs
 from kvlens.methods.parameters import param
 
 if TYPE_CHECKING:
@@ -67,8 +68,7 @@ class Press(PromptEviction):
     """
 
     Parameters = PressParameters
-    peeks = False
-    needs_inputs = True
+    needs = Needs(inputs=True)
     params: PressParameters
 
     def score(self, prompt: Prefilled, layer: int, before: int) -> torch.Tensor:

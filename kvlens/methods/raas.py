@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kvlens.methods.base import BagChange
+from kvlens.methods.answers import BagChange
 from kvlens.methods.families.decode_eviction import DecodeEviction, DecodeEvictionParameters
 from kvlens.methods.given import MemoryView, Prefilled, StepEnd
+from kvlens.methods.needs import Needs
 from kvlens.methods.parameters import param
 from kvlens.methods.segmenter import RunSizes
 from kvlens.methods.statements import LONG, Statement, arm
@@ -91,7 +92,7 @@ class RaaS(DecodeEviction):
     )
     Parameters = RaaSParameters
     presets = {"paper": {}, "demo": {"keep_prompt": False}}  # noqa: RUF012
-    observed_queries = 1
+    needs = Needs(queries=1)
     journal_names = {"unwanted_steps": "steps since the page that goes was wanted, by KV head; per layer"}  # noqa: RUF012
     params: RaaSParameters
 
@@ -182,7 +183,8 @@ class RaaS(DecodeEviction):
             new = extreme(table.gather(1, at)[:, 0]) if self._inside else keys
             table.scatter_(1, at, new[:, None])
 
-    def asked(self, layer: int, q: torch.Tensor) -> None:
+    def select(self, layer: int, q: torch.Tensor) -> None:
+        """Stamp the pages that the queries attend. Everything on the device is attended."""
         there = slice(self._filled)
         share = shares(q, self._low[layer, :, there].float(), self._high[layer, :, there].float())
         self._stamp[layer, :, there].masked_fill_(share > self.params.alpha, self._step)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from kvlens.methods.families.prompt_eviction import PromptEviction, PromptEvictionParameters
 from kvlens.methods.given import Prefilled
+from kvlens.methods.needs import Needs
 from kvlens.methods.parameters import param
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ class RandomEviction(PromptEviction):
     paper = "none: a control"
     summary = "drops prompt tokens once, when prefill ends: each KV head keeps the window and tokens drawn by chance"
     Parameters = RandomEvictionParameters
-    peeks = False
+    needs = Needs()
     params: RandomEvictionParameters
 
     def score(self, prompt: Prefilled, layer: int, before: int) -> torch.Tensor:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from kvlens.methods.families.prompt_eviction import PromptEviction, PromptEvictionParameters
 from kvlens.methods.fitting import clamp, tokens_within
 from kvlens.methods.given import Prefilled
+from kvlens.methods.needs import Needs
 from kvlens.methods.parameters import param
 from kvlens.methods.statements import ONE_NEEDLE, Statement, arm
 from kvlens.shape import KVShape
@@ -81,7 +82,7 @@ class SnapKV(PromptEviction):
     )
     Parameters = SnapKVParameters
     presets = {"paper": {}, "demo": {"window": 8}}  # noqa: RUF012
-    observed_queries = OBSERVED
+    needs = Needs(queries=OBSERVED, peek=True)
     params: SnapKVParameters
 
     def score(self, prompt: Prefilled, layer: int, before: int) -> torch.Tensor:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from kvlens.methods.families.decode_eviction import DecodeEviction, DecodeEvictionParameters
 from kvlens.methods.given import Prefilled
+from kvlens.methods.needs import Needs
 from kvlens.methods.parameters import param
 from kvlens.methods.statements import Statement, arm
 from kvlens.shape import KVShape
@@ -60,8 +61,7 @@ class Tova(DecodeEviction):
     )
     Parameters = TovaParameters
     presets = {"paper": {}, "demo": {"recent": 4}}  # noqa: RUF012
-    watches = True
-    observed_queries = 1
+    needs = Needs(queries=1, weights=True)
     params: TovaParameters
 
     @classmethod

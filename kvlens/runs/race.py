@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvlens import methods, tasks
 from kvlens.memory.budget import BudgetInfeasible
+from kvlens.methods.faults import MethodFault, stray
 from kvlens.models.device import settle
 from kvlens.runs import surprisals
 from kvlens.runs.frames import Frame, Maps, of_run
@@ -131,8 +132,9 @@ class _Race:
         for number in self._entered():
             try:
                 look(self._requests[number])
-            except ValueError as error:
-                self._lanes[number].state, self._lanes[number].message = REFUSED, str(error)
+            except (ValueError, SystemExit, GeneratorExit) as error:
+                message = str(stray(self._lanes[number].method, error))
+                self._lanes[number].state, self._lanes[number].message = REFUSED, message
         if not self._entered():
             raise ValueError("; ".join(str(lane.message).rstrip(".") for lane in self._lanes[1:]) + ".")
 
@@ -228,8 +230,8 @@ class _Race:
             on = self._runs, report, cancelled
             stored = store(prepared, request, planned, pairing, *on, watcher=watched, raced=len(self._entered()))
             ended = {"uid": stored.uid, "state": stored.status, "text": stored.text}
-        except Exception as error:
-            ended = self._failed(request, error)
+        except BaseException as error:  # a lane's thread receives no signal, so whatever it raises is its own
+            ended = self._failed(request, stray(request.method, error))
         finally:
             turns.leave(place)
         self.hearing.tell(self.change, number, ended)
@@ -237,14 +239,14 @@ class _Race:
     def _watched(self, number: int) -> Watched:
         return Watched(number, len(self._prepared.prompt.ids), self.hearing, self)
 
-    def _failed(self, request: RunRequest, error: Exception) -> dict[str, Any]:
+    def _failed(self, request: RunRequest, error: BaseException) -> dict[str, Any]:
         """What is said of a lane whose run ended with an error."""
         if isinstance(error, BudgetInfeasible):
             error = advice(request, sizes_of(request, self._prepared), error.smallest)
         if not isinstance(error, ValueError | TraceError):
             traceback.print_exception(error)
             return {"state": "failed", "message": f"{type(error).__name__}: {error}"}
-        if isinstance(error, Shortage | TraceError):
+        if isinstance(error, Shortage | TraceError | MethodFault):
             return {"state": "failed", "message": str(error)}
         return {"state": "cancelled" if self._stop() else REFUSED, "message": str(error)}
 

@@ -50,8 +50,8 @@ class Reading:
             return kept.read
         path = None if self._folder is None else self._folder / f"{_key(self._prepared, self._planned)}.safetensors"
         found = None if path is None else _load(path, self._prepared)
-        queries = max(QUERIES, method.observed_queries, 0 if kept is None else kept.queries)
-        received = method.needs_received or (kept is not None and kept.received)
+        queries = max(QUERIES, method.needs.queries, 0 if kept is None else kept.queries)
+        received = method.needs.received or (kept is not None and kept.received)
         if found is None or not found.serves(method) or (received and found.received is None):
             chunk = self._planned.options.prefill_chunk
             received = received or (found is not None and found.received is not None)
@@ -83,7 +83,7 @@ class Reading:
 def keeping(kinds: Sequence[type[Method]]) -> Kept:
     """What is to be read of a prompt so that one reading serves runs of all these methods."""
     return Kept(
-        max([QUERIES, *(method.observed_queries for method in kinds)]), any(method.needs_received for method in kinds)
+        max([QUERIES, *(method.needs.queries for method in kinds)]), any(method.needs.received for method in kinds)
     )
 
 
@@ -92,7 +92,7 @@ def reading(prepared: Prepared, planned: Plan, told: Told) -> Reading | None:
     folder has to be named, and keeps what was read on a CPU and fits. told: as the engine's progress; what it raises
     ends the reading."""
     named, method = os.environ.get(FOLDER), planned.method
-    if method.reads_itself(planned.params) or method.needs_inputs:
+    if method.needs_with(planned.params).own_prompt:
         return None
     folder = Path(named) if named and fits(prepared, planned) else None
     if folder is None and prepared.kept is None:
@@ -108,7 +108,7 @@ def fits(prepared: Prepared, planned: Plan) -> bool:
 def _size(prepared: Prepared, planned: Plan) -> int:
     """Bytes of a reading, about."""
     shape, n = prepared.engine.loaded.shape, len(prepared.prompt.ids)
-    received = 4 * shape.layers * shape.q_heads * n if planned.method.needs_received else 0
+    received = 4 * shape.layers * shape.q_heads * n if planned.method.needs.received else 0
     return shape.full_kv_bytes(n) + received
 
 

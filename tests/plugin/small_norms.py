@@ -1,6 +1,7 @@
 from dataclasses import dataclass
 
 from kvlens.methods.families.prompt_eviction import PromptEviction, PromptEvictionParameters
+from kvlens.methods.needs import Needs
 from kvlens.methods.parameters import param
 from kvlens.methods.statements import Statement, arm
 
@@ -9,7 +10,7 @@ from kvlens.methods.statements import Statement, arm
 class SmallNormsParameters(PromptEvictionParameters):
     window: int = param(16, "last prompt tokens, kept without a comparison")
     peek: bool = param(False, "count the token that step 0 feeds as the last of the prompt", ours=True)
-    skipped: int = param(1, "first layers in which the newest tokens stay instead: long keys tell nothing there")
+    skipped: int = param(1, "first layers in which the newest tokens stay instead: long keys mean nothing there")
 
 
 class SmallNorms(PromptEviction):
@@ -25,10 +26,10 @@ class SmallNorms(PromptEviction):
         ),
     )
     Parameters = SmallNormsParameters
-    peeks = False
+    needs = Needs()
 
     def score(self, prompt, layer, before):
-        """float32 [H_kv, before]: the highest stay."""
+        """Return float32 [H_kv, before]: the highest stay."""
         import torch
 
         norms = prompt.keys[layer, :, :before].float().norm(dim=-1)

@@ -3,7 +3,6 @@ nothing else; beside them, settings with which a method asks of the engine what 
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -12,8 +11,8 @@ import torch
 from support import ListSink, Prompts, method_of, preset_of, random_llama, random_prompt, run, share_of
 
 from kvlens import methods
+from kvlens.checking import truths
 from kvlens.memory.budget import BudgetInfeasible
-from kvlens.rows import MASS_COLUMNS
 
 SETTINGS = ("streaming_llm positions=cache", "keydiff block=100")
 NAMES = [*methods.registry(), *SETTINGS]
@@ -56,8 +55,7 @@ def narrow() -> tuple[Any, Prompts]:
 def test_recording_changes_nothing(runs: Runs, name: str) -> None:
     recorded, _, plain = runs[name]
     assert recorded.ids == plain.ids
-    for a, b in zip(recorded.logits, plain.logits, strict=True):
-        assert torch.equal(a, b)
+    assert truths.same_logits(recorded.logits, plain.logits) is None
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -76,59 +74,33 @@ def test_recording_changes_nothing_in_bfloat16(narrow: tuple[Any, Prompts], name
     recorded = run(model, prompt, name, sink=ListSink(), coverage=True, **settings)
     plain = run(model, prompt, name, **settings)
     assert recorded.ids == plain.ids
-    assert all(torch.equal(a, b) for a, b in zip(recorded.logits, plain.logits, strict=True))
+    assert truths.same_logits(recorded.logits, plain.logits) is None
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_masses_add_up_and_no_row_is_missing(runs: Runs, demo: Any, name: str) -> None:
     result, sink, _ = runs[name]
     assert len(sink.steps) == len(result.ids) > 0
-    for i, record in enumerate(sink.steps):
-        assert record.step == i
-        total = sum(record.head[column] for column in MASS_COLUMNS)
-        assert total.shape == (demo.shape.layers, demo.shape.q_heads)
-        np.testing.assert_allclose(total, 1, atol=1e-3)
-        np.testing.assert_allclose(record.top_mass.sum(-1) + record.tail_mass, 1, atol=1e-3)
-        assert np.isfinite(record.head["entropy"]).all()
+    assert truths.masses_add_up(sink.steps, demo.shape) is None
     assert all(check.passed for check in result.checks), result.checks
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_spans_partition_the_positions(runs: Runs, name: str) -> None:
     _, sink, _ = runs[name]
-    assert sink.prefilled is not None
-    spans = sink.prefilled.spans + [span for record in sink.steps for span in record.spans]
-    assert [span.span for span in spans] == list(range(len(spans)))
-    taken = sorted((s.tok_start, s.tok_end) for s in spans if s.kind != "window")
-    assert all(a[1] == b[0] for a, b in pairwise(taken)), "spans overlap or leave a gap"
-    assert not taken or taken[0][0] == 0
-    window = spans[0]
-    assert window.kind == "window"
-    at_prefill = [s for s in spans if s.kind != "window" and s.born_step == -1]
-    assert max((s.tok_end for s in at_prefill), default=0) == window.tok_start
+    assert truths.spans_partition(sink) is None
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_bytes_in_the_ledger_are_the_bytes_logged(runs: Runs, name: str) -> None:
     _, sink, _ = runs[name]
-    rows = sink.prefilled.transfers + [t for record in sink.steps for t in record.transfers]
-    for direction in ("h2d", "d2h"):
-        by_row = sum(t.bytes for t in rows if t.direction == direction and t.step >= 0)
-        by_head = sum(record.kv[f"{direction}_bytes"].sum() for record in sink.steps)
-        assert by_row == by_head
-    assert all(t.end_us >= t.start_us for t in rows)
+    assert truths.ledger_bytes(sink) is None
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_what_kv_heads_hold_and_read_adds_up(runs: Runs, demo: Any, name: str) -> None:
     _, sink, _ = runs[name]
-    entry = demo.shape.head_token_bytes
-    for record in sink.steps:
-        held, read = record.kv["resident_bytes"], record.kv["read_bytes"]
-        assert 0 <= record.resident_bytes - held.sum() < held.size, "what all share is divided, rounded down"
-        entries = (record.kv["attended_tokens"] + record.kv["attended_coarse"]) * entry
-        few_bits = record.head["mass_quantised"].any()
-        assert few_bits or (read >= entries).all(), "summaries are read, too; the rest is the method's index"
+    assert truths.bytes_add_up(sink.steps, demo.shape) is None
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -139,8 +111,7 @@ def test_budget_is_kept_at_every_step(runs: Runs, demo: Any, name: str) -> None:
     chosen = method_of(name)
     if chosen.keeps_all:
         limit = chosen.floor_bytes(methods.make_parameters(chosen, preset_of(name), {}), demo.shape, tokens - 1, NEW)
-    for record in sink.steps:
-        assert record.resident_bytes <= record.peak_bytes <= limit
+    assert truths.within_budget(sink.steps, limit) is None
     assert result.peak_bytes == max(record.peak_bytes for record in sink.steps)
     assert sink.steps[-1].resident_bytes <= sink.steps[0].resident_bytes, "what an answer takes is taken before it"
 
@@ -167,16 +138,7 @@ def test_same_seed_same_trace(runs: Runs, demo: Any, prompts: Prompts, name: str
     prompt, second = prompts.task("multikey", TASK_TOKENS), ListSink()
     settings = {"budget": share_of(name), "preset": preset_of(name), "max_new": NEW, "coverage": True}
     run(demo, prompt, name, sink=second, read=prompts.read(prompt, name), **settings)
-    assert first.prefilled.spans == second.prefilled.spans
-    for a, b in zip(first.steps, second.steps, strict=True):
-        assert a.token_id == b.token_id
-        for column in a.head:
-            np.testing.assert_array_equal(a.head[column], b.head[column])
-        for column in a.kv:
-            np.testing.assert_array_equal(a.kv[column], b.kv[column])
-        assert a.events == b.events
-        moved = [[(t.layer, t.kv_head, t.span, t.direction, t.cause, t.bytes) for t in r.transfers] for r in (a, b)]
-        assert moved[0] == moved[1]
+    assert truths.same_trace(first, second) is None
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import torch
 from support import BASE, loaded, random_prompt, run
-from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from kvlens import methods
+from kvlens.checking.stock import generated, stock_logits
 from kvlens.engine.ahead import LookAhead
 from kvlens.engine.engine import Engine, Options
 from kvlens.engine.hf_attention import SessionCache
@@ -45,24 +46,12 @@ def build(family: str) -> Any:
     return loaded(AutoModelForCausalLM.from_config(config), family)
 
 
-def stock_logits(model: Any, ids: tuple[int, ...], prefill: int, fed: list[int]) -> list[torch.Tensor]:
-    """Logits of the stock model with its own cache: prefill, then one token at a time."""
-    model.set_attn_implementation("sdpa")
-    with torch.inference_mode():
-        cache, out = DynamicCache(config=model.config), []
-        model(input_ids=torch.tensor([ids[:prefill]]), past_key_values=cache)
-        for token in fed:
-            out.append(model(input_ids=torch.tensor([[token]]), past_key_values=cache).logits[0, -1].float())
-    model.set_attn_implementation("kvlens")
-    return out
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_full_equals_stock_bit_for_bit(family: str) -> None:
     model, prompt = build(family), random_prompt(N)
     ours = run(model, prompt, "full", max_new=NEW, prefill_chunk=0, keep_logits=True)
     fed = [prompt.ids[-1], *ours.ids[:-1]]
-    stock = stock_logits(model.model, prompt.ids, N - 1, fed)
+    stock = stock_logits(model.model, prompt.ids, fed)
     assert max(float((a - b).abs().max()) for a, b in zip(ours.logits, stock, strict=True)) == 0
     assert [int(logits.argmax()) for logits in stock] == ours.ids
 
@@ -74,7 +63,11 @@ def test_methods_score_by_the_models_own_attention(family: str, monkeypatch: pyt
     model, prompt = build(family), random_prompt(N, seed=6)
     read = Engine(model).read(prompt, 37)
     handed: dict[int, torch.Tensor] = {}
-    monkeypatch.setattr(methods.get("full"), "asked", lambda _, layer, q: handed.setdefault(layer, q.clone()))
+
+    def select(_: Any, layer: int, q: torch.Tensor) -> None:
+        handed.setdefault(layer, q.clone())
+
+    monkeypatch.setattr(methods.get("full"), "select", select)
     run(model, prompt, "full", max_new=1)
     model.model.set_attn_implementation("eager")
     with torch.inference_mode():
@@ -141,10 +134,8 @@ class GenerateSession(Session):
 def test_our_loop_equals_generate(family: str) -> None:
     model, prompt = build(family), random_prompt(N, seed=2)
     ours = run(model, prompt, "full", max_new=NEW)
-    model.model.set_attn_implementation("sdpa")
     settings = {"max_new_tokens": NEW, "do_sample": False}
-    reference = model.model.generate(torch.tensor([prompt.ids]), **settings)[0, N:].tolist()
-    model.model.set_attn_implementation("kvlens")
+    reference = generated(model.model, prompt.ids, NEW)
     assert ours.ids == reference
     full = methods.get("full")
     context = Engine(model).context(prompt, None, Options(max_new=NEW))

@@ -18,7 +18,7 @@ HEAVY = ("torch", "transformers", "umap")
 ROOMS: tuple[tuple[str, ...], ...] = (
     # the ground: typed rows, shapes, texts and numbers in words, and the toy model's language
     ("rows", "instruments", "metaparts", "meta", "shape", "text", "intervals", "statistics", "shortage"),
-    ("plugins", "storeys", "callpackage", "demo"),
+    ("plugins", "interrupts", "storeys", "callpackage", "demo"),
     ("models",),
     ("spans",),
     ("kernels",),
@@ -28,6 +28,7 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     ("engine",),
     ("store",),
     ("tasks",),
+    ("checking",),
     ("runs",),
     ("lens",),
     ("player",),

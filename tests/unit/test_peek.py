@@ -13,6 +13,7 @@ from kvlens.engine.engine import Engine, Options
 from kvlens.lab.calibrate.fullrun import watch
 from kvlens.methods.full import FullKV
 from kvlens.methods.given import Peeked, Prefilled
+from kvlens.methods.needs import Needs
 from kvlens.text.prompts import Prompt
 
 
@@ -20,7 +21,7 @@ class Peeking(FullKV):
     """FullKV that looks."""
 
     name = "peeking"
-    peeks = True
+    needs = Needs(peek=True)
     seen: ClassVar[list[Peeked]] = []
 
     def prefill_end(self, prompt: Prefilled) -> Any:

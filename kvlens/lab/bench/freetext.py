@@ -107,8 +107,8 @@ class Passages:
         """The context, prefilled once for all methods that can be served by it."""
         if self._read is None or not self._read.serves(method):
             asking = (*map(methods.get, self.request.methods), method)
-            queries = max(128, *(one.observed_queries for one in asking))
-            received = any(one.needs_received for one in asking)
+            queries = max(128, *(one.needs.queries for one in asking))
+            received = any(one.needs.received for one in asking)
             self._read = self.engine.read(self.context, queries=queries, received=received)
         return self._read
 

@@ -128,8 +128,8 @@ class Prompts:
         if self._read is None or self._read.ids != prompt.ids or not self._read.serves(method):
             self._read = None  # two readings at a time are not held
             asking = (*self._methods, method)
-            queries = max(128, *(one.observed_queries for one in asking))
-            self._read = self.engine.read(prompt, queries=queries, received=any(one.needs_received for one in asking))
+            queries = max(128, *(one.needs.queries for one in asking))
+            self._read = self.engine.read(prompt, queries=queries, received=any(one.needs.received for one in asking))
         return self._read
 
 

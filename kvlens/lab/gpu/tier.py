@@ -74,7 +74,7 @@ class Ground:
         loaded = load("demo", device, dtype)
         text = make_prompt("multikey", LENGTH, 0.5, 0, demo_encode()).text
         prompt = tokenize(PromptText(text), loaded.tokenizer, loaded.max_positions, steps)
-        queries = max(method.observed_queries for method in methods.registry().values())
+        queries = max(method.needs.queries for method in methods.registry().values())
         return cls(loaded, prompt, Engine(loaded).read(prompt, queries=max(1, queries), received=True))
 
 

@@ -138,8 +138,8 @@ def measure(model: str, names: list[str], minutes: float, out: Path) -> dict[str
     engine, begun = Engine(load(model)), time.monotonic()
     first = FreeTextRequest(model=model).first_seed
     prompt, fed = passage(first, PROMPT, STEPS, engine.loaded.tokenizer, engine.loaded.max_positions)
-    queries = max(128, *(methods.get(name).observed_queries for name in names))
-    read = engine.read(prompt, queries=queries, received=any(methods.get(name).needs_received for name in names))
+    queries = max(128, *(methods.get(name).needs.queries for name in names))
+    read = engine.read(prompt, queries=queries, received=any(methods.get(name).needs.received for name in names))
     for name in names:
         if name in rows or time.monotonic() - begun > 60 * minutes:
             continue

@@ -6,7 +6,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from kvlens.memory.layout import Layout
-from kvlens.methods.base import Method, WindowLeave
+from kvlens.methods.answers import WindowLeave
+from kvlens.methods.base import Method
 from kvlens.methods.chess.journal import JOURNAL
 from kvlens.methods.chess.params import PRESETS, ChessParameters, Sizes, pages_within
 from kvlens.methods.chess.segmenters import SEGMENTERS

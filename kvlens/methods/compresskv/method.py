@@ -12,6 +12,7 @@ from kvlens.methods.families import kept_tokens
 from kvlens.methods.families.kept_tokens import Tokens
 from kvlens.methods.families.prompt_eviction import PromptEviction
 from kvlens.methods.given import Prefilled, RunContext
+from kvlens.methods.needs import Needs
 
 if TYPE_CHECKING:
     import torch
@@ -39,7 +40,7 @@ class CompressKV(PromptEviction):
     Parameters = CompressKVParameters
     presets = PRESETS
     untrained = {"heads": "all", "layers": "equal"}  # noqa: RUF012
-    observed_queries = OBSERVED
+    needs = Needs(queries=OBSERVED, peek=True)
     journal_names = {  # noqa: RUF012
         "srh_score": (
             "semantic retrieval score (eq. 1, attention mass summed over answer steps, mean over trials) by "

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvlens.memory.layout import SLOT_TABLE_BYTES, Layout, Zones
-from kvlens.methods.base import BagChange
+from kvlens.methods.answers import BagChange
 from kvlens.methods.families.bag import Bag
 from kvlens.methods.fitting import clamp
 from kvlens.methods.given import MemoryView, Prefilled, RunContext, StepEnd

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from kvlens.memory.budget import BudgetInfeasible
 from kvlens.memory.layout import Layout
-from kvlens.methods.base import Method, WindowLeave
+from kvlens.methods.answers import WindowLeave
+from kvlens.methods.base import Method
 from kvlens.methods.families import chunk_plan
 from kvlens.methods.given import MemoryView, Prefilled, RunContext, StepEnd
 from kvlens.methods.segmenter import PromptFacts
@@ -160,7 +161,9 @@ class ChunkRetrieval(Method):
         if not edges or not self._plan.compressed:
             return
         at, mine = slice(self._rows, self._rows + len(edges)), keys[self._plan.dense :]
-        self._index[:, :, at] = torch.stack([self.index(mine[:, :, a - start : b - start]) for a, b in edges], 2)
+        size = (*mine.shape[:2], self._plan.numbers)
+        chunks = (self.index(mine[:, :, a - start : b - start]) for a, b in edges)
+        self._index[:, :, at] = torch.stack([self.checks.finite("index", chunk, size) for chunk in chunks], 2)
         self._lengths[at] = torch.tensor([b - a for a, b in edges], device=self._lengths.device)
         self._rows += len(edges)
 
@@ -176,6 +179,8 @@ class ChunkRetrieval(Method):
             return None
         at, alive = layer - plan.dense, self._lengths > 0
         score = self.score(q.float().view(shape.kv_heads, -1, shape.head_dim), self._index[at].float(), alive)
+        sizes = tuple((shape.kv_heads, readers, plan.rows) for readers in (shape.group, 1))
+        score = self.checks.scores("score", score, *sizes, layer=layer)
         taken = take(score, self._lengths, self._quota)
         ranked = ranking(score, taken)
         if at == 0:

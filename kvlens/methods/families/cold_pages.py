@@ -13,7 +13,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from kvlens.memory.layout import Layout
-from kvlens.methods.base import Method, WindowLeave
+from kvlens.methods.answers import WindowLeave
+from kvlens.methods.base import Method
 from kvlens.methods.families.cold_plan import Plan, smallest_plan, whole_layout
 from kvlens.methods.given import MemoryView, Prefilled, RunContext, StepEnd
 from kvlens.methods.segmenter import PromptFacts

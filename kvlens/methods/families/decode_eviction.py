@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kvlens.memory.layout import Layout, Zones
-from kvlens.methods.base import BagChange
+from kvlens.methods.answers import BagChange
 from kvlens.methods.families.bag import Bag
 from kvlens.methods.given import MemoryView, Prefilled, StepEnd
 from kvlens.methods.parameters import param
@@ -118,7 +118,13 @@ class DecodeEviction(Bag):
         places = self.places(p, context)
         room = self.room(places)
         recent = self._recent(places)
-        worth = torch.stack([self.worth(prompt, layer).float() for layer in range(shape.layers)])
+        size = (shape.kv_heads, n)
+        worth = torch.stack(
+            [
+                self.checks.scores("worth", self.worth(prompt, layer), size, layer=layer).float()
+                for layer in range(shape.layers)
+            ]
+        )
         protected = torch.zeros(n, dtype=torch.bool, device=worth.device)
         protected[: self.sinks(p, n)] = True
         protected[max(n - recent + 1, 0) :] = True
@@ -150,7 +156,8 @@ class DecodeEviction(Bag):
 
         recent = self._recent(self._position.shape[-1])
         protected = (self._position < self.params.sinks) | (self._position > end.position + 1 - recent)
-        worth = self.priority().masked_fill(protected, float("inf"))
+        priority = self.checks.scores("priority", self.priority(), tuple(protected.shape))
+        worth = priority.masked_fill(protected, float("inf"))
         lowest, places = worth.topk(2, -1, largest=False)
         candidates = int((~protected[0, 0]).sum())
         score, cut = (lowest[..., 0], lowest[..., 1]) if self.ranks else (None, None)

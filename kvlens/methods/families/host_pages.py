@@ -60,7 +60,8 @@ class HostPageRetrieval(PageSummaries, ColdPages):
         self._summaries = torch.zeros(*size, width, dtype=context.dtype, device=context.device)
 
     def enter(self, keys: torch.Tensor, first: int) -> None:
-        found = self.summarise(keys.unflatten(2, (-1, self.params.page)))
+        paged = keys.unflatten(2, (-1, self.params.page))
+        found = self.checks.finite("summarise", self.summarise(paged), (*paged.shape[:3], self._summaries.shape[3]))
         self._summaries[:, :, first : first + found.shape[2]] = found
 
     def held(self) -> dict[str, tuple[torch.Tensor, ...]]:
@@ -91,8 +92,12 @@ class HostPageRetrieval(PageSummaries, ColdPages):
         plan, grouped = self._plan, q.float().unflatten(0, (self.context.shape.kv_heads, -1))
         assert plan is not None
         there = torch.arange(plan.pages, device=q.device) < self._filled
-        found = self.rank(grouped, self._summaries[at].float(), there).amax(1)
-        return found.masked_fill(~there, float("-inf"))
+        sizes = ((*grouped.shape[:2], plan.pages), (len(grouped), 1, plan.pages))
+        found = self.rank(grouped, self._summaries[at].float(), there)
+        score: torch.Tensor = self.checks.tensor("rank", found, sizes, layer=at + self.params.dense_layers)
+        score = score.amax(1).masked_fill(~there, float("-inf"))
+        self.checks.rankable("rank", score, at + self.params.dense_layers)
+        return score
 
     def wished(self, at: int, score: torch.Tensor) -> torch.Tensor:
         """Pages int64 [H_kv, W] that each KV head is to have on the device, the most wanted first, -1: none: as many of

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kvlens.memory.layout import Layout, Zones
-from kvlens.methods.base import Method, WindowLeave
+from kvlens.methods.answers import WindowLeave
+from kvlens.methods.base import Method
 from kvlens.methods.given import MemoryView, Prefilled, StepEnd
 from kvlens.methods.parameters import param
 from kvlens.methods.segmenter import PromptFacts
@@ -127,7 +128,9 @@ class PageRetrieval(PageSummaries):
     def _add(self, keys: torch.Tensor, first: int) -> None:
         """Summarise whole pages: keys [L, H_kv, m * page, D] of the pages from `first` on."""
         if keys.shape[2]:
-            found = self.summarise(keys.unflatten(2, (-1, self.params.page)))
+            paged = keys.unflatten(2, (-1, self.params.page))
+            size = (*paged.shape[:3], self._summary.shape[3])
+            found = self.checks.finite("summarise", self.summarise(paged), size)
             self._summary[:, :, first : first + found.shape[2]] = found.to(self._summary.dtype)
         self._complete = first + keys.shape[2] // self.params.page
         self._pages.fill_(self._complete)
@@ -143,7 +146,10 @@ class PageRetrieval(PageSummaries):
             return None
         grouped = q.float().unflatten(0, (shape.kv_heads, -1))
         there = torch.arange(self._summary.shape[2], device=q.device) < self._pages
-        score = self.rank(grouped, self._summary[layer].float(), there).masked_fill(~there, float("-inf"))
+        sizes = ((*grouped.shape[:2], len(there)), (shape.kv_heads, 1, len(there)))
+        score = self.checks.tensor("rank", self.rank(grouped, self._summary[layer].float(), there), sizes, layer=layer)
+        score = score.masked_fill(~there, float("-inf"))
+        self.checks.rankable("rank", score, layer)
         if p.group != "native":
             score = score.mean(1, keepdim=True) if p.group == "mean" else score.amax(1, keepdim=True)
         best = score.topk(room, -1).indices

@@ -16,6 +16,7 @@ from kvlens.methods.base import Method
 from kvlens.methods.families import kept_tokens
 from kvlens.methods.families.kept_tokens import Tokens
 from kvlens.methods.given import Prefilled
+from kvlens.methods.needs import Needs
 from kvlens.methods.parameters import param
 from kvlens.methods.segmenter import PromptFacts
 from kvlens.shape import KVShape
@@ -66,8 +67,11 @@ class PromptEviction(Method):
     """Base of the family. `params` is a PromptEvictionParameters, or has its fields."""
 
     family = "prompt_eviction"
-    peeks = True
+    needs = Needs(peek=True)
     static_ready = True
+    partial_ranking: bool = False
+    """True: NaN in a score marks a token that no comparison decides; `choose` sorts NaN first, unless a method treats
+    it otherwise"""
     params: Any
 
     @abstractmethod
@@ -149,15 +153,25 @@ class PromptEviction(Method):
             mask = torch.ones(len(counts), whole, dtype=torch.bool, device=device)
             score = torch.full((len(counts), whole), torch.nan, device=device)
             if some:
-                ranked = self.score(prompt, layer, window_from).float()
+                ranked = self._checked(prompt, layer, window_from)
                 own = [*counts] * (len(ranked) // len(counts)) if len(ranked) > len(counts) else counts
                 mask, score = (t.expand(len(ranked), -1).clone() for t in (mask[:1], score[:1]))
                 score[:, :window_from] = ranked
-                mask[:, :window_from] = self.choose(ranked, [c - (whole - window_from) for c in own])
+                chosen = self.choose(ranked, [c - (whole - window_from) for c in own])
+                mask[:, :window_from] = self.checks.tensor("choose", chosen, (tuple(ranked.shape),), "bool", layer)
             self.placed(layer, score, mask)
             masks.append(mask[:, : window_from if some else n])
             scores.append(score[:, :n])
         return Kept.masked(torch.stack(masks), torch.stack(scores) if some else None)
+
+    def _checked(self, prompt: Prefilled, layer: int, before: int) -> torch.Tensor:
+        """Return the layer's score, checked: float32 [H_kv, before] or [1, before]."""
+        sizes = ((self.context.shape.kv_heads, before), (1, before))
+        found = self.score(prompt, layer, before)
+        score: torch.Tensor = self.checks.tensor("score", found, sizes, "float or int", layer)
+        if not self.partial_ranking:
+            self.checks.rankable("score", score, layer)
+        return score.float()
 
     def _place(self, kept: Kept, pages: list[Span]) -> Placement:
         """Pages as spans, each with what became of it."""

@@ -98,7 +98,8 @@ class TokenRetrieval(ColdPages):
 
     def enter(self, keys: torch.Tensor, first: int) -> None:
         start = first * self.params.page
-        self._index[:, :, start : start + keys.shape[2]] = self.index(keys).to(self._index.dtype)
+        entries = self.checks.finite("index", self.index(keys), (*keys.shape[:3], self._index.shape[3]))
+        self._index[:, :, start : start + keys.shape[2]] = entries.to(self._index.dtype)
 
     def held(self) -> dict[str, tuple[torch.Tensor, ...]]:
         return {} if self._plan is None else {"index": (self._index, self._filled)}
@@ -117,7 +118,9 @@ class TokenRetrieval(ColdPages):
         there = torch.arange(index.shape[1], device=q.device) < self._filled * page
         entries = index.long() if self.entry_bits else index.float()
         score = self.score(at, q.float().unflatten(0, (shape.kv_heads, -1)), entries)
+        score = self.checks.tensor("score", score, ((shape.kv_heads, len(there)),), layer=layer)
         score = score.masked_fill(~there, float("-inf"))
+        self.checks.rankable("score", score, layer)
         rows, count = best(score, plan.recall), self.count(score)
         if count is not None:
             place = torch.arange(rows.shape[1], device=q.device)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kvlens.methods.base import WindowLeave
+from kvlens.methods.answers import WindowLeave
 from kvlens.methods.families.cold_plan import Plan
 from kvlens.methods.families.host_pages import HostPageRetrieval
 from kvlens.methods.freekv.params import PRESETS, FreeKVParameters

@@ -6,12 +6,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from kvlens.memory.layout import Layout
-from kvlens.methods.base import WindowLeave
+from kvlens.methods.answers import WindowLeave
 from kvlens.methods.families.cold_pages import best
 from kvlens.methods.families.cold_plan import ColdPagesParameters, Plan
 from kvlens.methods.families.host_pages import HostPageRetrieval
 from kvlens.methods.fitting import tokens_within
 from kvlens.methods.given import MemoryView, Prefilled, RunContext, StepEnd
+from kvlens.methods.needs import Needs
 from kvlens.methods.parameters import param
 from kvlens.methods.statements import Statement, arm
 from kvlens.shape import KVShape
@@ -125,7 +126,7 @@ class InfLLM(HostPageRetrieval):
         "paper": {"tokens": 128 + 4096 + 32 * 128},
         "demo": {"sinks": 4, "window": 32, "page": 16, "representatives": 1, "share": 1.0, "group": "sum"},
     }
-    needs_received = watches = True
+    needs = Needs(received=True, weights=True)
     params: InfLLMParameters
 
     def __init__(self, params: InfLLMParameters, context: RunContext) -> None:

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from kvlens.memory.budget import BudgetInfeasible
 from kvlens.memory.layout import Layout
-from kvlens.methods.base import FactorForm, Method, WindowLeave
+from kvlens.methods.answers import FactorForm, WindowLeave
+from kvlens.methods.base import Method
 from kvlens.methods.given import MemoryView, Prefilled, RunContext, StepEnd
+from kvlens.methods.needs import Needs
 from kvlens.methods.segmenter import PromptFacts
 from kvlens.methods.sekv import layout as sekv_layout
 from kvlens.methods.sekv.params import JOURNAL, PRESETS, SeKVParameters
@@ -64,8 +66,7 @@ class SeKV(Method):
     exact_without_budget = False
     floor_is_exact = False
     untrained = {"router": "pca"}  # noqa: RUF012
-    observed_queries = 128
-    needs_surprisal = True
+    needs = Needs(queries=128, surprisal=True)
     journal_names = JOURNAL
     params: SeKVParameters
 

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from kvlens.memory.budget import BudgetInfeasible
 from kvlens.memory.layout import Layout
-from kvlens.methods.base import Method, WindowLeave
+from kvlens.methods.answers import WindowLeave
+from kvlens.methods.base import Method
 from kvlens.methods.families.cold_pages import best
 from kvlens.methods.given import MemoryView, Prefilled, RunContext, StepEnd
+from kvlens.methods.needs import Needs
 from kvlens.methods.segmenter import PromptFacts, Segmenter
 from kvlens.methods.sentencekv.params import OBSERVED, USUAL, Plan, SentenceKVParameters, closes, cut, planned, whole
 from kvlens.methods.statements import Statement, arm
@@ -57,7 +59,7 @@ class SentenceKV(Method):
     presets = {"paper": {"tokens": 1024}, "demo": {"sinks": 4, "window": 16, "longest": 32}}  # noqa: RUF012
     segmenters = (Segmenter("sentences (SentenceKV)", ("marks", "shortest", "longest", "sinks", "window")),)
     floor_is_exact = False
-    observed_queries = OBSERVED
+    needs = Needs(queries=OBSERVED)
     params: SentenceKVParameters
 
     def __init__(self, params: SentenceKVParameters, context: RunContext) -> None:

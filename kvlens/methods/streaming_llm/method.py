@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from kvlens.methods.families.decode_eviction import DecodeEviction, DecodeEvictionParameters
 from kvlens.methods.given import Prefilled, Reading, RunContext
+from kvlens.methods.needs import Needs
 from kvlens.methods.parameters import param
 from kvlens.methods.segmenter import RunSizes
 from kvlens.methods.statements import Statement, arm
@@ -94,8 +95,8 @@ class StreamingLLM(DecodeEviction):
         return cls._renumbers(params)
 
     @classmethod
-    def reads_itself(cls, params: StreamingParameters) -> bool:
-        return cls._renumbers(params)
+    def needs_with(cls, params: StreamingParameters) -> Needs:
+        return Needs(reading=cls._renumbers(params))
 
     @classmethod
     def reach(cls, params: StreamingParameters, run: RunSizes) -> int:

@@ -13,7 +13,7 @@ from kvlens.engine.engine import Engine, Options
 from kvlens.engine.models import LoadedModel
 from kvlens.lab.calibrate.provenance import provenance, save
 from kvlens.lab.calibrate.texts import sentences
-from kvlens.methods.base import WindowLeave
+from kvlens.methods.answers import WindowLeave
 from kvlens.methods.chess.trigger import page_uncertainty
 from kvlens.methods.full import FullKV, FullParameters
 from kvlens.methods.given import MemoryView, StepEnd

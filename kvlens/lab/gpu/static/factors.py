@@ -17,7 +17,7 @@ from kvlens.kernels.compat import MIN_DOT, next_power_of_two
 from kvlens.kernels.lowrank import dense_units
 from kvlens.lab.gpu.static import cuda
 from kvlens.memory.memory import Memory
-from kvlens.methods.base import FactorForm
+from kvlens.methods.answers import FactorForm
 
 
 class FactorRows:

@@ -14,7 +14,7 @@ from kvlens.memory.cold_tier import Pools
 from kvlens.memory.hot_tier import FREE, ROLE
 from kvlens.memory.memory import Memory
 from kvlens.memory.placement import Selection
-from kvlens.methods.base import FactorForm
+from kvlens.methods.answers import FactorForm
 from kvlens.rows import SpanRow
 
 COLD = ("cold", "coarse")

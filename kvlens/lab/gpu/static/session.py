@@ -68,6 +68,7 @@ class StaticSession:
         memory = self.memory = session.memory
         self.method, self.group = session.method, memory.shape.group
         self.method.keeps_journal = False
+        self.method.checks.enabled = False
         self.recall = StaticRecall(memory, self.method.factor_form(), kernels, host)
         self.ring = (
             Ring(ring, memory.shape, memory.device, memory.spans.capacity if record == "spans" else 0) if ring else None

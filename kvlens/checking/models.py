@@ -1,0 +1,75 @@
+"""Small random models and prompts, on which a method is checked in milliseconds. Their output means nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+
+from kvlens.engine.hf_attention import ATTENTION
+from kvlens.engine.models import LoadedModel, shape_of
+from kvlens.rows import PrefillRecord, StepRecord
+from kvlens.text.prompts import Prompt, PromptText
+
+BASE: dict[str, Any] = {
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 4096,
+    "bos_token_id": 1,
+    "eos_token_id": None,
+    "pad_token_id": 0,
+    "initializer_range": 0.2,
+}
+"""a Llama of 3 layers, 8 query heads and 2 KV heads"""
+
+
+class RecordList:
+    """A sink that keeps what the recorder passes on."""
+
+    def __init__(self) -> None:
+        self.prefilled: PrefillRecord | None = None
+        self.steps: list[StepRecord] = []
+
+    def prefill(self, record: PrefillRecord) -> None:
+        """Keep the record of the prompt."""
+        self.prefilled = record
+
+    def step(self, record: StepRecord) -> None:
+        """Keep the record of a step."""
+        self.steps.append(record)
+
+
+class NoTokenizer:
+    """Decodes ids as text; encodes nothing."""
+
+    def decode(self, ids: list[int], skip_special_tokens: bool = False) -> str:
+        """Return a word per id."""
+        return " ".join(f"t{i}" for i in ids)
+
+
+def as_loaded(model: PreTrainedModel, name: str = "random") -> LoadedModel:
+    """Return a transformers model with the kvlens attention, as `kvlens.engine.models.load` returns one."""
+    model.eval().requires_grad_(False)
+    model.set_attn_implementation(ATTENTION)
+    shape = shape_of(model.config, torch.finfo(model.dtype).bits // 8)
+    plain = all(getattr(model.config, scale, None) is None for scale in ("logit_scale", "logits_scaling"))
+    return LoadedModel(name, model, NoTokenizer(), shape, BASE["max_position_embeddings"], plain, frozenset())
+
+
+def random_llama(seed: int = 0, dtype: torch.dtype = torch.float32, **changes: Any) -> LoadedModel:
+    """Return a random Llama. changes: fields of its config that differ from BASE."""
+    torch.manual_seed(seed)
+    return as_loaded(LlamaForCausalLM(LlamaConfig(**{**BASE, **changes})).to(dtype))
+
+
+def random_prompt(tokens: int, seed: int = 0, vocabulary: int = 512, stop: int = 0) -> Prompt:
+    """Return a prompt of random token ids. stop: every so many tokens the text is a full stop; 0: never."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = tuple(torch.randint(3, vocabulary, (tokens,), generator=generator).tolist())
+    pieces = tuple("." if stop and at % stop == stop - 1 else f"t{token}" for at, token in enumerate(ids))
+    return Prompt(PromptText("x"), ids, pieces, (None,) * tokens)

@@ -1,0 +1,46 @@
+"""`kvlens check-method`: the truths of every run, on one method."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from kvlens.cli.options import AsJson, err
+from kvlens.text.plaintext import terminal
+
+
+def check_method(
+    name: Annotated[str, typer.Argument(help="A method of `kvlens methods`, a plugin's, or kvpress:NAME.")],
+    as_json: AsJson = False,
+) -> None:
+    """Check that a method keeps to the truths of every run, on small random models and the demo model. One line per
+    truth; a truth that fails names its smallest case. Exit status 1 if one fails."""
+    import torch
+
+    from kvlens import methods
+    from kvlens.checking.check import TRUTHS, Case
+    from kvlens.checking.check import check_method as check
+    from kvlens.methods.faults import stray
+
+    torch.set_num_threads(1)
+    try:
+        with err.status("reading the method") as status:
+
+            def report(case: Case) -> None:
+                status.update(f"{case.model.name}, {case.prompt_tokens} prompt tokens")
+
+            found = check(methods.get(name), report)
+    except SystemExit as error:
+        raise stray(name, error) from error
+    if as_json:
+        typer.echo(json.dumps(found.plain(), ensure_ascii=False))
+    else:
+        for finding in found.findings.values():
+            line = f"{finding.status:5} {TRUTHS[finding.truth]} ({finding.cases} cases)"
+            typer.echo(terminal(line if finding.failure is None else f"{line}: {finding.failure}"))
+        if found.refused:
+            typer.echo(terminal(f"{len(found.refused)} cases refused, the first: {found.refused[0]}"))
+    if not found.passed:
+        raise typer.Exit(1)

@@ -1,0 +1,169 @@
+"""The border between the engine and a method: every hook is called here and nowhere else.
+
+The border passes a hook its tensors and compares them afterwards (unchanged.py): a hook that changes one in place is
+refused. It checks what the hook returns (outputs.py), once. It turns whatever a hook raises, SystemExit included, into
+a MethodFault that names the method and the hook; refusals (ValueError while the prompt is placed), shortages of the
+machine and a person's Ctrl-C pass as they are.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kvlens import interrupts
+from kvlens.engine import outputs
+from kvlens.engine.unchanged import Mark
+from kvlens.memory.budget import BudgetInfeasible
+from kvlens.memory.layout import Layout
+from kvlens.memory.placement import Placement, Selection
+from kvlens.methods.answers import BagChange, WindowLeave
+from kvlens.methods.base import Method
+from kvlens.methods.faults import BUDGET, CHANGED, RAISED, MethodFault
+from kvlens.methods.given import MemoryView, Prefilled, Reading, StepEnd
+from kvlens.methods.hooks import Hooks
+from kvlens.shortage import shortage
+
+Handed = Sequence[tuple[str, torch.Tensor | None]]
+"""the tensors that a hook is handed, by name"""
+
+
+class Border:
+    """The hooks of one run's method, guarded. Same names and arguments as in kvlens/methods/hooks.py."""
+
+    def __init__(self, method: Method) -> None:
+        self._hooks: Hooks = method
+        self._module, self._context = type(method).__module__, method.context
+        self._checks, self._shape = method.checks, method.context.shape
+        self._places = 0
+        """slots of the largest KV head"""
+
+    # ---- placement
+    @property
+    def block(self) -> int:
+        return outputs.block(self._checks, self._call("block", lambda: self._hooks.block, ()))
+
+    def reading(self, layer: int, keys: torch.Tensor, tokens: int) -> Reading | None:
+        found = self._call("reading", lambda: self._hooks.reading(layer, keys, tokens), (("keys", keys),), layer)
+        return outputs.reading(self._checks, found, layer, self._shape, tokens, keys.shape[1])
+
+    def prefill_end(self, prompt: Prefilled) -> tuple[Layout, Placement]:
+        try:
+            found = self._call("prefill_end", lambda: self._hooks.prefill_end(prompt), _tensors(prompt), refuses=True)
+        except MethodFault:
+            _refuse_broken(prompt)
+            raise
+        layout, placement = outputs.placed(self._checks, found, self._context)
+        heads = ((layer, head) for layer in range(self._shape.layers) for head in range(self._shape.kv_heads))
+        self._places = max(layout.of(*place).slots for place in heads)
+        return layout, placement
+
+    # ---- selection
+    def written(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        handed = (("keys", keys), ("values", values))
+        self._call("written", lambda: self._hooks.written(layer, keys, values), handed, layer)
+
+    def select(self, layer: int, q: torch.Tensor, spans: int, position: int) -> Selection | None:
+        """spans: ids that a selection names, position: of the step's token."""
+        found = self._call("select", lambda: self._hooks.select(layer, q), (("queries", q),), layer)
+        if found is not None:
+            outputs.selection(self._checks, found, layer, self._shape, spans, position)
+        return found  # type: ignore[no-any-return]
+
+    def attended(self, layer: int, heads: range, weights: torch.Tensor, position: torch.Tensor) -> None:
+        handed = (("weights", weights), ("positions", position))
+        self._call("attended", lambda: self._hooks.attended(layer, heads, weights, position), handed, layer)
+
+    # ---- lifecycle
+    def decode_end(self, end: StepEnd, memory: MemoryView) -> WindowLeave | BagChange | None:
+        found = self._call("decode_end", lambda: self._hooks.decode_end(end, memory), ())
+        if found is not None:
+            outputs.change(self._checks, found, self._shape, self._places, end.position, memory.window_start)
+        return found  # type: ignore[no-any-return]
+
+    def held(self) -> dict[str, tuple[torch.Tensor, ...]]:
+        return outputs.held(self._checks, self._call("held", self._hooks.held, ()))
+
+    # ---- steps
+    def begin_step(self, step: int) -> None:
+        """A decode step begins: read the flags of the step before it. Raises MethodFault."""
+        self._checks.settle()
+        self._checks.step = step
+
+    def end(self) -> None:
+        """The last step has ended. Raises as `begin_step`."""
+        self._checks.settle()
+
+    def over_budget(self, resident: int, limit: int) -> MethodFault:
+        """Return the error of a method that holds more device bytes than its budget."""
+        actual = f"{resident:,} bytes"
+        return self._checks.fault("held", "exceeds the budget", f"at most {limit:,} bytes", actual, code=BUDGET)
+
+    # ---- the call
+    def _call(
+        self, hook: str, call: Callable[[], Any], handed: Handed, layer: int | None = None, refuses: bool = False
+    ) -> Any:
+        """refuses: a ValueError is a sentence for the user, not a fault."""
+        marks = [(name, Mark.of(tensor)) for name, tensor in handed if tensor is not None]
+        try:
+            found = call()
+        except (MethodFault, BudgetInfeasible):
+            raise
+        except BaseException as error:
+            if self._passes(error, refuses):
+                raise
+            raise self._raised(hook, error, layer) from error
+        for name, mark in marks:
+            changed = mark.changed()
+            if changed is not False:
+                problem = f"changed the {name} that it was handed in place"
+                self._checks.decide(self._checks.fault(hook, problem, layer=layer, code=CHANGED), changed)
+        return found
+
+    def _passes(self, error: BaseException, refuses: bool) -> bool:
+        """Return True for what is not the hook's fault."""
+        if isinstance(error, KeyboardInterrupt):
+            return interrupts.by_person()
+        if isinstance(error, ValueError) and refuses:
+            return True
+        return isinstance(error, OSError | MemoryError) or shortage(error) is not None
+
+    def _raised(self, hook: str, error: BaseException, layer: int | None) -> MethodFault:
+        said = " ".join(str(error).split())
+        words = f"{type(error).__name__}{f': {said[:200]}' if said else ''}"
+        return self._checks.fault(hook, f"raised {words} ({self._place(error)})", layer=layer, code=RAISED)
+
+    def _place(self, error: BaseException) -> str:
+        """File and line in the method's own module, or where the error was raised."""
+        frames = traceback.extract_tb(error.__traceback__)
+        own = getattr(sys.modules.get(self._module), "__file__", None)
+        frame = next((frame for frame in reversed(frames) if frame.filename == own), frames[-1])
+        return f"{Path(frame.filename).name}, line {frame.lineno}"
+
+
+def _tensors(prompt: Prefilled) -> Handed:
+    """The tensors of a prompt, by the names that a sentence uses."""
+    named = [
+        ("keys", prompt.keys),
+        ("values", prompt.values),
+        ("queries", prompt.last_queries),
+        ("surprisals", prompt.surprisal),
+        ("received attention", prompt.received),
+    ]
+    if prompt.peeked is not None:
+        peeked = prompt.peeked
+        named += [("peeked queries", peeked.queries), ("peeked keys", peeked.keys), ("peeked values", peeked.values)]
+    if prompt.inputs is not None:
+        named.append(("inputs", prompt.inputs.hidden))
+    return named
+
+
+def _refuse_broken(prompt: Prefilled) -> None:
+    """Raises ValueError if the model itself computed no finite keys and values, so that no method is to blame."""
+    if not (bool(prompt.keys.isfinite().all()) and bool(prompt.values.isfinite().all())):
+        raise ValueError("the model computes keys or values that are not finite for this prompt: use --dtype float32.")

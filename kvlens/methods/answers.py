@@ -1,0 +1,52 @@
+"""What hooks return besides a placement and a selection (kvlens/memory/placement.py): the changes after a step, journal
+notes, and the form of spans in the cold tier."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+    from kvlens.memory.placement import Eviction, Placement
+    from kvlens.methods.given import Rotate
+
+
+@dataclass(frozen=True)
+class FactorForm:
+    """How spans lie in the cold tier as low-rank factors, packed as kvlens/kernels/lowrank.py says."""
+
+    max_rank: int
+    """no unit has more components"""
+    turn: Rotate | None
+    """what reconstructed keys still need: the model's rotary embedding, where they were decomposed without it"""
+
+
+@dataclass(frozen=True)
+class Note:
+    """A line of a method's journal; see kvlens.rows.JournalRow."""
+
+    name: str
+    values: torch.Tensor
+    layer: int | None
+    kv_head: int | None
+
+
+@dataclass
+class WindowLeave:
+    """Positions [start, end) leave the window and go where `placement` says."""
+
+    start: int
+    end: int
+    placement: Placement
+
+
+@dataclass
+class BagChange:
+    """What changes in a bag (Layout.bag) because a step has ended."""
+
+    evicted: Eviction | None = None
+    """what gives way to the next step's token; None: a place is free"""
+    opened: Placement | None = None
+    """spans that decoded tokens belong to from now on, with no kept tokens of their own: nothing moves"""
