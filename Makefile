@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev
 
-.PHONY: app test tested browsers lint js types resolve soak oracle clean
+.PHONY: app test tested browsers lint js types release-check resolve soak oracle clean
 
 app: $(STAMP)
 	$(BIN)/streamlit run app.py
@@ -41,6 +41,11 @@ node_modules/.package-lock.json: package-lock.json
 
 types: $(DEV_STAMP)
 	nice -n 19 $(BIN)/mypy
+
+# Whether this commit can be tagged: one version, a clean tree, a wheel of that version, no path of a machine, no
+# command in README that does not exist.
+release-check: $(DEV_STAMP)
+	$(BIN)/python tests/release.py
 
 # Whether the requirements have a solution for every Python that is supported, with torch's CUDA build and its CPU build.
 # Asks the package index and installs nothing; fails when the index cannot be reached.
