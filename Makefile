@@ -29,6 +29,7 @@ tested: $(DEV_STAMP)
 lint: $(DEV_STAMP) js
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python tests/vaguenames.py
 
 # eslint, the types of `// @ts-check`, and unit tests in Node.js. Without npm they are left out, except in CI.
 js:
