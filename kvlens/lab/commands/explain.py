@@ -24,7 +24,7 @@ def explain(
     lost: Annotated[int, typer.Option(help="Lost trials per point.")] = 50,
     seed: Annotated[int, typer.Option(help="Seed of the first prompt.")] = 9_500_000,
     out: Out = None,
-    kept: Kept = None,
+    kept_tokens: Kept = None,
     doc: Annotated[
         Path | None,
         typer.Option(help="Also write the page of the docs, of all such tables beside --out, to this Markdown file."),
@@ -37,9 +37,9 @@ def explain(
     from kvlens.lab.results.explain_table import points as usual_points
     from kvlens.text.outfile import check_file
 
-    target, trials = out_file(out, "explain", model), kept_file(kept, "explain", model)
+    target, trials = out_file(out, "explain", model), kept_file(kept_tokens, "explain", model)
     check_file(doc, "--doc")
-    chosen = tuple(_point(part.strip()) for part in points.split(",") if part.strip()) or usual_points(model)
+    choice = tuple(_point(part.strip()) for part in points.split(",") if part.strip()) or usual_points(model)
 
     def report(row: dict[str, Any]) -> None:
         came = "lost" if row["lost"] else "not lost, or full KV loses too"
@@ -47,7 +47,7 @@ def explain(
         typer.echo(f"{row['method']} {row['task']} {row['budget']} prompt {row['index']}: {came}", err=True)
 
     result = measure(
-        ExplainRequest(model, chosen, length, lost, seed), trials, report, lambda line: typer.echo(line, err=True)
+        ExplainRequest(model, choice, length, lost, seed), trials, report, lambda line: typer.echo(line, err=True)
     )
     write(target, result)
     if doc is not None:

@@ -71,7 +71,10 @@ def place_nodes(drawing: Drawing) -> dict[str, float]:
     for sweep in range(SWEEPS):
         for row in drawing.rows if sweep % 2 else reversed(drawing.rows):
             for node in row:
-                near = [(places[other], STRAIGHT if ">" in node and ">" in other else 1) for other in neighbours[node]]
+                near = [
+                    (places[neighbour], STRAIGHT if ">" in node and ">" in neighbour else 1)
+                    for neighbour in neighbours[node]
+                ]
                 total = sum(weight for _, weight in near)
                 places[node] = sum(place * weight for place, weight in near) / total if near else places[node]
             if sweep < ORDERING:
@@ -148,12 +151,12 @@ def arrow(path: list[str], x: dict[str, float], y: dict[str, float], color: str)
         points += [(x[bend], y[bend] - BOX_HEIGHT / 2), (x[bend], y[bend] + BOX_HEIGHT / 2)]
     points.append((x[path[-1]], y[path[-1]] - BOX_HEIGHT / 2))
     commands = [f"M{points[0][0]:.0f},{points[0][1]:.0f}"]
-    for number, ((left, above), (right, below)) in enumerate(itertools.pairwise(points)):
+    for number, ((remaining, above), (right, below)) in enumerate(itertools.pairwise(points)):
         if number % 2:
             commands.append(f"L{right:.0f},{below:.0f}")
         else:
             middle = (above + below) / 2
-            commands.append(f"C{left:.0f},{middle:.0f} {right:.0f},{middle:.0f} {right:.0f},{below:.0f}")
+            commands.append(f"C{remaining:.0f},{middle:.0f} {right:.0f},{middle:.0f} {right:.0f},{below:.0f}")
     return (
         f'<path data-importer="{path[0]}" data-target="{path[-1]}" d="{" ".join(commands)}" fill="none" '
         f'stroke="{color}" stroke-width="1.2" marker-end="url(#tip)"/>'
