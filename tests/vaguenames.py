@@ -15,11 +15,43 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 BASELINE = Path(__file__).with_suffix(".txt")
-WORDS = frozenset((
-    "after", "asked", "at", "before", "began", "begun", "by", "chosen", "done", "first", "found", "gone", "given",
-    "kept", "known", "left", "made", "mine", "of", "on", "one", "other", "others", "own", "said", "seen", "some",
-    "taken", "there", "told", "wanted", "what", "whose",
-))
+WORDS = frozenset(
+    (
+        "after",
+        "asked",
+        "at",
+        "before",
+        "began",
+        "begun",
+        "by",
+        "chosen",
+        "done",
+        "first",
+        "found",
+        "gone",
+        "given",
+        "kept",
+        "known",
+        "left",
+        "made",
+        "mine",
+        "of",
+        "on",
+        "one",
+        "other",
+        "others",
+        "own",
+        "said",
+        "seen",
+        "some",
+        "taken",
+        "there",
+        "told",
+        "wanted",
+        "what",
+        "whose",
+    )
+)
 """none names the thing that the variable holds; underscores around a word do not count"""
 
 
