@@ -58,9 +58,9 @@ def kept_of(holds: Iterable[Held], drops: Iterable[Held], had: RunMeta) -> str:
     return ", ".join(f"{counted(tokens, 'token')} {verb}" for tokens, verb in both if tokens)
 
 
-def less(ranges: Iterable[_Kind], named: Iterable[Hold] | Iterable[Drop]) -> tuple[_Kind, ...]:
-    """Of holds or drops, what `named` does not name for the same KV head; `in_time` sees that none begins later."""
-    named = tuple(named)
+def less(ranges: Iterable[_Kind], named_holds: Iterable[Hold] | Iterable[Drop]) -> tuple[_Kind, ...]:
+    """Of holds or drops, what `named_holds` lacks for the same KV head; `in_time` sees that none begins later."""
+    named = tuple(named_holds)
     remaining: list[_Kind] = []
     for hold in ranges:
         groups: dict[tuple[Range, ...], list[Head]] = {}

@@ -76,10 +76,8 @@ class Cause:
     @property
     def heads(self) -> list[tuple[tuple[int, int], int]]:
         """((layer, KV head), runs in which it missed most), the most frequent first."""
-        results = Counter((entry.layer, entry.kv_head) for entry in self.lost if entry.layer is not None)
-        return [
-            ((layer, head), n) for (layer, head), n in sorted(results.items(), key=lambda item: (-item[1], item[0]))
-        ]  # type: ignore[misc]
+        runs = Counter((run.layer, run.kv_head) for run in self.lost if run.layer is not None)
+        return [((layer, head), n) for (layer, head), n in sorted(runs.items(), key=lambda item: (-item[1], item[0]))]  # type: ignore[misc]
 
     @property
     def of_the_answer(self) -> tuple[int, int]:
@@ -105,15 +103,15 @@ class Diagnosis:
 
 
 def diagnose(
-    runs_dir: Path, target: Wanted, function: Callable[[int, int], None] = lambda finished, total: None
+    runs_dir: Path, target: Wanted, report: Callable[[int, int], None] = lambda count, total: None
 ) -> Diagnosis:
     """Of the runs that chose their own tokens and were compared with full KV; what-ifs and fed runs are none. Causes
-    come most frequent first. told(done, total): runs that were read."""
+    come most frequent first. report(count, total): runs that were read."""
     table = list_runs(runs_dir)
     rows = [row for row in records(table) if _stands_alone(row) and target.takes(row)]
     entries, mild, compared, unread = [], 0, 0, []
-    for finished, row in enumerate(rows):
-        function(finished, len(rows))
+    for count, row in enumerate(rows):
+        report(count, len(rows))
         try:
             with TraceReader.open(runs_dir, str(row["uid"])) as reader:
                 if reader.loss().empty:
@@ -129,7 +127,7 @@ def diagnose(
             mild += 1
         else:
             entries.append(item)
-    function(len(rows), len(rows))
+    report(len(rows), len(rows))
     return Diagnosis(compared, mild, tuple(_grouped(entries)), tuple(unread))
 
 

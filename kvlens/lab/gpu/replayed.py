@@ -77,7 +77,7 @@ def replayed(method: type[Method], replay: Replay) -> type[Method]:
     """`method` with its placement's offload left out and its wishes replayed."""
 
     class Replayed(method):  # type: ignore[misc, valid-type]
-        _start = -1
+        _first_layer = -1
 
         def prefill_end(self, prompt: Prefilled) -> tuple[Layout, Placement]:
             layout, placement = super().prefill_end(prompt)
@@ -89,8 +89,8 @@ def replayed(method: type[Method], replay: Replay) -> type[Method]:
             selection: Selection | None = super().select(layer, q)
             if selection is None or not replay.cold:
                 return selection
-            if self._first in (-1, layer):
-                self._first = layer
+            if self._first_layer in (-1, layer):
+                self._first_layer = layer
                 replay.next()
             return replay.answer(layer, selection)
 

@@ -113,15 +113,17 @@ def draw(house: House) -> str:
     places = place_nodes(drawing)
     leftmost = min(places[node] - width(node) / 2 for node in places)
     x = {node: place - leftmost + MARGIN for node, place in places.items()}
-    y, top, bands = {}, 24.0, []
+    y: dict[str, float] = {}
+    bands: list[tuple[str, float, float]] = []
+    top = 24.0
     for number, row in enumerate(drawing.rows):
         storey = drawing.storeys[number]
         if number == 0 or storey != drawing.storeys[number - 1]:
-            bands.append([storey, top, top])
+            bands.append((storey, top, top))
             top += STOREY_GAP
         y |= dict.fromkeys(row, top + BOX_HEIGHT / 2)
         top += ROW_HEIGHT
-        bands[-1][2] = top - (ROW_HEIGHT - BOX_HEIGHT) / 2
+        bands[-1] = (storey, bands[-1][1], top - (ROW_HEIGHT - BOX_HEIGHT) / 2)
     full_width = max(x[node] + width(node) / 2 for node in x) + MARGIN
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {full_width:.0f} {top:.0f}" '
