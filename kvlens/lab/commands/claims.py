@@ -23,7 +23,7 @@ def claims(
     out: Annotated[
         Path | None, typer.Option(help="Also write JSON with the figures; claims of other methods in it are kept.")
     ] = None,
-    kept_tokens: Kept = None,
+    kept: Kept = None,
     doc: Annotated[
         Path | None,
         typer.Option(help="Also write the page of the docs, of all claims in --out, to this Markdown file."),
@@ -53,7 +53,7 @@ def claims(
     choice = list(names(methods)) or claiming(model)
     refuse_others(choice, model)
     torch.set_num_threads(1)
-    file = kept_file(kept_tokens, "claims", model)
+    file = kept_file(kept, "claims", model)
     about = {
         "kvlens": __version__,
         "torch": torch.__version__,

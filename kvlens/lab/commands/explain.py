@@ -24,7 +24,7 @@ def explain(
     lost: Annotated[int, typer.Option(help="Lost trials per point.")] = 50,
     seed: Annotated[int, typer.Option(help="Seed of the first prompt.")] = 9_500_000,
     out: Out = None,
-    kept_tokens: Kept = None,
+    kept: Kept = None,
     doc: Annotated[
         Path | None,
         typer.Option(help="Also write the page of the docs, of all such tables beside --out, to this Markdown file."),
@@ -37,7 +37,7 @@ def explain(
     from kvlens.lab.results.explain_table import points as usual_points
     from kvlens.text.outfile import check_file
 
-    target, trials = out_file(out, "explain", model), kept_file(kept_tokens, "explain", model)
+    target, trials = out_file(out, "explain", model), kept_file(kept, "explain", model)
     check_file(doc, "--doc")
     choice = tuple(_point(part.strip()) for part in points.split(",") if part.strip()) or usual_points(model)
 

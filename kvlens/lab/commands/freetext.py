@@ -21,14 +21,14 @@ def text(
     seed: Annotated[int, typer.Option(help="Seed of the first passage.")] = 7_000_000,
     minutes: Minutes = 60.0,
     out: Out = None,
-    kept_tokens: Kept = None,
+    kept: Kept = None,
 ) -> None:
     """KL and top-1 agreement with full KV, token by token of a real text, by method and budget; beside them full KV in
     other number formats."""
     from kvlens.lab.bench.freetext import FreeTextRequest, measure
     from kvlens.lab.bench.textpage import markdown
 
-    target, trials = out_file(out, "text", model), kept_file(kept_tokens, "text", model)
+    target, trials = out_file(out, "text", model), kept_file(kept, "text", model)
     source = {"methods": methods, "budgets": budgets}
     lists = {
         name: tuple(part.strip() for part in sentence.split(",") if part.strip()) for name, sentence in source.items()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from kvlens.lab.studies.house import STOREYS, House
 
 BOX_WIDTH, BOX_HEIGHT, ROW_HEIGHT, BEND_WIDTH = 126, 38, 70, 2
-GAP, MARGIN, STOREY_GAP = 18, 64, 30
+GAP, MARGIN, STOREY_GAP = 18, 150, 30
 """pixels"""
 FILLS = {"core": "#eef4fb", "lab": "#f3f7ec", "app": "#fdf3e7"}
 STROKES = {"core": "#2f6db3", "lab": "#5b8a2d", "app": "#c0701c"}
