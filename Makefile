@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev
 
-.PHONY: app test tested browsers lint js types resolve wheel-test soak oracle clean
+.PHONY: app test tested browsers lint js types release-check resolve wheel-test soak oracle clean
 
 app: $(STAMP)
 	$(BIN)/streamlit run app.py
@@ -29,6 +29,7 @@ tested: $(DEV_STAMP)
 lint: $(DEV_STAMP) js
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python tests/vaguenames.py
 
 # eslint, the types of `// @ts-check`, and unit tests in Node.js. Without npm they are left out, except in CI.
 js:
@@ -41,6 +42,11 @@ node_modules/.package-lock.json: package-lock.json
 
 types: $(DEV_STAMP)
 	nice -n 19 $(BIN)/mypy
+
+# Whether this commit can be tagged: one version, a clean tree, a wheel of that version, no path of a machine, no
+# command in README that does not exist.
+release-check: $(DEV_STAMP)
+	$(BIN)/python tests/release.py
 
 # Whether the requirements have a solution for every Python that is supported, with torch's CUDA build and its CPU build.
 # Asks the package index and installs nothing; fails when the index cannot be reached.

@@ -24,33 +24,33 @@ POINTS = {"load": "loaded", "decode": "first_token", "store": "stored"}
 def cold(options: list[str], prompt: dict[str, Any], rounds: int) -> dict[str, float]:
     """Medians, with the smallest and largest: NAME_s, NAME_s_low, NAME_s_high, NAME_cpu_s and its two for each of
     POINTS, of two tokens. options: of `kvlens run`; prompt: as its file has it."""
-    seen: dict[str, list[float]] = {}
+    visited: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "prompt.json"
         file.write_text(json.dumps(prompt), encoding="utf-8")
-        asked = ["run", str(file), *options, "--max-new", "2", "--runs", folder, "--progress-json"]
+        request = ["run", str(file), *options, "--max-new", "2", "--runs", folder, "--progress-json"]
         for _ in range(rounds):
-            for name, value in once(asked).items():
-                seen.setdefault(name, []).append(value)
-    found: dict[str, float] = {}
-    for name, values in seen.items():
-        found |= {name: median(values), f"{name}_low": min(values), f"{name}_high": max(values)}
-    return found
+            for name, value in once(request).items():
+                visited.setdefault(name, []).append(value)
+    mapping: dict[str, float] = {}
+    for name, values in visited.items():
+        mapping |= {name: median(values), f"{name}_low": min(values), f"{name}_high": max(values)}
+    return mapping
 
 
-def once(asked: list[str]) -> dict[str, float]:
+def once(texts: list[str]) -> dict[str, float]:
     """The same of one process. Raises RuntimeError where it fails."""
     reached: dict[str, float] = {}
     start = time.perf_counter()
-    with subprocess.Popen([sys.executable, "-m", "kvlens", *asked], stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen([sys.executable, "-m", "kvlens", *texts], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         for line in process.stdout:
-            told = json.loads(line)
-            name = POINTS.get(told["phase"])
-            if name is not None and told["done"] and f"{name}_s" not in reached:
+            message = json.loads(line)
+            name = POINTS.get(message["phase"])
+            if name is not None and message["done"] and f"{name}_s" not in reached:
                 reached |= {f"{name}_s": time.perf_counter() - start, f"{name}_cpu_s": cpu_s(process.pid)}
     if process.returncode:
-        raise RuntimeError(f"`kvlens {' '.join(asked)}` ended with {process.returncode}: nothing was measured.")
+        raise RuntimeError(f"`kvlens {' '.join(texts)}` ended with {process.returncode}: nothing was measured.")
     return reached
 
 

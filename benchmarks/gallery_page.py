@@ -11,9 +11,9 @@ DOC = PACKAGE.parent / "docs" / "reading-a-loss.md"
 def quoted(loss: gallery.Loss) -> str:
     """A loss as the page quotes it, Markdown."""
     preset = f", preset `{loss.preset}`" if loss.preset else ""
-    made = f"{loss.limit}{preset}, {loss.prompt_tokens} tokens"
+    label = f"{loss.limit}{preset}, {loss.prompt_tokens} tokens"
     lines = (
-        f"*{loss.question}* Full KV: {loss.expected}. This run, {made}: {loss.came}",
+        f"*{loss.question}* Full KV: {loss.expected}. This run, {label}: {loss.came}",
         loss.verdict,
         f"Why it was missed: {loss.why}.",
         loss.held.sentence(loss.full_kv_bytes),
@@ -24,9 +24,9 @@ def quoted(loss: gallery.Loss) -> str:
 def with_losses(page: str) -> str:
     """The page with every quotation made anew; each stands between two marks that name its method."""
     for loss in gallery.losses():
-        before, mark, rest = page.partition(f"<!-- loss of {loss.method}: begin -->\n")
-        _, end, after = rest.partition("<!-- end -->")
+        previous, mark, rest = page.partition(f"<!-- loss of {loss.method}: begin -->\n")
+        _, end, following = rest.partition("<!-- end -->")
         if not mark or not end:
             raise ValueError(f"the page has no marks for the loss of {loss.method}.")
-        page = f"{before}{mark}{quoted(loss)}\n{end}{after}"
+        page = f"{previous}{mark}{quoted(loss)}\n{end}{following}"
     return page

@@ -55,7 +55,7 @@ def loads(url: str, chromium: str, times: int, server: int) -> dict[str, Any]:
     """Seconds per page: the first load and the later ones. server: its process."""
     from playwright.sync_api import sync_playwright
 
-    found: dict[str, Any] = {}
+    mapping: dict[str, Any] = {}
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=CHROMIUM_ARGUMENTS)
         page = browser.new_context(viewport={"width": 1440, "height": 900}).new_page()
@@ -64,13 +64,13 @@ def loads(url: str, chromium: str, times: int, server: int) -> dict[str, Any]:
             took, computed = [], []
             for _ in range(times + 1):
                 page.goto("about:blank")
-                began, before = time.perf_counter(), cpu(server)
+                start_time, previous = time.perf_counter(), cpu(server)
                 page.goto(f"{url}/{name}")
                 page.locator(content).first.wait_for()
                 page.locator(RESTS).wait_for()
-                took.append(round(time.perf_counter() - began, 2))
-                computed.append(round(cpu(server) - before, 2))
-            found[name or "home"] = {
+                took.append(round(time.perf_counter() - start_time, 2))
+                computed.append(round(cpu(server) - previous, 2))
+            mapping[name or "home"] = {
                 "first_s": took[0],
                 "first_cpu_s": computed[0],
                 "warm_s": took[1:],
@@ -78,7 +78,7 @@ def loads(url: str, chromium: str, times: int, server: int) -> dict[str, Any]:
                 "median_cpu_s": statistics.median(computed[1:]),
             }
         browser.close()
-    return found
+    return mapping
 
 
 def cpu(process: int) -> float:
@@ -96,21 +96,21 @@ def main() -> None:
     )
     parser.add_argument("--loads", type=int, default=5)
     parser.add_argument("--chromium", default="/usr/bin/chromium")
-    given = parser.parse_args()
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "runs"
-        if given.beside is not None:
-            shutil.copytree(given.beside, folder, ignore=shutil.ignore_patterns(".*"))
-        write(folder, given.runs)
-        there = len(list_runs(folder))
+        if options.beside is not None:
+            shutil.copytree(options.beside, folder, ignore=shutil.ignore_patterns(".*"))
+        write(folder, options.runs)
+        present = len(list_runs(folder))
         process, url, health = start(folder)
         try:
-            found = loads(url, given.chromium, given.loads, process.pid)
+            results = loads(url, options.chromium, options.loads, process.pid)
         finally:
             process.terminate()
             process.wait(20)
-    about = {"runs": there, "machine": machine(), "load_average": round(os.getloadavg()[0], 2)}
-    print(json.dumps({**about, "health_s": round(health, 2), **found}, indent=1))
+    about = {"runs": present, "machine": machine(), "load_average": round(os.getloadavg()[0], 2)}
+    print(json.dumps({**about, "health_s": round(health, 2), **results}, indent=1))
 
 
 if __name__ == "__main__":

@@ -77,33 +77,33 @@ def first_failure(tree: Path, tests: Sequence[str]) -> str:
     command = [sys.executable, "-m", "pytest", "-x", "-n", "0", "-q", "--tb=no", "-rfE", *tests]
     alone = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
     try:
-        done = subprocess.run(
+        completed = subprocess.run(
             command, cwd=tree, env=alone, capture_output=True, text=True, check=False, timeout=LONGEST_S
         )
     except subprocess.TimeoutExpired:
         return "hung"
-    if done.returncode == 0:
+    if completed.returncode == 0:
         return SURVIVED
-    named = _FAILED.search(done.stdout)
-    if done.returncode != 1 or named is None:
-        raise RuntimeError(f"pytest ended with {done.returncode}: {(done.stdout + done.stderr)[-600:]}")
+    named = _FAILED.search(completed.stdout)
+    if completed.returncode != 1 or named is None:
+        raise RuntimeError(f"pytest ended with {completed.returncode}: {(completed.stdout + completed.stderr)[-600:]}")
     return named[1]
 
 
-def check(tree: Path, chosen: Sequence[Mutation]) -> None:
+def check(tree: Path, choice: Sequence[Mutation]) -> None:
     """The tests pass in a copy in which nothing was changed, and run its sources; SystemExit otherwise."""
-    asked = [sys.executable, "-B", "-c", "import kvlens; print(kvlens.__file__)"]
-    found = subprocess.run(asked, cwd=tree, capture_output=True, text=True, check=True).stdout.strip()
-    if not Path(found).resolve().is_relative_to(tree.resolve()):
-        raise SystemExit(f"The copy's tests would run {found}, not the copy.")
-    for test in sorted({test for each in chosen for test in each.tests}):
+    request = [sys.executable, "-B", "-c", "import kvlens; print(kvlens.__file__)"]
+    completed = subprocess.run(request, cwd=tree, capture_output=True, text=True, check=True).stdout.strip()
+    if not Path(completed).resolve().is_relative_to(tree.resolve()):
+        raise SystemExit(f"The copy's tests would run {completed}, not the copy.")
+    for test in sorted({test for each in choice for test in each.tests}):
         if (failed := first_failure(tree, [test])) != SURVIVED:
             raise SystemExit(f"{failed} fails without any change, so it says nothing.")
 
 
 def tried(plain: Path, mutation: Mutation) -> dict[str, Any]:
     """One row of the result. plain: a copy without a change."""
-    begun = time.monotonic()
+    start_time = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="kvlens-mutations-") as name:
         tree = copied(plain, Path(name))
         mutation.make(tree)
@@ -112,16 +112,16 @@ def tried(plain: Path, mutation: Mutation) -> dict[str, Any]:
         "mutation": mutation.says,
         "file": mutation.file,
         "first_failure": failed,
-        "seconds": round(time.monotonic() - begun),
+        "seconds": round(time.monotonic() - start_time),
     }
 
 
-def merged(known: Sequence[dict[str, Any]], rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def merged(known_values: Sequence[dict[str, Any]], rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """New rows in place of old ones, in the list's order; what survived once says so for ever."""
-    before, found = ({row["mutation"]: row for row in each} for each in (known, rows))
+    previous, results = ({row["mutation"]: row for row in each} for each in (known_values, rows))
     out = []
     for each in mutations():
-        row, old = found.get(each.says) or before.get(each.says), before.get(each.says)
+        row, old = results.get(each.says) or previous.get(each.says), previous.get(each.says)
         if row is None:
             continue
         survived = old is not None and (old["first_failure"] == SURVIVED or old["survived_once"])
@@ -136,24 +136,24 @@ def main() -> None:
     parser.add_argument("--new", action="store_true", help="changes that have no row yet, or survived")
     parser.add_argument("--no-check", action="store_true", help="do not run the tests without a change first")
     parser.add_argument("--out", type=Path, default=Path("kvlens/lab/results/mutations.json"))
-    asked = parser.parse_args()
-    known = json.loads(asked.out.read_text(encoding="utf-8"))["rows"] if asked.out.exists() else []
-    chosen = [each for each in mutations() if asked.only in each.says or asked.only in each.file]
-    if asked.new:
-        seen = {row["mutation"] for row in known if row["first_failure"] != SURVIVED}
-        chosen = [each for each in chosen if each.says not in seen]
+    options = parser.parse_args()
+    known_values = json.loads(options.out.read_text(encoding="utf-8"))["rows"] if options.out.exists() else []
+    choice = [each for each in mutations() if options.only in each.says or options.only in each.file]
+    if options.new:
+        visited = {row["mutation"] for row in known_values if row["first_failure"] != SURVIVED}
+        choice = [each for each in choice if each.says not in visited]
     with tempfile.TemporaryDirectory(prefix="kvlens-mutations-") as name:
         plain = copied(PACKAGE.parent, Path(name))
-        if not asked.no_check:
-            check(plain, chosen)
-        for each in chosen:
+        if not options.no_check:
+            check(plain, choice)
+        for each in choice:
             row = tried(plain, each)
             print(f"{row['first_failure']}  ({row['seconds']} s)  {each.file}: {each.says}", flush=True)
-            known = merged(known, [row])
-            made = {"machine": machine(), "date": time.strftime("%Y-%m-%d", time.gmtime()), "rows": known}
-            asked.out.parent.mkdir(parents=True, exist_ok=True)
-            asked.out.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
-    sys.exit(1 if any(row["first_failure"] == SURVIVED for row in known) else 0)
+            known_values = merged(known_values, [row])
+            result = {"machine": machine(), "date": time.strftime("%Y-%m-%d", time.gmtime()), "rows": known_values}
+            options.out.parent.mkdir(parents=True, exist_ok=True)
+            options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    sys.exit(1 if any(row["first_failure"] == SURVIVED for row in known_values) else 0)
 
 
 if __name__ == "__main__":

@@ -91,17 +91,17 @@ def ours(loaded: LoadedModel, fed: tuple[int, ...], case: Case, counts: list[int
     with torch.inference_mode():
         Generation(loaded, prompt, session, options).place(None)
     shape, hot = loaded.shape, session.memory.hot
-    kept = np.zeros((shape.layers, shape.kv_heads, n), bool)
+    kept_mask = np.zeros((shape.layers, shape.kv_heads, n), bool)
     for layer, head in np.ndindex(shape.layers, shape.kv_heads):
         pool = hot.pool(layer, head)
         position = pool.slots(layer).position[head - pool.heads.start]
-        kept[layer, head, position[position >= 0].numpy()] = True
+        kept_mask[layer, head, position[position >= 0].numpy()] = True
     if case.peeks:
-        kept[..., -1] = True  # step 0 brings it
+        kept_mask[..., -1] = True  # step 0 brings it
     keys = first_keys(session, context.rotate) if session.memory.distance is not None else None
     session.close()
     score = torch.stack([scores[layer].expand(len(scores[0]), -1) for layer in range(shape.layers)])
-    return Made(score[..., :n].numpy(), kept, keys)
+    return Made(score[..., :n].numpy(), kept_mask, keys)
 
 
 def first_keys(session: Session, rotate: Any) -> np.ndarray:
@@ -113,27 +113,27 @@ def first_keys(session: Session, rotate: Any) -> np.ndarray:
     return rotate(keys, torch.full((keys.shape[1],), n - keys.shape[1]), 0, back=True).numpy()
 
 
-def laid_beside(case: Case, mine: Made, theirs: Made) -> dict[str, Any]:
+def laid_beside(case: Case, own_rows: Made, theirs: Made) -> dict[str, Any]:
     """A row of the result."""
     layers = slice(0, case.layers)
     row: dict[str, Any] = {"method": case.method, "params": case.params, "press": case.press}
     if case.name not in UNRANKED:
-        a, b = mine.score[layers], theirs.score[layers] * case.times
+        a, b = own_rows.score[layers], theirs.score[layers] * case.times
         if case.chunk:
-            before = N - WINDOW
-            a, b = (x[..., :before:CHUNK] for x in (a, chunk_means(b[..., :before], case.chunk)))
+            previous = N - WINDOW
+            a, b = (x[..., :previous:CHUNK] for x in (a, chunk_means(b[..., :previous], case.chunk)))
         ranked = np.isfinite(a) & (np.arange(a.shape[-1]) < ranked_until(case, a.shape[-1]))
         b = np.broadcast_to(b, a.shape)
         row["scores_differ_at_most"] = float(np.abs(a - b)[ranked].max())
         row["largest_score"] = float(np.abs(b)[ranked].max())
-    if mine.keys is not None and theirs.keys is not None:
-        row["keys_differ_at_most"] = float(np.abs(mine.keys - theirs.keys).max())
+    if own_rows.keys is not None and theirs.keys is not None:
+        row["keys_differ_at_most"] = float(np.abs(own_rows.keys - theirs.keys).max())
         row["largest_key"] = float(np.abs(theirs.keys).max())
-    row["kept"] = int(mine.kept[layers].sum())
+    row["kept"] = int(own_rows.kept[layers].sum())
     row["kept_there"] = int(theirs.kept[layers].sum())
-    row["kept_by_both"] = int((mine.kept & theirs.kept)[layers].sum())
-    row["sets_equal"] = bool((mine.kept == theirs.kept)[layers].all())
-    return row | {"layers": case.layers or len(mine.kept), "expected": case.expected, "note": case.why}
+    row["kept_by_both"] = int((own_rows.kept & theirs.kept)[layers].sum())
+    row["sets_equal"] = bool((own_rows.kept == theirs.kept)[layers].all())
+    return row | {"layers": case.layers or len(own_rows.kept), "expected": case.expected, "note": case.why}
 
 
 def chunk_means(score: np.ndarray, chunk: int) -> np.ndarray:
@@ -147,8 +147,8 @@ def ranked_until(case: Case, positions: int) -> int:
 
 
 def agrees(row: dict[str, Any]) -> bool:
-    for what in ("score", "key"):
-        if row.get(f"{what}s_differ_at_most", 0) > CLOSE * row.get(f"largest_{what}", 0):
+    for subject in ("score", "key"):
+        if row.get(f"{subject}s_differ_at_most", 0) > CLOSE * row.get(f"largest_{subject}", 0):
             return False
     return bool(row["sets_equal"]) == (row["expected"] == "equal")
 
@@ -168,7 +168,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("python", type=Path, help="of the environment that has kvpress")
     parser.add_argument("out", type=Path, help="file of the result")
-    given = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
@@ -177,41 +177,43 @@ def main() -> int:
         ids = np.random.default_rng(0).permutation(np.arange(3, CONFIG["vocab_size"]))[:N]
         np.save(folder / "ids.npy", ids)
         every = (*CASES, *INSIDE)
-        asked = [{"name": c.name, "tokens": N - (not c.peeks), "press": c.press} for c in every]
+        request = [{"name": c.name, "tokens": N - (not c.peeks), "press": c.press} for c in every]
         fed = tuple(ids.tolist())
-        (folder / "presses.json").write_text(json.dumps(asked), encoding="utf-8")
+        (folder / "presses.json").write_text(json.dumps(request), encoding="utf-8")
         presses = Path(__file__).with_name("oracle_presses.py")
-        done = subprocess.run([given.python, presses, folder], capture_output=True, text=True)
-        if done.returncode:
-            print(done.stderr[-3000:], file=sys.stderr)
+        completed = subprocess.run([options.python, presses, folder], capture_output=True, text=True)
+        if completed.returncode:
+            print(completed.stderr[-3000:], file=sys.stderr)
             return 1
         theirs = {}
-        for one in asked:
-            with np.load(folder / f"{one['name']}.npz") as found:
-                keys = found["keys"][0] if "keys" in found else None
-                theirs[str(one["name"])] = Made(found["score"], found["kept"], keys)
+        for item in request:
+            with np.load(folder / f"{item['name']}.npz") as results:
+                keys = results["keys"][0] if "keys" in results else None
+                theirs[str(item["name"])] = Made(results["score"], results["kept"], keys)
         rows = []
         for case in CASES:
-            there = theirs[case.name]
-            counts = there.kept[:, 0].sum(-1).tolist() if case.counts else None
-            rows.append(laid_beside(case, ours(loaded, fed, case, counts), there))
-        pressed = inside(loaded, fed, theirs, given.python)
+            present = theirs[case.name]
+            counts = present.kept[:, 0].sum(-1).tolist() if case.counts else None
+            rows.append(laid_beside(case, ours(loaded, fed, case, counts), present))
+        pressed = inside(loaded, fed, theirs, options.python)
     compared = rows + (pressed if isinstance(pressed, list) else [])
     here = {"transformers": transformers.__version__, "torch": torch.__version__, "python": platform.python_version()}
     result = {
         "date": time.strftime("%Y-%m-%d"),
-        "versions": {"here": here, "there": json.loads(done.stdout.splitlines()[-1])},
+        "versions": {"here": here, "there": json.loads(completed.stdout.splitlines()[-1])},
         "model": CONFIG,
         "prompt_tokens": N,
         "agrees": all(map(agrees, compared)),
         "methods": rows,
         "presses_inside": pressed,
     }
-    given.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     for row in compared:
-        said = f"{row['scores_differ_at_most']:.1e} of {row['largest_score']:.3g}" if "largest_score" in row else "none"
+        sentence = (
+            f"{row['scores_differ_at_most']:.1e} of {row['largest_score']:.3g}" if "largest_score" in row else "none"
+        )
         alike = "equal" if row["sets_equal"] else f"{row['kept_by_both']} of {row['kept']} alike"
-        print(f"{'ok ' if agrees(row) else 'OFF'} {row['method']:32} scores {said:22} kept: {alike}  {row['note']}")
+        print(f"{'ok ' if agrees(row) else 'OFF'} {row['method']:32} scores {sentence:22} kept: {alike}  {row['note']}")
     if isinstance(pressed, str):
         print(f"presses inside kvlens were not run: {pressed}")
     return 0 if result["agrees"] else 1

@@ -34,10 +34,10 @@ def scores(press: Any, model: Any, ids: torch.Tensor) -> tuple[np.ndarray, list[
     """The innermost press's scores [L, H_kv, n], and the values of every layer's cache, uncut."""
     while hasattr(press, "press"):
         press = press.press
-    cache, given, hooks = DynamicCache(), {}, []
+    cache, source, hooks = DynamicCache(), {}, []
 
     def keep(module: Any, args: Any, kwargs: Any, out: Any) -> None:
-        given[module.layer_idx] = kwargs
+        source[module.layer_idx] = kwargs
 
     for layer in model.model.layers:
         layer.self_attn.rotary_emb = model.model.rotary_emb
@@ -45,11 +45,13 @@ def scores(press: Any, model: Any, ids: torch.Tensor) -> tuple[np.ndarray, list[
     model(ids, past_key_values=cache)
     for hook in hooks:
         hook.remove()
-    found = []
-    for at, layer in enumerate(model.model.layers):
-        told, held = given[at], cache.layers[at]
-        found.append(press.score(layer.self_attn, told["hidden_states"], held.keys, held.values, None, told)[0].numpy())
-    return np.stack(found), [held.values[0] for held in cache.layers]
+    rows = []
+    for index, layer in enumerate(model.model.layers):
+        lines, held = source[index], cache.layers[index]
+        rows.append(
+            press.score(layer.self_attn, lines["hidden_states"], held.keys, held.values, None, lines)[0].numpy()
+        )
+    return np.stack(rows), [held.values[0] for held in cache.layers]
 
 
 def kept(press: Any, model: Any, ids: torch.Tensor, whole: list[torch.Tensor]) -> tuple[np.ndarray, np.ndarray | None]:
@@ -59,15 +61,15 @@ def kept(press: Any, model: Any, ids: torch.Tensor, whole: list[torch.Tensor]) -
         model(ids, past_key_values=cache)
     mask = np.zeros((len(whole), *whole[0].shape[:2]), bool)
     keys: list[torch.Tensor] = []
-    for at, (layer, held) in enumerate(zip(model.model.layers, cache.layers, strict=True)):
+    for index, (layer, held) in enumerate(zip(model.model.layers, cache.layers, strict=True)):
         masked = getattr(layer.self_attn, "masked_key_indices", None)
         if masked is not None:
-            mask[at] = True
-            mask[at, masked[1].numpy(), masked[2].numpy()] = False
+            mask[index] = True
+            mask[index, masked[1].numpy(), masked[2].numpy()] = False
             continue
-        same = (held.values[0][:, :, None] == whole[at][:, None]).all(-1)  # [H_kv, kept, n]
+        same = (held.values[0][:, :, None] == whole[index][:, None]).all(-1)  # [H_kv, kept, n]
         assert (same.sum(-1) == 1).all(), "two tokens have the same values"
-        mask[at] = same.any(1).numpy()
+        mask[index] = same.any(1).numpy()
         order = same.int().argmax(-1).argsort(-1)
         keys.append(held.keys[0].gather(1, order[..., None].expand_as(held.keys[0])))
     alike = len(keys) == len(whole) and len({key.shape for key in keys}) == 1
@@ -78,12 +80,12 @@ def kept(press: Any, model: Any, ids: torch.Tensor, whole: list[torch.Tensor]) -
 def main(folder: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32, attn_implementation="sdpa")
     ids = torch.tensor(np.load(folder / "ids.npy"))[None]
-    for asked in json.loads((folder / "presses.json").read_text(encoding="utf-8")):
-        read = ids[:, : asked["tokens"]]
-        press = made(asked["press"])
+    for request in json.loads((folder / "presses.json").read_text(encoding="utf-8")):
+        read = ids[:, : request["tokens"]]
+        press = made(request["press"])
         score, whole = scores(press, model, read)
         mask, keys = kept(press, model, read, whole)
-        path = folder / f"{asked['name']}.npz"
+        path = folder / f"{request['name']}.npz"
         if keys is None:
             np.savez(path, score=score, kept=mask)
         else:

@@ -23,19 +23,19 @@ CONFIG = {
 }
 
 
-def removing(kept: int, tokens: int) -> float:
+def removing(kept_count: int, tokens: int) -> float:
     """The share to remove that leaves so many."""
-    return 1 - (kept + 0.5) / tokens
+    return 1 - (kept_count + 0.5) / tokens
 
 
-def snap(kept: int = KEPT, kernel: int = KERNEL) -> list[Any]:
-    fields = {"window_size": WINDOW, "kernel_size": kernel, "compression_ratio": removing(kept, N)}
+def snap(kept_count: int = KEPT, kernel: int = KERNEL) -> list[Any]:
+    fields = {"window_size": WINDOW, "kernel_size": kernel, "compression_ratio": removing(kept_count, N)}
     return ["SnapKVPress", fields]
 
 
-def plain(name: str, kept: int = KEPT, **fields: Any) -> list[Any]:
+def plain(name: str, kept_count: int = KEPT, **fields: Any) -> list[Any]:
     """Of a press that ranks the prompt without its last token, as methods do that do not peek."""
-    return [name, {"compression_ratio": removing(kept, N - 1), **fields}]
+    return [name, {"compression_ratio": removing(kept_count, N - 1), **fields}]
 
 
 @dataclass(frozen=True)

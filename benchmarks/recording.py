@@ -38,8 +38,8 @@ def measure(rounds: int) -> dict[str, Any]:
     adds."""
     torch.set_num_threads(1)
     loaded = load("demo")
-    made = make_prompt("list", LENGTH, 0.5, 0, demo_encode())
-    prompt = tokenize(PromptText(made.text), loaded.tokenizer, loaded.max_positions, STEPS)
+    result = make_prompt("list", LENGTH, 0.5, 0, demo_encode())
+    prompt = tokenize(PromptText(result.text), loaded.tokenizer, loaded.max_positions, STEPS)
     table = {}
     for name, budget in (("full", None), ("streaming_llm", "0.2"), ("sekv", "0.2")):
         method = methods.get(name)
@@ -49,7 +49,7 @@ def measure(rounds: int) -> dict[str, Any]:
 
 
 def _one(loaded: Any, prompt: Any, method: Any, params: Any, budget: Budget | None, rounds: int) -> dict[str, float]:
-    engine, plain, recorded, own, sizes = Engine(loaded), [], [], [], []
+    engine, plain, recorded, own_value, sizes = Engine(loaded), [], [], [], []
     for _ in range(rounds):
         options = Options(max_new=STEPS, ignore_eos=True)
         plain.append(engine.run(prompt, method, params, budget, options).decode_s / STEPS)
@@ -61,14 +61,14 @@ def _one(loaded: Any, prompt: Any, method: Any, params: Any, budget: Budget | No
             writer.finish("completed", None, result.checks, {})
             recorded.append(result.decode_s / STEPS)
             with TraceReader.open(Path(folder), writer.uid) as reader:
-                own += reader.steps()["record_us"].tolist()
+                own_value += reader.steps()["record_us"].tolist()
             sizes.append((Path(folder) / writer.uid / "trace.duckdb").stat().st_size / STEPS)
     step, with_recording = statistics.median(plain) * 1e6, statistics.median(recorded) * 1e6
     return {
         "step_us": round(step),
         "recorded_step_us": round(with_recording),
         "ratio": round(with_recording / step, 3),
-        "engine_thread_us": round(statistics.median(own)),
+        "engine_thread_us": round(statistics.median(own_value)),
         "trace_kb_per_step": round(statistics.median(sizes) / 1000, 1),
     }
 

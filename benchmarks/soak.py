@@ -77,41 +77,41 @@ def attempts(top: Path, seconds: Callable[[], float]) -> dict[str, Attempt]:
     )
     forked(lambda: write_synthetic(whole, 2, 4, 2, steps=96, spans=12, uid=soakkills.UID))
 
-    def damaged(at: Path, draw: random.Random, n: int) -> list[tuple[str, str]]:
+    def damaged(position: Path, draw: random.Random, n: int) -> list[tuple[str, str]]:
         kind = kinds[n % len(kinds)]
-        return [(f"damage: {kind}", soakkills.damaged(at, draw, died, whole, kind))]
+        return [(f"damage: {kind}", soakkills.damaged(position, draw, died, whole, kind))]
 
-    def trace(at: Path, draw: random.Random, n: int) -> list[tuple[str, str]]:
+    def trace(position: Path, draw: random.Random, n: int) -> list[tuple[str, str]]:
         changes, (name, call) = TRACES[n // len(READS) % len(TRACES)], READS[n % len(READS)]
-        foreign(at / soakkills.UID, changes)
-        return [(f"foreign traces, {name}", forked(lambda: call(at))[0])]
+        foreign(position / soakkills.UID, changes)
+        return [(f"foreign traces, {name}", forked(lambda: call(position))[0])]
 
-    def prompt(at: Path, draw: random.Random, n: int) -> list[tuple[str, str]]:
+    def prompt(position: Path, draw: random.Random, n: int) -> list[tuple[str, str]]:
         from kvlens.text.prompts import decode
 
         return [("prompt files", forked(lambda: decode(PROMPTS[n % len(PROMPTS)], "p.json").text[:0])[0])]
 
-    def model(at: Path, draw: random.Random, n: int) -> list[tuple[str, str]]:
+    def model(position: Path, draw: random.Random, n: int) -> list[tuple[str, str]]:
         from benchmarks.soakmodels import loaded
 
-        return [("model folders", loaded(at, top / "model", draw, n))]
+        return [("model folders", loaded(position, top / "model", draw, n))]
 
-    def queries(at: Path, draw: random.Random, n: int) -> list[tuple[str, str]]:
+    def queries(position: Path, draw: random.Random, n: int) -> list[tuple[str, str]]:
         from benchmarks.soakpages import visited
 
-        return [("queries", outcome) for outcome in visited(at, draw)]
+        return [("queries", outcome) for outcome in visited(position, draw)]
 
-    def memory(at: Path, draw: random.Random, n: int) -> list[tuple[str, str]]:
+    def memory(position: Path, draw: random.Random, n: int) -> list[tuple[str, str]]:
         from benchmarks.soakpages import flat
 
-        return [("memory", outcome) for outcome in flat(at, seconds())]
+        return [("memory", outcome) for outcome in flat(position, seconds())]
 
     return {
-        "writer": lambda at, draw, n: [("kills: writer", soakkills.kill_writer(at, draw))],
-        "recover": lambda at, draw, n: [("kills: recover", soakkills.kill_recover(at, draw, died))],
-        "delete": lambda at, draw, n: [("kills: delete", soakkills.kill_delete(at, draw, died))],
-        "run": lambda at, draw, n: [("kills: run", soakkills.kill_run(at, draw))],
-        "warm": lambda at, draw, n: [("kills: forked run", soakkills.kill_warm(at, draw, warm))],
+        "writer": lambda position, draw, n: [("kills: writer", soakkills.kill_writer(position, draw))],
+        "recover": lambda position, draw, n: [("kills: recover", soakkills.kill_recover(position, draw, died))],
+        "delete": lambda position, draw, n: [("kills: delete", soakkills.kill_delete(position, draw, died))],
+        "run": lambda position, draw, n: [("kills: run", soakkills.kill_run(position, draw))],
+        "warm": lambda position, draw, n: [("kills: forked run", soakkills.kill_warm(position, draw, warm))],
         "damage": damaged,
         "traces": trace,
         "prompts": prompt,
@@ -124,18 +124,18 @@ def attempts(top: Path, seconds: Callable[[], float]) -> dict[str, Attempt]:
 def soak(
     minutes: float,
     short: bool,
-    done: Mapping[str, int] | None = None,
+    mapping: Mapping[str, int] | None = None,
     only: Sequence[str] = tuple(PARTS),
-    keep: Callable[[Outcomes, dict[str, int]], None] = lambda found, made: None,
+    keep: Callable[[Outcomes, dict[str, int]], None] = lambda results, result: None,
 ) -> tuple[Outcomes, dict[str, int]]:
     """Runs the parts in turn, each for its share of the time -> outcomes by label, and attempts by part, which `keep`
-    is told after every part too. done: attempts of each part by now; a part that has all it wants gives its time to the
+    is told after every part. mapping: attempts of each part by now; a part that has all it wants gives its time to the
     others, unless all of `only` have."""
-    found: dict[str, Counter[str]] = {}
-    begun = dict.fromkeys(PARTS, 0) | dict(done or {})
-    due = [name for name in only if (PARTS[name].short if short else PARTS[name].wanted > begun[name])]
+    results: dict[str, Counter[str]] = {}
+    started_job = dict.fromkeys(PARTS, 0) | dict(mapping or {})
+    due = [name for name in only if (PARTS[name].short if short else PARTS[name].wanted > started_job[name])]
     due = due or list(only)
-    made = dict.fromkeys(PARTS, 0)
+    result = dict.fromkeys(PARTS, 0)
     until = 0.0
     with tempfile.TemporaryDirectory(prefix="kvlens-soak-") as folder:
         top = Path(folder)
@@ -143,42 +143,42 @@ def soak(
         for name in due:
             part = PARTS[name]
             until = time.monotonic() + 60 * minutes * part.share / sum(PARTS[each].share for each in due)
-            while time.monotonic() < until and not (short and made[name] >= part.short):
-                number = begun[name] + made[name]
-                if not short and begun[name] < part.wanted <= number:
+            while time.monotonic() < until and not (short and result[name] >= part.short):
+                number = started_job[name] + result[name]
+                if not short and started_job[name] < part.wanted <= number:
                     break
-                at = top / f"{name}-{number}"
-                at.mkdir()
-                outcomes = tries[name](at, random.Random(f"{name}/{number}"), number)
+                position = top / f"{name}-{number}"
+                position.mkdir()
+                outcomes = tries[name](position, random.Random(f"{name}/{number}"), number)
                 for label, outcome in outcomes:
-                    found.setdefault(label, Counter())[outcome] += 1
-                made[name] += len(outcomes)
-                shutil.rmtree(at)
+                    results.setdefault(label, Counter())[outcome] += 1
+                result[name] += len(outcomes)
+                shutil.rmtree(position)
                 if not outcomes:  # what is left of the time is too little to say anything
                     break
-            keep({label: dict(outcomes) for label, outcomes in found.items()}, made)
-    return {label: dict(outcomes) for label, outcomes in found.items()}, made
+            keep({label: dict(outcomes) for label, outcomes in results.items()}, result)
+    return {label: dict(outcomes) for label, outcomes in results.items()}, result
 
 
-def bad(found: Outcomes) -> Outcomes:
+def bad(results: Outcomes) -> Outcomes:
     """What must not be: every outcome that is none of the good ones."""
-    wrong = {part: {each: n for each, n in outcomes.items() if each not in GOOD} for part, outcomes in found.items()}
+    wrong = {part: {each: n for each, n in outcomes.items() if each not in GOOD} for part, outcomes in results.items()}
     return {part: outcomes for part, outcomes in wrong.items() if outcomes}
 
 
 def added(several: Sequence[Outcomes]) -> Outcomes:
     """Counts of several sittings together."""
     total: dict[str, Counter[str]] = {}
-    for found in several:
-        for label, outcomes in found.items():
+    for results in several:
+        for label, outcomes in results.items():
             total.setdefault(label, Counter()).update(outcomes)
     return {label: dict(outcomes) for label, outcomes in sorted(total.items())}
 
 
-def with_sitting(before: dict[str, Any], sitting: dict[str, Any]) -> dict[str, Any]:
+def with_sitting(mapping: dict[str, Any], sitting: dict[str, Any]) -> dict[str, Any]:
     """The result with one more sitting."""
-    sittings = [*before.get("sittings", []), sitting]
-    attempts = Counter(before.get("attempts", {}))
+    sittings = [*mapping.get("sittings", []), sitting]
+    attempts = Counter(mapping.get("attempts", {}))
     attempts.update(sitting["attempts"])
     outcomes = added([each["outcomes"] for each in sittings])
     minutes = round(sum(each["minutes"] for each in sittings), 1)
@@ -192,9 +192,9 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=20.0)
     parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS), help="of these alone")
     parser.add_argument("--out", type=Path, default=Path("kvlens/lab/results/soak.json"))
-    asked = parser.parse_args()
-    before = json.loads(asked.out.read_text(encoding="utf-8")) if asked.out.exists() else {}
-    begun = time.monotonic()
+    options = parser.parse_args()
+    previous = json.loads(options.out.read_text(encoding="utf-8")) if options.out.exists() else {}
+    start_time = time.monotonic()
     about = {
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "kvlens": __version__,
@@ -202,15 +202,15 @@ def main() -> None:
         "machine": machine(),
     }
 
-    def keep(found: Outcomes, made: dict[str, int]) -> None:
-        minutes = round((time.monotonic() - begun) / 60, 1)
-        result = with_sitting(before, {**about, "minutes": minutes, "attempts": dict(made), "outcomes": found})
-        asked.out.parent.mkdir(parents=True, exist_ok=True)
-        asked.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    def keep(results: Outcomes, product: dict[str, int]) -> None:
+        minutes = round((time.monotonic() - start_time) / 60, 1)
+        result = with_sitting(previous, {**about, "minutes": minutes, "attempts": dict(product), "outcomes": results})
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
-    found, _ = soak(asked.minutes, False, before.get("attempts"), asked.parts, keep)
-    print(json.dumps(found, indent=1))
-    sys.exit(1 if bad(found) else 0)
+    results, _ = soak(options.minutes, False, previous.get("attempts"), options.parts, keep)
+    print(json.dumps(results, indent=1))
+    sys.exit(1 if bad(results) else 0)
 
 
 if __name__ == "__main__":

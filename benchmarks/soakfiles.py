@@ -19,13 +19,13 @@ def _flip(data: bytearray, draw: random.Random) -> None:
 
 
 def _zero_page(data: bytearray, draw: random.Random) -> None:
-    at = draw.randrange(max(1, len(data) // PAGE)) * PAGE
-    data[at : at + PAGE] = bytes(len(data[at : at + PAGE]))
+    index = draw.randrange(max(1, len(data) // PAGE)) * PAGE
+    data[index : index + PAGE] = bytes(len(data[index : index + PAGE]))
 
 
 def _zero_tail(data: bytearray, draw: random.Random) -> None:
-    at = draw.randrange(len(data))
-    data[at:] = bytes(len(data) - at)
+    index = draw.randrange(len(data))
+    data[index:] = bytes(len(data) - index)
 
 
 def _truncate(data: bytearray, draw: random.Random) -> None:

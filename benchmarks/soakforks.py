@@ -19,11 +19,11 @@ def forked(
 ) -> tuple[str, str]:
     """`work` in a process of its own -> (outcome, what it printed). Outcomes: 'done', 'refused' (a ValueError or
     TraceError of one sentence), 'killed' as asked, 'crash', 'hang' (it took longer than `longest_s`)."""
-    with tempfile.TemporaryFile() as said:
+    with tempfile.TemporaryFile() as sentence:
         child = os.fork()
         if not child:
-            os.dup2(said.fileno(), 1)
-            os.dup2(said.fileno(), 2)
+            os.dup2(sentence.fileno(), 1)
+            os.dup2(sentence.fileno(), 2)
             _work(work)
         until = time.monotonic() + (longest_s if kill_after_s is None else kill_after_s)
         status = None
@@ -37,15 +37,15 @@ def forked(
             os.waitpid(child, 0)
         else:
             outcome = {0: "done", 3: "refused"}.get(os.waitstatus_to_exitcode(status), "crash")
-        said.seek(0)
-        return outcome, said.read().decode("utf-8", "replace")
+        sentence.seek(0)
+        return outcome, sentence.read().decode("utf-8", "replace")
 
 
 def _work(work: Callable[[], object]) -> None:
     code = 4
     try:
-        found = work()
-        print("" if found is None else found, flush=True)
+        results = work()
+        print("" if results is None else results, flush=True)
         code = 0
     except (TraceError, ValueError) as error:
         print(error, flush=True)

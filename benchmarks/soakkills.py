@@ -63,23 +63,23 @@ def read_whole(folder: Path, uid: str = UID) -> int:
 
 def _ask(work: Callable[[], object]) -> tuple[str, int]:
     """(outcome, the number printed last; -1 for none)."""
-    outcome, said = forked(work)
-    last = said.split()[-1] if said.split() else ""
+    outcome, sentence = forked(work)
+    last = sentence.split()[-1] if sentence.split() else ""
     return outcome, int(last) if last.isdigit() else -1
 
 
 def kill_writer(folder: Path, draw: random.Random) -> str:
     """A writer killed at any moment, recovered and read."""
 
-    def made() -> None:
+    def result() -> None:
         write_synthetic(folder, 2, 4, 2, steps=4000, spans=12, uid=UID, writer_class=Told)
 
-    _, said = forked(made, kill_after_s=0.1 + draw.random())
-    told = max((int(line) for line in said.split() if line.isdigit()), default=-1)
+    _, sentence = forked(result, kill_after_s=0.1 + draw.random())
+    lines = max((int(line) for line in sentence.split() if line.isdigit()), default=-1)
     outcome, steps = _ask(lambda: recover(folder, UID).steps)
     if outcome == "refused":  # killed before the trace was made
-        return "nothing was committed" if told <= 0 else "lost"
-    if outcome != "done" or steps < told:
+        return "nothing was committed" if lines <= 0 else "lost"
+    if outcome != "done" or steps < lines:
         return "lost" if outcome == "done" else outcome
     outcome, read = _ask(lambda: read_whole(folder))
     return "kept" if (outcome, read) == ("done", steps) else f"unreadable: {outcome}"
@@ -116,8 +116,8 @@ def _command(folder: Path) -> list[str]:
     """A run on the demo model that takes seconds, into `folder`/runs."""
     prompt = folder / "p.txt"
     prompt.write_text("The river was wide and the bridge was old. " * 20)
-    asked = ["run", str(prompt), "--model", "demo", "--method", "streaming_llm", "--max-new", "2000", "--ignore-eos"]
-    return [*COMMAND, *asked, "--no-coverage", "--runs", str(folder / "runs")]
+    request = ["run", str(prompt), "--model", "demo", "--method", "streaming_llm", "--max-new", "2000", "--ignore-eos"]
+    return [*COMMAND, *request, "--no-coverage", "--runs", str(folder / "runs")]
 
 
 def _begun(folder: Path, ended: Callable[[], bool]) -> None:
@@ -129,18 +129,18 @@ def _begun(folder: Path, ended: Callable[[], bool]) -> None:
 
 def _kept(folder: Path) -> str:
     """Of a run that was killed: recovered and read; of one that had ended by then, read."""
-    found = list((folder / "runs").glob("*"))
-    if not found:
+    results = list((folder / "runs").glob("*"))
+    if not results:
         return "nothing was committed"
-    info = json.loads((found[0] / "run.json").read_text()) if (found[0] / "run.json").exists() else {}
-    said, uid = info.get("steps", 0), found[0].name
+    info = json.loads((results[0] / "run.json").read_text()) if (results[0] / "run.json").exists() else {}
+    sentence, uid = info.get("steps", 0), results[0].name
     if info.get("status") == "completed":
         outcome, steps = _ask(lambda: read_whole(folder / "runs", uid))
-        return outcome if outcome != "done" else "ended first" if steps == said else "lost"
+        return outcome if outcome != "done" else "ended first" if steps == sentence else "lost"
     outcome, steps = _ask(lambda: recover(folder / "runs", uid).steps)
     if outcome == "refused":
-        return "nothing was committed" if not said else "lost"
-    return outcome if outcome != "done" else "kept" if steps >= said else "lost"
+        return "nothing was committed" if not sentence else "lost"
+    return outcome if outcome != "done" else "kept" if steps >= sentence else "lost"
 
 
 def kill_run(folder: Path, draw: random.Random) -> str:
@@ -180,13 +180,13 @@ def _over(process: Forked) -> bool:
 
 def digest(folder: Path) -> str:
     """Of all that a run's tables hold."""
-    found = hashlib.sha256()
+    hasher = hashlib.sha256()
     with TraceReader.open(folder, UID) as reader:
-        for what in EXPORTS:
+        for subject in EXPORTS:
             held = io.BytesIO()
-            export(reader, what, "csv", held)
-            found.update(held.getvalue())
-    return found.hexdigest()
+            export(reader, subject, "csv", held)
+            hasher.update(held.getvalue())
+    return hasher.hexdigest()
 
 
 def damaged(folder: Path, draw: random.Random, died: Path, whole: Path, kind: str) -> str:
@@ -198,7 +198,7 @@ def damaged(folder: Path, draw: random.Random, died: Path, whole: Path, kind: st
         if outcome != "done":
             return outcome
         return {"done": "read"}.get(outcome := forked(lambda: read_whole(folder))[0], outcome)
-    outcome, said = forked(lambda: digest(folder))
+    outcome, sentence = forked(lambda: digest(folder))
     if outcome == "done":
-        return "read" if said == forked(lambda: digest(whole))[1] else "wrong"
+        return "read" if sentence == forked(lambda: digest(whole))[1] else "wrong"
     return "one sentence" if outcome == "refused" else outcome

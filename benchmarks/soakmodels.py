@@ -28,7 +28,7 @@ def whole(folder: Path) -> None:
     sizes = {"hidden_size": WIDTH, "intermediate_size": 2 * WIDTH, "num_hidden_layers": LAYERS}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": VOCABULARY}
     LlamaForCausalLM(LlamaConfig(**sizes, **heads, max_position_embeddings=256)).save_pretrained(folder)
-    words = Tokenizer(WordLevel({f"w{at}": at for at in range(VOCABULARY)}, unk_token="w0"))
+    words = Tokenizer(WordLevel({f"w{index}": index for index in range(VOCABULARY)}, unk_token="w0"))
     PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(folder)
 
 
@@ -44,9 +44,9 @@ def _tensors(edit: Callable[[dict[str, Any]], None]) -> Break:
     def change(folder: Path, draw: random.Random) -> None:
         from safetensors.torch import load_file, save_file
 
-        found = load_file(folder / WEIGHTS)
-        edit(found)
-        save_file(found, folder / WEIGHTS, {"format": "pt"})
+        results = load_file(folder / WEIGHTS)
+        edit(results)
+        save_file(results, folder / WEIGHTS, {"format": "pt"})
 
     return change
 
@@ -72,15 +72,15 @@ def _name(layer: int, part: str) -> str:
 
 
 def _absent(name: str) -> Break:
-    return _tensors(lambda found: found.__delitem__(name))
+    return _tensors(lambda results: results.__delitem__(name))
 
 
 def _value(name: str, number: float) -> Break:
-    return _tensors(lambda found: found[name].view(-1)[7:9].fill_(number))
+    return _tensors(lambda results: results[name].view(-1)[7:9].fill_(number))
 
 
 def _reshaped(name: str) -> Break:
-    return _tensors(lambda found: found.update({name: found[name].reshape(2, -1).contiguous()}))
+    return _tensors(lambda results: results.update({name: results[name].reshape(2, -1).contiguous()}))
 
 
 def _rope(**fields: Any) -> Break:
@@ -118,7 +118,7 @@ BREAKS: list[Break] = [
 ]
 
 
-def loaded(at: Path, model: Path, draw: random.Random, n: int) -> str:
+def loaded(path: Path, model: Path, draw: random.Random, n: int) -> str:
     """How loading the folder ends that break `n` makes of `model`, which is made where it is not there yet."""
     import torch
     import transformers.models.llama.modeling_llama  # noqa: F401  (once, not in every process)
@@ -129,7 +129,7 @@ def loaded(at: Path, model: Path, draw: random.Random, n: int) -> str:
     if not model.exists():
         forked(lambda: whole(model))
         assert forked(lambda: load(str(model)) and 0)[0] == "done", "the folder does not load before it is broken"
-    folder = Path(shutil.copytree(model, at / "model"))
+    folder = Path(shutil.copytree(model, path / "model"))
     BREAKS[n % len(BREAKS)](folder, draw)
     outcome, _ = forked(lambda: _as_the_commands_do(load, str(folder)))
     return "loaded" if outcome == "done" else outcome

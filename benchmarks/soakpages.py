@@ -46,12 +46,12 @@ SWEEP_EVERY = 5
 
 
 def _query(draw: random.Random, uid: str) -> dict[str, str]:
-    found = {name: draw.choice((*VALUES, uid)) for name in draw.sample(FIELDS, draw.randint(1, 6))}
+    mapping = {name: draw.choice((*VALUES, uid)) for name in draw.sample(FIELDS, draw.randint(1, 6))}
     if draw.random() < 0.5:
-        found["run"] = uid
+        mapping["run"] = uid
     if draw.random() < 0.2:
-        found["".join(draw.choices(string.printable, k=8))] = draw.choice(VALUES)
-    return found
+        mapping["".join(draw.choices(string.printable, k=8))] = draw.choice(VALUES)
+    return mapping
 
 
 def _show(page: str, query: dict[str, str]) -> bool:
@@ -86,9 +86,9 @@ def visited(folder: Path, draw: random.Random) -> list[str]:
         for _ in range(TOGETHER):
             print("shown" if _show(draw.choice(PAGES), _query(draw, uid)) else "error", flush=True)
 
-    outcome, said = forked(visits, longest_s=2 * PAGE_S)
-    told = [line for line in said.split() if line in ("shown", "error")]
-    return told if outcome == "done" else [*told, outcome]
+    outcome, sentence = forked(visits, longest_s=2 * PAGE_S)
+    wording = [line for line in sentence.split() if line in ("shown", "error")]
+    return wording if outcome == "done" else [*wording, outcome]
 
 
 def _resident() -> int:
@@ -113,9 +113,9 @@ def _rounds(folder: Path, seconds: float) -> Iterator[int]:
     until = time.monotonic() + seconds
     number = 0
     while time.monotonic() < until:
-        made = make_prompt("multikey", 300, 0.3, number, demo_encode())
+        result = make_prompt("multikey", 300, 0.3, number, demo_encode())
         request = RunRequest(method=("snapkv", "freekv")[number % 2], budget="40%", max_new=8, ignore_eos=True)
-        source = PromptText(made.text, made.answer, made.needle)
+        source = PromptText(result.text, result.answer, result.needle)
         uid, _, _ = carry_out(request, source, folder, lambda *_: None, lambda: False)
         assert _show("replay", {"run": uid})
         delete_run(folder, uid)
@@ -130,7 +130,7 @@ def _rounds(folder: Path, seconds: float) -> Iterator[int]:
         yield _resident()
 
 
-def _silent(done: int, total: int, row: dict[str, Any]) -> None:
+def _silent(count: int, total: int, row: dict[str, Any]) -> None:
     pass
 
 
@@ -142,13 +142,13 @@ def flat(folder: Path, seconds: float) -> list[str]:
         for held in _rounds(folder, seconds):
             print("held", held, flush=True)
 
-    outcome, said = forked(rounds, longest_s=seconds + PAGE_S)
-    held = [int(line.split()[1]) for line in said.splitlines() if line.startswith("held ")]
+    outcome, sentence = forked(rounds, longest_s=seconds + PAGE_S)
+    held = [int(line.split()[1]) for line in sentence.splitlines() if line.startswith("held ")]
     if outcome != "done":
         return [outcome]
     if len(held) < LEAST_ROUNDS:
         return []
     quarter = len(held) // 4
-    first = statistics.median(held[int(WARM * len(held)) :][:quarter])
+    start = statistics.median(held[int(WARM * len(held)) :][:quarter])
     last = statistics.median(held[-quarter:])
-    return ["flat" if last <= GROWTH * first else f"grew by {last / first - 1:.0%} in {len(held)} rounds"]
+    return ["flat" if last <= GROWTH * start else f"grew by {last / start - 1:.0%} in {len(held)} rounds"]

@@ -151,9 +151,9 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         with TraceReader.open(folder, uid) as reader:
             opened = (time.perf_counter() - start) * 1e3
             print(f"open: {opened:.1f} ms")
-            for query, (first, median) in _queries(reader, options.repeats).items():
-                result["queries_ms"][query] = {"first": round(first, 1), "median": round(median, 1)}
-                print(f"{query}: {median:.1f} ms (first call {first:.1f})")
+            for query, (first_item, median) in _queries(reader, options.repeats).items():
+                result["queries_ms"][query] = {"first": round(first_item, 1), "median": round(median, 1)}
+                print(f"{query}: {median:.1f} ms (first call {first_item:.1f})")
         result["queries_ms"]["open"] = {"first": round(opened, 1)}
     if options.out:
         options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
         sample,
     )
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # A torch thread that waits for the others spins, by default longer than a kernel of a small model takes. On a machine
 # that has anything else to do, that is where the time goes: a run of two threads beside one busy process took eight

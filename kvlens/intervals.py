@@ -14,23 +14,23 @@ def covered(starts: np.ndarray, ends: np.ndarray) -> float:
     if not len(starts):
         return 0.0
     order = np.argsort(starts, kind="stable")
-    first, last = np.asarray(starts, np.float64)[order], np.asarray(ends, np.float64)[order]
-    before = np.concatenate([[-np.inf], np.maximum.accumulate(last)[:-1]])
-    return float(np.maximum(last - np.maximum(first, before), 0).sum())
+    first_starts, last = np.asarray(starts, np.float64)[order], np.asarray(ends, np.float64)[order]
+    latest_end = np.concatenate([[-np.inf], np.maximum.accumulate(last)[:-1]])
+    return float(np.maximum(last - np.maximum(first_starts, latest_end), 0).sum())
 
 
 def lanes(starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
     """For each stretch the number of the first lane that is free when it begins, so that no two of a lane overlap."""
-    chosen = np.zeros(len(starts), np.int64)
+    lane_numbers = np.zeros(len(starts), np.int64)
     busy: list[tuple[float, int]] = []
     free: list[int] = []
     for place in np.lexsort((ends, starts)):
         while busy and busy[0][0] <= starts[place]:
             heapq.heappush(free, heapq.heappop(busy)[1])
         lane = heapq.heappop(free) if free else len(busy)
-        chosen[place] = lane
+        lane_numbers[place] = lane
         heapq.heappush(busy, (float(ends[place]), lane))
-    return chosen
+    return lane_numbers
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Overlap:
 
 
 def overlap(
-    start: np.ndarray, dur: np.ndarray, wait: np.ndarray, begun: np.ndarray, done: np.ndarray, blocking: np.ndarray
+    start: np.ndarray, dur: np.ndarray, wait: np.ndarray, starts: np.ndarray, ends: np.ndarray, blocking: np.ndarray
 ) -> Overlap:
     """Sums over consecutive steps (start, duration, time waited) and the copies (begin, end, whether the engine waits
     for them) that may have run in their time, us.
@@ -59,10 +59,10 @@ def overlap(
     Between steps the engine waits for none."""
     end = start + dur
 
-    def moving(chosen: np.ndarray, first: float, last: float) -> float:
-        return covered(begun[chosen].clip(first, last), done[chosen].clip(first, last))
+    def moving(indices: np.ndarray, begin: float, last: float) -> float:
+        return covered(starts[indices].clip(begin, last), ends[indices].clip(begin, last))
 
-    everything = np.ones(len(begun), bool)
+    everything = np.ones(len(starts), bool)
     inside = [moving(everything, *edges) for edges in zip(start, end, strict=True)]
     whole = (start[0], end[-1])
     total = moving(everything, *whole)

@@ -19,17 +19,17 @@ def shortage(problem: BaseException, phase: str = "") -> Shortage | None:
     if isinstance(problem, Shortage):
         return problem
     text = str(problem)
-    first = next((line.strip() for line in text.splitlines() if line.strip()), type(problem).__name__)
+    head_item = next((line.strip() for line in text.splitlines() if line.strip()), type(problem).__name__)
     if isinstance(problem, torch.OutOfMemoryError):
-        return Shortage(f"the device ran out of memory{_during(phase)} ({_cut(first)}); {_less(phase)}.")
+        return Shortage(f"the device ran out of memory{_during(phase)} ({_cut(head_item)}); {_less(phase)}.")
     if isinstance(problem, MemoryError) or "can't allocate memory" in text:
         return Shortage(f"the host ran out of memory{_during(phase)}; {_less(phase)}.")
     if _lacking(problem):
         return Shortage(
-            f"the device, its driver or Triton lacks what a kernel needs ({_cut(first)}); run with --device cpu."
+            f"the device, its driver or Triton lacks what a kernel needs ({_cut(head_item)}); run with --device cpu."
         )
     if isinstance(problem, RuntimeError) and "cuda error" in text.lower():
-        return Shortage(f"the CUDA device failed{_during(phase)} ({_cut(first)}); run again, or with --device cpu.")
+        return Shortage(f"the CUDA device failed{_during(phase)} ({_cut(head_item)}); run again, or with --device cpu.")
     return None
 
 

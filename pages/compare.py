@@ -25,14 +25,14 @@ def body() -> None:
     if compared is None:
         return
     pair, beside = compared.pair(), maps.together(compared)
-    chosen, problems = view.fit(pair, session.selection()[0])
-    session.store(chosen)
+    choice, problems = view.fit(pair, session.selection()[0])
+    session.store(choice)
     widgets.notice(problems)
-    view.head(compared, pair, chosen, pair.apart is None or len(beside.names) > 1)
+    view.head(compared, pair, choice, pair.apart is None or len(beside.names) > 1)
     if pair.apart is None:
-        view.player(compared, pair, chosen, on_commit)
-    maps.maps(compared, pair, beside, chosen)
-    maps.curves(compared, beside, chosen)
+        view.player(compared, pair, choice, on_commit)
+    maps.maps(compared, pair, beside, choice)
+    maps.curves(compared, beside, choice)
     session.write_url(asked.address(compared.comparison))
 
 

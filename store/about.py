@@ -50,8 +50,8 @@ def read_about(folder: Path) -> About:
     except FileNotFoundError:
         return About()
     except ValidationError as error:
-        first = error.errors()[0]
-        why = ": ".join(part for part in (".".join(map(str, first["loc"])), str(first["msg"])) if part)
+        head_item = error.errors()[0]
+        why = ": ".join(part for part in (".".join(map(str, head_item["loc"])), str(head_item["msg"])) if part)
     except OSError as error:
         why = sentence(error)
     raise UnreadableRun(
@@ -84,20 +84,24 @@ def said(
     sentence for what is too long, an empty tag and a tag to take away that is not there."""
     called = about.name if name is None else _line(name)
     noted = about.note if note is None else visible(clean_text(note)).strip()
-    kept = dict.fromkeys(about.tags)
+    kept_tokens = dict.fromkeys(about.tags)
     for tag in map(_line, untags):
-        if tag not in kept:
-            raise ValueError(f"the run has no tag '{tag}' to take away; it has {', '.join(kept) or 'none'}.")
-        del kept[tag]
-    kept |= dict.fromkeys(map(_line, tags))
-    if "" in kept:
+        if tag not in kept_tokens:
+            raise ValueError(f"the run has no tag '{tag}' to take away; it has {', '.join(kept_tokens) or 'none'}.")
+        del kept_tokens[tag]
+    kept_tokens |= dict.fromkeys(map(_line, tags))
+    if "" in kept_tokens:
         raise ValueError("a tag needs at least one character.")
-    for what, text, most in (("name", called, NAME), ("note", noted, NOTE), *(("tag", tag, TAG) for tag in kept)):
+    for subject, text, most in (
+        ("name", called, NAME),
+        ("note", noted, NOTE),
+        *(("tag", tag, TAG) for tag in kept_tokens),
+    ):
         if len(text) > most:
-            raise ValueError(f"a {what} has at most {most:,} characters, this one {len(text):,}.")
-    if len(kept) > TAGS:
-        raise ValueError(f"a run has at most {TAGS} tags, these are {len(kept)}.")
-    return About(name=called, note=noted, tags=tuple(kept))
+            raise ValueError(f"a {subject} has at most {most:,} characters, this one {len(text):,}.")
+    if len(kept_tokens) > TAGS:
+        raise ValueError(f"a run has at most {TAGS} tags, these are {len(kept_tokens)}.")
+    return About(name=called, note=noted, tags=tuple(kept_tokens))
 
 
 def _line(text: str) -> str:

@@ -99,15 +99,15 @@ def unreadable(uid: str, error: BaseException) -> TraceError:
 def check_tables(con: duckdb.DuckDBPyConnection, folder: Path) -> int | None:
     """The schema of the file attached as `run`, once it is one this kvlens can read and all its tables are there."""
     uid = folder.name
-    found = {row[0] for row in con.execute(queries.TABLES).fetchall()}
-    if not found and _being_made(folder):
+    results = {row[0] for row in con.execute(queries.TABLES).fetchall()}
+    if not results and _being_made(folder):
         raise unmade(uid)
-    version = _version(con) if "meta" in found else None
+    version = _version(con) if "meta" in results else None
     if version is not None and version > SCHEMA_VERSION:
         raise SchemaTooNew(
             f"Run {uid} has trace schema {version}, this kvlens reads up to {SCHEMA_VERSION}; update kvlens to open it."
         )
-    missing = tables_of(version, TABLES) - found
+    missing = tables_of(version, TABLES) - results
     if missing:
         raise UnreadableRun(
             f"The trace of run {uid} lacks table {min(missing)}, so it is not a trace that kvlens wrote whole."
@@ -126,11 +126,11 @@ def _version(con: duckdb.DuckDBPyConnection) -> int | None:
 def read_meta(con: duckdb.DuckDBPyConnection, uid: str) -> RunMeta:
     """The meta table, of whatever schema. Raises UnreadableRun where it is not what kvlens writes."""
     try:
-        found = {key: json.loads(value) for key, value in con.execute(queries.META).fetchall()}
-        return RunMeta.model_validate(meta_now(found))
+        results = {key: json.loads(value) for key, value in con.execute(queries.META).fetchall()}
+        return RunMeta.model_validate(meta_now(results))
     except ValidationError as error:
-        first = error.errors()[0]
-        why = f"{'.'.join(map(str, first['loc'])) or 'sizes'}: {first['msg']}"
+        head_item = error.errors()[0]
+        why = f"{'.'.join(map(str, head_item['loc'])) or 'sizes'}: {head_item['msg']}"
     except (ValueError, TypeError, RecursionError) as error:
         why = sentence(error)
     except duckdb.Error as error:

@@ -123,9 +123,9 @@ class Block:
         self.n = n + 1
 
     def _keys(self, heads: int, name: str) -> dict[str, np.ndarray]:
-        n, layers, first = self.n, self.shape.layers, self.records[0].step
+        n, layers, first_step = self.n, self.shape.layers, self.records[0].step
         return {
-            "step": np.tile(np.arange(first, first + n, dtype=np.uint32), layers * heads),
+            "step": np.tile(np.arange(first_step, first_step + n, dtype=np.uint32), layers * heads),
             "layer": np.repeat(np.arange(layers, dtype=np.uint8), heads * n),
             name: np.tile(np.repeat(np.arange(heads, dtype=np.uint8), n), layers),
         }
@@ -147,13 +147,13 @@ class Block:
         spans = self.top_span[: self.n].transpose(1, 2, 0, 3)
         masses = self.top_mass[: self.n].transpose(1, 2, 0, 3)
         valid = (spans >= 0) & ~np.isnan(masses)
-        kept = spans[valid]
-        if kept.size and kept.max() > MAX_SPAN:
+        kept_tokens = spans[valid]
+        if kept_tokens.size and kept_tokens.max() > MAX_SPAN:
             raise TraceError(f"Span ids above {MAX_SPAN} cannot be stored; make longer spans or log fewer.")
         offsets = pa.array(np.concatenate(([0], np.cumsum(valid.sum(-1).reshape(-1)))).astype(np.int32))
         codes = np.rint(255 * np.sqrt(np.clip(masses[valid], 0, 1))).astype(np.uint8)
         lists = {
-            "span": pa.ListArray.from_arrays(offsets, pa.array(kept.astype(np.uint16))),
+            "span": pa.ListArray.from_arrays(offsets, pa.array(kept_tokens.astype(np.uint16))),
             "mass": pa.ListArray.from_arrays(offsets, pa.array(codes)),
         }
         tail = _array(self.tail_mass[: self.n].transpose(1, 2, 0), "FLOAT")

@@ -50,12 +50,14 @@ def hand_on(runs_dir: Path, left_out: Mapping[str, Sequence[str]], out: Path) ->
                 held = tables_of(reader.meta.schema_version, TABLES)
             _copy(source / "trace.duckdb", trace, held, tables)
             info = read_info(source)
-            kept = {name: value for name, value in info.items() if name != "pid"} | {"disk_bytes": trace.stat().st_size}
-            _add(archive, f"{uid}/run.json", json.dumps(kept, ensure_ascii=False, indent=1).encode())
+            kept_tokens = {name: value for name, value in info.items() if name != "pid"} | {
+                "disk_bytes": trace.stat().st_size
+            }
+            _add(archive, f"{uid}/run.json", json.dumps(kept_tokens, ensure_ascii=False, indent=1).encode())
             _add(archive, f"{uid}/prompt.txt", (source / "prompt.txt").read_bytes())
             _add(archive, f"{uid}/trace.duckdb", trace.read_bytes())
-            if (said := read_about(source)) != About():
-                _add(archive, f"{uid}/{ABOUT}", said.model_dump_json(indent=1).encode())
+            if (wording := read_about(source)) != About():
+                _add(archive, f"{uid}/{ABOUT}", wording.model_dump_json(indent=1).encode())
     out.write_bytes(lzma.compress(whole.getvalue(), preset=9 | lzma.PRESET_EXTREME))
 
 
@@ -121,24 +123,24 @@ def _put(source: Path, target: Path) -> bool:
 
 def _unpack(file: Path, folder: Path, uids: Sequence[str]) -> None:
     may = {f"{uid}/{ABOUT}" for uid in uids}
-    wanted = {f"{uid}/{name}" for uid in uids for name in FILES} | may
-    left = MOST_BYTES
+    desired = {f"{uid}/{name}" for uid in uids for name in FILES} | may
+    remaining = MOST_BYTES
     with tarfile.open(file, "r:xz") as archive:
         for member in archive:
-            left -= abs(member.size)
-            if member.name not in wanted or not member.isreg() or member.size < 0 or left < 0:
+            remaining -= abs(member.size)
+            if member.name not in desired or not member.isreg() or member.size < 0 or remaining < 0:
                 raise UnreadableRun(
                     f"{file.name} holds {member.name[:80]!r} ({member.size:,} bytes), which is no part of its runs; "
                     f"nothing of it was taken in."
                 )
-            wanted.remove(member.name)
+            desired.remove(member.name)
             source = archive.extractfile(member)
             assert source is not None
             target = folder / member.name
             target.parent.mkdir(exist_ok=True)
             with open(target, "xb") as out:
                 shutil.copyfileobj(source, out, _CHUNK)
-    if lacking := wanted - may:
+    if lacking := desired - may:
         raise UnreadableRun(f"{file.name} lacks {min(lacking)}; restore the file from a copy.")
 
 

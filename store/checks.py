@@ -34,11 +34,11 @@ def stored_checks(con: duckdb.DuckDBPyConnection) -> list[SelfCheck]:
     if logged:
         # a NaN is stored as NULL: a mass that is recorded in some rows has to be a number in all of them
         total, numbers = " + ".join(logged), " AND ".join(f"isfinite({name})" for name in logged)
-        found = con.execute(
+        results = con.execute(
             f"SELECT max(abs({total} - 1)), count(*) FILTER (NOT coalesce({numbers}, false)) FROM head_step"
         ).fetchone()
-        assert found is not None
-        worst, none = found
+        assert results is not None
+        worst, none = results
         passed = none == 0 and worst is not None and worst <= _MASS_TOLERANCE
         detail = (
             f"largest |sum of masses over roles - 1| over all steps, layers and query heads, as stored; "

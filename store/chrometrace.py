@@ -29,8 +29,8 @@ def events(reader: TraceReader) -> Iterator[Event]:
     copies, steps = reader.transfers(), reader.steps()
     lane = pd.Series(0, index=copies.index)
     for direction, part in copies.groupby("direction"):
-        first, _ = DIRECTION_LANES.get(str(direction), (3_000, ""))
-        lane[part.index] = first + lanes(part["start_us"].to_numpy(), part["end_us"].to_numpy())
+        start, _ = DIRECTION_LANES.get(str(direction), (3_000, ""))
+        lane[part.index] = start + lanes(part["start_us"].to_numpy(), part["end_us"].to_numpy())
     yield from _names(reader, copies["direction"], lane)
     yield from _steps(reader, steps)
     yield from _copies(copies, lane)
@@ -54,11 +54,11 @@ def write(reader: TraceReader, out: BinaryIO) -> None:
 def _names(reader: TraceReader, direction: pd.Series, lane: pd.Series) -> Iterator[Event]:
     yield _name("process_name", 0, f"kvlens run {reader.uid} ({reader.meta.method})")
     named = {STEPS_LANE: "engine steps"}
-    for kind, first in ((kind, number) for kind, (number, _) in DIRECTION_LANES.items()):
-        named[first] = DIRECTION_LANES[kind][1]
+    for kind, start in ((kind, number) for kind, (number, _) in DIRECTION_LANES.items()):
+        named[start] = DIRECTION_LANES[kind][1]
     for kind, number in zip(direction, lane, strict=True):
-        first, text = DIRECTION_LANES.get(str(kind), (3_000, str(kind)))
-        named.setdefault(int(number), f"{text} ({int(number) - first + 1})")
+        start, text = DIRECTION_LANES.get(str(kind), (3_000, str(kind)))
+        named.setdefault(int(number), f"{text} ({int(number) - start + 1})")
     for number, text in sorted(named.items()):
         yield _name("thread_name", number, text)
         yield {"ph": "M", "name": "thread_sort_index", "pid": PROCESS, "tid": number, "args": {"sort_index": number}}

@@ -62,25 +62,29 @@ _NONE: Mapping[str, Callable[[], pa.Table]] = MappingProxyType({})
 
 
 def export(
-    reader: TraceReader, what: str, fmt: str, out: Path | BinaryIO, made: Mapping[str, Callable[[], pa.Table]] = _NONE
+    reader: TraceReader,
+    text: str,
+    fmt: str,
+    out: Path | BinaryIO,
+    mapping: Mapping[str, Callable[[], pa.Table]] = _NONE,
 ) -> None:
-    """Writes one table of a run, or its timeline. `what` is one of EXPORTS or TIMELINE, `fmt` one of FORMATS, of a
-    timeline json; a path is replaced only when all is written. made: further tables, by name, that are made of the
+    """Writes one table of a run, or its timeline. `text` is one of EXPORTS or TIMELINE, `fmt` one of FORMATS, of a
+    timeline json; a path is replaced only when all is written. mapping: further tables, by name, that are made of the
     run elsewhere."""
-    names = (*made, *EXPORTS, TIMELINE)
-    if what not in names:
-        raise ValueError(f"{what!r} cannot be exported; choose one of {', '.join(names)}.")
+    names = (*mapping, *EXPORTS, TIMELINE)
+    if text not in names:
+        raise ValueError(f"{text!r} cannot be exported; choose one of {', '.join(names)}.")
     if fmt not in FORMATS:
         raise ValueError(f"{fmt!r} is not an export format; choose one of {', '.join(FORMATS)}.")
-    if what == TIMELINE and fmt != "json":
-        raise ValueError(f"{what} is written as json, not as {fmt}; say --format json.")
+    if text == TIMELINE and fmt != "json":
+        raise ValueError(f"{text} is written as json, not as {fmt}; say --format json.")
     if not isinstance(out, Path):
-        _write(reader, what, fmt, out, made)
+        _write(reader, text, fmt, out, mapping)
         return
     temporary = out.with_name(f".{out.name}.{os.getpid()}")
     try:
         with open(temporary, "wb") as file:
-            _write(reader, what, fmt, file, made)
+            _write(reader, text, fmt, file, mapping)
         os.replace(temporary, out)
     except OSError as error:
         raise TraceError(f"{out} cannot be written ({sentence(error)}); choose another place.") from error
@@ -88,26 +92,28 @@ def export(
         temporary.unlink(missing_ok=True)
 
 
-def _write(reader: TraceReader, what: str, fmt: str, out: BinaryIO, made: Mapping[str, Callable[[], pa.Table]]) -> None:
-    if what == TIMELINE:
+def _write(
+    reader: TraceReader, text: str, fmt: str, out: BinaryIO, mapping: Mapping[str, Callable[[], pa.Table]]
+) -> None:
+    if text == TIMELINE:
         chrometrace.write(reader, out)
         return
-    batches = iter((made[what](),)) if what in made else _batches(reader, what)
-    first = next(batches)
+    batches = iter((mapping[text](),)) if text in mapping else _batches(reader, text)
+    head_item = next(batches)
     writers: dict[str, Callable[[], None]] = {
-        "csv": lambda: _csv(first, batches, out),
-        "parquet": lambda: _parquet(first, batches, out, reader),
-        "json": lambda: _json(first, batches, out),
+        "csv": lambda: _csv(head_item, batches, out),
+        "parquet": lambda: _parquet(head_item, batches, out, reader),
+        "json": lambda: _json(head_item, batches, out),
     }
     writers[fmt]()
 
 
-def _batches(reader: TraceReader, what: str) -> Iterator[pa.Table]:
+def _batches(reader: TraceReader, text: str) -> Iterator[pa.Table]:
     """The table in pieces; the first one comes even when it is empty, for its schema."""
-    if what == "heads":
+    if text == "heads":
         yield pa.Table.from_pandas(reader.head_table(), preserve_index=False)
         return
-    stream = reader.batches(_STATEMENTS[what])
+    stream = reader.batches(_STATEMENTS[text])
     names = [UNITS.get(name, name) for name in stream.schema.names]
     yield stream.schema.empty_table().rename_columns(names)
     try:
@@ -117,10 +123,10 @@ def _batches(reader: TraceReader, what: str) -> Iterator[pa.Table]:
         raise unreadable(reader.uid, error) from error
 
 
-def _csv(first: pa.Table, rest: Iterator[pa.Table], out: BinaryIO) -> None:
-    first = csv_cells(first)
-    with pacsv.CSVWriter(out, first.schema) as writer:
-        writer.write_table(first)
+def _csv(earlier: pa.Table, rest: Iterator[pa.Table], out: BinaryIO) -> None:
+    earlier = csv_cells(earlier)
+    with pacsv.CSVWriter(out, earlier.schema) as writer:
+        writer.write_table(earlier)
         for table in rest:
             writer.write_table(csv_cells(table))
 
@@ -143,7 +149,7 @@ def csv_cells(table: pa.Table) -> pa.Table:
     return table
 
 
-def _parquet(first: pa.Table, rest: Iterator[pa.Table], out: BinaryIO, reader: TraceReader) -> None:
+def _parquet(earlier: pa.Table, rest: Iterator[pa.Table], out: BinaryIO, reader: TraceReader) -> None:
     about = {
         "run_uid": reader.uid,
         "method": str(reader.meta.method),
@@ -151,17 +157,17 @@ def _parquet(first: pa.Table, rest: Iterator[pa.Table], out: BinaryIO, reader: T
         "config_sha256": config_hash(reader.meta.config),
         "trace_schema": str(reader.meta.schema_version),
     }
-    schema = first.schema.with_metadata({f"kvlens.{key}": value for key, value in about.items()})
+    schema = earlier.schema.with_metadata({f"kvlens.{key}": value for key, value in about.items()})
     with pq.ParquetWriter(out, schema, compression="zstd") as writer:
-        writer.write_table(first.cast(schema))
+        writer.write_table(earlier.cast(schema))
         for table in rest:
             writer.write_table(table.cast(schema))
 
 
-def _json(first: pa.Table, rest: Iterator[pa.Table], out: BinaryIO) -> None:
+def _json(earlier: pa.Table, rest: Iterator[pa.Table], out: BinaryIO) -> None:
     out.write(b"[")
     separator = b"\n"
-    for table in (first, *rest):
+    for table in (earlier, *rest):
         for row in table.to_pylist():
             line = json.dumps(
                 {name: _finite(value) for name, value in row.items()}, ensure_ascii=False, allow_nan=False

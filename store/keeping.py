@@ -46,17 +46,17 @@ class KeepingSession(Session):
         with self._keeping:
             if key in self._kept:
                 self._kept.move_to_end(key)
-                found: _Found = self._kept[key][0]
-                return found
-        found = ask(sql, **values)
-        taken = size(found)
+                results: _Found = self._kept[key][0]
+                return results
+        results = ask(sql, **values)
+        used = size(results)
         with self._keeping:
-            if taken <= KEPT_BYTES // 4 and key not in self._kept:
-                self._kept[key] = found, taken
-                self._kept_bytes += taken
+            if used <= KEPT_BYTES // 4 and key not in self._kept:
+                self._kept[key] = results, used
+                self._kept_bytes += used
                 while self._kept_bytes > KEPT_BYTES:
                     self._kept_bytes -= self._kept.popitem(last=False)[1][1]
-        return found
+        return results
 
 
 def _frame_bytes(frame: pd.DataFrame) -> int:

@@ -29,39 +29,42 @@ def copied_oracle(step: int, oracle: Oracle, heads: tuple[int, int]) -> Oracle:
     shapes, and for masses that are not recorded where a span is listed."""
     listed = (*heads, oracle.span.shape[-1] if oracle.span.ndim else 0)
     tokens = (*heads, oracle.lost_pos.shape[-1] if oracle.lost_pos is not None and oracle.lost_pos.ndim else 0)
-    wanted = dict.fromkeys(("span", "full", "mass", "unread"), listed) | dict.fromkeys(
+    target = dict.fromkeys(("span", "full", "mass", "unread"), listed) | dict.fromkeys(
         ("lost_pos", "lost_mass"), tokens
     )
-    given = {name: values for name in (*wanted, "tail_full") if (values := getattr(oracle, name)) is not None}
-    for name, values in given.items():
-        check_shape(step, f"oracle.{name}", values, wanted.get(name, heads))
-    kept = {name: values.astype(np.int32 if name in _IDS else np.float32) for name, values in given.items()}
-    there = kept["span"] >= 0
-    masses = [kept[name][there] for name in ("full", "mass", "unread") if name in kept]
-    if not all(np.isfinite(mass).all() for mass in masses) or (there & np.isnan(kept["tail_full"])[..., None]).any():
+    source = {name: values for name in (*target, "tail_full") if (values := getattr(oracle, name)) is not None}
+    for name, values in source.items():
+        check_shape(step, f"oracle.{name}", values, target.get(name, heads))
+    kept_tokens = {name: values.astype(np.int32 if name in _IDS else np.float32) for name, values in source.items()}
+    present = kept_tokens["span"] >= 0
+    masses = [kept_tokens[name][present] for name in ("full", "mass", "unread") if name in kept_tokens]
+    if (
+        not all(np.isfinite(mass).all() for mass in masses)
+        or (present & np.isnan(kept_tokens["tail_full"])[..., None]).any()
+    ):
         raise TraceError(
             f"Step {step} logs full attention on a span without its mass or tail; this is a bug in what logs it."
         )
-    return Oracle(**kept)
+    return Oracle(**kept_tokens)
 
 
-def oracle_table(seen: Sequence[tuple[int, Oracle]]) -> pa.Table:
+def oracle_table(pairs: Sequence[tuple[int, Oracle]]) -> pa.Table:
     """Rows of oracle, ordered (step, layer, query head): one for each query head of each layer that was sampled at a
     step.
 
-    `seen`: (step, oracle); how many spans are listed may differ from step to step.
+    `pairs`: (step, oracle); how many spans are listed may differ from step to step.
     """
     keys: dict[str, list[np.ndarray]] = {"step": [], "layer": [], "q_head": [], "tail_full": []}
     lists: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {name: [] for name in _LISTS}
-    for step, oracle in seen:
+    for step, oracle in pairs:
         layer, q_head = np.nonzero(np.isfinite(oracle.tail_full))
         for name, (field, ids) in _LISTS.items():
             values, listed = getattr(oracle, field), getattr(oracle, ids)
             if values is None:
                 lists[name].append((np.empty(0, np.int32), np.full(len(layer), -1)))
             else:
-                there = listed[layer, q_head] >= 0
-                lists[name].append((values[layer, q_head][there], there.sum(-1)))
+                present = listed[layer, q_head] >= 0
+                lists[name].append((values[layer, q_head][present], present.sum(-1)))
         columns = {"step": np.full(len(layer), step), "layer": layer, "q_head": q_head}
         for name, column in (columns | {"tail_full": oracle.tail_full[layer, q_head]}).items():
             keys[name].append(column)
@@ -88,11 +91,11 @@ def _list_column(name: str, parts: list[tuple[np.ndarray, np.ndarray]]) -> pa.Ar
     return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values), mask=pa.array(counts < 0))
 
 
-def span_key_table(found: SpanKeys, heads: tuple[int, int]) -> pa.Table:
+def span_key_table(span_keys: SpanKeys, heads: tuple[int, int]) -> pa.Table:
     """Rows of span_key, ordered (layer, KV head, span). `heads`: (layers, KV heads)."""
-    count, size = len(found.span), found.keys.shape[-1]
-    check_shape(-1, "span_keys.keys", found.keys, (*heads, count, size))
-    _check_ids(found.span)
+    count, size = len(span_keys.span), span_keys.keys.shape[-1]
+    check_shape(-1, "span_keys.keys", span_keys.keys, (*heads, count, size))
+    _check_ids(span_keys.span)
     layers, kv_heads = heads
     rows = layers * kv_heads * count
     offsets = pa.array(size * np.arange(rows + 1, dtype=np.int64), pa.int32())
@@ -100,9 +103,9 @@ def span_key_table(found: SpanKeys, heads: tuple[int, int]) -> pa.Table:
         {
             "layer": np.repeat(np.arange(layers, dtype=np.uint8), kv_heads * count),
             "kv_head": np.tile(np.repeat(np.arange(kv_heads, dtype=np.uint8), count), layers),
-            "span": np.tile(found.span.astype(np.uint16), layers * kv_heads),
-            "form": pa.array([found.form] * rows, pa.string()),
-            "key": pa.ListArray.from_arrays(offsets, pa.array(found.keys.astype(np.float32).reshape(-1))),
+            "span": np.tile(span_keys.span.astype(np.uint16), layers * kv_heads),
+            "form": pa.array([span_keys.form] * rows, pa.string()),
+            "key": pa.ListArray.from_arrays(offsets, pa.array(span_keys.keys.astype(np.float32).reshape(-1))),
         }
     )
 

@@ -177,20 +177,22 @@ class TraceReader(SizeRecords, SpanRecords, MethodRecords, MemoryRecords, LensRe
         queries.column(metric, HEAD_COLUMNS)
         if agg not in queries.AGGREGATES:
             raise ValueError(f"{agg!r} is not an aggregate; there are {', '.join(queries.AGGREGATES)}.")
-        first, last = self._range(start, stop)
+        first_item, last = self._range(start, stop)
         size = self.n_layers * self.q_heads
-        if (first, last) == (0, self.n_steps) and self._has_rollup():
+        if (first_item, last) == (0, self.n_steps) and self._has_rollup():
             flat = self._db.fill(size, queries.head_summary_rollup(metric, agg), heads=self.q_heads)
         else:
-            flat = self._db.fill(size, queries.head_summary(metric, agg), heads=self.q_heads, start=first, stop=last)
+            flat = self._db.fill(
+                size, queries.head_summary(metric, agg), heads=self.q_heads, start=first_item, stop=last
+            )
         return flat.reshape(self.n_layers, self.q_heads)
 
     def head_table(self, start: int = 0, stop: int | None = None) -> pd.DataFrame:
         """Statistics per query head over steps [start, stop), the table that is exported. At trace level 'summary' only
         the whole run is known: any other range raises TraceError."""
-        first, last = self._range(start, stop)
+        first_item, last = self._range(start, stop)
         values: dict[str, Any] = {"uid": self.uid, "method": str(self.meta.method), "model": str(self.meta.model)}
-        whole = (first, last) == (0, self.n_steps)
+        whole = (first_item, last) == (0, self.n_steps)
         if self._summary_only and not whole:
             raise TraceError(
                 f"Run {self.uid} was recorded at trace level 'summary', which keeps whole-run statistics only."
@@ -201,7 +203,7 @@ class TraceReader(SizeRecords, SpanRecords, MethodRecords, MemoryRecords, LensRe
         sql = queries.head_table(
             head_run_sql(part.format(source("head_step"))), kv_run_sql(part.format(source("kv_step")))
         )
-        return self._db.frame(sql, start=first, stop=last, **values)
+        return self._db.frame(sql, start=first_item, stop=last, **values)
 
     def head_timeline(self, layer: int, q_head: int) -> pd.DataFrame:
         """All that is known of one query head and of its KV head, by step."""

@@ -108,18 +108,18 @@ def _looked_at(trace: Path, uid: str) -> tuple[int | None, int]:
         con.close()
 
 
-def _lost(trace: Path, cut: int, steps: int, said: object) -> str | None:
-    """What of a run is gone. `cut`: bytes of its log that could not be replayed; `said`: steps that run.json counted as
+def _lost(trace: Path, cut: int, steps: int, value: object) -> str | None:
+    """What is lost of a run. `cut`: bytes of its log that were not replayed; `value`: steps that run.json counted as
     committed. A log whose very beginning is damaged DuckDB passes over in silence, and then drops."""
-    missing = said - steps if isinstance(said, int) and not isinstance(said, bool) else 0
+    missing = value - steps if isinstance(value, int) and not isinstance(value, bool) else 0
     if not cut and missing <= 0:
         return None
     if not cut and ordinary(trace.with_name(f"{trace.name}.wal")):
         walmend.keep(trace)
     where = f"the last {cut:,} bytes of its log" if cut else "its log"
     how_many = f"at least {missing:,} of its committed steps" if missing > 0 else "what was committed there"
-    kept = f"; the log stays in {walmend.KEPT}" if ordinary(trace.with_name(walmend.KEPT)) else ""
-    return f"Damage to {where} took {how_many}{kept}."
+    kept_tokens = f"; the log stays in {walmend.KEPT}" if ordinary(trace.with_name(walmend.KEPT)) else ""
+    return f"Damage to {where} took {how_many}{kept_tokens}."
 
 
 def _info(folder: Path) -> dict[str, Any]:

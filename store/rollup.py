@@ -29,8 +29,8 @@ def _aggregate(relation: str, keys: tuple[str, ...], extra: str, columns: tuple[
         )
         for c in columns
     )
-    by = ", ".join(keys)
-    return f"SELECT {by}, {extra}count(*)::UINTEGER AS n_steps, {metrics} FROM {relation} GROUP BY {by}"
+    basis = ", ".join(keys)
+    return f"SELECT {basis}, {extra}count(*)::UINTEGER AS n_steps, {metrics} FROM {relation} GROUP BY {basis}"
 
 
 def _merge(relation: str, keys: tuple[str, ...], extra: str, columns: tuple[str, ...]) -> str:
@@ -39,8 +39,8 @@ def _merge(relation: str, keys: tuple[str, ...], extra: str, columns: tuple[str,
         f"sum({c}_n)::UINTEGER AS {c}_n, sum({c}_sum) AS {c}_sum, min({c}_min) AS {c}_min, max({c}_max) AS {c}_max"
         for c in columns
     )
-    by = ", ".join(keys)
-    return f"SELECT {by}, {extra}sum(n_steps)::UINTEGER AS n_steps, {metrics} FROM ({relation}) GROUP BY {by}"
+    basis = ", ".join(keys)
+    return f"SELECT {basis}, {extra}sum(n_steps)::UINTEGER AS n_steps, {metrics} FROM ({relation}) GROUP BY {basis}"
 
 
 def head_run_sql(relation: str = "head_step") -> str:
@@ -71,11 +71,11 @@ def layer_step_sql(heads: str = "head_step", kvs: str = "kv_step") -> str:
 def rebuild(con: duckdb.DuckDBPyConnection) -> None:
     """Fills the rollup tables from head_step and kv_step; does nothing where those hold no rows (trace level
     'summary')."""
-    found = (
+    results = (
         con.execute("SELECT 1 FROM head_step LIMIT 1").fetchone()
         or con.execute("SELECT 1 FROM kv_step LIMIT 1").fetchone()
     )
-    if found is None:
+    if results is None:
         return
     con.begin()
     try:

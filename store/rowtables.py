@@ -168,7 +168,7 @@ def floats(vectors: Sequence[np.ndarray]) -> pa.Array:
 def copied(rows: Sequence[JournalRow]) -> list[JournalRow]:
     """Journal rows with vectors of their own, since a method may reuse its arrays; TraceError for what is no named
     vector."""
-    kept = []
+    journal_rows = []
     for row in rows:
         try:
             values = np.array(row.values, np.float32)
@@ -179,8 +179,8 @@ def copied(rows: Sequence[JournalRow]) -> list[JournalRow]:
                 f"Step {row.step} logs journal entry {row.name!r}, which is no named vector of numbers; log "
                 f"one dimension."
             )
-        kept.append(replace(row, values=values))
-    return kept
+        journal_rows.append(replace(row, values=values))
+    return journal_rows
 
 
 def rows_table(name: str, rows: Sequence[Any]) -> pa.Table:

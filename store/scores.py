@@ -34,22 +34,26 @@ def score_table(ranked: Sequence[tuple[int, Scores]], layers: int, kv_heads: int
     step to step."""
     steps, width = len(ranked), max((scores.span.shape[-1] for _, scores in ranked), default=0)
     spans = np.full((steps, layers, kv_heads, width), -1, np.int32)
-    values, chosen = np.empty(spans.shape, np.float32), np.zeros(spans.shape, bool)
+    values, chosen_mask = np.empty(spans.shape, np.float32), np.zeros(spans.shape, bool)
     candidates = np.zeros((steps, layers, kv_heads), np.uint32)
     for index, (_, scores) in enumerate(ranked):
         n = scores.span.shape[-1]
-        spans[index, ..., :n], values[index, ..., :n], chosen[index, ..., :n] = scores.span, scores.score, scores.chosen
+        spans[index, ..., :n], values[index, ..., :n], chosen_mask[index, ..., :n] = (
+            scores.span,
+            scores.score,
+            scores.chosen,
+        )
         candidates[index] = scores.candidates
-    spans, values, chosen = (array.transpose(1, 2, 0, 3) for array in (spans, values, chosen))
+    spans, values, chosen_mask = (array.transpose(1, 2, 0, 3) for array in (spans, values, chosen_mask))
     valid = spans >= 0
-    kept, scored = spans[valid], values[valid]
-    if kept.size and kept.max() > MAX_SPAN:
+    kept_tokens, scored = spans[valid], values[valid]
+    if kept_tokens.size and kept_tokens.max() > MAX_SPAN:
         raise TraceError(f"Span ids above {MAX_SPAN} cannot be stored; make longer spans or log fewer.")
     offsets = pa.array(np.concatenate(([0], np.cumsum(valid.sum(-1).reshape(-1)))).astype(np.int32))
     lists = {
-        "span": pa.array(kept.astype(np.uint16)),
+        "span": pa.array(kept_tokens.astype(np.uint16)),
         "score": pa.array(scored, mask=np.isnan(scored)),
-        "chosen": pa.array(chosen[valid]),
+        "chosen": pa.array(chosen_mask[valid]),
     }
     return pa.table(
         {

@@ -43,25 +43,25 @@ class Session:
     def frame(self, sql: str, **values: Any) -> pd.DataFrame:
         """All rows as a frame; a number that is NULL is NaN."""
         try:
-            found = self._execute(sql, values).fetchnumpy()
+            results = self._execute(sql, values).fetchnumpy()
         except duckdb.Error as error:
             raise unreadable(self.uid, error) from error
-        return pd.DataFrame({name: _column(values) for name, values in found.items()})
+        return pd.DataFrame({name: _column(values) for name, values in results.items()})
 
     def fill(self, size: int, sql: str, **values: Any) -> np.ndarray:
         """A flat array from (place, value) rows; places no row names stay NaN. Its size comes from what the file says
         of itself: UnreadableRun when that is far more than it has rows for."""
         try:
-            found = self._execute(sql, values).fetchnumpy()
+            results = self._execute(sql, values).fetchnumpy()
         except duckdb.Error as error:
             raise unreadable(self.uid, error) from error
-        if size > max(_FREE_CELLS, len(found["place"])):
+        if size > max(_FREE_CELLS, len(results["place"])):
             raise UnreadableRun(
                 f"The trace of run {self.uid} claims {size:,} figures per step and head and holds "
-                f"{len(found['place']):,}; restore the file from a copy."
+                f"{len(results['place']):,}; restore the file from a copy."
             )
         flat = np.full(size, np.nan, np.float32)
-        place, value = np.asarray(found["place"]), np.asarray(found["value"])
+        place, value = np.asarray(results["place"]), np.asarray(results["value"])
         inside = (place >= 0) & (place < size)
         flat[place[inside]] = value[inside]
         return flat
@@ -76,10 +76,13 @@ class Session:
             raise unreadable(self.uid, error) from error
 
 
-def _column(found: np.ndarray | pd.Categorical) -> np.ndarray:
+def _column(categorical: np.ndarray | pd.Categorical) -> np.ndarray:
     """A column of a result, its NULLs masked, as a frame has it."""
-    values = np.asarray(found)
-    kind, missing = values.dtype.kind, np.ma.getmaskarray(found if isinstance(found, np.ndarray) else values)
+    values = np.asarray(categorical)
+    kind, missing = (
+        values.dtype.kind,
+        np.ma.getmaskarray(categorical if isinstance(categorical, np.ndarray) else values),
+    )
     if not missing.any():
         return values.astype(np.int64) if kind == "u" else values  # arithmetic on small columns does not wrap
     values = values.astype(values.dtype if kind in "fO" else np.float64)

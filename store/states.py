@@ -87,10 +87,10 @@ def changes(
     `spans`: (span, state at birth, form, birth step); `events`: (first step that attends under it, span, kind, query
     head), in order.
     """
-    known = list(spans)
-    machine = Replay((span, birth, form) for span, birth, form, _ in known)
-    last = {span: birth for span, birth, _, _ in known}
-    rows = [(born, span, birth) for span, birth, _, born in known]
+    known_values = list(spans)
+    machine = Replay((span, birth, form) for span, birth, form, _ in known_values)
+    last = {span: birth for span, birth, _, _ in known_values}
+    rows = [(born, span, birth) for span, birth, _, born in known_values]
     touched: set[int] = set()
     current: int | None = None
 

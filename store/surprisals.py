@@ -16,8 +16,8 @@ def put_surprisals(con: duckdb.DuckDBPyConnection, nats: np.ndarray, prompt_toke
         raise TraceError(
             f"{nats.size} surprisals are logged of a prompt of {prompt_tokens} tokens; this is a bug in what logs them."
         )
-    known = pa.array(nats.astype(np.float32), mask=np.isnan(nats))
-    con.register("incoming", pa.table({"pos": np.arange(nats.size), "surprisal": known}))
+    recorded = pa.array(nats.astype(np.float32), mask=np.isnan(nats))
+    con.register("incoming", pa.table({"pos": np.arange(nats.size), "surprisal": recorded}))
     try:
         con.execute(
             "UPDATE token SET surprisal = incoming.surprisal FROM incoming "

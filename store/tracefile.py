@@ -80,8 +80,8 @@ class TraceFile:
         moved = dict(con.execute("SELECT direction, sum(bytes)::BIGINT FROM transfer GROUP BY direction").fetchall())
         file._peak = peak[0] if peak else 0
         file._moved = [moved.get("h2d", 0), moved.get("d2h", 0)]
-        asked = con.execute("SELECT value FROM meta WHERE key = 'question_tokens'").fetchone()
-        file._asked = (json.loads(asked[0]) if asked else None) or 0
+        request = con.execute("SELECT value FROM meta WHERE key = 'question_tokens'").fetchone()
+        file._asked = (json.loads(request[0]) if request else None) or 0
         text = "SELECT text FROM token WHERE step >= ? ORDER BY step"
         file._text = [row[0] for row in con.execute(text, [file._asked]).fetchall()]
         return file
@@ -114,8 +114,8 @@ class TraceFile:
         elif isinstance(job, np.ndarray):
             tables = []
         else:
-            kept = job if trace_level == "spans" else ()
-            tables = [("effect", effect_table(kept, self._heads, self.last_step() + 1))]
+            kept_tokens = job if trace_level == "spans" else ()
+            tables = [("effect", effect_table(kept_tokens, self._heads, self.last_step() + 1))]
         con = self._con
         con.begin()
         try:
@@ -149,10 +149,10 @@ class TraceFile:
     ) -> None:
         """Rollups, self-checks, final state, checkpoint."""
         rollup.rebuild(self._con)
-        own = stored_checks(self._con) if trace_level != "summary" else []
+        own_value = stored_checks(self._con) if trace_level != "summary" else []
         con = self._con
         con.begin()
-        self._insert("self_check", rows_table("self_check", [*checks, *own]))
+        self._insert("self_check", rows_table("self_check", [*checks, *own_value]))
         self._put_meta(extra)
         con.execute("UPDATE run_state SET status = ?, error = ?", [status, clean_text(error) if error else None])
         con.commit()
@@ -172,8 +172,8 @@ class TraceFile:
     def _put_meta(self, values: dict[str, Any]) -> None:
         if values:
             self._con.execute("DELETE FROM meta WHERE list_contains(?, key)", [list(values)])
-            said = [json.dumps(plain(value), ensure_ascii=False) for value in values.values()]
-            self._con.execute("INSERT INTO meta SELECT unnest(?), unnest(?)", [list(values), said])
+            sentences = [json.dumps(plain(value), ensure_ascii=False) for value in values.values()]
+            self._con.execute("INSERT INTO meta SELECT unnest(?), unnest(?)", [list(values), sentences])
 
     def _block_tables(self, block: Block, trace_level: str) -> list[tuple[str, pa.Table]]:
         records = block.records

@@ -121,40 +121,40 @@ def tables_of(version: int | None, tables: tuple[str, ...]) -> set[str]:
 
 def relations(version: int | None) -> list[str]:
     """Statements that make the relations of `source` in a private database to which the file is attached as `run`."""
-    made, later = [], _later(version)
+    texts, later = [], _later(version)
     for table in GROWN:
         absent = {name: kind for added in later for name, kind in added.columns.get(table, {}).items()}
         empty = next((added.tables[table] for added in later if table in added.tables), None)
         columns = "".join(f", NULL::{kind} AS {name}" for name, kind in absent.items())
         columns += ", rowid AS place" if table in _ORDERED else ""
-        made.append(empty or f"CREATE VIEW {table} AS SELECT *{columns} FROM run.main.{table}")
-    return made
+        texts.append(empty or f"CREATE VIEW {table} AS SELECT *{columns} FROM run.main.{table}")
+    return texts
 
 
 def upgrades(version: int | None) -> list[str]:
     """Statements that bring an open, unfinished file of that schema to this one. A table that it lacks is made as it is
     now, whatever was added to it later."""
-    made: list[str] = []
+    texts: list[str] = []
     whole: set[str] = set()
     for added in _later(version):
-        made += [
+        texts += [
             f"ALTER TABLE {table} ADD COLUMN {name} {kind}"
             for table, new in added.columns.items()
             for name, kind in new.items()
             if table not in whole
         ]
-        made += added.tables.values()
+        texts += added.tables.values()
         whole |= added.tables.keys()
     later = f"UPDATE meta SET value = '{SCHEMA_VERSION}' WHERE key = 'schema_version'"
-    return [*made, later] if _later(version) else []
+    return [*texts, later] if _later(version) else []
 
 
-def meta_now(found: dict[str, Any]) -> dict[str, Any]:
+def meta_now(mapping: dict[str, Any]) -> dict[str, Any]:
     """The meta table of a file of any schema as this schema says it. Keys that came later are absent: not recorded.
 
     Schemas 1 to 3 let a made-up run give its budget as a number and its machine as a text.
     """
-    meta = dict(found)
+    meta = dict(mapping)
     if isinstance(budget := meta.get("budget"), int | float) and not isinstance(budget, bool):
         meta["budget"] = str(budget)
     if isinstance(machine := meta.get("machine"), str):

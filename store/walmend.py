@@ -97,8 +97,8 @@ def _same(trace: Path, link: Path) -> None:
 
 def _copy(source: Path, target: Path, size: int) -> None:
     with open(source, "rb") as old, open(target, "wb") as new:
-        left = size
-        while left and (piece := old.read(min(left, 1 << 20))):
-            left -= new.write(piece)
+        remaining = size
+        while remaining and (piece := old.read(min(remaining, 1 << 20))):
+            remaining -= new.write(piece)
         new.flush()
         os.fsync(new.fileno())

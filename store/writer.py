@@ -120,11 +120,11 @@ class TraceWriter:
         self._check_open()
         self._flusher.put(nats)
 
-    def effects(self, found: Sequence[Effects]) -> None:
+    def effects(self, effects: Sequence[Effects]) -> None:
         """Hands over what was found of lost steps when all steps are logged; once, before the run ends."""
         self._check_open()
         self._hand_over_block()
-        self._flusher.put(tuple(found))
+        self._flusher.put(tuple(effects))
 
     def finish(self, status: str, error: str | None, checks: list[SelfCheck], extra: dict[str, Any]) -> None:
         """Ends the run: last block, self-checks, rollups, checkpoint; afterwards its files are immutable.

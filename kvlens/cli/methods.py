@@ -26,7 +26,7 @@ def methods(
 
     entries = registered.catalogue() if name is None else [registered.entry(name)]
     for entry in entries if as_json or name is not None else ():
-        entry["fits"] = [{"model": model, **found} for found in fits(model, entry["name"])]
+        entry["fits"] = [{"model": model, **fit} for fit in fits(model, entry["name"])]
     if as_json:
         typer.echo(json.dumps(entries if name is None else entries[0], ensure_ascii=False))
     elif name is None:
@@ -62,9 +62,9 @@ def _one(method: dict[str, Any], model: str) -> None:
     for preset, values in method["presets"].items():
         typer.echo(f"preset {preset}: {' '.join(f'{k}={v}' for k, v in values.items()) or 'the defaults'}")
     typer.echo(f"preset fit: {method['fit']}")
-    for found in method["fits"]:
-        at = f"{found['tokens']:,} tokens of {model} at {found['budget'] or 'no limit'}"
+    for fit in method["fits"]:
+        suffix = f"{fit['tokens']:,} tokens of {model} at {fit['budget'] or 'no limit'}"
         typer.echo(
-            f"{at}: runs with preset {found['preset'] or 'none'}; its usual numbers need {found['usual_needs']:.1%} of "
-            f"full KV, fit {found['needs']:.1%}"
+            f"{suffix}: runs with preset {fit['preset'] or 'none'}; its usual numbers need {fit['usual_needs']:.1%} of "
+            f"full KV, fit {fit['needs']:.1%}"
         )

@@ -29,14 +29,14 @@ def list_(as_json: AsJson = False) -> None:
     """The models that have a name here; the first is what is run where none is named."""
     from kvlens.models import catalogue
 
-    found = catalogue.entries()
+    results = catalogue.entries()
     if as_json:
-        typer.echo(json.dumps([entry.as_json() for entry in found], ensure_ascii=False))
+        typer.echo(json.dumps([entry.as_json() for entry in results], ensure_ascii=False))
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("name", "family", "shape", "context", "size", "licence", "calibrations", "what it is"):
         table.add_column(column, no_wrap=column == "name")
-    for entry in found:
+    for entry in results:
         cells = (
             entry.name,
             entry.family,
@@ -64,8 +64,8 @@ def show(
         typer.echo(json.dumps(fields, ensure_ascii=False))
         return
     for key, value in fields.items():
-        said = _size(value) if key == "bytes" else ", ".join(value) if isinstance(value, list) else value
-        typer.echo(f"{key:13} {'' if said is None else said}")
+        cell_text = _size(value) if key == "bytes" else ", ".join(value) if isinstance(value, list) else value
+        typer.echo(f"{key:13} {'' if cell_text is None else cell_text}")
 
 
 @models_app.command()

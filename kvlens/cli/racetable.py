@@ -29,8 +29,8 @@ class RaceTable:
         if live:
             self._live.start()
 
-    def report(self, phase: str, done: int, total: int) -> None:
-        self._phase = f"{phase} {done:,} / {total:,}"
+    def report(self, phase: str, count: int, total: int) -> None:
+        self._phase = f"{phase} {count:,} / {total:,}"
 
     def begun(self, race: RaceInfo) -> None:
         self._race = race
@@ -59,8 +59,8 @@ class RaceTable:
 
     def _row(self, number: int, lane: Lane, sizes: dict[str, int]) -> list[Text]:
         frames = self._frames.get(number, [])
-        asked, full = sizes["asked"], sizes["full_kv_bytes"]
-        text = "".join(frame["text"] for frame in frames[asked:]) if frames else lane.message or lane.state
+        asked_bytes, full = sizes["asked"], sizes["full_kv_bytes"]
+        text = "".join(frame["text"] for frame in frames[asked_bytes:]) if frames else lane.message or lane.state
         kl = next((frame["kl"] for frame in reversed(frames) if frame["kl"] is not None), None)
         cells = [
             Text(named(lane), "red" if lane.lost is not None else ""),
@@ -86,5 +86,5 @@ def line(lane: Lane) -> str:
     whole = lane.state == "completed"
     lost = ("as full KV" if whole else "") if lane.lost is None else f"left full KV at step {lane.lost}"
     judged = {True: "right", False: "wrong", None: ""}[lane.right]
-    said = ", ".join(part for part in ("" if whole else lane.state, lost, judged) if part)
-    return f"{named(lane)} {lane.uid}: {said}: {' '.join(lane.text.split())}"
+    sentence = ", ".join(part for part in ("" if whole else lane.state, lost, judged) if part)
+    return f"{named(lane)} {lane.uid}: {sentence}: {' '.join(lane.text.split())}"

@@ -18,33 +18,33 @@ def listed(runs_dir: Path, uid: str, as_json: bool) -> None:
     """Print it, newest first. Raises TraceError for a run that cannot be read."""
     with TraceReader.open(runs_dir, uid) as reader:
         budget = reader.meta.budget_bytes
-    found = tries_in(runs_dir, uid)
+    trials = tries_in(runs_dir, uid)
     if as_json:
-        typer.echo(json_text([_plain(one, budget) for one in found]))
+        typer.echo(json_text([_plain(item, budget) for item in trials]))
         return
-    if not found:
+    if not trials:
         typer.echo(f"nothing was tried on run {uid}; hold one of its spans with: kvlens whatif {uid} --span ID")
         return
     columns = ["uid", "tried", "answer", "restored, or stands", "KL before", "KL after", "bytes more"]
-    show_table(columns, [_row(one, budget) for one in found])
+    show_table(columns, [_row(item, budget) for item in trials])
 
 
-def _row(one: Try, budget: int | None) -> list[Any]:
-    said, more = one.summary, one.more_bytes(budget)
-    if said is None:
-        return [one.uid, one.brief(), None, None, None, None, None]
-    before, after = (None if kl is None else f"{kl:.3g}" for kl in (said.kl_before, said.kl_after))
-    return [one.uid, one.brief(), said.answer_after, one.outcome(), before, after, si_bytes(more)]
+def _row(trial: Try, budget: int | None) -> list[Any]:
+    sentence, more = trial.summary, trial.more_bytes(budget)
+    if sentence is None:
+        return [trial.uid, trial.brief(), None, None, None, None, None]
+    kl_before, kl_after = (None if kl is None else f"{kl:.3g}" for kl in (sentence.kl_before, sentence.kl_after))
+    return [trial.uid, trial.brief(), sentence.answer_after, trial.outcome(), kl_before, kl_after, si_bytes(more)]
 
 
-def _plain(one: Try, budget: int | None) -> dict[str, Any]:
+def _plain(trial: Try, budget: int | None) -> dict[str, Any]:
     return {
-        "uid": one.uid,
-        "tried": one.words(),
-        "holds": [str(piece) for piece in one.pieces],
-        "drops": [str(piece) for piece in one.dropped_pieces],
-        "from_step": one.from_step,
-        "changed": one.changed,
-        "more_bytes": one.more_bytes(budget),
-        **({} if one.summary is None else one.summary.stored()),
+        "uid": trial.uid,
+        "tried": trial.words(),
+        "holds": [str(piece) for piece in trial.pieces],
+        "drops": [str(piece) for piece in trial.dropped_pieces],
+        "from_step": trial.from_step,
+        "changed": trial.changed,
+        "more_bytes": trial.more_bytes(budget),
+        **({} if trial.summary is None else trial.summary.stored()),
     }

@@ -49,13 +49,13 @@ def _is_prose(paragraph: str) -> bool:
 
 def paragraphs(text: str) -> tuple[str, ...]:
     """The prose paragraphs of a text, line breaks kept, indentation, code, tables and lists dropped."""
-    found = []
+    rows = []
     for block in re.split(r"\n\s*\n", text):
         lines = [line.strip() for line in block.strip().splitlines()]
         block = re.sub(r"[ \t]+", " ", "\n".join(lines)).replace("*", "").replace('"', "").replace("`", "")
         if _is_prose(block):
-            found.append(block)
-    return tuple(found)
+            rows.append(block)
+    return tuple(rows)
 
 
 def _docstrings(source: str) -> str:
@@ -88,14 +88,14 @@ def collect() -> list[Document]:
             for p in sorted(licences.iterdir())
             if not p.is_symlink()
         ]
-    seen: set[str] = set()
+    seen_keys: set[str] = set()
     documents = []
     for name, text in raw:
         fresh = []
         for paragraph in paragraphs(text):
             flat = " ".join(paragraph.split())
-            if flat not in seen:
-                seen.add(flat)
+            if flat not in seen_keys:
+                seen_keys.add(flat)
                 fresh.append(paragraph)
         if fresh:
             documents.append(Document(name, tuple(fresh)))

@@ -39,7 +39,7 @@ class _Content:
     answer: str
 
 
-def _content(task: str, rng: random.Random, kind: str, others: int, hops: int, items: int) -> _Content:
+def _content(task: str, rng: random.Random, kind: str, number: int, hops: int, items: int) -> _Content:
     if task == "chain":
         sentences, question, answer = language.make_chain(rng, hops)
         return _Content(sentences, [], question, answer)
@@ -47,19 +47,19 @@ def _content(task: str, rng: random.Random, kind: str, others: int, hops: int, i
         facts, question, answer = language.make_list(rng, items)
         return _Content([fact.sentence for fact in facts], [], question, answer)
     kind = "note" if task == "note" else kind
-    asked = language.make_fact(rng, kind)
+    asked_fact = language.make_fact(rng, kind)
     more: dict[str, str] = {}
-    wanted = {"needle": 0, "note": 2}.get(task, others)
-    for _ in range(100 * wanted):
-        if len(more) == wanted:
+    fact_count = {"needle": 0, "note": 2}.get(task, number)
+    for _ in range(100 * fact_count):
+        if len(more) == fact_count:
             break
         fact = language.make_fact(rng, kind)
-        if fact.key != asked.key:
+        if fact.key != asked_fact.key:
             more.setdefault(fact.key, fact.sentence)
-    return _Content([asked.sentence], list(more.values()), asked.question, asked.answer)
+    return _Content([asked_fact.sentence], list(more.values()), asked_fact.question, asked_fact.answer)
 
 
-def _check(task: str, length: int, depth: float, kind: str, others: int, hops: int, items: int) -> None:
+def _check(task: str, length: int, depth: float, kind: str, number: int, hops: int, items: int) -> None:
     if task not in TASKS:
         raise ValueError(f"unknown task {task!r}; known tasks: {', '.join(TASKS)}")
     if not 0.0 <= depth <= 1.0:
@@ -68,7 +68,7 @@ def _check(task: str, length: int, depth: float, kind: str, others: int, hops: i
         raise ValueError(f"length must be a positive number of tokens, not {length}")
     if kind not in language.FACT_KINDS:
         raise ValueError(f"unknown kind of fact {kind!r}; known kinds: {', '.join(language.FACT_KINDS)}")
-    for name, value, low, high in (("others", others, 0, 200), ("hops", hops, 1, 20), ("items", items, 1, 15)):
+    for name, value, low, high in (("others", number, 0, 200), ("hops", hops, 1, 20), ("items", items, 1, 15)):
         if not low <= value <= high:
             raise ValueError(f"{name} must lie between {low} and {high}, not {value}")
 
@@ -116,11 +116,11 @@ def make_prompt(
         if size(sentence) <= room:
             crowd.append(sentence)
             room -= size(sentence)
-    given = iter(filler) if filler is not None else None
+    sentences = iter(filler) if filler is not None else None
     hay: list[str] = []
     misses = 0
     while misses < 20:
-        piece = next(given, None) if given is not None else language.filler(rng)
+        piece = next(sentences, None) if sentences is not None else language.filler(rng)
         if piece is None:
             break
         if size(piece) <= room:
@@ -148,14 +148,14 @@ def make_prompt(
 
 
 def _place(
-    hay: list[str], asked: list[str], depth: float, size: Callable[[str], int], rng: random.Random
+    hay: list[str], texts: list[str], depth: float, size: Callable[[str], int], rng: random.Random
 ) -> list[tuple[str, int]]:
     """Haystack and asked sentences in the order of the text, each with its index among the asked ones or -1."""
     ends = [0]
     for sentence in hay:
         ends.append(ends[-1] + size(sentence))
     slots = [(_nearest(ends, depth * ends[-1]), 0)]
-    slots += [(rng.randrange(len(hay) + 1), index) for index in range(1, len(asked))]
+    slots += [(rng.randrange(len(hay) + 1), index) for index in range(1, len(texts))]
     by_slot: dict[int, list[int]] = {}
     for slot, index in slots:
         by_slot.setdefault(slot, []).append(index)
@@ -166,7 +166,7 @@ def _place(
         if 0 in here and depth in (0.0, 1.0):  # the asked fact keeps the very first or last place
             here.remove(0)
             here.insert(0 if depth == 0.0 else len(here), 0)
-        placed += [(asked[index], index) for index in here]
+        placed += [(texts[index], index) for index in here]
         if position < len(hay):
             placed.append((hay[position], -1))
     return placed
@@ -176,11 +176,11 @@ def score(task: str, answer: str, output: str) -> float:
     """1 for an exact match of the first line, else 0; for a list the share of its entries that are right."""
     if task not in TASKS:
         raise ValueError(f"unknown task {task!r}; known tasks: {', '.join(TASKS)}")
-    wanted = answer.strip()
+    expected = answer.strip()
     lines = output.strip().splitlines()
-    given = lines[0].strip() if lines else ""
+    answer_line = lines[0].strip() if lines else ""
     if task != "list":
-        return float(given == wanted)
-    entries = [entry.strip().rstrip(".") for entry in wanted.split(",")]
-    found = {entry.strip().rstrip(".") for entry in re.split(r"[,;]", given)}
-    return sum(entry in found for entry in entries) / len(entries)
+        return float(answer_line == expected)
+    entries = [entry.strip().rstrip(".") for entry in expected.split(",")]
+    named_answers = {entry.strip().rstrip(".") for entry in re.split(r"[,;]", answer_line)}
+    return sum(entry in named_answers for entry in entries) / len(entries)

@@ -85,12 +85,12 @@ class Encoder:
             return self.tokenizer.encode(text, add_special_tokens=False)
         ids: list[int] = []
         for piece in _ASCII_SPLIT.findall(text):
-            known = self._memory.get(piece)
-            if known is None:
-                known = self.tokenizer.encode(piece, add_special_tokens=False)
+            known_values = self._memory.get(piece)
+            if known_values is None:
+                known_values = self.tokenizer.encode(piece, add_special_tokens=False)
                 if len(self._memory) < 200_000:
-                    self._memory[piece] = known
-            ids += known
+                    self._memory[piece] = known_values
+            ids += known_values
         return ids
 
 

@@ -65,21 +65,21 @@ class Asked:
         return bool(self.spans or self.tokens or self.pieces)
 
 
-def numbers(text: str, count: int, what: str) -> tuple[int, ...]:
+def numbers(text: str, count: int, noun: str) -> tuple[int, ...]:
     """'all' or '0,2-4' -> numbers below `count`, ascending. Raises ValueError with one sentence."""
     if text.strip() == "all":
         return tuple(range(count))
-    found: set[int] = set()
+    results: set[int] = set()
     for part in text.split(","):
-        first, dash, last = part.strip().partition("-")
-        if not _digits(first) or (dash and not _digits(last)):
-            raise ValueError(f"--{what} {text[:40]}: give all, or numbers and ranges like 0,2-4.")
-        if max(len(first), len(last)) > MOST_DIGITS or int(last or first) >= count:
-            raise ValueError(f"--{what} {text[:40]}: the model has {count}, counted from 0.")
-        if dash and int(last) < int(first):
-            raise ValueError(f"--{what} {text}: a range goes from the lower number to the higher.")
-        found |= set(range(int(first), int(last or first) + 1))
-    return tuple(sorted(found))
+        first_number, dash, last = part.strip().partition("-")
+        if not _digits(first_number) or (dash and not _digits(last)):
+            raise ValueError(f"--{noun} {text[:40]}: give all, or numbers and ranges like 0,2-4.")
+        if max(len(first_number), len(last)) > MOST_DIGITS or int(last or first_number) >= count:
+            raise ValueError(f"--{noun} {text[:40]}: the model has {count}, counted from 0.")
+        if dash and int(last) < int(first_number):
+            raise ValueError(f"--{noun} {text}: a range goes from the lower number to the higher.")
+        results |= set(range(int(first_number), int(last or first_number) + 1))
+    return tuple(sorted(results))
 
 
 def _digits(text: str) -> bool:
@@ -88,48 +88,50 @@ def _digits(text: str) -> bool:
 
 def token_range(text: str) -> tuple[int, int]:
     """'396-401' or '396' -> [396, 402) or [396, 397). Raises ValueError with one sentence."""
-    first, dash, last = text.strip().partition("-")
-    if not _digits(first) or (dash and not _digits(last)):
+    first_token, dash, last = text.strip().partition("-")
+    if not _digits(first_token) or (dash and not _digits(last)):
         raise ValueError(f"--tokens {text[:40]}: give the position of a token, or a range like 396-401.")
-    if dash and int(last) < int(first):
+    if dash and int(last) < int(first_token):
         raise ValueError(f"--tokens {text[:40]}: a range goes from the lower position to the higher.")
-    return int(first), int(last or first) + 1
+    return int(first_token), int(last or first_token) + 1
 
 
 def holds_for(
-    past: Named, asked: Asked, heads: tuple[Head, ...], only: frozenset[Head] | None = None
+    past: Named, request: Asked, heads: tuple[Head, ...], only: frozenset[Head] | None = None
 ) -> tuple[Hold, ...]:
     """The spans and ranges of tokens in the run, held for `heads`, and the pieces, each for its own; all of them for
     those in `only` where that is given. Raises ValueError, one sentence, for what the run does not have."""
-    if not asked.holds:
+    if not request.holds:
         raise ValueError(
             "say what to hold: --span with the id of a span, --tokens with positions like 396-401 or --hold for chosen "
             "heads; what to leave out: --drop; or what to change: --budget or --set."
         )
-    named = [*(Piece(span) for span in asked.spans), *(Piece(tokens=tokens) for tokens in asked.tokens)]
-    wanted = [(piece, heads) for piece in named]
-    wanted += [(piece, piece.heads(past.layers, past.kv_heads)) for piece in asked.pieces]
+    named = [*(Piece(span) for span in request.spans), *(Piece(tokens=tokens) for tokens in request.tokens)]
+    wanted_pieces = [(piece, heads) for piece in named]
+    wanted_pieces += [(piece, piece.heads(past.layers, past.kv_heads)) for piece in request.pieces]
     if only is not None:
-        wanted = [(piece, tuple(head for head in whose if head in only)) for piece, whose in wanted]
-    return _ranges(Hold, past, wanted, asked.from_step)
+        wanted_pieces = [
+            (piece, tuple(head for head in piece_heads if head in only)) for piece, piece_heads in wanted_pieces
+        ]
+    return _ranges(Hold, past, wanted_pieces, request.from_step)
 
 
-def drops_for(past: Named, asked: Asked) -> tuple[Drop, ...]:
+def drops_for(past: Named, request: Asked) -> tuple[Drop, ...]:
     """What is to be dropped, in the run. Raises ValueError, one sentence, for what the run does not have."""
-    wanted = [(piece, piece.heads(past.layers, past.kv_heads)) for piece in asked.drops]
-    return _ranges(Drop, past, wanted, asked.from_step)
+    wanted_pieces = [(piece, piece.heads(past.layers, past.kv_heads)) for piece in request.drops]
+    return _ranges(Drop, past, wanted_pieces, request.from_step)
 
 
 def _ranges(
-    kind: Callable[..., _Kind], past: Named, wanted: Sequence[tuple[Piece, tuple[Head, ...]]], from_step: int
+    kind: Callable[..., _Kind], past: Named, pairs: Sequence[tuple[Piece, tuple[Head, ...]]], from_step: int
 ) -> tuple[_Kind, ...]:
-    found: list[_Kind] = []
-    for piece, heads in wanted:
+    ranges: list[_Kind] = []
+    for piece, heads in pairs:
         if heads and piece.tokens is not None:
-            found += [kind(*part, heads, from_step, whole) for *part, whole in _of_tokens(past, piece.tokens)]
+            ranges += [kind(*part, heads, from_step, whole) for *part, whole in _of_tokens(past, piece.tokens)]
         elif heads and piece.span is not None:
-            found.append(kind(*_of_span(past, piece.span), heads, from_step))
-    return tuple(found)
+            ranges.append(kind(*_of_span(past, piece.span), heads, from_step))
+    return tuple(ranges)
 
 
 def _of_span(past: Named, span: int) -> tuple[int, int, int]:
@@ -145,9 +147,9 @@ def _of_span(past: Named, span: int) -> tuple[int, int, int]:
     return span, row.tok_start, row.tok_end
 
 
-def _of_tokens(past: Named, given: tuple[int, int]) -> Iterator[Part]:
+def _of_tokens(past: Named, pair: tuple[int, int]) -> Iterator[Part]:
     """A range of tokens by the spans that it lies in."""
-    start, end = given
+    start, end = pair
     if end > past.positions:
         raise ValueError(f"run {past.uid} has no token {end - 1}; its positions are 0 to {past.positions - 1}.")
     yield from parts(past.spans, start, end)

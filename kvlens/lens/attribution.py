@@ -30,9 +30,9 @@ def lost_steps(loss: pd.DataFrame) -> list[int]:
 def missed(reader: TraceReader, step: int) -> pd.DataFrame:
     """`TraceReader.triples` of what was missed at a step (regret, or unread mass) in the lens's order: by effect on the
     choice where it has one that was recorded, behind that by regret."""
-    found = reader.triples(step)
-    found = found[(found["regret"] > 0) | (found["unread"] > 0)]
-    return found.sort_values("effect", ascending=False, na_position="last", kind="stable", ignore_index=True)
+    triples = reader.triples(step)
+    triples = triples[(triples["regret"] > 0) | (triples["unread"] > 0)]
+    return triples.sort_values("effect", ascending=False, na_position="last", kind="stable", ignore_index=True)
 
 
 def attribute(reader: TraceReader) -> pd.DataFrame:
@@ -41,19 +41,19 @@ def attribute(reader: TraceReader) -> pd.DataFrame:
     lost or full attention was not recorded."""
     columns = ["layer", "kv_head", "span", "regret", "effect"]
     steps = lost_steps(reader.loss())
-    found = missed(reader, steps[0]) if steps else None
-    if found is None or found.empty:
+    missed_triples = missed(reader, steps[0]) if steps else None
+    if missed_triples is None or missed_triples.empty:
         return pd.DataFrame({name: pd.Series(dtype="float" if name in columns[3:] else "int") for name in columns})
-    return found[columns]
+    return missed_triples[columns]
 
 
 def with_reasons(reader: TraceReader, triples: pd.DataFrame, step: int, top: int) -> pd.DataFrame:
     """The first `top` triples with why each was not attended exactly at `step`: kind and sentence
     (kvlens.lens.reasons)."""
-    first = triples.head(top).copy()
-    named = first[["layer", "kv_head", "span"]].astype(int).to_numpy().tolist()
-    found = [explain(reader, step, *triple) for triple in named]
-    return first.assign(reason=[reason.kind for reason in found], why=[reason.says for reason in found])
+    named_triples = triples.head(top).copy()
+    named = named_triples[["layer", "kv_head", "span"]].astype(int).to_numpy().tolist()
+    reasons = [explain(reader, step, *triple) for triple in named]
+    return named_triples.assign(reason=[reason.kind for reason in reasons], why=[reason.says for reason in reasons])
 
 
 def attribute_records(
@@ -72,10 +72,10 @@ def attribute_records(
     return sorted(total.items(), key=lambda item: (-item[1], item[0]))
 
 
-def most_effect(found: Iterable[Effects]) -> list[tuple[Triple, float]]:
+def most_effect(effects: Iterable[Effects]) -> list[tuple[Triple, float]]:
     """By effect on the choice, in logits, added over the steps given."""
     total: dict[Triple, float] = {}
-    for step in found:
+    for step in effects:
         for layer, head, span, effect in zip(
             step.layer.tolist(), step.kv_head.tolist(), step.span.tolist(), step.effect.tolist(), strict=True
         ):
@@ -88,8 +88,8 @@ def _regrets(oracle: Oracle, group: int, unread: bool) -> Sequence[tuple[Triple,
     if unread and oracle.unread is not None:
         regret = np.maximum(regret, oracle.unread)
     layers, heads, places = np.nonzero((oracle.span >= 0) & (regret > 0))
-    found: dict[Triple, float] = {}
+    regret_of: dict[Triple, float] = {}
     for layer, head, place in zip(layers.tolist(), heads.tolist(), places.tolist(), strict=True):
         triple = layer, head // group, int(oracle.span[layer, head, place])
-        found[triple] = found.get(triple, 0.0) + float(regret[layer, head, place]) / group
-    return list(found.items())
+        regret_of[triple] = regret_of.get(triple, 0.0) + float(regret[layer, head, place]) / group
+    return list(regret_of.items())

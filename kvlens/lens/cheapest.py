@@ -37,11 +37,11 @@ def fewest_bytes(
     step, trials = question.lost_step(past), question.trials
     trials.ready()
     report("search", 0, most)
-    shape, kept = trials.engine.loaded.shape, trials.watched(question.answer_end)
-    spans = {row.span: row for row in kept.spans if row.kind != "window"}
-    records = [(record.loss, record.oracle) for record in kept.steps]
+    shape, watched = trials.engine.loaded.shape, trials.watched(question.answer_end)
+    spans = {row.span: row for row in watched.spans if row.kind != "window"}
+    records = [(record.loss, record.oracle) for record in watched.steps]
     missed = attribute_records(records, shape.group, every_lost_step=True, unread=True)
-    effects = most_effect(trials.effects(kept))
+    effects = most_effect(trials.effects(watched))
     felt = [triple for triple, effect in effects if effect >= LEAST * effects[0][1]]
     order = dict.fromkeys((*felt, *(triple for triple, _ in missed)))
     ranking = [triple for triple in order if triple[2] in spans][:CANDIDATES]
@@ -54,26 +54,26 @@ def fewest_bytes(
         unless(cancelled)
         holds = tuple(holds_of(triples, spans, from_step))
         beside = untouched(holds, trials.drops)
-        best = min((one.held_bytes for one in tried if one.restored), default=None)
+        best = min((trial.held_bytes for trial in tried if trial.restored), default=None)
         so_far = "nothing is back yet" if best is None else f"back with {si_bytes(best)}"
         doing = "Holding" if beside else "Lifting the drop of"
-        what = f"{counted(len(triples), 'span')} of single KV heads, {si_bytes(held_bytes(beside, shape))}"
-        say(f"{doing} {what}; so far {so_far}.")
+        label = f"{counted(len(triples), 'span')} of single KV heads, {si_bytes(held_bytes(beside, shape))}"
+        say(f"{doing} {label}; so far {so_far}.")
         ways = ((question.lifting(holds), beside), (question, holds)) if beside != holds else ((question, holds),)
-        for asked, these in ways:
-            loss = asked.losses(these, step + 1)[step]
+        for request, these in ways:
+            loss = request.losses(these, step + 1)[step]
             assert loss is not None, "every step of a forced run is compared"
-            back = loss.agrees and (not asked.by_answer or asked.restored(these))
-            found = Attempt(triples, held_bytes(these, shape), loss.kl, back)
+            back = loss.agrees and (not request.by_answer or request.restored(these))
+            search = Attempt(triples, held_bytes(these, shape), loss.kl, back)
             if back:
                 break
-        tried.append(found)
+        tried.append(search)
         report("search", len(tried), most)
-        return found
+        return search
 
     def cost(triple: Triple) -> int:
         return held_bytes(untouched(holds_of((triple,), spans), trials.drops), shape)
 
-    found = FewestBytes(test, cost, most).run(ranking)
-    chosen = found.best.triples if found.best is not None else tuple(ranking)
-    return found, tuple(holds_of(chosen, spans, from_step))
+    search = FewestBytes(test, cost, most).run(ranking)
+    best_triples = search.best.triples if search.best is not None else tuple(ranking)
+    return search, tuple(holds_of(best_triples, spans, from_step))

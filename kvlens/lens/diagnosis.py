@@ -33,8 +33,8 @@ class Wanted:
             Budget.parse(self.budget)
 
     def takes(self, row: dict[str, object]) -> bool:
-        asked = (("method", self.method), ("model", self.model), ("task", self.task))
-        if not all(value is None or str(row[name]) == value for name, value in asked):
+        request = (("method", self.method), ("model", self.model), ("task", self.task))
+        if not all(value is None or str(row[name]) == value for name, value in request):
             return False
         return self.budget is None or in_words(self.budget) == budget_of(row)
 
@@ -76,15 +76,15 @@ class Cause:
     @property
     def heads(self) -> list[tuple[tuple[int, int], int]]:
         """((layer, KV head), runs in which it missed most), the most frequent first."""
-        found = Counter((one.layer, one.kv_head) for one in self.lost if one.layer is not None)
-        return [((layer, head), n) for (layer, head), n in sorted(found.items(), key=lambda item: (-item[1], item[0]))]  # type: ignore[misc]
+        runs = Counter((run.layer, run.kv_head) for run in self.lost if run.layer is not None)
+        return [((layer, head), n) for (layer, head), n in sorted(runs.items(), key=lambda item: (-item[1], item[0]))]  # type: ignore[misc]
 
     @property
     def of_the_answer(self) -> tuple[int, int]:
         """Of how many runs it is known whether what was missed most holds part of the answer's words, second; of how
         many it does, first."""
-        known = [one.needle for one in self.lost if one.needle is not None]
-        return sum(known), len(known)
+        recorded = [item.needle for item in self.lost if item.needle is not None]
+        return sum(recorded), len(recorded)
 
 
 @dataclass(frozen=True)
@@ -99,34 +99,36 @@ class Diagnosis:
 
     @property
     def lost(self) -> tuple[Lost, ...]:
-        return tuple(one for cause in self.causes for one in cause.lost)
+        return tuple(item for cause in self.causes for item in cause.lost)
 
 
-def diagnose(runs_dir: Path, wanted: Wanted, told: Callable[[int, int], None] = lambda done, total: None) -> Diagnosis:
+def diagnose(
+    runs_dir: Path, target: Wanted, report: Callable[[int, int], None] = lambda count, total: None
+) -> Diagnosis:
     """Of the runs that chose their own tokens and were compared with full KV; what-ifs and fed runs are none. Causes
-    come most frequent first. told(done, total): runs that were read."""
+    come most frequent first. report(count, total): runs that were read."""
     table = list_runs(runs_dir)
-    rows = [row for row in records(table) if _stands_alone(row) and wanted.takes(row)]
-    found, mild, compared, unread = [], 0, 0, []
-    for done, row in enumerate(rows):
-        told(done, len(rows))
+    rows = [row for row in records(table) if _stands_alone(row) and target.takes(row)]
+    entries, mild, compared, unread = [], 0, 0, []
+    for count, row in enumerate(rows):
+        report(count, len(rows))
         try:
             with TraceReader.open(runs_dir, str(row["uid"])) as reader:
                 if reader.loss().empty:
                     continue
                 compared += 1
-                one = _lost(reader)
+                item = _lost(reader)
         except TraceError as problem:
             unread.append(str(problem))
             continue
-        if one is None:
+        if item is None:
             continue
-        if isinstance(one, str):
+        if isinstance(item, str):
             mild += 1
         else:
-            found.append(one)
-    told(len(rows), len(rows))
-    return Diagnosis(compared, mild, tuple(_grouped(found)), tuple(unread))
+            entries.append(item)
+    report(len(rows), len(rows))
+    return Diagnosis(compared, mild, tuple(_grouped(entries)), tuple(unread))
 
 
 def _stands_alone(row: dict[str, object]) -> bool:
@@ -136,15 +138,23 @@ def _stands_alone(row: dict[str, object]) -> bool:
 
 def _lost(reader: TraceReader) -> Lost | str | None:
     """None: nothing was lost; words: something was, and nothing that was asked for."""
-    found = verdict(reader, missed=False)
-    if found is None:
+    loss_verdict = verdict(reader, missed=False)
+    if loss_verdict is None:
         return None
-    outcome = severity(reader, found)
+    outcome = severity(reader, loss_verdict)
     if outcome.mild:
         return outcome.words()
     whole, meta = verdict(reader), reader.meta
     missed = None if whole is None else whole.missed
-    about = (reader.uid, str(meta.model), str(meta.method), meta.preset, limit_of(meta), found.step, outcome.words())
+    about = (
+        reader.uid,
+        str(meta.model),
+        str(meta.method),
+        meta.preset,
+        limit_of(meta),
+        loss_verdict.step,
+        outcome.words(),
+    )
     if missed is None:
         return Lost(*about, NOT_RECORDED, "full attention by span was not recorded at its step")
     return Lost(
@@ -169,7 +179,7 @@ def _holds(reader: TraceReader, start: int, end: int) -> bool | None:
 
 def _grouped(lost: Iterable[Lost]) -> list[Cause]:
     groups: dict[tuple[str, str, str, str], list[Lost]] = {}
-    for one in lost:
-        groups.setdefault((one.model, one.method, one.limit, one.kind), []).append(one)
-    causes = [Cause(*key, tuple(found)) for key, found in groups.items()]
+    for item in lost:
+        groups.setdefault((item.model, item.method, item.limit, item.kind), []).append(item)
+    causes = [Cause(*key, tuple(results)) for key, results in groups.items()]
     return sorted(causes, key=lambda cause: (-len(cause.lost), cause.model, cause.method, cause.limit, cause.kind))

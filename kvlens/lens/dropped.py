@@ -13,18 +13,18 @@ def dropped(facts: Facts) -> str | None:
     rows = facts.reader.cuts(facts.step, facts.layer, facts.kv_head, facts.span)
     if rows.empty:
         return None
-    gone, last = int(rows["dropped"].sum()), rows.iloc[-1]
+    removed, last = int(rows["dropped"].sum()), rows.iloc[-1]
     span = facts.reader.span(facts.span)
     tokens = span.tok_end - span.tok_start
-    at = int(last["step"])
-    when = "at the end of prefill" if at < 0 else f"one by one, the last of them at step {at}"
-    said = f"{gone} of its {tokens} tokens were evicted {when}"
+    position = int(last["step"])
+    when = "at the end of prefill" if position < 0 else f"one by one, the last of them at step {position}"
+    sentence = f"{removed} of its {tokens} tokens were evicted {when}"
     if last["score"] is None or math.isnan(float(last["score"])):
-        return f"{said}, by their position"
+        return f"{sentence}, by their position"
     best = rows.iloc[int(rows["rank"].argmin())]
     stayed = "" if math.isnan(float(best["cut"])) else f", the lowest that stayed {float(best['cut']):.3g}"
     rank, candidates = int(best["rank"]), int(best["candidates"])
     return (
-        f"{said}, the best of them, token {int(best['pos'])}, rank {rank} of {candidates} by the method's score "
+        f"{sentence}, the best of them, token {int(best['pos'])}, rank {rank} of {candidates} by the method's score "
         f"({float(best['score']):.3g}{stayed}), {int(best['kept'])} kept"
     )

@@ -62,7 +62,7 @@ class Facts:
     def of(cls, reader: TraceReader, step: int, layer: int, kv_head: int, span: int) -> Facts:
         row = reader.span(span)
         events = reader.events(step=None, layer=layer, kv_head=kv_head)
-        mine = events[(events["span"] == span) & (events["step"] <= step)]
+        own_rows = events[(events["span"] == span) & (events["step"] <= step)]
         similarity = _uncorrected(reader, step, layer, kv_head)
         waits = similarity is not None or bool(Own.of(reader).say("waits", reader.meta.config))
         heads = reader.oracle_step(step)
@@ -77,8 +77,8 @@ class Facts:
             (row.tok_start, row.tok_end),
             row.reason,
             row.born_step,
-            row.state == "coarse" and "kept" not in set(mine["kind"]),
-            mine,
+            row.state == "coarse" and "kept" not in set(own_rows["kind"]),
+            own_rows,
             _states(reader, step, layer, kv_head, events, waits),
             waits,
             similarity,
@@ -101,11 +101,13 @@ class Facts:
         rows = self.reader.cuts(self.step, self.layer, self.kv_head, self.span)
         return None if rows.empty else int(rows["step"].iloc[-1])
 
-    def unasked(self, at: int | None) -> str:
+    def unasked(self, position: int | None) -> str:
         """', before the question was known' of what was evicted at a step (-1: the end of prefill) at which the
         question had not been fed to its end; nothing where it was part of what was read."""
         known_from = self.reader.meta.asked_steps
-        return ", before the question was known" if known_from and at is not None and at < known_from else ""
+        return (
+            ", before the question was known" if known_from and position is not None and position < known_from else ""
+        )
 
     @property
     def held(self) -> bool:
@@ -119,28 +121,32 @@ class Facts:
 
     def _holds(self) -> list[Held]:
         """The holds of tokens of this span that are kept for this KV head at the step."""
-        here, at = self.span, (self.layer, self.kv_head)
-        return [h for h in self.reader.meta.hold if h.span == here and at in h.heads and self.step >= h.from_step]
+        here, position = self.span, (self.layer, self.kv_head)
+        return [h for h in self.reader.meta.hold if h.span == here and position in h.heads and self.step >= h.from_step]
 
     @property
     def dropped_tokens(self) -> tuple[tuple[int, int], ...]:
         """Ranges [start, end) of it that a counterfactual dropped for this KV head by the step; of the window, of what
         it holds at the step beside the step's own token, which is attended whatever was dropped."""
-        at = self.layer, self.kv_head
-        mine = joined(
-            (d.tok_start, d.tok_end) for d in self.reader.meta.drop if at in d.heads and self.step >= d.from_step
+        position = self.layer, self.kv_head
+        own_rows = joined(
+            (d.tok_start, d.tok_end) for d in self.reader.meta.drop if position in d.heads and self.step >= d.from_step
         )
         start, end = self.tokens
-        gone: list[tuple[int, int]] = []
+        pairs: list[tuple[int, int]] = []
         if self.kind == "window":
             end += self.step
             spans = self.reader.spans()
-            left = spans[(spans["span"] != self.span) & (spans["born_step"] <= self.step)]
-            gone = list(zip(left["tok_start"].astype(int), left["tok_end"].astype(int), strict=True))
-            cuts = self.reader.cuts(self.step, *at, self.span)
-            gone += [(int(pos), int(pos) + 1) for pos in cuts.loc[cuts["dropped"] == 1, "pos"]]
-        inside = ((max(start, first), min(end, last)) for first, last in mine if first < end and last > start)
-        return tuple(piece for one in inside for piece in without(one, gone))
+            remaining = spans[(spans["span"] != self.span) & (spans["born_step"] <= self.step)]
+            pairs = list(zip(remaining["tok_start"].astype(int), remaining["tok_end"].astype(int), strict=True))
+            cuts = self.reader.cuts(self.step, *position, self.span)
+            pairs += [(int(pos), int(pos) + 1) for pos in cuts.loc[cuts["dropped"] == 1, "pos"]]
+        inside = (
+            (max(start, first_item), min(end, last))
+            for first_item, last in own_rows
+            if first_item < end and last > start
+        )
+        return tuple(piece for item in inside for piece in without(item, pairs))
 
     @property
     def before(self) -> Ranking:
@@ -176,10 +182,10 @@ class Facts:
         """Query head of the group -> whether it attended 'all', 'part' or 'none' of the span's tokens, by full
         attention's mass on those that it did not. Only heads that list the span with more than a rounded zero; empty
         where it was not recorded."""
-        known = self.listed[(self.listed["full"] > NOTHING) & self.listed["unread"].notna()]
-        part = np.where(known["mass"] > 0, "part", "none")
-        words = np.where(known["unread"] > 0, part, "all")
-        return {int(head): str(word) for head, word in zip(known["q_head"], words, strict=True)}
+        recorded = self.listed[(self.listed["full"] > NOTHING) & self.listed["unread"].notna()]
+        part = np.where(recorded["mass"] > 0, "part", "none")
+        words = np.where(recorded["unread"] > 0, part, "all")
+        return {int(head): str(word) for head, word in zip(recorded["q_head"], words, strict=True)}
 
     @property
     def exact_only(self) -> bool:
@@ -261,14 +267,14 @@ def _states(
     now = events[events["step"] == step]
     if now["after_attention"].notna().any():
         return states
-    left = set(now.loc[now["kind"].isin(DEPARTURES), "span"].astype(int)) if waits else set()
-    if not left:
+    rows = set(now.loc[now["kind"].isin(DEPARTURES), "span"].astype(int)) if waits else set()
+    if not rows:
         return states
     came = set(now.loc[now["kind"].isin(ARRIVALS), "span"].astype(int))
     forms = reader.span_heads(layer, kv_head)
     factors = set(forms.loc[forms["form"] == "factors", "span"].astype(int))
     frame = reader.span_states(step - 1, layer, kv_head)
     earlier = dict(zip(frame["span"].astype(int), frame["state"].astype(str), strict=True))
-    for span in left:
+    for span in rows:
         states[span] = ("reconstructed" if span in factors else "resident") if span in came else earlier[span]
     return states

@@ -57,8 +57,8 @@ class FewestBytes:
         except _Enough:
             ended = False
         tests = tuple(self._tested.values())
-        back = [one for one in tests if one.restored]
-        return Fewest(min(back, key=lambda one: (one.held_bytes, len(one.triples)), default=None), tests, ended)
+        back = [test for test in tests if test.restored]
+        return Fewest(min(back, key=lambda test: (test.held_bytes, len(test.triples)), default=None), tests, ended)
 
     def _beginning(self, ranking: Sequence[Triple]) -> tuple[Triple, ...]:
         """The shortest beginning of the ranking that suffices, if longer ones do as well; () where all of it does
@@ -76,18 +76,18 @@ class FewestBytes:
                 short = middle
         return tuple(ranking[:long])
 
-    def _reduce(self, found: tuple[Triple, ...]) -> None:
+    def _reduce(self, triples: tuple[Triple, ...]) -> None:
         """Leave out what is not needed, in ever smaller parts."""
-        size = len(found) // 2
+        size = len(triples) // 2
         while size:
-            costliest = sorted(found, key=lambda triple: (-self._cost(triple), triple))
+            costliest = sorted(triples, key=lambda triple: (-self._cost(triple), triple))
             parts = [frozenset(costliest[start : start + size]) for start in range(0, len(costliest), size)]
-            before = found
+            previous = triples
             for part in parts:
-                fewer = tuple(triple for triple in found if triple not in part)
+                fewer = tuple(triple for triple in triples if triple not in part)
                 if fewer and self._suffices(fewer):
-                    found = fewer
-            size = min(size, len(found) // 2) if found != before else size // 2
+                    triples = fewer
+            size = min(size, len(triples) // 2) if triples != previous else size // 2
 
     def _suffices(self, triples: tuple[Triple, ...]) -> bool:
         key = frozenset(triples)

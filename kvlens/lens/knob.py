@@ -67,8 +67,8 @@ class Knob:
             amount = Budget.parse(value)
         except ValueError:
             return None
-        found = round(100 * amount.amount, 1) if amount.unit == "share" else None
-        return found if found in self.shares else None
+        label = round(100 * amount.amount, 1) if amount.unit == "share" else None
+        return label if label in self.shares else None
 
 
 def knob_in(reader: TraceReader) -> Knob | None:
@@ -87,39 +87,39 @@ def knob_of(meta: RunMeta, attended: Callable[[], float | None] = lambda: None) 
     except ValueError:
         return None
     if method.keeps_all:
-        kept = meta.config.get(KEPT)
-        known = any(field.name == KEPT for field in dataclasses.fields(method.Parameters))
-        if not known or not isinstance(kept, (int, float)):
+        kept_tokens = meta.config.get(KEPT)
+        is_known = any(field.name == KEPT for field in dataclasses.fields(method.Parameters))
+        if not is_known or not isinstance(kept_tokens, (int, float)):
             return None
         tokens, prompt = meta.config.get(COUNTED), max(1, full // token - meta.max_new)
-        if kept:
-            return _knob(KEPT, 100 * float(kept), SHARES)
+        if kept_tokens:
+            return _knob(KEPT, 100 * float(kept_tokens), SHARES)
         if isinstance(tokens, int) and tokens > 0:
             return _knob(KEPT, 100 * tokens / prompt, SHARES, f"{COUNTED}={tokens}")
-        seen = attended()
-        return None if seen is None else _knob(KEPT, seen, SHARES, "its own parameters")
-    asked = meta.request or {}
-    preset, overrides = asked.get("preset", meta.preset), dict(asked.get("overrides", meta.config) or {})
+        visited = attended()
+        return None if visited is None else _knob(KEPT, visited, SHARES, "its own parameters")
+    request = meta.request or {}
+    preset, overrides = request.get("preset", meta.preset), dict(request.get("overrides", meta.config) or {})
     numbers = 2 * meta.layers * meta.kv_heads * meta.head_dim
     shape = KVShape(meta.layers, meta.q_heads, meta.kv_heads, meta.head_dim, token // numbers)
     sizes = Sizes(shape, full // token - 1 - meta.max_new, meta.max_new, None)
     usual = default_preset(method.name, str(meta.model))
 
     def possible(share: int) -> bool:
-        at = dataclasses.replace(sizes, budget_bytes=None if share >= 100 else full * share // 100)
+        position = dataclasses.replace(sizes, budget_bytes=None if share >= 100 else full * share // 100)
         try:
-            run = choose(method, preset, usual, overrides, at)
+            run = choose(method, preset, usual, overrides, position)
         except ValueError:
             return False
-        return refusal(method, preset, usual, run, overrides, at) is None
+        return refusal(method, preset, usual, run, overrides, position) is None
 
-    own = 100.0 if meta.budget_bytes is None else 100 * meta.budget_bytes / full
-    return _knob("budget", own, [share for share in SHARES if possible(share)])
+    own_value = 100.0 if meta.budget_bytes is None else 100 * meta.budget_bytes / full
+    return _knob("budget", own_value, [share for share in SHARES if possible(share)])
 
 
-def _knob(name: str, own: float, shares: Any, was: str = "") -> Knob:
-    mine = round(min(100.0, own), 1)
-    return Knob(name, mine, tuple(sorted({mine, *(float(share) for share in shares)})), was)
+def _knob(name: str, value: float, shares: Any, was: str = "") -> Knob:
+    own_rows = round(min(100.0, value), 1)
+    return Knob(name, own_rows, tuple(sorted({own_rows, *(float(share) for share in shares)})), was)
 
 
 def _attended(reader: TraceReader) -> float | None:
@@ -127,8 +127,8 @@ def _attended(reader: TraceReader) -> float | None:
     meta = reader.meta
     if not reader.n_steps or meta.prompt_tokens is None or meta.trace_level == "summary":
         return None
-    there = meta.prompt_tokens + np.arange(reader.n_steps)
-    share = 100 * float(np.mean(reader.kv_cube("attended_tokens").mean((1, 2)) / there))
+    present = meta.prompt_tokens + np.arange(reader.n_steps)
+    share = 100 * float(np.mean(reader.kv_cube("attended_tokens").mean((1, 2)) / present))
     return share if share == share else None
 
 
@@ -140,11 +140,11 @@ def attends(meta: RunMeta) -> str | None:
 
 def attends_by(name: str, config: Mapping[str, Any]) -> str | None:
     """The same of a method's parameters, before a run."""
-    method, kept, tokens = methods.registry().get(name), config.get(KEPT), config.get(COUNTED)
-    if method is None or not method.keeps_all or not isinstance(kept, int | float):
+    method, kept_tokens, tokens = methods.registry().get(name), config.get(KEPT), config.get(COUNTED)
+    if method is None or not method.keeps_all or not isinstance(kept_tokens, int | float):
         return None
-    if kept:
-        return f"{100 * kept:g}% of attended tokens"
+    if kept_tokens:
+        return f"{100 * kept_tokens:g}% of attended tokens"
     return counted(tokens, "attended token") if isinstance(tokens, int) and tokens > 0 else None
 
 

@@ -52,7 +52,7 @@ def ranges_in_words(ranges: Iterable[tuple[int, int]]) -> str:
 def ranked(reader: TraceReader, steps: Iterable[int]) -> list[Line]:
     """All that was missed at some steps, most effect first, then most regret; both are added over the steps. Empty
     where full attention was not recorded."""
-    found: dict[tuple[int, int, int, bool], Line] = {}
+    lines_by_key: dict[tuple[int, int, int, bool], Line] = {}
     for step in steps:
         triples = reader.triples(step)
         regrets = [
@@ -62,8 +62,8 @@ def ranked(reader: TraceReader, steps: Iterable[int]) -> list[Line]:
         ]
         for line in (*regrets, *inside(reader, step)):
             key = line.layer, line.kv_head, line.span, bool(line.tokens)
-            found[key] = line if key not in found else _added(found[key], line)
-    return sorted(found.values(), key=_order)
+            lines_by_key[key] = line if key not in lines_by_key else _added(lines_by_key[key], line)
+    return sorted(lines_by_key.values(), key=_order)
 
 
 def _order(line: Line) -> tuple[Any, ...]:
@@ -85,33 +85,33 @@ def inside(reader: TraceReader, step: int) -> list[Line]:
         return []
     lost = _with_spans(reader, step)
     group = reader.q_heads // reader.kv_heads
-    found = []
+    rows = []
     for layer, head, span, hidden, effect in _numbers(triples, "hidden"):
-        mine = lost[(lost["layer"] == layer) & (lost["kv_head"] == head) & (lost["span"] == span)]
-        if len(mine):
-            where = joined((int(pos), int(pos) + 1) for pos in mine["pos"])
-            named = float(mine["mass"].sum()) / group
-            found.append(Line(int(layer), int(head), int(span), float(hidden), where, named, float(effect)))
-    return sorted(found, key=_order)
+        head_tokens = lost[(lost["layer"] == layer) & (lost["kv_head"] == head) & (lost["span"] == span)]
+        if len(head_tokens):
+            where = joined((int(pos), int(pos) + 1) for pos in head_tokens["pos"])
+            named = float(head_tokens["mass"].sum()) / group
+            rows.append(Line(int(layer), int(head), int(span), float(hidden), where, named, float(effect)))
+    return sorted(rows, key=_order)
 
 
 def lost_of(reader: TraceReader, step: int, layer: int, kv_head: int, span: int) -> tuple[tuple[int, int], ...]:
     """Ranges [start, end) of the span's tokens that full attention wanted and some query head of the KV head did not
     attend, as far as they were named."""
     lost = _with_spans(reader, step)
-    mine = lost[(lost["layer"] == layer) & (lost["kv_head"] == kv_head) & (lost["span"] == span)]
-    return joined((int(pos), int(pos) + 1) for pos in mine["pos"])
+    head_tokens = lost[(lost["layer"] == layer) & (lost["kv_head"] == kv_head) & (lost["span"] == span)]
+    return joined((int(pos), int(pos) + 1) for pos in head_tokens["pos"])
 
 
 def joined(ranges: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
     """Ranges [start, end) in order, those that touch as one."""
-    found: list[tuple[int, int]] = []
+    pairs: list[tuple[int, int]] = []
     for start, end in sorted(ranges):
-        if found and start <= found[-1][1]:
-            found[-1] = found[-1][0], max(end, found[-1][1])
+        if pairs and start <= pairs[-1][1]:
+            pairs[-1] = pairs[-1][0], max(end, pairs[-1][1])
         else:
-            found.append((start, end))
-    return tuple(found)
+            pairs.append((start, end))
+    return tuple(pairs)
 
 
 def _with_spans(reader: TraceReader, step: int) -> pd.DataFrame:
@@ -125,7 +125,11 @@ def _with_spans(reader: TraceReader, step: int) -> pd.DataFrame:
     return lost.assign(span=owner)
 
 
-def _added(line: Line, other: Line) -> Line:
-    tokens = joined((*line.tokens, *other.tokens))
-    share, named, effect = line.share + other.share, line.named + other.named, line.effect + other.effect
+def _added(line: Line, counterpart: Line) -> Line:
+    tokens = joined((*line.tokens, *counterpart.tokens))
+    share, named, effect = (
+        line.share + counterpart.share,
+        line.named + counterpart.named,
+        line.effect + counterpart.effect,
+    )
     return replace(line, share=share, tokens=tokens, named=named, effect=effect)

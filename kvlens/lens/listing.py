@@ -69,52 +69,52 @@ class Listing:
         before it took `within_s` seconds."""
         with self._lock:
             until, news = time.monotonic() + within_s, False
-            found: list[Told | None] = []
+            listed_runs: list[Told | None] = []
             for uid in uids:
-                stamp, told = _stamp(self._folder, uid), self._known.get(uid)
-                if told is None or told.stamp != stamp:
-                    told = None
+                stamp, known_run = _stamp(self._folder, uid), self._known.get(uid)
+                if known_run is None or known_run.stamp != stamp:
+                    known_run = None
                     if time.monotonic() < until:
                         try:
-                            self._known[uid] = told = _told(self._folder, uid, stamp)
+                            self._known[uid] = known_run = _told(self._folder, uid, stamp)
                             news = True
                         except RunBusy:
-                            told = Told(stamp=stamp, outcome=Outcome(""))
-                found.append(told)
+                            known_run = Told(stamp=stamp, outcome=Outcome(""))
+                listed_runs.append(known_run)
             if news:
                 self._keep()
-            return found
+            return listed_runs
 
     def _keep(self) -> None:
         """A folder that cannot be written is read again the next time."""
-        there = {
-            uid: told
-            for uid, told in self._known.items()
-            if told.stamp == _stamp(self._folder, uid) and (self._folder / uid).is_dir()
+        known_runs = {
+            uid: listed_run
+            for uid, listed_run in self._known.items()
+            if listed_run.stamp == _stamp(self._folder, uid) and (self._folder / uid).is_dir()
         }
         temporary = self._folder / f"{FILE}.{os.getpid()}.{secrets.token_hex(4)}"
-        kept = _Kept(rules=_rules(), runs=there).model_dump_json().encode("utf-8", "replace")
+        content = _Kept(rules=_rules(), runs=known_runs).model_dump_json().encode("utf-8", "replace")
         with contextlib.suppress(OSError):
-            write_plain(temporary, kept, durable=False)
+            write_plain(temporary, content, durable=False)
             os.replace(temporary, self._folder / FILE)
 
 
 def _read(path: Path) -> dict[str, Told]:
     try:
-        kept = _Kept.model_validate_json(read_plain(path))
+        stored = _Kept.model_validate_json(read_plain(path))
     except (OSError, ValidationError):
         return {}
-    return kept.runs if kept.rules == _rules() else {}
+    return stored.runs if stored.rules == _rules() else {}
 
 
 @cache
 def _rules() -> str:
     """Names the sources that say what an outcome is: another version of them reads the traces again."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for folder in (Path(__file__).parent, Path(tasks.__file__).parent):
         for path in sorted(folder.rglob("*.py")):
-            found.update(path.read_bytes())
-    return found.hexdigest()[:16]
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def _stamp(folder: Path, uid: str) -> int:
@@ -144,17 +144,17 @@ def _line(text: str) -> str:
     return " ".join(visible(text).split())
 
 
-def limit_in(row: Mapping[Any, Any], told: Told | None) -> str:
+def limit_in(row: Mapping[Any, Any], listed_run: Told | None) -> str:
     """What a list says that a run was held to; of one whose trace was not read, its budget."""
-    return told.limit if told is not None and told.limit else budget_of(row)
+    return listed_run.limit if listed_run is not None and listed_run.limit else budget_of(row)
 
 
 def budget_of(row: Mapping[Any, Any]) -> str:
     """What a list calls a run's budget, of a row of `store.catalog.list_runs`; '' where the run does not say."""
-    asked, limit = row.get("budget"), row.get("budget_bytes")
-    if not isinstance(asked, str):
+    asked_budget, limit = row.get("budget"), row.get("budget_bytes")
+    if not isinstance(asked_budget, str):
         return ""
-    return of_run(asked, None if limit is None or limit != limit else int(limit))
+    return of_run(asked_budget, None if limit is None or limit != limit else int(limit))
 
 
 @dataclass(frozen=True)
@@ -174,10 +174,10 @@ class Search:
     def check(self) -> None:
         """Raises ValueError with one sentence for an outcome that there is not."""
         if self.outcome is not None and self.outcome not in KINDS:
-            known = "; ".join(f"{kind} ({means})" for kind, means in KINDS.items())
-            raise ValueError(f"'{self.outcome}' is no outcome; there are {known}.")
+            kind_list = "; ".join(f"{kind} ({means})" for kind, means in KINDS.items())
+            raise ValueError(f"'{self.outcome}' is no outcome; there are {kind_list}.")
 
-    def takes(self, row: Mapping[str, Any], told: Told | None) -> bool:
+    def takes(self, row: Mapping[str, Any], listed_run: Told | None) -> bool:
         """row: of `store.catalog.list_runs`. A run that was not read yet has no outcome and no prompt."""
         model = _text(row["model"])
         if self.method and row["method"] != self.method:
@@ -186,12 +186,19 @@ class Search:
             return False
         if self.tag and self.tag not in row["tags"]:
             return False
-        if self.outcome and (told is None or self.outcome not in told.outcome.kinds):
+        if self.outcome and (listed_run is None or self.outcome not in listed_run.outcome.kinds):
             return False
-        said = [_text(row[name]) for name in ("uid", "name", "note", "task", "output_text")]
-        said += [*row["tags"], *((told.begins, told.ends, told.outcome.expected or "") if told is not None else ())]
-        found = "\n".join(said).casefold()
-        return all(word in found for word in self.text.casefold().split())
+        texts = [_text(row[name]) for name in ("uid", "name", "note", "task", "output_text")]
+        texts += [
+            *row["tags"],
+            *(
+                (listed_run.begins, listed_run.ends, listed_run.outcome.expected or "")
+                if listed_run is not None
+                else ()
+            ),
+        ]
+        searched_text = "\n".join(texts).casefold()
+        return all(word in searched_text for word in self.text.casefold().split())
 
 
 def _text(value: object) -> str:

@@ -25,6 +25,6 @@ def becoming(reader: TraceReader, step: int, token: str, output: str | None) -> 
     if output is None or not PART.fullmatch(token):
         return token
     tokens = reader.tokens()
-    before = tokens[(tokens["step"] >= reader.meta.asked_steps) & (tokens["step"] < step)].sort_values("step")
-    prefix = "".join(before["text"])
+    previous = tokens[(tokens["step"] >= reader.meta.asked_steps) & (tokens["step"] < step)].sort_values("step")
+    prefix = "".join(previous["text"])
     return output[len(prefix)] if output.startswith(prefix) and len(output) > len(prefix) else token

@@ -37,8 +37,8 @@ class Own:
 
     def say(self, name: str, *about: Any) -> Any | None:
         """What its function of that name says; None: it has none, or that says nothing."""
-        found = getattr(self.module, name, None)
-        return None if found is None else found(*about)
+        function = getattr(self.module, name, None)
+        return None if function is None else function(*about)
 
 
 def newest(reader: TraceReader, name: str, step: int, layer: int | None = None) -> tuple[np.ndarray | None, int]:

@@ -31,23 +31,23 @@ class Piece:
     @classmethod
     def of(cls, text: str, option: str = "--hold") -> Piece:
         """'40', 't396-401', '40.L2', '40.L2.KV1'. Raises ValueError with one sentence."""
-        found = _WRITTEN.fullmatch(text.strip())
-        if found is None:
+        match = _WRITTEN.fullmatch(text.strip())
+        if match is None:
             raise ValueError(f"{option} {text[:40]}: give {FORM}.")
-        span, first, last, layer, head = (None if part is None else int(part) for part in found.groups())
-        if first is None:
+        span, first_token, last, layer, head = (None if part is None else int(part) for part in match.groups())
+        if first_token is None:
             return cls(span, None, layer, head)
-        if last is not None and last < first:
+        if last is not None and last < first_token:
             raise ValueError(f"{option} {text[:40]}: a range goes from the lower position to the higher.")
-        return cls(None, (first, (first if last is None else last) + 1), layer, head)
+        return cls(None, (first_token, (first_token if last is None else last) + 1), layer, head)
 
     def __str__(self) -> str:
-        what = str(self.span)
+        place = str(self.span)
         if self.tokens is not None:
-            first, last = self.tokens[0], self.tokens[1] - 1
-            what = f"t{first}" if first == last else f"t{first}-{last}"
+            first_token, last = self.tokens[0], self.tokens[1] - 1
+            place = f"t{first_token}" if first_token == last else f"t{first_token}-{last}"
         layer = "" if self.layer is None else f".L{self.layer}"
-        return what + layer + ("" if self.kv_head is None else f".KV{self.kv_head}")
+        return place + layer + ("" if self.kv_head is None else f".KV{self.kv_head}")
 
     def what(self) -> str:
         """'span 40', 'tokens 396-401'."""
@@ -62,9 +62,9 @@ class Piece:
     def heads(self, layers: int, kv_heads: int) -> tuple[Head, ...]:
         """The (layer, KV head) of a model that it is held or dropped for. Raises ValueError, one sentence, where the
         model has no such layer or head."""
-        for what, number, count in (("layer", self.layer, layers), ("KV head", self.kv_head, kv_heads)):
+        for noun, number, count in (("layer", self.layer, layers), ("KV head", self.kv_head, kv_heads)):
             if number is not None and number >= count:
-                raise ValueError(f"{self}: the model has {count} {what}s, counted from 0.")
+                raise ValueError(f"{self}: the model has {count} {noun}s, counted from 0.")
         return tuple(
             (layer, head)
             for layer in (range(layers) if self.layer is None else (self.layer,))
@@ -74,20 +74,20 @@ class Piece:
 
 def pieces_of(holds: Iterable[Held], layers: int, kv_heads: int) -> tuple[Piece, ...]:
     """What was held, or dropped, in a run of a model with so many layers and KV heads, as few pieces as say it."""
-    found: dict[Piece, None] = {}
+    pieces: dict[Piece, None] = {}
     for hold in holds:
         span, tokens = (hold.span, None) if hold.whole else (None, (hold.tok_start, hold.tok_end))
         for layer, head in _wheres(sorted(set(hold.heads)), layers, kv_heads):
-            found[Piece(span, tokens, layer, head)] = None
-    return tuple(found)
+            pieces[Piece(span, tokens, layer, head)] = None
+    return tuple(pieces)
 
 
 def _wheres(heads: Sequence[Head], layers: int, kv_heads: int) -> list[tuple[int | None, int | None]]:
     """(layer, KV head), None for all."""
     if len(heads) == layers * kv_heads:
         return [(None, None)]
-    found: list[tuple[int | None, int | None]] = []
+    places: list[tuple[int | None, int | None]] = []
     for layer, group in groupby(heads, key=lambda head: head[0]):
-        mine = [head for _, head in group]
-        found += [(layer, None)] if len(mine) == kv_heads > 1 else [(layer, head) for head in mine]
-    return found
+        layer_heads = [head for _, head in group]
+        places += [(layer, None)] if len(layer_heads) == kv_heads > 1 else [(layer, head) for head in layer_heads]
+    return places

@@ -28,15 +28,15 @@ class Ranking:
     def of(cls, reader: TraceReader, step: int, layer: int, kv_head: int, span: int) -> Ranking:
         frame = reader.scores(step, layer, kv_head)
         row = frame[frame["span"] == span]
-        known = len(row) > 0
-        score = float(row["score"].iloc[0]) if known else None
+        is_ranked = len(row) > 0
+        score = float(row["score"].iloc[0]) if is_ranked else None
         return cls(
             frame.attrs["candidates"],
             len(frame),
             int(frame["chosen"].sum()) if len(frame) else 0,
-            int(row["rank"].iloc[0]) if known else None,
+            int(row["rank"].iloc[0]) if is_ranked else None,
             score,
-            bool(row["chosen"].iloc[0]) if known else False,
+            bool(row["chosen"].iloc[0]) if is_ranked else False,
             0 if score is None else int((frame["chosen"] & (frame["score"] < score)).sum()),
         )
 
@@ -69,7 +69,7 @@ class Ranking:
         )
         if self.rank is None:
             return f"it was not among the {self.listed} best recorded of {self.candidates} candidates, {many} chosen"
-        of = "" if whole else f" of {self.candidates} candidates"
+        candidate_note = "" if whole else f" of {self.candidates} candidates"
         over = f", though {self.outscored} of those scored less" if self.passed_over else ""
         was = "was" if self.wanted else "was not"
-        return f"rank {self.rank}{of} (score {self.score:.4g}), {many} chosen, this one {was}{over}"
+        return f"rank {self.rank}{candidate_note} (score {self.score:.4g}), {many} chosen, this one {was}{over}"

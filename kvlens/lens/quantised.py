@@ -17,13 +17,13 @@ def in_bits(facts: Facts) -> str:
         for name, column in (("keys", "err_k"), ("values", "err_v"))
         if len(rows) and rows[column].notna().iloc[0]
     ]
-    said = f"relative error of {', '.join(parts)}" if parts else "with an error that was not recorded"
+    note = f"relative error of {', '.join(parts)}" if parts else "with an error that was not recorded"
     if facts.q_head is None:
-        return said
+        return note
     worst = facts.listed.loc[facts.listed["q_head"] == facts.q_head].iloc[0]
     shift = _log_odds(float(worst["mass"])) - _log_odds(float(worst["full"]))
     return (
-        f"{said}; its log odds in query head {facts.q_head}'s attention are {shift:+.2f} nats off those of exact keys"
+        f"{note}; its log odds in query head {facts.q_head}'s attention are {shift:+.2f} nats off those of exact keys"
     )
 
 

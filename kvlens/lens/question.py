@@ -46,32 +46,41 @@ class Question:
     _losses: dict[tuple[tuple[Hold, ...], int | None], list[Loss | None]] = field(default_factory=dict)
 
     @classmethod
-    def about(cls, past: Past, before: Trials, after: Trials, report: Report) -> Question:
+    def about(cls, past: Past, trials_before: Trials, trials_after: Trials, report: Report) -> Question:
         """From what the run recorded, as far as it did; the rest is run again, which is reported as `again`. before:
         of the run as it was; after: as it is tried."""
 
         def again(repeat: Callable[[Sequence[Hold]], Result]) -> Result:
-            before.ready()
+            trials_before.ready()
             report("again", 0, 1)
             return repeat(())
 
-        source, reference = past.source, before.reference
-        asked = len(before.prompt.asked)
-        full_text = before.engine.loaded.said(reference.ids[asked:])
+        source, reference = past.source, trials_before.reference
+        question_tokens = len(trials_before.prompt.asked)
+        full_text = trials_before.engine.loaded.said(reference.ids[question_tokens:])
         by_answer = source.answer is not None and tasks.is_right(source.task, source.answer, full_text)
-        said = past.text if past.whole and not past.forced else again(before.free).text
-        known = past.losses
+        free_text = past.text if past.whole and not past.forced else again(trials_before.free).text
+        known_values = past.losses
         if past.uid == reference.uid:
-            known = dict.fromkeys(range(asked, len(reference.ids)), (True, 0.0))
-        lost = [(step, kl) for step, (agrees, kl) in sorted(known.items()) if not agrees]
-        if not lost and len(known) < len(reference.ids) - asked:
-            losses = again(before.forced).losses
-            known = {step: (loss.agrees, loss.kl) for step, loss in enumerate(losses) if loss is not None}
-            lost = [(step, kl) for step, (agrees, kl) in known.items() if not agrees]
+            known_values = dict.fromkeys(range(question_tokens, len(reference.ids)), (True, 0.0))
+        lost = [(step, kl) for step, (agrees, kl) in sorted(known_values.items()) if not agrees]
+        if not lost and len(known_values) < len(reference.ids) - question_tokens:
+            losses = again(trials_before.forced).losses
+            known_values = {step: (loss.agrees, loss.kl) for step, loss in enumerate(losses) if loss is not None}
+            lost = [(step, kl) for step, (agrees, kl) in known_values.items() if not agrees]
         step, kl = lost[0] if lost else (None, None)
         expected = source.answer if by_answer and source.answer is not None else full_text
-        right = tasks.is_right(source.task, expected, said) if by_answer else step is None
-        return cls(after, step, kl, said, expected, by_answer, right, {step: kl for step, (_, kl) in known.items()})
+        right = tasks.is_right(source.task, expected, free_text) if by_answer else step is None
+        return cls(
+            trials_after,
+            step,
+            kl,
+            free_text,
+            expected,
+            by_answer,
+            right,
+            {step: kl for step, (_, kl) in known_values.items()},
+        )
 
     # ---- with holds
     def losses(self, holds: tuple[Hold, ...], steps: int | None = None) -> list[Loss | None]:
@@ -140,10 +149,10 @@ class Question:
             losses = self.losses(holds)[self.step :]
             return Measured(sum(loss.kl for loss in losses if loss is not None), self.agrees(holds))
 
-        def told(tried: int) -> None:
+        def report_count(tried: int) -> None:
             report("search", tried, max(tried, len(candidates)))
 
-        return Search(measure, lambda heads: self.restored(holds_for(heads)), told).run(candidates)
+        return Search(measure, lambda heads: self.restored(holds_for(heads)), report_count).run(candidates)
 
     def lost_step(self, past: Past) -> int:
         """The step of loss. Raises ValueError, one sentence, where there is nothing to bring back."""
@@ -197,9 +206,9 @@ class Question:
 
 def _worst(losses: Sequence[Loss | None]) -> tuple[int, Loss] | None:
     """The first step that differs from full KV; where none does, the one of the largest KL."""
-    known = [(step, loss) for step, loss in enumerate(losses) if loss is not None]
-    differs = next((pair for pair in known if not pair[1].agrees), None)
-    return differs or max(known, key=lambda pair: pair[1].kl, default=None)
+    known_values = [(step, loss) for step, loss in enumerate(losses) if loss is not None]
+    differs = next((pair for pair in known_values if not pair[1].agrees), None)
+    return differs or max(known_values, key=lambda pair: pair[1].kl, default=None)
 
 
 def unless(cancelled: Callable[[], bool]) -> None:

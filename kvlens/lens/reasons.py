@@ -73,34 +73,38 @@ def reason(facts: Facts) -> Reason:
         return Reason("held", "it was held exactly resident for this KV head by the counterfactual")
     if (dropped := facts.dropped_tokens) == (facts.tokens,) and facts.kind != "window":
         return Reason("dropped", "the what-if dropped it: this KV head was kept from attending it, wherever it lay")
-    found = _of_the_method(facts)
+    method_reason = _of_the_method(facts)
     if dropped:
-        beside = "" if found.kind in BY_A_DROP else f"; apart from that: {found.says}"
+        beside = "" if method_reason.kind in BY_A_DROP else f"; apart from that: {method_reason.says}"
         return Reason("dropped", f"the what-if dropped {ranges_in_words(dropped)} of it{beside}")
     if tokens := facts.held_tokens:
-        return Reason(found.kind, f"{found.says}; {ranges_in_words(tokens)} of it were held by the counterfactual")
-    return found
+        return Reason(
+            method_reason.kind, f"{method_reason.says}; {ranges_in_words(tokens)} of it were held by the counterfactual"
+        )
+    return method_reason
 
 
 def _of_the_method(facts: Facts) -> Reason:
     """Apart from what a counterfactual held."""
-    gone = dropped(facts)
+    dropped_tokens = dropped(facts)
     if facts.state == "evicted":
         unasked = facts.unasked(_evicted_at(facts))
-        return Reason("evicted_unasked" if unasked else "evicted", _evicted(facts, gone) + unasked)
-    if facts.state == "partial" and gone is not None:
+        return Reason("evicted_unasked" if unasked else "evicted", _evicted(facts, dropped_tokens) + unasked)
+    if facts.state == "partial" and dropped_tokens is not None:
         unasked = facts.unasked(facts.dropped_at())
         rest = "" if facts.ranking.candidates is None else f"; what is left of it: {facts.ranking.cut()}"
-        return Reason("partly_evicted_unasked" if unasked else "partly_evicted", gone + unasked + rest)
-    told: Told | None = Own.of(facts.reader).say("told", facts)
-    if told is not None:
-        return Reason(*told)
+        return Reason("partly_evicted_unasked" if unasked else "partly_evicted", dropped_tokens + unasked + rest)
+    method_reason: Told | None = Own.of(facts.reader).say("told", facts)
+    if method_reason is not None:
+        return Reason(*method_reason)
     # before schema 6 a state spoke of all KV heads, and another one's tokens may be what made the span partial
-    whole = gone is None and not facts.reader.tells_moments() and facts.reader.ranks_what_it_drops()
+    whole = dropped_tokens is None and not facts.reader.tells_moments() and facts.reader.ranks_what_it_drops()
     if facts.state == "partial" and not whole:
         lost = lost_of(facts.reader, facts.step, facts.layer, facts.kv_head, facts.span)
-        wanted = f"; full attention wanted {ranges_in_words(lost)} most of them" if lost else ""
-        return Reason("partly_evicted", f"part of its tokens were evicted, without a ranking that was recorded{wanted}")
+        full_note = f"; full attention wanted {ranges_in_words(lost)} most of them" if lost else ""
+        return Reason(
+            "partly_evicted", f"part of its tokens were evicted, without a ranking that was recorded{full_note}"
+        )
     if facts.summarised:
         return _summarised(facts)
     if facts.state == "quantised":
@@ -112,8 +116,8 @@ def _of_the_method(facts: Facts) -> Reason:
 
 def _evicted_at(facts: Facts) -> int | None:
     """The step of the span's eviction, -1 for the end of prefill; None: it was not recorded."""
-    gone = facts.events[facts.events["kind"] == "evict"]
-    return int(gone["step"].iloc[-1]) if len(gone) else None
+    evictions = facts.events[facts.events["kind"] == "evict"]
+    return int(evictions["step"].iloc[-1]) if len(evictions) else None
 
 
 def _evicted(facts: Facts, ranked: str | None) -> str:
@@ -167,21 +171,21 @@ def _not_read(facts: Facts) -> Reason:
     or where its state or the selection that was read says so."""
     ranking = facts.ranking
     if facts.waits and facts.similarity is not None:
-        before = facts.before
-        if before.wanted:
+        previous_step = facts.before
+        if previous_step.wanted:
             return Reason(
                 "attended", f"step {facts.step - 1} had selected it, so that it was on the device and attended exactly"
             )
         why = Own.of(facts.reader).say("unmoved", facts) or f"query similarity {facts.similarity:.2f}"
-        said = f"not corrected: {why}, so this step read what step {facts.step - 1} had selected"
+        sentence = f"not corrected: {why}, so this step read what step {facts.step - 1} had selected"
         if ranking.wanted:
             return Reason(
-                "not_corrected", f"{said}; it would have chosen this span now{ranking.words()}, one step late"
+                "not_corrected", f"{sentence}; it would have chosen this span now{ranking.words()}, one step late"
             )
         if facts.born == facts.step:
-            return Reason("not_corrected", f"{said}, and the span left the window only afterwards")
+            return Reason("not_corrected", f"{sentence}, and the span left the window only afterwards")
         now = "" if ranking.candidates is None else f"; by this step's own query: {ranking.cut()}"
-        return Reason("not_corrected", f"{said}; by that step's query: {before.cut()}{now}")
+        return Reason("not_corrected", f"{sentence}; by that step's query: {previous_step.cut()}{now}")
     if facts.refused:
         return Reason(
             "refused", f"it was wanted{ranking.words()} but did not fit the budget's room for recalled tokens"
@@ -191,8 +195,10 @@ def _not_read(facts: Facts) -> Reason:
         return _left_out(f"it lay in host memory{given_up}", ranking)
     unread = facts.read is False or (ranking.rank is not None and not ranking.wanted)
     if facts.state in HOT and ranking.wanted and unread:
-        chosen = "it was on the device and chosen for some query head of the group, but none of them gave it anything"
-        return Reason("some_heads", f"{chosen}: {ranking.cut()}")
+        chosen_note = (
+            "it was on the device and chosen for some query head of the group, but none of them gave it anything"
+        )
+        return Reason("some_heads", f"{chosen_note}: {ranking.cut()}")
     if facts.state in HOT and ranking.candidates is not None and unread:
         return _left_out("it was on the device but not read", ranking)
     return Reason("unknown", "whether it was read, or where it lay, was not recorded")

@@ -18,14 +18,14 @@ Part = tuple[int, int, int, bool]
 
 def parts(rows: Iterable[SpanRow], start: int, end: int) -> Iterator[Part]:
     """Positions [start, end) by the spans that they lie in; the window has what no other span has."""
-    known = list(rows)
-    window = next((row.span for row in known if row.kind == "window"), 0)
-    for row in sorted((row for row in known if row.kind != "window"), key=lambda row: row.tok_start):
-        first, last = max(start, row.tok_start), min(end, row.tok_end)
-        if first < last:
-            if start < first:
-                yield window, start, first, False
-            yield row.span, first, last, (first, last) == (row.tok_start, row.tok_end)
+    rows_list = list(rows)
+    window = next((row.span for row in rows_list if row.kind == "window"), 0)
+    for row in sorted((row for row in rows_list if row.kind != "window"), key=lambda row: row.tok_start):
+        first_token, last = max(start, row.tok_start), min(end, row.tok_end)
+        if first_token < last:
+            if start < first_token:
+                yield window, start, first_token, False
+            yield row.span, first_token, last, (first_token, last) == (row.tok_start, row.tok_end)
             start = last
     if start < end:
         yield window, start, end, False
@@ -34,21 +34,23 @@ def parts(rows: Iterable[SpanRow], start: int, end: int) -> Iterator[Part]:
 def recut(kind: type[_Kind], holds: Sequence[_Kind], rows: Sequence[SpanRow]) -> tuple[_Kind, ...]:
     """The same positions, KV heads and steps of holds or drops, by the spans `rows`. What is a span there too stays in
     one piece; of the rest, what touches goes together, so that a span made of several that were held is held whole."""
-    there = {(row.tok_start, row.tok_end): row.span for row in rows if row.kind != "window"}
-    found: dict[tuple[Part, int], list[Head]] = {}
+    span_by_range = {(row.tok_start, row.tok_end): row.span for row in rows if row.kind != "window"}
+    heads_by_part: dict[tuple[Part, int], list[Head]] = {}
     loose: dict[tuple[Head, int], list[tuple[int, int]]] = {}
     for hold in holds:
-        at: tuple[int, int] = hold.tok_start, hold.tok_end
+        token_range: tuple[int, int] = hold.tok_start, hold.tok_end
         for head in hold.heads:
-            if at in there:
-                found.setdefault(((there[at], *at, True), hold.from_step), []).append(head)
+            if token_range in span_by_range:
+                heads_by_part.setdefault(((span_by_range[token_range], *token_range, True), hold.from_step), []).append(
+                    head
+                )
             else:
-                loose.setdefault((head, hold.from_step), []).append(at)
+                loose.setdefault((head, hold.from_step), []).append(token_range)
     for (head, from_step), ranges in loose.items():
         for start, end in joined(ranges):
             for part in parts(rows, start, end):
-                found.setdefault((part, from_step), []).append(head)
+                heads_by_part.setdefault((part, from_step), []).append(head)
     return tuple(
-        kind(span, first, last, tuple(sorted(set(heads))), from_step, whole)
-        for ((span, first, last, whole), from_step), heads in found.items()
+        kind(span, first_token, last, tuple(sorted(set(heads))), from_step, whole)
+        for ((span, first_token, last, whole), from_step), heads in heads_by_part.items()
     )

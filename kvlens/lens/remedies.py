@@ -72,7 +72,7 @@ class Remedy:
 
     @property
     def restored(self) -> int:
-        return sum(one.restored for one in self.tried)
+        return sum(trial.restored for trial in self.tried)
 
     @property
     def most(self) -> bool:
@@ -86,18 +86,18 @@ def attempt(
     change: Change,
     report: Report,
     cancelled: Callable[[], bool],
-    told: Callable[[Tried], None] = lambda one: None,
+    function: Callable[[Tried], None] = lambda loss: None,
 ) -> Remedy:
     """Run everything in `lost` again with `change`, each stored beside what is there and compared with full KV.
 
     A change that is refused for a run's size is a run that is not restored. Raises CannotRepeat for a run that does not
     say how it was made, Shortage, and ValueError for what no run of the method can have and when cancelled; what was
     run by then is stored."""
-    found = []
-    for request in {one.method: read_run(runs_dir, one.uid).request for one in lost}.values():
+    trials = []
+    for request in {loss.method: read_run(runs_dir, loss.uid).request for loss in lost}.values():
         check(change.applied(request))
-    for one in lost:
-        past = read_run(runs_dir, one.uid)
+    for loss in lost:
+        past = read_run(runs_dir, loss.uid)
         _load_once(past.request)
         try:
             request = change.applied(past.request)
@@ -106,13 +106,13 @@ def attempt(
         except ValueError as problem:
             if cancelled() or isinstance(problem, Shortage | CannotRepeat):
                 raise
-            found.append(Tried(one, None, False, str(problem)))
+            trials.append(Tried(loss, None, False, str(problem)))
         else:
             if status != "completed":
                 raise ValueError(f"cancelled; what was recorded is stored as {uid}.")
-            found.append(Tried(one, uid, _restored(runs_dir, uid)))
-        told(found[-1])
-    return Remedy(change, tuple(found))
+            trials.append(Tried(loss, uid, _restored(runs_dir, uid)))
+        function(trials[-1])
+    return Remedy(change, tuple(trials))
 
 
 def _load_once(request: RunRequest) -> None:
@@ -125,7 +125,7 @@ def _load_once(request: RunRequest) -> None:
 
 def _restored(runs_dir: Path, uid: str) -> bool:
     with TraceReader.open(runs_dir, uid) as reader:
-        answer, found = right(reader), verdict(reader, missed=False)
+        answer, results = right(reader), verdict(reader, missed=False)
         if answer is not None:
             return answer  # a wrong one is not back because full KV's turned out to be wrong as well
-        return found is None or severity(reader, found).mild
+        return results is None or severity(reader, results).mild

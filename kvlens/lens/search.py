@@ -60,9 +60,9 @@ class Search:
         everything = tuple(candidates)
         if not self._answers(everything):
             return Found((), False, self.tried, self._look(everything).kl)
-        chosen, alone = self._forward(candidates)
-        kept = self._prune(chosen)
-        return Found(tuple(sorted(kept)), True, self.tried, self._look(kept).kl, alone)
+        heads, alone = self._forward(candidates)
+        needed_heads = self._prune(heads)
+        return Found(tuple(sorted(needed_heads)), True, self.tried, self._look(needed_heads).kl, alone)
 
     @property
     def tried(self) -> int:
@@ -70,28 +70,28 @@ class Search:
         return len(self._measured.keys() | self._back.keys())
 
     def _forward(self, candidates: Sequence[Head]) -> tuple[tuple[Head, ...], list[tuple[Head, float]]]:
-        chosen: tuple[Head, ...] = ()
+        heads: tuple[Head, ...] = ()
         alone: list[tuple[Head, float]] = []
         while True:
-            left = [head for head in candidates if head not in chosen]
+            remaining = [head for head in candidates if head not in heads]
             looks = sorted(
-                ((head, self._look((*chosen, head))) for head in left), key=lambda pair: (pair[1].kl, pair[0])
+                ((head, self._look((*heads, head))) for head in remaining), key=lambda pair: (pair[1].kl, pair[0])
             )
             alone = alone or [(head, look.kl) for head, look in looks]
             for head, look in looks:
-                if look.agrees and self._answers((*chosen, head)):
-                    return (*chosen, head), alone
-            chosen = (*chosen, looks[0][0])
-            if self._answers(chosen):
-                return chosen, alone
+                if look.agrees and self._answers((*heads, head)):
+                    return (*heads, head), alone
+            heads = (*heads, looks[0][0])
+            if self._answers(heads):
+                return heads, alone
 
-    def _prune(self, chosen: tuple[Head, ...]) -> tuple[Head, ...]:
+    def _prune(self, heads: tuple[Head, ...]) -> tuple[Head, ...]:
         """Leave out one head after the other, the first chosen last, as long as the answer stays."""
-        for head in reversed(chosen):
-            fewer = tuple(other for other in chosen if other != head)
+        for head in reversed(heads):
+            fewer = tuple(other_head for other_head in heads if other_head != head)
             if fewer and self._answers(fewer):
-                chosen = fewer
-        return chosen
+                heads = fewer
+        return heads
 
     def _look(self, heads: tuple[Head, ...]) -> Measured:
         key = frozenset(heads)

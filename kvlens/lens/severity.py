@@ -70,10 +70,10 @@ class Severity:
 
     def sentence(self) -> str:
         """What it comes to; '' where nothing more is known."""
-        said = {True: "the answer is right anyway", False: "the answer is wrong", None: ""}[self.right]
+        sentence = {True: "the answer is right anyway", False: "the answer is wrong", None: ""}[self.right]
         if self.both_wrong:
-            said += f", and so is full KV's ({_short(self.full_said or '')})"
-        parts = [said] if said else []
+            sentence += f", and so is full KV's ({_short(self.full_said or '')})"
+        parts = [sentence] if sentence else []
         if self.stop:
             parts.append("one of the two tokens ends the output")
         if self.near_tie:
@@ -81,15 +81,15 @@ class Severity:
         return "; ".join(parts)
 
 
-def severity(reader: TraceReader, found: Verdict) -> Severity:
+def severity(reader: TraceReader, loss_verdict: Verdict) -> Severity:
     """From recorded columns alone."""
     meta, loss, tokens = reader.meta, reader.loss(), reader.tokens()
-    lost = loss[loss["step"] == found.step].iloc[0]
-    said = tokens[tokens["step"] == found.step]
+    lost = loss[loss["step"] == loss_verdict.step].iloc[0]
+    step_token = tokens[tokens["step"] == loss_verdict.step]
     pair = int(lost["ref_token"]), int(lost["top_token"])
     margin = None
-    if len(said) and int(said["token_id"].iloc[0]) == pair[1] and not meta.temperature:
-        difference = float(said["logprob"].iloc[0]) - float(lost["logprob"])
+    if len(step_token) and int(step_token["token_id"].iloc[0]) == pair[1] and not meta.temperature:
+        difference = float(step_token["logprob"].iloc[0]) - float(lost["logprob"])
         margin = difference if difference >= 0 else None  # NaN too: not recorded
     stop = any(token in meta.stop_ids for token in pair)
     return Severity(right(reader), full_right(reader), meta.reference_output, stop, margin)
@@ -107,10 +107,10 @@ def full_right(reader: TraceReader) -> bool | None:
     return _is_expected(reader.meta, reader.meta.reference_output)
 
 
-def _is_expected(meta: RunMeta, said: str | None) -> bool | None:
-    if not meta.answer or said is None:
+def _is_expected(meta: RunMeta, answer: str | None) -> bool | None:
+    if not meta.answer or answer is None:
         return None
-    return tasks.judged(meta.task, meta.answer, said)
+    return tasks.judged(meta.task, meta.answer, answer)
 
 
 def _short(text: str) -> str:
@@ -185,12 +185,12 @@ def outcome(reader: TraceReader) -> Outcome:
     outcome: no list counts it as right or wrong."""
     if failed_checks(reader):
         return Outcome("self-check failed", reader.meta.answer, kinds=("unsound",))
-    found, answer, expected = verdict(reader, missed=False), right(reader), reader.meta.answer
+    loss_verdict, answer, expected = verdict(reader, missed=False), right(reader), reader.meta.answer
     answered = {True: ("right",), False: ("wrong",), None: ()}[answer]
-    if found is not None:
-        cost = severity(reader, found)
+    if loss_verdict is not None:
+        cost = severity(reader, loss_verdict)
         kinds = (*answered, "diverged" if cost.mild else "lost")
-        return Outcome(cost.words(), expected, found.step, found.kl, kinds, cost.margin, cost.stop)
+        return Outcome(cost.words(), expected, loss_verdict.step, loss_verdict.kl, kinds, cost.margin, cost.stop)
     compared = len(reader.loss()) > 0
     kinds = (*answered, "kept") if compared else answered or ("unknown",)
     if answer is None:
@@ -217,7 +217,7 @@ _COLUMNS = pa.schema(
 def outcome_table(reader: TraceReader) -> pa.Table:
     """What came of a run as the one row of an export; what stands in lists stands in one text, by spaces."""
     came, meta = outcome(reader).columns(), reader.meta
-    done = [name for name, what in (("hold", meta.hold), ("drop", meta.drop), ("changed", meta.changed)) if what]
+    changes = [name for name, change in (("hold", meta.hold), ("drop", meta.drop), ("changed", meta.changed)) if change]
     kinds = " ".join(came["outcome_kinds"])
-    row = {"uid": reader.uid, "what_if": " ".join(done) or None, **came, "outcome_kinds": kinds}
+    row = {"uid": reader.uid, "what_if": " ".join(changes) or None, **came, "outcome_kinds": kinds}
     return pa.Table.from_pylist([row], schema=_COLUMNS)

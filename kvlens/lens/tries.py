@@ -53,11 +53,11 @@ class Try:
     @property
     def heads(self) -> list[tuple[int, int]]:
         """(layer, KV head) that any span is held or dropped for."""
-        return sorted({head for one in (*self.holds, *self.drops) for head in one.heads})
+        return sorted({head for token_range in (*self.holds, *self.drops) for head in token_range.heads})
 
     @property
     def from_step(self) -> int:
-        return min((one.from_step for one in (*self.holds, *self.drops)), default=0)
+        return min((token_range.from_step for token_range in (*self.holds, *self.drops)), default=0)
 
     @property
     def nothing(self) -> bool:
@@ -81,7 +81,7 @@ class Try:
         return self._pieces(self.drops)
 
     def _pieces(self, ranges: tuple[Held, ...]) -> tuple[Piece, ...]:
-        named = [one.model_copy(update={"whole": False}) for one in ranges] if self.changed else ranges
+        named = [token_range.model_copy(update={"whole": False}) for token_range in ranges] if self.changed else ranges
         return pieces_of(named, self.layers, self.kv_heads)
 
     @property
@@ -106,45 +106,47 @@ class Try:
         """'span 12 (tokens 300-331) held exactly resident for L0 KV1, L1 KV0 from step 3 on'; where something was asked
         for otherwise 'tokens 300-331 held ...; budget 30%', as its spans may be others than those of the run it
         repeats."""
-        said = []
+        phrases = []
         for ranges, verb in ((self.holds, "held exactly resident"), (self.drops, "dropped")):
             named: dict[str, list[tuple[int, int]]] = {}
-            for one in ranges:
-                where = f"tokens {one.tok_start}–{one.tok_end - 1}"
-                name = f"span {one.span} ({where})" if one.whole else f"{where} of span {one.span}"
-                named.setdefault(where if self.changed else name, []).extend(one.heads)
-            said += self._said(named, verb + " for {heads} from step {step} on", verb)
-        return self._joined(said)
+            for token_range in ranges:
+                where = f"tokens {token_range.tok_start}–{token_range.tok_end - 1}"
+                name = (
+                    f"span {token_range.span} ({where})" if token_range.whole else f"{where} of span {token_range.span}"
+                )
+                named.setdefault(where if self.changed else name, []).extend(token_range.heads)
+            phrases += self._said(named, verb + " for {heads} from step {step} on", verb)
+        return self._joined(phrases)
 
     def brief(self) -> str:
         """The same for a table: 'span 12 held for L0 KV1, L1 KV0 from step 3'."""
-        said = []
+        phrases = []
         for pieces, verb in ((self.pieces, "held"), (self.dropped_pieces, "dropped")):
             named: dict[str, list[tuple[int, int]]] = {}
             for piece in pieces:
                 named.setdefault(piece.what(), []).extend(piece.heads(self.layers, self.kv_heads))
-            said += self._said(named, verb + " for {heads} from step {step}", verb)
-        return self._joined(said)
+            phrases += self._said(named, verb + " for {heads} from step {step}", verb)
+        return self._joined(phrases)
 
-    def _joined(self, said: list[str]) -> str:
+    def _joined(self, phrases: list[str]) -> str:
         if self.changed:
-            kept = f" ({self.kept}, as in that run)" if self.kept else ""
-            return "; ".join([*said, self.otherwise()]) + kept
-        return "; ".join(said) or "nothing held or dropped that the run did not hold or drop already"
+            kept_note = f" ({self.kept}, as in that run)" if self.kept else ""
+            return "; ".join([*phrases, self.otherwise()]) + kept_note
+        return "; ".join(phrases) or "nothing held or dropped that the run did not hold or drop already"
 
     def _said(self, named: dict[str, list[tuple[int, int]]], alike: str, apart: str) -> list[str]:
         """What is named beside the heads it is held or dropped for; said once where they are the same for all."""
         groups: dict[str, list[str]] = {}
         for name, heads in named.items():
             groups.setdefault(self._whose(sorted(set(heads))), []).append(name)
-        said = []
+        phrases = []
         if len(groups) == 1:
-            ((whose, names),) = groups.items()
-            said.append(f"{', '.join(names)} {alike.format(heads=whose, step=self.from_step)}")
+            ((head_names, names),) = groups.items()
+            phrases.append(f"{', '.join(names)} {alike.format(heads=head_names, step=self.from_step)}")
         elif groups:
-            each = ", ".join(f"{', '.join(names)} for {whose}" for whose, names in groups.items())
-            said.append(f"{each} {apart} from step {self.from_step} on")
-        return said
+            each = ", ".join(f"{', '.join(names)} for {head_names}" for head_names, names in groups.items())
+            phrases.append(f"{each} {apart} from step {self.from_step} on")
+        return phrases
 
     def outcome(self) -> str:
         """What came of the answer, in a word or a few."""
@@ -152,7 +154,7 @@ class Try:
 
     def otherwise(self) -> str:
         """'budget 30%', 'no limit', 'sinks 6'."""
-        return ", ".join(asked_in_words(*one) for one in self.changed.items())
+        return ", ".join(asked_in_words(*change) for change in self.changed.items())
 
     def _whose(self, heads: list[tuple[int, int]]) -> str:
         whole = len(heads) == self.all_heads and len(heads) > 1
@@ -169,8 +171,8 @@ class Try:
 
     def raised_bytes(self, budget_bytes: int | None) -> int:
         """Of these, what the budget was raised by."""
-        mine, its = self.budget, budget_bytes or self.full_kv_bytes
-        return 0 if mine is None or its is None else mine - its
+        own_budget, its = self.budget, budget_bytes or self.full_kv_bytes
+        return 0 if own_budget is None or its is None else own_budget - its
 
 
 def outcome(summary: Counterfactual | None) -> str:
@@ -211,29 +213,32 @@ def try_of(meta: RunMeta, uid: str) -> Try | None:
 
 def uids(uid: str, table: pd.DataFrame) -> list[str]:
     """The tries on a run that came to an end, newest first. `table`: as list_runs gives it."""
-    other = table["hold"].eq(True) | table["changed"].eq(True)
-    return [str(one) for one in table.loc[(table["parent"] == uid) & other & (table["status"] == "completed"), "uid"]]
+    is_repeat = table["hold"].eq(True) | table["changed"].eq(True)
+    return [
+        str(uid_value)
+        for uid_value in table.loc[(table["parent"] == uid) & is_repeat & (table["status"] == "completed"), "uid"]
+    ]
 
 
 def tries(uid: str, table: pd.DataFrame, meta_of: Callable[[str], RunMeta]) -> list[Try]:
     """What was tried on a run, newest first, without what the run held or dropped itself. Repeats that cannot be
     read are left out: the list of runs names them. meta_of: raises TraceError for those."""
-    found = uids(uid, table)
-    beside = _read(found, meta_of)
+    run_uids = uids(uid, table)
+    beside = _read(run_uids, meta_of)
     try:
-        had = meta_of(uid) if found else None
+        had = meta_of(uid) if run_uids else None
     except TraceError:
         had = None
     if had is not None:
-        beside = [one.beyond(had) for one in beside]
+        beside = [trial.beyond(had) for trial in beside]
     # a run that holds something may have been repeated as it is
-    return [one for one in beside if not one.nothing or one.summary is not None]
+    return [trial for trial in beside if not trial.nothing or trial.summary is not None]
 
 
-def _read(found: Iterable[str], meta_of: Callable[[str], RunMeta]) -> Iterable[Try]:
-    for one in found:
+def _read(run_uids: Iterable[str], meta_of: Callable[[str], RunMeta]) -> Iterable[Try]:
+    for run_uid in run_uids:
         try:
-            tried = try_of(meta_of(one), one)
+            tried = try_of(meta_of(run_uid), run_uid)
         except TraceError:
             continue
         if tried is not None:
@@ -243,8 +248,8 @@ def _read(found: Iterable[str], meta_of: Callable[[str], RunMeta]) -> Iterable[T
 def tries_in(runs_dir: Path, uid: str) -> list[Try]:
     """The same, read from the folder of runs."""
 
-    def meta_of(one: str) -> RunMeta:
-        with TraceReader.open(runs_dir, one) as reader:
+    def meta_of(run_uid: str) -> RunMeta:
+        with TraceReader.open(runs_dir, run_uid) as reader:
             return reader.meta
 
     return tries(uid, list_runs(runs_dir), meta_of)

@@ -94,17 +94,17 @@ def verdict(reader: TraceReader, missed: bool = True) -> Verdict | None:
     lost = loss[~loss["agrees"].astype(bool)]
     if lost.empty:
         return None
-    first = lost.iloc[0]
-    step = int(first["step"])
+    first_loss = lost.iloc[0]
+    step = int(first_loss["step"])
     moved = reader.transfers(step=step)
     moved = moved[moved["direction"] == "h2d"]
     return Verdict(
         step,
-        becoming(reader, step, str(first["ref_text"]), reader.meta.reference_output),
-        becoming(reader, step, str(first["top_text"]), reader.meta.output_text),
-        float(first["kl"]),
-        float(first["ref_logprob"]),
-        float(first["logprob"]),
+        becoming(reader, step, str(first_loss["ref_text"]), reader.meta.reference_output),
+        becoming(reader, step, str(first_loss["top_text"]), reader.meta.output_text),
+        float(first_loss["kl"]),
+        float(first_loss["ref_logprob"]),
+        float(first_loss["logprob"]),
         int(moved["bytes"].sum()),
         int(moved.loc[moved["span"].isna(), "bytes"].sum()),
         missed_most(reader, step, moved) if missed else None,

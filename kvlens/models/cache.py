@@ -40,9 +40,9 @@ def models_dir() -> Path:
 def key_of(path: Path) -> str:
     """What a local file is known by: its name, and a hash of place, size and time of change; a changed file is another
     model."""
-    found = path.resolve()
-    stat = found.stat()
-    digest = hashlib.sha256(f"{found}\0{stat.st_size}\0{stat.st_mtime_ns}".encode()).hexdigest()
+    real_path = path.resolve()
+    stat = real_path.stat()
+    digest = hashlib.sha256(f"{real_path}\0{stat.st_size}\0{stat.st_mtime_ns}".encode()).hexdigest()
     return f"{path.stem[:60]}-{digest[:12]}"
 
 
@@ -65,8 +65,8 @@ def make_once(key: str, make: Callable[[Path], None]) -> Path:
         with _locked(place.with_name(f".{key}.lock")):
             if is_made(place):
                 return place
-            for left in place.parent.glob(f".{key}.*.part"):
-                shutil.rmtree(left, ignore_errors=True)
+            for leftover in place.parent.glob(f".{key}.*.part"):
+                shutil.rmtree(leftover, ignore_errors=True)
             part = Path(tempfile.mkdtemp(prefix=f".{key}.", suffix=".part", dir=place.parent))
             try:
                 make(part)

@@ -76,14 +76,14 @@ def entry(name: str) -> ModelEntry:
     """Raises UnsupportedModel for a name that stands for nothing; a model that is there and broken says its problem."""
     base = _known(name)
     try:
-        at, folder = located(name), ready(name)
+        path, folder = located(name), ready(name)
     except UnsupportedModel as error:
         if name not in names():
             raise
         return ModelEntry(**base, source=added().get(name, name), problem=str(error))
-    source = base.pop("source", None) or (str(at) if at is not None else f"hub: {hub_name(name)}")
+    source = base.pop("source", None) or (str(path) if path is not None else f"hub: {hub_name(name)}")
     try:
-        config = _config(at, folder)
+        config = _config(path, folder)
     except UnsupportedModel as error:
         return ModelEntry(**base, source=source, problem=str(error))
     about = _json(folder / PROVENANCE) if folder is not None else {}
@@ -98,7 +98,7 @@ def entry(name: str) -> ModelEntry:
         "vocabulary": config.get("vocab_size"),
         "context": config.get("max_position_embeddings") or config.get("n_positions"),
         "licence": base.pop("licence", None) or about.get("licence"),
-        "bytes": _weights(folder) if folder is not None else (at.stat().st_size if at is not None else None),
+        "bytes": _weights(folder) if folder is not None else (path.stat().st_size if path is not None else None),
     }
     return ModelEntry(**base, source=source, ready=folder is not None, calibrations=calibrations(name), **facts)
 
@@ -113,13 +113,13 @@ def add(name: str, place: str) -> ModelEntry:
         )
     path = Path(place).expanduser()
     whole = str(path.resolve()) if path.exists() else place
-    known = added()
-    if known.get(name, whole) != whole:
-        raise UnsupportedModel(f"'{name}' is already the name of '{known[name]}': remove that first.")
-    found = entry(whole)
-    if found.problem:
-        raise UnsupportedModel(found.problem)
-    write_json(cache_dir() / "models.json", {**known, name: whole})
+    places = added()
+    if places.get(name, whole) != whole:
+        raise UnsupportedModel(f"'{name}' is already the name of '{places[name]}': remove that first.")
+    new_entry = entry(whole)
+    if new_entry.problem:
+        raise UnsupportedModel(new_entry.problem)
+    write_json(cache_dir() / "models.json", {**places, name: whole})
     return entry(name)
 
 
@@ -128,22 +128,25 @@ def remove(name: str) -> list[str]:
     UnsupportedModel for a name that stands for nothing."""
     if name == DEMO:
         raise UnsupportedModel("'demo' is part of kvlens and cannot be removed.")
-    known, deleted = added(), []
-    if name not in known and name != SMOLLM2:
+    places, deleted = added(), []
+    if name not in places and name != SMOLLM2:
         raise UnsupportedModel(f"there is no model named '{name}' to remove; see `kvlens models`.")
     try:
-        at, folder = located(name), ready(name)
+        path, folder = located(name), ready(name)
     except UnsupportedModel:
-        at, folder = None, None
-    if at is not None and at.is_file() and folder is not None:
+        path, folder = None, None
+    if path is not None and path.is_file() and folder is not None:
         shutil.rmtree(folder)
         deleted.append(str(folder))
-    if name in known:
-        write_json(cache_dir() / "models.json", {other: place for other, place in known.items() if other != name})
+    if name in places:
+        write_json(
+            cache_dir() / "models.json",
+            {other_name: place for other_name, place in places.items() if other_name != name},
+        )
     return deleted
 
 
-def fetch(name: str, told: Any = None) -> str:
+def fetch(name: str, progress: Any = None) -> str:
     """Fetch a hub model's config, tokenizer and safetensors into Hugging Face's cache: the only place that asks the
     network. Raises UnsupportedModel with one sentence."""
     if not HUB_ID.fullmatch(name):
@@ -155,18 +158,18 @@ def fetch(name: str, told: Any = None) -> str:
             snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "*.model", "*.jinja", "merges.txt"])
         )
     except Exception as error:  # of the hub's client: its own errors, and those of the network's libraries
-        first = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        raise UnsupportedModel(f"'{name}' could not be fetched from the hub: {first[:200]}") from None
+        first_line = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise UnsupportedModel(f"'{name}' could not be fetched from the hub: {first_line[:200]}") from None
 
 
 def calibrations(name: str) -> list[str]:
     """Methods for which a calibration of this model is shipped with kvlens: files that name method and model."""
-    found, package = set(), Path(__file__).resolve().parents[1]
+    kinds, package = set(), Path(__file__).resolve().parents[1]
     for path in (*package.glob("*/*.json"), *package.glob("*/*/*.json")):
         content = {} if path.name == "tokenizer.json" else _json(path)
         if (content.get("provenance") or {}).get("model") == name and content.get("method"):
-            found.add(str(content["method"]))
-    return sorted(found)
+            kinds.add(str(content["method"]))
+    return sorted(kinds)
 
 
 def _known(name: str) -> dict[str, Any]:
@@ -179,16 +182,16 @@ def _known(name: str) -> dict[str, Any]:
     return {"name": name, "title": Path(added().get(name, name)).name}
 
 
-def _config(at: Path | None, folder: Path | None) -> dict[str, Any]:
+def _config(path: Path | None, folder: Path | None) -> dict[str, Any]:
     if folder is not None:
-        found = _json(folder / "config.json")
-        inner = found.get("text_config")
-        return inner if isinstance(inner, dict) else found
-    assert at is not None
+        results = _json(folder / "config.json")
+        inner = results.get("text_config")
+        return inner if isinstance(inner, dict) else results
+    assert path is not None
     from kvlens.models.gguf import config_of
     from kvlens.models.ggufheader import read_header
 
-    return config_of(read_header(at), at.name, at)
+    return config_of(read_header(path), path.name, path)
 
 
 def _weights(folder: Path) -> int:
@@ -197,7 +200,7 @@ def _weights(folder: Path) -> int:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        message = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return message if isinstance(message, dict) else {}

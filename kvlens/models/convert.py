@@ -19,7 +19,7 @@ PROVENANCE = "kvlens.json"
 
 
 def convert(
-    path: Path, folder: Path, told: Told, sha256: str | None = None, about: dict[str, Any] | None = None
+    path: Path, folder: Path, report: Told, sha256: str | None = None, about: dict[str, Any] | None = None
 ) -> None:
     """Write a GGUF file as config.json, generation_config.json, tokenizer.json, tokenizer_config.json and
     model.safetensors into an empty folder. sha256: what the file must be. about: more for its provenance.
@@ -27,11 +27,11 @@ def convert(
     Raises UnsupportedModel with one sentence for a file that is damaged, of another hash or of an unknown family.
     """
     name = path.name
-    told("convert", 0, 1)
-    found = _sha256(path)
-    if sha256 is not None and found != sha256:
+    report("convert", 0, 1)
+    sha = _sha256(path)
+    if sha256 is not None and sha != sha256:
         raise UnsupportedModel(
-            f"'{path}' is not the file it should be (SHA-256 {found[:12]}…, expected {sha256[:12]}…): install it again."
+            f"'{path}' is not the file it should be (SHA-256 {sha[:12]}…, expected {sha256[:12]}…): install it again."
         )
     header = read_header(path)
     config = config_of(header, name, path)
@@ -43,14 +43,14 @@ def convert(
         folder / "model.safetensors",
         entries,
         values(header, path, name, planned),
-        lambda done: told("convert", done >> 20, whole >> 20),
+        lambda count: report("convert", count >> 20, whole >> 20),
     )
     tokenizer.save(str(folder / "tokenizer.json"))
     ends = {key: config[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
     fields = header.fields
     provenance = {
         "source": str(path.resolve()),
-        "sha256": found,
+        "sha256": sha,
         "licence": fields.get("general.license"),
         "title": fields.get("general.name"),
         "architecture": fields["general.architecture"],

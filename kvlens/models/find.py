@@ -29,7 +29,7 @@ SMOLLM2_ABOUT = {
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
-def _silent(what: str, done: int, total: int) -> None:
+def _silent(text: str, count: int, total: int) -> None:
     """Progress nobody asked for."""
 
 
@@ -38,8 +38,8 @@ def smollm2_file() -> Path | None:
     """The GGUF file that the package carries; None where the package is not installed."""
     spec = importlib.util.find_spec(PACKAGE)
     places = [] if spec is None else list(spec.submodule_search_locations or [])
-    found = [Path(place) / GGUF_FILE for place in places]
-    return next((path for path in found if path.is_file()), None)
+    files = [Path(place) / GGUF_FILE for place in places]
+    return next((path for path in files if path.is_file()), None)
 
 
 def default_model() -> str:
@@ -51,45 +51,45 @@ def default_model() -> str:
 def added() -> dict[str, str]:
     """Names that the user gave -> folder, GGUF file or hub id."""
     try:
-        found = json.loads((cache_dir() / "models.json").read_text(encoding="utf-8"))
+        message = json.loads((cache_dir() / "models.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return {str(name): str(place) for name, place in found.items()} if isinstance(found, dict) else {}
+    return {str(name): str(place) for name, place in message.items()} if isinstance(message, dict) else {}
 
 
-def resolve(name: str, told: Told = _silent) -> str:
+def resolve(name: str, report: Told = _silent) -> str:
     """The folder to load, or the hub id of a model whose files are in Hugging Face's cache. A GGUF file is converted
     at its first use; told(what, done, total) says how far that is.
 
     Raises UnsupportedModel for a folder that is missing, has no config or no safetensors, a file that cannot be
     converted, and a hub id that is not on this machine.
     """
-    at = located(name)
-    if at is not None and at.is_dir():
-        return str(_whole_folder(at, name))
+    path = located(name)
+    if path is not None and path.is_dir():
+        return str(_whole_folder(path, name))
     if name == SMOLLM2:
         from kvlens.models.convert import convert
 
         file = smollm2_file()
         assert file is not None  # located() has refused otherwise
-        return str(make_once(_smollm2_key(), lambda folder: convert(file, folder, told, GGUF_SHA256, SMOLLM2_ABOUT)))
-    if at is not None:
+        return str(make_once(_smollm2_key(), lambda folder: convert(file, folder, report, GGUF_SHA256, SMOLLM2_ABOUT)))
+    if path is not None:
         from kvlens.models.convert import convert
 
-        return str(make_once(key_of(at), lambda folder: convert(at, folder, told)))
+        return str(make_once(key_of(path), lambda folder: convert(path, folder, report)))
     return hub_name(name)
 
 
 def ready(name: str) -> Path | None:
     """The folder of a model's config and tokenizer as far as it is at hand without converting anything; None where it
     is not. Raises UnsupportedModel like `resolve`."""
-    at = located(name)
-    if at is None:
+    path = located(name)
+    if path is None:
         return _hub_folder(hub_name(name))
-    if at.is_dir():
-        return _whole_folder(at, name)
-    made = models_dir() / (_smollm2_key() if name == SMOLLM2 else key_of(at))
-    return made if is_made(made) else None
+    if path.is_dir():
+        return _whole_folder(path, name)
+    folder = models_dir() / (_smollm2_key() if name == SMOLLM2 else key_of(path))
+    return folder if is_made(folder) else None
 
 
 def located(name: str) -> Path | None:
@@ -148,9 +148,9 @@ def _hub_folder(name: str) -> Path | None:
     stay_offline()
     from huggingface_hub import try_to_load_from_cache
 
-    found = try_to_load_from_cache(name, "config.json")
-    if isinstance(found, str):
-        return Path(found).parent
+    results = try_to_load_from_cache(name, "config.json")
+    if isinstance(results, str):
+        return Path(results).parent
     raise UnsupportedModel(absent(name))
 
 

@@ -76,7 +76,7 @@ def config_of(header: Header, name: str, path: Path) -> dict[str, Any]:
     """config.json of the model. Raises UnsupportedModel for what the file lacks or asks for and kvlens has not."""
     kind, family = family_of(header, name)
 
-    def own(field: str) -> Any:
+    def field_value(field: str) -> Any:
         return header.fields.get(f"{kind}.{field}")
 
     def number(field: str) -> int:
@@ -85,16 +85,18 @@ def config_of(header: Header, name: str, path: Path) -> dict[str, Any]:
             raise UnsupportedModel(f"'{name}': the field '{kind}.{field}' is {str(value)[:40]}, not a positive number.")
         return value
 
-    if own("expert_count"):
+    if field_value("expert_count"):
         raise UnsupportedModel(f"'{name}' has experts (MoE), which are not converted from GGUF.")
-    if own("attention.sliding_window"):
+    if field_value("attention.sliding_window"):
         raise UnsupportedModel(f"'{name}' is not supported: it asks for a sliding window.")
-    if own("rope.scaling.type") not in (None, "none"):
-        raise UnsupportedModel(f"'{name}' scales RoPE ({own('rope.scaling.type')}), which is not converted from GGUF.")
+    if field_value("rope.scaling.type") not in (None, "none"):
+        raise UnsupportedModel(
+            f"'{name}' scales RoPE ({field_value('rope.scaling.type')}), which is not converted from GGUF."
+        )
     heads, width = number("attention.head_count"), number("embedding_length")
-    kv_heads = own("attention.head_count_kv") or heads
-    head_dim = own("attention.key_length") or own("rope.dimension_count") or width // heads
-    if own("rope.dimension_count") not in (None, head_dim):
+    kv_heads = field_value("attention.head_count_kv") or heads
+    head_dim = field_value("attention.key_length") or field_value("rope.dimension_count") or width // heads
+    if field_value("rope.dimension_count") not in (None, head_dim):
         raise UnsupportedModel(f"'{name}' turns only a part of each head (partial RoPE), which is not converted.")
     vocabulary = len(header.need("tokenizer.ggml.tokens"))
     eos = header.fields.get("tokenizer.ggml.eos_token_id")
@@ -109,7 +111,7 @@ def config_of(header: Header, name: str, path: Path) -> dict[str, Any]:
         "head_dim": head_dim,
         "max_position_embeddings": number("context_length"),
         "rms_norm_eps": _rounded(header.need(f"{kind}.attention.layer_norm_rms_epsilon")),
-        "rope_parameters": _rope(header, path, own("rope.freq_base") or 10000.0, head_dim, name),
+        "rope_parameters": _rope(header, path, field_value("rope.freq_base") or 10000.0, head_dim, name),
         "hidden_act": "silu",
         "attention_bias": "blk.0.attn_q.bias" in header.tensors,
         "vocab_size": vocabulary,
@@ -140,15 +142,15 @@ def values(header: Header, path: Path, name: str, planned: list[tuple[TensorEntr
     kv_heads = header.fields.get(f"{kind}.attention.head_count_kv") or heads
     data = np.memmap(path, np.uint8, "r")
     for tensor, (_, dtype, shape) in planned:
-        found = _read(data, tensor)
-        number = found if dtype != "BF16" else (found.astype(np.uint32) << 16).view(np.float32)
+        results = _read(data, tensor)
+        number = results if dtype != "BF16" else (results.astype(np.uint32) << 16).view(np.float32)
         if not np.isfinite(number).all():
             raise UnsupportedModel(f"'{name}' is not whole: tensor '{tensor.name}' has values that are no numbers.")
         if family.permuted and ".attn_q." in tensor.name:
-            found = unpermute(found, heads)
+            results = unpermute(results, heads)
         elif family.permuted and ".attn_k." in tensor.name:
-            found = unpermute(found, kv_heads)
-        yield found.reshape(shape)
+            results = unpermute(results, kv_heads)
+        yield results.reshape(shape)
 
 
 def unpermute(rows: np.ndarray, heads: int) -> np.ndarray:
@@ -193,8 +195,8 @@ def _rope(header: Header, path: Path, base: float, head_dim: int, name: str) -> 
         return plain
     stored = _read(np.memmap(path, np.uint8, "r"), header.tensors[ROPE_FACTORS]).astype(np.float64)
     for factor in LLAMA3_FACTORS:
-        wanted = llama3_factors(float(base), head_dim, factor)
-        if stored.shape == wanted.shape and np.allclose(stored, wanted, rtol=1e-4):
+        factors = llama3_factors(float(base), head_dim, factor)
+        if stored.shape == factors.shape and np.allclose(stored, factors, rtol=1e-4):
             return {**plain, **LLAMA3, "factor": factor, "rope_type": "llama3"}
     raise UnsupportedModel(f"'{name}' scales RoPE by factors of its own, which are not converted from GGUF.")
 

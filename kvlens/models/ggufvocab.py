@@ -33,33 +33,33 @@ def tokenizer_of(header: Header, name: str) -> Tokenizer:
         raise UnsupportedModel(f"'{name}' has a vocabulary with tokens that occur twice, or none.")
     try:
         if kind == "gpt2":
-            made = _byte_pairs(header, tokens, name)
+            tokenizer = _byte_pairs(header, tokens, name)
         elif kind == "llama":
-            made = _sentence_pieces(header, tokens, name)
+            tokenizer = _sentence_pieces(header, tokens, name)
         else:
             raise UnsupportedModel(f"'{name}' has a tokenizer of kind '{kind}'; gpt2 and llama are converted.")
     except UnsupportedModel:
         raise
     except Exception as error:  # the tokenizers library raises Exception itself
         raise UnsupportedModel(f"'{name}': its tokenizer cannot be made ({str(error)[:120]}).") from None
-    _add_special(header, made, tokens)
-    _frame(header, made, tokens)
-    return made
+    _add_special(header, tokenizer, tokens)
+    _frame(header, tokenizer, tokens)
+    return tokenizer
 
 
 def settings_of(header: Header, context: int) -> dict[str, Any]:
     """tokenizer_config.json: special tokens by their text, the context length, the chat template."""
     tokens = header.need("tokenizer.ggml.tokens")
     named = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
-    said: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+    settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
     for key, field in named.items():
-        at = header.fields.get(f"tokenizer.ggml.{field}_token_id")
-        if isinstance(at, int) and 0 <= at < len(tokens):
-            said[key] = tokens[at]
+        token_id = header.fields.get(f"tokenizer.ggml.{field}_token_id")
+        if isinstance(token_id, int) and 0 <= token_id < len(tokens):
+            settings[key] = tokens[token_id]
     template = header.fields.get("tokenizer.chat_template")
     if isinstance(template, str):
-        said["chat_template"] = template
-    return said | {"model_max_length": context}
+        settings["chat_template"] = template
+    return settings | {"model_max_length": context}
 
 
 def _byte_pairs(header: Header, tokens: list[str], name: str) -> Tokenizer:
@@ -70,71 +70,71 @@ def _byte_pairs(header: Header, tokens: list[str], name: str) -> Tokenizer:
             "model again with a newer converter, or give its folder of safetensors."
         )
     merges = [tuple(merge.split(" ", 1)) for merge in header.need("tokenizer.ggml.merges")]
-    vocabulary = {token: at for at, token in enumerate(tokens)}
+    vocabulary = {token: index for index, token in enumerate(tokens)}
     model = models.BPE(vocabulary, merges, ignore_merges=split in LLAMA3)  # type: ignore[arg-type]
-    made = Tokenizer(model)
+    tokenizer = Tokenizer(model)
     if split in SINGLE_DIGITS:
         parts = [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-        made.pre_tokenizer = pre_tokenizers.Sequence(parts)  # type: ignore[assignment]
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(parts)  # type: ignore[assignment]
     elif split in PLAIN:
-        made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
     elif split in LLAMA3 or split in QWEN:
         digits = r"\p{N}{1,3}" if split in LLAMA3 else r"\p{N}"
         pattern = pre_tokenizers.Split(Regex(_WORDS + digits + _REST), "isolated")
         bytewise = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-        made.pre_tokenizer = pre_tokenizers.Sequence([pattern, bytewise])  # type: ignore[assignment]
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pattern, bytewise])  # type: ignore[assignment]
         if split in QWEN:
-            made.normalizer = normalizers.NFC()  # type: ignore[assignment]
+            tokenizer.normalizer = normalizers.NFC()  # type: ignore[assignment]
     else:
         raise UnsupportedModel(
             f"'{name}' splits text by the rule '{split[:40]}', which is not known here: "
             "give the model's folder of safetensors instead."
         )
-    made.decoder = decoders.ByteLevel()  # type: ignore[assignment]
-    return made
+    tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    return tokenizer
 
 
 def _sentence_pieces(header: Header, tokens: list[str], name: str) -> Tokenizer:
     scores = header.need("tokenizer.ggml.scores")
     if len(scores) != len(tokens):
         raise UnsupportedModel(f"'{name}' has {len(scores):,} scores for {len(tokens):,} tokens.")
-    vocabulary = {token: at for at, token in enumerate(tokens)}
+    vocabulary = {token: index for index, token in enumerate(tokens)}
     unknown = tokens[int(header.fields.get("tokenizer.ggml.unknown_token_id", 0))]
-    made = Tokenizer(
+    tokenizer = Tokenizer(
         models.BPE(vocabulary, _merges(tokens, scores), unk_token=unknown, fuse_unk=True, byte_fallback=True)
     )
-    begun = bool(header.fields.get("tokenizer.ggml.add_space_prefix", True))
-    first = [normalizers.Prepend("▁")] if begun else []
-    made.normalizer = normalizers.Sequence([*first, normalizers.Replace(" ", "▁")])  # type: ignore[assignment]
-    last = [decoders.Strip(" ", 1, 0)] if begun else []
+    has_prefix = bool(header.fields.get("tokenizer.ggml.add_space_prefix", True))
+    prepends = [normalizers.Prepend("▁")] if has_prefix else []
+    tokenizer.normalizer = normalizers.Sequence([*prepends, normalizers.Replace(" ", "▁")])  # type: ignore[assignment]
+    last = [decoders.Strip(" ", 1, 0)] if has_prefix else []
     steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *last]
-    made.decoder = decoders.Sequence(steps)  # type: ignore[assignment]
-    return made
+    tokenizer.decoder = decoders.Sequence(steps)  # type: ignore[assignment]
+    return tokenizer
 
 
 def _merges(tokens: list[str], scores: list[float]) -> list[tuple[str, str]]:
     """SentencePiece joins the pair whose joint token has the best score: the same as merges in the order of scores."""
     score = dict(zip(tokens, scores, strict=True))
-    found = [
+    merges = [
         (-score[token], score[token[:cut]] + score[token[cut:]], token[:cut], token[cut:])
         for token in tokens
         for cut in range(1, len(token))
         if token[:cut] in score and token[cut:] in score
     ]
-    return [(left, right) for _, _, left, right in sorted(found)]
+    return [(remaining, right) for _, _, remaining, right in sorted(merges)]
 
 
-def _add_special(header: Header, made: Tokenizer, tokens: list[str]) -> None:
+def _add_special(header: Header, tokenizer: Tokenizer, tokens: list[str]) -> None:
     kinds = header.fields.get("tokenizer.ggml.token_type", [])
-    made.add_special_tokens([_added(token) for token, kind in zip(tokens, kinds, strict=False) if kind == CONTROL])
-    made.add_tokens([_added(token) for token, kind in zip(tokens, kinds, strict=False) if kind == USER])
+    tokenizer.add_special_tokens([_added(token) for token, kind in zip(tokens, kinds, strict=False) if kind == CONTROL])
+    tokenizer.add_tokens([_added(token) for token, kind in zip(tokens, kinds, strict=False) if kind == USER])
 
 
 def _added(token: str) -> AddedToken:
     return AddedToken(token, normalized=False)
 
 
-def _frame(header: Header, made: Tokenizer, tokens: list[str]) -> None:
+def _frame(header: Header, tokenizer: Tokenizer, tokens: list[str]) -> None:
     """Puts BOS before and EOS behind a text, where the file asks for it; SentencePiece's files ask for BOS unless they
     say no."""
     fields = header.fields
@@ -143,10 +143,14 @@ def _frame(header: Header, made: Tokenizer, tokens: list[str]) -> None:
         "bos": fields.get("tokenizer.ggml.add_bos_token", pieces),
         "eos": fields.get("tokenizer.ggml.add_eos_token", False),
     }
-    used = {end: fields.get(f"tokenizer.ggml.{end}_token_id") for end, wanted in ends.items() if wanted}
-    named = {end: (tokens[at], at) for end, at in used.items() if isinstance(at, int) and 0 <= at < len(tokens)}
+    used = {end: fields.get(f"tokenizer.ggml.{end}_token_id") for end, flag in ends.items() if flag}
+    named = {
+        end: (tokens[token_id], token_id)
+        for end, token_id in used.items()
+        if isinstance(token_id, int) and 0 <= token_id < len(tokens)
+    }
     if named:
         single = [*([named["bos"][0]] if "bos" in named else []), "$A", *([named["eos"][0]] if "eos" in named else [])]
-        made.post_processor = processors.TemplateProcessing(  # type: ignore[assignment]
+        tokenizer.post_processor = processors.TemplateProcessing(  # type: ignore[assignment]
             single=single, special_tokens=list(dict.fromkeys(named.values()))
         )

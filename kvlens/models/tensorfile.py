@@ -19,26 +19,26 @@ Entry = tuple[str, str, tuple[int, ...]]
 
 
 def write_tensors(
-    path: Path, entries: Sequence[Entry], values: Iterable[np.ndarray], told: Callable[[int], None]
+    path: Path, entries: Sequence[Entry], values: Iterable[np.ndarray], report: Callable[[int], None]
 ) -> None:
     """Write `values` (contiguous, in the entries' order and dtype; BF16 as uint16). told(bytes written so far)."""
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
-    at = 0
+    offset = 0
     for name, dtype, shape in entries:
         size = ITEM_BYTES[dtype] * math.prod(shape)
-        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [at, at + size]}
-        at += size
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [offset, offset + size]}
+        offset += size
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    done = 0
+    written = 0
     with open(path, "wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for (name, dtype, shape), value in zip(entries, values, strict=True):
             assert value.shape == shape, name
             assert value.nbytes == ITEM_BYTES[dtype] * math.prod(shape), name
             file.write(np.ascontiguousarray(value).data)
-            done += value.nbytes
-            told(done)
+            written += value.nbytes
+            report(written)
 
 
 def total_bytes(entries: Sequence[Entry]) -> int:

@@ -46,7 +46,7 @@ def resolve(text: str, layers: int, q_heads: int, prompt_tokens: int, coverage: 
     keys are kept, without which there is no full attention. Raises ValueError for bad text, a layer the model lacks, or
     a sampling asked for by name without coverage.
     """
-    every, chosen = _parse(text)
+    every, layer_choice = _parse(text)
     if text == "off" or (text == "auto" and not coverage):
         return None
     if not coverage:
@@ -55,12 +55,12 @@ def resolve(text: str, layers: int, q_heads: int, prompt_tokens: int, coverage: 
         )
     if text == "auto":
         every = max(1, -(-layers * q_heads * prompt_tokens // AUTO_NUMBERS))
-    known = range(layers) if chosen is None else chosen
-    if known[-1] >= layers:
+    layer_numbers = range(layers) if layer_choice is None else layer_choice
+    if layer_numbers[-1] >= layers:
         raise ValueError(
-            f"oracle={text} names layer {known[-1]}, and the model's layers are 0 to {layers - 1}; name others."
+            f"oracle={text} names layer {layer_numbers[-1]}, and the model's layers are 0 to {layers - 1}; name others."
         )
-    return OracleSampling(every, tuple(known))
+    return OracleSampling(every, tuple(layer_numbers))
 
 
 def words(sampled: Sampled | None, layers: int) -> str:
@@ -68,21 +68,21 @@ def words(sampled: Sampled | None, layers: int) -> str:
     recorded'."""
     if sampled is None:
         return "not recorded"
-    every, chosen = sampled.every, sampled.layers
-    some = "all layers" if len(chosen) in (0, layers) else f"layers {', '.join(map(str, chosen))}"
-    return f"{'every step' if every == 1 else f'one step in {every}'} and {some}"
+    every, layer_choice = sampled.every, sampled.layers
+    sample = "all layers" if len(layer_choice) in (0, layers) else f"layers {', '.join(map(str, layer_choice))}"
+    return f"{'every step' if every == 1 else f'one step in {every}'} and {sample}"
 
 
 def _parse(text: str) -> tuple[int, list[int] | None]:
     """(every, layers), layers None for all."""
     if text in ("auto", "off", "all"):
         return 1, None
-    every, layers, seen = 1, None, set()
+    every, layers, visited = 1, None, set()
     for part in text.split(","):
         name, _, value = part.partition("=")
-        if name in seen or name not in ("every", "layers"):
+        if name in visited or name not in ("every", "layers"):
             raise _refused(text)
-        seen.add(name)
+        visited.add(name)
         if name == "every":
             if not _EVERY.fullmatch(value) or int(value) == 0:
                 raise _refused(text)
@@ -93,14 +93,14 @@ def _parse(text: str) -> tuple[int, list[int] | None]:
 
 
 def _layers(text: str, value: str) -> list[int]:
-    found: set[int] = set()
+    numbers: set[int] = set()
     for part in value.split("+"):
         match = _RANGE.fullmatch(part)
-        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
-        if first > last:
+        start, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if start > last:
             raise _refused(text)
-        found.update(range(first, last + 1))
-    return sorted(found)
+        numbers.update(range(start, last + 1))
+    return sorted(numbers)
 
 
 def _refused(text: str) -> ValueError:

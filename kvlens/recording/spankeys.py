@@ -24,19 +24,21 @@ def span_keys(
     float32 keys of it.
     """
     layers, kv_heads, n, head_dim = keys.shape
-    known = [row for row in rows if row.tok_start < min(row.tok_end, n)]
-    if not known or layers * kv_heads * len(known) * head_dim > MOST_NUMBERS:
+    known_values = [row for row in rows if row.tok_start < min(row.tok_end, n)]
+    if not known_values or layers * kv_heads * len(known_values) * head_dim > MOST_NUMBERS:
         return None
-    owner = torch.full((n,), len(known), dtype=torch.long)
-    for index, row in enumerate(known):
+    owner = torch.full((n,), len(known_values), dtype=torch.long)
+    for index, row in enumerate(known_values):
         owner[row.tok_start : row.tok_end] = index
-    counts = torch.bincount(owner, minlength=len(known) + 1)[: len(known), None].clamp(min=1).to(keys.device)
+    counts = (
+        torch.bincount(owner, minlength=len(known_values) + 1)[: len(known_values), None].clamp(min=1).to(keys.device)
+    )
     owner, positions = owner.to(keys.device), torch.arange(n, device=keys.device)
-    means = np.empty((layers, kv_heads, len(known), head_dim), np.float32)
+    means = np.empty((layers, kv_heads, len(known_values), head_dim), np.float32)
     for layer in range(layers):
         plain = keys[layer].float() if rotate is None else rotate(keys[layer], positions, layer, back=True).float()
-        sums = plain.new_zeros(kv_heads, len(known) + 1, head_dim).index_add_(1, owner, plain)[:, :-1]
+        sums = plain.new_zeros(kv_heads, len(known_values) + 1, head_dim).index_add_(1, owner, plain)[:, :-1]
         means[layer] = (sums / counts).numpy(force=True)
     return SpanKeys(
-        "post-rope" if rotate is None else "pre-rope", np.array([row.span for row in known], np.int32), means
+        "post-rope" if rotate is None else "pre-rope", np.array([row.span for row in known_values], np.int32), means
     )

@@ -67,18 +67,18 @@ class Lost:
         if frequencies_vary(config, whole, len(prompt.ids) + len(self._reference.ids)):
             return [], "the model's rotary frequencies change from step to step at this length"
         steps = [self._steps.get(step, (None, None)) for step in range(self._step + 1)]
-        kept, chunk = None if prepared.kept is None else prepared.kept.read, planned.options.prefill_chunk
+        kept_tokens, chunk = None if prepared.kept is None else prepared.kept.read, planned.options.prefill_chunk
         try:
-            if kept is None:
-                kept = prepared.engine.read(prompt, chunk, progress=follow) if reading is None else reading()
+            if kept_tokens is None:
+                kept_tokens = prepared.engine.read(prompt, chunk, progress=follow) if reading is None else reading()
             with prepared.engine.whole(prompt):
-                found = effects(prepared.engine.loaded, kept, self._reference, steps, self._spans, check=check)
+                results = effects(prepared.engine.loaded, kept_tokens, self._reference, steps, self._spans, check=check)
         except Cancelled:
             return [], "it was cancelled"
         except Exception as failure:
             short = shortage(failure)
             return [], str(short) if short is not None else f"it failed ({type(failure).__name__}: {failure})"
-        if not all(math.isfinite(one.lead) for one in found):
+        if not all(math.isfinite(item.lead) for item in results):
             return [], "full KV gives one of the two tokens no probability at all"
-        named = any(len(one.effect) for one in found)
-        return found, None if named else "nothing that was not read speaks for full KV's token"
+        named = any(len(item.effect) for item in results)
+        return results, None if named else "nothing that was not read speaks for full KV's token"

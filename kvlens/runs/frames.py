@@ -31,12 +31,12 @@ through a summary apart, and `missed`, the most of full attention's mass that on
 exactly; None: not recorded"""
 
 
-def frame_of(lane: int, seen: Seen) -> Frame:
+def frame_of(lane: int, visited: Seen) -> Frame:
     """The frame of a step that has just ended."""
-    moved = seen.kv["h2d_bytes"].sum() + seen.kv["d2h_bytes"].sum()
-    loss = seen.facts.loss
+    moved = visited.kv["h2d_bytes"].sum() + visited.kv["d2h_bytes"].sum()
+    loss = visited.facts.loss
     agrees, kl = (None, None) if loss is None else (loss.agrees, loss.kl)
-    return _frame(lane, seen.facts.step, seen.facts.text, kl, agrees, int(moved), seen.resident_bytes)
+    return _frame(lane, visited.facts.step, visited.facts.text, kl, agrees, int(moved), visited.resident_bytes)
 
 
 def sketch_of(lane: int, step: int, attended: np.ndarray, coverage: np.ndarray | None, context: int) -> Maps:
@@ -94,8 +94,8 @@ def _missed(coverage: np.ndarray | None, kv_heads: int) -> str | None:
 
 def _coded(shares: np.ndarray) -> str | None:
     """Shares [L, H_kv] as bytes in base64; None where not one is recorded."""
-    known = ~np.isnan(shares)
-    if not known.any():
+    recorded = ~np.isnan(shares)
+    if not recorded.any():
         return None
-    codes = np.where(known, np.rint(np.clip(np.nan_to_num(shares), 0, 1) * FULL), NOT_RECORDED)
+    codes = np.where(recorded, np.rint(np.clip(np.nan_to_num(shares), 0, 1) * FULL), NOT_RECORDED)
     return base64.b64encode(codes.astype(np.uint8).tobytes()).decode("ascii")

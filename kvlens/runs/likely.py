@@ -38,24 +38,28 @@ def likely(runs_dir: Path, model: str, method: str, prompt_tokens: int, steps: i
     table = list_runs(runs_dir)
     whole = (table["status"] == "completed") & (table["model"] == model) & (table["steps"] > 0)
     whole &= ~table["hold"].map(bool) & (table["prompt_tokens"] > 0)
-    own = table[whole & (table["method"] == method)]
-    used = own if len(own) else table[whole]
-    known = [found for uid in used["uid"].head(MOST) if (found := _times(runs_dir, uid)) is not None]
-    if not known:
+    own_value = table[whole & (table["method"] == method)]
+    used = own_value if len(own_value) else table[whole]
+    known_values = [results for uid in used["uid"].head(MOST) if (results := _times(runs_dir, uid)) is not None]
+    if not known_values:
         return None
     prefill = [
-        (one["prefill_s"] + one["surprisal_s"]) / one["prompt_tokens"] for one in known if one["prefill_s"] is not None
+        (item["prefill_s"] + item["surprisal_s"]) / item["prompt_tokens"]
+        for item in known_values
+        if item["prefill_s"] is not None
     ]
     sizes = [
-        one["disk_bytes"] + TOKEN_BYTES * (prompt_tokens - one["prompt_tokens"]) + step_bytes * (steps - one["steps"])
-        for one in known
+        item["disk_bytes"]
+        + TOKEN_BYTES * (prompt_tokens - item["prompt_tokens"])
+        + step_bytes * (steps - item["steps"])
+        for item in known_values
     ]
     return Likely(
         median(prefill) * prompt_tokens if prefill else None,
-        median(one["decode_s"] / one["steps"] for one in known) * steps,
+        median(item["decode_s"] / item["steps"] for item in known_values) * steps,
         max(0, round(median(sizes))),
-        len(known),
-        bool(len(own)),
+        len(known_values),
+        bool(len(own_value)),
     )
 
 
@@ -66,10 +70,10 @@ def _times(runs_dir: Path, uid: str) -> dict[str, Any] | None:
     except TraceError:
         return None
     extra = info.get("extra")
-    said = {name: info.get(name) for name in ("prompt_tokens", "steps", "disk_bytes")}
+    sentence = {name: info.get(name) for name in ("prompt_tokens", "steps", "disk_bytes")}
     times = ("prefill_s", "surprisal_s", "decode_s")
-    said |= {name: extra.get(name) for name in times} if isinstance(extra, dict) else {}
-    numbers = {name: value for name, value in said.items() if isinstance(value, int | float) and value > 0}
+    sentence |= {name: extra.get(name) for name in times} if isinstance(extra, dict) else {}
+    numbers = {name: value for name, value in sentence.items() if isinstance(value, int | float) and value > 0}
     if not {"prompt_tokens", "steps", "disk_bytes", "decode_s"} <= numbers.keys():
         return None
     return {"prefill_s": None, "surprisal_s": 0.0} | numbers

@@ -75,15 +75,15 @@ class RaceRequest(BaseModel):
         return [self._lane(entrant) for entrant in self.entrants]
 
     def _lane(self, entrant: Entrant) -> tuple[RunRequest, str | None]:
-        method, budget, said = methods.get(entrant.method), self.shared.budget or DEFAULT_SHARE, None
+        method, budget, wording = methods.get(entrant.method), self.shared.budget or DEFAULT_SHARE, None
         overrides, limit = dict(entrant.overrides), Budget.parse(budget)
         if method.keeps_all:
-            said = "Keeps all KV on the device and saves reading."
+            wording = "Keeps all KV on the device and saves reading."
             parameters = {parameter["name"] for parameter in methods.entry(entrant.method)["parameters"]}
             if "keep" in parameters and limit.unit == "share" and limit.amount < 1:
                 overrides.setdefault("keep", limit.amount)
                 share = methods.converted(method, {"keep": overrides["keep"]})["keep"]
-                said = f"Keeps all KV on the device and attends {share * 100:.3g} % of it."
+                wording = f"Keeps all KV on the device and attends {share * 100:.3g} % of it."
         changes = {
             "method": entrant.method,
             "preset": entrant.preset,
@@ -91,7 +91,7 @@ class RaceRequest(BaseModel):
             "budget": None if method.keeps_all else budget,
             "against": True,
         }
-        return self.shared.model_copy(update=changes), said
+        return self.shared.model_copy(update=changes), wording
 
 
 REFUSED = "refused"
@@ -100,25 +100,25 @@ REFUSED = "refused"
 def entrants(names: str, presets: list[str], values: list[str]) -> tuple[Entrant, ...]:
     """'a,b', ['b:paper'], ['a:window=8'] -> the entrants. A method named twice has its first preset first. Raises
     ValueError with one sentence."""
-    found = [name.strip() for name in names.split(",") if name.strip()]
+    rows = [name.strip() for name in names.split(",") if name.strip()]
     preset: dict[str, list[str]] = {}
     overrides: dict[str, dict[str, Any]] = {}
     for item in presets:
         name, sign, value = item.rpartition(":")
-        if not sign or name not in found:
+        if not sign or name not in rows:
             raise ValueError(f"--preset takes method:preset of a method of the race, not '{item}'.")
         preset.setdefault(name, []).append(value)
     for item in values:
-        of, sign, value = item.partition("=")
-        name, colon, parameter = of.rpartition(":")
-        if not sign or not colon or name not in found:
+        total, sign, value = item.partition("=")
+        name, colon, parameter = total.rpartition(":")
+        if not sign or not colon or name not in rows:
             raise ValueError(f"--set takes method:parameter=value of a method of the race, not '{item}'.")
         overrides.setdefault(name, {})[parameter.strip()] = value
     return tuple(
         Entrant(
             method=name, preset=preset[name].pop(0) if preset.get(name) else None, overrides=overrides.get(name, {})
         )
-        for name in found
+        for name in rows
     )
 
 
@@ -193,8 +193,8 @@ def read(runs_dir: Path, race_id: str) -> RaceInfo:
 def ids(runs_dir: Path) -> list[str]:
     """Of all stored races, newest first."""
     folder = runs_dir / FOLDER
-    found = (path.stem for path in folder.glob("[0-9a-z]*.json")) if folder.is_dir() else ()
-    return sorted(found, reverse=True)
+    results = (path.stem for path in folder.glob("[0-9a-z]*.json")) if folder.is_dir() else ()
+    return sorted(results, reverse=True)
 
 
 # What a race says while it goes on, one JSON object per line; each begins with its phase, so that a reader can put it
@@ -204,8 +204,8 @@ def ids(runs_dir: Path) -> list[str]:
 def begun_line(race: RaceInfo) -> str:
     """All lanes are known."""
     lanes = [{"method": lane.method, "preset": lane.preset, "note": lane.note} for lane in race.lanes]
-    said = {"id": race.id, "model": race.model, "budget": race.budget, "answer": race.answer}
-    return json_text({"phase": "race", **said, **race.sizes, "lanes": lanes})
+    wording = {"id": race.id, "model": race.model, "budget": race.budget, "answer": race.answer}
+    return json_text({"phase": "race", **wording, **race.sizes, "lanes": lanes})
 
 
 def lane_line(number: int, lane: Lane) -> str:

@@ -30,10 +30,10 @@ MOST_BYTES = 8 * 2**30
 def find(runs_dir: Path, key: str) -> str | None:
     """uid of the newest stored full-KV run with this key, whether or not its logits lie beside it."""
     runs = list_runs(runs_dir)
-    own = ~runs["forced"].eq(True) & ~runs["hold"].eq(True)
-    plain = (runs["method"] == "full") & (runs["status"] == "completed") & own
-    found = runs[plain & (runs["reference_key"] == key)]
-    return None if found.empty else str(found["uid"].iloc[0])
+    own_value = ~runs["forced"].eq(True) & ~runs["hold"].eq(True)
+    plain = (runs["method"] == "full") & (runs["status"] == "completed") & own_value
+    results = runs[plain & (runs["reference_key"] == key)]
+    return None if results.empty else str(results["uid"].iloc[0])
 
 
 def obtain(
@@ -73,10 +73,10 @@ def load(runs_dir: Path, uid: str, key: str) -> Reference | None:
 
     try:
         with safe_open(runs_dir / uid / LOGITS_FILE, framework="pt") as file:
-            said, ids, logits = file.metadata() or {}, file.get_tensor("ids"), file.get_tensor("logits")
+            sentence, ids, logits = file.metadata() or {}, file.get_tensor("ids"), file.get_tensor("logits")
     except (OSError, SafetensorError):
         return None
-    whole = said.get("key") == key and said.get("sha256") == _digest(ids, logits)
+    whole = sentence.get("key") == key and sentence.get("sha256") == _digest(ids, logits)
     if not whole or logits.dtype != torch.float32 or logits.dim() != 2 or len(ids) != len(logits):
         return None
     return Reference(uid, tuple(ids.tolist()), logits)
@@ -108,8 +108,8 @@ def _make(
 ) -> Reference:
     _rehearse(prepared, request, report, cancelled)
     full, pairing = _full(request), Pairing(reference_key=key)
-    planned, told = plan(full, prepared), _renamed(report)
-    stored = store(prepared, full, planned, pairing, runs_dir, told, cancelled, keep_logits=True, watcher=watcher)
+    planned, lines = plan(full, prepared), _renamed(report)
+    stored = store(prepared, full, planned, pairing, runs_dir, lines, cancelled, keep_logits=True, watcher=watcher)
     if stored.result is None:
         raise ValueError(
             f"cancelled while the full-KV reference was being made; what was recorded of it is stored as {stored.uid}."
@@ -123,9 +123,9 @@ def _rehearse(prepared: Prepared, request: RunRequest, report: Report, cancelled
 
     planned = plan(request, prepared)
 
-    def told(phase: str, done: int, total: int) -> None:
+    def lines(phase: str, finished: int, total: int) -> None:
         if phase == "prefill":
-            report("check", done, total)
+            report("check", finished, total)
 
     try:
         prepared.engine.rehearse(
@@ -134,7 +134,7 @@ def _rehearse(prepared: Prepared, request: RunRequest, report: Report, cancelled
             planned.params,
             planned.budget,
             planned.options,
-            told,
+            lines,
             cancelled,
             request.hold,
             request.drop,
@@ -183,11 +183,11 @@ def _compute_again(
 def _renamed(report: Report) -> Report:
     """Progress of a reference: one phase, so that the run's own phases stay the run's own."""
 
-    def told(phase: str, done: int, total: int) -> None:
+    def lines(phase: str, finished: int, total: int) -> None:
         if phase == "decode":
-            report("reference", done, total)
+            report("reference", finished, total)
 
-    return told
+    return lines
 
 
 def _save(runs_dir: Path, uid: str, key: str, result: Result) -> Reference:

@@ -59,10 +59,10 @@ def make(runs: Path, uid: str, layer: int, kv_head: int, neighbors: int, out: Pa
     """Reads the keys, maps them, stores the map. Raises ValueError or TraceError with one sentence."""
     say(phase="load")
     with TraceReader.open(runs, uid) as reader:
-        found = reader.span_keys(layer, kv_head)
-    if found is None:
+        results = reader.span_keys(layer, kv_head)
+    if results is None:
         raise ValueError(f"Run {uid} recorded no span keys for layer {layer}, KV head {kv_head}.")
-    spans, keys, form = found
+    spans, keys, form = results
     if len(spans) < LEAST_SPANS:
         raise ValueError(f"Run {uid} has {len(spans)} spans with keys; UMAP needs at least {LEAST_SPANS}.")
     if not 2 <= neighbors < len(spans):

@@ -45,7 +45,7 @@ class Watcher(Protocol):
     def begun(self, uid: str) -> None:
         """The prompt is placed, and the run is there under this id."""
 
-    def seen(self, seen: Seen) -> None:
+    def seen(self, visited: Seen) -> None:
         """A step has ended: once each, in order, on the run's thread."""
 
     def sketched(self, step: int, attended: np.ndarray, coverage: np.ndarray | None) -> None:
@@ -87,20 +87,20 @@ def store(
     result: Result | None = None
     phases = ["prefill"]  # the one that was reported last
 
-    def tell(phase: str, done: int, total: int) -> None:
+    def tell(phase: str, finished: int, total: int) -> None:
         phases[0] = phase
-        report(phase, done, total)
+        report(phase, finished, total)
 
-    def asked() -> bool:
-        began = time.monotonic()
+    def requested() -> bool:
+        start_time = time.monotonic()
         stop = cancelled()
-        writer.stood_s += time.monotonic() - began
+        writer.stood_s += time.monotonic() - start_time
         return stop
 
-    def follow(phase: str, done: int, total: int) -> None:
-        if asked():
+    def follow(phase: str, finished: int, total: int) -> None:
+        if requested():
             raise Cancelled
-        tell(phase, done, total)
+        tell(phase, finished, total)
 
     try:
         read = reading(prepared, planned, follow)
@@ -112,7 +112,7 @@ def store(
             planned.options,
             sink,
             tell,
-            asked,
+            requested,
             keep_logits,
             read=read,
             against=pairing.reference,
@@ -121,26 +121,26 @@ def store(
             drops=pairing.drops,
         )
         writer.hand_over_steps()  # who kills the run during what follows loses none of them
-        checks, kept = result.checks, read is not None and read.kept
-        no_surprisal, began = None, time.monotonic()
+        checks, kept_tokens = result.checks, read is not None and read.kept
+        no_surprisal, start_time = None, time.monotonic()
         if sink.surprisals_wait:
             no_surprisal = surprisals.add(result.surprisal, writer, follow, tell)
-        surprisal_s = time.monotonic() - began
+        surprisal_s = time.monotonic() - start_time
         peak = None if raced else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         if read is not None:
             read.learned(result.surprisal)
         no_effects: str | None = None
         if lost is not None and lost.any:
-            began, stood = time.monotonic(), writer.stood_s
+            start_time, stood = time.monotonic(), writer.stood_s
             report("effect", 0, 1)
-            found, no_effects = lost.effects(prepared, planned, read, follow, partial(follow, "effect", 0, 1))
-            writer.effects(found)
-            writer.stood_s = stood + time.monotonic() - began
+            results, no_effects = lost.effects(prepared, planned, read, follow, partial(follow, "effect", 0, 1))
+            writer.effects(results)
+            writer.stood_s = stood + time.monotonic() - start_time
         outcome = Outcome(
             output_text=result.text,
             stopped=result.stopped,
-            prefill_s=None if kept else round(result.prefill_s, 4),
-            prompt_kept=kept,
+            prefill_s=None if kept_tokens else round(result.prefill_s, 4),
+            prompt_kept=kept_tokens,
             decode_s=round(result.decode_s, 4),
             surprisal_s=round(surprisal_s, 4) if sink.surprisals_wait and not raced else None,
             no_surprisal=no_surprisal,
@@ -158,8 +158,8 @@ def store(
         if short is not None:
             sink.begin_anyhow()  # the prompt was right and the machine too small: that is a run that failed
         if sink.begun:
-            said = f"{type(failure).__name__}: {failure}" if short is None else str(short)
-            writer.finish("failed", said, [], {"output_text": sink.text()})
+            sentence = f"{type(failure).__name__}: {failure}" if short is None else str(short)
+            writer.finish("failed", sentence, [], {"output_text": sink.text()})
         if short is not None:
             raise short from failure
         raise

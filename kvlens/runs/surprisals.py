@@ -23,19 +23,19 @@ def add(surprisals: Surprisals, writer: TraceWriter, follow: Report, tell: Repor
 
     rows = 0
 
-    def follow_rows(done: int, total: int) -> None:
+    def follow_rows(finished: int, total: int) -> None:
         nonlocal rows
         rows = total
-        follow(PHASE, done, total)
+        follow(PHASE, finished, total)
 
     try:
-        found = surprisals.whole(follow_rows)
+        results = surprisals.whole(follow_rows)
     except Cancelled:
         return "it was cancelled"
     except Exception as failure:
         short = shortage(failure)
         return str(short) if short is not None else f"it failed ({type(failure).__name__}: {failure})"
-    writer.surprisals(found.numpy(force=True))
+    writer.surprisals(results.numpy(force=True))
     if rows:
         tell(PHASE, rows, rows)
     return None

@@ -48,9 +48,9 @@ class Hearing:
         self.broken: Exception | None = None
         """what hearing something raised; nothing is heard from then on, and lanes should stop"""
 
-    def tell(self, heard: Callable[..., None], *what: Any) -> None:
+    def tell(self, heard: Callable[..., None], *value: Any) -> None:
         """`heard(*what)` is called on the thread that hears. From any thread."""
-        self._told.put((heard, what))
+        self._told.put((heard, value))
 
     def run(self, works: Sequence[Callable[[], None]]) -> None:
         """A thread for each, heard until all have ended. Raises what hearing them raised."""
@@ -65,12 +65,12 @@ class Hearing:
             threading.Thread(target=begin, args=(work,), name="kvlens-lane", daemon=True).start()
         going = len(works)
         while going:
-            told = self._told.get()
-            if told is None:
+            lines = self._told.get()
+            if lines is None:
                 going -= 1
             elif self.broken is None:
                 try:
-                    told[0](*told[1])
+                    lines[0](*lines[1])
                 except Exception as error:
                     self.broken = error
         if self.broken is not None:

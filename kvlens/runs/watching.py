@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class Audience(Protocol):
     """Who watches a race; called on the thread that carries it out."""
 
-    def report(self, phase: str, done: int, total: int) -> None:
+    def report(self, phase: str, number: int, total: int) -> None:
         """How far the race is: load, prefill, reference, then decode in steps of all lanes together."""
 
     def begun(self, race: RaceInfo) -> None:
@@ -39,23 +39,23 @@ class Told(Protocol):
 
     def frame(self, frame: Frame) -> None: ...
     def maps(self, maps: Maps) -> None: ...
-    def change(self, number: int, said: dict[str, Any]) -> None: ...
+    def change(self, number: int, mapping: dict[str, Any]) -> None: ...
 
 
 class Watched:
     """Makes frames and maps of a lane's steps (kvlens.runs.storing.Watcher), and tells them."""
 
-    def __init__(self, number: int, prompt_tokens: int, hearing: Hearing, told: Told) -> None:
-        self._number, self._prompt, self._hearing, self._told = number, prompt_tokens, hearing, told
+    def __init__(self, number: int, prompt_tokens: int, hearing: Hearing, listed_run: Told) -> None:
+        self._number, self._prompt, self._hearing, self._told = number, prompt_tokens, hearing, listed_run
         self.made = False
         """whether there was anything to see: a run that is made now"""
 
     def begun(self, uid: str) -> None:
         self._hearing.tell(self._told.change, self._number, {"uid": uid, "state": "running"})
 
-    def seen(self, seen: Seen) -> None:
+    def seen(self, visited: Seen) -> None:
         self.made = True
-        self._hearing.tell(self._told.frame, frame_of(self._number, seen))
+        self._hearing.tell(self._told.frame, frame_of(self._number, visited))
 
     def sketched(self, step: int, attended: np.ndarray, coverage: np.ndarray | None) -> None:
         maps = sketch_of(self._number, step, attended, coverage, self._prompt + step)

@@ -42,15 +42,15 @@ class _Cutter:
 
     def anchors(self, a: int, b: int) -> Span:
         peak = max(self.h(t) for t in range(a, b))
-        one = f"Surprisal {peak:.2f} nats"
-        what = one if b - a == 1 else f"{b - a} tokens in a row, surprisal up to {peak:.2f} nats,"
+        item = f"Surprisal {peak:.2f} nats"
+        label = item if b - a == 1 else f"{b - a} tokens in a row, surprisal up to {peak:.2f} nats,"
         rule = f"{self.threshold:.2f} = {self.stats.mu:.2f} + {self.alpha:g} x {self.stats.sigma:.2f}"
-        return self.span(a, b, "anchor", f"{what} above the threshold {rule}.")
+        return self.span(a, b, "anchor", f"{label} above the threshold {rule}.")
 
     def between(self, a: int, b: int, end: int) -> str:
-        left = "the start" if a == self.start else f"token {a - 1} ({self.h(a - 1):.2f} nats)"
+        remaining = "the start" if a == self.start else f"token {a - 1} ({self.h(a - 1):.2f} nats)"
         right = "the end" if b == end else f"token {b} ({self.h(b):.2f} nats)"
-        return f"{b - a} tokens between {left} and {right}"
+        return f"{b - a} tokens between {remaining} and {right}"
 
 
 def entropy_paper(
@@ -72,13 +72,13 @@ def entropy_paper(
     values = finite(nats, start)
     end = start + len(values)
     cut = _Cutter(values, start, stats or Surprisal.of(values, start), alpha)
-    first = min(max(start, sinks), end)
-    spans = cut.sinks(first)
+    first_item = min(max(start, sinks), end)
+    spans = cut.sinks(first_item)
     high = values > cut.threshold
     if start == 0 and len(values):
         high[0] = False
-    flips = [t for t in range(first + 1, end) if high[t - start] != high[t - 1 - start]]
-    edges = [first, *flips, end] if first < end else []
+    flips = [t for t in range(first_item + 1, end) if high[t - start] != high[t - 1 - start]]
+    edges = [first_item, *flips, end] if first_item < end else []
     for a, b in pairwise(edges):
         if high[a - start]:
             spans.append(cut.anchors(a, b))
@@ -113,37 +113,40 @@ def entropy_feasible(
     values = finite(nats, start)
     end = start + len(values)
     cut = _Cutter(values, start, stats or Surprisal.of(values, start), alpha)
-    first = min(max(start, sinks), end)
-    spans = cut.sinks(first)
-    if first == end:
+    first_item = min(max(start, sinks), end)
+    spans = cut.sinks(first_item)
+    if first_item == end:
         return spans
-    if end - first < l_min:
-        return [*spans, cut.span(first, end, "short", f"{end - first} tokens in all, fewer than {l_min}: kept raw.")]
-    anchors = _accept(cut, first, end, l_min, len(values) if anchor_cap is None else anchor_cap)
-    edges = [first - 1, *anchors, end]
-    for left, right in pairwise(edges):
-        spans.extend(_split(cut, left + 1, right, end, l_min, l_max))
+    if end - first_item < l_min:
+        return [
+            *spans,
+            cut.span(first_item, end, "short", f"{end - first_item} tokens in all, fewer than {l_min}: kept raw."),
+        ]
+    anchors = _accept(cut, first_item, end, l_min, len(values) if anchor_cap is None else anchor_cap)
+    edges = [first_item - 1, *anchors, end]
+    for remaining, right in pairwise(edges):
+        spans.extend(_split(cut, remaining + 1, right, end, l_min, l_max))
         if right < end:
             spans.append(cut.anchors(right, right + 1))
     return spans
 
 
-def _accept(cut: _Cutter, first: int, end: int, l_min: int, cap: int) -> list[int]:
+def _accept(cut: _Cutter, start: int, end: int, l_min: int, cap: int) -> list[int]:
     """Anchors by non-maximum suppression, in token order: at least l_min tokens (at the edges: or none) beside each."""
-    high = [t for t in range(max(first, 1), end) if cut.h(t) > cut.threshold]
+    high = [t for t in range(max(start, 1), end) if cut.h(t) > cut.threshold]
     order = sorted(high, key=lambda t: (-cut.h(t), t))
-    blocked = np.zeros(end - first, dtype=bool)
+    blocked = np.zeros(end - start, dtype=bool)
     accepted: list[int] = []
     for token in order:
         if len(accepted) == cap:
             break
-        at = token - first
-        if not blocked[at]:
+        position = token - start
+        if not blocked[position]:
             accepted.append(token)
-            blocked[max(at - l_min, 0) : at + l_min + 1] = True
+            blocked[max(position - l_min, 0) : position + l_min + 1] = True
     # (b): suppression already keeps the inner runs long enough, only the two edges can be short.
     accepted.sort()
-    if accepted and 0 < accepted[0] - first < l_min:
+    if accepted and 0 < accepted[0] - start < l_min:
         accepted.pop(0)
     if accepted and 0 < end - 1 - accepted[-1] < l_min:
         accepted.pop()
@@ -160,7 +163,7 @@ def _split(cut: _Cutter, a: int, b: int, end: int, l_min: int, l_max: int) -> li
             spans.append(cut.span(lo, hi, "entropy", reason))
             continue
         margin = max(l_min, (hi - lo) // 3)
-        at = lo + margin + int(cut.nats[lo + margin - cut.start : hi - margin + 1 - cut.start].argmax())
-        why = f"a run of {hi - lo} tokens, longer than {l_max}, split at token {at} ({cut.h(at):.2f} nats)."
-        pending += [(at, hi, f"Right part of {why}"), (lo, at, f"Left part of {why}")]
+        position = lo + margin + int(cut.nats[lo + margin - cut.start : hi - margin + 1 - cut.start].argmax())
+        why = f"a run of {hi - lo} tokens, longer than {l_max}, split at token {position} ({cut.h(position):.2f} nats)."
+        pending += [(position, hi, f"Right part of {why}"), (lo, position, f"Left part of {why}")]
     return spans

@@ -49,11 +49,11 @@ class Splitter:
 
     def cut(self, marks: Sequence[Mark | None], start: int = 0) -> list[Span]:
         """Chunks of the tokens start..start+N, whose marks are `marks` [N] (None: no boundary)."""
-        spans, end, at = [], start + len(marks), start
-        while at < end:
-            split, reason = (self._next_mark if self.free else self._best)(marks, start, at, end)
-            spans.append(Span(at, split, "chunk", reason))
-            at = split
+        spans, end, positions = [], start + len(marks), start
+        while positions < end:
+            split, reason = (self._next_mark if self.free else self._best)(marks, start, positions, end)
+            spans.append(Span(positions, split, "chunk", reason))
+            positions = split
         return spans
 
     def close(self, tokens: int, newest: Mark | None) -> tuple[int, str] | None:
@@ -78,9 +78,9 @@ class Splitter:
         shown = mark.text.replace("\n", "\\n")
         return f"Split {'before' if self.literal else 'after'} '{shown}'"
 
-    def _best(self, marks: Sequence[Mark | None], start: int, at: int, end: int) -> tuple[int, str]:
-        ideal = min(at + self.length, end)
-        low, high = max(ideal - self.deviation, at + 1), min(ideal + self.deviation, end)
+    def _best(self, marks: Sequence[Mark | None], start: int, position: int, end: int) -> tuple[int, str]:
+        ideal = min(position + self.length, end)
+        low, high = max(ideal - self.deviation, position + 1), min(ideal + self.deviation, end)
         best: tuple[float, int, int] | None = None
         for split in range(low, high + 1):
             mark = self._mark_at(marks, split - start)
@@ -90,7 +90,7 @@ class Splitter:
                 best = candidate if best is None else max(best, candidate)
         if best is None:
             if ideal == end:
-                return end, f"The text ends here, {_tokens(end - at)} after the chunk began."
+                return end, f"The text ends here, {_tokens(end - position)} after the chunk began."
             return ideal, f"No boundary within {_tokens(self.deviation)} of the ideal end: cut at {self.length}."
         split = -best[2]
         mark = self._mark_at(marks, split - start)
@@ -100,17 +100,17 @@ class Splitter:
 
     def _mark_at(self, marks: Sequence[Mark | None], split: int) -> Mark | None:
         """The mark that a split before token `split` is made at."""
-        at = split if self.literal else split - 1
-        return marks[at] if at < len(marks) else None
+        position = split if self.literal else split - 1
+        return marks[position] if position < len(marks) else None
 
-    def _next_mark(self, marks: Sequence[Mark | None], start: int, at: int, end: int) -> tuple[int, str]:
-        high = min(at + self.most, end)
-        for split in range(at + 1, high + 1):
+    def _next_mark(self, marks: Sequence[Mark | None], start: int, position: int, end: int) -> tuple[int, str]:
+        high = min(position + self.most, end)
+        for split in range(position + 1, high + 1):
             mark = self._mark_at(marks, split - start)
             if mark is not None:
                 return split, f"{self._where(mark)} (weight {mark.weight:g}), the next mark."
         if high == end:
-            return end, f"The text ends here, {_tokens(end - at)} after the chunk began."
+            return end, f"The text ends here, {_tokens(end - position)} after the chunk began."
         return high, f"No mark in {_tokens(self.most)}: cut there."
 
 
@@ -120,7 +120,7 @@ def _tokens(count: int) -> str:
 
 def cut_by(reason: str) -> str:
     """What cut a chunk, from its reason: 'at .' (the mark), 'no boundary' or 'end of text'."""
-    found = re.match(r"Split (?:after|before) '(.+?)' \(weight", reason)
-    if found:
-        return f"at {found[1]}"
+    results = re.match(r"Split (?:after|before) '(.+?)' \(weight", reason)
+    if results:
+        return f"at {results[1]}"
     return "end of text" if reason.startswith("The text") else "no boundary"

@@ -65,20 +65,20 @@ def finite(nats: Sequence[float] | FloatArray, start: int) -> FloatArray:
 def mean_nats(nats: FloatArray, start: int, a: int, b: int) -> float | None:
     """Mean surprisal of the tokens [a, b), or None where there is none to average. `nats` [N] belongs to
     start..start+N."""
-    first = max(a, 1)
-    if first >= b:
+    first_item = max(a, 1)
+    if first_item >= b:
         return None
-    mean = float(nats[first - start : b - start].mean())
+    mean = float(nats[first_item - start : b - start].mean())
     assert math.isfinite(mean)
     return mean
 
 
 def check_partition(spans: Sequence[Span], start: int, end: int) -> None:
     """Raise unless the spans cover [start, end) in order, without gap, overlap or empty span."""
-    at = start
+    position = start
     for span in spans:
-        if span.tok_start != at or span.tok_end <= span.tok_start:
-            raise ValueError(f"span [{span.tok_start}, {span.tok_end}) does not continue at token {at}")
-        at = span.tok_end
-    if at != end:
-        raise ValueError(f"the spans end at token {at}, not at {end}")
+        if span.tok_start != position or span.tok_end <= span.tok_start:
+            raise ValueError(f"span [{span.tok_start}, {span.tok_end}) does not continue at token {position}")
+        position = span.tok_end
+    if position != end:
+        raise ValueError(f"the spans end at token {position}, not at {end}")

@@ -22,12 +22,12 @@ _UNSPACED = re.compile(
 
 def contains(output: str, answer: str) -> bool:
     """Return whether an output holds the answer by the rule `contains`."""
-    wanted, text = _plain(answer.strip()), _plain(without_thinking(output))
-    if not wanted:
+    target, text = _plain(answer.strip()), _plain(without_thinking(output))
+    if not target:
         return False
     return any(
-        not _joined(text[: found.start()][-1:], wanted[0]) and not _joined(wanted[-1], text[found.end() :][:1])
-        for found in re.finditer(re.escape(wanted), text)
+        not _joined(text[: results.start()][-1:], target[0]) and not _joined(target[-1], text[results.end() :][:1])
+        for results in re.finditer(re.escape(target), text)
     )
 
 
@@ -41,9 +41,9 @@ def _plain(text: str) -> str:
     return _THOUSANDS.sub("", composed)
 
 
-def _joined(left: str, right: str) -> bool:
+def _joined(text: str, right: str) -> bool:
     """Whether two neighbouring characters belong to one word."""
     word = re.compile(r"\w")
-    if not (left and right and word.match(left) and word.match(right)):
+    if not (text and right and word.match(text) and word.match(right)):
         return False
-    return not (_UNSPACED.match(left) or _UNSPACED.match(right))
+    return not (_UNSPACED.match(text) or _UNSPACED.match(right))

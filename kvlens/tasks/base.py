@@ -92,9 +92,9 @@ class Task(ABC):
     def score(self, answer: str, output: str) -> float:
         """0..1, from the answer's text alone, as a stored run keeps it."""
 
-    def grade(self, asked: Asked, output: str) -> float:
+    def grade(self, request: Asked, output: str) -> float:
         """0..1; like `score`, with all that is known of the prompt."""
-        return self.score(asked.answer, output)
+        return self.score(request.answer, output)
 
 
 @dataclass(frozen=True)

@@ -42,13 +42,13 @@ class CommonWords(Generated):
         rng = random.Random(f"{self.name}/{seed}")
         often, seldom = SHORT_REPEATS if tokens < LONG else LONG_REPEATS
         pool = words.distinct(rng, COMMON + tokens // seldom, "word")
-        common, others = pool[:COMMON], pool[COMMON:]
+        common, rest = pool[:COMMON], pool[COMMON:]
         order = rng.randrange(2**32)
 
         def render(count: int) -> str:
-            listed = common * often + others[:count] * seldom
+            listed = common * often + rest[:count] * seldom
             random.Random(order).shuffle(listed)
-            return HEAD + " ".join(f"{at}. {word}" for at, word in enumerate(listed, 1)) + TAIL
+            return HEAD + " ".join(f"{position}. {word}" for position, word in enumerate(listed, 1)) + TAIL
 
         def size(count: int) -> int:
             return special + len(encode(render(count)))
@@ -56,7 +56,7 @@ class CommonWords(Generated):
         least = size(0)
         if tokens < least:
             raise ValueError(f"a {self.name} prompt needs at least {least} tokens with this tokenizer, not {tokens}")
-        count = bisect_right(range(1, len(others) + 1), tokens, key=size)
+        count = bisect_right(range(1, len(rest) + 1), tokens, key=size)
         while size(count) > tokens:  # another shuffle can be a token longer than the one before it
             count -= 1
         text, expected = render(count), " " + SEPARATOR.join(common)

@@ -26,21 +26,21 @@ class Items(Generated):
 
     def content(self, rng: random.Random, depth: float) -> tuple[Content, list[str]]:
         entries = words.distinct(rng, ENTRIES)
-        asked = [
+        request = [
             f"The {ordinal} entry of the list is {entry}." for ordinal, entry in zip(ORDINALS, entries, strict=True)
         ]
         tail = f"\n\nQuestion: Name all {ENTRIES} entries of the list in order. Answer:"
         return Content(
-            asked, [depth] + [None] * (ENTRIES - 1), (), tail=tail, opening="The entries of the list in order are"
+            request, [depth] + [None] * (ENTRIES - 1), (), tail=tail, opening="The entries of the list in order are"
         ), entries
 
     def score(self, answer: str, output: str) -> float:
-        wanted, found, at = answer.strip().split(SEPARATOR), 0, 0
-        for entry in wanted:
-            place = output.lower().find(entry.lower(), at)
+        target, results, position = answer.strip().split(SEPARATOR), 0, 0
+        for entry in target:
+            place = output.lower().find(entry.lower(), position)
             if place >= 0:
-                found, at = found + 1, place + len(entry)
-        return found / len(wanted)
+                results, position = results + 1, place + len(entry)
+        return results / len(target)
 
 
 class Copy(Generated):
@@ -54,16 +54,19 @@ class Copy(Generated):
     def content(self, rng: random.Random, depth: float) -> tuple[Content, list[str]]:
         numbers = rng.sample(range(100, 1000), 3)
         texts = [" ".join(rng.choice(words.NOUNS) for _ in range(PASSAGE)) for _ in numbers]
-        said = [f"Passage {number} reads: {text}." for number, text in zip(numbers, texts, strict=True)]
+        sentences = [f"Passage {number} reads: {text}." for number, text in zip(numbers, texts, strict=True)]
         tail = f"\n\nQuestion: What does passage {numbers[0]} read? Answer:"
-        return Content(said[:1], [depth], said[1:], tail=tail, opening=f"Passage {numbers[0]} reads:"), [texts[0]]
+        return Content(sentences[:1], [depth], sentences[1:], tail=tail, opening=f"Passage {numbers[0]} reads:"), [
+            texts[0]
+        ]
 
     def score(self, answer: str, output: str) -> float:
-        wanted, given = answer.split(), output.replace(".", " ").split()
+        target, source = answer.split(), output.replace(".", " ").split()
         right = next(
-            (at for at, (a, b) in enumerate(zip(wanted, given, strict=False)) if a != b), min(len(wanted), len(given))
+            (index for index, (a, b) in enumerate(zip(target, source, strict=False)) if a != b),
+            min(len(target), len(source)),
         )
-        return right / len(wanted)
+        return right / len(target)
 
 
 ITEMS, COPY = Items(), Copy()

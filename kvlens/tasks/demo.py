@@ -19,10 +19,10 @@ class DemoTask(Task):
         self, length: int | None, depth: float | None, seed: int, encode: Encode, special: int = 1, index: int = 0
     ) -> Asked:
         tokens, place = check_place(self.name, length, depth)
-        made = make_prompt(self.name, tokens, place, seed, encode)
-        question, answers = made.text.rindex("\nQuestion:"), (made.answer,)
+        result = make_prompt(self.name, tokens, place, seed, encode)
+        question, answers = result.text.rindex("\nQuestion:"), (result.answer,)
         return Asked(
-            made.text, made.answer, made.needle, self.name, tokens, place, seed, index, answers, question=question
+            result.text, result.answer, result.needle, self.name, tokens, place, seed, index, answers, question=question
         )
 
     def score(self, answer: str, output: str) -> float:

@@ -10,28 +10,30 @@ from pathlib import Path
 _SET = re.compile(r"(?P<path>.*?)(?P<given>(@\w+=[\w.-]+)+)", re.DOTALL)
 
 
-def split(said: str) -> tuple[str, tuple[tuple[str, str], ...]]:
+def split(text: str) -> tuple[str, tuple[tuple[str, str], ...]]:
     """(path, what is set) of what stands behind KIND:. A file whose name looks like parameters is a file."""
-    found = _SET.fullmatch(said)
-    if found is None or Path(said).exists():
-        return said, ()
-    names = (part.partition("=") for part in found["given"].split("@")[1:])
-    return found["path"], tuple((name, value) for name, _, value in names)
+    results = _SET.fullmatch(text)
+    if results is None or Path(text).exists():
+        return text, ()
+    names = (part.partition("=") for part in results["given"].split("@")[1:])
+    return results["path"], tuple((name, value) for name, _, value in names)
 
 
-def values(kind: str, known: Mapping[str, int | str], given: tuple[tuple[str, str], ...]) -> dict[str, int | str]:
+def values(
+    kind: str, known_values: Mapping[str, int | str], pairs: tuple[tuple[str, str], ...]
+) -> dict[str, int | str]:
     """What is set, in the types of the defaults. Raises ValueError with one sentence."""
-    found: dict[str, int | str] = {}
-    for name, value in given:
-        if name not in known:
-            can = f"it has {', '.join(known)}" if known else "it has none"
+    mapping: dict[str, int | str] = {}
+    for name, value in pairs:
+        if name not in known_values:
+            can = f"it has {', '.join(known_values)}" if known_values else "it has none"
             raise ValueError(f"files of {kind} have no parameter '{name}'; {can}.")
-        if name in found:
+        if name in mapping:
             raise ValueError(f"the parameter '{name}' is set twice.")
-        if isinstance(known[name], str):
-            found[name] = value
+        if isinstance(known_values[name], str):
+            mapping[name] = value
         elif re.fullmatch(r"[0-9]{1,9}", value):
-            found[name] = int(value)
+            mapping[name] = int(value)
         else:
             raise ValueError(f"the parameter '{name}' of {kind} is a number, not '{value}'.")
-    return found
+    return mapping

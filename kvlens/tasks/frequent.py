@@ -66,10 +66,12 @@ class FrequentWords(Generated):
         drawn = FEWEST + bisect_right(range(FEWEST + 1, 2 * tokens), tokens, key=size)
         while size(drawn) > tokens:  # another shuffle can be a token longer than the one before it
             drawn -= 1
-        text, asked = render(drawn), tuple(vocabulary[1 : ASKED + 1])
+        text, request = render(drawn), tuple(vocabulary[1 : ASKED + 1])
         opening, behind = "The 3 code words that appear most often are", len(text) - len(TAIL)
-        expected = " " + SEPARATOR.join(asked)
-        return Asked(text, expected, (), self.name, tokens, None, seed, index, asked, opening=opening, question=behind)
+        expected = " " + SEPARATOR.join(request)
+        return Asked(
+            text, expected, (), self.name, tokens, None, seed, index, request, opening=opening, question=behind
+        )
 
 
 def counts(drawn: int, ranks: int) -> list[int]:

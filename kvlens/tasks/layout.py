@@ -65,12 +65,12 @@ class Layout:
         # What is asked keeps the very first and the very last place against other facts of the same slot.
         slots.sort(key=lambda slot: (slot[0], (slot[1] >= 0) != (slot[0] == 0), slot[1]))
         pieces: list[tuple[str, int | None]] = []
-        begun = 0
+        started_job = 0
         for slot, index in slots:
-            pieces += [(piece, None) for piece in hay[begun:slot]]
+            pieces += [(piece, None) for piece in hay[started_job:slot]]
             pieces.append((content.asked[index] if index >= 0 else content.others[-1 - index], index))
-            begun = slot
-        pieces += [(piece, None) for piece in hay[begun:]]
+            started_job = slot
+        pieces += [(piece, None) for piece in hay[started_job:]]
         ranges: dict[int, tuple[int, int]] = {}
         start = len(content.head)
         for piece, place in pieces:
@@ -96,37 +96,37 @@ def compose(
     room = layout.gap([], length)
     if room < 0:
         raise ValueError(f"a {name} prompt needs at least {length - room} tokens with this tokenizer, not {length}")
-    first = rng.randrange(len(hay))
-    found: list[str] = []
-    while (size := layout.size(piece := hay[(first + len(found)) % len(hay)])) <= room:
-        found.append(piece)
+    start = rng.randrange(len(hay))
+    texts: list[str] = []
+    while (size := layout.size(piece := hay[(start + len(texts)) % len(hay)])) <= room:
+        texts.append(piece)
         room -= size
-    while layout.gap(found, length) < 0:
-        found.pop()
-    while layout.gap(longer := [*found, hay[(first + len(found)) % len(hay)]], length) >= 0:
-        found = longer
-    return layout.render(_closed(layout, found, length, hay))
+    while layout.gap(texts, length) < 0:
+        texts.pop()
+    while layout.gap(longer := [*texts, hay[(start + len(texts)) % len(hay)]], length) >= 0:
+        texts = longer
+    return layout.render(_closed(layout, texts, length, hay))
 
 
-def _closed(layout: Layout, found: list[str], length: int, hay: Sequence[str]) -> list[str]:
+def _closed(layout: Layout, texts: list[str], length: int, hay: Sequence[str]) -> list[str]:
     """The haystack with a last sentence that comes nearer to the length, its own last ones given up for it."""
-    best, gap = found, layout.gap(found, length)
-    spare = sorted(set(hay).difference(found) or set(hay), key=lambda piece: (len(piece), piece))
+    best, gap = texts, layout.gap(texts, length)
+    spare = sorted(set(hay).difference(texts) or set(hay), key=lambda piece: (len(piece), piece))
     letters = [len(piece) for piece in spare]
-    per_token = sum(map(len, found)) / sum(map(layout.size, found)) if found else 1.0
+    per_token = sum(map(len, texts)) / sum(map(layout.size, texts)) if texts else 1.0
     room = gap
-    for dropped in range(min(DROPPED, len(found)) + 1):
+    for dropped in range(min(DROPPED, len(texts)) + 1):
         if gap <= NEAR * length:
             break
-        kept = found[: len(found) - dropped]
+        kept_tokens = texts[: len(texts) - dropped]
         if dropped:
-            room += layout.size(found[-dropped])
+            room += layout.size(texts[-dropped])
         place = bisect_right(letters, room * per_token)
         near = [piece for piece in spare[max(0, place - TRIED) : place + TRIED] if layout.size(piece) <= room]
         for piece in sorted(near, key=layout.size, reverse=True)[:2]:
-            left = layout.gap([*kept, piece], length)
-            if 0 <= left < gap:
-                best, gap = [*kept, piece], left
+            remaining = layout.gap([*kept_tokens, piece], length)
+            if 0 <= remaining < gap:
+                best, gap = [*kept_tokens, piece], remaining
     return best
 
 

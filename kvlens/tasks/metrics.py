@@ -42,12 +42,12 @@ def normal_words(text: str) -> list[str]:
     return _ARTICLES.sub(" ", text.lower().translate(_DROP)).split()
 
 
-def f1(given: Sequence[str], wanted: Sequence[str]) -> float:
+def f1(texts: Sequence[str], target: Sequence[str]) -> float:
     """Harmonic mean of precision and recall of two bags of words; 0 when they share none."""
-    same = sum((Counter(given) & Counter(wanted)).values())
+    same = sum((Counter(texts) & Counter(target)).values())
     if not same:
         return 0.0
-    precision, recall = same / len(given), same / len(wanted)
+    precision, recall = same / len(texts), same / len(target)
     return 2 * precision * recall / (precision + recall)
 
 
@@ -74,22 +74,22 @@ def zh_normal(text: str) -> str:
 
 def qa_f1_zh(output: str, answer: str) -> float:
     """LongBench: F1 of Chinese words."""
-    given, wanted = ([word for word in map(zh_normal, zh_words(text)) if word] for text in (output, answer))
-    return f1(given, wanted)
+    source, target = ([word for word in map(zh_normal, zh_words(text)) if word] for text in (output, answer))
+    return f1(source, target)
 
 
-def common_subsequence(first: Sequence[str], second: Sequence[str], *, upward: bool) -> list[int]:
-    """Places in `first` of one longest common subsequence with `second`. Several may be longest; going back from the
-    end, `upward` prefers to drop from `second` unless dropping from `first` keeps more (the package rouge), else the
+def common_subsequence(earlier: Sequence[str], second: Sequence[str], *, upward: bool) -> list[int]:
+    """Places in `earlier` of one longest common subsequence with `second`. Several may be longest; going back from the
+    end, `upward` prefers to drop from `second` unless dropping from `earlier` keeps more (the package rouge), else the
     other way (rouge_score)."""
-    table = [[0] * (len(second) + 1) for _ in range(len(first) + 1)]
-    for i, word in enumerate(first, 1):
+    table = [[0] * (len(second) + 1) for _ in range(len(earlier) + 1)]
+    for i, word in enumerate(earlier, 1):
         row, above = table[i], table[i - 1]
-        for j, other in enumerate(second, 1):
-            row[j] = above[j - 1] + 1 if word == other else max(above[j], row[j - 1])
-    i, j, places = len(first), len(second), []
+        for j, counterpart in enumerate(second, 1):
+            row[j] = above[j - 1] + 1 if word == counterpart else max(above[j], row[j - 1])
+    i, j, places = len(earlier), len(second), []
     while i and j:
-        if first[i - 1] == second[j - 1]:
+        if earlier[i - 1] == second[j - 1]:
             places.append(i - 1)
             i, j = i - 1, j - 1
         elif (table[i - 1][j] > table[i][j - 1]) if upward else (table[i][j - 1] <= table[i - 1][j]):
@@ -103,16 +103,18 @@ def rouge_l(output: str, answer: str) -> float:
     """ROUGE-L as LongBench has it (the package rouge): sentences end at full stops; distinct words of the union of each
     answer sentence's longest common subsequences with all output sentences, against the distinct words of either
     side."""
-    given, wanted = (
+    source, target = (
         [" ".join(part.split()).split(" ") for part in text.split(".") if part] for text in (output, answer)
     )
-    if not given or not wanted:
+    if not source or not target:
         return 0.0
     union: set[str] = set()
-    for sentence in wanted:
-        for other in given:
-            union |= {sentence[place] for place in common_subsequence(sentence, other, upward=True)}
-    precision, recall = (len(union) / len({word for sentence in side for word in sentence}) for side in (given, wanted))
+    for sentence in target:
+        for counterpart in source:
+            union |= {sentence[place] for place in common_subsequence(sentence, counterpart, upward=True)}
+    precision, recall = (
+        len(union) / len({word for sentence in side for word in sentence}) for side in (source, target)
+    )
     return 2 * precision * recall / (precision + recall + 1e-8)
 
 
@@ -126,17 +128,17 @@ def classification(output: str, answer: str, classes: Sequence[str]) -> float:
     that are a part of the right one's name do not count; as in the official loop, the class behind a dropped one is not
     looked at."""
     named = [name for name in classes if name in output]
-    at = 0
-    while at < len(named):
-        if named[at] in answer and named[at] != answer:
-            named.pop(at)
-        at += 1
+    position = 0
+    while position < len(named):
+        if named[position] in answer and named[position] != answer:
+            named.pop(position)
+        position += 1
     return 1.0 / len(named) if answer in named else 0.0
 
 
-def _number_share(output: str, wanted: str) -> float:
+def _number_share(output: str, wanted_name: str) -> float:
     numbers = re.findall(r"\d+", output)
-    return numbers.count(wanted) / len(numbers) if numbers else 0.0
+    return numbers.count(wanted_name) / len(numbers) if numbers else 0.0
 
 
 def count(output: str, answer: str) -> float:
@@ -147,10 +149,10 @@ def count(output: str, answer: str) -> float:
 def retrieval(output: str, answer: str, label: str = "Paragraph ") -> float:
     """LongBench's passage retrieval: the share of the output's numbers that are the right paragraph's. Raises
     ValueError for an answer without a number."""
-    found = re.search(re.escape(label) + r"(\d+)", answer)
-    if found is None:
+    results = re.search(re.escape(label) + r"(\d+)", answer)
+    if results is None:
         raise ValueError(f"the answer {answer[:40]!r} names no paragraph.")
-    return _number_share(output, found.group(1))
+    return _number_share(output, results.group(1))
 
 
 def retrieval_zh(output: str, answer: str) -> float:
@@ -166,7 +168,7 @@ def code_similarity(output: str, answer: str) -> float:
 
 def choice(output: str) -> str | None:
     """LongBench v2: the letter A to D behind 'The correct answer is', in brackets or not; None when there is none."""
-    found = re.search(r"The correct answer is \(([A-D])\)", output.replace("*", "")) or re.search(
+    results = re.search(r"The correct answer is \(([A-D])\)", output.replace("*", "")) or re.search(
         r"The correct answer is ([A-D])", output.replace("*", "")
     )
-    return found.group(1) if found else None
+    return results.group(1) if results else None

@@ -23,9 +23,9 @@ PAIRS = 16
 """of the list in which one is looked up"""
 
 
-def fact(key: str, value: str, one: bool = False) -> str:
-    """one: of several."""
-    return f"{'One of the' if one else 'The'} library card number{'s' if one else ''} of {key} is {value}."
+def fact(key: str, value: str, flag: bool = False) -> str:
+    """flag: of several."""
+    return f"{'One of the' if flag else 'The'} library card number{'s' if flag else ''} of {key} is {value}."
 
 
 class Needle(Generated):
@@ -42,15 +42,17 @@ class Needle(Generated):
         names = words.people(rng, self.keys + self.others)
         numbers = words.distinct(rng, self.keys * self.values + self.others, "number")
         several = self.values > 1
-        asked = [fact(names[at // self.values], numbers[at], several) for at in range(self.keys * self.values)]
-        others = [fact(*pair) for pair in zip(names[self.keys :], numbers[len(asked) :], strict=True)]
+        request = [
+            fact(names[index // self.values], numbers[index], several) for index in range(self.keys * self.values)
+        ]
+        rest = [fact(*pair) for pair in zip(names[self.keys :], numbers[len(request) :], strict=True)]
         keys = listed(names[: self.keys])
-        what = f"{'all the ' if several else 'the '}library card number{'s' if len(asked) > 1 else ''} of {keys}"
-        are = "are" if len(asked) > 1 else "is"
-        tail = f"\n\nQuestion: What {are} {what}? Answer:"
-        opening = f"The {what.removeprefix('all ').removeprefix('the ')} {are}"
-        shares = [depth] + [None] * (len(asked) - 1)
-        return Content(asked, shares, others, tail=tail, opening=opening), numbers[: len(asked)]
+        label = f"{'all the ' if several else 'the '}library card number{'s' if len(request) > 1 else ''} of {keys}"
+        are = "are" if len(request) > 1 else "is"
+        tail = f"\n\nQuestion: What {are} {label}? Answer:"
+        opening = f"The {label.removeprefix('all ').removeprefix('the ')} {are}"
+        shares = [depth] + [None] * (len(request) - 1)
+        return Content(request, shares, rest, tail=tail, opening=opening), numbers[: len(request)]
 
 
 class Lookup(Generated):
@@ -62,18 +64,18 @@ class Lookup(Generated):
 
     def content(self, rng: random.Random, depth: float) -> tuple[Content, list[str]]:
         names, rooms = words.people(rng, PAIRS), rng.sample(range(100, 1000), PAIRS)
-        at = rng.randrange(PAIRS)
+        index = rng.randrange(PAIRS)
         pairs = " ".join(f"{entry(name, room)}" for name, room in zip(names, rooms, strict=True))
-        tail = f"\n\nQuestion: In which room is {names[at]}? Answer:"
-        said = f"The rooms of the participants are as follows. {pairs}"
-        return Content([said], [depth], tail=tail, opening=f"{names[at]} is in room"), [str(rooms[at])]
+        tail = f"\n\nQuestion: In which room is {names[index]}? Answer:"
+        sentence = f"The rooms of the participants are as follows. {pairs}"
+        return Content([sentence], [depth], tail=tail, opening=f"{names[index]} is in room"), [str(rooms[index])]
 
     def lay(
         self, content: Content, length: int, rng: random.Random, encode: Encode, special: int
     ) -> tuple[str, Ranges]:
         text, ((start, end),) = super().lay(content, length, rng, encode, special)
-        first = text.index(content.opening, start, end)
-        return text, ((first, text.index(".", first) + 1),)
+        first_item = text.index(content.opening, start, end)
+        return text, ((first_item, text.index(".", first_item) + 1),)
 
 
 def entry(name: str, room: int) -> str:

@@ -23,9 +23,9 @@ def sample_prompt() -> PromptText:
     """The text's first sentences, the hidden one at two fifths of them, and the question."""
     text = sentences()
     ends = list(accumulate(len(sentence) + 1 for sentence in text))
-    count = next(at for at, end in enumerate(ends) if end > CHARACTERS)
-    before = next(at for at, end in enumerate(ends) if end > DEPTH * CHARACTERS)
-    first = " ".join(text[:before]) + " "
-    whole = f"{first}{HIDDEN} {' '.join(text[before:count])}\n\n{QUESTION}"
-    needle, question = (len(first), len(first) + len(HIDDEN)), len(whole) - len(QUESTION) - 2
+    count = next(index for index, end in enumerate(ends) if end > CHARACTERS)
+    previous = next(index for index, end in enumerate(ends) if end > DEPTH * CHARACTERS)
+    start = " ".join(text[:previous]) + " "
+    whole = f"{start}{HIDDEN} {' '.join(text[previous:count])}\n\n{QUESTION}"
+    needle, question = (len(start), len(start) + len(HIDDEN)), len(whole) - len(QUESTION) - 2
     return PromptText(whole, f" {ANSWER}", (needle,), None, None, OPENING, question)

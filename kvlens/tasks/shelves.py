@@ -52,9 +52,9 @@ class Shelf(Generated):
         if self._hay == REPEATED:
             return NOISE
         count = min(MOST, length // SHORTEST + 2)
-        asked = content.asked[0]
+        request = content.asked[0]
         keys, values = (
-            [word for word in words.distinct(rng, count, kind) if word not in asked]
+            [word for word in words.distinct(rng, count, kind) if word not in request]
             for kind in (self._key, self._value)
         )
         return [f"{shelf(self._key, key)} is {value}." for key, value in zip(keys, values, strict=False)]

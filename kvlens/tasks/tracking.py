@@ -31,11 +31,13 @@ class Tracking(Generated):
         values = [str(rng.randrange(10_000, 100_000)) for _ in range(2)]
         while values[0] == values[1]:
             values[1] = str(rng.randrange(10_000, 100_000))
-        asked, other = (_chain(names[at * (HOPS + 1) : (at + 1) * (HOPS + 1)], values[at]) for at in range(2))
+        request, counterpart = (
+            _chain(names[index * (HOPS + 1) : (index + 1) * (HOPS + 1)], values[index]) for index in range(2)
+        )
         shares = [depth, *sorted(depth + (1 - depth) * rng.random() for _ in range(HOPS))]
         tail = f"\n\nQuestion: Which variables hold the value {values[0]}? Name all {HOPS + 1}. Answer:"
         opening = f"The variables that hold the value {values[0]} are"
-        return Content(asked, shares, other, HEAD, tail, opening), names[: HOPS + 1]
+        return Content(request, shares, counterpart, HEAD, tail, opening), names[: HOPS + 1]
 
 
 def _chain(names: list[str], value: str) -> list[str]:

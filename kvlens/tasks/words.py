@@ -49,17 +49,17 @@ def pair(rng: random.Random) -> str:
 def people(rng: random.Random, count: int) -> list[str]:
     """First names and surnames, such as 'Clara Whitfield'; no two people share either."""
     drawn = zip(rng.sample(FIRST_NAMES, count), rng.sample(SURNAMES, count), strict=True)
-    return [f"{first} {last}" for first, last in drawn]
+    return [f"{start} {last}" for start, last in drawn]
 
 
 def distinct(rng: random.Random, count: int, draw: str = "pair") -> list[str]:
     """`count` different pairs ('pair'), five-digit numbers ('number'), five capital letters ('name'), made-up words
     ('word'), coded words ('coded') or identifiers ('identifier')."""
     makers = {"pair": pair, "number": number, "name": name, "word": word, "coded": coded, "identifier": identifier}
-    found: dict[str, None] = {}
-    while len(found) < count:
-        found[makers[draw](rng)] = None
-    return list(found)
+    mapping: dict[str, None] = {}
+    while len(mapping) < count:
+        mapping[makers[draw](rng)] = None
+    return list(mapping)
 
 
 def number(rng: random.Random) -> str:

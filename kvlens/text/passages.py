@@ -9,9 +9,9 @@ import pandas as pd
 def passage(tokens: pd.DataFrame, start: int, end: int) -> str:
     """Text of the rows [start, end) of a reader's tokens. A character that several tokens share, one per byte of it,
     stands there once: each of these tokens has all of it as its own text."""
-    some = tokens.iloc[start:end]
-    texts = some["text"].tolist()
-    for place in continued(some):
+    tokens_inside = tokens.iloc[start:end]
+    texts = tokens_inside["text"].tolist()
+    for place in continued(tokens_inside):
         texts[place] = ""
     return "".join(texts)
 

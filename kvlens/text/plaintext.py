@@ -19,7 +19,7 @@ _UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud
 
 def visible(text: object) -> str:
     """`text` with every unseen character named. Line feeds and tabs stay."""
-    return _UNSEEN.sub(lambda found: f"⟨U+{ord(found.group()):04X}⟩", str(text).replace("\r\n", "\n"))
+    return _UNSEEN.sub(lambda results: f"⟨U+{ord(results.group()):04X}⟩", str(text).replace("\r\n", "\n"))
 
 
 def terminal(text: object, indent: int = 0) -> str:
@@ -29,4 +29,4 @@ def terminal(text: object, indent: int = 0) -> str:
 
 def json_text(value: Any) -> str:
     """JSON for a terminal and for programs alike: unseen characters, which can only stand in strings, as \\uXXXX."""
-    return _UNSEEN.sub(lambda found: f"\\u{ord(found.group()):04x}", json.dumps(value, ensure_ascii=False))
+    return _UNSEEN.sub(lambda results: f"\\u{ord(results.group()):04x}", json.dumps(value, ensure_ascii=False))

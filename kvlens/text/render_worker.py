@@ -49,13 +49,13 @@ def render(order: dict[str, Any]) -> dict[str, Any]:
         template = environment().from_string(order["template"])
         texts = [
             template.render(
-                messages=one["messages"],
-                add_generation_prompt=one["begin_answer"],
+                messages=item["messages"],
+                add_generation_prompt=item["begin_answer"],
                 tools=None,
                 documents=None,
                 **order["specials"],
             )
-            for one in order["renders"]
+            for item in order["renders"]
         ]
     except Exception as error:
         return {"error": str(error).strip().partition("\n")[0][:160] or type(error).__name__}

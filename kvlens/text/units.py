@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 
 
-def counted(n: float, one: str, many: str = "") -> str:
-    """'1 page', '2,000 pages'. `many`: the plural where it is not `one` with an s."""
-    return f"{n:,.0f} {one if n == 1 else many or one + 's'}"
+def counted(n: float, text: str, many: str = "") -> str:
+    """'1 page', '2,000 pages'. `many`: the plural where it is not `text` with an s."""
+    return f"{n:,.0f} {text if n == 1 else many or text + 's'}"
 
 
 #: From this share of a unit on, three digits of the unit below would read 1e+03.

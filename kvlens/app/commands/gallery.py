@@ -21,14 +21,14 @@ def gallery(
 
     losses = shelf.losses()
     if method is not None:
-        chosen = next((loss for loss in losses if loss.method == method), None)
-        if chosen is None:
+        choice = next((loss for loss in losses if loss.method == method), None)
+        if choice is None:
             raise ValueError(
                 f"the gallery has no loss of '{method}'; it has {', '.join(loss.method for loss in losses)}."
             )
-        uid = shelf.bring(chosen, runs_folder(runs))
-        typer.echo(terminal(chosen.verdict))
-        typer.echo(terminal(chosen.held.sentence(chosen.full_kv_bytes)))
+        uid = shelf.bring(choice, runs_folder(runs))
+        typer.echo(terminal(choice.verdict))
+        typer.echo(terminal(choice.held.sentence(choice.full_kv_bytes)))
         typer.echo(uid)
         return
     if as_json:

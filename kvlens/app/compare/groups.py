@@ -121,9 +121,9 @@ def default_pair(table: pd.DataFrame, prompt_of: Callable[[str], str | None]) ->
     of the same prompt, the newer first; else the two newest. None with fewer than two readable runs. `table`:
     list_runs, newest first."""
     uids, references = _readable(table), _references(table)
-    known = set(uids)
+    known_names = set(uids)
     for uid in uids:
-        if (reference := references.get(uid)) in known:
+        if (reference := references.get(uid)) in known_names:
             return uid, str(reference)
     for place, uid in enumerate(uids):
         prompt = prompt_of(uid)
@@ -136,19 +136,19 @@ def default_pair(table: pd.DataFrame, prompt_of: Callable[[str], str | None]) ->
 def partner(table: pd.DataFrame, uid: str, prompt_of: Callable[[str], str | None]) -> str | None:
     """What `uid` is compared with when nothing was asked for: its reference, a run whose reference it is, the newest
     other run of its prompt, the newest other run; None where there is no other."""
-    others, references = [other for other in _readable(table) if other != uid], _references(table)
-    if (reference := references.get(uid)) in others:
+    candidates, references = [candidate for candidate in _readable(table) if candidate != uid], _references(table)
+    if (reference := references.get(uid)) in candidates:
         return str(reference)
-    mine = prompt_of(uid)
+    own_prompt = prompt_of(uid)
     tests: tuple[Callable[[str], bool], ...] = (
-        lambda other: references.get(other) == uid,
-        lambda other: mine is not None and prompt_of(other) == mine,
+        lambda candidate: references.get(candidate) == uid,
+        lambda candidate: own_prompt is not None and prompt_of(candidate) == own_prompt,
     )
     for test in tests:
-        for other in others:
-            if test(other):
-                return other
-    return others[0] if others else None
+        for candidate in candidates:
+            if test(candidate):
+                return candidate
+    return candidates[0] if candidates else None
 
 
 def _readable(table: pd.DataFrame) -> list[str]:

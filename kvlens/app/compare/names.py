@@ -23,9 +23,12 @@ def short_names(runs: Sequence[TraceReader], titles: Mapping[str, str]) -> list[
     names = [" ".join([titles.get(str(run.meta.method), str(run.meta.method)), *_done(run)]) for run in runs]
     for more in _MORE:
         words = [more(run) for run in runs]
-        told = {name: {word for other, word in zip(names, words, strict=True) if other == name} for name in names}
+        words_by_name = {
+            name: {word for other_name, word in zip(names, words, strict=True) if other_name == name} for name in names
+        }
         names = [
-            f"{name} {word}".rstrip() if len(told[name]) > 1 else name for name, word in zip(names, words, strict=True)
+            f"{name} {word}".rstrip() if len(words_by_name[name]) > 1 else name
+            for name, word in zip(names, words, strict=True)
         ]
     return names
 

@@ -32,9 +32,9 @@ class Pair:
     @classmethod
     def of(cls, a: TraceReader, b: TraceReader) -> Pair:
         """Reads both runs' tokens once."""
-        first, second = a.tokens(), b.tokens()
-        apart = reads_otherwise(a, b, first, second)
-        return cls(a, b, APART[apart], None) if apart else cls(a, b, None, divergence(first, second))
+        first_tokens, second = a.tokens(), b.tokens()
+        apart = reads_otherwise(a, b, first_tokens, second)
+        return cls(a, b, APART[apart], None) if apart else cls(a, b, None, divergence(first_tokens, second))
 
     @property
     def steps(self) -> int:
@@ -52,11 +52,12 @@ def shape(reader: TraceReader) -> tuple[int, int, int]:
     return reader.n_layers, reader.q_heads, reader.kv_heads
 
 
-def reads_otherwise(a: TraceReader, b: TraceReader, first: pd.DataFrame, second: pd.DataFrame) -> str | None:
+def reads_otherwise(a: TraceReader, b: TraceReader, first_tokens: pd.DataFrame, second: pd.DataFrame) -> str | None:
     """Whether two runs, whose tokens are given, read different prompts: 'tokens' (the same text, cut otherwise),
     'prompt', or None."""
     prompts = [
-        tokens.loc[tokens["step"].isna(), ["token_id", "text"]].reset_index(drop=True) for tokens in (first, second)
+        tokens.loc[tokens["step"].isna(), ["token_id", "text"]].reset_index(drop=True)
+        for tokens in (first_tokens, second)
     ]
     if prompts[0].equals(prompts[1]):
         return None
@@ -64,11 +65,11 @@ def reads_otherwise(a: TraceReader, b: TraceReader, first: pd.DataFrame, second:
     return "tokens" if text and text == b.prompt_text() else "prompt"
 
 
-def divergence(first: pd.DataFrame, second: pd.DataFrame) -> int | None:
+def divergence(first_tokens: pd.DataFrame, second: pd.DataFrame) -> int | None:
     """The first step at which two runs of one prompt chose other tokens, over the steps that both have."""
     ids = [
         tokens.loc[tokens["step"].notna()].sort_values("step")["token_id"].to_numpy(np.int64)
-        for tokens in (first, second)
+        for tokens in (first_tokens, second)
     ]
     both = min(map(len, ids))
     different = np.flatnonzero(ids[0][:both] != ids[1][:both])
@@ -78,23 +79,23 @@ def divergence(first: pd.DataFrame, second: pd.DataFrame) -> int | None:
 def divergence_words(pair: Pair) -> str:
     """Where the runs part, and which of them was fed another's tokens."""
     fed = [
-        f"{name} was fed {whose} tokens (forced decoding)"
-        for name, run, other, its in (("A", pair.a, pair.b, "B's"), ("B", pair.b, pair.a, "A's"))
+        f"{name} was fed {owner} tokens (forced decoding)"
+        for name, run, other_run, its in (("A", pair.a, pair.b, "B's"), ("B", pair.b, pair.a, "A's"))
         if run.meta.forced
-        for whose in [its if run.meta.reference == other.uid else "its reference's"]
+        for owner in [its if run.meta.reference == other_run.uid else "its reference's"]
     ]
-    said = f"{' and '.join(fed)}. " if fed else ""
+    sentence = f"{' and '.join(fed)}. " if fed else ""
     if pair.divergence is None:
         end = (
             ""
             if pair.a.n_steps == pair.b.n_steps
             else f" as far as both go (A has {pair.a.n_steps} steps, B {pair.b.n_steps})"
         )
-        return f"{said}The tokens are the same at every step{end}, so all these steps have the same context."
+        return f"{sentence}The tokens are the same at every step{end}, so all these steps have the same context."
     step = pair.divergence
-    chosen = [repr(_token(run, step)) for run in (pair.a, pair.b)]
+    tokens = [repr(_token(run, step)) for run in (pair.a, pair.b)]
     return (
-        f"{said}First divergence at step {step}: A chose {chosen[0]}, B {chosen[1]}. Up to this step the "
+        f"{sentence}First divergence at step {step}: A chose {tokens[0]}, B {tokens[1]}. Up to this step the "
         f"contexts are the same; "
         "everything after it was computed in different contexts."
     )

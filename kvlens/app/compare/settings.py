@@ -65,14 +65,16 @@ _MISSING = object()
 def settings(reader: TraceReader) -> dict[str, Any]:
     """A run's settings by name; the method's parameters are called 'parameter NAME'."""
     meta = reader.meta
-    found: dict[str, Any] = {}
+    values_by_name: dict[str, Any] = {}
     for name, value in meta.pick(SETTINGS).items():
-        found |= _flat(value, f"{name} ") if isinstance(value, dict) else {} if value is None else {name: value}
-    found |= {} if meta.asked_new is None else {"max_new": meta.asked_new}
-    found |= {"budget": of_run(meta.budget, meta.budget_bytes)} if meta.budget is not None else {}
-    found |= {"held ranges": "; ".join(map(_held, meta.hold))} if meta.hold else {}
-    found |= {"dropped ranges": "; ".join(map(_held, meta.drop))} if meta.drop else {}
-    return found | {f"{_PARAMETER}{name}": value for name, value in _flat(meta.config).items()}
+        values_by_name |= (
+            _flat(value, f"{name} ") if isinstance(value, dict) else {} if value is None else {name: value}
+        )
+    values_by_name |= {} if meta.asked_new is None else {"max_new": meta.asked_new}
+    values_by_name |= {"budget": of_run(meta.budget, meta.budget_bytes)} if meta.budget is not None else {}
+    values_by_name |= {"held ranges": "; ".join(map(_held, meta.hold))} if meta.hold else {}
+    values_by_name |= {"dropped ranges": "; ".join(map(_held, meta.drop))} if meta.drop else {}
+    return values_by_name | {f"{_PARAMETER}{name}": value for name, value in _flat(meta.config).items()}
 
 
 def config_difference(runs: Mapping[str, TraceReader]) -> pd.DataFrame:
@@ -82,9 +84,9 @@ def config_difference(runs: Mapping[str, TraceReader]) -> pd.DataFrame:
     every = {name: settings(reader) for name, reader in runs.items()}
     rows = [
         {"setting": name}
-        | {run: _text(found.get(name)) for run, found in every.items()}
+        | {run: _text(config.get(name)) for run, config in every.items()}
         | {"kind": _kind(name, list(every.values()))}
-        for name in sorted(dict.fromkeys(name for found in every.values() for name in found), key=_place)
+        for name in sorted(dict.fromkeys(name for config in every.values() for name in config), key=_place)
     ]
     frame = pd.DataFrame(rows, columns=["setting", *runs, "kind"])
     return frame.sort_values("kind", key=lambda kinds: kinds.map(KINDS.index), kind="stable", ignore_index=True)
@@ -102,7 +104,8 @@ def _held(held: Held) -> str:
         else:
             runs.append((layer, layer, heads))
     names = (
-        f"L{first}{f'-{last}' if last > first else ''} KV{'+'.join(map(str, heads))}" for first, last, heads in runs
+        f"L{first_layer}{f'-{last}' if last > first_layer else ''} KV{'+'.join(map(str, heads))}"
+        for first_layer, last, heads in runs
     )
     where = f"span {held.span}, tokens {held.tok_start}-{held.tok_end - 1}, for {', '.join(names)}"
     return f"{where}, from step {held.from_step} on"
@@ -110,11 +113,11 @@ def _held(held: Held) -> str:
 
 def _place(name: str) -> int:
     """Settings in the order of SETTINGS, then held and dropped ranges, then parameters as they come."""
-    return SETTINGS.index(first) if (first := name.partition(" ")[0]) in SETTINGS else len(SETTINGS)
+    return SETTINGS.index(first_word) if (first_word := name.partition(" ")[0]) in SETTINGS else len(SETTINGS)
 
 
 def _kind(name: str, every: Sequence[dict[str, Any]]) -> str:
-    values = [found.get(name, _MISSING) for found in every]
+    values = [config.get(name, _MISSING) for config in every]
     having = [value for value in values if value is not _MISSING]
     alike = all(value == having[0] for value in having)
     if alike and len(having) == len(values):

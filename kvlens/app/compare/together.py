@@ -31,23 +31,23 @@ class Together:
     def beside(cls, name: str, every: Mapping[str, TraceReader]) -> Together:
         """The runs among `every` that can be laid beside the one called `name`, which is one of them. Reads all
         tokens."""
-        chosen, first = every[name], every[name].tokens()
+        chosen_run, first_tokens = every[name], every[name].tokens()
         inside, out = [], dict[str, list[str]]()
-        same = both = chosen.n_steps
-        for other, reader in every.items():
-            tokens = first if other == name else reader.tokens()
-            why = reads_otherwise(chosen, reader, first, tokens)
-            if why is None and shape(reader) != shape(chosen):
+        same = both = chosen_run.n_steps
+        for other_name, reader in every.items():
+            tokens = first_tokens if other_name == name else reader.tokens()
+            why = reads_otherwise(chosen_run, reader, first_tokens, tokens)
+            if why is None and shape(reader) != shape(chosen_run):
                 why = "shape"
             if why is not None:
-                out.setdefault(why, []).append(other)
+                out.setdefault(why, []).append(other_name)
                 continue
-            inside.append(other)
-            parted = divergence(first, tokens)
+            inside.append(other_name)
+            parted = divergence(first_tokens, tokens)
             both = min(both, reader.n_steps)
             same = min(same, both if parted is None else parted + 1)
-        said = tuple(f"{joined(names)} {_WHY[why]} with those of {name}." for why, names in out.items())
-        return cls(tuple(inside), same, both, said)
+        sentences = tuple(f"{joined(names)} {_WHY[why]} with those of {name}." for why, names in out.items())
+        return cls(tuple(inside), same, both, sentences)
 
 
 def joined(names: list[str]) -> str:

@@ -50,7 +50,7 @@ def totals(reader: TraceReader) -> list[Total]:
     """The run's totals, always the same ones in the same order."""
     steps, meta, moved = reader.steps(), reader.meta, reader.transfer_times()
     tokens = reader.tokens()
-    chosen = tokens.loc[tokens["step"].notna(), "logprob"]
+    logprobs = tokens.loc[tokens["step"].notna(), "logprob"]
     loss = reader.loss()
     lost = loss.loc[~loss["agrees"].astype(bool), "step"]
     decode = moved[moved["step"] >= 0]
@@ -72,7 +72,7 @@ def totals(reader: TraceReader) -> list[Total]:
         Total("attended tokens per step and KV head, mean", "tokens", attended(reader)),
         Total("coverage, mean", "share", head_mean(reader, "coverage")),
         Total("regret of a query head, mean", "share", head_mean(reader, "regret")),
-        Total("log p of the step's token, mean", "nats", _mean(chosen)),
+        Total("log p of the step's token, mean", "nats", _mean(logprobs)),
         Total("steps compared with full KV", "steps", float(len(loss)) if len(loss) else float("nan")),
         Total("KL from full KV, mean of these", "nats", _mean(loss["kl"])),
         Total("KL from full KV, largest", "nats", _most(loss["kl"])),
@@ -97,17 +97,17 @@ def head_mean(reader: TraceReader, metric: str) -> float:
     return _mean(pd.Series(reader.head_summary(metric).ravel())) if metric in reader.metrics() else float("nan")
 
 
-def totals_table(found: Mapping[str, Sequence[Total]], pair: tuple[str, str]) -> pd.DataFrame:
+def totals_table(totals_by_run: Mapping[str, Sequence[Total]], pair: tuple[str, str]) -> pd.DataFrame:
     """One row per total: quantity, each run's under its name, what B of the pair (A, B) is beside A, in words; then
     the numbers themselves with their unit."""
     rows = []
-    for each in zip(*found.values(), strict=True):
-        of = dict(zip(found, each, strict=True))
+    for each in zip(*totals_by_run.values(), strict=True):
+        row_by_run = dict(zip(totals_by_run, each, strict=True))
         rows.append(
             {"quantity": each[0].name}
-            | {name: total.text() for name, total in of.items()}
-            | {"B beside A": beside(of[pair[0]], of[pair[1]]), "unit": each[0].unit}
-            | {f"value {name}": total.value for name, total in of.items()}
+            | {name: total.text() for name, total in row_by_run.items()}
+            | {"B beside A": beside(row_by_run[pair[0]], row_by_run[pair[1]]), "unit": each[0].unit}
+            | {f"value {name}": total.value for name, total in row_by_run.items()}
         )
     return pd.DataFrame(rows)
 

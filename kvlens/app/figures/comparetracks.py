@@ -41,15 +41,15 @@ A_AND_B = (Line("A", BLUE, "solid"), Line("B", ORANGE, "dash"))
 
 def lines_of(names: Sequence[str], methods: Sequence[str]) -> list[Line]:
     """Each run in its method's colour; runs that share one differ in their dash."""
-    taken: set[tuple[str, str]] = set()
-    found = []
+    taken_keys: set[tuple[str, str]] = set()
+    lines = []
     for name, method in zip(names, methods, strict=True):
         look = mark(method)
-        free = [dash for dash in (look.dash, *DASHES) if (look.color, dash) not in taken]
+        free = [dash for dash in (look.dash, *DASHES) if (look.color, dash) not in taken_keys]
         dash = free[0] if free else look.dash
-        taken.add((look.color, dash))
-        found.append(Line(name, look.color, dash))
-    return found
+        taken_keys.add((look.color, dash))
+        lines.append(Line(name, look.color, dash))
+    return lines
 
 
 def overlaid(tracks: Sequence[Track], lines: Sequence[Line], step: int, divergence: int | None) -> go.Figure:
@@ -75,8 +75,8 @@ def overlaid(tracks: Sequence[Track], lines: Sequence[Line], step: int, divergen
                 col=1,
                 line={"color": line.color, "width": 2, "dash": line.dash},
                 hovertext=[
-                    f"{html.escape(line.name)}, step {at}: {value_of(float(value), track.unit)}"
-                    for at, value in enumerate(values)
+                    f"{html.escape(line.name)}, step {index}: {value_of(float(value), track.unit)}"
+                    for index, value in enumerate(values)
                 ],
             )
         _scale(figure, track, row)

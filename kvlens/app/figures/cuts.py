@@ -43,8 +43,8 @@ def span_cuts(table: pd.DataFrame, label: str) -> go.Figure:
     scored = bool(table["score"].notna().any())
     figure = make_subplots(2 if scored else 1, 1, shared_xaxes=True, vertical_spacing=0.08)
     names = [str(span) for span in table["span"]]
-    kept = table["tokens"] - table["dropped"]
-    for values, name, color, pattern in ((kept, "kept", BLUE, ""), (table["dropped"], "evicted", ORANGE, "/")):
+    kept_tokens = table["tokens"] - table["dropped"]
+    for values, name, color, pattern in ((kept_tokens, "kept", BLUE, ""), (table["dropped"], "evicted", ORANGE, "/")):
         figure.add_bar(
             x=names,
             y=values,

@@ -57,13 +57,13 @@ def restored(frame: pd.DataFrame, titles: dict[str, str]) -> go.Figure:
     names = [f"{titles.get(method, method)}, {task} {budget}" for method, task, budget in points]
     cells = {(row["method"], row["task"], row["budget"], row["held"]): row for row in frame.to_dict("records")}
     labels = {arm: label for arm, label in LABELS.items() if arm in set(frame["held"])}
-    found = [[cells.get((*point, arm)) for arm in labels] for point in points]
+    rows = [[cells.get((*point, arm)) for arm in labels] for point in points]
     figure = go.Figure(
         go.Heatmap(
             x=list(labels.values()),
             y=names,
-            z=[[None if cell is None else cell["restored_share"] for cell in row] for row in found],
-            customdata=[["not run" if cell is None else _said(cell) for cell in row] for row in found],
+            z=[[None if cell is None else cell["restored_share"] for cell in row] for row in rows],
+            customdata=[["not run" if cell is None else _said(cell) for cell in row] for row in rows],
             hovertemplate="%{y}<br>%{customdata}<extra></extra>",
             zmin=0,
             zmax=1,
@@ -73,30 +73,30 @@ def restored(frame: pd.DataFrame, titles: dict[str, str]) -> go.Figure:
             colorbar={"title": {"text": "restored (share)"}, "thickness": 12},
         )
     )
-    _inked(figure, names, list(labels.values()), found)
+    _inked(figure, names, list(labels.values()), rows)
     figure.update_yaxes(autorange="reversed")
     figure.update_xaxes(title="held exactly resident from step 0, everything else as it was", side="bottom")
     finish(figure, 130 + 38 * len(points), uirevision="explain")
     return figure.update_layout(margin={"l": 190, "b": 92})
 
 
-def _inked(figure: go.Figure, names: list[str], labels: list[str], found: list[list[dict[Any, Any] | None]]) -> None:
+def _inked(figure: go.Figure, names: list[str], labels: list[str], rows: list[list[dict[Any, Any] | None]]) -> None:
     """Numbers in the cells, black on the bright half of the scale and white on the dark; a heat map itself has one
     colour of text."""
     places = [
         (label, name, cell)
-        for name, row in zip(names, found, strict=True)
+        for name, row in zip(names, rows, strict=True)
         for label, cell in zip(labels, row, strict=True)
     ]
     for ink, bright in (("#000000", True), ("#ffffff", False)):
-        mine = [place for place in places if (place[2] is not None and place[2]["restored_share"] > 0.5) == bright]
+        own_rows = [place for place in places if (place[2] is not None and place[2]["restored_share"] > 0.5) == bright]
         figure.add_scatter(
-            x=[label for label, _, _ in mine],
-            y=[name for _, name, _ in mine],
+            x=[label for label, _, _ in own_rows],
+            y=[name for _, name, _ in own_rows],
             mode="text",
             hoverinfo="skip",
             showlegend=False,
-            text=["n/r" if cell is None else f"{cell['restored_share']:.2f}" for _, _, cell in mine],
+            text=["n/r" if cell is None else f"{cell['restored_share']:.2f}" for _, _, cell in own_rows],
             textfont={"size": 11, "color": ink},
         )
 

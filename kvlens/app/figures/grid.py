@@ -70,8 +70,8 @@ def grid(cells: pd.DataFrame, titles: dict[str, str], selected: Cell | None, dif
         tickangle=0,
         tickfont={"size": 11},
     )
-    first = {"tickvals": list(range(len(depths))), "ticktext": [f"{depth:.0%}" for depth in depths]}
-    figure.update_yaxes(range=[len(depths) - 0.5, -0.5], showgrid=False, zeroline=False, **first)
+    depth_axis = {"tickvals": list(range(len(depths))), "ticktext": [f"{depth:.0%}" for depth in depths]}
+    figure.update_yaxes(range=[len(depths) - 0.5, -0.5], showgrid=False, zeroline=False, **depth_axis)
     shapes: list[dict[str, Any]] = []
     for (top, column), name in named.items():
         for row, budget in enumerate(budgets, top):
@@ -133,7 +133,7 @@ def _panel(
     subplot = figure.get_subplot(row, column)
     axes = subplot.xaxis.plotly_name.replace("axis", ""), subplot.yaxis.plotly_name.replace("axis", "")
     shapes: list[dict[str, Any]] = []
-    known = {(int(cell["length"]), float(cell["depth"])): cell for _, cell in part.iterrows()}
+    cell_by_place = {(int(cell["length"]), float(cell["depth"])): cell for _, cell in part.iterrows()}
     values = np.full((len(depths), len(lengths)), np.nan)
     notes = [["n/r"] * len(lengths) for _ in depths]
     words = [[""] * len(lengths) for _ in depths]
@@ -142,7 +142,7 @@ def _panel(
     hover: list[str] = []
     for y, depth in enumerate(depths):
         for x, length in enumerate(lengths):
-            cell = known.get((int(length), float(depth)))
+            cell = cell_by_place.get((int(length), float(depth)))
             targets.append([name, budget, int(length), float(depth)])
             hover.append(_hover(targets[-1], cell, titles))
             if cell is not None:
@@ -218,7 +218,7 @@ def _white_text(shares: np.ndarray) -> np.ndarray:
     """Where white is easier to read than black on the colour of `shares` (places on the colour scale, 0..1); False
     where NaN."""
     stops = [place for place, _ in RED_TO_BLUE]
-    channels = [[int(color[at : at + 2], 16) / 255 for _, color in RED_TO_BLUE] for at in (1, 3, 5)]
+    channels = [[int(color[position : position + 2], 16) / 255 for _, color in RED_TO_BLUE] for position in (1, 3, 5)]
     linear = [((np.interp(shares, stops, channel) + 0.055) / 1.055) ** 2.4 for channel in channels]
     luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
     return np.nan_to_num(luminance, nan=1.0) < 0.179

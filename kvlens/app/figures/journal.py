@@ -52,16 +52,16 @@ def vector_map(
     with its unit, beside the colour bar."""
     name = html.escape(name, quote=False)
     width = max((len(row) for row in rows), default=0)
-    first, last = min(labels, default=0), max(labels, default=-1)
-    if (last - first + 1) * width <= CELLS:  # a step without a vector is an empty row, not a taller neighbour
-        known = dict(zip(labels, rows, strict=True))
-        labels = range(first, last + 1)
-        rows = [known.get(label, np.empty(0)) for label in labels]
+    first_label, last = min(labels, default=0), max(labels, default=-1)
+    if (last - first_label + 1) * width <= CELLS:  # a step without a vector is an empty row, not a taller neighbour
+        lookup = dict(zip(labels, rows, strict=True))
+        labels = range(first_label, last + 1)
+        rows = [lookup.get(label, np.empty(0)) for label in labels]
     every = max(1, -(-len(rows) * width // CELLS))
-    kept, names = list(rows)[::every], list(labels)[::every]
-    values = np.full((len(kept), width), np.nan)
+    kept_rows, names = list(rows)[::every], list(labels)[::every]
+    values = np.full((len(kept_rows), width), np.nan)
     inside = np.zeros(values.shape, bool)
-    for place, row in enumerate(kept):
+    for place, row in enumerate(kept_rows):
         values[place, : len(row)] = row
         inside[place, : len(row)] = True
     finite = values[np.isfinite(values)]
@@ -92,7 +92,7 @@ def vector_map(
             hoverongaps=False,
             hovertemplate=f"{row_title} %{{y}}, {index_title} %{{x}}: none<extra></extra>",
         )
-    finish(figure, 190 + int(np.clip(len(kept) * 14, 180, 460)), uirevision=f"journal-{name}")
+    finish(figure, 190 + int(np.clip(len(kept_rows) * 14, 180, 460)), uirevision=f"journal-{name}")
     thinned = f", 1 in {every} {row_title}s shown" if every > 1 else ""
     grey = ", grey: none" if none.any() else ""
     figure.update_layout(title_text=f"{name}{thinned}{grey}", dragmode=False)

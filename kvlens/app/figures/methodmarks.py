@@ -53,9 +53,9 @@ def mark(name: str) -> Mark:
 
     A family begins with a symbol of its own and goes on from there in the order of `kvlens.methods.registry`, so that
     no two of a family look alike until the symbols are used up, and families differ by more than their colour."""
-    found = methods.registry().get(name)
-    family = "other" if found is None else found.family
-    place = 0 if found is None else methods.of_family(family).index(name)
+    method_class = methods.registry().get(name)
+    family = "other" if method_class is None else method_class.family
+    place = 0 if method_class is None else methods.of_family(family).index(name)
     names = list(SYMBOLS)
     symbol = names[(list(FAMILIES).index(family) + place) % len(names)]
     return Mark(FAMILY_COLORS[family], symbol, DASHES[place % len(DASHES)], SYMBOLS[symbol], family)

@@ -116,10 +116,10 @@ def whole(parts: pd.DataFrame) -> pd.DataFrame:
 
     parts, columns: step, layer, kv_head, span, direction, cause, bytes, start_us, end_us, wait_us, blocking. Of the
     result: those of a copy, bytes and wait_us added up, and `brought`, in words."""
-    found = parts.groupby(["step", "direction", "cause", "start_us", "end_us"], sort=False)
-    sums = found.agg(bytes=("bytes", "sum"), wait_us=("wait_us", "sum"), blocking=("blocking", "any"))
+    rows = parts.groupby(["step", "direction", "cause", "start_us", "end_us"], sort=False)
+    sums = rows.agg(bytes=("bytes", "sum"), wait_us=("wait_us", "sum"), blocking=("blocking", "any"))
     copies = sums.reset_index()
-    copies["brought"] = [_brought(same) for _, same in found]
+    copies["brought"] = [_brought(same) for _, same in rows]
     return copies.sort_values("start_us", kind="stable", ignore_index=True)
 
 

@@ -52,12 +52,12 @@ class Cell:
         another number format, which the app does not run, and of free text, which is right or wrong nowhere."""
         if self.line.get("dtype") or self.measure == "kl":
             return []
-        known = {name: self.line[name] for name in ("method", "budget", "task")}
+        known_fields = {name: self.line[name] for name in ("method", "budget", "task")}
         more = {"model": self.request["model"], "length": self.request["length"]}
         rest: dict[str, Any] = {"exact": 0.0, "score": 0.0, "infeasible": None, "refused": None, "uid": None}
         rest |= {"preset": None, "overrides": {}, "output": ""}
         question = {"question": self.request.get("question", "in")}
-        return [known | more | question | rest | row for row in self.line.get("lost") or ()]
+        return [known_fields | more | question | rest | row for row in self.line.get("lost") or ()]
 
 
 def column(request: dict[str, Any], line: dict[str, Any]) -> str:
@@ -71,14 +71,14 @@ def column(request: dict[str, Any], line: dict[str, Any]) -> str:
 def cells(results: Iterable[dict[str, Any]]) -> dict[tuple[str, str], Cell]:
     """(method, column) -> its cell, in the order of the tables; a line without a budget is a cell of every budget of
     its table."""
-    found = {}
+    cells_by_key = {}
     for result in results:
         request = result["about"]["request"]
         for line in result["lines"]:
             for budget in [line["budget"]] if line["budget"] else request["budgets"]:
                 name = arm_name(line["method"], _control(line))
-                found[name, column(request, line | {"budget": budget})] = Cell(request, line, budget)
-    return found
+                cells_by_key[name, column(request, line | {"budget": budget})] = Cell(request, line, budget)
+    return cells_by_key
 
 
 def _control(line: dict[str, Any]) -> str:
@@ -87,28 +87,30 @@ def _control(line: dict[str, Any]) -> str:
     return "" if "kl" in line and dtype == "float32" else dtype
 
 
-def matrix(found: Mapping[tuple[str, str], Cell]) -> pd.DataFrame:
+def matrix(cells_by_key: Mapping[tuple[str, str], Cell]) -> pd.DataFrame:
     """`cells`, or some of them -> method, family, exact match (of free text KL) in each column, `mean rank`, and COSTS,
     but for those that no method has; methods without a limit, then the best rank first.
 
     A rank is a method's place in a column of exact matches among those held to its budget, ties sharing the mean of
     theirs; `mean rank` is of those that have a value in every such column. NaN: infeasible there, or not run."""
-    names, columns = list(dict.fromkeys(n for n, _ in found)), list(dict.fromkeys(c for _, c in found))
+    names, columns = list(dict.fromkeys(n for n, _ in cells_by_key)), list(dict.fromkeys(c for _, c in cells_by_key))
     costs = {
-        key: title for key, title in COSTS.items() if any(cell.line.get(key) is not None for cell in found.values())
+        key: title
+        for key, title in COSTS.items()
+        if any(cell.line.get(key) is not None for cell in cells_by_key.values())
     }
     rows = []
     for name in names:
-        mine = {c: found[name, c].line for c in columns if (name, c) in found}
+        own_lines = {c: cells_by_key[name, c].line for c in columns if (name, c) in cells_by_key}
         row: dict[str, Any] = {"method": name, "family": mark(name).family}
-        row |= {c: found[name, c].line.get(found[name, c].measure) for c in mine}
+        row |= {c: cells_by_key[name, c].line.get(cells_by_key[name, c].measure) for c in own_lines}
         for key, title in costs.items():
-            values = [line[key] for line in mine.values() if line.get(key) is not None]
+            values = [line[key] for line in own_lines.values() if line.get(key) is not None]
             row[title] = sum(values) / len(values) if values else None
         rows.append(row)
     shown = ["method", "family", *columns, *costs.values()]
     frame = pd.DataFrame(rows, columns=shown).astype(dict.fromkeys(shown[2:], float))
-    held = frame["method"].isin({n for n, c in found if found[n, c].line["budget"]})
+    held = frame["method"].isin({n for n, c in cells_by_key if cells_by_key[n, c].line["budget"]})
     matches = [c for c in columns if not c.startswith(FREE_TEXT)]
     ranks = frame.loc[held, matches].rank(ascending=False, method="average")
     frame.insert(2, "mean rank", ranks.mean(axis=1, skipna=False))

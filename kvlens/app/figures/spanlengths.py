@@ -18,10 +18,10 @@ def length_histogram(lengths: np.ndarray, kinds: Sequence[str], selected: int | 
     size = max(1, -(-most // 40))
     names = np.asarray(kinds, dtype=object)
     for kind, color in zip(sorted(set(kinds)), (BLUE, ORANGE, GREEN, GREY, PURPLE, SKY) * 9, strict=False):
-        mine = lengths[names == kind]
+        kind_lengths = lengths[names == kind]
         figure.add_histogram(
-            x=mine,
-            name=f"{html.escape(kind, quote=False)} ({len(mine)})",
+            x=kind_lengths,
+            name=f"{html.escape(kind, quote=False)} ({len(kind_lengths)})",
             marker={"color": color},
             xbins={"start": 0.5, "end": most + size + 0.5, "size": size},
             hovertemplate="%{x} tokens: %{y} spans<extra></extra>",

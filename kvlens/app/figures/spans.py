@@ -50,7 +50,7 @@ class Lane:
 
 def surprisal_figure(
     curve: Curve,
-    own: pd.DataFrame,
+    table: pd.DataFrame,
     column: str,
     label: str,
     lanes: Sequence[Lane],
@@ -59,7 +59,7 @@ def surprisal_figure(
 ) -> go.Figure:
     """Surprisal per token over the strip of the run's own spans and the lanes of other cuts, on one axis of tokens.
 
-    `own`: span, kind, tok_start, tok_end, text and `column`, by which its bars are coloured (`label` names it with its
+    `table`: span, kind, tok_start, tok_end, text and `column`, which colours its bars (`label` names it with its
     unit; the column 'state' has the player's colours). `thresholds`: nats and what each is. Points of the curve and
     bars of the strip carry the id of their span as customdata, so that a click can be read back; a token without a span
     carries -1."""
@@ -67,19 +67,19 @@ def surprisal_figure(
     figure = make_subplots(
         2, 1, shared_xaxes=True, vertical_spacing=0.02, row_heights=[CURVE_PIXELS, LANE_PIXELS * rows + 8]
     )
-    inside = own[(own["tok_end"] > curve.first) & (own["tok_start"] < curve.stop)]
+    inside = table[(table["tok_end"] > curve.first) & (table["tok_start"] < curve.stop)]
     _curve(figure, curve, inside)
     top = float(np.nanmax(curve.nats, initial=1.0))
     _edges(figure, inside, top)
-    for (nats, what), (color, dash) in zip(thresholds, ((ORANGE, "dash"), (PURPLE, "dot")), strict=False):
+    for (nats, subject), (color, dash) in zip(thresholds, ((ORANGE, "dash"), (PURPLE, "dot")), strict=False):
         kind = _kind(curve)  # a line drawn as SVG would lie under what WebGL draws
         figure.add_trace(
             kind(
                 x=[curve.first - 0.5, curve.stop - 0.5],
                 y=[nats, nats],
                 mode="lines",
-                name=what,
-                hovertext=what,
+                name=subject,
+                hovertext=subject,
                 hoverinfo="text",
                 line={"color": color, "width": 2, "dash": dash},
             ),
@@ -121,15 +121,15 @@ def surprisal_figure(
     return figure
 
 
-def _curve(figure: go.Figure, curve: Curve, own: pd.DataFrame) -> None:
+def _curve(figure: go.Figure, curve: Curve, own_rows: pd.DataFrame) -> None:
     span_of = np.full(len(curve.text), -1, np.int64)
-    for span, start, end in zip(own["span"], own["tok_start"], own["tok_end"], strict=True):
+    for span, start, end in zip(own_rows["span"], own_rows["tok_start"], own_rows["tok_end"], strict=True):
         span_of[max(0, start - curve.first) : max(0, end - curve.first)] = span
     position = np.arange(curve.first, curve.stop)
     hover = [
-        f"token {at} '{shown(text)}'<br>{'surprisal not recorded' if np.isnan(nats) else f'{nats:.2f} nats'}"
+        f"token {index} '{shown(text)}'<br>{'surprisal not recorded' if np.isnan(nats) else f'{nats:.2f} nats'}"
         + ("" if span < 0 else f"<br>span {span}")
-        for at, text, nats, span in zip(position, curve.text, curve.nats, span_of, strict=True)
+        for index, text, nats, span in zip(position, curve.text, curve.nats, span_of, strict=True)
     ]
     kind, many = _kind(curve), len(position) > SVG_POINTS
     same = {"marker": {"opacity": 0.8}}
@@ -157,9 +157,9 @@ def _kind(curve: Curve) -> type[go.Scatter] | type[go.Scattergl]:
     return go.Scatter if len(curve.text) <= SVG_POINTS else go.Scattergl
 
 
-def _edges(figure: go.Figure, own: pd.DataFrame, top: float) -> None:
+def _edges(figure: go.Figure, own_rows: pd.DataFrame, top: float) -> None:
     """Where this run's spans begin, as one trace of vertical lines."""
-    starts = own["tok_start"].to_numpy(np.float64) - 0.5
+    starts = own_rows["tok_start"].to_numpy(np.float64) - 0.5
     x = np.stack([starts, starts, np.full_like(starts, np.nan)], axis=1).ravel()
     y = np.tile([0.0, 1.04 * top, np.nan], len(starts))
     figure.add_trace(
@@ -177,9 +177,9 @@ def _edges(figure: go.Figure, own: pd.DataFrame, top: float) -> None:
     )
 
 
-def _strip(figure: go.Figure, own: pd.DataFrame, column: str, label: str) -> None:
+def _strip(figure: go.Figure, own_rows: pd.DataFrame, column: str, label: str) -> None:
     same = {"marker": {"opacity": 1.0}}
-    for name, part, color in groups(own, column):
+    for name, part, color in groups(own_rows, column):
         marker: dict[str, object] = {"color": color, "line": {"width": 0.6, "color": "rgba(128,128,128,0.8)"}}
         if isinstance(color, list):
             marker["coloraxis"] = "coloraxis"
@@ -218,7 +218,7 @@ def _lane(figure: go.Figure, lane: Lane, row: int, curve: Curve) -> None:
         for span in spans
     ]
     edges = [span.tok_start - 0.5 for span in spans] + [spans[-1].tok_end - 0.5]
-    scale = [(at, color) for i, color in enumerate(LANE_COLORS) for at in (i / 3, (i + 1) / 3)]
+    scale = [(fraction, color) for i, color in enumerate(LANE_COLORS) for fraction in (i / 3, (i + 1) / 3)]
     figure.add_trace(
         go.Heatmap(
             x=edges,
@@ -237,7 +237,7 @@ def _lane(figure: go.Figure, lane: Lane, row: int, curve: Curve) -> None:
     )
 
 
-def _marks(figure: go.Figure, curve: Curve, own: pd.DataFrame, selected: int | None) -> None:
+def _marks(figure: go.Figure, curve: Curve, own_rows: pd.DataFrame, selected: int | None) -> None:
     """The needle shaded over both panels, the selected span framed."""
     for start, end in curve.needle:
         if end > curve.first and start < curve.stop:
@@ -261,7 +261,7 @@ def _marks(figure: go.Figure, curve: Curve, own: pd.DataFrame, selected: int | N
                 yanchor="top",
                 font={"color": GREEN, "size": 12},
             )
-    for _, span in own[own["span"] == selected].iterrows():
+    for _, span in own_rows[own_rows["span"] == selected].iterrows():
         edge = {"color": SELECTED, "width": 2}
         x0, x1 = float(span["tok_start"]) - 0.5, float(span["tok_end"]) - 0.5
         figure.add_shape(type="rect", x0=x0, x1=x1, y0=-0.46, y1=0.46, line={**edge, "width": 3}, row=2, col=1)

@@ -40,7 +40,9 @@ class Run:
         prompt = reader.prompt_tokens()
         attended = reader.kv_cube("attended_tokens")
         share = attended.mean((1, 2)) / (prompt + np.arange(len(attended)))
-        found = tuple(_reconstruction(names, step, config, prompt) for step in sorted(names.get("safe_pages", {})))
+        reconstructions = tuple(
+            _reconstruction(names, step, config, prompt) for step in sorted(names.get("safe_pages", {}))
+        )
         columns = {
             "page": "page_completed",
             "entropy_nats": "page_entropy_nats",
@@ -54,7 +56,7 @@ class Run:
         limits = [
             names.get(f"threshold_{name}", {}).get(-1, [np.nan])[0] for name in ("entropy_nats", "varentropy_nats2")
         ]
-        return cls(config, found, pages, (float(limits[0]), float(limits[1])), share)
+        return cls(config, reconstructions, pages, (float(limits[0]), float(limits[1])), share)
 
 
 def _by_step(reader: TraceReader, name: str) -> dict[int, np.ndarray]:
@@ -84,8 +86,8 @@ def show(reader: TraceReader) -> None:
     run = Run.read(reader)
     st.text(in_words(reader, run))
     _hierarchy(reader, run)
-    left, right = st.columns(2, gap="medium")
-    with left:
+    left_column, right = st.columns(2, gap="medium")
+    with left_column:
         _triggers(reader, run)
     with right:
         _share(reader, run)
@@ -122,12 +124,12 @@ def _hierarchy(reader: TraceReader, run: Run) -> None:
         )
         return
     names = {"end of prefill" if r.step < 0 else f"step {r.step}": r for r in run.found}
-    chosen = next(iter(names))
+    choice = next(iter(names))
     if len(names) > 1:
-        chosen = str(st.select_slider("Reconstruction", list(names), key=f"chess_reconstruction_{reader.uid}"))
+        choice = str(st.select_slider("Reconstruction", list(names), key=f"chess_reconstruction_{reader.uid}"))
     parts.draw(
         reader,
-        figures.strips(names[chosen], asked(reader)),
+        figures.strips(names[choice], asked(reader)),
         key="chess_strips",
         alt="Scores and kept units of grids, chunks and pages, by token position",
         data=table(run),
@@ -161,11 +163,11 @@ def table(run: Run) -> pd.DataFrame:
             "unit": unit,
             "first_token": unit * level.width,
             "score": score,
-            "kept": bool(kept),
+            "kept": bool(is_kept),
         }
         for r in run.found
         for level in r.levels
-        for unit, (score, kept) in enumerate(zip(level.score, level.kept, strict=True))
+        for unit, (score, is_kept) in enumerate(zip(level.score, level.kept, strict=True))
     ]
     return pd.DataFrame(rows)
 

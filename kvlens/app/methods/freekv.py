@@ -71,13 +71,13 @@ def show(reader: TraceReader) -> None:
     st.text(in_words(run))
     _similarity(reader, run)
     _corrections(reader, run)
-    left, right = st.columns(2, gap="medium")
-    with left:
+    left_column, right = st.columns(2, gap="medium")
+    with left_column:
         _pages(reader, run)
     with right:
         _reuse(reader, run)
-    left, right = st.columns(2, gap="medium")
-    with left:
+    left_column, right = st.columns(2, gap="medium")
+    with left_column:
         parts.bytes_by_cause(reader)
     with right:
         parts.times(reader)
@@ -93,7 +93,7 @@ def in_words(run: Run) -> str:
     decided = np.isfinite(run.corrected)
     hits, misses = np.nansum(run.hits), np.nansum(run.misses)
     waited, moved = np.nansum(run.blocking), np.nansum(run.moved)
-    first = np.nansum(run.blocking[:1])
+    first_wait = np.nansum(run.blocking[:1])
     text = "One decode step: nothing was speculated yet. "
     if decided.any():
         rate, mean = float(run.corrected[decided].mean()), float(np.nanmean(run.similarity))
@@ -106,7 +106,7 @@ def in_words(run: Run) -> str:
         )
     came = (
         f"{si_bytes(moved - waited)} came speculatively, {si_bytes(waited)} were blocking, "
-        f"{si_bytes(first)} of them at step 0."
+        f"{si_bytes(first_wait)} of them at step 0."
     )
     return f"{text}Of {hits + misses:,.0f} selected pages {hits / (hits + misses):.1%} were on the device; {came}"
 
@@ -117,8 +117,8 @@ def _by_head(reader: TraceReader, values: np.ndarray, name: str) -> pd.DataFrame
 
 
 def _similarity(reader: TraceReader, run: Run) -> None:
-    left, right = st.columns(2, gap="medium")
-    with left:
+    left_column, right = st.columns(2, gap="medium")
+    with left_column:
         parts.head_map(reader, "qcos", "Query similarity by query head")
         st.caption(
             "C_i of sec. 3.1, of every layer, whether or not FreeKV selects there; the paper's like is Fig. 3a "
@@ -148,9 +148,9 @@ def _corrections(reader: TraceReader, run: Run) -> None:
     if not np.isfinite(run.corrected).any():
         st.info("Not recorded: there is no step with a step before it.")
         return
-    left, right = st.columns([0.4, 0.6], gap="medium")
+    left_column, right = st.columns([0.4, 0.6], gap="medium")
     values = reduce_steps(run.corrected, "mean")
-    with left:
+    with left_column:
         figure = figures.kv_map(values, "Correction rate, share of steps", "share", run.selected, (0.0, 1.0))
         table = _by_head(reader, values, "correction_rate")
         parts.draw(reader, figure, key="freekv_correction_map", alt="Correction rate by layer and KV head", data=table)

@@ -25,16 +25,16 @@ def show(reader: TraceReader) -> None:
             f"{len(whole)} of {count} KV heads keep every token on the device and attend all of them: {names}. They "
             "have no summaries and nothing to zoom into: no zoom rate below, no spans in host memory, no scores."
         )
-    left, right = st.columns(2, gap="medium")
-    with left:
+    left_column, right = st.columns(2, gap="medium")
+    with left_column:
         parts.head_map(reader, "zoom_rate", "Where it zooms")
         st.caption("The paper's Fig. 5 shows this map averaged over a test set; here it is one run.")
     with right:
         _zoom_over_steps(reader)
     _spans(reader)
     _ranking(reader)
-    left, right = st.columns(2, gap="medium")
-    with left:
+    left_column, right = st.columns(2, gap="medium")
+    with left_column:
         parts.bytes_by_cause(reader)
     with right:
         parts.times(reader)
@@ -71,8 +71,8 @@ def _spans(reader: TraceReader) -> None:
         st.info("No span went to host memory in this run.")
         return
     table = sekv_table.per_span(frame)
-    left, right = st.columns(2, gap="medium")
-    with left:
+    left_column, right = st.columns(2, gap="medium")
+    with left_column:
         _ranks(reader, frame, table)
         _key_space(reader, table)
     with right:
@@ -104,10 +104,10 @@ def _ranks(reader: TraceReader, frame: pd.DataFrame, table: pd.DataFrame) -> Non
         key="sekv_rank_by_span",
         alt="Rank of keys and values by span",
     )
-    known = frame["form"].eq("raw") & frame["rank_k"].notna()
+    recorded = frame["form"].eq("raw") & frame["rank_k"].notna()
     also = (
         " Counted also where the span lies raw, because factors of that rank would have been larger."
-        if known.any()
+        if recorded.any()
         else ""
     )
     st.caption(
@@ -184,10 +184,10 @@ def _ranking(reader: TraceReader) -> None:
     group = reader.q_heads // reader.kv_heads
     frame = ranked(reader, step, layer, kv_head)
     if frame.empty:
-        kept = (layer, kv_head) in _whole(reader)
+        is_whole = (layer, kv_head) in _whole(reader)
         st.info(
             f"L{layer} KV{kv_head} keeps every token: it ranks no spans."
-            if kept
+            if is_whole
             else "Scores of spans were not recorded at this step."
         )
         return
@@ -215,12 +215,12 @@ def _ranking(reader: TraceReader) -> None:
 def _whole(reader: TraceReader) -> set[tuple[int, int]]:
     """(layer, KV head) that keep every token."""
     rows = reader.journal("whole")
-    found = zip(rows["layer"], rows["values"], strict=True)
-    return {(int(layer), head) for layer, values in found for head, kept in enumerate(values) if kept}
+    layer_rows = zip(rows["layer"], rows["values"], strict=True)
+    return {(int(layer), head) for layer, values in layer_rows for head, is_whole in enumerate(values) if is_whole}
 
 
 def _thresholds(reader: TraceReader, layer: int) -> np.ndarray:
     """logit(tau) [Hq] of a layer; empty when not recorded."""
     frame = reader.journal("logit_tau")
-    found = frame.loc[frame["layer"] == layer, "values"]
-    return np.asarray(found.iloc[0], np.float64) if len(found) else np.empty(0)
+    rows = frame.loc[frame["layer"] == layer, "values"]
+    return np.asarray(rows.iloc[0], np.float64) if len(rows) else np.empty(0)

@@ -37,9 +37,9 @@ def headings(names: Iterable[str]) -> dict[str, Any]:
     shown: dict[str, Any] = {}
     for name in names:
         base = name.removesuffix("_min").removesuffix("_max")
-        title, said = _WORDS.get(base, (name, ""))
+        title, meaning = _WORDS.get(base, (name, ""))
         over = "" if base == name else ", min" if name.endswith("_min") else ", max"
-        shown[name] = st.column_config.Column(title + over, help=said or None)
+        shown[name] = st.column_config.Column(title + over, help=meaning or None)
     return shown
 
 

@@ -88,6 +88,6 @@ def script_json(text: str) -> str:
     return text
 
 
-def missing(what: str) -> str:
+def missing(text: str) -> str:
     """The sentence in place of a figure that there are no data for."""
-    return f'<p class="note" style="color:{GREY}">{safe(what)}</p>'
+    return f'<p class="note" style="color:{GREY}">{safe(text)}</p>'

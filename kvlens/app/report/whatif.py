@@ -19,7 +19,7 @@ def whatif(reader: TraceReader) -> tuple[str, str]:
     meta, repeated = reader.meta, _repeated(reader)
     holds = beyond(meta.hold, () if repeated is None else repeated.hold)
     drops = beyond(meta.drop, () if repeated is None else repeated.drop)
-    kept = "" if repeated is None or not meta.changed else kept_of(meta.hold, meta.drop, repeated)
+    kept_sentence = "" if repeated is None or not meta.changed else kept_of(meta.hold, meta.drop, repeated)
     if not holds and not drops and not meta.changed:
         holds, drops = meta.hold, meta.drop  # a run that held or dropped something, repeated as it was
     came = meta.whatif or Counterfactual()
@@ -44,7 +44,7 @@ def whatif(reader: TraceReader) -> tuple[str, str]:
         title,
         paragraph(_said(came), "verdict")
         + otherwise
-        + (paragraph(f"With {kept}, as in the run it repeats.", "note") if kept else "")
+        + (paragraph(f"With {kept_sentence}, as in the run it repeats.", "note") if kept_sentence else "")
         + _ranges("held exactly", holds)
         + _ranges("dropped, not attended", drops)
         + table(("", "before", "in this run"), changed),
@@ -67,12 +67,12 @@ def _ranges(title: str, ranges: Sequence[Held]) -> str:
     """A table of what was held or dropped; nothing where there is none."""
     rows = [
         (
-            f"span {one.span}",
-            f"tokens {one.tok_start}–{one.tok_end - 1}",
-            f"from step {one.from_step}",
-            ", ".join(f"L{layer} KV{head}" for layer, head in one.heads),
+            f"span {token_range.span}",
+            f"tokens {token_range.tok_start}–{token_range.tok_end - 1}",
+            f"from step {token_range.from_step}",
+            ", ".join(f"L{layer} KV{head}" for layer, head in token_range.heads),
         )
-        for one in ranges
+        for token_range in ranges
     ]
     return table((title, "tokens", "when", "for"), rows) if rows else ""
 

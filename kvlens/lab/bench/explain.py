@@ -62,11 +62,11 @@ class ExplainRequest:
 @keeping.alone
 def measure(
     request: ExplainRequest,
-    kept: Path,
+    path: Path,
     report: Callable[[dict[str, Any]], None],
     say: Callable[[str], None] = keeping.silent,
 ) -> dict[str, Any]:
-    """Run what is not in `kept` (one JSON line per prompt) yet -> the table with its provenance. say(line) where kept
+    """Run what is not in `path` (one JSON line per prompt) yet -> the table with its provenance. say(line) where kept
     trials are run again.
 
     Raises ValueError for a file that does not hold trials of this benchmark.
@@ -77,27 +77,27 @@ def measure(
 
     names = tuple(dict.fromkeys(point[0] for point in request.points))
     origins = {name: origin(request.model, name, request.length, request.first_seed) for name in names}
-    found = keeping.read(kept, _NEEDED, lambda row: (row["method"], row["task"], row["budget"]) in request.points)
-    if line := made_otherwise(found, origins):
+    results = keeping.read(path, _NEEDED, lambda row: (row["method"], row["task"], row["budget"]) in request.points)
+    if line := made_otherwise(results, origins):
         say(line)
-    rows = [row for row in found if row["origin"] == origins[row["method"]]]
+    rows = [row for row in results if row["origin"] == origins[row["method"]]]
     torch.set_num_threads(1)
     engine = Engine(load(request.model))
     prompts = Prompts(engine, request.first_seed)
     for method, task, budget in request.points:
-        mine = [row for row in rows if (row["method"], row["task"], row["budget"]) == (method, task, budget)]
-        seen = {row["index"] for row in mine}
+        own_rows = [row for row in rows if (row["method"], row["task"], row["budget"]) == (method, task, budget)]
+        visited = {row["index"] for row in own_rows}
         for index in range(MAX_PROMPTS * request.lost):
-            if sum(row["lost"] for row in mine) >= request.lost:
+            if sum(row["lost"] for row in own_rows) >= request.lost:
                 break
-            if index in seen:
+            if index in visited:
                 continue
             trial = Trial(
                 task, request.length, DEPTHS[index % len(DEPTHS)], request.first_seed + index, index, method, budget
             )
             row = explain_trial(engine, prompts, trial) | {"origin": origins[method]}
-            keeping.append(kept, row)
-            mine.append(row)
+            keeping.append(path, row)
+            own_rows.append(row)
             rows.append(row)
             report(row)
     return {"about": about(names, request.model) | _said(request), "lines": list(summarise(rows, request.points))}
@@ -118,13 +118,13 @@ def explain_trial(engine: Engine, prompts: Prompts, trial: Trial) -> dict[str, A
     """One prompt -> lost (full KV answers it, the method does not), and then one bool per arm; preset, `infeasible` and
     `refused` as in the tables."""
     row = header(trial, engine.loaded.name) | {"lost": False}
-    asked, prompt, method = prompts.asked(trial), prompts.prompt(trial), methods.get(trial.method)
+    request, prompt, method = prompts.asked(trial), prompts.prompt(trial), methods.get(trial.method)
     options = Options(max_new=tasks.get(trial.task).new_tokens)
     budget = Budget.parse(trial.budget) if row["rule"] == "resident bytes" else None
     try:
-        found = chosen(engine, prompt, method, row, budget, options)
-        row |= arm(found, row)
-        case = Case(engine, prompt, prompts.read(trial, method), asked, trial, found.params, budget, options)
+        results = chosen(engine, prompt, method, row, budget, options)
+        row |= arm(results, row)
+        case = Case(engine, prompt, prompts.read(trial, method), request, trial, results.params, budget, options)
         if case.answers(()):
             return row
     except BudgetInfeasible as error:
@@ -152,13 +152,13 @@ class Case:
         engine: Engine,
         prompt: Prompt,
         read: ReadPrompt,
-        asked: Asked,
+        request: Asked,
         trial: Trial,
         params: Any,
         budget: Budget | None,
         options: Options,
     ) -> None:
-        self.engine, self.prompt, self.read, self.asked, self.trial = engine, prompt, read, asked, trial
+        self.engine, self.prompt, self.read, self.asked, self.trial = engine, prompt, read, request, trial
         self.method = methods.get(trial.method)
         self.params, self.budget, self.options = params, budget, options
 
@@ -224,21 +224,21 @@ class Case:
         heads = [(layer, head) for layer in range(shape.layers) for head in range(shape.kv_heads)]
         everything = [(layer, head, span) for layer, head in heads for span in sorted(spans)]
         needle = sorted(span for span, row in spans.items() if self._holds_needle(row))
-        found: dict[str, bool | None] = {}
+        mapping: dict[str, bool | None] = {}
         for top in TOPS:
             for scope in SCOPES:
                 ranking = rankings[scope][:top]
-                found[f"{scope}_top{top}"] = self.answers(holds_of(ranking, spans)) if ranking else None
-            found[f"random{top}"] = self.answers(holds_of(draw.sample(everything, min(top, len(everything))), spans))
-        found["everywhere"] = self.answers(
+                mapping[f"{scope}_top{top}"] = self.answers(holds_of(ranking, spans)) if ranking else None
+            mapping[f"random{top}"] = self.answers(holds_of(draw.sample(everything, min(top, len(everything))), spans))
+        mapping["everywhere"] = self.answers(
             holds_of([(layer, head, span) for layer, head in heads for span in needle], spans)
         )
-        return found
+        return mapping
 
     def _holds_needle(self, row: SpanRow) -> bool:
         marked = [
             place
-            for place, at in enumerate(self.prompt.offsets)
-            if at is not None and any(at[0] < end and at[1] > start for start, end in self.asked.needle)
+            for place, index in enumerate(self.prompt.offsets)
+            if index is not None and any(index[0] < end and index[1] > start for start, end in self.asked.needle)
         ]
         return any(row.tok_start <= place < row.tok_end for place in marked)

@@ -23,13 +23,17 @@ def alike(results: Iterable[dict[str, Any]]) -> list[list[dict[str, Any]]]:
     """Results that are one table, in the order of the first of each."""
     groups: list[tuple[str | None, list[dict[str, Any]]]] = []
     for result in results:
-        known = _common(result)
+        known_values = _common(result)
         for common, members in groups:
-            if known is not None and common == known and not any(_overlap(result, member) for member in members):
+            if (
+                known_values is not None
+                and common == known_values
+                and not any(_overlap(result, member) for member in members)
+            ):
                 members.append(result)
                 break
         else:
-            groups.append((known, [result]))
+            groups.append((known_values, [result]))
     return [members for _, members in groups]
 
 
@@ -39,44 +43,47 @@ def one(members: list[dict[str, Any]]) -> dict[str, Any]:
     if len(members) == 1:
         return members[0]
     members = sorted(members, key=lambda result: (result["about"]["date"], _share(_budgets(result)[0])))
-    first = members[0]["about"]
+    start = members[0]["about"]
     lines: dict[tuple[str, ...], dict[str, Any]] = {}
     for line in (line for result in members for line in result["lines"]):
         lines.setdefault((line["method"], line.get("dtype", ""), line["budget"], line["task"]), line)
-    arms, tasks = list(dict.fromkeys(known[:2] for known in lines)), first["request"]["tasks"]
-    in_order = sorted(lines, key=lambda known: (arms.index(known[:2]), _share(known[2]), tasks.index(known[3])))
+    arms, tasks = list(dict.fromkeys(known_values[:2] for known_values in lines)), start["request"]["tasks"]
+    in_order = sorted(
+        lines,
+        key=lambda known_values: (arms.index(known_values[:2]), _share(known_values[2]), tasks.index(known_values[3])),
+    )
     sittings: dict[str, list[str]] = {}
     for result in members:
         sittings.setdefault(result["about"]["date"], []).extend(_budgets(result))
-    budgets = sorted({budget for said in sittings.values() for budget in said}, key=_share)
+    budgets = sorted({budget for sitting in sittings.values() for budget in sitting}, key=_share)
     remade = {name: date for result in members for name, date in (result["about"].get("remade") or {}).items()}
-    made = {
-        "request": first["request"] | {"budgets": budgets},
+    product = {
+        "request": start["request"] | {"budgets": budgets},
         **({"remade": remade} if remade else {}),
         "trials": sum(result["about"]["trials"] for result in members),
         "planned": sum(result["about"]["planned"] for result in members),
         "sittings": sittings,
     }
-    return {"about": first | made, "lines": [lines[known] for known in in_order]}
+    return {"about": start | product, "lines": [lines[known_values] for known_values in in_order]}
 
 
 def _common(result: dict[str, Any]) -> str | None:
     """What tables that are one have in common; None of what is no table, which its reader says."""
     try:
-        about, asked = result["about"], result["about"]["request"]
-        tasks = list(asked["tasks"])
-        needed = [_share(budget) for budget in (*asked["budgets"], *(line["budget"] for line in result["lines"]))]
+        about, request = result["about"], result["about"]["request"]
+        tasks = list(request["tasks"])
+        needed = [_share(budget) for budget in (*request["budgets"], *(line["budget"] for line in result["lines"]))]
         needed += [line["method"] for line in result["lines"]]
         needed += [about[name] for name in ("trials", "planned", "date")]
     except (KeyError, TypeError, ValueError):
         return None
-    if not (tasks and asked["budgets"] and all(line["task"] in tasks for line in result["lines"])):
+    if not (tasks and request["budgets"] and all(line["task"] in tasks for line in result["lines"])):
         return None
-    return repr([*(asked.get(name) for name in SAME), *(about.get(name) for name in ON)])
+    return repr([*(request.get(name) for name in SAME), *(about.get(name) for name in ON)])
 
 
-def _overlap(result: dict[str, Any], other: dict[str, Any]) -> bool:
-    return bool({_share(budget) for budget in _budgets(result)} & {_share(budget) for budget in _budgets(other)})
+def _overlap(result: dict[str, Any], mapping: dict[str, Any]) -> bool:
+    return bool({_share(budget) for budget in _budgets(result)} & {_share(budget) for budget in _budgets(mapping)})
 
 
 def _budgets(result: dict[str, Any]) -> list[str]:

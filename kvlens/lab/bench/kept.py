@@ -24,44 +24,44 @@ def alone(measure: Measure[Request, More, Result]) -> Measure[Request, More, Res
     trials. The kernel gives the file back however the process ends. Raises ValueError with one sentence."""
 
     @functools.wraps(measure)
-    def measured(request: Request, kept: Path, /, *more: More.args, **named: More.kwargs) -> Result:
-        check_file(kept, "--kept")
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        with kept.open("a") as file:
+    def measured(request: Request, kept_tokens: Path, /, *more: More.args, **named: More.kwargs) -> Result:
+        check_file(kept_tokens, "--kept")
+        kept_tokens.parent.mkdir(parents=True, exist_ok=True)
+        with kept_tokens.open("a") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 raise ValueError(
-                    f"another process is measuring into '{kept.name}': wait until it ends, or name another file."
+                    f"another process is measuring into '{kept_tokens.name}': wait until it ends, or name another file."
                 ) from None
-            return measure(request, kept, *more, **named)
+            return measure(request, kept_tokens, *more, **named)
 
     return measured
 
 
-def read(kept: Path, needed: tuple[str, ...], comparable: Callable[[dict[str, Any]], bool]) -> list[dict[str, Any]]:
+def read(path: Path, needed: tuple[str, ...], comparable: Callable[[dict[str, Any]], bool]) -> list[dict[str, Any]]:
     """Trials of earlier calls that are still comparable. A last line cut by an interruption is dropped, other rows stay
     in the file.
 
     Raises ValueError for a place where no file can be, and for a file of something else: a line that is no object or
     lacks one of the `needed` fields.
     """
-    check_file(kept, "--kept")
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    data = kept.read_bytes() if kept.exists() else b""
+    check_file(path, "--kept")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    data = path.read_bytes() if path.exists() else b""
     whole = data.rfind(b"\n") + 1
     rows = []
     for line in data[:whole].split(b"\n")[:-1]:  # by nothing but line feeds: an output may hold other line separators
         row = _row(line, needed)
         if row is None:
-            raise ValueError(f"'{kept.name}' does not hold trials of this benchmark: name another file.")
+            raise ValueError(f"'{path.name}' does not hold trials of this benchmark: name another file.")
         if comparable(row):
             rows.append(row)
     cut = data[whole:]
     if cut and not whole and not (cut.startswith(b'{"') and not cut.endswith(b"}")):  # no line of ours before it
-        raise ValueError(f"'{kept.name}' does not hold trials of this benchmark: name another file.")
+        raise ValueError(f"'{path.name}' does not hold trials of this benchmark: name another file.")
     if cut:
-        os.truncate(kept, whole)
+        os.truncate(path, whole)
     return rows
 
 
@@ -78,9 +78,9 @@ def _row(line: bytes, needed: tuple[str, ...]) -> dict[str, Any] | None:
     return row if isinstance(row, dict) and all(name in row for name in needed) else None
 
 
-def append(kept: Path, row: dict[str, Any]) -> None:
+def append(path: Path, row: dict[str, Any]) -> None:
     """Writes one row and waits until it is on the disk."""
-    with kept.open("a", encoding="utf-8") as file:
+    with path.open("a", encoding="utf-8") as file:
         file.write(json.dumps(row, ensure_ascii=False) + "\n")
         file.flush()
         os.fsync(file.fileno())

@@ -26,25 +26,25 @@ def distinct(first_seed: int, count: int) -> list[int]:
         raise ValueError(
             f"the text '{EVALUATION.title}' has {len(sentences()):,} sentences to begin at: ask for fewer."
         )
-    found: dict[int, int] = {}
+    mapping: dict[int, int] = {}
     index = 0
-    while len(found) < count:
-        found.setdefault(begins(first_seed + index), index)
+    while len(mapping) < count:
+        mapping.setdefault(begins(first_seed + index), index)
         index += 1
-    return list(found.values())
+    return list(mapping.values())
 
 
 def apart(first_seed: int, count: int, tokens: int) -> list[int]:
     """The first `count` indices whose passages of so many tokens share no text, a token taken for at most
     CHARACTERS. Raises ValueError, one sentence, where the text does not have so many."""
     places = list(accumulate((len(sentence) + 1 for sentence in sentences()), initial=0))
-    whole, least, found = places[-1], CHARACTERS * tokens, dict[int, int]()
+    whole, least, results = places[-1], CHARACTERS * tokens, dict[int, int]()
     for index in range(100 * count):
-        at = places[begins(first_seed + index)]
-        if all(least <= abs(at - other) <= whole - least for other in found.values()):
-            found[index] = at
-            if len(found) == count:
-                return list(found)
+        position = places[begins(first_seed + index)]
+        if all(least <= abs(position - counterpart) <= whole - least for counterpart in results.values()):
+            results[index] = position
+            if len(results) == count:
+                return list(results)
     raise ValueError(
         f"the text '{EVALUATION.title}' has no {count} passages of {tokens:,} tokens apart: ask for fewer."
     )
@@ -55,16 +55,16 @@ def passage(
 ) -> tuple[Prompt, tuple[int, ...]]:
     """(context, the ids fed behind it): whole text of EVALUATION from the beginning of a sentence drawn by the seed, as
     it is, without the chat form. Raises ValueError, one sentence, where the text or the model is too short."""
-    text, wanted = sentences(), context_tokens + fed_tokens
-    first = begins(seed)
-    words = " ".join((*text[first:], *text[:first]))
+    text, target = sentences(), context_tokens + fed_tokens
+    start = begins(seed)
+    words = " ".join((*text[start:], *text[:start]))
     longest = max(len(sentence) for sentence in text)
-    words = words[: 16 * wanted + longest]  # more than any tokenizer makes so many tokens of
+    words = words[: 16 * target + longest]  # more than any tokenizer makes so many tokens of
     whole = tokenize(PromptText(words), tokenizer, 1 << 40, 0, "off")
-    if len(whole.ids) < wanted:
-        raise ValueError(f"the text '{EVALUATION.title}' has {len(whole.ids):,} tokens, not {wanted:,}: ask for fewer.")
-    if wanted > max_positions:
-        raise ValueError(f"{wanted:,} tokens are more than the model takes ({max_positions:,}): ask for fewer.")
+    if len(whole.ids) < target:
+        raise ValueError(f"the text '{EVALUATION.title}' has {len(whole.ids):,} tokens, not {target:,}: ask for fewer.")
+    if target > max_positions:
+        raise ValueError(f"{target:,} tokens are more than the model takes ({max_positions:,}): ask for fewer.")
     cut = context_tokens
     context = replace(whole, ids=whole.ids[:cut], pieces=whole.pieces[:cut], offsets=whole.offsets[:cut])
-    return context, whole.ids[cut:wanted]
+    return context, whole.ids[cut:target]

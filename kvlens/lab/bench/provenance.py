@@ -22,10 +22,10 @@ def weights(model: str) -> str:
     """SHA-256 of a local model's safetensors in order; of nothing for a hub id that is not a folder."""
     from kvlens.models.find import resolve
 
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for path in sorted(Path(resolve(model)).glob("*.safetensors")):
-        found.update(path.read_bytes())
-    return found.hexdigest()
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 def origin(model: str, name: str, *more: Any) -> str:
@@ -35,12 +35,12 @@ def origin(model: str, name: str, *more: Any) -> str:
     the first part only."""
     method = methods.get(name)
     parameters = methods.make_parameters(method, settings(method, model, "")[0], {})
-    asked = hashlib.sha256(json.dumps([model, weights(model), *more, repr(parameters)]).encode())
+    digest = hashlib.sha256(json.dumps([model, weights(model), *more, repr(parameters)]).encode())
     for value in dataclasses.astuple(parameters):
         if isinstance(value, str) and value and Path(value).is_file():
-            asked.update(Path(value).read_bytes())
+            digest.update(Path(value).read_bytes())
     defined = sorted({method.__module__, *(type(task).__module__ for task in tasks.registry().values())})
-    return f"{asked.hexdigest()[:16]}-{code(defined)}"
+    return f"{digest.hexdigest()[:16]}-{code(defined)}"
 
 
 def made_otherwise(rows: Iterable[dict[str, Any]], origins: dict[str, str]) -> str:
@@ -48,14 +48,14 @@ def made_otherwise(rows: Iterable[dict[str, Any]], origins: dict[str, str]) -> s
     has been run again already is not counted."""
     rows = list(rows)
     again = {_asked(row) for row in rows if row["origin"] == origins[row["method"]]}
-    other = {_asked(row): row for row in rows if _asked(row) not in again}
-    if not other:
+    stale = {_asked(row): row for row in rows if _asked(row) not in again}
+    if not stale:
         return ""
-    unversioned = sum("-" not in str(row["origin"]) for row in other.values())
+    unversioned = sum("-" not in str(row["origin"]) for row in stale.values())
     older = f", {unversioned} of them before code was part of the comparison" if unversioned else ""
-    names = ", ".join(sorted({str(row["method"]) for row in other.values()}))
+    names = ", ".join(sorted({str(row["method"]) for row in stale.values()}))
     return (
-        f"{len(other)} kept trials of {names} were made with other code, weights or settings{older}: they stay in the "
+        f"{len(stale)} kept trials of {names} were made with other code, weights or settings{older}: they stay in the "
         "file and are run again."
     )
 
@@ -64,8 +64,8 @@ _ASKED = ("task", "length", "depth", "seed", "index", "method", "budget")
 
 
 def _asked(row: dict[str, Any]) -> tuple[Any, ...]:
-    said = {"question": "in", "dtype": ""} | row
-    return tuple(said.get(name) for name in (*_ASKED, "question", "dtype"))
+    sentence = {"question": "in", "dtype": ""} | row
+    return tuple(sentence.get(name) for name in (*_ASKED, "question", "dtype"))
 
 
 def about(names: tuple[str, ...], model: str) -> dict[str, Any]:

@@ -42,19 +42,19 @@ class QualityRequest(TableRequest):
 
 def key(trial: Trial) -> str:
     """By which the table knows a trial."""
-    known = f"{trial.task}/{trial.length}/{trial.index}/{trial.method}/{trial.budget}"
+    known_values = f"{trial.task}/{trial.length}/{trial.index}/{trial.method}/{trial.budget}"
     more = ("" if trial.question == "in" else trial.question, trial.dtype)
-    return "/".join((known, *filter(None, more)))
+    return "/".join((known_values, *filter(None, more)))
 
 
 @lines_kept.alone
 def measure(
     request: QualityRequest,
-    kept: Path,
+    path: Path,
     report: Callable[[int, int, dict[str, Any]], None],
     say: Callable[[str], None] = lines_kept.silent,
 ) -> dict[str, Any]:
-    """Run what is not in `kept` (one JSON line per trial) yet -> the table with its provenance. report(done, total,
+    """Run what is not in `path` (one JSON line per trial) yet -> the table with its provenance. report(done, total,
     row); say(line) where kept trials are run again, and of methods that lack figures of the model.
 
     Raises ValueError for a file that does not hold trials.
@@ -63,51 +63,51 @@ def measure(
 
     origins = {name: origin(request.model, name, request.first_seed) for name in request.methods}
     planned = list(request.trials())
-    wanted = {key(trial) for trial in planned}
-    found = lines_kept.read(kept, ("key", "method", "origin"), lambda row: row["key"] in wanted)
-    if line := made_otherwise(found, origins):
+    target = {key(trial) for trial in planned}
+    results = lines_kept.read(path, ("key", "method", "origin"), lambda row: row["key"] in target)
+    if line := made_otherwise(results, origins):
         say(line)
     for line in missing(request.model, request.methods):
         say(line)
-    rows = [row for row in found if row["origin"] == origins[row["method"]]]
-    seen = {row["key"] for row in rows}
+    rows = [row for row in results if row["origin"] == origins[row["method"]]]
+    visited = {row["key"] for row in rows}
     torch.set_num_threads(1)
     formats = Formats(request.model, dtype=request.dtype, first_seed=request.first_seed, names=request.methods)
-    begun = time.monotonic()
-    for done, trial in enumerate(planned):
-        if key(trial) in seen:
+    start_time = time.monotonic()
+    for finished, trial in enumerate(planned):
+        if key(trial) in visited:
             continue
-        if time.monotonic() - begun > 60 * request.minutes:
+        if time.monotonic() - start_time > 60 * request.minutes:
             break
         row = {"key": key(trial), **carry_out(*formats.of(trial), trial), "origin": origins[trial.method]}
         rows.append(row)
-        lines_kept.append(kept, row)
-        report(done + 1, len(planned), row)
+        lines_kept.append(path, row)
+        report(finished + 1, len(planned), row)
     return _result(request, rows, origins, len(planned))
 
 
-def collect(request: QualityRequest, kept: Path) -> dict[str, Any]:
-    """The table of what is in `kept`, whatever code made it, without running anything: of every method the trials of
+def collect(request: QualityRequest, path: Path) -> dict[str, Any]:
+    """The table of what is in `path`, whatever code made it, without running anything: of every method the trials of
     one origin, the last in the file, and of every task the prompts that all methods in the file have been run on, so
     that a table that was stopped is balanced.
 
     Raises ValueError for a file that does not hold trials, or no whole prompt."""
     planned = {key(trial): trial for trial in request.trials()}
-    found = lines_kept.read(kept, ("key", "method", "origin"), lambda row: row["key"] in planned)
-    origins = {row["method"]: row["origin"] for row in found}
-    rows = {row["key"]: row for row in found if row["origin"] == origins[row["method"]]}
-    asked = {name: trial for name, trial in planned.items() if trial.method in origins}
-    gaps = {(trial.task, trial.index) for name, trial in asked.items() if name not in rows}
+    results = lines_kept.read(path, ("key", "method", "origin"), lambda row: row["key"] in planned)
+    origins = {row["method"]: row["origin"] for row in results}
+    rows = {row["key"]: row for row in results if row["origin"] == origins[row["method"]]}
+    requested = {name: trial for name, trial in planned.items() if trial.method in origins}
+    gaps = {(trial.task, trial.index) for name, trial in requested.items() if name not in rows}
     whole = [row for row in rows.values() if (row["task"], row["index"]) not in gaps]
     if not whole:
-        raise ValueError(f"'{kept.name}' holds no prompt that all of its methods were run on: measure more first.")
+        raise ValueError(f"'{path.name}' holds no prompt that all of its methods were run on: measure more first.")
     return _result(request, whole, origins, len(planned))
 
 
 def _result(
     request: QualityRequest, rows: list[dict[str, Any]], origins: dict[str, str], planned: int
 ) -> dict[str, Any]:
-    made = about(request.methods, request.model) | {
+    result = about(request.methods, request.model) | {
         "request": request.model_dump(mode="json"),
         "depths": DEPTHS,
         "new_tokens": {task: NEW_TOKENS[task] for task in request.tasks},
@@ -115,16 +115,18 @@ def _result(
         "trials": len(rows),
         "planned": planned,
     }
-    return {"about": made, "lines": summarise(rows, request)}
+    return {"about": result, "lines": summarise(rows, request)}
 
 
 def summarise(rows: list[dict[str, Any]], request: QualityRequest) -> list[dict[str, Any]]:
     """One line per method, budget and task, in the order asked for."""
-    by = ("method", "budget", "dtype", "task")
-    groups = grouped(rows, by)
-    order = dict.fromkeys(tuple(getattr(trial, name) for name in by) for trial in request.trials() if trial.index == 0)
+    basis = ("method", "budget", "dtype", "task")
+    groups = grouped(rows, basis)
+    order = dict.fromkeys(
+        tuple(getattr(trial, name) for name in basis) for trial in request.trials() if trial.index == 0
+    )
     return [
-        {**dict(zip(by, cell, strict=True)), **summary(groups.get(cell, [])), "lost": lost(groups.get(cell, []))}
+        {**dict(zip(basis, cell, strict=True)), **summary(groups.get(cell, [])), "lost": lost(groups.get(cell, []))}
         for cell in order
     ]
 

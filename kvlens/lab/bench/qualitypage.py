@@ -62,19 +62,19 @@ def document(results: Iterable[dict[str, Any]], texts: Iterable[dict[str, Any]] 
     """The page of the docs: what the columns mean, and the tables, the toy's last; of free text, `texts` as
     kvlens.lab.bench.freetext writes them. Tables that differ in their budgets alone are one; where they differ in
     more than these or their tasks, both are named."""
-    asked = [(result, result["about"]["request"]) for result in joined(results)]
-    places = Counter(_place(request) for _, request in asked)
-    alike = Counter((_place(request), *request["tasks"]) for _, request in asked)
-    ordered = sorted(asked, key=lambda one: (_place(one[1]), list(one[1]["tasks"]), _largest(one[1])))
-    text, left = INTRODUCTION, list(texts)
+    requested = [(result, result["about"]["request"]) for result in joined(results)]
+    places = Counter(_place(request) for _, request in requested)
+    alike = Counter((_place(request), *request["tasks"]) for _, request in requested)
+    ordered = sorted(requested, key=lambda item: (_place(item[1]), list(item[1]["tasks"]), _largest(item[1])))
+    text, remaining = INTRODUCTION, list(texts)
     for result, request in ordered:
         place = _place(request)
         if place[0]:
-            text, left = text + sections(left), []
+            text, remaining = text + sections(remaining), []
         named = [", ".join(request["tasks"])] if places[place] > 1 else []
         named += [f"at {', '.join(request['budgets'])}"] if alike[place, *request["tasks"]] > 1 else []
         text += _section(result, " ".join(named))
-    return text + sections(left)
+    return text + sections(remaining)
 
 
 def _place(request: dict[str, Any]) -> tuple[Any, ...]:
@@ -100,9 +100,9 @@ def _room(about: dict[str, Any]) -> str:
     shares = {task: new / (length + new) for task, new in about.get("new_tokens", {}).items()}
     if not shares:
         return ""
-    said = ", ".join(f"{share:.1%} of full KV on {task}" for task, share in shares.items())
+    rooms = ", ".join(f"{share:.1%} of full KV on {task}" for task, share in shares.items())
     return (
-        f"\nOf every budget the answer's room is taken first, whether or not it is used: {said}. A method that fixes\n"
+        f"\nOf every budget the answer's room is taken first, whether or not it is used: {rooms}. A method that fixes\n"
         "its places when the prompt was read keeps so much less of the prompt (*attended*).\n"
     )
 
@@ -162,16 +162,16 @@ def _cell(line: dict[str, Any] | None) -> str:
 
 def _means(by_task: dict[str, dict[str, Any]], columns: list[str]) -> list[str]:
     """Columns of HEAD; empty where nothing was run, a dash where the figure was not measured."""
-    some = [line for line in by_task.values() if line["n"]]
-    if not some:
+    sample = [line for line in by_task.values() if line["n"]]
+    if not sample:
         return [""] * len(columns)
     shown = []
     for column in columns:
-        known = [(line["n"], line[column]) for line in some if line.get(column) is not None]
-        if not known:
+        recorded = [(line["n"], line[column]) for line in sample if line.get(column) is not None]
+        if not recorded:
             shown.append("—")
             continue
-        mean = sum(n * value for n, value in known) / sum(n for n, _ in known)
+        mean = sum(n * value for n, value in recorded) / sum(n for n, _ in recorded)
         share = column.endswith("_share")
         shown.append(f"{mean:.1%}" if share else si_bytes(mean) if column.endswith("per_step") else f"{mean:.2f}")
     return shown

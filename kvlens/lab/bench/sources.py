@@ -33,16 +33,16 @@ def deciding(modules: Sequence[str], root: Path = PACKAGE) -> tuple[Path, ...]:
     """The files, in order. A source that is imported at any depth counts, inside a function too; so do the packages
     around it and the data files beside it. A method outside the repository counts with what it imports of its own
     package."""
-    own = {name.partition(".")[0] for name in modules}
-    found: dict[str, Path] = {}
+    own_value = {name.partition(".")[0] for name in modules}
+    paths_by_key: dict[str, Path] = {}
     waiting = [RUNNER, *modules]
     while waiting:
         name = waiting.pop()
-        if name in found or name == STATED or (path := _file(name, own, root)) is None:
+        if name in paths_by_key or name == STATED or (path := _file(name, own_value, root)) is None:
             continue
-        found[name] = path
+        paths_by_key[name] = path
         waiting += [*_packages(name), *_imported(path, name)]
-    sources = set(found.values())
+    sources = set(paths_by_key.values())
     data = {path for folder in {path.parent for path in sources} for path in folder.iterdir() if path.suffix in DATA}
     return tuple(sorted(sources | data))
 
@@ -56,24 +56,24 @@ def running(path: Path) -> bytes:
     lines = data.splitlines(keepends=True)
     for node in ast.walk(ast.parse(data)):
         if isinstance(node, ast.Assign):
-            said = [ast.unparse(target) for target in node.targets] == ["statements"]
+            sentences = [ast.unparse(target) for target in node.targets] == ["statements"]
         elif isinstance(node, ast.ImportFrom):
-            said = node.module == STATED
+            sentences = node.module == STATED
         else:
             continue
-        if said:
+        if sentences:
             end = node.end_lineno or node.lineno
             lines[node.lineno - 1 : end] = [b""] * (end - node.lineno + 1)
     return b"".join(lines)
 
 
-def _file(name: str, own: set[str], root: Path) -> Path | None:
-    """The source of a module of kvlens or of a package in `own`; None: somebody else's, or no module."""
+def _file(name: str, own_keys: set[str], root: Path) -> Path | None:
+    """The source of a module of kvlens or of a package in `own_keys`; None: somebody else's, or no module."""
     top, *rest = name.split(".")
     if top == "kvlens":
         place = root.joinpath(*rest)
         return next((path for path in (place.with_suffix(".py"), place / "__init__.py") if path.is_file()), None)
-    if top not in own:
+    if top not in own_keys:
         return None
     try:
         spec = importlib.util.find_spec(name)
@@ -100,7 +100,7 @@ def _named(path: Path, changed_ns: int, package: str) -> frozenset[str]:
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            said = "." * node.level + (node.module or "")
-            base = importlib.util.resolve_name(said, package) if node.level else said
+            sentence = "." * node.level + (node.module or "")
+            base = importlib.util.resolve_name(sentence, package) if node.level else sentence
             names |= {base, *(f"{base}.{alias.name}" for alias in node.names)}
     return frozenset(names)

@@ -48,11 +48,11 @@ class TableRequest(ComparedRequest):
     def arms(self) -> list[tuple[str, str, str, str]]:
         """(method, budget, question, number format) that every prompt is run under, '' = the table's own format. The
         reference has no budget, and stands a second time in another number format: what rounding alone changes."""
-        found: list[tuple[str, str, str, str]] = []
+        pairs: list[tuple[str, str, str, str]] = []
         for name in self.methods:
             if name == methods.REFERENCE:
-                other = "float32" if self.dtype == "bfloat16" else "bfloat16"
-                found += [(name, "", self.question, dtype) for dtype in ("", other)]
+                counterpart = "float32" if self.dtype == "bfloat16" else "bfloat16"
+                pairs += [(name, "", self.question, dtype) for dtype in ("", counterpart)]
             else:
-                found += [(name, budget, self.question, "") for budget in self.budgets]
-        return found
+                pairs += [(name, budget, self.question, "") for budget in self.budgets]
+        return pairs

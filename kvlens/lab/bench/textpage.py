@@ -37,10 +37,10 @@ COLUMNS = (
 def sections(results: Sequence[dict[str, Any]]) -> str:
     """Sections of the docs, what the columns mean in the first alone; of those of one model and length each is named by
     its budgets."""
-    asked = [result["about"]["request"] for result in results]
-    places = Counter((request["model"], request["length"]) for request in asked)
+    requested = [result["about"]["request"] for result in results]
+    places = Counter((request["model"], request["length"]) for request in requested)
     text = ""
-    for result, request in zip(results, asked, strict=True):
+    for result, request in zip(results, requested, strict=True):
         title = f"{request['model']}, free text, {request['length']:,} tokens of context"
         if places[request["model"], request["length"]] > 1:
             title += f": at {', '.join(request['budgets'])}"

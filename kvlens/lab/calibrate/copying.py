@@ -56,9 +56,11 @@ class _Copying:
 def answer_tokens(prompt: Prompt, answer: str) -> list[int]:
     """Positions of the tokens that an answer consists of where the needle says it."""
     value, text = answer.strip().rstrip("."), prompt.source.text
-    said = [(at, at + len(value)) for a, b in prompt.source.needle if (at := text.find(value, a, b)) >= 0]
-    found = enumerate(prompt.offsets[: len(prompt.ids) - 1])
-    return [i for i, o in found if o is not None and any(o[0] < end and o[1] > start for start, end in said)]
+    sentences = [
+        (position, position + len(value)) for a, b in prompt.source.needle if (position := text.find(value, a, b)) >= 0
+    ]
+    results = enumerate(prompt.offsets[: len(prompt.ids) - 1])
+    return [i for i, o in results if o is not None and any(o[0] < end and o[1] > start for start, end in sentences)]
 
 
 @torch.inference_mode()
@@ -74,17 +76,17 @@ def needle_scores(
     total = torch.zeros(loaded.shape.layers, loaded.shape.q_heads)
     for index in range(prompts):
         depth, seed = (index + 0.5) / prompts, first_seed + index
-        asked = tasks.ask(task, length, depth, seed, encoding, index)
-        prompt = tokenize(tasks.prompt_of(asked), loaded.tokenizer, loaded.max_positions, task.new_tokens)
-        answer = loaded.tokenizer(asked.answer, add_special_tokens=False)["input_ids"]
-        found = answer_tokens(prompt, asked.answer)
-        assert found, "a needle says its answer"
+        request = tasks.ask(task, length, depth, seed, encoding, index)
+        prompt = tokenize(tasks.prompt_of(request), loaded.tokenizer, loaded.max_positions, task.new_tokens)
+        answer = loaded.tokenizer(request.answer, add_special_tokens=False)["input_ids"]
+        results = answer_tokens(prompt, request.answer)
+        assert results, "a needle says its answer"
         device = loaded.model.device
-        copying = _Copying(engine.read(prompt), torch.tensor(found, device=device))
+        copying = _Copying(engine.read(prompt), torch.tensor(results, device=device))
         fed = torch.tensor([[prompt.ids[-1], *answer[:-1]]], device=device)
         loaded.model.base_model(
             input_ids=fed, past_key_values=SessionCache(copying, loaded.shape.layers), use_cache=True
         )
         total += torch.stack([copying.mass[layer] for layer in range(loaded.shape.layers)]).cpu()
-    told = {"task": task.name, "prompts": prompts, "length": length, "first_seed": first_seed}
-    return total / max(1, prompts), told
+    lines = {"task": task.name, "prompts": prompts, "length": length, "first_seed": first_seed}
+    return total / max(1, prompts), lines

@@ -24,8 +24,8 @@ ROWS = 128
 class _Reading:
     """A session of one pass over a text: attends exactly and scores every head of each layer."""
 
-    def __init__(self, layers: int, period: int, first: int) -> None:
-        self.period, self.first = period, first
+    def __init__(self, layers: int, period: int, start: int) -> None:
+        self.period, self.first = period, start
         self.echo: list[torch.Tensor] = [torch.empty(0)] * layers
         self.induction: list[torch.Tensor] = [torch.empty(0)] * layers
         self._kv: tuple[torch.Tensor, torch.Tensor] = torch.empty(0), torch.empty(0)
@@ -43,10 +43,10 @@ class _Reading:
 
 
 def repeated(
-    q: torch.Tensor, keys: torch.Tensor, scaling: float, period: int, first: int
+    q: torch.Tensor, keys: torch.Tensor, scaling: float, period: int, begin: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Mean attention of a token to its earlier copies, and to the tokens after those: q [Hq, n, D], keys [H_kv, n, D]
-    of a text that repeats every `period` tokens from `first` on -> float32 [Hq] each. Copies of one token add up; the
+    of a text that repeats every `period` tokens from `begin` on -> float32 [Hq] each. Copies of one token add up; the
     mean is over the tokens that have one."""
     n = q.shape[1]
     packed = q.float().unflatten(0, (keys.shape[0], -1))
@@ -54,16 +54,16 @@ def repeated(
     echo = torch.zeros(packed.shape[:2], device=q.device)
     induction = torch.zeros_like(echo)
     column = torch.arange(n, device=q.device)
-    for start in range(first + period, n, ROWS):
+    for start in range(begin + period, n, ROWS):
         row = torch.arange(start, min(start + ROWS, n), device=q.device)[:, None]
         scores = packed[:, :, start : start + ROWS] @ wide * scaling
         weights = scores.masked_fill(column > row, float("-inf")).softmax(-1)
         apart = row - column
-        copies = (column >= first) & (apart > 0) & (apart % period == 0)
-        after = (column > first) & (apart > 0) & ((apart + 1) % period == 0)
+        copies = (column >= begin) & (apart > 0) & (apart % period == 0)
+        following = (column > begin) & (apart > 0) & ((apart + 1) % period == 0)
         echo += (weights * copies).sum((-1, -2))
-        induction += (weights * after).sum((-1, -2))
-    read = n - first - period
+        induction += (weights * following).sum((-1, -2))
+    read = n - begin - period
     return (echo / read).flatten(), (induction / read).flatten()
 
 
@@ -90,9 +90,9 @@ def calibrate(
     fed = torch.tensor([ids], device=loaded.model.device)
     loaded.model.base_model(input_ids=fed, past_key_values=SessionCache(reading, shape.layers), use_cache=True)
     scores = {"echo": torch.stack(reading.echo), "induction": torch.stack(reading.induction)}
-    told: dict[str, Any] = {}
+    mapping: dict[str, Any] = {}
     if needles:
-        scores["needle"], told["needle"] = needle_scores(loaded, needles, length)
-    figures = {kind: [[round(x, 6) for x in layer] for layer in of.tolist()] for kind, of in scores.items()}
-    origin = provenance(loaded, period=period, repeats=repeats, seed=seed, **told)
+        scores["needle"], mapping["needle"] = needle_scores(loaded, needles, length)
+    figures = {kind: [[round(x, 6) for x in layer] for layer in total.tolist()] for kind, total in scores.items()}
+    origin = provenance(loaded, period=period, repeats=repeats, seed=seed, **mapping)
     return save(out, "heads", figures, origin)

@@ -16,17 +16,17 @@ NAMES = ("o_proj", "out_proj", "c_proj", "dense")
 
 def output_projections(loaded: LoadedModel) -> list[torch.nn.Module]:
     """W_O by layer. Raises ValueError when the model keeps it under another name."""
-    found: dict[int, torch.nn.Module] = {}
+    modules_by_key: dict[int, torch.nn.Module] = {}
     for module in loaded.model.modules():
         layer = getattr(module, "layer_idx", None)
         names = [name for name in NAMES if isinstance(getattr(module, name, None), torch.nn.Module)]
         if isinstance(layer, int) and names:
-            found[layer] = getattr(module, names[0])
-    if sorted(found) != list(range(loaded.shape.layers)):
+            modules_by_key[layer] = getattr(module, names[0])
+    if sorted(modules_by_key) != list(range(loaded.shape.layers)):
         raise ValueError(
             f"the attention output projections of '{loaded.name}' were not found: it cannot be calibrated."
         )
-    return [found[layer] for layer in range(loaded.shape.layers)]
+    return [modules_by_key[layer] for layer in range(loaded.shape.layers)]
 
 
 def projected(projection: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:

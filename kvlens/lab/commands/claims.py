@@ -47,11 +47,11 @@ def claims(
     check_file(doc, "--doc")
     if doc is not None and out is None:
         raise ValueError("--doc is made of a result file: name it with --out.")
-    before = json.loads(out.read_text(encoding="utf-8"))["methods"] if out is not None and out.exists() else {}
-    if others := {part["about"]["model"] for part in before.values()} - {model}:
-        raise ValueError(f"'{out}' holds claims checked on {min(others)}: name another file for {model}.")
-    chosen = list(names(methods)) or claiming(model)
-    refuse_others(chosen, model)
+    previous = json.loads(out.read_text(encoding="utf-8"))["methods"] if out is not None and out.exists() else {}
+    if rest := {part["about"]["model"] for part in previous.values()} - {model}:
+        raise ValueError(f"'{out}' holds claims checked on {min(rest)}: name another file for {model}.")
+    choice = list(names(methods)) or claiming(model)
+    refuse_others(choice, model)
     torch.set_num_threads(1)
     file = kept_file(kept, "claims", model)
     about = {
@@ -62,17 +62,17 @@ def claims(
         "prompts": prompts,
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
     }
-    for name, found in check(Engine(load(model)), chosen, prompts, lambda line: typer.echo(line, err=True), file):
-        for claim in found:
+    for name, results in check(Engine(load(model)), choice, prompts, lambda line: typer.echo(line, err=True), file):
+        for claim in results:
             typer.echo(
                 f"[{VERDICTS[claim.holds]}] {claim.source}: {claim.says}\n    {claim.measured}"
                 + (f"\n    {claim.reason}" if claim.reason else "")
             )
         if out is not None:
-            before[name] = {"about": about, "claims": [written(claim) for claim in found]}
-            write(out, {"methods": before})
+            previous[name] = {"about": about, "claims": [written(claim) for claim in results]}
+            write(out, {"methods": previous})
     if doc is not None:
-        doc.write_text(document({"methods": before}, model), encoding="utf-8")
+        doc.write_text(document({"methods": previous}, model), encoding="utf-8")
     sys.stdout.flush()
 
 
@@ -93,14 +93,14 @@ def rates(
     from kvlens.text.outfile import check_file
 
     check_file(out, "--out")
-    asked: dict[str, Any] = {"tasks": names(tasks)} if names(tasks) else {}
-    request = RatesRequest(model=model, budget=budget, length=length, prompts=prompts, first_seed=seed, **asked)
+    mapping: dict[str, Any] = {"tasks": names(tasks)} if names(tasks) else {}
+    request = RatesRequest(model=model, budget=budget, length=length, prompts=prompts, first_seed=seed, **mapping)
     result = measure(request, lambda line: typer.echo(line, err=True))
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     for name, line in result["methods"].items():
-        told = ", ".join(
-            f"{rate} {found['mean']:.3f} ({found['p10']:.3f} to {found['p90']:.3f})"
-            for rate, found in line["rates"].items()
+        sentence = ", ".join(
+            f"{rate} {results['mean']:.3f} ({results['p10']:.3f} to {results['p90']:.3f})"
+            for rate, results in line["rates"].items()
         )
-        typer.echo(f"{name}: {told}; {line['steps']} steps")
+        typer.echo(f"{name}: {sentence}; {line['steps']} steps")

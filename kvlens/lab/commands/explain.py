@@ -39,7 +39,7 @@ def explain(
 
     target, trials = out_file(out, "explain", model), kept_file(kept, "explain", model)
     check_file(doc, "--doc")
-    chosen = tuple(_point(part.strip()) for part in points.split(",") if part.strip()) or usual_points(model)
+    choice = tuple(_point(part.strip()) for part in points.split(",") if part.strip()) or usual_points(model)
 
     def report(row: dict[str, Any]) -> None:
         came = "lost" if row["lost"] else "not lost, or full KV loses too"
@@ -47,7 +47,7 @@ def explain(
         typer.echo(f"{row['method']} {row['task']} {row['budget']} prompt {row['index']}: {came}", err=True)
 
     result = measure(
-        ExplainRequest(model, chosen, length, lost, seed), trials, report, lambda line: typer.echo(line, err=True)
+        ExplainRequest(model, choice, length, lost, seed), trials, report, lambda line: typer.echo(line, err=True)
     )
     write(target, result)
     if doc is not None:

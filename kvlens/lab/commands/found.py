@@ -29,12 +29,12 @@ class Found(TyperGroup):
         return [*super().list_commands(ctx), *self._bringing()]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        own = super().get_command(ctx, cmd_name)
-        if own is not None:
-            return own
+        value = super().get_command(ctx, cmd_name)
+        if value is not None:
+            return value
         if cmd_name not in self._bringing():
-            known = ", ".join(self.list_commands(ctx))
-            raise ValueError(f"there is nothing to {self.name} for '{cmd_name}'; there is for {known}.")
-        one = typer.Typer(add_completion=False)
-        one.command(cmd_name)(getattr(parts.part(methods.get(cmd_name), "commands", OF_METHODS), str(self.name)))
-        return typer.main.get_command(one)
+            known_values = ", ".join(self.list_commands(ctx))
+            raise ValueError(f"there is nothing to {self.name} for '{cmd_name}'; there is for {known_values}.")
+        item = typer.Typer(add_completion=False)
+        item.command(cmd_name)(getattr(parts.part(methods.get(cmd_name), "commands", OF_METHODS), str(self.name)))
+        return typer.main.get_command(item)

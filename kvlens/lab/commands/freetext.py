@@ -29,8 +29,10 @@ def text(
     from kvlens.lab.bench.textpage import markdown
 
     target, trials = out_file(out, "text", model), kept_file(kept, "text", model)
-    given = {"methods": methods, "budgets": budgets}
-    lists = {name: tuple(part.strip() for part in said.split(",") if part.strip()) for name, said in given.items()}
+    source = {"methods": methods, "budgets": budgets}
+    lists = {
+        name: tuple(part.strip() for part in sentence.split(",") if part.strip()) for name, sentence in source.items()
+    }
     request = FreeTextRequest(
         model=model,
         length=length,
@@ -41,9 +43,9 @@ def text(
         **{name: names for name, names in lists.items() if names},
     )
 
-    def report(done: int, total: int, row: dict[str, Any]) -> None:
+    def report(finished: int, total: int, row: dict[str, Any]) -> None:
         came = f"KL {row['kl']:.4f}" if "kl" in row else f"infeasible, needs {row['infeasible']:.1%}"
-        typer.echo(f"{done}/{total} {row['key']}: {came}", err=True)
+        typer.echo(f"{finished}/{total} {row['key']}: {came}", err=True)
 
     result = measure(request, trials, report, lambda line: typer.echo(line, err=True))
     write(target, result)

@@ -18,18 +18,18 @@ Kept = Annotated[
 ]
 
 
-def out_file(given: Path | None, kind: str, model: str) -> Path:
+def out_file(path: Path | None, kind: str, model: str) -> Path:
     """--out, else kvlens/lab/results/KIND-MODEL.json. Raises ValueError, one sentence, for a place where it cannot
     be."""
     from kvlens.text.outfile import check_file
 
-    check_file(given, "--out")
-    return given or Path("kvlens/lab/results") / f"{kind}-{_stem(model)}.json"
+    check_file(path, "--out")
+    return path or Path("kvlens/lab/results") / f"{kind}-{_stem(model)}.json"
 
 
-def kept_file(given: Path | None, kind: str, model: str) -> Path:
+def kept_file(path: Path | None, kind: str, model: str) -> Path:
     """--kept, else runs/KIND-MODEL.jsonl."""
-    return given or Path("runs") / f"{kind}-{_stem(model)}.jsonl"
+    return path or Path("runs") / f"{kind}-{_stem(model)}.jsonl"
 
 
 def write(out: Path, result: dict[str, Any]) -> None:
@@ -45,26 +45,28 @@ def beside(out: Path, kind: str, fresh: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _replaced(result: dict[str, Any], fresh: dict[str, Any]) -> bool:
-    one, other = (found["about"].get("request", found["about"]) for found in (result, fresh))
-    some, more = (set(asked.get("budgets", ())) for asked in (one, other))
-    return _measured(one) == _measured(other) and some <= more
+    item, counterpart = (
+        outcome_rows["about"].get("request", outcome_rows["about"]) for outcome_rows in (result, fresh)
+    )
+    sample, more = (set(request.get("budgets", ())) for request in (item, counterpart))
+    return _measured(item) == _measured(counterpart) and sample <= more
 
 
-def _measured(asked: dict[str, Any]) -> tuple[Any, ...]:
+def _measured(mapping: dict[str, Any]) -> tuple[Any, ...]:
     """Model, length, place of the question and tasks: what a page has one table of, or several at other budgets."""
-    return asked["model"], asked["length"], asked.get("question", "in"), sorted(asked.get("tasks", ()))
+    return mapping["model"], mapping["length"], mapping.get("question", "in"), sorted(mapping.get("tasks", ()))
 
 
 def results(folder: Path, kind: str) -> list[dict[str, Any]]:
     """All result files of a kind in the folder, by name. Raises ValueError with one sentence for one that is not
     JSON."""
-    found = []
+    rows = []
     for path in sorted(folder.glob(f"{kind}-*.json")):
         try:
-            found.append(json.loads(path.read_text(encoding="utf-8")))
+            rows.append(json.loads(path.read_text(encoding="utf-8")))
         except ValueError:
             raise ValueError(f"the result file '{path.name}' is not JSON; measure it again.") from None
-    return found
+    return rows
 
 
 def _stem(model: str) -> str:

@@ -22,11 +22,11 @@ def main() -> int:
     parser.add_argument("--batches", default="", help="sequences, comma-separated")
     parser.add_argument("--model", default=SMOLLM2, help="whose KV is offloaded: a name, a GGUF file or a folder")
     parser.add_argument("--dry-run", action="store_true", help="tiny shapes on the CPU; the figures mean nothing")
-    given = parser.parse_args()
-    parts = tuple(part.strip() for part in given.parts.split(",") if part.strip())
+    options = parser.parse_args()
+    parts = tuple(part.strip() for part in options.parts.split(",") if part.strip())
     try:
-        sizes = numbers(given.contexts), numbers(given.batches)
-        request = Request(given.out, given.minutes, parts, given.dry_run, *sizes, given.model)
+        sizes = numbers(options.contexts), numbers(options.batches)
+        request = Request(options.out, options.minutes, parts, options.dry_run, *sizes, options.model)
         print(measure(request, lambda line: print(line, file=sys.stderr, flush=True)).name)
     except (ValueError, OSError) as problem:
         print(f"kvlens: {problem}", file=sys.stderr)

@@ -20,8 +20,8 @@ Library = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 def full_pages(batch: int, kv_heads: int, tokens: int, device: torch.device) -> Pages:
     """The table of a whole context that lies head-major: the pages of (b, h) follow one another."""
     count = tokens // PAGE
-    first = torch.arange(batch, dtype=torch.int32) * (kv_heads * count)
-    table = (first[:, None, None] + torch.arange(count, dtype=torch.int32)).expand(batch, kv_heads, count).contiguous()
+    start = torch.arange(batch, dtype=torch.int32) * (kv_heads * count)
+    table = (start[:, None, None] + torch.arange(count, dtype=torch.int32)).expand(batch, kv_heads, count).contiguous()
     lengths = torch.full((batch, kv_heads, count), PAGE, dtype=torch.int32)
     return Pages(
         table.to(device), lengths.to(device), torch.full((batch, kv_heads), count, dtype=torch.int32, device=device)
@@ -82,5 +82,5 @@ def k1_step(bench: Bench, tokens: int, mass: bool, splits: int | None) -> Step:
 
 
 def library_step(bench: Bench, tokens: int, call: Library) -> Step:
-    given = context(bench, tokens)
-    return lambda: call(*given)
+    source = context(bench, tokens)
+    return lambda: call(*source)

@@ -20,7 +20,7 @@ def captured(work: Callable[[], T], device: torch.device) -> tuple[torch.cuda.CU
     and not what CUDA says of a capture that was broken off; the device can be used afterwards.
     """
     graph = torch.cuda.CUDAGraph()
-    first: Exception | None = None
+    exception: Exception | None = None
     # torch's capture stream stays the current one when the end of a capture fails, so the stream is put back here
     with torch.cuda.device(device), torch.cuda.stream(torch.cuda.current_stream(device)), _nothing_collected():
         torch.cuda.synchronize(device)
@@ -30,10 +30,10 @@ def captured(work: Callable[[], T], device: torch.device) -> tuple[torch.cuda.CU
                 try:
                     out = work()
                 except Exception as problem:
-                    first = problem
+                    exception = problem
                     raise
         except Exception as problem:
-            raise first or problem from None
+            raise exception or problem from None
     return graph, out
 
 

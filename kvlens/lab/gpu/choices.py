@@ -87,8 +87,8 @@ def watched(method: type[Method], into: list[Choice], probe: Probe | None = None
                 for seed in range(DRAWS):
                     noise = torch.randn(q.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
                     moved = (q.double() * (1 + MOVED * noise.to(q.device))).to(q.dtype)
-                    asked = method.select(copy.deepcopy(self), layer, moved)
-                    probe.found.append(self.watched_choices(asked, layer))
+                    request = method.select(copy.deepcopy(self), layer, moved)
+                    probe.found.append(self.watched_choices(request, layer))
             selection = super().select(layer, q)
             into.extend(self.watched_choices(selection, layer))
             return selection
@@ -98,14 +98,14 @@ def watched(method: type[Method], into: list[Choice], probe: Probe | None = None
             self.watched_step = end.step + 1
             evicted = getattr(change, "evicted", None)
             if evicted is not None:
-                gone = None if evicted.score is None else _host(evicted.score)
+                removed = None if evicted.score is None else _host(evicted.score)
                 into.extend(
                     Choice(
                         self.watched_step,
                         layer,
                         "evicted",
                         places[:, None],
-                        None if gone is None else gone[layer, :, None],
+                        None if removed is None else removed[layer, :, None],
                     )
                     for layer, places in enumerate(_host(evicted.places))
                 )
@@ -116,21 +116,23 @@ def watched(method: type[Method], into: list[Choice], probe: Probe | None = None
 
 def compare(host: Sequence[Choice], ours: Sequence[Choice]) -> Verdict:
     """Where the device's choices first differ from the host's."""
-    for number, (one, two) in enumerate(zip(host, ours, strict=False)):
-        if (one.step, one.layer, one.what) != (two.step, two.layer, two.what):
-            return Verdict(f"{_place(one)}: the device chose {two.what} there", None, one.step)
-        if not torch.equal(one.chosen, two.chosen):
+    for number, (item, two) in enumerate(zip(host, ours, strict=False)):
+        if (item.step, item.layer, item.what) != (two.step, two.layer, two.what):
+            return Verdict(f"{_place(item)}: the device chose {two.what} there", None, item.step)
+        if not torch.equal(item.chosen, two.chosen):
             return _first(list(zip(host[number:], ours[number:], strict=False)))
     if len(host) != len(ours):
         return Verdict(f"{len(host)} choices on the host, {len(ours)} on the device", None, -1)
     return Verdict(f"all {len(host)} are equal")
 
 
-def flips(one: Choice, two: Choice, found: Sequence[Sequence[Choice]]) -> int:
+def flips(choice: Choice, two: Choice, choices: Sequence[Sequence[Choice]]) -> int:
     """In how many draws the host, whose query was moved, chose otherwise where the device did."""
-    differs = _differs(one, two)
-    again = [other for draw in found for other in draw if other.what == one.what]
-    return sum(bool((_differs(one, other) & differs).any()) for other in again if _fit(one, other))
+    differs = _differs(choice, two)
+    again = [counterpart for draw in choices for counterpart in draw if counterpart.what == choice.what]
+    return sum(
+        bool((_differs(choice, counterpart) & differs).any()) for counterpart in again if _fit(choice, counterpart)
+    )
 
 
 def first_pair(host: Sequence[Choice], ours: Sequence[Choice]) -> tuple[Choice, Choice] | None:
@@ -143,66 +145,71 @@ def first_pair(host: Sequence[Choice], ours: Sequence[Choice]) -> tuple[Choice, 
 def _first(rest: Sequence[tuple[Choice, Choice]]) -> Verdict:
     """The verdict on the first difference: of one layer, or, when the prompt is placed, of every layer, since all of
     them were chosen from what was read alike."""
-    begun = rest[0][0]
-    told: list[tuple[float | None, str]] = []
-    for one, two in rest:
-        if one.step != begun.step or (one.step >= 0 and one.layer != begun.layer):
+    started_job = rest[0][0]
+    sentences: list[tuple[float | None, str]] = []
+    for item, two in rest:
+        if item.step != started_job.step or (item.step >= 0 and item.layer != started_job.layer):
             break
-        if not torch.equal(one.chosen, two.chosen):
-            told += _heads(one, two)
-    worst = max(told, key=lambda pair: float("inf") if pair[0] is None else pair[0])
-    more = f", and {len(told) - 1} more of it" if len(told) > 1 else ""
-    return Verdict(worst[1] + more, worst[0], begun.step)
+        if not torch.equal(item.chosen, two.chosen):
+            sentences += _heads(item, two)
+    worst = max(sentences, key=lambda pair: float("inf") if pair[0] is None else pair[0])
+    more = f", and {len(sentences) - 1} more of it" if len(sentences) > 1 else ""
+    return Verdict(worst[1] + more, worst[0], started_job.step)
 
 
-def _heads(one: Choice, two: Choice) -> list[tuple[float | None, str]]:
+def _heads(choice: Choice, two: Choice) -> list[tuple[float | None, str]]:
     """(margin, words) of every KV head that differs."""
-    if not _fit(one, two):
-        return [(None, f"{_place(one)}: {tuple(one.chosen.shape)} and {tuple(two.chosen.shape)} of them")]
-    found: list[tuple[float | None, str]] = []
-    for head in _differs(one, two).flatten(1).any(1).nonzero().flatten().tolist():
-        place = _place(one) + (f" KV{head}" if len(one.chosen) > 1 else "")
-        margin = _margin(one, two, head)
+    if not _fit(choice, two):
+        return [(None, f"{_place(choice)}: {tuple(choice.chosen.shape)} and {tuple(two.chosen.shape)} of them")]
+    pairs: list[tuple[float | None, str]] = []
+    for head in _differs(choice, two).flatten(1).any(1).nonzero().flatten().tolist():
+        place = _place(choice) + (f" KV{head}" if len(choice.chosen) > 1 else "")
+        margin = _margin(choice, two, head)
         if margin is None:
-            found.append((None, f"{place}: no score says how close it was"))
+            pairs.append((None, f"{place}: no score says how close it was"))
         else:
             apart, size = margin
-            found.append((apart / size, f"{place}: scores {apart:.2g} apart, of about {size:.4g}"))
-    return found
+            pairs.append((apart / size, f"{place}: scores {apart:.2g} apart, of about {size:.4g}"))
+    return pairs
 
 
-def _margin(one: Choice, two: Choice, head: int) -> tuple[float, float] | None:
+def _margin(choice: Choice, two: Choice, head: int) -> tuple[float, float] | None:
     """(how close the scores were, their size): of what changed places, the host's lowest that it took from its highest
     that only the device took; where nothing changed places, how far the scores of what differs are from each other,
     between which the bound must lie. Their size is that of the largest of them, or the head's median where that is
     larger: the rounding of a sum near zero is that of what was added up. None: something that differs has no score."""
-    if one.score is None or two.score is None:
+    if choice.score is None or two.score is None:
         return None
-    a, b = one.chosen[head].double(), two.chosen[head].double()
-    mine, other = (score[head if len(score) > 1 else 0].double().expand_as(a) for score in (one.score, two.score))
-    taken, left = a > b, a < b
-    concerned = torch.cat((mine[taken | left], other[taken | left]))
+    a, b = choice.chosen[head].double(), two.chosen[head].double()
+    own_rows, counterpart = (
+        score[head if len(score) > 1 else 0].double().expand_as(a) for score in (choice.score, two.score)
+    )
+    used, remaining = a > b, a < b
+    concerned = torch.cat((own_rows[used | remaining], counterpart[used | remaining]))
     if not concerned.isfinite().all():
         return None
-    size = max(float(concerned.abs().max()), float(mine[mine.isfinite()].abs().quantile(0.5)))
-    if taken.any() and left.any() and one.what != "evicted":
-        apart = abs(float(mine[taken].min() - mine[left].max()))
+    size = max(float(concerned.abs().max()), float(own_rows[own_rows.isfinite()].abs().quantile(0.5)))
+    if used.any() and remaining.any() and choice.what != "evicted":
+        apart = abs(float(own_rows[used].min() - own_rows[remaining].max()))
     else:
-        apart = float((mine - other)[taken | left].abs().max())
+        apart = float((own_rows - counterpart)[used | remaining].abs().max())
     return (apart, size) if size else None
 
 
 def _placed(placement: Placement, tokens: int) -> list[Choice]:
     starts = torch.tensor([[span.tok_start for span in placement.spans]])
-    found = [Choice(-1, None, "spans", starts)]
-    for what, kept in (("kept", placement.kept), ("cold", placement.cold)):
-        if kept is None:
+    choices = [Choice(-1, None, "spans", starts)]
+    for subject, kept_tokens in (("kept", placement.kept), ("cold", placement.cold)):
+        if kept_tokens is None:
             continue
-        mask, score = _host(kept.mask(tokens)), None if kept.score is None else _host(kept.score[..., :tokens])
+        mask, score = (
+            _host(kept_tokens.mask(tokens)),
+            None if kept_tokens.score is None else _host(kept_tokens.score[..., :tokens]),
+        )
         for layer in range(len(mask)):
-            of = None if score is None else score[layer if len(score) > 1 else 0]
-            found.append(Choice(-1, layer if len(mask) > 1 else None, what, mask[layer], of))
-    return found
+            total = None if score is None else score[layer if len(score) > 1 else 0]
+            choices.append(Choice(-1, layer if len(mask) > 1 else None, subject, mask[layer], total))
+    return choices
 
 
 def _selected(selection: Selection, step: int, layer: int, tokens: int) -> list[Choice]:
@@ -210,20 +217,20 @@ def _selected(selection: Selection, step: int, layer: int, tokens: int) -> list[
     score = None if selection.score is None else _host(selection.score)
     wide = None if score is None else score[:, None]
     fine = _host(selection.fine)
-    found = [
+    choices = [
         Choice(step, layer, "spans fetched", _marked(_host(selection.requested), fine.shape[-1]), score),
         Choice(step, layer, "spans read", fine, wide),
     ]
     if selection.tokens is not None:
-        found.append(Choice(step, layer, "tokens of spans read", _host(selection.tokens), wide))
+        choices.append(Choice(step, layer, "tokens of spans read", _host(selection.tokens), wide))
     if selection.rows is not None:
-        found.append(Choice(step, layer, "tokens fetched", _marked(_host(selection.rows), tokens)))
+        choices.append(Choice(step, layer, "tokens fetched", _marked(_host(selection.rows), tokens)))
     if selection.positions is not None:
         weights = None if selection.blend is None else _host(selection.blend.weights)
-        found.append(Choice(step, layer, "tokens read", _host(selection.positions), weights))
+        choices.append(Choice(step, layer, "tokens read", _host(selection.positions), weights))
     if selection.now is not None:
-        found.append(Choice(step, layer, "KV heads that wait", _host(selection.now)[:, None]))
-    return found
+        choices.append(Choice(step, layer, "KV heads that wait", _host(selection.now)[:, None]))
+    return choices
 
 
 def _marked(ids: torch.Tensor, size: int) -> torch.Tensor:
@@ -236,12 +243,12 @@ def _host(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().cpu().clone()
 
 
-def _fit(one: Choice, two: Choice) -> bool:
-    return one.chosen.shape == two.chosen.shape
+def _fit(choice: Choice, two: Choice) -> bool:
+    return choice.chosen.shape == two.chosen.shape
 
 
-def _differs(one: Choice, two: Choice) -> torch.Tensor:
-    return one.chosen != two.chosen
+def _differs(choice: Choice, two: Choice) -> torch.Tensor:
+    return choice.chosen != two.chosen
 
 
 def _place(choice: Choice) -> str:

@@ -24,7 +24,7 @@ class CopiesSeen:
     def begun(self, uid: str) -> None:
         """The row has it from the store."""
 
-    def seen(self, seen: Seen) -> None:
+    def seen(self, visited: Seen) -> None:
         """What is wanted is known when the step's copies have ended."""
 
     def sketched(self, step: int, attended: np.ndarray, coverage: np.ndarray | None) -> None:
@@ -42,8 +42,8 @@ class CopiesSeen:
         copies = [row for step in self.steps for row in step.transfers]
         moved = {side: sum(row.bytes for row in copies if row.direction == side) for side in ("h2d", "d2h")}
         start, dur, wait = (_column(self.steps, name) for name in ("t_us", "dur_us", "wait_us"))
-        begun, done, blocking = (_column(copies, name) for name in ("start_us", "end_us", "blocking"))
-        sums = overlap(start, dur, wait, begun, done, blocking.astype(bool))
+        started_job, finished, blocking = (_column(copies, name) for name in ("start_us", "end_us", "blocking"))
+        sums = overlap(start, dur, wait, started_job, finished, blocking.astype(bool))
         return {
             "h2d_bytes": moved["h2d"],
             "d2h_bytes": moved["d2h"],

@@ -98,12 +98,12 @@ def cell(
         if (reason := _too_large(bench, setting, context, batch, resident, link)) is not None:
             return unmeasured(reason=reason)
         if setting.name in BASELINES:
-            found = plain.timed(bench, setting.name, context, batch)
+            results = plain.timed(bench, setting.name, context, batch)
         else:
-            found = _timed(bench, setting, context, rates, scope, batch)
+            results = _timed(bench, setting, context, rates, scope, batch)
         if moved is None:
-            found["note"] = "; ".join(part for part in (found["note"], UNKNOWN) if part)
-        return row(**found, over_floor=found["median"] / floor if floor else None)
+            results["note"] = "; ".join(part for part in (results["note"], UNKNOWN) if part)
+        return row(**results, over_floor=results["median"] / floor if floor else None)
     except Exception as problem:
         if not bench.device.alive():
             raise
@@ -127,23 +127,23 @@ def _too_large(
 
 def _timed(bench: Bench, setting: Setting, context: int, rates: Rates, scope: Scope, batch: int) -> dict[str, Any]:
     device, graph = bench.device, not bench.dry
-    made = begin(bench, setting, context, rates, batch=batch)
+    result = begin(bench, setting, context, rates, batch=batch)
     try:
         device.release()
         device.reset_peak()
         if scope == "compiled":
             torch.compiler.reset()  # each method is another step, and torch compiles eight of one function at most
-            made.decoder.compiled("eager" if bench.dry else "inductor")
-        made.steps(1 if bench.dry else WARM if batch == 1 else SETTLE)
-        times = made.times(graph, bench.repeats)
-        before, loops = made.decoder.moved_bytes().sum(), 2 if bench.dry else LOOP
-        loop = made.steps(loops)
-        counted = int(made.decoder.moved_bytes().sum() - before) // loops
+            result.decoder.compiled("eager" if bench.dry else "inductor")
+        result.steps(1 if bench.dry else WARM if batch == 1 else SETTLE)
+        times = result.times(graph, bench.repeats)
+        previous, loops = result.decoder.moved_bytes().sum(), 2 if bench.dry else LOOP
+        loop = result.steps(loops)
+        counted = int(result.decoder.moved_bytes().sum() - previous) // loops
         peak, stall, median = device.peak_bytes(), None, statistics.median(times)
-        if made.recalls and scope != "compiled":
-            made.rest()
+        if result.recalls and scope != "compiled":
+            result.rest()
             stall = median - statistics.median(
-                made.times(graph, bench.repeats if batch == 1 else max(1, bench.repeats // 4))
+                result.times(graph, bench.repeats if batch == 1 else max(1, bench.repeats // 4))
             )
         notes = [*(["no graph: a dry run"] if not graph else []), *([ONE_BY_ONE] if batch > 1 else [])]
         return {
@@ -154,25 +154,25 @@ def _timed(bench: Bench, setting: Setting, context: int, rates: Rates, scope: Sc
             "stall": stall,
             "peak_bytes": peak,
             "note": "; ".join(notes),
-            "resident_bytes": made.resident,
+            "resident_bytes": result.resident,
             "loop": statistics.fmean(loop),
             "counted_bytes": counted,
-            "kernels": made.sessions[0].kernels,
+            "kernels": result.sessions[0].kernels,
         }
     finally:
-        made.close()
+        result.close()
 
 
 def decodes(context: int, batch: int) -> list[Part]:
     """Everything at one context and batch. Several sequences take long, and are two parts: what is replayed is the
     second. The last part, ALIKE, can wait: methods whose step does what another's of their family does."""
-    name, known, waiting = f"decode {context} x {batch}", list(everything().values()), followers()
+    name, known_values, waiting = f"decode {context} x {batch}", list(everything().values()), followers()
     smaller = SMALLER if batch == 1 else FEWER
-    alike = [setting for setting in known if setting.name in waiting]
-    first = [setting for setting in known if setting.name not in waiting]
-    groups = [(name, first)]
+    alike = [setting for setting in known_values if setting.name in waiting]
+    start = [setting for setting in known_values if setting.name not in waiting]
+    groups = [(name, start)]
     if batch > 1:
-        ways = [[setting for setting in first if bool(setting.rates) == replayed] for replayed in (False, True)]
+        ways = [[setting for setting in start if bool(setting.rates) == replayed] for replayed in (False, True)]
         groups = [(name, ways[0]), (f"{name}, replayed", ways[1])]
     groups.append((name + ALIKE, alike))
     return [_cells(part, context, batch, those, smaller) for part, those in groups if those]
@@ -181,13 +181,13 @@ def decodes(context: int, batch: int) -> list[Part]:
 def followers() -> set[str]:
     """Names of settings that say nothing of their step and attend all that they keep, as one of their family before
     them does."""
-    found, families = set(), set()
+    texts, families = set(), set()
     for setting in settings().values():
         family = methods.get(setting.method).family
         if family in families and setting.plain and setting.shape is not None:
-            found.add(setting.name)
+            texts.add(setting.name)
         families.add(family)
-    return found
+    return texts
 
 
 def _cells(name: str, context: int, batch: int, those: Sequence[Setting], smaller: str) -> Part:

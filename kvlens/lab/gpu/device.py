@@ -46,12 +46,12 @@ class DryDevice:
 
     def times(self, step: Step, repeats: int) -> list[float]:
         """Seconds of each of `repeats` calls, one after the other."""
-        found = []
+        values = []
         for _ in range(repeats):
             start = time.perf_counter()
             step()
-            found.append(time.perf_counter() - start)
-        return found
+            values.append(time.perf_counter() - start)
+        return values
 
     def capture(self, step: Step) -> Step:
         """A callable that repeats the step's launches, on the tensors that it has now."""
@@ -141,7 +141,7 @@ class CudaDevice(DryDevice):
             step()
             event.record()
         torch.cuda.synchronize()
-        return [before.elapsed_time(after) / 1e3 for before, after in itertools.pairwise(events)]
+        return [previous.elapsed_time(following) / 1e3 for previous, following in itertools.pairwise(events)]
 
     def capture(self, step: Step) -> Step:
         # kernels are compiled and libraries set up outside the capture
@@ -213,7 +213,7 @@ def _nvidia_smi(*fields: str) -> list[str]:
     try:
         command = ["nvidia-smi", "-i", "0", f"--query-gpu={','.join(fields)}", "--format=csv,noheader"]
         out = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
-        found = [value.strip() for value in out.splitlines()[0].split(",")]
-        return found if len(found) == len(fields) else ["unknown"] * len(fields)
+        rows = [value.strip() for value in out.splitlines()[0].split(",")]
+        return rows if len(rows) == len(fields) else ["unknown"] * len(fields)
     except (OSError, subprocess.SubprocessError, IndexError):
         return ["unknown"] * len(fields)

@@ -43,8 +43,8 @@ def _named(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _same(name: str, found: torch.Tensor, exact: torch.Tensor) -> CheckRow:
-    wrong = float((found.cpu() != exact.cpu()).double().mean())
+def _same(name: str, values: torch.Tensor, exact: torch.Tensor) -> CheckRow:
+    wrong = float((values.cpu() != exact.cpu()).double().mean())
     return CheckRow(f"{name}, bit for bit", wrong, 0.0, wrong == 0)
 
 
@@ -58,17 +58,17 @@ def _moves(bench: Bench, dtype: torch.dtype) -> Iterator[CheckRow]:
     slot = (torch.arange(count) // kv.kv_heads).int()
     keys, values = (torch.zeros(count, PAGE, kv.kv_heads, kv.head_dim, dtype=dtype).transpose(1, 2) for _ in range(2))
     moved = [x.to(bench.device.at) for x in (unit, slot)]
-    there = [x.to(bench.device.at) for x in (keys, values)]
-    page_moves.gather(pool, *moved, *there)
+    present = [x.to(bench.device.at) for x in (keys, values)]
+    page_moves.gather(pool, *moved, *present)
     page_moves.gather_torch(pool, unit, slot, keys, values)
     bench.device.wait()
-    yield _same(f"k4 gather, {_named(dtype)}: keys", there[0], keys)
-    yield _same(f"k4 gather, {_named(dtype)}: values", there[1], values)
-    first = unit[: min(count, 256)]  # no unit twice: two moves into one race
+    yield _same(f"k4 gather, {_named(dtype)}: keys", present[0], keys)
+    yield _same(f"k4 gather, {_named(dtype)}: values", present[1], values)
+    start = unit[: min(count, 256)]  # no unit twice: two moves into one race
     back = bench.device.pinned(*pool.shape, dtype=dtype).zero_()
     expected = torch.zeros(pool.shape, dtype=dtype)
-    page_moves.offload(back, moved[0][: len(first)], moved[1][: len(first)], *there)
-    page_moves.offload_torch(expected, first, slot[: len(first)], keys, values)
+    page_moves.offload(back, moved[0][: len(start)], moved[1][: len(start)], *present)
+    page_moves.offload_torch(expected, start, slot[: len(start)], keys, values)
     bench.device.wait()
     yield _same(f"k4 offload, {_named(dtype)}", back, expected)
 
@@ -76,7 +76,7 @@ def _moves(bench: Bench, dtype: torch.dtype) -> Iterator[CheckRow]:
 def _equal(result: DataclassInstance, reference: DataclassInstance) -> bool:
     """Return True if all fields are equal, tensors bit for bit. reference: on the CPU."""
     pairs = zip(dataclasses.astuple(result), dataclasses.astuple(reference), strict=True)
-    return all(torch.equal(one.cpu(), two) if isinstance(two, torch.Tensor) else one == two for one, two in pairs)
+    return all(torch.equal(item.cpu(), two) if isinstance(two, torch.Tensor) else item == two for item, two in pairs)
 
 
 def _zones(bench: Bench) -> Iterator[CheckRow]:
@@ -86,13 +86,13 @@ def _zones(bench: Bench) -> Iterator[CheckRow]:
         equal = True
         for step in range(1, 9):
             wishes = drawn.zone_wishes(zone, HEADS, GROUP, step, 0.8)
-            found = zone_plan.zone_plan(ours[0], ours[1], drawn.there(wishes, bench.device.at), ours[2])
+            results = zone_plan.zone_plan(ours[0], ours[1], drawn.there(wishes, bench.device.at), ours[2])
             exact = zone_torch.zone_plan_torch(*reference[:2], wishes, reference[2])
             for tables in (ours[0], reference[0]):
                 tables.stamp[:, 0] = (
                     0  # of the span that nobody wishes for: the torch plan writes there what belongs to none
                 )
-            equal = equal and _equal(found, exact) and _equal(ours[0], reference[0]) and _equal(ours[1], reference[1])
+            equal = equal and _equal(results, exact) and _equal(ours[0], reference[0]) and _equal(ours[1], reference[1])
         name = (
             f"zone plan, {zone.name}: {zone.wishes} wishes, {zone.cells} cells, {zone.spans} spans, 8 "
             f"steps, bit for bit"
@@ -104,15 +104,17 @@ def _arrived(bench: Bench, dtype: torch.dtype) -> Iterator[CheckRow]:
     for spans, places, longest in ((40, 6, 16),) if bench.dry else ((513, 51, 64), (2048, 204, 64)):
         exact = drawn.arrived(HEADS, spans, places, longest, DIM, dtype)
         ours, listed = drawn.there(exact, bench.device.at), []
-        for given in (ours, exact):
-            found = arrivals(given.came, given.meta, places, DIM, dtype.itemsize)
-            fill_cells((given.new[0], given.new[1]), found.turn, given.span, given.offset, given.fill, *given.cells)
-            listed.append(found)
+        for source in (ours, exact):
+            results = arrivals(source.came, source.meta, places, DIM, dtype.itemsize)
+            fill_cells(
+                (source.new[0], source.new[1]), results.turn, source.span, source.offset, source.fill, *source.cells
+            )
+            listed.append(results)
         name = f"arrivals, {_named(dtype)}, {places} of {spans} spans"
-        for what, one, two in zip(
+        for subject, item, two in zip(
             (*Arrivals._fields, "cells"), (*listed[0], ours.cells), (*listed[1], exact.cells), strict=True
         ):
-            yield _same(f"{name}: {what}", one, two)
+            yield _same(f"{name}: {subject}", item, two)
 
 
 def _tables(bench: Bench) -> Iterator[CheckRow]:
@@ -121,11 +123,11 @@ def _tables(bench: Bench) -> Iterator[CheckRow]:
     ):
         reads = drawn.slots_read(HEADS, GROUP, count, count // 16, parts)
         exact = slot_tables.slot_tables(reads, page)
-        found = slot_tables.slot_tables(drawn.there(reads, bench.device.at), page)
+        results = slot_tables.slot_tables(drawn.there(reads, bench.device.at), page)
         name = f"slot tables, {count} slots, pages of {page}{', spans read in part' if parts else ''}"
-        for what, one, two in zip(
-            ("table", "lengths", "counts", "bias", "rows"), found.tensors(), exact.tensors(), strict=True
+        for subject, item, two in zip(
+            ("table", "lengths", "counts", "bias", "rows"), results.tensors(), exact.tensors(), strict=True
         ):
-            assert one is not None
+            assert item is not None
             assert two is not None
-            yield _same(f"{name}: {what}", one, two)
+            yield _same(f"{name}: {subject}", item, two)

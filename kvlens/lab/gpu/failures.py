@@ -28,21 +28,21 @@ def sentence(problem: BaseException, smaller: str) -> tuple[str, str | None]:
         problem = (
             problem.__cause__
         )  # a library that loads its parts when they are asked for names the part, not what it lacks
-    first = next((line.strip() for line in str(problem).splitlines() if line.strip()), type(problem).__name__)
+    head_item = next((line.strip() for line in str(problem).splitlines() if line.strip()), type(problem).__name__)
     if isinstance(problem, Lacking):
-        return f"{first[:1].upper()}{first[1:]}", problem.todo
+        return f"{head_item[:1].upper()}{head_item[1:]}", problem.todo
     if isinstance(problem, torch.OutOfMemoryError):
-        return f"The device ran out of memory: {first}", smaller
+        return f"The device ran out of memory: {head_item}", smaller
     if isinstance(problem, Shortage):
-        return f"{first[:1].upper()}{first[1:]}", None
+        return f"{head_item[:1].upper()}{head_item[1:]}", None
     if isinstance(problem, MemoryError):
         return "The host ran out of memory.", smaller
-    if ("pin" in first.lower() and "memory" in first.lower()) or "cudaHost" in first:
+    if ("pin" in head_item.lower() and "memory" in head_item.lower()) or "cudaHost" in head_item:
         return (
-            f"Pinned host memory could not be had: {first}",
+            f"Pinned host memory could not be had: {head_item}",
             "raise the limit on locked memory (ulimit -l), or free host memory",
         )
-    return f"{type(problem).__name__}: {first}{_place(problem)}", None
+    return f"{type(problem).__name__}: {head_item}{_place(problem)}", None
 
 
 def _place(problem: BaseException) -> str:

@@ -65,10 +65,10 @@ class StepShape:
     """share of the KV heads whose units are waited for; the others' come behind the attention's back"""
 
 
-def missed(share: float, wanted: int, units: int) -> int:
-    """Units that come in a step: at least one, and no more than there are beside the `wanted` ones of the step
+def missed(share: float, wanted_count: int, units: int) -> int:
+    """Units that come in a step: at least one, and no more than there are beside the `wanted_count` ones of the step
     before."""
-    return max(1, min(round(share * wanted), units - wanted))
+    return max(1, min(round(share * wanted_count), units - wanted_count))
 
 
 @dataclass(frozen=True)

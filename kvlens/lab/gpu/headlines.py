@@ -79,7 +79,7 @@ def compared(
 ) -> list[HeadlineRow]:
     """Every headline: once where nothing in it depends on rates, else at the papers' and, where there are any, at
     recorded ones."""
-    found = []
+    headline_rows = []
     for headline in known():
         sides = [everything()[name] for name, _, _ in (headline.over, headline.under)]
         ways: list[tuple[RateSource, RatesOf]] = [("papers", at_papers), ("recorded", table.of)]
@@ -87,10 +87,10 @@ def compared(
             ways = [("none", at_papers)]
         elif not any(side.name in table.lines for side in sides):
             ways = ways[:1]
-        found += [
+        headline_rows += [
             compare(headline, model, steps, device_rate, link_rate, rates_of, source) for source, rates_of in ways
         ]
-    return found
+    return headline_rows
 
 
 def _ratio(headline: Headline, over: float, under: float) -> float:

@@ -59,9 +59,9 @@ def measure(bench: Bench) -> Iterator[CheckRow]:
             yield CheckRow(f"{name.strip('_')}: {sentence(problem, 'free memory of the device')[0]}", -1.0, 0.0, False)
 
 
-def _near(name: str, found: torch.Tensor, exact: torch.Tensor, tolerance: float) -> CheckRow:
+def _near(name: str, values: torch.Tensor, exact: torch.Tensor, tolerance: float) -> CheckRow:
     """Norm of the difference over the norm of the exact result; not finite counts as failed."""
-    wide = found.double().cpu()
+    wide = values.double().cpu()
     error = float((wide - exact).norm() / exact.norm())
     return CheckRow(name, error if error == error else -1.0, tolerance, error <= tolerance)
 
@@ -75,19 +75,19 @@ def _attend(bench: Bench, kind: Kind) -> Iterator[CheckRow]:
         ((1, 7, True), (2, 33, True), (1, 33, False)) if bench.dry else ((1, 7, True), (2, 102, True), (1, 1024, False))
     ):
         q, keys, values, pages = drawn.ragged_pages(bench, (HEADS, GROUP, DIM), batch, places, biased, kind.dtype)
-        found = page_attend.page_attention(q, keys, values, pages, DIM**-0.5)
+        results = page_attend.page_attention(q, keys, values, pages, DIM**-0.5)
         tables = [
             x.cpu() if x is not None else None
             for x in (pages.table, pages.page_len, pages.n_page, pages.bias, pages.bias_row)
         ]
         exact = page_attend.page_attention(_wide(q), _wide(keys), _wide(values), Pages(*tables), DIM**-0.5)  # type: ignore[arg-type]
-        assert found.mass is not None
+        assert results.mass is not None
         assert exact.mass is not None
         name = f"k1, {kind.name}, batch {batch}, {places} pages{', bias' if biased else ''}"
-        yield _near(f"{name}: output", found.output, exact.output, kind.tolerance)
-        yield _near(f"{name}: LSE", found.lse, exact.lse, kind.tolerance)
-        yield _near(f"{name}: masses", found.mass, exact.mass, kind.tolerance)
-        gap = float((found.mass.double().sum(-1) - 1).abs().max())
+        yield _near(f"{name}: output", results.output, exact.output, kind.tolerance)
+        yield _near(f"{name}: LSE", results.lse, exact.lse, kind.tolerance)
+        yield _near(f"{name}: masses", results.mass, exact.mass, kind.tolerance)
+        gap = float((results.mass.double().sum(-1) - 1).abs().max())
         yield CheckRow(f"{name}: masses add up to 1", gap, MASS, gap <= MASS)
 
 
@@ -95,29 +95,29 @@ def _merge(bench: Bench, kind: Kind) -> Iterator[CheckRow]:
     parts, lses = torch.randn(2, 32, 17, DIM), torch.randn(2, 32, 17) * 5
     lses[0, 0, 3] = -torch.inf
     parts[0, 0, 3] = 0
-    found, lse = merge.merge(parts.to(bench.device.at), lses.to(bench.device.at), kind.dtype)
+    results, lse = merge.merge(parts.to(bench.device.at), lses.to(bench.device.at), kind.dtype)
     exact, exact_lse = merge.merge(parts.double(), lses.double(), torch.float64)
-    yield _near(f"merge, {kind.name}: output", found, exact, kind.tolerance)
+    yield _near(f"merge, {kind.name}: output", results, exact, kind.tolerance)
     yield _near(f"merge, {kind.name}: LSE", lse, exact_lse, kind.tolerance)
 
 
 def _scores(bench: Bench, kind: Kind) -> Iterator[CheckRow]:
     places, live = (70, 66) if bench.dry else (1024, 1000)
-    q, one, two = (
+    q, item, two = (
         bench.device.normal(*shape, dtype=kind.dtype)
         for shape in ((1, HEADS * GROUP, DIM), *[(1, HEADS, places, DIM)] * 2)
     )
-    lo, hi = torch.minimum(one, two), torch.maximum(one, two)
-    there = (torch.arange(places, device=bench.device.at) < live).expand(1, HEADS, -1)
+    lo, hi = torch.minimum(item, two), torch.maximum(item, two)
+    present = (torch.arange(places, device=bench.device.at) < live).expand(1, HEADS, -1)
     for pooling in page_scores.POOLINGS:
         scaling = DIM**-0.5
-        found = page_scores.page_scores(q, lo, hi, there, pooling, scaling)[..., :live]
-        exact = page_scores.page_scores(_wide(q), _wide(lo), _wide(hi), there.cpu(), pooling, scaling)[..., :live]
-        yield _near(f"k2 {pooling}, {kind.name}", found, exact, kind.tolerance)
+        results = page_scores.page_scores(q, lo, hi, present, pooling, scaling)[..., :live]
+        exact = page_scores.page_scores(_wide(q), _wide(lo), _wide(hi), present.cpu(), pooling, scaling)[..., :live]
+        yield _near(f"k2 {pooling}, {kind.name}", results, exact, kind.tolerance)
 
 
 def _spans(bench: Bench, kind: Kind) -> Iterator[CheckRow]:
-    kv_heads, places, at = 2, 3, bench.device.at
+    kv_heads, places, position = 2, 3, bench.device.at
     meta, flat, start = torch.zeros(1, kv_heads, places, 4, dtype=torch.int64), [], 0
     for place, (n, rank_k, rank_v) in enumerate(
         ((64, 16, 16), (37, 5, 12), (0, 0, 0), (128, 32, 7), (20, 1, 32), (64, 32, 32))
@@ -127,23 +127,26 @@ def _spans(bench: Bench, kind: Kind) -> Iterator[CheckRow]:
         flat.append(torch.randn(size) * 0.5)
         start += size
     buffer = torch.cat(flat).to(kind.dtype)
-    spans, exact_spans = Spans(buffer.to(at), meta.to(at), 32), Spans(buffer.double(), meta, 32)
+    spans, exact_spans = Spans(buffer.to(position), meta.to(position), 32), Spans(buffer.double(), meta, 32)
     q = bench.device.normal(1, kv_heads * GROUP, DIM, dtype=kind.dtype)
     reads = torch.rand(1, kv_heads * GROUP, places) < 0.7
-    parts, lses = lowrank_spans.attend(q, spans, reads.to(at), DIM**-0.5)
+    parts, lses = lowrank_spans.attend(q, spans, reads.to(position), DIM**-0.5)
     exact, exact_lses = lowrank_spans.attend(q.double().cpu(), exact_spans, reads, DIM**-0.5)
     read = exact_lses > -torch.inf
     yield _near(f"k3 attend, {kind.name}: parts", parts, exact, kind.tolerance)
     yield _near(f"k3 attend, {kind.name}: LSE", lses.cpu()[read], exact_lses[read], kind.tolerance)
     tiles = torch.tensor(
-        [(place, first, i) for i, (place, first) in enumerate(((0, 0), (0, 32), (1, 0), (1, 32), (3, 96), (5, 32)))]
+        [
+            (place, first_item, i)
+            for i, (place, first_item) in enumerate(((0, 0), (0, 32), (1, 0), (1, 32), (3, 96), (5, 32)))
+        ]
     )
     slots = [
         torch.zeros(8, PAGE, kv_heads, DIM, dtype=dtype)
         for dtype in (kind.dtype, kind.dtype, torch.float64, torch.float64)
     ]
-    views = [slot.transpose(1, 2) for slot in (slots[0].to(at), slots[1].to(at), slots[2], slots[3])]
-    lowrank_spans.reconstruct(spans, tiles.to(at), views[0], views[1])
+    views = [slot.transpose(1, 2) for slot in (slots[0].to(position), slots[1].to(position), slots[2], slots[3])]
+    lowrank_spans.reconstruct(spans, tiles.to(position), views[0], views[1])
     lowrank_spans.reconstruct(exact_spans, tiles, views[2], views[3])
     yield _near(f"k3 reconstruct, {kind.name}: keys", views[0], views[2], kind.tolerance)
     yield _near(f"k3 reconstruct, {kind.name}: values", views[1], views[3], kind.tolerance)

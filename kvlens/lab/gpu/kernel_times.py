@@ -126,9 +126,9 @@ def _span_step(bench: Bench, spans: int, unit: int) -> Step:
     kv = bench.model.kv
     meta = torch.tensor((0, SPAN, RANK, RANK)).repeat(1, kv.kv_heads, spans, 1)
     meta[..., 0] = torch.arange(kv.kv_heads * spans).view(kv.kv_heads, spans) * (unit // kv.itemsize)
-    given = Spans(bench.device.normal(kv.kv_heads * spans * unit // kv.itemsize), meta.to(bench.device.at), RANK)
+    source = Spans(bench.device.normal(kv.kv_heads * spans * unit // kv.itemsize), meta.to(bench.device.at), RANK)
     q = bench.device.normal(1, kv.q_heads, kv.head_dim)
-    return lambda: attend(q, given, None, kv.head_dim**-0.5)
+    return lambda: attend(q, source, None, kv.head_dim**-0.5)
 
 
 def _spans(bench: Bench) -> Iterator[KernelRow]:
@@ -142,13 +142,13 @@ def _spans(bench: Bench) -> Iterator[KernelRow]:
 
 
 def _move_step(bench: Bench, count: int, to_pool: bool, ctas: int | None) -> Step:
-    kv, at, pool = bench.model.kv, bench.device.at, bench.pool
+    kv, position, pool = bench.model.kv, bench.device.at, bench.pool
     each = torch.arange(count, dtype=torch.int32)
     # one page per move, so no two moves write one unit
-    unit = (torch.randperm(len(pool))[:count].int() * kv.kv_heads + each % kv.kv_heads).to(at)
-    slot = (each // kv.kv_heads).to(at)
+    unit = (torch.randperm(len(pool))[:count].int() * kv.kv_heads + each % kv.kv_heads).to(position)
+    slot = (each // kv.kv_heads).to(position)
     shape = (-(-count // kv.kv_heads), PAGE, kv.kv_heads, kv.head_dim)
-    keys, values = (torch.zeros(shape, dtype=torch.bfloat16, device=at).transpose(1, 2) for _ in range(2))
+    keys, values = (torch.zeros(shape, dtype=torch.bfloat16, device=position).transpose(1, 2) for _ in range(2))
     if ctas is not None:
         return lambda: move_triton(pool, unit, slot, keys, values, to_pool, ctas)
     return lambda: (offload if to_pool else gather)(pool, unit, slot, keys, values)
@@ -169,9 +169,9 @@ def _moves(bench: Bench) -> Iterator[KernelRow]:
 
 def _zone_step(bench: Bench, zone: drawn.Zone, plan: Planner) -> Step:
     """Two plans, with other wishes each, so that something is missing every time."""
-    kv, at = bench.model.kv, bench.device.at
-    tables, names, source = (drawn.there(value, at) for value in drawn.zone_tables(zone, kv.kv_heads))
-    turns = [drawn.there(drawn.zone_wishes(zone, kv.kv_heads, kv.group, step), at) for step in (1, 2)]
+    kv, position = bench.model.kv, bench.device.at
+    tables, names, source = (drawn.there(value, position) for value in drawn.zone_tables(zone, kv.kv_heads))
+    turns = [drawn.there(drawn.zone_wishes(zone, kv.kv_heads, kv.group, step), position) for step in (1, 2)]
     return lambda: [plan(tables, names, wishes, source) for wishes in turns]
 
 
@@ -187,20 +187,20 @@ def _zones(bench: Bench) -> Iterator[KernelRow]:
 def _arrived_step(
     bench: Bench, spans: int, places: int, list_: Callable[..., Arrivals], fill: Callable[..., None]
 ) -> Step:
-    given = drawn.there(
+    source = drawn.there(
         drawn.arrived(bench.model.kv.kv_heads, spans, places, SPAN, bench.model.kv.head_dim), bench.device.at
     )
 
     def step() -> None:
-        listed = list_(given.came, given.meta, places, bench.model.kv.head_dim, bench.model.kv.itemsize)
+        listed = list_(source.came, source.meta, places, bench.model.kv.head_dim, bench.model.kv.itemsize)
         fill(
-            (given.new[0], given.new[1]),
+            (source.new[0], source.new[1]),
             listed.turn,
-            given.span,
-            given.offset,
-            given.fill,
-            given.cells[0],
-            given.cells[1],
+            source.span,
+            source.offset,
+            source.fill,
+            source.cells[0],
+            source.cells[1],
         )
 
     return step
@@ -211,10 +211,10 @@ def _arrived(bench: Bench) -> Iterator[KernelRow]:
     of the others'."""
     kv = bench.model.kv
     for spans, places in ((40, 3),) if bench.dry else ((513, 26), (2048, 102)):
-        taken = (1 + (kv.kv_heads - 2) / 3) * places
+        used = (1 + (kv.kv_heads - 2) / 3) * places
         size = round(
             kv.kv_heads * (9 * spans + 24 * places + places * SPAN)
-            + taken * (24 + SPAN * 0.75 * (24 + 2 * kv.head_token_bytes))
+            + used * (24 + SPAN * 0.75 * (24 + 2 * kv.head_token_bytes))
         )
         name = f"{places} of {spans} spans of {SPAN // 2} to {SPAN} tokens"
         for kernel, calls_ in (

@@ -52,13 +52,15 @@ def _events(work: Callable[[], object], bench: Bench) -> list[dict[str, Any]]:
 def _copies(bench: Bench) -> list[LedgerRow]:
     """Pages there and back, one copy each, every one with a line in the memory's own ledger."""
     kv, ledger = bench.model.kv, Ledger()
-    there = bench.device.normal(64, kv.kv_heads, 2, PAGE, kv.head_dim)
+    present = bench.device.normal(64, kv.kv_heads, 2, PAGE, kv.head_dim)
     copied = {"h2d": 0, "d2h": 0}
 
     def work() -> None:
         for page in range(64):
             direction, cause = ("h2d", "recall") if page % 3 else ("d2h", "offload")
-            source, target = (bench.pool[page], there[page]) if direction == "h2d" else (there[page], bench.pool[page])
+            source, target = (
+                (bench.pool[page], present[page]) if direction == "h2d" else (present[page], bench.pool[page])
+            )
             source, target = source[: 1 + page % kv.kv_heads], target[: 1 + page % kv.kv_heads]
             ledger.open(0, 0, page, direction, cause, source.numel() * source.element_size(), True)
             target.copy_(source, non_blocking=True)
@@ -78,20 +80,20 @@ def _copies(bench: Bench) -> list[LedgerRow]:
             for way in copied
         ]
     events = [event for event in _events(work, bench) if event.get("cat") == "gpu_memcpy"]
-    found = []
+    ledger_rows = []
     for way, name in WAYS.items():
-        seen = [int(event["args"]["bytes"]) for event in events if name in event["name"]]
-        found.append(
+        visited = [int(event["args"]["bytes"]) for event in events if name in event["name"]]
+        ledger_rows.append(
             LedgerRow(
                 f"copies, {way}",
                 ledger.total[way],
-                sum(seen),
-                len(seen),
+                sum(visited),
+                len(visited),
                 "torch.profiler, Memcpy events",
-                ledger.total[way] == sum(seen),
+                ledger.total[way] == sum(visited),
             )
         )
-    return found
+    return ledger_rows
 
 
 def _engine(bench: Bench) -> Iterator[LedgerRow]:
@@ -113,13 +115,13 @@ def _of_engine(bench: Bench, way: Way, ground: Ground, label: str) -> Iterator[L
     if bench.dry:
         with piecewise() as copied:
             way.run(ground, sink)
-        seen = {side: (copied.bytes[side], copied.copies[side]) for side in WAYS}
+        visited = {side: (copied.bytes[side], copied.copies[side]) for side in WAYS}
         how = "dry run: bytes that a link wrote piece by piece"
     else:
-        seen, others = beside_the_model(_events(partial(way.run, ground, sink), bench))
-        how = f"torch.profiler, Memcpy events beside the model's stream; on it {others} B of tokens and tables"
-    for side, (found, count) in seen.items():
-        yield LedgerRow(f"{label}, {side}", sink.bytes[side], found, count, how, sink.bytes[side] == found)
+        visited, rest = beside_the_model(_events(partial(way.run, ground, sink), bench))
+        how = f"torch.profiler, Memcpy events beside the model's stream; on it {rest} B of tokens and tables"
+    for side, (results, count) in visited.items():
+        yield LedgerRow(f"{label}, {side}", sink.bytes[side], results, count, how, sink.bytes[side] == results)
 
 
 def beside_the_model(events: Sequence[dict[str, Any]]) -> tuple[dict[str, tuple[int, int]], int]:
@@ -127,37 +129,40 @@ def beside_the_model(events: Sequence[dict[str, Any]]) -> tuple[dict[str, tuple[
     is the one with most kernels: the link has its own. And the bytes of those that ran on it."""
     kernels = Counter(event["args"]["stream"] for event in events if event.get("cat") == "kernel")
     model = kernels.most_common(1)[0][0] if kernels else None
-    found, others = {}, 0
+    results, rest = {}, 0
     for side, name in WAYS.items():
         copies = [event["args"] for event in events if event.get("cat") == "gpu_memcpy" and name in event["name"]]
         link = [int(args["bytes"]) for args in copies if args["stream"] != model]
-        found[side] = sum(link), len(link)
-        others += sum(int(args["bytes"]) for args in copies if args["stream"] == model)
-    return found, others
+        results[side] = sum(link), len(link)
+        rest += sum(int(args["bytes"]) for args in copies if args["stream"] == model)
+    return results, rest
 
 
 def _zero_copy(bench: Bench) -> LedgerRow:
     """Steps that gather other units each: bytes by the units named, and arrivals by looking into slots that held NaN
     before."""
-    kv, at, wanted, count = bench.model.kv, bench.device.at, 32, 8
-    units, slots = wanted * kv.kv_heads, torch.arange(wanted, dtype=torch.int32).repeat_interleave(kv.kv_heads).to(at)
+    kv, position, target, count = bench.model.kv, bench.device.at, 32, 8
+    units, slots = (
+        target * kv.kv_heads,
+        torch.arange(target, dtype=torch.int32).repeat_interleave(kv.kv_heads).to(position),
+    )
     heads = torch.arange(units, dtype=torch.int32) % kv.kv_heads
     pages = torch.stack([torch.randperm(len(bench.pool))[:units] for _ in range(count)]).int()
     moved = torch.rand(count, units) < 0.3
-    unit = torch.where(moved, pages * kv.kv_heads + heads, -1).to(at)
+    unit = torch.where(moved, pages * kv.kv_heads + heads, -1).to(position)
     keys, values = (
-        torch.empty(wanted, PAGE, kv.kv_heads, kv.head_dim, dtype=torch.bfloat16, device=at).transpose(1, 2)
+        torch.empty(target, PAGE, kv.kv_heads, kv.head_dim, dtype=torch.bfloat16, device=position).transpose(1, 2)
         for _ in range(2)
     )
-    arrived = torch.zeros((), dtype=torch.int64, device=at)
+    arrived = torch.zeros((), dtype=torch.int64, device=position)
 
     def work() -> None:
         for step in range(count):
             keys.fill_(torch.nan)
             values.fill_(torch.nan)
             gather(bench.pool, unit[step], slots, keys, values)
-            for there in (keys, values):
-                arrived.add_((~there.isnan()).sum() * there.element_size())
+            for present in (keys, values):
+                arrived.add_((~present.isnan()).sum() * present.element_size())
 
     work()  # compiled outside the profiler
     arrived.zero_()

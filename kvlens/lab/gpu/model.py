@@ -49,13 +49,13 @@ def random_model(bench: Bench) -> LoadedModel:
         eos_token_id=2,
         pad_token_id=0,
     )
-    before = torch.get_default_dtype()
+    previous = torch.get_default_dtype()
     torch.set_default_dtype(torch.bfloat16)
     try:
         with torch.device(bench.device.at):
             model = LlamaForCausalLM(config)
     finally:
-        torch.set_default_dtype(before)
+        torch.set_default_dtype(previous)
     model.eval().requires_grad_(False)
     model.set_attn_implementation(ATTENTION)
     return LoadedModel("random weights", model, Letters(), shape.kv, config.max_position_embeddings, True, frozenset())

@@ -55,16 +55,16 @@ def measure(bench: Bench) -> Iterator[OffloadRow]:
             reason = f"the package '{package}' is not installed here, and offload is run and stored with it"
             raise Lacking(reason, f"install {package}")
     held = [OffloadRow(**row) for row in bench.held(PART) if row["reason"] is None]
-    done = {row.method for row in held}
+    finished = {row.method for row in held}
     yield from held
     ways = bench.keep("moving", moving)
     names = list(dict.fromkeys(way.name for way in ways))
     traced = set(spread(names, TRACES))
-    left = [name for name in names if name not in done]
+    remaining = [name for name in names if name not in finished]
     prepared = None
-    for name in left:
+    for name in remaining:
         if bench.over:
-            raise Lacking(f"the time was over before {', '.join(left[left.index(name) :])}", "run again")
+            raise Lacking(f"the time was over before {', '.join(remaining[remaining.index(name) :])}", "run again")
         prepared = prepared or _prepared(bench, names)
         yield _row(bench, prepared, name, name in traced)
 
@@ -127,8 +127,8 @@ def _prepared(bench: Bench, names: Sequence[str]) -> Prepared:
     try:
         task = tasks.get(tasks.usual(request.model)[0])
         counted = encoding(request.model)
-        wanted = DRY_TOKENS if bench.dry else TOKENS
-        most = min(wanted, entry(request.model).context or wanted) - request.max_new
+        target = DRY_TOKENS if bench.dry else TOKENS
+        most = min(target, entry(request.model).context or target) - request.max_new
         source = tasks.prompt_of(tasks.ask(task, most, 0.5, 0, counted))
         prepared = prepare(request, source, _silent)
     except UnsupportedModel as problem:
@@ -147,12 +147,12 @@ def _row(bench: Bench, prepared: Prepared, name: str, traced: bool) -> OffloadRo
         planned = plan(request, prepared)
         row = replace(row, note=planned.chosen.said or "")
         plain = _run(prepared, planned, None)
-        seen = CopiesSeen()
+        visited = CopiesSeen()
         if traced:
-            recorded, trace, seen, said = _stored(bench, prepared, request, planned)
-            row = replace(row, trace=trace, note=" ".join(filter(None, (row.note, said))))
+            recorded, trace, visited, wording = _stored(bench, prepared, request, planned)
+            row = replace(row, trace=trace, note=" ".join(filter(None, (row.note, wording))))
         else:
-            recorded = _run(prepared, planned, seen)
+            recorded = _run(prepared, planned, visited)
         failed = tuple(check.name for check in recorded.checks if not check.passed)
         return replace(
             row,
@@ -162,7 +162,7 @@ def _row(bench: Bench, prepared: Prepared, name: str, traced: bool) -> OffloadRo
             peak_bytes=recorded.peak_bytes,
             checks=len(recorded.checks),
             failed=failed,
-            **seen.figures(),
+            **visited.figures(),
         )
     except BudgetInfeasible as problem:
         return replace(row, reason=f"needs {problem.smallest / problem.full:.1%} of full KV on the device")
@@ -194,20 +194,20 @@ def _stored(
     from kvlens.store.recover import delete_run
 
     pairing = Pairing(reference_key=reference_key(request, prepared))
-    result, seen, told = None, CopiesSeen(), list[str]()
+    result, visited, lines = None, CopiesSeen(), list[str]()
     for level in LEVELS:
-        seen, asked = CopiesSeen(), request.model_copy(update={"trace_level": level})
-        stored = store(prepared, asked, planned, pairing, bench.runs, _silent, lambda: False, watcher=seen)
+        visited, requested = CopiesSeen(), request.model_copy(update={"trace_level": level})
+        stored = store(prepared, requested, planned, pairing, bench.runs, _silent, lambda: False, watcher=visited)
         result = stored.result
         assert result is not None, "nobody cancels it"
         size = (bench.runs / stored.uid / "trace.duckdb").stat().st_size
         if size <= MOST_BYTES:
-            said = f"Stored at trace level {level}: {', '.join(told)}." if told else ""
-            return result, stored.uid, seen, said
-        told.append(f"with {level} the trace has {size / 1e6:.1f} MB")
+            wording = f"Stored at trace level {level}: {', '.join(lines)}." if lines else ""
+            return result, stored.uid, visited, wording
+        lines.append(f"with {level} the trace has {size / 1e6:.1f} MB")
         delete_run(bench.runs, stored.uid)
     assert result is not None
-    return result, None, seen, f"Not stored: {', '.join(told)}."
+    return result, None, visited, f"Not stored: {', '.join(lines)}."
 
 
 def _speed(result: Result) -> float:
@@ -215,7 +215,7 @@ def _speed(result: Result) -> float:
     return 1 / statistics.median(result.step_s)
 
 
-def _silent(phase: str, done: int, total: int) -> None:
+def _silent(phase: str, count: int, total: int) -> None:
     """The bench reports parts, not phases."""
 
 

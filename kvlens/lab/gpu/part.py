@@ -79,8 +79,8 @@ class Bench:
 
     def keep_alone(self, name: str, make: Callable[[], Any]) -> Any:
         """The same, and what was kept under other names is given back first: a device has no room for two models."""
-        if any(other != name for other in self.kept):
-            self.kept = {other: made for other, made in self.kept.items() if other == name}
+        if any(counterpart != name for counterpart in self.kept):
+            self.kept = {counterpart: result for counterpart, result in self.kept.items() if counterpart == name}
             self.device.release()
         return self.keep(name, make)
 
@@ -91,8 +91,8 @@ class Bench:
         pages = 2048 if self.dry else POOL_BYTES // (kv.kv_heads * 32 * kv.head_token_bytes)
         pool = self.device.pinned(pages, kv.kv_heads, 2, 32, kv.head_dim)
         block = self.device.normal(min(pages, 1024), *pool.shape[1:])
-        for first in range(0, pages, len(block)):
-            pool[first : first + len(block)].copy_(block[: pages - first])
+        for start in range(0, pages, len(block)):
+            pool[start : start + len(block)].copy_(block[: pages - start])
         return pool
 
 
@@ -127,8 +127,8 @@ class Part:
 
 def _of_methods() -> list[Path]:
     """The files of all methods' classes, and of what they say to the bench."""
-    found = []
+    rows = []
     for method in methods.registry().values():
-        said = part(method, "gpu", OF_METHODS)
-        found += [inspect.getfile(method), *([] if said is None else [inspect.getfile(said)])]
-    return [Path(path) for path in found]
+        sentence = part(method, "gpu", OF_METHODS)
+        rows += [inspect.getfile(method), *([] if sentence is None else [inspect.getfile(sentence)])]
+    return [Path(path) for path in rows]

@@ -62,14 +62,14 @@ def host_bytes(system: Path = Path("/")) -> int | None:
         lines = (line.split() for line in (system / path).read_text(encoding="ascii").splitlines())
         return next(int(words[1]) for words in lines if words[0] == name)
 
-    found = []
+    rows = []
     with contextlib.suppress(OSError, StopIteration, ValueError, IndexError):
-        found.append(1024 * number("proc/meminfo", "MemAvailable:"))
+        rows.append(1024 * number("proc/meminfo", "MemAvailable:"))
     for limit, used, stat, files in GROUPS:
         with contextlib.suppress(OSError, StopIteration, ValueError, IndexError):  # 'max' is no limit, and no number
             most, now = (int((system / "sys/fs/cgroup" / name).read_text(encoding="ascii")) for name in (limit, used))
-            found.append(most - now + number(f"sys/fs/cgroup/{stat}", files))
-    return max(0, min(found)) if found else None
+            rows.append(most - now + number(f"sys/fs/cgroup/{stat}", files))
+    return max(0, min(rows)) if rows else None
 
 
 @torch.inference_mode()
@@ -82,9 +82,9 @@ def timed(bench: Bench, name: str, context: int, batch: int) -> dict[str, Any]:
         bench.device.reset_peak()
         cache, forward = _made(bench, loaded.model, name, context, batch)
         step = _step(bench, forward, cache, batch)
-        begun = time.monotonic()
+        start_time = time.monotonic()
         bench.device.times(step, 1)
-        each = (time.monotonic() - begun) / 2  # a step comes before the one that is timed
+        each = (time.monotonic() - start_time) / 2  # a step comes before the one that is timed
         count = bench.repeats if bench.dry else max(FEWEST, min(bench.repeats, int(SECONDS / each)))
         times = bench.device.times(step, count)
     return {
@@ -124,9 +124,9 @@ def _made(bench: Bench, model: Any, name: str, context: int, batch: int) -> tupl
         forward = forward if bench.dry else torch.compile(forward, dynamic=False, mode="reduce-overhead")
     else:
         cache = DynamicCache(config=config, offloading=offloading)
-    for at, layer in enumerate(cache.layers):
+    for index, layer in enumerate(cache.layers):
         layer.update(*(normal(batch, kv.kv_heads, context, kv.head_dim) for _ in range(2)))
-        if at and offloading:
+        if index and offloading:
             layer.offload()
             bench.device.wait()
     if name == STATIC:  # what compiles does so before anything is timed

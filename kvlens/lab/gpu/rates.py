@@ -67,11 +67,11 @@ def read(path: Path | None = None) -> RateTable:
     if not path.is_file():
         return RateTable()
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        held = found["methods"]
+        message = json.loads(path.read_text(encoding="utf-8"))
+        held = message["methods"]
         replayed = [setting for setting in settings().values() if setting.rates and setting.name in held]
         lines = {setting.name: _line(setting, held[setting.name]) for setting in replayed}
-        return RateTable(lines, _about(found["about"], lines))
+        return RateTable(lines, _about(message["about"], lines))
     except (ValueError, KeyError, TypeError, AttributeError, StopIteration) as problem:
         if isinstance(problem, KeyError):
             why = f"'{problem.args[0]}' is missing"
@@ -82,9 +82,9 @@ def read(path: Path | None = None) -> RateTable:
         ) from None
 
 
-def _line(setting: Setting, found: dict[str, Any]) -> Line:
+def _line(setting: Setting, mapping: dict[str, Any]) -> Line:
     def share(name: str, kind: str) -> float:
-        value = found["rates"][name][kind]
+        value = mapping["rates"][name][kind]
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1 or math.isnan(value):
             raise ValueError(f"{name} of {setting.name} is {value!r}, not a share")
         return float(value)
@@ -92,16 +92,16 @@ def _line(setting: Setting, found: dict[str, Any]) -> Line:
     return Line(
         {name: share(name, "mean") for name in setting.rates},
         {name: (share(name, "p10"), share(name, "p90")) for name in setting.rates},
-        int(found["prompts"]),
-        int(found["steps"]),
+        int(mapping["prompts"]),
+        int(mapping["steps"]),
     )
 
 
 def _about(about: dict[str, Any], lines: Mapping[str, Line]) -> str:
-    asked, line = about["request"], next(iter(lines.values()))
+    request, line = about["request"], next(iter(lines.values()))
     return (
-        f"model {asked['model']}, tasks {', '.join(asked['tasks'])} of {asked['length']} tokens, right answers, "
-        f"budget {asked['budget']}, {line.prompts} prompts, {line.steps} steps of each method, {about['date']}"
+        f"model {request['model']}, tasks {', '.join(request['tasks'])} of {request['length']} tokens, right answers, "
+        f"budget {request['budget']}, {line.prompts} prompts, {line.steps} steps of each method, {about['date']}"
     )
 
 
@@ -114,6 +114,6 @@ def swept(table: RateTable, names: Sequence[str]) -> list[tuple[Setting, Rates]]
     """What a sweep measures of the settings named: the rates that each asks for, and where default cells are at
     recorded rates, the papers'."""
     replayed = [setting for name, setting in settings().items() if name in names and setting.rates]
-    found = [(setting, rates) for setting in replayed for rates in setting.sweep]
+    rows = [(setting, rates) for setting in replayed for rates in setting.sweep]
     papers = [(setting, setting.rates) for setting in replayed if setting.name in table.lines]
-    return found + [pair for pair in papers if pair not in found]
+    return rows + [pair for pair in papers if pair not in rows]

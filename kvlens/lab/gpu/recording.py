@@ -27,35 +27,39 @@ RING = 16
 def busiest(bench: Bench) -> Setting:
     """The setting whose step has most in it: a recall that is waited for and one that is not; else the first that
     recalls, else the first."""
-    known, kv = list(settings().values()), bench.model.kv
-    replayed = [setting for setting in known if setting.rates and setting.shape is not None]
+    known_values, kv = list(settings().values()), bench.model.kv
+    replayed = [setting for setting in known_values if setting.rates and setting.shape is not None]
     both = [
         setting
         for setting in replayed
         if setting.shape and 0 < setting.shape(kv, bench.contexts[0], setting.rates).waited < 1
     ]
-    return (both or replayed or known)[0]
+    return (both or replayed or known_values)[0]
 
 
 @torch.inference_mode()
 def measure(bench: Bench) -> list[RecordingRow]:
     context, setting = bench.contexts[min(1, len(bench.contexts) - 1)], busiest(bench)
-    found: list[RecordingRow] = []
+    recording_rows: list[RecordingRow] = []
     for recording in KINDS:
         ring, record = (0, "heads") if recording == "off" else (RING, recording)
-        made = begin(bench, setting, context, bench.rates.of(setting), ring, record)
+        result = begin(bench, setting, context, bench.rates.of(setting), ring, record)
         try:
-            made.steps(1 if bench.dry else WARM)
+            result.steps(1 if bench.dry else WARM)
             for graph in (False, True):
-                times = made.times(graph and not bench.dry, bench.repeats)
+                times = result.times(graph and not bench.dry, bench.repeats)
                 median = statistics.median(times)
-                off = next((row.median for row in found if row.graph == graph and row.recording == "off"), median)
+                off = next(
+                    (row.median for row in recording_rows if row.graph == graph and row.recording == "off"), median
+                )
                 added = median / off - 1
-                found.append(RecordingRow(recording, graph, context, 1, median, p95(times), added, setting.name))
+                recording_rows.append(
+                    RecordingRow(recording, graph, context, 1, median, p95(times), added, setting.name)
+                )
         finally:
-            made.close()
+            result.close()
             bench.device.release()
-    return found
+    return recording_rows
 
 
 PART = Part("recording", measure, (*decode.FILES, "recording.py"), decode.SMALLER, runs_methods=True)

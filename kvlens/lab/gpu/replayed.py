@@ -38,20 +38,20 @@ class Replay:
         longest = max(lengths.values(), default=1)
         full = [i for i in self.cold if lengths[i] == longest]
         recall = layout.of(kv.layers - 1).recall
-        wanted = min(self.shape.wanted, recall // longest)
-        self.missed = max(1, round(self.shape.missed / max(1, self.shape.wanted) * wanted))
-        while wanted + self.missed > len(full) and wanted > 1:
-            wanted, self.missed = wanted - 1, min(self.missed, wanted - 1)
-        self.wanted, self.tokens = wanted, longest
+        target = min(self.shape.wanted, recall // longest)
+        self.missed = max(1, round(self.shape.missed / max(1, self.shape.wanted) * target))
+        while target + self.missed > len(full) and target > 1:
+            target, self.missed = target - 1, min(self.missed, target - 1)
+        self.wanted, self.tokens = target, longest
         orders = [torch.randperm(len(full)) for _ in range(1 if self.alike else kv.kv_heads)]
         self.order = torch.tensor(full)[torch.stack(orders).expand(kv.kv_heads, -1)].to(device)
         self.step = torch.zeros(1, dtype=torch.long, device=device)
-        self.requested = self._window(wanted)
+        self.requested = self._window(target)
         self.before = self.requested.clone()
         self.waits = (torch.rand(TURNS, kv.layers, kv.kv_heads) < self.shape.waited).to(device)
 
-    def _window(self, wanted: int) -> torch.Tensor:
-        place = (self.step * self.missed + torch.arange(wanted, device=self.step.device)) % self.order.shape[1]
+    def _window(self, wanted_count: int) -> torch.Tensor:
+        place = (self.step * self.missed + torch.arange(wanted_count, device=self.step.device)) % self.order.shape[1]
         return self.order[:, place]
 
     def next(self) -> None:
@@ -60,24 +60,24 @@ class Replay:
         self.step.add_(1)
         self.requested.copy_(self._window(self.wanted))
 
-    def answer(self, layer: int, found: Selection) -> Selection:
-        """`found` with the replayed wishes in the place of its own. Where all KV heads wait there is one plan, not one
+    def answer(self, layer: int, selection: Selection) -> Selection:
+        """`selection` with the replayed wishes in place of its own. Where all KV heads wait there is one plan, not one
         before the attention and an empty one after it."""
         now, read = None, self.requested
-        if found.now is not None and self.shape.waited < 1:
+        if selection.now is not None and self.shape.waited < 1:
             now = self.waits.index_select(0, self.step % TURNS)[0, layer]
             read = torch.where(now[:, None], self.requested, self.before)
-        fine = torch.zeros_like(found.fine[:, 0]).scatter(1, read, True)[:, None].expand_as(found.fine)
-        tokens = None if found.tokens is None else torch.where(fine, self.tokens, 0)
+        fine = torch.zeros_like(selection.fine[:, 0]).scatter(1, read, True)[:, None].expand_as(selection.fine)
+        tokens = None if selection.tokens is None else torch.where(fine, self.tokens, 0)
         requested = self.requested if self.moves else self.requested[:, :0]
-        return replace(found, fine=fine, requested=requested, tokens=tokens, now=now)
+        return replace(selection, fine=fine, requested=requested, tokens=tokens, now=now)
 
 
 def replayed(method: type[Method], replay: Replay) -> type[Method]:
     """`method` with its placement's offload left out and its wishes replayed."""
 
     class Replayed(method):  # type: ignore[misc, valid-type]
-        _first = -1
+        _first_layer = -1
 
         def prefill_end(self, prompt: Prefilled) -> tuple[Layout, Placement]:
             layout, placement = super().prefill_end(prompt)
@@ -86,12 +86,12 @@ def replayed(method: type[Method], replay: Replay) -> type[Method]:
             return layout, replace(placement, offload=[], selectable=[*placement.selectable, *placement.offload])
 
         def select(self, layer: int, q: torch.Tensor) -> Selection | None:
-            found: Selection | None = super().select(layer, q)
-            if found is None or not replay.cold:
-                return found
-            if self._first in (-1, layer):
-                self._first = layer
+            selection: Selection | None = super().select(layer, q)
+            if selection is None or not replay.cold:
+                return selection
+            if self._first_layer in (-1, layer):
+                self._first_layer = layer
                 replay.next()
-            return replay.answer(layer, found)
+            return replay.answer(layer, selection)
 
     return Replayed

@@ -24,13 +24,15 @@ NOTHING = (
 )
 
 
-def page(results: Sequence[Result], known: RateTable) -> str:
-    """What stands between the marks. known: the recorded rates."""
+def page(results: Sequence[Result], rate_table: RateTable) -> str:
+    """What stands between the marks. rate_table: the recorded rates."""
     shown = [result for result in results if not result.dry_run]
     parts = ["## Measured", "", *([NOTHING, ""] if not shown else [])]
     for result in shown:
         parts += [device(result), ""]
-    return "\n".join([*parts, *_settings(), "", *_rates(known), "", *_floors(known), "", *_headlines(known)])
+    return "\n".join(
+        [*parts, *_settings(), "", *_rates(rate_table), "", *_floors(rate_table), "", *_headlines(rate_table)]
+    )
 
 
 def _settings() -> list[str]:
@@ -39,21 +41,21 @@ def _settings() -> list[str]:
     return ["## Whole decode steps of", "", *table(("method", "rows", "setting"), cells)]
 
 
-def _rates(known: RateTable) -> list[str]:
+def _rates(rate_table: RateTable) -> list[str]:
     """What is replayed: the papers' rates and recorded ones."""
     cells = []
     for setting in settings().values():
-        line = known.lines.get(setting.name)
+        line = rate_table.lines.get(setting.name)
         for name, value in setting.rates.items():
-            found = ""
+            label = ""
             if line is not None:
-                found = "{:.2f} ({:.2f} to {:.2f})".format(line.rates[name], *line.percentiles[name])
-            cells.append([setting.title, name, f"{value:g}" + " (ours)" * (name in setting.ours), found])
+                label = "{:.2f} ({:.2f} to {:.2f})".format(line.rates[name], *line.percentiles[name])
+            cells.append([setting.title, name, f"{value:g}" + " (ours)" * (name in setting.ours), label])
     head = ("method", "rate", "the papers'", "recorded (10th to 90th percentile over steps)")
-    return ["## Replayed rates", "", known.told(), "", *table(head, cells)]
+    return ["## Replayed rates", "", rate_table.told(), "", *table(head, cells)]
 
 
-def _floors(known: RateTable) -> list[str]:
+def _floors(rate_table: RateTable) -> list[str]:
     """The floors at assumed speeds: arithmetic."""
     about = (
         f"One whole decode step at the 8B shape, at {DEVICE_RATE / 1e12:g} TB/s on the device and "
@@ -61,27 +63,31 @@ def _floors(known: RateTable) -> list[str]:
         "device for KV purposes."
     )
     head = ["ms (GB)", *(f"{context // 1024}K x {batch}" for context in CONTEXTS for batch in BATCHES)]
-    rows = [row for setting in everything().values() for row in _floor_rows(setting, known)]
+    rows = [row for setting in everything().values() for row in _floor_rows(setting, rate_table)]
     return ["## Floors: arithmetic, not measurements", "", about, "", *table(head, rows)]
 
 
-def _floor_rows(setting: Setting, known: RateTable) -> list[list[str]]:
+def _floor_rows(setting: Setting, rate_table: RateTable) -> list[list[str]]:
     """A row at the papers' rates, and one at recorded ones where they are others; none where the method does not say
     what its step moves."""
-    found, kv = [], LLAMA_8B.kv
+    texts, kv = [], LLAMA_8B.kv
     if setting.shape is None:
         return []
-    for at in [setting.rates] if known.of(setting) == setting.rates else [setting.rates, known.of(setting)]:
-        moved = [traffic(setting.shape(kv, context, at), LLAMA_8B, batch) for context in CONTEXTS for batch in BATCHES]
+    for position in (
+        [setting.rates] if rate_table.of(setting) == setting.rates else [setting.rates, rate_table.of(setting)]
+    ):
+        moved = [
+            traffic(setting.shape(kv, context, position), LLAMA_8B, batch) for context in CONTEXTS for batch in BATCHES
+        ]
         cells = [f"{1e3 * each.floor(DEVICE_RATE, LINK_RATE):.2f} ({each.resident / 1e9:.1f})" for each in moved]
-        source = known.source(setting, at)
-        found.append([setting.title + ("" if source == "none" else f", {WORDS[source]} rates"), *cells])
-    return found
+        source = rate_table.source(setting, position)
+        texts.append([setting.title + ("" if source == "none" else f", {WORDS[source]} rates"), *cells])
+    return texts
 
 
-def _headlines(known: RateTable) -> list[str]:
+def _headlines(rate_table: RateTable) -> list[str]:
     """The papers' ratios beside the floors' at assumed speeds."""
-    cells = [headline(row) for row in compared(LLAMA_8B, [], DEVICE_RATE, LINK_RATE, known)]
+    cells = [headline(row) for row in compared(LLAMA_8B, [], DEVICE_RATE, LINK_RATE, rate_table)]
     ours = HEADLINE_HEAD.index("ours")
     cut = [[*row[:ours], *row[ours + 1 :]] for row in cells]
     about = "Ratios of floors at the same assumed speeds, at the rates that each row says; nothing here is measured."
@@ -91,8 +97,8 @@ def _headlines(known: RateTable) -> list[str]:
 
 def with_tables(text: str, tables: str) -> str:
     """The page with what stands between the marks replaced."""
-    before, rest = text.split(MARKS[0])
-    return f"{before}{MARKS[0]}\n{tables}\n{MARKS[1]}{rest.split(MARKS[1])[1]}"
+    previous, rest = text.split(MARKS[0])
+    return f"{previous}{MARKS[0]}\n{tables}\n{MARKS[1]}{rest.split(MARKS[1])[1]}"
 
 
 def main() -> None:
@@ -101,10 +107,10 @@ def main() -> None:
     )
     parser.add_argument("--results", type=Path, default=Path("kvlens/lab/results"), help="folder of the result files")
     parser.add_argument("--write", type=Path, help="put the tables into this page, between its marks")
-    given = parser.parse_args()
-    tables = page([read(path) for path in measured(given.results)], rates.read())
-    if given.write:
-        given.write.write_text(with_tables(given.write.read_text(encoding="utf-8"), tables), encoding="utf-8")
+    options = parser.parse_args()
+    tables = page([read(path) for path in measured(options.results)], rates.read())
+    if options.write:
+        options.write.write_text(with_tables(options.write.read_text(encoding="utf-8"), tables), encoding="utf-8")
     else:
         print(tables)
 

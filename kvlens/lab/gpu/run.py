@@ -56,7 +56,7 @@ class Request:
 
     def __post_init__(self) -> None:
         for name in self.parts:
-            if not any(name.startswith(known) for known in NAMES):
+            if not any(name.startswith(known_values) for known_values in NAMES):
                 raise ValueError(f"unknown part '{name}'; known: {', '.join(NAMES)}.")
         if self.minutes <= 0:
             raise ValueError("--minutes must be above 0.")
@@ -122,20 +122,20 @@ def measure(request: Request, say: Say, device: DryDevice | None = None) -> Path
     order = sorted(
         (part for part in parts if not _done(bench, part)), key=lambda p: (_arithmetic(p), _broke(result, p))
     )
-    said = False
+    wording = False
     for part in order:
         if bench.over and not _arithmetic(part):
-            if not said:
-                left = [name for name in missing if name != headlines.PART.name]
-                say(f"{request.minutes:g} minutes are over; run again for: {', '.join(left)}.")
-                said = True
+            if not wording:
+                remaining = [name for name in missing if name != headlines.PART.name]
+                say(f"{request.minutes:g} minutes are over; run again for: {', '.join(remaining)}.")
+                wording = True
             continue
         say(f"{part.name} ...")
-        before = result["entries"].get(part.name)
+        previous = result["entries"].get(part.name)
         entry, broken = _measure_part(bench, part, path)
         put(result, entry)
-        if entry.lacking and not entry.rows and _whole(before, part):
-            result["entries"][part.name] = before  # another model's: not given up for one that is not here
+        if entry.lacking and not entry.rows and _whole(previous, part):
+            result["entries"][part.name] = previous  # another model's: not given up for one that is not here
         if not entry.lacking:
             missing.remove(part.name)
         result["missing"] = missing
@@ -174,12 +174,12 @@ def _done(bench: Bench, part: Part) -> bool:
 def _measure_part(bench: Bench, part: Part, path: Path) -> tuple[Entry, bool]:
     """The part's entry, and whether the device can be used no more. Should the process end in the midst, the file says
     so, has the rows up to there, and the part comes last the next time."""
-    begun, broken, lacking = time.monotonic(), False, False
+    start_time, broken, lacking = time.monotonic(), False, False
     rows: list[Row] = []
     reason = suggestion = None
 
     def entry(status: Literal["done", "failed"], rows: Sequence[Any]) -> Entry:
-        took = time.monotonic() - begun
+        took = time.monotonic() - start_time
         return Entry(part.name, status, part.sources, commit(), today(), took, rows, reason, suggestion, lacking)
 
     reason = UNENDED
@@ -209,14 +209,14 @@ def _missing(row: Row) -> str | None:
 
 def _lacks(rows: Sequence[Row]) -> list[str]:
     """Figures that could not be had, each reason once, and checks that failed."""
-    whose: dict[str, list[str]] = {}
+    mapping: dict[str, list[str]] = {}
     for row in rows:
         reason, name = _missing(row), _name(row)
         if reason is not None:
-            whose.setdefault(reason, []).append(name)
+            mapping.setdefault(reason, []).append(name)
         elif isinstance(row, CheckRow | LedgerRow | OffloadRow) and row.passed is False:
-            whose.setdefault("FAILED", []).append(name)
-    return [f"{'; '.join(names)}: {reason}" for reason, names in whose.items()]
+            mapping.setdefault("FAILED", []).append(name)
+    return [f"{'; '.join(names)}: {reason}" for reason, names in mapping.items()]
 
 
 def _name(row: Row) -> str:

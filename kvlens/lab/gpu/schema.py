@@ -16,10 +16,10 @@ def read(path: Path) -> Result:
     try:
         return SCHEMA.validate_json(path.read_bytes())
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the file"
+        issue = error.errors()[0]
+        where = ".".join(str(part) for part in issue["loc"]) or "the file"
         raise ValueError(
-            f"the result file '{path.name}' does not hold a GPU result ({where}: {first['msg']}); measure it again."
+            f"the result file '{path.name}' does not hold a GPU result ({where}: {issue['msg']}); measure it again."
         ) from None
 
 

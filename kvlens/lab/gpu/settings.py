@@ -65,8 +65,8 @@ class Setting:
     """of a method that says nothing of itself"""
 
     def parameters(self, context: int) -> Any:
-        found = methods.get(self.method)
-        return methods.make_parameters(found, None, self.overrides(context))
+        results = methods.get(self.method)
+        return methods.make_parameters(results, None, self.overrides(context))
 
 
 @dataclass(frozen=True)
@@ -84,30 +84,30 @@ class Headline:
 @cache
 def settings() -> dict[str, Setting]:
     """Name of rows -> setting, in the registry's order. Raises ValueError where two have one name."""
-    found: dict[str, Setting] = {}
+    values_by_name: dict[str, Setting] = {}
     for name, method in methods.registry().items():
         if not method.static_ready:
             continue
-        said = part(method, "gpu", OF_METHODS)
-        for setting in said.SETTINGS if said is not None else (plain(name, method),):
-            if setting.name in found:
+        sentence = part(method, "gpu", OF_METHODS)
+        for setting in sentence.SETTINGS if sentence is not None else (plain(name, method),):
+            if setting.name in values_by_name:
                 raise ValueError(f"two settings of the GPU bench are called '{setting.name}'; rename one.")
-            found[setting.name] = setting
-    return found
+            values_by_name[setting.name] = setting
+    return values_by_name
 
 
 def headlines() -> list[Headline]:
-    said = [part(method, "gpu", OF_METHODS) for method in methods.registry().values()]
-    return [headline for module in said for headline in getattr(module, "HEADLINES", ())]
+    sentences = [part(method, "gpu", OF_METHODS) for method in methods.registry().values()]
+    return [headline for module in sentences for headline in getattr(module, "HEADLINES", ())]
 
 
 def on_device(method: type[Method]) -> tuple[tuple[dict[str, Any], float], ...]:
     """(parameters, share by which bytes may differ) at which the engine on the device is held against the engine on the
     CPU."""
-    found: tuple[tuple[dict[str, Any], float], ...] = getattr(
+    pairs: tuple[tuple[dict[str, Any], float], ...] = getattr(
         part(method, "gpu", OF_METHODS), "ON_DEVICE", (({}, 0.0),)
     )
-    return found
+    return pairs
 
 
 def plain(name: str, method: type[Method]) -> Setting:
@@ -175,5 +175,5 @@ def everything() -> dict[str, Setting]:
 
 def title(name: str) -> str:
     """Of rows of that name; the name where nobody here has it."""
-    known = everything()
-    return known[name].title if name in known else name
+    known_values = everything()
+    return known_values[name].title if name in known_values else name

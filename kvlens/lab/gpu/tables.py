@@ -50,8 +50,8 @@ def device(result: Result) -> str:
             lines += [f"{entry.part}: {entry.status}. {entry.reason or ''}", ""]
             continue
         lines += [f"**{entry.part}** ({entry.date})", ""]
-        first, rows = entry.rows[0], entry.rows
-        match first:
+        start, rows = entry.rows[0], entry.rows
+        match start:
             case CeilingRow():
                 cells = [
                     [r.name, r.setting, f"{1e6 * r.seconds:.1f}", f"{r.rate / 1e9:.1f} G{r.unit}"]
@@ -131,7 +131,7 @@ def _step(row: StepRow) -> list[str]:
     peak = "" if row.peak_bytes is None else f"{row.peak_bytes / 1e9:.1f}"
     way = ", compiled whole" if row.scope == "compiled" else ""
     how = "" if row.median is None else ("a CUDA graph" if row.graph else "no graph") + way
-    said = "; ".join(part for part in (how, words(row.rates, row.rates_from), row.note, row.reason or "") if part)
+    sentence = "; ".join(part for part in (how, words(row.rates, row.rates_from), row.note, row.reason or "") if part)
     host = "" if row.host_bytes is None else f"{row.host_bytes / 1e9:.3f}"
     host += "" if row.counted_bytes is None else f" ({row.counted_bytes / 1e9:.3f})"
     return [
@@ -147,7 +147,7 @@ def _step(row: StepRow) -> list[str]:
         ms(row.stall),
         host,
         peak,
-        said,
+        sentence,
     ]
 
 
@@ -167,12 +167,12 @@ OFFLOAD_HEAD = (
 
 
 def _offload(row: OffloadRow) -> list[str]:
-    what = f"{row.model} in {row.dtype}, {row.context} tokens, {row.budget}"
+    label = f"{row.model} in {row.dtype}, {row.context} tokens, {row.budget}"
     if row.tokens_per_s is None:
-        return [row.method, what, row.reason or "", *[""] * (len(OFFLOAD_HEAD) - 3)]
+        return [row.method, label, row.reason or "", *[""] * (len(OFFLOAD_HEAD) - 3)]
     return [
         row.method,
-        what,
+        label,
         f"{row.tokens_per_s:.1f} ({row.recorded_tokens_per_s or 0:.1f})",
         f"{(row.h2d_bytes or 0) / row.steps / 1e6:.2f}",
         f"{(row.d2h_bytes or 0) / 1e6:.2f}",

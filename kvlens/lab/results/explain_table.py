@@ -26,10 +26,10 @@ ARMS = (*(f"{scope}_top{top}" for scope in SCOPES for top in TOPS), *(f"random{t
 def points(model: str = DEMO) -> tuple[tuple[str, str, str], ...]:
     """(method, task, budget) to look for lost answers at: on the demo model where each method loses at 2048 tokens, by
     its own word; on any other, three tasks in real prose at 10 %."""
-    found = {name: method for name, method in methods.registry().items() if name != methods.REFERENCE}
+    results = {name: method for name, method in methods.registry().items() if name != methods.REFERENCE}
     if model == DEMO:
-        return tuple((name, *method.loses_at) for name, method in found.items())
-    return tuple((name, task, "10%") for name in found for task in tasks.PROSE[:3])
+        return tuple((name, *method.loses_at) for name, method in results.items())
+    return tuple((name, task, "10%") for name in results for task in tasks.PROSE[:3])
 
 
 def summarise(rows: Sequence[dict[str, Any]], points: Sequence[tuple[str, str, str]]) -> Iterator[dict[str, Any]]:
@@ -38,18 +38,18 @@ def summarise(rows: Sequence[dict[str, Any]], points: Sequence[tuple[str, str, s
     of the forced run, so there is nothing to attribute. of_everywhere: of the trials that holding the needle everywhere
     restores, the share that the arm restores as well."""
     for method, task, budget in points:
-        mine = [row for row in rows if (row["method"], row["task"], row["budget"]) == (method, task, budget)]
-        lost = [row for row in mine if row["lost"]]
+        own_rows = [row for row in rows if (row["method"], row["task"], row["budget"]) == (method, task, budget)]
+        lost = [row for row in own_rows if row["lost"]]
         line: dict[str, Any] = {
             "method": method,
             "task": task,
             "budget": budget,
             "presets": sorted({row.get("preset") or "defaults" for row in lost}),
-            "prompts": len(mine),
+            "prompts": len(own_rows),
             "n": len(lost),
-            "infeasible": sum("infeasible" in row for row in mine),
-            "refused": sum("refused" in row for row in mine),
-            "agreed": sum("agreed" in row for row in mine),
+            "infeasible": sum("infeasible" in row for row in own_rows),
+            "refused": sum("refused" in row for row in own_rows),
+            "agreed": sum("agreed" in row for row in own_rows),
             "candidates": fmean(row["candidates"] for row in lost) if lost else None,
         }
         line["arms"] = _shares(lost)
@@ -58,8 +58,8 @@ def summarise(rows: Sequence[dict[str, Any]], points: Sequence[tuple[str, str, s
 
 
 def _shares(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
-    found = {arm: [row[arm] for row in rows if row[arm] is not None] for arm in ARMS}
-    return {arm: _share(restored) for arm, restored in found.items() if restored}
+    results = {arm: [row[arm] for row in rows if row[arm] is not None] for arm in ARMS}
+    return {arm: _share(restored) for arm, restored in results.items() if restored}
 
 
 def _share(restored: Sequence[bool]) -> dict[str, float]:
@@ -99,32 +99,32 @@ def _section(result: dict[str, Any]) -> str:
 
 def markdown(result: dict[str, Any]) -> str:
     """A row per point, a column per arm."""
-    said = result["about"]
+    sentence = result["about"]
     heads = {f"{scope}_top{top}": f"{SAID[scope]}, top {top}" for scope in SCOPES for top in TOPS}
     heads |= {f"random{top}": f"random {top}" for top in TOPS} | {"everywhere": "everywhere"}
-    known = {arm for line in result["lines"] for arm in line["arms"]}
-    arms = [arm for arm in ARMS if arm in known]
+    known_names = {arm for line in result["lines"] for arm in line["arms"]}
+    arms = [arm for arm in ARMS if arm in known_names]
     titles = " | ".join(heads[arm] for arm in arms)
     text = [f"| method, preset, task, budget | n (triples) | {titles} |", "|---" * (len(arms) + 2) + "|"]
     for line in result["lines"]:
-        presets = line.get("presets") or [said.get("presets", {}).get(line["method"]) or "defaults"]
-        first = f"{methods.get(line['method']).title}, {' or '.join(presets)}, {line['task']}, {line['budget']}"
+        presets = line.get("presets") or [sentence.get("presets", {}).get(line["method"]) or "defaults"]
+        start = f"{methods.get(line['method']).title}, {' or '.join(presets)}, {line['task']}, {line['budget']}"
         cells = (
             [_cell(line["arms"][arm], line["n"]) if arm in line["arms"] else "not measured" for arm in arms]
             if line["n"]
             else ["no lost trial"] * len(arms)
         )
         text.append(
-            f"| {first} | {line['n']}"
+            f"| {start} | {line['n']}"
             + (f" ({line['candidates']:.0f})" if line["n"] else "")
             + f" | {' | '.join(cells)} |"
         )
-    machine = said["machine"]
+    machine = sentence["machine"]
     text += [
         "",
-        f"Model {said['model']}, {said['length']} tokens, {measured_on(said)}, {machine['processor']}, "
+        f"Model {sentence['model']}, {sentence['length']} tokens, {measured_on(sentence)}, {machine['processor']}, "
         f"{machine['cores']} cores, "
-        f"torch {said['torch']}, transformers {said['transformers']}.",
+        f"torch {sentence['torch']}, transformers {sentence['transformers']}.",
     ]
     return "\n".join(text) + "\n"
 

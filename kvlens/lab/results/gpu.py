@@ -197,23 +197,23 @@ def begin(path: Path, header: dict[str, Any]) -> dict[str, Any]:
     if not path.is_file():
         return fresh
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        message = json.loads(path.read_text(encoding="utf-8"))
         same = (
-            all(_same(found[name], header[name]) for name in ("dry_run", "device", "versions"))
-            and found["format"] == FORMAT
+            all(_same(message[name], header[name]) for name in ("dry_run", "device", "versions"))
+            and message["format"] == FORMAT
         )
-        return {**fresh, "entries": found["entries"]} if same else fresh
+        return {**fresh, "entries": message["entries"]} if same else fresh
     except (ValueError, KeyError, TypeError, AttributeError):
         raise ValueError(
             f"'{path.name}' is not a result of this benchmark: name another folder, or delete it."
         ) from None
 
 
-def _same(found: Any, wanted: Any) -> bool:
+def _same(results: Any, target: Any) -> bool:
     """Clocks and free memory change between two calls on one device; the rest has to be equal."""
-    if isinstance(wanted, dict):
-        return all(found.get(name) == value for name, value in wanted.items() if name not in ("clocks", "free_bytes"))
-    return bool(found == wanted)
+    if isinstance(target, dict):
+        return all(results.get(name) == value for name, value in target.items() if name not in ("clocks", "free_bytes"))
+    return bool(results == target)
 
 
 def save(path: Path, result: dict[str, Any]) -> None:

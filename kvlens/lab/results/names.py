@@ -28,10 +28,10 @@ def measured_on(about: dict[str, Any]) -> str:
     dates: dict[str, list[str]] = {}
     for name, date in (about.get("remade") or {}).items():
         dates.setdefault(date, []).append(methods.get(name).title)
-    said = [f"{', '.join(titles)}'s rows {date}" for date, titles in dates.items()]
+    sentences = [f"{', '.join(titles)}'s rows {date}" for date, titles in dates.items()]
     later = [date for date in about.get("sittings") or {} if date != about["date"]]
-    said += [f"{', '.join(about['sittings'][date])}: {date}" for date in later]
-    return f"{about['date']} ({'; '.join(said)})" if said else str(about["date"])
+    sentences += [f"{', '.join(about['sittings'][date])}: {date}" for date in later]
+    return f"{about['date']} ({'; '.join(sentences)})" if sentences else str(about["date"])
 
 
 MethodNames = Annotated[tuple[str, ...], AfterValidator(_methods)]

@@ -26,23 +26,23 @@ def summary(members: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The trials of one cell -> n, infeasible, refused, rule, presets (name: trials), smallest_feasible (share, mean
     over the infeasible), and where n > 0 exact with its 95 % Wilson interval (low, high), attended_share,
     failed_self_checks and the means of MEANS, None where no trial has the figure."""
-    done = [row for row in members if row.get("exact") is not None]
+    judged = [row for row in members if row.get("exact") is not None]
     infeasible = [row["infeasible"] for row in members if row.get("infeasible") is not None]
     line: dict[str, Any] = {
-        "n": len(done),
+        "n": len(judged),
         "infeasible": len(infeasible),
         "rule": members[0]["rule"] if members else None,
         "presets": dict(Counter(row.get("preset") or "defaults" for row in members)),
         "smallest_feasible": fmean(infeasible) if infeasible else None,
     }
-    if done:
-        exact = fmean(row["exact"] for row in done)
-        line |= dict(zip(("exact", "low", "high"), (exact, *wilson(exact, len(done))), strict=True))
-        line["attended_share"] = fmean(row["attended_tokens"] / row["prompt_tokens"] for row in done)
-        line["failed_self_checks"] = sum(not row["passed"] for row in done)
+    if judged:
+        exact = fmean(row["exact"] for row in judged)
+        line |= dict(zip(("exact", "low", "high"), (exact, *wilson(exact, len(judged))), strict=True))
+        line["attended_share"] = fmean(row["attended_tokens"] / row["prompt_tokens"] for row in judged)
+        line["failed_self_checks"] = sum(not row["passed"] for row in judged)
         for column in MEANS:
-            known = [row[column] for row in done if row.get(column) is not None]
-            line[column] = fmean(known) if known else None
+            recorded = [row[column] for row in judged if row.get(column) is not None]
+            line[column] = fmean(recorded) if recorded else None
     return line
 
 
@@ -58,13 +58,15 @@ def arm_name(method: str, dtype: str) -> str:
 def arm_titles(titles: dict[str, str], names: Iterable[str]) -> dict[str, str]:
     """`titles` of methods, with those of the controls among `names`."""
     parts = {name: name.partition(NOISE) for name in names if NOISE in name}
-    controls = {name: f"{titles.get(of, of)} in {dtype} (noise floor)" for name, (of, _, dtype) in parts.items()}
+    controls = {
+        name: f"{titles.get(total, total)} in {dtype} (noise floor)" for name, (total, _, dtype) in parts.items()
+    }
     return titles | controls
 
 
-def grouped(rows: Iterable[dict[str, Any]], by: Sequence[str]) -> dict[tuple[Any, ...], list[dict[str, Any]]]:
-    """Rows by the values of the columns `by`, in the order of their first rows."""
+def grouped(rows: Iterable[dict[str, Any]], texts: Sequence[str]) -> dict[tuple[Any, ...], list[dict[str, Any]]]:
+    """Rows by the values of the columns `texts`, in the order of their first rows."""
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for row in rows:
-        groups.setdefault(tuple(row[column] for column in by), []).append(row)
+        groups.setdefault(tuple(row[column] for column in texts), []).append(row)
     return groups

@@ -69,13 +69,13 @@ class Queries:
         self._plain = Session.attend
 
     def __enter__(self) -> Queries:
-        plain, seen = self._plain, self.seen
+        plain, visited = self._plain, self.seen
 
         def attend(session: Session, layer: int, q: torch.Tensor, scaling: float) -> torch.Tensor:
             if session.decoding:
                 if layer == 0:
-                    seen.append([])
-                seen[-1].append(q[0, :, 0].clone())
+                    visited.append([])
+                visited[-1].append(q[0, :, 0].clone())
             return plain(session, layer, q, scaling)
 
         Session.attend = attend  # type: ignore[method-assign, assignment]
@@ -97,7 +97,7 @@ def cosines(queries: torch.Tensor, group: int) -> dict[str, float]:
 def measured(engine: Engine, prompts: Prompts, task: str, length: int, index: int) -> dict[str, Any]:
     """One prompt under all arms: per arm its divergence from full KV in nats, mean over the answer's tokens, and
     whether each of them stayed the most probable one."""
-    asked, prompt, read = prompts(task, length, index)
+    request, prompt, read = prompts(task, length, index)
     options = Options(max_new=24)
     with Queries() as queries:
         full = engine.run(
@@ -112,7 +112,7 @@ def measured(engine: Engine, prompts: Prompts, task: str, length: int, index: in
         "task": task,
         "index": index,
         "tokens": len(prompt.ids),
-        "answers": asked.answer in full.text,
+        "answers": request.answer in full.text,
     }
     row["cosines"] = {
         "after RoPE": cosines(rotated, context.shape.group),
@@ -123,14 +123,14 @@ def measured(engine: Engine, prompts: Prompts, task: str, length: int, index: in
     row["arms"] = {}
     for arm in (arm for group in GROUPS for arm in group):
         method, limit = methods.get(arm.method), None if arm.budget is None else Budget.parse(arm.budget)
-        given = engine.context(prompt, limit, forced)
-        sizes = Sizes(given.shape, given.prompt_tokens, given.max_new, given.budget_bytes)
+        source = engine.context(prompt, limit, forced)
+        sizes = Sizes(source.shape, source.prompt_tokens, source.max_new, source.budget_bytes)
         params = choose(method, FIT, None, arm.set_, sizes).params
         losses = engine.run(prompt, method, params, limit, forced, read=read, against=reference).losses
-        told = [loss for loss in losses if loss is not None]
+        sentences = [loss for loss in losses if loss is not None]
         row["arms"][arm.name] = {
-            "kl": statistics.fmean(loss.kl for loss in told),
-            "same": all(loss.agrees for loss in told),
+            "kl": statistics.fmean(loss.kl for loss in sentences),
+            "same": all(loss.agrees for loss in sentences),
         }
     return row
 
@@ -141,15 +141,15 @@ def lines(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     out = []
     for group in GROUPS:
         for arm in group:
-            own, first = ([row["arms"][name] for row in rows] for name in (arm.name, group[0].name))
-            same = statistics.fmean(each["same"] for each in own)
-            more = [a["kl"] - b["kl"] for a, b in zip(own, first, strict=True)]
+            own_value, start = ([row["arms"][name] for row in rows] for name in (arm.name, group[0].name))
+            same = statistics.fmean(each["same"] for each in own_value)
+            more = [a["kl"] - b["kl"] for a, b in zip(own_value, start, strict=True)]
             half = 1.96 * statistics.stdev(more) / math.sqrt(len(more)) if len(more) > 1 else math.nan
-            better = sum(a["same"] and not b["same"] for a, b in zip(own, first, strict=True))
-            worse = sum(b["same"] and not a["same"] for a, b in zip(own, first, strict=True))
-            low, high = wilson(same, len(own))
-            line = {"arm": arm.name, "n": len(own), "same": same, "low": low, "high": high}
-            line["kl"] = statistics.fmean(each["kl"] for each in own)
+            better = sum(a["same"] and not b["same"] for a, b in zip(own_value, start, strict=True))
+            worse = sum(b["same"] and not a["same"] for a, b in zip(own_value, start, strict=True))
+            low, high = wilson(same, len(own_value))
+            line = {"arm": arm.name, "n": len(own_value), "same": same, "low": low, "high": high}
+            line["kl"] = statistics.fmean(each["kl"] for each in own_value)
             line |= {"kl_more": statistics.fmean(more), "kl_half": half, "better": better, "worse": worse}
             out.append(line | {"p": sign_test(better, worse)})
     for name in ("after RoPE", "before RoPE"):
@@ -169,21 +169,21 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=1000)
     parser.add_argument("--minutes", type=float, default=5.0, help="no prompt is begun later")
     parser.add_argument("--out", type=Path, default=Path("kvlens/lab/results/choices.json"))
-    asked = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
-    rows = json.loads(asked.out.read_text(encoding="utf-8"))["rows"] if asked.out.exists() else []
-    known, begun = {(row["task"], row["index"]) for row in rows}, time.monotonic()
-    engine = Engine(load(asked.model, "cpu"))
+    rows = json.loads(options.out.read_text(encoding="utf-8"))["rows"] if options.out.exists() else []
+    known_names, start_time = {(row["task"], row["index"]) for row in rows}, time.monotonic()
+    engine = Engine(load(options.model, "cpu"))
     prompts = Prompts(engine, 9_700_000)
-    about = {**machine(), "model": asked.model, "weights": weights(asked.model), "threads": 1, "question": "known"}
-    for index in range(asked.prompts):
+    about = {**machine(), "model": options.model, "weights": weights(options.model), "threads": 1, "question": "known"}
+    for index in range(options.prompts):
         for task in TASKS:
-            if (task, index) in known or time.monotonic() - begun > 60 * asked.minutes:
+            if (task, index) in known_names or time.monotonic() - start_time > 60 * options.minutes:
                 continue
-            rows.append(measured(engine, prompts, task, asked.length, index))
+            rows.append(measured(engine, prompts, task, options.length, index))
             print(json.dumps(rows[-1]), flush=True)
-            made = {"about": about, "length": asked.length, "lines": lines(rows), "rows": rows}
-            asked.out.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
+            result = {"about": about, "length": options.length, "lines": lines(rows), "rows": rows}
+            options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     for line in lines(rows):
         print({key: round(value, 4) if isinstance(value, float) else value for key, value in line.items()})
 

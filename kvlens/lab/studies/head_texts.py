@@ -46,15 +46,15 @@ class NeedleIn(Needle):
         return sentences(self.text)
 
 
-def spearman(one: np.ndarray, other: np.ndarray) -> float:
+def spearman(values: np.ndarray, counterpart: np.ndarray) -> float:
     """Rank correlation of two lists of scores [n]; equal ones share the mean of their ranks."""
-    return float(np.corrcoef(pd.Series(one).rank(), pd.Series(other).rank())[0, 1])
+    return float(np.corrcoef(pd.Series(values).rank(), pd.Series(counterpart).rank())[0, 1])
 
 
-def alike(one: np.ndarray, other: np.ndarray) -> dict[str, float]:
+def alike(values: np.ndarray, counterpart: np.ndarray) -> dict[str, float]:
     """`rank`: Spearman's correlation; `bestK`: how many of the K best are the same."""
-    shared = {f"best{k}": len({*np.argsort(-one)[:k]} & {*np.argsort(-other)[:k]}) for k in BEST}
-    return {"rank": spearman(one, other), **shared}
+    shared = {f"best{k}": len({*np.argsort(-values)[:k]} & {*np.argsort(-counterpart)[:k]}) for k in BEST}
+    return {"rank": spearman(values, counterpart), **shared}
 
 
 def measure(model: str, prompts: int, length: int) -> dict[str, Any]:
@@ -68,15 +68,17 @@ def measure(model: str, prompts: int, length: int) -> dict[str, Any]:
     }
     scores: dict[str, np.ndarray] = {}
     for name, (text, seed) in arms.items():
-        found, _ = needle_scores(loaded, prompts, length, NeedleIn(text), seed)
-        scores[name] = found.flatten().numpy()
+        results, _ = needle_scores(loaded, prompts, length, NeedleIn(text), seed)
+        scores[name] = results.flatten().numpy()
     shipped = json.loads((SHIPPED / f"heads_{model}.json").read_text(encoding="utf-8"))
     scores["shipped"] = np.array(shipped["needle"]).flatten()
     pairs = [(name, against) for name in arms for against in ("evaluation", "shipped") if name != against]
     return {
         "about": about((), model) | {"model": model, "prompts": prompts, "length": length},
-        "alike": [{"of": name, "with": other, **alike(scores[name], scores[other])} for name, other in pairs],
-        "scores": {name: [round(float(x), 6) for x in of] for name, of in scores.items()},
+        "alike": [
+            {"of": name, "with": counterpart, **alike(scores[name], scores[counterpart])} for name, counterpart in pairs
+        ],
+        "scores": {name: [round(float(x), 6) for x in total] for name, total in scores.items()},
     }
 
 
@@ -87,13 +89,13 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=2048)
     parser.add_argument("--model", default=default_model())
     parser.add_argument("--out", type=Path)
-    given = parser.parse_args()
-    found = measure(given.model, given.prompts, given.length)
-    for line in found["alike"]:
+    options = parser.parse_args()
+    results = measure(options.model, options.prompts, options.length)
+    for line in results["alike"]:
         best = ", ".join(f"{line[f'best{k}']} of the {k} best" for k in BEST)
         print(f"{line['of']:28} with {line['with']:12} rank correlation {line['rank']:.3f}; {best}")
-    if given.out:
-        given.out.write_text(json.dumps(found) + "\n", encoding="utf-8")
+    if options.out:
+        options.out.write_text(json.dumps(results) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

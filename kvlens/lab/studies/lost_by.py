@@ -112,38 +112,38 @@ def measure(
     torch.set_num_threads(1)
     engine = Engine(load(model))
     asked_of = {name: ARMS[name] for name in names}
-    made = Prompts(engine, FIRST_SEED, names)
-    found: dict[str, dict[str, int]] = {
+    result = Prompts(engine, FIRST_SEED, names)
+    mapping: dict[str, dict[str, int]] = {
         name: dict.fromkeys([*arms, "lost", "held", "n"], 0) for name, arms in asked_of.items()
     }
     presets: dict[str, Counter[str]] = {}
     for index in range(prompts):
         for name, arms in asked_of.items():
             trial = Trial(task, length, depth, FIRST_SEED + index, index, name, budget)
-            asked, prompt, method = made.asked(trial), made.prompt(trial), methods.get(name)
+            request, prompt, method = result.asked(trial), result.prompt(trial), methods.get(name)
             row, limit = header(trial, model), Budget.parse(budget)
             usual = chosen(engine, prompt, method, row, limit, Options(max_new=64))
             options = Options(max_new=12, planned=64)
-            case = Case(engine, prompt, made.read(trial, method), asked, trial, usual.params, limit, options)
+            case = Case(engine, prompt, result.read(trial, method), request, trial, usual.params, limit, options)
             reference = case.reference()
             if reference is None:
                 continue
-            found[name]["n"] += 1
+            mapping[name]["n"] += 1
             presets[name] = presets.get(name, Counter()) + Counter([usual.preset or "defaults"])
             for arm, changes in arms.items():
-                known = {key: value for key, value in changes.items() if key != "budget"}
-                case.params = replace(usual.params, **known)
+                known_names = {key: value for key, value in changes.items() if key != "budget"}
+                case.params = replace(usual.params, **known_names)
                 case.budget = None if "tokens" in changes else Budget.parse(changes.get("budget", budget))
                 right = case.answers(())
-                found[name][arm] += right
+                mapping[name][arm] += right
                 if arm == UNCHANGED and not right:
                     spans, rankings = case.rankings(reference)
-                    found[name]["lost"] += 1
-                    found[name]["held"] += case.answers(holds_of(rankings["effect"][:HELD], spans))
-        print(index, json.dumps(found), flush=True)
-    said = about(names, model) | {"presets": {name: dict(seen) for name, seen in presets.items()}}
+                    mapping[name]["lost"] += 1
+                    mapping[name]["held"] += case.answers(holds_of(rankings["effect"][:HELD], spans))
+        print(index, json.dumps(mapping), flush=True)
+    sentence = about(names, model) | {"presets": {name: dict(visited) for name, visited in presets.items()}}
     setting = {"model": model, "length": length, "depth": depth, "task": task, "budget": budget}
-    return {"about": said | setting, "right": found}
+    return {"about": sentence | setting, "right": mapping}
 
 
 def main() -> None:
@@ -156,13 +156,14 @@ def main() -> None:
     parser.add_argument("--budget", default=BUDGET)
     parser.add_argument("--model", default=default_model())
     parser.add_argument("--out", type=Path, default=Path("kvlens/lab/results/lost_by.json"))
-    asked = parser.parse_args()
-    names = tuple(asked.methods.split(","))
+    options = parser.parse_args()
+    names = tuple(options.methods.split(","))
     if unknown := [name for name in names if name not in ARMS]:
         parser.error(f"there are no arms for {', '.join(unknown)}; there are some for {', '.join(ARMS)}.")
-    asked.out.write_text(
+    options.out.write_text(
         json.dumps(
-            measure(names, asked.model, asked.prompts, asked.length, asked.depth, asked.task, asked.budget), indent=1
+            measure(names, options.model, options.prompts, options.length, options.depth, options.task, options.budget),
+            indent=1,
         )
         + "\n"
     )

@@ -105,8 +105,8 @@ def run(engine: Engine, prompts: Prompts, case: Case, switches: dict[str, Any] |
 
 def characters(answer: str, output: str) -> float:
     """Share of the answer's characters that stand at their place."""
-    wanted = answer.strip().rstrip(".")
-    return sum(a == b for a, b in zip(wanted, output.strip(), strict=False)) / len(wanted)
+    target = answer.strip().rstrip(".")
+    return sum(a == b for a, b in zip(target, output.strip(), strict=False)) / len(target)
 
 
 def about() -> dict[str, Any]:
@@ -147,21 +147,21 @@ def main() -> None:
     torch.set_num_threads(1)
     arguments.runs.parent.mkdir(parents=True, exist_ok=True)
     rows = [json.loads(line) for line in arguments.runs.read_text().splitlines()] if arguments.runs.exists() else []
-    seen, found = {row["key"] for row in rows}, arms()
+    visited, results = {row["key"] for row in rows}, arms()
     engine = Engine(models.load("demo"))
     prompts = Prompts(engine, FIRST_SEED)
-    begun = time.monotonic()
-    for case in cases(arguments.tasks.split(","), arguments.prompts, list(found)):
-        if case.key in seen:
+    start_time = time.monotonic()
+    for case in cases(arguments.tasks.split(","), arguments.prompts, list(results)):
+        if case.key in visited:
             continue
-        if time.monotonic() - begun > 60 * arguments.minutes:
+        if time.monotonic() - start_time > 60 * arguments.minutes:
             break
-        rows.append(run(engine, prompts, case, found[case.arm].switches))
+        rows.append(run(engine, prompts, case, results[case.arm].switches))
         with arguments.runs.open("a") as file:
             file.write(json.dumps(rows[-1]) + "\n")
     lines = summarise(rows)
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    listed = {name: {"row": arm.row, "switches": arm.switches} for name, arm in found.items()}
+    listed = {name: {"row": arm.row, "switches": arm.switches} for name, arm in results.items()}
     arguments.out.write_text(json.dumps({"about": about(), "arms": listed, "lines": lines}, indent=1) + "\n")
     print(table(lines))
 

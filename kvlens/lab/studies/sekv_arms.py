@@ -48,7 +48,7 @@ def arms() -> dict[str, Arm]:
     of the preset's 24."""
     config = AutoConfig.from_pretrained(models.resolve("demo"))
     tau = float(load_router(ROUTER, models.shape_of(config, 4)).threshold.sigmoid().mean())
-    found = {
+    results = {
         "full": Arm("FullKV", None),
         "SeKV": Arm("Table 5: SeKV; Table 7: R_max 16, alpha 1, w 24", {}),
         "fixed chunks": Arm("Table 5: w/o entropy-guided segmentation", {"segmentation": "chunks", "l_max": CHUNK}),
@@ -58,18 +58,18 @@ def arms() -> dict[str, Arm]:
         "no reconstruction": Arm("Table 5: w/o SVD reconstruction", {"zoom": "off"}),
         "one threshold": Arm("Table 5: fixed global threshold", {"tau": tau}),
     }
-    found |= {f"R_max {rank}": Arm("Table 7: max rank", {"max_rank": rank}) for rank in (4, 8)}
-    found["untrained, R_max 32"] = Arm(
+    results |= {f"R_max {rank}": Arm("Table 7: max rank", {"max_rank": rank}) for rank in (4, 8)}
+    results["untrained, R_max 32"] = Arm(
         "Table 7: max rank (the trained gates end at 16)", {"router": "pca", "max_rank": 32}
     )
-    found["alpha 2"] = Arm("Table 7: surprisal threshold (the preset's cap on anchors binds)", {"alpha": 2.0})
-    found |= {
+    results["alpha 2"] = Arm("Table 7: surprisal threshold (the preset's cap on anchors binds)", {"alpha": 2.0})
+    results |= {
         f"alpha {alpha:g}, uncapped": Arm(
             "Table 7: surprisal threshold, no cap on anchors", {"alpha": alpha, "anchor_share": 1.0}
         )
         for alpha in (0.5, 1.0, 1.5, 2.0)
     }
-    found |= {f"w {window}": Arm("Table 7: local window", {"window": window}) for window in (12, 48)}
+    results |= {f"w {window}": Arm("Table 7: local window", {"window": window}) for window in (12, 48)}
     alone: dict[str, dict[str, Any]] = {
         "all": {},
         "all, R_max 8": {"max_rank": 8},
@@ -77,7 +77,7 @@ def arms() -> dict[str, Arm]:
         "all, pre-RoPE, R_max 8": {"max_rank": 8, "pre_rope": True},
         "all, pre-RoPE, R_max 4": {"max_rank": 4, "pre_rope": True},
     }
-    return found | {
+    return results | {
         "pre-RoPE": Arm("ours: key space", {"pre_rope": True}),
         "untrained, pre-RoPE": Arm("ours: key space", {"router": "pca", "pre_rope": True}),
         "factors only": Arm("ours: form in host memory", {"form": "factors"}),

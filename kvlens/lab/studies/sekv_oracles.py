@@ -70,10 +70,10 @@ class OracleSession:
             self.weight = sekv_router.fit_pca(read.keys, shape.group, sizes[0])
             self.summary = sekv_router.summaries(self.weight, self.mean_keys)
         if arm.score == "bound":
-            cuts = [pieces(*of, sizes[1]) for of in ranges]
+            cuts = [pieces(*total, sizes[1]) for total in ranges]
             self.part_of = torch.tensor([place for place, parts in enumerate(cuts) for _ in parts])
-            kept = sekv_router.ranges_of_keys(read.keys, [part for parts in cuts for part in parts])
-            self.bounds, self.scale = sekv_router.to_bytes(kept)
+            kept_tokens = sekv_router.ranges_of_keys(read.keys, [part for parts in cuts for part in parts])
+            self.bounds, self.scale = sekv_router.to_bytes(kept_tokens)
         self.ends = torch.tensor([span.tok_end for span in spans])
 
     def tokens_seen(self, layer: int) -> int:
@@ -126,8 +126,8 @@ class OracleSession:
             return self._true_mass(logits)
         if self.arm.coarse == "second":
             rows, none = logits[..., self.inside], torch.zeros_like(plain)
-            first, square = (none.index_add(-1, self.of, x) / self.length for x in (rows, rows.square()))
-            return plain + (square - first.square()).clamp_min(0) / 2
+            start, square = (none.index_add(-1, self.of, x) / self.length for x in (rows, rows.square()))
+            return plain + (square - start.square()).clamp_min(0) / 2
         return plain
 
     def _score(self, layer: int, query: Tensor, logits: Tensor, scaling: float) -> Tensor:
@@ -148,22 +148,22 @@ class OracleSession:
         score."""
         arm, group = self.arm, self.shape.group
         score = self._score(layer, query, logits, scaling)
-        asked = torch.ones_like(score, dtype=torch.bool)
+        request = torch.ones_like(score, dtype=torch.bool)
         if arm.rate < 1:
-            before = self.read.last_queries[layer]
-            seen = torch.arange(self.n - before.shape[1], self.n)[:, None] >= self.ends
-            past = self._score(layer, before, before @ self._heads(self.read.keys[layer]).mT * scaling, scaling)
-            threshold = sekv_router.fit_threshold(past.masked_fill(~seen, -math.inf), arm.rate)
-            asked = sekv_router.expand(score, threshold)
-        any_asked = asked.unflatten(0, (-1, group)).any(1)
+            previous = self.read.last_queries[layer]
+            visited = torch.arange(self.n - previous.shape[1], self.n)[:, None] >= self.ends
+            past = self._score(layer, previous, previous @ self._heads(self.read.keys[layer]).mT * scaling, scaling)
+            threshold = sekv_router.fit_threshold(past.masked_fill(~visited, -math.inf), arm.rate)
+            request = sekv_router.expand(score, threshold)
+        any_asked = request.unflatten(0, (-1, group)).any(1)
         best = score.unflatten(0, (-1, group)).amax(1).masked_fill(~any_asked, -math.inf)
         ranked = best.sort(-1, descending=True)
-        hot, left = torch.zeros_like(any_asked), torch.full(best.shape[:2], float(self.room))
+        hot, remaining = torch.zeros_like(any_asked), torch.full(best.shape[:2], float(self.room))
         for place in range(len(self.length)):
             span = ranked.indices[..., place]
-            fits = (ranked.values[..., place] > -math.inf) & (self.length[span] <= left)
+            fits = (ranked.values[..., place] > -math.inf) & (self.length[span] <= remaining)
             hot.scatter_(-1, span[..., None], fits[..., None])
-            left -= self.length[span] * fits
+            remaining -= self.length[span] * fits
         if layer in arm.needle:
-            hot, asked = hot | self.needle, asked | self.needle
-        return hot.repeat_interleave(group, 0) & asked
+            hot, request = hot | self.needle, request | self.needle
+        return hot.repeat_interleave(group, 0) & request

@@ -71,8 +71,8 @@ def sentences() -> list[str]:
     out = []
     for name in sorted(topics):
         lines = [x for x in topics[name].splitlines() if not re.match(r"^(\s{3,}|[*=~^\-]{3,}|\.\.)", x)]
-        found = re.split(r"(?<=[.!?])\s+", " ".join(" ".join(lines).split()))
-        out += [sentence for sentence in found if 30 < len(sentence) < 400]
+        pieces = re.split(r"(?<=[.!?])\s+", " ".join(" ".join(lines).split()))
+        out += [sentence for sentence in pieces if 30 < len(sentence) < 400]
     return out
 
 
@@ -80,24 +80,24 @@ def ask(tokenizer: Any, length: int, index: int) -> tuple[Prompt, str]:
     """A prompt of at most `length` tokens, and the number it asks for."""
     rng, encoding, prose = random.Random(f"sekv/test/{index}"), encoding_of(tokenizer), sentences()
     name, number = f"{rng.choice(ADJECTIVES)} {rng.choice(NOUNS)}", str(rng.randrange(1000000, 9999999))
-    at = rng.randrange(len(prose))
+    position = rng.randrange(len(prose))
     fact, opening = f"The secret number of the {name} is {number}.", f"The secret number of the {name} is"
     head, tail = "Read this text.\n", f"\nQuestion: What is the secret number of the {name}?"
     room = length - encoding.special - sum(len(encoding.encode(x)) for x in (head + fact + tail, opening)) - 2
     hay, ends = [], [0]
     for _ in range(len(prose)):
-        at += 1
-        tokens = len(encoding.encode(" " + prose[at % len(prose)]))
+        position += 1
+        tokens = len(encoding.encode(" " + prose[position % len(prose)]))
         if tokens <= room - ends[-1]:
-            hay.append(prose[at % len(prose)])
+            hay.append(prose[position % len(prose)])
             ends.append(ends[-1] + tokens)
         elif room - ends[-1] < 8:
             break
     goal = DEPTHS[index % len(DEPTHS)] * ends[-1]
     place = min(range(len(ends)), key=lambda i: abs(ends[i] - goal))
-    before = head + "".join(f"{sentence} " for sentence in hay[:place])
-    text = before + " ".join([fact, *hay[place:]]) + tail
-    source = PromptText(text, f" {number}", ((len(before), len(before) + len(fact)),), None, index, opening)
+    previous = head + "".join(f"{sentence} " for sentence in hay[:place])
+    text = previous + " ".join([fact, *hay[place:]]) + tail
+    source = PromptText(text, f" {number}", ((len(previous), len(previous) + len(fact)),), None, index, opening)
     return tokenize(source, tokenizer, 1 << 20, NEW), number
 
 
@@ -113,17 +113,19 @@ def session(engine: Engine, prompt: Prompt, read: ReadPrompt, arm: Oracle, set_:
     room = plan.recall_within(sized, shape, limit, n)
     if room is None:
         raise SystemExit(f"{budget} of {n:,} tokens is not feasible for {set_}.")
-    (start, end), chosen = prompt.source.needle[0], [span for span in spans if span.kind in COMPRESSED]
-    tokens = [i for i, at in enumerate(prompt.offsets[:n]) if at is not None and at[0] < end and at[1] > start]
-    needle = torch.tensor([any(s.tok_start <= i < s.tok_end for i in tokens) for s in chosen])
-    return OracleSession(shape, read, chosen, room, needle, arm, (params.dim, params.piece))
+    (start, end), choice = prompt.source.needle[0], [span for span in spans if span.kind in COMPRESSED]
+    tokens = [
+        i for i, index in enumerate(prompt.offsets[:n]) if index is not None and index[0] < end and index[1] > start
+    ]
+    needle = torch.tensor([any(s.tok_start <= i < s.tok_end for i in tokens) for s in choice])
+    return OracleSession(shape, read, choice, room, needle, arm, (params.dim, params.piece))
 
 
 @torch.inference_mode()
-def logits_of(engine: Engine, prompt: Prompt, answer: list[int], seen: Any) -> torch.Tensor:
+def logits_of(engine: Engine, prompt: Prompt, answer: list[int], value: Any) -> torch.Tensor:
     """Log-probabilities [m, V] before each of the answer's tokens."""
     fed = torch.tensor([[prompt.ids[-1], *answer[:-1]]])
-    cache = SessionCache(seen, engine.loaded.shape.layers)
+    cache = SessionCache(value, engine.loaded.shape.layers)
     out = engine.loaded.model(input_ids=fed, past_key_values=cache, use_cache=True).logits[0]
     logprobs: torch.Tensor = out.float().log_softmax(-1)
     return logprobs
@@ -156,19 +158,19 @@ def main() -> None:
             }
             rows[name].append(row)
     about = {**machine(), "model": arguments.model, "weights": weights(arguments.model), "threads": 1}
-    lines = [line(name, of) for name, of in rows.items()]
-    for told in lines:
-        print(f"{told['arm']:36s} {told['exact']:.2f} ({told['low']:.2f}-{told['high']:.2f}) n={told['n']}")
-    asked = {"length": arguments.length, "budget": arguments.budget, "question": "known"}
+    lines = [line(name, total) for name, total in rows.items()]
+    for entry in lines:
+        print(f"{entry['arm']:36s} {entry['exact']:.2f} ({entry['low']:.2f}-{entry['high']:.2f}) n={entry['n']}")
+    request = {"length": arguments.length, "budget": arguments.budget, "question": "known"}
     settings = {name: {"oracle": repr(arm), "set": set_} for name, (arm, set_) in ARMS.items()}
-    arguments.out.write_text(json.dumps({"about": about, **asked, "arms": settings, "lines": lines}, indent=1) + "\n")
+    arguments.out.write_text(json.dumps({"about": about, **request, "arms": settings, "lines": lines}, indent=1) + "\n")
 
 
-def line(name: str, of: list[dict[str, float]]) -> dict[str, Any]:
+def line(name: str, rows: list[dict[str, float]]) -> dict[str, Any]:
     """An arm: n, exact match with its Wilson interval, means of the rest."""
-    mean = {key: sum(row[key] for row in of) / len(of) for key in of[0]}
-    low, high = wilson(mean["exact"], len(of))
-    return {"arm": name, "n": len(of), **mean, "low": low, "high": high}
+    mean = {key: sum(row[key] for row in rows) / len(rows) for key in rows[0]}
+    low, high = wilson(mean["exact"], len(rows))
+    return {"arm": name, "n": len(rows), **mean, "low": low, "high": high}
 
 
 if __name__ == "__main__":

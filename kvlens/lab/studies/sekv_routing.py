@@ -45,19 +45,19 @@ Score = Callable[[Read, routing.Looks], Tensor]
 
 def by_weight(weight: Tensor) -> Score:
     """Eq. 5."""
-    return lambda found, seen: routing.scores(weight, seen.query.float(), seen.mean_keys, seen.length)
+    return lambda results, visited: routing.scores(weight, visited.query.float(), visited.mean_keys, visited.length)
 
 
-def by_mean(found: Read, seen: routing.Looks) -> Tensor:
+def by_mean(results: Read, looks: routing.Looks) -> Tensor:
     """What attention would give a coarse entry."""
-    keys = seen.mean_keys.repeat_interleave(seen.query.shape[1] // seen.mean_keys.shape[1], 1)
-    return torch.einsum("lhtd,lhsd->lhts", seen.query.float(), keys) * found.scaling + seen.length.log()
+    keys = looks.mean_keys.repeat_interleave(looks.query.shape[1] // looks.mean_keys.shape[1], 1)
+    return torch.einsum("lhtd,lhsd->lhts", looks.query.float(), keys) * results.scaling + looks.length.log()
 
 
-def by_bound(found: Read, seen: routing.Looks) -> Tensor:
+def by_bound(results: Read, looks: routing.Looks) -> Tensor:
     """The most that any key within the ranges of the span's keys could be given."""
-    query, hidden = seen.query.float(), ~found.in_span[..., None]
-    keys = found.keys[:, :, found.place]
+    query, hidden = looks.query.float(), ~results.in_span[..., None]
+    keys = results.keys[:, :, results.place]
     ends = (keys.masked_fill(hidden, -torch.inf).amax(3), keys.masked_fill(hidden, torch.inf).amin(3))
     group = query.shape[1] // keys.shape[1]
     high, low = (end.repeat_interleave(group, 1) for end in ends)
@@ -65,11 +65,12 @@ def by_bound(found: Read, seen: routing.Looks) -> Tensor:
     return upper + torch.einsum("lhtd,lhsd->lhts", query.clamp_max(0), low)
 
 
-def shares(score: Tensor, mass: Tensor, mine: Tensor) -> list[float]:
-    """Share of the mass on spans that the best BEST spans hold, mean over the positions of `mine`."""
-    of, ranked = mass[mine], score[mine]
+def shares(score: Tensor, mass: Tensor, values: Tensor) -> list[float]:
+    """Share of the mass on spans that the best BEST spans hold, mean over the positions of `values`."""
+    total, ranked = mass[values], score[values]
     return [
-        float((of.gather(-1, ranked.topk(min(k, of.shape[-1]), -1).indices).sum(-1) / of.sum(-1)).mean()) for k in BEST
+        float((total.gather(-1, ranked.topk(min(k, total.shape[-1]), -1).indices).sum(-1) / total.sum(-1)).mean())
+        for k in BEST
     ]
 
 
@@ -82,45 +83,45 @@ def measure(model: str, places: int, held_out: int, steps: int) -> dict[str, Any
     settings = SeKVTraining(routing_steps=steps, routing_windows=places)
     texts = [loaded.tokenizer(text)["input_ids"] for text in corpus.documents()]
 
-    def place(of: list[list[int]], at: str) -> tuple[Read, routing.Looks]:
-        ids = draw(of, LENGTH, random.Random(f"{settings.seed}/{at}"))
-        found = read(network, ids, settings.routing_suffix, params, CAP)
-        assert found is not None, "a place of 1,024 tokens has spans"
-        return found, routing.looks_of(found, params)
+    def place(total: list[list[int]], index: str) -> tuple[Read, routing.Looks]:
+        ids = draw(total, LENGTH, random.Random(f"{settings.seed}/{index}"))
+        mapping = read(network, ids, settings.routing_suffix, params, CAP)
+        assert mapping is not None, "a place of 1,024 tokens has spans"
+        return mapping, routing.looks_of(mapping, params)
 
-    first, _ = place(texts[:-2], "routing/0")
-    seen = [place(texts[:-2], f"routing/{at}")[1] for at in range(places)]
-    scores: dict[str, Score] = {"true mass": lambda found, seen: seen.mass.float(), "chance": by_chance}
+    first_item, _ = place(texts[:-2], "routing/0")
+    visited = [place(texts[:-2], f"routing/{index}")[1] for index in range(places)]
+    scores: dict[str, Score] = {"true mass": lambda mapping, visited: visited.mass.float(), "chance": by_chance}
     group = loaded.shape.q_heads // loaded.shape.kv_heads
     for size in SIZES:
-        start = sekv_router.fit_pca(first.keys, group, size)
+        start = sekv_router.fit_pca(first_item.keys, group, size)
         scores[f"eq. 5, principal directions, d' {size}"] = by_weight(start)
-        scores[f"eq. 5, learned, d' {size}"] = by_weight(routing.learn(start, seen, settings, print))
+        scores[f"eq. 5, learned, d' {size}"] = by_weight(routing.learn(start, visited, settings, print))
     scores["q . mean key"] = by_mean
     scores["bound of the span's keys"] = by_bound
-    found: dict[str, list[list[float]]] = {name: [] for name in scores}
-    for at in range(held_out):
-        document, looked = place(texts[-2:], f"held out/{at}")
+    mapping: dict[str, list[list[float]]] = {name: [] for name in scores}
+    for index in range(held_out):
+        document, looked = place(texts[-2:], f"held out/{index}")
         mass = looked.mass.float()
-        mine = losses.mined(mass, settings.concentration, settings.strongest)
+        own_rows = losses.mined(mass, settings.concentration, settings.strongest)
         for name, score in scores.items():
-            found[name].append(shares(score(document, looked), mass, mine))
+            mapping[name].append(shares(score(document, looked), mass, own_rows))
     return {
         "about": about((), model)
         | {"model": model, "length": LENGTH, "places": places, "n": held_out, "parameters": PARAMS}
         | {"training": dataclasses.asdict(settings), "documents": corpus.named(), "best": BEST},
-        "lines": [{"score": name, "shares": line(of)} for name, of in found.items()],
+        "lines": [{"score": name, "shares": line(total)} for name, total in mapping.items()],
     }
 
 
-def by_chance(found: Read, seen: routing.Looks) -> Tensor:
+def by_chance(results: Read, looks: routing.Looks) -> Tensor:
     """Drawn numbers, the same every time."""
-    return torch.rand(seen.mass.shape, generator=torch.Generator().manual_seed(0))
+    return torch.rand(looks.mass.shape, generator=torch.Generator().manual_seed(0))
 
 
-def line(of: list[list[float]]) -> list[dict[str, Any]]:
+def line(values: list[list[float]]) -> list[dict[str, Any]]:
     """Mean over the places, with Student's interval."""
-    columns = [list(column) for column in zip(*of, strict=True)]
+    columns = [list(column) for column in zip(*values, strict=True)]
     return [{"mean": round(sum(x) / len(x), 4), "interval": of_mean(x)} for x in columns]
 
 
@@ -132,14 +133,14 @@ def main() -> None:
     parser.add_argument("--held-out", type=int, default=12)
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--out", type=Path)
-    given = parser.parse_args()
-    result = measure(given.model, given.places, given.held_out, given.steps)
+    options = parser.parse_args()
+    result = measure(options.model, options.places, options.held_out, options.steps)
     for each in result["lines"]:
-        told = "  ".join(f"{x['mean']:.3f}" for x in each["shares"])
-        print(f"{each['score']:60s} {told}")
-    if given.out:
-        given.out.parent.mkdir(parents=True, exist_ok=True)
-        given.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        sentence = "  ".join(f"{x['mean']:.3f}" for x in each["shares"])
+        print(f"{each['score']:60s} {sentence}")
+    if options.out:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -74,7 +74,7 @@ def run(engine: Engine, prompt: Prompt, number: str, read: ReadPrompt, arm: str)
     preset, switches = ARMS[name]
     method = methods.get("sekv" if preset else "full")
     params = methods.make_parameters(method, preset, switches)
-    begun = time.process_time()
+    start_time = time.process_time()
     try:
         budget = Budget.parse(share) if share else None
         result = engine.run(prompt, method, params, budget, Options(max_new=NEW), read=read)
@@ -85,7 +85,7 @@ def run(engine: Engine, prompt: Prompt, number: str, read: ReadPrompt, arm: str)
         "exact": float(right(number, result.text)),
         "text": result.text,
         "peak_share": result.peak_bytes / full,
-        "seconds": round(time.process_time() - begun, 2),
+        "seconds": round(time.process_time() - start_time, 2),
     }
 
 
@@ -100,7 +100,7 @@ def table(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for row in rows:
         if "exact" in row:
             arms.setdefault(row["arm"], []).append({key: row[key] for key in ("exact", "peak_share")})
-    return [line(arm, of) for arm, of in arms.items()]
+    return [line(arm, total) for arm, total in arms.items()]
 
 
 def main() -> None:
@@ -119,11 +119,11 @@ def main() -> None:
         ARMS.update(trained(arguments.router))
     arguments.runs.parent.mkdir(parents=True, exist_ok=True)
     rows = [json.loads(text) for text in arguments.runs.read_text().splitlines()] if arguments.runs.exists() else []
-    done = {(row["index"], row["arm"]) for row in rows}
+    finished = {(row["index"], row["arm"]) for row in rows}
     engine = Engine(models.load(arguments.model, "cpu"))
-    wanted = arguments.arms.split(",")
+    target = arguments.arms.split(",")
     for index in range(arguments.first, arguments.first + arguments.prompts):
-        missing = [arm for arm in wanted if (index, arm) not in done]
+        missing = [arm for arm in target if (index, arm) not in finished]
         if not missing:
             continue
         prompt, number = ask(engine.loaded.tokenizer, LENGTH, index)
@@ -137,11 +137,11 @@ def main() -> None:
     settings = {name: {"preset": preset, "set": named(set_)} for name, (preset, set_) in ARMS.items()}
     if arguments.router:
         settings["trained"]["router"] = json.loads(arguments.router.with_suffix(".json").read_text())
-    asked = {"length": LENGTH, "question": "known", "arms": settings}
+    request = {"length": LENGTH, "question": "known", "arms": settings}
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(json.dumps({"about": about, **asked, "lines": table(rows)}, indent=1) + "\n")
-    for told in table(rows):
-        print(f"{told['arm']:36s} {told['exact']:.2f} ({told['low']:.2f}-{told['high']:.2f}) n={told['n']}")
+    arguments.out.write_text(json.dumps({"about": about, **request, "lines": table(rows)}, indent=1) + "\n")
+    for lines in table(rows):
+        print(f"{lines['arm']:36s} {lines['exact']:.2f} ({lines['low']:.2f}-{lines['high']:.2f}) n={lines['n']}")
 
 
 if __name__ == "__main__":

@@ -19,14 +19,14 @@ def summarise(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for (length, budget, arm, task), members in sorted(
         groups.items(), key=lambda g: (*g[0][:2], order.index(g[0][2]), g[0][3])
     ):
-        done = [row for row in members if "exact" in row]
-        line: dict[str, Any] = {"task": task, "length": length, "budget": budget, "arm": arm, "n": len(done)}
-        line["infeasible"] = len(members) - len(done)
-        if done:
-            line["exact"] = float(np.mean([row["exact"] for row in done]))
-            line["low"], line["high"] = wilson(line["exact"], len(done))
-            for name in [name for name in done[0] if name not in ("key", "exact", *Case.__dataclass_fields__)]:
-                values = [row[name] for row in done if row[name] is not None]
+        judged = [row for row in members if "exact" in row]
+        line: dict[str, Any] = {"task": task, "length": length, "budget": budget, "arm": arm, "n": len(judged)}
+        line["infeasible"] = len(members) - len(judged)
+        if judged:
+            line["exact"] = float(np.mean([row["exact"] for row in judged]))
+            line["low"], line["high"] = wilson(line["exact"], len(judged))
+            for name in [name for name in judged[0] if name not in ("key", "exact", *Case.__dataclass_fields__)]:
+                values = [row[name] for row in judged if row[name] is not None]
                 line[name] = float(np.mean(values)) if values else None
         out.append(line)
     return out
@@ -52,11 +52,11 @@ def table(lines: list[dict[str, Any]]) -> str:
     )
     text = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     for place in dict.fromkeys((line["length"], line["budget"], line["arm"]) for line in lines):
-        of = {line["task"]: line for line in lines if (line["length"], line["budget"], line["arm"]) == place}
-        done = [line for line in of.values() if line["n"]]
+        total = {line["task"]: line for line in lines if (line["length"], line["budget"], line["arm"]) == place}
+        judged = [line for line in total.values() if line["n"]]
 
-        def mean(name: str, form: str, done: list[dict[str, Any]] = done) -> str:
-            values = [line[name] for line in done if line.get(name) is not None]
+        def mean(name: str, form: str, judged: list[dict[str, Any]] = judged) -> str:
+            values = [line[name] for line in judged if line.get(name) is not None]
             return format(float(np.mean(values)), form) if values else ""
 
         stored, raw = mean("span_bytes", ".0f"), mean("raw_bytes", ".0f")
@@ -65,7 +65,7 @@ def table(lines: list[dict[str, Any]]) -> str:
             " / ".join(filter(None, (mean(f"{name}_{x}", form) for x in "kv")))
             for name, form in (("rank", ".1f"), ("err", ".2f"))
         ]
-        cells = [str(place[0]), str(place[1]), place[2], *(_exact(of.get(task)) for task in tasks)]
+        cells = [str(place[0]), str(place[1]), place[2], *(_exact(total.get(task)) for task in tasks)]
         cells += [
             mean("characters", ".2f"),
             mean("zoom_rate", ".3f"),
@@ -74,7 +74,7 @@ def table(lines: list[dict[str, Any]]) -> str:
             *pairs,
         ]
         cells += [f"{float(stored) / float(raw):.2f}" if held else "", mean("raw_share", ".2f")]
-        cells += [f"{float(mean('h2d_bytes_per_step', '.1f')) / 1024:.0f} KiB" if done else ""]
+        cells += [f"{float(mean('h2d_bytes_per_step', '.1f')) / 1024:.0f} KiB" if judged else ""]
         text.append(f"| {' | '.join(cells)} |")
     return "\n".join(text)
 

@@ -27,33 +27,35 @@ def told(url: str, chromium: str) -> dict[str, Any]:
     """Seconds of the story: to the first page, from the sample's click to its verdict, from a hold's to its outcome."""
     from playwright.sync_api import sync_playwright
 
-    found: dict[str, Any] = {"clicks": 1 + 1}
+    mapping: dict[str, Any] = {"clicks": 1 + 1}
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=CHROMIUM_ARGUMENTS)
         page = browser.new_page(viewport={"width": 1440, "height": 900})
         page.set_default_timeout(300_000)
 
         def seconds(act: Callable[[], object], until: Callable[[], object]) -> float:
-            began = time.perf_counter()
+            start_time = time.perf_counter()
             act()
             until()
-            return round(time.perf_counter() - began, 1)
+            return round(time.perf_counter() - start_time, 1)
 
         sample = page.get_by_role("button", name=re.compile("Watch a real model|Run the sample prompt"))
-        found["first_page_s"] = seconds(lambda: page.goto(url), sample.wait_for)
-        found["lost_s"] = seconds(sample.click, page.get_by_text(re.compile("Lost at step|Nothing was lost")).wait_for)
+        mapping["first_page_s"] = seconds(lambda: page.goto(url), sample.wait_for)
+        mapping["lost_s"] = seconds(
+            sample.click, page.get_by_text(re.compile("Lost at step|Nothing was lost")).wait_for
+        )
         page.wait_for_timeout(2000)
-        found["verdict"] = page.locator(".st-key-verdict").inner_text()
+        mapping["verdict"] = page.locator(".st-key-verdict").inner_text()
         hold, tries = page.get_by_role("button", name="Hold it resident"), page.get_by_text("Answer with it held")
         if hold.count():
-            found["held_s"] = [seconds(hold.click, tries.wait_for)]
+            mapping["held_s"] = [seconds(hold.click, tries.wait_for)]
             page.wait_for_timeout(2000)
             again = page.get_by_text("All tries on this run (2)")
-            found["held_s"].append(seconds(hold.click, again.wait_for))
-            found["restored"] = page.get_by_test_id("stMetric").first.inner_text().split()[-1]
-            found["tried"] = page.locator(".st-key-tried").inner_text()
+            mapping["held_s"].append(seconds(hold.click, again.wait_for))
+            mapping["restored"] = page.get_by_test_id("stMetric").first.inner_text().split()[-1]
+            mapping["tried"] = page.locator(".st-key-tried").inner_text()
         browser.close()
-    return found
+    return mapping
 
 
 def opened(url: str, chromium: str) -> dict[str, Any]:
@@ -74,13 +76,13 @@ def opened(url: str, chromium: str) -> dict[str, Any]:
             button = page.get_by_role("button", name=re.compile("^Open .* loss$")).nth(card)
             button.wait_for()
             page.wait_for_timeout(3000)
-            began = time.perf_counter()
+            start_time = time.perf_counter()
             button.click()
             page.get_by_text("Answer with it held").wait_for()
             page.locator("#player[data-step]").wait_for()
-            told = time.perf_counter() - began
+            told = time.perf_counter() - start_time
             page.locator("#box").wait_for(state="visible")
-            took.append([round(told, 1), round(time.perf_counter() - began, 1)])
+            took.append([round(told, 1), round(time.perf_counter() - start_time, 1)])
             page.close()
         browser.close()
     return {"gallery_s": [told for told, _ in took], "marks_s": [marked for _, marked in took]}
@@ -92,13 +94,13 @@ def main() -> None:
     parser.add_argument("--chromium", default="/usr/bin/chromium")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--gallery", action="store_true", help="the gallery alone; no model is loaded")
-    given = parser.parse_args()
-    found: dict[str, Any] = {}
-    for tell in [opened] if given.gallery else [opened, told]:
+    options = parser.parse_args()
+    mapping: dict[str, Any] = {}
+    for tell in [opened] if options.gallery else [opened, told]:
         with tempfile.TemporaryDirectory() as folder:
             process, url, health = start(Path(folder))
             try:
-                found |= {"health_s": round(health, 2)} | tell(url, given.chromium)
+                mapping |= {"health_s": round(health, 2)} | tell(url, options.chromium)
             finally:
                 process.terminate()
                 process.wait(20)
@@ -108,11 +110,11 @@ def main() -> None:
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "load_average": round(os.getloadavg()[0], 2),
     }
-    text = json.dumps({**about, **found}, ensure_ascii=False, indent=1)
-    if given.out is None:
+    text = json.dumps({**about, **mapping}, ensure_ascii=False, indent=1)
+    if options.out is None:
         print(text)
     else:
-        given.out.write_text(text + "\n", encoding="utf-8")
+        options.out.write_text(text + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -42,5 +42,5 @@ class Aime24(Reasoning):
         return Posed(f"{line['problem'].strip()}\n\n{BOXED}", (str(int(line["answer"])),))
 
     def measure(self, output: str, answers: tuple[str, ...], facts: Mapping[str, Any]) -> float:
-        said = _WRAPPED.sub(r"\1", last_boxed(output) or "").strip(" $.")
-        return float(re.fullmatch(r"[0-9]{1,3}", said) is not None and int(said) == int(answers[0]))
+        sentence = _WRAPPED.sub(r"\1", last_boxed(output) or "").strip(" $.")
+        return float(re.fullmatch(r"[0-9]{1,3}", sentence) is not None and int(sentence) == int(answers[0]))

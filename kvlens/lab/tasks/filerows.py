@@ -20,7 +20,7 @@ def read_rows(path: Path, fields: Mapping[str, type]) -> tuple[str, Rows]:
     Raises ValueError with one sentence that names row and field.
     """
     unit, rows = _read(path)
-    found = []
+    entries = []
     for number, row in rows:
         place = f"{unit} {number} of '{path.name}'"
         for name, kind in fields.items():
@@ -28,10 +28,10 @@ def read_rows(path: Path, fields: Mapping[str, type]) -> tuple[str, Rows]:
                 raise ValueError(f"{place} lacks the field '{name}'.")
             if not isinstance(row[name], kind) or isinstance(row[name], bool):
                 raise ValueError(f"{place}: the field '{name}' is not {KINDS[kind]}.")
-        found.append((number, row))
-    if not found:
+        entries.append((number, row))
+    if not entries:
         raise ValueError(f"'{path.name}' holds no prompts.")
-    return unit, found
+    return unit, entries
 
 
 def _read(path: Path) -> tuple[str, Iterator[tuple[int, dict[str, Any]]]]:
@@ -78,12 +78,12 @@ def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 def _array(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     try:
-        found = json.loads(read_text(path))
+        message = json.loads(read_text(path))
     except (json.JSONDecodeError, RecursionError):
         raise ValueError(f"'{path.name}' is not JSON.") from None
-    if not isinstance(found, list):
+    if not isinstance(message, list):
         raise ValueError(f"'{path.name}' is not a JSON array.")
-    for number, entry in enumerate(found, 1):
+    for number, entry in enumerate(message, 1):
         if not isinstance(entry, dict):
             raise ValueError(f"entry {number} of '{path.name}' is not a JSON object.")
         yield number, entry
@@ -94,10 +94,10 @@ def _parquet(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     import pyarrow.parquet as pq
 
     try:
-        found = pq.read_table(path, partitioning=None).to_pylist()
+        results = pq.read_table(path, partitioning=None).to_pylist()
     except (pa.ArrowException, OSError) as error:
         raise ValueError(f"'{path.name}' cannot be read as Parquet: {str(error).partition(chr(10))[0]}.") from None
-    yield from enumerate(found, 1)
+    yield from enumerate(results, 1)
 
 
 def _csv(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:

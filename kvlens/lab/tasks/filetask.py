@@ -101,8 +101,8 @@ class FileTask(Task):
     def score(self, answer: str, output: str) -> float:
         return self.measure(output, (answer.strip(),), {})
 
-    def grade(self, asked: Asked, output: str) -> float:
-        return self.measure(output, asked.answers, asked.facts)
+    def grade(self, request: Asked, output: str) -> float:
+        return self.measure(output, request.answers, request.facts)
 
     def wrong(self, number: int, problem: str) -> ValueError:
         """The error of a row."""
@@ -120,13 +120,13 @@ def cut_middle(text: str, tokens: int, encode: Encode, behind: str = "") -> str:
         return text
     low, high = 0, len(text)
     while low < high:
-        kept = (low + high + 1) // 2
-        if len(encode(_ends(text, kept) + behind)) <= tokens:
-            low = kept
+        kept_tokens = (low + high + 1) // 2
+        if len(encode(_ends(text, kept_tokens) + behind)) <= tokens:
+            low = kept_tokens
         else:
-            high = kept - 1
+            high = kept_tokens - 1
     return _ends(text, low)
 
 
-def _ends(text: str, kept: int) -> str:
-    return text[: kept - kept // 2] + (text[-(kept // 2) :] if kept > 1 else "")
+def _ends(text: str, kept_count: int) -> str:
+    return text[: kept_count - kept_count // 2] + (text[-(kept_count // 2) :] if kept_count > 1 else "")

@@ -48,10 +48,10 @@ class Gpqa(Reasoning):
 
     def pose(self, index: int) -> Posed:
         number, line = self.lines[index // self.samples]
-        said = [line[name].strip() for name in CHOICES]
-        right = said[0]
-        random.Random(f"gpqa/{self.shuffle}/{number}").shuffle(said)
-        return _posed(line["Question"], said, right)
+        sentences = [line[name].strip() for name in CHOICES]
+        right = sentences[0]
+        random.Random(f"gpqa/{self.shuffle}/{number}").shuffle(sentences)
+        return _posed(line["Question"], sentences, right)
 
     def ask(self, line: dict[str, Any]) -> Posed:
         return _posed(line["Question"], [line[name].strip() for name in CHOICES], line[CHOICES[0]].strip())
@@ -60,16 +60,16 @@ class Gpqa(Reasoning):
         return float(letter(output) in answers)
 
 
-def _posed(question: str, said: list[str], right: str) -> Posed:
-    choices = "\n".join(f"({letter}) {text}" for letter, text in zip(LETTERS, said, strict=True))
+def _posed(question: str, texts: list[str], right: str) -> Posed:
+    choices = "\n".join(f"({letter}) {text}" for letter, text in zip(LETTERS, texts, strict=True))
     form = 'Think step by step, and end with "The correct answer is (letter)".'
-    return Posed(f"{question.strip()}\n\n{choices}\n\n{form}", (LETTERS[said.index(right)],))
+    return Posed(f"{question.strip()}\n\n{choices}\n\n{form}", (LETTERS[texts.index(right)],))
 
 
 def letter(output: str) -> str | None:
     """The letter that an output names, None when it names none: the first match of each form in turn."""
     for pattern in _SAID:
-        found = pattern.search(output)
-        if found and found.group(1) in LETTERS:
-            return found.group(1)
+        match = pattern.search(output)
+        if match and match.group(1) in LETTERS:
+            return match.group(1)
     return None

@@ -52,19 +52,21 @@ class Gsm8k(Reasoning):
             raise self.wrong(number, "has an answer that does not end with #### and a number")
 
     def pose(self, index: int) -> Posed:
-        at = index // self.samples
-        others = self._examples or [self.lines[(at + step) % len(self.lines)][1] for step in range(1, self.shots + 1)]
-        worked = "\n\n".join(f"{_asked(line)} {line['answer'].strip()}" for line in others[: self.shots])
-        line = self.lines[at][1]
-        context, asked = HEAD + worked, ("\n\n" if worked else "") + _asked(line)
-        return Posed(context, (f"{final(line['answer']):f}",), question=asked, cue=CUE)
+        position = index // self.samples
+        rest = self._examples or [
+            self.lines[(position + step) % len(self.lines)][1] for step in range(1, self.shots + 1)
+        ]
+        worked = "\n\n".join(f"{_asked(line)} {line['answer'].strip()}" for line in rest[: self.shots])
+        line = self.lines[position][1]
+        context, request = HEAD + worked, ("\n\n" if worked else "") + _asked(line)
+        return Posed(context, (f"{final(line['answer']):f}",), question=request, cue=CUE)
 
     def ask(self, line: dict[str, Any]) -> Posed:
         return Posed(HEAD, (f"{final(line['answer']):f}",), question=_asked(line), cue=CUE)
 
     def measure(self, output: str, answers: tuple[str, ...], facts: Mapping[str, Any]) -> float:
-        given = final(output)
-        return float(given is not None and given == Decimal(answers[0]))
+        source = final(output)
+        return float(source is not None and source == Decimal(answers[0]))
 
 
 def read_examples(path: Path, fields: Mapping[str, type], count: int) -> list[dict[str, Any]]:
@@ -83,9 +85,9 @@ def read_examples(path: Path, fields: Mapping[str, type], count: int) -> list[di
 
 def final(text: str) -> Decimal | None:
     """The number behind the first #### of a text; None where there is none."""
-    found = _FINAL.search(text)
+    match = _FINAL.search(text)
     try:
-        return Decimal(found.group(1).replace(",", "").rstrip(".")) if found else None
+        return Decimal(match.group(1).replace(",", "").rstrip(".")) if match else None
     except InvalidOperation:
         return None
 

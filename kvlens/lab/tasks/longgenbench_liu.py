@@ -62,8 +62,8 @@ class LongGenBenchLiu(FileTask):
                 f"'{path.name}' has {len(self.lines)} rows, too few for {questions} questions and {needed - questions} "
                 "worked examples: set @questions and @shots."
             )
-        of = "MMLU" if self.choices else "GSM8K"
-        self.summary = f"LongGenBench of Liu et al. (2410.04199), {questions} questions of {of} at once"
+        total = "MMLU" if self.choices else "GSM8K"
+        self.summary = f"LongGenBench of Liu et al. (2410.04199), {questions} questions of {total} at once"
         self.metric = f"share of the questions with the right last {'letter' if self.choices else 'number'}"
 
     def read(self) -> tuple[str, Rows]:
@@ -77,26 +77,26 @@ class LongGenBenchLiu(FileTask):
             raise self.wrong(number, "has an answer that does not end with #### and a number")
 
     def pose(self, index: int) -> Posed:
-        first = index * self.questions
-        return self._posed([line for _, line in self.lines[first : first + self.questions]], first + self.questions)
+        start = index * self.questions
+        return self._posed([line for _, line in self.lines[start : start + self.questions]], start + self.questions)
 
     def ask(self, line: dict[str, Any]) -> Posed:
         return self._posed([line], 0)
 
-    def _posed(self, asked: Sequence[Mapping[str, Any]], behind: int) -> Posed:
+    def _posed(self, request: Sequence[Mapping[str, Any]], behind: int) -> Posed:
         """behind: the row from which on worked examples are taken, from the first again where the rows end."""
         worked = self._worked
         if worked is None:
             rows = [self.lines[(behind + step) % len(self.lines)][1] for step in range(self.shots)]
             worked = "\n\n".join(
-                [*(f"Question_{at}:\n{row['question'].strip()}" for at, row in enumerate(rows, 1))]
-                + [f"Answer_{at}:\n{self._solution(row)}" for at, row in enumerate(rows, 1)]
+                [*(f"Question_{index}:\n{row['question'].strip()}" for index, row in enumerate(rows, 1))]
+                + [f"Answer_{index}:\n{self._solution(row)}" for index, row in enumerate(rows, 1)]
             )
         questions = "\n\n".join(
-            f"Question_{at}:\n{line['question'].strip()}" for at, line in enumerate(asked, self._first + 1)
+            f"Question_{index}:\n{line['question'].strip()}" for index, line in enumerate(request, self._first + 1)
         )
         context = f"{FORM}\n\nExamples:\n{worked}" if worked else FORM
-        answers = SEPARATOR.join(self._right(line) for line in asked)
+        answers = SEPARATOR.join(self._right(line) for line in request)
         return Posed(context, (answers,), question=f"\n\nFollowing questions:\n{questions}\n\n", cue="")
 
     def _right(self, line: Mapping[str, Any]) -> str:
@@ -107,19 +107,19 @@ class LongGenBenchLiu(FileTask):
         return f"{steps}The answer is {self._right(line)}."
 
     def measure(self, output: str, answers: tuple[str, ...], facts: Mapping[str, Any]) -> float:
-        wanted, given = answers[0].split(SEPARATOR), said(output)
+        target, source = answers[0].split(SEPARATOR), said(output)
         pattern = r"[ABCD]" if self.choices else r"\d*\.?\d+"
         right = 0
-        for answer, text in zip(wanted, given, strict=False):
-            found = re.findall(pattern, text.replace(",", ""))
-            right += bool(found) and found[-1] == answer.lstrip("-")
-        return right / len(wanted)
+        for answer, text in zip(target, source, strict=False):
+            pieces = re.findall(pattern, text.replace(",", ""))
+            right += bool(pieces) and pieces[-1] == answer.lstrip("-")
+        return right / len(target)
 
 
 def said(output: str) -> list[str]:
     """The answers of an output in their order."""
     pieces = "\n".join(output.split("Answer_"))
-    return [found.strip() for found in re.findall(r"(?<=:\n)(.*?)(?=\n\n|$)", pieces, re.DOTALL)]
+    return [results.strip() for results in re.findall(r"(?<=:\n)(.*?)(?=\n\n|$)", pieces, re.DOTALL)]
 
 
 def _choices(path: Path) -> tuple[str, Rows]:

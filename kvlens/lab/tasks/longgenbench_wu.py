@@ -54,17 +54,17 @@ class LongGenBenchWu(FileTask):
             raise self.wrong(number, f"has a field 'number' outside 1 to {MOST_SECTIONS:,}")
 
     def ask(self, line: dict[str, Any]) -> Posed:
-        wanted = f"{line['type']} 1 to {line['number']}"
-        return Posed(line["prompt"], (wanted,), {"prefix": line["prefix"]})
+        target = f"{line['type']} 1 to {line['number']}"
+        return Posed(line["prompt"], (target,), {"prefix": line["prefix"]})
 
     def measure(self, output: str, answers: tuple[str, ...], facts: Mapping[str, Any]) -> float:
         kind, _, number = answers[0].rpartition(" 1 to ")
         written = output.partition(END)[0]
         if not written.strip():
             return 0.0
-        found = set()
+        distinct_values = set()
         for block in (facts.get("prefix", "") + written).split(SEPARATOR):
             named = re.search(rf"{re.escape(kind)} (\d+)", block)
             if named:
-                found.add(int(named.group(1)))
-        return len(found & set(range(1, int(number) + 1))) / int(number)
+                distinct_values.add(int(named.group(1)))
+        return len(distinct_values & set(range(1, int(number) + 1))) / int(number)

@@ -29,6 +29,6 @@ def equal(answer: str, output: str) -> bool:
     verifier = package()
     # The package limits its time by a signal, which only the main thread receives.
     limit = SECONDS if threading.current_thread() is threading.main_thread() else None
-    wanted = verifier.parse(f"${answer}$", parsing_timeout=limit)
-    given = verifier.parse(output, parsing_timeout=limit)
-    return bool(verifier.verify(wanted, given, timeout_seconds=limit))
+    target = verifier.parse(f"${answer}$", parsing_timeout=limit)
+    source = verifier.parse(output, parsing_timeout=limit)
+    return bool(verifier.verify(target, source, timeout_seconds=limit))

@@ -51,30 +51,30 @@ class Reasoning(FileTask):
 def last_boxed(text: str) -> str | None:
     r"""What stands in the last \boxed{...} of a text whose braces match, pairs of braces inside it included; None where
     there is none. Braces behind a backslash are characters."""
-    found, at = None, text.find("\\boxed")
-    while at >= 0:
-        start = at + len("\\boxed")
+    results, position = None, text.find("\\boxed")
+    while position >= 0:
+        start = position + len("\\boxed")
         start += len(text[start:]) - len(text[start:].lstrip(" "))
         end = _closing(text, start)
         if end is not None:
-            found = text[start + 1 : end]
-        at = text.find("\\boxed", start)
-    return found
+            results = text[start + 1 : end]
+        position = text.find("\\boxed", start)
+    return results
 
 
 def _closing(text: str, start: int) -> int | None:
     """Where the brace that opens at `start` is closed."""
     if text[start : start + 1] != "{":
         return None
-    depth, at = 0, start
-    while at < len(text):
-        if text[at] == "\\":
-            at += 1
-        elif text[at] == "{":
+    depth, position = 0, start
+    while position < len(text):
+        if text[position] == "\\":
+            position += 1
+        elif text[position] == "{":
             depth += 1
-        elif text[at] == "}":
+        elif text[position] == "}":
             depth -= 1
             if not depth:
-                return at
-        at += 1
+                return position
+        position += 1
     return None

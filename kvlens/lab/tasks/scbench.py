@@ -72,20 +72,20 @@ class SCBench(FileTask):
         if turns not in TURNS:
             raise ValueError(f"the parameter 'turns' of scbench is {' or '.join(TURNS)}, not '{turns}'.")
         self.turns = turns
-        known = (_plain(name) for name in (path.stem, path.parent.name))
-        self.task = next((name for name in known if name in TASKS), "")
+        known_values = (_plain(name) for name in (path.stem, path.parent.name))
+        self.task = next((name for name in known_values if name in TASKS), "")
         if not self.task:
             names = ", ".join(f"{PREFIXES[0]}{name}" for name in TASKS)
             raise ValueError(f"the name of '{path.name}' is none of SCBench's tasks: {names}.")
         super().__init__(path)
         self._turns = [
-            (at, turn) for at, (_, line) in enumerate(self.lines) for turn in range(len(line["multi_turns"]))
+            (index, turn) for index, (_, line) in enumerate(self.lines) for turn in range(len(line["multi_turns"]))
         ]
         self.items = len(self._turns)
         self._functions: dict[Any, list[tuple[str, str]]] = {}
         for _, line in self.lines:
-            asked = [turn for turn in line["multi_turns"] if self._kind(turn) == "repoqa"]
-            self._functions.setdefault(line.get("repo"), []).extend((turn["name"], turn["answer"]) for turn in asked)
+            request = [turn for turn in line["multi_turns"] if self._kind(turn) == "repoqa"]
+            self._functions.setdefault(line.get("repo"), []).extend((turn["name"], turn["answer"]) for turn in request)
         metric, self.new_tokens, _ = TASKS[self.task]
         self.summary = f"SCBench, {self.task}, each turn {'alone' if turns == 'alone' else 'behind the earlier ones'}"
         self.metric = f"SCBench's {metric.__name__.replace('_', ' ') if metric else 'metric of each turn'}"
@@ -95,10 +95,10 @@ class SCBench(FileTask):
             raise self.wrong(number, "lacks the field 'context'")
         if not line["multi_turns"]:
             raise self.wrong(number, "has an empty list 'multi_turns'")
-        for at, turn in enumerate(line["multi_turns"], 1):
+        for index, turn in enumerate(line["multi_turns"], 1):
             problem = self._problem(turn)
             if problem:
-                raise self.wrong(number, f"has a turn {at} that {problem}")
+                raise self.wrong(number, f"has a turn {index} that {problem}")
             if self._kind(turn) == "repoqa" and not isinstance(line.get("repo"), str):
                 raise self.wrong(number, "lacks the field 'repo'")
 
@@ -126,16 +126,16 @@ class SCBench(FileTask):
         return _plain(str(turn.get("task") or "")) if self.task in MIXED else self.task
 
     def generation(self, index: int = 0) -> Generation:
-        at, number = self._turns[index]
-        kind = self._kind(self.lines[at][1]["multi_turns"][number])
+        position, number = self._turns[index]
+        kind = self._kind(self.lines[position][1]["multi_turns"][number])
         return Generation(MIXED.get(self.task, {}).get(kind, self.new_tokens))
 
     def ask(self, line: dict[str, Any]) -> Posed:
         return self._posed(line, 0)
 
     def pose(self, index: int) -> Posed:
-        at, number = self._turns[index]
-        return self._posed(self.lines[at][1], number)
+        position, number = self._turns[index]
+        return self._posed(self.lines[position][1], number)
 
     def _posed(self, line: dict[str, Any], number: int) -> Posed:
         turns = line["multi_turns"]
@@ -146,7 +146,7 @@ class SCBench(FileTask):
             answers = (LETTERS[turn["options"].index(turn["answer"])], *answers)
         if kind == "repoqa":
             facts |= {"name": turn["name"], "functions": self._functions[line["repo"]]}
-        together = tuple(self._behind(turns, other) for other in range(len(turns)))
+        together = tuple(self._behind(turns, counterpart) for counterpart in range(len(turns)))
         opening = "The letter of the right answer is" if kind == "choice_eng" else ""
         cue = "\nAnswer:" if kind in ("choice_eng", "qa_eng") else ""
         context = TASKS[self.task][2] + _context(line)
@@ -159,19 +159,21 @@ class SCBench(FileTask):
 
     def _said(self, turn: Mapping[str, Any]) -> str:
         """A turn's reference answer, as it stands behind its question."""
-        said = ", ".join(_answers(turn))
+        sentence = ", ".join(_answers(turn))
         if self._kind(turn) == "choice_eng":
-            said = f"{LETTERS[turn['options'].index(turn['answer'])]}. {said}"
-        return said if turn["input"][-1].isspace() else f"\n{said}" if "\n" in said else f" {said}"
+            sentence = f"{LETTERS[turn['options'].index(turn['answer'])]}. {sentence}"
+        return sentence if turn["input"][-1].isspace() else f"\n{sentence}" if "\n" in sentence else f" {sentence}"
 
     def _question(self, turn: Mapping[str, Any]) -> str:
-        kind, asked = self._kind(turn), turn["input"]
+        kind, request = self._kind(turn), turn["input"]
         if kind == "choice_eng":
-            options = "\n".join(f"{letter}. {said}" for letter, said in zip(LETTERS, turn["options"], strict=True))
-            return f"\n\nQuestion: {asked}\n{options}\nAnswer:"
+            options = "\n".join(
+                f"{letter}. {sentence}" for letter, sentence in zip(LETTERS, turn["options"], strict=True)
+            )
+            return f"\n\nQuestion: {request}\n{options}\nAnswer:"
         if kind == "qa_eng":
-            return f"\n\nQuestion: {asked}\nAnswer:"
-        return f"\n\n问题：{asked}\n答案：" if kind == "qa_chn" else f"\n\n{asked}"
+            return f"\n\nQuestion: {request}\nAnswer:"
+        return f"\n\n问题：{request}\n答案：" if kind == "qa_chn" else f"\n\n{request}"
 
     def measure(self, output: str, answers: tuple[str, ...], facts: Mapping[str, Any]) -> float:
         kind = facts.get("kind", self.task)

@@ -33,11 +33,11 @@ def any_name(output: str, answers: Sequence[str]) -> float:
 
 def find_number(output: str, answers: Sequence[str]) -> float:
     """The first number of the output is the answer; of a whole answer what stands behind the point is cut off."""
-    found = re.search(r"\d+\.\d+|\d+", output)
-    if found is None:
+    match = re.search(r"\d+\.\d+|\d+", output)
+    if match is None:
         return 0.0
-    given, wanted = float(found.group()), float(answers[0])
-    return float((given if "." in answers[0] else int(given)) == wanted)
+    source, target = float(match.group()), float(answers[0])
+    return float((source if "." in answers[0] else int(source)) == target)
 
 
 def string_match_all(output: str, answers: Sequence[str]) -> float:
@@ -47,37 +47,38 @@ def string_match_all(output: str, answers: Sequence[str]) -> float:
 
 def code_block(output: str) -> str:
     """The first code block between ``` of the output, or all of it."""
-    found = _BLOCK.search(output.strip())
-    return found.group(1) if found else output.strip()
+    match = _BLOCK.search(output.strip())
+    return match.group(1) if match else output.strip()
 
 
 def found_function(output: str, name: str, functions: Sequence[tuple[str, str]]) -> float:
     """repoqa, pass@1 at a similarity of 0.8: of the (name, code) asked for in the repository the one of `name` is most
     similar to the output, and similar enough."""
-    given = code_block(output).split()
+    source = code_block(output).split()
     best, score = "", 0.0
-    for other, code in functions:
-        similar = bleu(code.split(), given)
+    for counterpart, code in functions:
+        similar = bleu(code.split(), source)
         if similar > score:
-            best, score = other, similar
+            best, score = counterpart, similar
     return float(best == name and score >= BEST)
 
 
-def bleu(wanted: Sequence[str], given: Sequence[str]) -> float:
+def bleu(target: Sequence[str], texts: Sequence[str]) -> float:
     """BLEU-4 of one sentence against one reference. An order without a match counts as 1 / (2^i k / ln(length)) of a
     match, i the how-manieth such order it is."""
     logs, missed = [], 0
     for order in range(1, GRAMS + 1):
         ours, theirs = (
-            Counter(tuple(side[at : at + order]) for at in range(len(side) - order + 1)) for side in (given, wanted)
+            Counter(tuple(side[index : index + order]) for index in range(len(side) - order + 1))
+            for side in (texts, target)
         )
         same: float = (ours & theirs).total()
         if not same and order == 1:
             return 0.0
-        if not same and len(given) > 1:
+        if not same and len(texts) > 1:
             missed += 1
-            same = math.log(len(given)) / (2**missed * SMOOTHING)
+            same = math.log(len(texts)) / (2**missed * SMOOTHING)
         if same:
             logs.append(math.log(same / max(1, ours.total())))
-    short = 0.0 if len(given) > len(wanted) else 1 - len(wanted) / len(given)
+    short = 0.0 if len(texts) > len(target) else 1 - len(target) / len(texts)
     return math.exp(short + sum(logs) / GRAMS)

@@ -19,28 +19,28 @@ def told(facts: Facts) -> Told | None:
     page, chunk_pages, grid_chunks = (int(config[name]) for name in ("page", "chunk_pages", "grid_chunks"))
     number = row.tok_start // page
     units = {"grid": number // (chunk_pages * grid_chunks), "chunk": number // chunk_pages, "page": number}
-    found = {
+    results = {
         level: (newest(reader, f"{level}_kept", step), newest(reader, f"{level}_score", step)[0]) for level in units
     }
-    (of_pages, at), scores = found["page"]
+    (of_pages, position), scores = results["page"]
     if of_pages is None or scores is None:
         return None
-    when = "at the end of prefill" if at < 0 else f"at step {at}"
+    when = "at the end of prefill" if position < 0 else f"at step {position}"
     if number >= len(scores) or np.isnan(scores[number]):
         return "below_the_cut", f"its page was not in the hierarchy that was reconstructed {when}"
     active: np.ndarray | None = None
     for level, width in zip(units, (grid_chunks, chunk_pages, 1), strict=True):
-        (kept, _), score = found[level]
-        if kept is None or score is None:
+        (kept_tokens, _), score = results[level]
+        if kept_tokens is None or score is None:
             return None
         compared = np.isfinite(score) if active is None else np.isfinite(score) & active[: len(score)]
         unit = units[level]
-        if not kept[unit]:
+        if not kept_tokens[unit]:
             rank = int((score[compared] > score[unit]).sum()) + 1
             many = f"{int(compared.sum())} {level}s" + ("" if level == "grid" else " under what the level above kept")
             return "below_the_cut", (
                 f"its {level} {unit} was dropped at the reconstruction {when}: rank {rank} of {many} by score, "
-                f"{int(kept.sum())} kept"
+                f"{int(kept_tokens.sum())} kept"
             )
-        active = np.repeat(kept > 0, width)
+        active = np.repeat(kept_tokens > 0, width)
     return None

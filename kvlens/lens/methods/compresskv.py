@@ -15,19 +15,20 @@ def told(facts: Facts) -> Told | None:
     row = reader.span(facts.span)
     if facts.state not in ("partial", "resident") or row.born_step >= 0:
         return None
-    kept, _ = newest(reader, "kept_tokens", step, layer)
+    kept_tokens, _ = newest(reader, "kept_tokens", step, layer)
     score, _ = newest(reader, "token_score", step, layer)
-    if kept is None or score is None:
+    if kept_tokens is None or score is None:
         return None
-    at = slice(row.tok_start, row.tok_end)
-    dropped = kept[at] == 0
+    position = slice(row.tok_start, row.tok_end)
+    dropped = kept_tokens[position] == 0
     if not dropped.any():
         return None
     ranked = np.isfinite(score)
-    best = np.nanmax(np.where(dropped, score[at], np.nan))
+    best = np.nanmax(np.where(dropped, score[position], np.nan))
     rank = int((score[ranked] > best).sum()) + 1
     where = (
-        f"rank {rank} of {int(ranked.sum())} by the choosing heads' attention, {int((kept[ranked] == 1).sum())} kept"
+        f"rank {rank} of {int(ranked.sum())} by the choosing heads' attention, "
+        f"{int((kept_tokens[ranked] == 1).sum())} kept"
     )
     return "partly_evicted", (
         f"{int(dropped.sum())} of its {len(dropped)} tokens were evicted at the end of prefill in this layer, "

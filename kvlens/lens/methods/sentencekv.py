@@ -9,11 +9,11 @@ from kvlens.lens.own import Told
 
 def told(facts: Facts) -> Told | None:
     """Of a sentence that this KV head keeps in part."""
-    gone = dropped(facts)
-    if gone is None:
+    removed = dropped(facts)
+    if removed is None:
         return None
     unasked = facts.unasked(facts.dropped_at())
     rest = "" if facts.ranking.rank is None else f"; of the sentences kept, {facts.ranking.cut()}"
     if facts.ranking.wanted:
         rest = f"; what was kept of it was read{facts.ranking.words()}"
-    return "partly_evicted_unasked" if unasked else "partly_evicted", gone + unasked + rest
+    return "partly_evicted_unasked" if unasked else "partly_evicted", removed + unasked + rest

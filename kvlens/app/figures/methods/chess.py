@@ -44,22 +44,24 @@ class Reconstruction:
     tokens: int
 
 
-def strips(found: Reconstruction, asked: Sequence[tuple[int, int]] = ()) -> go.Figure:
+def strips(reconstruction: Reconstruction, question_ranges: Sequence[tuple[int, int]] = ()) -> go.Figure:
     """Three levels over token positions: a band of scores and a band of what was kept each; below, the tokens attended
     and, where known, token ranges [start, stop) that hold what is asked for."""
     figure = go.Figure()
-    scores = np.concatenate([level.score[np.isfinite(level.score)] for level in found.levels])
+    scores = np.concatenate([level.score[np.isfinite(level.score)] for level in reconstruction.levels])
     lo, hi = (float(scores.min()), float(scores.max())) if len(scores) else (0.0, 1.0)
-    for row, level in enumerate(found.levels):
-        edges = np.append(np.arange(len(level.score)) * level.width, min(len(level.score) * level.width, found.tokens))
+    for row, level in enumerate(reconstruction.levels):
+        edges = np.append(
+            np.arange(len(level.score)) * level.width, min(len(level.score) * level.width, reconstruction.tokens)
+        )
         hover = [
             (
                 f"{level.name} {unit}, tokens {edges[unit]:.0f}–{edges[unit + 1] - 1:.0f}: score {score:.5g}, "
-                f"{'kept' if kept else 'not kept'}"
+                f"{'kept' if is_kept else 'not kept'}"
             )
             if np.isfinite(score)
             else f"{level.name} {unit}: not in the hierarchy"
-            for unit, (score, kept) in enumerate(zip(level.score, level.kept, strict=True))
+            for unit, (score, is_kept) in enumerate(zip(level.score, level.kept, strict=True))
         ]
         if not len(level.score):
             continue
@@ -73,10 +75,10 @@ def strips(found: Reconstruction, asked: Sequence[tuple[int, int]] = ()) -> go.F
             hoverongaps=False,
         )
         _band(figure, edges, level.kept > 0, -2.4 * row - 1.0, 0.5, ORANGE, hover)
-    edges, selected, safe, hover = _attended(found)
+    edges, selected, safe, hover = _attended(reconstruction)
     _band(figure, edges, selected, -7.4, 1.0, ORANGE, hover)
     _band(figure, edges, safe, -7.4, 1.0, SKY, hover)
-    for start, stop in asked:
+    for start, stop in question_ranges:
         middle = (start + stop - 1) / 2
         figure.add_scatter(
             x=[middle],
@@ -92,8 +94,8 @@ def strips(found: Reconstruction, asked: Sequence[tuple[int, int]] = ()) -> go.F
             x=[None], y=[None], mode="markers", marker={"color": color, "symbol": "square", "size": 10}, name=name
         )
     finish(figure, 360, uirevision="chess-strips", legend=True)
-    counts = ", ".join(f"{int(level.kept.sum())} of {level.members} {level.name}s" for level in found.levels)
-    when = "at the end of prefill" if found.step < 0 else f"before step {found.step}"
+    counts = ", ".join(f"{int(level.kept.sum())} of {level.members} {level.name}s" for level in reconstruction.levels)
+    when = "at the end of prefill" if reconstruction.step < 0 else f"before step {reconstruction.step}"
     figure.update_layout(
         title_text=f"Reconstruction {when}: kept {counts}",
         dragmode=False,
@@ -106,10 +108,10 @@ def strips(found: Reconstruction, asked: Sequence[tuple[int, int]] = ()) -> go.F
             "colorbar": {"title": {"text": "score (inner product)", "side": "right"}, "thickness": 12},
         },
     )
-    figure.update_xaxes(title_text="token position", range=[0, found.tokens], showgrid=False, zeroline=False)
+    figure.update_xaxes(title_text="token position", range=[0, reconstruction.tokens], showgrid=False, zeroline=False)
     figure.update_yaxes(
-        tickvals=[0, -1.0, -2.4, -3.4, -4.8, -5.8, -7.4, *([-8.3] if asked else [])],
-        range=[-8.7 if asked else -8.0, 0.6],
+        tickvals=[0, -1.0, -2.4, -3.4, -4.8, -5.8, -7.4, *([-8.3] if question_ranges else [])],
+        range=[-8.7 if question_ranges else -8.0, 0.6],
         ticktext=["grids", "kept", "chunks", "kept", "pages", "kept", "attended", "asked for"],
         showgrid=False,
         zeroline=False,
@@ -117,19 +119,21 @@ def strips(found: Reconstruction, asked: Sequence[tuple[int, int]] = ()) -> go.F
     return figure
 
 
-def _attended(found: Reconstruction) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[str]]:
+def _attended(reconstruction: Reconstruction) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[str]]:
     """Edges of the pages and of the unfinished page, which of them the hierarchy selected, which are attended
     anyway."""
-    page = found.levels[2]
-    sinks, window, stop = found.safe
-    edges = np.append(np.arange(stop + 1) * page.width, [found.tokens] if found.tokens > stop * page.width else [])
+    page = reconstruction.levels[2]
+    sinks, window, stop = reconstruction.safe
+    edges = np.append(
+        np.arange(stop + 1) * page.width, [reconstruction.tokens] if reconstruction.tokens > stop * page.width else []
+    )
     units = np.arange(len(edges) - 1)
     safe = (units < sinks) | (units >= window)
-    kept = np.zeros(len(units), bool)
-    kept[: len(page.kept)] = page.kept[: len(units)] > 0
-    words = np.where(safe, "sink or window, always attended", np.where(kept, "attended: kept", "not attended"))
+    kept_mask = np.zeros(len(units), bool)
+    kept_mask[: len(page.kept)] = page.kept[: len(units)] > 0
+    words = np.where(safe, "sink or window, always attended", np.where(kept_mask, "attended: kept", "not attended"))
     hover = [f"tokens {a:.0f}–{b - 1:.0f}: {word}" for a, b, word in zip(edges, edges[1:], words, strict=False)]
-    return edges, kept & ~safe, safe, hover
+    return edges, kept_mask & ~safe, safe, hover
 
 
 def _band(
@@ -161,17 +165,18 @@ def uncertainty(
     )
     judged = np.isfinite(entropy)
     for name, code, color, symbol in kinds:
-        at = np.flatnonzero(judged & (why == code)).tolist()
-        if not at:
+        positions = np.flatnonzero(judged & (why == code)).tolist()
+        if not positions:
             continue
         hover = [
-            f"page {pages[i]}: entropy {entropy[i]:.4g} nats, varentropy {varentropy[i]:.4g} nats², {name}" for i in at
+            f"page {pages[i]}: entropy {entropy[i]:.4g} nats, varentropy {varentropy[i]:.4g} nats², {name}"
+            for i in positions
         ]
         figure.add_scatter(
-            x=entropy[at],
-            y=varentropy[at],
+            x=entropy[positions],
+            y=varentropy[positions],
             mode="markers",
-            name=f"{name} ({len(at)})",
+            name=f"{name} ({len(positions)})",
             hovertext=hover,
             hoverinfo="text",
             marker={"color": color, "symbol": symbol, "size": 9},
@@ -190,8 +195,10 @@ def uncertainty(
         (entropy[judged], thresholds[0], figure.update_xaxes, "mean entropy (nats)"),
         (varentropy[judged], thresholds[1], figure.update_yaxes, "varentropy (nats²)"),
     ):
-        seen = np.append(values, limit if np.isfinite(limit) else [])
-        wide = bool(len(seen)) and seen.min() > 0 and seen.max() / seen.min() > SEPARATED
+        shown_values = np.append(values, limit if np.isfinite(limit) else [])
+        wide = (
+            bool(len(shown_values)) and shown_values.min() > 0 and shown_values.max() / shown_values.min() > SEPARATED
+        )
         update(title_text=f"{title}, log scale" if wide else title, type="log" if wide else "linear")
         if not wide:
             update(rangemode="tozero")

@@ -55,13 +55,13 @@ def similarity_timeline(cube: np.ndarray, tau: float | None, selected: tuple[int
     """Query similarity per step: mean over layers and KV heads with the band from the 10th to the 90th percentile, the
     selected KV head, and the threshold."""
     flat = cube.reshape(len(cube), -1)
-    known = np.flatnonzero(np.isfinite(flat).any(1))
-    rows = flat[known]
+    recorded = np.flatnonzero(np.isfinite(flat).any(1))
+    rows = flat[recorded]
     low, mean, high = np.nanpercentile(rows, 10, axis=1), np.nanmean(rows, axis=1), np.nanpercentile(rows, 90, axis=1)
     figure = go.Figure()
-    figure.add_scatter(x=known, y=high, mode="lines", line={"width": 0}, hoverinfo="skip", showlegend=False)
+    figure.add_scatter(x=recorded, y=high, mode="lines", line={"width": 0}, hoverinfo="skip", showlegend=False)
     figure.add_scatter(
-        x=known,
+        x=recorded,
         y=low,
         mode="lines",
         line={"width": 0},
@@ -72,10 +72,10 @@ def similarity_timeline(cube: np.ndarray, tau: float | None, selected: tuple[int
     )
     hover = [
         f"step {s}: mean {m:.3f}, 10 % below {a:.3f}, 10 % above {b:.3f}"
-        for s, m, a, b in zip(known, mean, low, high, strict=True)
+        for s, m, a, b in zip(recorded, mean, low, high, strict=True)
     ]
     figure.add_scatter(
-        x=known,
+        x=recorded,
         y=mean,
         mode="lines+markers",
         name="mean over KV heads",
@@ -85,17 +85,17 @@ def similarity_timeline(cube: np.ndarray, tau: float | None, selected: tuple[int
         hoverinfo="text",
     )
     layer, head = selected
-    mine = cube[:, layer, head]
-    if np.isfinite(mine).any():
+    head_values = cube[:, layer, head]
+    if np.isfinite(head_values).any():
         label = f"layer {layer}, KV head {head}"
         figure.add_scatter(
             x=np.arange(len(cube)),
-            y=mine,
+            y=head_values,
             mode="lines+markers",
             name=f"{label} (selected)",
             line={"color": SELECTED, "width": 1.5},
             marker={"size": 4},
-            hovertext=[f"step {s}: {_text(v)}, {label}" for s, v in enumerate(mine)],
+            hovertext=[f"step {s}: {_text(v)}, {label}" for s, v in enumerate(head_values)],
             hoverinfo="text",
         )
     if tau is not None:
@@ -177,8 +177,8 @@ def reuse_by_similarity(similarity: np.ndarray, hits: np.ndarray, misses: np.nda
     """What speculation rests on: by query similarity (bins of 0.1), the share of the pages a KV head selected that were
     on the device from the selection before, and how many (step, layer, KV head) fell into the bin. Cubes of one
     shape."""
-    known = np.isfinite(similarity) & (hits + misses > 0)
-    x, hit, all_pages = similarity[known], hits[known], (hits + misses)[known]
+    recorded = np.isfinite(similarity) & (hits + misses > 0)
+    x, hit, all_pages = similarity[recorded], hits[recorded], (hits + misses)[recorded]
     edges = np.linspace(-1, 1, 21)
     place = np.clip(np.digitize(x, edges) - 1, 0, 19)
     cases = np.bincount(place, minlength=20)

@@ -19,29 +19,33 @@ PAPER_REUSE = 0.7
 _LEGEND = {"traceorder": "normal", "orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 1, "xanchor": "right"}
 
 
-def lengths(by_cut: dict[str, Sequence[int]], wanted: int, deviation: int) -> go.Figure:
+def lengths(by_cut: dict[str, Sequence[int]], target_length: int, deviation: int) -> go.Figure:
     """How many chunks have which length, stacked by what cut them: name of the cut -> lengths in tokens. Lines: L and L
     ± Δ."""
     figure = go.Figure()
     colors = [*SERIES, SELECTED, "#F0E442", "#000000"]
     for i, (name, values) in enumerate(by_cut.items()):
-        found, counts = np.unique(np.asarray(values, int), return_counts=True)
+        distinct_lengths, counts = np.unique(np.asarray(values, int), return_counts=True)
         hover = [
             f"{n} chunk{'' if n == 1 else 's'} of {length} tokens, {name}"
-            for length, n in zip(found, counts, strict=True)
+            for length, n in zip(distinct_lengths, counts, strict=True)
         ]
         color = GREY if name.startswith("no ") else colors[i % len(colors)]
         figure.add_bar(
-            x=found,
+            x=distinct_lengths,
             y=counts,
             name=name,
             marker={"color": color, "line": {"width": 0}},
             hovertext=hover,
             hoverinfo="text",
         )
-    for at, text in ((wanted, "L"), (wanted - deviation, "L − Δ"), (wanted + deviation, "L + Δ")):
-        figure.add_vline(x=at, line={"color": "#555555", "width": 1, "dash": "dot"})
-        figure.add_annotation(x=at, y=1, yref="paper", yanchor="bottom", text=text, showarrow=False)
+    for position, text in (
+        (target_length, "L"),
+        (target_length - deviation, "L − Δ"),
+        (target_length + deviation, "L + Δ"),
+    ):
+        figure.add_vline(x=position, line={"color": "#555555", "width": 1, "dash": "dot"})
+        figure.add_annotation(x=position, y=1, yref="paper", yanchor="bottom", text=text, showarrow=False)
     finish(figure, 320, uirevision="sentkv-lengths", legend=True)
     figure.update_layout(
         title_text="Lengths of chunks",

@@ -43,12 +43,12 @@ def where(about: dict[str, Any]) -> str:
 def show_quality(model: str | None) -> None:
     """Exact match of every method against what it cost on a model, and the table behind it."""
     st.markdown("##### Quality at equal budgets")
-    found, damaged = measured.of("quality", model)
-    if not found:
+    results, damaged = measured.of("quality", model)
+    if not results:
         if not damaged:
             measured.nothing("quality table was measured", "quality", model)
         return
-    result = _one(_joined(found))
+    result = _one(_joined(results))
     try:
         frame, about = table(result.content["lines"]), result.content["about"]
         request = about["request"]
@@ -96,7 +96,7 @@ def show_quality(model: str | None) -> None:
 def _of_families(frame: pd.DataFrame) -> pd.DataFrame:
     """The rows of the families that are chosen; all of them where none is."""
     families = [mark(str(name)).family for name in frame["method"]]
-    chosen = st.pills(
+    choice = st.pills(
         "Families",
         list(dict.fromkeys(families)),
         selection_mode="multi",
@@ -104,50 +104,50 @@ def _of_families(frame: pd.DataFrame) -> pd.DataFrame:
         key="bench_families",
         help="None chosen: all.",
     )
-    return frame[[family in chosen for family in families]] if chosen else frame
+    return frame[[family in choice for family in families]] if choice else frame
 
 
 def _low(title: str) -> str:
     return title[0].lower() + title[1:]
 
 
-def _joined(found: list[measured.Measured]) -> list[measured.Measured]:
+def _joined(results: list[measured.Measured]) -> list[measured.Measured]:
     """Tables that differ in their budgets alone are one, named by its files."""
-    names = {id(result.content): result.name for result in found}
-    groups = alike(result.content for result in found)
+    names = {id(result.content): result.name for result in results}
+    groups = alike(result.content for result in results)
     return [
-        measured.Measured(" and ".join(names[id(part)] for part in members), found[0].model, one(members))
+        measured.Measured(" and ".join(names[id(part)] for part in members), results[0].model, one(members))
         for members in groups
     ]
 
 
-def _one(found: list[measured.Measured]) -> measured.Measured:
+def _one(measured_results: list[measured.Measured]) -> measured.Measured:
     """The table to show, chosen where a model has several: by length and by the question's order."""
-    if len(found) == 1:
-        return found[0]
-    names = {result.name: result for result in sorted(found, key=measured.asked)}
+    if len(measured_results) == 1:
+        return measured_results[0]
+    names = {result.name: result for result in sorted(measured_results, key=measured.asked)}
     if st.session_state.get("bench_table") not in names:
         st.session_state["bench_table"] = next(iter(names))
-    chosen = st.segmented_control("Table", list(names), key="bench_table", required=True, format_func=_said(names))
-    return names[str(chosen)]
+    choice = st.segmented_control("Table", list(names), key="bench_table", required=True, format_func=_said(names))
+    return names[str(choice)]
 
 
 def _said(names: dict[str, measured.Measured]) -> Callable[[str], str]:
     """How a table is offered: what it was asked, with its tasks and budgets where another was asked as much."""
-    asked = {name: result.content["about"].get("request", {}) for name, result in names.items()}
+    requests = {name: result.content["about"].get("request", {}) for name, result in names.items()}
 
     def short(name: str) -> str:
-        return f"{asked[name].get('length', '?')} tokens, {ORDER.get(asked[name].get('question', 'in'), '')}"
+        return f"{requests[name].get('length', '?')} tokens, {ORDER.get(requests[name].get('question', 'in'), '')}"
 
     many: Counter[Any] = Counter(map(short, names))
-    many.update((short(name), ", ".join(asked[name].get("tasks", ()))) for name in names)
+    many.update((short(name), ", ".join(requests[name].get("tasks", ()))) for name in names)
 
-    def said(name: str) -> str:
-        tasks = ", ".join(asked[name].get("tasks", ())) if many[short(name)] > 1 else ""
-        at = f" at {', '.join(asked[name].get('budgets', ()))}" if many[short(name), tasks] > 1 else ""
-        return plain(f"{short(name)}: {tasks}{at}" if tasks else short(name))
+    def label_of(name: str) -> str:
+        tasks = ", ".join(requests[name].get("tasks", ())) if many[short(name)] > 1 else ""
+        suffix = f" at {', '.join(requests[name].get('budgets', ()))}" if many[short(name), tasks] > 1 else ""
+        return plain(f"{short(name)}: {tasks}{suffix}" if tasks else short(name))
 
-    return said
+    return label_of
 
 
 def columns() -> dict[str, Any]:

@@ -15,15 +15,15 @@ from kvlens.app.ui.common.widgets import error, plain
 def show_explain(model: str | None) -> None:
     """The measured table of a model as a map, or how to measure it."""
     st.markdown("##### How often the lens is right")
-    found, damaged = measured.of("explain", model)
-    if not found:
+    results, damaged = measured.of("explain", model)
+    if not results:
         if not damaged:
             measured.nothing("lost answers were explained", "explain", model)
         return
-    result = found[0]
+    result = results[0]
     try:
         frame, about = table(result.content["lines"]), result.content["about"]
-        said = f"Model {about['model']}, prompts of {about['length']} tokens."
+        intro = f"Model {about['model']}, prompts of {about['length']} tokens."
     except (KeyError, TypeError, AttributeError):
         error(f"The file {result.name} lacks fields this version needs; measure it again with kvlens bench explain.")
         return
@@ -39,7 +39,7 @@ def show_explain(model: str | None) -> None:
     )
     st.caption(
         plain(
-            f"{said} Each trial is an answer full KV gives and the method loses; layer, KV head and span are ranked "
+            f"{intro} Each trial is an answer full KV gives and the method loses; layer, KV head and span are ranked "
             "by effect on the choice (docs/lens.md), or by regret at the step of loss or added over all lost steps of "
             "the forced run, and the free run is repeated with the first of them held. Shares of "
             f"{_lost(sorted(set(frame['n'])))} lost answers a row, their 95 % intervals on hover; the question was "

@@ -74,7 +74,7 @@ def _one(results: dict[str, Result], key: str) -> Result:
 
 def _results() -> dict[str, Result]:
     """Device -> result, dry runs left out; a file that is none is one sentence."""
-    found = {}
+    results_by_key = {}
     for path in measured(folder()):
         try:
             result = read(path)
@@ -82,8 +82,8 @@ def _results() -> dict[str, Result]:
             error(f"{str(problem)[0].upper()}{str(problem)[1:]}")
             continue
         if not result.dry_run:
-            found[str(result.device.get("name", path.stem))] = result
-    return found
+            results_by_key[str(result.device.get("name", path.stem))] = result
+    return results_by_key
 
 
 def rows(result: Result, kind: type[Kind], part: str = "") -> list[Kind]:
@@ -109,13 +109,13 @@ def _failures(result: Result) -> None:
     checks: list[CheckRow | LedgerRow | OffloadRow] = [*rows(result, CheckRow), *rows(result, LedgerRow)]
     checks += rows(result, OffloadRow)
     wrong = [_name(row) for row in checks if row.passed is False]
-    done = sum(row.passed is not None for row in checks)
+    finished = sum(row.passed is not None for row in checks)
     untold = sum(isinstance(row, CheckRow) and row.passed is None for row in checks)
     rest = f" Not compared, behind a tie: {untold}." if untold else ""
     if wrong:
-        error(f"{len(wrong)} of {done} checks failed on this device: {'; '.join(wrong)}.{rest}")
-    elif done:
-        st.caption(plain(f"All {done} checks of kernels, engine, ledger and offload passed on this device.{rest}"))
+        error(f"{len(wrong)} of {finished} checks failed on this device: {'; '.join(wrong)}.{rest}")
+    elif finished:
+        st.caption(plain(f"All {finished} checks of kernels, engine, ledger and offload passed on this device.{rest}"))
 
 
 def _name(row: CheckRow | LedgerRow | OffloadRow) -> str:
@@ -127,11 +127,11 @@ def _draw(figure: go.Figure, key: str, alt: str) -> None:
 
 
 def _ceilings(result: Result) -> None:
-    found = rows(result, CeilingRow)
-    if not found:
+    results = rows(result, CeilingRow)
+    if not results:
         return
     bus = _bus(result)
-    for row, column in zip([row for row in found if row not in bus], st.columns(2), strict=False):
+    for row, column in zip([row for row in results if row not in bus], st.columns(2), strict=False):
         value = f"{row.rate / 1e12:.2f} TB/s" if row.unit == "B/s" else f"{row.rate / 1e12:.0f} TFLOP/s"
         column.metric(plain(row.name), value, help=row.setting)
     _draw_bus(result)
@@ -150,19 +150,19 @@ def _draw_bus(result: Result) -> None:
 
 
 def _kernels(result: Result) -> None:
-    found = rows(result, KernelRow)
-    if any(row.share is not None for row in found):
-        _draw(kernel_shares(found), key="gpu_kernels", alt="Share of the ceiling each kernel reaches")
+    results = rows(result, KernelRow)
+    if any(row.share is not None for row in results):
+        _draw(kernel_shares(results), key="gpu_kernels", alt="Share of the ceiling each kernel reaches")
         st.caption("Blue reaches its aim of 80 %, orange does not, grey has none.")
 
 
 def _recording(result: Result) -> None:
-    found = rows(result, RecordingRow)
-    if not found:
+    results = rows(result, RecordingRow)
+    if not results:
         return
-    where = f"{title(found[0].method)} at {found[0].context // 1024}K"
+    where = f"{title(results[0].method)} at {results[0].context // 1024}K"
     _draw(
-        recording(found),
+        recording(results),
         key="gpu_recording",
         alt="Time of one step with more and less recorded, in a graph and without",
     )
@@ -176,7 +176,7 @@ def _recording(result: Result) -> None:
 
 
 def _headlines(result: Result) -> None:
-    found: list[dict[str, Any]] = [
+    entries: list[dict[str, Any]] = [
         {
             "headline": row.name,
             "replayed rates": WORDS[row.rates_from],
@@ -188,8 +188,8 @@ def _headlines(result: Result) -> None:
         }
         for row in rows(result, HeadlineRow)
     ]
-    if found:
-        st.dataframe(pd.DataFrame(found), hide_index=True)
+    if entries:
+        st.dataframe(pd.DataFrame(entries), hide_index=True)
         st.caption(
             "Here, and by the floor (the ratio that bytes alone give at this shape): at the replayed rates of "
             "the same row. Shapes, "

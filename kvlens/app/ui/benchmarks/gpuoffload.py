@@ -11,18 +11,18 @@ from kvlens.app.ui.common.widgets import plain
 from kvlens.lab.results.offloadrow import OffloadRow
 
 
-def show_offload(found: Sequence[OffloadRow]) -> None:
+def show_offload(offload_rows: Sequence[OffloadRow]) -> None:
     """A table, and what it says of what; nothing where nothing was run."""
-    if not found:
+    if not offload_rows:
         return
-    ran = list(dict.fromkeys(_ran(row) for row in found))
+    ran = list(dict.fromkeys(_ran(row) for row in offload_rows))
     alike = len(ran) == 1
-    lines = [_line(row) if alike else {"run of": _ran(row), **_line(row)} for row in found]
+    lines = [_line(row) if alike else {"run of": _ran(row), **_line(row)} for row in offload_rows]
     st.dataframe(pd.DataFrame(lines), hide_index=True)
-    what = ran[0] if alike else "runs of a pretrained model, as each row says"
+    kind = ran[0] if alike else "runs of a pretrained model, as each row says"
     st.caption(
         plain(
-            f"Real offload: {what}, through the engine, not recorded and recorded. Bytes and times are of all steps of "
+            f"Real offload: {kind}, through the engine, not recorded and recorded. Bytes and times are of all steps of "
             "the recorded run, from measured copies; its run's Memory page shows them one by one."
         )
     )

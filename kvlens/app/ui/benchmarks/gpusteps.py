@@ -32,7 +32,7 @@ def show_steps(result: Result) -> None:
         return
     scope = scopes[0]
     if len(scopes) > 1:
-        asked = st.segmented_control(
+        request = st.segmented_control(
             "What was timed",
             scopes,
             default=scope,
@@ -40,16 +40,16 @@ def show_steps(result: Result) -> None:
             key="gpu_scope",
             required=True,
         )
-        scope = str(asked or scope)
-    found = [row for row in every if row.scope == scope]
-    cells = {f"{c // 1024}K x {b}": (c, b) for c, b in sorted({(row.context, row.batch) for row in found})}
+        scope = str(request or scope)
+    rows = [row for row in every if row.scope == scope]
+    cells = {f"{c // 1024}K x {b}": (c, b) for c, b in sorted({(row.context, row.batch) for row in rows})}
     cell = st.segmented_control(
         "Context and batch", list(cells), default=next(iter(cells)), key=f"gpu_cell_{scope}", required=True
     )
     context, batch = cells.get(str(cell), next(iter(cells.values())))
-    data = _step_table([row for row in found if (row.context, row.batch) == (context, batch)])
+    data = _step_table([row for row in rows if (row.context, row.batch) == (context, batch)])
     name = f"gpu-steps-{scope}-{context}-{batch}"
-    chart(step_times(found, context, batch), data, name, "gpu_steps", "Time of one step by method, with its floor")
+    chart(step_times(rows, context, batch), data, name, "gpu_steps", "Time of one step by method, with its floor")
     st.caption(plain(f"{SCOPES[scope]}. {result.note} The floor counts bytes at the rates measured on this device."))
     st.dataframe(data, hide_index=True)
     _sweeps(result, scope)
@@ -57,20 +57,20 @@ def show_steps(result: Result) -> None:
 
 def _sweeps(result: Result, scope: str) -> None:
     """What no random weights can decide, at other rates."""
-    found = [
+    rows = [
         row
         for name, entry in result.entries.items()
         if "sweep" in name
         for row in entry.rows
         if isinstance(row, StepRow) and row.scope == scope
     ]
-    if found:
-        first = found[0]
-        st.caption(plain(f"At other rates, the papers' among them, {first.context // 1024}K x {first.batch}:"))
-        st.dataframe(_step_table(found), hide_index=True)
+    if rows:
+        head_item = rows[0]
+        st.caption(plain(f"At other rates, the papers' among them, {head_item.context // 1024}K x {head_item.batch}:"))
+        st.dataframe(_step_table(rows), hide_index=True)
 
 
-def _step_table(found: Sequence[StepRow]) -> pd.DataFrame:
+def _step_table(step_rows: Sequence[StepRow]) -> pd.DataFrame:
     def ms(value: float | None) -> float | None:
         return None if value is None else round(1e3 * value, 3)
 
@@ -97,6 +97,6 @@ def _step_table(found: Sequence[StepRow]) -> pd.DataFrame:
                 "peak on the device (GB)": gb(row.peak_bytes),
                 "notes": "; ".join(part for part in (row.note, row.reason or "") if part),
             }
-            for row in found
+            for row in step_rows
         ]
     )

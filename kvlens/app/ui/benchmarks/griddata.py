@@ -89,7 +89,7 @@ def read_look(params: Mapping[str, str]) -> tuple[Look, list[str]]:
 
 def suites(folder: Path) -> tuple[dict[str, Suite], list[str]]:
     """Name -> sweep, of the result files that are sweeps, and one sentence per damaged one."""
-    found: dict[str, Suite] = {}
+    suites_by_key: dict[str, Suite] = {}
     problems: list[str] = []
     for path in sorted(folder.glob("*.json")):
         try:
@@ -98,8 +98,8 @@ def suites(folder: Path) -> tuple[dict[str, Suite], list[str]]:
             problems.append(str(problem))
             continue
         if suite is not None:
-            found[suite.name] = suite
-    return found, problems
+            suites_by_key[suite.name] = suite
+    return suites_by_key, problems
 
 
 @st.cache_resource(max_entries=8, show_spinner=False)
@@ -136,9 +136,9 @@ def cells(suite: Suite, task: str, difference: bool) -> pd.DataFrame:
     table = []
     for (method, budget, length, depth), members in grouped(rows, ("method", "budget", "length", "depth")).items():
         line = summary(members)
-        done = [row for row in members if row["exact"] is not None]
-        known = [right.get((length, depth, row["seed"])) for row in done]
-        full = sum(known) / len(known) if known and None not in known else float("nan")  # type: ignore[arg-type]
+        judged = [row for row in members if row["exact"] is not None]
+        known_values = [right.get((length, depth, row["seed"])) for row in judged]
+        full = sum(known_values) / len(known_values) if known_values and None not in known_values else float("nan")  # type: ignore[arg-type]
         exact = line.get("exact", float("nan"))
         line |= {
             "method": method,
@@ -150,7 +150,7 @@ def cells(suite: Suite, task: str, difference: bool) -> pd.DataFrame:
             "presets": ", ".join(line["presets"]),
             "refused": sum(row["refused"] is not None for row in members),
             "value": exact - full if difference else exact,
-            "note": "" if done else "inf." if line["infeasible"] else "refused" if members else "n/r",
+            "note": "" if judged else "inf." if line["infeasible"] else "refused" if members else "n/r",
         }
         table.append(line)
     return pd.DataFrame(table)
@@ -158,18 +158,18 @@ def cells(suite: Suite, task: str, difference: bool) -> pd.DataFrame:
 
 def noise_floor(suite: Suite, task: str) -> str:
     """How often full KV in another number format is right on the same prompts, in words; '' where that was not run."""
-    done = [row for row in suite.trials if row["task"] == task and row["dtype"] and row["exact"] is not None]
-    if not done:
+    finished = [row for row in suite.trials if row["task"] == task and row["dtype"] and row["exact"] is not None]
+    if not finished:
         return ""
-    right = sum(row["exact"] == 1 for row in done)
-    return f"Noise floor: full KV in {done[0]['dtype']} is right in {right} of {len(done)} prompts. "
+    right = sum(row["exact"] == 1 for row in finished)
+    return f"Noise floor: full KV in {finished[0]['dtype']} is right in {right} of {len(finished)} prompts. "
 
 
-def lines(suite: Suite, task: str, by: tuple[str, ...]) -> pd.DataFrame:
-    """Summaries of the task's trials by method, budget and the columns `by`, with the budget as a number (1 = no
+def lines(suite: Suite, task: str, texts: tuple[str, ...]) -> pd.DataFrame:
+    """Summaries of the task's trials by method, budget and the columns `texts`, with the budget as a number (1 = no
     limit)."""
     rows = [row for row in suite.trials if row["task"] == task]
-    keys = ("method", "budget", *by)
+    keys = ("method", "budget", *texts)
     table = [dict(zip(keys, key, strict=True)) | summary(members) for key, members in grouped(rows, keys).items()]
     for line in table:
         line |= {"budget_share": _share(str(line["budget"])), "presets": ", ".join(line["presets"])}
@@ -186,10 +186,10 @@ def _share(budget: str) -> float:
 def trials_of(suite: Suite, task: str, cell: Cell) -> list[dict[str, Any]]:
     """The cell's trials, failing first, then those that were refused, by seed."""
     method, budget, length, depth = cell
-    found = [
+    rows = [
         row
         for row in suite.trials
         if (row["task"], row["method"], row["budget"], row["length"], row["depth"])
         == (task, method, budget, length, depth)
     ]
-    return sorted(found, key=lambda row: (2.0 if row["score"] is None else row["score"], row["seed"]))
+    return sorted(rows, key=lambda row: (2.0 if row["score"] is None else row["score"], row["seed"]))

@@ -43,29 +43,29 @@ def look() -> tuple[Look, list[str]]:
     return st.session_state.get(_LOOK, Look()), problems
 
 
-def _keep(chosen: Look) -> None:
-    st.session_state[_LOOK] = chosen
-    st.session_state[_WRITTEN] = chosen.query()
-    session.write_url(chosen.query())
+def _keep(view: Look) -> None:
+    st.session_state[_LOOK] = view
+    st.session_state[_WRITTEN] = view.query()
+    session.write_url(view.query())
 
 
-def choose_model(chosen: Look, problems: list[str]) -> str | None:
+def choose_model(view: Look, problems: list[str]) -> str | None:
     """The model whose results are shown: a switch where several were measured, the real one first; None where none
     was."""
-    found = measured.models()
-    if not found:
+    results = measured.models()
+    if not results:
         return None
-    wanted = chosen.model
-    if wanted is None and chosen.suite in (sweeps := suites(measured.folder())[0]):
-        wanted = sweeps[chosen.suite].model
-    if wanted is not None and wanted not in found:
-        problems.append(f"nothing was measured on the model {wanted[:40]!r}; showing {found[0]}")
-    if st.session_state.get("bench_model") not in found:
-        st.session_state["bench_model"] = wanted if wanted in found else found[0]
+    target = view.model
+    if target is None and view.suite in (sweeps := suites(measured.folder())[0]):
+        target = sweeps[view.suite].model
+    if target is not None and target not in results:
+        problems.append(f"nothing was measured on the model {target[:40]!r}; showing {results[0]}")
+    if st.session_state.get("bench_model") not in results:
+        st.session_state["bench_model"] = target if target in results else results[0]
     return str(
         st.segmented_control(
             "Model",
-            found,
+            results,
             key="bench_model",
             required=True,
             persist_state="session",
@@ -79,17 +79,17 @@ def has_sweep(model: str | None) -> bool:
     return any(suite.model == model for suite in suites(measured.folder())[0].values())
 
 
-def show_grid(model: str | None, chosen: Look, problems: list[str]) -> None:
+def show_grid(model: str | None, view: Look, problems: list[str]) -> None:
     """Grids of one sweep of a model and task, the trials of the selected cell, and exact match against what it cost."""
-    if chosen.model not in (None, model):
-        chosen = Look()
-    left, right = st.columns([6, 1], vertical_alignment="bottom")
-    left.markdown("##### Where the answer is lost")
+    if view.model not in (None, model):
+        view = Look()
+    left_column, right = st.columns([6, 1], vertical_alignment="bottom")
+    left_column.markdown("##### Where the answer is lost")
     every, damaged = suites(measured.folder())
-    found = {name: suite for name, suite in every.items() if suite.model == model}
+    results = {name: suite for name, suite in every.items() if suite.model == model}
     for sentence in damaged:
         error(f"{sentence[0].upper()}{sentence[1:]}")
-    if not found:
+    if not results:
         notice(problems)
         if not damaged:
             measured.nothing("sweep was measured", "sweep", model)
@@ -97,19 +97,19 @@ def show_grid(model: str | None, chosen: Look, problems: list[str]) -> None:
         return
     with right:
         copy_link()
-    suite, task, difference = _controls(found, chosen, problems)
+    suite, task, difference = _controls(results, view, problems)
     table = cells(suite, task, difference)
-    chosen = Look(suite.name, task, chosen.method, chosen.budget, chosen.length, chosen.depth, model)
-    chosen = _known(chosen, table, problems)
+    view = Look(suite.name, task, view.method, view.budget, view.length, view.depth, model)
+    view = _known(view, table, problems)
     notice(problems)
     if table.empty:
         _scores(suite, task)
     else:
-        _draw(suite, task, table, chosen, difference)
-        if chosen.cell is not None:
-            show_trials(suite, task, chosen.cell)
+        _draw(suite, task, table, view, difference)
+        if view.cell is not None:
+            show_trials(suite, task, view.cell)
         _against(suite, task)
-    _keep(chosen)
+    _keep(view)
 
 
 def _scores(suite: Suite, task: str) -> None:
@@ -120,30 +120,30 @@ def _scores(suite: Suite, task: str) -> None:
     menu(frame, _file(suite, task), "bench_scores", image=False)
 
 
-def _controls(found: dict[str, Suite], chosen: Look, problems: list[str]) -> tuple[Suite, str, bool]:
-    names = list(found)
-    if chosen.suite is not None and chosen.suite not in found:
-        problems.append(f"sweep {chosen.suite[:40]!r} is not in the results folder; showing {names[0]}")
+def _controls(suites_by_key: dict[str, Suite], view: Look, problems: list[str]) -> tuple[Suite, str, bool]:
+    names = list(suites_by_key)
+    if view.suite is not None and view.suite not in suites_by_key:
+        problems.append(f"sweep {view.suite[:40]!r} is not in the results folder; showing {names[0]}")
     places = st.columns([2, 4, 5] if len(names) > 1 else [4, 7], vertical_alignment="bottom")
     second, third = places[-2:]
-    if st.session_state.get("bench_suite") not in found:
-        st.session_state["bench_suite"] = chosen.suite if chosen.suite in found else names[0]
+    if st.session_state.get("bench_suite") not in suites_by_key:
+        st.session_state["bench_suite"] = view.suite if view.suite in suites_by_key else names[0]
     name = (
         places[0].selectbox("Sweep", names, key="bench_suite", persist_state="session") if len(names) > 1 else names[0]
     )
-    suite = found[str(name)]
+    suite = suites_by_key[str(name)]
     tasks = suite.tasks()
-    if chosen.task is not None and chosen.task not in tasks:
-        problems.append(f"task {chosen.task[:40]!r} is not in this sweep; showing {tasks[0]}")
+    if view.task is not None and view.task not in tasks:
+        problems.append(f"task {view.task[:40]!r} is not in this sweep; showing {tasks[0]}")
     if st.session_state.get("bench_task") not in tasks:
-        st.session_state["bench_task"] = chosen.task if chosen.task in tasks else tasks[0]
+        st.session_state["bench_task"] = view.task if view.task in tasks else tasks[0]
     task = second.segmented_control(
         "Task", tasks, key="bench_task", required=True, persist_state="session", format_func=task_label
     )
-    view = third.segmented_control(
+    mode = third.segmented_control(
         "Colour", VIEWS, default=VIEWS[0], key="bench_view", required=True, persist_state="session"
     )
-    return suite, str(task), view == VIEWS[1]
+    return suite, str(task), mode == VIEWS[1]
 
 
 def task_label(name: str) -> str:
@@ -157,28 +157,28 @@ def _file(suite: Suite, task: str) -> str:
     return re.sub(r"[^0-9A-Za-z._-]+", "-", f"kvlens-{suite.name}-{task}")
 
 
-def _known(chosen: Look, table: pd.DataFrame, problems: list[str]) -> Look:
+def _known(view: Look, table: pd.DataFrame, problems: list[str]) -> Look:
     """The look, without a cell that the sweep does not have."""
-    if chosen.cell is None:
-        return chosen
+    if view.cell is None:
+        return view
     if table.empty:
-        return chosen.at(None)
+        return view.at(None)
     rows = table[["method", "budget", "length", "depth"]].itertuples(index=False, name=None)
-    if chosen.cell in set(rows):
-        return chosen
+    if view.cell in set(rows):
+        return view
     problems.append("the selected cell is not in this sweep; none selected")
-    return chosen.at(None)
+    return view.at(None)
 
 
-def _draw(suite: Suite, task: str, table: pd.DataFrame, chosen: Look, difference: bool) -> None:
-    key = f"bench_grid_{suite.name}_{task}_{difference}_{chosen.method}_{chosen.budget}_{chosen.length}_{chosen.depth}"
+def _draw(suite: Suite, task: str, table: pd.DataFrame, view: Look, difference: bool) -> None:
+    key = f"bench_grid_{suite.name}_{task}_{difference}_{view.method}_{view.budget}_{view.length}_{view.depth}"
     chart(
-        _figure(table, data.titles(), chosen.cell, difference),
+        _figure(table, data.titles(), view.cell, difference),
         table.drop(columns=["value", "note"]),
         _file(suite, task),
         key,
         f"{task}: exact match by depth and length, a panel per method and budget",
-        on_select=lambda: _clicked(key, chosen),
+        on_select=lambda: _clicked(key, view),
     )
     about = suite.about
     few = (
@@ -201,23 +201,23 @@ def _draw(suite: Suite, task: str, table: pd.DataFrame, chosen: Look, difference
     )
 
 
-def _clicked(key: str, chosen: Look) -> None:
+def _clicked(key: str, view: Look) -> None:
     """A click on a cell selects it; a second one on the same cell takes the selection back."""
     state = st.session_state.get(key)
     points = state["selection"]["points"] if state else []
     target: Any = points[0].get("customdata") if points else None
     if isinstance(target, list) and len(target) == 4:
         cell = (str(target[0]), str(target[1]), int(target[2]), float(target[3]))
-        st.session_state[_LOOK] = chosen.at(None if cell == chosen.cell else cell)
+        st.session_state[_LOOK] = view.at(None if cell == view.cell else cell)
         st.session_state[_WRITTEN] = {name: st.query_params[name] for name in NAMES if name in st.query_params}
 
 
 def _against(suite: Suite, task: str) -> None:
     st.markdown("##### Exact match against what it costs")
     frame = lines(suite, task, ("length",))
-    first, last = ASKED
-    asked = () if frame.loc[frame["budget"] != "", "budget"].nunique() == 1 else (first,)
-    axes = (*asked, *(cost for cost in COSTS if cost in frame and frame[cost].notna().any()), last)
+    start, last = ASKED
+    rows = () if frame.loc[frame["budget"] != "", "budget"].nunique() == 1 else (start,)
+    axes = (*rows, *(cost for cost in COSTS if cost in frame and frame[cost].notna().any()), last)
     if st.session_state.get("bench_against") not in axes:
         st.session_state.pop("bench_against", None)
     axis = str(

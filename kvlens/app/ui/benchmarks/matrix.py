@@ -33,9 +33,9 @@ MEANT = {
 
 def show_matrix(model: str | None) -> None:
     """Every method in every table of the model; nothing where there is no table."""
-    tables = [one for one in measured.files("quality")[0] if one.model == model]
-    whole = joined(one.content for one in sorted(tables, key=measured.asked))
-    results = [*whole, *(one.content for one in _texts(model))]
+    tables = [item for item in measured.files("quality")[0] if item.model == model]
+    whole = joined(item.content for item in sorted(tables, key=measured.asked))
+    results = [*whole, *(item.content for item in _texts(model))]
     try:
         every = cells(results)
         matrix(every)  # figures of another kind show here, before anything is drawn
@@ -44,8 +44,8 @@ def show_matrix(model: str | None) -> None:
     if not every:
         return
     st.markdown("##### Every method in every table")
-    found = _chosen(every, str(model))
-    frame = matrix(found)
+    outcome_rows = _chosen(every, str(model))
+    frame = matrix(outcome_rows)
     columns = [name for name in frame.columns if name not in FIXED]
     matches = [name for name in columns if not name.startswith(FREE_TEXT)]
     families = _pills("Families", dict.fromkeys(frame["family"]), str(model))
@@ -65,12 +65,16 @@ def show_matrix(model: str | None) -> None:
         height=min(40 + 35 * len(shown), 355),
         placeholder="—",
     )
-    if at := event["selection"].get("cells"):
-        row, name = at[0]
-        if name in columns and row < len(frame) and (cell := found.get((frame["method"][row], name))) is not None:
+    if cell_places := event["selection"].get("cells"):
+        row, name = cell_places[0]
+        if (
+            name in columns
+            and row < len(frame)
+            and (cell := outcome_rows.get((frame["method"][row], name))) is not None
+        ):
             _lost(cell, titles.get(frame["method"][row], frame["method"][row]), name)
     costs = ", ".join(MEANT[name] for name in frame.columns if name in MEANT)
-    counts = sorted({cell.line["n"] for cell in found.values() if cell.line["n"] and cell.measure == "exact"})
+    counts = sorted({cell.line["n"] for cell in outcome_rows.values() if cell.line["n"] and cell.measure == "exact"})
     prompts = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}" if counts else "0"
     text = " Of free text: KL to full KV, nats per token, less is better." if matches != columns else ""
     st.caption(
@@ -86,23 +90,23 @@ def show_matrix(model: str | None) -> None:
     download(_long(every), "kvlens-quality-matrix")
 
 
-def _chosen(found: dict[tuple[str, str], Cell], model: str) -> dict[tuple[str, str], Cell]:
+def _chosen(cells_by_key: dict[tuple[str, str], Cell], model: str) -> dict[tuple[str, str], Cell]:
     """The cells of the budgets and tasks that are chosen; at first of the share that a run is held to by itself."""
-    budgets = sorted({cell.budget for cell in found.values()}, key=lambda budget: Budget.parse(budget).amount)
+    budgets = sorted({cell.budget for cell in cells_by_key.values()}, key=lambda budget: Budget.parse(budget).amount)
     usual = f"{float(DEFAULT_SHARE):.0%}"
-    left, right = st.columns([1, 3])
-    with left:
+    left_column, right = st.columns([1, 3])
+    with left_column:
         held = _pills("Budgets", budgets, model, [usual] if usual in budgets else [])
     with right:
-        asked = _pills("Tasks", dict.fromkeys(cell.subject for cell in found.values()), model)
+        task_choice = _pills("Tasks", dict.fromkeys(cell.subject for cell in cells_by_key.values()), model)
     takes = {
         key: cell
-        for key, cell in found.items()
-        if (not held or cell.budget in held) and (not asked or cell.subject in asked)
+        for key, cell in cells_by_key.items()
+        if (not held or cell.budget in held) and (not task_choice or cell.subject in task_choice)
     }
     if not takes:
         st.caption("No table has this task at this budget: all tables are shown.")
-    return takes or found
+    return takes or cells_by_key
 
 
 def _pills(label: str, options: Iterable[str], model: str, default: Sequence[str] = ()) -> list[str]:
@@ -121,16 +125,16 @@ def _pills(label: str, options: Iterable[str], model: str, default: Sequence[str
 def _texts(model: str | None) -> list[measured.Measured]:
     """Tables of free text; of a damaged one it is said here, since nothing else shows it."""
     whole = []
-    for one in measured.of("text", model)[0]:
+    for item in measured.of("text", model)[0]:
         try:
-            damaged = any("kl" not in line for line in one.content["lines"])
-            matrix(cells([one.content]))
+            damaged = any("kl" not in line for line in item.content["lines"])
+            matrix(cells([item.content]))
         except (KeyError, TypeError):
             damaged = True
         if damaged:
-            error(f"The file {one.name} lacks fields this version needs; measure it again with kvlens bench text.")
+            error(f"The file {item.name} lacks fields this version needs; measure it again with kvlens bench text.")
         else:
-            whole.append(one)
+            whole.append(item)
     return whole
 
 
@@ -148,9 +152,9 @@ def _config(columns: list[str]) -> dict[str, Any]:
     return each | {"method": st.column_config.TextColumn(pinned=True)}
 
 
-def _long(found: dict[tuple[str, str], Cell]) -> pd.DataFrame:
+def _long(cells_by_key: dict[tuple[str, str], Cell]) -> pd.DataFrame:
     """A row per cell, with its interval."""
-    kept = (
+    kept_tokens = (
         "n",
         "exact",
         "low",
@@ -165,15 +169,15 @@ def _long(found: dict[tuple[str, str], Cell]) -> pd.DataFrame:
         *COSTS,
     )
     return pd.DataFrame(
-        {"method": name, "column": column} | {key: cell.line.get(key) for key in kept}
-        for (name, column), cell in found.items()
+        {"method": name, "column": column} | {key: cell.line.get(key) for key in kept_tokens}
+        for (name, column), cell in cells_by_key.items()
     )
 
 
 def _of_text(cell: Cell) -> str:
     line, fed = cell.line, cell.request["tokens"]
-    known = line.get("kl_low") is not None
-    within = f" (95 %: {line['kl_low']:.3f} to {line['kl_high']:.3f})" if known else ""
+    is_known = line.get("kl_low") is not None
+    within = f" (95 %: {line['kl_low']:.3f} to {line['kl_high']:.3f})" if is_known else ""
     return (
         f"KL {line['kl']:.4f} nats per token{within}; the same token most likely at {line['agreement']:.1%} of "
         f"{line['n'] * fed:,} tokens, {fed} behind each of {line['n']} passages."

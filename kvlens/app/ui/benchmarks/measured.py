@@ -36,7 +36,7 @@ class Measured:
 
 def files(kind: str) -> tuple[list[Measured], list[str]]:
     """The results of a kind, KIND.json and KIND-*.json, and one sentence per file that is none."""
-    found, problems = [], []
+    rows, problems = [], []
     for path in sorted([*folder().glob(f"{kind}.json"), *folder().glob(f"{kind}-*.json")]):
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
@@ -49,8 +49,8 @@ def files(kind: str) -> tuple[list[Measured], list[str]]:
                 f"the file {path.name} lacks fields this version needs; measure it again with kvlens bench {kind}."
             )
         else:
-            found.append(Measured(path.name, model, content))
-    return found, problems
+            rows.append(Measured(path.name, model, content))
+    return rows, problems
 
 
 def _model(content: Any) -> str | None:
@@ -64,26 +64,26 @@ def _model(content: Any) -> str | None:
 
 def of(kind: str, model: str | None) -> tuple[list[Measured], bool]:
     """The results of a kind on a model, and whether a file of the kind was damaged, which is said here."""
-    found, problems = files(kind)
+    results, problems = files(kind)
     for sentence in problems:
         error(f"{sentence[0].upper()}{sentence[1:]}")
-    return [result for result in found if result.model == model], bool(problems)
+    return [result for result in results if result.model == model], bool(problems)
 
 
 def models() -> list[str]:
     """The models of which something was measured: those with a name here in its order, which has the toy last, and the
     others before it."""
     sweeps = [suite.model for suite in suites(folder())[0].values()]
-    known = {result.model for kind in KINDS for result in files(kind)[0]} | set(sweeps)
+    known_names = {result.model for kind in KINDS for result in files(kind)[0]} | set(sweeps)
     order = {name: place for place, name in enumerate(catalogue.names())}
-    return sorted(known, key=lambda name: (name == DEMO, order.get(name, len(order)), name))
+    return sorted(known_names, key=lambda name: (name == DEMO, order.get(name, len(order)), name))
 
 
-def nothing(what: str, command: str, model: str | None) -> None:
+def nothing(text: str, command: str, model: str | None) -> None:
     """That a kind of result is not there, and the command that makes it."""
     of_model = f" of {model}" if model else ""
     more = f" --model {model}" if model else ""
-    st.info(plain(f"No {what}{of_model} yet: run") + f" `kvlens bench {command}{more}`.")
+    st.info(plain(f"No {text}{of_model} yet: run") + f" `kvlens bench {command}{more}`.")
 
 
 def asked(result: Measured) -> tuple[bool, int]:

@@ -39,43 +39,43 @@ SHOWN = (
 READ = "bytes of KV and index that a step reads, share of full KV, mean over the steps"
 
 
-def came_out(found: list[dict[str, Any]]) -> str:
+def came_out(rows: list[dict[str, Any]]) -> str:
     """'1 of 2 right'; of trials that were refused alone, why none was run."""
-    done = [row for row in found if row["exact"] is not None]
-    if done:
-        return f"{sum(row['exact'] == 1 for row in done)} of {len(done)} right"
-    if not found:
+    finished = [row for row in rows if row["exact"] is not None]
+    if finished:
+        return f"{sum(row['exact'] == 1 for row in finished)} of {len(finished)} right"
+    if not rows:
         return "not run"
-    if all(row["infeasible"] is not None for row in found):
-        return f"{counted(len(found), 'prompt')}, none run: the budget is too small"
-    return f"{counted(len(found), 'prompt')}, none run: refused"
+    if all(row["infeasible"] is not None for row in rows):
+        return f"{counted(len(rows), 'prompt')}, none run: the budget is too small"
+    return f"{counted(len(rows), 'prompt')}, none run: refused"
 
 
 def show_trials(suite: Suite, task: str, cell: Cell) -> None:
     """The first failing trial of the cell, or the one selected in their table, can be opened or run again."""
-    found = trials_of(suite, task, cell)
+    results = trials_of(suite, task, cell)
     method, budget, length, depth = cell
     limit = f"budget {budget}" if budget else "no limit"
     title = f"{data.titles().get(method, method)}, {limit}, {length:,} tokens, depth {depth:.0%}"
-    st.markdown(f"##### {plain(f'{title}: {came_out(found)}')}")
-    if not found:
+    st.markdown(f"##### {plain(f'{title}: {came_out(results)}')}")
+    if not results:
         st.info("This cell was not run: kvlens bench sweep runs what is missing.")
         return
     top = st.container()
     key = f"trials_{suite.name}_{task}_{method}_{budget}_{length}_{depth}"
     event = st.dataframe(
-        pd.DataFrame([{name: row[name] for name in SHOWN} for row in found]).dropna(axis=1, how="all"),
+        pd.DataFrame([{name: row[name] for name in SHOWN} for row in results]).dropna(axis=1, how="all"),
         hide_index=True,
         key=key,
         column_config=_columns(),
         on_select="rerun",
         selection_mode="single-row",
-        height=min(38 + 35 * len(found), 320),
+        height=min(38 + 35 * len(results), 320),
     )
     rows = event["selection"]["rows"] if event else []
-    place = int(rows[0]) if rows and rows[0] < len(found) else 0
+    place = int(rows[0]) if rows and rows[0] < len(results) else 0
     with top:
-        open_trial(found[place], suite.about, rows == [])
+        open_trial(results[place], suite.about, rows == [])
 
 
 def _columns() -> dict[str, Any]:
@@ -100,10 +100,10 @@ def _columns() -> dict[str, Any]:
     }
 
 
-def open_trial(row: dict[str, Any], about: dict[str, Any], first: bool) -> None:
+def open_trial(row: dict[str, Any], about: dict[str, Any], is_first: bool) -> None:
     """Replay of the trial's stored run, or a button that runs the very trial again."""
-    which = "failing" if row["score"] is not None and row["score"] < 1 else "selected" if not first else "first"
-    said = (
+    which = "failing" if row["score"] is not None and row["score"] < 1 else "selected" if not is_first else "first"
+    sentence = (
         f"The {which} trial with seed {row['seed']}: expected {str(row['answer']).strip()!r}, came "
         f"{str(row['output']).strip()!r}."
     )
@@ -113,17 +113,17 @@ def open_trial(row: dict[str, Any], about: dict[str, Any], first: bool) -> None:
             + (f": {row['refused']}" if row["refused"] else " at this budget.")
         )
         return
-    st.text(said)
+    st.text(sentence)
     if row["uid"] is not None and data.stamp(row["uid"]):
         st.page_link(
             "pages/replay.py", label="Open in Replay", icon=":material/replay:", query_params=places.in_run(row["uid"])
         )
         return
     model = str(about.get("request", {}).get("model", "demo"))
-    left, right = st.columns([1, 2], vertical_alignment="center")
+    left_column, right = st.columns([1, 2], vertical_alignment="center")
     key = f"bench_rerun_{row['task']}_{row['method']}_{row['budget']}_{row['seed']}"
     words = "Run this trial again and open it in Replay"
-    if left.button(words, type="primary", icon=":material/play_arrow:", key=key):
+    if left_column.button(words, type="primary", icon=":material/play_arrow:", key=key):
         try:
             job = submit_trial({**row, "model": model})
         except ValueError as problem:

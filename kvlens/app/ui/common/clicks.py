@@ -11,8 +11,8 @@ def clicked(key: str) -> list[int]:
     """customdata of the point that was clicked; empty when none was, or when it is not whole numbers."""
     state = st.session_state.get(key)
     points = state["selection"]["points"] if state else []
-    found = points[0].get("customdata") if points else None
-    items = found if isinstance(found, list) else [found]
+    label = points[0].get("customdata") if points else None
+    items = label if isinstance(label, list) else [label]
     return [int(item) for item in items if isinstance(item, (int, float)) and item >= 0]
 
 

@@ -30,19 +30,19 @@ class Comparison:
 
     def address(self) -> dict[str, str]:
         """The parts of the page's URL that say what is compared."""
-        found = {"race": self.race} if self.race else {"runs": ",".join(self.runs)}
-        return found | ({"against": self.against} if self.against else {})
+        results = {"race": self.race} if self.race else {"runs": ",".join(self.runs)}
+        return results | ({"against": self.against} if self.against else {})
 
 
 def kept() -> Comparison | None:
     """What the Compare page showed last in this session."""
-    found: Comparison | None = st.session_state.get(_KEPT)
-    return found
+    comparison: Comparison | None = st.session_state.get(_KEPT)
+    return comparison
 
 
 def _runs() -> tuple[str, ...]:
-    found = kept()
-    return found.runs if found else ()
+    results = kept()
+    return results.runs if results else ()
 
 
 def keep(comparison: Comparison) -> None:
@@ -50,26 +50,28 @@ def keep(comparison: Comparison) -> None:
     st.session_state[_KEPT] = comparison
 
 
-def with_runs(first: str, others: Iterable[str]) -> Comparison:
+def with_runs(first_uid: str, more_uids: Iterable[str]) -> Comparison:
     """A run beside others: the comparison in hand with those that it lacks, where the run is in it and there is room;
     else these runs alone."""
-    wanted = tuple(dict.fromkeys((first, *others)))
-    runs = tuple(dict.fromkeys((*_runs(), *wanted)))
-    return Comparison(runs if first in _runs() and len(runs) <= MOST else wanted)
+    target = tuple(dict.fromkeys((first_uid, *more_uids)))
+    runs = tuple(dict.fromkeys((*_runs(), *target)))
+    return Comparison(runs if first_uid in _runs() and len(runs) <= MOST else target)
 
 
-def link(first: str, *others: str, against: str | None = None, chosen: Selection | None = None) -> dict[str, str]:
+def link(
+    first_uid: str, *more_uids: str, against: str | None = None, chosen: Selection | None = None
+) -> dict[str, str]:
     """URL parameters of the Compare page for a run beside others, see `with_runs`; the last one is in focus. against:
     what it is laid over, the page's choice unless given; chosen: the place to look at."""
-    place = (chosen or Selection()).merged({"run": others[-1] if others else first, "span": None})
-    return place.query() | Comparison(with_runs(first, others).runs, against).address()
+    place = (chosen or Selection()).merged({"run": more_uids[-1] if more_uids else first_uid, "span": None})
+    return place.query() | Comparison(with_runs(first_uid, more_uids).runs, against).address()
 
 
 def at_all_steps(uid: str, repeat: str) -> dict[str, str]:
     """URL parameters of the Compare page for a run, its forced repeat and the full KV whose tokens that was fed."""
     table = data.runs_lately()
-    known = table.loc[(table["uid"] == repeat) & table["reference"].isin(table["uid"]), "reference"]
-    return link(uid, *map(str, known), repeat)
+    rows = table.loc[(table["uid"] == repeat) & table["reference"].isin(table["uid"]), "reference"]
+    return link(uid, *map(str, rows), repeat)
 
 
 def links(uid: str) -> None:
@@ -87,5 +89,5 @@ def compare_link(uids: Sequence[str]) -> None:
     if len(uids) < 2:
         return
     label = "Compare" if len(uids) <= MOST else f"Compare the first {MOST}"
-    there = Comparison(tuple(uids[:MOST])).address()
-    st.page_link(PAGE, label=label, icon=":material/compare:", query_params=there)
+    address = Comparison(tuple(uids[:MOST])).address()
+    st.page_link(PAGE, label=label, icon=":material/compare:", query_params=address)

@@ -18,24 +18,24 @@ from kvlens.models.find import short_model
 def choose_run(title: str) -> tuple[TraceReader, Selection] | None:
     """Draws the head of the page and returns the run and the selection inside it; None when there is nothing to show,
     said on the page."""
-    chosen, problems = session.selection()
+    selection, problems = session.selection()
     table = data.runs()
     if table.empty:
         st.subheader(title)
-        if chosen.run is not None:
-            widgets.error(f"There is no run {chosen.run[:80]}; it was deleted, or lies in another folder.")
+        if selection.run is not None:
+            widgets.error(f"There is no run {selection.run[:80]}; it was deleted, or lies in another folder.")
         st.info("There are no runs yet. Start one, then come back to look at it.")
         st.page_link("pages/run.py", label="Start a run", icon=":material/play_arrow:")
         return None
     uids = [str(uid) for uid in table["uid"]]
-    wanted = chosen.run if chosen.run is not None else _newest_readable(table)
-    left, middle, right = st.columns([22, 7, 5], vertical_alignment="center")
+    target = selection.run if selection.run is not None else _newest_readable(table)
+    left_column, middle, right = st.columns([22, 7, 5], vertical_alignment="center")
     titles = data.titles()
     labels = dict(zip(uids, (run_label(row, titles) for row in table.to_dict("records")), strict=True))
-    options = uids if wanted in uids else [wanted, *uids]
+    options = uids if target in uids else [target, *uids]
     key = f"run_picker_{title}"  # of its own on every page: what another page's showed is no choice made on this one
-    session.follow(key, wanted)
-    left.selectbox(
+    session.follow(key, target)
+    left_column.selectbox(
         "Run",
         options,
         key=key,
@@ -45,13 +45,13 @@ def choose_run(title: str) -> tuple[TraceReader, Selection] | None:
         label_visibility="collapsed",
     )
     try:
-        reader = data.open_run(wanted)
+        reader = data.open_run(target)
     except TraceError as problem:
         widgets.error(str(problem))
         st.page_link("pages/home.py", label="All runs", icon=":material/list:")
         return None
-    chosen, clamped = data.fit(reader, chosen.merged({"run": wanted}))
-    session.store(chosen)
+    selection, clamped = data.fit(reader, selection.merged({"run": target}))
+    session.store(selection)
     session.write_selection()
     with middle:
         method = str(reader.meta.method)
@@ -63,7 +63,7 @@ def choose_run(title: str) -> tuple[TraceReader, Selection] | None:
     if not reader.n_steps:
         st.info("Nothing was decoded in this run, so there is nothing to show.")
         return None
-    return reader, chosen
+    return reader, selection
 
 
 def run_label(row: Mapping[Any, Any], titles: Mapping[str, str]) -> str:

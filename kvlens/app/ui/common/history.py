@@ -24,32 +24,34 @@ class History:
         if not _asks_for_a_page(scope):
             await self._app(scope, receive, send)
             return
-        asked = [(name, value) for name, value in scope["headers"] if name.lower() not in _UNASKED]
-        begun: dict[str, Any] = {}
+        headers = [(name, value) for name, value in scope["headers"] if name.lower() not in _UNASKED]
+        opening_message: dict[str, Any] = {}
         body = bytearray()
 
         async def with_script(message: Any) -> None:
             if message["type"] == "http.response.start" and _is_page(message):
-                begun.update(message)
+                opening_message.update(message)
                 return
-            if not begun:
+            if not opening_message:
                 await send(message)
                 return
             body.extend(message.get("body", b""))
             if message.get("more_body"):
                 return
-            made = bytes(body).replace(_HEAD, _HEAD + SCRIPT.encode(), 1)
-            kept = [(name, value) for name, value in begun["headers"] if name.lower() not in _NAMES_VERSION]
-            await send(begun | {"headers": [*kept, (b"content-length", str(len(made)).encode())]})
-            await send(message | {"body": made})
+            page = bytes(body).replace(_HEAD, _HEAD + SCRIPT.encode(), 1)
+            kept_headers = [
+                (name, value) for name, value in opening_message["headers"] if name.lower() not in _NAMES_VERSION
+            ]
+            await send(opening_message | {"headers": [*kept_headers, (b"content-length", str(len(page)).encode())]})
+            await send(message | {"body": page})
 
-        await self._app(scope | {"headers": asked}, receive, with_script)
+        await self._app(scope | {"headers": headers}, receive, with_script)
 
 
 def _asks_for_a_page(scope: Any) -> bool:
     """A browser that goes to an address."""
-    wanted = scope["type"] == "http" and scope["method"] == "GET"
-    return wanted and b"text/html" in dict(scope["headers"]).get(b"accept", b"")
+    target = scope["type"] == "http" and scope["method"] == "GET"
+    return target and b"text/html" in dict(scope["headers"]).get(b"accept", b"")
 
 
 def _is_page(message: Any) -> bool:

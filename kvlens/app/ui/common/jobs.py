@@ -137,8 +137,8 @@ class JobManager:
         """How many queued or running jobs are before this one."""
         with self._lock:
             jobs = list(self._jobs.values())
-        mine = next((job for job in jobs if job.id == job_id), None)
-        return sum(1 for job in jobs if mine is not None and job.active and job.created < mine.created)
+        own_rows = next((job for job in jobs if job.id == job_id), None)
+        return sum(1 for job in jobs if own_rows is not None and job.active and job.created < own_rows.created)
 
     def cancel(self, job_id: str) -> None:
         """A queued job is dropped; a running one is asked to stop (SIGTERM), then killed after GRACE_S seconds."""

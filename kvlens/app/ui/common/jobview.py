@@ -105,8 +105,8 @@ def _panel(job: Job) -> None:
 
 def progress(job: Job) -> None:
     """A bar with what it does, and a button to cancel."""
-    left, right = st.columns([6, 1], vertical_alignment="center")
-    left.progress(_share(job), text=progress_text(job, manager().position(job.id)))
+    left_column, right = st.columns([6, 1], vertical_alignment="center")
+    left_column.progress(_share(job), text=progress_text(job, manager().position(job.id)))
     if right.button("Cancel", key=f"cancel_{job.id}", disabled=job.state == "cancelled", width="stretch"):
         manager().cancel(job.id)
         st.rerun()
@@ -116,12 +116,12 @@ def _share(job: Job) -> float:
     return min(1.0, job.done / job.total) if job.total else 0.0
 
 
-def progress_text(job: Job, before: int) -> str:
+def progress_text(job: Job, tokens_before: int) -> str:
     """Where a job is, in words and numbers."""
     if job.state == "cancelled":
         return "Stopping; what was recorded is being stored"
     if job.state == "queued":
-        return f"Waiting for {before} other run{'s' if before != 1 else ''}"
+        return f"Waiting for {tokens_before} other run{'s' if tokens_before != 1 else ''}"
     text = _PHASES.get(job.phase, "Starting")
     if job.total:
         text += f" {job.done:,} / {job.total:,} {_UNITS.get(job.phase, '')}".rstrip()
@@ -171,13 +171,13 @@ def links(uid: str) -> None:
 
 def job_list(shown: str | None) -> None:
     """The other jobs of this server: state and a link each."""
-    others = [job for job in manager().jobs() if job.id != shown]
-    if not others:
+    rest = [job for job in manager().jobs() if job.id != shown]
+    if not rest:
         return
     st.markdown("##### Jobs since this server was started")
-    for job in others:
-        left, middle, right = st.columns([7, 2, 2], vertical_alignment="center")
-        left.text(visible(job.title))
+    for job in rest:
+        left_column, middle, right = st.columns([7, 2, 2], vertical_alignment="center")
+        left_column.text(visible(job.title))
         middle.text(job.state if job.state != "running" else progress_text(job, 0))
         with right:
             if job.uid and not job.active:

@@ -19,23 +19,23 @@ NONE = "none"
 
 def tries(uid: str, table: pd.DataFrame) -> list[Try]:
     """What was tried on a run, newest first. Repeats that cannot be read are left out; the Runs page names them."""
-    return lens.tries(uid, table, lambda one: data.open_run(one).meta)
+    return lens.tries(uid, table, lambda run_uid: data.open_run(run_uid).meta)
 
 
 def forced_repeat(uid: str, table: pd.DataFrame) -> str | None:
     """The newest whole run that repeats this one on its reference's tokens, with nothing held or dropped beyond it."""
     whole = truth(table["forced"]) & ~truth(table["changed"]) & (table["status"] == "completed")
     rows = table[(table["parent"] == uid) & whole]
-    for one, held in zip(map(str, rows["uid"]), truth(rows["hold"]), strict=True):
-        if not held or _as_it_was(one, uid):
-            return one
+    for run_uid, held in zip(map(str, rows["uid"]), truth(rows["hold"]), strict=True):
+        if not held or _as_it_was(run_uid, uid):
+            return run_uid
     return None
 
 
-def _as_it_was(one: str, uid: str) -> bool:
+def _as_it_was(hold: str, uid: str) -> bool:
     """A repeat that holds or drops does so just as the run it repeats; False where either cannot be read."""
     try:
-        repeat, had = lens.try_of(data.open_run(one).meta, one), data.open_run(uid).meta
+        repeat, had = lens.try_of(data.open_run(hold).meta, hold), data.open_run(uid).meta
     except TraceError:
         return False
     return repeat is not None and repeat.beyond(had).nothing
@@ -43,15 +43,15 @@ def _as_it_was(one: str, uid: str) -> bool:
 
 def roles(table: pd.DataFrame) -> list[str]:
     """What each run is to the others, in words; '' for a run that stands alone."""
-    wanted = table["reference"].dropna().value_counts()
+    references = table["reference"].dropna().value_counts()
     words = []
     for _, row in table.iterrows():
         if _tried(row):
             words.append(f"what-if of …{row['parent'][-6:]}" if _text(row["parent"]) else "what-if")
         elif _text(row["reference"]):
             words.append("against full KV, forced" if _true(row["forced"]) else "against full KV")
-        elif row["uid"] in wanted.index:
-            words.append(f"reference of {wanted[row['uid']]}")
+        elif row["uid"] in references.index:
+            words.append(f"reference of {references[row['uid']]}")
         else:
             words.append("")
     return words
@@ -71,11 +71,11 @@ def owners(table: pd.DataFrame) -> list[str | None]:
 
     def top(uid: str) -> str | None:
         """Whoever wrote a run.json may have made a circle of it: then each stands by itself."""
-        seen = {uid}
+        visited = {uid}
         while (above := under.get(uid)) is not None:
-            if above in seen:
+            if above in visited:
                 return None
-            seen.add(uid := above)
+            visited.add(uid := above)
         return uid
 
     return [top(uid) if uid in under else None for uid in map(str, table["uid"])]
@@ -86,15 +86,15 @@ def related(table: pd.DataFrame, uid: str) -> list[tuple[str, str]]:
     most eight."""
     row = table[table["uid"] == uid].iloc[0]
     stored = set(table["uid"])
-    found = [
+    entries = [
         (label, str(row[column]))
         for column, label in (("reference", "Its full-KV reference"), ("parent", "The run it repeats"))
         if row[column] in stored
     ]
-    for _, other in table[table["parent"] == uid].iterrows():
-        label = "What-if" if _tried(other) else "Forced repeat"
-        found.append((f"{label} of {str(other['created'])[11:16]}", str(other["uid"])))
-    return found[:8]
+    for _, repeat in table[table["parent"] == uid].iterrows():
+        label = "What-if" if _tried(repeat) else "Forced repeat"
+        entries.append((f"{label} of {str(repeat['created'])[11:16]}", str(repeat["uid"])))
+    return entries[:8]
 
 
 def rows(table: pd.DataFrame) -> list[dict[str, Any]]:
@@ -126,7 +126,7 @@ def of_this_run(uid: str) -> dict[str, str]:
     extra = {}
     if lensjobs.job_of(uid) is not None:
         extra["job"] = st.query_params["job"]
-    asked = st.query_params.get("whatif")
-    if asked == NONE or (asked and asked in set(data.runs_lately().query("parent == @uid")["uid"])):
-        extra["whatif"] = asked
+    requested = st.query_params.get("whatif")
+    if requested == NONE or (requested and requested in set(data.runs_lately().query("parent == @uid")["uid"])):
+        extra["whatif"] = requested
     return extra

@@ -25,8 +25,8 @@ def start_whatif(uid: str, choice: TryChoice) -> str:
 
 def job_of(uid: str) -> Job | None:
     """The job in the URL, if it repeats this run."""
-    asked = st.query_params.get("job")
-    job = jobview.manager().get(asked) if asked else None
+    requested = st.query_params.get("job")
+    job = jobview.manager().get(requested) if requested else None
     return job if job is not None and job.about == uid else None
 
 

@@ -15,18 +15,18 @@ from kvlens.app.ui.common.data import TraceError, TraceReader
 from kvlens.app.ui.common.state import Selection
 
 
-def in_run(uid: str, chosen: Selection | None = None) -> dict[str, str]:
-    """URL parameters of a link to a run: the place `chosen`, brought inside the run as a page does; None: where the run
+def in_run(uid: str, view: Selection | None = None) -> dict[str, str]:
+    """URL parameters of a link to a run: the place `view`, brought inside the run as a page does; None: where the run
     opens.
 
     Of a run that cannot be opened, its uid alone: the page then says why."""
-    return dict(_in_run(str(data.runs_dir()), uid, data.stamp(uid), (chosen or Selection()).merged({"run": uid})))
+    return dict(_in_run(str(data.runs_dir()), uid, data.stamp(uid), (view or Selection()).merged({"run": uid})))
 
 
 @st.cache_data(max_entries=256, show_spinner=False)
-def _in_run(folder: str, uid: str, changed: int, chosen: Selection) -> dict[str, str]:
+def _in_run(folder: str, uid: str, changed: int, selection: Selection) -> dict[str, str]:
     try:
         with TraceReader.open(Path(folder), uid) as reader:
-            return data.fit(reader, chosen)[0].query()
+            return data.fit(reader, selection)[0].query()
     except TraceError:
         return {"run": uid}

@@ -20,20 +20,20 @@ NEWEST = 12
 def race_list(shown: str | None = None) -> None:
     """All stored races but the one that is shown, newest first, each a link; nothing where there is none."""
     folder = data.runs_dir()
-    found = [race_id for race_id in races.ids(folder) if race_id != shown]
-    if not found:
+    rows = [race_id for race_id in races.ids(folder) if race_id != shown]
+    if not rows:
         return
-    with st.expander(f"Stored races ({len(found)})", icon=":material/sports_score:"):
-        every = len(found) <= NEWEST or st.toggle("Show all of them", key="races_every", persist_state="session")
-        for race_id in found[: None if every else NEWEST]:
+    with st.expander(f"Stored races ({len(rows)})", icon=":material/sports_score:"):
+        every = len(rows) <= NEWEST or st.toggle("Show all of them", key="races_every", persist_state="session")
+        for race_id in rows[: None if every else NEWEST]:
             try:
                 race = races.read(folder, race_id)
             except TraceError as problem:
                 widgets.error(str(problem))
                 continue
             limit = phrase(in_words(race.budget))
-            said = f"{race.created[:16].replace('T', ' ')} UTC · {short_model(race.model)} · {limit}"
-            st.page_link("pages/run.py", label=widgets.plain(visible(said)), query_params={"race": race_id})
+            sentence = f"{race.created[:16].replace('T', ' ')} UTC · {short_model(race.model)} · {limit}"
+            st.page_link("pages/run.py", label=widgets.plain(visible(sentence)), query_params={"race": race_id})
             st.caption(widgets.plain(f"{_entered(race)} {finding(race)}"))
 
 
@@ -47,11 +47,15 @@ def finding(race: RaceInfo) -> str:
     """Who left full KV, and who answered right."""
     titles = data.titles()
     ran = [lane for lane in race.lanes[1:] if lane.state in ("completed", "cancelled")]
-    left = [f"{titles.get(lane.method, lane.method)} at step {lane.lost}" for lane in ran if lane.lost is not None]
-    said = f"{len(left)} of {len(ran)} methods left full KV: {', '.join(left)}." if left else "No method left full KV."
+    remaining = [f"{titles.get(lane.method, lane.method)} at step {lane.lost}" for lane in ran if lane.lost is not None]
+    sentence = (
+        f"{len(remaining)} of {len(ran)} methods left full KV: {', '.join(remaining)}."
+        if remaining
+        else "No method left full KV."
+    )
     if not ran:
-        said = "No method ran to its end."
+        sentence = "No method ran to its end."
     right = [titles.get(lane.method, lane.method) for lane in race.lanes if lane.right]
     if race.answer:
-        said += f" Right answer: {', '.join(right) or 'none'}."
-    return said
+        sentence += f" Right answer: {', '.join(right) or 'none'}."
+    return sentence

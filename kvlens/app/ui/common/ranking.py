@@ -15,16 +15,16 @@ def heading(reader: TraceReader) -> tuple[int, int, int]:
     st.markdown("##### How spans were ranked")
     step, layer, head = parts.selected(reader)
     places = st.columns([2, 2, 2, 6], vertical_alignment="bottom")
-    asked = (
+    request = (
         ("Step", reader.n_steps, step, f"step_{step}"),
         ("Layer", reader.n_layers, layer, f"layer_{layer}"),
         ("KV head", reader.kv_heads, head // (reader.q_heads // reader.kv_heads), f"kv_{head}"),
     )
-    found = [
+    rows = [
         int(place.number_input(title, 0, max(0, count - 1), value, key=f"ranked_{reader.uid}_{key}"))
-        for place, (title, count, value, key) in zip(places, asked, strict=False)
+        for place, (title, count, value, key) in zip(places, request, strict=False)
     ]
-    return found[0], found[1], found[2]
+    return rows[0], rows[1], rows[2]
 
 
 def ranked(reader: TraceReader, step: int, layer: int, kv_head: int) -> pd.DataFrame:

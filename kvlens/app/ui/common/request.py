@@ -26,7 +26,7 @@ class PromptChoice:
         """Content of the prompt file (JSON), with the answer, the needle and the task where they are known."""
         prompt = self.prompt
         content: dict[str, Any] = {"text": prompt.text}
-        known = {
+        known_names = {
             "task": prompt.task,
             "answer": prompt.answer,
             "needle": [list(pair) for pair in prompt.needle],
@@ -35,7 +35,8 @@ class PromptChoice:
             "question": prompt.question,
         }
         return json.dumps(
-            content | {name: value for name, value in known.items() if value not in (None, [], "")}, ensure_ascii=False
+            content | {name: value for name, value in known_names.items() if value not in (None, [], "")},
+            ensure_ascii=False,
         )
 
 
@@ -130,14 +131,14 @@ class TryChoice:
     def words(self) -> str:
         """'hold span 40 for L2 KV1, from step 3 on, at budget 30%'."""
         if self.search == "bytes":
-            said = f"find the fewest bytes that bring it back, held from step {self.from_step} on"
+            words = f"find the fewest bytes that bring it back, held from step {self.from_step} on"
         elif self.pieces or self.drops:
             both = [f"{verb} {_in_words(pieces)}" for verb, pieces in self.verbs() if pieces]
-            said = f"{' and '.join(both)}, from step {self.from_step} on"
-            said = f"find the smallest set of heads for which it is enough to {said}" if self.search else said
+            words = f"{' and '.join(both)}, from step {self.from_step} on"
+            words = f"find the smallest set of heads for which it is enough to {words}" if self.search else words
         else:
-            said = "run it"
-        return said + "".join(f", at {asked_in_words(*one)}" for one in self.changed)
+            words = "run it"
+        return words + "".join(f", at {asked_in_words(*change)}" for change in self.changed)
 
     def verbs(self) -> tuple[tuple[str, tuple[Piece, ...]], ...]:
         """What is done, as the command's options are called, and to which pieces."""

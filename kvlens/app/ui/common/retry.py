@@ -12,27 +12,29 @@ def advice(job: Job) -> dict[str, str]:
     """Option of `kvlens run` -> the value that would do, a budget as a percentage; {} where none is known."""
     if job.argv[3:4] != ["run"]:
         return {}
-    told = dict(job.would_do)
-    if "budget" in told:
-        told["budget"] = f"{float(told['budget']):.1%}"
-    return {f"--{name}": value for name, value in told.items()}
+    lines = dict(job.would_do)
+    if "budget" in lines:
+        lines["budget"] = f"{float(lines['budget']):.1%}"
+    return {f"--{name}": value for name, value in lines.items()}
 
 
 def label(options: dict[str, str]) -> str:
     """The button: 'Run again with the budget 23.5%'."""
-    said = [NO_LIMIT if in_words(value) == NO_LIMIT else f"the {name[2:]} {value}" for name, value in options.items()]
-    return f"Run again with {' and '.join(said)}"
+    sentence = [
+        NO_LIMIT if in_words(value) == NO_LIMIT else f"the {name[2:]} {value}" for name, value in options.items()
+    ]
+    return f"Run again with {' and '.join(sentence)}"
 
 
 def again(argv: list[str], options: dict[str, str]) -> list[str]:
     """The command with these options in place of its own."""
-    made = list(argv)
+    texts = list(argv)
     for name, value in options.items():
-        if name in made:
-            made[made.index(name) + 1] = value
+        if name in texts:
+            texts[texts.index(name) + 1] = value
         else:
-            made += [name, value]
-    return made
+            texts += [name, value]
+    return texts
 
 
 def spoken(job: Job) -> str:

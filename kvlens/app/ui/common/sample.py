@@ -22,5 +22,5 @@ def sample(model: str) -> PromptChoice:
 
 def generate(encoding: Encoding, task: str, length: int, depth: float, seed: int) -> PromptChoice:
     """A generated task; ValueError with one sentence when the length does not hold it."""
-    made = tasks.ask(tasks.get(task), length, depth, seed, encoding)
-    return PromptChoice(tasks.prompt_of(made), f"{task}, {length} tokens, depth {depth:.0%}, seed {seed}")
+    result = tasks.ask(tasks.get(task), length, depth, seed, encoding)
+    return PromptChoice(tasks.prompt_of(result), f"{task}, {length} tokens, depth {depth:.0%}, seed {seed}")

@@ -30,9 +30,9 @@ def _in_url() -> dict[str, str]:
     return {name: st.query_params[name] for name in FIELDS if name in st.query_params}
 
 
-def store(chosen: Selection) -> None:
+def store(view_selection: Selection) -> None:
     """Keeps a clamped selection without telling the player that Python moved it."""
-    st.session_state[_SELECTION] = chosen
+    st.session_state[_SELECTION] = view_selection
 
 
 def change(fields: Mapping[str, object], *, moved_by_python: bool = True) -> None:
@@ -73,7 +73,7 @@ def write_url(extra: Mapping[str, str] | None = None) -> None:
 
     Also where they came with this very run: after a link from a page to itself the browser still shows the address from
     before it, until it is told."""
-    chosen: Selection = st.session_state.get(_SELECTION, Selection())
-    wanted = {**chosen.query(), **(extra or {})}
-    st.session_state[_WRITTEN] = chosen.query()
-    st.query_params.from_dict(wanted)
+    view_selection: Selection = st.session_state.get(_SELECTION, Selection())
+    target = {**view_selection.query(), **(extra or {})}
+    st.session_state[_WRITTEN] = view_selection.query()
+    st.query_params.from_dict(target)

@@ -108,8 +108,8 @@ def from_player(value: object) -> dict[str, object]:
 
 def parse_steps(text: str | None, last: int) -> tuple[int, int]:
     """'a-b' as a range inside 0..last; anything else is the whole run."""
-    first, _, second = (text or "").partition("-")
-    if not (first.isdigit() and second.isdigit() and len(first) < 10 and len(second) < 10):
+    first_item, _, second = (text or "").partition("-")
+    if not (first_item.isdigit() and second.isdigit() and len(first_item) < 10 and len(second) < 10):
         return 0, last
-    start, end = min(int(first), last), min(int(second), last)
+    start, end = min(int(first_item), last), min(int(second), last)
     return (start, end) if start <= end else (0, last)

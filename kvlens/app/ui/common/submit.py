@@ -45,19 +45,19 @@ def submit_trial(trial: Mapping[str, Any]) -> str:
     preset's), and where they are not the usual ones model ('demo'), max_new (the task's own) and question ('in').
     Raises ValueError with one sentence."""
     model = str(trial.get("model") or DEMO)
-    asked = tasks.remake(trial, counting(model)[0])
+    request = tasks.remake(trial, counting(model)[0])
     entry = next((entry for entry in data.catalogue() if entry["name"] == trial["method"]), None)
     if entry is None:
         raise ValueError(f"the method '{trial['method']}' is not installed here.")
-    drawn = tasks.get(asked.task).generation(asked.index)
+    drawn = tasks.get(request.task).generation(request.index)
     if drawn.temperature:
         how = f"--temperature {drawn.temperature:g} --top-p {drawn.top_p:g} --seed {drawn.seed}"
         raise ValueError(
             f"this trial's tokens were drawn, and the app's are not: run its prompt by `kvlens run` {how}."
         )
-    place = "" if asked.depth is None else f", depth {asked.depth:.0%}"
-    source = f"{asked.task}, {asked.length or 'whole'} tokens{place}, seed {asked.seed}"
-    prompt = PromptChoice(tasks.prompt_of(asked), source)
+    place = "" if request.depth is None else f", depth {request.depth:.0%}"
+    source = f"{request.task}, {request.length or 'whole'} tokens{place}, seed {request.seed}"
+    prompt = PromptChoice(tasks.prompt_of(request), source)
     # A method that keeps every token on the device is held to its budget by a parameter, which is among the overrides.
     budget = "100%" if entry["keeps_all"] or not trial["budget"] else str(trial["budget"])
     most = int(trial.get("max_new") or drawn.new_tokens)

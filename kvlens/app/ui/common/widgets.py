@@ -55,12 +55,12 @@ def error(sentence: str, log: Iterable[str] = ()) -> None:
         st.code(visible("\n".join(lines)), language=None, wrap_lines=True, height=240)
 
 
-def headings(names: Iterable[str], given: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Of columns that are called as in files: what a table writes over each, and says on hover. given: columns that
+def headings(names: Iterable[str], mapping: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Of columns that are called as in files: what a table writes over each, and says on hover. mapping: columns that
     have words or a form of their own."""
     words = {name: column_words(name) for name in names}
-    shown = {name: st.column_config.Column(title, help=said or None) for name, (title, said) in words.items()}
-    return shown | dict(given or {})
+    shown = {name: st.column_config.Column(title, help=sentence or None) for name, (title, sentence) in words.items()}
+    return shown | dict(mapping or {})
 
 
 def guarded(render: Callable[[], None]) -> Callable[[], None]:
@@ -88,11 +88,13 @@ def notice(problems: list[str]) -> None:
         st.warning(plain("; ".join(problems) + "."))
 
 
-def method_mark(name: str, title: str | None = None, before: str = "") -> None:
+def method_mark(name: str, title: str | None = None, text: str = "") -> None:
     """A method as figures draw it: its symbol in its family's colour, its title, its family in words."""
     look = mark(name)
-    said = html.escape(f"{title or name} · {look.family.replace('_', ' ')}")
-    st.html(f'{html.escape(before)}<span style="color:{look.color}" aria-hidden="true">{look.character}</span> {said}')
+    sentence = html.escape(f"{title or name} · {look.family.replace('_', ' ')}")
+    st.html(
+        f'{html.escape(text)}<span style="color:{look.color}" aria-hidden="true">{look.character}</span> {sentence}'
+    )
 
 
 def copy_link() -> None:

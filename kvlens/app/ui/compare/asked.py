@@ -26,57 +26,65 @@ _WRITTEN = "kvlens_comparison_written"
 
 def asked(table: pd.DataFrame) -> tuple[Comparison, str | None, list[str]]:
     """The runs to show, which of them is in focus if that is known, and what was wrong with those asked for."""
-    chosen, problems = session.selection()
-    uids, run = set(table["uid"]), chosen.run
-    given = {name: st.query_params[name] for name in PARAMETERS if name in st.query_params}
-    kept = comparing.kept()
-    if given and given != st.session_state.get(_WRITTEN):  # a pasted link, Back, a link of another page
-        st.session_state[_WRITTEN] = given
-        wanted, run, said = _of_address(given, run)
-        problems = [*problems, *said]
-    elif kept is not None and (run is None or run in kept.runs):
-        left = tuple(uid for uid in kept.runs if uid in uids)
-        return replace(kept, runs=_ordered(left, table), race=kept.race if left == kept.runs else None), run, problems
+    choice, problems = session.selection()
+    uids, run = set(table["uid"]), choice.run
+    parameters = {name: st.query_params[name] for name in PARAMETERS if name in st.query_params}
+    kept_tokens = comparing.kept()
+    if parameters and parameters != st.session_state.get(_WRITTEN):  # a pasted link, Back, a link of another page
+        st.session_state[_WRITTEN] = parameters
+        target, run, sentence = _of_address(parameters, run)
+        problems = [*problems, *sentence]
+    elif kept_tokens is not None and (run is None or run in kept_tokens.runs):
+        remaining = tuple(uid for uid in kept_tokens.runs if uid in uids)
+        return (
+            replace(
+                kept_tokens,
+                runs=_ordered(remaining, table),
+                race=kept_tokens.race if remaining == kept_tokens.runs else None,
+            ),
+            run,
+            problems,
+        )
     else:
-        wanted = Comparison((run,) if run is not None else ())
-    unknown = [uid for uid in wanted.runs if uid not in uids]
+        target = Comparison((run,) if run is not None else ())
+    unknown = [uid for uid in target.runs if uid not in uids]
     problems += [f"run {uid[:40]!r} is not among the runs; left out" for uid in unknown]
-    runs = tuple(dict.fromkeys(uid for uid in wanted.runs if uid not in unknown))
+    runs = tuple(dict.fromkeys(uid for uid in target.runs if uid not in unknown))
     if len(runs) > MOST:
         problems.append(f"a comparison takes at most {MOST} runs, not {len(runs)}; showing the first {MOST}")
         runs = runs[:MOST]
-    if len(runs) < min(2, len(wanted.runs)) and not unknown and (given.get("runs") or given.get("cmp")):
+    if len(runs) < min(2, len(target.runs)) and not unknown and (parameters.get("runs") or parameters.get("cmp")):
         problems.append("one run was named; comparing it with another")
     runs, run = _completed(runs, run if run in runs else None, table)
     runs = _ordered(runs, table)
-    return replace(wanted, runs=runs, race=wanted.race if set(runs) <= set(wanted.runs) else None), run, problems
+    return replace(target, runs=runs, race=target.race if set(runs) <= set(target.runs) else None), run, problems
 
 
-def _of_address(given: Mapping[str, str], run: str | None) -> tuple[Comparison, str | None, list[str]]:
+def _of_address(mapping: Mapping[str, str], run: str | None) -> tuple[Comparison, str | None, list[str]]:
     """As the URL has it. `run` beside `cmp` is A, and `cmp` is B."""
-    against = given.get("against")
-    if "race" in given:
+    against = mapping.get("against")
+    if "race" in mapping:
         try:
-            race = races.read(data.runs_dir(), given["race"])
+            race = races.read(data.runs_dir(), mapping["race"])
         except TraceError as problem:
             return Comparison((run,) if run else ()), run, [str(problem).rstrip(".")]
         return Comparison(tuple(lane.uid for lane in race.lanes if lane.uid), against, race.id), run, []
-    if "runs" in given:
-        return Comparison(tuple(filter(None, map(str.strip, given["runs"].split(",")))), against), run, []
-    if "cmp" in given:
-        return Comparison((run, given["cmp"]) if run else (given["cmp"],), run), given["cmp"], []
+    if "runs" in mapping:
+        return Comparison(tuple(filter(None, map(str.strip, mapping["runs"].split(",")))), against), run, []
+    if "cmp" in mapping:
+        return Comparison((run, mapping["cmp"]) if run else (mapping["cmp"],), run), mapping["cmp"], []
     return Comparison((run,) if run else (), against), run, []
 
 
 def _completed(runs: tuple[str, ...], run: str | None, table: pd.DataFrame) -> tuple[tuple[str, ...], str | None]:
     """Two runs at least where there are two: a run alone is laid over its partner, one that can be read."""
     while len(runs) < 2:
-        other = partner(table, runs[0], prompt_of) if runs else None
+        counterpart = partner(table, runs[0], prompt_of) if runs else None
         pair = default_pair(table, prompt_of) if not runs else None
-        found = (other, *runs) if other else pair[::-1] if pair else ()
-        bad = [uid for uid in found if uid not in runs and not _opens(uid)]
+        results = (counterpart, *runs) if counterpart else pair[::-1] if pair else ()
+        bad = [uid for uid in results if uid not in runs and not _opens(uid)]
         if not bad:
-            return (found, run or found[-1]) if found else (runs, run)
+            return (results, run or results[-1]) if results else (runs, run)
         table = table[~table["uid"].isin(bad)]
     return runs, run
 
@@ -96,9 +104,9 @@ def _ordered(runs: tuple[str, ...], table: pd.DataFrame) -> tuple[str, ...]:
 
 def address(comparison: Comparison) -> dict[str, str]:
     """The page's own URL parameters, which from now on are its own writing."""
-    found = comparison.address()
-    st.session_state[_WRITTEN] = found
-    return found
+    mapping = comparison.address()
+    st.session_state[_WRITTEN] = mapping
+    return mapping
 
 
 def change(comparison: Comparison, fields: Mapping[str, object]) -> None:
@@ -110,17 +118,17 @@ def change(comparison: Comparison, fields: Mapping[str, object]) -> None:
 
 def prompt_of(uid: str) -> str | None:
     """Names the run's prompt by its text; None when the text was not kept. Read once: a page asks it of every run."""
-    known, run = _prompts(str(data.runs_dir())), (uid, data.stamp(uid))
-    found = known.get(run, "")
-    if found == "":
+    known_values, run = _prompts(str(data.runs_dir())), (uid, data.stamp(uid))
+    text = known_values.get(run, "")
+    if text == "":
         try:
-            found = hashlib.sha256(read_plain(data.runs_dir() / uid / "prompt.txt")).hexdigest()
+            text = hashlib.sha256(read_plain(data.runs_dir() / uid / "prompt.txt")).hexdigest()
         except (OSError, ValueError):
-            found = None
-        if len(known) >= KNOWN:
-            known.clear()
-        known[run] = found
-    return found
+            text = None
+        if len(known_values) >= KNOWN:
+            known_values.clear()
+        known_values[run] = text
+    return text
 
 
 @st.cache_resource(max_entries=4, show_spinner=False)

@@ -42,11 +42,11 @@ class Finding:
     """moved to the device while decoding"""
 
 
-def finding(reader: TraceReader, found: Verdict | None) -> Finding:
-    """found: the verdict on the run."""
+def finding(reader: TraceReader, verdict: Verdict | None) -> Finding:
+    """verdict: the verdict on the run."""
     meta, steps = reader.meta, reader.steps()
     peak, full = float(steps["peak_bytes"].max()), meta.full_kv_bytes
-    missed = None if found is None else found.missed
+    missed = None if verdict is None else verdict.missed
     return Finding(
         reader.uid,
         output_text(reader),
@@ -80,8 +80,8 @@ def in_focus(findings: Sequence[Finding], references: set[str]) -> str:
     """The run to look at first: one that lost the answer, else one that left full KV, else one that is no reference,
     else the first."""
     tests = (
-        lambda one: {"lost", "wrong"} <= set(one.outcome.kinds),
-        lambda one: one.outcome.lost_at is not None,
-        lambda one: one.uid not in references,
+        lambda item: {"lost", "wrong"} <= set(item.outcome.kinds),
+        lambda item: item.outcome.lost_at is not None,
+        lambda item: item.uid not in references,
     )
-    return next((one.uid for test in tests for one in findings if test(one)), findings[0].uid)
+    return next((item.uid for test in tests for item in findings if test(item)), findings[0].uid)

@@ -32,22 +32,26 @@ def quality() -> None:
 
 
 def _quality() -> None:
-    found, left_out = trials(bool(st.session_state.get(_ALL)))
+    results, left_out = trials(bool(st.session_state.get(_ALL)))
     if left_out:
         st.button(
             f"Read the {left_out} older runs too",
             on_click=lambda: st.session_state.update({_ALL: True}),
             icon=":material/history:",
         )
-    if not found:
+    if not results:
         st.info(
             "No run has a known answer yet. Prompts from `kvlens prompt` and the sample tasks of New run come with one."
         )
         return
-    table = points(found)
+    table = points(results)
     places = {f"{model} · {task or 'no task named'}": (model, task) for model, task in _cells(table)}
-    left, right = st.columns(2, gap="medium")
-    cell = left.selectbox("Model and task", list(places), key="compare_cell") if len(places) > 1 else next(iter(places))
+    left_column, right = st.columns(2, gap="medium")
+    cell = (
+        left_column.selectbox("Model and task", list(places), key="compare_cell")
+        if len(places) > 1
+        else next(iter(places))
+    )
     model, task = places.get(str(cell), next(iter(places.values())))
     shown = table[(table["model"] == model) & (table["task"] == task)]
     costs = [name for name in AXES if name != "attended_tokens"]
@@ -100,8 +104,8 @@ def trials(every: bool) -> tuple[list[Trial], int]:
     whole = table[(table["status"] == "completed") & ~lensdata.truth(table["forced"]) & ~lensdata.truth(table["hold"])]
     uids = [str(uid) for uid in whole["uid"]]
     read = uids if every else uids[:FIRST]
-    found = [_trial(str(data.runs_dir()), uid, data.stamp(uid)) for uid in read]
-    return [each for each in found if each is not None], len(uids) - len(read)
+    rows = [_trial(str(data.runs_dir()), uid, data.stamp(uid)) for uid in read]
+    return [each for each in rows if each is not None], len(uids) - len(read)
 
 
 @st.cache_data(max_entries=5000, show_spinner="Reading runs…")

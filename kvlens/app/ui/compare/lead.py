@@ -34,15 +34,15 @@ _MOST = 150
 def side_by_side(compared: Compared) -> None:
     """One row per run, and ways to their replays."""
     runs, findings = compared.runs, compared.findings
-    expected = {one.outcome.expected for one in findings}
+    expected = {finding.outcome.expected for finding in findings}
     shared = next(iter(expected)) if len(expected) == 1 else None
     if shared:
         st.text(f"Expected: {visible(_line(shared))}")
     head = "".join(f'<th style="{_CELL};{_FAINT};font-weight:600">{name}</th>' for name in _HEADS)
     letters = {compared.a: "A", compared.b: "B"}
     rows = "".join(
-        _row(name, reader, one, letters.get(name, ""), None if shared else one.outcome.expected)
-        for (name, reader), one in zip(runs.items(), findings, strict=True)
+        _row(name, reader, finding, letters.get(name, ""), None if shared else finding.outcome.expected)
+        for (name, reader), finding in zip(runs.items(), findings, strict=True)
     )
     st.html(
         '<div style="overflow-x:auto">'
@@ -51,37 +51,49 @@ def side_by_side(compared: Compared) -> None:
     )
     with st.container(horizontal=True, vertical_alignment="center"):
         st.caption("Replay:", width="content")
-        for name, one in zip(runs, findings, strict=True):
+        for name, finding in zip(runs, findings, strict=True):
             st.page_link(
                 "pages/replay.py",
                 label=plain(visible(name)),
                 icon=":material/play_circle:",
-                query_params=places.in_run(one.uid),
+                query_params=places.in_run(finding.uid),
             )
         menu(_file(compared), f"{compared.stem}-answers", "compare_answers", image=False)
 
 
-def apart(pair: Pair, found: Together) -> None:
+def apart(pair: Pair, compared_runs: Together) -> None:
     """Which runs cannot be laid beside B, where that is not said of the two that are laid over each other."""
-    if found.left_out and (pair.apart is None or len(found.left_out) > 1):
-        st.caption(plain(" ".join(found.left_out)))
+    if compared_runs.left_out and (pair.apart is None or len(compared_runs.left_out) > 1):
+        st.caption(plain(" ".join(compared_runs.left_out)))
 
 
-def _row(name: str, reader: TraceReader, one: Finding, letter: str, expected: str | None) -> str:
+def _row(name: str, reader: TraceReader, finding: Finding, letter: str, expected: str | None) -> str:
     look, meta = mark(str(reader.meta.method)), reader.meta
     about = " · ".join([*([str(meta.preset)] if meta.preset else []), held_to(meta)])
     tag = f'<span style="{_FAINT}">{letter}</span> ' if letter else ""
     run = (
         f'{tag}<span style="color:{look.color}" title="{_safe(look.family.replace("_", " "))}">{look.character}</span> '
-        f"<b>{_safe(name)}</b><br><span style='{_FAINT}' title='{_safe(one.uid)}'>{_safe(about)}</span>"
+        f"<b>{_safe(name)}</b><br><span style='{_FAINT}' title='{_safe(finding.uid)}'>{_safe(about)}</span>"
     )
-    said = f'<span title="{_safe(_line(one.output)[:2000])}">{_cut(one.output)}</span>'
-    said += f"<br>{_outcome(one)}"
-    if expected and not one.outcome.words.startswith("right"):
-        said += f'<br><span style="{_FAINT}">expected: {_safe(_line(expected))}</span>'
-    if one.full_output is not None and one.outcome.lost_at is not None and not one.outcome.right and not one.forced:
-        said += f'<br><span style="{_FAINT}">full KV answers: {_cut(one.full_output)}</span>'
-    cells = (run, said, _left(one, reader), _missed(one), _device(one), _safe(si_bytes(one.h2d_bytes)))
+    sentence = f'<span title="{_safe(_line(finding.output)[:2000])}">{_cut(finding.output)}</span>'
+    sentence += f"<br>{_outcome(finding)}"
+    if expected and not finding.outcome.words.startswith("right"):
+        sentence += f'<br><span style="{_FAINT}">expected: {_safe(_line(expected))}</span>'
+    if (
+        finding.full_output is not None
+        and finding.outcome.lost_at is not None
+        and not finding.outcome.right
+        and not finding.forced
+    ):
+        sentence += f'<br><span style="{_FAINT}">full KV answers: {_cut(finding.full_output)}</span>'
+    cells = (
+        run,
+        sentence,
+        _left(finding, reader),
+        _missed(finding),
+        _device(finding),
+        _safe(si_bytes(finding.h2d_bytes)),
+    )
     widths = ("15%", "23%", "10%", "", "11%", "8%")
     return f"<tr>{''.join(_cell(cell, width) for cell, width in zip(cells, widths, strict=True))}</tr>"
 
@@ -90,39 +102,39 @@ def _cell(content: str, width: str) -> str:
     return f'<td style="{_CELL}{f";width:{width}" if width else ""}">{content}</td>'
 
 
-def _outcome(one: Finding) -> str:
-    words = "fed full KV's tokens" if one.forced else one.outcome.words or "no answer is known"
-    wrong = f"color:{VERMILION};font-weight:600" if one.outcome.words.startswith("wrong") else _FAINT
+def _outcome(finding: Finding) -> str:
+    words = "fed full KV's tokens" if finding.forced else finding.outcome.words or "no answer is known"
+    wrong = f"color:{VERMILION};font-weight:600" if finding.outcome.words.startswith("wrong") else _FAINT
     return f'<span style="{wrong}">{_safe(words)}</span>'
 
 
-def _left(one: Finding, reader: TraceReader) -> str:
+def _left(finding: Finding, reader: TraceReader) -> str:
     """At which step, and KL there."""
-    if one.outcome.lost_at is None:
-        return f'<span style="{_FAINT}">{_never(one, reader)}</span>'
-    kl = one.outcome.kl
+    if finding.outcome.lost_at is None:
+        return f'<span style="{_FAINT}">{_never(finding, reader)}</span>'
+    kl = finding.outcome.kl
     more = "" if kl is None or kl != kl else f'<br><span style="{_FAINT}">KL {kl:.3g} nats</span>'
-    return f"step {one.outcome.lost_at}{more}"
+    return f"step {finding.outcome.lost_at}{more}"
 
 
-def _never(one: Finding, reader: TraceReader) -> str:
-    if one.compared:
+def _never(finding: Finding, reader: TraceReader) -> str:
+    if finding.compared:
         return "never"
     return "full KV itself" if reader.meta.method == methods.REFERENCE else "not recorded"
 
 
-def _missed(one: Finding) -> str:
-    if one.outcome.lost_at is None:
+def _missed(finding: Finding) -> str:
+    if finding.outcome.lost_at is None:
         return ""
-    if one.missed is None:
+    if finding.missed is None:
         return f'<span style="{_FAINT}">not recorded</span>'
-    cause, why = str(one.cause), str(one.why)
-    return f'{_safe(one.missed)}<br><span style="{_FAINT}" title="{_safe(why)}">Why: {_safe(cause)}</span>'
+    cause, why = str(finding.cause), str(finding.why)
+    return f'{_safe(finding.missed)}<br><span style="{_FAINT}" title="{_safe(why)}">Why: {_safe(cause)}</span>'
 
 
-def _device(one: Finding) -> str:
-    size = _safe(si_bytes(one.peak_bytes))
-    return size if one.peak_share is None else f'{one.peak_share:.1%}<br><span style="{_FAINT}">{size}</span>'
+def _device(finding: Finding) -> str:
+    size = _safe(si_bytes(finding.peak_bytes))
+    return size if finding.peak_share is None else f'{finding.peak_share:.1%}<br><span style="{_FAINT}">{size}</span>'
 
 
 def _line(text: str) -> str:
@@ -145,22 +157,22 @@ def _file(compared: Compared) -> pd.DataFrame:
     findings = compared.findings
     return pd.DataFrame(
         {
-            "run": [one.uid for one in findings],
+            "run": [finding.uid for finding in findings],
             "name": list(compared.runs),
-            "output": [one.output for one in findings],
-            "expected": [one.outcome.expected for one in findings],
-            "full_kv_output": [one.full_output for one in findings],
-            "outcome": [one.outcome.words for one in findings],
-            "left_full_kv_at_step": pd.array([one.outcome.lost_at for one in findings], "Int64"),
-            "kl_there_nats": [one.outcome.kl for one in findings],
-            "margin_logits": [one.outcome.margin for one in findings],
-            "at_stop_token": [one.outcome.stop for one in findings],
-            "missed_most": [one.missed for one in findings],
-            "cause": [one.cause for one in findings],
-            "why": [one.why for one in findings],
-            "peak_on_device_bytes": [one.peak_bytes for one in findings],
-            "peak_share_of_full_kv": [one.peak_share for one in findings],
-            "to_device_bytes": [one.h2d_bytes for one in findings],
+            "output": [finding.output for finding in findings],
+            "expected": [finding.outcome.expected for finding in findings],
+            "full_kv_output": [finding.full_output for finding in findings],
+            "outcome": [finding.outcome.words for finding in findings],
+            "left_full_kv_at_step": pd.array([finding.outcome.lost_at for finding in findings], "Int64"),
+            "kl_there_nats": [finding.outcome.kl for finding in findings],
+            "margin_logits": [finding.outcome.margin for finding in findings],
+            "at_stop_token": [finding.outcome.stop for finding in findings],
+            "missed_most": [finding.missed for finding in findings],
+            "cause": [finding.cause for finding in findings],
+            "why": [finding.why for finding in findings],
+            "peak_on_device_bytes": [finding.peak_bytes for finding in findings],
+            "peak_share_of_full_kv": [finding.peak_share for finding in findings],
+            "to_device_bytes": [finding.h2d_bytes for finding in findings],
         }
     )
 
@@ -174,14 +186,14 @@ def of_race(race_id: str | None) -> None:
     except TraceError:
         return  # deleted since
     titles = data.titles()
-    gone = [
+    removed = [
         f"{titles.get(lane.method, lane.method)} is not among them, {lane.message or lane.state}".rstrip(".")
         for lane in race.lanes
         if lane.uid is None
     ]
     with st.container(horizontal=True, vertical_alignment="center"):
-        said = f"The lanes of a race, {phrase(in_words(race.budget))}, {race.created[:16].replace('T', ' ')} UTC."
-        st.text(visible(" ".join([said, *(f"{one}." for one in gone)])), width="content")
+        sentence = f"The lanes of a race, {phrase(in_words(race.budget))}, {race.created[:16].replace('T', ' ')} UTC."
+        st.text(visible(" ".join([sentence, *(f"{item}." for item in removed)])), width="content")
         st.page_link(
             "pages/run.py", label="Back to the lanes", icon=":material/sports_score:", query_params={"race": race_id}
         )

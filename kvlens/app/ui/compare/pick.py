@@ -82,10 +82,10 @@ def choose() -> Compared | None:
 
 def current() -> Compared | None:
     """The runs that `choose` found, for a part of the page that runs again by itself."""
-    kept = comparing.kept()
-    if kept is None or len(kept.runs) < 2:
+    kept_tokens = comparing.kept()
+    if kept_tokens is None or len(kept_tokens.runs) < 2:
         return None
-    return _compared([data.open_run(uid) for uid in kept.runs], kept, session.selection()[0].run)
+    return _compared([data.open_run(uid) for uid in kept_tokens.runs], kept_tokens, session.selection()[0].run)
 
 
 def _opened(uids: Sequence[str]) -> list[TraceReader]:
@@ -117,8 +117,8 @@ def _compared(readers: Sequence[TraceReader], comparison: Comparison, focus: str
     if focus not in uids:
         focus = in_focus([found(reader) for reader in readers], full)
     reference = readers[uids.index(str(focus))].meta.reference
-    others = [uid for uid in uids if uid != focus]
-    against = next(uid for uid in (comparison.against, reference, *sorted(full), *others) if uid in others)
+    rest = [uid for uid in uids if uid != focus]
+    against = next(uid for uid in (comparison.against, reference, *sorted(full), *rest) if uid in rest)
     comparison = replace(comparison, runs=tuple(uids), against=against)
     comparing.keep(comparison)
     session.store(session.selection()[0].merged({"run": focus}))
@@ -133,9 +133,9 @@ def _picker(table: pd.DataFrame, runs: tuple[str, ...]) -> None:
     labels = {str(row["uid"]): short_label(row, titles) for row in lensdata.rows(table)}
     prompt = asked.prompt_of(runs[0]) if runs else None
     options = sorted(labels, key=lambda uid: prompt is None or asked.prompt_of(uid) != prompt)
-    left, link = st.columns([14, 1.6], vertical_alignment="bottom")
+    left_column, link = st.columns([14, 1.6], vertical_alignment="bottom")
     session.follow("compare_runs", list(runs))
-    left.multiselect(
+    left_column.multiselect(
         "Runs",
         options,
         key="compare_runs",
@@ -152,17 +152,17 @@ def _picker(table: pd.DataFrame, runs: tuple[str, ...]) -> None:
 
 def _picked() -> None:
     """Other runs: the one in focus stays where it is among them; the race they may have been is one no more."""
-    runs, kept = tuple(st.session_state["compare_runs"]), comparing.kept() or Comparison()
-    chosen = session.selection()[0].run
-    asked.change(Comparison(runs, kept.against), {} if chosen in runs else {"run": None, "span": None})
+    runs, kept_tokens = tuple(st.session_state["compare_runs"]), comparing.kept() or Comparison()
+    choice = session.selection()[0].run
+    asked.change(Comparison(runs, kept_tokens.against), {} if choice in runs else {"run": None, "span": None})
 
 
 def pair_picker(compared: Compared) -> None:
     """Which two runs are laid over each other."""
     names = {reader.uid: name for name, reader in compared.runs.items()}
     a, b = (compared.runs[name].uid for name in (compared.a, compared.b))
-    left, middle, swap = st.columns([7, 7, 1.6], vertical_alignment="bottom")
-    for place, key, uid, label in ((left, "compare_a", a, "A"), (middle, "compare_b", b, "B, laid over A")):
+    left_column, middle, swap = st.columns([7, 7, 1.6], vertical_alignment="bottom")
+    for place, key, uid, label in ((left_column, "compare_a", a, "A"), (middle, "compare_b", b, "B, laid over A")):
         session.follow(key, uid)
         place.selectbox(
             label,
@@ -184,10 +184,10 @@ def pair_picker(compared: Compared) -> None:
 
 def _pair_picked(comparison: Comparison, a: str, b: str) -> None:
     """Another A or B; picking the one that is on the other side swaps them."""
-    first, second = st.session_state["compare_a"], st.session_state["compare_b"]
-    if first == second:
-        first, second = b, a
-    _show(comparison, first, second)
+    earlier, second = st.session_state["compare_a"], st.session_state["compare_b"]
+    if earlier == second:
+        earlier, second = b, a
+    _show(comparison, earlier, second)
 
 
 def _show(comparison: Comparison, a: str, b: str) -> None:

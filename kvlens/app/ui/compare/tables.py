@@ -27,16 +27,18 @@ def differences(compared: Compared) -> None:
     worded = table.assign(setting=table["setting"].map(setting_words))
     parts = {kind: worded.loc[worded["kind"] == kind].drop(columns="kind") for kind in KINDS}
     shown, same = parts["differs"], parts["same"]
-    said = ", ".join(name.removeprefix("parameter ") for name in shown["setting"]) or "nothing"
-    of = "one method" if len(names) == 2 else "some methods"
+    sentence = ", ".join(name.removeprefix("parameter ") for name in shown["setting"]) or "nothing"
+    total = "one method" if len(names) == 2 else "some methods"
     titles = {
         f"{counted(len(shown), 'setting')} that differ": shown,
-        f"{counted(len(parts['some methods only']), 'parameter')} of {of} only": parts["some methods only"],
+        f"{counted(len(parts['some methods only']), 'parameter')} of {total} only": parts["some methods only"],
         f"{len(parts['circumstances'])} circumstances that differ": parts["circumstances"],
         f"{len(same)} the same": same[["setting", names[0]]].rename(columns={names[0]: "all runs"}),
     }
     titles = {title: part for title, part in titles.items() if len(part)}
-    with st.expander(plain(f"Set differently: {said if len(said) <= SAID else said[:SAID].rstrip(', ') + '…'}")):
+    with st.expander(
+        plain(f"Set differently: {sentence if len(sentence) <= SAID else sentence[:SAID].rstrip(', ') + '…'}")
+    ):
         for tab, part in zip(st.tabs(list(titles)), titles.values(), strict=True):
             tab.dataframe(part, hide_index=True, width="stretch", height="content" if len(part) <= MOST else HEIGHT)
         if (shown[names] == ABSENT).to_numpy().any():
@@ -56,18 +58,18 @@ def sums(compared: Compared) -> None:
 
 
 def _sums(compared: Compared) -> None:
-    found = {name: _totals(reader, reader.uid, data.stamp(reader.uid)) for name, reader in compared.runs.items()}
-    table = totals_table(found, (compared.a, compared.b))
-    columns = ["quantity", *found, "B beside A"]
+    results = {name: _totals(reader, reader.uid, data.stamp(reader.uid)) for name, reader in compared.runs.items()}
+    table = totals_table(results, (compared.a, compared.b))
+    columns = ["quantity", *results, "B beside A"]
     st.dataframe(table[columns], hide_index=True, width="stretch", height="content", column_config=_WIDE)
     without = [name for name, reader in compared.runs.items() if "regret" not in reader.metrics()]
-    said = (
+    sentence = (
         f"A: {compared.a}. B: {compared.b}. Bytes are decimal (1 MB = 10^6 bytes). Coverage and regret are means over "
         "all steps, layers and query heads; after the runs part, they stand for different contexts."
     )
     if without:
-        said += f" No regret of {joined(without)}: full attention by span was not recorded there."
-    st.caption(plain(said))
+        sentence += f" No regret of {joined(without)}: full attention by span was not recorded there."
+    st.caption(plain(sentence))
     menu(table, f"{compared.stem}-totals", "compare_totals", image=False)
 
 

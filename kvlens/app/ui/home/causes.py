@@ -23,12 +23,12 @@ def why_lost(table: pd.DataFrame) -> None:
     if len(table) < 2 or not st.toggle("Group what was lost by cause", key="runs_causes", persist_state="session"):
         return
     stamps = tuple((uid, data.stamp(uid)) for uid in map(str, table["uid"]))
-    found = _diagnosed(str(data.runs_dir()), stamps)
-    mild = f"; {found.mild} more left its tokens without losing what was asked for" if found.mild else ""
-    st.text(f"{counted(found.compared, 'run')} compared with full KV, {len(found.lost)} lost{mild}.")
-    for sentence in found.unread:
+    results = _diagnosed(str(data.runs_dir()), stamps)
+    mild = f"; {results.mild} more left its tokens without losing what was asked for" if results.mild else ""
+    st.text(f"{counted(results.compared, 'run')} compared with full KV, {len(results.lost)} lost{mild}.")
+    for sentence in results.unread:
         widgets.error(sentence)
-    for cause in found.causes:
+    for cause in results.causes:
         with st.container(border=True):
             _one(cause)
 
@@ -40,24 +40,24 @@ def _diagnosed(folder: str, stamps: tuple[tuple[str, int], ...]) -> Diagnosis:
 
 
 def _one(cause: Cause) -> None:
-    left, right = st.columns([2, 3], vertical_alignment="center")
-    with left:
+    left_column, right = st.columns([2, 3], vertical_alignment="center")
+    with left_column:
         widgets.method_mark(cause.method, data.titles().get(cause.method, cause.method))
         st.text(f"{len(cause.lost)} lost on {short_model(cause.model)} at {cause.limit}")
     means = KINDS.get(cause.kind, cause.lost[0].says)
-    said = [f"**{plain(means[0].upper() + means[1:])}.**"]
+    sentences = [f"**{plain(means[0].upper() + means[1:])}.**"]
     if cause.heads:
         heads = ", ".join(f"L{layer} KV{head} ({n} of {len(cause.lost)})" for (layer, head), n in cause.heads[:HEADS])
-        said.append(f"Missed most by {heads}.")
-    holding, known = cause.of_the_answer
-    if known:
-        said.append(f"In {holding} of {known} what was missed most holds part of the answer.")
-    right.markdown(" ".join(said))
+        sentences.append(f"Missed most by {heads}.")
+    holding, known_values = cause.of_the_answer
+    if known_values:
+        sentences.append(f"In {holding} of {known_values} what was missed most holds part of the answer.")
+    right.markdown(" ".join(sentences))
     with right.container(horizontal=True):
-        for one in cause.lost[:RUNS]:
+        for item in cause.lost[:RUNS]:
             st.page_link(
                 "pages/replay.py",
-                label=f"…{one.uid[-6:]}, step {one.step}",
+                label=f"…{item.uid[-6:]}, step {item.step}",
                 icon=":material/play_circle:",
-                query_params=places.in_run(one.uid),
+                query_params=places.in_run(item.uid),
             )

@@ -40,8 +40,10 @@ def run_details(table: pd.DataFrame, uid: str) -> None:
         st.code(str(row["output_text"]), language=None, wrap_lines=True)
     if related := lensdata.related(table, uid):
         with st.container(horizontal=True):
-            for label, other in related:
-                st.page_link("pages/replay.py", label=label, icon=":material/link:", query_params=places.in_run(other))
+            for label, counterpart in related:
+                st.page_link(
+                    "pages/replay.py", label=label, icon=":material/link:", query_params=places.in_run(counterpart)
+                )
 
 
 def _about(table: pd.DataFrame, uid: str) -> None:
@@ -52,9 +54,9 @@ def _about(table: pd.DataFrame, uid: str) -> None:
         widgets.error(str(problem))
         return
     with st.form(f"about_{uid}"):
-        left, right = st.columns(2)
-        name = left.text_input("Name", about.name, max_chars=NAME, key=f"about_name_{uid}")
-        tags = left.multiselect(
+        left_column, right = st.columns(2)
+        name = left_column.text_input("Name", about.name, max_chars=NAME, key=f"about_name_{uid}")
+        tags = left_column.multiselect(
             "Tags",
             list(dict.fromkeys([*about.tags, *_tags(table)])),
             about.tags,
@@ -75,18 +77,18 @@ def _tag(table: pd.DataFrame, uids: Sequence[str]) -> None:
         )
         if st.button("Tag", key="runs_tag_now", disabled=not tags):
             try:
-                given = {uid: (read_about(data.runs_dir() / uid), None, None, tags) for uid in uids}
+                source = {uid: (read_about(data.runs_dir() / uid), None, None, tags) for uid in uids}
             except TraceError as problem:
                 widgets.error(str(problem))
             else:
-                _save(given)
+                _save(source)
 
 
 def _save(changes: Mapping[str, tuple[About, str | None, str | None, list[str]]]) -> None:
     """Of each run: what is said of it, another name, another note, tags to add."""
     try:
-        made = {uid: said(about, name, note, tags) for uid, (about, name, note, tags) in changes.items()}
-        for uid, about in made.items():
+        result = {uid: said(about, name, note, tags) for uid, (about, name, note, tags) in changes.items()}
+        for uid, about in result.items():
             write_about(data.runs_dir(), uid, about)
     except (ValueError, TraceError) as problem:
         widgets.error(str(problem))
@@ -103,10 +105,10 @@ def _delete(table: pd.DataFrame, uids: Sequence[str]) -> None:
             "at all steps",
             key="runs_delete_repeats",
         )
-        gone = [*uids, *(repeats if with_repeats else [])]
+        removed = [*uids, *(repeats if with_repeats else [])]
         st.caption("The traces are deleted from the disk and cannot be brought back.")
-        if st.button(f"Delete {counted(len(gone), 'run')} for good", key="runs_delete", type="primary"):
-            problems = [problem for uid in gone if (problem := _deleted(uid))]
+        if st.button(f"Delete {counted(len(removed), 'run')} for good", key="runs_delete", type="primary"):
+            problems = [problem for uid in removed if (problem := _deleted(uid))]
             data.forget_runs()
             if not problems:
                 st.rerun()
@@ -132,4 +134,4 @@ def _deleted(uid: str) -> str | None:
 
 def _tags(table: pd.DataFrame) -> list[str]:
     """All tags that any run has."""
-    return list(dict.fromkeys(tag for given in table["tags"] for tag in given))
+    return list(dict.fromkeys(tag for source in table["tags"] for tag in source))

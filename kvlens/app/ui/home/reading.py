@@ -23,10 +23,10 @@ def told(table: pd.DataFrame) -> list[Told | None]:
 @st.fragment(run_every=0.5)
 def go_on(uids: list[str]) -> None:
     """Reads these runs behind the page, which is drawn again when it has."""
-    left = _listing(str(data.runs_dir())).of(uids, LOOK_S).count(None)
-    if not left:
+    remaining = _listing(str(data.runs_dir())).of(uids, LOOK_S).count(None)
+    if not remaining:
         st.rerun()
-    st.caption(f"What came of {left} runs is still being read.")
+    st.caption(f"What came of {remaining} runs is still being read.")
 
 
 @st.cache_resource(max_entries=4, show_spinner=False)

@@ -19,10 +19,10 @@ from kvlens.text.units import counted
 def run_list(table: pd.DataFrame) -> list[str]:
     """Draws the runs and returns those that are ticked. References and repeats stand under the run they belong to: they
     are counted there, and shown on request or where nothing else is found."""
-    wanted, grouped = search(table)
+    target, grouped = search(table)
     roles, owners = lensdata.roles(table), lensdata.owners(table)
-    found = reading.told(table)
-    takes = [wanted.takes(row, one) for row, one in zip(lensdata.rows(table), found, strict=True)]
+    results = reading.told(table)
+    takes = [target.takes(row, item) for row, item in zip(lensdata.rows(table), results, strict=True)]
     folded = [row for row, owner in enumerate(owners) if owner is not None and takes[row]]
     rows = [row for row, owner in enumerate(owners) if owner is None and takes[row]]
     label = f"Show references and repeats ({len(folded)})"
@@ -36,13 +36,13 @@ def run_list(table: pd.DataFrame) -> list[str]:
     ticked: list[str] = []
     if rows:
         shown = table.assign(role=roles).iloc[rows].reset_index(drop=True)
-        told: list[Told | None] = [found[row] for row in rows]
-        ticked = by_prompt(shown, told) if grouped else run_table(shown, told)
+        listed_runs: list[Told | None] = [results[row] for row in rows]
+        ticked = by_prompt(shown, listed_runs) if grouped else run_table(shown, listed_runs)
     else:
         st.info(f"None of the {counted(len(table), 'run')} is what you look for.")
         st.button("Show all runs", on_click=clear, icon=":material/filter_alt_off:")
-    if left := [str(uid) for uid, one in zip(table["uid"], found, strict=True) if one is None]:
-        reading.go_on(left)
+    if remaining := [str(uid) for uid, item in zip(table["uid"], results, strict=True) if item is None]:
+        reading.go_on(remaining)
     for problem in table["about_error"].dropna():
         widgets.error(str(problem))
     return ticked

@@ -18,21 +18,21 @@ ROW, HEAD, MOST = 35, 40, 560
 """heights in pixels"""
 
 
-def shown_runs(table: pd.DataFrame, found: list[Told | None]) -> pd.DataFrame:
+def shown_runs(table: pd.DataFrame, listed_runs: list[Told | None]) -> pd.DataFrame:
     """What is shown of each run, in the order of the table. Names, tags and notes have columns where there are any."""
-    came = [None if one is None else one.outcome for one in found]
+    came = [None if item is None else item.outcome for item in listed_runs]
     shown = pd.DataFrame(
         {
             "name": table["name"],
             "created (UTC)": table["created"].astype(str).str[:19].str.replace("T", " "),
             "method": table["method"].map(data.titles()).fillna(table["method"]).fillna(""),
-            "held to": [limit_in(row, one) for row, one in zip(table.to_dict("records"), found, strict=True)],
-            "outcome": [UNREAD if one is None else one.words for one in came],
-            "expected": ["" if one is None else _line(one.expected) for one in came],
+            "held to": [limit_in(row, item) for row, item in zip(table.to_dict("records"), listed_runs, strict=True)],
+            "outcome": [UNREAD if item is None else item.words for item in came],
+            "expected": ["" if item is None else _line(item.expected) for item in came],
             "output": table["output_text"].fillna(""),
-            "left full KV at step": pd.array([None if one is None else one.lost_at for one in came], "Int64"),
-            "KL there (nats)": pd.array([None if one is None else one.kl for one in came], "Float64"),
-            "logits apart there": pd.array([None if one is None else one.margin for one in came], "Float64"),
+            "left full KV at step": pd.array([None if item is None else item.lost_at for item in came], "Int64"),
+            "KL there (nats)": pd.array([None if item is None else item.kl for item in came], "Float64"),
+            "logits apart there": pd.array([None if item is None else item.margin for item in came], "Float64"),
             "tags": [list(tags) for tags in table["tags"]],
             "note": table["note"].map(_line),
             "model": table["model"].fillna("").map(short_model),
@@ -52,9 +52,9 @@ def shown_runs(table: pd.DataFrame, found: list[Told | None]) -> pd.DataFrame:
     return shown.drop(columns=[name for name in ("name", "tags", "note") if not shown[name].map(len).any()])
 
 
-def run_table(table: pd.DataFrame, found: list[Told | None], without: tuple[str, ...] = ()) -> list[str]:
+def run_table(table: pd.DataFrame, listed_runs: list[Told | None], without: tuple[str, ...] = ()) -> list[str]:
     """Draws runs and returns those that are ticked; a click on a run opens it. `without`: columns that are left out."""
-    shown = shown_runs(table, found).drop(columns=list(without), errors="ignore")
+    shown = shown_runs(table, listed_runs).drop(columns=list(without), errors="ignore")
     uids = list(map(str, table["uid"]))
     event = st.dataframe(
         shown,

@@ -18,7 +18,7 @@ TEXT, METHOD, MODEL, OUTCOME, TAG, BY_PROMPT = "find", "method", "model", "outco
 
 def search(table: pd.DataFrame) -> tuple[Search, bool]:
     """Draws the fields; what is looked for, and whether runs are grouped by prompt."""
-    tags = list(dict.fromkeys(tag for given in table["tags"] for tag in given))
+    tags = list(dict.fromkeys(tag for source in table["tags"] for tag in source))
     fields = st.columns([5, 3, 3, 3, *([3] if tags else []), 3], vertical_alignment="bottom")
     text = fields[0].text_input(
         "Find",
@@ -32,9 +32,9 @@ def search(table: pd.DataFrame) -> tuple[Search, bool]:
     methods = {data.titles().get(name, name): name for name in table["method"].dropna().unique()}
     _named_by_code(methods)
     models = [short_model(str(model)) for model in table["model"].dropna()]
-    found = [
-        _one(column, key, label, options, said)
-        for column, key, label, options, said in (
+    rows = [
+        _one(column, key, label, options, sentence)
+        for column, key, label, options, sentence in (
             (fields[1], METHOD, "Any method", sorted(methods), None),
             (fields[2], MODEL, "Any model", list(dict.fromkeys(models)), None),
             (fields[3], OUTCOME, "Any outcome", list(KINDS), means),
@@ -42,7 +42,7 @@ def search(table: pd.DataFrame) -> tuple[Search, bool]:
         )
     ]
     grouped = fields[-1].toggle("Group by prompt", key=BY_PROMPT, bind="query-params")
-    method, model, outcome, tag = (*found, None)[:4]
+    method, model, outcome, tag = (*rows, None)[:4]
     return Search(text or "", method and methods.get(method), model, outcome, tag), bool(grouped)
 
 
@@ -50,9 +50,9 @@ def _named_by_code(methods: Mapping[str, str]) -> None:
     """A link may name the method as the command line does. The field writes its title into the address and takes
     nothing else from there. methods: title -> name."""
     titles = {name: title for title, name in methods.items()}
-    given = titles.get(st.query_params.get(METHOD, ""))
-    if given is not None and METHOD not in st.session_state:
-        st.session_state[METHOD] = given
+    source = titles.get(st.query_params.get(METHOD, ""))
+    if source is not None and METHOD not in st.session_state:
+        st.session_state[METHOD] = source
 
 
 def clear() -> None:
@@ -65,7 +65,7 @@ def clear() -> None:
 def _one(
     column: st.delta_generator.DeltaGenerator, key: str, label: str, options: list[str], means: str | None
 ) -> str | None:
-    found = column.selectbox(
+    results = column.selectbox(
         label,
         options,
         index=None,
@@ -75,4 +75,4 @@ def _one(
         help=means,
         label_visibility="collapsed",
     )
-    return None if found is None else str(found)
+    return None if results is None else str(results)

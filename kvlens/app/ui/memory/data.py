@@ -65,5 +65,5 @@ def spans_in_text_order(reader: TraceReader) -> pd.DataFrame:
 def overlap(steps: pd.DataFrame, copies: pd.DataFrame) -> Overlap:
     """Sums over consecutive `steps` and the `copies` that may have run in their time."""
     start, dur, wait = (steps[name].to_numpy(np.float64) for name in ("t_us", "dur_us", "wait_us"))
-    begun, done = (copies[name].to_numpy(np.float64) for name in ("start_us", "end_us"))
-    return intervals.overlap(start, dur, wait, begun, done, copies["blocking"].to_numpy(bool))
+    started_job, finished = (copies[name].to_numpy(np.float64) for name in ("start_us", "end_us"))
+    return intervals.overlap(start, dur, wait, started_job, finished, copies["blocking"].to_numpy(bool))

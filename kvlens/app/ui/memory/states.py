@@ -16,20 +16,20 @@ from kvlens.app.ui.memory import data as memorydata
 from kvlens.store.reader import TraceReader
 
 
-def where_spans_lay(reader: TraceReader, chosen: Selection) -> None:
+def where_spans_lay(reader: TraceReader, selection: Selection) -> None:
     """Choice of the KV head and the map; its data are the births and changes it was replayed from."""
     st.markdown("##### Where each span lay")
     spans = memorydata.spans_in_text_order(reader)
     if spans.empty:
         st.info("This run recorded no spans, so their states were not recorded.")
         return
-    layer, kv_head = _choice(reader, chosen)
+    layer, kv_head = _choice(reader, selection)
     changes = reader.state_changes(layer, kv_head)
-    shown, first = _rows(spans, rows_at_once(reader.n_steps), reader.uid, chosen.span)
+    shown, start = _rows(spans, rows_at_once(reader.n_steps), reader.uid, selection.span)
     grid = state_grid(shown, changes, reader.n_steps)
     title = f"State of spans for L{layer} KV{kv_head} at the end of each step"
     chart(
-        state_map(shown, grid, title, chosen.step or 0, chosen.span),
+        state_map(shown, grid, title, selection.step or 0, selection.span),
         changes,
         f"{reader.uid}-states-l{layer}-kv{kv_head}",
         "state_map",
@@ -37,26 +37,28 @@ def where_spans_lay(reader: TraceReader, chosen: Selection) -> None:
     )
     if len(shown) < len(spans):
         st.caption(
-            f"{len(shown)} of {len(spans)} spans are shown, numbers {first} to {first + len(shown) - 1} in text order; "
+            f"{len(shown)} of {len(spans)} spans are shown, numbers {start} to {start + len(shown) - 1} in text order; "
             "the slider shows the others."
         )
     moved = int((changes["step"] >= 0).sum())
-    kept = "No span changed its state while decoding." if not moved else f"{moved} births and changes while decoding."
+    note = "No span changed its state while decoding." if not moved else f"{moved} births and changes while decoding."
     st.caption(
         f"One row per span ever made, in text order, with the tokens it had at its birth; the window's row "
         f"stands for whatever no "
-        f"other span holds. {kept} Replayed from the recorded events; colours as in Replay."
+        f"other span holds. {note} Replayed from the recorded events; colours as in Replay."
     )
 
 
-def _choice(reader: TraceReader, chosen: Selection) -> tuple[int, int]:
+def _choice(reader: TraceReader, selection: Selection) -> tuple[int, int]:
     """Layer and KV head of the shared selection, to be changed here too."""
     group = reader.q_heads // reader.kv_heads
-    layer, kv_head = chosen.layer or 0, (chosen.head or 0) // group
-    first, second, _ = st.columns([2, 2, 8])
+    layer, kv_head = selection.layer or 0, (selection.head or 0) // group
+    first_column, second, _ = st.columns([2, 2, 8])
     session.follow("memory_layer", layer)
     session.follow("memory_kv_head", kv_head)
-    first.selectbox("Layer", range(reader.n_layers), key="memory_layer", on_change=_changed("layer", "memory_layer", 1))
+    first_column.selectbox(
+        "Layer", range(reader.n_layers), key="memory_layer", on_change=_changed("layer", "memory_layer", 1)
+    )
     second.selectbox(
         "KV head",
         range(reader.kv_heads),
@@ -80,5 +82,5 @@ def _rows(spans: pd.DataFrame, most: int, uid: str, selected: int | None) -> tup
     if key not in st.session_state:
         place = np.flatnonzero(spans["span"] == selected) if selected is not None else np.empty(0)
         st.session_state[key] = min(last, max(0, int(place[0]) - most // 2)) if len(place) else 0
-    first = int(st.slider(f"First of the {most} spans shown, in text order", 0, last, key=key, persist_state="session"))
-    return spans.iloc[first : first + most].reset_index(drop=True), first
+    start = int(st.slider(f"First of the {most} spans shown, in text order", 0, last, key=key, persist_state="session"))
+    return spans.iloc[start : start + most].reset_index(drop=True), start

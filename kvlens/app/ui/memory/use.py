@@ -37,9 +37,9 @@ def use(reader: TraceReader, copies: pd.DataFrame) -> None:
         st.info("Which spans query heads attended was not recorded in this run, so the use of what moved is not known.")
     else:
         st.caption(DEFINITION)
-        left, right = st.columns(2, gap="medium")
+        left_column, right = st.columns(2, gap="medium")
         name = f"{reader.uid}-use-of-copies"
-        with left:
+        with left_column:
             chart(
                 use_of_copies(copies, reader.n_steps),
                 copies,
@@ -56,15 +56,15 @@ def use(reader: TraceReader, copies: pd.DataFrame) -> None:
 def summary(copies: pd.DataFrame) -> str:
     """The sums in words."""
     total = float(copies["bytes"].sum())
-    by = copies.groupby("verdict")["bytes"].sum()
+    rows = copies.groupby("verdict")["bytes"].sum()
     unlisted = copies[copies["verdict"] == "unlisted"]
-    idle = float(by.get("unlisted", 0))
-    said = (
+    idle = float(rows.get("unlisted", 0))
+    sentence = (
         f"Of {si_bytes(total)} moved to the device, {si_bytes(idle)} ({idle / total:.1%}) were never among "
         f"the top spans of a query head"
     )
     if len(unlisted):
-        said += (
+        sentence += (
             f"; no query head gave one of these spans more than {unlisted['at_most'].max():.2g} of its "
             f"attention at a step"
         )
@@ -74,9 +74,11 @@ def summary(copies: pd.DataFrame) -> str:
         ("not recorded", "moved where none were recorded"),
     )
     for verdict, words in rest:
-        if by.get(verdict, 0):
-            said += f"; {si_bytes(float(by[verdict]))} {words}"
-    return f"{said}. On the right a copy that was not listed stands at its bound." if len(unlisted) else f"{said}."
+        if rows.get(verdict, 0):
+            sentence += f"; {si_bytes(float(rows[verdict]))} {words}"
+    return (
+        f"{sentence}. On the right a copy that was not listed stands at its bound." if len(unlisted) else f"{sentence}."
+    )
 
 
 def _truncation(reader: TraceReader) -> None:

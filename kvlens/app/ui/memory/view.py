@@ -31,19 +31,19 @@ from kvlens.text.units import counted, duration, si_bytes
 _FIRST_LOOK = 8
 
 
-def show(reader: TraceReader, chosen: Selection) -> dict[str, str]:
+def show(reader: TraceReader, selection: Selection) -> dict[str, str]:
     """All sections; returns the page's own URL parameters."""
     copies = memorydata.moved_spans(reader, reader.uid, data.stamp(reader.uid))
     totals(reader, copies)
     residency(reader)
-    left, right = st.columns(2, gap="medium")
-    with left:
+    left_column, right = st.columns(2, gap="medium")
+    with left_column:
         parts.bytes_by_cause(reader)
     with right:
         parts.times(reader)
-    query = overlap(reader, chosen)
-    by_head(reader, chosen, copies)
-    where_spans_lay(reader, chosen)
+    query = overlap(reader, selection)
+    by_head(reader, selection, copies)
+    where_spans_lay(reader, selection)
     use(reader, copies)
     timeline_export(reader)
     return query
@@ -102,7 +102,7 @@ def residency(reader: TraceReader) -> None:
     )
     limit = "no limit was set, so there is no budget line" if budget is None else f"the budget is {si_bytes(budget)}"
     prefill = meta.prefill_peak_bytes
-    before = "not recorded" if prefill is None else si_bytes(prefill)
+    prefill_bytes = "not recorded" if prefill is None else si_bytes(prefill)
     st.caption(
         plain(
             f"Bytes are decimal (1 MB = 10^6 bytes); {limit}. On the device whole storages count: slots in use "
@@ -111,7 +111,7 @@ def residency(reader: TraceReader) -> None:
             f"and values alone, of "
             f"the prompt and all tokens asked for, so a method that keeps everything lies a little above it. "
             f"Prefill, when the "
-            f"whole prompt is on the device, is not drawn; its peak: {before}."
+            f"whole prompt is on the device, is not drawn; its peak: {prefill_bytes}."
         )
     )
     if holds := meta.hold:
@@ -142,14 +142,14 @@ def _size_of(reader: TraceReader, held: list[Hold]) -> str:
         return si_bytes(None)
 
 
-def overlap(reader: TraceReader, chosen: Selection) -> dict[str, str]:
+def overlap(reader: TraceReader, selection: Selection) -> dict[str, str]:
     """Copies of a range of steps beside these steps, and how much of the moving was not waited for."""
     st.markdown("##### When copies ran")
     moved = reader.transfer_times()
     if not (moved["step"] >= 0).any():
         st.info("No copy was made while decoding, so there is nothing to lay beside the steps.")
         return {}
-    start, end = _step_range(reader, chosen)
+    start, end = _step_range(reader, selection)
     steps = reader.steps()
     steps = steps[(steps["step"] >= start) & (steps["step"] <= end)]
     near = reader.transfers_between(max(0, start - 1), end + 1)
@@ -185,28 +185,30 @@ def _overlap_text(count: int, sums: memorydata.Overlap, link: str) -> str:
     )
 
 
-def _step_range(reader: TraceReader, chosen: Selection) -> tuple[int, int]:
+def _step_range(reader: TraceReader, selection: Selection) -> tuple[int, int]:
     last = reader.n_steps - 1
     if last < 1:
         return 0, 0
     key = f"memory_steps_{reader.uid}"
     if key not in st.session_state:
-        asked = st.query_params.get("steps")
-        first = min(chosen.step or 0, max(0, last + 1 - _FIRST_LOOK))
-        st.session_state[key] = parse_steps(asked, last) if asked else (first, min(last, first + _FIRST_LOOK - 1))
+        requested = st.query_params.get("steps")
+        first_step = min(selection.step or 0, max(0, last + 1 - _FIRST_LOOK))
+        st.session_state[key] = (
+            parse_steps(requested, last) if requested else (first_step, min(last, first_step + _FIRST_LOOK - 1))
+        )
     start, end = cast("tuple[int, int]", st.slider("Steps, first and last", 0, last, key=key, persist_state="session"))
     return int(start), int(end)
 
 
-def by_head(reader: TraceReader, chosen: Selection, copies: pd.DataFrame) -> None:
+def by_head(reader: TraceReader, selection: Selection, copies: pd.DataFrame) -> None:
     """Two maps of bytes by layer and KV head; a click selects the head on every page."""
     st.markdown("##### Bytes by layer and KV head")
     frame = memorydata.head_bytes(reader, copies)
     group = reader.q_heads // reader.kv_heads
-    cell = chosen.layer or 0, (chosen.head or 0) // group
+    cell = selection.layer or 0, (selection.head or 0) // group
     names = [name for name in memorydata.MAPS if (frame[name] > 0).any()]
-    left, right = st.columns(2, gap="medium", vertical_alignment="bottom" if names else "top")
-    with left:
+    left_column, right = st.columns(2, gap="medium", vertical_alignment="bottom" if names else "top")
+    with left_column:
         _map(reader, frame, "resident_bytes_mean", "On the device, mean over all steps", cell)
     with right:
         if not names:

@@ -44,5 +44,5 @@ def view(name: str) -> Callable[[TraceReader], None]:
     """The view of a method."""
     method = methods.registry().get(name)
     module = None if method is None else part(method, "view", "kvlens.app.methods")
-    found: Callable[[TraceReader], None] = (module or generic).show
-    return found
+    function: Callable[[TraceReader], None] = (module or generic).show
+    return function

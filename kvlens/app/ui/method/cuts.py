@@ -21,9 +21,9 @@ def cuts(reader: TraceReader) -> bool:
     st.markdown("##### What was evicted")
     _, layer, q_head = parts.selected(reader)
     kv_head = q_head // (reader.q_heads // reader.kv_heads)
-    label, mine = f"L{layer} KV{kv_head}", of_head(rows, layer, kv_head)
-    table = by_span(reader.spans(), mine)
-    ranked = bool(mine["score"].notna().any())
+    label, head_rows = f"L{layer} KV{kv_head}", of_head(rows, layer, kv_head)
+    table = by_span(reader.spans(), head_rows)
+    ranked = bool(head_rows["score"].notna().any())
     how = "by the method's score, the best stayed" if ranked else "by their position, without a score"
     dropped, tokens = int(table["dropped"].sum()), int(table["tokens"].sum())
     st.caption(
@@ -34,7 +34,7 @@ def cuts(reader: TraceReader) -> bool:
     draw(reader, dropped_map(share, names, spans), key="cuts_map", alt="Share of each span's tokens evicted by KV head")
     figure = span_cuts(table, label)
     draw(reader, figure, key="cuts_spans", alt=f"Tokens kept and evicted of each span by {label}", data=table)
-    later = mine[(mine["step"] >= 0) & mine["score"].notna()]
+    later = head_rows[(head_rows["step"] >= 0) & head_rows["score"].notna()]
     if len(later):
         shown = later[["step", "pos", "score", "cut"]]
         draw(reader, step_cuts(shown, label), key="cuts_steps", alt=f"Tokens {label} evicted by step", data=shown)
@@ -43,25 +43,27 @@ def cuts(reader: TraceReader) -> bool:
 
 def of_head(rows: pd.DataFrame, layer: int, kv_head: int) -> pd.DataFrame:
     """The rows that speak of a KV head: its own, and those alike for all."""
-    mine = (rows["layer"].isna() | (rows["layer"] == layer)) & (rows["kv_head"].isna() | (rows["kv_head"] == kv_head))
-    return rows[mine]
+    own_mask = (rows["layer"].isna() | (rows["layer"] == layer)) & (
+        rows["kv_head"].isna() | (rows["kv_head"] == kv_head)
+    )
+    return rows[own_mask]
 
 
 def by_span(spans: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
     """A row per span by first token, the window's left out: span, tokens, dropped, and score of the best token dropped
     (NaN: none) with the lowest score that stayed then (cut)."""
     spans = spans[spans["kind"] != "window"].sort_values(["tok_start", "span"])
-    gone = rows.groupby("span")["dropped"].sum()
+    dropped_tokens = rows.groupby("span")["dropped"].sum()
     best = rows.sort_values("score", ascending=False, na_position="last").drop_duplicates("span").set_index("span")
-    at = rows.loc[rows["step"] < 0, "cut"]
+    cut_scores = rows.loc[rows["step"] < 0, "cut"]
     cut = spans["span"].map(best["cut"]).astype(float)
     return pd.DataFrame(
         {
             "span": spans["span"].to_numpy(np.int64),
             "tokens": (spans["tok_end"] - spans["tok_start"]).to_numpy(np.int64),
-            "dropped": spans["span"].map(gone).fillna(0).to_numpy(np.int64),
+            "dropped": spans["span"].map(dropped_tokens).fillna(0).to_numpy(np.int64),
             "score": spans["span"].map(best["score"]).to_numpy(np.float64, na_value=np.nan),
-            "cut": cut.fillna(float(at.iloc[0]) if len(at) else np.nan).to_numpy(np.float64),
+            "cut": cut.fillna(float(cut_scores.iloc[0]) if len(cut_scores) else np.nan).to_numpy(np.float64),
         }
     )
 

@@ -21,8 +21,8 @@ def show(reader: TraceReader) -> None:
     dropped = cuts(reader)
     read(reader)
     ranked = ranking(reader)
-    left, right = st.columns(2, gap="medium")
-    with left:
+    left_column, right = st.columns(2, gap="medium")
+    with left_column:
         parts.bytes_by_cause(reader)
     with right:
         parts.times(reader)
@@ -36,15 +36,15 @@ def read(reader: TraceReader) -> None:
         return
     steps = np.arange(reader.n_steps)
     each = reader.kv_cube("read_bytes").sum((1, 2))
-    known = each[np.isfinite(each)]
-    if not len(known):
+    recorded = each[np.isfinite(each)]
+    if not len(recorded):
         return
     st.markdown("##### What it read")
     figure = curves({"": (list(steps), list(each))}, "bytes read per step")
     figure.update_xaxes(**whole_ticks(reader.n_steps))
     figure.update_yaxes(tickformat="~s", ticksuffix="B", rangemode="tozero")
     parts.draw(reader, figure, key="read_bytes", alt="Bytes read by each decode step")
-    mean, full = float(known.mean()), reader.meta.full_kv_bytes
+    mean, full = float(recorded.mean()), reader.meta.full_kv_bytes
     share = f", {mean / full:.1%} of full KV of the prompt and all tokens asked for ({si_bytes(full)})" if full else ""
     st.caption(
         f"Keys and values of the entries that heads attend, and what was read of the method's index: "

@@ -20,12 +20,12 @@ def journal(reader: TraceReader) -> None:
     if not names:
         st.info("This run's method noted nothing of its decisions.")
         return
-    said = meanings(reader)
-    table = listing(reader.journal(), said)
+    meaning_by_name = meanings(reader)
+    table = listing(reader.journal(), meaning_by_name)
     st.dataframe(table, hide_index=True, width="stretch")
     download(table, f"{reader.uid}-journal-names")
     name = str(st.selectbox("Show", names, key=f"journal_name_{reader.uid}"))
-    st.text(f"{name}: {said.get(name, 'the method does not say what it means')}")
+    st.text(f"{name}: {meaning_by_name.get(name, 'the method does not say what it means')}")
     plot(reader, name)
 
 
@@ -35,20 +35,26 @@ def meanings(reader: TraceReader) -> dict[str, str]:
     return dict(entry.get("journal_names") or {}) if entry else {}
 
 
-def listing(frame: pd.DataFrame, said: dict[str, str]) -> pd.DataFrame:
+def listing(frame: pd.DataFrame, meaning_by_name: dict[str, str]) -> pd.DataFrame:
     """One row per name: name, meaning, where it was noted, how many vectors of what length."""
     rows = []
     for name, part in frame.groupby("name", sort=True):
         lengths = [len(values) for values in part["values"]]
         low, high = min(lengths), max(lengths)
         places = [word for word, column in (("layer", "layer"), ("KV head", "kv_head")) if part[column].notna().any()]
-        first, last = int(part["step"].min()), int(part["step"].max())
-        steps = "end of prefill" if last < 0 else f"step {first}" if first == last else f"steps {max(first, 0)}–{last}"
-        steps += " and end of prefill" if first < 0 <= last else ""
+        first_step, last = int(part["step"].min()), int(part["step"].max())
+        steps = (
+            "end of prefill"
+            if last < 0
+            else f"step {first_step}"
+            if first_step == last
+            else f"steps {max(first_step, 0)}–{last}"
+        )
+        steps += " and end of prefill" if first_step < 0 <= last else ""
         rows.append(
             {
                 "name": name,
-                "meaning": said.get(str(name), "not described"),
+                "meaning": meaning_by_name.get(str(name), "not described"),
                 "noted": " per ".join([steps, *places]),
                 "vectors": len(part),
                 "length": str(low) if low == high else f"{low}–{high}",
@@ -104,15 +110,15 @@ def _label(place: dict[str, float]) -> str:
 def _narrowed(frame: pd.DataFrame, name: str, once: bool) -> pd.DataFrame:
     """The vectors of one layer and KV head, as far as a map has room for one only."""
     for key, title in (("layer", "Layer"), ("kv_head", "KV head")):
-        found = sorted(int(value) for value in frame[key].dropna().unique())
-        if not found or (key == "layer" and once):
+        numbers = sorted(int(value) for value in frame[key].dropna().unique())
+        if not numbers or (key == "layer" and once):
             continue
-        value = st.selectbox(title, found, key=f"journal_{key}_{name}") if len(found) > 1 else found[0]
+        value = st.selectbox(title, numbers, key=f"journal_{key}_{name}") if len(numbers) > 1 else numbers[0]
         frame = frame[(frame[key] == value) | frame[key].isna()]
     return frame
 
 
 def _vectors(frame: pd.DataFrame, name: str, once: bool) -> object:
-    by = "layer" if once and frame["layer"].notna().all() else "step"
-    frame = frame.sort_values(by, kind="stable")
-    return vector_map(list(frame["values"]), [int(value) for value in frame[by]], name, by)
+    axis = "layer" if once and frame["layer"].notna().all() else "step"
+    frame = frame.sort_values(axis, kind="stable")
+    return vector_map(list(frame["values"]), [int(value) for value in frame[axis]], name, axis)

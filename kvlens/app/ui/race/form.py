@@ -17,7 +17,7 @@ def rivals(catalogue: list[dict[str, Any]], choice: MethodChoice) -> tuple[tuple
     """Draws the field -> the methods that race against the chosen one, none for an ordinary run; and the choice with
     the budget that all are held to."""
     labels = {entry["name"]: entry["title"] for entry in catalogue if entry["name"] != methods.REFERENCE}
-    chosen = st.multiselect(
+    picked = st.multiselect(
         "Race against",
         [name for name in labels if name != choice.method],
         key="form_rivals",
@@ -28,8 +28,8 @@ def rivals(catalogue: list[dict[str, Any]], choice: MethodChoice) -> tuple[tuple
         help="The prompt is read once. Every method is held to the same budget; one that keeps all KV on the device is "
         "held to that share of the tokens it attends. Others than the one above run as they come.",
     )
-    if not chosen or not methods.get(choice.method).keeps_all:
-        return tuple(chosen), choice
+    if not picked or not methods.get(choice.method).keeps_all:
+        return tuple(picked), choice
     budget = st.text_input(
         "Budget of the race",
         f"{float(DEFAULT_SHARE):.0%}",
@@ -37,4 +37,4 @@ def rivals(catalogue: list[dict[str, Any]], choice: MethodChoice) -> tuple[tuple
         persist_state="session",
         help="What every method is held to: a share of full KV (10%), tokens (512tok) or bytes (64MB).",
     )
-    return tuple(chosen), replace(choice, budget=str(budget).strip())
+    return tuple(picked), replace(choice, budget=str(budget).strip())

@@ -18,13 +18,13 @@ def lines_of(folder: str, race_id: str, changed: tuple[int, ...]) -> list[str]:
     race = races.read(Path(folder), race_id)
     lines = [begun_line(race)]
     for number, lane in enumerate(race.lanes):
-        told = []
+        sentences = []
         if lane.uid is not None:
             try:
                 with TraceReader.open(Path(folder), lane.uid) as reader:
-                    told = [(frame_line(frame), maps_line(maps)) for frame, maps in of_run(number, reader)]
+                    sentences = [(frame_line(frame), maps_line(maps)) for frame, maps in of_run(number, reader)]
             except TraceError as problem:
                 lane = lane.model_copy(update={"message": str(problem), "uid": None})
-        lines += [line for pair in told for line in pair]
+        lines += [line for pair in sentences for line in pair]
         lines.append(lane_line(number, lane))
     return lines

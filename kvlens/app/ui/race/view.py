@@ -46,8 +46,8 @@ def _going(job: Job) -> None:
         else:
             jobview.ended(job)
     if job.lines:
-        first = _first(job) if job.active else 0
-        _lanes(job.id, job.lines[0], job.lines[first:], first, not job.active)
+        start = _first(job) if job.active else 0
+        _lanes(job.id, job.lines[0], job.lines[start:], start, not job.active)
     if job.race:
         _after(job.race)
     if not job.active and jobview.watched(job, ended=True):
@@ -59,10 +59,10 @@ def _first(job: Job) -> int:
     """The first line to send: those before it were sent for AGAIN_S seconds, and the browser does not lack them."""
     key, now = f"race_sent_{job.id}", time.monotonic()
     sent: list[tuple[float, int]] = st.session_state.setdefault(key, [])
-    first = max((count for when, count in sent if now - when > AGAIN_S), default=0)
-    sent[:] = [(when, count) for when, count in sent if count >= first] + [(now, len(job.lines))]
+    start = max((count for when, count in sent if now - when > AGAIN_S), default=0)
+    sent[:] = [(when, count) for when, count in sent if count >= start] + [(now, len(job.lines))]
     lacking = st.session_state.pop(_LACKING, None)
-    return min(first, lacking) if isinstance(lacking, int) and lacking >= 0 else first
+    return min(start, lacking) if isinstance(lacking, int) and lacking >= 0 else start
 
 
 def _gap() -> None:
@@ -87,10 +87,10 @@ def stored(race_id: str) -> None:
     _after(race_id)
 
 
-def _lanes(race: str, head: str, lines: Sequence[str], first: int, ended: bool) -> None:
+def _lanes(race: str, head: str, lines: Sequence[str], start: int, ended: bool) -> None:
     """The component, and where a click on it leads. head: the race's first line."""
     methods = [lane["method"] for lane in json.loads(head)["lanes"]]
-    component.lanes(race, lines, first, [_look(method) for method in methods], ended, _gap, lambda: None)
+    component.lanes(race, lines, start, [_look(method) for method in methods], ended, _gap, lambda: None)
     clicked = component.opened()
     if ended and isinstance(clicked, Mapping):
         _open(lines, clicked.get("lane"), clicked.get("step"))
@@ -106,20 +106,20 @@ def _open(lines: Sequence[str], lane: object, step: object) -> None:
     if not isinstance(lane, int) or not isinstance(step, int) or step < 0:
         return
     for line in reversed(lines):
-        said = json.loads(line)
-        if said["phase"] == "lane" and said["lane"] == lane and said["uid"]:
-            chosen = Selection(run=said["uid"], step=step)
-            st.switch_page("pages/replay.py", query_params=places.in_run(said["uid"], chosen))
+        message = json.loads(line)
+        if message["phase"] == "lane" and message["lane"] == lane and message["uid"]:
+            selection = Selection(run=message["uid"], step=step)
+            st.switch_page("pages/replay.py", query_params=places.in_run(message["uid"], selection))
 
 
 def _finding(race_id: str) -> None:
     """How the race came out, in one line."""
     try:
-        said = finding(races.read(data.runs_dir(), race_id))
+        sentence = finding(races.read(data.runs_dir(), race_id))
     except TraceError as problem:
         widgets.error(str(problem))
         return
-    st.markdown(widgets.plain(said))
+    st.markdown(widgets.plain(sentence))
 
 
 def _after(race_id: str) -> None:

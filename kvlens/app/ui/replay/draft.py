@@ -48,13 +48,13 @@ class Draft:
     def toggled(self, pieces: tuple[Piece, ...], verb: str = "hold") -> Draft:
         """All of `pieces` taken off the list to hold, or to drop, where they are on it, else added there and taken off
         the other one."""
-        mine, other = (self.pieces, self.drops) if verb == "hold" else (self.drops, self.pieces)
-        if set(pieces) <= set(mine):
-            mine = tuple(piece for piece in mine if piece not in pieces)
+        same_list, other_list = (self.pieces, self.drops) if verb == "hold" else (self.drops, self.pieces)
+        if set(pieces) <= set(same_list):
+            same_list = tuple(piece for piece in same_list if piece not in pieces)
         else:
-            mine = tuple(dict.fromkeys((*mine, *pieces)))
-            other = tuple(piece for piece in other if piece not in pieces)
-        holds, drops = (mine, other) if verb == "hold" else (other, mine)
+            same_list = tuple(dict.fromkeys((*same_list, *pieces)))
+            other_list = tuple(piece for piece in other_list if piece not in pieces)
+        holds, drops = (same_list, other_list) if verb == "hold" else (other_list, same_list)
         return replace(self, pieces=holds, drops=drops)
 
 
@@ -83,20 +83,20 @@ def _listed(text: str, most: int) -> tuple[Piece, ...]:
     return tuple(pieces)
 
 
-def enter(there: Mapping[str, str], run: str) -> None:
-    """First thing on the page of a run. there: the address that it was asked for with (`in_url`). A list that came in a
+def enter(place: Mapping[str, str], run: str) -> None:
+    """First thing on the page of a run. place: the address that it was asked for with (`in_url`). A list that came in a
     link or by Back wins over the session's; what belongs to another run than the one that was chosen is left behind."""
-    if there.get("run") == run and there != st.session_state.get(_WRITTEN):
-        st.session_state[_KEY] = parse(run, there)
-        st.session_state[_WRITTEN] = dict(there)
-    elif there.get("run") not in (None, run):
+    if place.get("run") == run and place != st.session_state.get(_WRITTEN):
+        st.session_state[_KEY] = parse(run, place)
+        st.session_state[_WRITTEN] = dict(place)
+    elif place.get("run") not in (None, run):
         st.query_params.pop("whatif", None)
 
 
 def current(run: str) -> Draft:
     """What is put together for a run."""
-    kept = st.session_state.get(_KEY)
-    return kept if isinstance(kept, Draft) and kept.run == run else Draft(run)
+    stored_draft = st.session_state.get(_KEY)
+    return stored_draft if isinstance(stored_draft, Draft) and stored_draft.run == run else Draft(run)
 
 
 def change(draft: Draft) -> None:
@@ -108,15 +108,17 @@ def change(draft: Draft) -> None:
 def go_back_to(draft: Draft, whatif: str) -> None:
     """Puts another one in its place, and the try it was made for (?whatif=) beside it: one step of the history."""
     change(draft)
-    others = {name: value for name, value in st.query_params.to_dict().items() if name not in (*FIELDS, "whatif")}
-    st.query_params.from_dict({**others, "whatif": whatif, **draft.query()})
+    other_parameters = {
+        name: value for name, value in st.query_params.to_dict().items() if name not in (*FIELDS, "whatif")
+    }
+    st.query_params.from_dict({**other_parameters, "whatif": whatif, **draft.query()})
 
 
 def query(run: str) -> dict[str, str]:
     """The draft's part of the address, to be written now."""
-    wanted = current(run).query()
-    st.session_state[_WRITTEN] = {"run": run, **wanted}
-    return wanted
+    target = current(run).query()
+    st.session_state[_WRITTEN] = {"run": run, **target}
+    return target
 
 
 def in_url() -> dict[str, str]:

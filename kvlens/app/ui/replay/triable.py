@@ -28,9 +28,9 @@ def refusal(reader: TraceReader, holds: tuple[Piece, ...], drops: tuple[Piece, .
         return ""
     prompt = int(reader.tokens()["step"].isna().sum())
     run = _Run(reader.uid, reader.n_layers, reader.kv_heads, reader.span_rows(), prompt - 1 + reader.n_steps)
-    asked = Asked(pieces=holds, drops=drops, from_step=step)
+    request = Asked(pieces=holds, drops=drops, from_step=step)
     try:
-        apart(holds_for(run, asked, ()) if holds else (), drops_for(run, asked))
+        apart(holds_for(run, request, ()) if holds else (), drops_for(run, request))
     except ValueError as error:
         return str(error)
     return ""

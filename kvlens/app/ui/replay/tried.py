@@ -27,16 +27,16 @@ from kvlens.text.plaintext import visible
 from kvlens.text.units import counted, si_bytes
 
 
-def tried(reader: TraceReader, found: list[Try], chosen: Selection) -> None:
-    """The outcome of the try that is looked at, the ways from it, and a list of all. `found`: newest first."""
-    shown = shown_of(found)
+def tried(reader: TraceReader, trials: list[Try], selection: Selection) -> None:
+    """The outcome of the try that is looked at, the ways from it, and a list of all. `trials`: newest first."""
+    shown = shown_of(trials)
     if shown is not None:
-        said, ways = st.columns([7, 5], vertical_alignment="center")
-        said.markdown(f"**Tried:** {plain(shown.words())}.")
+        summary_column, ways = st.columns([7, 5], vertical_alignment="center")
+        summary_column.markdown(f"**Tried:** {plain(shown.words())}.")
         with ways.container(horizontal=True, horizontal_alignment="right", vertical_alignment="center"):
-            replay = places.in_run(shown.uid, chosen)
+            replay = places.in_run(shown.uid, selection)
             st.page_link("pages/replay.py", label="Replay it", icon=":material/play_circle:", query_params=replay)
-            two = comparing.link(reader.uid, shown.uid, against=reader.uid, chosen=chosen)
+            two = comparing.link(reader.uid, shown.uid, against=reader.uid, chosen=selection)
             st.page_link(comparing.PAGE, label="Compare both runs", icon=":material/compare:", query_params=two)
             st.button(
                 "Undo",
@@ -44,46 +44,46 @@ def tried(reader: TraceReader, found: list[Try], chosen: Selection) -> None:
                 key="try_undo",
                 type="tertiary",
                 on_click=_undo,
-                args=(reader, found, shown),
+                args=(reader, trials, shown),
                 help="Back to the try before this one, with what was chosen for it. Nothing is deleted.",
             )
-            _remove(found, shown)
+            _remove(trials, shown)
         outcome(shown, reader.meta)
-    if len(found) > 1 or shown is None:
-        with st.expander(f"All tries on this run ({len(found)})"):
-            _list(reader, found, shown)
+    if len(trials) > 1 or shown is None:
+        with st.expander(f"All tries on this run ({len(trials)})"):
+            _list(reader, trials, shown)
 
 
-def shown_of(found: list[Try]) -> Try | None:
+def shown_of(trials: list[Try]) -> Try | None:
     """Of what was tried, the one in the URL (?whatif=), else the newest; None where nothing is, or none is wanted."""
-    asked = st.query_params.get("whatif")
-    if asked == NONE or not found:
+    requested = st.query_params.get("whatif")
+    if requested == NONE or not trials:
         return None
-    return next((one for one in found if one.uid == asked), found[0])
+    return next((trial for trial in trials if trial.uid == requested), trials[0])
 
 
-def _undo(reader: TraceReader, found: list[Try], shown: Try) -> None:
+def _undo(reader: TraceReader, trials: list[Try], shown: Try) -> None:
     """The try before, and the list and budget it was made of; before the first one the run as it was recorded."""
-    at = next((place for place, one in enumerate(found) if one.uid == shown.uid), len(found))
-    earlier = found[at + 1] if at + 1 < len(found) else None
+    index = next((place for place, trial in enumerate(trials) if trial.uid == shown.uid), len(trials))
+    earlier = trials[index + 1] if index + 1 < len(trials) else None
     if earlier is None:
         draft.go_back_to(Draft(reader.uid), NONE)
     else:
         draft.go_back_to(draft_of(reader, earlier), earlier.uid)
 
 
-def draft_of(reader: TraceReader, one: Try) -> Draft:
+def draft_of(reader: TraceReader, trial: Try) -> Draft:
     """What was put together for a try, as far as the page can: its lists, its budget. A list that is too long for the
     page is cut."""
-    pieces = one.pieces[: draft.MOST]
-    drops = one.dropped_pieces[: draft.MOST - len(pieces)]
+    pieces = trial.pieces[: draft.MOST]
+    drops = trial.dropped_pieces[: draft.MOST - len(pieces)]
     knob = knob_in(reader)
-    value = None if knob is None else one.changed.get(knob.name)
+    value = None if knob is None else trial.changed.get(knob.name)
     share = None if knob is None or value is None else knob.share(value)
-    return Draft(reader.uid, pieces, one.from_step if pieces or drops else None, share, drops)
+    return Draft(reader.uid, pieces, trial.from_step if pieces or drops else None, share, drops)
 
 
-def _remove(found: list[Try], shown: Try) -> None:
+def _remove(trials: list[Try], shown: Try) -> None:
     """The stored repeat goes for good, after a second click."""
     with st.popover("Remove", icon=":material/delete:", type="tertiary", key=f"remove_{shown.uid}"):
         st.markdown(f"Delete run {plain(shown.uid)}, which is this try? It cannot be brought back.")
@@ -94,20 +94,20 @@ def _remove(found: list[Try], shown: Try) -> None:
                 error(str(problem))
                 return
             data.forget_runs()
-            st.query_params["whatif"] = next((one.uid for one in found if one.uid != shown.uid), NONE)
+            st.query_params["whatif"] = next((trial.uid for trial in trials if trial.uid != shown.uid), NONE)
             st.rerun()
 
 
-def _list(reader: TraceReader, found: list[Try], shown: Try | None) -> None:
+def _list(reader: TraceReader, trials: list[Try], shown: Try | None) -> None:
     """A row per try, newest first; a selected one is shown above."""
-    key = f"tries_{reader.uid}_{NONE if shown is None else shown.uid}_{len(found)}"
+    key = f"tries_{reader.uid}_{NONE if shown is None else shown.uid}_{len(trials)}"
 
     def select() -> None:
         rows = st.session_state[key]["selection"]["rows"]
-        if rows and rows[0] < len(found):
-            st.query_params["whatif"] = found[rows[0]].uid
+        if rows and rows[0] < len(trials):
+            st.query_params["whatif"] = trials[rows[0]].uid
 
-    table = pd.DataFrame([_row(one, one is shown, reader.meta.budget_bytes) for one in found])
+    table = pd.DataFrame([_row(trial, trial is shown, reader.meta.budget_bytes) for trial in trials])
     columns = {
         "": st.column_config.TextColumn(width=30, help="The one that is shown above"),
         "tried": st.column_config.TextColumn(width="large"),
@@ -126,113 +126,126 @@ def _list(reader: TraceReader, found: list[Try], shown: Try | None) -> None:
     )
 
 
-def _row(one: Try, shown: bool, budget: int | None) -> dict[str, Any]:
-    said, more = one.summary or Counterfactual(), one.more_bytes(budget)
+def _row(trial: Try, shown: bool, budget: int | None) -> dict[str, Any]:
+    summary, more = trial.summary or Counterfactual(), trial.more_bytes(budget)
     return {
         "": "●" if shown else "",
-        "tried": visible(one.brief()) + (" (found by a search)" if said.search is not None else ""),
-        "answer": _line(said.answer_after),
-        "restored, or stands": one.outcome(),
-        "KL before (nats)": said.kl_before,
-        "KL after (nats)": said.kl_after,
+        "tried": visible(trial.brief()) + (" (found by a search)" if summary.search is not None else ""),
+        "answer": _line(summary.answer_after),
+        "restored, or stands": trial.outcome(),
+        "KL before (nats)": summary.kl_before,
+        "KL after (nats)": summary.kl_after,
         "bytes more": si_bytes(more),
-        "run": one.uid,
+        "run": trial.uid,
     }
 
 
-def outcome(one: Try, repeated: RunMeta | None) -> None:
+def outcome(trial: Try, repeated: RunMeta | None) -> None:
     """Answer and divergence before and after, and what it would have cost, or how much was left out. repeated: the run
     that was tried on; None where it cannot be read."""
-    said = one.summary
-    if said is None:
+    summary = trial.summary
+    if summary is None:
         st.caption("This repeat did not come to an end, so nothing is known of its outcome.")
         return
     answer, numbers = st.columns([5, 6], gap="large")
-    how = "with it held" if one.holds else f"at {visible(one.otherwise())}"
-    if one.drops:
-        how = "without it" if not one.mixed else "with what is held and without what is dropped"
+    how = "with it held" if trial.holds else f"at {visible(trial.otherwise())}"
+    if trial.drops:
+        how = "without it" if not trial.mixed else "with what is held and without what is dropped"
     answer.text(
-        f"Answer before: {_line(said.answer_before)}\nAnswer {how}: {_line(said.answer_after)}\n"
-        f"{'Expected' if said.answer_known else 'Full KV'}: {_line(said.expected)}"
+        f"Answer before: {_line(summary.answer_before)}\nAnswer {how}: {_line(summary.answer_after)}\n"
+        f"{'Expected' if summary.answer_known else 'Full KV'}: {_line(summary.expected)}"
     )
-    step = said.step
-    cost = ("It would have cost", si_bytes(_more(one, repeated))) if one.holds else ("Budget", si_bytes(one.budget))
-    if said.lifted_tokens and not said.held_tokens and not one.changed:
+    step = summary.step
+    cost = (
+        ("It would have cost", si_bytes(_more(trial, repeated))) if trial.holds else ("Budget", si_bytes(trial.budget))
+    )
+    if summary.lifted_tokens and not summary.held_tokens and not trial.changed:
         cost = ("Drop lifted", si_bytes(0))
-    if one.drops and not one.holds and not one.changed:
-        cost = ("Dropped", counted(said.dropped_tokens or 0, "token"))
-    if one.mixed:
-        cost = ("Held", si_bytes(said.held_bytes))
+    if trial.drops and not trial.holds and not trial.changed:
+        cost = ("Dropped", counted(summary.dropped_tokens or 0, "token"))
+    if trial.mixed:
+        cost = ("Held", si_bytes(summary.held_bytes))
     facts = (
-        _came(one, said),
-        (f"KL at step {step}, nats" if step is not None else "KL", f"{_nats(said.kl_before)} → {_nats(said.kl_after)}"),
+        _came(trial, summary),
+        (
+            f"KL at step {step}, nats" if step is not None else "KL",
+            f"{_nats(summary.kl_before)} → {_nats(summary.kl_after)}",
+        ),
         cost,
     )
     for column, (label, value) in zip(numbers.columns(3), facts, strict=True):
         column.metric(label, value)
-    numbers.caption(plain(made_of(one, repeated)))
-    if (search := said.search) is not None:
+    numbers.caption(plain(made_of(trial, repeated)))
+    if (search := summary.search) is not None:
         st.markdown(plain(found_words(search)))
         if search.tests:
             with st.expander(f"{counted(len(search.tests), 'set')} tried: bytes against restored"):
-                _every_set(one, search)
+                _every_set(trial, search)
 
 
-def _came(one: Try, said: Counterfactual) -> tuple[str, str]:
+def _came(trial: Try, counterfactual: Counterfactual) -> tuple[str, str]:
     """What came of it, as a figure with its label."""
-    words = one.outcome()
-    if not said.answer_known:
+    words = trial.outcome()
+    if not counterfactual.answer_known:
         return "Beside full KV", words.replace(" full KV", "")
-    if one.mixed:
+    if trial.mixed:
         return "With one, without the other", words.removeprefix("it is ").split(" with ")[0]
-    return "The answer" if one.drops else "Answer restored", words.removeprefix("it ")
+    return "The answer" if trial.drops else "Answer restored", words.removeprefix("it ")
 
 
-def _every_set(one: Try, search: Search) -> None:
+def _every_set(trial: Try, search: Search) -> None:
     rows = [(n, test.size, test.held_bytes, test.kl, bool(test.restored)) for n, test in enumerate(search.tests, 1)]
     table = pd.DataFrame(rows, columns=list(COLUMNS))
     chart(
-        fewest_bytes(table, one.full_kv_bytes),
+        fewest_bytes(table, trial.full_kv_bytes),
         partial(table.copy),
-        f"{one.uid}-fewest-bytes",
-        f"fewest_{one.uid}",
+        f"{trial.uid}-fewest-bytes",
+        f"fewest_{trial.uid}",
         "Held bytes and KL of every set that the search held",
     )
 
 
-def _more(one: Try, repeated: RunMeta | None) -> int | None:
+def _more(trial: Try, repeated: RunMeta | None) -> int | None:
     """Device bytes beyond the run that was tried on; None where they are not known."""
     if repeated is not None:
-        return one.more_bytes(repeated.budget_bytes)
-    return None if one.summary is None or "budget" in one.changed else one.summary.held_bytes
+        return trial.more_bytes(repeated.budget_bytes)
+    return None if trial.summary is None or "budget" in trial.changed else trial.summary.held_bytes
 
 
-def made_of(one: Try, repeated: RunMeta | None) -> str:
+def made_of(trial: Try, repeated: RunMeta | None) -> str:
     """What the bytes are made of, and a share of."""
-    said = one.summary
-    if said is None or (held := said.held_bytes) is None:
+    summary = trial.summary
+    if summary is None or (held := summary.held_bytes) is None:
         return "Its bytes were not recorded."
-    if one.drops and not one.holds and not one.changed:
-        heads = f"{len(one.heads)} of {one.all_heads} KV heads" if len(one.heads) < one.all_heads else "all KV heads"
+    if trial.drops and not trial.holds and not trial.changed:
+        heads = (
+            f"{len(trial.heads)} of {trial.all_heads} KV heads"
+            if len(trial.heads) < trial.all_heads
+            else "all KV heads"
+        )
         return f"not attended by {heads} · they stay where they lie, no byte is freed"
-    if not one.holds:
-        return "" if not (one.full_kv_bytes and one.budget) else f"{one.budget / one.full_kv_bytes:.1%} of full KV"
-    parts = [f"{counted(said.lifted_tokens, 'token')} attended again, 0 B"] if said.lifted_tokens else []
-    if said.held_tokens or not parts:
-        heads_held = len({head for hold in one.holds for head in hold.heads})
-        parts.append(f"{said.held_tokens} tokens in {counted(heads_held, 'KV head')}, keys and values without tables")
+    if not trial.holds:
+        return (
+            "" if not (trial.full_kv_bytes and trial.budget) else f"{trial.budget / trial.full_kv_bytes:.1%} of full KV"
+        )
+    parts = [f"{counted(summary.lifted_tokens, 'token')} attended again, 0 B"] if summary.lifted_tokens else []
+    if summary.held_tokens or not parts:
+        heads_held = len({head for hold in trial.holds for head in hold.heads})
+        parts.append(
+            f"{summary.held_tokens} tokens in {counted(heads_held, 'KV head')}, keys and values without tables"
+        )
         if repeated is not None and data.keeps_all(str(repeated.method)):
             parts.append("a copy: the method keeps them on the device itself, and reading them takes no room")
-    parts += [f"{counted(said.dropped_tokens or 0, 'token')} dropped"] if one.drops else []
-    if "budget" in one.changed:
+    parts += [f"{counted(summary.dropped_tokens or 0, 'token')} dropped"] if trial.drops else []
+    if "budget" in trial.changed:
         parts.append(f"{si_bytes(held)} held")
         if repeated is None:
             return " · ".join([*parts, "by how much the budget was changed is not known"])
-        raised = one.raised_bytes(repeated.budget_bytes)
+        raised = trial.raised_bytes(repeated.budget_bytes)
         parts.append(f"{si_bytes(abs(raised))} {'less' if raised < 0 else 'more'} of budget")
-    more, budget = _more(one, repeated), one.budget_bytes if repeated is None else repeated.budget_bytes
-    if more is not None and one.full_kv_bytes:
-        parts.append(f"{more / one.full_kv_bytes:.2%} of full KV")
+    more, budget = _more(trial, repeated), trial.budget_bytes if repeated is None else repeated.budget_bytes
+    if more is not None and trial.full_kv_bytes:
+        parts.append(f"{more / trial.full_kv_bytes:.2%} of full KV")
     if more is not None and budget:
         parts.append(f"{more / budget:.1%} on top of the budget")
     return " · ".join(parts)

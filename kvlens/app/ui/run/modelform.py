@@ -42,8 +42,10 @@ def model_form(models: list[str]) -> ModelChoice:
         help="A name (kvlens models lists them), or type the path of a model's folder or .gguf file, or a hub id whose "
         "files are on this machine.",
     )
-    left, right = st.columns(2)
-    chat = left.selectbox("Chat form", CHOICES, key="form_chat", persist_state="session", format_func=_CHAT.__getitem__)
+    left_column, right = st.columns(2)
+    chat = left_column.selectbox(
+        "Chat form", CHOICES, key="form_chat", persist_state="session", format_func=_CHAT.__getitem__
+    )
     system = right.text_input(
         "System message (optional)", key="form_system", persist_state="session", help="Empty: the chat template's own."
     )

@@ -66,8 +66,8 @@ def _generated(encoding: Encoding, toy: bool) -> PromptChoice | None:
         key="form_task" if toy else "form_task_real",
         persist_state="session",
     )
-    left, middle, right = st.columns(3)
-    length = left.number_input(
+    left_column, middle, right = st.columns(3)
+    length = left_column.number_input(
         "Length (tokens)", 32, 65_536, SAMPLE[1], step=128, key="form_length", persist_state="session"
     )
     depth = middle.slider(
@@ -100,8 +100,8 @@ def _upload() -> PromptChoice | None:
         st.caption("Choose a file; it stays on this machine.")
         return None
     try:
-        given = decode(file.getvalue(), file.name)
-        choice = PromptChoice(given if given.answer else _expected(given), file.name)
+        file_text = decode(file.getvalue(), file.name)
+        choice = PromptChoice(file_text if file_text.answer else _expected(file_text), file.name)
     except BadPrompt as problem:
         error(str(problem))
         return None
@@ -124,16 +124,16 @@ def _paste() -> PromptChoice | None:
 def _expected(prompt: PromptText) -> PromptText:
     """Asks for a question about the text, what a right output says and where the text holds it; none has to be given.
     Raises BadPrompt."""
-    asked = st.text_input(
+    expected_text = st.text_input(
         "Question about the text (optional)",
         key="form_asked",
         persist_state="session",
         help="Put behind the text; it can then be fed after the text has been read and placed.",
     )
-    if asked.strip():
-        prompt = asking(prompt, asked)
-    left, right = st.columns([2, 3])
-    answer = left.text_input(
+    if expected_text.strip():
+        prompt = asking(prompt, expected_text)
+    left_column, right = st.columns([2, 3])
+    answer = left_column.text_input(
         "Expected answer (optional)",
         key="form_answer",
         persist_state="session",
@@ -158,8 +158,8 @@ def _show(choice: PromptChoice) -> None:
     prompt = choice.prompt
     if prompt.needle:
         where = ", ".join(f"characters {start:,}–{end:,}" for start, end in prompt.needle)
-        asked = " | ".join(prompt.text[start:end] for start, end in prompt.needle)
-        st.text(visible(f"Asked for: {asked}  ({where})"))
+        needle_text = " | ".join(prompt.text[start:end] for start, end in prompt.needle)
+        st.text(visible(f"Asked for: {needle_text}  ({where})"))
     if prompt.answer:
         st.text(visible(f"Expected answer: {prompt.answer.strip()}"))
     if prompt.answer_prefix:

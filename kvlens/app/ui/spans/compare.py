@@ -17,8 +17,8 @@ from kvlens.spans import Span
 
 def cuts_by_surprisal(reader: TraceReader) -> bool:
     """Whether the run's own spans come from a threshold on surprisal."""
-    own = spancuts.own_segmenter(reader)
-    return own is not None and bool(own.alpha)
+    segmenter = spancuts.own_segmenter(reader)
+    return segmenter is not None and bool(segmenter.alpha)
 
 
 def needle(view: View) -> None:
@@ -47,17 +47,17 @@ def what_if(
 ) -> None:
     """How the boundaries would move, in words."""
     if preview is None:
-        own = " as this run had it" if cuts_by_surprisal(reader) else "; this run did not cut by surprisal"
+        how = " as this run had it" if cuts_by_surprisal(reader) else "; this run did not cut by surprisal"
         st.text(
-            f"alpha {usual.name.removeprefix('alpha ')}{own}: threshold {threshold:.2f} nats, {len(usual.spans)} spans."
+            f"alpha {usual.name.removeprefix('alpha ')}{how}: threshold {threshold:.2f} nats, {len(usual.spans)} spans."
         )
         return
-    gone, come = sorted(usual.edges - preview.edges), sorted(preview.edges - usual.edges)
+    removed_edges, come = sorted(usual.edges - preview.edges), sorted(preview.edges - usual.edges)
     inside = spancuts.crossed(preview.edges, view.tokens.needle)
     st.text(
         f"PREVIEW, {preview.name}: threshold {threshold:.2f} nats, {len(preview.spans)} spans instead of "
         f"{len(usual.spans)}; "
-        f"{len(come)} boundaries come{_some(come)}, {len(gone)} go{_some(gone)}. "
+        f"{len(come)} boundaries come{_some(come)}, {len(removed_edges)} go{_some(removed_edges)}. "
         + (
             f"The needle would cross {spancuts.crossing_text(inside)}."
             if inside
@@ -84,21 +84,21 @@ def _capped(rule: Threshold, text: Text, cuts: list[Cut]) -> str:
 def segmenters(reader: TraceReader, view: View, text: Text, cuts: list[Cut]) -> None:
     """All cuts of the text beside each other."""
     st.markdown("##### Segmenters on this text")
-    own = [
+    own_spans = [
         Span(int(a), int(b), str(kind), "")
         for a, b, kind in zip(view.table["tok_start"], view.table["tok_end"], view.table["kind"], strict=True)
         if kind != "window"
     ]
     config = reader.meta.config
-    mine = Cut("this run", tuple(own), ", ".join(f"{key} {value}" for key, value in config.items()))
+    own_cut = Cut("this run", tuple(own_spans), ", ".join(f"{key} {value}" for key, value in config.items()))
     rows = []
-    for cut in (mine, *cuts):
+    for cut in (own_cut, *cuts):
         lengths = [len(span) for span in cut.spans]
         crossed = spancuts.crossed(cut.edges, view.tokens.needle)
         rows.append(
             {
                 "segmenter": cut.name,
-                "what it is": "recorded" if cut is mine else "preview, not this run's spans",
+                "what it is": "recorded" if cut is own_cut else "preview, not this run's spans",
                 "spans": len(lengths),
                 "mean length (tokens)": float(np.mean(lengths)) if lengths else float("nan"),
                 "longest (tokens)": max(lengths, default=0),
@@ -129,22 +129,24 @@ def segmenters(reader: TraceReader, view: View, text: Text, cuts: list[Cut]) -> 
 
 def _recut(reader: TraceReader, text: Text) -> str:
     """Whether this run's method, asked again, cuts as was recorded."""
-    said = "The window, whatever no span holds, is left out. "
+    sentence = "The window, whatever no span holds, is left out. "
     again = spancuts.own_cut(reader, text)
     if again is None:
-        return said + "This run's method or one of its parameters is not known here, so its spans were not cut again."
+        return (
+            sentence + "This run's method or one of its parameters is not known here, so its spans were not cut again."
+        )
     every = reader.spans()
-    first = every[(every["born_step"] < 0) & (every["kind"] != "window")]
+    prompt_spans = every[(every["born_step"] < 0) & (every["kind"] != "window")]
     recorded = [
         (int(a), int(b), str(kind))
-        for a, b, kind in zip(first["tok_start"], first["tok_end"], first["kind"], strict=True)
+        for a, b, kind in zip(prompt_spans["tok_start"], prompt_spans["tok_end"], prompt_spans["kind"], strict=True)
     ]
     if sorted(recorded) == sorted((span.tok_start, span.tok_end, span.kind) for span in again):
         return (
-            said
+            sentence
             + f"Cut again by this run's own parameters, the prompt gives the {len(again)} spans that were recorded."
         )
-    return said + (
+    return sentence + (
         f"Cut again by this run's own parameters, the prompt gives {len(again)} spans that differ from the "
         f"{len(recorded)} "
         "recorded ones: the run was made by another version or its parameters were changed."

@@ -90,17 +90,17 @@ def previews(reader: TraceReader, text: Text) -> list[Cut]:
     """What the segmenters of all methods make of the run's text under its budget: with the parameters a run of them
     would have, the preset's or, where these do not fit the prompt, `fit`; its own method's with the run's parameters,
     unless the segmenter sets some."""
-    found = []
+    cuts = []
     for method in methods.registry().values():
         for segmenter in method.segmenters:
-            mine = reader.meta.method == method.name and not segmenter.changes
-            own = own_parameters(reader) if mine else None
-            if own is not None:
-                found.append(_cut(method, segmenter, own, text))
+            own_mask = reader.meta.method == method.name and not segmenter.changes
+            own_settings = own_parameters(reader) if own_mask else None
+            if own_settings is not None:
+                cuts.append(_cut(method, segmenter, own_settings, text))
                 continue
-            chosen = _usual(reader, method, segmenter, text)
-            found.append(replace(_cut(method, segmenter, chosen.params, text), preset=chosen.preset or "defaults"))
-    return found
+            choice = _usual(reader, method, segmenter, text)
+            cuts.append(replace(_cut(method, segmenter, choice.params, text), preset=choice.preset or "defaults"))
+    return cuts
 
 
 def _usual(reader: TraceReader, method: type[Method], segmenter: Segmenter, text: Text) -> Chosen:
@@ -152,9 +152,9 @@ class Threshold:
     def of(cls, reader: TraceReader, text: Text) -> Threshold | None:
         """By the run's own parameters where it was cut so, else by those that a run of the first method that cuts so
         would have. None: no method here does."""
-        own, mine = own_segmenter(reader), own_parameters(reader)
-        if own is not None and own.alpha and mine is not None:
-            return cls(methods.get(str(reader.meta.method)), own, mine, "")
+        own_value, own_settings = own_segmenter(reader), own_parameters(reader)
+        if own_value is not None and own_value.alpha and own_settings is not None:
+            return cls(methods.get(str(reader.meta.method)), own_value, own_settings, "")
         for method in methods.registry().values():
             for segmenter in method.segmenters:
                 if segmenter.alpha:

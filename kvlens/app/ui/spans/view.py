@@ -28,15 +28,15 @@ WIDTH = 4096
 ALPHAS = (-1.0, 5.0, 0.05)
 
 
-def controls(reader: TraceReader, chosen: Selection) -> View:
+def controls(reader: TraceReader, selection: Selection) -> View:
     """Step, layer, query head and colour; the first three are the shared selection's."""
     group = reader.q_heads // reader.kv_heads
-    first, second, third, fourth, _ = st.columns([2, 2, 2, 3, 3])
+    first_column, second, third, fourth, _ = st.columns([2, 2, 2, 3, 3])
     state = st.session_state
-    session.follow("spans_step", chosen.step or 0)
-    session.follow("spans_layer", chosen.layer or 0)
-    session.follow("spans_head", chosen.head or 0)
-    first.number_input(
+    session.follow("spans_step", selection.step or 0)
+    session.follow("spans_layer", selection.layer or 0)
+    session.follow("spans_head", selection.head or 0)
+    first_column.number_input(
         "Step", 0, reader.n_steps - 1, key="spans_step", on_change=lambda: session.change({"step": state["spans_step"]})
     )
     second.selectbox(
@@ -53,10 +53,10 @@ def controls(reader: TraceReader, chosen: Selection) -> View:
         on_change=lambda: session.change({"head": state["spans_head"]}),
     )
     if "spans_colour" not in state:
-        wanted = st.query_params.get("color", "mass")
-        if wanted not in COLOURS:
-            notice([f"spans cannot be coloured by {wanted[:40]!r}; showing mass"])
-        state["spans_colour"] = wanted if wanted in COLOURS else "mass"
+        requested = st.query_params.get("color", "mass")
+        if requested not in COLOURS:
+            notice([f"spans cannot be coloured by {requested[:40]!r}; showing mass"])
+        state["spans_colour"] = requested if requested in COLOURS else "mass"
     column = fourth.selectbox(
         "Colour of spans",
         list(COLOURS),
@@ -66,7 +66,7 @@ def controls(reader: TraceReader, chosen: Selection) -> View:
     )
     frame = reader.tokens()
     tokens = Tokens.of(reader, frame)
-    return View(chosen, str(column), frame, tokens, span_table(reader, tokens, frame, chosen))
+    return View(selection, str(column), frame, tokens, span_table(reader, tokens, frame, selection))
 
 
 def boundaries(reader: TraceReader, view: View) -> dict[str, str]:
@@ -79,14 +79,14 @@ def boundaries(reader: TraceReader, view: View) -> dict[str, str]:
         _draw(reader, view, [], [])
         return {}
     try:
-        stats, others = text.stats, other_cuts(reader, reader.uid, data.stamp(reader.uid))
+        stats, rest = text.stats, other_cuts(reader, reader.uid, data.stamp(reader.uid))
     except ValueError as problem:
         why = _no_surprisals(reader, text) or problem
         st.info(plain(f"Only this run's own spans are drawn: {why}, so other segmenters cannot cut this text."))
         _draw(reader, view, [], [])
         return {}
     rule = Threshold.of(reader, text)
-    cuts = [cut for cut in others if not spancuts.is_own(reader, cut)]
+    cuts = [cut for cut in rest if not spancuts.is_own(reader, cut)]
     if rule is None:
         _draw(reader, view, cuts, [])
         needle(view)
@@ -134,8 +134,8 @@ def _alpha(reader: TraceReader, rule: Threshold) -> float | None:
     key = f"spans_alpha_{reader.uid}"
     low, high, step = min(ALPHAS[0], rule.alpha), max(ALPHAS[1], rule.alpha), ALPHAS[2]
     if key not in st.session_state:
-        asked = _number(st.query_params.get("alpha"), rule.alpha)
-        st.session_state[key] = min(high, max(low, asked))
+        requested = _number(st.query_params.get("alpha"), rule.alpha)
+        st.session_state[key] = min(high, max(low, requested))
     value = float(st.slider("alpha (preview)", low, high, step=step, key=key, persist_state="session"))
     return None if abs(value - rule.alpha) < 1e-9 else value
 
@@ -155,9 +155,9 @@ def _number(text: str | None, otherwise: float) -> float:
 
 
 def _draw(reader: TraceReader, view: View, cuts: list[Cut], thresholds: list[tuple[float, str]]) -> None:
-    first, stop = _range(reader, view)
+    first_token, stop = _range(reader, view)
     tokens = view.tokens
-    curve = Curve(first, tokens.text[first:stop], tokens.nats[first:stop], tokens.needle)
+    curve = Curve(first_token, tokens.text[first_token:stop], tokens.nats[first_token:stop], tokens.needle)
     lanes = [Lane(cut.name, cut.spans) for cut in cuts]
     key = "spans_boundaries"
     chart(
@@ -188,25 +188,31 @@ def _range(reader: TraceReader, view: View) -> tuple[int, int]:
         return 0, size
     key, last = f"spans_first_{reader.uid}", size - WIDTH
     if key not in st.session_state:
-        mine = view.table.loc[view.table["span"] == view.selected, "tok_start"]
-        about = int(mine.iloc[0]) if len(mine) else view.tokens.needle[0][0] if view.tokens.needle else 0
+        selected_start = view.table.loc[view.table["span"] == view.selected, "tok_start"]
+        about = (
+            int(selected_start.iloc[0])
+            if len(selected_start)
+            else view.tokens.needle[0][0]
+            if view.tokens.needle
+            else 0
+        )
         st.session_state[key] = min(last, max(0, about - WIDTH // 2))
-    first = int(
+    first_token = int(
         st.slider(f"First of the {WIDTH:,} tokens drawn, of {size:,}", 0, last, key=key, persist_state="session")
     )
-    return first, first + WIDTH
+    return first_token, first_token + WIDTH
 
 
 def span_clicked(key: str) -> None:
     """A click on a token or span drawn under `key` selects its span on every page."""
-    found = clicked(key)
-    if len(found) == 1:
-        session.change({"span": found[0]})
+    results = clicked(key)
+    if len(results) == 1:
+        session.change({"span": results[0]})
 
 
 def boundary_frame(table: pd.DataFrame, cuts: list[Cut]) -> pd.DataFrame:
     """All spans of the chart, one row each: segmenter, of_this_run, kind, tok_start, tok_end, reason."""
-    own = table.assign(segmenter="this run", of_this_run=True)
+    own_value = table.assign(segmenter="this run", of_this_run=True)
     rows = [(cut.name, False, s.kind, s.tok_start, s.tok_end, s.reason) for cut in cuts for s in cut.spans]
     names = ["segmenter", "of_this_run", "kind", "tok_start", "tok_end", "reason"]
-    return pd.concat([own[names], pd.DataFrame(rows, columns=names)], ignore_index=True)
+    return pd.concat([own_value[names], pd.DataFrame(rows, columns=names)], ignore_index=True)

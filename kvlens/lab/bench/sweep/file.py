@@ -81,10 +81,10 @@ def _short(value: Any) -> Any:
     return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
-def parse(found: Any, name: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def parse(value: Any, name: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """(about, rows) of a sweep's JSON. Raises ValueError with one sentence."""
     try:
-        about, columns, trials = dict(found["about"]), list(found["columns"]), list(found["trials"])
+        about, columns, trials = dict(value["about"]), list(value["columns"]), list(value["trials"])
         missing = [column for column in NEEDED if column not in columns]
         if missing:
             raise ValueError(

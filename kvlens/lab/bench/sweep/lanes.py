@@ -60,9 +60,9 @@ class ProcessLane:
         self._process.start()
         theirs.close()
 
-    def _ask(self, what: str, trial: Trial) -> Any:
+    def _ask(self, text: str, trial: Trial) -> Any:
         try:
-            self._pipe.send((what, trial))
+            self._pipe.send((text, trial))
             kind, answer = self._pipe.recv()
         except (EOFError, OSError):
             self._process.join(5)
@@ -123,11 +123,11 @@ def lanes(request: SweepRequest, place: Place) -> list[Lane]:
 def run_lanes(
     workers: list[Lane],
     groups: list[list[Trial]],
-    known: Callable[[str], bool],
+    function: Callable[[str], bool],
     finished: Callable[[dict[str, Any]], None],
     stop: Callable[[], bool],
 ) -> None:
-    """Every group (the trials of one prompt) goes to one worker, so that its prompt is read once. `known` and
+    """Every group (the trials of one prompt) goes to one worker, so that its prompt is read once. `function` and
     `finished` are called on this thread only. Raises WorkerLost when a worker died, after the others have ended."""
     waiting = deque(groups)
     try:
@@ -136,10 +136,10 @@ def run_lanes(
                 for trial in group:
                     if stop():
                         return
-                    if not known(workers[0].key(trial)):
+                    if not function(workers[0].key(trial)):
                         finished(workers[0].run(trial))
             return
-        _run_threads(workers, waiting, known, finished, stop)
+        _run_threads(workers, waiting, function, finished, stop)
     finally:
         for worker in workers:
             worker.close()
@@ -148,7 +148,7 @@ def run_lanes(
 def _run_threads(
     workers: list[Lane],
     waiting: deque[list[Trial]],
-    known: Callable[[str], bool],
+    function: Callable[[str], bool],
     finished: Callable[[dict[str, Any]], None],
     stop: Callable[[], bool],
 ) -> None:
@@ -179,16 +179,16 @@ def _run_threads(
     running, lost = len(threads), []
     while running:
         try:
-            what, value, answer = inbox.get(timeout=WAIT_S)
+            subject, value, answer = inbox.get(timeout=WAIT_S)
         except queue.Empty:
-            what, value, answer = "", None, queue.Queue()
-        if what == "key":
-            answer.put(known(value))
-        elif what == "row":
+            subject, value, answer = "", None, queue.Queue()
+        if subject == "key":
+            answer.put(function(value))
+        elif subject == "row":
             finished(value)
-        elif what == "lost":
+        elif subject == "lost":
             lost.append(value)
-        elif what == "end":
+        elif subject == "end":
             running -= 1
         if stop():
             ending.set()

@@ -42,13 +42,13 @@ class SweepRequest(TableRequest):
 
     def prompts_of(self, task: str) -> Iterator[tuple[str, int | None, float | None, int, int]]:
         """(task, length, depth, seed, index): one prompt of every cell before the second of any."""
-        found = tasks.get(task)
-        for index in range(min(self.prompts, found.items or self.prompts)):
-            if found.items is not None:
+        results = tasks.get(task)
+        for index in range(min(self.prompts, results.items or self.prompts)):
+            if results.items is not None:
                 yield task, self.cut, None, 0, index
                 continue
             for length in self.lengths:
-                for depth in self.depths if found.placed else (None,):
+                for depth in self.depths if results.placed else (None,):
                     yield task, length, depth, self.seed(length, depth, index), index
 
     def seed(self, length: int, depth: float | None, index: int) -> int:

@@ -21,14 +21,14 @@ Report = Callable[[int, int, dict[str, Any]], None]
 @lines_kept.alone
 def sweep(
     request: SweepRequest,
-    kept: Path,
+    path: Path,
     runs_dir: Path,
     report: Report,
     cancelled: Callable[[], bool] = lambda: False,
     open_lanes: Callable[[SweepRequest, Place], list[Lane]] = lanes,
     say: Callable[[str], None] = lines_kept.silent,
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Run what is not in `kept` (one JSON line per trial) yet -> provenance and the rows of all trials asked for that
+    """Run what is not in `path` (one JSON line per trial) yet -> provenance and the rows of all trials asked for that
     are done.
 
     report(done, total, row) after each new trial; say(line) where kept trials are run again, and of methods that lack
@@ -42,47 +42,49 @@ def sweep(
 
     request = request.model_copy(update={"device": settle(request.device)})
     origins = {name: origin(request.model, name, request.device, request.dtype) for name in request.methods}
-    rows = {row["key"]: row for row in lines_kept.read(kept, ("key", "method", "origin"), lambda row: True)}
+    rows = {row["key"]: row for row in lines_kept.read(path, ("key", "method", "origin"), lambda row: True)}
     place = Place(request.model, request.device, request.dtype, origins, str(runs_dir) if request.traces else None)
     groups = request.groups()
-    wanted = {astuple(trial) for group in groups for trial in group}
-    if line := made_otherwise((row for row in rows.values() if _asked(row) in wanted), origins):
+    target = {astuple(trial) for group in groups for trial in group}
+    if line := made_otherwise((row for row in rows.values() if _asked(row) in target), origins):
         say(line)
     for line in missing(request.model, request.methods):
         say(line)
-    total, done = sum(map(len, groups)), 0
+    total, result = sum(map(len, groups)), 0
     until = time.monotonic() + 60 * request.minutes
 
-    def known(key: str) -> bool:
-        nonlocal done
+    def known_values(key: str) -> bool:
+        nonlocal result
         row = rows.get(key)
         stored = row is not None and (not request.traces or "exact" not in row or _stored(runs_dir, row.get("uid")))
-        done += stored
+        result += stored
         return stored
 
     def finished(row: dict[str, Any]) -> None:
-        nonlocal done
-        done += 1
+        nonlocal result
+        result += 1
         row |= {"origin": origins[row["method"]]}
         rows[row["key"]] = row
-        lines_kept.append(kept, row)
-        report(done, total, row)
+        lines_kept.append(path, row)
+        report(result, total, row)
 
-    run_lanes(open_lanes(request, place), groups, known, finished, lambda: cancelled() or time.monotonic() > until)
+    run_lanes(
+        open_lanes(request, place), groups, known_values, finished, lambda: cancelled() or time.monotonic() > until
+    )
     by_trial = {_asked(row): row for row in rows.values() if row["origin"] == origins.get(row["method"])}
-    found = [by_trial[astuple(trial)] for group in groups for trial in group if astuple(trial) in by_trial]
-    made = about(request.methods, request.model) | {
+    entries = [by_trial[astuple(trial)] for group in groups for trial in group if astuple(trial) in by_trial]
+    product = about(request.methods, request.model) | {
         "request": request.model_dump(mode="json"),
         "origins": origins,
-        "trials": len(found),
+        "trials": len(entries),
         "planned": total,
     }
-    return made, found
+    return product, entries
 
 
 def _asked(row: dict[str, Any]) -> tuple[Any, ...]:
-    said = {"question": "in", "dtype": ""} | row
-    return tuple(said.get(field.name) for field in fields(Trial))
+    sentence = {"question": "in", "dtype": ""} | row
+    return tuple(sentence.get(field.name) for field in fields(Trial))
 
 
 def _stored(runs_dir: Path, uid: str | None) -> bool:

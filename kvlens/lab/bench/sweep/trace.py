@@ -30,7 +30,7 @@ def carry_out_stored(engine: Engine, prompts: Prompts, trial: Trial, place: Plac
     and is the trial of the method without a limit. Raises the store's TraceError when the trace cannot be written."""
     row = header(trial, engine.loaded.name)
     try:
-        asked, prompt = prompts.asked(trial), prompts.prompt(trial)
+        requested, prompt = prompts.asked(trial), prompts.prompt(trial)
     except ValueError as error:
         return row | {"refused": str(error)}
     full, drawn = trial.method == "full", tasks.get(trial.task).generation(trial.index)
@@ -64,10 +64,10 @@ def carry_out_stored(engine: Engine, prompts: Prompts, trial: Trial, place: Plac
         return row | {"refused": str(error)}
     with TraceReader.open(runs_dir, uid) as reader:
         came = {name: value for name, value in outcome(reader).columns().items() if name in COLUMNS}
-        return row | _figures(reader) | scored(asked, reader.meta.output_text or "") | came | {"uid": uid}
+        return row | _figures(reader) | scored(requested, reader.meta.output_text or "") | came | {"uid": uid}
 
 
-def _silent(phase: str, done: int, total: int) -> None:
+def _silent(phase: str, count: int, total: int) -> None:
     """A sweep reports trials, not phases."""
 
 

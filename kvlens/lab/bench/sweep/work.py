@@ -39,22 +39,22 @@ class Worker:
         except ValueError:
             prompt = ""
         usual = {"question": "in", "dtype": ""}
-        asked = [value for name, value in asdict(trial).items() if (name, value) not in usual.items()]
-        said = json.dumps([self.place.origins[trial.method], *asked, prompt])
-        return hashlib.sha256(said.encode()).hexdigest()[:16]
+        request = [value for name, value in asdict(trial).items() if (name, value) not in usual.items()]
+        sentence = json.dumps([self.place.origins[trial.method], *request, prompt])
+        return hashlib.sha256(sentence.encode()).hexdigest()[:16]
 
     def run(self, trial: Trial) -> dict[str, Any]:
         """The trial's row. Raises what the engine raises, other than refusals and infeasible budgets, which are
         rows."""
         from kvlens.lab.bench.trials import carry_out
 
-        on = self.formats.of(trial)
+        enabled = self.formats.of(trial)
         try:
             if self.place.runs is None:
-                return {"key": self.key(trial), **carry_out(*on, trial)}
+                return {"key": self.key(trial), **carry_out(*enabled, trial)}
             from kvlens.lab.bench.sweep.trace import carry_out_stored
 
-            return {"key": self.key(trial), **carry_out_stored(*on, trial, self.place, Path(self.place.runs))}
+            return {"key": self.key(trial), **carry_out_stored(*enabled, trial, self.place, Path(self.place.runs))}
         finally:
             give_back()
 
@@ -70,12 +70,12 @@ def serve(pipe: Connection, place: Place) -> None:
     worker: Worker | None = None
     while True:
         try:
-            what, trial = pipe.recv()
+            subject, trial = pipe.recv()
         except (EOFError, OSError):
             return
         try:
             worker = worker or Worker(place)
-            answer: tuple[str, Any] = ("answer", getattr(worker, what)(trial))
+            answer: tuple[str, Any] = ("answer", getattr(worker, subject)(trial))
         except Exception as error:
             answer = ("error", WorkerLost(f"trial {trial_name(trial)} failed: {type(error).__name__}: {error}"))
         try:

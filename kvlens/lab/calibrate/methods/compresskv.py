@@ -92,14 +92,14 @@ def make_trials(
         return
     lengths = [max(SHORTEST, int(length * share)) for share in settings.shares]
     for index in range(trials):
-        wanted, kind = lengths[index % len(lengths)], settings.kinds[index % len(settings.kinds)]
+        target, kind = lengths[index % len(lengths)], settings.kinds[index % len(settings.kinds)]
         filler = sentences(texts[index % len(texts)]) if texts else None
         depth = (index * 7 % trials) / max(trials - 1, 1)
-        made = make_prompt("needle", wanted, depth, settings.first_seed + index, encode, kind=kind, filler=filler)
-        trial = ready(PromptText(made.text, made.answer, made.needle), made.answer)
-        if texts and len(trial.prompt.ids) < wanted // 2:
+        result = make_prompt("needle", target, depth, settings.first_seed + index, encode, kind=kind, filler=filler)
+        trial = ready(PromptText(result.text, result.answer, result.needle), result.answer)
+        if texts and len(trial.prompt.ids) < target // 2:
             raise ValueError(
-                f"a text that needles shall be hidden in has too few sentences for {wanted} tokens: give a longer one."
+                f"a text that needles shall be hidden in has too few sentences for {target} tokens: give a longer one."
             )
         yield trial
 
@@ -110,15 +110,19 @@ def answer_span(prompt: Prompt, answer: str, span: str) -> list[int]:
     ranges = list(prompt.source.needle)
     value = answer.strip().rstrip(".")
     if span == "answer":
-        inside = [(at, at + len(value)) for a, b in ranges if (at := prompt.source.text.find(value, a, b)) >= 0]
+        inside = [
+            (position, position + len(value))
+            for a, b in ranges
+            if (position := prompt.source.text.find(value, a, b)) >= 0
+        ]
         ranges = inside or ranges
     return [i for i, o in enumerate(prompt.offsets) if o and any(o[0] < b and o[1] > a for a, b in ranges)]
 
 
 def recall(answer: str, output: str) -> float:
     """ROUGE-1 recall without stemming: share of the answer's words, each as often as it occurs, that the output has."""
-    wanted, given = (re.findall(r"[a-z0-9]+", text.lower()) for text in (answer, output))
-    return sum(min(wanted.count(word), given.count(word)) for word in set(wanted)) / max(len(wanted), 1)
+    target, source = (re.findall(r"[a-z0-9]+", text.lower()) for text in (answer, output))
+    return sum(min(target.count(word), source.count(word)) for word in set(target)) / max(len(target), 1)
 
 
 def calibrate(
@@ -139,47 +143,47 @@ def calibrate(
     settings = settings or Settings()
     if length < SHORTEST:
         raise ValueError(f"length must be at least {SHORTEST} tokens: a needle needs something to hide in.")
-    engine, shape, given = Engine(loaded), loaded.shape, list(sources or ())
+    engine, shape, source = Engine(loaded), loaded.shape, list(sources or ())
     projections = output_projections(loaded)
     sums = {kind: torch.zeros(shape.layers, shape.q_heads, dtype=torch.float64) for kind in KINDS}
-    asked = counted = 0
+    request = counted = 0
     chance = 0.0
-    for trial in make_trials(loaded, given, trials, length, settings):
+    for trial in make_trials(loaded, source, trials, length, settings):
         scores = HeadScores(shape.layers, shape.q_heads, trial.prompt.ids, trial.span, settings.top or len(trial.span))
         text = _answer(engine, trial, engine.read(trial.prompt, queries=settings.window), scores, settings)
         right = recall(trial.answer, text) > settings.recall
-        asked, counted = asked + 1, counted + right
+        request, counted = request + 1, counted + right
         chance += scores.chance * right
         for kind in KINDS if right else ():
             sums[kind] += scores.scores[kind]
-        report({"measuring": "heads", "prompts": asked, "answered": counted})
+        report({"measuring": "heads", "prompts": request, "answered": counted})
     if not counted:
         raise ValueError(
-            f"'{loaded.name}' answered none of {asked} needle prompts, so its heads cannot be scored: try a "
+            f"'{loaded.name}' answered none of {request} needle prompts, so its heads cannot be scored: try a "
             f"smaller --length."
         )
     means = {kind: total / counted for kind, total in sums.items()}
     heads = [chosen(row.tolist(), shape.q_heads, settings.top_heads, "all") for row in means["srh"]]
-    errors, done = torch.zeros(shape.layers, dtype=torch.float64), 0
-    for trial in make_trials(loaded, given, trials, length, settings):
+    errors, finished = torch.zeros(shape.layers, dtype=torch.float64), 0
+    for trial in make_trials(loaded, source, trials, length, settings):
         read = engine.read(trial.prompt, queries=settings.window)
         watcher = LayerErrors(
             projections, minimal_cache(read, heads, shape.group, settings), read.keys.shape[2], settings.epsilon
         )
         _answer(engine, trial, read, watcher, settings)
-        errors, done = errors + watcher.errors, done + 1
-        report({"measuring": "layer errors", "prompts": done})
+        errors, finished = errors + watcher.errors, finished + 1
+        report({"measuring": "layer errors", "prompts": finished})
     figures: dict[str, Any] = {
         "scores": {kind: [[round(x, 6) for x in row.tolist()] for row in mean] for kind, mean in means.items()},
         "layer_error": [round(x, 6) for x in (errors / errors.sum()).tolist()],
         "layer_error_sum": [round(x, 4) for x in errors.tolist()],
         "srh_chance": round(chance / counted, 6),
-        "asked": asked,
+        "asked": request,
         "answered": counted,
     }
-    said = {"chat": template_of(loaded.tokenizer) is not None, "texts": list(texts)}
-    how = {"trials": trials, "length": length, "sources": len(given), "settings": dataclasses.asdict(settings)}
-    origin = provenance(loaded, **how, **said)
+    sentence = {"chat": template_of(loaded.tokenizer) is not None, "texts": list(texts)}
+    how = {"trials": trials, "length": length, "sources": len(source), "settings": dataclasses.asdict(settings)}
+    origin = provenance(loaded, **how, **sentence)
     return save(out, "compresskv", figures, origin)
 
 
@@ -190,14 +194,14 @@ def minimal_cache(
     chooses them. The last prompt token is one of them; step 0 feeds it."""
     n = read.keys.shape[2]
     inside = min(settings.window, n + 1) - 1
-    kept = []
-    for layer, of in enumerate(heads):
-        seen = window.received(*window.observed(read, layer, of, group, inside, read.peeked))
-        scores = window.pooled(seen, settings.kernel, "avg").mean(0)
+    values = []
+    for layer, total in enumerate(heads):
+        visited = window.received(*window.observed(read, layer, total, group, inside, read.peeked))
+        scores = window.pooled(visited, settings.kernel, "avg").mean(0)
         count = max(0, min(settings.minimal, n + 1) - 1 - inside)
-        first = scores.argsort(descending=True, stable=True)[:count].sort().values
-        kept.append(torch.cat([first, torch.arange(n - inside, n, device=first.device)]))
-    return kept
+        start = scores.argsort(descending=True, stable=True)[:count].sort().values
+        values.append(torch.cat([start, torch.arange(n - inside, n, device=start.device)]))
+    return values
 
 
 def _answer(

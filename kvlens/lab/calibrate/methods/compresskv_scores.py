@@ -26,7 +26,7 @@ class HeadScores:
         self.scores = {kind: torch.zeros(layers, q_heads, dtype=torch.float64) for kind in KINDS}
         self.chance = 0.0
         self._context = 1
-        self._span, self._tokens = span, [prompt[at] for at in span]
+        self._span, self._tokens = span, [prompt[position] for position in span]
         self._top = min(top, len(prompt))
         self._mass = torch.zeros(layers, q_heads, dtype=torch.float64)
         self._strongest = torch.zeros(layers, q_heads, self._top, dtype=torch.long)
@@ -40,13 +40,15 @@ class HeadScores:
 
     def token(self, token: int) -> None:
         """The step's token: credit what the layers attended."""
-        at = [position for position, other in zip(self._span, self._tokens, strict=True) if other == token]
-        if not at:
+        positions = [
+            position for position, counterpart in zip(self._span, self._tokens, strict=True) if counterpart == token
+        ]
+        if not positions:
             return
-        hits = torch.isin(self._strongest, torch.tensor(at))
+        hits = torch.isin(self._strongest, torch.tensor(positions))
         self.chance += len(self._span) / self._context
         self.scores["srh"] += self._mass
-        self.scores["srh_code"] += len(at) * self._mass
+        self.scores["srh_code"] += len(positions) * self._mass
         self.scores["trh"] += hits[..., 0].double() / len(self._span)
         self.scores["trh_topk"] += hits.any(-1).double() / len(self._span)
 
@@ -59,19 +61,19 @@ class LayerErrors:
     """
 
     def __init__(
-        self, projections: list[torch.nn.Module], kept: list[torch.Tensor], prompt_tokens: int, epsilon: float
+        self, projections: list[torch.nn.Module], kept_values: list[torch.Tensor], prompt_tokens: int, epsilon: float
     ) -> None:
-        """kept: prompt positions left in the compressed cache, per layer; decoded tokens are in both caches."""
-        self.errors = torch.zeros(len(kept), dtype=torch.float64)
-        self._projections, self._kept, self._n, self._epsilon = projections, kept, prompt_tokens, epsilon
+        """kept_values: prompt positions left in the compressed cache, per layer; decoded tokens are in both caches."""
+        self.errors = torch.zeros(len(kept_values), dtype=torch.float64)
+        self._projections, self._kept, self._n, self._epsilon = projections, kept_values, prompt_tokens, epsilon
 
     def layer(self, layer: int, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scaling: float) -> None:
         """One layer's output with both caches."""
-        left = torch.cat([self._kept[layer], torch.arange(self._n, keys.shape[1], device=keys.device)])
+        remaining = torch.cat([self._kept[layer], torch.arange(self._n, keys.shape[1], device=keys.device)])
         query = q[None, :, None]
         outputs = [
             projected(self._projections[layer], decode_attention(query, k, v, None, scaling).flatten())
-            for k, v in ((keys, values), (keys[:, left], values[:, left]))
+            for k, v in ((keys, values), (keys[:, remaining], values[:, remaining]))
         ]
         full, compressed = (output.double() for output in outputs)
         self.errors[layer] += float((compressed - full).norm() / (full.norm() + self._epsilon))

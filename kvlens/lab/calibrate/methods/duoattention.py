@@ -53,13 +53,13 @@ def passkeys(
     """Sentences of `hay` from a drawn place, with keys of drawn words between them, all recited at the end; `room`
     tokens at most, by `size`."""
     keys = [
-        f"The {ORDINALS[at]} key is: {' '.join(rng.choice(words.NOUNS) for _ in range(settings.words))}."
-        for at in range(settings.keys)
+        f"The {ORDINALS[index]} key is: {' '.join(rng.choice(words.NOUNS) for _ in range(settings.words))}."
+        for index in range(settings.keys)
     ]
     room -= 2 * sum(map(size, keys)) + 8
-    first = rng.randrange(len(hay))
+    start = rng.randrange(len(hay))
     pieces: list[str] = []
-    while (room := room - size(piece := hay[(first + len(pieces)) % len(hay)])) >= 0:
+    while (room := room - size(piece := hay[(start + len(pieces)) % len(hay)])) >= 0:
         pieces.append(piece)
     for key in keys:
         pieces.insert(rng.randrange(len(pieces) + 1), key)
@@ -73,30 +73,30 @@ def passkeys(
 def questions(rng: random.Random, length: int, encode: Callable[[str], list[int]]) -> Document:
     """A document in the demo model's language, with its answer: it can recite no other."""
     task = rng.choice(("note", "multikey", "list"))
-    made = make_prompt(task, length - 128, rng.random(), rng.randrange(10**6) + 11_000_000, encode)
-    text = made.text + made.answer
-    return Document(text, ((len(made.text), len(text)),))
+    result = make_prompt(task, length - 128, rng.random(), rng.randrange(10**6) + 11_000_000, encode)
+    text = result.text + result.answer
+    return Document(text, ((len(result.text), len(text)),))
 
 
 def tokens(loaded: LoadedModel, document: Document) -> tuple[torch.Tensor, torch.Tensor]:
     """ids [1, n], and bool [n]: the tokens from which what is recited is told, one before each of it."""
-    made = loaded.tokenizer(document.text, return_offsets_mapping=True, add_special_tokens=False)
+    result = loaded.tokenizer(document.text, return_offsets_mapping=True, add_special_tokens=False)
     begin = [] if loaded.model.config.bos_token_id is None else [int(loaded.model.config.bos_token_id)]
-    offsets = [(0, 0)] * len(begin) + [tuple(offset) for offset in made["offset_mapping"]]
+    offsets = [(0, 0)] * len(begin) + [tuple(offset) for offset in result["offset_mapping"]]
     inside = [any(b > start and a < end for start, end in document.recited) for a, b in offsets]
     counted = torch.tensor([*inside[1:], False], device=loaded.model.device)
-    return torch.tensor([begin + list(made["input_ids"])], device=loaded.model.device), counted
+    return torch.tensor([begin + list(result["input_ids"])], device=loaded.model.device), counted
 
 
 def calibrate(
     loaded: LoadedModel,
     out: Path,
-    given: Sequence[str] = (),
+    source: Sequence[str] = (),
     settings: Settings | None = None,
     report: Callable[[dict[str, Any]], None] = lambda figures: None,
-    told: Sequence[dict[str, Any]] = (),
+    rows: Sequence[dict[str, Any]] = (),
 ) -> Path:
-    """Train the gates and write them. given: texts whose sentences are the documents' filler, `told` their names; none:
+    """Train and write the gates. source: texts whose sentences are the documents' filler, `rows` their names; none:
     the text that calibrations are made of here. Raises ValueError with one sentence for a text too short."""
     settings = settings or Settings()
     shape, rng = loaded.shape, random.Random(settings.seed)
@@ -104,8 +104,8 @@ def calibrate(
     def encode(text: str) -> list[int]:
         return list(loaded.tokenizer.encode(text, add_special_tokens=False))
 
-    own = loaded.name == "demo" and not given
-    hay = [sentence for text in given for sentence in sentences(text)] or list(texts.sentences(texts.CALIBRATION))
+    own_value = loaded.name == "demo" and not source
+    hay = [sentence for text in source for sentence in sentences(text)] or list(texts.sentences(texts.CALIBRATION))
     if len(hay) < 8:
         raise ValueError("the texts have too few sentences to hide anything between them: give longer ones.")
     trainer = Trainer(
@@ -114,15 +114,17 @@ def calibrate(
     for step in range(settings.steps):
         document = (
             questions(rng, settings.length, encode)
-            if own
+            if own_value
             else passkeys(rng, hay, settings.length, settings, lambda piece: len(encode(piece)) + 1)
         )
         figures = trainer.advance(*tokens(loaded, document))
         report({"step": step + 1, **figures})
     corpus = texts.CALIBRATION.title
     documents = (
-        "the demo model's own tasks note, multikey and list" if own else f"passkeys in {'texts' if given else corpus}"
+        "the demo model's own tasks note, multikey and list"
+        if own_value
+        else f"passkeys in {'texts' if source else corpus}"
     )
-    origin = provenance(loaded, **asdict(settings), documents=documents, texts=list(told))
+    origin = provenance(loaded, **asdict(settings), documents=documents, texts=list(rows))
     gates = [[round(float(gate), 4) for gate in layer] for layer in trainer.alpha.detach()]
     return save(out, "duoattention", {"gates": gates}, origin)

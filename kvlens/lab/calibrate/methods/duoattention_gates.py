@@ -83,8 +83,8 @@ class Trainer:
             with torch.no_grad():
                 full = base(input_ids=ids, use_cache=False, duo=Gates(self.sinks, self.recent)).last_hidden_state
             gates = Gates(self.sinks, self.recent, self.alpha)
-            mine = base(input_ids=ids, use_cache=False, duo=gates).last_hidden_state
-        return (mine - full)[0, counted].float().square().sum(-1).mean()
+            own_rows = base(input_ids=ids, use_cache=False, duo=gates).last_hidden_state
+        return (own_rows - full)[0, counted].float().square().sum(-1).mean()
 
     def advance(self, ids: Tensor, counted: Tensor) -> dict[str, float]:
         """One step of the optimizer (paper eq. 3); gates stay within 0 and 1."""

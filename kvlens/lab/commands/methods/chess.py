@@ -38,5 +38,5 @@ def calibrate(
     sources = read_texts(texts)
     if sources and excerpts:
         sources = measuring.excerpts(loaded, sources, excerpts, max_new)
-    made = sources or measuring.generated(loaded, prompts, max_new)
-    typer.echo(str(measuring.calibrate(loaded, made, out, max_new, percentile, show, told(texts))))
+    result = sources or measuring.generated(loaded, prompts, max_new)
+    typer.echo(str(measuring.calibrate(loaded, result, out, max_new, percentile, show, told(texts))))

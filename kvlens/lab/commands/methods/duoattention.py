@@ -33,6 +33,6 @@ def calibrate(
     from kvlens.lab.calibrate.methods import duoattention as training
 
     settings = training.Settings(steps, length, keys, words, sinks, recent, rate, weight, seed)
-    given = [source.text for source in read_texts(texts)]
-    written = training.calibrate(load_model(model, device, dtype), out, given, settings, show, told(texts))
+    argument = [source.text for source in read_texts(texts)]
+    written = training.calibrate(load_model(model, device, dtype), out, argument, settings, show, told(texts))
     typer.echo(str(written))

@@ -32,14 +32,14 @@ def blocking(context: int) -> dict[str, Any]:
 
 
 def shape(kv: KVShape, context: int, rates: Rates) -> StepShape:
-    pages, wanted = context // PAGE, recalled(context)
-    tokens = 2 * fixed(context) + wanted * PAGE
+    pages, target = context // PAGE, recalled(context)
+    tokens = 2 * fixed(context) + target * PAGE
     return StepShape(
         tokens,
         tokens,
         index_bytes=pages * kv.head_token_bytes,  # a smallest and a largest key per page
-        wanted=wanted,
-        missed=missed(rates["miss"], wanted, pages),
+        wanted=target,
+        missed=missed(rates["miss"], target, pages),
         unit_tokens=PAGE,
         waited=rates.get("correction", 1.0),
     )

@@ -43,14 +43,14 @@ def size(params: Any, kv: KVShape, context: int, max_new: int, rates: Rates) -> 
 
 def shape(kv: KVShape, context: int, rates: Rates) -> StepShape:
     """Spans come as factors and are reconstructed into slots."""
-    spans, wanted = context // SPAN, zoomed(context, rates)
-    tokens = window(context) + spans + SPAN * wanted
+    spans, target = context // SPAN, zoomed(context, rates)
+    tokens = window(context) + spans + SPAN * target
     return StepShape(
         tokens,
         tokens,
         index_bytes=kv.group * spans * ROUTE * kv.itemsize,
-        wanted=wanted,
-        missed=missed(rates["miss"], wanted, spans),
+        wanted=target,
+        missed=missed(rates["miss"], target, spans),
         unit_tokens=SPAN,
         unit_bytes=factor_bytes(SPAN, RANK, RANK, kv.head_dim, kv.itemsize),
     )

@@ -18,13 +18,13 @@ def overrides(context: int) -> dict[str, Any]:
 
 def shape(kv: KVShape, context: int, rates: Rates) -> StepShape:
     """Sinks and the step's own token are among the tenth."""
-    chunks, wanted = context // CHUNK, max(1, (context // 10 - SINKS - 1) // CHUNK)
+    chunks, target = context // CHUNK, max(1, (context // 10 - SINKS - 1) // CHUNK)
     return StepShape(
         context // 10,
         context // 10,
         index_bytes=chunks * kv.head_token_bytes,  # a smallest and a largest key per chunk
-        wanted=wanted,
-        missed=missed(1 - rates["reuse"], wanted, chunks),
+        wanted=target,
+        missed=missed(1 - rates["reuse"], target, chunks),
         unit_tokens=CHUNK,
     )
 

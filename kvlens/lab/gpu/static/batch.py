@@ -86,12 +86,12 @@ class BatchSessions:
 
     def attend(self, layer: int, q: torch.Tensor, scaling: float) -> torch.Tensor:
         """q [B, Hq, 1, D] -> attention output of the same shape."""
-        found = []
+        rows = []
         for row, session in enumerate(self.sessions):
             with self.lanes.of(row):
-                found.append(session.attend(layer, q[row : row + 1], scaling))
+                rows.append(session.attend(layer, q[row : row + 1], scaling))
         self.lanes.join()
-        return torch.cat(found)
+        return torch.cat(rows)
 
 
 class BatchLayer(SessionLayer):
@@ -112,14 +112,14 @@ class BatchDecoder(Driver):
 
     def __init__(self, decoders: Sequence[StaticDecoder]) -> None:
         assert decoders, "a batch has one sequence at least"
-        first = decoders[0]
-        assert all(decoder.model is first.model for decoder in decoders), "a batch is of one model"
+        head_item = decoders[0]
+        assert all(decoder.model is head_item.model for decoder in decoders), "a batch is of one model"
         assert not any(decoder.steps for decoder in decoders), "the sequences of a batch begin together"
         self.decoders = list(decoders)
         generations = [generation for decoder in decoders for generation in decoder.generations]
-        super().__init__(first.model, generations, [decoder.session for decoder in decoders])
+        super().__init__(head_item.model, generations, [decoder.session for decoder in decoders])
         self.seam = BatchSessions(self.sessions, lanes(self.model.device, len(decoders)))
-        self.cache = Cache(layers=[BatchLayer(self.seam, layer) for layer in range(first.loaded.shape.layers)])
+        self.cache = Cache(layers=[BatchLayer(self.seam, layer) for layer in range(head_item.loaded.shape.layers)])
 
     def _step(self) -> torch.Tensor:
         for row, session in enumerate(self.sessions):

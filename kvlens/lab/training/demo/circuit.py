@@ -97,15 +97,15 @@ def _structured_start(model: LlamaForCausalLM, rng: torch.Generator) -> None:
     for layer, half in zip(MATCH, reversed(halves), strict=True):
         attention = model.model.layers[layer].self_attn
         for kv in range(kv_heads):
-            first, rows = kv * group, slice(kv * head, (kv + 1) * head)
-            attention.k_proj.weight[rows] = _MATCH_GAIN * earlier[first] * slow[:, None]
+            start, rows = kv * group, slice(kv * head, (kv + 1) * head)
+            attention.k_proj.weight[rows] = _MATCH_GAIN * earlier[start] * slow[:, None]
             attention.v_proj.weight[rows] = copied = half[rows]
-            for index in range(first, first + group):
-                own = slice(index * head, (index + 1) * head)
-                match = index == first
+            for index in range(start, start + group):
+                own_value = slice(index * head, (index + 1) * head)
+                match = index == start
                 noise = torch.randn(head, width, generator=rng) * 0.02
-                attention.q_proj.weight[own] = _MATCH_GAIN * tokens[kv] * slow[:, None] if match else noise
-                attention.o_proj.weight[:, own] = _COPY_GAIN * (1.0 if match else 0.1) * copied.T
+                attention.q_proj.weight[own_value] = _MATCH_GAIN * tokens[kv] * slow[:, None] if match else noise
+                attention.o_proj.weight[:, own_value] = _COPY_GAIN * (1.0 if match else 0.1) * copied.T
 
     for index, layer in enumerate(model.model.layers):
         layer.mlp.down_proj.weight.mul_(0.3)

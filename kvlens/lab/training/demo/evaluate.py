@@ -51,14 +51,14 @@ def _exact(demo: Demo, path: Path, n: Callable[[int], int]) -> str:
 
 
 def _long(demo: Demo, path: Path, n: Callable[[int], int]) -> str:
-    wanted: list[tuple[str, str, dict[str, int]]] = [
+    pairs: list[tuple[str, str, dict[str, int]]] = [
         (f"chain of {hops}", "chain", {"hops": hops}) for hops in (2, 3, 4, 6)
     ]
-    wanted += [(f"list of {items}", "list", {"items": items}) for items in (4, 8, 12)]
-    wanted += [("note recital", "note", {})]
+    pairs += [(f"list of {items}", "list", {"items": items}) for items in (4, 8, 12)]
+    pairs += [("note recital", "note", {})]
     rows = [
         [name, *(over_depths(demo, task, t, n(20), **more) for t in (512, 1024, 2048)), n(20)]
-        for name, task, more in wanted
+        for name, task, more in pairs
     ]
     return table(["task", "512", "1024", "2048", "n each"], rows)
 
@@ -118,9 +118,9 @@ def measure(path: Path, scale: float, say: Callable[[str], None]) -> str:
 
 def evaluate_demo(path: Path, doc: Path | None = None, scale: float = 1.0, say: Callable[[str], None] = print) -> str:
     """Measure the model folder; with `doc`, put the tables between the marks of that file."""
-    began = time.time()
+    start_time = time.time()
     text = measure(path, scale, say)
-    say(f"{(time.time() - began) / 60:.1f} minutes")
+    say(f"{(time.time() - start_time) / 60:.1f} minutes")
     if doc is not None:
         old = doc.read_text()
         begin, end = old.index(BEGIN) + len(BEGIN), old.index(END)

@@ -40,7 +40,7 @@ def named() -> list[str]:
 
 
 def _source(name: str) -> str:
-    found = importlib.util.find_spec(name)
-    if found is None or found.origin is None or not (path := Path(found.origin)).is_file():
+    results = importlib.util.find_spec(name)
+    if results is None or results.origin is None or not (path := Path(results.origin)).is_file():
         raise ValueError(f"this Python has no source of its module '{name}': give text files to train on.")
     return path.read_text(encoding="utf-8")

@@ -121,18 +121,18 @@ def prepare(
     model: PreTrainedModel, ids: Sequence[int], suffix: int, params: SeKVParameters, anchor_cap: int | None = None
 ) -> Example | None:
     """Run the teacher over `ids` [n] and lay out its prefix. None when the prefix has no span to decide about."""
-    found = read(model, ids, suffix, params, anchor_cap)
-    if found is None:
+    results = read(model, ids, suffix, params, anchor_cap)
+    if results is None:
         return None
     prefix = len(ids) - suffix
     tokens = torch.tensor([list(ids)], device=model.device)
     return Example(
         tokens[:, prefix:],
         torch.arange(prefix, len(ids), device=model.device)[None],
-        _prefix(found, params),
-        found.logits[prefix:].float().log_softmax(-1),
-        found.mass(),
-        found.keys[:, :, :prefix],
+        _prefix(results, params),
+        results.logits[prefix:].float().log_softmax(-1),
+        results.mass(),
+        results.keys[:, :, :prefix],
     )
 
 
@@ -143,21 +143,21 @@ def _surprisal(logits: Tensor, targets: Tensor) -> Tensor:
     return torch.cat([logits.new_zeros(1, dtype=torch.float32), *parts])
 
 
-def _prefix(found: Read, params: SeKVParameters) -> Prefix:
-    place, in_span = found.place, found.in_span
-    exact = torch.ones(len(found.nats), dtype=torch.bool, device=place.device)
+def _prefix(results: Read, params: SeKVParameters) -> Prefix:
+    place, in_span = results.place, results.in_span
+    exact = torch.ones(len(results.nats), dtype=torch.bool, device=place.device)
     exact[place[in_span]] = False
-    at = exact.nonzero()[:, 0]
-    span_keys, span_values = (x[:, :, place] * in_span[..., None] for x in (found.keys, found.values))
+    positions = exact.nonzero()[:, 0]
+    span_keys, span_values = (x[:, :, place] * in_span[..., None] for x in (results.keys, results.values))
     return Prefix(
-        found.keys[:, :, at],
-        found.values[:, :, at],
-        *found.means(params),
+        results.keys[:, :, positions],
+        results.values[:, :, positions],
+        *results.means(params),
         lowrank.truncated_svd(span_keys, params.max_rank),
         lowrank.truncated_svd(span_values, params.max_rank),
         (span_keys.square().sum((-1, -2)), span_values.square().sum((-1, -2))),
         in_span,
-        found.length,
+        results.length,
     )
 
 

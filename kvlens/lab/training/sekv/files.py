@@ -23,5 +23,5 @@ def save_router(router: Router, path: Path) -> None:
 
 def load_router(path: Path, shape: KVShape) -> Router:
     """A trained router. Raises ValueError when it was trained for a model of another shape."""
-    found = read(path, "sekv", shape)
-    return router_of(found.figures, found.provenance, path.name, shape)
+    results = read(path, "sekv", shape)
+    return router_of(results.figures, results.provenance, path.name, shape)

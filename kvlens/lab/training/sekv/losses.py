@@ -29,9 +29,9 @@ def coverage_set(mass: Tensor, rho: float) -> Tensor:
     any case.
     """
     largest, order = mass.sort(dim=-1, descending=True)
-    before = largest.cumsum(-1) - largest
-    chosen = before < rho * mass.sum(-1, keepdim=True)
-    return torch.zeros_like(chosen).scatter(-1, order, chosen)
+    previous = largest.cumsum(-1) - largest
+    choice = previous < rho * mass.sum(-1, keepdim=True)
+    return torch.zeros_like(choice).scatter(-1, order, choice)
 
 
 def mined(mass: Tensor, concentration: float, strongest: int) -> Tensor:
@@ -44,7 +44,7 @@ def mined(mass: Tensor, concentration: float, strongest: int) -> Tensor:
     return mass.topk(min(strongest, mass.shape[-1]), dim=-1).values.sum(-1) >= concentration
 
 
-def zoom(score: Tensor, target: Tensor, mine: Tensor, w_plus: float) -> Tensor:
+def zoom(score: Tensor, target: Tensor, values: Tensor, w_plus: float) -> Tensor:
     """Positive-weighted cross-entropy of the gate sigmoid(score) at mined positions (eq. 13), summed there and divided
     by the number of all gates, as the budget term is, so that the two keep the ratio of the paper's sums.
 
@@ -52,7 +52,7 @@ def zoom(score: Tensor, target: Tensor, mine: Tensor, w_plus: float) -> Tensor:
     """
     weight = torch.tensor(w_plus, device=score.device)
     each = F.binary_cross_entropy_with_logits(score, target.to(score.dtype), pos_weight=weight, reduction="none")
-    return (each * mine[..., None]).sum() / score.numel()
+    return (each * values[..., None]).sum() / score.numel()
 
 
 def reconstruction(gates: tuple[Tensor, Tensor], sigma: tuple[Tensor, Tensor], energy: tuple[Tensor, Tensor]) -> Tensor:

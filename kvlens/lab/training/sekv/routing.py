@@ -41,13 +41,13 @@ class Looks:
 @torch.no_grad()
 def looks(model: PreTrainedModel, ids: Sequence[int], params: SeKVParameters, suffix: int, cap: int) -> Looks | None:
     """Of a document, at its last `suffix` positions. None when no span lies before them."""
-    found = read(model, ids, suffix, params, cap)
-    return None if found is None else looks_of(found, params)
+    results = read(model, ids, suffix, params, cap)
+    return None if results is None else looks_of(results, params)
 
 
-def looks_of(found: Read, params: SeKVParameters) -> Looks:
+def looks_of(results: Read, params: SeKVParameters) -> Looks:
     """Of a document that was read."""
-    return Looks(found.query.half(), found.means(params)[0], found.mass().half(), found.length)
+    return Looks(results.query.half(), results.means(params)[0], results.mass().half(), results.length)
 
 
 def scores(weight: Tensor, query: Tensor, mean_keys: Tensor, length: Tensor) -> Tensor:
@@ -64,7 +64,7 @@ def scores(weight: Tensor, query: Tensor, mean_keys: Tensor, length: Tensor) -> 
 
 def learn(
     start: Tensor,
-    seen: Sequence[Looks],
+    visited: Sequence[Looks],
     settings: SeKVTraining,
     progress: Callable[[dict[str, Any]], None] | None = None,
 ) -> Tensor:
@@ -73,12 +73,12 @@ def learn(
     optimizer = torch.optim.Adam([weight], lr=settings.routing_rate)
     rng = random.Random(f"{settings.seed}/routing")
     for step in range(settings.routing_steps):
-        document = seen[rng.randrange(len(seen))]
+        document = visited[rng.randrange(len(visited))]
         positions = document.query.shape[2]
-        some = torch.tensor(rng.sample(range(positions), min(settings.suffix, positions)), device=start.device)
-        mass = document.mass[:, :, some].float()
+        sample = torch.tensor(rng.sample(range(positions), min(settings.suffix, positions)), device=start.device)
+        mass = document.mass[:, :, sample].float()
         loss = losses.zoom(
-            scores(weight, document.query[:, :, some].float(), document.mean_keys, document.length),
+            scores(weight, document.query[:, :, sample].float(), document.mean_keys, document.length),
             losses.coverage_set(mass, settings.rho),
             losses.mined(mass, settings.concentration, settings.strongest),
             settings.w_plus,
@@ -103,14 +103,16 @@ def learned(
 ) -> Tensor:
     """As `learn`, on `routing_windows` places of `documents` as long as the first of the lengths. Raises ValueError
     when none of them has a span."""
-    length, seen = settings.lengths[0], []
+    length, visited = settings.lengths[0], []
     for place in range(settings.routing_windows):
         ids = draw(documents, length, random.Random(f"{settings.seed}/routing/{place}"))
-        found = looks(model, ids, params, settings.routing_suffix, int(params.anchor_share * settings.budget * length))
-        if found is not None:
-            seen.append(found)
+        results = looks(
+            model, ids, params, settings.routing_suffix, int(params.anchor_share * settings.budget * length)
+        )
+        if results is not None:
+            visited.append(results)
         if progress:
             progress({"routing_window": place + 1, "of": settings.routing_windows})
-    if not seen:
+    if not visited:
         raise ValueError(f"no place of {length} tokens has a span before its last {settings.routing_suffix}.")
-    return learn(start, seen, settings, progress)
+    return learn(start, visited, settings, progress)

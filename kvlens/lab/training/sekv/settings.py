@@ -86,17 +86,17 @@ class SeKVTraining:
             raise ValueError(f"every length must be more than the {tail} tokens at the end that are trained on.")
 
 
-def settings_of(given: Mapping[str, str]) -> SeKVTraining:
+def settings_of(mapping: Mapping[str, str]) -> SeKVTraining:
     """Settings by name, as text; of several numbers, with commas. Raises ValueError with one sentence."""
-    known = {field.name for field in fields(SeKVTraining)}
-    if unknown := given.keys() - known:
-        raise ValueError(f"the training has no setting '{min(unknown)}'; it has {', '.join(sorted(known))}.")
-    values = {name: value.split(",") if name == "lengths" else value for name, value in given.items()}
+    known_names = {field.name for field in fields(SeKVTraining)}
+    if unknown := mapping.keys() - known_names:
+        raise ValueError(f"the training has no setting '{min(unknown)}'; it has {', '.join(sorted(known_names))}.")
+    values = {name: value.split(",") if name == "lengths" else value for name, value in mapping.items()}
     try:
         return TypeAdapter(SeKVTraining).validate_python(values)
     except ValidationError as error:
-        first = error.errors()[0]
-        if not first["loc"]:
-            raise ValueError(first["msg"].removeprefix("Value error, ")) from None
-        name = str(first["loc"][0])
-        raise ValueError(f"--train {name}={given[name]}: {first['msg'].lower()}.") from None
+        first_error = error.errors()[0]
+        if not first_error["loc"]:
+            raise ValueError(first_error["msg"].removeprefix("Value error, ")) from None
+        name = str(first_error["loc"][0])
+        raise ValueError(f"--train {name}={mapping[name]}: {first_error['msg'].lower()}.") from None

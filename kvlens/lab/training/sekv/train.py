@@ -66,14 +66,14 @@ def train_sekv(
     if len(ids) < 2:
         raise ValueError("training needs at least two documents: one of them is held out.")
     training, evaluation = ids[:-held_out], ids[-held_out:]
-    first = drawn(model, training, settings.lengths[0], params, settings, random.Random(settings.seed))
-    if first is None:
+    first_item = drawn(model, training, settings.lengths[0], params, settings, random.Random(settings.seed))
+    if first_item is None:
         raise ValueError(
             f"a document of {settings.lengths[0]} tokens has no span outside the window of {params.window}."
         )
     checkpoint, log = out / "checkpoint.pt", out / "log.jsonl"
-    group = first.mass.shape[1] // first.prefix_keys.shape[1]
-    start = sekv_router.fit_pca(first.prefix_keys, group, params.dim)
+    group = first_item.mass.shape[1] // first_item.prefix_keys.shape[1]
+    start = sekv_router.fit_pca(first_item.prefix_keys, group, params.dim)
     if settings.routing_steps and not checkpoint.exists():
         start = learned(model, training, start, params, settings, progress)
     trainer = Trainer(model, params, settings, steps, start)
@@ -82,7 +82,7 @@ def train_sekv(
         trainer.restore(checkpoint)
         lines = [line for line in log.read_text().splitlines() if json.loads(line)["step"] <= trainer.step]
     log.write_text("".join(line + "\n" for line in lines))
-    begun = time.time()
+    start_time = time.time()
     while trainer.step < steps and trainer.stale < settings.patience:
         figures = trainer.advance(training)
         if trainer.step % settings.evaluate_every == 0 or trainer.step == steps:
@@ -92,7 +92,7 @@ def train_sekv(
         if trainer.step % settings.evaluate_every == 0 or trainer.step == steps:
             trainer.save(checkpoint)
         if progress:
-            progress({**figures, "of": steps, "seconds": round(time.time() - begun, 1)})
+            progress({**figures, "of": steps, "seconds": round(time.time() - start_time, 1)})
     provenance = {
         "made_by": "kvlens.lab.training.sekv.train",
         "about": about or {},

@@ -66,11 +66,11 @@ class Trainer:
         """A place of the documents: any, or one of the `windows` that are kept."""
         if not self.settings.windows:
             return drawn(self.model, documents, length, self.params, self.settings, rng)
-        at = length, rng.randrange(self.settings.windows), held_out
-        if at not in self._seen:
-            place = random.Random(f"{self.settings.seed}/{at}")
-            self._seen[at] = drawn(self.model, documents, length, self.params, self.settings, place)
-        return self._seen[at]
+        index = length, rng.randrange(self.settings.windows), held_out
+        if index not in self._seen:
+            place = random.Random(f"{self.settings.seed}/{index}")
+            self._seen[index] = drawn(self.model, documents, length, self.params, self.settings, place)
+        return self._seen[index]
 
     def loss(self, example: Example, budget_weight: float) -> tuple[Tensor, dict[str, float]]:
         """The objective of one document (eq. 10) and its parts, with the zoom rate and how well expansion covers the
@@ -84,13 +84,13 @@ class Trainer:
         score, z = torch.stack(trip.scores), torch.stack(trip.zooms)
         gates = (torch.stack([g[0] for g in trip.gates]), torch.stack([g[1] for g in trip.gates]))
         sigma = (example.prefix.key_factors[1], example.prefix.value_factors[1])
-        target, mine = (
+        target, own_rows = (
             losses.coverage_set(example.mass, s.rho),
             losses.mined(example.mass, s.concentration, s.strongest),
         )
         parts = {
             "distill": losses.distillation(example.teacher, logits),
-            "zoom": losses.zoom(score, target, mine, s.w_plus),
+            "zoom": losses.zoom(score, target, own_rows, s.w_plus),
             "recon": losses.reconstruction(gates, sigma, example.prefix.energy),
             "budget": losses.budget(z, gates, s.beta),
         }
@@ -103,9 +103,9 @@ class Trainer:
         expanded = z.detach() > 0.5
         figures = {name: float(value.detach()) for name, value in parts.items()} | {
             "zoom_rate": float(expanded.float().mean()),
-            "mined": float(mine.float().mean()),
-            "target_rate": float(target[mine].float().mean()) if mine.any() else math.nan,
-            "hit_rate": float(expanded[mine][target[mine]].float().mean()) if mine.any() else math.nan,
+            "mined": float(own_rows.float().mean()),
+            "target_rate": float(target[own_rows].float().mean()) if own_rows.any() else math.nan,
+            "hit_rate": float(expanded[own_rows][target[own_rows]].float().mean()) if own_rows.any() else math.nan,
             "rank_k": float(gates[0].detach().sum(-1).mean()),
             "rank_v": float(gates[1].detach().sum(-1).mean()),
         }
@@ -118,13 +118,13 @@ class Trainer:
             min(self.step * len(self.settings.lengths) // self.steps, len(self.settings.lengths) - 1)
         ]
         self.optimizer.zero_grad(set_to_none=True)
-        seen: list[dict[str, float]] = []
+        rows: list[dict[str, float]] = []
         for _ in range(self.settings.batch):
             example = self._draw(documents, length, rng, held_out=False)
             if example is not None:
                 loss, figures = self.loss(example, self.budget_weight())
                 (loss / self.settings.batch).backward()
-                seen.append(figures)
+                rows.append(figures)
         torch.nn.utils.clip_grad_norm_(self.module.parameters(), self.settings.clip)
         for group in self.optimizer.param_groups:
             group["lr"] = self.rate() * group["share"]
@@ -132,20 +132,20 @@ class Trainer:
         with torch.no_grad():
             self.module.tau.clamp_(1e-4, 1 - 1e-4)
         self.step += 1
-        return {"step": self.step, "length": length, "lr": self.rate(), **_mean(seen)}
+        return {"step": self.step, "length": length, "lr": self.rate(), **_mean(rows)}
 
     @torch.no_grad()
     def evaluate(self, documents: Sequence[Sequence[int]]) -> dict[str, float]:
         """The objective with the whole budget weight on the same held-out documents every time; keeps the best
         state."""
         rng = random.Random(self.settings.seed + 1)
-        seen = []
+        visited = []
         for _ in range(self.settings.evaluate_on):
             example = self._draw(documents, self.settings.lengths[-1], rng, held_out=True)
             if example is not None:
                 loss, figures = self.loss(example, self.settings.lambda_budget)
-                seen.append({"loss": float(loss), **figures})
-        figures = _mean(seen)
+                visited.append({"loss": float(loss), **figures})
+        figures = _mean(visited)
         if figures.get("loss", math.inf) < self.best:
             self.best, self.best_step, self.best_state, self.stale = figures["loss"], self.step, self._copy(), 0
         elif 2 * self.step >= self.steps:
@@ -196,5 +196,5 @@ def drawn(
 def _mean(rows: Sequence[dict[str, float]]) -> dict[str, float]:
     """Mean of each figure over the rows in which it is a number."""
     names = rows[0] if rows else {}
-    kept = {name: [row[name] for row in rows if not math.isnan(row[name])] for name in names}
-    return {name: sum(values) / len(values) if values else math.nan for name, values in kept.items()}
+    kept_tokens = {name: [row[name] for row in rows if not math.isnan(row[name])] for name in names}
+    return {name: sum(values) / len(values) if values else math.nan for name, values in kept_tokens.items()}
