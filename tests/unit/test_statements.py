@@ -19,7 +19,7 @@ from kvlens.lab.bench.sources import running
 from kvlens.lab.bench.trials import changed, settings
 from kvlens.lab.claims import arms, check, judged, page, written
 from kvlens.lab.claims.arms import Place, Rows, places
-from kvlens.lab.claims.check import claiming, refuse_others
+from kvlens.lab.claims.check import claiming, refuse_others, statements_of
 from kvlens.memory.budget import Budget
 from kvlens.methods.fitting import Sizes, choose
 from kvlens.methods.statements import FIGURES, Arm, Statement, arm, stated
@@ -29,7 +29,7 @@ from kvlens.tasks.texts import sentences
 
 SMOLLM2 = KVShape(30, 9, 3, 64, 4)
 TITLES = {"snapkv": "SnapKV", "full": "FullKV", "random": "Random eviction"}
-STATED = [(name, one) for name, method in methods.registry().items() for one in stated(method)]
+STATED = [(name, one) for name, method in methods.registry().items() for one in statements_of(method)]
 PAPERLESS = {"full", "random"}
 """what no paper stands behind"""
 
@@ -49,7 +49,8 @@ def test_what_is_stated_can_be_run(name: str, statement: Statement) -> None:
     whose paper it is."""
     assert statement.first.method == name
     assert statement.figure in FIGURES
-    assert statement.verdict in ("better", "as good", "alike")
+    assert statement.verdict in ("better", "as good", "alike", "within")
+    assert bool(statement.others) == (statement.verdict != "within") == (statement.bounds is None)
     run = []
     for task in statement.tasks:
         assert not tasks.get(task).demo_language
@@ -140,6 +141,22 @@ def test_less_is_better_of_kl() -> None:
     assert "12 passages of 1,024 tokens" in found.measured
     assert judge(high, low, figure="kl").holds is False
     assert judge(high, low, figure="kl", verdict="as good").holds is False
+
+
+@pytest.mark.parametrize(
+    ("mean", "spread", "n", "holds"),
+    [(0.7, 0.01, 12, True), (0.3, 0.01, 12, False), (0.7, 0.2, 12, None), (0.7, 0, 8, None)],
+)
+def test_a_figure_lies_within_the_papers_range(mean: float, spread: float, n: int, holds: bool | None) -> None:
+    statement = Statement(
+        "S", "says", FIRST, verdict="within", figure="reused_share", tasks=("niah_single",), bounds=(0.65, 0.75)
+    )
+    values: dict[Arm, list[float | None]] = {FIRST: [mean + spread * (-1) ** index for index in range(n)]}
+    claim = judged.judge(statement, "snapkv", rows_of(statement, values, n), n, TITLES, "smollm2")
+    assert claim.holds is holds
+    assert bool(claim.reason) == (holds is not True)
+    assert claim.figures["bounds"] == (0.65, 0.75)
+    assert claim.figures["gains"] == []
 
 
 def test_prompts_that_one_arm_cannot_hold_are_no_pairs() -> None:
