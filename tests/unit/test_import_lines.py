@@ -39,7 +39,7 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     ("lab.studies",),
     ("lab.commands",),
     # the app
-    ("app.compare", "app.gallery", "app.figures"),
+    ("app.compare", "app.data", "app.figures", "app.gallery"),
     ("app.report",),
     ("app.ui",),
     ("app.methods", "app.commands"),
@@ -304,7 +304,7 @@ def test_a_fresh_process_loads_no_heavy_library() -> None:
 import sys, kvlens.app.ui.common.data, kvlens.app.ui.replay.details, kvlens.app.ui.common.frame
 import kvlens.app.ui.heads.view, kvlens.app.ui.run.preflight
 import kvlens.app.ui.common.submit
-import kvlens.app.ui.spans.table, kvlens.app.ui.spans.map, kvlens.runs.spanmap
+import kvlens.app.ui.spans.table, kvlens.app.ui.spans.map, kvlens.app.data.spanmap
 kvlens.app.ui.common.data.methods.catalogue()
 print([name for name in {HEAVY} if name in sys.modules])"""
     done = subprocess.run(

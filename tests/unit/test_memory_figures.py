@@ -13,10 +13,10 @@ import pytest
 
 from kvlens.app.figures import memory, states
 from kvlens.app.figures.overlap import overlap, whole
+from kvlens.app.figures.words import STATE_MEANINGS, STATES
 from kvlens.app.ui.memory import data as memorydata
 from kvlens.intervals import covered, lanes
 from kvlens.rows import SPAN_STATES
-from kvlens.text.words import STATE_MEANINGS, STATES
 
 ROOT = Path(__file__).resolve().parents[2]
 

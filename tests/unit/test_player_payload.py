@@ -13,6 +13,7 @@ import pytest
 
 from kvlens.app import gallery
 from kvlens.app.figures.passages import continued
+from kvlens.app.figures.words import STATES
 from kvlens.app.ui.common.player import lens, payload
 from kvlens.app.ui.common.player.codec import NOT_RECORDED, pack, quantise, unpack
 from kvlens.app.ui.common.spantext import window_range
@@ -21,7 +22,6 @@ from kvlens.app.ui.replay.details import metric_table
 from kvlens.lens.verdict import verdict
 from kvlens.rows import SPAN_STATES
 from kvlens.store.reader import TraceReader
-from kvlens.text.words import STATES
 from tests.synthetic import write_synthetic
 
 

@@ -17,9 +17,9 @@ from kvlens.app.compare.settings import settings as settings_of
 from kvlens.app.ui.common.player import payload
 from kvlens.app.ui.common.player.codec import unpack
 from kvlens.demo import demo_path
-from kvlens.demo.tokenizer import load_tokenizer
 from kvlens.engine.engine import Engine, Options
 from kvlens.engine.models import load
+from kvlens.lab.training.demo.tokenizer import load_tokenizer
 from kvlens.lens.reasons import explain
 from kvlens.memory.budget import Budget
 from kvlens.methods.full import FullKV

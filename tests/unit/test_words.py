@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from kvlens.app.figures import words
 from kvlens.app.figures.columns import column_words
 from kvlens.app.figures.metrics import METRICS
 from kvlens.rows import EVENT_KINDS, HEAD_COLUMNS, KV_COLUMNS, SPAN_STATES
 from kvlens.store.queries import head_table_columns
-from kvlens.text import words
 
 ROOT = Path(__file__).parents[2]
 SHOWN = (

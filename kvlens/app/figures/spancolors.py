@@ -7,10 +7,10 @@ import html
 import numpy as np
 import pandas as pd
 
+from kvlens.app.figures import words
 from kvlens.app.figures.states import STATE_COLORS
 from kvlens.app.figures.theme import GREY
 from kvlens.rows import SPAN_STATES
-from kvlens.text import words
 
 #: How the legend calls spans without a value; heads list their strongest spans only.
 UNKNOWN = "not listed or not recorded"

@@ -9,8 +9,8 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from kvlens.app.figures.theme import BLUE, BROWN, GREEN, ORANGE, PURPLE, SELECTED, SKY, finish, whole_ticks
+from kvlens.app.figures.words import STATE_MEANINGS, STATES
 from kvlens.rows import SPAN_STATES
-from kvlens.text.words import STATE_MEANINGS, STATES
 
 #: As in ui/player/color.js; tests hold the two together.
 STATE_COLORS = {

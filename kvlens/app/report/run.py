@@ -6,6 +6,7 @@ from typing import Any
 
 from kvlens import methods, tasks
 from kvlens.app.figures.passages import passage
+from kvlens.app.figures.words import STATE_MEANINGS, STATES
 from kvlens.app.report.markup import Figures, folded, paragraph, table, verbatim
 from kvlens.app.report.runfigures import bytes_moved, head_maps, loss_over_steps, spans_at
 from kvlens.app.report.strip import strip
@@ -19,7 +20,6 @@ from kvlens.meta import RunMeta
 from kvlens.recording import sampling
 from kvlens.store.reader import TraceError, TraceReader
 from kvlens.text.units import si_bytes
-from kvlens.text.words import STATE_MEANINGS, STATES
 
 #: Prompts are shown up to here, characters.
 MOST_PROMPT = 40_000

@@ -10,11 +10,11 @@ import pandas as pd
 
 from kvlens.app.figures.passages import passage
 from kvlens.app.figures.states import STATE_COLORS
+from kvlens.app.figures.words import STATE_MEANINGS, STATES
 from kvlens.app.report.markup import missing, paragraph, safe
 from kvlens.lens.verdict import Verdict
 from kvlens.store.reader import TraceReader
 from kvlens.text.units import counted
-from kvlens.text.words import STATE_MEANINGS, STATES
 
 MOST = 6_000
 """tokens that are shown, around what was missed most"""

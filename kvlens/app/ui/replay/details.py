@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import streamlit as st
 
+from kvlens.app.figures import words
 from kvlens.app.figures.metrics import head_label, metric_of
 from kvlens.app.ui.common.chart import canvas_menu
 from kvlens.app.ui.common.data import TraceReader, titles
@@ -17,7 +18,6 @@ from kvlens.app.ui.common.state import Selection
 from kvlens.lens.output import output_text
 from kvlens.memory.budget import NO_LIMIT
 from kvlens.models.find import short_model
-from kvlens.text import words
 from kvlens.text.plaintext import visible
 from kvlens.text.units import counted, duration, si_bytes
 

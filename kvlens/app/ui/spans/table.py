@@ -5,6 +5,7 @@ from __future__ import annotations
 import pandas as pd
 import streamlit as st
 
+from kvlens.app.figures import words
 from kvlens.app.figures.metrics import head_label
 from kvlens.app.figures.passages import passage
 from kvlens.app.figures.spanlengths import length_histogram
@@ -12,7 +13,6 @@ from kvlens.app.ui.common import session
 from kvlens.app.ui.common.chart import chart, menu
 from kvlens.app.ui.common.data import TraceReader
 from kvlens.app.ui.spans.data import View
-from kvlens.text import words
 from kvlens.text.plaintext import visible
 from kvlens.text.units import si_bytes
 
