@@ -1,4 +1,4 @@
-"""Which part of SeKV loses an answer on a real model: arms with oracles in place of one part (benchmarks/sekv_oracles).
+"""Which part of SeKV loses an answer on a real model: arms with oracles in place of one part (sekv_oracles.py).
 
     python -m kvlens.lab.studies.sekv_real [--model smollm2] [--prompts 8] [--length 2048] [--budget 20%] [--out FILE]
 
