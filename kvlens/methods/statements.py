@@ -1,5 +1,6 @@
 """What a method's paper says of it, as a comparison that can be made: arms that differ in what the statement is about,
-and the figure that it is about. `kvlens bench claims` makes it (kvlens/lab/claims). Plain data; no torch."""
+and the figure that it is about. `kvlens bench claims` makes it: STATEMENTS of the method's part `claims`
+(kvlens/lab/claims/methods), or `statements` on the class of a plugin. Plain data; no torch."""
 
 from __future__ import annotations
 

@@ -38,9 +38,12 @@ def test_every_paper_is_asked() -> None:
     """Of each method that a paper stands behind something is checked; a method derived from another does not state that
     one's paper."""
     assert set(methods.registry()) - set(claiming("smollm2")) == PAPERLESS
-    derived = type("Derived", (methods.get("snapkv"),), {"name": "derived"})
-    assert stated(methods.get("snapkv"))
+    statements = (Statement("S", "says", arm("own"), (arm("full"),)),)
+    own = type("Own", (methods.get("snapkv"),), {"name": "own", "statements": statements})
+    derived = type("Derived", (own,), {"name": "derived"})
+    assert stated(own) == statements
     assert stated(derived) == ()
+    assert statements_of(derived) == ()
 
 
 @pytest.mark.parametrize(("name", "statement"), STATED, ids=[f"{name}-{one.says[:30]}" for name, one in STATED])
@@ -267,12 +270,12 @@ def test_passages_share_no_text(smollm2: Any) -> None:
 
 def test_what_a_paper_says_makes_no_trial_stale(tmp_path: Path) -> None:
     """Only what runs decides what is comparable."""
-    source = Path(methods.__file__).parent / "snapkv.py"
+    source = Path(__file__).parent.parent / "plugin" / "small_norms.py"
     text = source.read_text(encoding="utf-8")
-    assert text.count("kernel=21") == 2
+    assert text.count('"50%"') == text.count("param(16") == 1
     changed_words, changed_code = tmp_path / "a.py", tmp_path / "b.py"
-    changed_words.write_text(text.replace("kernel=21", "kernel=23"), encoding="utf-8")
-    changed_code.write_text(text.replace("OBSERVED = 128", "OBSERVED = 64"), encoding="utf-8")
+    changed_words.write_text(text.replace('"50%"', '"40%"'), encoding="utf-8")
+    changed_code.write_text(text.replace("param(16", "param(8"), encoding="utf-8")
     assert running(changed_words) == running(source)
     assert running(changed_code) != running(source)
     assert b"Statement" not in running(source)
