@@ -37,7 +37,7 @@ class Watch:
 
     def prefill(self, record: PrefillRecord) -> None:
         tokens = {span.span: span.tok_end - span.tok_start for span in record.spans}
-        spans = next((row.values.astype(int).tolist() for row in record.journal if row.name == "spans"), [])
+        spans: list[int] = next((row.values.astype(int).tolist() for row in record.journal if row.name == "spans"), [])
         for row in record.journal:
             if row.name in ("rank_k", "rank_v"):
                 self.ranks.append(row.values)
