@@ -23,6 +23,7 @@ import torch
 from benchmarks.gallery_page import DOC, with_losses
 from kvlens import methods, tasks
 from kvlens.app import gallery
+from kvlens.app.gallery.bundle import hand_on
 from kvlens.app.ui.replay.lenschoices import choices_of
 from kvlens.engine.engine import Engine
 from kvlens.engine.models import load
@@ -40,7 +41,6 @@ from kvlens.runs.carrying import carry_out
 from kvlens.runs.fingerprint import fingerprint
 from kvlens.runs.preparing import Prepared, plan
 from kvlens.runs.request import RunRequest
-from kvlens.store.bundle import hand_on
 from kvlens.store.reader import TraceReader
 from kvlens.tasks import Asked
 from kvlens.tasks.encoding import encoding_of

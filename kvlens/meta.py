@@ -69,7 +69,7 @@ class RunMeta(Outcome):
     oracle_codec: str | None = None
     recovered: bool | None = None
     left_out: tuple[str, ...] = ()
-    """tables whose rows stayed behind when the run was handed on, see kvlens.store.bundle"""
+    """tables whose rows stayed behind when the run was handed on, see kvlens.app.gallery.bundle"""
     trace_stalls: Size = None
     """how often the engine waited for the disk"""
     # versions and machine

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from kvlens.app.data.keeping import KeepingSession
 from kvlens.instruments import Effects, Loss, Oracle, Scores, SpanKeys
 from kvlens.meta import RunMeta
 from kvlens.rows import (
@@ -25,7 +26,6 @@ from kvlens.rows import (
     StepRecord,
     TransferRow,
 )
-from kvlens.store.keeping import KeepingSession
 from kvlens.store.reader import TraceReader
 from kvlens.store.writer import TraceWriter
 

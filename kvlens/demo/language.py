@@ -1,9 +1,9 @@
 # ruff: noqa: SIM905 (word lists read better as text)
 """Words, facts and filler sentences of the demo language: plain English that a very small model can learn to read.
 
-Every word of these lists is one token of the demo tokenizer (see tokenizer.py), so that names and values have a
-constant width. In every fact the key stands right before ' is VALUE' (or ' says VALUE'): a small model finds a value
-beside its key only.
+Every word of these lists is one token of the demo tokenizer (kvlens/lab/training/demo/tokenizer.py), so that names and
+values have a constant width. In every fact the key stands right before ' is VALUE' (or ' says VALUE'): a small model
+finds a value beside its key only.
 """
 
 import random

@@ -9,7 +9,6 @@ from kvlens.methods.families.kept_tokens import Tokens
 from kvlens.methods.given import Prefilled
 from kvlens.methods.parameters import param
 from kvlens.methods.snapkv import SnapKV, SnapKVParameters
-from kvlens.methods.statements import Statement, arm
 
 
 @dataclass(frozen=True)
@@ -39,21 +38,6 @@ class AdaKV(SnapKV):
     summary = (
         "drops prompt tokens once, when prefill ends: what the last prompt tokens attend to stays, and KV heads whose "
         "attention is spread keep more of it"
-    )
-    statements = (
-        Statement(
-            "Ada-KV abstract",
-            "Dividing a layer's budget over its heads by their attention does better than dividing it equally.",
-            arm("adakv", "40%"),
-            (arm("adakv", "40%", floor=1.0),),
-        ),
-        Statement(
-            "Ada-KV abstract",
-            "Dividing it so does better in text that asks nothing, too.",
-            arm("adakv", "20%"),
-            (arm("adakv", "20%", floor=1.0),),
-            figure="kl",
-        ),
     )
     Parameters = AdaKVParameters
     presets = {"paper": {}, "demo": {"window": 8}}  # noqa: RUF012

@@ -13,7 +13,6 @@ from kvlens.methods.fitting import tokens_within
 from kvlens.methods.given import Prefilled
 from kvlens.methods.needs import Needs
 from kvlens.methods.parameters import param
-from kvlens.methods.statements import Statement, arm
 from kvlens.shape import KVShape
 
 if TYPE_CHECKING:
@@ -93,22 +92,6 @@ class ArkVale(HostPageRetrieval):
     summary = (
         "keeps a box around the keys of each page on the device and the pages in host memory; recalls the best pages "
         "at every step, gives up the worst ones for them, and attends all that is on the device"
-    )
-    statements = (
-        Statement(
-            "ArkVale, passkeys and LongBench",
-            "Bringing pages back does better than evicting for good.",
-            arm("arkvale", "40%"),
-            (arm("h2o", "40%"), arm("tova", "40%"), arm("streaming_llm", "40%")),
-        ),
-        Statement(
-            "ArkVale abstract",
-            "With pages that are brought back hardly anything is lost.",
-            arm("arkvale", "40%"),
-            (arm("full"),),
-            "as good",
-            beside=(arm("arkvale", "40%", group="kv_head"),),
-        ),
     )
     Parameters = ArkValeParameters
     presets = {  # noqa: RUF012

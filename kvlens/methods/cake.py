@@ -12,7 +12,6 @@ from kvlens.methods.given import Prefilled
 from kvlens.methods.needs import Needs
 from kvlens.methods.parameters import param
 from kvlens.methods.snapkv import OBSERVED
-from kvlens.methods.statements import Statement, arm
 
 if TYPE_CHECKING:
     import torch
@@ -55,20 +54,6 @@ class Cake(PromptEviction):
     summary = (
         "drops prompt tokens once, when prefill ends: layers whose attention is spread and shifting keep more of what "
         "the last prompt tokens attend to"
-    )
-    statements = (
-        Statement(
-            "CAKE, results on LongBench",
-            "It does better than SnapKV, PyramidKV, H2O, TOVA and StreamingLLM at the same budget.",
-            arm("cake", "20%"),
-            tuple(arm(name, "20%") for name in ("snapkv", "pyramidkv", "h2o", "tova", "streaming_llm")),
-        ),
-        Statement(
-            "CAKE, ablation of the score",
-            "Counting how a token's attention shifts does better than its mean alone.",
-            arm("cake", "20%"),
-            (arm("cake", "20%", gamma=0.0),),
-        ),
     )
     Parameters = CakeParameters
     presets = {"paper": {}, "demo": {"window": 8}}  # noqa: RUF012

@@ -11,7 +11,6 @@ from kvlens.methods.given import Prefilled
 from kvlens.methods.needs import Needs
 from kvlens.methods.parameters import param
 from kvlens.methods.snapkv import OBSERVED
-from kvlens.methods.statements import Statement, arm
 
 if TYPE_CHECKING:
     import torch
@@ -47,21 +46,6 @@ class ChunkKV(PromptEviction):
     title = "ChunkKV"
     paper = "Liu et al., ChunkKV: Semantic-Preserving KV Cache Compression for Efficient Long-Context Inference, 2025"
     summary = "drops prompt tokens once, when prefill ends, in whole chunks; all KV heads of two layers keep the same"
-    statements = (
-        Statement(
-            "ChunkKV abstract",
-            "Keeping whole chunks answers more than keeping single tokens by the same scores, and than SnapKV.",
-            arm("chunkkv", "20%"),
-            (arm("chunkkv", "20%", page=1), arm("snapkv", "20%")),
-        ),
-        Statement(
-            "ChunkKV, reuse of indices over layers",
-            "Letting a layer keep what the one before it chose costs little.",
-            arm("chunkkv", "20%"),
-            (arm("chunkkv", "20%", reuse=1),),
-            "as good",
-        ),
-    )
     Parameters = ChunkKVParameters
     presets = {"paper": {}}  # noqa: RUF012
     needs = Needs(queries=OBSERVED, peek=True)

@@ -10,7 +10,6 @@ from kvlens.methods.families.token_retrieval import TokenRetrieval, TokenRetriev
 from kvlens.methods.fitting import clamp, tokens_within
 from kvlens.methods.given import Prefilled
 from kvlens.methods.parameters import param
-from kvlens.methods.statements import Statement, arm
 from kvlens.shape import KVShape
 
 if TYPE_CHECKING:
@@ -77,21 +76,6 @@ class ClusterKV(TokenRetrieval):
     summary = (
         "keeps every token in host memory and, on the device, the centroids of clusters of keys; brings the tokens of "
         "the clusters nearest to the query"
-    )
-    statements = (
-        Statement(
-            "ClusterKV abstract",
-            "It does better than Quest and InfiniGen at the same budget.",
-            arm("clusterkv", "20%"),
-            (arm("quest", "20%"), arm("infinigen", "20%")),
-        ),
-        Statement(
-            "ClusterKV abstract",
-            "With a budget that holds a fifth hardly anything is lost.",
-            arm("clusterkv", "20%"),
-            (arm("full"),),
-            "as good",
-        ),
     )
     Parameters = ClusterKVParameters
     presets = {  # noqa: RUF012

@@ -9,7 +9,6 @@ from kvlens.methods.families.prompt_eviction import PromptEviction, PromptEvicti
 from kvlens.methods.given import Prefilled, RunContext
 from kvlens.methods.needs import Needs
 from kvlens.methods.parameters import param
-from kvlens.methods.statements import Statement, arm
 
 if TYPE_CHECKING:
     import torch
@@ -59,16 +58,6 @@ class ExpectedAttention(PromptEviction):
     summary = (
         "drops prompt tokens once, when prefill ends: each KV head keeps what queries distributed like the prompt's "
         "would attend to, weighed by the size of the value"
-    )
-    statements = (
-        Statement(
-            "Expected Attention sec. 4.1, Table 1",
-            "Where the question is not known, it answers more than SnapKV, TOVA and KeyDiff.",
-            arm("expected_attention", "40%"),
-            (arm("snapkv", "40%"), arm("tova", "40%"), arm("keydiff", "40%")),
-            question="after",
-            beside=(arm("expected_attention", "40%", epsilon=0.0),),
-        ),
     )
     Parameters = ExpectedAttentionParameters
     presets = {"paper": {}}  # noqa: RUF012

@@ -9,7 +9,6 @@ from kvlens.methods.families.decode_eviction import DecodeEviction, DecodeEvicti
 from kvlens.methods.given import Prefilled
 from kvlens.methods.needs import Needs
 from kvlens.methods.parameters import param
-from kvlens.methods.statements import Statement, arm
 from kvlens.shape import KVShape
 
 if TYPE_CHECKING:
@@ -42,25 +41,6 @@ class H2O(DecodeEviction):
     title = "H2O"
     paper = "Zhang et al., H2O: Heavy-Hitter Oracle for Efficient Generative Inference of LLMs, NeurIPS 2023"
     summary = "keeps the newest tokens and those that received most attention so far; one goes for every one that comes"
-    statements = (
-        Statement(
-            "H2O sec. 5.1, Fig. 4, Tables 1 and 2",
-            "A fifth of the cache is as good as all of it.",
-            arm("h2o", "20%"),
-            (arm("full"),),
-            "as good",
-            figure="kl",
-            beside=(arm("h2o", "40%"),),
-        ),
-        Statement(
-            "H2O sec. 5.1, Table 2",
-            "Tokens that received most attention beside the newest do better than the newest alone.",
-            arm("h2o", "20%"),
-            (arm("streaming_llm", "20%", sinks=0),),
-            figure="kl",
-            beside=(arm("streaming_llm", "20%"),),
-        ),
-    )
     Parameters = H2OParameters
     presets = {"paper": {}}  # noqa: RUF012
     needs = Needs(received=True, weights=True)

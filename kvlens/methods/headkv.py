@@ -10,7 +10,6 @@ from kvlens.methods.families.retrieval_heads import HeadMap, head_map
 from kvlens.methods.given import Prefilled
 from kvlens.methods.parameters import param
 from kvlens.methods.snapkv import SnapKV, SnapKVParameters
-from kvlens.methods.statements import Statement, arm
 
 
 @dataclass(frozen=True)
@@ -77,20 +76,6 @@ class HeadKV(SnapKV):
         ),
     )
     untrained = {"heads": "alike"}  # noqa: RUF012
-    statements = (
-        Statement(
-            "HeadKV sec. 4.2, Table 1",
-            "Giving more of the budget to heads that retrieve does better than giving all heads the same.",
-            arm("headkv", "20%"),
-            (arm("headkv", "20%", heads="alike"),),
-        ),
-        Statement(
-            "HeadKV abstract; sec. 4.2, Table 1",
-            "It does better than SnapKV, PyramidKV and AdaKV at a small budget.",
-            arm("headkv", "20%"),
-            (arm("snapkv", "20%"), arm("pyramidkv", "20%"), arm("adakv", "20%")),
-        ),
-    )
     Parameters = HeadKVParameters
     presets = {"paper": {}}  # noqa: RUF012
     journal_names = {"head_budget_tokens": "prompt tokens kept, window included, by KV head; per layer"}  # noqa: RUF012

@@ -11,7 +11,6 @@ from kvlens.methods.families.token_retrieval import TokenRetrieval, TokenRetriev
 from kvlens.methods.given import MemoryView, Prefilled, StepEnd
 from kvlens.methods.needs import Needs
 from kvlens.methods.parameters import param
-from kvlens.methods.statements import Statement, arm
 from kvlens.shape import KVShape
 
 if TYPE_CHECKING:
@@ -76,24 +75,6 @@ class InfiniGen(TokenRetrieval):
     summary = (
         "keeps every token in host memory and a few turned key dimensions of it on the device; brings, while a layer "
         "runs, the tokens that the next one is foreseen to need"
-    )
-    statements = (
-        Statement(
-            "InfiniGen, similarity of neighbouring layers",
-            "What a layer asks for can be foreseen from the input of the layer before it.",
-            arm("infinigen", "40%"),
-            (arm("infinigen", "40%", ahead=False),),
-            "as good",
-            figure="coverage",
-        ),
-        Statement(
-            "InfiniGen, accuracy by relative KV size",
-            "With more than a tenth of the cache hardly anything is lost.",
-            arm("infinigen", "40%"),
-            (arm("full"),),
-            "as good",
-            beside=(arm("infinigen", "40%", sinks=1),),
-        ),
     )
     Parameters = InfiniGenParameters
     presets = {"paper": {}, "demo": {"partial": 0.125, "dense_layers": 0}}  # noqa: RUF012

@@ -10,7 +10,6 @@ from kvlens.methods.families.prompt_eviction import PromptEviction, PromptEvicti
 from kvlens.methods.given import Prefilled, Reading, RunContext
 from kvlens.methods.needs import Needs
 from kvlens.methods.parameters import param
-from kvlens.methods.statements import Statement, arm
 
 if TYPE_CHECKING:
     import torch
@@ -54,22 +53,6 @@ class KeyDiff(PromptEviction):
     title = "KeyDiff"
     paper = "Park et al., KeyDiff: Key Similarity-Based KV Cache Eviction for Long-Context LLM Inference, 2025"
     summary = "drops prompt tokens once, when prefill ends: each KV head keeps the keys least like the average key"
-    statements = (
-        Statement(
-            "KeyDiff abstract",
-            "Keys unlike the others are the ones that are attended.",
-            arm("keydiff", "20%"),
-            (arm("random", "20%", window=0),),
-            figure="coverage",
-        ),
-        Statement(
-            "KeyDiff abstract",
-            "With 23 % less cache hardly anything is lost.",
-            arm("keydiff", "77%"),
-            (arm("full"),),
-            "as good",
-        ),
-    )
     Parameters = KeyDiffParameters
     presets = {"paper": {}, "blocks": {"block": 128}}  # noqa: RUF012
     needs = Needs()

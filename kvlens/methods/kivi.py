@@ -12,7 +12,6 @@ from kvlens.methods.fitting import clamp
 from kvlens.methods.given import MemoryView, Prefilled, StepEnd
 from kvlens.methods.parameters import param
 from kvlens.methods.segmenter import PromptFacts
-from kvlens.methods.statements import Statement, arm
 from kvlens.shape import KVShape
 from kvlens.spans import Span, fixed_chunks
 
@@ -63,23 +62,6 @@ class KIVI(Method):
     paper = "Liu et al., KIVI: A Tuning-Free Asymmetric 2bit Quantization for KV Cache, ICML 2024"
     summary = "keeps every token in two or four bits, keys packed per channel and values per token, the newest exactly"
     family = "quantisation"
-    statements = (
-        Statement(
-            "KIVI, accuracy at 2 bits",
-            "Two bits answer nearly as sixteen do.",
-            arm("kivi"),
-            (arm("full"),),
-            "as good",
-            beside=(arm("kivi", bits=4),),
-        ),
-        Statement(
-            "KIVI, ablation of the residual",
-            "How many of the newest tokens stay in full precision, 32 or 128, makes no difference.",
-            arm("kivi", residual=32),
-            (arm("kivi"),),
-            "alike",
-        ),
-    )
     Parameters = KIVIParameters
     presets = {"paper": {}, "4 bits": {"bits": 4}, "demo": {"residual": 32}}  # noqa: RUF012
     exact_without_budget = False

@@ -17,7 +17,7 @@ from kvlens.methods.base import Method
 
 PARTS = {
     "view": "show(reader): draws below the title of the Method page",
-    "claims": "claims(engine, prompts, report) -> list[Claim]: the paper's claims on a model at hand",
+    "claims": "STATEMENTS: the paper's claims as comparisons; claims(engine, prompts, report) -> list[Claim]: others",
     "commands": "calibrate, train: functions that become `kvlens calibrate NAME` and `kvlens train NAME`",
     "reasons": "reasons that only this method's journal holds (kvlens.lens.own)",
     "rates": "ARMS: the rates of its decisions that `kvlens bench rates` records",

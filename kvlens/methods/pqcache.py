@@ -10,7 +10,6 @@ from kvlens.methods.families.token_retrieval import TokenRetrieval, TokenRetriev
 from kvlens.methods.fitting import clamp, tokens_within
 from kvlens.methods.given import Prefilled, RunContext
 from kvlens.methods.parameters import param
-from kvlens.methods.statements import Statement, arm
 from kvlens.shape import KVShape
 
 if TYPE_CHECKING:
@@ -72,27 +71,6 @@ class PQCache(TokenRetrieval):
     summary = (
         "keeps every token in host memory and a code of a few bits per key on the device; brings the tokens whose "
         "coded keys score highest"
-    )
-    statements = (
-        Statement(
-            "PQCache, results",
-            "With a fifth of the tokens it does better than H2O, SnapKV, PyramidKV, InfLLM and SparQ of as few bytes.",
-            arm("pqcache", "20%"),
-            (
-                arm("h2o", "20%"),
-                arm("snapkv", "20%"),
-                arm("pyramidkv", "20%"),
-                arm("infllm", "20%"),
-                arm("sparq", "20%", components=2),
-            ),
-        ),
-        Statement(
-            "PQCache, results",
-            "A fifth of the tokens is nearly as good as all.",
-            arm("pqcache", "20%"),
-            (arm("full"),),
-            "as good",
-        ),
     )
     Parameters = PQCacheParameters
     presets = {"paper": {"tokens": 32 + 800 + 800}, "demo": {"sinks": 4, "window": 24, "bits": 4}}  # noqa: RUF012

@@ -9,7 +9,6 @@ from kvlens.methods.families.kept_tokens import Tokens
 from kvlens.methods.given import Prefilled
 from kvlens.methods.parameters import param
 from kvlens.methods.snapkv import SnapKV, SnapKVParameters
-from kvlens.methods.statements import ONE_NEEDLE, Statement, arm
 
 
 @dataclass(frozen=True)
@@ -47,24 +46,6 @@ class PyramidKV(SnapKV):
     summary = (
         "drops prompt tokens once, when prefill ends: what the last prompt tokens attend to stays, more of it in the "
         "first layers than in the last"
-    )
-    statements = (
-        Statement(
-            "PyramidKV sec. 5.2, Table 1",
-            "Budgets that fall from layer to layer do better than equal ones, where budgets are small.",
-            arm("pyramidkv", "10%"),
-            (arm("pyramidkv", "10%", beta=1.0),),
-            figure="kl",
-        ),
-        Statement(
-            "PyramidKV abstract; sec. 5.3, Fig. 4",
-            "A needle is found as with full KV.",
-            arm("pyramidkv", "20%"),
-            (arm("full"),),
-            "as good",
-            tasks=ONE_NEEDLE,
-            beside=(arm("pyramidkv", "20%", beta=1.0), arm("snapkv", "20%")),
-        ),
     )
     Parameters = PyramidKVParameters
     presets = {"paper": {}, "demo": {"beta": 4.0}}  # noqa: RUF012

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from kvlens.methods.families.page_retrieval import PageRetrieval, PageRetrievalParameters
 from kvlens.methods.fitting import clamp
 from kvlens.methods.parameters import param
-from kvlens.methods.statements import Statement, arm
 from kvlens.shape import KVShape
 
 if TYPE_CHECKING:
@@ -46,24 +45,6 @@ class Quest(PageRetrieval):
     title = "Quest"
     paper = "Tang et al., Quest: Query-Aware Sparsity for Efficient Long-Context LLM Inference, ICML 2024"
     summary = "keeps every token on the device and attends, per query head and step, the pages that could matter most"
-    statements = (
-        Statement(
-            "Quest sec. 4.2.2, Table 1",
-            "It finds what H2O, TOVA and StreamingLLM have lost when the question comes, at the same budget.",
-            arm("quest", "20%"),
-            (arm("h2o", "20%"), arm("tova", "20%"), arm("streaming_llm", "20%")),
-            question="after",
-        ),
-        Statement(
-            "Quest sec. 4.2.1, Fig. 6",
-            "Text is predicted as with full KV.",
-            arm("quest", "20%"),
-            (arm("full"),),
-            "as good",
-            figure="kl",
-            beside=(arm("quest", "40%"),),
-        ),
-    )
     Parameters = QuestParameters
     presets = {"paper": {}, "demo": {"keep": 0.25}}  # noqa: RUF012
     params: QuestParameters

@@ -11,7 +11,6 @@ from kvlens.methods.given import MemoryView, Prefilled, StepEnd
 from kvlens.methods.needs import Needs
 from kvlens.methods.parameters import param
 from kvlens.methods.segmenter import RunSizes
-from kvlens.methods.statements import LONG, Statement, arm
 from kvlens.shape import KVShape
 
 if TYPE_CHECKING:
@@ -71,25 +70,6 @@ class RaaS(DecodeEviction):
     title = "RaaS"
     paper = "Hu et al., RaaS: Reasoning-Aware Attention Sparsity for Efficient LLM Reasoning, Findings of ACL 2025"
     summary = "drops, while decoding, the page that no query has wanted for longest; the prompt stays"
-    statements = (
-        Statement(
-            "RaaS abstract",
-            "Of a long text that it writes itself it loses no more than Quest, which keeps everything.",
-            arm("raas", "60%", keep_prompt=True),
-            (arm("quest", "60%"),),
-            "as good",
-            figure="kl",
-            text=LONG,
-        ),
-        Statement(
-            "RaaS, results",
-            "Of a long text that it writes itself it loses less than H2O and StreamingLLM at the same budget.",
-            arm("raas", "60%", keep_prompt=True),
-            (arm("h2o", "60%"), arm("streaming_llm", "60%")),
-            figure="kl",
-            text=LONG,
-        ),
-    )
     Parameters = RaaSParameters
     presets = {"paper": {}, "demo": {"keep_prompt": False}}  # noqa: RUF012
     needs = Needs(queries=1)

@@ -11,7 +11,6 @@ from kvlens.methods.families.retrieval_heads import HeadMap, head_count, head_ma
 from kvlens.methods.given import Prefilled
 from kvlens.methods.parameters import param
 from kvlens.methods.segmenter import PromptFacts
-from kvlens.methods.statements import Statement, arm
 from kvlens.shape import KVShape
 from kvlens.spans import Span, fixed_chunks
 
@@ -83,28 +82,6 @@ class RazorAttention(Method):
     paper = "Tang et al., RazorAttention: Efficient KV Cache Compression Through Retrieval Heads, ICLR 2025"
     summary = "retrieval heads keep every token, the others first and newest ones and the mean of what they drop"
     family = "prompt_eviction"
-    statements = (
-        Statement(
-            "RazorAttention, ablation of the compensation token",
-            "One entry that stands for what is dropped does better than none.",
-            arm("razorattention", "40%"),
-            (arm("razorattention", "40%", compensate=False),),
-            figure="kl",
-        ),
-        Statement(
-            "RazorAttention abstract",
-            "A cache that is much smaller (by 70 % there, 60 % here) loses hardly anything.",
-            arm("razorattention", "40%"),
-            (arm("full"),),
-            "as good",
-        ),
-        Statement(
-            "RazorAttention, ablation of the retrieval heads",
-            "With 14 % of the heads kept whole for induction more is answered than with 5 %.",
-            arm("razorattention", "40%"),
-            (arm("razorattention", "40%", induction=0.05),),
-        ),
-    )
     Parameters = RazorAttentionParameters
     presets = {  # noqa: RUF012
         "paper": {},

@@ -13,7 +13,6 @@ from kvlens.methods.given import Prefilled
 from kvlens.methods.parameters import param
 from kvlens.methods.segmenter import PromptFacts
 from kvlens.methods.snapkv import SnapKV, SnapKVParameters
-from kvlens.methods.statements import Statement, arm
 from kvlens.shape import KVShape
 from kvlens.text.units import counted
 
@@ -114,22 +113,6 @@ class RocketKV(SnapKV):
     summary = (
         "drops prompt tokens once, when prefill ends, and reads at every step those of the others that a few "
         "components of the query score highest"
-    )
-    statements = (
-        Statement(
-            "RocketKV sec. 4.2, Fig. 5",
-            "For about as many bytes read in a step it answers more than SnapKV, Quest and SparQ.",
-            arm("rocketkv", attended=256),
-            (arm("snapkv", tokens=240), arm("quest", tokens=48, group="mean"), arm("sparq", tokens=96, components=16)),
-        ),
-        Statement(
-            "RocketKV sec. 4.2, Fig. 5",
-            "Reading 256 tokens' worth a step loses hardly anything.",
-            arm("rocketkv", attended=256),
-            (arm("full"),),
-            "as good",
-            beside=(arm("rocketkv", attended=512),),
-        ),
     )
     Parameters = RocketKVParameters
     presets = {"paper": {}, "demo": {"window": 8, "attended": 0}}  # noqa: RUF012

@@ -10,7 +10,6 @@ from kvlens.methods.base import Method
 from kvlens.methods.given import Prefilled
 from kvlens.methods.parameters import param
 from kvlens.methods.segmenter import PromptFacts
-from kvlens.methods.statements import Statement, arm
 from kvlens.shape import KVShape
 from kvlens.spans import Span
 from kvlens.spans.marks import SETS, mark_of
@@ -66,15 +65,6 @@ class SemantiCache(Method):
     paper = "after the abstract of SemantiCache, arXiv 2603.14303"
     summary = "merges, when prefill ends, tokens of a sentence whose keys are alike into one entry that weighs as many"
     family = "prompt_eviction"
-    statements = (
-        Statement(
-            "SemantiCache abstract",
-            "It answers as the model with all of its cache does.",
-            arm("semanticache", "40%"),
-            (arm("full"),),
-            "as good",
-        ),
-    )
     Parameters = SemantiCacheParameters
     presets = {"paper": {}, "demo": {"window": 16}}  # noqa: RUF012
     journal_names = {  # noqa: RUF012

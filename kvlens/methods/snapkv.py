@@ -10,7 +10,6 @@ from kvlens.methods.fitting import clamp, tokens_within
 from kvlens.methods.given import Prefilled
 from kvlens.methods.needs import Needs
 from kvlens.methods.parameters import param
-from kvlens.methods.statements import ONE_NEEDLE, Statement, arm
 from kvlens.shape import KVShape
 
 if TYPE_CHECKING:
@@ -62,24 +61,6 @@ class SnapKV(PromptEviction):
     title = "SnapKV"
     paper = "Li et al., SnapKV: LLM Knows What You are Looking for Before Generation, NeurIPS 2024"
     summary = "drops prompt tokens once, when prefill ends: each KV head keeps what the last prompt tokens attend to"
-    statements = (
-        Statement(
-            "SnapKV sec. 5.2, Fig. 8",
-            "Pooling the scores of neighbouring positions retrieves more than ranking each token by itself.",
-            arm("snapkv", "40%"),
-            (arm("snapkv", "40%", kernel=1),),
-            beside=(arm("snapkv", "40%", kernel=21),),
-        ),
-        Statement(
-            "SnapKV sec. 5.1, Fig. 6",
-            "A needle is found as with full KV.",
-            arm("snapkv", "40%"),
-            (arm("full"),),
-            "as good",
-            tasks=ONE_NEEDLE,
-            beside=(arm("snapkv", "40%", kernel=21),),
-        ),
-    )
     Parameters = SnapKVParameters
     presets = {"paper": {}, "demo": {"window": 8}}  # noqa: RUF012
     needs = Needs(queries=OBSERVED, peek=True)

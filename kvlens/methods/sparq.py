@@ -13,7 +13,6 @@ from kvlens.methods.fitting import clamp
 from kvlens.methods.given import MemoryView, Prefilled, StepEnd
 from kvlens.methods.parameters import param
 from kvlens.methods.segmenter import PromptFacts
-from kvlens.methods.statements import Statement, arm
 from kvlens.shape import KVShape
 from kvlens.spans import Span, fixed_chunks
 from kvlens.text.units import counted
@@ -88,23 +87,6 @@ class SparQ(Method):
     paper = "Ribar et al., SparQ Attention: Bandwidth-Efficient LLM Inference, ICML 2024"
     summary = "keeps every token on the device and reads those that a few components of the query score highest"
     family = "token_retrieval"
-    statements = (
-        Statement(
-            "SparQ end of sec. 4",
-            "Where query heads share keys, the mean value in place of what is not attended is better left out.",
-            arm("sparq", "5%", mean_value="false"),
-            (arm("sparq", "5%", mean_value="true"),),
-            figure="kl",
-        ),
-        Statement(
-            "SparQ sec. 5.2, Table 2",
-            "Reading an eighth of the bytes costs little.",
-            arm("sparq", "7%", components=8, local=16),
-            (arm("full"),),
-            "as good",
-            beside=(arm("sparq", "10%", components=16, local=16),),
-        ),
-    )
     Parameters = SparQParameters
     presets = {"paper": {}, "demo": {"components": 16}}  # noqa: RUF012
     keeps_all = True

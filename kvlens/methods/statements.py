@@ -1,5 +1,6 @@
 """What a method's paper says of it, as a comparison that can be made: arms that differ in what the statement is about,
-and the figure that it is about. `kvlens bench claims` makes it (kvlens/lab/claims). Plain data; no torch."""
+and the figure that it is about. `kvlens bench claims` makes it: STATEMENTS of the method's part `claims`
+(kvlens/lab/claims/methods), or `statements` on the class of a plugin. Plain data; no torch."""
 
 from __future__ import annotations
 
@@ -32,6 +33,10 @@ FIGURES = {
     "exact": Figure("exact match", True, 0.1),
     "coverage": Figure("share of full attention's mass attended exactly", True, 0.05),
     "kl": Figure("KL to full KV in nats per token of real text", False, 0.05, of_text=True),
+    "reused_share": Figure("share of the selected tokens that were still on the device", True, 0.05),
+    "corrected_share": Figure("share of speculating (layer, KV head)s that waited for their recall", True, 0.05),
+    "moved_share": Figure("bytes moved to the device per step, as a share of full KV", False, 0.05),
+    "cold_share": Figure("bytes in host memory, as a share of full KV", False, 0.05),
 }
 
 
@@ -55,8 +60,8 @@ class Statement:
     """One statement of a paper, and the arms that would show it.
 
     *better*: `first` is better than each of `others`. *as good*: it is not worse than any by the figure's margin.
-    *alike*: neither worse nor better by it. `beside` are measured as well and shown with the verdict, which does not
-    hang on them: what tells why.
+    *alike*: neither worse nor better by it. *within*: the mean of `first` lies in `bounds`, and there are no `others`.
+    `beside` are measured as well and shown with the verdict, which does not hang on them: what tells why.
     """
 
     source: str
@@ -64,8 +69,8 @@ class Statement:
     says: str
     """the statement in our words, one sentence"""
     first: Arm
-    others: tuple[Arm, ...]
-    verdict: Literal["better", "as good", "alike"] = "better"
+    others: tuple[Arm, ...] = ()
+    verdict: Literal["better", "as good", "alike", "within"] = "better"
     figure: str = "exact"
     """a name of FIGURES"""
     tasks: tuple[str, ...] = NEEDLES
@@ -73,6 +78,8 @@ class Statement:
     text: tuple[int, int] = SHORT
     """of a figure of text: tokens of context and fed"""
     beside: tuple[Arm, ...] = ()
+    bounds: tuple[float, float] | None = None
+    """smallest and largest value of the figure in the paper, of a statement that is *within*"""
 
     @property
     def arms(self) -> tuple[Arm, ...]:

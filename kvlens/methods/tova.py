@@ -9,7 +9,6 @@ from kvlens.methods.families.decode_eviction import DecodeEviction, DecodeEvicti
 from kvlens.methods.given import Prefilled
 from kvlens.methods.needs import Needs
 from kvlens.methods.parameters import param
-from kvlens.methods.statements import Statement, arm
 from kvlens.shape import KVShape
 
 if TYPE_CHECKING:
@@ -41,24 +40,6 @@ class Tova(DecodeEviction):
     title = "TOVA"
     paper = "Oren et al., Transformers are Multi-State RNNs, EMNLP 2024"
     summary = "drops, for every token that comes, the one that the newest query attends to least, for a whole layer"
-    statements = (
-        Statement(
-            "TOVA sec. 6.1, Fig. 3",
-            "It does better than windows, with first tokens and without, and than H2O.",
-            arm("tova", "12.5%"),
-            (arm("streaming_llm", "12.5%", sinks=0), arm("streaming_llm", "12.5%"), arm("h2o", "12.5%")),
-            figure="kl",
-        ),
-        Statement(
-            "TOVA abstract; sec. 6.1, Fig. 3",
-            "An eighth of the cache can be as good as all of it.",
-            arm("tova", "12.5%"),
-            (arm("full"),),
-            "as good",
-            figure="kl",
-            beside=(arm("tova", "25%"),),
-        ),
-    )
     Parameters = TovaParameters
     presets = {"paper": {}, "demo": {"recent": 4}}  # noqa: RUF012
     needs = Needs(queries=1, weights=True)

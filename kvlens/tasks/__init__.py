@@ -1,4 +1,5 @@
-"""The tasks. To add one: write its file, add its line to BUILT_IN, or announce it by an entry point `kvlens.tasks`.
+"""The tasks. To add one: write its file, add its line to BUILT_IN or to a storey's TASKS, or announce it by an entry
+point `kvlens.tasks`.
 
 A generated task is known by its name. A file of a published benchmark is named KIND:PATH, for example
 ruler:data/niah_single_1.jsonl, where KIND is one of `file_kinds()`; some kinds have parameters, set behind the path
@@ -30,20 +31,12 @@ BUILT_IN = {
     "note": "kvlens.tasks.demo:NOTE",
     "list": "kvlens.tasks.demo:LIST",
     "niah_single": "kvlens.tasks.needles:SINGLE",
-    "niah_noise": "kvlens.tasks.shelves:NOISY",
-    "niah_identifier": "kvlens.tasks.shelves:IDENTIFIER",
     "niah_multikey": "kvlens.tasks.needles:MULTIKEY",
-    "niah_needles": "kvlens.tasks.shelves:AMONG",
-    "niah_needles_identifier": "kvlens.tasks.shelves:IDENTIFIERS",
     "niah_multiquery": "kvlens.tasks.needles:MULTIQUERY",
     "niah_multivalue": "kvlens.tasks.needles:MULTIVALUE",
     "kv_lookup": "kvlens.tasks.needles:LOOKUP",
-    "variable_tracking": "kvlens.tasks.tracking:TRACKING",
-    "common_words": "kvlens.tasks.common:COMMON_WORDS",
-    "frequent_words": "kvlens.tasks.frequent:FREQUENT_WORDS",
-    "list_items": "kvlens.tasks.copying:ITEMS",
-    "copy_text": "kvlens.tasks.copying:COPY",
 }
+
 
 TOY = ("needle", "multikey", "list")
 LOOKED_AT = 64 << 20
@@ -53,6 +46,16 @@ PROSE = ("niah_single", "niah_multikey", "niah_multivalue", "kv_lookup")
 
 class UnknownTask(ValueError):
     pass
+
+
+@cache
+def built_in() -> dict[str, str]:
+    """Return the generated tasks of the core and of every storey that offers some (`TASKS` of its module `tasks`), each
+    with the place of its object."""
+    places = dict(BUILT_IN)
+    for storey in offered("tasks"):
+        places |= storey.TASKS
+    return places
 
 
 @cache
@@ -69,7 +72,7 @@ def _load(path: str) -> Any:
 
 @cache
 def _plugins() -> tuple[dict[str, Task], dict[str, str]]:
-    return plugins("task", {*BUILT_IN, *file_kinds()}, _fault)
+    return plugins("task", {*built_in(), *file_kinds()}, _fault)
 
 
 def _fault(name: str, found: Any) -> str | None:
@@ -84,7 +87,7 @@ def _fault(name: str, found: Any) -> str | None:
 @cache
 def registry() -> dict[str, Task]:
     """Name -> task, of the product's generated tasks and of installed plugins."""
-    return {name: _load(path) for name, path in BUILT_IN.items()} | _plugins()[0]
+    return {name: _load(path) for name, path in built_in().items()} | _plugins()[0]
 
 
 def refused() -> dict[str, str]:
@@ -237,6 +240,7 @@ __all__ = [
     "Task",
     "UnknownTask",
     "ask",
+    "built_in",
     "catalogue",
     "file_kinds",
     "get",

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from kvlens.tasks import texts
 from kvlens.tasks.base import Asked, Encode, Task, check_place
 from kvlens.tasks.layout import Content, compose
-from kvlens.tasks.metrics import string_match_all
 
 SEPARATOR = ", "
 """between the parts of an answer; no part contains it"""
@@ -64,3 +63,8 @@ class Generated(Task):
 
     def score(self, answer: str, output: str) -> float:
         return string_match_all(output, answer.strip().split(SEPARATOR))
+
+
+def string_match_all(output: str, parts: Sequence[str]) -> float:
+    """RULER: the share of `parts` that stand in the output, upper and lower case alike."""
+    return sum(part.lower() in output.lower() for part in parts) / len(parts)

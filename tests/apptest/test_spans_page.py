@@ -15,9 +15,9 @@ from streamlit.testing.v1 import AppTest
 from test_pages import words
 from uiruns import MARKUP, Runs, Visit
 
+from kvlens.app.data.spanmap import settings
 from kvlens.app.ui.spans import map as spansmap
 from kvlens.rows import PrefillRecord
-from kvlens.runs.spanmap import settings
 from kvlens.store.reader import TraceReader
 from kvlens.store.writer import TraceWriter
 from kvlens.text.words import STATES

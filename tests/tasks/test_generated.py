@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from kvlens import tasks
 from kvlens.demo.encode import demo_encode
-from kvlens.tasks import Asked, Encode, Encoding, frequent, layout, shelves, texts, tracking
+from kvlens.lab.tasks import frequent, shelves, tracking
+from kvlens.tasks import Asked, Encode, Encoding, layout, texts
 
 NAMES = [name for name, task in tasks.registry().items() if not task.demo_language]
 PLACED = [name for name in NAMES if tasks.get(name).placed and name != "variable_tracking"]

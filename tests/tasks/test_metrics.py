@@ -8,7 +8,7 @@ from types import ModuleType
 import pytest
 
 from kvlens.lab.tasks import infinite_metrics as infinite
-from kvlens.tasks import metrics
+from kvlens.lab.tasks import metrics
 
 
 def test_string_match() -> None:

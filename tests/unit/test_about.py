@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from kvlens.app.gallery import bundle
 from kvlens.app.report import report_bytes
 from kvlens.cli.main import main
-from kvlens.store import about, bundle
+from kvlens.store import about
 from kvlens.store.about import About, read_about, said, write_about
 from kvlens.store.errors import TraceError, UnreadableRun
 from kvlens.store.reader import TraceReader, list_runs

@@ -11,8 +11,8 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from kvlens.store import bundle
-from kvlens.store.bundle import hand_on, take_in
+from kvlens.app.gallery import bundle
+from kvlens.app.gallery.bundle import hand_on, take_in
 from kvlens.store.errors import TraceError
 from kvlens.store.reader import TraceReader
 from kvlens.store.schema import TABLES

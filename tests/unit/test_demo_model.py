@@ -10,12 +10,13 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from kvlens.demo import demo_path, english, language
-from kvlens.demo.tokenizer import Encoder
+from kvlens.demo import demo_path, language
+from kvlens.lab.training.demo import english
 from kvlens.lab.training.demo.export import FILES, sha256
 from kvlens.lab.training.demo.measures import Demo, streaming
 from kvlens.lab.training.demo.rows import KINDS, RowMaker, make_batch
 from kvlens.lab.training.demo.schedule import STAGES, scaled_stages
+from kvlens.lab.training.demo.tokenizer import Encoder
 from kvlens.lab.training.demo.train import hidden_states, rope
 
 LENGTH = 512

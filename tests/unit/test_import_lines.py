@@ -17,7 +17,7 @@ HEAVY = ("torch", "transformers", "umap")
 
 ROOMS: tuple[tuple[str, ...], ...] = (
     # the ground: typed rows, shapes, texts and numbers in words, and the toy model's language
-    ("rows", "instruments", "metaparts", "meta", "shape", "text", "intervals", "statistics", "shortage"),
+    ("rows", "instruments", "metaparts", "meta", "shape", "text", "intervals", "shortage"),
     ("plugins", "interrupts", "storeys", "callpackage", "demo"),
     ("models",),
     ("spans",),
@@ -42,7 +42,7 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     ("lab.studies",),
     ("lab.commands",),
     # the app
-    ("app.compare", "app.gallery", "app.figures"),
+    ("app.compare", "app.data", "app.figures", "app.gallery"),
     ("app.report",),
     ("app.ui",),
     ("app.entry",),
@@ -309,7 +309,7 @@ def test_a_fresh_process_loads_no_heavy_library() -> None:
 import sys, kvlens.app.ui.common.data, kvlens.app.ui.replay.details, kvlens.app.ui.common.frame
 import kvlens.app.ui.heads.view, kvlens.app.ui.run.preflight
 import kvlens.app.ui.common.submit
-import kvlens.app.ui.spans.table, kvlens.app.ui.spans.map, kvlens.runs.spanmap
+import kvlens.app.ui.spans.table, kvlens.app.ui.spans.map, kvlens.app.data.spanmap
 kvlens.app.ui.common.data.methods.catalogue()
 print([name for name in {HEAVY} if name in sys.modules])"""
     done = subprocess.run(

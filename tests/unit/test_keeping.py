@@ -9,9 +9,10 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from kvlens.app.data import keeping
+from kvlens.app.data.keeping import KeepingSession
 from kvlens.app.ui.common.pagereader import PageReader
-from kvlens.store import keeping, queries
-from kvlens.store.keeping import KeepingSession
+from kvlens.store import queries
 from kvlens.store.reader import TraceReader
 from tests.synthetic import write_synthetic
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kvlens.runs.likely import likely
+from kvlens.app.ui.run.likely import likely
 from kvlens.runs.preflight import TOKEN_BYTES
 
 

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from kvlens import tasks
 from kvlens.app.compare.settings import settings as settings_of
 from kvlens.demo import demo_path
-from kvlens.demo.tokenizer import load_tokenizer
 from kvlens.engine.engine import Engine, Options
 from kvlens.engine.models import load
+from kvlens.lab.training.demo.tokenizer import load_tokenizer
 from kvlens.lens.reasons import explain
 from kvlens.memory.budget import Budget
 from kvlens.methods.full import FullKV

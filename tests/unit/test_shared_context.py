@@ -13,12 +13,12 @@ import pytest
 from kvlens import tasks
 from kvlens.app.ui.common.submit import submit_trial
 from kvlens.demo import demo_path
-from kvlens.demo.tokenizer import load_tokenizer
 from kvlens.engine.engine import Engine
 from kvlens.engine.models import load
 from kvlens.lab.bench.sweep.place import Place
 from kvlens.lab.bench.sweep.trace import carry_out_stored
 from kvlens.lab.bench.trials import Prompts, Trial, carry_out
+from kvlens.lab.training.demo.tokenizer import load_tokenizer
 from kvlens.store.reader import TraceReader
 from kvlens.tasks.encoding import encoding_of
 from kvlens.text.prompts import tokenize

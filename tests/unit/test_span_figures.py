@@ -16,13 +16,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvlens.app.data import spanmap as umapjob
 from kvlens.app.figures.projection import pca, projection_figure
 from kvlens.app.figures.spancolors import UNKNOWN, shown
 from kvlens.app.figures.spanlengths import length_histogram
 from kvlens.app.figures.spans import Curve, Lane, surprisal_figure
 from kvlens.app.figures.states import STATE_COLORS
 from kvlens.app.ui.spans import map as spansmap
-from kvlens.runs import spanmap as umapjob
 from kvlens.spans import Span
 from tests.synthetic import write_synthetic
 
@@ -165,7 +165,7 @@ def test_the_map_marks_the_needle_with_a_star_and_the_selection_with_a_ring(own:
 # UMAP's process
 TWICE = """
 import sys
-from kvlens.runs import spanmap
+from kvlens.app.data import spanmap
 for out in sys.argv[5:]:
     assert spanmap.main([*sys.argv[1:5], "5", out]) == 0
 """

@@ -19,17 +19,17 @@ from kvlens.lab.bench.sources import running
 from kvlens.lab.bench.trials import changed, settings
 from kvlens.lab.claims import arms, check, judged, page, written
 from kvlens.lab.claims.arms import Place, Rows, places
-from kvlens.lab.claims.check import claiming, refuse_others
+from kvlens.lab.claims.check import claiming, refuse_others, statements_of
+from kvlens.lab.results.statistics import paired_shares
 from kvlens.memory.budget import Budget
 from kvlens.methods.fitting import Sizes, choose
 from kvlens.methods.statements import FIGURES, Arm, Statement, arm, stated
 from kvlens.shape import KVShape
-from kvlens.statistics import paired_shares
 from kvlens.tasks.texts import sentences
 
 SMOLLM2 = KVShape(30, 9, 3, 64, 4)
 TITLES = {"snapkv": "SnapKV", "full": "FullKV", "random": "Random eviction"}
-STATED = [(name, one) for name, method in methods.registry().items() for one in stated(method)]
+STATED = [(name, one) for name, method in methods.registry().items() for one in statements_of(method)]
 PAPERLESS = {"full", "random"}
 """what no paper stands behind"""
 
@@ -38,9 +38,12 @@ def test_every_paper_is_asked() -> None:
     """Of each method that a paper stands behind something is checked; a method derived from another does not state that
     one's paper."""
     assert set(methods.registry()) - set(claiming("smollm2")) == PAPERLESS
-    derived = type("Derived", (methods.get("snapkv"),), {"name": "derived"})
-    assert stated(methods.get("snapkv"))
+    statements = (Statement("S", "says", arm("own"), (arm("full"),)),)
+    own = type("Own", (methods.get("snapkv"),), {"name": "own", "statements": statements})
+    derived = type("Derived", (own,), {"name": "derived"})
+    assert stated(own) == statements
     assert stated(derived) == ()
+    assert statements_of(derived) == ()
 
 
 @pytest.mark.parametrize(("name", "statement"), STATED, ids=[f"{name}-{one.says[:30]}" for name, one in STATED])
@@ -49,7 +52,8 @@ def test_what_is_stated_can_be_run(name: str, statement: Statement) -> None:
     whose paper it is."""
     assert statement.first.method == name
     assert statement.figure in FIGURES
-    assert statement.verdict in ("better", "as good", "alike")
+    assert statement.verdict in ("better", "as good", "alike", "within")
+    assert bool(statement.others) == (statement.verdict != "within") == (statement.bounds is None)
     run = []
     for task in statement.tasks:
         assert not tasks.get(task).demo_language
@@ -140,6 +144,22 @@ def test_less_is_better_of_kl() -> None:
     assert "12 passages of 1,024 tokens" in found.measured
     assert judge(high, low, figure="kl").holds is False
     assert judge(high, low, figure="kl", verdict="as good").holds is False
+
+
+@pytest.mark.parametrize(
+    ("mean", "spread", "n", "holds"),
+    [(0.7, 0.01, 12, True), (0.3, 0.01, 12, False), (0.7, 0.2, 12, None), (0.7, 0, 8, None)],
+)
+def test_a_figure_lies_within_the_papers_range(mean: float, spread: float, n: int, holds: bool | None) -> None:
+    statement = Statement(
+        "S", "says", FIRST, verdict="within", figure="reused_share", tasks=("niah_single",), bounds=(0.65, 0.75)
+    )
+    values: dict[Arm, list[float | None]] = {FIRST: [mean + spread * (-1) ** index for index in range(n)]}
+    claim = judged.judge(statement, "snapkv", rows_of(statement, values, n), n, TITLES, "smollm2")
+    assert claim.holds is holds
+    assert bool(claim.reason) == (holds is not True)
+    assert claim.figures["bounds"] == (0.65, 0.75)
+    assert claim.figures["gains"] == []
 
 
 def test_prompts_that_one_arm_cannot_hold_are_no_pairs() -> None:
@@ -250,12 +270,12 @@ def test_passages_share_no_text(smollm2: Any) -> None:
 
 def test_what_a_paper_says_makes_no_trial_stale(tmp_path: Path) -> None:
     """Only what runs decides what is comparable."""
-    source = Path(methods.__file__).parent / "snapkv.py"
+    source = Path(__file__).parent.parent / "plugin" / "small_norms.py"
     text = source.read_text(encoding="utf-8")
-    assert text.count("kernel=21") == 2
+    assert text.count('"50%"') == text.count("param(16") == 1
     changed_words, changed_code = tmp_path / "a.py", tmp_path / "b.py"
-    changed_words.write_text(text.replace("kernel=21", "kernel=23"), encoding="utf-8")
-    changed_code.write_text(text.replace("OBSERVED = 128", "OBSERVED = 64"), encoding="utf-8")
+    changed_words.write_text(text.replace('"50%"', '"40%"'), encoding="utf-8")
+    changed_code.write_text(text.replace("param(16", "param(8"), encoding="utf-8")
     assert running(changed_words) == running(source)
     assert running(changed_code) != running(source)
     assert b"Statement" not in running(source)

@@ -14,8 +14,8 @@ import duckdb
 import numpy as np
 import pytest
 
+from kvlens.app.gallery.bundle import hand_on
 from kvlens.rows import HEAD_COLUMNS, KV_COLUMNS
-from kvlens.store.bundle import hand_on
 from kvlens.store.errors import UnreadableRun
 from kvlens.store.export import EXPORTS, export
 from kvlens.store.reader import TraceReader

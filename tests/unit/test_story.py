@@ -1,4 +1,4 @@
-"""What README tells of the sample run is what `python -m kvlens.lab.studies.story` read on the page."""
+"""What README tells of the sample run is what `python -m benchmarks.story` read on the page."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ import pytest
 
 from kvlens.demo import demo_path, language
 from kvlens.demo.tasks import TASKS, make_prompt, score
-from kvlens.demo.tokenizer import load_tokenizer
+from kvlens.lab.training.demo.tokenizer import load_tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
+from kvlens.app.gallery.bundle import take_in
 from kvlens.lens.verdict import Verdict, verdict
-from kvlens.store.bundle import take_in
 from kvlens.store.errors import TraceError
 from kvlens.store.reader import TraceReader
 from kvlens.text.units import si_bytes

@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from kvlens import methods
 from kvlens.engine.engine import Engine, Options
+from kvlens.lab.bench.counts import Count, corrected, missed, reused
 from kvlens.lab.bench.provenance import about, origin
 from kvlens.lab.bench.trials import Prompts, chosen, settings
 from kvlens.lab.results.names import TaskNames
@@ -57,9 +58,6 @@ NOTE = (
 LONG = {True: ("chain", "note", "list"), False: ("niah_multivalue", "list_items", "copy_text")}
 """whether the model is the toy -> tasks with long answers in its language"""
 
-Count = tuple[float, float]
-"""how many of how many"""
-
 
 class RatesRequest(BaseModel):
     """What to run. Bad values are refused here, before a model is loaded."""
@@ -81,26 +79,6 @@ class RatesRequest(BaseModel):
         if Budget.parse(value).unit != "share":
             raise ValueError(f"rates are recorded at a share of full KV (0.2 or 20%), not at '{value}'.")
         return value
-
-
-def missed(record: StepRecord) -> Count:
-    """Units that (layer, KV head)s wanted and took in, and how many of them were not on the device, or not whole.
-    Wishes that did not fit are in neither number."""
-    came = float(record.kv["n_recalled"].sum())
-    return came, came + float(record.kv["n_reused"].sum())
-
-
-def reused(record: StepRecord) -> tuple[np.ndarray, np.ndarray]:
-    """Wanted tokens that were on the device, and all that were wanted, both [L, H_kv]."""
-    here = record.kv["reused_tokens"]
-    return here, here + record.kv["recalled_tokens"]
-
-
-def corrected(record: StepRecord) -> Count:
-    """(layer, KV head)s that waited for their recall, of those that speculate. The column has a value per query head,
-    equal in a group."""
-    told = record.head["corrected"]
-    return float(np.nansum(told)), float(np.isfinite(told).sum())
 
 
 class Watch:

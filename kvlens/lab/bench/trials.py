@@ -12,6 +12,7 @@ import numpy as np
 from kvlens import methods, tasks
 from kvlens.engine.engine import Engine, Options
 from kvlens.engine.prefill import ReadPrompt
+from kvlens.lab.bench.counts import Count, corrected, reused
 from kvlens.memory.budget import Budget, BudgetInfeasible
 from kvlens.methods import calibration
 from kvlens.methods.base import Method
@@ -60,6 +61,9 @@ class Means:
         self.read: list[float] = []
         self.h2d: list[float] = []
         self.d2h: list[float] = []
+        self.cold: list[float] = []
+        self.reused: list[Count] = []
+        self.corrected: list[Count] = []
 
     def prefill(self, record: PrefillRecord) -> None:
         """Nothing to keep: offloading the prompt is prefill's work."""
@@ -71,10 +75,16 @@ class Means:
         self.read.append(float(record.kv["read_bytes"].sum()))
         self.h2d.append(float(record.kv["h2d_bytes"].sum()))
         self.d2h.append(float(record.kv["d2h_bytes"].sum()))
+        self.cold.append(float(record.cold_bytes))
+        if record.step:  # at the first step nothing can be on the device yet
+            on_device, selected = reused(record)
+            self.reused.append((float(on_device.sum()), float(selected.sum())))
+            self.corrected += [corrected(record)] if "corrected" in record.head else []
 
     def figures(self) -> dict[str, float]:
-        """Means over the steps: coverage and selection recall also over layers and query heads, attended tokens over
-        layers and KV heads; bytes per step over all of them."""
+        """Return means over the steps: coverage and selection recall also over layers and query heads, attended tokens
+        over layers and KV heads; bytes per step over all of them. Shares of reused tokens and of corrected heads are of
+        all steps after the first together; a share is missing where there was nothing to count."""
         return {
             "coverage": float(np.mean(self.coverage)),
             "selection_recall": float(np.mean(self.recall)),
@@ -82,7 +92,16 @@ class Means:
             "read_bytes_per_step": float(np.mean(self.read)),
             "h2d_bytes_per_step": float(np.mean(self.h2d)),
             "d2h_bytes_per_step": float(np.mean(self.d2h)),
+            "cold_bytes": float(np.mean(self.cold)),
+            **_share("reused_share", self.reused),
+            **_share("corrected_share", self.corrected),
         }
+
+
+def _share(name: str, counts: Sequence[Count]) -> dict[str, float]:
+    """Return {name: part of the whole} of all counts together; {} if there is no whole."""
+    part, whole = np.sum(counts, axis=0) if counts else (0.0, 0.0)
+    return {name: float(part / whole)} if whole else {}
 
 
 class Prompts:
@@ -213,6 +232,8 @@ def carry_out(
         "prompt_tokens": len(prompt.ids) + asked_tokens,
         "resident_share": result.peak_bytes / full,
         "read_share": row["read_bytes_per_step"] / full,
+        "moved_share": row["h2d_bytes_per_step"] / full,
+        "cold_share": row["cold_bytes"] / full,
         "steps": len(result.ids) - asked_tokens,
         "passed": all(check.passed for check in result.checks),
         "uid": None,

@@ -1,5 +1,5 @@
-"""What a checked claim is. How one is checked: check.py; arms of a statement and what they come to: arms.py, judged.py;
-all of them in words: page.py."""
+"""Checked claims, and the prompts of those that are no comparison of arms. How claims are checked: check.py; arms of a
+statement and their verdict: arms.py, judged.py; the page in words: page.py."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import dataclasses
 import math
 from dataclasses import dataclass, field
 from typing import Any
+
+from kvlens.models.find import DEMO
 
 
 @dataclass(frozen=True)
@@ -39,3 +41,24 @@ def written(claim: Claim) -> dict[str, Any]:
         return None if isinstance(value, float) and not math.isfinite(value) else value
 
     return {key: plain(value) for key, value in dataclasses.asdict(claim).items()}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The prompts of a claim that is no comparison of arms."""
+
+    model: str
+    tasks: tuple[str, ...]
+    length: int
+    """tokens of a prompt"""
+
+    def about(self, prompts: int) -> str:
+        """Return the setting in words; prompts: number of prompts per task."""
+        return f"{self.model}, {prompts} prompts of each of {', '.join(self.tasks)}, {self.length:,} tokens"
+
+
+def setting_of(model: str) -> Setting:
+    """Return the prompts for a model: tasks in its own language for the toy, real prose for any other model."""
+    if model == DEMO:
+        return Setting(model, ("multikey", "chain", "note"), 2048)
+    return Setting(model, ("niah_single", "niah_multikey", "niah_identifier"), 1024)

@@ -1,5 +1,5 @@
-"""The papers' qualitative claims, checked on a model at hand: those that are comparisons of arms, which a method's
-class states (`statements`), and those that need more, which its part `claims` measures (`claims(engine, prompts,
+"""The papers' qualitative claims, checked on a model at hand: comparisons of arms (`statements` of a method's class,
+STATEMENTS of its part `claims`), and claims that no arm can state, which the part measures (`claims(engine, prompts,
 report)`)."""
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from kvlens.lab.claims import Claim
 from kvlens.lab.claims.arms import measure, wanted
 from kvlens.lab.claims.judged import judge
 from kvlens.methods import parts
-from kvlens.methods.statements import stated
+from kvlens.methods.base import Method
+from kvlens.methods.statements import Statement, stated
 from kvlens.models.find import DEMO
 
 if TYPE_CHECKING:
@@ -23,13 +24,23 @@ OF_METHODS = "kvlens.lab.claims.methods"
 """the package of the methods' own parts (kvlens.methods.parts)"""
 
 
+def statements_of(method: type[Method]) -> tuple[Statement, ...]:
+    """Return the statements of the method's own paper."""
+    return getattr(parts.part(method, "claims", OF_METHODS), "STATEMENTS", ()) or stated(method)
+
+
 def claiming(model: str) -> list[str]:
     """The methods whose claims can be checked on a model: the toy reads no prose, which statements are tried on."""
     return [
         name
         for name, method in methods.registry().items()
-        if parts.has(method, "claims", OF_METHODS) or (stated(method) and model != DEMO)
+        if (model != DEMO and statements_of(method)) or _measured(method) is not None
     ]
+
+
+def _measured(method: type[Method]) -> Callable[..., list[Claim]] | None:
+    """Return the function that measures the method's other claims; None if it has none."""
+    return getattr(parts.part(method, "claims", OF_METHODS), "claims", None)
 
 
 def refuse_others(names: Sequence[str], model: str) -> None:
@@ -37,11 +48,12 @@ def refuse_others(names: Sequence[str], model: str) -> None:
     for name in names:
         method = methods.get(name)
         if name not in claiming(model):
-            known = ", ".join(claiming(model))
-            toy = f"are tried on prose, which the toy {DEMO} does not read: name another --model" * bool(stated(method))
-            raise ValueError(
-                f"the claims of '{name}' {toy}." if toy else f"'{name}' has no claims; these have: {known}."
-            )
+            if statements_of(method):
+                raise ValueError(
+                    f"the claims of '{name}' are tried on prose, which the toy {DEMO} does not read: "
+                    "name another --model."
+                )
+            raise ValueError(f"'{name}' has no claims; these have: {', '.join(claiming(model))}.")
 
 
 def check(
@@ -52,10 +64,10 @@ def check(
     else."""
     model = engine.loaded.name
     refuse_others(names, model)
-    statements = {name: stated(methods.get(name)) if model != DEMO else () for name in names}
+    statements = {name: statements_of(methods.get(name)) if model != DEMO else () for name in names}
     rows = measure(wanted((one for of in statements.values() for one in of), prompts), file, engine, report)
     titles = {name: method.title for name, method in methods.registry().items()}
     for name in names:
-        module = parts.part(methods.get(name), "claims", OF_METHODS)
-        more = [] if module is None else module.claims(engine, prompts, report)
+        measured = _measured(methods.get(name))
+        more = [] if measured is None else measured(engine, prompts, report)
         yield name, [*more, *(judge(one, name, rows, prompts, titles, model) for one in statements[name])]

@@ -11,8 +11,8 @@ from typing import Any
 
 from kvlens.lab.claims import Claim
 from kvlens.lab.claims.arms import ANSWER, LENGTH, Place, Rows, places
+from kvlens.lab.results.statistics import of_mean, paired_shares, wilson
 from kvlens.methods.statements import FIGURES, Arm, Figure, Statement
-from kvlens.statistics import of_mean, paired_shares, wilson
 
 FEWEST = 10
 """ours: fewer pairs decide nothing"""
@@ -106,7 +106,8 @@ def judge(statement: Statement, method: str, rows: Rows, prompts: int, titles: M
         {
             "figure": statement.figure,
             "verdict": statement.verdict,
-            "margin": None if statement.verdict == "better" else trials.figure.margin,
+            "margin": trials.figure.margin if statement.verdict in ("as good", "alike") else None,
+            "bounds": statement.bounds,
             "places": [list(place) for place in trials.at],
             "arms": [_arm(trials, one, words[one]) for one in statement.arms],
             "gains": [
@@ -118,9 +119,11 @@ def judge(statement: Statement, method: str, rows: Rows, prompts: int, titles: M
 
 
 def verdict(trials: Trials, pairs: Sequence[Compared]) -> bool | None:
-    """*better*: every interval lies above 0. *as good*: every interval lies above minus the margin. *alike*: every
-    interval lies within the margin. It does not hold where one lies wholly outside. Else, and for few pairs or few
-    right answers, nothing is decided."""
+    """Return the verdict. *within*: see `lies_within`. *better*: every interval lies above 0. *as good*: every interval
+    lies above minus the margin. *alike*: every interval lies within the margin. It does not hold where one lies wholly
+    outside. Else, and for few pairs or few right answers, nothing is decided."""
+    if trials.statement.bounds is not None:
+        return lies_within(trials.values(trials.statement.first, trials.statement.figure), trials.statement.bounds)
     enough = [pair for pair in pairs if pair.n >= FEWEST]
     both = trials.statement.verdict == "alike"
     if any(pair.surely_below(trials.least, len(pairs)) for pair in enough):
@@ -131,6 +134,18 @@ def verdict(trials: Trials, pairs: Sequence[Compared]) -> bool | None:
         return None
     inside = all(pair.low > trials.least and (not both or pair.high < trials.figure.margin) for pair in pairs)
     return True if inside else None
+
+
+def lies_within(values: Sequence[float], bounds: tuple[float, float]) -> bool | None:
+    """Return whether the 95 % interval of the mean lies in the bounds; False if it lies outside them; None if it holds
+    a bound, or for fewer than FEWEST values."""
+    interval = of_mean(values) if len(values) >= FEWEST else None
+    if interval is None:
+        return None
+    (low, high), (least, most) = interval, bounds
+    if high < least or most < low:
+        return False
+    return True if least <= low and high <= most else None
 
 
 def measured(
@@ -156,7 +171,9 @@ def measured(
 
 def why(trials: Trials, pairs: Sequence[Compared], words: Mapping[Arm, str]) -> str:
     """Why it does not hold, or is not decided."""
-    statement, margin, said = trials.statement, trials.figure.margin, []
+    statement, margin, said = trials.statement, trials.figure.margin, list[str]()
+    if statement.bounds is not None:
+        said.append(_why_outside(trials.values(statement.first, statement.figure), statement.bounds))
     for pair in pairs:
         name = words[pair.other]
         if pair.n < FEWEST:
@@ -176,6 +193,16 @@ def why(trials: Trials, pairs: Sequence[Compared], words: Mapping[Arm, str]) -> 
             said.append(f"The difference from {name} is not shown to be below the {margin:g} that we take for nothing.")
     refused = {row["refused"]: None for one in statement.arms for row in trials.of(one) if "refused" in row}
     return " ".join((*said, *refused))
+
+
+def _why_outside(values: Sequence[float], bounds: tuple[float, float]) -> str:
+    """Return why a mean is not shown to lie within the bounds."""
+    if len(values) < FEWEST:
+        return f"There are {len(values)} figures, {FEWEST} are needed."
+    least, most = bounds
+    if lies_within(values, bounds) is None:
+        return f"The interval of the mean holds an end of the paper's range, {least:g} to {most:g}."
+    return f"The mean lies {'below' if fmean(values) < least else 'above'} the paper's range, {least:g} to {most:g}."
 
 
 def where(statement: Statement, prompts: int, model: str) -> str:

@@ -20,9 +20,10 @@ A claim is a sentence of a paper, in our words, and what would show it. Most are
 would be at that budget (*presets*) against others on the same prompts. *Better*: the 95 % interval of the gain, by
 prompts, lies above 0 over each other arm (exact match: Agresti and Min's interval of paired shares; else Student's).
 *As good*: it lies above minus a margin of ours, {exact} of exact match, {coverage} of full attention's mass or {kl}
-nats; *alike*: within it to both sides. A claim does not hold where an interval lies wholly outside, at 95 % over all
-its comparisons together; all else cannot be decided. Nothing is corrected over claims: of forty that are true one
-would be expected to fail. A gain in KL is a smaller KL; passages of text share none.
+nats; *alike*: within it to both sides. *Within*: the 95 % interval of the mean lies in the paper's range. A claim does
+not hold where an interval lies wholly outside, at 95 % over all its comparisons together; all else cannot be decided.
+Nothing is corrected over claims: of forty that are true one would be expected to fail. A gain in KL is a smaller KL;
+passages of text share none.
 
 A budget is a share of full KV held on the device; for a method that keeps all KV it is a share of tokens attended per
 query head, so that it may read more than others at the same number: *holds* and *reads* say what each arm came to.

@@ -10,22 +10,22 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from kvlens.demo.tasks import make_prompt
 from kvlens.engine.engine import Engine
 from kvlens.engine.models import load
-from kvlens.lab.claims.methods.chess_cases import LENGTH, toy_case
-from kvlens.lab.claims.methods.chess_runs import Notes, forced, needed, parts, watching
-from kvlens.methods import make_parameters
-from kvlens.methods.chess.method import Chess
+from kvlens.engine.prefill import ReadPrompt
+from kvlens.lab.claims.methods.chess_pages import Ranges, Ranked, first_selection, rank_asked, rank_by_parts
+from kvlens.lab.results.statistics import normal
 from kvlens.runs.machine import machine
-from kvlens.statistics import normal
+from kvlens.text.prompts import Prompt, PromptText, tokenize
 
+LENGTH, FIRST_SEED, NEW = 2048, 6_500_000, 128
 TASKS = (("needle", 1), ("multikey", 1), ("list", 12), ("chain", 6), ("note", 1))
 VARIANTS: dict[str, dict[str, Any]] = {
     "as published": {},
@@ -42,21 +42,31 @@ PARTS = ("part in common alone", "part of its own alone")
 """not settings of the method: the two parts of its score, each ranked by itself"""
 
 
+def make(engine: Engine, task: str, size: int, index: int) -> tuple[Prompt, ReadPrompt, Ranges]:
+    """Return prompt `index` of a task of the demo language, what was read of it, and where its asked facts are."""
+    tokenizer = engine.loaded.tokenizer
+
+    def encode(text: str) -> list[int]:
+        return list(tokenizer.encode(text, add_special_tokens=False))
+
+    source = make_prompt(task, LENGTH, (index % 5) / 4, FIRST_SEED + index, encode, items=size, hops=size)
+    prompt = tokenize(PromptText(source.text), tokenizer, engine.loaded.max_positions, NEW)
+    return prompt, engine.read(prompt), source.needle
+
+
 def measure(engine: Engine, prompts: int) -> list[dict[str, Any]]:
     """One row per variant: mean normalised rank (0 best, 0.5 chance) with its interval, share kept, without hierarchy,
     chance, n."""
-    found: dict[str, list[dict[str, float]]] = {name: [] for name in (*VARIANTS, *PARTS)}
+    found: dict[str, list[Ranked]] = {name: [] for name in (*VARIANTS, *PARTS)}
     for index in range(prompts):
         for task, size in TASKS:
-            case = toy_case(engine, task, size, index)
-            case = replace(case, answer=case.answer[:1])
+            prompt, read, needle = make(engine, task, size, index)
             for name, overrides in VARIANTS.items():
-                notes: Notes = []
-                params = make_parameters(Chess, "demo", {"keep": KEEP, "trigger": "never", **overrides})
-                _, first = forced(engine, case, watching(notes), params, notes)
-                found[name] += needed(case, first, params.page)
+                given = {"keep": KEEP, "trigger": "never", **overrides}
+                first, page = first_selection(engine, prompt, read, given, "demo")
+                found[name] += rank_asked(prompt, needle, first, page)
                 if not VARIANTS[name]:
-                    for part, ranked in zip(PARTS, parts(case, first, params.page), strict=True):
+                    for part, ranked in zip(PARTS, rank_by_parts(prompt, needle, read, first, page), strict=True):
                         found[part] += ranked
     rows = []
     for name, ranks in found.items():

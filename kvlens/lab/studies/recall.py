@@ -1,6 +1,6 @@
 """What the cold tier costs the host: placing a prompt's spans in it, and bringing 1,000 of its units back.
 
-`python kvlens/lab/studies/recall.py [out.json]` prints seconds (least of three), Python calls of the thread that
+`python -m kvlens.lab.studies.recall [out.json]` prints seconds (least of three), Python calls of the thread that
 decides, and entries of the ledger. A file keeps what it was told under other labels: run it again on another version
 of the code with another `--label`, `--about` saying what that version does, and the file holds both, each with its
 machine, load, versions and day. Calls do not depend on the machine; seconds do, and on what else it does. Shapes are

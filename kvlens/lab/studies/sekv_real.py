@@ -1,4 +1,4 @@
-"""Which part of SeKV loses an answer on a real model: arms with oracles in place of one part (benchmarks/sekv_oracles).
+"""Which part of SeKV loses an answer on a real model: arms with oracles in place of one part (sekv_oracles.py).
 
     python -m kvlens.lab.studies.sekv_real [--model smollm2] [--prompts 8] [--length 2048] [--budget 20%] [--out FILE]
 
@@ -25,6 +25,7 @@ from kvlens.engine.hf_attention import SessionCache
 from kvlens.engine.prefill import ReadPrompt
 from kvlens.lab.bench.provenance import weights
 from kvlens.lab.bench.trials import DEPTHS
+from kvlens.lab.results.statistics import wilson
 from kvlens.lab.studies.sekv_oracles import Oracle, OracleSession
 from kvlens.memory.budget import Budget
 from kvlens.methods.sekv import layout as sekv_layout
@@ -32,7 +33,6 @@ from kvlens.methods.sekv.params import PRESETS, SeKVParameters
 from kvlens.methods.sekv.spans import COMPRESSED, segment
 from kvlens.runs.machine import machine
 from kvlens.spans import Surprisal
-from kvlens.statistics import wilson
 from kvlens.tasks.encoding import encoding_of
 from kvlens.tasks.words import ADJECTIVES, NOUNS
 from kvlens.text.prompts import Prompt, PromptText, tokenize

@@ -1,4 +1,18 @@
-"""Files of published benchmarks as tasks. `kvlens.tasks` finds them by FILES."""
+"""Tasks that only measurements use: generated ones, which `kvlens.tasks` finds by TASKS, and files of published
+benchmarks, which it finds by FILES."""
+
+TASKS = {
+    "niah_noise": "kvlens.lab.tasks.shelves:NOISY",
+    "niah_identifier": "kvlens.lab.tasks.shelves:IDENTIFIER",
+    "niah_needles": "kvlens.lab.tasks.shelves:AMONG",
+    "niah_needles_identifier": "kvlens.lab.tasks.shelves:IDENTIFIERS",
+    "variable_tracking": "kvlens.lab.tasks.tracking:TRACKING",
+    "common_words": "kvlens.lab.tasks.common:COMMON_WORDS",
+    "frequent_words": "kvlens.lab.tasks.frequent:FREQUENT_WORDS",
+    "list_items": "kvlens.lab.tasks.copying:ITEMS",
+    "copy_text": "kvlens.lab.tasks.copying:COPY",
+}
+"""name of a generated task -> place of its object"""
 
 FILES = {
     "longbench": "kvlens.lab.tasks.longbench:LongBench",

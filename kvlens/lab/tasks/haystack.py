@@ -16,9 +16,8 @@ import re
 from pathlib import Path
 
 from kvlens.tasks.base import Asked, Encode, Task, check_place
-from kvlens.tasks.generated import SEPARATOR
+from kvlens.tasks.generated import SEPARATOR, string_match_all
 from kvlens.tasks.layout import Content, compose
-from kvlens.tasks.metrics import string_match_all
 
 NEEDLE = "The best thing to do in San Francisco is eat a sandwich and sit in Dolores Park on a sunny day."
 QUESTION = "What is the best thing to do in San Francisco?"

@@ -8,7 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
-from kvlens.tasks.metrics import common_subsequence, f1, qa_f1, zh_normal
+from kvlens.lab.tasks.metrics import common_subsequence, f1, qa_f1, zh_normal
 
 _WORD_MARKS = str.maketrans(dict.fromkeys("\n:\"'.,?!{}", " "))
 _RUN_MARKS = str.maketrans(dict.fromkeys("\n.`'\":", " "))

@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from kvlens.lab.tasks import metrics
 from kvlens.lab.tasks.filetask import FileTask, Posed, texts
-from kvlens.tasks import metrics
 
 Metric = Callable[[str, str], float]
 

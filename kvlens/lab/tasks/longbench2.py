@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from kvlens.lab.tasks import metrics
 from kvlens.lab.tasks.filetask import FileTask, Posed
-from kvlens.tasks import metrics
 
 LETTERS = "ABCD"
 

@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from kvlens.lab.tasks import metrics
 from kvlens.lab.tasks.filetask import FileTask, Posed, texts
-from kvlens.tasks import metrics
 
 NEW_TOKENS = {
     "niah": 128,

@@ -17,8 +17,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
+from kvlens.lab.tasks import metrics
 from kvlens.lab.tasks.filetask import FileTask, Posed, texts
-from kvlens.tasks import metrics
 from kvlens.tasks.base import Generation
 
 MOST_TOKENS = 4096

@@ -13,7 +13,6 @@ from kvlens.methods.fitting import clamp
 from kvlens.methods.given import MemoryView, Prefilled, RunContext, StepEnd
 from kvlens.methods.modelfigures import Calibration, Content, shipped
 from kvlens.methods.parameters import param
-from kvlens.methods.statements import Statement, arm
 from kvlens.shape import KVShape
 
 if TYPE_CHECKING:
@@ -97,21 +96,6 @@ class DuoAttention(Bag):
     )
     summary = (
         "retrieval heads keep every token, streaming heads the first and newest ones, by gates trained for the model"
-    )
-    statements = (
-        Statement(
-            "DuoAttention sec. 3.2, Figs. 6 and 7",
-            "With half of the heads streaming hardly anything is lost.",
-            arm("duoattention", sparsity=0.5),
-            (arm("full"),),
-            "as good",
-        ),
-        Statement(
-            "DuoAttention sec. 3.2, Figs. 6 and 7",
-            "It answers more than StreamingLLM, H2O and TOVA at the same budget.",
-            arm("duoattention", "40%"),
-            (arm("streaming_llm", "40%"), arm("h2o", "40%"), arm("tova", "40%")),
-        ),
     )
     Parameters = DuoAttentionParameters
     presets = {"paper": {}, "demo": {"sparsity": 0.9, "sinks": 4, "recent": 60}}  # noqa: RUF012

@@ -14,7 +14,6 @@ from kvlens.methods.fitting import tokens_within
 from kvlens.methods.given import MemoryView, Prefilled, RunContext, StepEnd
 from kvlens.methods.needs import Needs
 from kvlens.methods.parameters import param
-from kvlens.methods.statements import Statement, arm
 from kvlens.shape import KVShape
 
 if TYPE_CHECKING:
@@ -105,21 +104,6 @@ class InfLLM(HostPageRetrieval):
     summary = (
         "keeps first and newest tokens and the mean key of each block's most attended tokens on the device; recalls, "
         "for all heads of a layer alike, the blocks whose keys the queries are nearest to"
-    )
-    statements = (
-        Statement(
-            "InfLLM sec. 4.3, Table 1",
-            "It answers more than a sliding window with first tokens.",
-            arm("infllm", "40%"),
-            (arm("streaming_llm", "40%"),),
-        ),
-        Statement(
-            "InfLLM sec. 4.6, Fig. 2",
-            "Four tokens stand for a block better than one.",
-            arm("infllm", "40%", representatives=4),
-            (arm("infllm", "40%", representatives=1),),
-            beside=(arm("infllm", "40%", representatives=8),),
-        ),
     )
     Parameters = InfLLMParameters
     presets = {  # noqa: RUF012

@@ -14,7 +14,6 @@ from kvlens.methods.given import MemoryView, Prefilled, RunContext, StepEnd
 from kvlens.methods.needs import Needs
 from kvlens.methods.segmenter import PromptFacts, Segmenter
 from kvlens.methods.sentencekv.params import OBSERVED, USUAL, Plan, SentenceKVParameters, closes, cut, planned, whole
-from kvlens.methods.statements import Statement, arm
 from kvlens.shape import KVShape
 from kvlens.spans import Span
 from kvlens.spans.marks import mark_of
@@ -47,14 +46,6 @@ class SentenceKV(Method):
         "rest in host memory, and brings back the tokens of the sentences that the query of the moment asks for"
     )
     family = "token_retrieval"
-    statements = (
-        Statement(
-            "SentenceKV sec. 5.2, Table 1",
-            "It finds more needles than SnapKV, Quest and H2O.",
-            arm("sentencekv", "40%"),
-            (arm("snapkv", "40%"), arm("quest", "40%"), arm("h2o", "40%")),
-        ),
-    )
     Parameters = SentenceKVParameters
     presets = {"paper": {"tokens": 1024}, "demo": {"sinks": 4, "window": 16, "longest": 32}}  # noqa: RUF012
     segmenters = (Segmenter("sentences (SentenceKV)", ("marks", "shortest", "longest", "sinks", "window")),)

@@ -11,7 +11,6 @@ from kvlens.methods.families.cold_pages import best
 from kvlens.methods.given import Prefilled, RunContext
 from kvlens.methods.segmenter import PromptFacts, Segmenter
 from kvlens.methods.shadowkv.params import Plan, ShadowKVParameters
-from kvlens.methods.statements import Statement, arm
 from kvlens.shape import KVShape
 from kvlens.spans import Span, fixed_chunks
 
@@ -42,22 +41,6 @@ class ShadowKV(Method):
         "fetches the values of the best chunks and rebuilds their keys"
     )
     family = "span_retrieval"
-    statements = (
-        Statement(
-            "ShadowKV sec. 3.1; sec. 5.3, Fig. 9",
-            "Keys at the paper's rank answer as whole keys do.",
-            arm("shadowkv", tokens=96, chunk=8, rank=0.15625),
-            (arm("shadowkv", tokens=96, chunk=8, rank=1.0),),
-            "as good",
-            beside=(arm("shadowkv", tokens=96, chunk=8, rank=0.0735),),
-        ),
-        Statement(
-            "ShadowKV app. A.8, Table 15",
-            "Keeping unusual chunks whole answers more than not.",
-            arm("shadowkv", "40%"),
-            (arm("shadowkv", "40%", outliers=0),),
-        ),
-    )
     Parameters = ShadowKVParameters
     presets = {  # noqa: RUF012
         "paper": {"tokens": 2048},

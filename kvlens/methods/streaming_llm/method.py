@@ -10,7 +10,6 @@ from kvlens.methods.given import Prefilled, Reading, RunContext
 from kvlens.methods.needs import Needs
 from kvlens.methods.parameters import param
 from kvlens.methods.segmenter import RunSizes
-from kvlens.methods.statements import Statement, arm
 
 if TYPE_CHECKING:
     import torch
@@ -54,24 +53,6 @@ class StreamingLLM(DecodeEviction):
     title = "StreamingLLM"
     paper = "Xiao et al., Efficient Streaming Language Models with Attention Sinks, ICLR 2024"
     summary = "keeps the first tokens (sinks) and a sliding window of the newest; evicts the rest, never to return"
-    statements = (
-        Statement(
-            "StreamingLLM sec. 3.1, Tables 1 and 2",
-            "Once the first tokens leave a window, the text is lost; four of them, kept, bring most of it back.",
-            arm("streaming_llm", "20%"),
-            (arm("streaming_llm", "20%", sinks=0),),
-            figure="kl",
-        ),
-        Statement(
-            "StreamingLLM sec. 3.1, Table 2",
-            "Four first tokens are enough; more bring little.",
-            arm("streaming_llm", "20%"),
-            (arm("streaming_llm", "20%", sinks=8), arm("streaming_llm", "20%", sinks=16)),
-            "as good",
-            figure="kl",
-            beside=(arm("streaming_llm", "20%", sinks=1),),
-        ),
-    )
     Parameters = StreamingParameters
     static_ready = True
     ranks = False

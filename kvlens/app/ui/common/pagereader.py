@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from kvlens.store.keeping import KeepingSession
+from kvlens.app.data.keeping import KeepingSession
 from kvlens.store.reader import TraceReader
 from kvlens.text.plaintext import visible
 

@@ -10,8 +10,8 @@ import streamlit as st
 from kvlens import methods
 from kvlens.app.ui.common import data, widgets
 from kvlens.app.ui.common.request import MethodChoice, PromptChoice
+from kvlens.app.ui.run.likely import Likely, likely
 from kvlens.memory.budget import NO_LIMIT, in_words
-from kvlens.runs.likely import Likely, likely
 from kvlens.runs.preflight import estimate
 from kvlens.text.prompts import PromptText
 from kvlens.text.units import counted, duration, si_bytes

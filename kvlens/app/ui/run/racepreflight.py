@@ -11,9 +11,9 @@ import streamlit as st
 from kvlens import methods
 from kvlens.app.ui.common import data, widgets
 from kvlens.app.ui.common.request import MethodChoice, PromptChoice
+from kvlens.app.ui.run.likely import Likely
 from kvlens.app.ui.run.preflight import budget_said, estimated, likely_of
 from kvlens.lens.knob import attends_by
-from kvlens.runs.likely import Likely
 from kvlens.runs.races import Entrant, RaceRequest
 from kvlens.runs.request import RunRequest
 from kvlens.text.units import counted, duration, si_bytes

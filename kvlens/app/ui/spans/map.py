@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 import streamlit as st
 
+from kvlens.app.data.spanmap import LEAST_SPANS, MIN_DIST, SEED, settings
 from kvlens.app.figures.projection import pca, projection_figure
 from kvlens.app.ui.common import data, widgets
 from kvlens.app.ui.common.chart import chart
@@ -21,7 +22,6 @@ from kvlens.app.ui.common.data import TraceReader
 from kvlens.app.ui.common.jobs import Job, JobManager
 from kvlens.app.ui.spans.data import COLOURS, View
 from kvlens.app.ui.spans.view import span_clicked
-from kvlens.runs.spanmap import LEAST_SPANS, MIN_DIST, SEED, settings
 from kvlens.store.files import read_plain
 
 NEIGHBORS = (5, 15, 30, 50)
@@ -49,7 +49,7 @@ class Maps:
                 argv = [
                     sys.executable,
                     "-m",
-                    "kvlens.runs.spanmap",
+                    "kvlens.app.data.spanmap",
                     str(data.runs_dir().resolve()),
                     uid,
                     *numbers,

@@ -1,9 +1,5 @@
 """CompressKV's claims: what semantic retrieval heads are to the model (Table 2a, Fig. 9), and what they and the layer
-budgets are worth when tokens are dropped (Tables 2b, 3a, 3b).
-
-All arms answer the same prompts, so scores are compared prompt by prompt: a difference counts when the 95 % interval of
-its mean (normal approximation over the prompts) leaves out 0; otherwise nothing is decided.
-"""
+budgets are worth when tokens are dropped (Tables 2b, 3a, 3b)."""
 
 from __future__ import annotations
 
@@ -13,232 +9,165 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvlens.lab.claims import Claim
-from kvlens.lab.claims.methods import compresskv_runs as claims_runs
-from kvlens.lab.claims.methods.compresskv_runs import (
-    BOTH,
-    CONTROL,
-    DECODE,
-    HELD,
-    NOTHING,
-    Arm,
-    Selected,
-    Setting,
-    ranked,
-)
-from kvlens.statistics import normal
+from kvlens.lab.claims import Claim, Setting, setting_of
+from kvlens.lab.claims.judged import FEWEST
+from kvlens.lab.results.statistics import normal
+from kvlens.methods.statements import ONE_NEEDLE, Statement, arm
 
 if TYPE_CHECKING:
     from kvlens.engine.engine import Engine
     from kvlens.methods.compresskv.heads import HeadFigures
 
+FIRST_SEED = 9_700_000
 RETRIEVES = 2.0
 """ours: a head retrieves when it attends the answer this many times as much as attending all tokens alike would"""
-FEWEST = 5
-"""ours: fewer prompts decide nothing"""
-SUFFICE = 0.05
-"""ours: heads beyond four bring nothing when their mean gain in score lies below this with 95 % confidence"""
+SHARES = (0.01, 0.02, 0.03)
+"""of the query heads that are switched off; the paper: 10, 20 and 30 of 1,024"""
+CONTROL = "lowest SRH"
+NOTHING = ("none", 0)
+Heads = list[tuple[int, int]]
+"""(layer, query head)s"""
+Scores = dict[tuple[str, int], list[float]]
+"""(kind of the heads that are off, number of heads) -> task score per prompt"""
+
+STATEMENTS = (
+    Statement(
+        "CompressKV Table 2b",
+        "Semantic retrieval heads choose better tokens than traditional ones.",
+        arm("compresskv", tokens=96, layers="equal"),
+        (arm("compresskv", tokens=96, layers="equal", heads="trh"),),
+        tasks=ONE_NEEDLE,
+    ),
+    Statement(
+        "CompressKV Table 3a",
+        "Choosing by semantic retrieval heads answers more than by all heads.",
+        arm("compresskv", tokens=96, layers="equal"),
+        (arm("compresskv", tokens=96, layers="equal", heads="all"),),
+        tasks=ONE_NEEDLE,
+    ),
+    Statement(
+        "CompressKV Table 3a",
+        "Layer budgets answer more than as many tokens in every layer.",
+        arm("compresskv", tokens=96),
+        (arm("compresskv", tokens=96, layers="equal"),),
+        tasks=ONE_NEEDLE,
+    ),
+    Statement(
+        "CompressKV Table 3b",
+        "Four heads per layer are as good as six and as all.",
+        arm("compresskv", tokens=96, layers="equal"),
+        (
+            arm("compresskv", tokens=96, layers="equal", top_heads=6),
+            arm("compresskv", tokens=96, layers="equal", heads="all"),
+        ),
+        "as good",
+        tasks=ONE_NEEDLE,
+        beside=(arm("compresskv", tokens=96, layers="equal", top_heads=2),),
+    ),
+)
 
 
 def claims(engine: Engine, prompts: int, report: Callable[[str], None]) -> list[Claim]:
-    """All of them, on `prompts` prompts per task. Raises ValueError for a model without a shipped calibration."""
-    found = claims_runs.head_figures(engine)
-    shape = engine.loaded.shape
-    at = claims_runs.setting(engine.loaded.name, shape.layers * shape.q_heads)
-    order = {kind: ranked(found.scores[kind]) for kind in ("srh", "trh")}
-    order[CONTROL] = order["srh"][::-1]
-    right = claims_runs.masking(engine, at, order, prompts, report)
-    selected = claims_runs.selection(engine, at, prompts, report)
-    return [_zero_layers(found, at), _masking(right, order, at), *_selection(selected, at)]
+    """Check what calibration and masked heads show. Raises ValueError for a model without a calibration."""
+    from kvlens.methods.calibration import given
+    from kvlens.methods.compresskv.method import CompressKV
+
+    loaded = engine.loaded
+    figures: HeadFigures = given(CompressKV, CompressKV.Parameters(), loaded.shape, loaded.name)["head scores"]
+    setting = setting_of(loaded.name)
+    orders = {kind: ranked(figures.scores[kind]) for kind in ("srh", "trh")}
+    orders[CONTROL] = orders["srh"][::-1]
+    counts = [max(least, round(share * len(orders["srh"]))) for least, share in enumerate(SHARES, 1)]
+    scores = mask_heads(engine, setting, orders, counts, prompts, report)
+    return [zero_layers(figures, loaded.name), masking(scores, orders, counts, setting)]
 
 
-# ------------------------------------------------------------------------------------------------------------- Fig. 9
-def _zero_layers(found: HeadFigures, at: Setting) -> Claim:
-    srh, trh = np.array(found.scores["srh"]), np.array(found.scores["trh"])
-    zero = [layer for layer in range(len(trh)) if trh[layer].max() == 0]
-    best = {layer: float(srh[layer].max()) for layer in zero}
-    chance = found.chance or math.nan
-    retrieve = [layer for layer, value in best.items() if value > RETRIEVES * chance]
-    says = "Layers in which no head passes the top-1 rule have semantic retrieval heads nonetheless."
-    listed = ", ".join(f"layer {layer}: {value:.3f}" for layer, value in best.items()) or "there is none"
-    measured = (
-        f"Layers of {at.named} whose TRH scores are all 0, with their largest SRH score: {listed}. Attending all "
-        f"tokens alike scores {chance:.3f}; {len(retrieve)} of {len(zero)} have a head above {RETRIEVES:g} times that."
+def ranked(scores: list[list[float]]) -> Heads:
+    """Return all heads, the largest score first, ties by place. scores: per layer, per query head."""
+    heads = [(layer, head) for layer, row in enumerate(scores) for head in range(len(row))]
+    return sorted(heads, key=lambda place: (-scores[place[0]][place[1]], place))
+
+
+def zero_layers(figures: HeadFigures, model: str) -> Claim:
+    """Judge Fig. 9 by the calibrated head scores."""
+    srh, trh = np.array(figures.scores["srh"]), np.array(figures.scores["trh"])
+    largest = {layer: float(srh[layer].max()) for layer in range(len(trh)) if trh[layer].max() == 0}
+    chance = figures.chance or math.nan
+    retrieving = [layer for layer, score in largest.items() if score > RETRIEVES * chance]
+    listed = ", ".join(f"layer {layer}: {score:.3f}" for layer, score in largest.items()) or "there is none"
+    reason = "No head there attends the answer clearly more than attending all tokens alike would."
+    if not largest:
+        reason = f"There is no layer of {model} without a traditional retrieval head."
+    return Claim(
+        "compresskv",
+        "CompressKV Fig. 9, sec. 4.7",
+        "Layers in which no head passes the top-1 rule have semantic retrieval heads nonetheless.",
+        f"Layers of {model} whose TRH scores are all 0, with their largest SRH score: {listed}. Attending all tokens "
+        f"alike scores {chance:.3f}; {len(retrieving)} of {len(largest)} have a head above {RETRIEVES:g} times that.",
+        bool(retrieving) if largest else None,
+        "" if retrieving else reason,
+        {"largest_srh": largest, "chance": chance, "retrieving": retrieving, "srh": srh.tolist(), "trh": trh.tolist()},
     )
-    figures = {
-        "trh_zero_layers": zero,
-        "largest_srh": best,
-        "chance": chance,
-        "retrieving": retrieve,
-        "srh": srh.tolist(),
-        "trh": trh.tolist(),
-    }
-    holds = None if not zero else bool(retrieve)
-    reason = (
-        ""
-        if holds
-        else f"There is no layer of {at.named} without a traditional retrieval head."
-        if not zero
-        else (
-            "The scores there are above 0, as softmax weights always are, but no head attends the answer "
-            "clearly more than attending all "
-            "tokens alike would: these layers do not retrieve."
-        )
+
+
+def mask_heads(
+    engine: Engine,
+    setting: Setting,
+    orders: dict[str, Heads],
+    counts: list[int],
+    prompts: int,
+    report: Callable[[str], None],
+) -> Scores:
+    """Answer the setting's first task under full KV with heads off while decoding: the first of each order, of CONTROL
+    the largest number only."""
+    from kvlens import tasks
+    from kvlens.engine.engine import Options
+    from kvlens.lab.bench.trials import Prompts
+    from kvlens.lab.calibrate.projection import heads_off
+    from kvlens.methods.full import FullKV
+
+    task, make = tasks.get(setting.tasks[0]), Prompts(engine, FIRST_SEED)
+    masks = [NOTHING, *((kind, count) for kind in orders for count in (counts if kind != CONTROL else counts[-1:]))]
+    scores: Scores = {mask: [] for mask in masks}
+    for index in range(prompts):
+        asked, prompt, read = make(task.name, setting.length, index)
+        for kind, count in masks:
+            with heads_off(engine.loaded, orders.get(kind, [])[:count]):
+                result = engine.run(prompt, FullKV, FullKV.Parameters(), None, Options(task.new_tokens), read=read)
+            scores[kind, count].append(task.grade(asked, result.text))
+        report(f"compresskv masking: prompt {index + 1} of {prompts}")
+    return scores
+
+
+def masking(scores: Scores, orders: dict[str, Heads], counts: list[int], setting: Setting) -> Claim:
+    """Judge Table 2a: the drop by SRH minus the drop by TRH, prompt by prompt, where the lists hold different heads."""
+    base, n = np.array(scores[NOTHING]), len(scores[NOTHING])
+    drops = {mask: float(np.mean(base - np.array(values))) for mask, values in scores.items()}
+    differing = [count for count in counts if set(orders["srh"][:count]) != set(orders["trh"][:count])]
+    gaps = [np.array(scores["trh", count]) - np.array(scores["srh", count]) for count in differing]
+    gap = normal(np.mean(gaps, axis=0).tolist(), FEWEST) if gaps else (math.nan, -math.inf, math.inf)
+    control = drops[CONTROL, counts[-1]]
+    holds = None if gap[1] <= 0 <= gap[2] else gap[0] > 0
+    reason = "" if holds else "Both kinds hurt alike." if holds is None else "Traditional retrieval heads hurt more."
+    if control >= drops["srh", counts[-1]]:
+        holds, reason = None, "Masking as many heads of the lowest scores hurts as much."
+    listed = "; ".join(
+        f"{kind.upper()} {', '.join(f'{drops[kind, n]:.2f}' for n in counts)}" for kind in ("srh", "trh")
     )
-    return Claim("compresskv", "CompressKV Fig. 9, sec. 4.7", says, measured, holds, reason, figures)
-
-
-# ----------------------------------------------------------------------------------------------------------- Table 2a
-def _masking(right: dict[Arm, list[float]], order: dict[str, list[tuple[int, int]]], at: Setting) -> Claim:
-    n, most = len(right[NOTHING]), at.masked[-1]
-    drop = {arm: float(np.mean(right[NOTHING]) - np.mean(values)) for arm, values in right.items()}
-    differ = [count for count in at.masked if set(order["srh"][:count]) != set(order["trh"][:count])]
-    gaps = [np.array(right["trh", count, DECODE]) - np.array(right["srh", count, DECODE]) for count in differ]
-    holds, gap = decide(np.mean(gaps, axis=0)) if differ else (None, "")
-
-    def drops(counts: tuple[int, ...], when: str) -> str:
-        rows = {kind: ", ".join(f"{drop[kind, count, when]:.2f}" for count in counts) for kind in ("srh", "trh")}
-        return f"SRH {rows['srh']}; TRH {rows['trh']}"
-
-    off, both = (", ".join(map(str, counts)) for counts in (at.masked, at.masked_reading))
-    measured = (
-        f"Drop in exact match of {at.named} (from {np.mean(right[NOTHING]):.2f}; {at.masked_task}, {at.length} tokens, "
-        f"n={n}) with the {off} best of {len(order['srh'])} heads off while decoding: "
-        f"{drops(at.masked, DECODE)}; {both} of them while reading, too: {drops(at.masked_reading, BOTH)}; the "
-        f"{most} heads of lowest SRH score off: {drop[CONTROL, most, DECODE]:.2f} and {drop[CONTROL, most, BOTH]:.2f}. "
-        f"The two lists hold different heads at {differ or 'none'} of these."
-    )
-    told = why_masked(order, differ, gap)
-    reason = "" if holds else told
-    if drop[CONTROL, most, DECODE] >= drop["srh", most, DECODE]:
-        holds = None
-        reason = (
-            f"Masking as many heads of the lowest scores hurts as much, so a drop does not show that the "
-            f"masked heads retrieve. {told}"
-        )
-    figures = {
-        "exact_match": [
-            {"heads": arm[0], "off": arm[1], "when": arm[2], "mean": float(np.mean(v))} for arm, v in right.items()
-        ],
-        "gap": gap,
-        "srh_order": order["srh"][:10],
-        "trh_order": order["trh"][:10],
-        "task": at.masked_task,
-        "n": n,
-    }
-    says = "Masking the best semantic retrieval heads hurts retrieval far more than masking as many traditional ones."
-    return Claim("compresskv", "CompressKV Table 2a, sec. 4.3", says, measured, holds, reason, figures)
-
-
-def why_masked(order: dict[str, list[tuple[int, int]]], differ: list[int], gap: str) -> str:
-    """What the masked heads show, in words. differ: numbers of heads off at which the two lists differ."""
-    if not differ:
-        return "Both rules rank the same heads first here, so masking cannot tell them apart."
-    first = differ[0]
-    lists = "; ".join(
-        f"{kind.upper()} {', '.join(f'L{layer}H{head}' for layer, head in order[kind][:first])}"
+    first = "; ".join(
+        f"{kind.upper()} {', '.join(f'L{layer}H{head}' for layer, head in orders[kind][: counts[0]])}"
         for kind in ("srh", "trh")
     )
-    return (
-        f"Where the lists differ, exact match with TRH off minus with SRH off (decoding) is {gap}. "
-        f"The first {first}: {lists}."
+    return Claim(
+        "compresskv",
+        "CompressKV Table 2a, sec. 4.3",
+        "Masking the best semantic retrieval heads hurts retrieval more than masking as many traditional ones.",
+        f"Drop in exact match (from {base.mean():.2f}) with the {', '.join(map(str, counts))} best of "
+        f"{len(orders['srh'])} heads off while decoding: {listed}; the {counts[-1]} of lowest SRH score {control:.2f}. "
+        f"The lists differ at {differing or 'none'} of these; SRH costs {gap[0]:+.3f} more there ({gap[1]:+.3f} to "
+        f"{gap[2]:+.3f}, 95 %). First heads: {first}. {setting.model}, {n} prompts of {setting.tasks[0]}, "
+        f"{setting.length:,} tokens.",
+        holds,
+        reason,
+        {"drops": [[*mask, drop] for mask, drop in drops.items()], "gap": gap, "n": n},
     )
-
-
-def decide(differences: np.ndarray) -> tuple[bool | None, str]:
-    """Is the mean of these differences above 0? None when its 95 % interval holds 0; with the mean and interval in
-    words."""
-    mean, low, high = normal(differences.tolist(), FEWEST)
-    verdict = None if low <= 0 <= high else mean > 0
-    return verdict, f"{mean:+.3f} (95 % interval {low:+.3f} to {high:+.3f})"
-
-
-# ------------------------------------------------------------------------------------------------ Tables 2b, 3a and 3b
-BETTER = {True: "better than", False: "worse than", None: "not told apart from"}
-
-
-def why(
-    compared: list[tuple[str, str, bool | None]], mean: dict[str, float], kept: dict[str, float], full: float
-) -> str:
-    """Why a claim on the arms does not hold or cannot be decided. compared: (arm, other arm, is the first better?);
-    kept: share of the answer's tokens that a layer keeps, by arm; full: the score with full KV."""
-    said = "; ".join(f"{arm} {BETTER[verdict]} {other}" for arm, other, verdict in compared)
-    names = dict.fromkeys(name for arm, other, _ in compared for name in (arm, other))
-    shares = ", ".join(f"{name} {kept[name]:.2f}" for name in names)
-    lost = (
-        "what SRH loses is lost by the tokens chosen"
-        if mean[HELD] >= full - SUFFICE
-        else "more is lost than these tokens"
-    )
-    return (
-        f"On these prompts: {said}. Of the answer's tokens a layer keeps, on average: {shares}. With these tokens held "
-        f"for every KV head SRH scores {mean[HELD]:.3f}: {lost}."
-    )
-
-
-def _selection(found: Selected, at: Setting) -> list[Claim]:
-    scores, prompts = found.score, found.full.shape[1]
-    per_prompt = {name: values.mean((0, 1)) for name, values in scores.items()}
-    mean = {name: float(values.mean()) for name, values in scores.items()}
-    kept = {name: float(values.mean()) for name, values in found.kept.items()}
-    of_all = " and ".join(f"{count / at.length:.1%}" for count in at.tokens)
-    about = (
-        f"mean score of {', '.join(at.tasks)} on {at.named} at {at.length} tokens, "
-        f"{' and '.join(map(str, at.tokens))} kept per layer ({of_all}; the paper's 256 of up to 32K are 0.8 %), "
-        f"preset {found.preset}, n={prompts} prompts each; full KV {found.full.mean():.3f}"
-    )
-    figures = {
-        "mean": mean,
-        "full": found.full.mean(1).round(4).tolist(),
-        "kept_of_the_answer": kept,
-        "by_task_and_tokens": {name: values.mean(2).round(4).tolist() for name, values in scores.items()},
-        "kept_by_task_and_tokens": {name: values.mean(2).round(4).tolist() for name, values in found.kept.items()},
-        "tasks": at.tasks,
-        "tokens": at.tokens,
-        "preset": found.preset,
-        "n": prompts,
-    }
-
-    def step(better: str, than: str) -> tuple[bool | None, str]:
-        return decide(per_prompt[better] - per_prompt[than])
-
-    def claim(
-        source: str, says: str, told: str, holds: bool | None, compared: list[tuple[str, str, bool | None]]
-    ) -> Claim:
-        reason = "" if holds else why(compared, mean, kept, float(found.full.mean()))
-        return Claim("compresskv", source, says, f"{told}; {about}.", holds, reason, figures)
-
-    selector, gain = step("SRH", "TRH")
-    first, by_heads = step("SRH", "all heads")
-    second, by_layers = step("SRH + layers", "SRH")
-    both = False if False in (first, second) else True if first and second else None
-    more = [decide(per_prompt[name] - per_prompt["SRH"]) for name in ("6 SRH", "all heads")]
-    differences = [per_prompt[name] - per_prompt["SRH"] for name in ("6 SRH", "all heads")]
-    uppers = [normal(d.tolist(), FEWEST)[2] for d in differences]
-    enough = False if any(verdict for verdict, _ in more) else True if max(uppers) < SUFFICE else None
-    counts = ", ".join(f"{name} {mean[name]:.3f}" for name in ("2 SRH", "SRH", "6 SRH", "all heads"))
-    return [
-        claim(
-            "CompressKV Table 2b",
-            "Semantic retrieval heads choose better tokens than traditional ones.",
-            f"SRH {mean['SRH']:.3f}, TRH {mean['TRH']:.3f}, difference {gain}",
-            selector,
-            [("SRH", "TRH", selector)],
-        ),
-        claim(
-            "CompressKV Table 3a",
-            "Choosing by semantic retrieval heads improves on all heads, layer budgets improve it further.",
-            f"all heads {mean['all heads']:.3f}, SRH {mean['SRH']:.3f} ({by_heads}), with layer budgets "
-            f"{mean['SRH + layers']:.3f} "
-            f"({by_layers})",
-            both,
-            [("SRH", "all heads", first), ("SRH + layers", "SRH", second)],
-        ),
-        claim(
-            "CompressKV Table 3b",
-            "Four heads per layer suffice: more bring nothing.",
-            f"{counts} (SRH: 4 heads); gain over 4 of 6 {more[0][1]}, of all {more[1][1]}",
-            enough,
-            [("6 SRH", "SRH", more[0][0]), ("all heads", "SRH", more[1][0])],
-        ),
-    ]

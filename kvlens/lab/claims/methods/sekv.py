@@ -1,47 +1,116 @@
-"""SeKV's claims: where it zooms (Fig. 5), what its parts and sizes are worth (Tables 5 and 7), what factors weigh (eq.
-18-20).
-
-All of it is measured live. Exact match is compared on the same prompts; a difference counts when a two-sided sign test
-over the prompts on which two arms disagree gives p < 0.05. Under what a model is measured: claims_setting.py.
-"""
+"""SeKV's claims: where it zooms (Fig. 5), what its parts and sizes are worth (Tables 5 and 7), what factors weigh
+(eq. 18-20)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from kvlens.lab.claims import Claim
-from kvlens.lab.claims.methods.sekv_runs import Bench
-from kvlens.lab.claims.methods.sekv_setting import Whole, arms, setting_of
-from kvlens.lab.claims.methods.sekv_tables import tables
-from kvlens.lab.claims.methods.sekv_weights import weights
-from kvlens.lab.claims.methods.sekv_zoom import zooms
+from kvlens.methods.statements import Statement, arm
 
 if TYPE_CHECKING:
     from kvlens.engine.engine import Engine
+    from kvlens.lab.claims import Claim
+
+WHOLE: dict[str, Any] = {"zoom_rate": 1.0, "energy": 0.99}
+"""SeKV without a trained router: every span is asked for, the budget decides, factors keep enough energy for digits"""
+GATED: dict[str, Any] = {"zoom_rate": 0.3, "energy": 0.99}
+"""as WHOLE, with a threshold that 30 % of (query, span) pairs exceed; the heads' thresholds have the mean 0.95"""
+FACTORS: dict[str, Any] = {**WHOLE, "form": "factors", "max_rank": 16}
+"""as WHOLE, with every span as factors; a quarter of the head size is the paper's proportion, 32 of 128"""
+
+STATEMENTS = (
+    Statement(
+        "SeKV Table 5",
+        "Spans that are cut where tokens surprise answer more than fixed chunks.",
+        arm("sekv", "50%", **WHOLE),
+        (arm("sekv", "50%", **WHOLE, segmentation="chunks", l_max=24, l_min=12),),
+        tasks=("niah_single",),
+    ),
+    Statement(
+        "SeKV Table 5",
+        "With anchor tokens more is answered than without.",
+        arm("sekv", "50%", **WHOLE),
+        (arm("sekv", "50%", **WHOLE, anchors=False),),
+        tasks=("niah_single",),
+    ),
+    Statement(
+        "SeKV Table 5",
+        "Summaries weighted by surprisal answer more than uniform means.",
+        arm("sekv", "50%", **WHOLE),
+        (arm("sekv", "50%", **WHOLE, weights="uniform"),),
+        tasks=("niah_single",),
+    ),
+    Statement(
+        "SeKV Table 5",
+        "With SVD reconstruction more is answered than without.",
+        arm("sekv", "50%", **WHOLE),
+        (arm("sekv", "50%", **WHOLE, zoom="off"),),
+        tasks=("niah_single",),
+    ),
+    Statement(
+        "SeKV Table 5",
+        "A threshold per head answers more than one for all heads.",
+        arm("sekv", "50%", **GATED),
+        (arm("sekv", "50%", **GATED, tau=0.95),),
+        tasks=("niah_single",),
+    ),
+    Statement(
+        "SeKV Table 5",
+        "The trained zoom-in answers more than an untrained one.",
+        arm("sekv", "50%", router="trained"),
+        (arm("sekv", "50%"),),
+        tasks=("niah_single",),
+        beside=(arm("sekv", form="raw"), arm("sekv", form="raw", router="mean", piece=1)),
+    ),
+    Statement(
+        "SeKV Table 7",
+        "A tighter cap on the rank costs answers.",
+        arm("sekv", "50%", **WHOLE),
+        (arm("sekv", "50%", **WHOLE, max_rank=16), arm("sekv", "50%", **WHOLE, max_rank=8)),
+        tasks=("niah_single",),
+    ),
+    Statement(
+        "SeKV Table 7",
+        "alpha = 1 answers more than 0.5 and than 2.",
+        arm("sekv", "50%", **WHOLE, anchor_share=1.0),
+        (
+            arm("sekv", "50%", **WHOLE, anchor_share=1.0, alpha=0.5),
+            arm("sekv", "50%", **WHOLE, anchor_share=1.0, alpha=2.0),
+        ),
+        tasks=("niah_single",),
+    ),
+    Statement(
+        "SeKV Table 7",
+        "A larger window answers more, from half to the default size.",
+        arm("sekv", "50%", **WHOLE),
+        (arm("sekv", "50%", **WHOLE, window=40),),
+        tasks=("niah_single",),
+    ),
+    Statement(
+        "SeKV eq. 18-19",
+        "Spans take less host memory as factors than as tokens.",
+        arm("sekv", "50%", **FACTORS),
+        (arm("sekv", "50%", **WHOLE, form="raw"),),
+        figure="cold_share",
+        tasks=("niah_single",),
+    ),
+    Statement(
+        "SeKV eq. 20",
+        "An expanded span moves fewer bytes as factors than as tokens.",
+        arm("sekv", "50%", **FACTORS),
+        (arm("sekv", "50%", **WHOLE, form="raw"),),
+        figure="moved_share",
+        tasks=("niah_single",),
+    ),
+)
 
 
 def claims(engine: Engine, prompts: int, report: Callable[[str], None]) -> list[Claim]:
-    """Checks all of them on a model; claims about what is trained cannot be decided where nothing was."""
-    setting = setting_of(engine.loaded.name)
-    bench = Bench(engine, setting, prompts, report)
-    base = bench.base(setting.tasks[0], setting.length, setting.budget)
-    of = bench.arms(arms(setting, base, _one_threshold(bench, base)))
-    return [*zooms(bench), *tables(setting, base, of), *weights(setting, base, of)]
+    """Check what the trained router does; without a router that was trained for the model nothing is decided."""
+    from kvlens.lab.claims.methods.sekv_gates import judge, undecided, watch
+    from kvlens.methods.sekv.trained import ROUTER
 
-
-def _one_threshold(bench: Bench, base: Whole) -> float:
-    """For all heads, in place of their own: the mean of the trained router's, or of those that the first prompt's
-    untrained gate comes to."""
-
-    from kvlens.lab.training.sekv.files import load_router
-    from kvlens.methods.sekv.trained import SHIPPED
-
-    setting = bench.setting
-    if setting.trained:
-        return float(load_router(SHIPPED, bench.engine.loaded.shape).threshold.sigmoid().mean())
-    assert setting.gate is not None
-    seen = bench.run(setting.tasks[0], 0, replace(base.params, zoom_rate=setting.gate), setting.budget)
-    assert seen.tau is not None
-    return seen.tau
+    if engine.loaded.name not in ROUTER.shipped:
+        return undecided(engine.loaded.name)
+    return judge(watch(engine, prompts, report), prompts, engine.loaded.name)

@@ -13,10 +13,9 @@ import tokenizers
 import torch
 import transformers
 
-from kvlens.demo import english
-from kvlens.demo.tokenizer import load_tokenizer
-from kvlens.lab.training.demo import circuit
+from kvlens.lab.training.demo import circuit, english
 from kvlens.lab.training.demo.schedule import LEARNING_RATE, PROCESSES, TOKENS_PER_PROCESS, scaled_stages
+from kvlens.lab.training.demo.tokenizer import load_tokenizer
 
 FILES = ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
 

@@ -15,9 +15,10 @@ import torch
 import torch.nn.functional as F
 from transformers import DynamicCache, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from kvlens.demo import english, language
+from kvlens.demo import language
 from kvlens.demo.tasks import TaskPrompt, make_prompt, score
-from kvlens.demo.tokenizer import load_tokenizer
+from kvlens.lab.training.demo import english
+from kvlens.lab.training.demo.tokenizer import load_tokenizer
 
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 FIRST_SEED = 500_000

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 import torch
 
 from kvlens.demo import language
-from kvlens.demo.english import Document
-from kvlens.demo.tokenizer import Encoder
+from kvlens.lab.training.demo.english import Document
+from kvlens.lab.training.demo.tokenizer import Encoder
 
 KINDS = (*language.FACT_KINDS, "chain", "list", "copy")
 _KIND_WEIGHTS = (6, 3, 2, 2, 3, 3, 1)

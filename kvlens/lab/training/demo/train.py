@@ -21,9 +21,7 @@ import torch.multiprocessing as mp
 import torch.nn.functional as F
 from transformers import LlamaForCausalLM
 
-from kvlens.demo import english
-from kvlens.demo.tokenizer import Encoder, load_tokenizer, train_tokenizer
-from kvlens.lab.training.demo import circuit, export
+from kvlens.lab.training.demo import circuit, english, export
 from kvlens.lab.training.demo.rows import KINDS, Row, RowMaker, make_batch
 from kvlens.lab.training.demo.schedule import (
     FULL_MINUTES,
@@ -33,6 +31,7 @@ from kvlens.lab.training.demo.schedule import (
     Stage,
     scaled_stages,
 )
+from kvlens.lab.training.demo.tokenizer import Encoder, load_tokenizer, train_tokenizer
 
 TEXT_WEIGHT, COPY_WEIGHT = 0.4, 0.5
 CHECKPOINT_SECONDS = 120

@@ -19,10 +19,10 @@ from typing import Any
 import torch
 
 from kvlens import methods
-from kvlens.demo import english
-from kvlens.demo.tokenizer import Encoder
 from kvlens.engine import models
+from kvlens.lab.training.demo import english
 from kvlens.lab.training.demo.rows import RowMaker
+from kvlens.lab.training.demo.tokenizer import Encoder
 from kvlens.lab.training.sekv.settings import SeKVTraining
 from kvlens.lab.training.sekv.train import Progress, train_sekv
 

@@ -12,7 +12,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, proce
 from transformers import PreTrainedTokenizerFast
 
 from kvlens.demo import language
-from kvlens.demo.english import Document
+from kvlens.lab.training.demo.english import Document
 
 VOCABULARY = 2048
 PAD, BOS, EOS = "<|pad|>", "<|bos|>", "<|eos|>"

@@ -1,7 +1,7 @@
 """The first minute, in a browser: from an empty folder to a recorded loss of the gallery; and to a lost answer that a
 click brings back, on the default model.
 
-Usage: python -m kvlens.lab.studies.story [--gallery] [--chromium PATH] [--out FILE]. Starts the app on a temporary
+Usage: python -m benchmarks.story [--gallery] [--chromium PATH] [--out FILE]. Starts the app on a temporary
 folder, clicks what a person clicks and prints one JSON object, or writes it: clicks, seconds from each click to what
 it is for, and what the page says then, which README quotes. Wall clock on this machine, under whatever else it does
 (load is printed)."""

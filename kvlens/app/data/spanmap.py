@@ -1,5 +1,5 @@
-"""UMAP of a run's span keys, in a process of its own: `python -m kvlens.runs.spanmap RUNS UID LAYER KV_HEAD NEIGHBORS
-OUT`.
+"""UMAP of a run's span keys, in a process of its own: `python -m kvlens.app.data.spanmap RUNS UID LAYER KV_HEAD
+NEIGHBORS OUT`.
 
 Prints a JSON object per phase, the last one 'done' or 'error', and writes the map to OUT in one move. umap-learn is
 imported here and nowhere else: it takes seconds, and its compiler has no place in the server's process.

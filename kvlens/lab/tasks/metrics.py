@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from difflib import SequenceMatcher
 
 from kvlens.tasks.base import Unscored
+from kvlens.tasks.generated import string_match_all as string_match_all
 
 _ZH_PUNCTUATION = (
     "！？｡。＂＃＄％＆＇（）＊＋，－／：；＜＝＞＠［＼］＾＿｀｛｜｝～｟｠｢"
@@ -25,11 +26,6 @@ _ZH_PUNCTUATION = (
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _DROP = str.maketrans("", "", string.punctuation)
 _DROP_ZH = str.maketrans("", "", string.punctuation + _ZH_PUNCTUATION)
-
-
-def string_match_all(output: str, parts: Sequence[str]) -> float:
-    """RULER: the share of `parts` that stand in the output, upper and lower case alike."""
-    return sum(part.lower() in output.lower() for part in parts) / len(parts)
 
 
 def string_match_part(output: str, parts: Sequence[str]) -> float:
