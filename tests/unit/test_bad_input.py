@@ -129,6 +129,3 @@ def test_models_that_cannot_run(
         text = said(path)
         assert "not supported" in text
         assert reason in text
-    path = config(folder, "window", model_type="mistral", sliding_window=128)
-    save_file({"w": torch.zeros(1)}, f"{path}/model.safetensors")
-    assert "sliding window of 128 tokens" in said(path)
