@@ -16,7 +16,7 @@ from uiruns import MARKUP
 
 from kvlens.app.report import report_bytes
 from kvlens.app.report.markup import Figures, safe, script_json, table
-from kvlens.app.report.run import answer, parameters, verdict_text
+from kvlens.app.report.run import answer, facts, parameters, verdict_text
 from kvlens.cli.main import app
 from kvlens.lens.verdict import verdict
 from kvlens.meta import Counterfactual, Held
@@ -273,6 +273,23 @@ def test_a_run_that_lost_nothing_has_no_head_outlined_and_its_line_where_kl_is_l
     assert "one step in 2 and layers 1" in said
     assert "{'every'" not in said
     assert "<td>True</td>" not in said
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ((None, None, None), "temperature not recorded, top-p not recorded, seed not recorded"),
+        ((0.0, 1.0, 0), "temperature 0.0, top-p 1.0, seed 0"),
+        ((0.7, None, 3), "temperature 0.7, top-p not recorded, seed 3"),
+    ],
+)
+def test_the_settings_of_sampling_are_values_or_not_recorded(
+    runs: PairRuns, values: tuple[float | None, ...], expected: str
+) -> None:
+    with TraceReader.open(runs.folder, runs.run) as reader:
+        update = dict(zip(("temperature", "top_p", "seed"), values, strict=True))
+        reader.meta = reader.meta.model_copy(update=update)
+        assert f"sampling</th><td>{expected}</td>" in facts(reader)
 
 
 def test_a_run_that_lost_says_what_is_outlined(alone: str) -> None:
