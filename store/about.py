@@ -3,6 +3,7 @@ reads it, and it may be written at any time, also while the run goes on."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 from collections.abc import Iterable
@@ -70,10 +71,11 @@ def write_about(runs_dir: Path, uid: str, about: About) -> None:
         write_plain(temporary, about.model_dump_json(indent=1).encode(), durable=True)
         os.replace(temporary, target)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # a file system that is read-only refuses to delete an absent file too
+            temporary.unlink(missing_ok=True)
         raise TraceError(
-            f"The name, note and tags of run {uid} cannot be stored ({sentence(error)}); check the disk and the runs "
-            "folder."
+            f"The name, note and tags of run {uid} cannot be stored ({error.strerror or sentence(error)}); check the "
+            "disk and that the runs folder can be written."
         ) from error
 
 

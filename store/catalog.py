@@ -10,7 +10,7 @@ import pandas as pd
 from kvlens.store.about import About, read_about
 from kvlens.store.errors import TraceError
 from kvlens.store.lease import is_held
-from kvlens.store.runinfo import SUMMARY, check_uid, read_info
+from kvlens.store.runinfo import CREATED_US, SUMMARY, check_uid, read_info
 
 ABOUT = ("name", "note", "tags", "about_error")
 """what about.json adds to a row; about_error: one sentence where it cannot be read, else None"""
@@ -35,8 +35,10 @@ def derived_status(folder: Path, status: str) -> str:
 
 
 def list_runs(runs_dir: Path) -> pd.DataFrame:
-    """One row per run, newest first. A run whose run.json cannot be read is a row with status 'unreadable' and the
-    reason; one whose about.json cannot be read has no name, and the reason."""
+    """Return one row per run, newest first: by `created`, then by its microsecond where run.json records it.
+
+    A run whose run.json cannot be read is a row with status 'unreadable' and the reason; one whose about.json cannot be
+    read has no name, and the reason."""
     rows: list[dict[str, Any]] = []
     root = Path(runs_dir)
     folders = [path for path in root.iterdir() if path.is_dir()] if root.is_dir() else []
@@ -46,10 +48,11 @@ def list_runs(runs_dir: Path) -> pd.DataFrame:
         except TraceError:
             continue
         rows.append(_row(folder) | _about(folder))
-    frame = pd.DataFrame(rows, columns=[*SUMMARY, *ABOUT])
-    for name in _NUMBERS:
+    frame = pd.DataFrame(rows, columns=[*SUMMARY, *ABOUT, CREATED_US])
+    for name in (*_NUMBERS, CREATED_US):
         frame[name] = pd.to_numeric(frame[name], errors="coerce")
-    return frame.sort_values(["created", "uid"], ascending=False, na_position="last", ignore_index=True)
+    keys = ["created", CREATED_US, "uid"]
+    return frame.sort_values(keys, ascending=False, na_position="last", ignore_index=True).drop(columns=CREATED_US)
 
 
 def _about(folder: Path) -> dict[str, Any]:
@@ -75,7 +78,8 @@ def _row(folder: Path) -> dict[str, Any]:
         row[name] = None if row[name] is None else str(row[name])
     row |= {name: bool(row[name]) for name in ("forced", "hold", "drop", "changed")}
     row["budget"] = None if row["budget"] is None else str(row["budget"])
-    return row | {name: _number(row[name], whole=name != "duration_s") for name in _NUMBERS}
+    row |= {name: _number(row[name], whole=name != "duration_s") for name in _NUMBERS}
+    return row | {CREATED_US: _number(info.get(CREATED_US), whole=True)}
 
 
 def _number(value: object, whole: bool) -> float | None:

@@ -32,8 +32,9 @@ from kvlens.store.runinfo import config_hash, sentence
 from kvlens.store.schema import UNITS
 
 FORMATS = ("csv", "parquet", "json")
-#: What a formula begins with, in half or full width, behind spaces or not: in a cell, or in a line of one.
-_SIGN = r"[ \x{a0}\x{3000}]*[=+\-@\x{ff1d}\x{ff0b}\x{ff0d}\x{ff20}]"
+#: First characters of a formula, of half or full width, with or without spaces and characters of no width before them:
+#: at the start of a cell or of a line in it.
+_SIGN = r"[ \x{a0}\x{ad}\x{2000}-\x{200f}\x{2060}\x{3000}\x{feff}]*[=+\-@\x{ff1d}\x{ff0b}\x{ff0d}\x{ff20}]"
 _FORMULAS = (
     (rf"([\n\r\x{{0b}}\x{{0c}}\x{{85}}\x{{2028}}\x{{2029}}])({_SIGN})", r"\1'\2"),
     (rf"^({_SIGN}|[\t\r\n])", r"'\1"),

@@ -54,6 +54,10 @@ SUMMARY = (
     "changed",
 )
 
+#: Microseconds since 1970, UTC, at which run.json was first written: the order of runs with an equal `created`. Runs of
+#: earlier versions have none.
+CREATED_US = "created_us"
+
 _FROM_META = (
     "model",
     "method",
@@ -130,6 +134,7 @@ def first_info(meta: dict[str, Any]) -> dict[str, Any]:
         "uid": meta["run_uid"],
         "status": "created",
         "created": meta["created"],
+        CREATED_US: time.time_ns() // 1_000,
         **{name: meta.get(name) for name in _FROM_META},
         "hold": bool(meta.get("hold") or meta.get("drop")),  # lists tell such runs from a method's own
         **{name: True for name in ("drop", "changed") if meta.get(name)},

@@ -183,13 +183,14 @@ def _carry_out(
     progress_json: bool,
 ) -> None:
     """Run `work` with a reporter and print what it says, as `kvlens run` does."""
-    from kvlens.cli.progress import Bar, JsonLines
+    from kvlens.cli.progress import Bar, JsonLines, reserve_stdout
     from kvlens.runs.stopping import stop_signals
 
     reporter: Bar | JsonLines = JsonLines() if progress_json else Bar(err)
     cancelled = stop_signals()
     try:
-        stored, said = work(runs_folder(runs), reporter.report, cancelled, reporter.say)
+        with reserve_stdout(progress_json):
+            stored, said = work(runs_folder(runs), reporter.report, cancelled, reporter.say)
     except BaseException as error:
         reporter.failed(error)
         raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
@@ -45,34 +46,48 @@ class JsonLines:
 
     def __init__(self) -> None:
         self._rate = _Rate()
+        self._stream = sys.stdout
 
     def report(self, phase: str, done: int, total: int) -> None:
         if self._rate.due(phase, done, total):
             speed = self._rate.per_second(done) if phase in ("prefill", "decode") else None
-            _line({"phase": phase, "done": done, "total": total, "tokens_per_s": speed})
+            self._object({"phase": phase, "done": done, "total": total, "tokens_per_s": speed})
 
     def say(self, line: str) -> None:
-        _line({"phase": "note", "message": line})
+        self._object({"phase": "note", "message": line})
 
     def begun(self, race: RaceInfo) -> None:
-        _write(begun_line(race))
+        self._line(begun_line(race))
 
     def lane(self, number: int, lane: Lane) -> None:
-        _write(lane_line(number, lane))
+        self._line(lane_line(number, lane))
 
     def frame(self, frame: Frame) -> None:
-        _write(frame_line(frame))
+        self._line(frame_line(frame))
 
     def maps(self, maps: Maps) -> None:
-        _write(maps_line(maps))
+        self._line(maps_line(maps))
 
     def done(self, uid: str, status: str, race: str | None = None) -> None:
-        _line({"phase": "done", "uid": uid, "status": status, **({} if race is None else {"race": race})})
+        self._object({"phase": "done", "uid": uid, "status": status, **({} if race is None else {"race": race})})
 
     def failed(self, error: BaseException) -> None:
         would_do = getattr(error, "would_do", None)
         said = {"phase": "error", "message": str(error) or type(error).__name__}
-        _line(said | ({"would_do": would_do} if would_do else {}))
+        self._object(said | ({"would_do": would_do} if would_do else {}))
+
+    def _object(self, fields: dict[str, object]) -> None:
+        self._line(json_text(fields))
+
+    def _line(self, line: str) -> None:
+        """Write one line to the stdout of the time at which the report began. If its reader has gone (the dashboard was
+        restarted), the run goes on and its lines are discarded."""
+        try:
+            self._stream.write(line + "\n")
+            self._stream.flush()
+        except BrokenPipeError:
+            with open(os.devnull, "w", encoding="utf-8") as discarded:
+                os.dup2(discarded.fileno(), self._stream.fileno())
 
 
 class Bar:
@@ -110,16 +125,7 @@ class Bar:
         self._progress.stop()
 
 
-def _line(fields: dict[str, object]) -> None:
-    _write(json_text(fields))
-
-
-def _write(line: str) -> None:
-    """One line for whoever reads. When nobody does any more (the dashboard was restarted) the run goes on without:
-    what it records is worth having."""
-    try:
-        sys.stdout.write(line + "\n")
-        sys.stdout.flush()
-    except BrokenPipeError:
-        with open(os.devnull, "w", encoding="utf-8") as nobody:
-            os.dup2(nobody.fileno(), sys.stdout.fileno())
+def reserve_stdout(reserved: bool) -> AbstractContextManager[object]:
+    """Return a context for a run. If stdout is `reserved` for JSON, text that methods print meanwhile is written to
+    stderr. A `JsonLines` made before still writes to stdout."""
+    return redirect_stdout(sys.stderr) if reserved else nullcontext()

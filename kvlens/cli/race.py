@@ -43,7 +43,7 @@ def race(
 ) -> None:
     """Run a prompt under several methods, decoding together, and under full KV. One line per lane at the end, and the
     race's id."""
-    from kvlens.cli.progress import JsonLines
+    from kvlens.cli.progress import JsonLines, reserve_stdout
     from kvlens.cli.racetable import RaceTable, line
     from kvlens.runs.race import race as carry_out
     from kvlens.runs.races import RaceRequest, entrants
@@ -72,7 +72,8 @@ def race(
             ignore_eos=ignore_eos,
         )
         request = RaceRequest(shared=shared, entrants=entrants(methods, preset or [], set_ or []))
-        found = carry_out(request, source, runs_folder(runs), audience, cancelled)
+        with reserve_stdout(progress_json or as_json):
+            found = carry_out(request, source, runs_folder(runs), audience, cancelled)
     except BaseException as error:
         if isinstance(audience, JsonLines):
             audience.failed(error)

@@ -91,7 +91,7 @@ def run(
 ) -> None:
     """Run a prompt under a method and store the trace. The last line of stdout is the run's uid; of several questions,
     the last lines are, one each."""
-    from kvlens.cli.progress import Bar, JsonLines
+    from kvlens.cli.progress import Bar, JsonLines, reserve_stdout
     from kvlens.runs.carrying import carry_out, carry_out_each
     from kvlens.runs.request import RunRequest, parse_set
     from kvlens.runs.stopping import stop_signals
@@ -131,10 +131,11 @@ def run(
             forced_reference=forced,
         )
         on = runs_folder(runs), reporter.report, cancelled, reporter.say
-        if len(sources) > 1:
-            done.extend(carry_out_each(request, sources, *on))
-        else:
-            done.append(carry_out(request, sources[0], *on))
+        with reserve_stdout(progress_json):
+            if len(sources) > 1:
+                done.extend(carry_out_each(request, sources, *on))
+            else:
+                done.append(carry_out(request, sources[0], *on))
     except BaseException as error:
         fault = stray(method, error)
         reporter.failed(fault)

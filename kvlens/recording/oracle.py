@@ -61,8 +61,9 @@ def full_attention(shots: Sequence[Snapshot]) -> torch.Tensor:
 
 def coverage(full: torch.Tensor, groups: Sequence[Attended]) -> torch.Tensor:
     """Share of full attention's mass [T, L, Hq] on positions whose tokens the query head attended exactly. groups: of T
-    steps each."""
-    covered, first, steps = [], 0, full.shape[2]
+    steps each. A slot that holds no token yet may have any position: -1, or the position of a token still to be
+    decoded."""
+    covered, first, steps, last = [], 0, full.shape[2], full.shape[-1] - 1
     for group in groups:
         exact = torch.isin(group.role, torch.tensor(EXACT, dtype=group.role.dtype, device=group.role.device))
         attended = exact[:, :, None].expand_as(group.weights)
@@ -70,7 +71,7 @@ def coverage(full: torch.Tensor, groups: Sequence[Attended]) -> torch.Tensor:
             attended = attended & (group.bias > -math.inf)
         attended = attended.unflatten(0, (steps, -1))
         layers = attended.shape[1]
-        where = group.position.long().clamp(min=0).unflatten(0, (steps, -1))[:, :, :, None].expand_as(attended)
+        where = group.position.long().clamp(0, last).unflatten(0, (steps, -1))[:, :, :, None].expand_as(attended)
         mass = full[first : first + layers].movedim(2, 0).gather(-1, where)
         covered.append(torch.where(attended, mass, 0.0).sum(-1).flatten(2, 3))
         first += layers

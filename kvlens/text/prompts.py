@@ -16,6 +16,8 @@ QUESTIONS = ("in", "after")
 """in: the question is part of the prompt that is read and placed; after: it is fed once the context has been placed"""
 MAX_BYTES = 5 * 2**20
 SUFFIXES = (".txt", ".md", ".json")
+_LISTS = (".jsonl", ".jsonl.gz")
+"""ends of the names of files that hold one prompt per line"""
 _HALF = re.compile(r"[\ud800-\udfff]")
 
 
@@ -55,11 +57,15 @@ class Prompt:
 
 
 def decode(data: bytes, name: str) -> PromptText:
-    """Bytes of an upload -> text. `.json` is an object with "text" and, if known, "answer", "needle" ([[start, end],
-    ...]), "task", "answer_prefix", "question" (the character with which it begins).
+    """Return the prompt in the bytes of a file. `.json` is an object with "text" and, if known, "answer" (a string or
+    an integer), "needle" ([[start, end], ...]), "task", "answer_prefix", "question" (the character with which it
+    begins). The text has LF for CRLF, and no byte order mark.
 
-    Raises BadPrompt for too many bytes, not UTF-8, NUL characters, empty text or JSON of another form.
+    Raises BadPrompt for a file of many prompts, too many bytes, not UTF-8, NUL characters, empty text or JSON of
+    another form.
     """
+    if name.lower().endswith(_LISTS):
+        raise BadPrompt(f"{name} holds one prompt per line (JSON Lines): give one prompt as .txt or .json.")
     if len(data) > MAX_BYTES:
         raise BadPrompt(f"{name} has {len(data):,} bytes; at most {MAX_BYTES:,} are accepted: cut it down.")
     try:
@@ -70,7 +76,7 @@ def decode(data: bytes, name: str) -> PromptText:
         ) from None
     if Path(name).suffix.lower() == ".json":
         return _from_json(text, name)
-    return checked(PromptText(text), name)
+    return checked(PromptText(text.replace("\r\n", "\n")), name)
 
 
 def read_prompt(path: Path) -> PromptText:
@@ -136,18 +142,27 @@ def _from_json(text: str, name: str) -> PromptText:
         raise BadPrompt(f'{name}: "needle" must be a list of [start, end] character ranges.') from None
     answer, task, seed = data.get("answer"), data.get("task"), data.get("seed")
     prefix, asked = data.get("answer_prefix"), data.get("question")
+    if isinstance(answer, int) and not isinstance(answer, bool):
+        answer = str(answer)
+    text = data["text"]
     return checked(
         PromptText(
-            data["text"],
+            text.replace("\r\n", "\n"),
             answer if isinstance(answer, str) else None,
-            needle,
+            tuple((_without_cr(text, start), _without_cr(text, end)) for start, end in needle),
             task if isinstance(task, str) else None,
             seed if isinstance(seed, int) and 0 <= seed < 1 << 63 else None,
             prefix if isinstance(prefix, str) else "",
-            asked if isinstance(asked, int) and not isinstance(asked, bool) else None,
+            _without_cr(text, asked) if isinstance(asked, int) and not isinstance(asked, bool) else None,
         ),
         name,
     )
+
+
+def _without_cr(text: str, index: int) -> int:
+    """Return where the character at `index` of the text is once each CRLF of the text is LF. An index outside the text
+    stays outside."""
+    return index - text[: max(index, 0) + 1].count("\r\n")
 
 
 def tokenize(

@@ -13,6 +13,7 @@ from warmprocess import WarmProcess
 
 from kvlens.methods.faults import RAISED
 from kvlens.plugins import CODE
+from kvlens.store.reader import TraceReader
 
 METHOD = """
 from kvlens.methods.families.prompt_eviction import PromptEviction, PromptEvictionParameters
@@ -28,7 +29,7 @@ class Ends(PromptEviction):
         return prompt.keys[layer, :, :before, 0]
 
     def {hook}(self, *arguments, **named):
-        raise {error}
+        {body}
 """
 LOUD = "print('{\"phase\": hello')\n"
 IMPORTS = {
@@ -41,6 +42,9 @@ HOOKS = {
     "ends_at_step": ("select", "SystemExit(0)"),
     "interrupts_at_step": ("decode_end", "KeyboardInterrupt"),
 }
+PRINTS = "prints_at_step"
+PRINTED = '{"phase": "select"'
+PRINTING = f"print({PRINTED!r})\n        return super().select(*arguments, **named)"
 
 
 @pytest.fixture(scope="module")
@@ -51,8 +55,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, text in IMPORTS.items():
         (folder / f"{name}.py").write_text(text)
         points.append(f"{name} = {name}:Ends")
-    for name, (hook, error) in HOOKS.items():
-        (folder / f"{name}.py").write_text(LOUD + METHOD.format(name=name, hook=hook, error=error))
+    bodies = {name: (hook, f"raise {error}") for name, (hook, error) in HOOKS.items()}
+    for name, (hook, body) in (bodies | {PRINTS: ("select", PRINTING)}).items():
+        (folder / f"{name}.py").write_text(LOUD + METHOD.format(name=name, hook=hook, body=body))
         points.append(f"{name} = {name}:Ends")
     info = folder / "faults-1.0.dist-info"
     info.mkdir()
@@ -116,6 +121,35 @@ def test_a_hook_that_ends_the_process_is_a_fault(kvlens: Commands, name: str) ->
     called = "prefill_end" if hook == "score" else hook  # a family's hook is called inside the engine's
     assert sentences[0].startswith(f"kvlens: {RAISED}: {name}.{called} raised {error.partition('(')[0]}")
     assert json.loads(ended.stdout.splitlines()[-1])["phase"] == "error"
+
+
+def test_text_that_a_hook_prints_does_not_break_json(kvlens: Commands) -> None:
+    ran = kvlens.run(PRINTS, "--progress-json")
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    lines = [json.loads(line) for line in ran.stdout.splitlines()]
+    assert lines[-1]["phase"] == "done"
+    assert {line["phase"] for line in lines} >= {"prefill", "decode", "store"}
+    with TraceReader.open(kvlens.folder / "runs", lines[-1]["uid"]) as reader:
+        assert ran.stderr.splitlines().count(PRINTED) == reader.n_steps * reader.n_layers
+
+
+def test_text_that_a_hook_prints_does_not_break_the_json_of_a_race(kvlens: Commands) -> None:
+    prompt = kvlens.folder / "p.txt"
+    prompt.write_text("The river was wide and the bridge was old. " * 12)
+    options = ["--methods", PRINTS, "--budget", "50%", "--max-new", "3", "--runs", str(kvlens.folder / "loud")]
+    for form in ("--json", "--progress-json"):
+        ended = kvlens("race", str(prompt), *options, form)
+        assert ended.returncode == 0, ended.stderr[-2000:]
+        assert {type(json.loads(line)) for line in ended.stdout.splitlines()} == {dict}
+        assert PRINTED in ended.stderr.splitlines()
+
+
+def test_a_run_that_reports_to_people_leaves_stdout_to_the_hooks(kvlens: Commands) -> None:
+    ran = kvlens.run(PRINTS)
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    *printed, uid = ran.stdout.splitlines()
+    assert PRINTED in printed
+    assert (kvlens.folder / "runs" / uid).is_dir()
 
 
 def test_a_run_that_faults_while_decoding_is_stored_as_failed(kvlens: Commands) -> None:

@@ -180,6 +180,18 @@ def test_a_held_run_keeps_the_truths(prompts: Prompts, name: str) -> None:
     assert all((c <= 1 + 1e-4).all() for c in full), "nothing is attended twice"
 
 
+@pytest.mark.parametrize("name", ["streaming_llm", "full"])
+def test_a_hold_on_tokens_still_to_be_decoded_is_recorded_with_coverage(demo: Any, name: str) -> None:
+    prompt, sink = random_prompt(40, vocabulary=1000), ListSink()
+    places = {"overrides": {"sinks": 2, "tokens": 10}} if name == "streaming_llm" else {}
+    ahead = Hold(0, 38, 45, ((1, 0), (3, 1)))
+    held = run(demo, prompt, name, max_new=6, sink=sink, holds=(ahead,), coverage=True, **places)
+    assert all(check.passed for check in held.checks), held.checks
+    covered = [record.head["coverage"] for record in sink.steps]
+    assert len(covered) == len(held.ids)
+    assert all(((share > 0) & (share <= 1 + 1e-4)).all() for share in covered)
+
+
 def test_the_bytes_of_a_hold(demo: Any) -> None:
     """The account has them under a name of their own, they raise the limit, and the method's own bytes stay what they
     were."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
@@ -156,6 +157,25 @@ def test_a_place_that_cannot_be_written_is_one_sentence(runs: Path, monkeypatch:
         write_about(runs, UID, About(name="x"))
     assert read_about(runs / UID) == GIVEN
     assert sorted(path.name for path in (runs / UID).iterdir() if path.name.startswith(".about")) == []
+
+
+def test_a_read_only_file_system_is_one_sentence(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Such a file system refuses to create a file, and to delete a file that does not exist."""
+
+    def refuse(path: object, *_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    monkeypatch.setattr(about, "write_plain", refuse)
+    monkeypatch.setattr(Path, "unlink", refuse)
+    assert kvlens(runs, monkeypatch, "runs", "note", UID, "--name", "x") == 1
+    refused = capsys.readouterr().err
+    monkeypatch.undo()
+    assert refused.startswith("kvlens: ")
+    assert f"run {UID} cannot be stored ({os.strerror(errno.EROFS)});" in refused
+    assert "Errno" not in refused
+    assert read_about(runs / UID) == GIVEN
 
 
 def test_the_command_names_and_finds(

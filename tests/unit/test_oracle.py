@@ -149,6 +149,16 @@ def test_full_attention_by_span_equals_a_plain_computation(
         assert worst[t] < 1e-5
 
 
+def test_a_slot_for_a_token_still_to_be_decoded_covers_nothing() -> None:
+    shots, _, groups = case(5, [(0,), (0,)], 20)
+    full, group = full_attention(shots), joined(groups)
+    free = group.role == FREE
+    assert free.any()
+    expected = coverage(full, [group])
+    group.position[free] = full.shape[-1] + 3
+    assert torch.equal(coverage(full, [group]), expected)
+
+
 def test_an_owner_table_handed_out_stays_as_it_was() -> None:
     owners = Owners(6, torch.device("cpu"))
     rows = [SpanRow(0, "window", 0, 6, -1, ""), SpanRow(1, "page", 0, 2, -1, "")]

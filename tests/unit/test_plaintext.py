@@ -29,6 +29,9 @@ UNSEEN += ["\ud800"]
 HOSTILE = "good\u202eexe.txt\x1b[2J\x9b31m\rpass"
 FORMULAS = ["=1+1", "+1", "-1", "@a", "\t=1", "\r=1", "\n=1", " =1", "＝1+1", "＋1", "－1", "＠a", "\u3000=1"]
 FORMULAS += ["a\n=1", "a\r\n=1"]
+NO_WIDTH = "\ufeff\u200b\u200c\u200d\u200e\u200f\u2060\u00ad"
+FORMULAS += [f"{hidden}{sign}1" for hidden in NO_WIDTH for sign in "=+-@"]
+FORMULAS += ["\ufeff\u200b =1", "\u2003=1", "a\n\u200b=1"]
 
 
 @pytest.mark.parametrize("sign", UNSEEN)
@@ -60,7 +63,7 @@ def test_no_name_of_an_icon_is_left(text: str) -> None:
 def test_no_cell_or_line_of_one_begins_like_a_formula(text: str) -> None:
     cell = next(csv.reader(io.StringIO(csv_bytes(pd.DataFrame({"t": [text]})).decode().split("\n", 1)[1])))[0]
     for line in re.split(r"[\n\r]", cell):
-        assert not re.match(r"\s*[=+\-@＝＋－＠]", line)
+        assert not re.match(rf"[\s{NO_WIDTH}]*[=+\-@＝＋－＠]", line)
     assert cell.replace("'", "") == text
     again = csv_cells(pa.table({"t": pa.array([text], pa.large_string())}))
     assert again.column(0)[0].as_py() == cell

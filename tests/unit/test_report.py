@@ -8,6 +8,7 @@ import re
 from html.parser import HTMLParser
 from pathlib import Path
 
+import duckdb
 import plotly.graph_objects as go
 import pytest
 from pairruns import PARTED, PairRuns, write_pair
@@ -16,7 +17,7 @@ from uiruns import MARKUP
 
 from kvlens.app.report import report_bytes
 from kvlens.app.report.markup import Figures, safe, script_json, table
-from kvlens.app.report.run import answer, parameters, verdict_text
+from kvlens.app.report.run import answer, facts, parameters, verdict_text
 from kvlens.cli.main import app
 from kvlens.lens.verdict import verdict
 from kvlens.meta import Counterfactual, Held
@@ -273,6 +274,42 @@ def test_a_run_that_lost_nothing_has_no_head_outlined_and_its_line_where_kl_is_l
     assert "one step in 2 and layers 1" in said
     assert "{'every'" not in said
     assert "<td>True</td>" not in said
+
+
+def test_a_run_whose_kl_was_not_recorded_at_any_step_marks_the_first_step(tmp_path: Path) -> None:
+    uid = write_synthetic(tmp_path, 2, 4, 2, 6, 8, loss_step=6, oracle={"every": 2, "layers": [1]})
+    trace = tmp_path / uid / "trace.duckdb"
+    trace.chmod(0o644)
+    with duckdb.connect(str(trace)) as con:
+        con.execute("UPDATE loss SET kl = NULL")
+    with TraceReader.open(tmp_path, uid) as reader:
+        loss = reader.loss()
+        text = report_bytes(reader).decode()
+    assert len(loss) > 1
+    assert loss["kl"].isna().all()
+    marked = int(loss["step"].iloc[0])
+    assert f"The line marks step {marked}, the first; no KL was recorded." in html.unescape(body(text))
+    drawn = [spec for spec in specs(text) if any(trace.get("name") == "KL" for trace in spec["data"])]  # type: ignore[union-attr]
+    assert len(drawn) == 1
+    lines = [shape for shape in drawn[0]["layout"]["shapes"] if shape["type"] == "line"]  # type: ignore[index]
+    assert {(line["x0"], line["x1"]) for line in lines} == {(marked, marked)}
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ((None, None, None), "temperature not recorded, top-p not recorded, seed not recorded"),
+        ((0.0, 1.0, 0), "temperature 0.0, top-p 1.0, seed 0"),
+        ((0.7, None, 3), "temperature 0.7, top-p not recorded, seed 3"),
+    ],
+)
+def test_the_settings_of_sampling_are_values_or_not_recorded(
+    runs: PairRuns, values: tuple[float | None, ...], expected: str
+) -> None:
+    with TraceReader.open(runs.folder, runs.run) as reader:
+        update = dict(zip(("temperature", "top_p", "seed"), values, strict=True))
+        reader.meta = reader.meta.model_copy(update=update)
+        assert f"sampling</th><td>{expected}</td>" in facts(reader)
 
 
 def test_a_run_that_lost_says_what_is_outlined(alone: str) -> None:

@@ -47,7 +47,7 @@ def facts(reader: TraceReader) -> str:
         ("prompt", f"{reader.prompt_tokens()} tokens, task {meta.task or 'not named'}"),
         ("decode steps", reader.n_steps),
         ("decoding", kind),
-        ("sampling", f"temperature {meta.temperature}, top-p {meta.top_p}, seed {meta.seed}"),
+        ("sampling", _sampling(meta)),
         ("full-KV reference", meta.reference or "none"),
         ("repeats run", meta.parent or "none"),
         ("held ranges", len(meta.hold) or "none"),
@@ -56,6 +56,12 @@ def facts(reader: TraceReader) -> str:
         ("layers, query heads, KV heads", f"{reader.n_layers}, {reader.q_heads}, {reader.kv_heads}"),
     ]
     return table(("what", "value"), rows)
+
+
+def _sampling(meta: RunMeta) -> str:
+    """Return the settings of sampling, each with its value or "not recorded"."""
+    values = (("temperature", meta.temperature), ("top-p", meta.top_p), ("seed", meta.seed))
+    return ", ".join(f"{name} {'not recorded' if value is None else value}" for name, value in values)
 
 
 def _said(reader: TraceReader) -> list[tuple[str, str]]:
