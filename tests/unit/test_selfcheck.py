@@ -31,7 +31,7 @@ BAD = pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")]
 def tally(spoil: Any = None, sampled: int = 2, limit: int | None = 100, logprob: float = -0.5) -> list[SelfCheck]:
     """The checks of three sound steps, the second of which `spoil` may change."""
     ledger = SimpleNamespace(total={"h2d": 0, "d2h": 0})
-    counts = Tally(SimpleNamespace(shape=SHAPE, ledger=ledger, account=SimpleNamespace(limit=limit)))  # type: ignore[arg-type]
+    counts = Tally(SHAPE, ledger, SimpleNamespace(limit=limit))  # type: ignore[arg-type]
     for step in range(STEPS):
         heads = (SHAPE.layers, SHAPE.q_heads)
         head = {name: np.full(heads, 1 / len(MASS_COLUMNS), np.float32) for name in MASS_COLUMNS}
@@ -94,7 +94,7 @@ def test_a_next_token_without_a_probability_fails(bad: float) -> None:
 
 
 def test_a_peak_that_is_no_number_is_not_within_the_budget() -> None:
-    counts = Tally(SimpleNamespace(shape=SHAPE, ledger=None, account=None))  # type: ignore[arg-type]
+    counts = Tally(SHAPE, None, None)  # type: ignore[arg-type]
     counts.step(100, float("nan"))  # type: ignore[arg-type]
     counts.step(None, 10**9)
     assert counts.over_budget == 1

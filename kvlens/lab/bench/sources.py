@@ -96,11 +96,20 @@ def _imported(path: Path, name: str) -> frozenset[str]:
 def _named(path: Path, changed_ns: int, package: str) -> frozenset[str]:
     """Of a source of `package`. `changed_ns` only makes a changed file another entry of the cache."""
     names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in _nodes(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            sentence = "." * node.level + (node.module or "")
-            base = importlib.util.resolve_name(sentence, package) if node.level else sentence
+            written = "." * node.level + (node.module or "")
+            base = importlib.util.resolve_name(written, package) if node.level else written
             names |= {base, *(f"{base}.{alias.name}" for alias in node.names)}
     return frozenset(names)
+
+
+def _nodes(tree: ast.AST) -> Iterator[ast.AST]:
+    """The nodes of a source that can run: imports for type checkers are left out."""
+    if isinstance(tree, ast.If) and ast.unparse(tree.test) == "TYPE_CHECKING":
+        return
+    yield tree
+    for child in ast.iter_child_nodes(tree):
+        yield from _nodes(child)
