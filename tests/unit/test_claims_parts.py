@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 import torch
 
-from kvlens import tasks
+from kvlens import PACKAGE, tasks
 from kvlens.engine.engine import Engine
 from kvlens.lab.claims import setting_of, written
 from kvlens.lab.claims.check import claiming, statements_of
 from kvlens.lab.claims.methods import chess, compresskv, freekv, sekv_gates, sentkv
 from kvlens.lab.claims.methods.chess_pages import rank_asked
+from kvlens.lab.claims.page import document
 from kvlens.lab.results.statistics import sign_test
 from kvlens.methods import get
 from kvlens.methods.compresskv.heads import HeadFigures
@@ -154,7 +155,14 @@ def test_a_rate_is_decided_by_its_interval(uncertain: int, pages: int, holds: bo
 
 @pytest.mark.parametrize(
     ("rank", "kept", "n", "holds"),
-    [(0.2, 0.9, 10, True), (0.7, 0.3, 10, False), (0.4, 0.3, 10, None), (0.2, 0.9, 9, None)],
+    [
+        (0.2, 0.9, 10, True),
+        (0.7, 0.3, 10, False),
+        (0.4, 0.3, 10, None),
+        (0.4, 0.0, 10, False),
+        (0.4, 0.2, 10, None),
+        (0.2, 0.9, 9, None),
+    ],
 )
 def test_asked_pages_must_rank_and_be_kept_better_than_chance(
     rank: float, kept: float, n: int, holds: bool | None
@@ -210,3 +218,18 @@ def test_figures_of_a_map() -> None:
     assert sekv_gates.top_quarter(np.zeros((2, 4))) == 0
     assert sekv_gates.thirds(np.repeat([[0.0], [0.4], [0.2]], 2, axis=0)) == (0.0, pytest.approx(0.3))
     assert not math.isnan(sekv_gates.capped(gates(np.zeros((1, 1)), 8))[1])
+
+
+def test_the_committed_claims_are_those_that_the_code_states() -> None:
+    """Of every method that was measured as arms; docs/claims.md is made from the committed file."""
+    result = json.loads((PACKAGE / "lab" / "results" / "claims-smollm2.json").read_text(encoding="utf-8"))
+    compared = {
+        name: {(claim["source"], claim["says"]) for claim in part["claims"] if "verdict" in claim["figures"]}
+        for name, part in result["methods"].items()
+    }
+    measured = {name: claims for name, claims in compared.items() if claims}
+    assert len(measured) >= 30
+    for name, claims in measured.items():
+        assert claims == {(statement.source, statement.says) for statement in statements_of(get(name))}, name
+    page = PACKAGE.parent / "docs" / "claims.md"
+    assert page.read_text(encoding="utf-8") == document(result, "smollm2")

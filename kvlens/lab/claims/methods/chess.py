@@ -127,11 +127,11 @@ def rank(setting: Setting, ranks: dict[float, list[Ranked]], parts: tuple[list[R
     """Judge the affinity of keys: the asked pages rank better than chance, and more of them are kept than by chance."""
     mean, low, high = normal([row["rank"] for row in ranks[KEEP[0]]], FEWEST)
     gains = [normal([row["kept"] - row["chance"] for row in ranks[keep]], FEWEST) for keep in KEEP]
-    worse = low > 0.5 or any(gain[2] < 0 for gain in gains)
-    holds = True if all(gain[1] > 0 for gain in gains) else False if worse else None
     common, own = (normal([row["rank"] for row in part]) for part in parts)
-    names = ("kept", "flat", "chance", "spent")
+    names, n = ("kept", "flat", "chance", "spent"), len(ranks[KEEP[0]])
     means = {keep: {name: normal([row[name] for row in ranks[keep]])[0] for name in names} for keep in KEEP}
+    fewer = n >= FEWEST and any(wilson(row["kept"], n)[1] < row["chance"] for row in means.values())
+    holds = True if all(gain[1] > 0 for gain in gains) else False if low > 0.5 or fewer else None
     shown = "; ".join(
         f"{keep:.0%}: {row['kept']:.0%}, without hierarchy {row['flat']:.0%}, by chance {row['chance']:.0%}"
         for keep, row in means.items()
@@ -147,7 +147,7 @@ def rank(setting: Setting, ranks: dict[float, list[Ranked]], parts: tuple[list[R
         "CHESS sec. 3.2, App. B.1",
         "Pages with keys like the newest pages' are the relevant ones, and the hierarchy keeps them.",
         f"Pages with the asked facts, at the first selection: mean rank {mean:.2f} ({low:.2f} to {high:.2f}; 0 best, "
-        f"0.5 by chance); kept, by share attended: {shown}; n = {len(ranks[KEEP[0]])}; "
+        f"0.5 by chance); kept, by share attended: {shown}; n = {n}; "
         f"{setting.model}, {', '.join(setting.tasks)}, {setting.length:,} tokens.",
         holds,
         "" if holds else reason,
