@@ -124,15 +124,15 @@ def attempts(top: Path, seconds: Callable[[], float]) -> dict[str, Attempt]:
 def soak(
     minutes: float,
     short: bool,
-    mapping: Mapping[str, int] | None = None,
+    earlier_attempts: Mapping[str, int] | None = None,
     only: Sequence[str] = tuple(PARTS),
     keep: Callable[[Outcomes, dict[str, int]], None] = lambda results, result: None,
 ) -> tuple[Outcomes, dict[str, int]]:
     """Runs the parts in turn, each for its share of the time -> outcomes by label, and attempts by part, which `keep`
-    is told after every part. mapping: attempts of each part by now; a part that has all it wants gives its time to the
-    others, unless all of `only` have."""
+    is told after every part. earlier_attempts: attempts of each part by now; a part that has all it wants gives its
+    time to the others, unless all of `only` have."""
     results: dict[str, Counter[str]] = {}
-    started_job = dict.fromkeys(PARTS, 0) | dict(mapping or {})
+    started_job = dict.fromkeys(PARTS, 0) | dict(earlier_attempts or {})
     due = [name for name in only if (PARTS[name].short if short else PARTS[name].wanted > started_job[name])]
     due = due or list(only)
     result = dict.fromkeys(PARTS, 0)

@@ -27,11 +27,14 @@ ARCHITECTURE = 90
 
 
 def main() -> None:
-    torch.set_default_dtype(torch.bfloat16)
     model = random_llama(
-        hidden_size=256, num_hidden_layers=3, num_attention_heads=32, num_key_value_heads=8, head_dim=128
+        dtype=torch.bfloat16,
+        hidden_size=256,
+        num_hidden_layers=3,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        head_dim=128,
     )
-    torch.set_default_dtype(torch.float32)
     launch, launched = JITFunction.run, []
 
     def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:

@@ -48,7 +48,7 @@ def test_sittings_add_up_and_go_on_where_the_last_one_ended() -> None:
 
 def test_a_part_that_has_all_it_wants_leaves_its_time_to_the_others() -> None:
     wanted = {name: part.wanted for name, part in PARTS.items()} | {"prompts": 3}
-    code = f"from benchmarks.soak import soak; print(soak(0.3, short=False, done={wanted}))"
+    code = f"from benchmarks.soak import soak; print(soak(0.3, short=False, earlier_attempts={wanted}))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     found, made = ast.literal_eval(done.stdout.splitlines()[-1])
     left = PARTS["prompts"].wanted - 3

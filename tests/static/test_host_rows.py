@@ -89,11 +89,7 @@ def test_what_leaves_the_window_is_one_copy_per_layer(small: Any, case: Any, mon
 @torch.inference_mode()
 def test_every_bit_goes_into_its_rows_and_into_no_other(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """Spans of 1 to 32 tokens, not numbers among what they hold, in the pool of a decode."""
-    torch.set_default_dtype(dtype)
-    try:
-        model = random_llama(num_hidden_layers=2)
-    finally:
-        torch.set_default_dtype(torch.float32)
+    model = random_llama(dtype=dtype, num_hidden_layers=2)
     device = put_behind(monkeypatch)
     made = decoder(model, random_prompt(400), on_random(CASES[8]), STEPS)
     memory, cold, shape = made.session.memory, made.session.memory.cold, made.session.memory.shape
