@@ -76,11 +76,11 @@ class Search:
         self.engine, self.print = Engine(self.loaded), fingerprint(self.loaded)
         self._full: dict[tuple[int, int], bool] = {}
 
-    def prompts(self, first: int) -> Iterator[tuple[int, float, int, Asked]]:
-        """(length, depth, seed, prompt), lengths first; seeds from `first` on."""
+    def prompts(self, first_seed: int) -> Iterator[tuple[int, float, int, Asked]]:
+        """(length, depth, seed, prompt), lengths first; seeds from `first_seed` on."""
         encoding = encoding_of(self.loaded.tokenizer)
         for length in LENGTHS:
-            for seed in range(first, first + SEEDS):
+            for seed in range(first_seed, first_seed + SEEDS):
                 depth = DEPTHS[seed % len(DEPTHS)]
                 yield length, depth, seed, tasks.ask(tasks.get(TASK), length, depth, seed, encoding)
 
@@ -97,15 +97,15 @@ class Search:
             oracle="all",
         )
         full = RunRequest(model=self.loaded.name, method=methods.REFERENCE, max_new=STEPS)
-        for tried, (length, depth, seed, asked) in enumerate(self.prompts(SEEDS * METHODS.index(method)), 1):
-            source = tasks.prompt_of(asked)
+        for tried, (length, depth, seed, prompt) in enumerate(self.prompts(SEEDS * METHODS.index(method)), 1):
+            source = tasks.prompt_of(prompt)
             if (length, seed) not in self._full:
                 self._full[length, seed] = self.right(full, source)
             if not self._full[length, seed]:
                 continue
             try:
                 if not self.right(request, source):
-                    return Found(asked, length, depth, seed, tried, request)
+                    return Found(prompt, length, depth, seed, tried, request)
             except BudgetInfeasible:
                 continue
         return None
@@ -115,47 +115,47 @@ class Search:
         prompt = tokenize(source, self.loaded.tokenizer, self.loaded.max_positions, request.max_new)
         planned = plan(request, Prepared(self.engine, prompt, self.print))
         options = replace(planned.options, coverage=False, oracle="off")
-        done = self.engine.run(prompt, planned.method, planned.params, planned.budget, options)
+        result = self.engine.run(prompt, planned.method, planned.params, planned.budget, options)
         assert source.answer is not None
-        return tasks.is_right(source.task, source.answer, done.text)
+        return tasks.is_right(source.task, source.answer, result.text)
 
 
 def silent(phase: str, done: int, total: int) -> None:
     """Nobody watches."""
 
 
-def recorded(found: Found, runs: Path, folder: Path) -> gallery.Loss:
+def recorded(candidate: Found, runs: Path, folder: Path) -> gallery.Loss:
     """The loss run for real, what was missed held, both written as one file."""
-    source = tasks.prompt_of(found.asked)
-    uid, status, text = carry_out(found.request, source, runs, silent, lambda: False)
+    source = tasks.prompt_of(candidate.asked)
+    uid, status, text = carry_out(candidate.request, source, runs, silent, lambda: False)
     assert status == "completed"
     assert not tasks.is_right(source.task, str(source.answer), text)
     held = restored(runs, uid)
     with TraceReader.open(runs, uid) as reader:
-        meta, (said, why) = reader.meta, gallery.spoken(reader)
-    file = folder / f"{found.request.method}.tar.xz"
+        meta, (sentence, why) = reader.meta, gallery.spoken(reader)
+    file = folder / f"{candidate.request.method}.tar.xz"
     hand_on(runs, {uid: gallery.LEFT_OUT["run"], held.uid: gallery.LEFT_OUT["held"]}, file)
     data = file.read_bytes()
     assert meta.prompt_tokens is not None
     assert meta.full_kv_bytes is not None
     return gallery.Loss(
-        method=found.request.method,
+        method=candidate.request.method,
         preset=meta.preset,
-        overrides=found.request.overrides,
+        overrides=candidate.request.overrides,
         budget=BUDGET,
-        model=found.request.model,
+        model=candidate.request.model,
         task=TASK,
-        length=found.length,
-        depth=found.depth,
-        seed=found.seed,
-        tried=found.tried,
+        length=candidate.length,
+        depth=candidate.depth,
+        seed=candidate.seed,
+        tried=candidate.tried,
         prompt_tokens=meta.prompt_tokens,
         full_kv_bytes=meta.full_kv_bytes,
         question=source.text[source.question :].strip().removeprefix("Question: "),
         expected=str(source.answer).strip(),
         came=text.strip().partition("\n")[0],
         uid=uid,
-        verdict=said,
+        verdict=sentence,
         why=why,
         held=held,
         file=file.name,
@@ -167,40 +167,40 @@ def recorded(found: Found, runs: Path, folder: Path) -> gallery.Loss:
 def restored(runs: Path, uid: str) -> gallery.Held:
     """What brings the answer back with the fewest bytes, of what may be held; the first of it where nothing does."""
     with TraceReader.open(runs, uid) as reader:
-        found = verdict(reader)
-        assert found is not None
-        assert found.missed is not None
-        choices = choices_of(reader, found.missed.span, found)
-    made = []
+        loss = verdict(reader)
+        assert loss is not None
+        assert loss.missed is not None
+        choices = choices_of(reader, loss.missed.span, loss)
+    repeats = []
     for words, choice in list(choices.items())[:HOLDS]:
-        stored, said = whatif(runs, uid, Holding(pieces=choice, from_step=found.step), silent)
-        assert said is not None
-        assert said.held_bytes is not None
-        made.append((stored.uid, _words(words, choice), said))
-    held, words, said = min(made, key=lambda one: _order(one[2]))
-    assert said.kl_before is not None
-    assert said.kl_after is not None
-    assert said.held_bytes is not None
+        stored, summary = whatif(runs, uid, Holding(pieces=choice, from_step=loss.step), silent)
+        assert summary is not None
+        assert summary.held_bytes is not None
+        repeats.append((stored.uid, _words(words, choice), summary))
+    held, words, summary = min(repeats, key=lambda repeat: _order(repeat[2]))
+    assert summary.kl_before is not None
+    assert summary.kl_after is not None
+    assert summary.held_bytes is not None
     return gallery.Held(
         uid=held,
         words=words,
-        answer=str(said.answer_after).strip().partition("\n")[0],
-        restored=bool(said.restored),
-        kl_before=said.kl_before,
-        kl_after=said.kl_after,
-        bytes=said.held_bytes,
+        answer=str(summary.answer_after).strip().partition("\n")[0],
+        restored=bool(summary.restored),
+        kl_before=summary.kl_before,
+        kl_after=summary.kl_after,
+        bytes=summary.held_bytes,
     )
 
 
-def _order(said: Counterfactual) -> tuple[int, int]:
+def _order(summary: Counterfactual) -> tuple[int, int]:
     """First what brings the answer back and full KV's choice at the step of loss with it, then what brings back the
     answer alone, by a choice that stays close; of each the fewest bytes. The rest as it was tried."""
-    assert said.kl_before is not None
-    assert said.kl_after is not None
-    assert said.held_bytes is not None
-    if not said.restored:
+    assert summary.kl_before is not None
+    assert summary.kl_after is not None
+    assert summary.held_bytes is not None
+    if not summary.restored:
         return 2, 0
-    return int(said.kl_after > LEFT * said.kl_before), said.held_bytes
+    return int(summary.kl_after > LEFT * summary.kl_before), summary.held_bytes
 
 
 def _words(offered: str, choice: tuple[Piece, ...]) -> str:
@@ -217,34 +217,36 @@ def main() -> None:
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--keep", type=Path, help="folder for the whole runs; default: none is kept")
     parser.add_argument("--doc", action="store_true", help="renew what docs/reading-a-loss.md quotes, and nothing else")
-    given = parser.parse_args()
-    if given.doc:
+    options = parser.parse_args()
+    if options.doc:
         DOC.write_text(with_losses(DOC.read_text(encoding="utf-8")), encoding="utf-8")
         return
-    names = tuple(given.methods.split(","))
+    names = tuple(options.methods.split(","))
     if unknown := set(names) - set(METHODS):
         parser.error(f"the gallery has no place for {', '.join(sorted(unknown))}; it has {', '.join(METHODS)}")
     torch.set_num_threads(1)
     search = Search(SMOLLM2)
-    kept = {loss.method: loss for loss in gallery.losses()} if gallery.INDEX.is_file() else {}
+    losses = {loss.method: loss for loss in gallery.losses()} if gallery.INDEX.is_file() else {}
     now = about((), SMOLLM2) | {"task": TASK, "lengths": LENGTHS, "seeds_per_method": SEEDS, "steps": STEPS}
-    if set(names) >= set(kept):
-        made: dict[str, Any] = now | {"origin": {}}
+    if set(names) >= set(losses):
+        provenance: dict[str, Any] = now | {"origin": {}}
     else:
-        made = dict(gallery.index().about)
+        provenance = dict(gallery.index().about)
     with tempfile.TemporaryDirectory() as temporary:
         for name in names:
-            found = search.first(name)
-            if found is None:
+            candidate = search.first(name)
+            if candidate is None:
                 print(f"{name}: loses none of these prompts at {BUDGET}", flush=True)
                 continue
-            kept[name] = recorded(found, given.keep or Path(temporary), gallery.FOLDER)
-            made["origin"] = {**made["origin"], name: origin(SMOLLM2, name)}
-            if made["date"] != now["date"]:
-                made["remade"] = {**made.get("remade", {}), name: now["date"]}
-            print(f"{name}: {kept[name].verdict} {kept[name].held.restored} {kept[name].bytes:,} bytes", flush=True)
-            ordered = [kept[name].model_dump() for name in METHODS if name in kept]
-            text = json.dumps({"about": made, "losses": ordered}, ensure_ascii=False, indent=1)
+            losses[name] = recorded(candidate, options.keep or Path(temporary), gallery.FOLDER)
+            provenance["origin"] = {**provenance["origin"], name: origin(SMOLLM2, name)}
+            if provenance["date"] != now["date"]:
+                provenance["remade"] = {**provenance.get("remade", {}), name: now["date"]}
+            print(
+                f"{name}: {losses[name].verdict} {losses[name].held.restored} {losses[name].bytes:,} bytes", flush=True
+            )
+            ordered = [losses[name].model_dump() for name in METHODS if name in losses]
+            text = json.dumps({"about": provenance, "losses": ordered}, ensure_ascii=False, indent=1)
             gallery.INDEX.write_text(text + "\n", encoding="utf-8")
 
 

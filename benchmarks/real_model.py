@@ -72,12 +72,12 @@ class Speed:
         """The model's own `generate`, with its own attention and cache."""
         model: Any = self.loaded.model
         with attending(model, "sdpa"):
-            first, whole = (self._generate(model, new) for new in (1, 1 + STEPS))
-        return {"prefill": first, "step": (whole - first) / STEPS, "after": 0.0, "total": whole}
+            prefill_s, whole = (self._generate(model, new) for new in (1, 1 + STEPS))
+        return {"prefill": prefill_s, "step": (whole - prefill_s) / STEPS, "after": 0.0, "total": whole}
 
     def _generate(self, model: Any, new: int) -> float:
         ids = torch.tensor([self.prompt.ids])
-        cache, begun = DynamicCache(config=model.config), time.perf_counter()
+        cache, started = DynamicCache(config=model.config), time.perf_counter()
         model.generate(
             ids,
             attention_mask=torch.ones_like(ids),
@@ -86,7 +86,7 @@ class Speed:
             max_new_tokens=new,
             do_sample=False,
         )
-        return time.perf_counter() - begun
+        return time.perf_counter() - started
 
     def full(self, coverage: bool | None = None) -> Times:
         """FullKV here; coverage: recorded with spans, and with full attention's mass where true; None: not recorded."""
@@ -109,17 +109,17 @@ class Speed:
         method = methods.get(name)
         row = header(Trial(self.task, self.length, 0.5, SEED, 0, name, BUDGET), self.loaded.name)
         limit = Budget.parse(BUDGET) if row["rule"] == "resident bytes" else None
-        taken = chosen(self.engine, self.prompt, method, row, limit, self.options)
-        self.presets[method.name], clock = taken.preset, Clock()
+        preset_choice = chosen(self.engine, self.prompt, method, row, limit, self.options)
+        self.presets[method.name], clock = preset_choice.preset, Clock()
         return clock.times(
-            self.engine.run(self.prompt, method, taken.params, limit, self.options, None, clock, read=read)
+            self.engine.run(self.prompt, method, preset_choice.params, limit, self.options, None, clock, read=read)
         )
 
     def cold(self, rounds: int) -> dict[str, float]:
         """See benchmarks.cold_start; of a prompt of COLD tokens under FullKV."""
         self.prompt_of(COLD)
-        given = {"text": self.asked.text, "answer_prefix": self.asked.opening}
-        return {"prompt_tokens": COLD} | cold(["--model", self.loaded.name, "--method", "full"], given, rounds)
+        prompt = {"text": self.asked.text, "answer_prefix": self.asked.opening}
+        return {"prompt_tokens": COLD} | cold(["--model", self.loaded.name, "--method", "full"], prompt, rounds)
 
 
 class Clock:
@@ -144,17 +144,17 @@ def measure(
     rounds: int,
     names: list[str],
     say: Callable[[str], None],
-    before: dict[str, Any] | None = None,
+    previous: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """All ratios, and the milliseconds behind them; `names`: the methods beside FullKV; `before`: what an earlier
+    """All ratios, and the milliseconds behind them; `names`: the methods beside FullKV; `previous`: what an earlier
     sitting found, with which `kept` will be asked. Raises SystemExit, before anything is measured, where that was
     measured on something else."""
     torch.set_num_threads(1)
     speed = Speed(model, length)
     sizes = {"prompt_tokens": len(speed.prompt.ids), "steps": STEPS, "budget": BUDGET, "rounds": rounds}
-    made = about((methods.REFERENCE, *names), model) | {"model": model, "presets": speed.presets} | sizes
-    if before is not None:
-        refuse_other(before["about"], made)
+    provenance = about((methods.REFERENCE, *names), model) | {"model": model, "presets": speed.presets} | sizes
+    if previous is not None:
+        refuse_other(previous["about"], provenance)
     queries = max([128, *(methods.get(name).needs.queries for name in names)])
     read = speed.engine.read(speed.prompt, queries=queries, received=True)
     arms: dict[str, Callable[[], Times]] = {
@@ -178,7 +178,7 @@ def measure(
             if turn:  # the first turn warms up
                 seconds[name].append(took)
         say(f"round {turn} of {rounds}")
-    return {"about": made, "refused": refused, "ratios": ratios(seconds), "cold": speed.cold(rounds)}
+    return {"about": provenance, "refused": refused, "ratios": ratios(seconds), "cold": speed.cold(rounds)}
 
 
 def ratios(seconds: dict[str, list[Times]]) -> list[dict[str, Any]]:
@@ -194,26 +194,26 @@ def ratios(seconds: dict[str, list[Times]]) -> list[dict[str, Any]]:
         parts = {"prefill": "prefill", "step": "step"}
         if name.startswith("full"):
             parts |= {"total": "total"} if name == "full" else {"after": "prefill", "total": "total"}
-        for part, other in parts.items():
-            each = [mine[part] / theirs[other] for mine, theirs in zip(took, seconds[against], strict=True)]
-            own = median(mine[part] for mine in took) * 1e3
+        for part, their_part in parts.items():
+            each = [times[part] / theirs[their_part] for times, theirs in zip(took, seconds[against], strict=True)]
+            milliseconds = median(times[part] for times in took) * 1e3
             line = {"arm": name, "part": part, "against": against, "ratio": median(each)}
-            lines.append(line | {"low": min(each), "high": max(each), "ms": own})
+            lines.append(line | {"low": min(each), "high": max(each), "ms": milliseconds})
     return lines
 
 
-def refuse_other(before: dict[str, Any], now: dict[str, Any]) -> None:
+def refuse_other(previous: dict[str, Any], now: dict[str, Any]) -> None:
     """Raises SystemExit where two sittings, by what each says of itself, measured on something else."""
     alike = ("model", "prompt_tokens", "steps", "budget", "machine")
-    if any(before[name] != now[name] for name in alike):
+    if any(previous[name] != now[name] for name in alike):
         raise SystemExit("the file holds figures of another model, prompt or machine: give another --out.")
 
 
-def kept(before: dict[str, Any], now: dict[str, Any]) -> list[dict[str, Any]]:
+def kept(previous: dict[str, Any], now: dict[str, Any]) -> list[dict[str, Any]]:
     """Lines of arms that were measured before and not now, each with the date of its sitting."""
-    arms, date = {line["arm"] for line in now["ratios"]}, before["about"]["date"]
-    now["about"]["presets"] = before["about"]["presets"] | now["about"]["presets"]
-    return [{"date": date} | line for line in before["ratios"] if line["arm"] not in arms]
+    arms, date = {line["arm"] for line in now["ratios"]}, previous["about"]["date"]
+    now["about"]["presets"] = previous["about"]["presets"] | now["about"]["presets"]
+    return [{"date": date} | line for line in previous["ratios"] if line["arm"] not in arms]
 
 
 def main() -> None:
@@ -224,22 +224,24 @@ def main() -> None:
     parser.add_argument("--model", default=default_model())
     parser.add_argument("--methods", default=",".join(methods.registry()))
     parser.add_argument("--out", type=Path)
-    given = parser.parse_args()
-    names = [name for name in given.methods.split(",") if name and name != methods.REFERENCE]
-    before = json.loads(given.out.read_text(encoding="utf-8")) if given.out and given.out.is_file() else None
-    found = measure(given.model, given.length, given.rounds, names, partial(print, file=sys.stderr, flush=True), before)
-    for line in found["ratios"]:
+    options = parser.parse_args()
+    names = [name for name in options.methods.split(",") if name and name != methods.REFERENCE]
+    previous = json.loads(options.out.read_text(encoding="utf-8")) if options.out and options.out.is_file() else None
+    result = measure(
+        options.model, options.length, options.rounds, names, partial(print, file=sys.stderr, flush=True), previous
+    )
+    for line in result["ratios"]:
         print(
             f"{line['arm']:30} {line['part']:8} {line['ratio']:.2f} x {line['against']} "
             f"({line['low']:.2f}-{line['high']:.2f}), {line['ms']:.0f} ms"
         )
-    for name, why in found["refused"].items():
+    for name, why in result["refused"].items():
         print(f"{name:30} {why}")
-    print("cold start: " + ", ".join(f"{name} {value:.1f}" for name, value in found["cold"].items()))
-    if given.out:
-        if before is not None:
-            found["ratios"] += kept(before, found)
-        given.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    print("cold start: " + ", ".join(f"{name} {value:.1f}" for name, value in result["cold"].items()))
+    if options.out:
+        if previous is not None:
+            result["ratios"] += kept(previous, result)
+        options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -80,12 +80,12 @@ def opened(url: str, chromium: str) -> dict[str, Any]:
             button.click()
             page.get_by_text("Answer with it held").wait_for()
             page.locator("#player[data-step]").wait_for()
-            told = time.perf_counter() - start_time
+            verdict_s = time.perf_counter() - start_time
             page.locator("#box").wait_for(state="visible")
-            took.append([round(told, 1), round(time.perf_counter() - start_time, 1)])
+            took.append([round(verdict_s, 1), round(time.perf_counter() - start_time, 1)])
             page.close()
         browser.close()
-    return {"gallery_s": [told for told, _ in took], "marks_s": [marked for _, marked in took]}
+    return {"gallery_s": [verdict_s for verdict_s, _ in took], "marks_s": [marked for _, marked in took]}
 
 
 def main() -> None:

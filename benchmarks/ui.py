@@ -46,7 +46,7 @@ def start(runs: Path) -> tuple[subprocess.Popen[bytes], str, float]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    began = time.perf_counter()
+    start_time = time.perf_counter()
     argv = [sys.executable, "-m", "streamlit", "run", "app.py", "--server.port", str(port)]
     process = subprocess.Popen(
         argv,
@@ -59,7 +59,7 @@ def start(runs: Path) -> tuple[subprocess.Popen[bytes], str, float]:
     while True:
         try:
             urllib.request.urlopen(f"{url}/_stcore/health", timeout=1)
-            return process, url, time.perf_counter() - began
+            return process, url, time.perf_counter() - start_time
         except OSError:
             time.sleep(0.02)
 
@@ -68,19 +68,19 @@ def look(url: str, uid: str, chromium: str) -> dict[str, Any]:
     """First page, first replay, and ten seconds of playing at most."""
     from playwright.sync_api import sync_playwright
 
-    found: dict[str, Any] = {}
+    figures: dict[str, Any] = {}
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=CHROMIUM_ARGUMENTS)
         page = browser.new_page(viewport={"width": 1440, "height": 900})
         page.set_default_timeout(120_000)
-        began = time.perf_counter()
+        start_time = time.perf_counter()
         page.goto(url)
         page.get_by_text("A click on a run opens it").wait_for()
-        found["first_page_s"] = round(time.perf_counter() - began, 2)
-        began = time.perf_counter()
+        figures["first_page_s"] = round(time.perf_counter() - start_time, 2)
+        start_time = time.perf_counter()
         page.goto(f"{url}/replay?run={uid}")
         page.locator("#player[data-step]").wait_for()
-        found["replay_ready_s"] = round(time.perf_counter() - began, 2)
+        figures["replay_ready_s"] = round(time.perf_counter() - start_time, 2)
         page.wait_for_timeout(2000)
         for mode in ("surprisal", "mean"):
             page.locator("#mode").select_option(mode)
@@ -89,12 +89,12 @@ def look(url: str, uid: str, chromium: str) -> dict[str, Any]:
             page.wait_for_timeout(500)
             played = page.evaluate(PLAY)
             page.wait_for_timeout(1000)
-            found[f"played_{mode}"] = {
+            figures[f"played_{mode}"] = {
                 "steps_per_s": round(played["steps"] / played["seconds"], 1),
                 "drawn_per_s": round(played["drawn"] / played["seconds"], 1),
             }
         browser.close()
-    return found
+    return figures
 
 
 def main() -> None:
@@ -103,7 +103,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=32)
     parser.add_argument("--heads", type=int, default=32)
     parser.add_argument("--chromium", default="/usr/bin/chromium")
-    given = parser.parse_args()
+    options = parser.parse_args()
     from kvlens.player import payload
     from kvlens.store.reader import TraceReader
     from tests.synthetic import write_synthetic
@@ -111,27 +111,27 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         runs = Path(folder)
         uid = write_synthetic(
-            runs, given.layers, given.heads, max(1, given.heads // 4), given.steps, 120, 0, prompt_tokens=3000
+            runs, options.layers, options.heads, max(1, options.heads // 4), options.steps, 120, 0, prompt_tokens=3000
         )
         with TraceReader.open(runs, uid) as reader:
-            began = time.perf_counter()
+            start_time = time.perf_counter()
             names = payload.per_step_metrics(reader)
             message = payload.run_payload(reader, "bench", names, payload.loaded_metrics(reader, names, None))
-            built = time.perf_counter() - began
+            built = time.perf_counter() - start_time
         process, url, health = start(runs)
         try:
-            found = look(url, uid, given.chromium)
+            figures = look(url, uid, options.chromium)
         finally:
             process.terminate()
             process.wait(20)
-    shape = f"{given.steps} steps x {given.layers} layers x {given.heads} query heads, 3000 prompt tokens"
+    shape = f"{options.steps} steps x {options.layers} layers x {options.heads} query heads, 3000 prompt tokens"
     print(
         json.dumps(
             {
                 "run": shape,
                 "load_average": os.getloadavg()[0],
                 "health_s": round(health, 2),
-                **found,
+                **figures,
                 "payload_mb": round(len(message) / 1e6, 2),
                 "payload_built_s": round(built, 2),
             },

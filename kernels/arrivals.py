@@ -64,7 +64,7 @@ def _arrivals(
     heads, spans = came.shape
     assert came.is_contiguous()
     assert meta.is_contiguous()
-    made = tiles, turn, total = _lists(meta, places)
+    listed = tiles, turn, total = _lists(meta, places)
     _list[(heads,)](
         came.view(torch.uint8),
         meta,
@@ -79,7 +79,7 @@ def _arrivals(
         num_warps=4,
         enable_fp_fusion=True,
     )
-    return made
+    return listed
 
 
 @_arrivals.register_fake
@@ -198,13 +198,13 @@ def _list(  # type: ignore[no-untyped-def]
     beside U."""
     h = tl.program_id(0).to(tl.int64)
     block = tl.arange(0, B)
-    before = tl.full((), 0, tl.int32)
+    earlier = tl.full((), 0, tl.int32)
     numbers = tl.full((), 0, tl.int64)
     for start in range(0, S, B):
         s = start + block
         came = tl.load(came_ptr + h * S + s, mask=s < S, other=0).to(tl.int32)
-        turn = before + tl.cumsum(came, 0) - 1
-        before += tl.sum(came, 0)
+        turn = earlier + tl.cumsum(came, 0) - 1
+        earlier += tl.sum(came, 0)
         tl.store(turn_ptr + h * S + s, turn.to(tl.int64), mask=s < S)
         listed = (came != 0) & (turn < A)
         tile = tile_ptr + (h * A + turn) * 3
@@ -218,7 +218,7 @@ def _list(  # type: ignore[no-untyped-def]
     tl.store(bytes_ptr + h, numbers * ITEM)
     for start in range(0, A, B):
         place = start + block
-        rest = (place >= before) & (place < A)
+        rest = (place >= earlier) & (place < A)
         tile = tile_ptr + (h * A + place) * 3
         tl.store(tile, tl.full((B,), -1, tl.int64), mask=rest)
         tl.store(tile + 1, tl.zeros((B,), tl.int64), mask=rest)

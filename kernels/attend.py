@@ -66,24 +66,24 @@ def partial_attention(
     q: torch.Tensor,
     keys: torch.Tensor,
     values: torch.Tensor,
-    seen: torch.Tensor,
+    visible: torch.Tensor,
     scaling: float,
     near: torch.Tensor | None = None,
-    first: int = 0,
+    near_start: int = 0,
     rows: int = 128,
 ) -> torch.Tensor:
     """Attention of a prompt chunk that attends some of what was read, `rows` queries at a time: q [1, Hq, m, D], keys,
-    values [H_kv, N, D], seen bool [H_kv|1, m, N] -> [1, Hq, m, D]. near: the queries as the `first` keys see them,
-    None: as they are. Softmax and products in float32."""
+    values [H_kv, N, D], visible bool [H_kv|1, m, N] -> [1, Hq, m, D]. near: the queries as the `near_start` keys see
+    them, None: as they are. Softmax and products in float32."""
     packed, whole = q[0].float().unflatten(0, (keys.shape[0], -1)), keys.float().transpose(-1, -2)[:, None]
     turned = None if near is None else near[0].float().unflatten(0, (keys.shape[0], -1))
     outs = []
-    for at in range(0, q.shape[2], rows):
-        part = slice(at, at + rows)
+    for row in range(0, q.shape[2], rows):
+        part = slice(row, row + rows)
         scores = packed[:, :, part] @ whole
         if turned is not None:
-            scores[..., :first] = turned[:, :, part] @ whole[..., :first]
-        weights = (scores * scaling).masked_fill(~seen[:, None, part], float("-inf")).softmax(-1)
+            scores[..., :near_start] = turned[:, :, part] @ whole[..., :near_start]
+        weights = (scores * scaling).masked_fill(~visible[:, None, part], float("-inf")).softmax(-1)
         outs.append(weights @ values.float()[:, None])
     return torch.cat(outs, 2).flatten(0, 1)[None].to(q.dtype)
 
@@ -91,12 +91,12 @@ def partial_attention(
 def add_received(received: torch.Tensor, q: torch.Tensor, keys: torch.Tensor, scaling: float, rows: int = 128) -> None:
     """Add to received float32 [Hq, n] the attention that the last m of N positions give each token: sums over queries
     of exact causal softmax, `rows` queries at a time, never m x N at once. q [Hq, m, D], keys [H_kv, N, D]."""
-    (heads, m, dim), seen = q.shape, keys.shape[1]
+    (heads, m, dim), positions = q.shape, keys.shape[1]
     packed = q.float().view(keys.shape[0], -1, m, dim)
     wide = keys.float().transpose(-1, -2)[:, None]
-    for first in range(0, m, rows):
-        part = packed[:, :, first : first + rows]
-        last = seen - m + first + part.shape[2]
+    for row in range(0, m, rows):
+        part = packed[:, :, row : row + rows]
+        last = positions - m + row + part.shape[2]
         unseen = torch.ones(part.shape[2], last, dtype=torch.bool, device=q.device).triu(last - part.shape[2] + 1)
         weights = (part @ wide[..., :last] * scaling).masked_fill(unseen, float("-inf")).softmax(-1)
         received[:, :last] += weights.sum(2).reshape(heads, last)

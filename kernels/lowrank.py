@@ -59,12 +59,12 @@ def _by_squares(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """As torch.linalg.svd without full matrices, x [..., n, D] float64."""
     tall = x.shape[-2] > x.shape[-1]
     rows = x.mT if tall else x
-    squares, left = torch.linalg.eigh(rows @ rows.mT)
-    s, left = squares.clamp_min(0).sqrt().flip(-1), left.flip(-1)
-    there = s > SMALLEST * s[..., :1]
-    s, left = torch.where(there, s, 0), torch.where(there[..., None, :], left, 0)
-    right = (left.mT @ rows) / torch.where(there, s, 1)[..., None]
-    return (right.mT, s, left.mT) if tall else (left, s, right)
+    squares, u = torch.linalg.eigh(rows @ rows.mT)
+    s, u = squares.clamp_min(0).sqrt().flip(-1), u.flip(-1)
+    nonzero = s > SMALLEST * s[..., :1]
+    s, u = torch.where(nonzero, s, 0), torch.where(nonzero[..., None, :], u, 0)
+    right = (u.mT @ rows) / torch.where(nonzero, s, 1)[..., None]
+    return (right.mT, s, u.mT) if tall else (u, s, right)
 
 
 def energy_gates(sigma: Tensor, energy: Tensor, keep: float = 0.95) -> Tensor:
@@ -73,8 +73,8 @@ def energy_gates(sigma: Tensor, energy: Tensor, keep: float = 0.95) -> Tensor:
 
     sigma [..., R]; energy [...]: squared Frobenius norm of the matrix; -> [..., R].
     """
-    before = sigma.square().cumsum(-1) - sigma.square()
-    return (before < keep * energy.unsqueeze(-1)).to(sigma.dtype)
+    energy_before = sigma.square().cumsum(-1) - sigma.square()
+    return (energy_before < keep * energy.unsqueeze(-1)).to(sigma.dtype)
 
 
 def reconstruct(u: Tensor, g: Tensor, v: Tensor) -> Tensor:
@@ -117,13 +117,13 @@ def dense_units(
     """
     start, n, rank = (x[..., None, None] for x in (start, n, rank))
     t, r, d = (torch.arange(size, device=flat.device) for size in sizes)
-    there = r < rank
+    in_rank = r < rank
 
     def read(address: Tensor, mask: Tensor) -> Tensor:
-        found = torch.where(mask, flat[torch.where(mask, address, 0)], 0)
-        return found.float() if wide else found
+        values = torch.where(mask, flat[torch.where(mask, address, 0)], 0)
+        return values.float() if wide else values
 
-    u = read(start + t[:, None] * rank + r, there & (t[:, None] < n))
-    g = read(start + n * rank + r, there)[..., 0, :]
-    v = read(start + (n + 1) * rank + r[:, None] * sizes[2] + d, there.transpose(-1, -2))
+    u = read(start + t[:, None] * rank + r, in_rank & (t[:, None] < n))
+    g = read(start + n * rank + r, in_rank)[..., 0, :]
+    v = read(start + (n + 1) * rank + r[:, None] * sizes[2] + d, in_rank.transpose(-1, -2))
     return reconstruct(u, g, v)

@@ -34,7 +34,7 @@ def rebuild_tile(  # type: ignore[no-untyped-def]
     which = tl.program_id(1)
     place = tl.load(tile)
     if place >= 0:
-        first = tl.load(tile + 1)
+        first_token = tl.load(tile + 1)
         slot = tl.load(tile + 2)
         h = place // S % HKV
         n = tl.load(meta_ptr + place * 4 + 1)
@@ -44,14 +44,14 @@ def rebuild_tile(  # type: ignore[no-untyped-def]
         t = tl.arange(0, P)
         r = tl.arange(0, R)
         d = tl.arange(0, D)
-        token = first + t
+        token = first_token + t
         live = token < n
-        there = r < rank
-        u = tl.load(u_ptr + token[:, None] * rank + r[None, :], mask=live[:, None] & there[None, :], other=0.0).to(
+        in_rank = r < rank
+        u = tl.load(u_ptr + token[:, None] * rank + r[None, :], mask=live[:, None] & in_rank[None, :], other=0.0).to(
             tl.float32
         )
-        g = tl.load(u_ptr + n * rank + r, mask=there, other=0.0).to(tl.float32)
-        v = tl.load(u_ptr + (n + 1) * rank + r[:, None] * D + d[None, :], mask=there[:, None], other=0.0).to(COMPUTE)
+        g = tl.load(u_ptr + n * rank + r, mask=in_rank, other=0.0).to(tl.float32)
+        v = tl.load(u_ptr + (n + 1) * rank + r[:, None] * D + d[None, :], mask=in_rank[:, None], other=0.0).to(COMPUTE)
         x = round_to(tl.dot((u * g[None, :]).to(COMPUTE), v, input_precision="ieee"), TO, BY_HAND)
         if which == 0:
             tl.store(k_ptr + slot * k_slot + h * k_h + t[:, None] * k_t + d[None, :], x, mask=live[:, None])
@@ -113,8 +113,8 @@ def attend_span(  # type: ignore[no-untyped-def]
         gate = tl.load(k_g + r, mask=in_k, other=0.0).to(tl.float32) * (scaling * LOG2E)
         low = tl.dot(q, tl.trans(k_v), input_precision="ieee") * gate[None, :]
         mixed = tl.zeros((GP, R), tl.float32)
-        for first in range(0, n, T):
-            t = first + tl.arange(0, T)
+        for block_start in range(0, n, T):
+            t = block_start + tl.arange(0, T)
             live = t < n
             u = tl.load(k_u + t[:, None] * rank_k + r[None, :], mask=live[:, None] & in_k[None, :], other=0.0).to(
                 tl.float32

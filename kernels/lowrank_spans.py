@@ -59,10 +59,10 @@ def reconstruct(spans: Spans, tiles: torch.Tensor, keys: torch.Tensor, values: t
 def reconstruct_torch(spans: Spans, tiles: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
     """The reference: in the factors' precision, rounded once on the way into the slots."""
     _, kv_heads, places, _ = spans.meta.shape
-    for place, first, slot in tiles.tolist():
+    for place, first_token, slot in tiles.tolist():
         if place >= 0:
             for factors, into in zip(spans.factors(place, keys.shape[3]), (keys, values), strict=True):
-                tokens = factors.dense()[first : first + keys.shape[2]]
+                tokens = factors.dense()[first_token : first_token + keys.shape[2]]
                 into[slot, place // places % kv_heads, : len(tokens)] = tokens.to(into.dtype)
 
 

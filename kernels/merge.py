@@ -100,8 +100,8 @@ def _merge(  # type: ignore[no-untyped-def]
     level = tl.where(total > 0, lse, 0.0)
     d = tl.arange(0, D)
     out = tl.zeros((D,), tl.float32)
-    for first in range(0, count, SB):
-        part = first + tl.arange(0, SB)
+    for block_start in range(0, count, SB):
+        part = block_start + tl.arange(0, SB)
         here = part < count
         weight = tl.exp(tl.load(part_lse_ptr + row * count + part, mask=here, other=float("-inf")) - level)
         values = tl.load(part_ptr + (row * count + part)[:, None] * D + d[None, :], mask=here[:, None], other=0.0)
@@ -109,7 +109,7 @@ def _merge(  # type: ignore[no-untyped-def]
     tl.store(out_ptr + row * D + d, round_to(out, TO, BY_HAND))
     if MASS:
         live = tl.load(n_page_ptr + row // G)  # rows of a KV head follow one another
-        for first in range(0, pages, NB):
-            page = first + tl.arange(0, NB)
+        for block_start in range(0, pages, NB):
+            page = block_start + tl.arange(0, NB)
             x = tl.load(page_lse_ptr + row * pages + page, mask=page < live, other=float("-inf"))
             tl.store(page_lse_ptr + row * pages + page, tl.exp(x - level), mask=page < pages)

@@ -219,20 +219,20 @@ def _split(  # type: ignore[no-untyped-def]
     top = tl.full((GP,), float("-inf"), tl.float32)
     total = tl.zeros((GP,), tl.float32)
     out = tl.zeros((GP, D), tl.float32)
-    for first in range(start, end, PPB):
-        place = first + entry // P
+    for block_start in range(start, end, PPB):
+        place = block_start + entry // P
         live = place < end
-        at = bh * places + place
-        slot = tl.load(table_ptr + at, mask=live, other=0).to(tl.int64)
+        address = bh * places + place
+        slot = tl.load(table_ptr + address, mask=live, other=0).to(tl.int64)
         # a column is live when its page is in the table and the page has that entry; nothing else is an address
-        live = live & (t < tl.load(len_ptr + at, mask=live, other=0))
+        live = live & (t < tl.load(len_ptr + address, mask=live, other=0))
         k = tl.load(
             k_ptr + (slot * k_slot + h * k_h + t * k_t)[:, None] + d[None, :], mask=live[:, None], other=0.0
         ).to(COMPUTE)
         # the scale is applied to the product, so q stays exact in bf16
         s = tl.dot(q, tl.trans(k), input_precision="ieee") * (scaling * LOG2E)
         if BIAS:
-            row = tl.load(bias_row_ptr + at, mask=live, other=-1).to(tl.int64)
+            row = tl.load(bias_row_ptr + address, mask=live, other=-1).to(tl.int64)
             biased = (live & (row >= 0))[None, :] & real[:, None]
             s += LOG2E * tl.load(bias_ptr + (row * bias_r + t)[None, :] + g[:, None] * bias_g, mask=biased, other=0.0)
         s = tl.where(live[None, :], s, float("-inf"))
@@ -241,7 +241,7 @@ def _split(  # type: ignore[no-untyped-def]
             page_top = tl.max(by_page, 2)
             page_top = tl.where(page_top == float("-inf"), 0.0, page_top)
             page_lse = (page_top + tl.log2(tl.sum(tl.exp2(by_page - page_top[:, :, None]), 2))) * LN2
-            j = first + tl.arange(0, PPB)
+            j = block_start + tl.arange(0, PPB)
             to = page_lse_ptr + (b * (HKV * G) + hq)[:, None] * places + j[None, :]
             tl.store(to, page_lse, mask=real[:, None] & (j < end)[None, :])
         new_top = tl.maximum(top, tl.max(s, 1))

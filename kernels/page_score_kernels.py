@@ -53,10 +53,10 @@ def score(  # type: ignore[no-untyped-def]
         q = tl.where((g == 0)[:, None], tl.max(tl.where(real[:, None], q, float("-inf")), 0)[None, :], 0.0)
     if POOL == "MeanQ":
         q = tl.where((g == 0)[:, None], (tl.sum(q, 0) / G)[None, :], 0.0)
-    at = b * p_b + h * p_h + page[:, None] * p_n + d[None, :]
-    hi = tl.load(hi_ptr + at, mask=inside[:, None], other=0.0).to(COMPUTE)
+    address = b * p_b + h * p_h + page[:, None] * p_n + d[None, :]
+    hi = tl.load(hi_ptr + address, mask=inside[:, None], other=0.0).to(COMPUTE)
     s = tl.dot(tl.maximum(q, 0.0).to(COMPUTE), tl.trans(hi), input_precision="ieee")
-    lo = tl.load(lo_ptr + at, mask=inside[:, None], other=0.0).to(COMPUTE)
+    lo = tl.load(lo_ptr + address, mask=inside[:, None], other=0.0).to(COMPUTE)
     s = tl.dot(tl.minimum(q, 0.0).to(COMPUTE), tl.trans(lo), acc=s, input_precision="ieee") * scaling
     # read last: held through the products it costs registers; what is no candidate spoils its own column alone
     live = tl.load(candidate_ptr + b * c_b + h * c_h + page * c_n, mask=inside, other=0) != 0
@@ -102,8 +102,8 @@ def pool_softmax(  # type: ignore[no-untyped-def]
     bh = tl.program_id(0).to(tl.int64)
     page = tl.program_id(1) * TILE + tl.arange(0, TILE)
     each = tl.arange(0, TP)
-    at = candidate_ptr + (bh // HKV) * c_b + (bh % HKV) * c_h + page * c_n
-    live = tl.load(at, mask=page < places, other=0) != 0
+    address = candidate_ptr + (bh // HKV) * c_b + (bh % HKV) * c_h + page * c_n
+    live = tl.load(address, mask=page < places, other=0) != 0
     best = tl.full((TILE,), float("-inf"), tl.float32)
     above = tl.zeros((TILE,), tl.float32)
     for g in tl.static_range(G):

@@ -43,11 +43,11 @@ class Live:
     def tensors(self) -> tuple[torch.Tensor | None, ...]:
         return self.table, self.page_len, self.n_page, self.bias, self.row
 
-    def become(self, other: Live) -> None:
+    def become(self, source: Live) -> None:
         """Take over its numbers, at the addresses of one's own."""
-        for mine, new in zip(self.tensors(), other.tensors(), strict=True):
-            if mine is not None and new is not None:
-                mine.copy_(new)
+        for target, new in zip(self.tensors(), source.tensors(), strict=True):
+            if target is not None and new is not None:
+                target.copy_(new)
 
 
 def live_prefix(count: torch.Tensor, heads: int, slots: int, page: int) -> Live:
@@ -62,20 +62,20 @@ def live_pages(bias: torch.Tensor, page: int) -> Live:
     the table."""
     heads, group, slots = bias.shape
     count = -(-slots // page)
-    seen = (
+    attended = (
         torch.nn.functional.pad((bias > -torch.inf).any(1), (0, count * page - slots))
         .unflatten(1, (count, page))
         .any(2)
     )
     numbers = torch.arange(count, dtype=torch.int32, device=bias.device).expand(heads, -1)
-    place = torch.where(seen, seen.cumsum(1) - 1, count)
+    place = torch.where(attended, attended.cumsum(1) - 1, count)
     table = (
         torch.zeros(heads, count + 1, dtype=torch.int32, device=bias.device)
         .scatter(1, place, numbers)[:, :count]
         .contiguous()
     )
     row = torch.arange(heads, dtype=torch.int32, device=bias.device)[:, None] * (group * slots) + table * page
-    return Live(table, (slots - table * page).clamp(max=page).int(), seen.sum(1).int(), bias, row)
+    return Live(table, (slots - table * page).clamp(max=page).int(), attended.sum(1).int(), bias, row)
 
 
 @torch.library.custom_op(
@@ -113,8 +113,8 @@ def _attend_slots(
         assert bias.is_contiguous()
         rows = bias.as_strided((1, bias.shape[1], page), (1, slots, 1))
     pages = Pages(table[None], page_len[None], n_page[None], rows, None if row is None else row[None])
-    found = page_attention_triton(q[None], paged_keys, paged_values, pages, scaling, mass)
-    return found.output[0], q.new_empty(0, dtype=torch.float32) if found.mass is None else found.mass[0]
+    result = page_attention_triton(q[None], paged_keys, paged_values, pages, scaling, mass)
+    return result.output[0], q.new_empty(0, dtype=torch.float32) if result.mass is None else result.mass[0]
 
 
 @_attend_slots.register_fake
@@ -138,8 +138,8 @@ def attend_slots(
     q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, live: Live, scaling: float, page: int, mass: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """k1 on q [Hq, D], keys, values [H, C, D] -> output [Hq, D], mass [Hq, N] in the order of the table, or nothing."""
-    found: tuple[torch.Tensor, torch.Tensor] = _attend_slots(q, keys, values, *live.tensors(), scaling, page, mass)
-    return found
+    result: tuple[torch.Tensor, torch.Tensor] = _attend_slots(q, keys, values, *live.tensors(), scaling, page, mass)
+    return result
 
 
 def pool_attention(

@@ -44,12 +44,12 @@ def bias_of_slots(  # type: ignore[no-untyped-def]
     h = tl.program_id(1).to(tl.int64)
     c = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = c < slots
-    at = h * slot_h + c
-    role = tl.load(role_ptr + at, mask=inside, other=FREE).to(tl.int32)
+    address = h * slot_h + c
+    role = tl.load(role_ptr + address, mask=inside, other=FREE).to(tl.int32)
     coarse = role == COARSE
     token = (role == RESIDENT) | (role == RECONSTRUCTED)
     # only these slots' span ids are addresses
-    span = tl.load(span_ptr + at, mask=coarse | token, other=0).to(tl.int64)
+    span = tl.load(span_ptr + address, mask=coarse | token, other=0).to(tl.int64)
     plain = tl.load(log_ptr + span, mask=coarse, other=0.0)
     plain = tl.where(role == FREE, float("-inf"), plain)
     if SELECTS:
@@ -57,7 +57,9 @@ def bias_of_slots(  # type: ignore[no-untyped-def]
         asks = coarse | token
         hot = tl.load(hot_ptr + h * hot_h + span, mask=asks, other=0) != 0
         if PARTS:
-            offset = tl.load(position_ptr + at, mask=token, other=0) - tl.load(start_ptr + span, mask=token, other=0)
+            offset = tl.load(position_ptr + address, mask=token, other=0) - tl.load(
+                start_ptr + span, mask=token, other=0
+            )
     alive = tl.zeros((BLOCK,), tl.int32)
     for g in tl.static_range(G):
         added = plain
@@ -98,17 +100,17 @@ def table_of_pages(  # type: ignore[no-untyped-def]
     """One program: BLOCK pages of a KV head. Live ones go behind those of the programs before it; the places of the
     table that no live page takes name page 0. Counts are of PER pages each, and BLOCK is a multiple of that."""
     h = tl.program_id(1).to(tl.int64)
-    first = tl.program_id(0) * BLOCK
+    first_page = tl.program_id(0) * BLOCK
     total = tl.zeros((), tl.int32)
-    before = tl.zeros((), tl.int32)
+    earlier = tl.zeros((), tl.int32)
     for start in range(0, blocks, BLOCK):
         b = start + tl.arange(0, BLOCK)
         count = tl.load(count_ptr + h * blocks + b, mask=b < blocks, other=0)
         total += tl.sum(count, 0)
-        before += tl.sum(tl.where(b * PER < first, count, 0), 0)
-    j = first + tl.arange(0, BLOCK)
+        earlier += tl.sum(tl.where(b * PER < first_page, count, 0), 0)
+    j = first_page + tl.arange(0, BLOCK)
     live = tl.load(seen_ptr + h * places + j, mask=j < places, other=0).to(tl.int32)
-    to = h * places + before + tl.cumsum(live, 0) - 1
+    to = h * places + earlier + tl.cumsum(live, 0) - 1
     row = (h * G * slots).to(tl.int32)
     tl.store(table_ptr + to, j, mask=live != 0)
     tl.store(len_ptr + to, tl.minimum(slots - j * P, P), mask=live != 0)

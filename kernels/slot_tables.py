@@ -92,9 +92,9 @@ def slot_tables(reads: SlotReads, page: int) -> Live:
     return tables_by(backend(reads.role), reads, page)
 
 
-def tables_by(by: Backend, reads: SlotReads, page: int) -> Live:
+def tables_by(kernels: Backend, reads: SlotReads, page: int) -> Live:
     """As `slot_tables`, by Triton where it is asked for and knows all of `reads`."""
-    return (slot_tables_triton if by == "triton" and reads.positions is None else slot_tables_torch)(reads, page)
+    return (slot_tables_triton if kernels == "triton" and reads.positions is None else slot_tables_torch)(reads, page)
 
 
 def slot_tables_torch(reads: SlotReads, page: int) -> Live:
@@ -152,9 +152,9 @@ def _slot_tables(
     assert role.stride() == span.stride() == position.stride()
     assert role.stride(1) == log_lengths.stride(0) == starts.stride(0) == selectable.stride(0) == is_hot.stride(1) == 1
     places, blocks = -(-slots // page), -(-slots // SLOTS)
-    made = _outputs(role, group, page)
-    bias, table, page_len, n_page, row = made
-    seen = torch.empty(heads, places, dtype=torch.uint8, device=role.device)
+    outputs = _outputs(role, group, page)
+    bias, table, page_len, n_page, row = outputs
+    attended = torch.empty(heads, places, dtype=torch.uint8, device=role.device)
     count = torch.empty(heads, blocks, dtype=torch.int32, device=role.device)
     flags = [x.view(torch.uint8) for x in (selectable, is_hot)]
     bias_of_slots[(blocks, heads)](
@@ -167,7 +167,7 @@ def _slot_tables(
         None if fine is None else fine.view(torch.uint8),
         tokens,
         bias,
-        seen,
+        attended,
         count,
         slots,
         places,
@@ -188,7 +188,7 @@ def _slot_tables(
         enable_fp_fusion=True,
     )
     table_of_pages[(-(-places // PAGES), heads)](
-        seen,
+        attended,
         count,
         table,
         page_len,
@@ -204,7 +204,7 @@ def _slot_tables(
         num_warps=4,
         enable_fp_fusion=True,
     )
-    return made
+    return outputs
 
 
 @_slot_tables.register_fake

@@ -75,17 +75,17 @@ def plan_zone(  # type: ignore[no-untyped-def]
     if REUSE == 2:
         heads = tl.arange(0, HP)
         keep = tl.min(tl.load(there_ptr + heads, mask=heads < H, other=0x7FFFFFFFFFFFFFFF), 0)
-    left = M
+    room = M
     total = tl.full((), 0, tl.int32)
     for start in range(0, W, B):
-        span, count, left = accepted(want_ptr, read_ptr, lengths_ptr, fires, left, h, start, W, G, R, P, READ, B)
+        span, count, room = accepted(want_ptr, read_ptr, lengths_ptr, fires, room, h, start, W, G, R, P, READ, B)
         stay = tl.minimum(count, tl.load(held_ptr + h * S + span, mask=count > 0, other=0).to(tl.int32))
         if REUSE == 0:
             stay = tl.full((B,), 0, tl.int32)
         if REUSE == 2:
-            before = tl.cumsum(stay, 0) - stay
+            cells_before = tl.cumsum(stay, 0) - stay
             reused = tl.sum(stay, 0)
-            stay = tl.minimum(stay, tl.maximum(keep - before, 0)).to(tl.int32)
+            stay = tl.minimum(stay, tl.maximum(keep - cells_before, 0)).to(tl.int32)
             keep -= reused
         missing = count - stay
         inside = start + block < W
@@ -101,18 +101,18 @@ def plan_zone(  # type: ignore[no-untyped-def]
         until = oldest(held_ptr, stamp_ptr, total, h, S, M, B, T)
     tl.debug_barrier()
     for start in range(0, S, B):
-        at = h * S + start + block
+        address = h * S + start + block
         inside = start + block < S
-        held = tl.load(held_ptr + at, mask=inside, other=0)
-        stamp = tl.load(stamp_ptr + at, mask=inside, other=0)
-        hot = tl.load(hot_ptr + at, mask=inside, other=0)
-        gone = (held > 0) & (stamp <= until)
-        hot = tl.where(gone, 0, tl.where(held != 0, 1, hot))
+        held = tl.load(held_ptr + address, mask=inside, other=0)
+        stamp = tl.load(stamp_ptr + address, mask=inside, other=0)
+        hot = tl.load(hot_ptr + address, mask=inside, other=0)
+        evicted = (held > 0) & (stamp <= until)
+        hot = tl.where(evicted, 0, tl.where(held != 0, 1, hot))
         tl.debug_barrier()
-        tl.store(held_ptr + at, 0, mask=gone)
-        tl.store(hot_ptr + at, hot, mask=inside)
+        tl.store(held_ptr + address, 0, mask=evicted)
+        tl.store(hot_ptr + address, hot, mask=inside)
         if FACTORS:
-            tl.store(came_ptr + at, 0, mask=inside)
+            tl.store(came_ptr + address, 0, mask=inside)
     tl.debug_barrier()
 
     free_before = tl.full((), 0, tl.int32)
@@ -121,13 +121,13 @@ def plan_zone(  # type: ignore[no-untyped-def]
     page = tl.arange(0, PP)
     for start in range(0, M, BC):
         inside = start + cell < M
-        at = h * M + start + cell
-        live = tl.load(live_ptr + at, mask=inside, other=0)
-        span = tl.load(span_ptr + at, mask=inside, other=0)
-        offset = tl.load(offset_ptr + at, mask=inside, other=0)
-        kept = tl.load(held_ptr + h * S + span, mask=live != 0, other=0)
-        kept = tl.where(kept < 0, -1 - kept, kept)
-        stays = (live != 0) & (offset < kept)
+        address = h * M + start + cell
+        live = tl.load(live_ptr + address, mask=inside, other=0)
+        span = tl.load(span_ptr + address, mask=inside, other=0)
+        offset = tl.load(offset_ptr + address, mask=inside, other=0)
+        held_cells = tl.load(held_ptr + h * S + span, mask=live != 0, other=0)
+        held_cells = tl.where(held_cells < 0, -1 - held_cells, held_cells)
+        stays = (live != 0) & (offset < held_cells)
         free = (inside & (stays.to(tl.int32) == 0)).to(tl.int32)
         rank = free_before + tl.cumsum(free, 0) - 1
         fill = (free != 0) & (rank < total)
@@ -149,23 +149,23 @@ def plan_zone(  # type: ignore[no-untyped-def]
         packed = tl.full((BC,), 0, tl.int64)
         if FACTORS:
             packed = tl.load(packed_ptr + h * packed_h + span * packed_s, mask=lives, other=0)
-        first = tl.load(starts_ptr + span, mask=fill, other=0).to(tl.int64)
+        span_start = tl.load(starts_ptr + span, mask=fill, other=0).to(tl.int64)
         raw = fill & (packed <= 0)
         raw_cells += tl.sum(raw.to(tl.int64), 0)
-        row = (first - origin) // P + offset
+        row = (span_start - origin) // P + offset
         role = tl.where(lives, tl.where(packed > 0, FACTORED, RAW), FREE)
         slot = h * slots_h + (start + cell)[:, None] * P + page[None, :]
         named = inside[:, None] & (page < P)[None, :]
         new = fill[:, None] & (page < P)[None, :]
         tl.debug_barrier()
-        tl.store(span_ptr + at, span, mask=fill)
-        tl.store(offset_ptr + at, offset, mask=fill)
-        tl.store(live_ptr + at, lives.to(tl.uint8), mask=inside)
-        tl.store(unit_ptr + at, tl.where(raw, row * H + h, -1).to(tl.int32), mask=inside)
+        tl.store(span_ptr + address, span, mask=fill)
+        tl.store(offset_ptr + address, offset, mask=fill)
+        tl.store(live_ptr + address, lives.to(tl.uint8), mask=inside)
+        tl.store(unit_ptr + address, tl.where(raw, row * H + h, -1).to(tl.int32), mask=inside)
         if FACTORS:
-            tl.store(rebuilt_ptr + at, (fill & (packed > 0)).to(tl.uint8), mask=inside)
+            tl.store(rebuilt_ptr + address, (fill & (packed > 0)).to(tl.uint8), mask=inside)
             tl.store(came_ptr + h * S + span, (fill & (packed > 0)).to(tl.uint8), mask=fill & (packed > 0))
-        tl.store(position_ptr + slot, ((first + offset * P)[:, None] + page[None, :]).to(tl.int32), mask=new)
+        tl.store(position_ptr + slot, ((span_start + offset * P)[:, None] + page[None, :]).to(tl.int32), mask=new)
         tl.store(name_ptr + slot, tl.broadcast_to(span.to(tl.int32)[:, None], (BC, PP)), mask=new)
         tl.store(role_ptr + slot, tl.broadcast_to(role.to(tl.uint8)[:, None], (BC, PP)), mask=named)
     tl.store(moved_ptr + h, raw_cells * unit_bytes)

@@ -12,7 +12,7 @@ def accepted(  # type: ignore[no-untyped-def]
     read_ptr,
     lengths_ptr,
     fires,
-    left,
+    room,
     h,
     start,
     W,
@@ -39,13 +39,13 @@ def accepted(  # type: ignore[no-untyped-def]
     takes = tl.full((B,), 0, tl.int32)
     refused = start - 1
     while refused < start + B:
-        open_ = tl.where((w > refused) & (count <= left), count, 0)
-        over = (open_ > 0) & (tl.cumsum(open_, 0) > left)
+        open_ = tl.where((w > refused) & (count <= room), count, 0)
+        over = (open_ > 0) & (tl.cumsum(open_, 0) > room)
         refused = tl.min(tl.where(over, w, start + B), 0)
-        taken = tl.where(w < refused, open_, 0)
-        takes += taken
-        left -= tl.sum(taken, 0)
-    return span, takes, left
+        cells = tl.where(w < refused, open_, 0)
+        takes += cells
+        room -= tl.sum(cells, 0)
+    return span, takes, room
 
 
 @jit
@@ -68,13 +68,13 @@ def reusable(  # type: ignore[no-untyped-def]
     """Cells of a KV head's accepted wishes that are there already; without end for one that does not fire."""
     h = tl.program_id(0)
     fires = (tl.load(fire_ptr + h) != 0).to(tl.int32)
-    left = M
-    there = tl.full((B,), 0, tl.int64)
+    room = M
+    reused_cells = tl.full((B,), 0, tl.int64)
     for start in range(0, W, B):
-        span, count, left = accepted(want_ptr, read_ptr, lengths_ptr, fires, left, h, start, W, G, R, P, READ, B)
+        span, count, room = accepted(want_ptr, read_ptr, lengths_ptr, fires, room, h, start, W, G, R, P, READ, B)
         held = tl.load(held_ptr + h * S + span, mask=count > 0, other=0)
-        there += tl.minimum(count, held)
-    tl.store(there_ptr + h, tl.where(fires != 0, tl.sum(there, 0), 0x7FFFFFFFFFFFFFFF))
+        reused_cells += tl.minimum(count, held)
+    tl.store(there_ptr + h, tl.where(fires != 0, tl.sum(reused_cells, 0), 0x7FFFFFFFFFFFFFFF))
 
 
 @jit
@@ -84,23 +84,23 @@ def oldest(held_ptr, stamp_ptr, total, h, S, M, B: tl.constexpr, T: tl.constexpr
     s = tl.arange(0, B)
     firsts = tl.full((B,), 0x7FFFFFFFFFFFFFFF, tl.int64)
     lasts = tl.full((B,), -1, tl.int64)
-    kept = tl.full((B,), 0, tl.int32)
+    held_cells = tl.full((B,), 0, tl.int32)
     for start in range(0, S, B):
         held = tl.load(held_ptr + h * S + start + s, mask=start + s < S, other=0)
         stamp = tl.load(stamp_ptr + h * S + start + s, mask=start + s < S, other=0)
-        kept += tl.where(held < 0, -1 - held, held).to(tl.int32)
+        held_cells += tl.where(held < 0, -1 - held, held).to(tl.int32)
         firsts = tl.where(held > 0, tl.minimum(firsts, stamp), firsts)
         lasts = tl.where(held > 0, tl.maximum(lasts, stamp), lasts)
-    shortage = total - (M - tl.sum(kept, 0))
-    first = tl.min(firsts, 0)
+    shortage = total - (M - tl.sum(held_cells, 0))
+    oldest_stamp = tl.min(firsts, 0)
     end = tl.max(lasts, 0) + 1
-    # what is older than `first` does not suffice, what is older than `end` does, or is all
+    # what is older than `oldest_stamp` does not suffice, what is older than `end` does, or is all
     if shortage <= 0:
-        first = tl.full((), -1, tl.int64)
-        end = first
-    while end - first > 1:
-        step = (end - first + T - 1) // T
-        probe = first + step * tl.arange(0, T)
+        oldest_stamp = tl.full((), -1, tl.int64)
+        end = oldest_stamp
+    while end - oldest_stamp > 1:
+        step = (end - oldest_stamp + T - 1) // T
+        probe = oldest_stamp + step * tl.arange(0, T)
         freed = tl.full((B, T), 0, tl.int32)
         for start in range(0, S, B):
             held = tl.load(held_ptr + h * S + start + s, mask=start + s < S, other=0)
@@ -108,6 +108,6 @@ def oldest(held_ptr, stamp_ptr, total, h, S, M, B: tl.constexpr, T: tl.constexpr
             older = (held > 0)[:, None] & (stamp[:, None] < probe[None, :])
             freed += tl.where(older, held.to(tl.int32)[:, None], 0)
         short = tl.sum(((tl.sum(freed, 0) < shortage) & (probe < end)).to(tl.int64), 0)
-        end = tl.minimum(end, first + step * short)
-        first += step * (short - 1)
-    return first
+        end = tl.minimum(end, oldest_stamp + step * short)
+        oldest_stamp += step * (short - 1)
+    return oldest_stamp

@@ -105,9 +105,9 @@ def _plan_zone(
     ends, count = requested.new_empty(2, heads, wishes, dtype=torch.int32)
     unit, moved = span.new_empty(heads, cells, dtype=torch.int32), span.new_empty(heads)
     rebuilt, came = (live.new_empty((heads, size) if packed is not None else (0,)) for size in (cells, spans))
-    there = span.new_empty(heads)
+    reusable_cells = span.new_empty(heads)
     flags = [x.view(torch.uint8) for x in (fire, live, is_hot, rebuilt, came)]
-    asked = (requested, read, lengths, flags[0], held)
+    arguments = (requested, read, lengths, flags[0], held)
     sizes = {
         "W": wishes,
         "S": spans,
@@ -117,12 +117,12 @@ def _plan_zone(
     }
     fixed = {"P": page, "READ": read is not None, "B": BLOCK, "num_warps": WARPS, "enable_fp_fusion": True}
     if reuse and equal_reuse:
-        reusable[(heads,)](*asked, there, **sizes, **fixed)
+        reusable[(heads,)](*arguments, reusable_cells, **sizes, **fixed)
     names = next_power_of_two(page)
     strides = (0, 0) if packed is None else packed.stride()
     plan_zone[(heads,)](
-        *asked,
-        there,
+        *arguments,
+        reusable_cells,
         starts,
         packed,
         clock,

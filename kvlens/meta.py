@@ -197,5 +197,5 @@ class RunMeta(Outcome):
 
     def pick(self, names: Sequence[str]) -> dict[str, Any]:
         """Some fields by name, plain values."""
-        said = self.model_dump(include=set(names), exclude_unset=True)
-        return {name: said.get(name) for name in names}
+        values = self.model_dump(include=set(names), exclude_unset=True)
+        return {name: values.get(name) for name in names}

@@ -63,16 +63,16 @@ def request_of(
     **settings: Unpack[Settings],
 ) -> tuple[RunRequest, Conversation]:
     """Return the request and its prompt. Raises RequestError, BadPrompt or a ValueError of the core."""
-    said = prompt_of(text, ask, answer, needle)
+    conversation = prompt_of(text, ask, answer, needle)
     fields: dict[str, Any] = dict(settings)
-    if said.system is not None:
+    if conversation.system is not None:
         if "system" in fields:
             raise RequestError("system_twice", "the messages begin with a system message: leave out system=.")
-        fields["system"] = said.system
+        fields["system"] = conversation.system
     if isinstance(fields.get("stop"), str):
         fields["stop"] = (fields["stop"],)
     values = {"method": method, "preset": preset, "budget": budget_text(budget), "overrides": dict(parameters)}
-    return RunRequest(**model, **fields, **values, turns=said.turns), said
+    return RunRequest(**model, **fields, **values, turns=conversation.turns), conversation
 
 
 def budget_text(budget: BudgetLike) -> str | None:
@@ -82,8 +82,8 @@ def budget_text(budget: BudgetLike) -> str | None:
 
 def one_budget(budget: BudgetLike, tokens: int | None, size: int | None) -> BudgetLike:
     """Return the budget that was given of the three ways to give it. Raises RequestError `budget_twice` for two."""
-    given = {"budget": budget, "budget_tokens": tokens, "budget_bytes": size}
-    named = {name: value for name, value in given.items() if value is not None}
+    budgets = {"budget": budget, "budget_tokens": tokens, "budget_bytes": size}
+    named = {name: value for name, value in budgets.items() if value is not None}
     if len(named) > 1:
         raise RequestError("budget_twice", f"{' and '.join(named)} each set the budget: pass one of them.", **named)
     if tokens is not None:
@@ -95,16 +95,16 @@ def split_keywords(method: str, keywords: Mapping[str, Any], also: Iterable[str]
     """Return the settings and the parameters of the method among a call's keywords. also: the call's other keywords,
     which a misspelt word may be close to. Raises RequestError `unknown_parameter` for any other word."""
     settings = {name: value for name, value in keywords.items() if name in Settings.__annotations__}
-    others = {name: value for name, value in keywords.items() if name not in settings}
-    return cast(Settings, settings), parameters_of(method, others, [*Settings.__annotations__, *also])
+    parameters = {name: value for name, value in keywords.items() if name not in settings}
+    return cast(Settings, settings), parameters_of(method, parameters, [*Settings.__annotations__, *also])
 
 
 def parameters_of(method: str, keywords: Mapping[str, Any], also: Iterable[str] = ()) -> dict[str, Any]:
     """Return the keywords, all of which are parameters of the method. Raises RequestError `unknown_parameter`."""
-    known = [field.name for field in dataclasses.fields(methods.get(method).Parameters)]
+    names = [field.name for field in dataclasses.fields(methods.get(method).Parameters)]
     for name in keywords:
-        if name not in known:
-            raise unknown_name("unknown_parameter", f"for {method} the keyword", name, [*known, *also])
+        if name not in names:
+            raise unknown_name("unknown_parameter", f"for {method} the keyword", name, [*names, *also])
     return dict(keywords)
 
 

@@ -67,9 +67,9 @@ def check_end(reader: TraceReader, status: str) -> None:
 def _torch_threads() -> Iterator[None]:
     """A run sets the number of torch's threads; a caller who uses torch gets his own number back."""
     torch = sys.modules.get("torch")
-    before = None if torch is None else torch.get_num_threads()
+    threads = None if torch is None else torch.get_num_threads()
     try:
         yield
     finally:
         if torch is not None:
-            torch.set_num_threads(before)
+            torch.set_num_threads(threads)

@@ -51,11 +51,11 @@ class Interrupted(KeyboardInterrupt):
         self.values = {"uid": uid}
 
 
-def unknown_name(code: str, what: str, name: str, names: list[str]) -> RequestError:
+def unknown_name(code: str, kind: str, name: str, names: list[str]) -> RequestError:
     """Return the error for a name that does not exist, with the names that are close to it."""
     close = get_close_matches(name, names, 3, 0.5)
     hint = f"the nearest is {' or '.join(close)}" if close else f"there are {', '.join(names) or 'none'}"
-    return RequestError(code, f"{what} '{name}' is not known: {hint}.", name=name, close=close, known=names)
+    return RequestError(code, f"{kind} '{name}' is not known: {hint}.", name=name, close=close, known=names)
 
 
 @contextmanager
@@ -66,10 +66,10 @@ def translated() -> Iterator[None]:
     except KvlensError:
         raise
     except Exception as error:
-        found = _translate(error)
-        if found is None:
+        translation = _translate(error)
+        if translation is None:
             raise
-        raise found from None
+        raise translation from None
 
 
 def _translate(error: Exception) -> KvlensError | None:
@@ -89,12 +89,12 @@ def _translate(error: Exception) -> KvlensError | None:
     if isinstance(error, BudgetInfeasible):
         return _infeasible(error)
     if isinstance(error, ValidationError):
-        first = error.errors()[0]
-        name = ".".join(map(str, first["loc"])) or "request"
+        problem = error.errors()[0]
+        name = ".".join(map(str, problem["loc"])) or "request"
         sentence = (
-            f"{name}={first['input']!r} is not possible: {first['msg'].removeprefix('Value error, ').rstrip('.')}."
+            f"{name}={problem['input']!r} is not possible: {problem['msg'].removeprefix('Value error, ').rstrip('.')}."
         )
-        return RequestError("bad_value", in_python(sentence), name=name, value=first["input"])
+        return RequestError("bad_value", in_python(sentence), name=name, value=problem["input"])
     kinds: list[tuple[type[Exception], type[KvlensError], str]] = [
         (TokenizerMissing, ModelError, "tokenizer_missing"),
         (UnsupportedModel, ModelError, "unsupported_model"),

@@ -16,8 +16,8 @@ def heads(reader: TraceReader, start: int, stop: int | None) -> pd.DataFrame:
 def steps(reader: TraceReader) -> pd.DataFrame:
     """Return one row per decode step: its token, what it lost against full KV, times and bytes."""
     tokens = reader.tokens()
-    chosen = tokens[tokens["step"].notna()].astype({"step": "int64"})
-    chosen = chosen[["step", "token_id", "text", "logprob", "next_entropy"]]
+    columns = tokens[tokens["step"].notna()].astype({"step": "int64"})
+    columns = columns[["step", "token_id", "text", "logprob", "next_entropy"]]
     loss = reader.loss()[["step", "ref_text", "top_text", "agrees", "kl", "ref_logprob", "logprob", "ref_rank"]]
     loss = loss.astype({"agrees": "object"}).rename(
         columns={
@@ -28,7 +28,7 @@ def steps(reader: TraceReader) -> pd.DataFrame:
             "kl": "kl_nats",
         }
     )
-    frame = reader.steps().merge(chosen, on="step", how="left").merge(loss, on="step", how="left")
+    frame = reader.steps().merge(columns, on="step", how="left").merge(loss, on="step", how="left")
     frame = frame.rename(columns={"logprob": "logprob_nats", "next_entropy": "next_entropy_nats"})
     for name in ("full_text", "top_text", "agrees"):
         frame[name] = frame[name].astype("object").where(frame[name].notna(), None)

@@ -89,7 +89,7 @@ def load_model(
             return model
         if model is None or isinstance(model, (str, Path)):
             source, fields = source_of(model, tokenizer, device, dtype)
-            return source.load(RunRequest.model_validate(fields), lambda phase, done, total: None)
+            return source.load(RunRequest.model_validate(fields), lambda phase, count, total: None)
         from kvlens.engine.objects import adopt
 
         return _unchanged(adopt(model, tokenizer, name), device, dtype)
@@ -103,15 +103,16 @@ def place_of(loaded: LoadedModel) -> dict[str, str]:
 def _unchanged(loaded: LoadedModel, device: str | None, dtype: str | None) -> LoadedModel:
     """Raise ModelError where another device or dtype is asked for than the loaded model has."""
     place = place_of(loaded)
-    asked = {"device": device, "dtype": dtype}
-    for what, value in asked.items():
-        if value not in (None, "auto", place[what], place[what].partition(":")[0]):
+    requested = {"device": device, "dtype": dtype}
+    for setting, value in requested.items():
+        if value not in (None, "auto", place[setting], place[setting].partition(":")[0]):
             raise ModelError(
                 "model_is_loaded",
-                f"the model object has the {what} {place[what]}, not {value}: leave out {what}=, or convert the model.",
-                name=what,
+                f"the model object has the {setting} {place[setting]}, not {value}: leave out {setting}=, or convert "
+                "the model.",
+                name=setting,
                 value=value,
-                actual=place[what],
+                actual=place[setting],
             )
     return loaded
 

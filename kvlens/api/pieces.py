@@ -15,11 +15,11 @@ def pieces_of(
     span: int | None, layer: int | None, kv_head: int | None, triples: Sequence[Triple], tokens: tuple[int, int] | None
 ) -> tuple[Piece, ...]:
     """Return what is to be held or dropped. Raises RequestError where nothing, or a head alone, is named."""
-    found = [Piece(int(number), None, int(of_layer), int(head)) for of_layer, head, number in triples]
+    pieces = [Piece(int(number), None, int(of_layer), int(head)) for of_layer, head, number in triples]
     if span is not None:
-        found.append(Piece(span, None, layer, kv_head))
+        pieces.append(Piece(span, None, layer, kv_head))
     if tokens is not None:
-        found.append(Piece(None, (tokens[0], tokens[1] + 1), layer, kv_head))
-    if not found:
+        pieces.append(Piece(None, (tokens[0], tokens[1] + 1), layer, kv_head))
+    if not pieces:
         raise RequestError("nothing_named", "say what to hold or drop: pass span=, tokens= or triples=.")
-    return tuple(found)
+    return tuple(pieces)

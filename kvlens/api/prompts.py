@@ -16,9 +16,9 @@ PromptLike = str | Path | Prompt | PromptText | Sequence[Mapping[str, Any]]
 
 def prompt_of(text: PromptLike, ask: str | None, answer: str | None, needle: str | None) -> Conversation:
     """Return the checked prompt with its question, answer and needle. Raises RequestError or BadPrompt."""
-    found = _read(text)
-    prompt = found.prompt if ask is None else asking(found.prompt, ask)
-    return Conversation(expecting(prompt, answer, needle), found.system, found.turns)
+    parsed = _read(text)
+    prompt = parsed.prompt if ask is None else asking(parsed.prompt, ask)
+    return Conversation(expecting(prompt, answer, needle), parsed.system, parsed.turns)
 
 
 def _read(text: PromptLike) -> Conversation:

@@ -116,7 +116,7 @@ def race(
 
     with translated():
         models, fields = source_of(model, tokenizer, device, dtype)
-        shared, said = request_of(
+        shared, conversation = request_of(
             text,
             fields,
             method=registry.REFERENCE,
@@ -135,7 +135,7 @@ def race(
         request = RaceRequest(shared=shared, entrants=entrants)
     folder = folder_of(runs)
     with carrying(models, progress) as job:
-        info = carry_out(request, said.prompt, folder, job.progress, job.cancelled, models)
+        info = carry_out(request, conversation.prompt, folder, job.progress, job.cancelled, models)
     if any(lane.state == "cancelled" for lane in info.lanes):
         raise Interrupted(f"interrupted; what was recorded is stored, see race {info.id}.", info.lanes[0].uid)
     return Race(folder, info, models)

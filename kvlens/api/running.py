@@ -73,15 +73,15 @@ def run(
 
     with translated():
         name = method_name(method)
-        asked = one_budget(budget, budget_tokens, budget_bytes)
+        budget_limit = one_budget(budget, budget_tokens, budget_bytes)
         settings, parameters = split_keywords(name, keywords, inspect.signature(run).parameters)
         models, fields = source_of(model, tokenizer, device, dtype)
-        request, said = request_of(
+        request, conversation = request_of(
             text,
             fields,
             method=name,
             preset=preset,
-            budget=asked,
+            budget=budget_limit,
             parameters=parameters,
             ask=ask,
             answer=answer,
@@ -93,10 +93,10 @@ def run(
     folder = folder_of(runs)
     with carrying(models, progress) as job:
         bars = job.progress
-        uid, status, _ = carry_out(request, said.prompt, folder, bars.report, job.cancelled, bars.say, models)
-    made = Run(folder, uid, models)
-    check_end(made.reader, status)
-    return made
+        uid, status, _ = carry_out(request, conversation.prompt, folder, bars.report, job.cancelled, bars.say, models)
+    stored_run = Run(folder, uid, models)
+    check_end(stored_run.reader, status)
+    return stored_run
 
 
 def open_run(run: str | Path, *, runs: str | Path | None = None, model: Any = None, tokenizer: Any = None) -> Run:

@@ -186,8 +186,8 @@ class Run:
         """Repeat the run with another budget or other parameters of its method, and return the repeat."""
         with translated():
             changed = parameters_of(str(self.meta.method), parameters, ("budget",))
-            asked = budget_text(one_budget(budget, budget_tokens, budget_bytes))
-        values = {name: str(value) for name, value in changed.items()} | ({} if asked is None else {"budget": asked})
+            limit = budget_text(one_budget(budget, budget_tokens, budget_bytes))
+        values = {name: str(value) for name, value in changed.items()} | ({} if limit is None else {"budget": limit})
         if not values:
             raise RequestError("nothing_changed", "say what to change: pass budget= or a parameter of the method.")
         return self._repeat(progress, changed=values)
@@ -202,17 +202,17 @@ class Run:
         """(layer, KV head, span) that the run held."""
         return tuple((layer, head, hold.span) for hold in self.meta.hold for layer, head in hold.heads)
 
-    def _repeat(self, progress: bool, **asked: Any) -> Run:
+    def _repeat(self, progress: bool, **changes: Any) -> Run:
         from kvlens.lens.asked import Asked
         from kvlens.lens.whatif import whatif
 
         with carrying(self._models, progress) as job:
-            change: Asked = Asked(**asked)
+            change: Asked = Asked(**changes)
             bars = job.progress
             stored, _ = whatif(self.folder, self.uid, change, bars.report, job.cancelled, bars.say, self._models)
-        made = Run(self.folder, stored.uid, self._models)
-        check_end(made.reader, stored.status)
-        return made
+        repeat = Run(self.folder, stored.uid, self._models)
+        check_end(repeat.reader, stored.status)
+        return repeat
 
     # ---- what it looks like
     def save_html(self, path: str | Path) -> Path:

@@ -78,23 +78,23 @@ def read_verdict(reader: TraceReader) -> Verdict:
     from kvlens.lens.severity import right, severity
     from kvlens.lens.verdict import verdict
 
-    found, answer = verdict(reader), right(reader)
+    loss, answer = verdict(reader), right(reader)
     restored = None if reader.meta.whatif is None else reader.meta.whatif.restored
-    if found is None:
+    if loss is None:
         compared = len(reader.loss()) > 0
         return Verdict("kept" if compared else "not_compared", answer, restored=restored)
-    outcome = "diverged" if severity(reader, found).mild else "lost"
-    first = Verdict(outcome, answer, found.step, found.expected, found.got, found.kl, restored=restored)
-    if (missed := found.missed) is None:
-        return first
+    outcome = "diverged" if severity(reader, loss).mild else "lost"
+    unexplained = Verdict(outcome, answer, loss.step, loss.expected, loss.got, loss.kl, restored=restored)
+    if (missed := loss.missed) is None:
+        return unexplained
     texts = reader.tokens()["text"].tolist()
     return Verdict(
         outcome,
         answer,
-        found.step,
-        found.expected,
-        found.got,
-        found.kl,
+        loss.step,
+        loss.expected,
+        loss.got,
+        loss.kl,
         missed.layer,
         missed.kv_head,
         missed.span,

@@ -107,9 +107,9 @@ class Case:
         """Run the case. chunk: prompt tokens that the model reads at once; 0: all. params: None: `held`."""
         fed = (7,) * steps if steps < NEW else forced
         options = Options(max_new=NEW, planned=NEW, prefill_chunk=chunk, forced=fed, ignore_eos=True)
-        chosen = self.held if params is None else params
+        values = self.held if params is None else params
         return self.model.engine.run(
-            self.prompt, self.method, chosen, budget, options, sink, keep_logits=True, read=read
+            self.prompt, self.method, values, budget, options, sink, keep_logits=True, read=read
         )
 
     @cached_property

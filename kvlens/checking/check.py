@@ -123,16 +123,16 @@ def _note(report: Report, truth: str, case: Case, mismatch: Mismatch | None) -> 
     finding.cases += 1
     if mismatch is not None and finding.failure is None:
         budget = case.__dict__.get("budget")
-        said = budget.text if isinstance(budget, Budget) else "none"
-        finding.failure = Failure(case.model.name, case.prompt_tokens, said, mismatch)
+        budget_text = budget.text if isinstance(budget, Budget) else "none"
+        finding.failure = Failure(case.model.name, case.prompt_tokens, budget_text, mismatch)
 
 
 def _undeclared(method: type[Method]) -> Mismatch | None:
     """Compare the hooks that a class overrides with the needs that switch them on."""
     if method.attended is not Method.attended and not method.needs.weights:
         return Mismatch("needs = Needs(weights=True), since the class has the hook `attended`", "no such need")
-    own = method.needs_with.__func__ is not Method.needs_with.__func__  # type: ignore[attr-defined]
-    if method.reading is not Method.reading and not (method.needs.reading or own):
+    has_own_needs = method.needs_with.__func__ is not Method.needs_with.__func__  # type: ignore[attr-defined]
+    if method.reading is not Method.reading and not (method.needs.reading or has_own_needs):
         return Mismatch("needs = Needs(reading=True), since the class has the hook `reading`", "no such need")
     return None
 

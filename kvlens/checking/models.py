@@ -71,5 +71,5 @@ def random_prompt(tokens: int, seed: int = 0, vocabulary: int = 512, stop: int =
     """Return a prompt of random token ids. stop: every so many tokens the text is a full stop; 0: never."""
     generator = torch.Generator().manual_seed(seed)
     ids = tuple(torch.randint(3, vocabulary, (tokens,), generator=generator).tolist())
-    pieces = tuple("." if stop and at % stop == stop - 1 else f"t{token}" for at, token in enumerate(ids))
+    pieces = tuple("." if stop and position % stop == stop - 1 else f"t{token}" for position, token in enumerate(ids))
     return Prompt(PromptText("x"), ids, pieces, (None,) * tokens)

@@ -37,9 +37,9 @@ def same_logits(first: Sequence[torch.Tensor], second: Sequence[torch.Tensor], e
     """Compare the logits [V] of every step. error: largest difference allowed; 0: equal bit for bit."""
     if len(first) != len(second):
         return Mismatch(f"{len(first)} steps", f"{len(second)} steps")
-    for step, (one, other) in enumerate(zip(first, second, strict=True)):
-        gap = float((one.float() - other.float()).abs().max())
-        if not (torch.equal(one, other) or gap <= error):
+    for step, (logits_a, logits_b) in enumerate(zip(first, second, strict=True)):
+        gap = float((logits_a.float() - logits_b.float()).abs().max())
+        if not (torch.equal(logits_a, logits_b) or gap <= error):
             allowed = f"logits that differ by at most {error:g}" if error else "equal logits"
             return Mismatch(allowed, f"a difference of {gap:.3g}", step)
     return None
@@ -77,12 +77,12 @@ def spans_partition(records: RecordList) -> Mismatch | None:
     spans = records.prefilled.spans + [span for record in records.steps for span in record.spans]
     if [span.span for span in spans] != list(range(len(spans))):
         return Mismatch("span ids in the order of birth", str([span.span for span in spans][:8]))
-    taken = sorted((span.tok_start, span.tok_end) for span in spans if span.kind != "window")
-    broken = next(((left, right) for left, right in pairwise(taken) if left[1] != right[0]), None)
+    ranges = sorted((span.tok_start, span.tok_end) for span in spans if span.kind != "window")
+    broken = next(((previous, right) for previous, right in pairwise(ranges) if previous[1] != right[0]), None)
     if broken is not None:
         return Mismatch(f"a span that begins at token {broken[0][1]}", f"token {broken[1][0]}")
-    if taken and taken[0][0] != 0:
-        return Mismatch("a span that begins at token 0", f"token {taken[0][0]}")
+    if ranges and ranges[0][0] != 0:
+        return Mismatch("a span that begins at token 0", f"token {ranges[0][0]}")
     if spans[0].kind != "window":
         return Mismatch("the window as span 0", spans[0].kind)
     placed = max((span.tok_end for span in spans if span.kind != "window" and span.born_step == -1), default=0)
@@ -138,20 +138,20 @@ def same_trace(first: RecordList, second: RecordList) -> Mismatch | None:
         return Mismatch("equal spans of the prompt", "others")
     if len(first.steps) != len(second.steps):
         return Mismatch(f"{len(first.steps)} steps", f"{len(second.steps)} steps")
-    for one, other in zip(first.steps, second.steps, strict=True):
+    for step_a, step_b in zip(first.steps, second.steps, strict=True):
         for name in ("token_id", "events"):
-            if getattr(one, name) != getattr(other, name):
-                return Mismatch(f"equal {name}", "others", one.step)
-        for columns, others in ((one.head, other.head), (one.kv, other.kv)):
-            unequal = [name for name in columns if not np.array_equal(columns[name], others[name], equal_nan=True)]
+            if getattr(step_a, name) != getattr(step_b, name):
+                return Mismatch(f"equal {name}", "others", step_a.step)
+        for columns, columns_b in ((step_a.head, step_b.head), (step_a.kv, step_b.kv)):
+            unequal = [name for name in columns if not np.array_equal(columns[name], columns_b[name], equal_nan=True)]
             if unequal:
-                wrong = np.argwhere(~np.isclose(columns[unequal[0]], others[unequal[0]], 0, 0, equal_nan=True))[0]
+                wrong = np.argwhere(~np.isclose(columns[unequal[0]], columns_b[unequal[0]], 0, 0, equal_nan=True))[0]
                 layer, head = (int(place) for place in wrong)
-                return Mismatch(f"equal {unequal[0]}", "others", one.step, layer, head)
+                return Mismatch(f"equal {unequal[0]}", "others", step_a.step, layer, head)
         moved = [
             [(row.layer, row.kv_head, row.span, row.direction, row.cause, row.bytes) for row in record.transfers]
-            for record in (one, other)
+            for record in (step_a, step_b)
         ]
         if moved[0] != moved[1]:
-            return Mismatch("equal transfers", "others", one.step)
+            return Mismatch("equal transfers", "others", step_a.step)
     return None

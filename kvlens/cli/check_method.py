@@ -31,16 +31,16 @@ def check_method(
             def report(case: Case) -> None:
                 status.update(f"{case.model.name}, {case.prompt_tokens} prompt tokens")
 
-            found = check(methods.get(name), report)
+            result = check(methods.get(name), report)
     except SystemExit as error:
         raise stray(name, error) from error
     if as_json:
-        typer.echo(json.dumps(found.plain(), ensure_ascii=False))
+        typer.echo(json.dumps(result.plain(), ensure_ascii=False))
     else:
-        for finding in found.findings.values():
+        for finding in result.findings.values():
             line = f"{finding.status:5} {TRUTHS[finding.truth]} ({finding.cases} cases)"
             typer.echo(terminal(line if finding.failure is None else f"{line}: {finding.failure}"))
-        if found.refused:
-            typer.echo(terminal(f"{len(found.refused)} cases refused, the first: {found.refused[0]}"))
-    if not found.passed:
+        if result.refused:
+            typer.echo(terminal(f"{len(result.refused)} cases refused, the first: {result.refused[0]}"))
+    if not result.passed:
         raise typer.Exit(1)

@@ -46,18 +46,18 @@ def diagnose(
 
     changes = [Change.of(text) for text in try_ or ()]
     folder, cancelled = runs_folder(runs), stop_signals()
-    found = look(folder, Wanted(method, model, budget, task))
-    if not found.compared:  # a name that is none is said, not counted
+    diagnosis = look(folder, Wanted(method, model, budget, task))
+    if not diagnosis.compared:  # a name that is none is said, not counted
         if method is not None:
             methods.get(method)
         _stored(folder, model=model, task=task)
-    if changes and len({one.method for one in found.lost}) > 1:
+    if changes and len({loss.method for loss in diagnosis.lost}) > 1:
         raise ValueError("a change is one method's: add --method NAME.")
     remedies: list[Remedy] = []
-    for change in changes if found.lost else ():
+    for change in changes if diagnosis.lost else ():
         bar = Bar(err)
         try:
-            remedies.append(attempt(folder, found.lost, change, bar.report, cancelled))
+            remedies.append(attempt(folder, diagnosis.lost, change, bar.report, cancelled))
         except BaseException as error:
             bar.failed(error)
             raise
@@ -65,9 +65,9 @@ def diagnose(
         if remedies[-1].most:
             break  # the smallest that helps most of them
     if as_json:
-        typer.echo(json.dumps(_plain(found, remedies), ensure_ascii=False))
+        typer.echo(json.dumps(_plain(diagnosis, remedies), ensure_ascii=False))
         return
-    _say(found, remedies, changes, folder)
+    _say(diagnosis, remedies, changes, folder)
 
 
 def _stored(folder: Path, **named: str | None) -> None:
@@ -76,26 +76,26 @@ def _stored(folder: Path, **named: str | None) -> None:
 
     table = list_runs(folder)
     for column, name in named.items():
-        there = sorted({str(one) for one in table[column].dropna()})
-        if name is not None and there and name not in there:
-            raise ValueError(f"no stored run has {column} '{name}'; those here have {', '.join(there)}.")
+        stored_names = sorted({str(value) for value in table[column].dropna()})
+        if name is not None and stored_names and name not in stored_names:
+            raise ValueError(f"no stored run has {column} '{name}'; those here have {', '.join(stored_names)}.")
 
 
-def _say(found: Diagnosis, remedies: list[Remedy], changes: list[Any], folder: Path) -> None:
+def _say(diagnosis: Diagnosis, remedies: list[Remedy], changes: list[Any], folder: Path) -> None:
     from kvlens.text.units import counted
 
-    for sentence in found.unread:
+    for sentence in diagnosis.unread:
         typer.echo(sentence, err=True)
     typer.echo(
-        f"{counted(found.compared, 'run')} compared with full KV, {len(found.lost)} lost"
-        + (f"; {found.mild} more left its tokens without losing what was asked for" if found.mild else "")
+        f"{counted(diagnosis.compared, 'run')} compared with full KV, {len(diagnosis.lost)} lost"
+        + (f"; {diagnosis.mild} more left its tokens without losing what was asked for" if diagnosis.mild else "")
         + "."
     )
-    if found.causes:
+    if diagnosis.causes:
         columns = ["model", "method", "held to", "runs", "cause", "missed most by", "of the answer", "for example"]
-        show_table(columns, [_row(cause) for cause in found.causes])
+        show_table(columns, [_row(cause) for cause in diagnosis.causes])
     for remedy in remedies:
-        refused = [one.refused for one in remedy.tried if one.refused]
+        refused = [attempt.refused for attempt in remedy.tried if attempt.refused]
         typer.echo(
             f"{remedy.change}: {remedy.restored} of {len(remedy.tried)} restored"
             + (f"; {len(refused)} refused: {refused[0]}" if refused else ".")
@@ -109,7 +109,7 @@ def _row(cause: Cause) -> list[Any]:
 
     heads = ", ".join(f"L{layer} KV{head} ({n})" for (layer, head), n in cause.heads[:HEADS])
     more = len(cause.heads) - HEADS
-    holding, known = cause.of_the_answer
+    holding, answered = cause.of_the_answer
     return [
         cause.model,
         cause.method,
@@ -117,25 +117,30 @@ def _row(cause: Cause) -> list[Any]:
         len(cause.lost),
         cause_words(cause.kind, cause.lost[0].says),
         heads + (f" and {more} more" if more > 0 else ""),
-        f"{holding} of {known}" if known else "",
+        f"{holding} of {answered}" if answered else "",
         cause.lost[0].uid,
     ]
 
 
-def _plain(found: Diagnosis, remedies: list[Remedy]) -> dict[str, Any]:
+def _plain(diagnosis: Diagnosis, remedies: list[Remedy]) -> dict[str, Any]:
     return {
-        "compared": found.compared,
-        "mild": found.mild,
-        "unread": list(found.unread),
-        "lost": [dataclasses.asdict(one) for one in found.lost],
+        "compared": diagnosis.compared,
+        "mild": diagnosis.mild,
+        "unread": list(diagnosis.unread),
+        "lost": [dataclasses.asdict(loss) for loss in diagnosis.lost],
         "remedies": [
             {
                 "change": str(remedy.change),
                 "restored": remedy.restored,
                 "of": len(remedy.tried),
                 "tried": [
-                    {"lost": one.lost.uid, "run": one.uid, "restored": one.restored, "refused": one.refused}
-                    for one in remedy.tried
+                    {
+                        "lost": attempt.lost.uid,
+                        "run": attempt.uid,
+                        "restored": attempt.restored,
+                        "refused": attempt.refused,
+                    }
+                    for attempt in remedy.tried
                 ],
             }
             for remedy in remedies

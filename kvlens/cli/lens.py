@@ -88,13 +88,13 @@ def whatif(
     other parameters, everything else as it was. The last line of stdout is the new run's uid."""
     from kvlens.cli.tries import listed
 
-    given = {str(option.opts[0]) for option in context.command.params if _said(context, option.name)}
+    typed_options = {str(option.opts[0]) for option in context.command.params if _said(context, option.name)}
     if tried:
-        if beside := sorted(given - {"uid", "--list", "--json", "--runs"}):
+        if beside := sorted(typed_options - {"uid", "--list", "--json", "--runs"}):
             raise ValueError(f"--list runs nothing: leave out {', '.join(beside)}, or --list.")
         listed(runs_folder(runs), uid, as_json)
         return
-    if "--most" in given and not fewest_bytes:
+    if "--most" in typed_options and not fewest_bytes:
         raise ValueError("--most goes with --fewest-bytes: it says how many sets that tries.")
     if as_json:
         raise ValueError("--json goes with --list; --progress-json reports a run in JSON lines.")
@@ -108,7 +108,7 @@ def whatif(
         raise ValueError("--set budget: give the budget with --budget.")
     if budget is not None:
         changed["budget"] = budget
-    asked = Asked(
+    request = Asked(
         tuple(span or ()),
         layers,
         heads,
@@ -122,7 +122,7 @@ def whatif(
     )
 
     def work(folder: Path, report: Report, cancelled: Callable[[], bool], say: Callable[[str], None]) -> Done:
-        stored, summary = repeat(folder, uid, asked, report, cancelled, say)
+        stored, summary = repeat(folder, uid, request, report, cancelled, say)
         return stored, sentences(summary)
 
     _carry_out(work, runs, progress_json)
@@ -141,36 +141,38 @@ def sentences(summary: Counterfactual | None) -> list[str]:
     if summary is None:
         return []
     source = "the known answer" if summary.expected_from == "task" else "what full KV says"
-    said = [
+    lines = [
         f"answer before  {summary.answer_before!r}",
         f"answer after   {summary.answer_after!r}",
         f"expected       {summary.expected!r} ({source})",
     ]
     if summary.dropped_tokens is not None and summary.step is not None:
-        after = "agrees with full KV" if summary.agrees_after else "differs from full KV"
-        said.append(f"step {summary.step:<9} KL {_nats(summary.kl_before)} -> {_nats(summary.kl_after)} nats, {after}")
+        agreement = "agrees with full KV" if summary.agrees_after else "differs from full KV"
+        lines.append(
+            f"step {summary.step:<9} KL {_nats(summary.kl_before)} -> {_nats(summary.kl_after)} nats, {agreement}"
+        )
     elif summary.step is None:
-        said.append("every step agreed with full KV before: there was no loss to bring back")
+        lines.append("every step agreed with full KV before: there was no loss to bring back")
     else:
-        after = "agrees with full KV" if summary.agrees_after else "still differs from full KV"
-        said.append(
-            f"step of loss   {summary.step}: KL {summary.kl_before:.4g} -> {summary.kl_after:.4g} nats, {after}"
+        agreement = "agrees with full KV" if summary.agrees_after else "still differs from full KV"
+        lines.append(
+            f"step of loss   {summary.step}: KL {summary.kl_before:.4g} -> {summary.kl_after:.4g} nats, {agreement}"
         )
     untouched = "nothing was lost before" if summary.step is None else "the answer was right before"
     if summary.dropped_tokens is None and (summary.answer_known or summary.restored is None):
-        said.append({True: "restored", False: "not restored", None: untouched}[summary.restored])
+        lines.append({True: "restored", False: "not restored", None: untouched}[summary.restored])
     else:
-        said.append(f"{'the answer' if summary.answer_known else 'the tokens':<14} {outcome(summary)}")
+        lines.append(f"{'the answer' if summary.answer_known else 'the tokens':<14} {outcome(summary)}")
     if summary.dropped_tokens is not None:
-        said.append(f"dropped        {summary.dropped_tokens:,} tokens, which stay where they lie: no byte is freed")
+        lines.append(f"dropped        {summary.dropped_tokens:,} tokens, which stay where they lie: no byte is freed")
     if summary.lifted_tokens:
         lifted = counted(summary.lifted_tokens, "token")
-        said.append(f"drop lifted    {lifted}, 0 bytes: the answer is the same without a hold")
+        lines.append(f"drop lifted    {lifted}, 0 bytes: the answer is the same without a hold")
     if (summary.dropped_tokens is None and not summary.lifted_tokens) or summary.held_tokens:
-        said.append(f"held           {summary.held_tokens:,} tokens, {summary.held_bytes:,} bytes of keys and values")
-    if (found := summary.search) is not None:
-        said.append(f"search         {found_words(found)}")
-    return said
+        lines.append(f"held           {summary.held_tokens:,} tokens, {summary.held_bytes:,} bytes of keys and values")
+    if (search := summary.search) is not None:
+        lines.append(f"search         {found_words(search)}")
+    return lines
 
 
 def _nats(value: float | None) -> str:
@@ -190,12 +192,12 @@ def _carry_out(
     cancelled = stop_signals()
     try:
         with reserve_stdout(progress_json):
-            stored, said = work(runs_folder(runs), reporter.report, cancelled, reporter.say)
+            stored, lines = work(runs_folder(runs), reporter.report, cancelled, reporter.say)
     except BaseException as error:
         reporter.failed(error)
         raise
     reporter.done(stored.uid, stored.status)
     if not progress_json:
-        sys.stdout.writelines(f"{line}\n" for line in (*said, stored.uid))
+        sys.stdout.writelines(f"{line}\n" for line in (*lines, stored.uid))
     if stored.status != "completed":
         raise ValueError(f"the run was cancelled; what was recorded is stored as {stored.uid}.")

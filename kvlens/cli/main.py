@@ -44,8 +44,8 @@ def main() -> None:
     try:
         app()
     except ValidationError as error:
-        first = error.errors()[0]
-        fail(f"{'.'.join(map(str, first['loc']))}: {first['msg']} (got {first['input']!r}).")
+        problem = error.errors()[0]
+        fail(f"{'.'.join(map(str, problem['loc']))}: {problem['msg']} (got {problem['input']!r}).")
     except (ValueError, TraceError, OSError) as error:
         fail(str(error))
     except ModuleNotFoundError as error:
@@ -92,20 +92,20 @@ def prompt(
     from kvlens.tasks.encoding import encoding
 
     writable(to)
-    chosen = tasks.get(task or ("needle" if model == DEMO else "niah_single"))
-    made = tasks.ask(chosen, length, depth, seed, encoding(model, chat))
+    generator = tasks.get(task or ("needle" if model == DEMO else "niah_single"))
+    source = tasks.ask(generator, length, depth, seed, encoding(model, chat))
     fields = {
-        "text": made.text,
-        "answer": made.answer,
-        "needle": made.needle,
-        "task": made.task,
-        "seed": made.seed,
-        "length": made.length,
-        "depth": made.depth,
+        "text": source.text,
+        "answer": source.answer,
+        "needle": source.needle,
+        "task": source.task,
+        "seed": source.seed,
+        "length": source.length,
+        "depth": source.depth,
     }
-    if made.opening:
-        fields["answer_prefix"] = made.opening
-    written = json.dumps(fields, ensure_ascii=False) if as_json else made.text
+    if source.opening:
+        fields["answer_prefix"] = source.opening
+    written = json.dumps(fields, ensure_ascii=False) if as_json else source.text
     if to is None:
         typer.echo(written, nl=as_json)
     else:
@@ -134,8 +134,8 @@ def export(
 
     writable(to)
     with TraceReader.open(runs_folder(runs), uid) as reader:
-        made = {"outcome": lambda: outcome_table(reader)}
-        write(reader, what, fmt, sys.stdout.buffer if to is None else to, made)
+        derived_tables = {"outcome": lambda: outcome_table(reader)}
+        write(reader, what, fmt, sys.stdout.buffer if to is None else to, derived_tables)
 
 
 @app.command()

@@ -73,8 +73,8 @@ class JsonLines:
 
     def failed(self, error: BaseException) -> None:
         would_do = getattr(error, "would_do", None)
-        said = {"phase": "error", "message": str(error) or type(error).__name__}
-        self._object(said | ({"would_do": would_do} if would_do else {}))
+        record = {"phase": "error", "message": str(error) or type(error).__name__}
+        self._object(record | ({"would_do": would_do} if would_do else {}))
 
     def _object(self, fields: dict[str, object]) -> None:
         self._line(json_text(fields))

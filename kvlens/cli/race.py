@@ -73,7 +73,7 @@ def race(
         )
         request = RaceRequest(shared=shared, entrants=entrants(methods, preset or [], set_ or []))
         with reserve_stdout(progress_json or as_json):
-            found = carry_out(request, source, runs_folder(runs), audience, cancelled)
+            result = carry_out(request, source, runs_folder(runs), audience, cancelled)
     except BaseException as error:
         if isinstance(audience, JsonLines):
             audience.failed(error)
@@ -81,14 +81,14 @@ def race(
     finally:
         if isinstance(audience, RaceTable):
             audience.stop()
-    stopped = any(lane.state == "cancelled" for lane in found.lanes)
+    stopped = any(lane.state == "cancelled" for lane in result.lanes)
     if isinstance(audience, JsonLines):
-        audience.done(str(found.lanes[0].uid), "cancelled" if stopped else "completed", found.id)
+        audience.done(str(result.lanes[0].uid), "cancelled" if stopped else "completed", result.id)
     elif as_json:
-        typer.echo(found.model_dump_json())
+        typer.echo(result.model_dump_json())
     else:
-        for lane in found.lanes:
+        for lane in result.lanes:
             typer.echo(terminal(line(lane)) if sys.stdout.isatty() else line(lane))
-        typer.echo(found.id)
+        typer.echo(result.id)
     if stopped:
-        fail(f"the race was cancelled; what was recorded of its lanes is stored, see race {found.id}.")
+        fail(f"the race was cancelled; what was recorded of its lanes is stored, see race {result.id}.")

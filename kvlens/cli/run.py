@@ -99,7 +99,7 @@ def run(
 
     reporter: Bar | JsonLines = JsonLines() if progress_json else Bar(err)
     cancelled = stop_signals()
-    done: list[tuple[str, str, str]] = []
+    outcomes: list[tuple[str, str, str]] = []
     try:
         source = prompt_in(prompt_file)
         if answer and len(ask or ()) > 1:
@@ -130,32 +130,32 @@ def run(
             against=against_full or forced,
             forced_reference=forced,
         )
-        on = runs_folder(runs), reporter.report, cancelled, reporter.say
+        context = runs_folder(runs), reporter.report, cancelled, reporter.say
         with reserve_stdout(progress_json):
             if len(sources) > 1:
-                done.extend(carry_out_each(request, sources, *on))
+                outcomes.extend(carry_out_each(request, sources, *context))
             else:
-                done.append(carry_out(request, sources[0], *on))
+                outcomes.append(carry_out(request, sources[0], *context))
     except BaseException as error:
         fault = stray(method, error)
         reporter.failed(fault)
         if not progress_json:
-            for uid, _, _ in done:  # what was run before is stored
+            for uid, _, _ in outcomes:  # what was run before is stored
                 typer.echo(uid)
         if fault is error:
             raise
         raise fault from error
-    for uid, status, _ in done:
+    for uid, status, _ in outcomes:
         reporter.done(uid, status)
     if not progress_json and len(sources) > 1:
-        _table(ask or [], done)
+        _table(ask or [], outcomes)
     elif not progress_json:
-        typer.echo(terminal(done[0][2]) if sys.stdout.isatty() else done[0][2])
-        typer.echo(done[0][0])
-    uid, status, _ = done[-1]
+        typer.echo(terminal(outcomes[0][2]) if sys.stdout.isatty() else outcomes[0][2])
+        typer.echo(outcomes[0][0])
+    uid, status, _ = outcomes[-1]
     if status != "completed":
         fail(f"the run was cancelled; what was recorded is stored as {uid}.")
-    for uid, _, _ in done:
+    for uid, _, _ in outcomes:
         refuse_unsound(runs_folder(runs), uid)
 
 
@@ -170,14 +170,14 @@ def refuse_unsound(folder: Path, uid: str) -> None:
         fail(f"self_check_failed: run {uid} is stored, but failed {', '.join(failed)}: see kvlens runs show {uid}.")
 
 
-def _table(questions: list[str], done: list[tuple[str, str, str]]) -> None:
+def _table(questions: list[str], outcomes: list[tuple[str, str, str]]) -> None:
     """Question and answer of every run, then the runs' uids, a line each."""
     from rich import box
     from rich.table import Table
 
     table = Table("question", "answer", "run", box=box.SIMPLE)
-    for question, (uid, _, text) in zip(questions, done, strict=False):
+    for question, (uid, _, text) in zip(questions, outcomes, strict=False):
         table.add_row(*(escape(terminal(" ".join(part.split()))) for part in (question, text)), uid)
     Console(soft_wrap=False).print(table)
-    for uid, _, _ in done:
+    for uid, _, _ in outcomes:
         typer.echo(uid)

@@ -60,12 +60,12 @@ def runs_list(
     from kvlens.lens.runlist import search_runs
     from kvlens.models.find import short_model
 
-    wanted, folder = Search(text or "", method, model, outcome, tag), runs_folder(runs)
-    wanted.check()
+    query, folder = Search(text or "", method, model, outcome, tag), runs_folder(runs)
+    query.check()
     if runs is not None and not folder.is_dir():
         raise ValueError(f"there is no folder {folder}; give --runs the folder that the runs were written to.")
     with err.status("Reading what came of each run"):
-        listed = search_runs(folder, wanted)
+        listed = search_runs(folder, query)
     for problem in listed.attrs["problems"]:
         err.print(f"kvlens: {terminal(problem)}", markup=False, highlight=False)
     if as_json:
@@ -109,15 +109,15 @@ def runs_note(
     from kvlens.store.runinfo import run_dir
 
     folder = runs_folder(runs)
-    before = read_about(run_dir(folder, uid))
-    about = said(before, name, note, tag or (), untag or ())
-    if about != before:
+    previous = read_about(run_dir(folder, uid))
+    about = said(previous, name, note, tag or (), untag or ())
+    if about != previous:
         write_about(folder, uid, about)
     if as_json:
         typer.echo(json_text(about.model_dump()))
         return
-    for what, value in (("name", about.name), ("tags", ", ".join(about.tags)), ("note", about.note)):
-        typer.echo(f"{what:5} {terminal(value, 6)}")
+    for field, value in (("name", about.name), ("tags", ", ".join(about.tags)), ("note", about.note)):
+        typer.echo(f"{field:5} {terminal(value, 6)}")
 
 
 @runs_app.command("show")
@@ -186,8 +186,8 @@ def runs_show(uid: str, runs: RunsDir = None, as_json: AsJson = False) -> None:
         if key != "self_check":
             typer.echo(f"{key:15} {terminal(value, 16)}")
     for check in checks:
-        said = terminal(f"{check['name']}: {check['detail']}", 22)
-        typer.echo(f"self-check      {'pass' if check['passed'] else 'FAIL'}  {said}")
+        detail = terminal(f"{check['name']}: {check['detail']}", 22)
+        typer.echo(f"self-check      {'pass' if check['passed'] else 'FAIL'}  {detail}")
 
 
 def _said(reader: TraceReader) -> dict[str, Any]:
@@ -205,10 +205,10 @@ def runs_recover(uid: str, runs: RunsDir = None) -> None:
     """Make an interrupted run complete up to its last written step."""
     from kvlens.store.recover import recover
 
-    made = recover(runs_folder(runs), uid)
-    typer.echo(f"{uid}: recovered; {made.steps} steps are readable")
-    if made.lost is not None:
-        err.print(f"kvlens: {terminal(made.lost)}", markup=False, highlight=False)
+    recovered = recover(runs_folder(runs), uid)
+    typer.echo(f"{uid}: recovered; {recovered.steps} steps are readable")
+    if recovered.lost is not None:
+        err.print(f"kvlens: {terminal(recovered.lost)}", markup=False, highlight=False)
 
 
 @runs_app.command("delete")

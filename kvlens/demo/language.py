@@ -158,11 +158,11 @@ def digits(rng: random.Random, count: int) -> str:
 
 def person(rng: random.Random, invented: float = 0.0) -> str:
     """A first and a last name; with probability `invented` one of them is made of syllables nobody has seen."""
-    first, last = rng.choice(FIRST), rng.choice(LAST)
+    first_name, last = rng.choice(FIRST), rng.choice(LAST)
     if rng.random() < invented:
-        made = "".join(rng.choice(SYLLABLES) for _ in range(rng.choice((2, 3, 3)))).capitalize()
-        return f"{made} {last}" if rng.random() < 0.5 else f"{first} {made}"
-    return f"{first} {last}"
+        invented_name = "".join(rng.choice(SYLLABLES) for _ in range(rng.choice((2, 3, 3)))).capitalize()
+        return f"{invented_name} {last}" if rng.random() < 0.5 else f"{first_name} {invented_name}"
+    return f"{first_name} {last}"
 
 
 def filler(rng: random.Random) -> str:
@@ -216,7 +216,7 @@ def make_chain(rng: random.Random, hops: int) -> tuple[list[str], str, str]:
     """An object handed along: one sentence per hop in order, the question for the way, the answer."""
     thing = f"{rng.choice(COLOR)} {rng.choice(OBJECT)}"
     firsts, lasts = rng.sample(FIRST, hops + 1), rng.sample(LAST, hops + 1)
-    people = [f"{first} {last}" for first, last in zip(firsts, lasts, strict=True)]
+    people = [f"{first_name} {last}" for first_name, last in zip(firsts, lasts, strict=True)]
     steps = [f"from {a} to {b}" for a, b in pairwise(people)]
     question = f"How was the {thing} passed from {people[0]} to {people[-1]}?"
     return [f"The {thing} passed {step}." for step in steps], question, " " + ", ".join(steps) + "."

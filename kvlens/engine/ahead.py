@@ -39,10 +39,10 @@ class LookAhead:
     runs. Raises ValueError for a model in which the attention of every layer cannot be told."""
 
     def __init__(self, model: Any, session: Session, cache: SessionCache) -> None:
-        found = attention_modules(model, session.shape.layers)
-        if found is None:
+        modules = attention_modules(model, session.shape.layers)
+        if modules is None:
             raise ValueError(f"{session.method.name} looks one layer ahead, which kvlens cannot do in this model.")
-        self.layers, self.session, self.cache = found, session, cache
+        self.layers, self.session, self.cache = modules, session, cache
         self.glance = Glance(session)
         self._blind = SessionCache(self.glance, session.shape.layers)
         self._hooks: list[Any] = []
@@ -60,11 +60,11 @@ class LookAhead:
     def query(self, layer: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
         """The query [Hq, D] that `layer` would have if its attention were called like this; None: the call is not of
         this session."""
-        mine = {name: self._blind for name, value in kwargs.items() if value is self.cache}
-        seen = tuple(self._blind if value is self.cache else value for value in args)
-        if not mine and all(a is b for a, b in zip(seen, args, strict=True)):
+        own_kwargs = {name: self._blind for name, value in kwargs.items() if value is self.cache}
+        blinded_args = tuple(self._blind if value is self.cache else value for value in args)
+        if not own_kwargs and all(a is b for a, b in zip(blinded_args, args, strict=True)):
             return None
-        self.layers[layer].forward(*seen, **{**kwargs, **mine})
+        self.layers[layer].forward(*blinded_args, **{**kwargs, **own_kwargs})
         return self.glance.q
 
     def _hook(self, layer: int) -> Any:

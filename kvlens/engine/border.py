@@ -49,16 +49,16 @@ class Border:
         return outputs.block(self._checks, self._call("block", lambda: self._hooks.block, ()))
 
     def reading(self, layer: int, keys: torch.Tensor, tokens: int) -> Reading | None:
-        found = self._call("reading", lambda: self._hooks.reading(layer, keys, tokens), (("keys", keys),), layer)
-        return outputs.reading(self._checks, found, layer, self._shape, tokens, keys.shape[1])
+        answer = self._call("reading", lambda: self._hooks.reading(layer, keys, tokens), (("keys", keys),), layer)
+        return outputs.reading(self._checks, answer, layer, self._shape, tokens, keys.shape[1])
 
     def prefill_end(self, prompt: Prefilled) -> tuple[Layout, Placement]:
         try:
-            found = self._call("prefill_end", lambda: self._hooks.prefill_end(prompt), _tensors(prompt), refuses=True)
+            answer = self._call("prefill_end", lambda: self._hooks.prefill_end(prompt), _tensors(prompt), refuses=True)
         except MethodFault:
             _refuse_broken(prompt)
             raise
-        layout, placement = outputs.placed(self._checks, found, self._context)
+        layout, placement = outputs.placed(self._checks, answer, self._context)
         heads = ((layer, head) for layer in range(self._shape.layers) for head in range(self._shape.kv_heads))
         self._places = max(layout.of(*place).slots for place in heads)
         return layout, placement
@@ -70,10 +70,10 @@ class Border:
 
     def select(self, layer: int, q: torch.Tensor, spans: int, position: int) -> Selection | None:
         """spans: ids that a selection names, position: of the step's token."""
-        found = self._call("select", lambda: self._hooks.select(layer, q), (("queries", q),), layer)
-        if found is not None:
-            outputs.selection(self._checks, found, layer, self._shape, spans, position)
-        return found  # type: ignore[no-any-return]
+        selection = self._call("select", lambda: self._hooks.select(layer, q), (("queries", q),), layer)
+        if selection is not None:
+            outputs.selection(self._checks, selection, layer, self._shape, spans, position)
+        return selection  # type: ignore[no-any-return]
 
     def attended(self, layer: int, heads: range, weights: torch.Tensor, position: torch.Tensor) -> None:
         handed = (("weights", weights), ("positions", position))
@@ -81,10 +81,10 @@ class Border:
 
     # ---- lifecycle
     def decode_end(self, end: StepEnd, memory: MemoryView) -> WindowLeave | BagChange | None:
-        found = self._call("decode_end", lambda: self._hooks.decode_end(end, memory), ())
-        if found is not None:
-            outputs.change(self._checks, found, self._shape, self._places, end.position, memory.window_start)
-        return found  # type: ignore[no-any-return]
+        change = self._call("decode_end", lambda: self._hooks.decode_end(end, memory), ())
+        if change is not None:
+            outputs.change(self._checks, change, self._shape, self._places, end.position, memory.window_start)
+        return change  # type: ignore[no-any-return]
 
     def held(self) -> dict[str, tuple[torch.Tensor, ...]]:
         return outputs.held(self._checks, self._call("held", self._hooks.held, ()))
@@ -111,7 +111,7 @@ class Border:
         """refuses: a ValueError is a sentence for the user, not a fault."""
         marks = [(name, Mark.of(tensor)) for name, tensor in handed if tensor is not None]
         try:
-            found = call()
+            answer = call()
         except (MethodFault, BudgetInfeasible):
             raise
         except BaseException as error:
@@ -123,7 +123,7 @@ class Border:
             if changed is not False:
                 problem = f"changed the {name} that it was handed in place"
                 self._checks.decide(self._checks.fault(hook, problem, layer=layer, code=CHANGED), changed)
-        return found
+        return answer
 
     def _passes(self, error: BaseException, refuses: bool) -> bool:
         """Return True for what is not the hook's fault."""
@@ -134,15 +134,15 @@ class Border:
         return isinstance(error, OSError | MemoryError) or shortage(error) is not None
 
     def _raised(self, hook: str, error: BaseException, layer: int | None) -> MethodFault:
-        said = " ".join(str(error).split())
-        words = f"{type(error).__name__}{f': {said[:200]}' if said else ''}"
+        message = " ".join(str(error).split())
+        words = f"{type(error).__name__}{f': {message[:200]}' if message else ''}"
         return self._checks.fault(hook, f"raised {words} ({self._place(error)})", layer=layer, code=RAISED)
 
     def _place(self, error: BaseException) -> str:
         """File and line in the method's own module, or where the error was raised."""
         frames = traceback.extract_tb(error.__traceback__)
-        own = getattr(sys.modules.get(self._module), "__file__", None)
-        frame = next((frame for frame in reversed(frames) if frame.filename == own), frames[-1])
+        method_file = getattr(sys.modules.get(self._module), "__file__", None)
+        frame = next((frame for frame in reversed(frames) if frame.filename == method_file), frames[-1])
         return f"{Path(frame.filename).name}, line {frame.lineno}"
 
 

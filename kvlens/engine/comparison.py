@@ -36,26 +36,26 @@ class Comparison:
         self.reference, self._text_of = reference, text_of
         self._together = True
 
-    def step(self, step: int, logits: torch.Tensor, chosen: int) -> Loss | None:
-        """logits float32 [V] of a step that then chose `chosen`. None where the contexts differ or the reference had
+    def step(self, step: int, logits: torch.Tensor, token: int) -> Loss | None:
+        """logits float32 [V] of a step that then chose `token`. None where the contexts differ or the reference had
         ended."""
         if not self._together or step >= len(self.reference.ids):
             return None
-        wanted = self.reference.ids[step]
-        self._together = chosen == wanted
-        return compare(self.reference.logits[step].to(logits.device), logits, wanted, self._text_of)
+        reference_token = self.reference.ids[step]
+        self._together = token == reference_token
+        return compare(self.reference.logits[step].to(logits.device), logits, reference_token, self._text_of)
 
 
-def compare(full: torch.Tensor, own: torch.Tensor, ref_token: int, text_of: Callable[[int], str]) -> Loss:
+def compare(full: torch.Tensor, logits: torch.Tensor, ref_token: int, text_of: Callable[[int], str]) -> Loss:
     """Logits float32 [V] under full KV and under the method. Divergence and logarithms are computed in float64.
 
     The most probable token is taken from float32 log-probabilities, the first of equals, as greedy decoding takes it.
     """
-    top, full_top = _likeliest(own), _likeliest(full)
-    p, q = full.double().log_softmax(-1), own.double().log_softmax(-1)
+    top, full_top = _likeliest(logits), _likeliest(full)
+    p, q = full.double().log_softmax(-1), logits.double().log_softmax(-1)
     kl = float((p.exp() * (p - q)).masked_fill(p.isneginf(), 0.0).sum())
-    before = torch.arange(len(own), device=own.device) < ref_token
-    rank = (own > own[ref_token]) | (before & (own == own[ref_token]))
+    earlier = torch.arange(len(logits), device=logits.device) < ref_token
+    rank = (logits > logits[ref_token]) | (earlier & (logits == logits[ref_token]))
     return Loss(
         ref_token,
         text_of(ref_token),
@@ -65,7 +65,7 @@ def compare(full: torch.Tensor, own: torch.Tensor, ref_token: int, text_of: Call
         kl if math.isnan(kl) else max(0.0, kl),  # rounding below 0 is 0, what is no number stays none
         float(p[ref_token]),
         float(q[ref_token]),
-        float(own[ref_token] - full[ref_token]),
+        float(logits[ref_token] - full[ref_token]),
         int(rank.sum()),
     )
 

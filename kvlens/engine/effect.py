@@ -107,11 +107,11 @@ class FullAttention:
         output = torch.einsum("hgmn,hnd->hgmd", weights, values)
         if torch.is_grad_enabled():
             rest = weights * (1 - self.unread.at(layer)).reshape(weights.shape).to(exact)
-            left = torch.einsum("hgmn,hnd->hgmd", rest, values) / rest.sum(-1, keepdim=True).clamp(min=_LEAST_READ)
-            output = output + self.way * (left - output)
+            remainder = torch.einsum("hgmn,hnd->hgmd", rest, values) / rest.sum(-1, keepdim=True).clamp(min=_LEAST_READ)
+            output = output + self.way * (remainder - output)
             if not output.requires_grad:
                 output.requires_grad_(True)
-            self.parts[layer] = Parts(output, weights.detach(), left.detach())
+            self.parts[layer] = Parts(output, weights.detach(), remainder.detach())
         return output.reshape(1, -1, m, width).to(q.dtype)
 
 
@@ -138,8 +138,8 @@ def effects(
     most = reach(loaded.shape, len(read.ids) + len(reference.ids))
     if not lost or most < 1:
         return []
-    first = next(iter(lost))
-    begin = max(0, first + 1 - (most if len(lost) == 1 else (most + 1) // 2))
+    first_step = next(iter(lost))
+    begin = max(0, first_step + 1 - (most if len(lost) == 1 else (most + 1) // 2))
     lost = {step: loss for step, loss in lost.items() if step < begin + most}
     end = max(lost) + 1
     unread = _unread([oracle for _, oracle in steps[begin:end]], begin, list(spans), len(read.ids) + end - 1, loaded)
@@ -148,10 +148,12 @@ def effects(
     for way in _ways():
         check()
         moved.append(_moved(loaded, read, reference.ids, pairs, begin, unread, way))
-    found = []
-    for (step, (own, other)), of in zip(pairs.items(), np.mean(moved, axis=0), strict=True):
-        found.append(_most(step, float(reference.logits[step, own] - reference.logits[step, other]), of))
-    return found
+    strongest = []
+    for (step, (own_token, other_token)), by_span in zip(pairs.items(), np.mean(moved, axis=0), strict=True):
+        strongest.append(
+            _most(step, float(reference.logits[step, own_token] - reference.logits[step, other_token]), by_span)
+        )
+    return strongest
 
 
 def _ways() -> list[float]:
@@ -170,7 +172,7 @@ def _unread(
         if row.kind != "window":
             owner[max(0, row.born_step - begin) :, row.tok_start : row.tok_end] = row.span
     share = np.zeros((len(oracles), loaded.shape.layers, loaded.shape.q_heads, count + 1))
-    for of, oracle in zip(share, oracles, strict=True):
+    for unread, oracle in zip(share, oracles, strict=True):
         if oracle is None:
             continue
         lost = np.maximum(0.0, oracle.full.astype(np.float64) - oracle.mass)
@@ -178,7 +180,7 @@ def _unread(
             lost = np.maximum(lost, oracle.unread)
         lost = np.minimum(1.0, lost / np.maximum(oracle.full, 1e-12))
         layer, head, place = np.nonzero((oracle.span >= 0) & (oracle.span < count))
-        of[layer, head, oracle.span[layer, head, place]] = lost[layer, head, place]
+        unread[layer, head, oracle.span[layer, head, place]] = lost[layer, head, place]
     device = loaded.model.device
     return Unread(torch.from_numpy(owner).to(device), count, torch.from_numpy(share).to(device))
 
@@ -204,23 +206,23 @@ def _moved(
         with torch.enable_grad():
             logits = loaded.model(input_ids=fed[:, begin:], past_key_values=cache, use_cache=True).logits[0]
             outputs = [parts.output for parts in session.parts.values()]
-            found = []
-            for step, (own, other) in pairs.items():
-                lead = logits[step - begin, own].double() - logits[step - begin, other].double()
+            moved = []
+            for step, (own_token, other_token) in pairs.items():
+                lead = logits[step - begin, own_token].double() - logits[step - begin, other_token].double()
                 slopes = torch.autograd.grad(lead, outputs, retain_graph=True)
-                found.append([_by_span(session, *pair) for pair in zip(session.parts, slopes, strict=True)])
-    return np.array(found)
+                moved.append([_by_span(session, *pair) for pair in zip(session.parts, slopes, strict=True)])
+    return np.array(moved)
 
 
 def _by_span(session: FullAttention, layer: int, slope: torch.Tensor) -> np.ndarray:
     """[H_kv, spans]. slope: gradient of the lead by the layer's output [H_kv, G, m, D]."""
     parts, values, slope = session.parts[layer], session.values[layer].detach().double(), slope.double()
     unread = parts.weights.double() * session.unread.at(layer).reshape(parts.weights.shape)
-    said = torch.einsum("hgmd,hnd->hgmn", slope, values) - (slope * parts.left.double()).sum(-1, keepdim=True)
+    contribution = torch.einsum("hgmd,hnd->hgmn", slope, values) - (slope * parts.left.double()).sum(-1, keepdim=True)
     sums = unread.new_zeros(len(values), unread.shape[2], session.unread.count + 1)
     owner = session.unread.owner.expand(len(values), -1, -1)
-    found: np.ndarray = sums.scatter_add(2, owner, (unread * said).sum(1)).sum(1)[:, :-1].cpu().numpy()
-    return found
+    by_span: np.ndarray = sums.scatter_add(2, owner, (unread * contribution).sum(1)).sum(1)[:, :-1].cpu().numpy()
+    return by_span
 
 
 def _most(step: int, lead: float, moved: np.ndarray) -> Effects:

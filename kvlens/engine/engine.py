@@ -97,10 +97,10 @@ class Engine:
                     session,
                     SessionCache(session, self.loaded.shape.layers),
                     prefill_chunk,
-                    lambda done, total: progress("prefill", done, total),
+                    lambda count, total: progress("prefill", count, total),
                 )
-            keys, values, seen, peeked, sums = session.read()
-            return ReadPrompt(prompt.ids, keys, values, seen, peeked, surprisal, sums)
+            keys, values, queries_read, peeked, sums = session.read()
+            return ReadPrompt(prompt.ids, keys, values, queries_read, peeked, surprisal, sums)
         finally:
             session.close()
 

@@ -58,8 +58,8 @@ class GenerationRules:
             raise NonFiniteLogits(step, self.dtype)
         if not self.processors:
             return logits
-        before = torch.tensor([ids], device=logits.device)
-        scores: torch.Tensor = self.processors(before, logits[None].float())[0]
+        previous_ids = torch.tensor([ids], device=logits.device)
+        scores: torch.Tensor = self.processors(previous_ids, logits[None].float())[0]
         return scores
 
 

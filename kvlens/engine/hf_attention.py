@@ -78,28 +78,28 @@ class SessionCache(Cache):
 
 def attention_modules(model: Any, layers: int) -> list[Any] | None:
     """The attention of each layer; None: a model in which it cannot be told."""
-    found = [module for module in model.modules() if hasattr(module, "layer_idx") and hasattr(module, "is_causal")]
-    ordered = sorted(found, key=lambda module: int(module.layer_idx))
+    modules = [module for module in model.modules() if hasattr(module, "layer_idx") and hasattr(module, "is_causal")]
+    ordered = sorted(modules, key=lambda module: int(module.layer_idx))
     return ordered if [module.layer_idx for module in ordered] == list(range(layers)) else None
 
 
 def refuse_unsupported(module: torch.nn.Module, asked: Mapping[str, Any]) -> None:
     """Raises ValueError where a layer asks, among an attention function's further arguments, for what none of ours
     computes."""
-    found = [name for name in UNSUPPORTED if asked.get(name) is not None]
-    if found:
-        raise ValueError(f"layer {module.layer_idx} uses {', '.join(found)}, which kvlens does not compute.")
+    refused = [name for name in UNSUPPORTED if asked.get(name) is not None]
+    if refused:
+        raise ValueError(f"layer {module.layer_idx} uses {', '.join(refused)}, which kvlens does not compute.")
 
 
 @contextmanager
 def attending(model: PreTrainedModel, name: str) -> Iterator[None]:
     """Inside, the model attends by the function that transformers knows under `name`; before and after, by its own."""
-    before = model.config._attn_implementation
+    previous = model.config._attn_implementation
     model.set_attn_implementation(name)
     try:
         yield
     finally:
-        model.set_attn_implementation(before)
+        model.set_attn_implementation(previous)
 
 
 def attention(

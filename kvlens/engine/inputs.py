@@ -15,13 +15,13 @@ class Gathering:
     in which the attention of every layer cannot be told."""
 
     def __init__(self, model: Any, layers: int, method: str) -> None:
-        found = attention_modules(model, layers)
-        if found is None:
+        modules = attention_modules(model, layers)
+        if modules is None:
             raise ValueError(
                 f"{method} needs what each layer's attention is given, which kvlens cannot see in this model."
             )
-        self._modules, self._rotary = found, getattr(model.base_model, "rotary_emb", None)
-        self._given: list[list[torch.Tensor]] = [[] for _ in found]
+        self._modules, self._rotary = modules, getattr(model.base_model, "rotary_emb", None)
+        self._given: list[list[torch.Tensor]] = [[] for _ in modules]
         self._hooks: list[Any] = []
 
     def __enter__(self) -> Self:
@@ -35,8 +35,8 @@ class Gathering:
 
     def _hook(self, layer: int) -> Any:
         def before(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            given = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
-            self._given[layer].append(given[0])
+            hidden = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
+            self._given[layer].append(hidden[0])
 
         return before
 

@@ -22,8 +22,8 @@ def files_of(name: str) -> Files:
         return ()
     if folder is None:
         return ()
-    found = sorted(path for kind in ("*.safetensors", "*.json") for path in Path(folder).glob(kind))
-    return tuple((str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in found)
+    paths = sorted(path for kind in ("*.safetensors", "*.json") for path in Path(folder).glob(kind))
+    return tuple((str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in paths)
 
 
 def kept(name: str) -> Any:

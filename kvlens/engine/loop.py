@@ -95,7 +95,7 @@ class Generation:
     def place(self, read: ReadPrompt | Reader | None) -> None:
         """All that comes before the first step. A prompt that was read before is read again by a method that reads
         under attention of its own. Raises BudgetInfeasible, Cancelled."""
-        session, began = self.session, time.perf_counter()
+        session, start_time = self.session, time.perf_counter()
         if read is None or session.needs.own_prompt:
             surprisal = prefill(
                 self.loaded,
@@ -103,7 +103,7 @@ class Generation:
                 session,
                 self.cache,
                 self.options.prefill_chunk,
-                lambda done, total: self.progress("prefill", done, total),
+                lambda count, total: self.progress("prefill", count, total),
                 self.check,
                 self.sink is not None or session.needs.surprisal,
             )
@@ -119,7 +119,7 @@ class Generation:
         prefill_us = (time.perf_counter_ns() - self.zero) // 1000
         session.finish_prefill(nats)
         # without the time that the beginning of a trace takes
-        prefill_s = time.perf_counter() - began
+        prefill_s = time.perf_counter() - start_time
         if self.sink is not None and keys is not None:
             session.observer = self.recorder = self._record(self.sink, keys)
             self.recorder.prefill(self._prompt_tokens(surprisal.known), prefill_us, session.prefill_peak)
@@ -201,8 +201,8 @@ class Generation:
         if self.keep_logits:
             result.logits.append(logits.float().clone())
         if self.recorder is not None:
-            at, took = (began - self.zero) // 1000, (ended - began) // 1000
-            facts = StepFacts(step, at, took, token, text, logprob, previous.next_entropy, loss)
+            start_us, took = (began - self.zero) // 1000, (ended - began) // 1000
+            facts = StepFacts(step, start_us, took, token, text, logprob, previous.next_entropy, loss)
             self.recorder.step(facts, previous.position)
         self.progress("decode", step + 1, self.steps)
         result.stopped = self._stopped_by(token)
@@ -226,7 +226,7 @@ def decode(step: Step, generations: Sequence[Generation]) -> None:
     """Make steps until every generation has ended, into their results. A sequence that ends before the others is fed on
     with them, and nothing more is taken of it. Raises Cancelled between two steps; whoever is asked about that may take
     their time, which is no part of the loop's."""
-    begun, number, stood_ns = time.perf_counter(), 0, 0
+    start_time, number, stood_ns = time.perf_counter(), 0, 0
     going = list(generations)
     while going:
         asking = time.perf_counter_ns()
@@ -234,17 +234,17 @@ def decode(step: Step, generations: Sequence[Generation]) -> None:
             generation.check()
         stood_ns += time.perf_counter_ns() - asking
         courses = [generation.course for generation in generations]
-        began = time.perf_counter_ns()
+        step_start_ns = time.perf_counter_ns()
         logits = step(number, [course.token for course in courses], [course.ended for course in courses])
         rows = [generation.scores(row) for generation, row in zip(generations, logits, strict=True)]
-        chosen = [generation.choose(row) for generation, row in zip(generations, rows, strict=True)]
+        next_tokens = [generation.choose(row) for generation, row in zip(generations, rows, strict=True)]
         ended, number = time.perf_counter_ns(), number + 1
-        for generation, row, token in zip(generations, rows, chosen, strict=True):
+        for generation, row, token in zip(generations, rows, next_tokens, strict=True):
             if generation.result.stopped:
                 generation.course.feed(token)
             else:
-                generation.take(row, token, began, ended)
+                generation.take(row, token, step_start_ns, ended)
         going = [generation for generation in going if not generation.result.stopped]
-    took = time.perf_counter() - begun - stood_ns / 1e9
+    took = time.perf_counter() - start_time - stood_ns / 1e9
     for generation in generations:
         generation.result.decode_s = took - generation.compared_ns / 1e9

@@ -161,8 +161,8 @@ def load(name: str, device: str = "cpu", dtype: str = "float32", told: Told = _s
     with a model, reads safetensors and GGUF only, and asks the network for nothing.
     """
     stay_offline()
-    if (device, dtype) == ("cpu", "float32") and (found := kept(name)) is not None:
-        return cast(LoadedModel, found)
+    if (device, dtype) == ("cpu", "float32") and (cached := kept(name)) is not None:
+        return cast(LoadedModel, cached)
     source = resolve(name, told)
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
@@ -234,6 +234,6 @@ def describe_model(name: str, model: Any, tokenizer: Any, origin: str | None = N
 
 def stop_ids(*configs: Any) -> frozenset[int]:
     """Every token that one of the configs says ends a text."""
-    said = [getattr(config, "eos_token_id", None) for config in configs if config is not None]
-    lists = [[] if ids is None else [ids] if isinstance(ids, int) else list(ids) for ids in said]
+    configured = [getattr(config, "eos_token_id", None) for config in configs if config is not None]
+    lists = [[] if ids is None else [ids] if isinstance(ids, int) else list(ids) for ids in configured]
     return frozenset(token for ids in lists for token in ids)

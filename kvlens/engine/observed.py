@@ -43,8 +43,10 @@ class Observed:
         if self._received is not None:
             add_received(self._received[layer], q[0], keys[0], scaling)
         if self._wanted:
-            seen, before = scored(q[0, :, -self._wanted :], scaling), self._queries[layer]
-            self._queries[layer] = torch.cat([before, seen], 1)[:, -self._wanted :] if before.numel() else seen.clone()
+            queries, earlier = scored(q[0, :, -self._wanted :], scaling), self._queries[layer]
+            self._queries[layer] = (
+                torch.cat([earlier, queries], 1)[:, -self._wanted :] if earlier.numel() else queries.clone()
+            )
 
     def inputs(self, inputs: Inputs) -> None:
         """What each layer's attention was given."""
@@ -78,9 +80,9 @@ class Observed:
         """The attention that step 0 of FullKV computes, over a passing copy of one layer's prompt."""
         assert self._peek is not None
         assert self._prompt is not None
-        seen = self._peek[layer]
-        keys, values = (torch.cat([old[0], new], 1) for old, new in zip(self._prompt.view(layer), seen, strict=True))
-        seen.append(scored(q[0], scaling).clone())
+        peeked = self._peek[layer]
+        keys, values = (torch.cat([old[0], new], 1) for old, new in zip(self._prompt.view(layer), peeked, strict=True))
+        peeked.append(scored(q[0], scaling).clone())
         return decode_attention(q, keys, values, None, scaling)
 
     def _hold(self, peeked: Peeked) -> None:
@@ -111,12 +113,12 @@ class Observed:
 
     def hand_over(self, surprisal: torch.Tensor | None) -> Prefilled:
         """Everything as the method is given it; nothing of it stays here. surprisal float32 [n], nats."""
-        own = self._prompt
-        assert own is not None
+        store = self._prompt
+        assert store is not None
         queries = torch.stack(self._queries) if self._wanted else torch.empty(0)
-        given = Prefilled(surprisal, own.keys, own.values, queries, self.peeked, self._received, self._inputs)
+        prefilled = Prefilled(surprisal, store.keys, store.values, queries, self.peeked, self._received, self._inputs)
         self._prompt, self._queries, self.peeked, self._received, self._inputs = None, [], None, None, None
-        return given
+        return prefilled
 
     def release(self) -> None:
         """The method has what was handed over no longer."""

@@ -59,19 +59,21 @@ class Options:
         if self.forced is not None and not self.forced:
             raise ValueError("a forced run needs at least one token to feed.")
 
-    def steps(self, asked: int = 0) -> int:
-        """Decode steps at most, `asked` of which feed a question."""
-        return len(self.forced) if self.forced is not None else asked + self.max_new
+    def steps(self, question_tokens: int = 0) -> int:
+        """Decode steps at most, `question_tokens` of which feed a question."""
+        return len(self.forced) if self.forced is not None else question_tokens + self.max_new
 
-    def divided(self, asked: int = 0) -> int:
-        """Decode steps that the device is divided for, `asked` of which feed a question. Raises ValueError when the run
-        has more."""
-        steps = self.steps(asked)
+    def divided(self, question_tokens: int = 0) -> int:
+        """Decode steps that the device is divided for, `question_tokens` of which feed a question. Raises ValueError
+        when the run has more."""
+        steps = self.steps(question_tokens)
         if self.planned is None:
             return steps
-        if asked + self.planned < steps:
-            raise ValueError(f"the device is divided for {asked + self.planned} steps, and the run has {steps}.")
-        return asked + self.planned
+        if question_tokens + self.planned < steps:
+            raise ValueError(
+                f"the device is divided for {question_tokens + self.planned} steps, and the run has {steps}."
+            )
+        return question_tokens + self.planned
 
 
 @dataclass

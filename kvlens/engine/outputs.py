@@ -20,37 +20,37 @@ from kvlens.rows import CAUSES, HEAD_COLUMNS, KV_COLUMNS, ROLES, SPAN_STATES
 from kvlens.shape import KVShape
 
 
-def block(checks: HookChecks, found: Any) -> int:
+def block(checks: HookChecks, answer: Any) -> int:
     """Return the chunk size if it is one."""
-    if not isinstance(found, int) or found < 0:
-        raise checks.fault("block", "returned no number of tokens", "an integer from 0 on", repr(found))
-    return found
+    if not isinstance(answer, int) or answer < 0:
+        raise checks.fault("block", "returned no number of tokens", "an integer from 0 on", repr(answer))
+    return answer
 
 
-def reading(checks: HookChecks, found: Any, layer: int, shape: KVShape, tokens: int, read: int) -> Reading | None:
+def reading(checks: HookChecks, answer: Any, layer: int, shape: KVShape, tokens: int, read: int) -> Reading | None:
     """Check the attention of the last `tokens` of the `read` prompt tokens."""
-    if found is None:
+    if answer is None:
         return None
-    if not isinstance(found, Reading):
-        raise checks.fault("reading", "returned no Reading", "Reading or None", type(found).__name__, layer)
+    if not isinstance(answer, Reading):
+        raise checks.fault("reading", "returned no Reading", "Reading or None", type(answer).__name__, layer)
     sizes = ((shape.kv_heads, tokens, read), (1, tokens, read))
-    checks.tensor("reading", found.seen, sizes, "bool", layer)
-    if found.nearer is not None:
-        checks.tensor("reading", found.nearer, ((tokens,),), "int", layer)
-    return found
+    checks.tensor("reading", answer.seen, sizes, "bool", layer)
+    if answer.nearer is not None:
+        checks.tensor("reading", answer.nearer, ((tokens,),), "int", layer)
+    return answer
 
 
-def placed(checks: HookChecks, found: Any, context: RunContext) -> tuple[Layout, Placement]:
+def placed(checks: HookChecks, answer: Any, context: RunContext) -> tuple[Layout, Placement]:
     """Check the answer of `prefill_end`."""
     hook = "prefill_end"
     if not (
-        isinstance(found, tuple)
-        and len(found) == 2
-        and isinstance(found[0], Layout)
-        and isinstance(found[1], Placement)
+        isinstance(answer, tuple)
+        and len(answer) == 2
+        and isinstance(answer[0], Layout)
+        and isinstance(answer[1], Placement)
     ):
-        raise checks.fault(hook, "returned no layout and placement", "(Layout, Placement)", type(found).__name__)
-    layout, placement = found
+        raise checks.fault(hook, "returned no layout and placement", "(Layout, Placement)", type(answer).__name__)
+    layout, placement = answer
     n, shape, limit = context.prompt_tokens, context.shape, context.budget_bytes
     if not 0 <= layout.window_from <= n:
         raise checks.fault(hook, "begins the window outside the prompt", f"0 to {n}", str(layout.window_from))
@@ -74,26 +74,26 @@ def _room(checks: HookChecks, hook: str, placement: Placement, layout: Layout, s
                 raise checks.fault(hook, "keeps more tokens than its kept zone holds", expected, actual, layer)
 
 
-def _placement(checks: HookChecks, hook: str, placement: Placement, first: int, end: int, shape: KVShape) -> None:
+def _placement(checks: HookChecks, hook: str, placement: Placement, start: int, end: int, shape: KVShape) -> None:
     """Check where the positions [first, end) go."""
     spans, count = placement.spans, len(placement.spans)
     edges = sorted((span.tok_start, span.tok_end) for span in spans)
-    covered = (edges[0][0], edges[-1][1]) if edges else (first, first)
-    if covered != (first, end) or any(left[1] != right[0] for left, right in pairwise(edges)):
-        expected = f"every position from {first} to {end} in one span"
+    covered = (edges[0][0], edges[-1][1]) if edges else (start, start)
+    if covered != (start, end) or any(previous[1] != right[0] for previous, right in pairwise(edges)):
+        expected = f"every position from {start} to {end} in one span"
         raise checks.fault(hook, "cuts spans with gaps or overlaps", expected, f"{count} spans, {covered}")
-    for name, words, known in (("states", placement.states, SPAN_STATES), ("roles", placement.roles, ROLES)):
-        strange = next((word for word in words if word not in known), None)
+    for name, words, allowed in (("states", placement.states, SPAN_STATES), ("roles", placement.roles, ROLES)):
+        strange = next((word for word in words if word not in allowed), None)
         if len(words) != count or strange is not None:
-            expected = f"{count} of {', '.join(known)}"
+            expected = f"{count} of {', '.join(allowed)}"
             actual = f"{len(words)} {name}" if strange is None else repr(strange)
             raise checks.fault(hook, f"returned wrong {name} of spans", expected, actual)
     for name in ("coarse", "offload", "selectable"):
         wrong = [index for index in getattr(placement, name) if not 0 <= index < count]
         if wrong:
             raise checks.fault(hook, f"names {name} spans that it did not cut", f"0 to {count - 1}", str(wrong[0]))
-    kept, sizes = placement.kept.positions, _spread(shape, "tokens")
-    _range(checks, hook, checks.tensor(hook, kept, sizes, "int"), "kept positions", -1, end)
+    positions, sizes = placement.kept.positions, _spread(shape, "tokens")
+    _range(checks, hook, checks.tensor(hook, positions, sizes, "int"), "kept positions", -1, end)
     if placement.kept.score is not None:
         checks.tensor(hook, placement.kept.score, sizes)
     for entries in (placement.coarse_keys, placement.coarse_values):
@@ -106,72 +106,72 @@ def _spread(shape: KVShape, last: str) -> tuple[tuple[int | str, ...], ...]:
     return tuple((layers, heads, last) for layers in (shape.layers, 1) for heads in (shape.kv_heads, 1))
 
 
-def selection(checks: HookChecks, found: Any, layer: int, shape: KVShape, spans: int, position: int) -> None:
+def selection(checks: HookChecks, answer: Any, layer: int, shape: KVShape, spans: int, position: int) -> None:
     """Check the answer of `select` that is not None. spans: S; position: of the step's token."""
     hook, heads = "select", shape.kv_heads
-    if not isinstance(found, Selection):
-        raise checks.fault(hook, "returned no Selection", "Selection or None", type(found).__name__, layer)
+    if not isinstance(answer, Selection):
+        raise checks.fault(hook, "returned no Selection", "Selection or None", type(answer).__name__, layer)
     table = ((heads, shape.group, spans),)
-    checks.tensor(hook, found.fine, table, "bool", layer)
-    checks.tensor(hook, found.requested, ((heads, "wishes"),), "int", layer)
-    _range(checks, hook, found.requested, "requested spans", -1, spans, layer)
-    if found.rows is not None:
-        checks.tensor(hook, found.rows, ((heads, "wishes"),), "int", layer)
-        _range(checks, hook, found.rows, "requested positions", -1, position, layer)
-    if found.tokens is not None:
-        checks.tensor(hook, found.tokens, table, "int", layer)
-    if found.positions is not None:
-        checks.tensor(hook, found.positions, ((heads, shape.group, "positions"),), "bool", layer)
-    if found.now is not None:
-        checks.tensor(hook, found.now, ((heads,),), "bool", layer)
-    if found.score is not None:
-        checks.tensor(hook, found.score, ((heads, spans),), layer=layer)
-    if found.blend is not None:
-        checks.finite(hook, found.blend.share, (heads, shape.group), layer=layer)
-        checks.finite(hook, found.blend.value, (heads, shape.head_dim), layer=layer)
-    for cause in (found.cause, found.later_cause):
+    checks.tensor(hook, answer.fine, table, "bool", layer)
+    checks.tensor(hook, answer.requested, ((heads, "wishes"),), "int", layer)
+    _range(checks, hook, answer.requested, "requested spans", -1, spans, layer)
+    if answer.rows is not None:
+        checks.tensor(hook, answer.rows, ((heads, "wishes"),), "int", layer)
+        _range(checks, hook, answer.rows, "requested positions", -1, position, layer)
+    if answer.tokens is not None:
+        checks.tensor(hook, answer.tokens, table, "int", layer)
+    if answer.positions is not None:
+        checks.tensor(hook, answer.positions, ((heads, shape.group, "positions"),), "bool", layer)
+    if answer.now is not None:
+        checks.tensor(hook, answer.now, ((heads,),), "bool", layer)
+    if answer.score is not None:
+        checks.tensor(hook, answer.score, ((heads, spans),), layer=layer)
+    if answer.blend is not None:
+        checks.finite(hook, answer.blend.share, (heads, shape.group), layer=layer)
+        checks.finite(hook, answer.blend.value, (heads, shape.head_dim), layer=layer)
+    for cause in (answer.cause, answer.later_cause):
         if cause not in CAUSES:
             raise checks.fault(hook, "names an unknown cause", " or ".join(CAUSES), repr(cause), layer)
-    for columns, known, size in (
-        (found.head_columns, HEAD_COLUMNS, shape.q_heads),
-        (found.kv_columns, KV_COLUMNS, heads),
+    for columns, columns_known, size in (
+        (answer.head_columns, HEAD_COLUMNS, shape.q_heads),
+        (answer.kv_columns, KV_COLUMNS, heads),
     ):
         for name, values in columns.items():
-            if name not in known:
-                raise checks.fault(hook, "fills an unknown column", " or ".join(known), repr(name), layer)
+            if name not in columns_known:
+                raise checks.fault(hook, "fills an unknown column", " or ".join(columns_known), repr(name), layer)
             checks.tensor(hook, values, ((size,),), "float or int or bool", layer)
 
 
-def change(checks: HookChecks, found: Any, shape: KVShape, places: int, position: int, window_start: int) -> None:
+def change(checks: HookChecks, answer: Any, shape: KVShape, places: int, position: int, window_start: int) -> None:
     """Check the answer of `decode_end` that is not None. places: of the largest bag; position: of the step's token."""
     hook = "decode_end"
-    if isinstance(found, WindowLeave):
-        if found.start != window_start or not found.start < found.end <= position + 1:
+    if isinstance(answer, WindowLeave):
+        if answer.start != window_start or not answer.start < answer.end <= position + 1:
             expected = f"from {window_start} to at most {position + 1}"
-            actual = f"{found.start} to {found.end}"
+            actual = f"{answer.start} to {answer.end}"
             raise checks.fault(hook, "lets tokens leave that do not begin the window", expected, actual)
-        _placement(checks, hook, found.placement, found.start, found.end, shape)
+        _placement(checks, hook, answer.placement, answer.start, answer.end, shape)
         return
-    if not isinstance(found, BagChange):
-        raise checks.fault(hook, "returned no change", "WindowLeave, BagChange or None", type(found).__name__)
-    if found.evicted is not None:
+    if not isinstance(answer, BagChange):
+        raise checks.fault(hook, "returned no change", "WindowLeave, BagChange or None", type(answer).__name__)
+    if answer.evicted is not None:
         size = ((shape.layers, shape.kv_heads),)
-        _range(checks, hook, checks.tensor(hook, found.evicted.places, size, "int"), "places in the bag", -1, places)
-        for figures in (found.evicted.score, found.evicted.cut):
+        _range(checks, hook, checks.tensor(hook, answer.evicted.places, size, "int"), "places in the bag", -1, places)
+        for figures in (answer.evicted.score, answer.evicted.cut):
             if figures is not None:
                 checks.tensor(hook, figures, size)
-    if found.opened is not None and found.opened.spans:
-        spans = found.opened.spans
-        _placement(checks, hook, found.opened, spans[0].tok_start, spans[-1].tok_end, shape)
+    if answer.opened is not None and answer.opened.spans:
+        spans = answer.opened.spans
+        _placement(checks, hook, answer.opened, spans[0].tok_start, spans[-1].tok_end, shape)
 
 
-def held(checks: HookChecks, found: Any) -> dict[str, tuple[torch.Tensor, ...]]:
+def held(checks: HookChecks, answer: Any) -> dict[str, tuple[torch.Tensor, ...]]:
     """Return the tensors that a method holds, by name."""
-    if not isinstance(found, dict) or not all(
-        isinstance(part, torch.Tensor) for parts in found.values() for part in parts
+    if not isinstance(answer, dict) or not all(
+        isinstance(part, torch.Tensor) for parts in answer.values() for part in parts
     ):
-        raise checks.fault("held", "returned no tensors by name", "dict of tuples of tensors", type(found).__name__)
-    return found
+        raise checks.fault("held", "returned no tensors by name", "dict of tuples of tensors", type(answer).__name__)
+    return answer
 
 
 def _range(

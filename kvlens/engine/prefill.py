@@ -70,19 +70,19 @@ def prefill(
     if session.needs.inputs:
         gathering = Gathering(loaded.model, session.shape.layers, session.method.name)
     with gathering or nullcontext():
-        for first in range(0, n, size):
+        for start in range(0, n, size):
             check()
-            part = ids[:, first : min(first + size, n)]
-            after = first + part.shape[1]
+            part = ids[:, start : min(start + size, n)]
+            end = start + part.shape[1]
             if loaded.plain_head:
                 out = loaded.model.base_model(input_ids=part, past_key_values=cache, use_cache=True)
                 surprisal.wait(out.last_hidden_state[0])
             else:
-                wanted = part.shape[1] if every else 1
-                out = loaded.model(input_ids=part, past_key_values=cache, use_cache=True, logits_to_keep=wanted)
-                targets = ids[0, after + 1 - wanted : after + 1]
+                logit_rows = part.shape[1] if every else 1
+                out = loaded.model(input_ids=part, past_key_values=cache, use_cache=True, logits_to_keep=logit_rows)
+                targets = ids[0, end + 1 - logit_rows : end + 1]
                 surprisal.tell(torch.nn.functional.cross_entropy(out.logits[0].float(), targets, reduction="none"))
-            progress(after, n)
+            progress(end, n)
     if gathering is not None:
         session.observed.inputs(gathering.gathered())
     if session.needs.peek:

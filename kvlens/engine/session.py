@@ -120,24 +120,24 @@ class Session:
             return self.observed.peek_attend(layer, q, scaling) if peeking else self._prefill(layer, q, scaling)
         memory = self.memory
         memory.recaller.land(layer)
-        known = scored(q[0, :, 0], scaling)
+        ranking_query = scored(q[0, :, 0], scaling)
         if layer in self._ahead:
             selection = self._ahead.pop(layer)
         else:
-            selection = self.border.select(layer, known, memory.spans.capacity, self._position)
+            selection = self.border.select(layer, ranking_query, memory.spans.capacity, self._position)
             if selection is not None:
                 memory.recaller.recall(layer, selection, later=False)
         if selection is not None and self.counterfactual is not None:
             selection = self.counterfactual.counted(layer, selection)
         outs, biases = [], []
         for part, pool in enumerate(memory.hot.parts[layer]):
-            mine = q if len(pool.heads) == self.shape.kv_heads else q[:, self._query_heads(pool.heads)]
+            part_queries = q if len(pool.heads) == self.shape.kv_heads else q[:, self._query_heads(pool.heads)]
             slots, bias, pages = memory.reads.part(layer, selection, part)
             self.kernels.add("torch" if bias is None else memory.reads.by)
-            outs.append(decode_attention(mine, slots.keys, slots.values, bias, scaling, pages))
+            outs.append(decode_attention(part_queries, slots.keys, slots.values, bias, scaling, pages))
             biases.append(bias)
             if self.needs.weights:
-                weights = attention_weights(mine[0, :, 0], slots.keys, bias, scaling)
+                weights = attention_weights(part_queries[0, :, 0], slots.keys, bias, scaling)
                 self.border.attended(layer, pool.heads, weights, slots.position)
         out = outs[0] if len(outs) == 1 else torch.cat(outs, 1)
         if selection is not None and selection.blend is not None:

@@ -53,9 +53,11 @@ class SessionStep:
 class Course:
     """One sequence from step to step: the token that is fed, and what its method is told of a step that has ended."""
 
-    def __init__(self, prompt: Prompt, first: int, surprisal: float, decode: Callable[[list[int]], str]) -> None:
-        """first: position of the first token that is fed, the prompt's last; surprisal: its own, in nats."""
-        self._first, self._stream = first, TokenStream(decode)
+    def __init__(
+        self, prompt: Prompt, first_position: int, surprisal: float, decode: Callable[[list[int]], str]
+    ) -> None:
+        """first_position: position of the first token that is fed, the prompt's last; surprisal: its own, in nats."""
+        self._first, self._stream = first_position, TokenStream(decode)
         self.token, self.text, self.surprisal = prompt.ids[-1], prompt.pieces[-1], surprisal
         self.logprobs: torch.Tensor | None = None
         """float32 [V], of the step that ended last; None before the first"""

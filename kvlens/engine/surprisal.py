@@ -48,18 +48,18 @@ class Surprisals:
     @classmethod
     def of(cls, nats: torch.Tensor) -> Surprisals:
         """That are known: float32 [tokens]."""
-        made = cls(None, ())
-        made._last, made.known = float(nats[-1]), nats
-        return made
+        surprisals = cls(None, ())
+        surprisals._last, surprisals.known = float(nats[-1]), nats
+        return surprisals
 
     @classmethod
-    def restored(cls, loaded: LoadedModel, ids: Sequence[int], found: Mapping[str, torch.Tensor]) -> Surprisals:
-        """From what `state` gave. Raises KeyError where that is not in `found`."""
-        if "surprisal" in found:
-            return cls.of(found["surprisal"])
-        made = cls(loaded, ids)
-        made._waiting, made._end = [found["hidden"]], found["hidden"][-1:]
-        return made
+    def restored(cls, loaded: LoadedModel, ids: Sequence[int], tensors: Mapping[str, torch.Tensor]) -> Surprisals:
+        """From what `state` gave. Raises KeyError where that is not in `tensors`."""
+        if "surprisal" in tensors:
+            return cls.of(tensors["surprisal"])
+        surprisals = cls(loaded, ids)
+        surprisals._waiting, surprisals._end = [tensors["hidden"]], tensors["hidden"][-1:]
+        return surprisals
 
     def state(self) -> dict[str, torch.Tensor]:
         """What they can be had from again: {"surprisal": as `known`} or {"hidden": [tokens - 1, d]}."""
@@ -77,8 +77,8 @@ class Surprisals:
         if not self._told and held + hidden.nbytes <= WAITING_BYTES:
             self._waiting.append(hidden)
         else:
-            first = sum(map(len, (*self._waiting, *self._told)))
-            self._told += self._computed(hidden, self._targets[first : first + len(hidden)])
+            start = sum(map(len, (*self._waiting, *self._told)))
+            self._told += self._computed(hidden, self._targets[start : start + len(hidden)])
 
     def tell(self, nats: torch.Tensor) -> None:
         """The next tokens', of a model that says logits only as a whole: float32 [m]; of the last token alone where no
@@ -108,19 +108,19 @@ class Surprisals:
         """The next few rows, where somebody else has not come to the end meanwhile; with the last all are known."""
         if self.known is not None:
             return
-        done, waiting = sum(map(len, self._came)), sum(map(len, self._waiting))
-        after = len(self._targets) - sum(map(len, self._told))
-        if done < waiting:
+        row, waiting = sum(map(len, self._came)), sum(map(len, self._waiting))
+        known_end = len(self._targets) - sum(map(len, self._told))
+        if row < waiting:
             if len(self._waiting) > 1:
                 self._waiting = [torch.cat(self._waiting)]
-            rows, first = self._waiting[0][done : done + ROWS], after - waiting + done
-            self._came += self._computed(rows, self._targets[first : first + len(rows)])
-            done += len(rows)
-        if done < waiting:
+            rows, start = self._waiting[0][row : row + ROWS], known_end - waiting + row
+            self._came += self._computed(rows, self._targets[start : start + len(rows)])
+            row += len(rows)
+        if row < waiting:
             return
         nats = torch.full((len(self._targets) + 1,), torch.nan, device=self._targets.device)
         if self._came or self._told:
-            nats[after - waiting + 1 :] = torch.cat([*self._came, *self._told])
+            nats[known_end - waiting + 1 :] = torch.cat([*self._came, *self._told])
         nats[-1] = self.last
         self.known, self._waiting, self._came, self._told = nats, [], [], []
 
@@ -128,5 +128,5 @@ class Surprisals:
         """Surprisals of targets [m] after hidden [m, d], ROWS at a time."""
         assert self._loaded is not None
         head = self._loaded.model.get_output_embeddings()
-        for rows, of in zip(hidden.split(ROWS), targets.split(ROWS), strict=True):
-            yield F.cross_entropy(head(rows).float(), of, reduction="none")
+        for rows, part_targets in zip(hidden.split(ROWS), targets.split(ROWS), strict=True):
+            yield F.cross_entropy(head(rows).float(), part_targets, reduction="none")

@@ -25,10 +25,10 @@ SIZES = {
 """sizes of a config, with the largest that kvlens accepts"""
 
 
-def check_sizes(said: Mapping[str, Any], name: str) -> None:
+def check_sizes(config: Mapping[str, Any], name: str) -> None:
     """Raises UnsupportedModel for a size of a config that no decoder can have."""
     for field, most in SIZES.items():
-        value = said.get(field, 1)
+        value = config.get(field, 1)
         if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
             raise UnsupportedModel(f"'{name}' is not a decoder that can run: its config says {field} = {value!r}.")
 
@@ -77,12 +77,12 @@ def check_files(folder: Path, name: str) -> None:
     from safetensors import SafetensorError, safe_open
 
     try:
-        said = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UnsupportedModel(f"model '{name}' could not be loaded: its config.json ({first_line(error)}).") from None
-    if not isinstance(said, dict):
+    if not isinstance(config, dict):
         raise UnsupportedModel(f"model '{name}' could not be loaded: its config.json is not a JSON object.")
-    check_sizes({field: value for field, value in said.items() if value is not None}, name)
+    check_sizes({field: value for field, value in config.items() if value is not None}, name)
 
     for path in sorted(folder.glob("*.safetensors")):
         try:
@@ -111,10 +111,10 @@ def check_loaded(model: Any, info: Any, name: str) -> None:
         raise UnsupportedModel(f"'{name}' is not whole: its files lack {_named(missing)}.")
     mismatched = sorted(info.get("mismatched_keys") or ())
     if mismatched:
-        key, found, wanted = mismatched[0]
+        key, shape, expected_shape = mismatched[0]
         more = f" and {len(mismatched) - 1} more" if len(mismatched) > 1 else ""
         raise UnsupportedModel(
-            f"'{name}': tensor {key}{more} has the shape {list(found)}, its config asks for {list(wanted)}."
+            f"'{name}': tensor {key}{more} has the shape {list(shape)}, its config asks for {list(expected_shape)}."
         )
     unexpected = sorted(key for key in info.get("unexpected_keys") or () if not key.endswith(DERIVED))
     if unexpected:
@@ -134,7 +134,9 @@ def check_loaded(model: Any, info: Any, name: str) -> None:
 def check_vocabulary(tokenizer: Any, config: Any, name: str) -> None:
     """Raises UnsupportedModel where the tokenizer has tokens that the model has no embedding for. Padding may have
     none: nothing is padded here."""
-    most = max((at for token, at in tokenizer.get_vocab().items() if token != tokenizer.pad_token), default=-1)
+    most = max(
+        (token_id for token, token_id in tokenizer.get_vocab().items() if token != tokenizer.pad_token), default=-1
+    )
     if most < 0:
         raise UnsupportedModel(f"'{name}': its tokenizer has no tokens.")
     if most >= config.vocab_size:

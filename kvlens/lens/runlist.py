@@ -21,12 +21,12 @@ def search_runs(folder: Path, search: Search) -> pd.DataFrame:
     Raises ValueError for an outcome that does not exist."""
     search.check()
     frame = list_runs(folder)
-    known = Listing(folder).of(list(frame["uid"]))
-    taken = [search.takes(row, outcome) for row, outcome in zip(records(frame), known, strict=True)]
-    rows = [(row, outcome) for row, outcome, take in zip(records(frame), known, taken, strict=True) if take]
-    outcomes = [None if told is None else told.outcome for _, told in rows]
-    listed = frame[np.array(taken, bool)].copy()
-    listed["held_to"] = [limit_in(row, told) for row, told in rows]
+    outcomes_stored = Listing(folder).of(list(frame["uid"]))
+    matches = [search.takes(row, outcome) for row, outcome in zip(records(frame), outcomes_stored, strict=True)]
+    rows = [(row, outcome) for row, outcome, take in zip(records(frame), outcomes_stored, matches, strict=True) if take]
+    outcomes = [None if outcome is None else outcome.outcome for _, outcome in rows]
+    listed = frame[np.array(matches, bool)].copy()
+    listed["held_to"] = [limit_in(row, outcome) for row, outcome in rows]
     for name in Outcome("").columns():
         listed[name] = [None if outcome is None else outcome.columns()[name] for outcome in outcomes]
     listed.attrs |= {"stored": len(frame), "problems": frame["about_error"].dropna().tolist()}

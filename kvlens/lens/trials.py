@@ -77,8 +77,8 @@ def holds_of(triples: Sequence[Triple], spans: Mapping[int, SpanRow], from_step:
     for layer, head, span in triples:
         heads.setdefault(span, []).append((layer, head))
     return [
-        Hold(span, spans[span].tok_start, spans[span].tok_end, tuple(sorted(set(at))), from_step)
-        for span, at in heads.items()
+        Hold(span, spans[span].tok_start, spans[span].tok_end, tuple(sorted(set(head_list))), from_step)
+        for span, head_list in heads.items()
     ]
 
 
@@ -110,9 +110,9 @@ class Trials:
     def lifting(self, holds: Sequence[Hold]) -> Trials:
         """The same without the drops of what `holds` name, of a prompt that is read once for both."""
         self.ready()
-        other = copy(self)
-        other.drops = less(self.drops, holds)
-        return other
+        copied = copy(self)
+        copied.drops = less(self.drops, holds)
+        return copied
 
     def ready(self) -> None:
         """Read the prompt now, so that what follows is repeats alone; nothing where the method must see it each
@@ -130,10 +130,10 @@ class Trials:
 
     def watched(self, steps: int | None = None) -> Kept:
         """The run on the reference's tokens, with full attention by span recorded at every step and in all layers."""
-        kept, ids = Kept(), self.reference.ids[:steps]
+        record, ids = Kept(), self.reference.ids[:steps]
         options = replace(self.options, forced=ids, planned=self.options.max_new, coverage=True, oracle="all")
-        self._run((), options, kept)
-        return kept
+        self._run((), options, record)
+        return record
 
     def effects(self, watched: Kept) -> list[Effects]:
         """What each lost step of `watched`, those within reach, owes to what was not read; empty where that cannot be
@@ -150,11 +150,11 @@ class Trials:
     def spans(self, holds: Sequence[Hold], fed: bool) -> tuple[SpanRow, ...]:
         """All spans of the run with `holds`, on its own tokens, or `fed` the reference's: a decoded text may be cut as
         its words are."""
-        kept, options = Kept(), replace(self.options, coverage=False)
+        record, options = Kept(), replace(self.options, coverage=False)
         if fed:
             options = replace(options, forced=self.reference.ids, planned=self.options.max_new)
-        self._run(holds, options, kept)
-        return tuple(kept.spans)
+        self._run(holds, options, record)
+        return tuple(record.spans)
 
     def _run(self, holds: Sequence[Hold], options: Options, sink: Kept | None = None) -> Result:
         return self.engine.run(

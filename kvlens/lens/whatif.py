@@ -42,7 +42,7 @@ def _nobody(line: str) -> None:
 def whatif(
     runs_dir: Path,
     uid: str,
-    asked: Asked,
+    change: Asked,
     report: Report,
     cancelled: Callable[[], bool] = lambda: False,
     say: Callable[[str], None] = _nobody,
@@ -59,13 +59,13 @@ def whatif(
     from kvlens.runs.reference import obtain
     from kvlens.runs.storing import store
 
-    changed = dict(asked.changed)
+    changed = dict(change.changed)
     for name in (name for name, value in changed.items() if not value.strip()):
         option = "--budget" if name == "budget" else f"--set {name}="
         raise ValueError(f"{option} has no value: say what it is to be, or leave it out to keep the run's own.")
     past = read_run(runs_dir, uid)
-    heads, holds = _holds(past, asked, bool(changed))
-    drops = drops_for(past, asked)
+    heads, holds = _holds(past, change, bool(changed))
+    drops = drops_for(past, change)
     apart(holds, drops)
     in_time(holds, past.request.drop)
     in_time(drops, past.request.hold)
@@ -74,64 +74,66 @@ def whatif(
         refuse(request, past.source)
     prepared = reload(past, report, models)
     reference = obtain(prepared, past.request, runs_dir, report, cancelled)
-    before = after = _trials(prepared, plan(past.request, prepared), reference, past, report)
+    base_trials = changed_trials = _trials(prepared, plan(past.request, prepared), reference, past, report)
     if changed or drops:
         planned = plan(request, prepared)
         if changed and planned.chosen.said:
             say(planned.chosen.said)
-        after = _trials(prepared, planned, reference, past, report, drops)
-    question = Question.about(past, before, after, report)
+        changed_trials = _trials(prepared, planned, reference, past, report, drops)
+    question = Question.about(past, base_trials, changed_trials, report)
     search: SearchMeta | None = None
-    if changed and (asked.search or asked.fewest is not None) and question.needless(past, cancelled):
-        search, holds = SearchMeta(tried=1, most=asked.fewest, needless=True), ()
-    elif asked.fewest is not None:
-        fewest, holds = fewest_bytes(question, past, asked.from_step, asked.fewest, report, say, cancelled)
-        search = _bytes_found(fewest, asked.fewest)
-    elif asked.search:
-        found = question.fewest_heads(
-            past, lambda some: holds_for(past, asked, some, frozenset(some)), heads, report, cancelled
+    if changed and (change.search or change.fewest is not None) and question.needless(past, cancelled):
+        search, holds = SearchMeta(tried=1, most=change.fewest, needless=True), ()
+    elif change.fewest is not None:
+        fewest, holds = fewest_bytes(question, past, change.from_step, change.fewest, report, say, cancelled)
+        search = _bytes_found(fewest, change.fewest)
+    elif change.search:
+        search_result = question.fewest_heads(
+            past, lambda triples: holds_for(past, change, triples, frozenset(triples)), heads, report, cancelled
         )
-        search = _heads_found(found)
-        if found.heads:
-            holds = holds_for(past, asked, found.heads, frozenset(found.heads))
-    own, left_out = less(request.hold, drops), (*less(request.drop, holds), *drops)
-    if changed and (own or holds or left_out):
-        rows = after.spans(holds, past.forced)
-        own, holds = recut(Hold, own, rows), recut(Hold, holds, rows)
+        search = _heads_found(search_result)
+        if search_result.heads:
+            holds = holds_for(past, change, search_result.heads, frozenset(search_result.heads))
+    request_holds, left_out = less(request.hold, drops), (*less(request.drop, holds), *drops)
+    if changed and (request_holds or holds or left_out):
+        rows = changed_trials.spans(holds, past.forced)
+        request_holds, holds = recut(Hold, request_holds, rows), recut(Hold, holds, rows)
         left_out = recut(Drop, left_out, rows)
-    made = {"against": True, "forced_reference": past.forced, "hold": (*own, *holds), "drop": left_out}
-    request = request.model_copy(update=made)
+    updates = {"against": True, "forced_reference": past.forced, "hold": (*request_holds, *holds), "drop": left_out}
+    request = request.model_copy(update=updates)
     key = reference_key(request, prepared)
     pairing = Pairing(reference, reference.uid, key, uid, request.hold, request.drop, changed)
-    said: list[Counterfactual] = []
+    answers: list[Counterfactual] = []
 
     def conclude(result: Result) -> Counterfactual:
-        said.append(question.answered(result, holds, drops, past.forced, search))
-        return said[0]
+        answers.append(question.answered(result, holds, drops, past.forced, search))
+        return answers[0]
 
     planned = plan(request, prepared, reference.ids if past.forced else None)
-    return store(prepared, request, planned, pairing, runs_dir, report, cancelled, conclude), said[0] if said else None
+    return store(prepared, request, planned, pairing, runs_dir, report, cancelled, conclude), answers[
+        0
+    ] if answers else None
 
 
-def _holds(past: Past, asked: Asked, changed: bool) -> tuple[tuple[Head, ...], tuple[Hold, ...]]:
+def _holds(past: Past, change: Asked, changed: bool) -> tuple[tuple[Head, ...], tuple[Hold, ...]]:
     """(the KV heads that anything is to be held for, what is to be held). Raises ValueError with one sentence."""
-    if asked.from_step >= past.steps:
-        raise ValueError(f"--from-step {asked.from_step}: run {past.uid} has {past.steps} steps, counted from 0.")
-    if asked.drops and (asked.search or asked.fewest is not None):
+    if change.from_step >= past.steps:
+        raise ValueError(f"--from-step {change.from_step}: run {past.uid} has {past.steps} steps, counted from 0.")
+    if change.drops and (change.search or change.fewest is not None):
         raise ValueError("a search looks for what to hold: leave out --drop, or the search.")
-    if asked.fewest is not None:
-        if asked.holds or asked.search:
+    if change.fewest is not None:
+        if change.holds or change.search:
             raise ValueError(
                 "a search for the fewest bytes chooses what to hold: leave out --hold, --span and --search."
             )
-        if asked.fewest < 1:
-            raise ValueError(f"--most {asked.fewest}: a search tries at least one set.")
+        if change.fewest < 1:
+            raise ValueError(f"--most {change.fewest}: a search tries at least one set.")
         return (), ()
-    if (changed or asked.drops) and not asked.holds and not asked.search:
+    if (changed or change.drops) and not change.holds and not change.search:
         return (), ()
-    layers = numbers(asked.layers, past.layers, "layers")
-    kv_heads = numbers(asked.kv_heads, past.kv_heads, "heads")
-    holds = holds_for(past, asked, tuple((layer, head) for layer in layers for head in kv_heads))
+    layers = numbers(change.layers, past.layers, "layers")
+    kv_heads = numbers(change.kv_heads, past.kv_heads, "heads")
+    holds = holds_for(past, change, tuple((layer, head) for layer in layers for head in kv_heads))
     return tuple(sorted({head for hold in holds for head in hold.heads})), holds
 
 
@@ -154,26 +156,26 @@ def _trials(
     )
 
 
-def _heads_found(found: Found) -> SearchMeta:
+def _heads_found(result: Found) -> SearchMeta:
     return SearchMeta(
-        heads=found.heads,
-        tried=found.tried,
-        kl=found.kl,
-        everywhere=found.everywhere,
-        alone=tuple((layer, head, kl) for (layer, head), kl in found.alone),
+        heads=result.heads,
+        tried=result.tried,
+        kl=result.kl,
+        everywhere=result.everywhere,
+        alone=tuple((layer, head, kl) for (layer, head), kl in result.alone),
     )
 
 
-def _bytes_found(found: Fewest, most: int) -> SearchMeta:
-    best = found.best
+def _bytes_found(result: Fewest, most: int) -> SearchMeta:
+    best = result.best
     return SearchMeta(
         triples=() if best is None else best.triples,
-        tried=len(found.tests),
+        tried=len(result.tests),
         most=most,
-        ended=found.ended,
+        ended=result.ended,
         kl=None if best is None else best.kl,
         tests=tuple(
-            Tested(size=len(one.triples), held_bytes=one.held_bytes, kl=one.kl, restored=one.restored)
-            for one in found.tests
+            Tested(size=len(test.triples), held_bytes=test.held_bytes, kl=test.kl, restored=test.restored)
+            for test in result.tests
         ),
     )

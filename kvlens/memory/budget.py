@@ -68,23 +68,23 @@ def _beyond_full(text: str, number: str, unit: str) -> str:
     return f"budget '{text}' is {number} times full KV: write {share}{number}tok for tokens or {number}MB for bytes."
 
 
-def in_words(asked: str | None) -> str:
+def in_words(limit_text: str | None) -> str:
     """A budget as pages and tables call it: '20%' of '0.2', '64MB' as it was written, NO_LIMIT of '1.0' and None."""
-    if asked is None:
+    if limit_text is None:
         return NO_LIMIT
     try:
-        budget = Budget.parse(asked)
+        budget = Budget.parse(limit_text)
     except ValueError:
-        return asked
+        return limit_text
     if budget.unit != "share":
         return budget.text
     return NO_LIMIT if budget.amount >= 1 else f"{100 * budget.amount:g}%"
 
 
-def of_run(asked: str | None, limit: int | None) -> str:
+def of_run(limit_text: str | None, limit: int | None) -> str:
     """The same of a stored run, by the bytes that its budget came to: a share above full KV, which is refused now, was
     no limit."""
-    return NO_LIMIT if limit is None else si_bytes(limit) if asked is None else in_words(asked)
+    return NO_LIMIT if limit is None else si_bytes(limit) if limit_text is None else in_words(limit_text)
 
 
 def phrase(words: str) -> str:
@@ -112,8 +112,8 @@ class BudgetInfeasible(ValueError):
         self.budget, self.smallest, self.full, self.likely = budget, smallest, full, likely
         estimated = "" if likely is None else f", by estimate {likely / full:.1%}"
         advice = instead or f"{raised_to(smallest / full)} or change the method's parameters"
-        given = {} if instead else {"budget": percent_up(smallest / full)}
-        self.would_do = dict(given if would_do is None else would_do)
+        remedy = {} if instead else {"budget": percent_up(smallest / full)}
+        self.would_do = dict(remedy if would_do is None else would_do)
         super().__init__(
             f"budget_infeasible: {method} needs at least {smallest:,} bytes on the device for this prompt "
             f"({smallest / full:.1%} of full KV{estimated}), "
@@ -155,15 +155,15 @@ class BudgetAccount:
         self._held.pop(name, None)
         self._recount()
 
-    def set_apart(self, name: str, of: str, size: int) -> None:
-        """Say `size` of the bytes held under `of` under a name of their own."""
-        self._apart[name] = of, size
+    def set_apart(self, name: str, owner: str, size: int) -> None:
+        """Say `size` of the bytes held under `owner` under a name of their own."""
+        self._apart[name] = owner, size
 
     def by_name(self) -> dict[str, int]:
         """Bytes held under each name."""
         named = {name: sum(storages.values()) for name, storages in self._held.items()}
-        for name, (of, size) in self._apart.items():
-            named[of] -= size
+        for name, (owner, size) in self._apart.items():
+            named[owner] -= size
             named[name] = named.get(name, 0) + size
         return named
 

@@ -47,14 +47,14 @@ class Stored:
             return [
                 SpanHeadRow(s, layer, h, "raw", None, None, size, None, None) for layer, h, s, size in entry.lines()
             ]
-        told = torch.cat((self.table[..., 1:].double(), self.errors.double()), -1).permute(2, 0, 1, 3)
-        told = told[torch.from_numpy(self.here)]
+        figures = torch.cat((self.table[..., 1:].double(), self.errors.double()), -1).permute(2, 0, 1, 3)
+        figures = figures[torch.from_numpy(self.here)]
         return [
             SpanHeadRow(span, layer, head, self.form, int(rank_k), int(rank_v), size, err_k, err_v)
             if tokens
             else SpanHeadRow(span, layer, head, "raw", None, None, size, None, None)
             for (layer, head, span, size), (tokens, rank_k, rank_v, err_k, err_v) in zip(
-                entry.lines(), told.tolist(), strict=True
+                entry.lines(), figures.tolist(), strict=True
             )
         ]
 
@@ -198,19 +198,19 @@ class ColdTier:
         if kept is not None:
             stays = stays & kept[:, :, positions - first]
         stays = stays.transpose(0, 2, 1)
-        taken = torch.from_numpy(positions - first).to(keys.device)
+        indices = torch.from_numpy(positions - first).to(keys.device)
         whole = bool(stays.all())
         moves = []
-        for at, pool in enumerate(self.pools):
-            found = torch.stack((keys[at].index_select(1, taken), values[at].index_select(1, taken)), 1)
-            rows = found.unflatten(2, (-1, page)).permute(2, 0, 1, 3, 4).flatten(2)
-            chosen = rows.flatten(0, 1)
+        for layer, pool in enumerate(self.pools):
+            raw_tokens = torch.stack((keys[layer].index_select(1, indices), values[layer].index_select(1, indices)), 1)
+            rows = raw_tokens.unflatten(2, (-1, page)).permute(2, 0, 1, 3, 4).flatten(2)
+            sources = rows.flatten(0, 1)
             number = units.reshape(-1)
             if not whole:
-                number = units[stays[at]]
-                chosen = chosen[torch.from_numpy(np.flatnonzero(stays[at])).to(keys.device)]
+                number = units[stays[layer]]
+                sources = sources[torch.from_numpy(np.flatnonzero(stays[layer])).to(keys.device)]
             if len(number):
-                moves.append(Move(pool.flatten(0, 1).flatten(1), chosen, number))
+                moves.append(Move(pool.flatten(0, 1).flatten(1), sources, number))
         return moves
 
     # ---- what lies where
@@ -220,22 +220,22 @@ class ColdTier:
 
     def packed(self, layer: int, kv_heads: np.ndarray, spans: np.ndarray) -> np.ndarray:
         """Which units [n] a codec packed."""
-        found: np.ndarray = self.table[self.place[layer]].numpy()[kv_heads, spans, 1] > 0
-        return found
+        is_packed: np.ndarray = self.table[self.place[layer]].numpy()[kv_heads, spans, 1] > 0
+        return is_packed
 
     def keys_at(self, kv_heads: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """int64 [n]: where the keys of tokens lie in a layer's pool seen as [R H_kv 2 P, D]; their values lie P rows
         behind."""
         row, offset = np.divmod(positions - self.origin, self.page)
-        found: np.ndarray = (row * self.shape.kv_heads + kv_heads) * 2 * self.page + offset
-        return found
+        offsets: np.ndarray = (row * self.shape.kv_heads + kv_heads) * 2 * self.page + offset
+        return offsets
 
     def unit(self, layer: int, span: int, kv_head: int) -> torch.Tensor:
         """A view of what lies here of one span for one (layer, KV head): [2, m, D] as it is, or its numbers [N]."""
-        at, row = self.place[layer], self._spans.rows[span]
-        start, packed, *_ = self.table[at, kv_head, span].tolist()
+        number, row = self.place[layer], self._spans.rows[span]
+        start, packed, *_ = self.table[number, kv_head, span].tolist()
         if packed:
-            return self.flat[at][start : start + int(self.size[at, kv_head, span]) // self.dtype.itemsize]
-        first, end = ((x - self.origin) // self.page for x in (row.tok_start, row.tok_end))
-        rows = self.pools[at][first:end, kv_head]
+            return self.flat[number][start : start + int(self.size[number, kv_head, span]) // self.dtype.itemsize]
+        start_row, end = ((x - self.origin) // self.page for x in (row.tok_start, row.tok_end))
+        rows = self.pools[number][start_row:end, kv_head]
         return rows[0] if self.page > 1 else rows[:, :, 0].transpose(0, 1)

@@ -45,9 +45,9 @@ class Move:
             )
         return (
             piece
-            for first, count in _runs(self.rows)
+            for start, count in _runs(self.rows)
             for piece in _contiguous(
-                self.target.narrow(0, int(self.rows[first]), count), self.source.narrow(0, first, count)
+                self.target.narrow(0, int(self.rows[start]), count), self.source.narrow(0, start, count)
             )
         )
 
@@ -77,10 +77,10 @@ class Tokens:
 
     def pieces(self) -> Iterator[Piece]:
         """Tokens of a KV head that lie one after the other on both sides are one piece."""
-        for first, count in _runs(self.slots, self.slots + self.heads * self.keys.shape[1], self.rows):
-            head, slot, row = int(self.heads[first]), int(self.slots[first]), int(self.rows[first])
-            for side, at in ((self.keys, row), (self.values, row + self.behind)):
-                yield from _contiguous(side[head].narrow(0, slot, count), self.pool.narrow(0, at, count))
+        for number, count in _runs(self.slots, self.slots + self.heads * self.keys.shape[1], self.rows):
+            head, slot, row = int(self.heads[number]), int(self.slots[number]), int(self.rows[number])
+            for side, row_start in ((self.keys, row), (self.values, row + self.behind)):
+                yield from _contiguous(side[head].narrow(0, slot, count), self.pool.narrow(0, row_start, count))
 
     @property
     def bytes(self) -> int:
@@ -120,9 +120,9 @@ def _consecutive(rows: np.ndarray) -> bool:
 
 def _runs(*rows: np.ndarray) -> Iterator[tuple[int, int]]:
     """Where every one of `rows` [n] counts up by one: (place of the first, how many)."""
-    breaks = np.flatnonzero(np.any([np.diff(one) != 1 for one in rows], axis=0)) + 1
+    breaks = np.flatnonzero(np.any([np.diff(row) != 1 for row in rows], axis=0)) + 1
     edges = [0, *breaks.tolist(), len(rows[0])]
-    return ((first, end - first) for first, end in pairwise(edges) if end > first)
+    return ((start, end - start) for start, end in pairwise(edges) if end > start)
 
 
 class Mark(Protocol):
@@ -206,5 +206,5 @@ class CudaStream:
 
 def cuda_streams(device: torch.device) -> Streams:
     """The stream that the device's work is issued to now is the model's; the others are new."""
-    own = torch.cuda.current_stream(device)
-    return Streams(CudaStream(own), *(CudaStream(torch.cuda.Stream(device)) for _ in range(3)))
+    current = torch.cuda.current_stream(device)
+    return Streams(CudaStream(current), *(CudaStream(torch.cuda.Stream(device)) for _ in range(3)))

@@ -79,9 +79,9 @@ class Counterfactual:
         since: dict[int, dict[int, dict[int, int]]] = {}
         for hold in holds:
             for layer, head in hold.heads:
-                kept = since.setdefault(layer, {}).setdefault(head, {})
+                steps = since.setdefault(layer, {}).setdefault(head, {})
                 for position in range(hold.tok_start, min(hold.tok_end, positions)):
-                    kept[position] = min(kept.get(position, hold.from_step), hold.from_step)
+                    steps[position] = min(steps.get(position, hold.from_step), hold.from_step)
         self._zones = {layer: self._zone(heads, prompt_tokens, device) for layer, heads in sorted(since.items())}
         masks: dict[int, torch.Tensor] = {}
         for drop in drops:
@@ -107,11 +107,13 @@ class Counterfactual:
         since = torch.full((self.kv_heads, width), NEVER, dtype=torch.int32)
         positions = torch.full((self.kv_heads, width), self.positions, dtype=torch.int64)
         slots_at: dict[int, list[tuple[int, int]]] = {}
-        for head, kept in heads.items():
-            for place, position in enumerate(sorted(kept)):
-                since[head, place], positions[head, place] = kept[position], position
+        for head, steps in heads.items():
+            for place, position in enumerate(sorted(steps)):
+                since[head, place], positions[head, place] = steps[position], position
                 slots_at.setdefault(position, []).append((head, place))
-        begins = min(max(step, position - prompt_tokens) for kept in heads.values() for position, step in kept.items())
+        begins = min(
+            max(step, position - prompt_tokens) for steps in heads.values() for position, step in steps.items()
+        )
         covers = torch.zeros(self.kv_heads, self.positions + 1, dtype=torch.bool, device=device)
         return _Zone(since.to(device), positions.to(device), covers, slots_at, begins)
 
@@ -226,18 +228,18 @@ class Counterfactual:
         """Return the bias [h, G, C] over some KV heads' slots without the dropped tokens, changed in place."""
         hidden = self._masks[layer].hidden[heads]
         where = slots.position.long()
-        gone = hidden.gather(1, torch.where(where < 0, self.positions, where))
+        is_dropped = hidden.gather(1, torch.where(where < 0, self.positions, where))
         summary = slots.role == ROLE["coarse"]
-        gone = torch.where(summary, _whole(hidden, spans).gather(1, slots.span.long()), gone)
-        bias.masked_fill_(gone[:, None], float("-inf"))
-        own = (slots.position == self.position) & ~summary & (slots.role != FREE)
+        is_dropped = torch.where(summary, _whole(hidden, spans).gather(1, slots.span.long()), is_dropped)
+        bias.masked_fill_(is_dropped[:, None], float("-inf"))
+        is_newest = (slots.position == self.position) & ~summary & (slots.role != FREE)
         nothing = (bias == float("-inf")).all(-1, keepdim=True)
-        return bias.masked_fill_(nothing & own[:, None], 0.0)
+        return bias.masked_fill_(nothing & is_newest[:, None], 0.0)
 
 
 def _whole(hidden: torch.Tensor, spans: SpanTable) -> torch.Tensor:
     """Return bool [h, S]: spans that have tokens, all of which are in hidden [h, P + 1]."""
-    before = F.pad(hidden[:, :-1].long().cumsum(1), (1, 0))
-    start, end = spans.ranges().clamp(max=before.shape[1] - 1).to(hidden.device).unbind(1)
-    whole = (before[:, end] - before[:, start] == end - start) & (end > start)
+    hidden_count = F.pad(hidden[:, :-1].long().cumsum(1), (1, 0))
+    start, end = spans.ranges().clamp(max=hidden_count.shape[1] - 1).to(hidden.device).unbind(1)
+    whole = (hidden_count[:, end] - hidden_count[:, start] == end - start) & (end > start)
     return F.pad(whole, (0, spans.capacity - whole.shape[1]))

@@ -127,9 +127,9 @@ class CudaLink:
         assert ticket.done is not None
         if ticket.turn > self._waited.get(id(ticket.stream), 0):
             compute = self._streams.compute
-            before = compute.mark(timed=True)
+            wait_start = compute.mark(timed=True)
             compute.wait(ticket.done)  # rule 3
-            self._waits.append(_Timed(ticket.entry, before, compute.mark(timed=True), self._ledger.step))
+            self._waits.append(_Timed(ticket.entry, wait_start, compute.mark(timed=True), self._ledger.step))
             self._waited[id(ticket.stream)] = ticket.turn
         if ticket.error is not None:
             raise ticket.error
@@ -151,10 +151,10 @@ class CudaLink:
             self._ledger.stood_still(timed.entry, timed.step, timed.start.elapsed_ns(timed.end))
 
     def quiet(self) -> None:
-        began = time.perf_counter_ns()
+        start_ns = time.perf_counter_ns()
         for stream in (self._streams.d2h, self._streams.h2d, self._streams.spread, self._streams.compute):
             stream.synchronize()
-        self.host_wait_ns += time.perf_counter_ns() - began
+        self.host_wait_ns += time.perf_counter_ns() - start_ns
         self._release()
 
     def close(self) -> None:
@@ -174,9 +174,9 @@ class CudaLink:
 
     def _reach(self, mark: Mark) -> None:
         if not mark.reached():
-            began = time.perf_counter_ns()
+            start_ns = time.perf_counter_ns()
             mark.synchronize()
-            self.host_wait_ns += time.perf_counter_ns() - began
+            self.host_wait_ns += time.perf_counter_ns() - start_ns
 
 
 def _copy(pieces: Sequence[Piece]) -> None:
@@ -186,8 +186,8 @@ def _copy(pieces: Sequence[Piece]) -> None:
 
 def _split(timed: list[_Timed], step: int | None) -> tuple[list[_Timed], list[_Timed]]:
     """(those whose entries belong to steps up to `step`, the others)."""
-    due = [one for one in timed if step is None or one.entry.step <= step]
-    return due, [one for one in timed if step is not None and one.entry.step > step]
+    due = [wait for wait in timed if step is None or wait.entry.step <= step]
+    return due, [wait for wait in timed if step is not None and wait.entry.step > step]
 
 
 def link_for(device: torch.device, ledger: Ledger) -> Link:

@@ -42,16 +42,16 @@ class Evictions:
         """Log what the ranking dropped of the positions below `end`; of spans that are partial for some KV heads, the
         heads that have nothing left (evict); and of partial and cold spans, the heads that keep all of them on the
         device (kept)."""
-        kept = placement.kept
-        self._log.cuts(cuts(kept, _owners(placement, ids, range(len(ids)), end), self._log.step))
+        retained = placement.kept
+        self._log.cuts(cuts(retained, _owners(placement, ids, range(len(ids)), end), self._log.step))
         if placement.cold is not None:
             self._log_thinned(placement, placement.cold, ids, end)
-        layers, heads = kept.positions.shape[:2]
+        layers, heads = retained.positions.shape[:2]
         if (layers, heads) == (1, 1) or not {"partial", "cold"} & set(placement.states):
             return
-        spans, role = token_names(placement, kept.positions, ids)
-        left = torch.zeros(layers, heads, self._spans.capacity, dtype=torch.long, device=spans.device)
-        counts = left.scatter_add_(2, spans, (role != FREE).long()).tolist()
+        spans, role = token_names(placement, retained.positions, ids)
+        remaining = torch.zeros(layers, heads, self._spans.capacity, dtype=torch.long, device=spans.device)
+        counts = remaining.scatter_add_(2, spans, (role != FREE).long()).tolist()
         away = [pair for pair in zip(ids, placement.states, strict=True) if pair[1] in ("partial", "cold")]
         for layer, head in np.ndindex(layers, heads):
             where = layer if layers > 1 else None, head if heads > 1 else None
@@ -68,8 +68,8 @@ class Evictions:
         mask = cold.mask(end).expand(self._hot.shape.layers, self._hot.shape.kv_heads, end).cpu()
         for number in placement.offload:
             span = placement.spans[number]
-            left = mask[..., span.tok_start : span.tok_end].any(-1)
-            for layer, head in (~left).nonzero().tolist():
+            remains = mask[..., span.tok_start : span.tok_end].any(-1)
+            for layer, head in (~remains).nonzero().tolist():
                 self._log.event("evict", layer, head, ids[number])
 
     def log_dense(self, placement: Placement, ids: list[int]) -> None:
@@ -94,13 +94,13 @@ class Evictions:
         for span, role in zip(ids, roles, strict=True):
             row = self._spans.rows[span]
             for pool in self._hot.pools:
-                mine = (pool.position >= row.tok_start) & (pool.position < row.tok_end) & (pool.span == WINDOW)
-                pool.span.masked_fill_(mine, span)
-                pool.role.masked_fill_(mine, ROLE[role])
-                self._left[(*pool.index, span)] = mine.sum(-1).cpu().numpy()
-            left = self._left[:, :, span]
-            for layer, head in np.argwhere(left < self._spans.host_lengths[span]).tolist():
-                self._log.event("thin" if left[layer, head] else "evict", layer, head, span)
+                in_span = (pool.position >= row.tok_start) & (pool.position < row.tok_end) & (pool.span == WINDOW)
+                pool.span.masked_fill_(in_span, span)
+                pool.role.masked_fill_(in_span, ROLE[role])
+                self._left[(*pool.index, span)] = in_span.sum(-1).cpu().numpy()
+            remaining = self._left[:, :, span]
+            for layer, head in np.argwhere(remaining < self._spans.host_lengths[span]).tolist():
+                self._log.event("thin" if remaining[layer, head] else "evict", layer, head, span)
 
     def evict(self, eviction: Eviction) -> None:
         """Log the tokens that give way to the next one; it overwrites them when it is fed."""
@@ -117,7 +117,7 @@ class Evictions:
         alike = bool(going.all() and (where == where[0, 0]).all()) and eviction.score is None
         units = [(0, 0)] if alike else list(zip(layers.tolist(), heads.tolist(), strict=True))
         score, cut = ((None if t is None else t.float().cpu().numpy()) for t in (eviction.score, eviction.cut))
-        one = np.ones(1, np.int32)
+        unit = np.ones(1, np.int32)
         rows = []
         for layer, head in units:
             named_layer, named_head = (None, None) if alike else (layer, head)
@@ -133,9 +133,9 @@ class Evictions:
                     max(eviction.candidates - 1, 0),
                     float("nan") if cut is None else float(cut[layer, head]),
                     spans[layer, head : head + 1].astype(np.int32),
-                    one,
+                    unit,
                     where[layer, head : head + 1].astype(np.int32),
-                    one * eviction.candidates,
+                    unit * eviction.candidates,
                     np.full(1, np.nan, np.float32)
                     if score is None
                     else score[layer, head : head + 1].astype(np.float32),
@@ -143,11 +143,11 @@ class Evictions:
             )
         self._log.cuts(rows)
 
-    def _log_thinner(self, layer: int | None, kv_head: int | None, span: int, left: int) -> None:
+    def _log_thinner(self, layer: int | None, kv_head: int | None, span: int, remaining: int) -> None:
         """Log that a span lost a token: 'thin' with the first one, 'evict' with the last one."""
-        if span != WINDOW and left == 0:
+        if span != WINDOW and remaining == 0:
             self._log.event("evict", layer, kv_head, span)
-        elif span != WINDOW and left == self._spans.host_lengths[span] - 1:
+        elif span != WINDOW and remaining == self._spans.host_lengths[span] - 1:
             self._log.event("thin", layer, kv_head, span)
 
     def take(self, position: int) -> None:
@@ -158,25 +158,25 @@ class Evictions:
             pool.take_bag(victims[pool.index] if victims is not None and full else None, position, WINDOW)
 
 
-def _owners(placement: Placement, ids: list[int], chosen: Iterable[int], end: int) -> torch.Tensor:
+def _owners(placement: Placement, ids: list[int], selected: Iterable[int], end: int) -> torch.Tensor:
     """Return int64 [end]: the id of the chosen span that each position is in, -1 where none is."""
     owner = torch.full((end,), -1, dtype=torch.long)
-    for number in chosen:
+    for number in selected:
         owner[placement.spans[number].tok_start : placement.spans[number].tok_end] = ids[number]
     return owner
 
 
-def cuts(kept: Kept, owner: torch.Tensor, step: int) -> list[CutRow]:
+def cuts(retained: Kept, owner: torch.Tensor, step: int) -> list[CutRow]:
     """What was dropped of each span, and where the best of it stood in the ranking: one row per (layer, KV head), with
     None for a dimension in which all are alike. owner int64 [n]: span id of each position, -1 where the position lies
     in the window. Empty where the method ranks nothing.
     """
-    if kept.score is None and not kept.newest:
+    if retained.score is None and not retained.newest:
         return []
     n = len(owner)
-    score = torch.arange(n)[None, None] if kept.score is None else kept.score[..., :n]
-    size = torch.broadcast_shapes(score.shape[:2], kept.positions.shape[:2])
-    mask = kept.mask(n).expand(*size, n).cpu().numpy()
+    score = torch.arange(n)[None, None] if retained.score is None else retained.score[..., :n]
+    size = torch.broadcast_shapes(score.shape[:2], retained.positions.shape[:2])
+    mask = retained.mask(n).expand(*size, n).cpu().numpy()
     scores, owners = score.float().expand(*size, n).cpu().numpy(), owner.cpu().numpy()
     rows = []
     for layer in range(size[0]):
@@ -184,7 +184,7 @@ def cuts(kept: Kept, owner: torch.Tensor, step: int) -> list[CutRow]:
             where = (layer if size[0] > 1 else None, head if size[1] > 1 else None)
             row = _cut(step, *where, scores[layer, head], mask[layer, head], owners)
             if row is not None:
-                rows.append(_by_position(row) if kept.score is None else row)
+                rows.append(_by_position(row) if retained.score is None else row)
     return rows
 
 
@@ -194,20 +194,20 @@ def _by_position(row: CutRow) -> CutRow:
 
 
 def _cut(
-    step: int, layer: int | None, kv_head: int | None, score: np.ndarray, kept: np.ndarray, owner: np.ndarray
+    step: int, layer: int | None, kv_head: int | None, score: np.ndarray, retained: np.ndarray, owner: np.ndarray
 ) -> CutRow | None:
-    """Of one KV head, score float32, kept bool and owner int64 [n]. None: it lost nothing that was ranked."""
+    """Of one KV head, score float32, retained bool and owner int64 [n]. None: it lost nothing that was ranked."""
     ranked = ~np.isnan(score)
-    dropped = np.flatnonzero(ranked & ~kept & (owner >= 0))
+    dropped = np.flatnonzero(ranked & ~retained & (owner >= 0))
     if not len(dropped):
         return None
     order = np.argsort(-score[ranked], kind="stable")
     rank = np.zeros(len(score), np.int64)
     rank[np.flatnonzero(ranked)[order]] = np.arange(1, len(order) + 1)
     best_first = dropped[np.argsort(rank[dropped])]
-    spans, first, counts = np.unique(owner[best_first], return_index=True, return_counts=True)
-    at = best_first[first]
-    stayed = score[ranked & kept]
+    spans, best_places, counts = np.unique(owner[best_first], return_index=True, return_counts=True)
+    positions = best_first[best_places]
+    stayed = score[ranked & retained]
     cut = float(stayed.min()) if len(stayed) else float("nan")
     return CutRow(
         step=step,
@@ -218,7 +218,7 @@ def _cut(
         cut=cut,
         span=spans.astype(np.int32),
         dropped=counts.astype(np.int32),
-        pos=at.astype(np.int32),
-        rank=rank[at].astype(np.int32),
-        score=score[at].astype(np.float32),
+        pos=positions.astype(np.int32),
+        rank=rank[positions].astype(np.int32),
+        score=score[positions].astype(np.float32),
     )

@@ -51,10 +51,10 @@ class Drop(_Ranged):
 def check(holds: Sequence[Hold], drops: Sequence[Drop], shape: KVShape, positions: int) -> None:
     """Raises ValueError, one sentence, where a hold or drop names a layer, KV head or position that the run does not
     have, or for what `apart` refuses."""
-    for one in (*holds, *drops):
-        if one.tok_end > positions:
-            raise ValueError(f"span {one.span} ends at token {one.tok_end}, the run has {positions} at most.")
-        for layer, kv_head in one.heads:
+    for hold in (*holds, *drops):
+        if hold.tok_end > positions:
+            raise ValueError(f"span {hold.span} ends at token {hold.tok_end}, the run has {positions} at most.")
+        for layer, kv_head in hold.heads:
             if not (0 <= layer < shape.layers and 0 <= kv_head < shape.kv_heads):
                 raise ValueError(
                     f"there is no layer {layer}, KV head {kv_head}: the model has {shape.layers} layers of "
@@ -81,14 +81,14 @@ def apart(holds: Sequence[Hold], drops: Sequence[Drop]) -> None:
 
 def tokens_of(ranges: Sequence[Hold] | Sequence[Drop]) -> int:
     """Different positions that are held, or dropped, for any head."""
-    return len({position for one in ranges if one.heads for position in range(one.tok_start, one.tok_end)})
+    return len({position for tokens in ranges if tokens.heads for position in range(tokens.tok_start, tokens.tok_end)})
 
 
 def held_bytes(holds: Sequence[Hold], shape: KVShape) -> int:
     """Bytes of the keys and values that are held, each (token, layer, KV head) once; without tables and unused
     slots."""
-    kept: dict[tuple[int, int], set[int]] = {}
+    held: dict[tuple[int, int], set[int]] = {}
     for hold in holds:
         for head in hold.heads:
-            kept.setdefault(head, set()).update(range(hold.tok_start, hold.tok_end))
-    return sum(map(len, kept.values())) * shape.head_token_bytes
+            held.setdefault(head, set()).update(range(hold.tok_start, hold.tok_end))
+    return sum(map(len, held.values())) * shape.head_token_bytes

@@ -84,9 +84,9 @@ class PinnedSlabs:
             return torch.empty(*shape, dtype=dtype)
         if size > self._left():
             self._add(max(size, self.held // SLACK, LEAST))
-        found = self._slabs[-1][self._used : self._used + size]
+        slab = self._slabs[-1][self._used : self._used + size]
         self._used += _aligned(size)
-        return found.view(dtype).view(*shape)
+        return slab.view(dtype).view(*shape)
 
     def close(self) -> None:
         """Unlock everything, while it is still memory. What was taken stays readable by the host as long as somebody

@@ -37,15 +37,15 @@ class PromptStore:
     def append(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Write a chunk of one layer: keys, values [H_kv, m, D]. Raises AssertionError past the announced number of
         tokens."""
-        first, m = self.seen[layer], keys.shape[1]
-        assert first + m <= self.tokens, f"layer {layer}: {first + m} prompt tokens, {self.tokens} announced"
-        self.keys[layer, :, first : first + m], self.values[layer, :, first : first + m] = keys, values
-        self.seen[layer] = first + m
+        start, m = self.seen[layer], keys.shape[1]
+        assert start + m <= self.tokens, f"layer {layer}: {start + m} prompt tokens, {self.tokens} announced"
+        self.keys[layer, :, start : start + m], self.values[layer, :, start : start + m] = keys, values
+        self.seen[layer] = start + m
 
     def view(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return keys, values [1, H_kv, seen, D] of the tokens that one layer has seen."""
-        seen = self.seen[layer]
-        return self.keys[layer, None, :, :seen], self.values[layer, None, :, :seen]
+        tokens = self.seen[layer]
+        return self.keys[layer, None, :, :tokens], self.values[layer, None, :, :tokens]
 
 
 @dataclass(frozen=True)
@@ -63,9 +63,9 @@ class Slots:
         """Return the slots from `start` on and below `end`."""
         return Slots(*(tensor[:, start:end] for tensor in vars(self).values()))
 
-    def beside(self, others: Slots) -> Slots:
+    def beside(self, further: Slots) -> Slots:
         """Return copies of these slots with the other slots behind them."""
-        pairs = zip(vars(self).values(), vars(others).values(), strict=True)
+        pairs = zip(vars(self).values(), vars(further).values(), strict=True)
         return Slots(*(torch.cat(pair, 1) for pair in pairs))
 
 
@@ -147,9 +147,9 @@ class Pool:
         KV heads hold different tokens. Role FREE: an entry that this KV head does not have.
         """
         m = position.shape[-1]
-        first = self.start[zone] + self.used[zone]
+        start = self.start[zone] + self.used[zone]
         assert self.used[zone] + m <= getattr(self.zones, zone), f"zone {zone} is full"
-        place = slice(first, first + m)
+        place = slice(start, start + m)
         for layers, entries in ((self.keys, keys), (self.values, values)):
             for slots, of_layer in zip(layers, entries, strict=True):
                 slots[:, place] = of_layer
@@ -160,14 +160,14 @@ class Pool:
 
     def write(self, layer: int, position: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Write the step's token at `position` into its slot: keys, values [H_kv, D]."""
-        at, heads = layer - self.layers.start, self.index[1]
+        row, heads = layer - self.layers.start, self.index[1]
         if self.bag is None:
             slot = self.window_slot(position)
-            self.keys[at, :, slot], self.values[at, :, slot] = keys[heads], values[heads]
+            self.keys[row, :, slot], self.values[row, :, slot] = keys[heads], values[heads]
         else:
-            newest = self.bag[at, :, None, None].expand(-1, 1, keys.shape[-1])
-            self.keys[at].scatter_(1, newest, keys[heads, None])
-            self.values[at].scatter_(1, newest, values[heads, None])
+            newest = self.bag[row, :, None, None].expand(-1, 1, keys.shape[-1])
+            self.keys[row].scatter_(1, newest, keys[heads, None])
+            self.values[row].scatter_(1, newest, values[heads, None])
 
     def window_slot(self, position: int) -> int:
         """Return the slot of the ring that holds the token at `position`."""
@@ -242,9 +242,9 @@ class HotTier:
     def read_window(self, start: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return copies of keys, values [L, H_kv, end - start, D] of window positions; of a bag only the newest
         position."""
-        shape, first = self.shape, self.pools[0].keys
+        shape, pool_keys = self.shape, self.pools[0].keys
         size = (shape.layers, shape.kv_heads, end - start, shape.head_dim)
-        keys, values = (torch.empty(size, dtype=first.dtype, device=first.device) for _ in range(2))
+        keys, values = (torch.empty(size, dtype=pool_keys.dtype, device=pool_keys.device) for _ in range(2))
         for pool in self.pools:
             if pool.bag is None:
                 slots = pool.window_slots(start, end)

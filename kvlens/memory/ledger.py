@@ -42,7 +42,7 @@ class Entry:
 
     def rows(self, zero_ns: int) -> list[TransferRow]:
         """A row for each line; the last one carries the waiting time."""
-        start, end = ((at - zero_ns) // 1000 for at in (self.start_ns, self.end_ns))
+        start, end = ((time_ns - zero_ns) // 1000 for time_ns in (self.start_ns, self.end_ns))
         last, wait = len(self.sizes) - 1, self.wait_ns // 1000
         return [
             TransferRow(
@@ -92,8 +92,8 @@ class Ledger:
         lines may be given once. Raises ValueError for an unknown direction or cause."""
         if direction not in self.total or cause not in CAUSES:
             raise ValueError(f"unknown transfer {direction}/{cause}")
-        given = (np.atleast_1d(np.asarray(x, dtype=np.int64)) for x in (layers, kv_heads, spans, sizes))
-        layer, kv_head, span, size = np.broadcast_arrays(*given)
+        columns = (np.atleast_1d(np.asarray(x, dtype=np.int64)) for x in (layers, kv_heads, spans, sizes))
+        layer, kv_head, span, size = np.broadcast_arrays(*columns)
         entry = Entry(self.step, layer, kv_head, span, size, direction, cause, blocking)
         self.total[direction] += entry.bytes
         self._open.append(entry)
@@ -112,12 +112,12 @@ class Ledger:
     def drain(self, step: int | None = None) -> list[TransferRow]:
         """Rows of the finished copies (of one step), in the order they were opened; the others stay until the next
         call."""
-        done: list[Entry] = []
-        left: list[Entry] = []
+        finished: list[Entry] = []
+        pending: list[Entry] = []
         for entry in self._open:  # looked at once: a copy may end meanwhile
-            (done if entry.end_ns and step in (None, entry.step) else left).append(entry)
-        self._open = left
-        return [row for entry in done for row in entry.rows(self.zero_ns)]
+            (finished if entry.end_ns and step in (None, entry.step) else pending).append(entry)
+        self._open = pending
+        return [row for entry in finished for row in entry.rows(self.zero_ns)]
 
     def discard(self) -> None:
         """Discard the rows of the copies that have ended; `total` stays."""
@@ -161,10 +161,10 @@ class MemoryLog:
         """Log an event for each unit (KV head, span) [n] of a layer, in this order. kinds: one for all, or one of each;
         values: NaN: none."""
         named = (kinds,) * len(spans) if isinstance(kinds, str) else kinds
-        known = np.full(len(spans), None)
+        recorded = np.full(len(spans), None)
         if values is not None:
-            known[~np.isnan(values)] = values[~np.isnan(values)]
-        units = kv_heads.tolist(), spans.tolist(), known.tolist()
+            recorded[~np.isnan(values)] = values[~np.isnan(values)]
+        units = kv_heads.tolist(), spans.tolist(), recorded.tolist()
         self._events.append((self.step, self._after(layer), layer, named, *units))
 
     def _after(self, layer: int | None) -> bool:
@@ -179,9 +179,9 @@ class MemoryLog:
         self._stored.append(rows)
 
     def __iter__(self) -> Iterator[EventRow]:
-        for step, after, layer, kinds, kv_heads, spans, values in self._events:
+        for step, after_event, layer, kinds, kv_heads, spans, values in self._events:
             for kind, kv_head, span, value in zip(kinds, kv_heads, spans, values, strict=True):
-                yield EventRow(step, layer, kv_head, None, kind, span, value, after)
+                yield EventRow(step, layer, kv_head, None, kind, span, value, after_event)
 
     def take_events(self) -> list[EventRow]:
         """Return the events since the last call."""

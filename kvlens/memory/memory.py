@@ -63,8 +63,8 @@ class Memory:
         self._placer = Placer(
             self.hot, self.cold, self.spans, self.evictions, counterfactual, ledger, self.link, self.log
         )
-        by = runs_on(self.hot.pools[0].keys, biased=True)
-        self.reads = Reads(layout, self.hot, self.spans, self.packed, self.distance, counterfactual, self.log, by)
+        backend = runs_on(self.hot.pools[0].keys, biased=True)
+        self.reads = Reads(layout, self.hot, self.spans, self.packed, self.distance, counterfactual, self.log, backend)
         account.hold("hot", *self.hot.tensors())
         if counterfactual is not None:
             for name, tensors in counterfactual.tensors().items():

@@ -101,29 +101,29 @@ class PackedZone:
 
     def _put_keys(self, layer: int, heads: slice, keys: torch.Tensor) -> None:
         """Keys [h, m, D] of whole groups, from `keys_until` on."""
-        at = self.keys_until // self.form.group
+        group = self.keys_until // self.form.group
         rows = keys.unflatten(1, (-1, self.form.group)).transpose(2, 3)
-        made = quantise(rows, self.form.bits, self.form.group)
-        for stored, new in zip(self._keys, made, strict=True):
-            stored[layer, heads, at : at + new.shape[1]] = new
+        quantised = quantise(rows, self.form.bits, self.form.group)
+        for stored, new in zip(self._keys, quantised, strict=True):
+            stored[layer, heads, group : group + new.shape[1]] = new
 
     def _put_values(self, layer: int, heads: slice, values: torch.Tensor) -> None:
         """Values [h, m, D] from `values_until` on."""
-        at = self.values_until
+        start = self.values_until
         for stored, new in zip(self._values, quantise(values, self.form.bits, self.form.group), strict=True):
-            stored[layer, heads, at : at + new.shape[1]] = new
+            stored[layer, heads, start : start + new.shape[1]] = new
 
     # ---------------------------------------------------------------------------------------------------------- reading
     def keys(self, layer: int, heads: slice) -> torch.Tensor:
         """[h, keys_until, D], as far as the bits hold them."""
         groups, form = self.keys_until // self.form.group, self.form
-        mine = Packed(*(part[layer, heads, :groups] for part in self._keys))
-        return restore(mine, form.group, form.bits, form.group, self.dtype).transpose(2, 3).flatten(1, 2)
+        packed = Packed(*(part[layer, heads, :groups] for part in self._keys))
+        return restore(packed, form.group, form.bits, form.group, self.dtype).transpose(2, 3).flatten(1, 2)
 
     def values(self, layer: int, heads: slice) -> torch.Tensor:
         """[h, values_until, D]."""
-        mine = Packed(*(part[layer, heads, : self.values_until] for part in self._values))
-        return restore(mine, self.shape.head_dim, self.form.bits, self.form.group, self.dtype)
+        packed = Packed(*(part[layer, heads, : self.values_until] for part in self._values))
+        return restore(packed, self.shape.head_dim, self.form.bits, self.form.group, self.dtype)
 
     def slots(self, pool: Pool, layer: int, position: int, held: bool) -> Slots:
         """One layer's entries as a step's attention goes through them: positions 0 to `position` in their order, packed
@@ -154,15 +154,15 @@ class PackedZone:
         return range(self.shape.layers)
 
     def _off(
-        self, layer: int, exact: torch.Tensor, spans: Sequence[SpanRow], read: Read, first: int = 0
+        self, layer: int, exact: torch.Tensor, spans: Sequence[SpanRow], read: Read, start: int = 0
     ) -> torch.Tensor:
         """Relative error by span float32 [h, spans] of what `read` gives for a layer: exact [h, m, D] from
-        `first` on."""
-        found = read(layer, slice(None))[:, first : first + exact.shape[1]].float()
+        `start` on."""
+        restored = read(layer, slice(None))[:, start : start + exact.shape[1]].float()
         parts = []
-        for part in (found - exact.float(), exact.float()):
+        for part in (restored - exact.float(), exact.float()):
             sums = F.pad(part.square().sum(-1).cumsum(-1), (1, 0))
-            ends, starts = ([getattr(row, at) - first for row in spans] for at in ("tok_end", "tok_start"))
+            ends, starts = ([getattr(row, field) - start for row in spans] for field in ("tok_end", "tok_start"))
             parts.append(sums[:, ends] - sums[:, starts])
         return (parts[0] / parts[1].clamp(min=1e-20)).clamp(min=0).sqrt()
 
@@ -174,7 +174,7 @@ class PackedZone:
 def _rows(spans: list[SpanRow], keys: torch.Tensor, values: torch.Tensor | None) -> list[SpanHeadRow]:
     """Return a row of each span, layer and KV head: errors of keys and values [L, H_kv, spans]."""
     of_keys, of_values = keys.tolist(), None if values is None else values.tolist()
-    known = 0 if values is None else values.shape[-1]
+    recorded = 0 if values is None else values.shape[-1]
     return [
         SpanHeadRow(
             row.span,
@@ -185,7 +185,7 @@ def _rows(spans: list[SpanRow], keys: torch.Tensor, values: torch.Tensor | None)
             None,
             0,
             of_keys[layer][head][number],
-            of_values[layer][head][number] if of_values and number < known else None,
+            of_values[layer][head][number] if of_values and number < recorded else None,
         )
         for number, row in enumerate(spans)
         for layer, head in np.ndindex(*keys.shape[:2])

@@ -37,9 +37,9 @@ class Kept:
         most = max((len(head) for layer in positions for head in layer), default=0)
         device = positions[0][0].device
         table = torch.full((len(positions), len(positions[0]), most), -1, dtype=torch.long, device=device)
-        for at, layer in enumerate(positions):
-            for head, kept in enumerate(layer):
-                table[at, head, : len(kept)] = kept
+        for number, layer in enumerate(positions):
+            for head, positions_kept in enumerate(layer):
+                table[number, head, : len(positions_kept)] = positions_kept
         return cls(table, score, newest)
 
     @classmethod
@@ -63,8 +63,8 @@ class Kept:
     def mask(self, n: int) -> torch.Tensor:
         """bool [L|1, H_kv|1, n]: kept."""
         size = (*self.positions.shape[:2], n + 1)
-        found = torch.zeros(size, dtype=torch.bool, device=self.positions.device)
-        return found.scatter_(2, torch.where(self.positions < 0, n, self.positions), True)[..., :n]
+        mask = torch.zeros(size, dtype=torch.bool, device=self.positions.device)
+        return mask.scatter_(2, torch.where(self.positions < 0, n, self.positions), True)[..., :n]
 
 
 @dataclass

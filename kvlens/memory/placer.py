@@ -49,29 +49,29 @@ class Placer:
             self._log.event("span_open", span=span)
             if self._counterfactual is not None:
                 self._counterfactual.name(self._hot, row.tok_start, row.tok_end, span)
-        kept = [ids[i] for i in placement.selectable]
-        chosen = [ids[i] for i in placement.offload] + kept
-        self._spans.selectable[torch.tensor(chosen, dtype=torch.long, device=device)] = True
-        self._spans.is_hot[:, :, torch.tensor(kept, dtype=torch.long, device=device)] = True
+        resident = [ids[i] for i in placement.selectable]
+        selectable = [ids[i] for i in placement.offload] + resident
+        self._spans.selectable[torch.tensor(selectable, dtype=torch.long, device=device)] = True
+        self._spans.is_hot[:, :, torch.tensor(resident, dtype=torch.long, device=device)] = True
         for span, row in zip(ids, rows, strict=True):
             if row.state == "evicted":
                 self._log.event("evict", span=span, value=float(row.tok_end - row.tok_start))
         return ids
 
     def keep(
-        self, pool: Pool, placement: Placement, keys: torch.Tensor, values: torch.Tensor, first: int, ids: list[int]
+        self, pool: Pool, placement: Placement, keys: torch.Tensor, values: torch.Tensor, start: int, ids: list[int]
     ) -> None:
-        """Write the kept tokens into the pool. keys, values [L, H_kv, m, D] of the positions from `first` on."""
+        """Write the kept tokens into the pool. keys, values [L, H_kv, m, D] of the positions from `start` on."""
         if pool.dense:
-            end = placement.spans[-1].tok_end if placement.spans else first
-            kept = torch.arange(first, end, device=keys.device)[None, None]
+            end = placement.spans[-1].tok_end if placement.spans else start
+            retained = torch.arange(start, end, device=keys.device)[None, None]
         else:
-            kept = placement.kept.of(*pool.index)
-        if kept.numel() == 0:
+            retained = placement.kept.of(*pool.index)
+        if retained.numel() == 0:
             return
-        alike, size = kept.shape[:2] == (1, 1), (len(pool.layers), len(pool.heads), kept.shape[2])
-        position = kept[0, 0] if alike else kept.expand(size)
-        index = position - first if alike else (kept - first).clamp(min=0).expand(size)
+        alike, size = retained.shape[:2] == (1, 1), (len(pool.layers), len(pool.heads), retained.shape[2])
+        position = retained[0, 0] if alike else retained.expand(size)
+        index = position - start if alike else (retained - start).clamp(min=0).expand(size)
 
         def chosen(tokens: torch.Tensor) -> Iterator[torch.Tensor]:
             # one layer at a time: a method that keeps everything would need the whole prompt's keys once more
@@ -100,14 +100,14 @@ class Placer:
         self._spans.is_hot[pool.index][:, :, torch.tensor(ids, device=pool.role.device)] = True
 
     def place(
-        self, placement: Placement, keys: torch.Tensor, values: torch.Tensor, first: int, ids: list[int], cause: str
+        self, placement: Placement, keys: torch.Tensor, values: torch.Tensor, start: int, ids: list[int], cause: str
     ) -> None:
-        """Place coarse entries, and spans in the cold tier. keys, values [L, H_kv, m, D] from `first` on; cause: of the
+        """Place coarse entries, and spans in the cold tier. keys, values [L, H_kv, m, D] from `start` on; cause: of the
         transfers."""
         if placement.coarse:
             self._summarise(placement, ids)
         if placement.offload:
-            self._offload(placement, keys, values, first, ids, cause)
+            self._offload(placement, keys, values, start, ids, cause)
 
     def _summarise(self, placement: Placement, ids: list[int]) -> None:
         """Write the coarse entries into their slots."""
@@ -132,7 +132,7 @@ class Placer:
                 pool.append("coarse", keys, values, begins[which], spans, role)
 
     def _offload(
-        self, placement: Placement, keys: torch.Tensor, values: torch.Tensor, first: int, ids: list[int], cause: str
+        self, placement: Placement, keys: torch.Tensor, values: torch.Tensor, start: int, ids: list[int], cause: str
     ) -> None:
         """Move all spans that leave for the cold tier: one entry of the ledger, one move for each layer and form."""
         codec, cold, shape, layers = placement.codec, self._cold, self._hot.shape, self._cold.layers
@@ -143,9 +143,9 @@ class Placer:
         cuts = [Cut(ids[i], placement.spans[i].tok_start, placement.spans[i].tok_end) for i in placement.offload]
         stays = None
         if placement.cold is not None:
-            mask = placement.cold.mask(first + keys.shape[2])[..., first:].expand(shape.layers, *keys.shape[1:3])
+            mask = placement.cold.mask(start + keys.shape[2])[..., start:].expand(shape.layers, *keys.shape[1:3])
             stays = mask[layers].cpu().numpy()
-        moves, stored = cold.put(cuts, codec.pack(keys, values, first, cuts), keys, values, first, stays)
+        moves, stored = cold.put(cuts, codec.pack(keys, values, start, cuts), keys, values, start, stays)
         number, row, kv_head = stored.here.nonzero()
         layer, span = np.array(layers)[row], np.array([cut.span for cut in cuts])[number]
         entry = self._ledger.open(layer, kv_head, span, "d2h", cause, stored.size[stored.here], blocking=True)

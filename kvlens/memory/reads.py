@@ -68,9 +68,11 @@ def slot_reads(
 ) -> SlotReads:
     """Return the tables from which kvlens.kernels.slot_tables makes a bias and its pages. is_hot bool [h, S] of the
     slots' KV heads; group: query heads of a KV head."""
-    chosen = (None, None, None) if selection is None else (selection.fine, selection.tokens, selection.positions)
+    selection_parts = (
+        (None, None, None) if selection is None else (selection.fine, selection.tokens, selection.positions)
+    )
     tables = slots.role, slots.span, slots.position, spans.log_lengths, spans.starts, spans.selectable, is_hot
-    return SlotReads(*tables, group, CODES, *chosen)
+    return SlotReads(*tables, group, CODES, *selection_parts)
 
 
 class Reads:

@@ -120,24 +120,25 @@ class Recaller:
         """Fit single tokens, positions int64 [H_kv, W], into the zone, count and log; return what has to come."""
         kv_heads, capacity, slots = self.shape.kv_heads, self.spans.capacity, self.hot.slots(layer)
         if layer not in self.token_zones:
-            first, size = self.hot.pool(layer).start["recall"], self.layout.of(layer).recall
-            self.token_zones[layer] = TokenZone(first, size, kv_heads)
+            start, size = self.hot.pool(layer).start["recall"], self.layout.of(layer).recall
+            self.token_zones[layer] = TokenZone(start, size, kv_heads)
         plan = self.token_zones[layer].plan(rows.cpu().numpy(), np.flatnonzero(due))
-        before, after, came = (
+        units_before, units_after, came = (
             head * capacity + self.spans.owner[position]
             for head, position in (plan.before, plan.after, (plan.heads, plan.positions))
         )
         moved, held = (np.bincount(heads, minlength=kv_heads) for heads in (plan.heads, plan.after[0]))
         n_recalled, n_reused = (
-            np.bincount(units // capacity, minlength=kv_heads) for units in (np.unique(came), np.setdiff1d(after, came))
+            np.bincount(units // capacity, minlength=kv_heads)
+            for units in (np.unique(came), np.setdiff1d(units_after, came))
         )
         counts = {"recalled_tokens": moved, "reused_tokens": held - moved}
         self._count(layer, {"n_recalled": n_recalled, "n_reused": n_reused, **counts})
         freed = torch.from_numpy(plan.freed).to(slots.role.device)
         slots.role[freed[0], freed[1]] = FREE
-        gone = np.stack(np.divmod(np.setdiff1d(before, after), capacity))
-        self._mark(layer, gone, hot=False)
-        self._log.events_of(DEPARTURE.get(cause, "release"), layer, *gone)
+        departed = np.stack(np.divmod(np.setdiff1d(units_before, units_after), capacity))
+        self._mark(layer, departed, hot=False)
+        self._log.events_of(DEPARTURE.get(cause, "release"), layer, *departed)
         return Missing.by_token(plan, self.spans) if len(plan.heads) else None
 
     def _count(self, layer: int, counts: dict[str, np.ndarray]) -> None:
@@ -156,23 +157,23 @@ class Recaller:
                 if pool.zones.recall:
                     role = pool.role[layer - pool.layers.start, :, zone.first : zone.first + zone.size]
                     role.masked_fill_(plan.freed[pool.index[1]].to(role.device), FREE)
-        gone, refused = plan.gone, plan.refused
-        if gone.size:
-            self._mark(layer, gone, hot=False)
-        if gone.size or refused.size:
-            units = np.concatenate((gone, refused), 1)
+        departed, refused = plan.gone, plan.refused
+        if departed.size:
+            self._mark(layer, departed, hot=False)
+        if departed.size or refused.size:
+            units = np.concatenate((departed, refused), 1)
             order = units[0].argsort(kind="stable")  # of a KV head what is gone comes first
-            kinds = [DEPARTURE.get(cause, "release")] * gone.shape[1] + ["refused"] * refused.shape[1]
-            values = np.concatenate((np.full(gone.shape[1], np.nan), self.spans.host_lengths[refused[1]]))
+            kinds = [DEPARTURE.get(cause, "release")] * departed.shape[1] + ["refused"] * refused.shape[1]
+            values = np.concatenate((np.full(departed.shape[1], np.nan), self.spans.host_lengths[refused[1]]))
             heads, spans = units[:, order]
             self._log.events_of([kinds[number] for number in order], layer, heads, spans, values[order])
 
     def _fetch(self, layer: int, missing: Missing, cause: str, blocking: bool) -> None:
         """Begin the copies, one for each part of the layer."""
         for pool in self.hot.parts[layer]:
-            mine = np.isin(missing.kv_heads, pool.heads)
-            if mine.any():
-                self._fetch_into(pool, layer, missing if mine.all() else missing.where(mine), cause, blocking)
+            in_pool = np.isin(missing.kv_heads, pool.heads)
+            if in_pool.any():
+                self._fetch_into(pool, layer, missing if in_pool.all() else missing.where(in_pool), cause, blocking)
 
     def _fetch_into(self, pool: Pool, layer: int, units: Missing, cause: str, blocking: bool) -> None:
         whole = self.spans.host_lengths[units.spans] == units.counts
@@ -194,8 +195,8 @@ class Recaller:
         self._wait(layer)
         for arrival in self._under_way[layer]:
             units, entry = arrival.units, arrival.ticket.entry
-            slots, first = arrival.pool.slots(layer), arrival.pool.heads.start
-            named = torch.from_numpy(units.named(self.spans.host_starts, first)).to(slots.role.device)
+            slots, first_head = arrival.pool.slots(layer), arrival.pool.heads.start
+            named = torch.from_numpy(units.named(self.spans.host_starts, first_head)).to(slots.role.device)
             heads, places, position, span, role = named
             slots.position[heads, places] = position.to(torch.int32)
             slots.span[heads, places] = span.to(torch.int32)

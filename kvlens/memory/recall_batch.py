@@ -141,9 +141,9 @@ class RecallBatch:
     def _staged(self, unit: Missing) -> Part:
         """Return the copy of one unit through a staging buffer. What its spreading needs is on the device before."""
         buffer, where = self._stage.next(), self._where(unit)
-        head, span, first, tokens = (int(x[0]) for x in (unit.kv_heads, unit.spans, unit.firsts, unit.counts))
+        head, span, first_token, tokens = (int(x[0]) for x in (unit.kv_heads, unit.spans, unit.firsts, unit.counts))
         stored = self._cold.unit(self._layer, span, head)
-        source = stored if unit.packed[0] else stored[:, first : first + tokens]
+        source = stored if unit.packed[0] else stored[:, first_token : first_token + tokens]
         staged = buffer.tensor[: source.numel()].view(source.shape)
         spread = partial(self._write, where, staged[0], staged[1])
         if unit.packed[0]:
@@ -167,8 +167,8 @@ class RecallBatch:
 
     def _where(self, units: Missing) -> torch.Tensor:
         """Return int64 [2, tokens]: KV head of the part and slot of every token."""
-        found = np.stack((units.each(units.kv_heads) - self._first, units.slots))
-        return torch.from_numpy(found).to(self._keys.device)
+        head_slots = np.stack((units.each(units.kv_heads) - self._first, units.slots))
+        return torch.from_numpy(head_slots).to(self._keys.device)
 
     def _write(self, where: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Write keys, values [tokens, D] into their slots."""

@@ -63,30 +63,30 @@ class RecallZone:
         clock = -(-self._stamped // wishes)
         self._stamped = (clock + 1) * wishes
         rounds = 1 if fits else None
-        asked = Wishes(requested, read, fire, torch.tensor(clock), rounds, reuse, equal_reuse)
-        return self._plan(decide(self.tables, asked, lengths, self.page), requested)
+        planned = Wishes(requested, read, fire, torch.tensor(clock), rounds, reuse, equal_reuse)
+        return self._plan(decide(self.tables, planned, lengths, self.page), requested)
 
-    def _plan(self, found: CellPlan, requested: torch.Tensor) -> Plan:
-        page, wanted = self.page, requested.numpy()
-        count, accepted, there, stay = (x.numpy() for x in (found.count, found.accepted, found.there, found.stay))
+    def _plan(self, plan: CellPlan, requested: torch.Tensor) -> Plan:
+        page, requested_spans = self.page, requested.numpy()
+        count, accepted, present, stay = (x.numpy() for x in (plan.count, plan.accepted, plan.there, plan.stay))
         missing = np.where(accepted, count - stay, 0)
         short, over = missing.nonzero(), ((count > 0) & ~accepted).nonzero()
-        slots = self.first + found.fill.numpy().nonzero()[1][:, None] * page + np.arange(page)
-        heads, spans = found.gone.numpy().nonzero()
+        slots = self.first + plan.fill.numpy().nonzero()[1][:, None] * page + np.arange(page)
+        heads, spans = plan.gone.numpy().nonzero()
         order = np.lexsort((self.tables.stamp.numpy()[heads, spans], heads))
         counts = {
             "n_recalled": (missing > 0).sum(1),
             "n_reused": (accepted & (missing == 0)).sum(1),
             "recalled_tokens": missing.sum(1) * page,
             "reused_tokens": stay.sum(1) * page,
-            "ideal_tokens": np.where(accepted, count - there, 0).sum(1) * page,
+            "ideal_tokens": np.where(accepted, count - present, 0).sum(1) * page,
         }
         return Plan(
-            np.stack((short[0], wanted[short], stay[short] * page, missing[short] * page)),
+            np.stack((short[0], requested_spans[short], stay[short] * page, missing[short] * page)),
             slots.ravel(),
-            found.freed.repeat_interleave(page, 1) if page > 1 else found.freed,
+            plan.freed.repeat_interleave(page, 1) if page > 1 else plan.freed,
             np.stack((heads[order], spans[order])),
-            np.stack((over[0], wanted[over])),
+            np.stack((over[0], requested_spans[over])),
             counts,
         )
 
@@ -119,20 +119,22 @@ class TokenZone:
         """Bring the zones of `heads` int64 [n] to hold requested int64 [H_kv, W], -1: nothing. Applies the plan to this
         bookkeeping and returns it. Raises AssertionError where there is too little room."""
         missed, freed = [], []
-        before = self._held(heads)
+        held_before = self._held(heads)
         for head in heads:
             here = self.position[head]
-            asked = np.unique(requested[head][requested[head] >= 0])
-            assert len(asked) <= len(here), f"{len(asked)} tokens are requested, there is room for {len(here)}"
-            gone = np.flatnonzero((here >= 0) & ~np.isin(here, asked))
-            new = np.setdiff1d(asked, here, assume_unique=True)
-            here[gone] = -1
-            at = np.flatnonzero(here < 0)[: len(new)]
-            here[at] = new
-            missed.append(np.stack((np.full(len(new), head), new, self.first + at)))
-            freed.append(np.stack((np.full(len(gone), head), self.first + gone)))
+            requested_tokens = np.unique(requested[head][requested[head] >= 0])
+            assert len(requested_tokens) <= len(here), (
+                f"{len(requested_tokens)} tokens are requested, there is room for {len(here)}"
+            )
+            evicted = np.flatnonzero((here >= 0) & ~np.isin(here, requested_tokens))
+            new = np.setdiff1d(requested_tokens, here, assume_unique=True)
+            here[evicted] = -1
+            free = np.flatnonzero(here < 0)[: len(new)]
+            here[free] = new
+            missed.append(np.stack((np.full(len(new), head), new, self.first + free)))
+            freed.append(np.stack((np.full(len(evicted), head), self.first + evicted)))
         owner, positions, slots = np.concatenate(missed, 1)
-        return TokenPlan(owner, positions, slots, np.concatenate(freed, 1), before, self._held(heads))
+        return TokenPlan(owner, positions, slots, np.concatenate(freed, 1), held_before, self._held(heads))
 
     def _held(self, heads: np.ndarray) -> np.ndarray:
         row, slot = np.nonzero(self.position[heads] >= 0)

@@ -85,17 +85,17 @@ REPLACED = (
 """class attributes of earlier versions, each a field of Needs now: without a refusal they would be ignored"""
 
 
-def _fault(name: str, found: Any) -> str | None:
-    if not (isinstance(found, type) and issubclass(found, Method)):
+def _fault(name: str, loaded: Any) -> str | None:
+    if not (isinstance(loaded, type) and issubclass(loaded, Method)):
         return "is no kvlens.methods.base.Method"
-    replaced = [attribute for attribute in REPLACED if hasattr(found, attribute)]
+    replaced = [attribute for attribute in REPLACED if hasattr(loaded, attribute)]
     if replaced:
         return f"declares {', '.join(replaced)}: write needs = Needs(...) instead (kvlens/methods/needs.py)"
-    if name == found.name and found.family in FAMILIES:
-        describe(found, rule_of(found))  # what every list asks of it
+    if name == loaded.name and loaded.family in FAMILIES:
+        describe(loaded, rule_of(loaded))  # what every list asks of it
         return None
     return (
-        f"calls itself '{found.name}' of family '{found.family}': both names must be one, and the family one of "
+        f"calls itself '{loaded.name}' of family '{loaded.family}': both names must be one, and the family one of "
         + ", ".join(FAMILIES)
     )
 

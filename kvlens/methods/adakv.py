@@ -54,11 +54,11 @@ class AdaKV(SnapKV):
         if prompt is None or total >= n * len(equal):
             return equal
         window = min(self.params.window, n)
-        found = []
+        counts = []
         for layer, (count,) in enumerate(equal):
-            found.append([window + c for c in self._shared(prompt, layer, heads * (count - window))])
-            self.note("head_budget_tokens", torch.tensor(found[-1], dtype=torch.float32), layer)
-        return found
+            counts.append([window + c for c in self._shared(prompt, layer, heads * (count - window))])
+            self.note("head_budget_tokens", torch.tensor(counts[-1], dtype=torch.float32), layer)
+        return counts
 
     def _shared(self, prompt: Prefilled, layer: int, total: int) -> list[int]:
         """Tokens before the window that each KV head of a layer keeps, `total` together."""

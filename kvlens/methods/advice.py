@@ -24,8 +24,8 @@ def smallest_budget(
 
     def held(thousandths: int) -> bool:
         limit = sizes.full_kv_bytes * thousandths // 1000
-        at = dataclasses.replace(sizes, budget_bytes=limit)
-        return choose(method, preset, usual, overrides, at).floor <= limit
+        limited = dataclasses.replace(sizes, budget_bytes=limit)
+        return choose(method, preset, usual, overrides, limited).floor <= limit
 
     if not held(high):
         return None
@@ -39,16 +39,16 @@ def refusal(
     method: type[Method],
     preset: str | None,
     usual: str | None,
-    chosen: Chosen,
+    choice: Chosen,
     overrides: Mapping[str, Any],
     sizes: Sizes,
 ) -> BudgetInfeasible | None:
     """What is said of a run that no text of its length could make possible, before anything is loaded; None: it may be
     possible. preset: as it was asked for; usual: the one that is taken where none was."""
-    limit, least = sizes.budget_bytes, method.bound_bytes(chosen.params, *sizes.run)
+    limit, least = sizes.budget_bytes, method.bound_bytes(choice.params, *sizes.run)
     if limit is None or least <= limit:
         return None
-    return advised(method, preset, usual, overrides, sizes, chosen.floor if method.floor_is_exact else least)
+    return advised(method, preset, usual, overrides, sizes, choice.floor if method.floor_is_exact else least)
 
 
 def advised(
@@ -85,6 +85,6 @@ def _of_named(method: type[Method], sizes: Sizes, needed: int, fit: int | None) 
     if fit <= limit:
         return BudgetInfeasible(method.name, limit, needed, full, f"run with --preset {FIT}, or {raised}", fits)
     if fit < needed:
-        said, would_do = f"{raised_to(fit / full)} with --preset {FIT}", {"budget": percent_up(fit / full)} | fits
-        return BudgetInfeasible(method.name, limit, needed, full, said, would_do)
+        remedy, would_do = f"{raised_to(fit / full)} with --preset {FIT}", {"budget": percent_up(fit / full)} | fits
+        return BudgetInfeasible(method.name, limit, needed, full, remedy, would_do)
     return BudgetInfeasible(method.name, limit, needed, full, raised, {"budget": percent_up(needed / full)})

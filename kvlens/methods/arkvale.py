@@ -142,10 +142,10 @@ class ArkVale(HostPageRetrieval):
 
     # ------------------------------------------------------------------------------------------------ which pages stay
     def prefill_end(self, prompt: Prefilled) -> tuple[Layout, Placement]:
-        made = super().prefill_end(prompt)
-        for at in range(0 if self._plan is None else self.context.shape.layers - self.params.dense_layers):
-            self.wished(at, self.scores(at, prompt.last_queries[self.params.dense_layers + at, :, -1]))
-        return made
+        placed = super().prefill_end(prompt)
+        for row in range(0 if self._plan is None else self.context.shape.layers - self.params.dense_layers):
+            self.wished(row, self.scores(row, prompt.last_queries[self.params.dense_layers + row, :, -1]))
+        return placed
 
     def wished(self, at: int, score: torch.Tensor) -> torch.Tensor:
         import torch
@@ -154,8 +154,8 @@ class ArkVale(HostPageRetrieval):
         params, room, resident = self.params, self._plan.recall, self._resident[at]
         always = (params.sinks + params.window) / params.page
         top = best(score, min(room, max(1, int(params.top * (room + always) - always))))
-        others = best(score.masked_fill(~resident | marked(top, resident), float("-inf")), room - top.shape[1])
-        pages = torch.cat((top, others), 1)
+        residents = best(score.masked_fill(~resident | marked(top, resident), float("-inf")), room - top.shape[1])
+        pages = torch.cat((top, residents), 1)
         self._resident[at] = marked(pages, resident)
         return pages
 

@@ -71,8 +71,8 @@ class Cake(PromptEviction):
         n = self.context.prompt_tokens + self.last
         if prompt is None or total >= n * layers:
             return super().tokens(prompt, total)
-        before = self.context.prompt_tokens - max(min(p.window, n) - self.last, 0)
-        preference = [self._preference(self._paid(prompt, layer, before)) for layer in range(layers)]
+        ranked = self.context.prompt_tokens - max(min(p.window, n) - self.last, 0)
+        preference = [self._preference(self._paid(prompt, layer, ranked)) for layer in range(layers)]
         counts = kept_tokens.allocate(preference, total, min(p.window, n), n)
         self.note("layer_preference", torch.tensor(preference))
         self.note("layer_budget_tokens", torch.tensor(counts, dtype=torch.float32))
@@ -95,5 +95,5 @@ class Cake(PromptEviction):
 
         shape, peeked = self.context.shape, prompt.peeked if self.params.peek else None
         inside = self.context.prompt_tokens - before
-        seen = window.observed(prompt, layer, range(shape.q_heads), shape.group, inside, peeked)
-        return window.paid(*seen)[:, :, :before]
+        window_queries = window.observed(prompt, layer, range(shape.q_heads), shape.group, inside, peeked)
+        return window.paid(*window_queries)[:, :, :before]

@@ -21,9 +21,9 @@ from kvlens.shape import KVShape
 def require(method: type[Method], params: Any, model: str) -> None:
     """Before the model is loaded: raises ValueError with one sentence when figures that the parameters ask for are
     missing."""
-    for wanted in method.calibrations:
-        if wanted.needed(params):
-            wanted.file(method.name, params, model)
+    for calibration in method.calibrations:
+        if calibration.needed(params):
+            calibration.file(method.name, params, model)
 
 
 def calibrated(method: type[Method], params: Any, context: RunContext) -> RunContext:
@@ -34,21 +34,21 @@ def calibrated(method: type[Method], params: Any, context: RunContext) -> RunCon
 
 def given(method: type[Method], params: Any, shape: KVShape, model: str) -> dict[str, Any]:
     """Kind -> figures, of the kinds that the parameters ask for. Raises as `calibrated`."""
-    found = {}
-    for wanted in method.calibrations:
-        if wanted.needed(params):
-            path = wanted.file(method.name, params, model)
-            found[wanted.kind] = _accepted(
-                wanted, read(path, wanted.maker or method.name, shape), params, shape, method.name
+    figures = {}
+    for calibration in method.calibrations:
+        if calibration.needed(params):
+            path = calibration.file(method.name, params, model)
+            figures[calibration.kind] = _accepted(
+                calibration, read(path, calibration.maker or method.name, shape), params, shape, method.name
             )
-    return found
+    return figures
 
 
-def _accepted(wanted: Calibration, content: Content, params: Any, shape: KVShape, name: str) -> Any:
+def _accepted(calibration: Calibration, content: Content, params: Any, shape: KVShape, name: str) -> Any:
     try:
-        return wanted.accept(content, params, shape)
+        return calibration.accept(content, params, shape)
     except (KeyError, TypeError, AttributeError):
-        raise ValueError(f"'{content.name}' does not hold {wanted.kind} for {name}.") from None
+        raise ValueError(f"'{content.name}' does not hold {calibration.kind} for {name}.") from None
 
 
 def read(path: Path, method: str, shape: KVShape) -> Content:
@@ -64,16 +64,16 @@ def read(path: Path, method: str, shape: KVShape) -> Content:
         except (SafetensorError, ValueError):
             raise ValueError(f"'{path.name}' is not a file of tensors for {method}.") from None
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        origin = found["provenance"]
+        content = json.loads(path.read_text(encoding="utf-8"))
+        origin = content["provenance"]
         sizes = (origin["layers"], origin["q_heads"])
     except (ValueError, KeyError, TypeError):
         raise ValueError(f"'{path.name}' is not a calibration made by `kvlens calibrate {method}`.") from None
-    if found.get("method") != method:
-        raise ValueError(f"'{path.name}' calibrates {found.get('method')}, not {method}.")
+    if content.get("method") != method:
+        raise ValueError(f"'{path.name}' calibrates {content.get('method')}, not {method}.")
     if sizes != (shape.layers, shape.q_heads):
         raise ValueError(
             f"'{path.name}' was made for {sizes[0]} layers of {sizes[1]} query heads, this model has {shape.layers} of "
             f"{shape.q_heads}: run `kvlens calibrate {method} --model M` for it."
         )
-    return Content(path.name, dict(found), dict(origin))
+    return Content(path.name, dict(content), dict(origin))

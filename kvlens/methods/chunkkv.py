@@ -58,8 +58,8 @@ class ChunkKV(PromptEviction):
         peeked = prompt.peeked if p.peek else None
         inside = self.context.prompt_tokens - before
         chooser = layer - layer % p.reuse
-        seen: Any = window.observed(prompt, chooser, range(shape.q_heads), shape.group, inside, peeked)
-        each = window.received(*seen).sum(0)
+        window_queries: Any = window.observed(prompt, chooser, range(shape.q_heads), shape.group, inside, peeked)
+        each = window.received(*window_queries).sum(0)
         chunk = self._chunks(each)
         mean = each.new_zeros(int(chunk[-1]) + 1).index_add_(0, chunk, each) / chunk.bincount()
         return mean[chunk][None]
@@ -70,11 +70,11 @@ class ChunkKV(PromptEviction):
 
         chunk = self._chunks(score[0])
         length = chunk.bincount().tolist()
-        first = torch.tensor([at * self.params.page for at in range(len(length))], device=score.device)
-        keep, left = torch.zeros(len(length), dtype=torch.bool, device=score.device), counts[0]
-        for at in score[0, first].argsort(descending=True, stable=True).tolist():
-            if length[at] <= left:
-                keep[at], left = True, left - length[at]
+        starts = torch.tensor([number * self.params.page for number in range(len(length))], device=score.device)
+        keep, room = torch.zeros(len(length), dtype=torch.bool, device=score.device), counts[0]
+        for number in score[0, starts].argsort(descending=True, stable=True).tolist():
+            if length[number] <= room:
+                keep[number], room = True, room - length[number]
         return keep[chunk][None].expand(score.shape)
 
     def _chunks(self, each: torch.Tensor) -> torch.Tensor:

@@ -120,9 +120,9 @@ class ClusterKV(TokenRetrieval):
             return keys.new_zeros(*keys.shape[:3], 1)
         count = self._first if self._pages == 0 and self._first else each(self.params)
         labels = []
-        for at, of_layer in enumerate(keys):
-            found, label = kmeans(of_layer, count, self.params.rounds, self.context.seed, cosine=True)
-            self._centroids[at, :, self._clusters : self._clusters + count] = found.to(self._centroids.dtype)
+        for layer, of_layer in enumerate(keys):
+            centroids, label = kmeans(of_layer, count, self.params.rounds, self.context.seed, cosine=True)
+            self._centroids[layer, :, self._clusters : self._clusters + count] = centroids.to(self._centroids.dtype)
             labels.append(label + self._clusters)
         self._clusters += count
         return torch.stack(labels)[..., None]
@@ -137,14 +137,14 @@ class ClusterKV(TokenRetrieval):
         products = q @ self._centroids[at].float().transpose(-1, -2)
         score = products.mean(1) if self.params.group == "mean" else products.amax(1)
         label = index[..., 0]
-        there = torch.arange(label.shape[1], device=q.device) < self._filled * self.params.page
-        size = torch.zeros_like(score).scatter_add(1, label, there.float().expand_as(label))
+        present = torch.arange(label.shape[1], device=q.device) < self._filled * self.params.page
+        size = torch.zeros_like(score).scatter_add(1, label, present.float().expand_as(label))
         ordered = size.gather(1, score.masked_fill(size == 0, float("-inf")).argsort(dim=-1, descending=True))
         covered = ordered.cumsum(1)
         whole = ((covered <= self._room) & (ordered > 0)).sum(1)
         reached = covered.masked_fill(covered < self._room, float("inf")).amin(1) - self._room
-        left = reached.masked_fill(reached.isinf(), 0.0)
-        self.note("cut", torch.cat((whole.float(), left)), at + self.params.dense_layers)
+        partial_score = reached.masked_fill(reached.isinf(), 0.0)
+        self.note("cut", torch.cat((whole.float(), partial_score)), at + self.params.dense_layers)
         return score.gather(1, label)
 
 
@@ -155,6 +155,6 @@ def each(params: Any) -> int:
 
 def clusters(params: Any, plan: Plan) -> tuple[int, int]:
     """Clusters of the prompt, and of what decoding adds."""
-    first = plan.pages_now * params.page
+    prompt_tokens_clustered = plan.pages_now * params.page
     later = (plan.pages - plan.pages_now) * params.page // params.leaves
-    return (max(1, first // params.cluster) if first else 0), later * each(params)
+    return (max(1, prompt_tokens_clustered // params.cluster) if prompt_tokens_clustered else 0), later * each(params)

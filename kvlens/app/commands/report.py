@@ -26,14 +26,14 @@ def report(
         raise ValueError("A replay shows one run; leave out --against or --player.")
     out = to or Path(f"kvlens-{Path(uid).name}{'-replay' if player else ''}.html")
     writable(out)
-    made = _document(runs_folder(runs), uid, against, player)
+    document = _document(runs_folder(runs), uid, against, player)
     temporary = out.with_name(f".{out.name}.{os.getpid()}")
     try:
-        temporary.write_bytes(made)
+        temporary.write_bytes(document)
         os.replace(temporary, out)
     finally:
         temporary.unlink(missing_ok=True)
-    typer.echo(f"{out}: {len(made):,} bytes")
+    typer.echo(f"{out}: {len(document):,} bytes")
 
 
 def _document(folder: Path, uid: str, against: str | None, player: bool) -> bytes:
@@ -47,5 +47,5 @@ def _document(folder: Path, uid: str, against: str | None, player: bool) -> byte
             return player_html(reader).encode("utf-8")
         if against is None:
             return report_bytes(reader)
-        with TraceReader.open(folder, against) as other:
-            return report_bytes(reader, other)
+        with TraceReader.open(folder, against) as other_reader:
+            return report_bytes(reader, other_reader)

@@ -25,8 +25,8 @@ def column_words(name: str) -> tuple[str, str]:
     for metric in METRICS.values():
         units = (metric.name, f"{metric.name}_{metric.unit}")
         if base in units and over in _OVER:
-            whose = "; of the KV head" if name.startswith(_KV) else ""
+            owner = "; of the KV head" if name.startswith(_KV) else ""
             title = metric.title[0].lower() + metric.title[1:]
             unit = "" if metric.unit in title.split() else f" ({metric.unit})"
-            return f"{title}, {over}{unit}", f"{metric.doc}; {_OVER[over]}{whose}"
+            return f"{title}, {over}{unit}", f"{metric.doc}; {_OVER[over]}{owner}"
     return name.replace("_", " "), ""

@@ -92,8 +92,8 @@ def _title(name: str, panels: int) -> str:
 
 
 def _around_zero(difference: np.ndarray) -> dict[str, object]:
-    known = np.abs(difference[np.isfinite(difference)])
-    most = float(known.max(initial=0.0)) or 1.0
+    magnitudes = np.abs(difference[np.isfinite(difference)])
+    most = float(magnitudes.max(initial=0.0)) or 1.0
     return {"zmin": -most, "zmax": most, "zmid": 0, "colorscale": "RdBu", "reversescale": True}
 
 

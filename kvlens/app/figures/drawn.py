@@ -65,22 +65,22 @@ def _rows(figure: go.Figure, trace: Any) -> pd.DataFrame:
             {"series": name, x_title: np.tile(x, len(y)), y_title: np.repeat(y, len(x)), value: z.ravel()}
         )
     if trace.type == "histogram":
-        given, title = (trace.x, x_title) if trace.x is not None else (trace.y, y_title)
-        return pd.DataFrame({"series": name, title: list(given)})
+        coordinates, title = (trace.x, x_title) if trace.x is not None else (trace.y, y_title)
+        return pd.DataFrame({"series": name, title: list(coordinates)})
     x, y = _values(trace.x, trace.y), _values(trace.y, trace.x)
     return pd.DataFrame({"series": name, x_title: x, y_title: y})
 
 
-def _cells(given: Any, count: int) -> list[Any]:
-    """Where the cells of a map stand on one axis; where its edges were given, each cell's lower one."""
-    return list(range(count)) if given is None else list(given)[:count]
+def _cells(edges: Any, count: int) -> list[Any]:
+    """Where the cells of a map stand on one axis; where the axis has edges, each cell's lower one."""
+    return list(range(count)) if edges is None else list(edges)[:count]
 
 
-def _values(values: Any, other: Any) -> list[Any]:
-    """A trace's coordinates; counted from 0 where only the other ones were given."""
+def _values(values: Any, other_axis: Any) -> list[Any]:
+    """A trace's coordinates; counted from 0 where only the other axis has coordinates."""
     if values is not None:
         return list(values)
-    return list(range(0 if other is None else len(other)))
+    return list(range(0 if other_axis is None else len(other_axis)))
 
 
 def _title(figure: go.Figure, trace: Any, axis: str) -> str:

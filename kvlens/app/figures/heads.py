@@ -160,9 +160,9 @@ def head_histogram(values: np.ndarray, metric: Metric, selected: tuple[int, int]
             x=flat, nbinsx=30, xbins=bins, marker_color=BLUE, hovertemplate="%{x}: %{y} query heads<extra></extra>"
         )
     )
-    mine = float(values[selected])
-    if np.isfinite(mine):
-        figure.add_vline(x=mine, line={"color": SELECTED, "width": 2})
+    selected_value = float(values[selected])
+    if np.isfinite(selected_value):
+        figure.add_vline(x=selected_value, line={"color": SELECTED, "width": 2})
     finish(figure, 260, uirevision="histogram")
     missing = int(values.size - flat.size)
     note = f", {missing} not recorded" if missing else ""

@@ -14,15 +14,15 @@ def ranking(
     frame: pd.DataFrame,
     label: str,
     *,
-    chosen: str = "chosen",
-    left: str = "not chosen",
+    chosen_label: str = "chosen",
+    unchosen_label: str = "not chosen",
     unit: str = "score (the method's own scale)",
     lines: Mapping[str, float] | None = None,
 ) -> go.Figure:
     """Scores of the spans a KV head ranked best at a step, best first; chosen ones dark. Columns: span, rank, score,
     chosen, place ('tokens a–b'). label: of the KV head and the step; lines: label -> score, dotted."""
     figure = go.Figure()
-    for is_chosen, name, color in ((True, chosen, BLUE), (False, left, SKY)):
+    for is_chosen, name, color in ((True, chosen_label, BLUE), (False, unchosen_label, SKY)):
         part = frame[frame["chosen"] == is_chosen]
         hover = [
             f"{rank}. span {span}, {where}: score {score:.4g}"

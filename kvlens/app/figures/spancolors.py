@@ -22,10 +22,10 @@ def shown(text: str, limit: int = 60) -> str:
     return html.escape(flat if len(flat) <= limit else f"{flat[: limit // 2]} … {flat[-limit // 2 :]}", quote=False)
 
 
-def coloraxis(own: pd.DataFrame, column: str, label: str) -> dict[str, object] | None:
+def coloraxis(spans: pd.DataFrame, column: str, label: str) -> dict[str, object] | None:
     """One colour scale for all bars or points: shares from 0, everything else over its own range. None where nothing
     has a number."""
-    values = np.zeros(0) if column == "state" else own[column].to_numpy(np.float64)
+    values = np.zeros(0) if column == "state" else spans[column].to_numpy(np.float64)
     values = values[np.isfinite(values)]
     if not values.size:
         return None
@@ -40,19 +40,19 @@ def coloraxis(own: pd.DataFrame, column: str, label: str) -> dict[str, object] |
     }
 
 
-def groups(own: pd.DataFrame, column: str) -> list[tuple[str, pd.DataFrame, object]]:
+def groups(spans: pd.DataFrame, column: str) -> list[tuple[str, pd.DataFrame, object]]:
     """The spans by how they are coloured: (legend entry, rows, marker colour). Numbers go over the figure's colour
     axis; grey where there is none."""
     if column == "state":
-        found: list[tuple[str, pd.DataFrame, object]] = [
-            (words.state(state), own[own["state"] == state], STATE_COLORS[state]) for state in SPAN_STATES
+        entries: list[tuple[str, pd.DataFrame, object]] = [
+            (words.state(state), spans[spans["state"] == state], STATE_COLORS[state]) for state in SPAN_STATES
         ]
-        missing = own[~own["state"].isin(SPAN_STATES)]
+        missing = spans[~spans["state"].isin(SPAN_STATES)]
     else:
-        known = own[column].notna()
-        found = [("recorded", own[known], own.loc[known, column].tolist())]
-        missing = own[~known]
-    return [entry for entry in [*found, (UNKNOWN, missing, GREY)] if len(entry[1])]
+        recorded = spans[column].notna()
+        entries = [("recorded", spans[recorded], spans.loc[recorded, column].tolist())]
+        missing = spans[~recorded]
+    return [entry for entry in [*entries, (UNKNOWN, missing, GREY)] if len(entry[1])]
 
 
 def span_hover(row: object, column: str, label: str) -> str:

@@ -57,8 +57,8 @@ def span_label(span: object) -> str:
         cut = cut if cut > 0 else 90
         reason = f"{reason[:cut]}<br>{reason[cut + 1 :]}"
     kind = html.escape(str(get("kind")), quote=False)
-    first, last = int(get("tok_start")), int(get("tok_end")) - 1
-    tokens = f"token {first}" if first == last else f"tokens {first}–{last}"
+    start, last = int(get("tok_start")), int(get("tok_end")) - 1
+    tokens = f"token {start}" if start == last else f"tokens {start}–{last}"
     return f"span {int(get('span'))} ({kind}), {tokens}<br>{reason}"
 
 

@@ -135,23 +135,23 @@ def bring(loss: Loss, runs_dir: Path) -> str:
     return loss.uid
 
 
-def verdict_sentence(found: Verdict) -> str:
+def verdict_sentence(loss: Verdict) -> str:
     """The verdict as one sentence, as the index keeps it."""
-    said = f"Lost at step {found.step}: full KV says {found.expected!r}, this run {found.got!r}"
-    if (missed := found.missed) is None:
-        return f"{said}; what was missed most was not recorded."
+    sentence = f"Lost at step {loss.step}: full KV says {loss.expected!r}, this run {loss.got!r}"
+    if (missed := loss.missed) is None:
+        return f"{sentence}; what was missed most was not recorded."
     masses = f"full KV's mass on it {missed.full:.2f}, this run's {missed.mass:.2f}"
     if said_of_effect := missed.effect_words():
         masses = f"{said_of_effect}; {masses}"
     return (
-        f"{said}; L{missed.layer} KV{missed.kv_head} missed span {missed.span}, tokens "
+        f"{sentence}; L{missed.layer} KV{missed.kv_head} missed span {missed.span}, tokens "
         f"{missed.tok_start}–{missed.tok_end - 1}: {masses}."
     )
 
 
 def spoken(reader: TraceReader) -> tuple[str, str]:
     """(verdict, why) of a run, from its trace. Raises TraceError for a run that lost nothing."""
-    found = verdict(reader)
-    if found is None or found.missed is None:
+    loss = verdict(reader)
+    if loss is None or loss.missed is None:
         raise TraceError(f"Run {reader.uid} has no loss with a missed span.")
-    return verdict_sentence(found), found.missed.reason.says
+    return verdict_sentence(loss), loss.missed.reason.says

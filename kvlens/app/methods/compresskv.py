@@ -70,7 +70,7 @@ def _heads(reader: TraceReader) -> None:
     share = kind != "raw"
     maps = [("Traditional retrieval heads (top-1 rule)", trh), ("Semantic retrieval heads (eq. 1)", srh)]
     shown = [(title, normalised(values) if share else values) for title, values in maps]
-    chosen = np.zeros(srh.shape, bool) if selector is None else selector > 0
+    selected = np.zeros(srh.shape, bool) if selector is None else selector > 0
     group = reader.q_heads // reader.kv_heads
     layers, heads = np.indices(srh.shape)
     frame = pd.DataFrame(
@@ -80,12 +80,12 @@ def _heads(reader: TraceReader) -> None:
             "kv_head": heads.ravel() // group,
             "srh_score": srh.ravel(),
             "trh_score": trh.ravel(),
-            "chose": chosen.ravel(),
+            "chose": selected.ravel(),
         }
     )
     parts.draw(
         reader,
-        figures.head_maps(shown, group, chosen, "share" if share else "score", share),
+        figures.head_maps(shown, group, selected, "share" if share else "score", share),
         key="compresskv_heads",
         alt="Traditional and semantic retrieval scores by layer and query head",
         data=frame,
@@ -148,12 +148,12 @@ def _budgets(reader: TraceReader) -> None:
 
 def _tokens(reader: TraceReader) -> None:
     st.markdown("##### Which tokens were kept")
-    kept, scores = per_layer(reader, "kept_tokens"), per_layer(reader, "token_score")
-    if kept is None:
+    retained, scores = per_layer(reader, "kept_tokens"), per_layer(reader, "token_score")
+    if retained is None:
         st.info("Kept tokens were not recorded in this run.")
         return
     tokens = reader.tokens()
-    n = kept.shape[1]
+    n = retained.shape[1]
     texts = [str(text) for text in tokens["text"][:n]]
     needles = [(int(a), int(b)) for a, b in needle_tokens(tokens[tokens["step"].isna()], reader.meta.needle)]
     window_from = n if scores is None else int(np.isfinite(scores[0]).sum())
@@ -168,18 +168,18 @@ def _tokens(reader: TraceReader) -> None:
             "tokens kept (peek=false)."
         )
     )
-    layers, positions = np.nonzero(kept)
+    layers, positions = np.nonzero(retained)
     frame = pd.DataFrame({"layer": layers, "position": positions, "text": [texts[p] for p in positions]})
     parts.draw(
         reader,
-        figures.kept_map(kept, needles, texts, window_from),
+        figures.kept_map(retained, needles, texts, window_from),
         key="compresskv_kept",
         alt="Prompt tokens kept by layer",
         data=frame,
     )
     st.caption(
         plain(
-            f"All KV heads of a layer keep the same tokens. {_needle_text(kept, needles)} Drag to zoom, "
+            f"All KV heads of a layer keep the same tokens. {_needle_text(retained, needles)} Drag to zoom, "
             f"double-click to come back. "
             f"{last_said} The paper prints no such figure; its Figure 3 draws the idea."
         )
@@ -191,10 +191,12 @@ def _tokens(reader: TraceReader) -> None:
     part = slice(start, start + STRIP)
     parts.draw(
         reader,
-        figures.token_strip(kept[:, part], None if scores is None else scores[:, part], start, texts[part], needles),
+        figures.token_strip(
+            retained[:, part], None if scores is None else scores[:, part], start, texts[part], needles
+        ),
         key="compresskv_strip",
         alt="Kept tokens with their texts",
-        data=_strip(kept, scores, part, texts),
+        data=_strip(retained, scores, part, texts),
     )
     st.caption(
         "Tokens with their texts, one row per layer. Point at a cell for the pooled attention score by which "
@@ -202,28 +204,28 @@ def _tokens(reader: TraceReader) -> None:
     )
 
 
-def _strip(kept: np.ndarray, scores: np.ndarray | None, part: slice, texts: list[str]) -> pd.DataFrame:
+def _strip(retained: np.ndarray, scores: np.ndarray | None, part: slice, texts: list[str]) -> pd.DataFrame:
     """One row per layer and token of the strip; the pooled score is empty where none was recorded, as in the window."""
-    layers, places = np.indices(kept[:, part].shape)
+    layers, places = np.indices(retained[:, part].shape)
     positions = (places + part.start).ravel()
     score = np.full(layers.size, np.nan) if scores is None else scores[:, part].ravel()
     columns = {
         "layer": layers.ravel(),
         "position": positions,
         "text": [texts[p] for p in positions],
-        "kept": kept[:, part].ravel() > 0,
+        "kept": retained[:, part].ravel() > 0,
     }
     return pd.DataFrame({**columns, "pooled_score": score})
 
 
-def _needle_text(kept: np.ndarray, needles: list[tuple[int, int]]) -> str:
+def _needle_text(retained: np.ndarray, needles: list[tuple[int, int]]) -> str:
     """How much of the needle is left, by layer."""
-    at = [p for a, b in needles for p in range(a, b) if p < kept.shape[1]]
-    if not at:
+    positions = [p for a, b in needles for p in range(a, b) if p < retained.shape[1]]
+    if not positions:
         return "Where the answer stands is not known for this prompt."
-    counts = kept[:, at].sum(1).astype(int)
+    counts = retained[:, positions].sum(1).astype(int)
     return (
-        f"Of the needle's {len(at)} tokens the layers kept "
+        f"Of the needle's {len(positions)} tokens the layers kept "
         f"{', '.join(f'L{layer}: {count}' for layer, count in enumerate(counts))}."
     )
 

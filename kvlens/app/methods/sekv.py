@@ -197,8 +197,8 @@ def _ranking(reader: TraceReader) -> None:
     figure = ranking(
         frame,
         label,
-        chosen="wanted in the group",
-        left="left as a summary by all",
+        chosen_label="wanted in the group",
+        unchosen_label="left as a summary by all",
         unit="score (before the sigmoid)",
         lines=lines,
     )

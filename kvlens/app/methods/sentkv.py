@@ -21,18 +21,18 @@ def show(reader: TraceReader) -> None:
     """All sections, top to bottom."""
     _chunks(reader)
     reuse = Reuse(reader)
-    left, right = st.columns(2, gap="medium")
-    with left:
+    left_column, right = st.columns(2, gap="medium")
+    with left_column:
         _over_steps(reader, reuse)
     with right:
         _by_head(reader, reuse)
-    left, right = st.columns(2, gap="medium")
-    with left:
+    left_column, right = st.columns(2, gap="medium")
+    with left_column:
         _truncation(reader, reuse)
     with right:
         _attended(reader)
-    left, right = st.columns(2, gap="medium")
-    with left:
+    left_column, right = st.columns(2, gap="medium")
+    with left_column:
         parts.bytes_by_cause(reader)
     with right:
         parts.times(reader)
@@ -44,14 +44,14 @@ class Reuse:
 
     def __init__(self, reader: TraceReader) -> None:
         recalled, reused = reader.kv_cube("recalled_tokens"), reader.kv_cube("reused_tokens")
-        wanted = np.where(recalled + reused > 0, recalled + reused, np.nan)
+        requested = np.where(recalled + reused > 0, recalled + reused, np.nan)
         per_token = int(reader.meta.token_bytes or 0) / (reader.n_layers * reader.kv_heads)
         self.moved = reader.kv_cube("h2d_bytes")
         ideal = reader.kv_cube("ideal_bytes")
         self.truncated = bool(np.isfinite(ideal).any())
         self.ideal = np.where(np.isfinite(ideal), ideal, self.moved)
         """bytes that had to move; where nothing was truncated, what moved"""
-        self.reused, self.reusable = reused / wanted, 1 - self.ideal / per_token / wanted
+        self.reused, self.reusable = reused / requested, 1 - self.ideal / per_token / requested
         for cube in (self.reused, self.reusable):
             cube[:1] = np.nan  # nothing has been selected before step 0
 
@@ -88,22 +88,22 @@ def _chunks(reader: TraceReader) -> None:
         st.info("No chunk was closed in this run: all tokens lie in the open chunk.")
         return
     config: dict[str, Any] = dict(reader.meta.config)
-    wanted, deviation = int(config.get("length", 14)), int(config.get("deviation", 8))
+    length, deviation = int(config.get("length", 14)), int(config.get("deviation", 8))
     chunks = table[table["cut"] != "sinks"]
-    left, right = st.columns([2, 3], gap="medium")
-    with left:
+    left_column, right = st.columns([2, 3], gap="medium")
+    with left_column:
         order = chunks["cut"].value_counts().index
         by_cut = {str(cut): chunks.loc[chunks["cut"] == cut, "tokens"].tolist() for cut in order}
         parts.draw(
             reader,
-            figures.lengths(by_cut, wanted, deviation),
+            figures.lengths(by_cut, length, deviation),
             key="sentkv_lengths",
             alt="Lengths of chunks by what cut them",
         )
         at_mark = chunks["cut"].str.startswith("at ").mean() if len(chunks) else float("nan")
         st.caption(
             plain(
-                f"Algorithm 2 with L = {wanted}, Δ = {deviation}, marks = "
+                f"Algorithm 2 with L = {length}, Δ = {deviation}, marks = "
                 f"{config.get('marks', 'not recorded')}: {len(chunks)} chunks, mean "
                 f"length {chunks['tokens'].mean():.1f} tokens, {at_mark:.0%} end at a mark. What the paper "
                 f"calls a sentence. The paper prints "
@@ -174,8 +174,8 @@ def _by_head(reader: TraceReader, reuse: Reuse) -> None:
         return
     maps = [np.full(cube.shape[1:], np.nan) for cube in (reuse.reused, reuse.reusable)]
     for values, cube in zip(maps, (reuse.reused, reuse.reusable), strict=True):
-        known = np.isfinite(cube).any(0)
-        values[known] = np.nanmean(cube[:, known], axis=0)
+        recorded = np.isfinite(cube).any(0)
+        values[recorded] = np.nanmean(cube[:, recorded], axis=0)
     parts.draw(reader, figures.reuse_map(*maps), key="sentkv_reuse_map", alt="Reuse rate by layer and KV head")
     st.caption(
         "Mean over steps after the first. Left: what was reused; truncation makes the heads of a layer reuse "
@@ -226,13 +226,13 @@ def _attended(reader: TraceReader) -> None:
     noted = reader.journal("preselection_bytes")
     weight = ""
     if not noted.empty:
-        held, of = (float(x) for x in noted["values"].iloc[0][:2])
+        held, total = (float(x) for x in noted["values"].iloc[0][:2])
         weight = (
             (
-                f" Their extremes, by which they are chosen, take {si_bytes(held)}, {held / of:.1%} of those "
+                f" Their extremes, by which they are chosen, take {si_bytes(held)}, {held / total:.1%} of those "
                 f"tokens' KV (paper: 7 %)."
             )
-            if of
+            if total
             else ""
         )
     st.caption(

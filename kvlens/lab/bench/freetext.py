@@ -93,8 +93,8 @@ class Passages:
         if index == self._index:
             return
         loaded = self.engine.loaded
-        asked = self.request
-        seed, sizes = asked.first_seed + index, (asked.length, asked.tokens)
+        request = self.request
+        seed, sizes = request.first_seed + index, (request.length, request.tokens)
         self.context, fed = passage(seed, *sizes, loaded.tokenizer, loaded.max_positions)
         self.options = Options(max_new=len(fed), forced=fed, coverage=True, oracle="off")
         self._read, self._index = None, index
@@ -107,8 +107,8 @@ class Passages:
         """The context, prefilled once for all methods that can be served by it."""
         if self._read is None or not self._read.serves(method):
             asking = (*map(methods.get, self.request.methods), method)
-            queries = max(128, *(one.needs.queries for one in asking))
-            received = any(one.needs.received for one in asking)
+            queries = max(128, *(method.needs.queries for method in asking))
+            received = any(method.needs.received for method in asking)
             self._read = self.engine.read(self.context, queries=queries, received=received)
         return self._read
 
@@ -125,10 +125,10 @@ class Passages:
         read = self.read(method) if dtype == "float32" else None
         sink = Means()
         try:
-            found = changed(method, chosen(engine, self.context, method, row, limit, self.options), changes)
-            row |= arm(found, row)
+            choice = changed(method, chosen(engine, self.context, method, row, limit, self.options), changes)
+            row |= arm(choice, row)
             result = engine.run(
-                self.context, method, found.params, limit, self.options, sink, read=read, against=self.reference
+                self.context, method, choice.params, limit, self.options, sink, read=read, against=self.reference
             )
         except BudgetInfeasible as error:
             return row | infeasible(error)
@@ -178,8 +178,8 @@ def measure(
     torch.set_num_threads(1)
     named = {methods.REFERENCE, *request.methods}
     sources = Path(__file__), Path(getfile(passage))  # they decide what a trial is, too
-    own = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()
-    shared = request.first_seed, request.length, request.tokens, EVALUATION.sha256, own
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()
+    shared = request.first_seed, request.length, request.tokens, EVALUATION.sha256, digest
     origins = {name: origin(request.model, name, "text", *shared) for name in named}
     arms = request.arms()
     planned = {
@@ -187,41 +187,44 @@ def measure(
         for index in distinct(request.first_seed, request.passages)
         for method, budget, dtype in arms
     }
-    found = lines_kept.read(kept, ("key", "method", "origin", "dtype"), lambda row: row["key"] in planned)
-    if line := made_otherwise(found, origins):
+    stored_rows = lines_kept.read(kept, ("key", "method", "origin", "dtype"), lambda row: row["key"] in planned)
+    if line := made_otherwise(stored_rows, origins):
         say(line)
     for line in missing(request.model, request.methods):
         say(line)
-    rows = {row["key"]: row for row in found if row["origin"] == origins[row["method"]]}
-    passages, begun = Passages(request, Engine(load(request.model))), time.monotonic()
-    for done, (key, (index, method, budget, dtype)) in enumerate(planned.items(), 1):
+    rows = {row["key"]: row for row in stored_rows if row["origin"] == origins[row["method"]]}
+    passages, start_time = Passages(request, Engine(load(request.model))), time.monotonic()
+    for count, (key, (index, method, budget, dtype)) in enumerate(planned.items(), 1):
         if key in rows:
             continue
-        if time.monotonic() - begun > 60 * request.minutes:
+        if time.monotonic() - start_time > 60 * request.minutes:
             break
         passages.turn(index)
         row = {"key": key, "index": index, "method": method, "budget": budget, "dtype": dtype}
         rows[key] = row | passages.run(method, budget, dtype) | {"origin": origins[method]}
         lines_kept.append(kept, rows[key])
-        report(done, len(planned), rows[key])
-    made = about(tuple(sorted(named)), request.model) | {
+        report(count, len(planned), rows[key])
+    provenance = about(tuple(sorted(named)), request.model) | {
         "request": request.model_dump(mode="json"),
         "text": EVALUATION.title,
         "origins": origins,
         "trials": len(rows),
         "planned": len(planned),
     }
-    return {"about": made, "lines": [_line(arm, list(rows.values())) for arm in arms]}
+    return {"about": provenance, "lines": [_line(arm, list(rows.values())) for arm in arms]}
 
 
 def _line(arm: tuple[str, str, str], rows: list[dict[str, Any]]) -> dict[str, Any]:
     """One arm: means over passages, which have equally many tokens; of KL its 95 % interval."""
-    mine = [row for row in rows if (row["method"], row["budget"], row["dtype"]) == arm]
-    done, short = [row for row in mine if "kl" in row], [row["infeasible"] for row in mine if "infeasible" in row]
-    line: dict[str, Any] = dict(zip(("method", "budget", "dtype"), arm, strict=True)) | {"n": len(done)}
-    line["presets"] = dict(Counter(row.get("preset") or "defaults" for row in mine))
-    line |= {name: fmean(row[name] for row in done) if done else None for name in FIGURES}
-    low, high = of_mean([row["kl"] for row in done]) or (None, None)
-    line |= {"kl_low": low, "kl_high": high, "failed_self_checks": sum(not row["passed"] for row in done)}
-    line["refused"] = next((row["refused"] for row in mine if "refused" in row), None)
+    arm_rows = [row for row in rows if (row["method"], row["budget"], row["dtype"]) == arm]
+    complete, short = (
+        [row for row in arm_rows if "kl" in row],
+        [row["infeasible"] for row in arm_rows if "infeasible" in row],
+    )
+    line: dict[str, Any] = dict(zip(("method", "budget", "dtype"), arm, strict=True)) | {"n": len(complete)}
+    line["presets"] = dict(Counter(row.get("preset") or "defaults" for row in arm_rows))
+    line |= {name: fmean(row[name] for row in complete) if complete else None for name in FIGURES}
+    low, high = of_mean([row["kl"] for row in complete]) or (None, None)
+    line |= {"kl_low": low, "kl_high": high, "failed_self_checks": sum(not row["passed"] for row in complete)}
+    line["refused"] = next((row["refused"] for row in arm_rows if "refused" in row), None)
     return line | {"smallest_feasible": fmean(short) if short else None}

@@ -43,10 +43,10 @@ class Arm:
 
 def arms() -> dict[str, Arm]:
     """Name -> arm, of all methods: ARMS of their parts `rates`."""
-    found: dict[str, Arm] = {}
+    arms_by_name: dict[str, Arm] = {}
     for method in methods.registry().values():
-        found |= getattr(parts.part(method, "rates", OF_METHODS), "ARMS", {})
-    return found
+        arms_by_name |= getattr(parts.part(method, "rates", OF_METHODS), "ARMS", {})
+    return arms_by_name
 
 
 NOTE = (
@@ -111,8 +111,8 @@ class Watch:
         return missed(record)[1], float(len(self._coarse) * record.kv["n_recalled"].size)
 
     def _reuse(self, record: StepRecord) -> Count:
-        here, wanted = reused(record)
-        return float(here.sum()), float(wanted.sum())
+        here, requested = reused(record)
+        return float(here.sum()), float(requested.sum())
 
 
 def figures(counts: list[Count]) -> dict[str, float]:
@@ -138,15 +138,15 @@ def measure(request: RatesRequest, report: Callable[[str], None]) -> dict[str, A
 
     torch.set_num_threads(1)
     engine = Engine(load(request.model))
-    made = Prompts(engine, request.first_seed)
-    asked = arms()
-    seen: dict[str, list[Watch]] = {arm: [] for arm in asked}
+    prompts = Prompts(engine, request.first_seed)
+    arms_by_name = arms()
+    watches: dict[str, list[Watch]] = {arm: [] for arm in arms_by_name}
     for task in request.tasks:
         for index in range(request.prompts):
-            for arm, watched in seen.items():
-                watched.append(_feed(engine, made, request, task, index, asked[arm]))
-        report(f"{task}: {request.prompts} prompts, {len(asked)} arms")
-    names = tuple(dict.fromkeys(arm.method for arm in asked.values()))
+            for arm, watched in watches.items():
+                watched.append(_feed(engine, prompts, request, task, index, arms_by_name[arm]))
+        report(f"{task}: {request.prompts} prompts, {len(arms_by_name)} arms")
+    names = tuple(dict.fromkeys(arm.method for arm in arms_by_name.values()))
     return {
         "about": about(names, request.model)
         | {
@@ -154,26 +154,26 @@ def measure(request: RatesRequest, report: Callable[[str], None]) -> dict[str, A
             "origins": {name: origin(request.model, name) for name in names},
             "note": NOTE,
         },
-        "methods": {arm: _line(asked[arm], watched) for arm, watched in seen.items()},
+        "methods": {arm: _line(arms_by_name[arm], watched) for arm, watched in watches.items()},
     }
 
 
-def _feed(engine: Engine, made: Prompts, request: RatesRequest, task: str, index: int, arm: Arm) -> Watch:
-    asked, prompt, read = made(task, request.length, index)
-    answer = tuple(engine.loaded.tokenizer.encode(asked.answer, add_special_tokens=False))
+def _feed(engine: Engine, prompts: Prompts, request: RatesRequest, task: str, index: int, arm: Arm) -> Watch:
+    prompt_text, prompt, read = prompts(task, request.length, index)
+    answer = tuple(engine.loaded.tokenizer.encode(prompt_text.answer, add_special_tokens=False))
     method = methods.get(arm.method)
     limit = Budget.parse(request.budget)
     options = Options(forced=answer, coverage=False, oracle="off")
     asked_for = {"preset": settings(method, request.model, "")[0], "overrides": dict(arm.changes)}
-    found = chosen(engine, prompt, method, asked_for, limit, options)
-    watch = Watch(arm.rates, found.preset)
-    engine.run(prompt, method, found.params, limit, options, watch, read=read)
+    choice = chosen(engine, prompt, method, asked_for, limit, options)
+    watch = Watch(arm.rates, choice.preset)
+    engine.run(prompt, method, choice.params, limit, options, watch, read=read)
     return watch
 
 
 def _line(arm: Arm, watched: list[Watch]) -> dict[str, Any]:
     counts = {name: [count for watch in watched for count in watch.counts[name]] for name in arm.rates}
     steps = len(next(iter(counts.values())))
-    rates = {name: figures(found) for name, found in counts.items()}
+    rates = {name: figures(counted) for name, counted in counts.items()}
     presets = dict(Counter(watch.preset or "defaults" for watch in watched))
     return {"changes": dict(arm.changes), "presets": presets, "prompts": len(watched), "steps": steps, "rates": rates}

@@ -132,11 +132,11 @@ class Prompts:
 
     def prompt(self, trial: Trial) -> Prompt:
         """In tokens. Raises BadPrompt when the model cannot take it."""
-        asked = self.asked(trial)
+        prompt_text = self.asked(trial)
         if self._prompt is None:
             loaded, new = self.engine.loaded, tasks.get(trial.task).generation(trial.index).new_tokens
             self._prompt = tokenize(
-                tasks.prompt_of(asked), loaded.tokenizer, loaded.max_positions, new, question=trial.question
+                tasks.prompt_of(prompt_text), loaded.tokenizer, loaded.max_positions, new, question=trial.question
             )
         return self._prompt
 
@@ -147,8 +147,10 @@ class Prompts:
         if self._read is None or self._read.ids != prompt.ids or not self._read.serves(method):
             self._read = None  # two readings at a time are not held
             asking = (*self._methods, method)
-            queries = max(128, *(one.needs.queries for one in asking))
-            self._read = self.engine.read(prompt, queries=queries, received=any(one.needs.received for one in asking))
+            queries = max(128, *(method.needs.queries for method in asking))
+            self._read = self.engine.read(
+                prompt, queries=queries, received=any(method.needs.received for method in asking)
+            )
         return self._read
 
 
@@ -207,7 +209,7 @@ def carry_out(
     that are other than the trial's own. answer: tokens generated at most, with a budget for as many as the task's."""
     row = header(trial, engine.loaded.name)
     try:
-        asked, prompt = prompts.asked(trial), prompts.prompt(trial)
+        prompt_text, prompt = prompts.asked(trial), prompts.prompt(trial)
     except ValueError as error:
         return row | {"refused": str(error)}
     method = methods.get(trial.method)
@@ -218,14 +220,14 @@ def carry_out(
     options = Options(new, drawn.seed, drawn.temperature, drawn.top_p, coverage=True, oracle="off", planned=planned)
     sink = Means()
     try:
-        found = changed(method, chosen(engine, prompt, method, row, limit, options), changes)
-        row |= arm(found, row)
-        result = engine.run(prompt, method, found.params, limit, options, sink, read=prompts.read(trial, method))
+        choice = changed(method, chosen(engine, prompt, method, row, limit, options), changes)
+        row |= arm(choice, row)
+        result = engine.run(prompt, method, choice.params, limit, options, sink, read=prompts.read(trial, method))
     except BudgetInfeasible as error:
         return row | infeasible(error)
     except ValueError as error:
         return row | {"refused": str(error)}
-    row |= sink.figures() | outcome(asked, result.text)
+    row |= sink.figures() | outcome(prompt_text, result.text)
     asked_tokens = len(prompt.asked)
     full = engine.loaded.shape.full_kv_bytes(len(prompt.ids) + asked_tokens + planned)
     return row | {
@@ -247,36 +249,36 @@ def chosen(
     ValueError with one sentence where figures of the model are missing or not of it."""
     context = engine.context(prompt, limit, options)
     sizes = Sizes(context.shape, context.prompt_tokens, context.max_new, context.budget_bytes)
-    found = choose(method, None, row["preset"], row["overrides"], sizes)
-    calibration.given(method, found.params, context.shape, context.model_name)
-    return found
+    choice = choose(method, None, row["preset"], row["overrides"], sizes)
+    calibration.given(method, choice.params, context.shape, context.model_name)
+    return choice
 
 
-def changed(method: type[Method], found: Chosen, changes: Mapping[str, Any]) -> Chosen:
+def changed(method: type[Method], choice: Chosen, changes: Mapping[str, Any]) -> Chosen:
     """The same parameters but for `changes`, so that two arms differ in nothing else. Raises ValueError with one
     sentence for what the method does not take."""
     if not changes:
-        return found
-    given = methods.converted(method, changes)
-    return replace(found, params=replace(found.params, **given), fitted={**found.fitted, **given})
+        return choice
+    converted = methods.converted(method, changes)
+    return replace(choice, params=replace(choice.params, **converted), fitted={**choice.fitted, **converted})
 
 
 def missing(model: str, names: tuple[str, ...]) -> list[str]:
     """One sentence per method that lacks figures of the model, with the command that makes them: its trials are
     refused, the others run."""
-    said = []
+    sentences = []
     for name in names:
         method = methods.get(name)
         try:
             calibration.require(method, methods.make_parameters(method, default_preset(name, model), {}), model)
         except ValueError as error:
-            said.append(f"{error} Its trials are refused; the other methods run.")
-    return said
+            sentences.append(f"{error} Its trials are refused; the other methods run.")
+    return sentences
 
 
-def arm(found: Chosen, row: dict[str, Any]) -> dict[str, Any]:
+def arm(choice: Chosen, row: dict[str, Any]) -> dict[str, Any]:
     """What a row says of the parameters it was run with; what `fit` came to is among its overrides."""
-    return {"preset": found.preset, "overrides": {**found.fitted, **row["overrides"]}}
+    return {"preset": choice.preset, "overrides": {**choice.fitted, **row["overrides"]}}
 
 
 def infeasible(error: BudgetInfeasible) -> dict[str, Any]:
@@ -284,7 +286,7 @@ def infeasible(error: BudgetInfeasible) -> dict[str, Any]:
     return {"infeasible": round(error.smallest / error.full, 4)}
 
 
-def outcome(asked: Asked, output: str) -> dict[str, Any]:
+def outcome(prompt: Asked, output: str) -> dict[str, Any]:
     """Score and texts of a trial; `exact` is a full score."""
-    right = tasks.get(asked.task).grade(asked, output)
-    return {"exact": float(right == 1.0), "score": right, "output": output[:200], "answer": asked.answer[:200]}
+    right = tasks.get(prompt.task).grade(prompt, output)
+    return {"exact": float(right == 1.0), "score": right, "output": output[:200], "answer": prompt.answer[:200]}

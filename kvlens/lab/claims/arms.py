@@ -43,45 +43,45 @@ def places(statement: Statement, prompts: int) -> list[Place]:
     text has not so many."""
     if FIGURES[statement.figure].of_text:
         context, fed = statement.text
-        return [(f"{TEXT} {context}+{fed}", "in", at) for at in apart(FIRST_SEED, prompts, sum(SHORT))]
+        return [(f"{TEXT} {context}+{fed}", "in", place) for place in apart(FIRST_SEED, prompts, sum(SHORT))]
     return [(task, statement.question, index) for index in range(prompts) for task in statement.tasks]
 
 
 def wanted(statements: Iterable[Statement], prompts: int) -> Wanted:
     """Every arm of the statements on each of its places."""
-    found: Wanted = {}
+    arms_by_place: Wanted = {}
     for statement in statements:
         for place in places(statement, prompts):
-            found.setdefault(place, {}).update(dict.fromkeys(statement.arms))
-    return found
+            arms_by_place.setdefault(place, {}).update(dict.fromkeys(statement.arms))
+    return arms_by_place
 
 
 @kept.alone
-def measure(asked: Wanted, file: Path, engine: Engine, report: Callable[[str], None]) -> Rows:
+def measure(arms_by_place: Wanted, file: Path, engine: Engine, report: Callable[[str], None]) -> Rows:
     """What is asked for, prompt by prompt, so that all arms read it once. file: where trials are kept; those that are
     there and were made by the same code are not run again. Raises ValueError for a file of something else."""
-    names = sorted({one.method for arms in asked.values() for one in arms})
+    names = sorted({arm.method for arms in arms_by_place.values() for arm in arms})
     model = engine.loaded.name
     origins = {name: _origin(model, name) for name in names}
-    rows = _kept(file, asked, origins)
-    total, done = sum(map(len, asked.values())), len(rows)
+    rows = _kept(file, arms_by_place, origins)
+    total, count = sum(map(len, arms_by_place.values())), len(rows)
     reading, passages = Prompts(engine, FIRST_SEED, names), dict[str, Passages]()
-    for place in sorted(asked, key=lambda place: (place[2], place)):
-        for one in asked[place]:
-            if (one, place) in rows:
+    for place in sorted(arms_by_place, key=lambda place: (place[2], place)):
+        for arm in arms_by_place[place]:
+            if (arm, place) in rows:
                 continue
             if place[0].startswith(TEXT):
                 if place[0] not in passages:
                     passages[place[0]] = _passages(engine, place[0], names)
                 passages[place[0]].turn(place[2])
-                row = passages[place[0]].run(one.method, one.budget, changes=dict(one.changes))
+                row = passages[place[0]].run(arm.method, arm.budget, changes=dict(arm.changes))
             else:
-                row = carry_out(engine, reading, _trial(one, place), dict(one.changes), ANSWER)
-            rows[one, place] = row
-            known = {"key": _key(one, place), "arm": _words(one), "origin": origins[one.method]}
-            kept.append(file, row | known | {"method": one.method})
-            done += 1
-            report(f"{done}/{total} {_key(one, place)}")
+                row = carry_out(engine, reading, _trial(arm, place), dict(arm.changes), ANSWER)
+            rows[arm, place] = row
+            identity = {"key": _key(arm, place), "arm": _words(arm), "origin": origins[arm.method]}
+            kept.append(file, row | identity | {"method": arm.method})
+            count += 1
+            report(f"{count}/{total} {_key(arm, place)}")
     return rows
 
 
@@ -93,29 +93,29 @@ def _passages(engine: Engine, place: str, names: Sequence[str]) -> Passages:
     return Passages(request, engine)
 
 
-def _trial(one: Arm, place: Place) -> Trial:
+def _trial(arm: Arm, place: Place) -> Trial:
     task, question, index = place
     depth, seed = DEPTHS[index % len(DEPTHS)], FIRST_SEED + index
-    return Trial(task, LENGTH, depth, seed, index, one.method, one.budget, question)
+    return Trial(task, LENGTH, depth, seed, index, arm.method, arm.budget, question)
 
 
-def _words(one: Arm) -> str:
-    return "/".join((one.method, one.budget, ",".join(f"{name}={value}" for name, value in one.changes)))
+def _words(arm: Arm) -> str:
+    return "/".join((arm.method, arm.budget, ",".join(f"{name}={value}" for name, value in arm.changes)))
 
 
-def _key(one: Arm, place: Place) -> str:
+def _key(arm: Arm, place: Place) -> str:
     """By which a trial is known again."""
-    return "/".join((*map(str, place), _words(one)))
+    return "/".join((*map(str, place), _words(arm)))
 
 
 def _origin(model: str, name: str) -> str:
     sources = freetext.__file__, getfile(apart), __file__
-    own = hashlib.sha256(b"".join(Path(source).read_bytes() for source in sources)).hexdigest()
-    return origin(model, name, FIRST_SEED, LENGTH, own)
+    digest = hashlib.sha256(b"".join(Path(source).read_bytes() for source in sources)).hexdigest()
+    return origin(model, name, FIRST_SEED, LENGTH, digest)
 
 
-def _kept(file: Path, asked: Wanted, origins: Mapping[str, str]) -> Rows:
+def _kept(file: Path, arms_by_place: Wanted, origins: Mapping[str, str]) -> Rows:
     """Trials of earlier calls that are asked for and comparable."""
-    known = {_key(one, place): (one, place) for place, arms in asked.items() for one in arms}
-    found = kept.read(file, NEEDED, lambda row: row["key"] in known)
-    return {known[row["key"]]: row for row in found if row["origin"] == origins[known[row["key"]][0].method]}
+    trials = {_key(arm, place): (arm, place) for place, arms in arms_by_place.items() for arm in arms}
+    stored_rows = kept.read(file, NEEDED, lambda row: row["key"] in trials)
+    return {trials[row["key"]]: row for row in stored_rows if row["origin"] == origins[trials[row["key"]][0].method]}

@@ -65,9 +65,11 @@ def check(
     model = engine.loaded.name
     refuse_others(names, model)
     statements = {name: statements_of(methods.get(name)) if model != DEMO else () for name in names}
-    rows = measure(wanted((one for of in statements.values() for one in of), prompts), file, engine, report)
+    rows = measure(
+        wanted((statement for group in statements.values() for statement in group), prompts), file, engine, report
+    )
     titles = {name: method.title for name, method in methods.registry().items()}
     for name in names:
         measured = _measured(methods.get(name))
         more = [] if measured is None else measured(engine, prompts, report)
-        yield name, [*more, *(judge(one, name, rows, prompts, titles, model) for one in statements[name])]
+        yield name, [*more, *(judge(statement, name, rows, prompts, titles, model) for statement in statements[name])]

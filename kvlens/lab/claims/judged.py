@@ -64,37 +64,37 @@ class Trials:
         """So few of the other arm's answers are right that hardly any can be lost against it."""
         return self.statement.verdict != "better" and self.statement.figure == "exact" and pair.answered < ANSWERED
 
-    def of(self, one: Arm) -> list[dict[str, Any]]:
+    def of(self, arm: Arm) -> list[dict[str, Any]]:
         """All trials of an arm."""
-        return [self.rows[one, place] for place in self.at]
+        return [self.rows[arm, place] for place in self.at]
 
-    def values(self, one: Arm, name: str) -> list[float]:
+    def values(self, arm: Arm, name: str) -> list[float]:
         """A column of those that could be held."""
-        return [row[name] for row in self.of(one) if row.get(name) is not None]
+        return [row[name] for row in self.of(arm) if row.get(name) is not None]
 
-    def compared(self, other: Arm) -> Compared:
+    def compared(self, other_arm: Arm) -> Compared:
         """Gains of the first arm over another, prompt by prompt."""
         name, sign = self.statement.figure, 1 if self.figure.more_is_better else -1
         pairs = [
-            (mine[name], theirs[name])
-            for mine, theirs in zip(self.of(self.statement.first), self.of(other), strict=True)
-            if mine.get(name) is not None and theirs.get(name) is not None
+            (ours[name], theirs[name])
+            for ours, theirs in zip(self.of(self.statement.first), self.of(other_arm), strict=True)
+            if ours.get(name) is not None and theirs.get(name) is not None
         ]
-        gains = [sign * (mine - theirs) for mine, theirs in pairs]
+        gains = [sign * (ours - theirs) for ours, theirs in pairs]
         if not gains:
-            return Compared(other, 0, math.nan, -math.inf, math.inf, math.nan)
+            return Compared(other_arm, 0, math.nan, -math.inf, math.inf, math.nan)
         if name == "exact":
             bounds = paired_shares(sum(gain > 0 for gain in gains), sum(gain < 0 for gain in gains), len(gains))
         else:
             bounds = of_mean(gains) or (-math.inf, math.inf)
-        return Compared(other, len(gains), fmean(gains), *bounds, fmean(theirs for _, theirs in pairs))
+        return Compared(other_arm, len(gains), fmean(gains), *bounds, fmean(theirs for _, theirs in pairs))
 
 
 def judge(statement: Statement, method: str, rows: Rows, prompts: int, titles: Mapping[str, str], model: str) -> Claim:
     """The claim that a statement comes to. titles: of methods."""
     trials = Trials(statement, places(statement, prompts), rows)
-    pairs = [trials.compared(other) for other in statement.others]
-    words = {one: arm_words(one, titles) for one in statement.arms}
+    pairs = [trials.compared(other_arm) for other_arm in statement.others]
+    words = {arm: arm_words(arm, titles) for arm in statement.arms}
     holds = verdict(trials, pairs)
     return Claim(
         method,
@@ -109,7 +109,7 @@ def judge(statement: Statement, method: str, rows: Rows, prompts: int, titles: M
             "margin": trials.figure.margin if statement.verdict in ("as good", "alike") else None,
             "bounds": statement.bounds,
             "places": [list(place) for place in trials.at],
-            "arms": [_arm(trials, one, words[one]) for one in statement.arms],
+            "arms": [_arm(trials, arm, words[arm]) for arm in statement.arms],
             "gains": [
                 {"over": words[pair.other], "n": pair.n, "gain": pair.gain, "low": pair.low, "high": pair.high}
                 for pair in pairs
@@ -158,11 +158,11 @@ def measured(
 ) -> str:
     """What was found, with n, intervals, presets and where."""
     statement, figure = trials.statement, trials.figure
-    said = "; ".join(_said(trials, one, words[one]) for one in (statement.first, *statement.others))
-    beside = "; ".join(_said(trials, one, words[one]) for one in statement.beside)
+    arm_texts = "; ".join(_said(trials, arm, words[arm]) for arm in (statement.first, *statement.others))
+    beside = "; ".join(_said(trials, arm, words[arm]) for arm in statement.beside)
     gains = "; ".join(f"{_gain(figure, pair)} over {words[pair.other]}, n = {pair.n}" for pair in pairs if pair.n)
     return (
-        f"{figure.words[0].upper()}{figure.words[1:]}: {said}."
+        f"{figure.words[0].upper()}{figure.words[1:]}: {arm_texts}."
         + (f" Beside them: {beside}." if beside else "")
         + (f" Gain (95 %): {gains}." if gains else "")
         + f" {where(statement, prompts, model)}; {_presets(trials, titles)}."
@@ -171,28 +171,32 @@ def measured(
 
 def why(trials: Trials, pairs: Sequence[Compared], words: Mapping[Arm, str]) -> str:
     """Why it does not hold, or is not decided."""
-    statement, margin, said = trials.statement, trials.figure.margin, list[str]()
+    statement, margin, sentences = trials.statement, trials.figure.margin, list[str]()
     if statement.bounds is not None:
-        said.append(_why_outside(trials.values(statement.first, statement.figure), statement.bounds))
+        sentences.append(_why_outside(trials.values(statement.first, statement.figure), statement.bounds))
     for pair in pairs:
         name = words[pair.other]
         if pair.n < FEWEST:
-            said.append(f"On {pair.n} prompts both it and {name} could be run, {FEWEST} are needed to compare them.")
+            sentences.append(
+                f"On {pair.n} prompts both it and {name} could be run, {FEWEST} are needed to compare them."
+            )
         elif statement.verdict == "better":
             if pair.surely_below(0.0, len(pairs)):
-                said.append(f"It is worse than {name}.")
+                sentences.append(f"It is worse than {name}.")
             elif pair.low <= 0:
-                said.append(f"It is not told apart from {name}.")
+                sentences.append(f"It is not told apart from {name}.")
         elif pair.surely_below(trials.least, len(pairs)):
-            said.append(f"More is lost against {name} than the {margin:g} that we take for nothing.")
+            sentences.append(f"More is lost against {name} than the {margin:g} that we take for nothing.")
         elif trials.too_few_answers(pair):
-            said.append(f"{name} itself answers {pair.answered:.2f}: too little to lose.")
+            sentences.append(f"{name} itself answers {pair.answered:.2f}: too little to lose.")
         elif statement.verdict == "alike" and pair.low > margin:
-            said.append(f"More is gained over {name} than the {margin:g} that we take for nothing.")
+            sentences.append(f"More is gained over {name} than the {margin:g} that we take for nothing.")
         elif pair.low <= trials.least or (statement.verdict == "alike" and pair.high >= margin):
-            said.append(f"The difference from {name} is not shown to be below the {margin:g} that we take for nothing.")
-    refused = {row["refused"]: None for one in statement.arms for row in trials.of(one) if "refused" in row}
-    return " ".join((*said, *refused))
+            sentences.append(
+                f"The difference from {name} is not shown to be below the {margin:g} that we take for nothing."
+            )
+    refused = {row["refused"]: None for arm in statement.arms for row in trials.of(arm) if "refused" in row}
+    return " ".join((*sentences, *refused))
 
 
 def _why_outside(values: Sequence[float], bounds: tuple[float, float]) -> str:
@@ -210,45 +214,49 @@ def where(statement: Statement, prompts: int, model: str) -> str:
     if FIGURES[statement.figure].of_text:
         context, fed = statement.text
         return f"Model {model}, {prompts} passages of {context:,} tokens, the next {fed} fed and compared; no question"
-    asked = "read with its context" if statement.question == "in" else "fed after the context was placed"
+    question_place = "read with its context" if statement.question == "in" else "fed after the context was placed"
     tasks = " and ".join(statement.tasks)
-    said = f"the question {asked}, {ANSWER} tokens of answer at most"
-    return f"Model {model}, {LENGTH:,} tokens, {prompts} prompts of {tasks} each, {said}"
+    conditions = f"the question {question_place}, {ANSWER} tokens of answer at most"
+    return f"Model {model}, {LENGTH:,} tokens, {prompts} prompts of {tasks} each, {conditions}"
 
 
-def arm_words(one: Arm, titles: Mapping[str, str]) -> str:
+def arm_words(arm: Arm, titles: Mapping[str, str]) -> str:
     """'TITLE at 20%, kernel=1'."""
-    limit = f" at {one.budget}" if one.budget else ""
-    changes = "".join(f", {name}={str(v).lower() if isinstance(v, bool) else v}" for name, v in one.changes)
-    return f"{titles.get(one.method, one.method)}{limit}{changes}"
+    limit = f" at {arm.budget}" if arm.budget else ""
+    changes = "".join(f", {name}={str(v).lower() if isinstance(v, bool) else v}" for name, v in arm.changes)
+    return f"{titles.get(arm.method, arm.method)}{limit}{changes}"
 
 
-def _arm(trials: Trials, one: Arm, words: str) -> dict[str, Any]:
+def _arm(trials: Trials, arm: Arm, words: str) -> dict[str, Any]:
     """An arm's numbers, plain JSON."""
     return {
         "arm": words,
-        "values": [row.get(trials.statement.figure) for row in trials.of(one)],
-        **{name: _mean(trials.values(one, name)) for name in SHARES},
-        "presets": sorted({row.get("preset") or "defaults" for row in trials.of(one)}),
-        "infeasible": trials.values(one, "infeasible"),
-        "failed_self_checks": sum(row.get("passed") is False for row in trials.of(one)),
+        "values": [row.get(trials.statement.figure) for row in trials.of(arm)],
+        **{name: _mean(trials.values(arm, name)) for name in SHARES},
+        "presets": sorted({row.get("preset") or "defaults" for row in trials.of(arm)}),
+        "infeasible": trials.values(arm, "infeasible"),
+        "failed_self_checks": sum(row.get("passed") is False for row in trials.of(arm)),
     }
 
 
-def _said(trials: Trials, one: Arm, words: str) -> str:
+def _said(trials: Trials, arm: Arm, words: str) -> str:
     """'TITLE at 20% 0.27 (0.14-0.44), holds 20%, reads 17%'."""
-    found = trials.values(one, trials.statement.figure)
-    if not found:
-        short = trials.values(one, "infeasible")
+    values = trials.values(arm, trials.statement.figure)
+    if not values:
+        short = trials.values(arm, "infeasible")
         return f"{words} cannot be held, it needs {fmean(short):.0%}" if short else f"{words} cannot be run"
-    mean = fmean(found)
+    mean = fmean(values)
     if trials.statement.figure == "exact":
-        low, high = wilson(mean, len(found))
+        low, high = wilson(mean, len(values))
         came = f"{mean:.2f} ({low:.2f}-{high:.2f})"
     else:
-        bounds = of_mean(found)
+        bounds = of_mean(values)
         came = f"{mean:.3f}" + (f" ({max(bounds[0], 0.0):.3f}-{bounds[1]:.3f})" if bounds else "")
-    shares = [f"{word} {fmean(known):.0%}" for name, word in SHARES.items() if (known := trials.values(one, name))]
+    shares = [
+        f"{word} {fmean(shares_recorded):.0%}"
+        for name, word in SHARES.items()
+        if (shares_recorded := trials.values(arm, name))
+    ]
     return ", ".join((f"{words} {came}", *shares))
 
 
@@ -260,13 +268,13 @@ def _gain(figure: Figure, pair: Compared) -> str:
 
 def _presets(trials: Trials, titles: Mapping[str, str]) -> str:
     """'presets: TITLE paper, TITLE defaults'."""
-    seen = dict.fromkeys(
-        f"{titles.get(one.method, one.method)} {row.get('preset') or 'defaults'}"
-        for one in trials.statement.arms
-        for row in trials.of(one)
+    presets = dict.fromkeys(
+        f"{titles.get(arm.method, arm.method)} {row.get('preset') or 'defaults'}"
+        for arm in trials.statement.arms
+        for row in trials.of(arm)
     )
-    return f"presets: {', '.join(seen)}"
+    return f"presets: {', '.join(presets)}"
 
 
-def _mean(known: Sequence[float]) -> float | None:
-    return fmean(known) if known else None
+def _mean(values: Sequence[float]) -> float | None:
+    return fmean(values) if values else None

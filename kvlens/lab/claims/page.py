@@ -39,26 +39,26 @@ that a mechanism works everywhere, not a paper's result on its own models.
 
 def document(result: dict[str, Any], model: str) -> str:
     """The page: how many claims of each method hold, then each with all that was measured."""
-    found = {name: result["methods"][name] for name in methods.registry() if name in result["methods"]}
+    parts = {name: result["methods"][name] for name in methods.registry() if name in result["methods"]}
     text = INTRODUCTION.format(model=model, **{name: figure.margin for name, figure in FIGURES.items()})
     total: Counter[bool | None] = Counter()
-    for name, part in found.items():
+    for name, part in parts.items():
         here = Counter(claim["holds"] for claim in part["claims"])
         total += here
         title = methods.get(name).title
         text += f"| [{title}](#{_anchor(title)}) | {len(part['claims'])} | {_counts(here)} |\n"
     text += f"| all | {total.total()} | {_counts(total)} |\n"
-    for name, part in found.items():
+    for name, part in parts.items():
         text += f"\n## {methods.get(name).title}\n\n{methods.get(name).paper}. {_where(part['about'])}\n\n"
         for claim in part["claims"]:
-            said = (f"{claim['source']}: {claim['says']}", claim["measured"], claim["reason"])
-            says, measured, reason = (part.rstrip(".") + "." if part else "" for part in said)
+            texts = (f"{claim['source']}: {claim['says']}", claim["measured"], claim["reason"])
+            says, measured, reason = (part.rstrip(".") + "." if part else "" for part in texts)
             text += f"- **{says}** It {VERDICTS[claim['holds']]}. {_begun(measured)} {_begun(reason)}".rstrip() + "\n"
     return text
 
 
-def _counts(seen: Counter[bool | None]) -> str:
-    return " | ".join(str(seen[verdict]) for verdict in VERDICTS)
+def _counts(verdicts: Counter[bool | None]) -> str:
+    return " | ".join(str(verdicts[verdict]) for verdict in VERDICTS)
 
 
 def _where(about: dict[str, Any]) -> str:

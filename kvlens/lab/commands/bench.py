@@ -33,10 +33,10 @@ def _table(
     model: str, methods: str, tasks: str, budgets: str, prompts: int, seed: int, minutes: float, question: str
 ) -> dict[str, Any]:
     """What the quality table and the sweep are asked alike (bench.tablerequest), from the options as typed."""
-    asked = {"model": model, "budgets": names(budgets), "prompts": prompts, "first_seed": seed, "minutes": minutes}
-    asked["question"] = question
-    given = {"tasks": names(tasks), "methods": names(methods)}
-    return asked | {name: names for name, names in given.items() if names}
+    options = {"model": model, "budgets": names(budgets), "prompts": prompts, "first_seed": seed, "minutes": minutes}
+    options["question"] = question
+    named_lists = {"tasks": names(tasks), "methods": names(methods)}
+    return options | {name: names for name, names in named_lists.items() if names}
 
 
 @bench_app.command("quality")
@@ -76,8 +76,8 @@ def quality(
         **_table(model, methods, tasks, budgets, prompts, seed, minutes, question), length=length
     )
 
-    def report(done: int, total: int, row: dict[str, Any]) -> None:
-        typer.echo(f"{done}/{total} {row['key']}: {_came(row, 'exact')}", err=True)
+    def report(count: int, total: int, row: dict[str, Any]) -> None:
+        typer.echo(f"{count}/{total} {row['key']}: {_came(row, 'exact')}", err=True)
 
     if collect:
         result = bench.collect(request, trials)
@@ -141,7 +141,7 @@ def sweep(
         request,
         trials,
         folder,
-        lambda done, total, row: typer.echo(f"{done}/{total} {_trial(row)}", err=True),
+        lambda count, total, row: typer.echo(f"{count}/{total} {_trial(row)}", err=True),
         stop_signals(),
         say=lambda line: typer.echo(line, err=True),
     )
@@ -181,13 +181,13 @@ def show_tasks(as_json: Annotated[bool, typer.Option("--json", help="Print JSON 
         typer.echo(json.dumps({"tasks": entries, "files": list(tasks.file_kinds())}, ensure_ascii=False))
         return
     for entry in entries:
-        whose = (
+        source = (
             "the demo model's own" if entry["demo_language"] else "for any tokenizer; not in the demo model's language"
         )
-        typer.echo(f"{entry['name']:18} {entry['summary']} ({whose})\n{'':18} scored by {entry['metric']}")
+        typer.echo(f"{entry['name']:18} {entry['summary']} ({source})\n{'':18} scored by {entry['metric']}")
     typer.echo(f"files: {', '.join(f'{kind}:PATH' for kind in tasks.file_kinds())}")
-    for kind, given in tasks.parameters().items():
-        typer.echo(f"{'':18} {kind}:PATH{''.join(f'@{name}={value}' for name, value in given.items())}")
+    for kind, defaults in tasks.parameters().items():
+        typer.echo(f"{'':18} {kind}:PATH{''.join(f'@{name}={value}' for name, value in defaults.items())}")
     for sentence in tasks.refused().values():
         typer.echo(sentence, err=True)
 

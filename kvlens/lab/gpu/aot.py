@@ -68,15 +68,15 @@ class _Absent:
 def compile_all(architectures: Sequence[int] = ARCHITECTURES, only: Container[str] | None = None) -> list[Binary]:
     """Every case, or those that `only` has, for every architecture; a kernel that two cases share is named once, with
     the first."""
-    found: dict[tuple[int, str], Binary] = {}
+    binaries: dict[tuple[int, str], Binary] = {}
     launch = JITFunction.run
     label = ""
 
     def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
         compiled = launch(self, *args, grid=grid, warmup=True, **options)
         arch = compiled.metadata.target.arch
-        if (arch, compiled.hash) not in found:
-            found[arch, compiled.hash] = _read(self.fn, label, arch, compiled)
+        if (arch, compiled.hash) not in binaries:
+            binaries[arch, compiled.hash] = _read(self.fn, label, arch, compiled)
         return compiled
 
     JITFunction.run = compile_only
@@ -90,7 +90,7 @@ def compile_all(architectures: Sequence[int] = ARCHITECTURES, only: Container[st
     finally:
         JITFunction.run = launch
         triton.runtime.driver._active = None
-    return list(found.values())
+    return list(binaries.values())
 
 
 def _read(kernel: Any, label: str, arch: int, compiled: Any) -> Binary:
@@ -120,9 +120,11 @@ def table(binaries: Sequence[Binary]) -> str:
     by_case: dict[tuple[str, str, int], dict[int, Binary]] = {}
     for binary in binaries:
         by_case.setdefault((binary.kernel, binary.case, binary.warps), {})[binary.arch] = binary
-    heads = [f"{what}, sm_{arch}" for arch in architectures for what in ("registers", "spilled bytes", "shared bytes")]
-    made = f"triton {triton.__version__}, torch {torch.__version__.split('+')[0]}, sources {sources()}"
-    lines = [f"{made}; no GPU took part.", ""]
+    heads = [
+        f"{figure}, sm_{arch}" for arch in architectures for figure in ("registers", "spilled bytes", "shared bytes")
+    ]
+    versions = f"triton {triton.__version__}, torch {torch.__version__.split('+')[0]}, sources {sources()}"
+    lines = [f"{versions}; no GPU took part.", ""]
     lines += [f"| kernel | case | warps | {' | '.join(heads)} |", "| --- | --- " + "| ---: " * (len(heads) + 1) + "|"]
     for (kernel, case, warps), each in sorted(by_case.items(), key=lambda row: row[0][0]):
         numbers = [
@@ -134,8 +136,8 @@ def table(binaries: Sequence[Binary]) -> str:
 
 def with_table(page: str, text: str) -> str:
     """`page` with what stands between the marks replaced by `text`."""
-    before, rest = page.split(MARKS[0])
-    return f"{before}{MARKS[0]}\n{text}\n{MARKS[1]}{rest.split(MARKS[1])[1]}"
+    head, rest = page.split(MARKS[0])
+    return f"{head}{MARKS[0]}\n{text}\n{MARKS[1]}{rest.split(MARKS[1])[1]}"
 
 
 def main() -> int:

@@ -65,14 +65,14 @@ def cases() -> Iterator[Case]:
             yield f"{way}, D {dim}, page {page}, bf16", lambda d=dim, p=page, to=to_pool: _move(d, p, to)  # type: ignore[misc]
     for page in (1, 32):
         yield f"gather in order, D 128, page {page}, bf16", lambda p=page: _move(128, p, False, ordered=True)  # type: ignore[misc]
-    for name, page, wishes, cells, what in (
+    for name, page, wishes, cells, variant in (
         ("pages of 32", 32, 32, 32, ""),
         ("pages of 32, nothing reused", 32, 32, 32, "anew"),
         ("tokens, factors", 1, 2000, 6553, "factors"),
         ("tokens, parts", 1, 818, 13107, "parts"),
         ("tokens, parts, equal reuse", 1, 818, 13107, "equal"),
     ):
-        yield f"zone of {name}", lambda p=page, w=wishes, m=cells, x=what: _zone(p, w, m, x)  # type: ignore[misc]
+        yield f"zone of {name}", lambda p=page, w=wishes, m=cells, x=variant: _zone(p, w, m, x)  # type: ignore[misc]
     for dim, dtype in ((128, BF16), (256, BF16), (128, FP16), (128, FP32)):
         yield f"D {dim}, spans that came, {_name(dtype)}", lambda d=dim, t=dtype: _arrived(d, t)  # type: ignore[misc]
     for group, page, reads in (
@@ -111,10 +111,10 @@ def _pool(dim: int, dtype: torch.dtype) -> object:
 
 
 def _score(dim: int, dtype: torch.dtype, pooling: Pooling) -> object:
-    bounds, there = torch.empty(1, HEADS, PLACES, dim, dtype=dtype), torch.ones(PLACES, dtype=torch.bool)
-    there = there.expand(1, HEADS, -1)
+    bounds, present = torch.empty(1, HEADS, PLACES, dim, dtype=dtype), torch.ones(PLACES, dtype=torch.bool)
+    present = present.expand(1, HEADS, -1)
     return page_scores_triton(
-        torch.empty(1, HEADS * GROUP, dim, dtype=dtype), bounds, bounds, there, pooling, dim**-0.5
+        torch.empty(1, HEADS * GROUP, dim, dtype=dtype), bounds, bounds, present, pooling, dim**-0.5
     )
 
 
@@ -154,7 +154,7 @@ def _tables(group: int, page: int, reads: str) -> object:
     )
 
 
-def _zone(page: int, wishes: int, cells: int, what: str) -> object:
+def _zone(page: int, wishes: int, cells: int, variant: str) -> object:
     """A zone in the midst of a layer's slots."""
     spans, slots = 4112 if page > 1 else 8197, cells * page + 1000
 
@@ -163,12 +163,12 @@ def _zone(page: int, wishes: int, cells: int, what: str) -> object:
 
     position, name, role = (made(slots, dtype=dtype)[:, 500:-500] for dtype in (torch.int32, torch.int32, torch.uint8))
     fire, is_hot = (made(*size, dtype=torch.bool) for size in ((), (spans,)))
-    read = made(GROUP, spans) if what in ("parts", "equal") else None
-    packed = made(spans, 4)[..., 1] if what == "factors" else None
+    read = made(GROUP, spans) if variant in ("parts", "equal") else None
+    packed = made(spans, 4)[..., 1] if variant == "factors" else None
     return zone_plan_triton(
         ZoneTables.empty(HEADS, spans, cells),
         Names(position, name, role, is_hot, (0, 1, 2)),
-        Wishes(made(wishes), read, fire, torch.zeros((), dtype=torch.int64), 1, what != "anew", what == "equal"),
+        Wishes(made(wishes), read, fire, torch.zeros((), dtype=torch.int64), 1, variant != "anew", variant == "equal"),
         Source(torch.zeros(spans), _ints(spans), packed, page, 512, 1 << 14),
     )
 

@@ -34,12 +34,12 @@ class Decoding:
     def steps(self, count: int) -> list[float]:
         """Seconds of whole steps: tokens fed, what the methods do between steps, the step, the likeliest tokens read by
         the host."""
-        found = []
+        seconds = []
         for _ in range(count):
-            begun = time.perf_counter()
+            start_time = time.perf_counter()
             self.token = self.decoder.step(self.token).argmax(-1).tolist()
-            found.append(time.perf_counter() - begun)
-        return found
+            seconds.append(time.perf_counter() - start_time)
+        return seconds
 
     def times(self, graph: bool, repeats: int) -> list[float]:
         """Seconds of steps launched one after the other. They start at the same positions every time, so slots
@@ -50,9 +50,9 @@ class Decoding:
         for _ in range(1 if self.bench.dry else WARM):
             self.decoder.launch()
         _return(positions)
-        found = self.bench.device.times(self._recorded, repeats)
+        seconds = self.bench.device.times(self._recorded, repeats)
         _return(positions)
-        return found
+        return seconds
 
     def _recorded(self) -> None:
         """A launch, and the reading of rings that are full."""
@@ -80,8 +80,8 @@ class Decoding:
 
 
 def _return(positions: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
-    for position, at in positions:
-        position.copy_(at)
+    for position, saved in positions:
+        position.copy_(saved)
 
 
 def begin(
@@ -107,13 +107,13 @@ def begin(
         last = [decoder.prompt.ids[-1] for decoder in decoders]
         sessions = [decoder.session for decoder in decoders]
         joined = BatchDecoder(decoders) if batch > 1 else decoders[0]
-        made = Decoding(joined, sessions, replays, bench, last if batch > 1 else last[0])
-        made.steps(1)
+        decoding = Decoding(joined, sessions, replays, bench, last if batch > 1 else last[0])
+        decoding.steps(1)
     except BaseException:
         for decoder in decoders:
             decoder.close()
         raise
-    return made
+    return decoding
 
 
 def _place(bench: Bench, setting: Setting, context: int, rates: Rates, ring: int, record: Any) -> tuple[Any, Any]:

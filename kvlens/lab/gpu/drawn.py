@@ -50,14 +50,14 @@ SMALL_ZONES = (
 
 
 def empty_zone(
-    heads: int, spans: int, cells: int, page: int, at: torch.device | None = None
+    heads: int, spans: int, cells: int, page: int, device: torch.device | None = None
 ) -> tuple[ZoneTables, Names]:
     """A zone that holds nothing."""
-    held, stamp = torch.zeros(2, heads, spans, dtype=torch.long, device=at)
-    span, offset = torch.zeros(2, heads, cells, dtype=torch.long, device=at)
-    live, is_hot = (torch.zeros(heads, size, dtype=torch.bool, device=at) for size in (cells, spans))
-    position, name = torch.zeros(2, heads, cells * page, dtype=torch.int32, device=at)
-    role = torch.full(position.shape, ROLES[-1], dtype=torch.uint8, device=at)
+    held, stamp = torch.zeros(2, heads, spans, dtype=torch.long, device=device)
+    span, offset = torch.zeros(2, heads, cells, dtype=torch.long, device=device)
+    live, is_hot = (torch.zeros(heads, size, dtype=torch.bool, device=device) for size in (cells, spans))
+    position, name = torch.zeros(2, heads, cells * page, dtype=torch.int32, device=device)
+    role = torch.full(position.shape, ROLES[-1], dtype=torch.uint8, device=device)
     return ZoneTables(held, stamp, span, offset, live), Names(position, name, role, is_hot, ROLES)
 
 
@@ -122,10 +122,10 @@ def arrived(
         ids = torch.randperm(spans)[: places if head == 0 else places // 3]
         came[head, ids] = True
         lengths = meta[head, ids, 1]
-        at = torch.randperm(size)[: int(lengths.sum())]
-        fill[head, at] = True
-        span[head, at] = ids.repeat_interleave(lengths)
-        offset[head, at] = torch.cat([torch.arange(n) for n in lengths.tolist()])
+        shuffled = torch.randperm(size)[: int(lengths.sum())]
+        fill[head, shuffled] = True
+        span[head, shuffled] = ids.repeat_interleave(lengths)
+        offset[head, shuffled] = torch.cat([torch.arange(n) for n in lengths.tolist()])
     # token-major, as slots are
     cells = torch.randn(2, size, heads, dim).to(dtype).transpose(1, 2)
     return Arrived(came, meta, torch.randn(2, heads, places, longest, dim).to(dtype), span, offset, fill, cells)
@@ -166,7 +166,7 @@ def ragged_pages(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Pages]:
     """sizes: (H_kv, G, D). On the device q, keys, values, pages: ragged, some entries hidden from some query heads, one
     table shorter than the others."""
-    (heads, group, dim), at = sizes, bench.device.at
+    (heads, group, dim), device = sizes, bench.device.at
     slots = batch * places
     keys, values = (bench.device.normal(slots, PAGE, heads, dim, dtype=dtype).transpose(1, 2) for _ in range(2))
     table = torch.stack([torch.randperm(slots)[:places] for _ in range(batch * heads)]).view(batch, heads, places).int()
@@ -177,6 +177,6 @@ def ragged_pages(
     if biased:
         bias = torch.randn(slots, group, PAGE)
         bias[:, 1, ::5] = -torch.inf
-        bias, row = bias.to(at), torch.where(torch.rand(table.shape) < 0.5, table, -1).int().to(at)
-    pages = Pages(table.to(at), lengths.to(at), count.to(at), bias, row)
+        bias, row = bias.to(device), torch.where(torch.rand(table.shape) < 0.5, table, -1).int().to(device)
+    pages = Pages(table.to(device), lengths.to(device), count.to(device), bias, row)
     return bench.device.normal(batch, heads * group, dim, dtype=dtype), keys, values, pages

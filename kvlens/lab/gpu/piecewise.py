@@ -73,7 +73,7 @@ class PieceLink:
 @contextmanager
 def piecewise() -> Iterator[Copied]:
     """Inside, every run's link is a PieceLink, and what is yielded counts for them all."""
-    copied, made = Copied({"h2d": 0, "d2h": 0}, {"h2d": 0, "d2h": 0}), memory.link_for
+    copied, make_link = Copied({"h2d": 0, "d2h": 0}, {"h2d": 0, "d2h": 0}), memory.link_for
 
     def link_for(device: torch.device, ledger: Ledger) -> PieceLink:
         return PieceLink(copied)
@@ -82,4 +82,4 @@ def piecewise() -> Iterator[Copied]:
     try:
         yield copied
     finally:
-        memory.link_for = made
+        memory.link_for = make_link

@@ -104,9 +104,9 @@ class Way:
         params = methods.make_parameters(method, "demo" if "demo" in method.presets else None, self.overrides)
         budget = None if method.keeps_all else Budget.parse(SHARE)
         options = Options(max_new=self.steps, ignore_eos=True, coverage=sink is not None)
-        seen = method if choices is None else watched(method, choices, probe)
+        watched_method = method if choices is None else watched(method, choices, probe)
         return Engine(ground.loaded).run(
-            ground.prompt, seen, params, budget, options, sink, keep_logits=True, read=ground.read
+            ground.prompt, watched_method, params, budget, options, sink, keep_logits=True, read=ground.read
         )
 
 
@@ -119,12 +119,12 @@ def ways(steps: int) -> list[Way]:
 
 def moving() -> list[Way]:
     """Those whose KV moves between the tiers, found by what a step on the host asks of the memory."""
-    host, found = Ground.of("cpu", "float32", 1), []
+    host, moved = Ground.of("cpu", "float32", 1), []
     for way in ways(1):
         sink = Sink()
         way.run(host, sink)
-        found += [way] if sum(sink.bytes.values()) else []
-    return found
+        moved += [way] if sum(sink.bytes.values()) else []
+    return moved
 
 
 def measure(bench: Bench) -> Iterator[CheckRow]:
@@ -153,12 +153,12 @@ def rows(device: torch.device, steps: int = NEW) -> Iterator[CheckRow]:
 
 
 def _against_host(label: str, way: Way, host: Ground, device: Ground) -> Iterator[CheckRow]:
-    chosen: tuple[list[Choice], list[Choice]] = ([], [])
+    choices: tuple[list[Choice], list[Choice]] = ([], [])
     host_sink, our_sink = Sink(), Sink()
-    there, ours = way.run(host, host_sink, chosen[0]), way.run(device, our_sink, chosen[1])
-    verdict = _explained(compare(*chosen), way, host, chosen)
+    host_result, ours = way.run(host, host_sink, choices[0]), way.run(device, our_sink, choices[1])
+    verdict = _explained(compare(*choices), way, host, choices)
     yield choice_row(label, verdict)
-    yield token_row(f"{label} ({ours.kernels})", there, ours, verdict)
+    yield token_row(f"{label} ({ours.kernels})", host_result, ours, verdict)
     yield _bytes(label, way, host_sink, our_sink, verdict)
     failed = [check.name for check in ours.checks if not check.passed]
     named = f"{': ' * bool(failed)}{', '.join(failed)}"
@@ -179,39 +179,42 @@ def _bytes(label: str, way: Way, host: Sink, ours: Sink, verdict: Verdict) -> Ch
 def choice_row(label: str, verdict: Verdict) -> CheckRow:
     """Equal or a tie passes; what nothing explains does not."""
     passed, margin = verdict.equal or verdict.tie, -1.0 if verdict.margin is None else verdict.margin
-    said = verdict.text if verdict.equal else f"the first that differs: {verdict.text}{', a tie' if passed else ''}"
-    return CheckRow(f"{label}: choices, {said}", margin, TIE, passed)
+    outcome = verdict.text if verdict.equal else f"the first that differs: {verdict.text}{', a tie' if passed else ''}"
+    return CheckRow(f"{label}: choices, {outcome}", margin, TIE, passed)
 
 
 def token_row(label: str, host: Result, ours: Result, verdict: Verdict) -> CheckRow:
     """Share of tokens that differ. Behind a tie of choices the contexts differ, and tokens are not compared. Where two
     logits tie, how far they lie apart is what is judged; tokens after it are not compared."""
     pairs = list(zip(host.ids, ours.ids, strict=True))
-    first = next((step for step, (one, two) in enumerate(pairs) if one != two), None)
-    if first is None:
+    differing_step = next((step for step, (host_token, two) in enumerate(pairs) if host_token != two), None)
+    if differing_step is None:
         return CheckRow(f"{label}: share of tokens that differ", 0.0, 0.0, True)
-    logits, (one, two) = host.logits[first], pairs[first]
-    apart = float((logits[one] - logits[two]) / logits.abs().max())
-    where = f"first at step {first}, logits {apart:.2g} of the largest apart"
-    wrong = sum(one != two for one, two in pairs) / len(pairs)
-    if verdict.tie and verdict.step is not None and first >= verdict.step:
+    logits, (host_token, two) = host.logits[differing_step], pairs[differing_step]
+    apart = float((logits[host_token] - logits[two]) / logits.abs().max())
+    where = f"first at step {differing_step}, logits {apart:.2g} of the largest apart"
+    wrong = sum(host_token != two for host_token, two in pairs) / len(pairs)
+    if verdict.tie and verdict.step is not None and differing_step >= verdict.step:
         return CheckRow(f"{label}: share of tokens that differ, {where}, {BEHIND}", wrong, 0.0, None)
     if apart <= TIE:
         return CheckRow(f"{label}: tokens that differ, {where}, a tie", apart, TIE, True)
     return CheckRow(f"{label}: share of tokens that differ, {where}", wrong, 0.0, False)
 
 
-def _explained(verdict: Verdict, way: Way, host: Ground, chosen: tuple[list[Choice], list[Choice]]) -> Verdict:
+def _explained(verdict: Verdict, way: Way, host: Ground, choices: tuple[list[Choice], list[Choice]]) -> Verdict:
     """Where a choice that differs has no score, the host is asked again with its query moved a little: what it then
     chooses otherwise itself lay that close."""
-    pair = first_pair(*chosen)
+    pair = first_pair(*choices)
     if verdict.equal or verdict.margin is not None or pair is None or pair[0].step < 0 or pair[0].layer is None:
         return verdict
     probe = Probe(pair[0].step, pair[0].layer, [])
     way.run(host, None, [], probe)
-    found = flips(*pair, probe.found)
-    said = f"; with its query moved by {MOVED:g} of itself the host chooses otherwise there in {found} of {DRAWS} draws"
-    return Verdict(verdict.text + said, MOVED if found else None, verdict.step)
+    flip_count = flips(*pair, probe.found)
+    explanation = (
+        f"; with its query moved by {MOVED:g} of itself the host chooses otherwise there in {flip_count} of {DRAWS} "
+        "draws"
+    )
+    return Verdict(verdict.text + explanation, MOVED if flip_count else None, verdict.step)
 
 
 def _recording(label: str, way: Way, ours: dict[str, Ground]) -> Iterator[CheckRow]:
@@ -219,10 +222,10 @@ def _recording(label: str, way: Way, ours: dict[str, Ground]) -> Iterator[CheckR
     way = replace(way, steps=min(way.steps, RECORDED))
     for dtype, short in DTYPES.items():
         recorded, plain = way.run(ours[dtype], Sink()), way.run(ours[dtype], None)
-        wrong, said = unlike(recorded, plain), ""
+        wrong, noise = unlike(recorded, plain), ""
         if wrong and unlike(plain, way.run(ours[dtype], None)):
-            said = ", as do those of two runs that are not recorded: the method is not deterministic on this device"
-        name = f"{label}, {short}, recorded against not recorded: share of steps whose token or logits differ{said}"
+            noise = ", as do those of two runs that are not recorded: the method is not deterministic on this device"
+        name = f"{label}, {short}, recorded against not recorded: share of steps whose token or logits differ{noise}"
         yield CheckRow(name, wrong, 0.0, wrong == 0)
 
 

@@ -57,19 +57,19 @@ def make(engine: Engine, task: str, size: int, index: int) -> tuple[Prompt, Read
 def measure(engine: Engine, prompts: int) -> list[dict[str, Any]]:
     """One row per variant: mean normalised rank (0 best, 0.5 chance) with its interval, share kept, without hierarchy,
     chance, n."""
-    found: dict[str, list[Ranked]] = {name: [] for name in (*VARIANTS, *PARTS)}
+    ranked_by: dict[str, list[Ranked]] = {name: [] for name in (*VARIANTS, *PARTS)}
     for index in range(prompts):
         for task, size in TASKS:
             prompt, read, needle = make(engine, task, size, index)
             for name, overrides in VARIANTS.items():
-                given = {"keep": KEEP, "trigger": "never", **overrides}
-                first, page = first_selection(engine, prompt, read, given, "demo")
-                found[name] += rank_asked(prompt, needle, first, page)
+                overrides_used = {"keep": KEEP, "trigger": "never", **overrides}
+                selection, page = first_selection(engine, prompt, read, overrides_used, "demo")
+                ranked_by[name] += rank_asked(prompt, needle, selection, page)
                 if not VARIANTS[name]:
-                    for part, ranked in zip(PARTS, rank_by_parts(prompt, needle, read, first, page), strict=True):
-                        found[part] += ranked
+                    for part, ranked in zip(PARTS, rank_by_parts(prompt, needle, read, selection, page), strict=True):
+                        ranked_by[part] += ranked
     rows = []
-    for name, ranks in found.items():
+    for name, ranks in ranked_by.items():
         mean, low, high = normal([r["rank"] for r in ranks])
         row = {"variant": name, "rank": mean, "low": low, "high": high, "n": len(ranks)}
         rows.append(row | {key: float(np.mean([r[key] for r in ranks])) for key in ("kept", "flat", "chance")})
@@ -81,20 +81,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--prompts", type=int, default=20)
     parser.add_argument("--out", type=Path, default=Path("kvlens/lab/results/chess_ranks.json"))
-    given = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
-    rows = measure(Engine(load("demo")), given.prompts)
+    rows = measure(Engine(load("demo")), options.prompts)
     about = {
         "model": "demo",
         "length": LENGTH,
         "keep": KEEP,
         "tasks": [task for task, _ in TASKS],
-        "prompts": given.prompts,
+        "prompts": options.prompts,
         "torch": torch.__version__,
         "machine": machine(),
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
     }
-    given.out.write_text(json.dumps({"about": about, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+    options.out.write_text(json.dumps({"about": about, "rows": rows}, indent=1) + "\n", encoding="utf-8")
     for r in rows:
         shares = f"{r['kept']:.0%} | {r['flat']:.0%} | {r['chance']:.0%}"
         print(f"| {r['variant']} | {r['rank']:.2f} ({r['low']:.2f}-{r['high']:.2f}) | {shares} | {r['n']} |")

@@ -86,7 +86,7 @@ class Watch:
 def quarters(steps: list[float]) -> list[list[float]]:
     """Equally long parts; up to three steps at the end are left out."""
     size = len(steps) // 4
-    return [steps[at * size : (at + 1) * size] for at in range(4)]
+    return [steps[quarter * size : (quarter + 1) * size] for quarter in range(4)]
 
 
 def _process_bytes() -> int:
@@ -111,14 +111,14 @@ def generate(engine: Engine, prompt: Prompt, read: ReadPrompt, fed: tuple[int, .
     limit = None if method.keeps_all else Budget.parse(BUDGET)
     options = Options(max_new=len(fed), forced=fed)
     preset, overrides, _ = settings(method, engine.loaded.name, "")
-    taken = chosen(engine, prompt, method, {"preset": preset, "overrides": overrides}, limit, options)
+    choice = chosen(engine, prompt, method, {"preset": preset, "overrides": overrides}, limit, options)
     context = engine.context(prompt, limit, options)
-    row: dict[str, Any] = {"preset": taken.preset, "budget_bytes": context.budget_bytes}
-    row["grows"] = growth(method, taken.params, shape, len(prompt.ids) - 1, len(fed))
+    row: dict[str, Any] = {"preset": choice.preset, "budget_bytes": context.budget_bytes}
+    row["grows"] = growth(method, choice.params, shape, len(prompt.ids) - 1, len(fed))
     if row["grows"] > WHOLE and name != methods.REFERENCE:
         return row | {"refused": "It keeps every token of the answer."}
     try:
-        session = Session(method, taken.params, context)
+        session = Session(method, choice.params, context)
         try:
             watch = Watch(session)
             Generation(engine.loaded, prompt, session, options, None, watch.progress).go(read)
@@ -133,23 +133,28 @@ def measure(model: str, names: list[str], minutes: float, out: Path) -> dict[str
     """Rows of the methods that are not in `out` yet, written there one by one."""
     torch.set_num_threads(1)
     origins = {name: origin(model, name, PROMPT, STEPS, BUDGET) for name in names}
-    found = json.loads(out.read_text(encoding="utf-8")) if out.exists() else {"rows": []}
-    rows = {row["method"]: row for row in found["rows"] if origins.get(row["method"], row["origin"]) == row["origin"]}
-    engine, begun = Engine(load(model)), time.monotonic()
-    first = FreeTextRequest(model=model).first_seed
-    prompt, fed = passage(first, PROMPT, STEPS, engine.loaded.tokenizer, engine.loaded.max_positions)
+    stored = json.loads(out.read_text(encoding="utf-8")) if out.exists() else {"rows": []}
+    rows = {row["method"]: row for row in stored["rows"] if origins.get(row["method"], row["origin"]) == row["origin"]}
+    engine, start_time = Engine(load(model)), time.monotonic()
+    first_seed = FreeTextRequest(model=model).first_seed
+    prompt, fed = passage(first_seed, PROMPT, STEPS, engine.loaded.tokenizer, engine.loaded.max_positions)
     queries = max(128, *(methods.get(name).needs.queries for name in names))
     read = engine.read(prompt, queries=queries, received=any(methods.get(name).needs.received for name in names))
     for name in names:
-        if name in rows or time.monotonic() - begun > 60 * minutes:
+        if name in rows or time.monotonic() - start_time > 60 * minutes:
             continue
         row = {"method": name, "date": time.strftime("%Y-%m-%d", time.gmtime()), "origin": origins[name]}
         rows[name] = row | generate(engine, prompt, read, fed, name)
         print(line(rows[name]), file=sys.stderr, flush=True)
-        made = about(tuple(rows), model) | {"model": model, "prompt_tokens": PROMPT, "steps": STEPS, "budget": BUDGET}
-        found = {"about": made, "rows": list(rows.values())}
-        out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    return found
+        provenance = about(tuple(rows), model) | {
+            "model": model,
+            "prompt_tokens": PROMPT,
+            "steps": STEPS,
+            "budget": BUDGET,
+        }
+        stored = {"about": provenance, "rows": list(rows.values())}
+        out.write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")
+    return stored
 
 
 def line(row: dict[str, Any]) -> str:
@@ -167,13 +172,13 @@ def line(row: dict[str, Any]) -> str:
     )
 
 
-def table(found: dict[str, Any]) -> str:
+def table(stored: dict[str, Any]) -> str:
     """All rows, those that keep the least of a longer answer first, a method before another by its name."""
     head = (
         "| method | bytes for one more token (tokens of KV) | most on the device / budget "
         "| CPU of a step, last quarter / second | of its fastest tenth | process grew, second half | cold tier grew |"
     )
-    rows = sorted(found["rows"], key=lambda row: (row["grows"] > WHOLE, "refused" in row, row["method"]))
+    rows = sorted(stored["rows"], key=lambda row: (row["grows"] > WHOLE, "refused" in row, row["method"]))
     return "\n".join([head, "|---" * 7 + "|", *map(line, rows)])
 
 
@@ -184,8 +189,8 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=60.0, help="no method is begun after this long")
     parser.add_argument("--model", default=default_model())
     parser.add_argument("--out", type=Path, default=OUT)
-    given = parser.parse_args()
-    print(table(measure(given.model, given.methods.split(","), given.minutes, given.out)))
+    options = parser.parse_args()
+    print(table(measure(options.model, options.methods.split(","), options.minutes, options.out)))
 
 
 if __name__ == "__main__":

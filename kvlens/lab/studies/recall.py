@@ -78,11 +78,11 @@ def raw() -> Callable[[], Memory]:
 def factors() -> Callable[[], Memory]:
     """Return SeKV's own placement of such a prompt, spans of several lengths as factors."""
     n, new = SPANS * TOKENS, 8
-    chosen = methods.get("sekv")
-    params = methods.make_parameters(chosen, None, {"form": "factors", "window": 64, "l_max": 20, "l_min": 8})
+    method = methods.get("sekv")
+    params = methods.make_parameters(method, None, {"form": "factors", "window": 64, "l_max": 20, "l_min": 8})
     full = SHAPE.full_kv_bytes(n + new)
     context = RunContext(SHAPE, n, new, None, full, 0, "random", torch.float32, CPU)
-    session = Session(chosen, params, context)
+    session = Session(method, params, context)
     keys, values = prompt(n)
     for layer in range(SHAPE.layers):
         session.write(layer, keys[layer], values[layer])
@@ -116,34 +116,34 @@ def recall(memory: Memory) -> None:
 
 def measure(make: Callable[[], Callable[[], Memory]]) -> dict[str, Any]:
     """Placement and recall: their seconds, calls and entries of the ledger."""
-    told: dict[str, Any] = {}
+    figures: dict[str, Any] = {}
     for profiled in (*([False] * REPEATS), True):
-        place, made = make(), list[Memory]()
+        place, memories = make(), list[Memory]()
 
-        def placed(place: Callable[[], Memory] = place, made: list[Memory] = made) -> None:
-            made.append(place())
+        def placed(place: Callable[[], Memory] = place, memories: list[Memory] = memories) -> None:
+            memories.append(place())
 
-        def recalled(made: list[Memory] = made) -> None:
-            recall(made[0])
+        def recalled(memories: list[Memory] = memories) -> None:
+            recall(memories[0])
 
         for name, work in (("placement", placed), ("recall", recalled)):
-            row = told.setdefault(name, {"seconds": float("inf")})
+            row = figures.setdefault(name, {"seconds": float("inf")})
             if name == "recall":
-                made[0].start_step(0)
+                memories[0].start_step(0)
             if profiled:
                 profile = cProfile.Profile()
                 profile.runcall(work)
                 row["calls"] = pstats.Stats(profile).total_calls  # type: ignore[attr-defined]
-                row["entries"] = len(made[0].ledger.opened)
+                row["entries"] = len(memories[0].ledger.opened)
             else:
-                began = time.perf_counter()
+                start_time = time.perf_counter()
                 work()
-                row["seconds"] = min(row["seconds"], time.perf_counter() - began)
-        rows = made[0].take_transfers()
-        told["placement"]["lines"] = sum(row.direction == "d2h" for row in rows)
-        told["recall"]["lines"] = sum(row.direction == "h2d" for row in rows)
-        made[0].link.close()
-    return told
+                row["seconds"] = min(row["seconds"], time.perf_counter() - start_time)
+        rows = memories[0].take_transfers()
+        figures["placement"]["lines"] = sum(row.direction == "d2h" for row in rows)
+        figures["recall"]["lines"] = sum(row.direction == "h2d" for row in rows)
+        memories[0].link.close()
+    return figures
 
 
 def main() -> None:
@@ -154,8 +154,8 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     with torch.inference_mode():
-        told = {"raw": measure(raw), "factors": measure(factors)}
-    for form, parts in told.items():
+        figures = {"raw": measure(raw), "factors": measure(factors)}
+    for form, parts in figures.items():
         for name, row in parts.items():
             print(
                 f"{form} {name}: {row['seconds']:.3f} s, {row['calls']} Python calls, {row['entries']} ledger entries, "
@@ -163,16 +163,16 @@ def main() -> None:
             )
     if arguments.out is None:
         return
-    kept = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
-    kept[arguments.label] = {
+    stored = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
+    stored[arguments.label] = {
         "about": arguments.about,
         "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, shared with other work",
         "load": round(os.getloadavg()[0], 1),
         "versions": {"python": platform.python_version(), "torch": torch.__version__},
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
-        **told,
+        **figures,
     }
-    arguments.out.write_text(json.dumps(kept, indent=1) + "\n")
+    arguments.out.write_text(json.dumps(stored, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -74,10 +74,10 @@ def _own(path: Path) -> tuple[str, str, tuple[str, ...]]:
     if not path.is_file():
         return NEEDLE, QUESTION, PHRASES
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(path.read_text(encoding="utf-8"))
     except ValueError:
         raise ValueError(f"'{path.name}' is not JSON.") from None
     for field, kind in (("needle", str), ("question", str), ("answers", list)):
-        if not isinstance(found, dict) or not isinstance(found.get(field), kind) or not found[field]:
+        if not isinstance(data, dict) or not isinstance(data.get(field), kind) or not data[field]:
             raise ValueError(f"'{path.name}' lacks the field '{field}'.")
-    return found["needle"], found["question"], tuple(str(phrase) for phrase in found["answers"])
+    return data["needle"], data["question"], tuple(str(phrase) for phrase in data["answers"])

@@ -17,8 +17,8 @@ _CHOICE_MARKS = str.maketrans(dict.fromkeys("\n\"'.,?!{}", " "))
 
 def first_number(output: str, answers: Sequence[str]) -> float:
     """Passkey and number string: the first run of digits is the answer."""
-    found = re.search(r"[0-9]+", output)
-    return float(found is not None and found.group() == answers[0])
+    match = re.search(r"[0-9]+", output)
+    return float(match is not None and match.group() == answers[0])
 
 
 def key_value(output: str, answers: Sequence[str]) -> float:
@@ -60,9 +60,9 @@ def choice(output: str, answers: Sequence[str]) -> float:
     if text in answers:
         return 1.0
     text = re.sub(" +", " ", text.translate(_CHOICE_MARKS))
-    said = _announced(text, ("answer is:", "answer:", "answer is", "option is"), answers)
-    if said is not None:
-        return said
+    grade = _announced(text, ("answer is:", "answer:", "answer is", "option is"), answers)
+    if grade is not None:
+        return grade
     letter = next((word for word in text.split() if word in "ABCD"), None)
     return float(letter is not None and letter in answers)
 
@@ -71,9 +71,9 @@ def _announced(text: str, announcements: Sequence[str], answers: Sequence[str]) 
     """Whether one of `answers` follows the first announcement there is, a character apart; None when nothing is
     announced."""
     for announcement in announcements:
-        at = text.find(announcement)
-        if at >= 0:
-            return float(any(text[at + len(announcement) + 1 :].startswith(answer) for answer in answers))
+        place = text.find(announcement)
+        if place >= 0:
+            return float(any(text[place + len(announcement) + 1 :].startswith(answer) for answer in answers))
     return None
 
 
@@ -84,12 +84,12 @@ def dialogue(output: str, answers: Sequence[str]) -> float:
 
 def find_number(output: str, answers: Sequence[str]) -> float:
     """The first number of the output is the answer; an answer without a point wants a whole number."""
-    found = re.search(r"\d+\.\d+|\d+", output)
-    if found is None:
+    match = re.search(r"\d+\.\d+|\d+", output)
+    if match is None:
         return 0.0
     if "." in answers[0]:
-        return float(float(found.group()) == float(answers[0]))
-    return float("." not in found.group() and int(found.group()) == int(answers[0]))
+        return float(float(match.group()) == float(answers[0]))
+    return float("." not in match.group() and int(match.group()) == int(answers[0]))
 
 
 def calculation(output: str, answers: Sequence[str]) -> float:
@@ -120,20 +120,22 @@ def rouge_lsum(output: str, answers: Sequence[str]) -> float:
 
 
 def _rouge_lsum(output: str, answer: str) -> float:
-    given, wanted = (
+    output_lines, answer_lines = (
         [words for line in text.split("\n") if (words := re.findall(r"[a-z0-9]+", line.lower()))]
         for text in (output, answer)
     )
-    left, right = (Counter(word for line in side for word in line) for side in (given, wanted))
-    if not left or not right:
+    output_counts, right = (Counter(word for line in side for word in line) for side in (output_lines, answer_lines))
+    if not output_counts or not right:
         return 0.0
-    sizes, hits = (left.total(), right.total()), 0
-    for line in wanted:
-        places = sorted({place for other in given for place in common_subsequence(line, other, upward=False)})
+    sizes, hits = (output_counts.total(), right.total()), 0
+    for line in answer_lines:
+        places = sorted(
+            {place for output_line in output_lines for place in common_subsequence(line, output_line, upward=False)}
+        )
         for place in places:
-            if left[line[place]] > 0 and right[line[place]] > 0:
+            if output_counts[line[place]] > 0 and right[line[place]] > 0:
                 hits += 1
-                left[line[place]] -= 1
+                output_counts[line[place]] -= 1
                 right[line[place]] -= 1
     precision, recall = hits / sizes[0], hits / sizes[1]
     return 2 * precision * recall / (precision + recall) if hits else 0.0

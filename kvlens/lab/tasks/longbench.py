@@ -84,14 +84,14 @@ class LongBench(FileTask):
         context, question = line["context"], line["input"]
         if self.dataset in self.official:
             # Not str.format: braces of a code context must stay, and a template's other fields are refused by nobody.
-            before, _, after = self.official[self.dataset].partition("{context}")
-            return before.replace("{input}", question) + context + after.replace("{input}", question)
+            head, _, tail = self.official[self.dataset].partition("{context}")
+            return head.replace("{input}", question) + context + tail.replace("{input}", question)
         if self.dataset in CODE:
             return f"Continue this code with its next line.\n{context}{question}Next line:\n"
         if self.dataset in FEW_SHOT:
             return f"{context}\n{question}"
-        asked = f"\n\nTask: {question}" if question else ""
-        return f"Read this text.\n\n{context}{asked}\n\nAnswer:"
+        task_line = f"\n\nTask: {question}" if question else ""
+        return f"Read this text.\n\n{context}{task_line}\n\nAnswer:"
 
     def measure(self, output: str, answers: tuple[str, ...], facts: Mapping[str, Any]) -> float:
         if self.dataset in FIRST_LINE:
@@ -116,12 +116,12 @@ def _official(path: Path) -> dict[str, str]:
         path.parent.parent / "config" / "dataset2prompt.json",
     ):
         if place.is_file():
-            found = json.loads(place.read_text(encoding="utf-8"))
-            if not isinstance(found, dict) or not all(
-                isinstance(text, str) and "{context}" in text for text in found.values()
+            prompts = json.loads(place.read_text(encoding="utf-8"))
+            if not isinstance(prompts, dict) or not all(
+                isinstance(text, str) and "{context}" in text for text in prompts.values()
             ):
                 raise ValueError(
                     f"'{place.name}' beside '{path.name}' does not map datasets to prompts with a {{context}}."
                 )
-            return found
+            return prompts
     return {}

@@ -41,14 +41,14 @@ class RulerFile(FileTask):
             raise ValueError(f"'{path.name}' is RULER as kvpress stores it: name it rulerkv:{path}.")
         super().__init__(path)
         family = path.parent.name if path.stem in SUBSETS else path.stem
-        known = next((name for name in NEW_TOKENS if family.lower().startswith(name)), None)
-        if known is None:
+        task_name = next((name for name in NEW_TOKENS if family.lower().startswith(name)), None)
+        if task_name is None:
             raise ValueError(
                 f"the name '{family}' of '{path.name}' does not say which task of RULER it is: it should begin with "
                 f"{', '.join(NEW_TOKENS)}."
             )
-        self.part = known == "qa"
-        self.new_tokens = NEW_TOKENS[known]
+        self.part = task_name == "qa"
+        self.new_tokens = NEW_TOKENS[task_name]
         self.summary = f"RULER, {family}"
         self.metric = f"RULER's string_match_{'part' if self.part else 'all'}"
 

@@ -42,13 +42,13 @@ class RulerRows(FileTask):
 
     def __init__(self, path: Path, task: str = "") -> None:
         super().__init__(path)
-        known = list(dict.fromkeys(line["task"] for _, line in self.lines))
-        if task and task not in known:
-            raise ValueError(f"'{path.name}' has no rows of the task '{task}'; it has {', '.join(known)}.")
+        task_names = list(dict.fromkeys(line["task"] for _, line in self.lines))
+        if task and task not in task_names:
+            raise ValueError(f"'{path.name}' has no rows of the task '{task}'; it has {', '.join(task_names)}.")
         self.lines = [(number, line) for number, line in self.lines if task in ("", line["task"])]
         self.items = len(self.lines)
         self.new_tokens = max(line["max_new_tokens"] for _, line in self.lines)
-        self.summary = f"RULER as kvpress stores it, {task or f'{len(known)} tasks'}"
+        self.summary = f"RULER as kvpress stores it, {task or f'{len(task_names)} tasks'}"
 
     def check(self, number: int, line: dict[str, Any]) -> None:
         if not line["answer"] or not all(isinstance(part, str) and part for part in line["answer"]):
@@ -72,6 +72,6 @@ class RulerRows(FileTask):
         return metric(_CONTROL.sub("", output.strip()), answers)
 
 
-def _joint(before: str, between: str, text: str) -> str:
-    """`text` behind `before`, apart from it."""
-    return text if not text or text[0].isspace() or before[-1].isspace() else between + text
+def _joint(head: str, between: str, text: str) -> str:
+    """`text` behind `head`, apart from it."""
+    return text if not text or text[0].isspace() or head[-1].isspace() else between + text

@@ -86,7 +86,7 @@ class Chess(Method):
         context, p, sizes, n = self.context, self.params, self._sizes, self.context.prompt_tokens
         self.refuse_below(self.floor_bytes(p, context.shape, n, context.max_new))
         features = context.shape.layers * context.shape.kv_heads * context.shape.head_dim
-        first = p.sink_pages if p.candidates == "older" else 0
+        first_candidate = p.sink_pages if p.candidates == "older" else 0
         self._tree = Tree(
             sizes.grids,
             sizes.chunks,
@@ -94,7 +94,7 @@ class Chess(Method):
             features,
             p.chunk_pages,
             p.grid_chunks,
-            first,
+            first_candidate,
             context.dtype,
             context.device,
             p.centroids == "printed",
@@ -111,12 +111,12 @@ class Chess(Method):
             self._reconstruct(complete, n, self._vectors(tail, complete * p.page, tail.shape[2]) if use_tail else None)
         pages = range(sizes.leaving)
         spans = self.segments(p, context, ())
-        kept = Kept.everywhere(torch.arange(sizes.leaving * p.page, device=context.device))
+        retained = Kept.everywhere(torch.arange(sizes.leaving * p.page, device=context.device))
         placement = Placement(
             spans,
             ["resident"] * len(spans),
             [self._role(page) for page in pages],
-            kept,
+            retained,
             selectable=[page for page in pages if page >= p.sink_pages],
         )
         return sizes.layout(p, context.shape, n, context.max_new), placement
@@ -162,12 +162,12 @@ class Chess(Method):
             count = pages_within(p, tokens)
             share = min(1.0, count / max(1, tree.stop - tree.first))
             ratios = (share ** (1 / 3),) * 3
-        found = tree.select(tree.anchor(window, complete, tail), ratios, p.quantile, count)
-        for name, first, scores, kept in zip(LEVELS, found.first, found.scores, found.kept, strict=True):
-            self.note(f"{name}_score", torch.cat([scores.new_full((first,), torch.nan), scores]))
-            self.note(f"{name}_kept", torch.cat([kept.new_zeros(first), kept]))
+        cascade = tree.select(tree.anchor(window, complete, tail), ratios, p.quantile, count)
+        for name, first_unit, scores, is_kept in zip(LEVELS, cascade.first, cascade.scores, cascade.kept, strict=True):
+            self.note(f"{name}_score", torch.cat([scores.new_full((first_unit,), torch.nan), scores]))
+            self.note(f"{name}_kept", torch.cat([is_kept.new_zeros(first_unit), is_kept]))
         self.note("safe_pages", torch.tensor([min(p.sink_pages, window), window, complete]))
-        self._selected = {tree.first + i for i, kept in enumerate(found.kept[2].tolist()) if kept}
+        self._selected = {tree.first + i for i, is_kept in enumerate(cascade.kept[2].tolist()) if is_kept}
         self._mask = torch.zeros_like(self._mask)
         spans = [page + 1 for page in sorted(self._selected) if page + 1 < len(self._mask)]
         self._mask[torch.tensor(spans, dtype=torch.long, device=self._mask.device)] = True
@@ -221,18 +221,18 @@ class Chess(Method):
             self._renew()
         if out < 0:
             return None
-        kept = Kept.everywhere(torch.arange(out * p.page, (out + 1) * p.page, device=self._mask.device))
+        retained = Kept.everywhere(torch.arange(out * p.page, (out + 1) * p.page, device=self._mask.device))
         placement = Placement(
-            [_span(p, out)], ["resident"], [self._role(out)], kept, selectable=[0] if out >= p.sink_pages else []
+            [_span(p, out)], ["resident"], [self._role(out)], retained, selectable=[0] if out >= p.sink_pages else []
         )
         return WindowLeave(out * p.page, (out + 1) * p.page, placement)
 
     def _judge(self, start: int) -> tuple[float, float]:
         """Mean entropy and varentropy of the page that begins at `start`; NaN when prefill fed some of its tokens."""
-        first = start - self.context.prompt_tokens
-        if first < 0:
+        first_value = start - self.context.prompt_tokens
+        if first_value < 0:
             return float("nan"), float("nan")
-        return page_uncertainty(self._uncertainty[first : first + self.params.page], self.params.varentropy)
+        return page_uncertainty(self._uncertainty[first_value : first_value + self.params.page], self.params.varentropy)
 
     def _why(self, entropy: float, varentropy: float) -> float:
         """UNCERTAIN, DUE or 0: does the page that was just completed call for a reconstruction?"""

@@ -186,9 +186,9 @@ class Sizes:
 
     def layout(self, p: ChessParameters, shape: KVShape, prompt_tokens: int, max_new: int) -> Layout:
         """Every layer keeps every token; pages that leave the window are renamed where they lie."""
-        first = self.leaving * p.page
-        zones = Zones(first, 0, 0, prompt_tokens - first + max_new)
-        return Layout(zones, self.spans, window_from=first, dense=tuple(range(shape.layers)))
+        window_start = self.leaving * p.page
+        zones = Zones(window_start, 0, 0, prompt_tokens - window_start + max_new)
+        return Layout(zones, self.spans, window_from=window_start, dense=tuple(range(shape.layers)))
 
     def bytes(self, p: ChessParameters, shape: KVShape, prompt_tokens: int, max_new: int) -> int:
         """Device bytes: full KV with its tables, the vectors of all units (layers * KV heads * head size numbers each),

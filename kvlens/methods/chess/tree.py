@@ -45,14 +45,14 @@ class Tree:
         features: int,
         chunk_pages: int,
         grid_chunks: int,
-        first: int,
+        first_page: int,
         dtype: torch.dtype,
         device: torch.device,
         printed: bool = False,
     ) -> None:
-        """first: of the pages in the hierarchy; printed: centroids of units that are not full as eq. 2 has them."""
+        """first_page: of the pages in the hierarchy; printed: centroids of units that are not full as in eq. 2."""
         self.chunk_pages, self.grid_chunks, self.printed = chunk_pages, grid_chunks, printed
-        self.first, self.stop = first, first
+        self.first, self.stop = first_page, first_page
         """pages in the hierarchy"""
         self.vectors = torch.zeros(grids + chunks + pages, features, dtype=dtype, device=device)
         self._grids, self._chunks, self._pages = self.vectors.split([grids, chunks, pages])
@@ -71,15 +71,15 @@ class Tree:
         those they have so far unless as `printed`."""
         if stop <= self.stop:
             return
-        before, self.stop = self.stop, stop
-        chunks = range(before // self.chunk_pages, (stop - 1) // self.chunk_pages + 1)
+        previous_stop, self.stop = self.stop, stop
+        chunks = range(previous_stop // self.chunk_pages, (stop - 1) // self.chunk_pages + 1)
         for chunk in chunks:
-            at = slice(max(self.first, chunk * self.chunk_pages), min(stop, (chunk + 1) * self.chunk_pages))
-            self._chunks[chunk] = self._centroid(self._pages[at], self.chunk_pages)
+            members = slice(max(self.first, chunk * self.chunk_pages), min(stop, (chunk + 1) * self.chunk_pages))
+            self._chunks[chunk] = self._centroid(self._pages[members], self.chunk_pages)
         (_, _), (first_chunk, stop_chunk), _ = self.ranges()
         for grid in range(chunks.start // self.grid_chunks, (chunks.stop - 1) // self.grid_chunks + 1):
-            at = slice(max(first_chunk, grid * self.grid_chunks), min(stop_chunk, (grid + 1) * self.grid_chunks))
-            self._grids[grid] = self._centroid(self._chunks[at], self.grid_chunks)
+            members = slice(max(first_chunk, grid * self.grid_chunks), min(stop_chunk, (grid + 1) * self.grid_chunks))
+            self._grids[grid] = self._centroid(self._chunks[members], self.grid_chunks)
 
     def _centroid(self, members: torch.Tensor, full: int) -> torch.Tensor:
         """members [m, F] of a unit that has room for `full` -> [F]."""
@@ -99,20 +99,20 @@ class Tree:
         `pages`: how many pages instead of the last ratio."""
         ranges = self.ranges()
         every = (self.vectors.float() @ anchor).split([len(self._grids), len(self._chunks), len(self._pages)])
-        scores = tuple(level[first:stop] for level, (first, stop) in zip(every, ranges, strict=True))
+        scores = tuple(level[start:stop] for level, (start, stop) in zip(every, ranges, strict=True))
         keep = _literal if quantile == "paper_literal" else _active
-        active, kept = torch.ones_like(scores[0], dtype=torch.bool), []
+        active, selected = torch.ones_like(scores[0], dtype=torch.bool), []
         for level, width in enumerate((self.grid_chunks, self.chunk_pages, 0)):
-            kept.append(keep(scores[level], active, ratios[level], pages if level == 2 else None))
+            selected.append(keep(scores[level], active, ratios[level], pages if level == 2 else None))
             if width:
-                (above, _), (first, stop) = ranges[level], ranges[level + 1]
-                active = kept[-1][torch.arange(first, stop, device=anchor.device) // width - above]
-        return Cascade(tuple(first for first, _ in ranges), scores, tuple(kept))
+                (above, _), (start, stop) = ranges[level], ranges[level + 1]
+                active = selected[-1][torch.arange(start, stop, device=anchor.device) // width - above]
+        return Cascade(tuple(start for start, _ in ranges), scores, tuple(selected))
 
 
 def _parents(units: tuple[int, int], width: int) -> tuple[int, int]:
-    first, stop = units
-    return (first // width, -(-stop // width)) if stop > first else (first // width, first // width)
+    start, stop = units
+    return (start // width, -(-stop // width)) if stop > start else (start // width, start // width)
 
 
 def _active(scores: torch.Tensor, active: torch.Tensor, ratio: float, count: int | None) -> torch.Tensor:
@@ -121,9 +121,9 @@ def _active(scores: torch.Tensor, active: torch.Tensor, ratio: float, count: int
     candidates = int(active.sum())
     most = max(1, math.ceil(ratio * candidates - 1e-9)) if count is None else count
     order = scores.masked_fill(~active, float("-inf")).argsort(descending=True, stable=True)
-    kept = torch.zeros_like(active)
-    kept[order[: min(most, candidates)]] = True
-    return kept
+    selected = torch.zeros_like(active)
+    selected[order[: min(most, candidates)]] = True
+    return selected
 
 
 def _literal(scores: torch.Tensor, active: torch.Tensor, ratio: float, count: int | None) -> torch.Tensor:

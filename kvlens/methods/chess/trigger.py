@@ -16,7 +16,9 @@ def page_uncertainty(values: list[tuple[float, float]], varentropy: str) -> tupl
     """(entropy, varentropy of one distribution) of a page's tokens -> the page's mean entropy (nats) and varentropy
     (nats squared): 'page': population variance of the entropies, 'token': mean of the distributions' own."""
     mean = sum(entropy for entropy, _ in values) / len(values)
-    spread = sum((entropy - mean) ** 2 if varentropy == "page" else own for entropy, own in values)
+    spread = sum(
+        (entropy - mean) ** 2 if varentropy == "page" else token_varentropy for entropy, token_varentropy in values
+    )
     return mean, spread / len(values)
 
 
@@ -39,10 +41,10 @@ def thresholds(params: ChessParameters, calibrated: tuple[float, float] | None) 
     uses none."""
     if params.trigger != "dynamic":
         return None
-    given = params.threshold_entropy, params.threshold_varentropy
+    named = params.threshold_entropy, params.threshold_varentropy
     if calibrated is None:
-        return given
-    return given[0] if given[0] >= 0 else calibrated[0], given[1] if given[1] >= 0 else calibrated[1]
+        return named
+    return named[0] if named[0] >= 0 else calibrated[0], named[1] if named[1] >= 0 else calibrated[1]
 
 
 THRESHOLDS = Calibration(

@@ -97,8 +97,8 @@ class CompressKV(PromptEviction):
         self.note("kept_tokens", mask[0].float(), layer)
 
     def _selectors(self, layer: int) -> list[int]:
-        p, found = self.params, self._calibration
-        scores = None if found is None or p.heads == "all" else found.scores[p.heads][layer]
+        p, calibration = self.params, self._calibration
+        scores = None if calibration is None or p.heads == "all" else calibration.scores[p.heads][layer]
         return chosen(scores, self.context.shape.q_heads, p.top_heads, p.unscored)
 
     def _note_calibration(self, tokens: list[int]) -> None:

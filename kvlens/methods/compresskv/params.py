@@ -87,9 +87,9 @@ class CompressKVParameters:
         """Of the prompt tokens that are kept a 16th are the window and a quarter are a layer's floor, as 8 and 32 of
         128, the paper's smallest budget (sec. 4); the paper's 8 and 32 at most. As many prompt tokens as the byte
         budget holds."""
-        kept = tokens_within(shape, budget_bytes, prompt_tokens + max_new) - max_new
-        window = clamp(kept / 16, 1, 8)
-        return {"window": window, "floor": clamp(kept / 4, window, 32), "tokens": 0}
+        retained = tokens_within(shape, budget_bytes, prompt_tokens + max_new) - max_new
+        window = clamp(retained / 16, 1, 8)
+        return {"window": window, "floor": clamp(retained / 4, window, 32), "tokens": 0}
 
     @property
     def least(self) -> int:

@@ -65,8 +65,10 @@ class DuoAttentionParameters:
         if budget_bytes is None:
             return {"sparsity": sparsity}
         least = cls(sparsity, 0, 2)
-        left = budget_bytes - heads - layout(least, shape, spread(whole, shape), prompt_tokens, max_new).bytes(shape)
-        room = 2 + left // ((heads - whole) * (shape.head_token_bytes + SLOT_TABLE_BYTES))
+        remaining_bytes = (
+            budget_bytes - heads - layout(least, shape, spread(whole, shape), prompt_tokens, max_new).bytes(shape)
+        )
+        room = 2 + remaining_bytes // ((heads - whole) * (shape.head_token_bytes + SLOT_TABLE_BYTES))
         return {"sparsity": sparsity, "sinks": clamp(room / 5, 1, 64), "recent": clamp(room - room // 5, 2, 256)}
 
 
@@ -128,8 +130,8 @@ class DuoAttention(Bag):
 
     @classmethod
     def floor_bytes(cls, params: DuoAttentionParameters, shape: KVShape, prompt_tokens: int, max_new: int) -> int:
-        made = layout(params, shape, spread(params.whole(shape), shape), prompt_tokens, max_new)
-        return made.bytes(shape) + shape.layers * shape.kv_heads
+        divided = layout(params, shape, spread(params.whole(shape), shape), prompt_tokens, max_new)
+        return divided.bytes(shape) + shape.layers * shape.kv_heads
 
     # ------------------------------------------------------------------------------------------------------- the prompt
     def prefill_end(self, prompt: Prefilled) -> tuple[Layout, Placement]:
@@ -139,7 +141,7 @@ class DuoAttention(Bag):
 
         context, p, shape, n = self.context, self.params, self.context.shape, self.context.prompt_tokens
         self.refuse_below(self.floor_bytes(p, shape, n, context.max_new))
-        made = layout(p, shape, self.whole, n, context.max_new)
+        divided = layout(p, shape, self.whole, n, context.max_new)
         self._named, device = n, prompt.keys.device
         heads = torch.zeros(shape.layers, shape.kv_heads, 1, dtype=torch.bool, device=device)
         for layer, head in self.whole:
@@ -148,7 +150,7 @@ class DuoAttention(Bag):
         every = torch.arange(n, device=device)
         newest = n - (p.recent - 1)  # one place is free for the token that step 0 feeds
         mask = heads | (every < p.sinks) | (every >= newest)
-        return made, self._place(mask, replace(Kept.masked(mask), newest=True))
+        return divided, self._place(mask, replace(Kept.masked(mask), newest=True))
 
     # --------------------------------------------------------------------------------------------------------- decoding
     def decode_end(self, end: StepEnd, memory: MemoryView) -> BagChange | None:

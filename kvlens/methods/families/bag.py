@@ -38,8 +38,8 @@ class Bag(Method):
     def segments(cls, params: Any, prompt: PromptFacts, surprisal: Sequence[float]) -> list[Span]:
         n = prompt.prompt_tokens
         sinks = cls.sinks(params, n)
-        first = [Span(0, sinks, "sink", f"The first {sinks} tokens are kept for ever.")] if sinks else []
-        return [*first, *fixed_chunks(sinks, n, params.page, kind="page")]
+        sink_spans = [Span(0, sinks, "sink", f"The first {sinks} tokens are kept for ever.")] if sinks else []
+        return [*sink_spans, *fixed_chunks(sinks, n, params.page, kind="page")]
 
     def _place(self, mask: torch.Tensor, kept: Kept) -> Placement:
         from kvlens.memory.placement import Placement

@@ -140,8 +140,8 @@ class Plan:
     def least_recall(self) -> int:
         """Slots without which the run is refused: the token budget's, or room for the longest chunk for every
         reader."""
-        wanted = self.wanted_recall()
-        return min(self.selectable, self._readers * self.params.splitter().most) if wanted is None else wanted
+        requested = self.wanted_recall()
+        return min(self.selectable, self._readers * self.params.splitter().most) if requested is None else requested
 
     def recall_within(self, budget: int | None) -> int | None:
         """Slots for tokens of selected chunks; None when even the fewest do not fit."""

@@ -160,11 +160,11 @@ class ChunkRetrieval(Method):
 
         if not edges or not self._plan.compressed:
             return
-        at, mine = slice(self._rows, self._rows + len(edges)), keys[self._plan.dense :]
-        size = (*mine.shape[:2], self._plan.numbers)
-        chunks = (self.index(mine[:, :, a - start : b - start]) for a, b in edges)
-        self._index[:, :, at] = torch.stack([self.checks.finite("index", chunk, size) for chunk in chunks], 2)
-        self._lengths[at] = torch.tensor([b - a for a, b in edges], device=self._lengths.device)
+        rows, indexed_keys = slice(self._rows, self._rows + len(edges)), keys[self._plan.dense :]
+        size = (*indexed_keys.shape[:2], self._plan.numbers)
+        chunks = (self.index(indexed_keys[:, :, a - start : b - start]) for a, b in edges)
+        self._index[:, :, rows] = torch.stack([self.checks.finite("index", chunk, size) for chunk in chunks], 2)
+        self._lengths[rows] = torch.tensor([b - a for a, b in edges], device=self._lengths.device)
         self._rows += len(edges)
 
     # ------------------------------------------------------------------------------------------------------ decoding
@@ -177,17 +177,17 @@ class ChunkRetrieval(Method):
         plan, shape = self._plan, self.context.shape
         if layer < plan.dense or not plan.rows:
             return None
-        at, alive = layer - plan.dense, self._lengths > 0
-        score = self.score(q.float().view(shape.kv_heads, -1, shape.head_dim), self._index[at].float(), alive)
+        row, alive = layer - plan.dense, self._lengths > 0
+        score = self.score(q.float().view(shape.kv_heads, -1, shape.head_dim), self._index[row].float(), alive)
         sizes = tuple((shape.kv_heads, readers, plan.rows) for readers in (shape.group, 1))
         score = self.checks.scores("score", score, *sizes, layer=layer)
-        taken = take(score, self._lengths, self._quota)
-        ranked = ranking(score, taken)
-        if at == 0:
+        selected = take(score, self._lengths, self._quota)
+        ranked = ranking(score, selected)
+        if row == 0:
             self.note("token_budget", self._seen)
         ids = slice(plan.first_id, plan.first_id + plan.rows)
-        tokens = taken.new_zeros(shape.kv_heads, shape.group, ids.stop)
-        tokens[:, :, ids] = taken
+        tokens = selected.new_zeros(shape.kv_heads, shape.group, ids.stop)
+        tokens[:, :, ids] = selected
         logged = torch.full((shape.kv_heads, ids.stop), float("nan"), device=q.device)
         logged[:, ids] = score.amax(1).masked_fill(~alive, float("nan"))
         return Selection(
@@ -206,9 +206,9 @@ class ChunkRetrieval(Method):
 
         plan = self._plan
         quota = plan.quota(self._position, self._open, self._recall)
-        seen = (plan.sinks, self._position + 1 - self._open, min(quota, self._open - plan.sinks))
+        parts = (plan.sinks, self._position + 1 - self._open, min(quota, self._open - plan.sinks))
         self._quota.fill_(quota)
-        self._seen = torch.tensor([sum(seen), *seen], dtype=torch.float32)
+        self._seen = torch.tensor([sum(parts), *parts], dtype=torch.float32)
 
     def decode_end(self, end: StepEnd, memory: MemoryView) -> WindowLeave | None:
         self._position = end.position + 1

@@ -22,10 +22,10 @@ def fitting(keys: torch.Tensor, starts: torch.Tensor, lengths: torch.Tensor, mos
     cosine, m = _cosines(keys, starts, lengths), keys.shape[1]
     low = torch.full((len(keys),), -1.0, device=keys.device)
     high = torch.full_like(low, 1.0)
-    own = torch.arange(m, device=keys.device)
+    numbers = torch.arange(m, device=keys.device)
     for _ in range(halvings):
         middle = (low + high) / 2
-        count = (_joined(cosine, starts, lengths, middle, m) == own).sum(-1)
+        count = (_joined(cosine, starts, lengths, middle, m) == numbers).sum(-1)
         low, high = torch.where(count <= most, middle, low), torch.where(count <= most, high, middle)
     return torch.where(low == -1.0, -2.0, low)  # a cosine may fall below -1 by rounding
 
@@ -33,20 +33,20 @@ def fitting(keys: torch.Tensor, starts: torch.Tensor, lengths: torch.Tensor, mos
 def _cosines(keys: torch.Tensor, starts: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
     """[H_kv, C, w, w], -3 where there is no token."""
     place = torch.arange(int(lengths.max()), device=keys.device)
-    there = place < lengths[:, None]
-    at = (starts[:, None] + place).clamp(max=keys.shape[1] - 1)
-    unit = F.normalize(keys, dim=-1)[:, at]
-    return (unit @ unit.transpose(-1, -2)).masked_fill(~(there[:, None] & there[..., None]), -3.0)
+    present = place < lengths[:, None]
+    positions = (starts[:, None] + place).clamp(max=keys.shape[1] - 1)
+    unit = F.normalize(keys, dim=-1)[:, positions]
+    return (unit @ unit.transpose(-1, -2)).masked_fill(~(present[:, None] & present[..., None]), -3.0)
 
 
 def _joined(
     cosine: torch.Tensor, starts: torch.Tensor, lengths: torch.Tensor, threshold: torch.Tensor, m: int
 ) -> torch.Tensor:
     seed = torch.full(cosine.shape[:3], -1, device=cosine.device)
-    for at in range(cosine.shape[-1]):
-        alike = (cosine[:, :, at] >= threshold[:, None, None]) & (seed < 0)
-        alike[:, :, at] = seed[:, :, at] < 0
-        alike[:, :, :at] = False
-        seed = torch.where(alike & (seed[:, :, at] < 0)[..., None], at, seed)
+    for token in range(cosine.shape[-1]):
+        alike = (cosine[:, :, token] >= threshold[:, None, None]) & (seed < 0)
+        alike[:, :, token] = seed[:, :, token] < 0
+        alike[:, :, :token] = False
+        seed = torch.where(alike & (seed[:, :, token] < 0)[..., None], token, seed)
     inside = torch.arange(seed.shape[-1], device=seed.device) < lengths[:, None]
     return (seed + starts[:, None])[:, inside]

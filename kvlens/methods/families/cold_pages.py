@@ -136,17 +136,17 @@ class ColdPages(Method):
         spans = self.segments(params, context, ())
         roles = ["sink" if span.kind == "sink" else "resident" for span in spans]
         if plan is None:
-            kept = Kept.everywhere(torch.arange(n, device=context.device))
+            retained = Kept.everywhere(torch.arange(n, device=context.device))
             layout = whole_layout(params, n, context.max_new)
-            return layout, Placement(spans, ["resident"] * len(roles), roles, kept)
+            return layout, Placement(spans, ["resident"] * len(roles), roles, retained)
         self._filled = torch.zeros((), dtype=torch.long, device=context.device)
         self.allocate(plan, prompt)
         offload = [index for index, role in enumerate(roles) if role == "resident"]
         self._enter(prompt.keys[params.dense_layers :, :, sinks : plan.window_from])
         states = ["resident" if role == "sink" else "cold" for role in roles]
-        kept = Kept.everywhere(torch.arange(sinks, device=context.device))
+        retained = Kept.everywhere(torch.arange(sinks, device=context.device))
         return self._layout(params, shape, plan), Placement(
-            spans, states, roles, kept, offload=offload, codec=RawCodec()
+            spans, states, roles, retained, offload=offload, codec=RawCodec()
         )
 
     def _enter(self, keys: torch.Tensor) -> None:
@@ -169,8 +169,10 @@ class ColdPages(Method):
         keys = memory.read_window(start, stop)[0][params.dense_layers :]
         self._enter(keys)
         held = end.position + 1 - start
-        said = f"A full page, the oldest of the window when it held {held} tokens."
-        spans = [Span(at, at + params.page, "page", said) for at in range(start, stop, params.page)]
+        reason = f"A full page, the oldest of the window when it held {held} tokens."
+        spans = [
+            Span(page_start, page_start + params.page, "page", reason) for page_start in range(start, stop, params.page)
+        ]
         nothing = Kept.everywhere(torch.zeros(0, dtype=torch.long, device=keys.device))
         cold, role, every = ["cold"] * len(spans), ["resident"] * len(spans), list(range(len(spans)))
         return WindowLeave(start, stop, Placement(spans, cold, role, nothing, offload=every, codec=RawCodec()))

@@ -42,13 +42,13 @@ class ColdPagesParameters:
         if self.page < 1:
             raise ValueError("page must be at least 1 token.")
         if self.ring < self.leaves:
-            what = f"pages of {self.page}: the page being written"
-            what = what if self.leaves == self.page else f"{self.leaves} tokens that leave together: they"
-            raise ValueError(f"window={self.window} is too small for {what} must fit into the window.")
+            content = f"pages of {self.page}: the page being written"
+            content = content if self.leaves == self.page else f"{self.leaves} tokens that leave together: they"
+            raise ValueError(f"window={self.window} is too small for {content} must fit into the window.")
         least = self.sinks + self.window + self.least_selected
         if 0 < self.tokens < least:
-            what = "one page" if self.least_selected > 1 else "one token"
-            raise ValueError(f"tokens must be 0 or at least {least}: sinks, window and {what}.")
+            content = "one page" if self.least_selected > 1 else "one token"
+            raise ValueError(f"tokens must be 0 or at least {least}: sinks, window and {content}.")
 
     @property
     def ring(self) -> int:
@@ -130,7 +130,7 @@ def smallest_plan(params: Any, shape: KVShape, prompt_tokens: int, max_new: int,
     pages = (window_from(params, sinks, total) - sinks) // params.page
     if pages == 0 or params.dense_layers >= shape.layers or (params.tokens and total <= params.tokens):
         return None
-    asked = (params.tokens - params.sinks - params.window) // unit if params.tokens else 1
+    units = (params.tokens - params.sinks - params.window) // unit if params.tokens else 1
     ring = min(params.ring, total - sinks)
-    room = min(asked, pages * (params.page // unit))
+    room = min(units, pages * (params.page // unit))
     return Plan(sinks, start, pages, (start - sinks) // params.page, room, unit, ring, prompt_tokens, max_new)

@@ -131,12 +131,12 @@ class DecodeEviction(Bag):
         order = worth.masked_fill(protected, float("inf")).argsort(dim=-1, descending=True, stable=True)
         mask = torch.zeros_like(worth, dtype=torch.bool).scatter_(-1, order[..., :room], True)
         score = worth.masked_fill(protected, torch.nan) if self.ranks and room < n else None
-        kept = Kept.masked(mask, score)
+        retained = Kept.masked(mask, score)
         self._position = torch.full((shape.layers, shape.kv_heads, places), -1, device=worth.device)
-        self._position[..., :room] = kept.positions
+        self._position[..., :room] = retained.positions
         self._used, self._named = room, n
         self.entered(self._position, prompt)
-        return _layout(p, n, context.max_new, places), self._place(mask, kept)
+        return _layout(p, n, context.max_new, places), self._place(mask, retained)
 
     def _recent(self, places: int) -> int:
         p = self.params

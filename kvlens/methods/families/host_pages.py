@@ -61,8 +61,8 @@ class HostPageRetrieval(PageSummaries, ColdPages):
 
     def enter(self, keys: torch.Tensor, first: int) -> None:
         paged = keys.unflatten(2, (-1, self.params.page))
-        found = self.checks.finite("summarise", self.summarise(paged), (*paged.shape[:3], self._summaries.shape[3]))
-        self._summaries[:, :, first : first + found.shape[2]] = found
+        summaries = self.checks.finite("summarise", self.summarise(paged), (*paged.shape[:3], self._summaries.shape[3]))
+        self._summaries[:, :, first : first + summaries.shape[2]] = summaries
 
     def held(self) -> dict[str, tuple[torch.Tensor, ...]]:
         return {} if self._plan is None else {"summaries": (self._summaries, self._filled)}
@@ -73,16 +73,16 @@ class HostPageRetrieval(PageSummaries, ColdPages):
 
         from kvlens.memory.placement import index_read
 
-        plan, shape, at = self._plan, self.context.shape, layer - self.params.dense_layers
-        if plan is None or at < 0:
+        plan, shape, row = self._plan, self.context.shape, layer - self.params.dense_layers
+        if plan is None or row < 0:
             return None
-        score = self.scores(at, q)
-        pages = self.wished(at, score)
+        score = self.scores(row, q)
+        pages = self.wished(row, score)
         wishes = (pages + plan.first_id).masked_fill(pages < 0, -1)
         logged = torch.full((shape.kv_heads, plan.first_id + plan.pages), float("nan"), device=q.device)
         logged[:, plan.first_id :] = self.shown(score).masked_fill(score == float("-inf"), float("nan"))
         read = index_read(lambda: self._pages * self.index_bytes(self.params, shape) // shape.kv_heads)
-        return replace(self.chosen(at, q, wishes, logged), index_bytes=read)
+        return replace(self.chosen(row, q, wishes, logged), index_bytes=read)
 
     def scores(self, at: int, q: torch.Tensor) -> torch.Tensor:
         """What pages rank by, float32 [H_kv, P], -inf where there is none. at: which of the layers that are not dense;
@@ -91,11 +91,11 @@ class HostPageRetrieval(PageSummaries, ColdPages):
 
         plan, grouped = self._plan, q.float().unflatten(0, (self.context.shape.kv_heads, -1))
         assert plan is not None
-        there = torch.arange(plan.pages, device=q.device) < self._filled
+        present = torch.arange(plan.pages, device=q.device) < self._filled
         sizes = ((*grouped.shape[:2], plan.pages), (len(grouped), 1, plan.pages))
-        found = self.rank(grouped, self._summaries[at].float(), there)
-        score: torch.Tensor = self.checks.tensor("rank", found, sizes, layer=at + self.params.dense_layers)
-        score = score.amax(1).masked_fill(~there, float("-inf"))
+        ranked = self.rank(grouped, self._summaries[at].float(), present)
+        score: torch.Tensor = self.checks.tensor("rank", ranked, sizes, layer=at + self.params.dense_layers)
+        score = score.amax(1).masked_fill(~present, float("-inf"))
         self.checks.rankable("rank", score, at + self.params.dense_layers)
         return score
 

@@ -20,19 +20,19 @@ class KeptIndex:
         """keys [L, H_kv, n, D] of the prompt; mask bool [L, H_kv, n], equally many true in every row: kept; coming:
         tokens that will be decoded at most."""
         n, head_dim = keys.shape[2:]
-        kept = mask.nonzero()[:, -1].view(*mask.shape[:2], -1)
-        later = torch.arange(n, n + coming, device=keys.device).expand(*kept.shape[:2], -1)
-        self.positions = torch.cat((kept, later), -1).int()
+        retained = mask.nonzero()[:, -1].view(*mask.shape[:2], -1)
+        later = torch.arange(n, n + coming, device=keys.device).expand(*retained.shape[:2], -1)
+        self.positions = torch.cat((retained, later), -1).int()
         """int32 [L, H_kv, M]"""
         self.chunk, self._width = chunk, n + coming
-        self._tokens = [kept.shape[-1]] * len(keys)
-        size = (*kept.shape[:2], -(-self.positions.shape[-1] // chunk), head_dim)
+        self._tokens = [retained.shape[-1]] * len(keys)
+        size = (*retained.shape[:2], -(-self.positions.shape[-1] // chunk), head_dim)
         self.low = torch.zeros(size, dtype=keys.dtype, device=keys.device)
         self.high = self.low if chunk == 1 else torch.zeros_like(self.low)
-        for layer, of in enumerate(keys):
-            mine = of.gather(1, kept[layer, ..., None].expand(-1, -1, head_dim))
-            for at, part in enumerate(mine.split(chunk, 1)):
-                self.low[layer, :, at], self.high[layer, :, at] = part.amin(1), part.amax(1)
+        for layer, layer_keys in enumerate(keys):
+            retained_keys = layer_keys.gather(1, retained[layer, ..., None].expand(-1, -1, head_dim))
+            for number, part in enumerate(retained_keys.split(chunk, 1)):
+                self.low[layer, :, number], self.high[layer, :, number] = part.amin(1), part.amax(1)
 
     def tensors(self) -> tuple[torch.Tensor, ...]:
         return (self.positions, self.low) if self.high is self.low else (self.positions, self.low, self.high)
@@ -43,9 +43,9 @@ class KeptIndex:
 
     def add(self, layer: int, keys: torch.Tensor) -> None:
         """The step's token: keys [H_kv, D]."""
-        at, inside = divmod(self._tokens[layer], self.chunk)
+        number, inside = divmod(self._tokens[layer], self.chunk)
         for table, extreme in ((self.low, keys.minimum), (self.high, keys.maximum)):
-            table[layer, :, at] = extreme(table[layer, :, at]) if inside else keys
+            table[layer, :, number] = extreme(table[layer, :, number]) if inside else keys
         self._tokens[layer] += 1
 
     def chunks(self, layer: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -65,15 +65,15 @@ class KeptIndex:
         n, device = self._tokens[layer], weights.device
         many = take(together[:, None], self.chunks(layer)[2], read)[:, 0]
         token = torch.arange(n, device=device)
-        chosen, weight = token % self.chunk < many[:, token // self.chunk], together[:, token // self.chunk]
+        selected, weight = token % self.chunk < many[:, token // self.chunk], together[:, token // self.chunk]
         position = self.positions[layer, :, :n].long()
-        shown = torch.zeros(len(chosen), self._width, dtype=torch.bool, device=device).scatter_(1, position, chosen)
-        none = torch.full((len(chosen), spans), -torch.inf, device=device)
+        shown = torch.zeros(len(selected), self._width, dtype=torch.bool, device=device).scatter_(1, position, selected)
+        none = torch.full((len(selected), spans), -torch.inf, device=device)
         ranked = none.scatter_reduce(1, span_of[position], weight, "amax")
-        best = none.scatter_reduce(1, span_of[position], weight.masked_fill(~chosen, -torch.inf), "amax")
+        best = none.scatter_reduce(1, span_of[position], weight.masked_fill(~selected, -torch.inf), "amax")
         return Selection(
             (best > -torch.inf)[:, None].expand(-1, group, -1),
-            torch.full((len(chosen), 0), -1, dtype=torch.long, device=device),
+            torch.full((len(selected), 0), -1, dtype=torch.long, device=device),
             positions=shown[:, None].expand(-1, group, -1),
             score=ranked.masked_fill(ranked.isinf(), torch.nan),
             index_bytes=index_bytes,

@@ -34,17 +34,17 @@ def allocate(shares: Sequence[float], total: int, floor: int, most: int) -> list
     layers = len(shares)
     assert layers * floor <= total <= layers * most, (layers, floor, total, most)
     scale = sum(shares)
-    part = [one / scale for one in shares] if scale > 0 else [1 / layers] * layers
+    part = [layer_share / scale for layer_share in shares] if scale > 0 else [1 / layers] * layers
     spare = total - layers * floor
-    tokens = [min(floor + round(one * spare), most) for one in part]
+    tokens = [min(floor + round(layer_part * spare), most) for layer_part in part]
     order = sorted(range(layers), key=lambda layer: -shares[layer])
-    while (left := total - sum(tokens)) != 0:
-        if left > 0:
+    while (difference := total - sum(tokens)) != 0:
+        if difference > 0:
             able = [layer for layer in order if tokens[layer] < most]
         else:
             able = [layer for layer in order[::-1] if tokens[layer] > floor]
-        for layer in able[: abs(left)]:
-            tokens[layer] += 1 if left > 0 else -1
+        for layer in able[: abs(difference)]:
+            tokens[layer] += 1 if difference > 0 else -1
     return tokens
 
 
@@ -52,9 +52,9 @@ def rounded(shares: Sequence[float], total: int) -> list[int]:
     """Whole numbers nearest to `shares`, which add up to `total` but for rounding: all rounded down, and one more for
     those of the largest fractions, the first among equals."""
     counts = [int(share) for share in shares]
-    order = sorted(range(len(shares)), key=lambda at: counts[at] - shares[at])
-    for at in order[: total - sum(counts)]:
-        counts[at] += 1
+    order = sorted(range(len(shares)), key=lambda index: counts[index] - shares[index])
+    for index in order[: total - sum(counts)]:
+        counts[index] += 1
     return counts
 
 
@@ -68,7 +68,7 @@ def layout(tokens: Tokens, window: int, prompt_tokens: int, max_new: int, page: 
     """
     whole = prompt_tokens + last
     inside = 0 if min(map(min, tokens)) >= whole else max(min(window, whole) - last, 0)
-    zones = [tuple(Zones(kept - last - inside, 0, 0, inside + max_new) for kept in layer) for layer in tokens]
+    zones = [tuple(Zones(count - last - inside, 0, 0, inside + max_new) for count in layer) for layer in tokens]
     return Layout(
         tuple(heads if len(set(heads)) > 1 else heads[0] for heads in zones),
         -(-prompt_tokens // page) + 1,

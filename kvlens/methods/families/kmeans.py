@@ -28,7 +28,7 @@ def kmeans(x: torch.Tensor, k: int, rounds: int, seed: int, cosine: bool) -> tup
         owner = wide.new_zeros(*labels.shape, k).scatter_(2, labels[..., None], 1.0)
         size = owner.sum(1)[..., None]  # by products, since sums by index have no order on a device
         centroids = torch.where(size > 0, owner.transpose(-1, -2) @ wide / size.clamp(min=1), centroids)
-        before, labels = labels, nearest(wide, centroids, cosine)
-        if torch.equal(before, labels):
+        previous, labels = labels, nearest(wide, centroids, cosine)
+        if torch.equal(previous, labels):
             break  # further rounds would change nothing
     return centroids, labels

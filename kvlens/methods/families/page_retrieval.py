@@ -120,19 +120,21 @@ class PageRetrieval(PageSummaries):
         self._pages = torch.zeros((), dtype=torch.long, device=context.device)
         self._none = torch.full((shape.kv_heads, 0), -1, dtype=torch.long, device=context.device)
         self._add(prompt.keys[:, :, : len(spans) * p.page], 0)
-        kept = Kept.everywhere(torch.arange(len(spans) * p.page, device=context.device))
+        retained = Kept.everywhere(torch.arange(len(spans) * p.page, device=context.device))
         resident = ["resident"] * len(spans)
         selectable = list(range(len(spans)))
-        return _layout(p, shape, n, context.max_new), Placement(spans, resident, resident, kept, selectable=selectable)
+        return _layout(p, shape, n, context.max_new), Placement(
+            spans, resident, resident, retained, selectable=selectable
+        )
 
-    def _add(self, keys: torch.Tensor, first: int) -> None:
-        """Summarise whole pages: keys [L, H_kv, m * page, D] of the pages from `first` on."""
+    def _add(self, keys: torch.Tensor, first_page: int) -> None:
+        """Summarise whole pages: keys [L, H_kv, m * page, D] of the pages from `first_page` on."""
         if keys.shape[2]:
             paged = keys.unflatten(2, (-1, self.params.page))
             size = (*paged.shape[:3], self._summary.shape[3])
-            found = self.checks.finite("summarise", self.summarise(paged), size)
-            self._summary[:, :, first : first + found.shape[2]] = found.to(self._summary.dtype)
-        self._complete = first + keys.shape[2] // self.params.page
+            summaries = self.checks.finite("summarise", self.summarise(paged), size)
+            self._summary[:, :, first_page : first_page + summaries.shape[2]] = summaries.to(self._summary.dtype)
+        self._complete = first_page + keys.shape[2] // self.params.page
         self._pages.fill_(self._complete)
 
     # ---- decoding
@@ -145,17 +147,19 @@ class PageRetrieval(PageSummaries):
         if layer < p.dense_layers or room >= self._complete:
             return None
         grouped = q.float().unflatten(0, (shape.kv_heads, -1))
-        there = torch.arange(self._summary.shape[2], device=q.device) < self._pages
-        sizes = ((*grouped.shape[:2], len(there)), (shape.kv_heads, 1, len(there)))
-        score = self.checks.tensor("rank", self.rank(grouped, self._summary[layer].float(), there), sizes, layer=layer)
-        score = score.masked_fill(~there, float("-inf"))
+        present = torch.arange(self._summary.shape[2], device=q.device) < self._pages
+        sizes = ((*grouped.shape[:2], len(present)), (shape.kv_heads, 1, len(present)))
+        score = self.checks.tensor(
+            "rank", self.rank(grouped, self._summary[layer].float(), present), sizes, layer=layer
+        )
+        score = score.masked_fill(~present, float("-inf"))
         self.checks.rankable("rank", score, layer)
         if p.group != "native":
             score = score.mean(1, keepdim=True) if p.group == "mean" else score.amax(1, keepdim=True)
         best = score.topk(room, -1).indices
-        chosen = torch.zeros_like(score, dtype=torch.bool).scatter_(-1, best, True)
-        fine = torch.nn.functional.pad(chosen, (1, 0)).expand(-1, shape.group, -1)  # span ids: page + 1
-        logged = score.amax(1).masked_fill(~there, torch.nan)
+        selected = torch.zeros_like(score, dtype=torch.bool).scatter_(-1, best, True)
+        fine = torch.nn.functional.pad(selected, (1, 0)).expand(-1, shape.group, -1)  # span ids: page + 1
+        logged = score.amax(1).masked_fill(~present, torch.nan)
         index = self._complete * self._summary.shape[-1] * self._summary.element_size()
         scores = torch.nn.functional.pad(logged, (1, 0), value=torch.nan)
         return Selection(fine, self._none, score=scores, index_bytes=index)
@@ -170,9 +174,9 @@ class PageRetrieval(PageSummaries):
             return None
         start = end.position + 1 - page
         self._add(memory.read_window(start, start + page)[0], start // page)
-        kept = Kept.everywhere(torch.arange(start, start + page, device=self._summary.device))
+        retained = Kept.everywhere(torch.arange(start, start + page, device=self._summary.device))
         span = Span(start, start + page, "page", "A full page.")
-        return WindowLeave(start, start + page, Placement([span], ["resident"], ["resident"], kept, selectable=[0]))
+        return WindowLeave(start, start + page, Placement([span], ["resident"], ["resident"], retained, selectable=[0]))
 
     def held(self) -> dict[str, tuple[torch.Tensor, ...]]:
         return {"summaries": (self._summary, self._pages)} if hasattr(self, "_summary") else {}

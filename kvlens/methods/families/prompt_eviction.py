@@ -91,8 +91,8 @@ class PromptEviction(Method):
 
         order = score.argsort(dim=-1, descending=True, stable=True)
         most = torch.tensor(counts, device=score.device)[:, None]
-        first = torch.arange(score.shape[-1], device=score.device) < most
-        return torch.zeros_like(score, dtype=torch.bool).scatter_(-1, order, first.expand(score.shape))
+        is_first = torch.arange(score.shape[-1], device=score.device) < most
+        return torch.zeros_like(score, dtype=torch.bool).scatter_(-1, order, is_first.expand(score.shape))
 
     def placed(self, layer: int, score: torch.Tensor, mask: torch.Tensor) -> None:
         """A layer's tokens have been chosen: score float32 and mask bool [h, n + peeked], NaN and True in the window.
@@ -115,8 +115,8 @@ class PromptEviction(Method):
         n, last, layers = prompt.prompt_tokens, int(params.peek), prompt.shape.layers
         # No KV head can keep more than everything: all do exactly when their sum says so, however it is divided.
         whole = cls.total(params, prompt) >= layers * (n + last)
-        some = kept_tokens.alike(n + last if whole else 0, layers)
-        until = kept_tokens.layout(some, params.window, n, prompt.max_new, params.page, last).window_from
+        counts = kept_tokens.alike(n + last if whole else 0, layers)
+        until = kept_tokens.layout(counts, params.window, n, prompt.max_new, params.page, last).window_from
         return fixed_chunks(0, until, params.page, kind="page")
 
     @classmethod
@@ -129,8 +129,8 @@ class PromptEviction(Method):
         if prompt.budget_bytes is None:
             return layers * n
         least = min(params.least, n)
-        given = prompt.budget_bytes, prompt.shape, least, prompt.prompt_tokens, prompt.max_new, params.page, last
-        return kept_tokens.affordable(*given)
+        sizes = prompt.budget_bytes, prompt.shape, least, prompt.prompt_tokens, prompt.max_new, params.page, last
+        return kept_tokens.affordable(*sizes)
 
     def prefill_end(self, prompt: Prefilled) -> tuple[Layout, Placement]:
         context, p = self.context, self.params
@@ -147,22 +147,22 @@ class PromptEviction(Method):
         from kvlens.memory.placement import Kept
 
         n, whole = self.context.prompt_tokens, self.context.prompt_tokens + self.last
-        device, some = prompt.keys.device, min(map(min, tokens)) < whole
+        device, is_partial = prompt.keys.device, min(map(min, tokens)) < whole
         masks, scores = [], []
         for layer, counts in enumerate(tokens):
             mask = torch.ones(len(counts), whole, dtype=torch.bool, device=device)
             score = torch.full((len(counts), whole), torch.nan, device=device)
-            if some:
+            if is_partial:
                 ranked = self._checked(prompt, layer, window_from)
-                own = [*counts] * (len(ranked) // len(counts)) if len(ranked) > len(counts) else counts
+                head_counts = [*counts] * (len(ranked) // len(counts)) if len(ranked) > len(counts) else counts
                 mask, score = (t.expand(len(ranked), -1).clone() for t in (mask[:1], score[:1]))
                 score[:, :window_from] = ranked
-                chosen = self.choose(ranked, [c - (whole - window_from) for c in own])
-                mask[:, :window_from] = self.checks.tensor("choose", chosen, (tuple(ranked.shape),), "bool", layer)
+                selected = self.choose(ranked, [c - (whole - window_from) for c in head_counts])
+                mask[:, :window_from] = self.checks.tensor("choose", selected, (tuple(ranked.shape),), "bool", layer)
             self.placed(layer, score, mask)
-            masks.append(mask[:, : window_from if some else n])
+            masks.append(mask[:, : window_from if is_partial else n])
             scores.append(score[:, :n])
-        return Kept.masked(torch.stack(masks), torch.stack(scores) if some else None)
+        return Kept.masked(torch.stack(masks), torch.stack(scores) if is_partial else None)
 
     def _checked(self, prompt: Prefilled, layer: int, before: int) -> torch.Tensor:
         """Return the layer's score, checked: float32 [H_kv, before] or [1, before]."""

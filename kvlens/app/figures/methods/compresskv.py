@@ -23,9 +23,9 @@ MARK = PURPLE
 
 
 def head_maps(
-    maps: Sequence[tuple[str, np.ndarray]], group: int, chosen: np.ndarray, unit: str, same_scale: bool
+    maps: Sequence[tuple[str, np.ndarray]], group: int, outlined: np.ndarray, unit: str, same_scale: bool
 ) -> go.Figure:
-    """Score maps [L, Hq] side by side, each with its title; `chosen` bool [L, Hq] are outlined in all of them.
+    """Score maps [L, Hq] side by side, each with its title; `outlined` bool [L, Hq] are outlined in all of them.
     same_scale: one colour range for all, else each its own. `unit`: of the scores, beside the colour bars."""
     layers, heads = maps[0][1].shape
     figure = make_subplots(
@@ -34,11 +34,11 @@ def head_maps(
     finite = [values[np.isfinite(values)] for _, values in maps]
     top = max((float(part.max(initial=0)) for part in finite), default=0)
     for column, (title, values) in enumerate(maps, 1):
-        own = float(finite[column - 1].max(initial=0))
+        column_top = float(finite[column - 1].max(initial=0))
         hover = [
             [
                 f"{title}<br>{head_label(layer, head, group)}: {_score(values[layer, head], unit)}"
-                + ("<br>chose the tokens" if chosen[layer, head] else "")
+                + ("<br>chose the tokens" if outlined[layer, head] else "")
                 for head in range(heads)
             ]
             for layer in range(layers)
@@ -47,7 +47,7 @@ def head_maps(
         figure.add_heatmap(
             z=values,
             zmin=0,
-            zmax=(top if same_scale else own) or 1.0,
+            zmax=(top if same_scale else column_top) or 1.0,
             colorscale="Cividis",
             text=hover,
             hoverinfo="text",
@@ -60,7 +60,7 @@ def head_maps(
             row=1,
             col=column,
         )
-        for layer, head in np.argwhere(chosen):
+        for layer, head in np.argwhere(outlined):
             figure.add_shape(
                 type="rect",
                 x0=head - 0.47,
@@ -126,14 +126,16 @@ def layer_budgets(tokens: np.ndarray, errors: np.ndarray | None, floor: int, mos
     return figure
 
 
-def kept_map(kept: np.ndarray, needles: Sequence[tuple[int, int]], texts: Sequence[str], window_from: int) -> go.Figure:
-    """Which prompt tokens each layer kept: `kept` [L, n] of 0 and 1. needles: token ranges [start, end) to mark; texts:
-    of each token; window_from: first position of the observation window. Long prompts show the share kept of
-    neighbouring positions."""
-    layers, n = kept.shape
+def kept_map(
+    retained: np.ndarray, needles: Sequence[tuple[int, int]], texts: Sequence[str], window_from: int
+) -> go.Figure:
+    """Draw which prompt tokens each layer retained. retained: [L, n] of 0 and 1; needles: token ranges [start, end) to
+    mark; texts: of each token; window_from: first position of the observation window. Long prompts show the share kept
+    of neighbouring positions."""
+    layers, n = retained.shape
     width = -(-layers * n // CELLS)
     starts = list(range(0, n, width))
-    values = np.add.reduceat(kept, starts, axis=1) / np.diff([*starts, n])
+    values = np.add.reduceat(retained, starts, axis=1) / np.diff([*starts, n])
     where = [_place(a, min(a + width, n), texts) for a in starts]
     if width == 1:
         hover = [
@@ -182,11 +184,15 @@ def kept_map(kept: np.ndarray, needles: Sequence[tuple[int, int]], texts: Sequen
 
 
 def token_strip(
-    kept: np.ndarray, scores: np.ndarray | None, first: int, texts: Sequence[str], needles: Sequence[tuple[int, int]]
+    retained: np.ndarray,
+    scores: np.ndarray | None,
+    first_position: int,
+    texts: Sequence[str],
+    needles: Sequence[tuple[int, int]],
 ) -> go.Figure:
-    """A few tokens with their texts: per layer (row) what was kept. kept [L, m] of the positions from `first` on,
-    scores [L, m] or None; texts: of these m tokens."""
-    layers, m = kept.shape
+    """A few tokens with their texts: per layer (row) what was kept. retained: [L, m], positions from `first_position`
+    on, scores [L, m] or None; texts: of these m tokens."""
+    layers, m = retained.shape
     hover = []
     for row in range(layers):
         line = []
@@ -196,12 +202,12 @@ def token_strip(
                 if scores is None or not np.isfinite(scores[row, i])
                 else f"score {scores[row, i]:.4g}"
             )
-            state = "kept" if kept[row, i] else "dropped"
-            line.append(f"layer {row}, position {first + i}, {_shown(texts[i])}<br>{state}, {score}")
+            state = "kept" if retained[row, i] else "dropped"
+            line.append(f"layer {row}, position {first_position + i}, {_shown(texts[i])}<br>{state}, {score}")
         hover.append(line)
     figure = go.Figure(
         go.Heatmap(
-            z=kept,
+            z=retained,
             x=list(range(m)),
             zmin=0,
             zmax=1,
@@ -214,19 +220,21 @@ def token_strip(
         )
     )
     for start, end in needles:
-        a, b = max(start, first), min(end, first + m)
+        a, b = max(start, first_position), min(end, first_position + m)
         if a < b:
             figure.add_shape(
                 type="rect",
-                x0=a - first - 0.5,
-                x1=b - first - 0.5,
+                x0=a - first_position - 0.5,
+                x1=b - first_position - 0.5,
                 y0=-0.5,
                 y1=layers - 0.5,
                 line={"color": MARK, "width": 2},
             )
     finish(figure, 210 + int(np.clip(layers * 22, 130, 480)), uirevision="compresskv-strip")
     figure.update_layout(
-        title_text=f"Positions {first} to {first + m - 1}: yellow kept, blue dropped", dragmode=False, margin={"b": 110}
+        title_text=f"Positions {first_position} to {first_position + m - 1}: yellow kept, blue dropped",
+        dragmode=False,
+        margin={"b": 110},
     )
     figure.update_xaxes(
         tickvals=list(range(m)),

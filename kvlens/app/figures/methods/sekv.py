@@ -75,11 +75,11 @@ def rank_histogram(rank_k: np.ndarray, rank_v: np.ndarray, most: int | None) -> 
     """How many (span, layer, KV head) have which rank, keys beside values. most: R_max, marked by a line."""
     figure = go.Figure()
     for name, ranks, color in (("keys", rank_k, KEYS), ("values", rank_v, VALUES)):
-        found, counts = np.unique(ranks[np.isfinite(ranks)].astype(int), return_counts=True)
+        distinct_ranks, counts = np.unique(ranks[np.isfinite(ranks)].astype(int), return_counts=True)
         share = counts / max(1, counts.sum())
-        hover = [f"rank {r}: {n} {name} ({s:.0%})" for r, n, s in zip(found, counts, share, strict=True)]
+        hover = [f"rank {r}: {n} {name} ({s:.0%})" for r, n, s in zip(distinct_ranks, counts, share, strict=True)]
         figure.add_bar(
-            x=found,
+            x=distinct_ranks,
             y=counts,
             name=name,
             marker={"color": color, "line": {"width": 0}},

@@ -59,11 +59,11 @@ def with_runs(first_uid: str, more_uids: Iterable[str]) -> Comparison:
 
 
 def link(
-    first_uid: str, *more_uids: str, against: str | None = None, chosen: Selection | None = None
+    first_uid: str, *more_uids: str, against: str | None = None, selection: Selection | None = None
 ) -> dict[str, str]:
     """URL parameters of the Compare page for a run beside others, see `with_runs`; the last one is in focus. against:
-    what it is laid over, the page's choice unless given; chosen: the place to look at."""
-    place = (chosen or Selection()).merged({"run": more_uids[-1] if more_uids else first_uid, "span": None})
+    what it is laid over, the page's choice unless given; selection: the place to look at."""
+    place = (selection or Selection()).merged({"run": more_uids[-1] if more_uids else first_uid, "span": None})
     return place.query() | Comparison(with_runs(first_uid, more_uids).runs, against).address()
 
 

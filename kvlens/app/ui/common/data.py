@@ -36,9 +36,9 @@ def runs_dir() -> Path:
 
 def runs() -> pd.DataFrame:
     """All runs, newest first. Read anew: these are small files, and runs come and go."""
-    began, folder = time.monotonic(), runs_dir()
+    start_time, folder = time.monotonic(), runs_dir()
     table = shown_frame(list_runs(folder))
-    _lately()[str(folder)] = began, table
+    _lately()[str(folder)] = start_time, table
     return table.copy(deep=False)
 
 
@@ -78,10 +78,10 @@ def keeps_all(name: str) -> bool:
 
 def models() -> list[str]:
     """Models to offer: those that have a name here, the default one first, then those of earlier runs."""
-    known = catalogued.names()
-    first = default_model()
+    names = catalogued.names()
+    default = default_model()
     used = [str(name) for name in runs()["model"].dropna().unique() if name != "synthetic"]
-    return list(dict.fromkeys([first, *known[:-1], *used, known[-1]]))
+    return list(dict.fromkeys([default, *names[:-1], *used, names[-1]]))
 
 
 def stamp(uid: str) -> int:
@@ -115,23 +115,27 @@ def summary_metrics(reader: TraceReader) -> list[str]:
     return metrics(reader) or reader.metrics()
 
 
-def fit(reader: TraceReader, chosen: Selection) -> tuple[Selection, list[str]]:
+def fit(reader: TraceReader, selection: Selection) -> tuple[Selection, list[str]]:
     """The selection inside this run, with what had to be changed."""
     names = metrics(reader)
     return clamp(
-        chosen, reader, names, {int(span) for span in reader.spans()["span"]}, opening(reader, names, chosen.metric)
+        selection,
+        reader,
+        names,
+        {int(span) for span in reader.spans()["span"]},
+        opening(reader, names, selection.metric),
     )
 
 
-def opening(reader: TraceReader, names: list[str], wanted: str | None) -> Selection:
-    """Return what a page opens a run with. `names`: its metrics. `wanted`: the metric that the user requested."""
-    place = _opening(reader, reader.uid, stamp(reader.uid), names, wanted)
+def opening(reader: TraceReader, names: list[str], requested_metric: str | None) -> Selection:
+    """Return what a page opens a run with. `names`: its metrics. `requested_metric`: the user's choice of metric."""
+    place = _opening(reader, reader.uid, stamp(reader.uid), names, requested_metric)
     return Selection(None, place.step, place.layer, place.head, place.span, place.metric)
 
 
 @st.cache_data(max_entries=64, show_spinner=False)
-def _opening(_reader: TraceReader, uid: str, changed: int, names: list[str], wanted: str | None) -> Place:
-    return place_to_open(_reader, names, loss_verdict(_reader), wanted)
+def _opening(_reader: TraceReader, uid: str, changed: int, names: list[str], requested_metric: str | None) -> Place:
+    return place_to_open(_reader, names, loss_verdict(_reader), requested_metric)
 
 
 def loss_verdict(reader: TraceReader) -> Verdict | None:
@@ -154,10 +158,10 @@ def _slice_payload(_reader: TraceReader, identity: str, place: Place, revision: 
     return payload.slice_payload(_reader, identity, place, revision)
 
 
-def player_payloads(reader: TraceReader, chosen: Selection, revision: int) -> tuple[bytes, bytes]:
+def player_payloads(reader: TraceReader, selection: Selection, revision: int) -> tuple[bytes, bytes]:
     """The run's payload and the selected head's slice."""
     names = metrics(reader)
-    loaded = payload.loaded_metrics(reader, names, chosen.metric)
+    loaded = payload.loaded_metrics(reader, names, selection.metric)
     identity = payload.payload_id(reader.uid, stamp(reader.uid), loaded)
-    place = Place(chosen.step or 0, chosen.layer or 0, chosen.head or 0, chosen.span, chosen.metric)
+    place = Place(selection.step or 0, selection.layer or 0, selection.head or 0, selection.span, selection.metric)
     return _run_payload(reader, identity, names, loaded), _slice_payload(reader, identity, place, revision)

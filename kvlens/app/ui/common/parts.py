@@ -35,8 +35,8 @@ def about(reader: TraceReader) -> dict[str, Any] | None:
 
 def selected(reader: TraceReader) -> tuple[int, int, int]:
     """(step, layer, query head) of the selection that all pages share, inside this run."""
-    chosen, _ = data.fit(reader, session.selection()[0])
-    return chosen.step or 0, chosen.layer or 0, chosen.head or 0
+    selection, _ = data.fit(reader, session.selection()[0])
+    return selection.step or 0, selection.layer or 0, selection.head or 0
 
 
 def download(frame: pd.DataFrame, name: str, label: str = "Download as CSV") -> None:
@@ -81,7 +81,7 @@ def bytes_by_cause(reader: TraceReader) -> None:
     if table.empty:
         st.info("This run moved nothing between the tiers: all it kept stayed on the device.")
         return
-    decode, before = table[table["step"] >= 0], table[table["step"] < 0]
+    decode, prefill = table[table["step"] >= 0], table[table["step"] < 0]
     if decode.empty:
         st.info("Nothing moved while decoding.")
     else:
@@ -93,7 +93,7 @@ def bytes_by_cause(reader: TraceReader) -> None:
             data=table,
         )
     st.caption(
-        f"While decoding: {moved_text(decode)}. At the end of prefill: {moved_text(before)}. "
+        f"While decoding: {moved_text(decode)}. At the end of prefill: {moved_text(prefill)}. "
         "Solid: the step could not go on without it (blocking); hatched: it ran in the background."
     )
 
@@ -160,5 +160,5 @@ def head_map(reader: TraceReader, metric: str, title: str) -> None:
     )
     owner = " A figure of the KV head, shown for each of its query heads." if about_it.level == "kv" else ""
     label = head_label(layer, head, reader.q_heads // reader.kv_heads)
-    mine = value_text(float(values[layer, head]), about_it)
-    st.caption(plain(f"{about_it.doc[0].upper()}{about_it.doc[1:]}.{owner} Selected: {label}, {mine}."))
+    selected_value = value_text(float(values[layer, head]), about_it)
+    st.caption(plain(f"{about_it.doc[0].upper()}{about_it.doc[1:]}.{owner} Selected: {label}, {selected_value}."))

@@ -18,10 +18,10 @@ AGGREGATES = ("mean", "max", "min")
 
 def metrics(pair: Pair) -> dict[str, str]:
     """Metrics that either run recorded per step and head, those of both first -> 'both', 'A only' or 'B only'."""
-    first, second = per_step_metrics(pair.a), per_step_metrics(pair.b)
-    found = dict.fromkeys((name for name in first if name in second), "both")
-    found |= dict.fromkeys((name for name in first if name not in second), "A only")
-    return found | dict.fromkeys((name for name in second if name not in first), "B only")
+    metrics_a, second = per_step_metrics(pair.a), per_step_metrics(pair.b)
+    owners = dict.fromkeys((name for name in metrics_a if name in second), "both")
+    owners |= dict.fromkeys((name for name in metrics_a if name not in second), "A only")
+    return owners | dict.fromkeys((name for name in second if name not in metrics_a), "B only")
 
 
 def map_of(
@@ -36,31 +36,31 @@ def map_of(
         return values[step] if step < len(values) else np.full(values.shape[1:], np.nan, np.float32)
     values = values[:stop]
     out = np.full(values.shape[1:], np.nan, np.float32)
-    known = np.isfinite(values).any(axis=0)
-    shown = values[:, known]
+    recorded = np.isfinite(values).any(axis=0)
+    shown = values[:, recorded]
     if agg == "mean":
-        out[known] = np.nanmean(shown, axis=0)
+        out[recorded] = np.nanmean(shown, axis=0)
     else:
-        out[known] = np.nanmax(shown, axis=0) if agg == "max" else np.nanmin(shown, axis=0)
+        out[recorded] = np.nanmax(shown, axis=0) if agg == "max" else np.nanmin(shown, axis=0)
     return out
 
 
 def tracks(runs: Sequence[TraceReader], metric: str | None, layer: int, head: int) -> list[Track]:
     """The curves of the page: the selected head's metric, KL from full KV, bytes to the device, bytes on the device."""
-    found = []
+    curves = []
     if metric is not None:
         about = metric_of(metric)
         label = head_label(layer, head, runs[0].q_heads // runs[0].kv_heads)
         values = tuple(_head(reader, metric, layer, head) for reader in runs)
-        found.append(Track(f"{about.title}, {label}", about.unit, values))
-    found.append(Track("KL(full KV ‖ run) of the next token", "nats", tuple(_loss(reader) for reader in runs)))
+        curves.append(Track(f"{about.title}, {label}", about.unit, values))
+    curves.append(Track("KL(full KV ‖ run) of the next token", "nats", tuple(_loss(reader) for reader in runs)))
     for column, title in (
         ("h2d_bytes", "Moved to the device"),
         ("peak_bytes", "KV on the device, peak inside the step"),
     ):
         values = tuple(reader.steps()[column].to_numpy(np.float64) for reader in runs)
-        found.append(Track(title, "bytes", values))
-    return found
+        curves.append(Track(title, "bytes", values))
+    return curves
 
 
 def _head(reader: TraceReader, metric: str, layer: int, head: int) -> np.ndarray:

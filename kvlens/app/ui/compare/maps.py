@@ -32,37 +32,37 @@ def _together(_runs: dict[str, TraceReader], named: dict[str, tuple[str, int]], 
     return Together.beside(name, _runs)
 
 
-def maps(compared: Compared, pair: Pair, found: Together, chosen: Selection) -> None:
+def maps(compared: Compared, pair: Pair, comparable: Together, selection: Selection) -> None:
     """A map per run over the steps, and B minus A where both are among them; of two runs, whose maps at the step stand
     above, when they are looked at."""
-    if chosen.metric is None or len(found.names) < 2:
+    if selection.metric is None or len(comparable.names) < 2:
         return
     many = len(compared.runs) > 2
     key = f"compare_over_steps_{'many' if many else 'two'}"
     fold = st.expander("Maps of all runs over steps", expanded=many, key=key, on_change="rerun")
     if fold.open:
         with fold:
-            _maps(compared, pair, found, chosen.metric, (chosen.layer or 0, chosen.head or 0))
+            _maps(compared, pair, comparable, selection.metric, (selection.layer or 0, selection.head or 0))
 
 
-def _maps(compared: Compared, pair: Pair, found: Together, name: str, cell: tuple[int, int]) -> None:
-    same, every = f"{steps_named(found.same)}, same context", f"{steps_named(found.both)} of all"
-    left, right = st.columns([4, 3], vertical_alignment="bottom")
-    ranges = {"same": same} | ({} if found.same == found.both else {"all": every})
+def _maps(compared: Compared, pair: Pair, comparable: Together, name: str, cell: tuple[int, int]) -> None:
+    same, every = f"{steps_named(comparable.same)}, same context", f"{steps_named(comparable.both)} of all"
+    left_column, right = st.columns([4, 3], vertical_alignment="bottom")
+    ranges = {"same": same} | ({} if comparable.same == comparable.both else {"all": every})
     if st.session_state.get("compare_over") not in ranges:
         st.session_state["compare_over"] = "same"
-    choice = left.segmented_control(
+    choice = left_column.segmented_control(
         "Over", list(ranges), key="compare_over", required=True, format_func=lambda item: ranges[item]
     )
     agg = right.segmented_control(
         "Summed up by", comparedata.AGGREGATES, default="mean", key="compare_agg", required=True
     )
-    stop, how = found.same if choice == "same" else found.both, f"{agg} over {ranges[str(choice)]}"
+    stop, how = comparable.same if choice == "same" else comparable.both, f"{agg} over {ranges[str(choice)]}"
     metric = metric_of(name)
     shown = {
         name: _map(reader, reader.uid, data.stamp(reader.uid), metric.name, str(agg), stop)
         for name, reader in compared.runs.items()
-        if name in found.names
+        if name in comparable.names
     }
     if not any(np.isfinite(values).any() for values in shown.values()):
         st.info(f"{metric.title} was not recorded {how}.")
@@ -89,17 +89,19 @@ def _map(_reader: TraceReader, uid: str, changed: int, metric: str, agg: str, st
     return comparedata.map_of(_reader, metric, None, agg, stop)
 
 
-def curves(compared: Compared, found: Together, chosen: Selection) -> None:
+def curves(compared: Compared, comparable: Together, selection: Selection) -> None:
     """Curves of all runs over each other, read when they are looked at."""
     fold = st.expander("Curves of all runs, to point at and to save", key="compare_curves", on_change="rerun")
     if not fold.open:
         return
-    runs = {name: reader for name, reader in compared.runs.items() if name in found.names}
+    runs = {name: reader for name, reader in compared.runs.items() if name in comparable.names}
     with fold:
-        tracks = comparedata.tracks(list(runs.values()), chosen.metric, chosen.layer or 0, chosen.head or 0)
+        tracks = comparedata.tracks(list(runs.values()), selection.metric, selection.layer or 0, selection.head or 0)
         lines = lines_of(list(runs), [str(reader.meta.method) for reader in runs.values()])
         chart(
-            overlaid(tracks, lines, chosen.step or 0, None if found.same == found.both else found.same - 1),
+            overlaid(
+                tracks, lines, selection.step or 0, None if comparable.same == comparable.both else comparable.same - 1
+            ),
             partial(track_table, tracks, lines),
             f"{compared.stem}-tracks",
             "compare_tracks",

@@ -23,12 +23,12 @@ from kvlens.recording.metrics import metric_of
 from kvlens.store.reader import TraceReader
 
 
-def head(compared: Compared, pair: Pair, chosen: Selection, maps: bool) -> None:
+def head(compared: Compared, pair: Pair, selection: Selection, maps: bool) -> None:
     """The metric, what may be compared of A and B, and the report on both. maps: there is a map to choose it for."""
-    left, middle, right = st.columns([4, 7, 2.2], vertical_alignment="bottom")
+    left_column, middle, right = st.columns([4, 7, 2.2], vertical_alignment="bottom")
     if maps:
-        with left:
-            metric_picker(pair, chosen)
+        with left_column:
+            metric_picker(pair, selection)
     with right:
         report_button(pair.a, pair.b)
     with middle:
@@ -43,51 +43,55 @@ def head(compared: Compared, pair: Pair, chosen: Selection, maps: bool) -> None:
 def _forced_repeats(compared: Compared, pair: Pair) -> None:
     """The forced repeats of A and of B, where they are stored and not among the runs: they join them."""
     table = data.runs()
-    for name, reader, other in ((compared.a, pair.a, pair.b), (compared.b, pair.b, pair.a)):
+    for name, reader, other_reader in ((compared.a, pair.a, pair.b), (compared.b, pair.b, pair.a)):
         repeat = lensdata.forced_repeat(reader.uid, table)
         if repeat is not None and repeat not in compared.comparison.runs:
             st.page_link(
                 comparing.PAGE,
                 label=plain(f"Add the forced repeat of {name}: the same context at every step"),
                 icon=":material/compare_arrows:",
-                query_params=comparing.link(other.uid, repeat, against=other.uid),
+                query_params=comparing.link(other_reader.uid, repeat, against=other_reader.uid),
             )
 
 
-def fit(pair: Pair, chosen: Selection) -> tuple[Selection, list[str]]:
+def fit(pair: Pair, selection: Selection) -> tuple[Selection, list[str]]:
     """The selection inside both runs: the cursor goes as far as the longer run, the metric is one that either
     recorded."""
     longer = max((pair.a, pair.b), key=lambda reader: reader.n_steps)
-    inside = pair.b if (chosen.step or 0) < pair.b.n_steps else longer
-    known, asked = comparedata.metrics(pair), chosen.metric
-    fitted, problems = data.fit(inside, chosen.merged({"metric": None, "span": None}))
-    metric = asked if asked in known else opening_metric([name for name, where in known.items() if where == "both"])
-    if asked is not None and asked != metric:
-        problems = [*problems, f"metric {asked[:40]!r} was recorded in neither run; showing {metric}"]
-    return fitted.merged({"run": pair.b.uid, "span": chosen.span, "metric": metric}), problems
+    inside = pair.b if (selection.step or 0) < pair.b.n_steps else longer
+    owners, metric_name = comparedata.metrics(pair), selection.metric
+    fitted, problems = data.fit(inside, selection.merged({"metric": None, "span": None}))
+    metric = (
+        metric_name
+        if metric_name in owners
+        else opening_metric([name for name, where in owners.items() if where == "both"])
+    )
+    if metric_name is not None and metric_name != metric:
+        problems = [*problems, f"metric {metric_name[:40]!r} was recorded in neither run; showing {metric}"]
+    return fitted.merged({"run": pair.b.uid, "span": selection.span, "metric": metric}), problems
 
 
-def metric_picker(pair: Pair, chosen: Selection) -> None:
+def metric_picker(pair: Pair, selection: Selection) -> None:
     """Which metric the maps and the first curve show."""
-    known = comparedata.metrics(pair)
-    if not known:
+    owners = comparedata.metrics(pair)
+    if not owners:
         st.info("The runs recorded no figure per step and head, so there is no map to compare.")
         return
 
     def label(name: str) -> str:
-        return metric_of(name).label + ("" if known[name] == "both" else f", recorded in {known[name]}")
+        return metric_of(name).label + ("" if owners[name] == "both" else f", recorded in {owners[name]}")
 
-    session.follow("compare_metric", chosen.metric)
+    session.follow("compare_metric", selection.metric)
     st.selectbox(
         "Metric of maps and curves",
-        list(known),
+        list(owners),
         key="compare_metric",
         format_func=label,
         on_change=lambda: session.change({"metric": st.session_state["compare_metric"]}),
     )
 
 
-def player(compared: Compared, pair: Pair, chosen: Selection, on_commit: Callable[[], None]) -> None:
+def player(compared: Compared, pair: Pair, selection: Selection, on_commit: Callable[[], None]) -> None:
     """Both runs on one cursor, where they are all there is; of more runs two are played when they are looked at."""
     two = len(compared.runs) == 2
     label = plain(f"Step by step: {compared.b} (B) laid over {compared.a} (A)")
@@ -95,26 +99,26 @@ def player(compared: Compared, pair: Pair, chosen: Selection, on_commit: Callabl
     fold = st.expander(label, expanded=two, key=key, on_change="rerun")
     if fold.open:
         with fold:
-            _player(compared, pair, chosen, on_commit)
+            _player(compared, pair, selection, on_commit)
 
 
-def _player(compared: Compared, pair: Pair, chosen: Selection, on_commit: Callable[[], None]) -> None:
-    sent = [_payload(reader, chosen.metric) for reader in (pair.a, pair.b)]
+def _player(compared: Compared, pair: Pair, selection: Selection, on_commit: Callable[[], None]) -> None:
+    sent = [_payload(reader, selection.metric) for reader in (pair.a, pair.b)]
     header = {
         "a": sent[0][0],
         "b": sent[1][0],
         "rev": session.revision(),
-        "step": chosen.step or 0,
-        "layer": chosen.layer or 0,
-        "head": chosen.head or 0,
-        "metric": chosen.metric,
+        "step": selection.step or 0,
+        "layer": selection.layer or 0,
+        "head": selection.head or 0,
+        "metric": selection.metric,
         "diverged": pair.divergence,
         "maps": pair.same_shape,
         "labels": [compared.a, compared.b],
     }
     pair_player(sent[0][1], sent[1][1], header, on_commit)
-    if chosen.metric is not None and pair.same_shape:
-        step, metric = chosen.step or 0, metric_of(chosen.metric)
+    if selection.metric is not None and pair.same_shape:
+        step, metric = selection.step or 0, metric_of(selection.metric)
         a, b = (comparedata.map_of(reader, metric.name, step) for reader in (pair.a, pair.b))
         caption = f"{metric.label} at step {step}\nA: {compared.a}, {pair.a.uid} · B: {compared.b}, {pair.b.uid}"
         canvas_menu(

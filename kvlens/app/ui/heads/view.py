@@ -51,21 +51,21 @@ class View:
         return self.chosen.layer or 0, self.chosen.head or 0
 
 
-def controls(reader: TraceReader, chosen: Selection) -> View | None:
+def controls(reader: TraceReader, selection: Selection) -> View | None:
     """Metric, aggregate and step range; None when the run holds no figures per head."""
     names = data.summary_metrics(reader)
     if not names:
         st.info("This run recorded no figures per head, so there is nothing to map.")
         return None
-    name = chosen.metric if chosen.metric in names else opening_metric(names)
-    left, middle, third, right = st.columns([3, 2, 2, 5], vertical_alignment="bottom")
+    name = selection.metric if selection.metric in names else opening_metric(names)
+    left_column, middle, third, right = st.columns([3, 2, 2, 5], vertical_alignment="bottom")
     session.follow("heads_metric", name)
-    left.selectbox(
+    left_column.selectbox(
         "Metric", names, key="heads_metric", format_func=lambda item: metric_of(item).label, on_change=_metric_picked
     )
     if "heads_agg" not in st.session_state:
-        wanted = st.query_params.get("agg", "mean")
-        st.session_state["heads_agg"] = wanted if wanted in AGGREGATES else "mean"
+        requested = st.query_params.get("agg", "mean")
+        st.session_state["heads_agg"] = requested if requested in AGGREGATES else "mean"
     agg = middle.selectbox("Over the steps", AGGREGATES, key="heads_agg", persist_state="session")
     fit = third.toggle(
         "Fit colours",
@@ -79,7 +79,7 @@ def controls(reader: TraceReader, chosen: Selection) -> View | None:
         start, end = 0, last
     else:
         start, end = _step_range(reader, right, last)
-    return View(chosen, metric_of(str(name)), str(agg), start, end + 1, (start, end) == (0, last), bool(fit))
+    return View(selection, metric_of(str(name)), str(agg), start, end + 1, (start, end) == (0, last), bool(fit))
 
 
 def _step_range(reader: TraceReader, place: st.delta_generator.DeltaGenerator, last: int) -> tuple[int, int]:
@@ -107,8 +107,8 @@ def figures(reader: TraceReader, view: View) -> None:
         f"{view.metric.title}: {view.metric.doc}."
         + (" A figure of the KV head, shown for each of its query heads." if view.metric.level == "kv" else "")
     )
-    left, right = st.columns([11, 9], gap="medium")
-    with left:
+    left_column, right = st.columns([11, 9], gap="medium")
+    with left_column:
         key = f"map_{session.revision()}_{layer}_{head}"
         steps = f"steps-{view.start}-{view.stop - 1}"
         chart(
@@ -121,12 +121,12 @@ def figures(reader: TraceReader, view: View) -> None:
         )
         st.text(f"Selected: {label}, {how}: {value_text(float(values[layer, head]), view.metric)}")
     with right:
-        found: Series = series(reader, view.metric.name, layer, head)
-        if np.isfinite(found.values).any():
+        curve: Series = series(reader, view.metric.name, layer, head)
+        if np.isfinite(curve.values).any():
             name = f"timeline_{session.revision()}_{view.chosen.step}"
             chart(
-                head_timeline(found.values, view.metric, label, view.chosen.step or 0, view.start, view.stop),
-                pd.DataFrame({"step": range(found.values.size), unit_name(view.metric): found.values}),
+                head_timeline(curve.values, view.metric, label, view.chosen.step or 0, view.start, view.stop),
+                pd.DataFrame({"step": range(curve.values.size), unit_name(view.metric): curve.values}),
                 f"{reader.uid}-{view.metric.name}-L{layer}-Q{head}",
                 name,
                 f"{view.metric.title} of {label} over decode steps",

@@ -27,16 +27,16 @@ KEY = "race_lanes"
 def lanes(
     race: str,
     lines: Sequence[str],
-    first: int,
+    start: int,
     looks: Sequence[Mapping[str, str]],
     ended: bool,
     on_gap: Callable[[], None],
     on_open: Callable[[], None],
 ) -> None:
-    """Mounts the lanes. lines: as `kvlens race --progress-json` says them, from number `first` on; looks: of each lane
-    its title, colour and character. `on_gap` is called when lines before `first` did not come, see `wanted`; `on_open`
+    """Mounts the lanes. lines: as `kvlens race --progress-json` says them, from number `start` on; looks: of each lane
+    its title, colour and character. `on_gap` is called when lines before `start` did not come, see `wanted`; `on_open`
     after a click on a lane, see `opened`."""
-    data = {"id": race, "lines": list(lines), "first": first, "looks": list(looks), "ended": ended}
+    data = {"id": race, "lines": list(lines), "first": start, "looks": list(looks), "ended": ended}
     _lanes(key=KEY, data=data, on_from_change=on_gap, on_open_change=on_open)
 
 

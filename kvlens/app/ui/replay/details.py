@@ -40,7 +40,7 @@ def facts(reader: TraceReader) -> None:
         f"self-checks passed {int(checks['passed'].sum())}/{len(checks)}" if len(checks) else "self-checks not recorded"
     )
     drawn = f"temperature {meta.temperature:g}, top-p {meta.top_p or 1:g}, " if meta.temperature else ""
-    said = (
+    sentence = (
         f"{short_model(str(meta.model))} · {method} · {limit} · {counted(reader.prompt_tokens(), 'prompt token')} · "
         f"{counted(reader.n_steps, 'step')} · "
         f"{meta.device}, {meta.dtype} · {drawn}seed {meta.seed} · {passed}"
@@ -48,7 +48,7 @@ def facts(reader: TraceReader) -> None:
     )
     fed = "Fed, full KV's tokens" if meta.forced else "Generated"
     expected = f"Expected answer: {in_a_line(str(meta.answer))} · " if meta.answer else ""
-    st.text(visible(f"{said}\n{expected}{fed}: {in_a_line(output_text(reader))}"))
+    st.text(visible(f"{sentence}\n{expected}{fed}: {in_a_line(output_text(reader))}"))
     if len(checks) and not checks["passed"].all():
         failed = ", ".join(checks.loc[~checks["passed"], "name"])
         st.error(f"Self-checks failed: {failed.replace('_', ' ')}. Do not rely on this run before you know why.")
@@ -68,8 +68,8 @@ def _title(reader: TraceReader) -> str:
 def conditions(reader: TraceReader) -> None:
     """The effective configuration, the self-checks and everything else a run says of itself."""
     checks, meta = reader.self_checks(), reader.meta
-    left, right = st.columns(2)
-    with left.expander("Effective configuration"):
+    left_column, right = st.columns(2)
+    with left_column.expander("Effective configuration"):
         st.code(visible(json.dumps(meta.config, indent=1, ensure_ascii=False)), language="json")
     with right.expander("Self-checks and conditions"):
         st.dataframe(checks.assign(name=checks["name"].str.replace("_", " ")), hide_index=True, width="stretch")
@@ -79,25 +79,27 @@ def conditions(reader: TraceReader) -> None:
         st.code(visible(json.dumps(rest, indent=1, ensure_ascii=False)), language="json", height=240)
 
 
-def attended(reader: TraceReader, chosen: Selection) -> None:
+def attended(reader: TraceReader, selection: Selection) -> None:
     """The spans that the selected head attended at the selected step."""
-    step, layer, head = chosen.step or 0, chosen.layer or 0, chosen.head or 0
-    _spans(reader, step, layer, head, head_label(layer, head, reader.q_heads // reader.kv_heads), chosen.span)
+    step, layer, head = selection.step or 0, selection.layer or 0, selection.head or 0
+    _spans(reader, step, layer, head, head_label(layer, head, reader.q_heads // reader.kv_heads), selection.span)
 
 
-def decided(reader: TraceReader, chosen: Selection) -> None:
+def decided(reader: TraceReader, selection: Selection) -> None:
     """Transfers of the selected step, and what was decided for the selected KV head."""
-    _transfers(reader, chosen.step or 0)
-    _events(reader, chosen.step or 0, chosen.layer or 0, (chosen.head or 0) // (reader.q_heads // reader.kv_heads))
+    _transfers(reader, selection.step or 0)
+    _events(
+        reader, selection.step or 0, selection.layer or 0, (selection.head or 0) // (reader.q_heads // reader.kv_heads)
+    )
 
 
-def player_menu(reader: TraceReader, chosen: Selection, key: str) -> None:
+def player_menu(reader: TraceReader, selection: Selection, key: str) -> None:
     """What the player shows, to take away: its pictures, and the chosen metric of all heads and steps. `key`: the
     player's."""
-    if chosen.metric is None:
+    if selection.metric is None:
         return
-    step, metric = chosen.step or 0, metric_of(chosen.metric)
-    label = head_label(chosen.layer or 0, chosen.head or 0, reader.q_heads // reader.kv_heads)
+    step, metric = selection.step or 0, metric_of(selection.metric)
+    label = head_label(selection.layer or 0, selection.head or 0, reader.q_heads // reader.kv_heads)
     caption = f"{metric.label} at step {step}; over steps: {label}\n{_title(reader)}, {reader.uid}"
     canvas_menu(lambda: metric_table(reader, metric.name), f"{reader.uid}-{metric.name}", key, caption)
 

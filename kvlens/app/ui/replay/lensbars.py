@@ -15,9 +15,9 @@ from kvlens.player.payload import needle_tokens
 from kvlens.recording.metrics import head_label
 
 
-def wanted(reader: TraceReader, chosen: Selection) -> None:
+def wanted(reader: TraceReader, selection: Selection) -> None:
     """The figures at the selected step; one sentence where full attention's masses were not recorded."""
-    step, layer, head = chosen.step or 0, chosen.layer or 0, chosen.head or 0
+    step, layer, head = selection.step or 0, selection.layer or 0, selection.head or 0
     label = head_label(layer, head, reader.q_heads // reader.kv_heads)
     st.markdown(f"##### What full KV would have read with {label} at step {step}")
     table = listed(reader, step, layer, head)
@@ -46,10 +46,10 @@ def lost(reader: TraceReader, step: int, layer: int, head: int) -> str:
     """The tokens with most of full attention that the head attended in no form, as a sentence; nothing where it read
     all that mattered, or it was not recorded."""
     tokens = reader.lost_tokens(step)
-    mine = tokens[(tokens["layer"] == layer) & (tokens["q_head"] == head)]
-    if (share := float(mine["mass"].sum())) < LEAST:
+    lost_tokens = tokens[(tokens["layer"] == layer) & (tokens["q_head"] == head)]
+    if (share := float(lost_tokens["mass"].sum())) < LEAST:
         return ""
-    where = ranges_in_words(joined((int(pos), int(pos) + 1) for pos in mine["pos"]))
+    where = ranges_in_words(joined((int(pos), int(pos) + 1) for pos in lost_tokens["pos"]))
     return f" Attended in no form: {where}, with {share:.2f} of full KV's mass."
 
 

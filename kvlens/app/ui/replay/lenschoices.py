@@ -16,36 +16,36 @@ MOST = 5
 """things of most effect, or missed most, that are offered together"""
 
 
-def choices_of(reader: TraceReader, span: int | None, found: Verdict | None) -> dict[str, tuple[Piece, ...]]:
+def choices_of(reader: TraceReader, span: int | None, loss: Verdict | None) -> dict[str, tuple[Piece, ...]]:
     """What is offered, by its words: the span, where one is chosen; where the verdict names that one, what had most
     effect at the step of loss, each for the KV head that missed it (the answer's later tokens may need more); the
     needle's spans where the span is not all of it; of a run that lost, the tokens lost inside the span and the lines
-    missed most at the step of loss, spans and tokens lost inside spans. found: None of a run that lost nothing, or of
+    missed most at the step of loss, spans and tokens lost inside spans. loss: None of a run that lost nothing, or of
     which that is not known."""
-    step = reader.n_steps - 1 if found is None else found.step
+    step = reader.n_steps - 1 if loss is None else loss.step
     choices: dict[str, tuple[Piece, ...]] = {}
     spans = reader.spans()
     if span is not None and span not in set(spans.loc[spans["kind"] == "window", "span"]):
         choices[f"span {span}"] = (Piece(span),)
-    if found is not None and found.missed is not None and found.missed.span == span:
+    if loss is not None and loss.missed is not None and loss.missed.span == span:
         choices |= _of_most_effect(reader, step)
-    lost = [] if found is None else inside(reader, step)
+    lost = [] if loss is None else inside(reader, step)
     for line in lost:
         if line.span == span or line is lost[0]:
             choices[line.words()] = _pieces(tokens=line.tokens)
-    there = spans[(spans["kind"] != "window") & (spans["born_step"] <= step) & ~(spans["died_step"] <= step)]
+    alive = spans[(spans["kind"] != "window") & (spans["born_step"] <= step) & ~(spans["died_step"] <= step)]
     needle = needle_tokens(reader.tokens(), reader.meta.needle)
     inner = [
         int(s)
-        for s, start, end in zip(there["span"], there["tok_start"], there["tok_end"], strict=True)
+        for s, start, end in zip(alive["span"], alive["tok_start"], alive["tok_end"], strict=True)
         if any(a < end and b > start for a, b in needle)
     ]
     if inner and inner != [span]:
         choices[f"the needle: {len(inner)} span{'s' if len(inner) > 1 else ''}"] = _pieces(inner)
-    most, tokens = ([], ()) if found is None else _most_missed(reader, step)
+    most, tokens = ([], ()) if loss is None else _most_missed(reader, step)
     if len(most) + len(tokens) > 1:
-        what = f"the {len(most)} spans missed most"
-        choices[what + (f" and {ranges_in_words(tokens)}" if tokens else "")] = _pieces(most, tokens)
+        label = f"the {len(most)} spans missed most"
+        choices[label + (f" and {ranges_in_words(tokens)}" if tokens else "")] = _pieces(most, tokens)
     return choices
 
 
@@ -77,4 +77,4 @@ def _most_missed(reader: TraceReader, step: int, most: int = MOST) -> tuple[list
 
 
 def _pieces(spans: Iterable[int] = (), tokens: Iterable[tuple[int, int]] = ()) -> tuple[Piece, ...]:
-    return (*(Piece(span) for span in spans), *(Piece(tokens=there) for there in tokens))
+    return (*(Piece(span) for span in spans), *(Piece(tokens=token_range) for token_range in tokens))

@@ -29,19 +29,19 @@ MOST_EFFECTS = 5
 
 def banner(reader: TraceReader) -> None:
     """On top of a what-if's own replay: what was held or dropped, and of which run it is a repeat."""
-    one, parent = try_of(reader.meta, reader.uid), reader.meta.parent
-    if one is None:
+    attempt, parent = try_of(reader.meta, reader.uid), reader.meta.parent
+    if attempt is None:
         return
     repeated = _meta(parent)
     if repeated is not None:
-        one = one.beyond(repeated)
-        if one.nothing and one.summary is None:
+        attempt = attempt.beyond(repeated)
+        if attempt.nothing and attempt.summary is None:
             return  # what it holds and drops is that run's own
-    asks = " it had been there" if one.holds else " it had not been there" if one.drops else ""
-    asks = " the one had been there, the other not" if one.mixed else asks
+    asks = " it had been there" if attempt.holds else " it had not been there" if attempt.drops else ""
+    asks = " the one had been there, the other not" if attempt.mixed else asks
     with st.container(border=True):
-        st.markdown(f"**What if{asks}:** {plain(one.words())}; everything else as in the run it repeats.")
-        tried.outcome(one, repeated)
+        st.markdown(f"**What if{asks}:** {plain(attempt.words())}; everything else as in the run it repeats.")
+        tried.outcome(attempt, repeated)
         if parent:
             place = places.in_run(str(parent))
             st.page_link(
@@ -57,83 +57,85 @@ def _meta(uid: str | None) -> RunMeta | None:
         return None
 
 
-def panel(reader: TraceReader, chosen: Selection) -> None:
+def panel(reader: TraceReader, selection: Selection) -> None:
     """The verdict and, beside it, what can be tried; below them a running repeat and what was tried before."""
     table = data.runs_lately()
-    found = data.loss_verdict(reader)
+    loss = data.loss_verdict(reader)
     job = lensjobs.job_of(reader.uid)
     outcomes = lensdata.tries(reader.uid, table)
     with st.container(border=True, key=tour.VERDICT):
-        left, right = st.columns([7, 5], gap="large")
-        with left:
-            if found is None:
+        left_column, right = st.columns([7, 5], gap="large")
+        with left_column:
+            if loss is None:
                 _without_loss(reader, table, busy=job is not None)
             else:
-                st.markdown("  \n".join(lines(reader, found)))
+                st.markdown("  \n".join(lines(reader, loss)))
                 with st.expander("More of this loss"):
-                    st.markdown("\n\n".join(more(reader, found)))
+                    st.markdown("\n\n".join(more(reader, loss)))
                     _contexts(reader, table, busy=job is not None)
         with right:
-            lenswhatif.form(reader, chosen, found, job is not None, outcomes)
+            lenswhatif.form(reader, selection, loss, job is not None, outcomes)
         if job is not None:
             lensjobs.follow(job)
         if outcomes:
             with st.container(key=tour.TRIED):
-                tried.tried(reader, outcomes, chosen)
+                tried.tried(reader, outcomes, selection)
 
 
-def lines(reader: TraceReader, found: Verdict) -> list[str]:
+def lines(reader: TraceReader, loss: Verdict) -> list[str]:
     """The verdict as lines of Markdown; text of tokens is escaped."""
-    how = severity(reader, found)
+    how = severity(reader, loss)
     means = f" · {plain(how.sentence())}" if how.sentence() else ""
-    said = [
-        f"**{how.headline(found.step)}**: full KV says {quoted(found.expected)}, this run {quoted(found.got)}{means} · "
-        f"{plain(found.loss_words())}"
+    sentences = [
+        f"**{how.headline(loss.step)}**: full KV says {quoted(loss.expected)}, this run {quoted(loss.got)}{means} · "
+        f"{plain(loss.loss_words())}"
     ]
-    missed = found.missed
+    missed = loss.missed
     if missed is None:
-        if len(reader.triples(found.step)):
-            said.append("**Missed most**: no recorded span got less of any head's attention than full KV gives it.")
+        if len(reader.triples(loss.step)):
+            sentences.append(
+                "**Missed most**: no recorded span got less of any head's attention than full KV gives it."
+            )
         else:
-            said.append(f"**Missed most**: not recorded at this step{plain(sampling(reader))}.")
-        return said
+            sentences.append(f"**Missed most**: not recorded at this step{plain(sampling(reader))}.")
+        return sentences
     group = reader.q_heads // reader.kv_heads
     effect = f" · {plain(missed.effect_words())}" if missed.effect_words() else ""
     heads = f"(mean over its {group} query heads, Q{missed.q_head} most)" if group > 1 else f"(Q{missed.q_head})"
-    said.append(
+    sentences.append(
         f"**Missed most** by L{missed.layer} KV{missed.kv_head} {plain(heads)}: {plain(_span(reader, missed))} "
         f"· full KV's mass on it "
         f"**{plain(f'{missed.full:.2f}')}**, this run's **{plain(f'{missed.mass:.2f}')}**, regret "
         f"{plain(f'{missed.regret:.2f}')}{effect}"
     )
     why = f"**Why it was missed**: {plain(missed.reason.says)}."
-    return [*said, why]
+    return [*sentences, why]
 
 
-def more(reader: TraceReader, found: Verdict) -> list[str]:
+def more(reader: TraceReader, loss: Verdict) -> list[str]:
     """What the verdict's lines leave out: what else the choice hung on, what regret by span hides, and what moved."""
-    return [*_effects(reader, found), *_inside(reader, found), _moved(found)]
+    return [*_effects(reader, loss), *_inside(reader, loss), _moved(loss)]
 
 
-def _effects(reader: TraceReader, found: Verdict) -> list[str]:
+def _effects(reader: TraceReader, loss: Verdict) -> list[str]:
     """The triples with most effect on the choice, or why there are none; nothing of a trace that never had them. Their
     sum is of what was named, since what speaks against full KV's token is not recorded."""
-    effects = reader.effects(found.step)
+    effects = reader.effects(loss.step)
     if effects.empty:
         why = reader.meta.no_effects
         return [f"**Effect on the choice**: not recorded, {plain(why)}."] if why else []
-    first = effects.head(MOST_EFFECTS)
+    strongest = effects.head(MOST_EFFECTS)
     named = " · ".join(
         f"L{layer} KV{head} span {span} {effect:.2f}"
-        for layer, head, span, effect in first[["layer", "kv_head", "span", "effect"]].itertuples(index=False)
+        for layer, head, span, effect in strongest[["layer", "kv_head", "span", "effect"]].itertuples(index=False)
     )
-    sums = f"Together {first['effect'].sum():.2f}; full KV's token leads by {effects['lead'].iloc[0]:.2f}."
+    sums = f"Together {strongest['effect'].sum():.2f}; full KV's token leads by {effects['lead'].iloc[0]:.2f}."
     return [f"**Effect on the choice**, logits: {plain(f'{named}. {sums}')}"]
 
 
-def _inside(reader: TraceReader, found: Verdict) -> list[str]:
+def _inside(reader: TraceReader, loss: Verdict) -> list[str]:
     """The tokens that regret by span hides, where there are some."""
-    if (line := found.lost_inside) is None:
+    if (line := loss.lost_inside) is None:
         return []
     tokens = reader.tokens()
     text = " … ".join(span_text(tokens, start, end, 70).strip() for start, end in line.tokens)
@@ -154,11 +156,11 @@ def _span(reader: TraceReader, missed: Missed) -> str:
     return f"span {missed.span}, {token_range(start, end)}{star}, “{span_text(tokens, start, end, 70).strip()}”"
 
 
-def _moved(found: Verdict) -> str:
-    text = f"**Moved to the device** at step {found.step}: {plain(si_bytes(found.h2d_bytes))}"
-    if found.missed is not None and found.h2d_bytes:
-        least = "at least " if found.unnamed_bytes else ""
-        text += f", of which span {found.missed.span}, over all heads: {least}{plain(si_bytes(found.missed.h2d_bytes))}"
+def _moved(loss: Verdict) -> str:
+    text = f"**Moved to the device** at step {loss.step}: {plain(si_bytes(loss.h2d_bytes))}"
+    if loss.missed is not None and loss.h2d_bytes:
+        least = "at least " if loss.unnamed_bytes else ""
+        text += f", of which span {loss.missed.span}, over all heads: {least}{plain(si_bytes(loss.missed.h2d_bytes))}"
     return text + "."
 
 
@@ -189,11 +191,11 @@ def _without_loss(reader: TraceReader, table: pd.DataFrame, busy: bool) -> None:
         _contexts(reader, table, busy)
     elif reader.meta.method == "full":
         pairs = int((table["reference"] == reader.uid).sum())
-        whose = f"It is the reference of {counted(pairs, 'other run')}." if pairs else ""
-        st.markdown(f"**This run is full KV itself.** {whose}")
+        references = f"It is the reference of {counted(pairs, 'other run')}." if pairs else ""
+        st.markdown(f"**This run is full KV itself.** {references}")
     else:
-        left, right = st.columns([3, 1], vertical_alignment="center")
-        left.markdown(
+        left_column, right = st.columns([3, 1], vertical_alignment="center")
+        left_column.markdown(
             "**What this run lost against full KV was not recorded.** It can be repeated on full KV's tokens "
             "and compared at every step."
         )
@@ -217,12 +219,12 @@ def _contexts(reader: TraceReader, table: pd.DataFrame, busy: bool) -> None:
 
 def _compare(reader: TraceReader, table: pd.DataFrame, busy: bool, label: str) -> None:
     """The way to the forced comparison: to the one there is, else to a job that makes it."""
-    if (other := lensdata.forced_repeat(reader.uid, table)) is not None:
+    if (repeat_uid := lensdata.forced_repeat(reader.uid, table)) is not None:
         st.page_link(
             comparing.PAGE,
             label="Add all steps to the comparison",
             icon=":material/compare_arrows:",
-            query_params=comparing.at_all_steps(reader.uid, other),
+            query_params=comparing.at_all_steps(reader.uid, repeat_uid),
             help="This run, full KV, and its repeat on full KV's tokens, beside each other.",
         )
     elif st.button(

@@ -27,31 +27,31 @@ VERDICT, HOLD, TRIED = "verdict", "hold_resident", "tried"
 """keys of what the marks point at"""
 
 
-def tour(reader: TraceReader, found: Verdict, tried: Counterfactual | None) -> None:
+def tour(reader: TraceReader, loss: Verdict, tried: Counterfactual | None) -> None:
     """The button that asks for the marks. `tried`: what holding came to, where it stands on the page."""
-    how = severity(reader, found)
-    data = {"run": reader.uid, "marks": marks(found, how, tried), "unasked": gallery.loss_of(reader.uid) is not None}
+    how = severity(reader, loss)
+    data = {"run": reader.uid, "marks": marks(loss, how, tried), "unasked": gallery.loss_of(reader.uid) is not None}
     _tour(key="tour", data=data, width="content")
 
 
-def marks(found: Verdict, how: Severity, tried: Counterfactual | None) -> list[dict[str, str]]:
+def marks(loss: Verdict, how: Severity, tried: Counterfactual | None) -> list[dict[str, str]]:
     """What each mark points at and says: title, text (shown as they are, never as markup), within (a selector) and
     begins (the first words of a line there; '': all of it)."""
 
     def line(begins: str, title: str, text: str) -> dict[str, str]:
         return {"within": f".st-key-{VERDICT}", "begins": begins, "title": title, "text": text}
 
-    told = f": {how.sentence()}" if how.sentence() else ""
-    missed = found.missed
-    wanted = "Which part of the text was missed is said here, where it was recorded."
+    severity_sentence = f": {how.sentence()}" if how.sentence() else ""
+    missed = loss.missed
+    missed_sentence = "Which part of the text was missed is said here, where it was recorded."
     why = "Where the method had put that part of the text, and why the step could not read it, is said here."
     if missed is not None:
-        wanted = (
+        missed_sentence = (
             f"With its whole cache the model puts {missed.full:.0%} of this head's attention on one passage. "
             f"Here it got {missed.mass:.0%}."
         )
         if red(missed):
-            wanted += " The cache map below shows it red."
+            missed_sentence += " The cache map below shows it red."
         why = f"The record says so: {missed.reason.says}."
     back = "The outcome comes here: the answer before and after, and what holding it would have cost."
     if tried is not None:
@@ -61,12 +61,12 @@ def marks(found: Verdict, how: Severity, tried: Counterfactual | None) -> list[d
         )
     return [
         line(
-            how.headline(found.step),
+            how.headline(loss.step),
             f"{how.word} here",
-            f"Before step {found.step} both say the same. Here full KV says {found.expected!r} and this run "
-            f"{found.got!r}{told}.",
+            f"Before step {loss.step} both say the same. Here full KV says {loss.expected!r} and this run "
+            f"{loss.got!r}{severity_sentence}.",
         ),
-        line("Missed most", "Wanted this", wanted),
+        line("Missed most", "Wanted this", missed_sentence),
         line("Why it was", "Why it was missed", why),
         {
             "within": f".st-key-{HOLD}",

@@ -36,7 +36,7 @@ def tried(reader: TraceReader, trials: list[Try], selection: Selection) -> None:
         with ways.container(horizontal=True, horizontal_alignment="right", vertical_alignment="center"):
             replay = places.in_run(shown.uid, selection)
             st.page_link("pages/replay.py", label="Replay it", icon=":material/play_circle:", query_params=replay)
-            two = comparing.link(reader.uid, shown.uid, against=reader.uid, chosen=selection)
+            two = comparing.link(reader.uid, shown.uid, against=reader.uid, selection=selection)
             st.page_link(comparing.PAGE, label="Compare both runs", icon=":material/compare:", query_params=two)
             st.button(
                 "Undo",

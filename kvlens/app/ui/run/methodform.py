@@ -32,9 +32,9 @@ def method_form(catalogue: list[dict[str, Any]], model: ModelChoice, prompt: Pro
     notice([sentence.rstrip(".") for sentence in methods.refused().values()])
     entry = next(item for item in catalogue if item["name"] == method)
     st.caption(plain(f"{entry['title']} {entry['summary']}. {entry['paper']}."))
-    left, middle, right = st.columns(3)
+    left_column, middle, right = st.columns(3)
     keeps_all = bool(entry["keeps_all"])
-    budget = left.text_input(
+    budget = left_column.text_input(
         "Budget",
         "100%" if keeps_all else AUTO,
         key=budget_key(keeps_all),

@@ -44,7 +44,7 @@ def estimated(
 def panel(prompt: PromptChoice, choice: MethodChoice) -> bool:
     """Draws the estimate; True when the run can be started."""
     try:
-        found = estimated(
+        figures = estimated(
             prompt.prompt,
             choice.model,
             choice.method,
@@ -59,40 +59,42 @@ def panel(prompt: PromptChoice, choice: MethodChoice) -> bool:
     except (ValueError, OSError, KeyError) as problem:
         widgets.error(str(problem))
         return False
-    like, exact = likely_of(choice.model, choice.method, found), methods.get(choice.method).floor_is_exact
+    like, exact = likely_of(choice.model, choice.method, figures), methods.get(choice.method).floor_is_exact
     with st.container(border=True):
         st.caption("Estimate before the run (not measured)")
         columns = st.columns(5)
         facts = (
-            ("Prompt", _tokens(found["prompt_tokens"])),
-            ("Full KV at the end", _bytes(found["full_kv_bytes"])),
-            ("Budget", budget_said(found)),
-            ("Least this method needs" if exact else "It needs, by estimate", _bytes(found["min_budget_bytes"])),
-            ("Trace on disk", _bytes(found["trace_bytes"] if like is None else like.trace_bytes)),
+            ("Prompt", _tokens(figures["prompt_tokens"])),
+            ("Full KV at the end", _bytes(figures["full_kv_bytes"])),
+            ("Budget", budget_said(figures)),
+            ("Least this method needs" if exact else "It needs, by estimate", _bytes(figures["min_budget_bytes"])),
+            ("Trace on disk", _bytes(figures["trace_bytes"] if like is None else like.trace_bytes)),
         )
         for column, (label, value) in zip(columns, facts, strict=True):
             column.metric(label, value)
-        if found["feasible"] is not False:
-            st.caption(widgets.plain(took(like, found)))
-        if (every := found["oracle_every"]) is not None:
+        if figures["feasible"] is not False:
+            st.caption(widgets.plain(took(like, figures)))
+        if (every := figures["oracle_every"]) is not None:
             steps = "every step" if every == 1 else f"one step in {every}"
             st.caption(f"Full attention by span, over the exact keys, will be recorded at {steps} in all layers.")
-        if found["room"]:
-            st.info(widgets.plain(found["room"]))
-        if found["fit"]:
-            st.info(widgets.plain(found["fit"]))
-        for warning in found["warnings"]:
+        if figures["room"]:
+            st.info(widgets.plain(figures["room"]))
+        if figures["fit"]:
+            st.info(widgets.plain(figures["fit"]))
+        for warning in figures["warnings"]:
             st.warning(widgets.plain(warning))
-        if found["instead"]:
-            _instead(found["instead"], choice)
-    return found["feasible"] is not False
+        if figures["instead"]:
+            _instead(figures["instead"], choice)
+    return figures["feasible"] is not False
 
 
-def likely_of(model: str, method: str, found: dict[str, Any]) -> Likely | None:
-    """What stored runs of the model say of the run that `found` estimates."""
-    if found["prompt_tokens"] is None:
+def likely_of(model: str, method: str, figures: dict[str, Any]) -> Likely | None:
+    """What stored runs of the model say of the run that `figures` estimates."""
+    if figures["prompt_tokens"] is None:
         return None
-    return _likely(str(data.runs_dir()), model, method, found["prompt_tokens"], found["steps"], found["step_bytes"])
+    return _likely(
+        str(data.runs_dir()), model, method, figures["prompt_tokens"], figures["steps"], figures["step_bytes"]
+    )
 
 
 @st.cache_data(max_entries=64, ttl=30, show_spinner=False)
@@ -100,20 +102,21 @@ def _likely(folder: str, model: str, method: str, tokens: int, steps: int, step_
     return likely(Path(folder), model, method, tokens, steps, step_bytes)
 
 
-def took(like: Likely | None, found: dict[str, Any]) -> str:
+def took(like: Likely | None, figures: dict[str, Any]) -> str:
     """How long it will take, in words."""
     if like is None:
         return "How long it takes is known when a run of this model is stored here."
-    steps = f"{duration(like.decode_s * 1e6)} for at most {counted(found['steps'], 'step')}"
+    steps = f"{duration(like.decode_s * 1e6)} for at most {counted(figures['steps'], 'step')}"
     read = "" if like.prefill_s is None else f"{duration(like.prefill_s * 1e6)} for the prompt and "
-    whose = "of this method" if like.own else "of other methods"
-    by = f"by {'the newest run' if like.runs == 1 else f'the newest {like.runs} runs'} {whose} on this model here"
-    return f"Time: about {read}{steps}, {by}; loading the model and a full-KV reference come on top."
+    methods_phrase = "of this method" if like.own else "of other methods"
+    runs = "the newest run" if like.runs == 1 else f"the newest {like.runs} runs"
+    source = f"by {runs} {methods_phrase} on this model here"
+    return f"Time: about {read}{steps}, {source}; loading the model and a full-KV reference come on top."
 
 
-def _instead(found: dict[str, str], choice: MethodChoice) -> None:
+def _instead(remedy: dict[str, str], choice: MethodChoice) -> None:
     """A button that sets the form to what would work."""
-    preset, budget = found.get("preset"), found.get("budget")
+    preset, budget = remedy.get("preset"), remedy.get("budget")
     words = [f"preset {preset}"] if preset else []
     words += [limit if (limit := in_words(budget)) == NO_LIMIT else f"a budget of {_percent(budget)}"] if budget else []
     st.button(
@@ -143,8 +146,8 @@ def _tokens(count: int | None) -> str:
     return "unknown" if count is None else f"{count:,} tokens"
 
 
-def budget_said(found: dict[str, Any]) -> str:
+def budget_said(figures: dict[str, Any]) -> str:
     """The budget in bytes. Without full KV bytes nothing is known; with them, None means no limit."""
-    if found["full_kv_bytes"] is None:
+    if figures["full_kv_bytes"] is None:
         return "unknown"
-    return NO_LIMIT if found["budget_bytes"] is None else si_bytes(found["budget_bytes"])
+    return NO_LIMIT if figures["budget_bytes"] is None else si_bytes(figures["budget_bytes"])

@@ -25,28 +25,28 @@ def panel(prompt: PromptChoice, choice: MethodChoice, rivals: Sequence[str]) -> 
     """Draws the estimate of every lane; True when the race can be started: a method that is refused is a lane that says
     why."""
     try:
-        asked = race_of(choice, rivals)
-        lanes = [asked.reference, *(lane for lane, _ in asked.lanes())]
-        found = [_estimate(prompt, lane) for lane in lanes]
+        race = race_of(choice, rivals)
+        lanes = [race.reference, *(lane for lane, _ in race.lanes())]
+        estimates = [_estimate(prompt, lane) for lane in lanes]
     except (ValueError, OSError, KeyError) as problem:
         widgets.error(str(problem))
         return False
-    like = [likely_of(lane.model, lane.method, one) for lane, one in zip(lanes, found, strict=True)]
+    like = [likely_of(lane.model, lane.method, estimate) for lane, estimate in zip(lanes, estimates, strict=True)]
     with st.container(border=True):
         st.caption("Estimate before the race (not measured)")
-        rows = [_row(*each) for each in zip(lanes, found, like, strict=True)]
+        rows = [_row(*each) for each in zip(lanes, estimates, like, strict=True)]
         st.dataframe(pd.DataFrame(rows), hide_index=True, width="stretch", placeholder="")
-        if said := _took(like, found):
-            st.caption(widgets.plain(said))
-        for lane, one in zip(lanes, found, strict=True):
-            for warning in one["warnings"]:
+        if time_sentence := _took(like, estimates):
+            st.caption(widgets.plain(time_sentence))
+        for lane, estimate in zip(lanes, estimates, strict=True):
+            for warning in estimate["warnings"]:
                 st.warning(widgets.plain(f"{_title(lane.method)}: {warning}"))
-    return any(one["feasible"] is not False for one in found[1:])
+    return any(estimate["feasible"] is not False for estimate in estimates[1:])
 
 
 def race_of(choice: MethodChoice, rivals: Sequence[str]) -> RaceRequest:
     """The race that the form asks for: the chosen method with its configuration, the others as they come."""
-    chosen = Entrant(method=choice.method, preset=choice.preset, overrides=choice.changed)
+    entrant = Entrant(method=choice.method, preset=choice.preset, overrides=choice.changed)
     shared = RunRequest(
         model=choice.model,
         budget=choice.budget,
@@ -55,8 +55,10 @@ def race_of(choice: MethodChoice, rivals: Sequence[str]) -> RaceRequest:
         system=choice.system,
         question=choice.question,
     )
-    entrants = (chosen, *(Entrant(method=name) for name in rivals))
-    return RaceRequest(shared=shared, entrants=tuple(one for one in entrants if one.method != methods.REFERENCE))
+    entrants = (entrant, *(Entrant(method=name) for name in rivals))
+    return RaceRequest(
+        shared=shared, entrants=tuple(entrant for entrant in entrants if entrant.method != methods.REFERENCE)
+    )
 
 
 def _estimate(prompt: PromptChoice, lane: RunRequest) -> dict[str, Any]:
@@ -66,33 +68,33 @@ def _estimate(prompt: PromptChoice, lane: RunRequest) -> dict[str, Any]:
     )
 
 
-def _row(lane: RunRequest, found: dict[str, Any], like: Likely | None) -> dict[str, str]:
+def _row(lane: RunRequest, estimate: dict[str, Any], like: Likely | None) -> dict[str, str]:
     def size(count: int | None) -> str:
         return "" if count is None else si_bytes(count)
 
-    known = found["prompt_tokens"] is not None
+    has_tokens = estimate["prompt_tokens"] is not None
     return {
         "method": _title(lane.method),
-        "preset": found["preset"] or "",
-        "held to": (attends_by(lane.method, found["config"]) if known else None) or budget_said(found),
-        "least it needs": size(found["min_budget_bytes"]),
-        "will run": WILL[found["feasible"]] if known else "unknown",
-        "trace on disk": size(found["trace_bytes"] if like is None else like.trace_bytes),
+        "preset": estimate["preset"] or "",
+        "held to": (attends_by(lane.method, estimate["config"]) if has_tokens else None) or budget_said(estimate),
+        "least it needs": size(estimate["min_budget_bytes"]),
+        "will run": WILL[estimate["feasible"]] if has_tokens else "unknown",
+        "trace on disk": size(estimate["trace_bytes"] if like is None else like.trace_bytes),
         "its steps": "" if like is None else f"about {duration(like.decode_s * 1e6)}",
     }
 
 
-def _took(like: Sequence[Likely | None], found: Sequence[dict[str, Any]]) -> str:
+def _took(like: Sequence[Likely | None], estimates: Sequence[dict[str, Any]]) -> str:
     """How long the race will take, in words; '' where no run of the model is stored."""
-    known = [one for one in like if one is not None]
-    if len(known) < len(like) or not known:
+    likely_lanes = [lane for lane in like if lane is not None]
+    if len(likely_lanes) < len(like) or not likely_lanes:
         return ""
-    steps = sum(one.decode_s for one in known)
-    read = next((one.prefill_s for one in known if one.prefill_s is not None), None)
-    before = "" if read is None else f"{duration(read * 1e6)} for the prompt, once, and "
+    steps = sum(lane.decode_s for lane in likely_lanes)
+    read = next((lane.prefill_s for lane in likely_lanes if lane.prefill_s is not None), None)
+    prefill_phrase = "" if read is None else f"{duration(read * 1e6)} for the prompt, once, and "
     return (
-        f"Time: about {before}{duration(steps * 1e6)} for {counted(len(known), 'lane')} of at most "
-        f"{counted(found[0]['steps'], 'step')}, by stored runs of this model here; loading the model comes on top."
+        f"Time: about {prefill_phrase}{duration(steps * 1e6)} for {counted(len(likely_lanes), 'lane')} of at most "
+        f"{counted(estimates[0]['steps'], 'step')}, by stored runs of this model here; loading the model comes on top."
     )
 
 

@@ -56,12 +56,12 @@ COLOURS = {
 }
 
 
-def span_table(reader: TraceReader, tokens: Tokens, frame: pd.DataFrame, chosen: Selection) -> pd.DataFrame:
+def span_table(reader: TraceReader, tokens: Tokens, frame: pd.DataFrame, selection: Selection) -> pd.DataFrame:
     """The spans alive at the selected step, by their first token: span, kind, tok_start, tok_end (the window's as it is
     at this step), length, text, mean_surprisal, mass (the selected query head's, NaN: not among those it listed), full
     (full attention's, likewise), regret, state (for its KV head), host_bytes (in host memory for the KV head),
     moved_bytes (to the device for it, all steps), needle, reason. `frame`: the reader's tokens."""
-    step, layer, head = chosen.step or 0, chosen.layer or 0, chosen.head or 0
+    step, layer, head = selection.step or 0, selection.layer or 0, selection.head or 0
     kv_head = head // (reader.q_heads // reader.kv_heads)
     every = reader.spans()
     alive = every[(every["born_step"] <= step) & ~(every["died_step"] <= step)].copy()
@@ -88,7 +88,7 @@ def span_table(reader: TraceReader, tokens: Tokens, frame: pd.DataFrame, chosen:
             "mass": _by_span(ids, oracle.set_index("span")["mass"].combine_first(listed.set_index("span")["mass"])),
             "full": _by_span(ids, oracle.set_index("span")["full"]),
             "regret": _by_span(ids, oracle.set_index("span")["regret"]),
-            "state": ids.map(states).where(lambda found: found.isin(SPAN_STATES), None),
+            "state": ids.map(states).where(lambda state: state.isin(SPAN_STATES), None),
             "host_bytes": _by_span(ids, cold),
             "moved_bytes": _moved(reader, ids, layer, kv_head),
             "needle": [tokens.in_needle(start, end) for start, end in ranges],
@@ -102,8 +102,8 @@ def _by_span(ids: pd.Series, values: pd.Series) -> np.ndarray:
 
 
 def _mean(nats: np.ndarray) -> float:
-    known = nats[np.isfinite(nats)]
-    return float(known.mean()) if known.size else float("nan")
+    recorded = nats[np.isfinite(nats)]
+    return float(recorded.mean()) if recorded.size else float("nan")
 
 
 def _moved(reader: TraceReader, ids: pd.Series, layer: int, kv_head: int) -> np.ndarray:

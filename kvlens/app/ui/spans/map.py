@@ -43,8 +43,8 @@ class Maps:
     def start(self, out: Path, uid: str, layer: int, kv_head: int, neighbors: int) -> None:
         """Begins to make the map, unless that is under way."""
         with self._lock:
-            known = self._jobs.get(self._ids.get(out, ""))
-            if known is None or not known.active:
+            job = self._jobs.get(self._ids.get(out, ""))
+            if job is None or not job.active:
                 numbers = (str(number) for number in (layer, kv_head, neighbors))
                 argv = [
                     sys.executable,
@@ -74,13 +74,13 @@ def map_file(uid: str, layer: int, kv_head: int, neighbors: int) -> Path:
     return folder / f"umap-l{layer}-kv{kv_head}-n{neighbors}-d{MIN_DIST:g}-s{SEED}.json"
 
 
-def load_map(path: Path, spans: np.ndarray, wanted: dict[str, object]) -> np.ndarray | None:
+def load_map(path: Path, spans: np.ndarray, expected: dict[str, object]) -> np.ndarray | None:
     """The points [S, 2] of a stored map of exactly these spans and settings; None when there is none, or it is not
     one."""
     try:
-        found = json.loads(read_plain(path).decode("utf-8"))
-        same = found["spans"] == spans.tolist() and all(found[name] == value for name, value in wanted.items())
-        points = np.asarray(found["points"], np.float64)
+        stored = json.loads(read_plain(path).decode("utf-8"))
+        same = stored["spans"] == spans.tolist() and all(stored[name] == value for name, value in expected.items())
+        points = np.asarray(stored["points"], np.float64)
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
     return points if same and points.shape == (len(spans), 2) and np.isfinite(points).all() else None
@@ -91,19 +91,19 @@ def key_map(reader: TraceReader, view: View) -> dict[str, str]:
     st.markdown("##### Keys of the spans")
     layer, head = view.chosen.layer or 0, view.chosen.head or 0
     kv_head = head // (reader.q_heads // reader.kv_heads)
-    found = reader.span_keys(layer, kv_head)
-    if found is None:
+    span_keys = reader.span_keys(layer, kv_head)
+    if span_keys is None:
         st.info("The keys of this run's spans were not recorded, so there is nothing to lay out.")
         return {}
-    spans, keys, form = found
+    spans, keys, form = span_keys
     few = len(spans) < LEAST_SPANS
     kind, neighbors = ("pca", NEIGHBORS[0]) if few else _choice(len(spans))
     points, shares = pca(keys)
     axes = tuple(f"principal component {k + 1} ({share:.0%} of the variance)" for k, share in enumerate(shares))
-    made = None if kind == "pca" else _umap(reader, layer, kv_head, neighbors, spans)
-    if made is not None:
-        points, axes = made, ("UMAP 1 (no unit)", "UMAP 2 (no unit)")
-    name = "UMAP" if made is not None else "PCA"
+    umap_points = None if kind == "pca" else _umap(reader, layer, kv_head, neighbors, spans)
+    if umap_points is not None:
+        points, axes = umap_points, ("UMAP 1 (no unit)", "UMAP 2 (no unit)")
+    name = "UMAP" if umap_points is not None else "PCA"
     place = pd.DataFrame({"span": spans, "x": points[:, 0], "y": points[:, 1]}).merge(view.table, on="span")
     key = f"span_map_{name}"
     star = view.table.loc[view.table["needle"], "span"].tolist()
@@ -130,15 +130,17 @@ def key_map(reader: TraceReader, view: View) -> dict[str, str]:
 
 def _choice(spans: int) -> tuple[str, int]:
     """PCA or UMAP, and how many neighbours UMAP looks at."""
-    left, right = st.columns([2, 3], vertical_alignment="bottom")
+    left_column, right = st.columns([2, 3], vertical_alignment="bottom")
     state, able = st.session_state, [number for number in NEIGHBORS if number < spans]
     if "spans_map" not in state:
-        wanted = st.query_params.get("proj", "pca")
-        state["spans_map"] = wanted if wanted in KINDS else "pca"
+        projection = st.query_params.get("proj", "pca")
+        state["spans_map"] = projection if projection in KINDS else "pca"
     if state.get("spans_neighbors") not in able:
-        asked = st.query_params.get("neighbors", "")
-        state["spans_neighbors"] = int(asked) if asked in map(str, able) else able[min(1, len(able) - 1)]
-    kind = left.segmented_control(
+        neighbors_text = st.query_params.get("neighbors", "")
+        state["spans_neighbors"] = (
+            int(neighbors_text) if neighbors_text in map(str, able) else able[min(1, len(able) - 1)]
+        )
+    kind = left_column.segmented_control(
         "Map",
         list(KINDS),
         key="spans_map",
@@ -175,9 +177,9 @@ def _wait(job: Job) -> None:
     if not job.active:
         st.rerun()
     waited = time.time() - (job.started or job.created)
-    what = "waiting for another map" if job.state == "queued" else _PHASES.get(job.phase, "starting")
+    phase = "waiting for another map" if job.state == "queued" else _PHASES.get(job.phase, "starting")
     st.info(
-        f"UMAP is being computed in a process of its own: {what}, {waited:.0f} s. Until then PCA is shown.",
+        f"UMAP is being computed in a process of its own: {phase}, {waited:.0f} s. Until then PCA is shown.",
         icon=":material/hourglass_top:",
     )
 

@@ -21,9 +21,9 @@ _OWN_MOVES = "kvlens_span_rows_clicked"
 
 def table(reader: TraceReader, view: View) -> None:
     """All spans at the selected step; a selected row selects the span on every page."""
-    group, chosen = reader.q_heads // reader.kv_heads, view.chosen
-    label = head_label(chosen.layer or 0, chosen.head or 0, group)
-    st.markdown(f"##### Spans at step {chosen.step or 0}, for {label}")
+    group, selection = reader.q_heads // reader.kv_heads, view.chosen
+    label = head_label(selection.layer or 0, selection.head or 0, group)
+    st.markdown(f"##### Spans at step {selection.step or 0}, for {label}")
     spans = view.table
     shown = pd.DataFrame(
         {
@@ -71,7 +71,7 @@ def table(reader: TraceReader, view: View) -> None:
     )
     menu(
         spans,
-        f"{reader.uid}-spans-step{chosen.step or 0}-{label.split(' (')[0].replace(' ', '-')}",
+        f"{reader.uid}-spans-step{selection.step or 0}-{label.split(' (')[0].replace(' ', '-')}",
         "span_rows",
         image=False,
     )
@@ -99,11 +99,11 @@ def selected(reader: TraceReader, view: View) -> None:
     if view.selected is None:
         st.caption("No span is selected; click one in a chart or in the table.")
         return
-    found = view.table[view.table["span"] == view.selected]
-    if found.empty:
+    rows = view.table[view.table["span"] == view.selected]
+    if rows.empty:
         st.caption(f"Span {view.selected} is selected; at step {view.chosen.step or 0} it does not exist.")
         return
-    span = found.iloc[0]
+    span = rows.iloc[0]
     start, end = int(span["tok_start"]), int(span["tok_end"])
     st.markdown(f"##### Span {view.selected}: tokens {start}–{end - 1}")
     text = passage(reader.tokens(), start, end)
@@ -114,9 +114,13 @@ def selected(reader: TraceReader, view: View) -> None:
 def lengths(reader: TraceReader, view: View) -> None:
     """How long the spans are."""
     spans = view.table
-    mine = spans.loc[spans["span"] == view.selected, "length"]
+    selected_length = spans.loc[spans["span"] == view.selected, "length"]
     chart(
-        length_histogram(spans["length"].to_numpy(), spans["kind"].tolist(), int(mine.iloc[0]) if len(mine) else None),
+        length_histogram(
+            spans["length"].to_numpy(),
+            spans["kind"].tolist(),
+            int(selected_length.iloc[0]) if len(selected_length) else None,
+        ),
         spans[["span", "kind", "length"]].rename(columns={"length": "length_tokens"}),
         f"{reader.uid}-span-lengths",
         "span_lengths",

@@ -59,12 +59,12 @@ def calibrate(
         raise ValueError("there is no text to calibrate on.")
     engine = Engine(loaded)
     answers: list[tuple[int, list[tuple[float, float]]]] = []
-    for done, source in enumerate(sources):
+    for number, source in enumerate(sources):
         prompt = tokenize(source, loaded.tokenizer, loaded.max_positions, max_new)
-        seen: list[tuple[float, float]] = []
-        engine.run(prompt, _watching(seen), FullParameters(), options=Options(max_new=max_new))
-        answers.append((len(prompt.ids) - 1, seen))
-        report({"prompts": done + 1, "of": len(sources), "tokens": sum(len(values) for _, values in answers)})
+        uncertainties: list[tuple[float, float]] = []
+        engine.run(prompt, _watching(uncertainties), FullParameters(), options=Options(max_new=max_new))
+        answers.append((len(prompt.ids) - 1, uncertainties))
+        report({"prompts": number + 1, "of": len(sources), "tokens": sum(len(values) for _, values in answers)})
     least = math.ceil(100 / (100 - percentile))
     sizes = {page: _of_size(answers, page, percentile) for page in PAGES}
     filled = {str(page): figures for page, figures in sizes.items() if figures["pages"] >= least}
@@ -97,7 +97,7 @@ def _ends(values: list[int]) -> list[int]:
 def generated(loaded: LoadedModel, count: int, max_new: int) -> list[PromptText]:
     """`count` prompts of the demo language in the model's own tokens, those that leave room for `max_new`."""
     lengths = _lengths(loaded, max_new)
-    made = []
+    prompts = []
     for index in range(count):
         task, size = GENERATED[index % len(GENERATED)]
         length = lengths[index // len(GENERATED) % len(lengths)]
@@ -110,8 +110,8 @@ def generated(loaded: LoadedModel, count: int, max_new: int) -> list[PromptText]
             hops=size,
             items=size,
         )
-        made.append(PromptText(text.text, text.answer, text.needle, text.task, text.seed))
-    return made
+        prompts.append(PromptText(text.text, text.answer, text.needle, text.task, text.seed))
+    return prompts
 
 
 def excerpts(loaded: LoadedModel, texts: Sequence[PromptText], count: int, max_new: int) -> list[PromptText]:
@@ -141,15 +141,15 @@ def excerpt(tokenizer: Any, text: str, length: int, seed: int, question: str) ->
     sizes = [len(tokenizer.encode(f" {part}", add_special_tokens=False)) for part in parts]
     if sum(sizes) < length:
         raise ValueError(f"a text has {sum(sizes):,} tokens, too few for an excerpt of {length:,}: give a longer one.")
-    first = random.Random(f"excerpt/{seed}").randrange(len(parts))
-    taken, room = [], length - len(tokenizer.encode(QUESTIONS[0], add_special_tokens=False))
-    for at in range(len(parts)):
-        part = (first + at) % len(parts)
+    start = random.Random(f"excerpt/{seed}").randrange(len(parts))
+    parts_taken, room = [], length - len(tokenizer.encode(QUESTIONS[0], add_special_tokens=False))
+    for offset in range(len(parts)):
+        part = (start + offset) % len(parts)
         if sizes[part] > room:
             break
-        taken.append(parts[part])
+        parts_taken.append(parts[part])
         room -= sizes[part]
-    return PromptText(f"{' '.join(taken)}\n\n{question}", task="excerpt", seed=seed)
+    return PromptText(f"{' '.join(parts_taken)}\n\n{question}", task="excerpt", seed=seed)
 
 
 def _lengths(loaded: LoadedModel, max_new: int) -> list[int]:
@@ -162,13 +162,13 @@ def _lengths(loaded: LoadedModel, max_new: int) -> list[int]:
     return lengths
 
 
-def _watching(seen: list[tuple[float, float]]) -> type[FullKV]:
+def _watching(uncertainties: list[tuple[float, float]]) -> type[FullKV]:
     """Full KV that notes what CHESS would be told of each step: (entropy, varentropy) of the distribution it
     produced."""
 
     class Watch(FullKV):
         def decode_end(self, end: StepEnd, memory: MemoryView) -> WindowLeave | None:
-            seen.append((end.next_entropy, end.next_varentropy))
+            uncertainties.append((end.next_entropy, end.next_varentropy))
             return None
 
     return Watch
@@ -178,21 +178,23 @@ def pages_of(answer: tuple[int, list[tuple[float, float]]], page: int) -> list[l
     """An answer (position of its first distribution, values) -> the pages that lie in it whole, at the method's page
     boundaries."""
     start, values = answer
-    first = -start % page
-    return [values[at : at + page] for at in range(first, len(values) - page + 1, page)]
+    first_start = -start % page
+    return [values[start : start + page] for start in range(first_start, len(values) - page + 1, page)]
 
 
 def _of_size(answers: list[tuple[int, list[tuple[float, float]]]], page: int, percentile: float) -> dict[str, Any]:
     pages = [values for answer in answers for values in pages_of(answer, page)]
     if not pages:
         return {"pages": 0}
-    found: dict[str, list[float]] = {"entropy_nats": [page_uncertainty(values, "page")[0] for values in pages]}
+    figures_by_page: dict[str, list[float]] = {
+        "entropy_nats": [page_uncertainty(values, "page")[0] for values in pages]
+    }
     for kind in ("page", "token"):
-        found[f"varentropy_{kind}_nats2"] = [page_uncertainty(values, kind)[1] for values in pages]
-    figures: dict[str, Any] = {name: quantile(values, percentile) for name, values in found.items()}
+        figures_by_page[f"varentropy_{kind}_nats2"] = [page_uncertainty(values, kind)[1] for values in pages]
+    figures: dict[str, Any] = {name: quantile(values, percentile) for name, values in figures_by_page.items()}
     above = [
         (e > figures["entropy_nats"], v > figures["varentropy_page_nats2"])
-        for e, v in zip(found["entropy_nats"], found["varentropy_page_nats2"], strict=True)
+        for e, v in zip(figures_by_page["entropy_nats"], figures_by_page["varentropy_page_nats2"], strict=True)
     ]
     return {"pages": len(pages), **figures, "above_both": sum(map(all, above)), "above_one": sum(map(any, above))}
 
@@ -200,7 +202,7 @@ def _of_size(answers: list[tuple[int, list[tuple[float, float]]]], page: int, pe
 def quantile(values: list[float], percentile: float) -> float:
     """Linear interpolation between the two nearest of the sorted values."""
     ordered = sorted(values)
-    at = percentile / 100 * (len(ordered) - 1)
-    low = math.floor(at)
+    position = percentile / 100 * (len(ordered) - 1)
+    low = math.floor(position)
     high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (at - low) * (ordered[high] - ordered[low])
+    return ordered[low] + (position - low) * (ordered[high] - ordered[low])

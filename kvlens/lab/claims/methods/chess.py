@@ -56,10 +56,10 @@ STATEMENTS = (
 def claims(engine: Engine, prompts: int, report: Callable[[str], None]) -> list[Claim]:
     """Check the ranks of the asked pages, and the rate of reconstruction on real text; the toy reads no prose."""
     setting = setting_of(engine.loaded.name)
-    made = [rank(setting, *measure_ranks(engine, setting, prompts, report))]
+    judged = [rank(setting, *measure_ranks(engine, setting, prompts, report))]
     if engine.loaded.name != DEMO:
-        made.insert(0, rate(*count_uncertain(engine, prompts, report), prompts, engine.loaded.name))
-    return made
+        judged.insert(0, rate(*count_uncertain(engine, prompts, report), prompts, engine.loaded.name))
+    return judged
 
 
 def count_uncertain(engine: Engine, prompts: int, report: Callable[[str], None]) -> tuple[int, int]:
@@ -113,11 +113,13 @@ def measure_ranks(
     parts = list[Ranked](), list[Ranked]()
     for index in range(prompts):
         for task in setting.tasks:
-            asked, prompt, read = make(task, setting.length, index)
+            prompt_text, prompt, read = make(task, setting.length, index)
             for keep in KEEP:
-                first, page = first_selection(engine, prompt, read, {"keep": keep})
-                ranks[keep] += rank_asked(prompt, asked.needle, first, page)
-            for part, ranked in zip(parts, rank_by_parts(prompt, asked.needle, read, first, page), strict=True):
+                selection, page = first_selection(engine, prompt, read, {"keep": keep})
+                ranks[keep] += rank_asked(prompt, prompt_text.needle, selection, page)
+            for part, ranked in zip(
+                parts, rank_by_parts(prompt, prompt_text.needle, read, selection, page), strict=True
+            ):
                 part += ranked
         report(f"chess ranks: {index + 1} of {prompts} prompts of each task")
     return ranks, parts
@@ -127,7 +129,7 @@ def rank(setting: Setting, ranks: dict[float, list[Ranked]], parts: tuple[list[R
     """Judge the affinity of keys: the asked pages rank better than chance, and more of them are kept than by chance."""
     mean, low, high = normal([row["rank"] for row in ranks[KEEP[0]]], FEWEST)
     gains = [normal([row["kept"] - row["chance"] for row in ranks[keep]], FEWEST) for keep in KEEP]
-    common, own = (normal([row["rank"] for row in part]) for part in parts)
+    common, newest = (normal([row["rank"] for row in part]) for part in parts)
     names, n = ("kept", "flat", "chance", "spent"), len(ranks[KEEP[0]])
     means = {keep: {name: normal([row[name] for row in ranks[keep]])[0] for name in names} for keep in KEEP}
     fewer = n >= FEWEST and any(wilson(row["kept"], n)[1] < row["chance"] for row in means.values())
@@ -139,8 +141,8 @@ def rank(setting: Setting, ranks: dict[float, list[Ranked]], parts: tuple[list[R
     spent = ", ".join(f"{keep:.0%}: {row['spent']:.0%}" for keep, row in means.items())
     reason = (
         f"By the mean page alone these pages rank {common[0]:.2f} ({common[1]:.2f} to {common[2]:.2f}), by what the "
-        f"newest pages add to it {own[0]:.2f} ({own[1]:.2f} to {own[2]:.2f}). Selected pages that are sinks or newest "
-        f"ones, attended anyway: {spent}."
+        f"newest pages add to it {newest[0]:.2f} ({newest[1]:.2f} to {newest[2]:.2f}). Selected pages that are sinks "
+        f"or newest ones, attended anyway: {spent}."
     )
     return Claim(
         "chess",
@@ -151,5 +153,5 @@ def rank(setting: Setting, ranks: dict[float, list[Ranked]], parts: tuple[list[R
         f"{setting.model}, {', '.join(setting.tasks)}, {setting.length:,} tokens.",
         holds,
         "" if holds else reason,
-        {"rank": (mean, low, high), "kept": {str(keep): row for keep, row in means.items()}, "parts": (common, own)},
+        {"rank": (mean, low, high), "kept": {str(keep): row for keep, row in means.items()}, "parts": (common, newest)},
     )

@@ -44,10 +44,10 @@ def first_selection(
     from kvlens.runs.request import default_preset
 
     row = {"preset": preset or default_preset(Chess.name, engine.loaded.name), "overrides": overrides}
-    options, first = Options(max_new=1), dict[str, torch.Tensor]()
+    options, values = Options(max_new=1), dict[str, torch.Tensor]()
     params = chosen(engine, prompt, Chess, row, None, options).params
-    engine.run(prompt, watching(first.setdefault), params, None, options, read=read)
-    return first, params.page
+    engine.run(prompt, watching(values.setdefault), params, None, options, read=read)
+    return values, params.page
 
 
 def asked_pages(prompt: Prompt, needle: Ranges, page: int) -> list[int]:
@@ -61,35 +61,35 @@ def asked_pages(prompt: Prompt, needle: Ranges, page: int) -> list[int]:
     )
 
 
-def rank_asked(prompt: Prompt, needle: Ranges, first: Mapping[str, torch.Tensor], page: int) -> list[Ranked]:
-    """Return one row, or none if the facts lie in pages that are attended anyway. first: a first selection."""
-    score = first["page_score"].double().numpy()
-    sinks, window, _ = (int(number) for number in first["safe_pages"])
+def rank_asked(prompt: Prompt, needle: Ranges, selection: Mapping[str, torch.Tensor], page: int) -> list[Ranked]:
+    """Return one row, or none if the facts lie in pages that are attended anyway. selection: a first selection."""
+    score = selection["page_score"].double().numpy()
+    sinks, window, _ = (int(number) for number in selection["safe_pages"])
     candidates = np.flatnonzero(~np.isnan(score))
     order = candidates[np.argsort(-score[candidates], kind="stable")].tolist()
     choice = [number for number in order if sinks <= number < window]
-    asked = [number for number in asked_pages(prompt, needle, page) if number in choice]
-    if not asked:
+    answer_pages = [number for number in asked_pages(prompt, needle, page) if number in choice]
+    if not answer_pages:
         return []
-    kept = set(np.flatnonzero(first["page_kept"].numpy()).tolist())
-    best = set(order[: len(kept)])
-    rank = float(np.mean([choice.index(number) for number in asked])) / max(1, len(choice) - 1)
-    share, flat = (len(pages.intersection(asked)) / len(asked) for pages in (kept, best))
-    spent = len(kept - set(choice)) / len(kept)
-    return [{"rank": rank, "kept": share, "flat": flat, "chance": len(kept) / len(order), "spent": spent}]
+    selected = set(np.flatnonzero(selection["page_kept"].numpy()).tolist())
+    best = set(order[: len(selected)])
+    rank = float(np.mean([choice.index(number) for number in answer_pages])) / max(1, len(choice) - 1)
+    share, flat = (len(pages.intersection(answer_pages)) / len(answer_pages) for pages in (selected, best))
+    spent = len(selected - set(choice)) / len(selected)
+    return [{"rank": rank, "kept": share, "flat": flat, "chance": len(selected) / len(order), "spent": spent}]
 
 
 def rank_by_parts(
-    prompt: Prompt, needle: Ranges, read: ReadPrompt, first: Mapping[str, torch.Tensor], page: int
+    prompt: Prompt, needle: Ranges, read: ReadPrompt, selection: Mapping[str, torch.Tensor], page: int
 ) -> list[list[Ranked]]:
     """Return the rows of `rank_asked` by the two parts of the score: with m the mean page vector, v . anchor = v . m +
     v . (anchor - m), and each part ranks by itself; as many best pages as the hierarchy kept count as kept."""
-    sinks, window, stop = (int(number) for number in first["safe_pages"])
+    sinks, window, stop = (int(number) for number in selection["safe_pages"])
     vectors = page_vectors(read.keys[:, :, : stop * page], page)
     pages, anchor = vectors[sinks:window], vectors[window:stop].mean(0)
     common, ranked = pages.mean(0), []
     for direction in (common, anchor - common):
         score = torch.cat([torch.full((sinks,), torch.nan), pages @ direction])
-        rows = rank_asked(prompt, needle, {**first, "page_score": score}, page)
+        rows = rank_asked(prompt, needle, {**selection, "page_score": score}, page)
         ranked.append([{**row, "kept": row["flat"]} for row in rows])
     return ranked

@@ -130,11 +130,11 @@ def mask_heads(
     masks = [NOTHING, *((kind, count) for kind in orders for count in (counts if kind != CONTROL else counts[-1:]))]
     scores: Scores = {mask: [] for mask in masks}
     for index in range(prompts):
-        asked, prompt, read = make(task.name, setting.length, index)
+        prompt_text, prompt, read = make(task.name, setting.length, index)
         for kind, count in masks:
             with heads_off(engine.loaded, orders.get(kind, [])[:count]):
                 result = engine.run(prompt, FullKV, FullKV.Parameters(), None, Options(task.new_tokens), read=read)
-            scores[kind, count].append(task.grade(asked, result.text))
+            scores[kind, count].append(task.grade(prompt_text, result.text))
         report(f"compresskv masking: prompt {index + 1} of {prompts}")
     return scores
 
@@ -154,7 +154,7 @@ def masking(scores: Scores, orders: dict[str, Heads], counts: list[int], setting
     listed = "; ".join(
         f"{kind.upper()} {', '.join(f'{drops[kind, n]:.2f}' for n in counts)}" for kind in ("srh", "trh")
     )
-    first = "; ".join(
+    first_heads = "; ".join(
         f"{kind.upper()} {', '.join(f'L{layer}H{head}' for layer, head in orders[kind][: counts[0]])}"
         for kind in ("srh", "trh")
     )
@@ -165,7 +165,7 @@ def masking(scores: Scores, orders: dict[str, Heads], counts: list[int], setting
         f"Drop in exact match (from {base.mean():.2f}) with the {', '.join(map(str, counts))} best of "
         f"{len(orders['srh'])} heads off while decoding: {listed}; the {counts[-1]} of lowest SRH score {control:.2f}. "
         f"The lists differ at {differing or 'none'} of these; SRH costs {gap[0]:+.3f} more there ({gap[1]:+.3f} to "
-        f"{gap[2]:+.3f}, 95 %). First heads: {first}. {setting.model}, {n} prompts of {setting.tasks[0]}, "
+        f"{gap[2]:+.3f}, 95 %). First heads: {first_heads}. {setting.model}, {n} prompts of {setting.tasks[0]}, "
         f"{setting.length:,} tokens.",
         holds,
         reason,

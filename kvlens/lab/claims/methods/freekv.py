@@ -126,7 +126,9 @@ def every_head(steps: np.ndarray, about: str) -> Claim:
     mean = steps.mean(0)
     layer, head = np.unravel_index(mean.argmin(), mean.shape)
     below = (mean <= PAPER_LOWEST).sum(1)
-    worst = ", ".join(f"{below[at]} in layer {at}" for at in np.argsort(-below, kind="stable")[:3] if below[at])
+    worst = ", ".join(
+        f"{below[layer]} in layer {layer}" for layer in np.argsort(-below, kind="stable")[:3] if below[layer]
+    )
     return Claim(
         "freekv",
         "FreeKV Fig. 3a",
@@ -161,7 +163,7 @@ def first_layer(cosines: Sequence[np.ndarray], about: str) -> Claim:
     by_layer = np.concatenate(cosines).mean((0, 2))
     mean, low, high = normal([float(steps[:, 1:].mean() - steps[:, 0].mean()) for steps in cosines], FEWEST)
     holds = True if low > 0 else False if high < 0 else None
-    lowest = ", ".join(f"{at} ({by_layer[at]:.2f})" for at in np.argsort(by_layer, kind="stable")[:3])
+    lowest = ", ".join(f"{layer} ({by_layer[layer]:.2f})" for layer in np.argsort(by_layer, kind="stable")[:3])
     return Claim(
         "freekv",
         "FreeKV app. D",
@@ -177,13 +179,13 @@ def first_layer(cosines: Sequence[np.ndarray], about: str) -> Claim:
 def head_specific(steps: np.ndarray, group: int, about: str) -> Claim:
     """Judge Fig. 3c: at most steps some KV heads drop below LOW and others do not. group: query heads per KV head."""
     below = steps.reshape(len(steps), -1, group).mean(-1) < LOW
-    some = float((below.any(1) & ~below.all(1)).mean())
+    mixed_share = float((below.any(1) & ~below.all(1)).mean())
     return Claim(
         "freekv",
         "FreeKV Fig. 3c",
         "Steps at which similarity drops differ between heads, so that corrections are worth making per head.",
-        f"At {some:.0%} of {len(below)} steps some but not all KV heads are below {LOW}; {about}.",
-        some > 0.5,
-        "" if some > 0.5 else f"At {1 - some:.0%} of the steps all KV heads drop, or none.",
-        {"share_of_steps_some_not_all": some},
+        f"At {mixed_share:.0%} of {len(below)} steps some but not all KV heads are below {LOW}; {about}.",
+        mixed_share > 0.5,
+        "" if mixed_share > 0.5 else f"At {1 - mixed_share:.0%} of the steps all KV heads drop, or none.",
+        {"share_of_steps_some_not_all": mixed_share},
     )

@@ -61,16 +61,18 @@ def watch(engine: Engine, prompts: int, report: Callable[[str], None]) -> dict[s
     sinks: dict[str, list[Watch]] = {limit: [] for limit in LIMITS}
     for index in range(prompts):
         _, prompt, read = make(setting.tasks[0], setting.length, index)
-        for limit, seen in sinks.items():
-            seen.append(Watch(params.max_rank))
-            engine.run(prompt, method, params, Budget.parse(limit) if limit else None, options, seen[-1], read=read)
+        for limit, watches in sinks.items():
+            watches.append(Watch(params.max_rank))
+            engine.run(prompt, method, params, Budget.parse(limit) if limit else None, options, watches[-1], read=read)
         report(f"sekv: zoom map {index + 1}/{prompts}")
     return sinks
 
 
 def judge(sinks: dict[str, list[Watch]], prompts: int, model: str) -> list[Claim]:
     """Judge Fig. 5 at every budget, and the gates where there is none."""
-    maps = {limit: np.mean([np.nanmean(sink.zoom, axis=0) for sink in seen], axis=0) for limit, seen in sinks.items()}
+    maps = {
+        limit: np.mean([np.nanmean(sink.zoom, axis=0) for sink in watches], axis=0) for limit, watches in sinks.items()
+    }
     setting = setting_of(model)
     where = f"{model}, {prompts} prompts of {setting.tasks[0]}, {setting.length:,} tokens"
 
@@ -83,7 +85,7 @@ def judge(sinks: dict[str, list[Watch]], prompts: int, model: str) -> list[Claim
     dark = [float((rates < DARK).mean()) for rates in maps.values()]
     top = [top_quarter(rates) for rates in maps.values()]
     third = [thirds(rates) for rates in maps.values()]
-    kept = [capped(seen) for seen in sinks.values()]
+    capped_shares = [capped(watches) for watches in sinks.values()]
     return [
         claim(
             FIG5,
@@ -102,15 +104,18 @@ def judge(sinks: dict[str, list[Watch]], prompts: int, model: str) -> list[Claim
         claim(
             FIG5,
             LATE,
-            [f"{first:.3f} in the first third of the layers and {rest:.3f} in the rest" for first, rest in third],
-            all(first < rest for first, rest in third),
+            [
+                f"{first_third:.3f} in the first third of the layers and {rest:.3f} in the rest"
+                for first_third, rest in third
+            ],
+            all(first_third < rest for first_third, rest in third),
             "The first layers expand at least as much as the others.",
         ),
         claim(
             TABLE7,
             GATES,
-            [f"{share:.0%} of ranks are at the cap (mean {mean:.1f})" for share, mean in kept],
-            all(share < 0.5 for share, _ in kept),
+            [f"{share:.0%} of ranks are at the cap (mean {mean:.1f})" for share, mean in capped_shares],
+            all(share < 0.5 for share, _ in capped_shares),
             "The gates hardly close any component.",
         ),
     ]

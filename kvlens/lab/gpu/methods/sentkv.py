@@ -43,11 +43,11 @@ SETTINGS = (
 )
 HEADLINES = tuple(
     Headline(
-        f"SentKVCompress CPU-GPU against transformers' offloaded cache (up to){said}",
+        f"SentKVCompress CPU-GPU against transformers' offloaded cache (up to){batch_words}",
         5.9,
         "step time",
         ("hf_offloaded", 32768, batch),
         ("sentkv", 32768, batch),
     )
-    for batch, said in ((1, ""), (8, ", 8 sequences"))
+    for batch, batch_words in ((1, ""), (8, ", 8 sequences"))
 )

@@ -36,16 +36,16 @@ class SlotAttention:
         """tokens in each pool's bag, the step's own included"""
         self._shared: dict[int, Live] = {}
         heads, group = memory.shape.kv_heads, memory.shape.group
-        for at, pool in enumerate(memory.hot.pools if kernels == "triton" else ()):
-            if self._prefix[at]:
-                self._shared[at] = live_prefix(
+        for number, pool in enumerate(memory.hot.pools if kernels == "triton" else ()):
+            if self._prefix[number]:
+                self._shared[number] = live_prefix(
                     torch.zeros((), dtype=torch.long, device=memory.device), heads, pool.zones.slots, self.page
                 )
             elif set_between_steps:
-                self._shared[at] = live_pages(
+                self._shared[number] = live_pages(
                     torch.zeros(heads, group, pool.zones.slots, device=memory.device), self.page
                 )
-        self._pool_of = [at for at, pool in enumerate(memory.hot.pools) for _ in pool.layers]
+        self._pool_of = [number for number, pool in enumerate(memory.hot.pools) for _ in pool.layers]
         self.check()
 
     @property
@@ -57,10 +57,10 @@ class SlotAttention:
 
     def check(self) -> None:
         """Between steps: what is shared by layers is alike in them."""
-        for at, pool in enumerate(self.memory.hot.pools):
-            if self._prefix[at]:
+        for number, pool in enumerate(self.memory.hot.pools):
+            if self._prefix[number]:
                 assert not pool.gaps, "the live slots were a prefix of the pool, and are no more"
-            elif at in self._shared:
+            elif number in self._shared:
                 for table in (pool.position, pool.span, pool.role):
                     assert bool((table == table[:1]).all()), (
                         "a selection made between steps is read by layers that hold different tokens"
@@ -76,20 +76,20 @@ class SlotAttention:
         """position int64 [1] of the step's token, whose slot has been taken; selection: of all layers, where it was
         made between steps."""
         memory = self.memory
-        for at, live in self._shared.items():
-            pool = memory.hot.pools[at]
-            if self._prefix[at]:
-                live.become(self._first(at, position[0]))
+        for number, live in self._shared.items():
+            pool = memory.hot.pools[number]
+            if self._prefix[number]:
+                live.become(self._first(number, position[0]))
             else:
                 live.become(slot_tables_triton(self._reads(pool.layers.start, selection), self.page))
 
-    def _first(self, at: int, position: torch.Tensor) -> Live:
-        pool = self.memory.hot.pools[at]
+    def _first(self, number: int, position: torch.Tensor) -> Live:
+        pool = self.memory.hot.pools[number]
         zones = pool.zones
         if pool.bag is None:
             count = zones.kept + (position - pool.window_origin + 1).clamp(max=zones.window)
         else:
-            count = zones.kept + self._in_bag[at]
+            count = zones.kept + self._in_bag[number]
         return live_prefix(count, self.memory.shape.kv_heads, zones.slots, self.page)
 
     def _reads(self, layer: int, selection: Selection | None) -> SlotReads:
@@ -124,7 +124,7 @@ class SlotAttention:
         heads, group = live.table.shape[0], q.shape[1] // live.table.shape[0]
         number = live.table.long()
         real = (torch.arange(number.shape[1], device=q.device) < live.n_page[:, None]) & (live.page_len > 0)
-        seen = torch.zeros_like(number).scatter_add(1, number, real.long()) > 0
+        attended = torch.zeros_like(number).scatter_add(1, number, real.long()) > 0
         weights = torch.zeros(heads, group, number.shape[1], device=q.device)
         weights = weights.scatter_add(2, number[:, None].expand(-1, group, -1), mass.unflatten(0, (heads, group)))
-        return out[None, :, None], weights, seen
+        return out[None, :, None], weights, attended

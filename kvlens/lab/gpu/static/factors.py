@@ -60,13 +60,13 @@ class FactorRows:
             self._published = self.cold.version
 
     # ---- in the step
-    def tokens_of(self, at: int) -> torch.Tensor:
+    def tokens_of(self, row: int) -> torch.Tensor:
         """int64 [H, S]: tokens of the spans that lie here, 0 for others."""
-        return self.meta[at, :, :, 1]
+        return self.meta[row, :, :, 1]
 
     def bring(
         self,
-        at: int,
+        row: int,
         layer: int,
         came: torch.Tensor,
         span: torch.Tensor,
@@ -81,36 +81,36 @@ class FactorRows:
         triton = self.kernels == "triton"
         places = span.shape[1] // self._shortest
         listed = (arrivals_triton if triton else arrivals_torch)(
-            came, self.meta[at], places, self.head_dim, self.cold.flat[at].itemsize
+            came, self.meta[row], places, self.head_dim, self.cold.flat[row].itemsize
         )
-        rebuilt = self._rebuild(at, layer, listed.tiles)
+        rebuilt = self._rebuild(row, layer, listed.tiles)
         (fill_cells_triton if triton else fill_cells_torch)(rebuilt, listed.turn, span, offset, fill, keys, values)
         return listed.bytes
 
-    def _rebuild(self, at: int, layer: int, tiles: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _rebuild(self, row: int, layer: int, tiles: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """tiles: as `Arrivals` has them -> keys, values [H, A, T, D] as attention uses them; whatever is behind the
         spans' ends."""
         heads, spans, _ = self.meta.shape[1:]
         turn, place = self.form.turn, tiles[:, 0].view(heads, -1)
-        keys, values = self._by_kernel(at, tiles) if self._scratch else self._by_torch(at, place)
+        keys, values = self._by_kernel(row, tiles) if self._scratch else self._by_torch(row, place)
         if turn is None:
             return keys, values
-        first = self._starts.long()[place.clamp(min=0) % spans]
-        positions = (first[..., None] + torch.arange(self.tokens, device=first.device)).flatten()
+        start = self._starts.long()[place.clamp(min=0) % spans]
+        positions = (start[..., None] + torch.arange(self.tokens, device=start.device)).flatten()
         turned = turn(keys.reshape(1, -1, self.head_dim), positions, layer)
         return turned.view(keys.shape).to(values.dtype), values
 
-    def _by_torch(self, at: int, place: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """place int64 [H, A]: of each unit in meta[at].view(-1, 4), -1: none."""
-        found = self.meta[at].flatten(0, 1)[place.clamp(min=0)].masked_fill(place[..., None] < 0, 0)
-        start, n, rank_k, rank_v = found.unbind(-1)
-        flat, sizes, wide = self.cold.flat[at], (self.tokens, self.rank, self.head_dim), self.form.turn is not None
+    def _by_torch(self, row: int, place: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """place int64 [H, A]: of each unit in meta[row].view(-1, 4), -1: none."""
+        units = self.meta[row].flatten(0, 1)[place.clamp(min=0)].masked_fill(place[..., None] < 0, 0)
+        start, n, rank_k, rank_v = units.unbind(-1)
+        flat, sizes, wide = self.cold.flat[row], (self.tokens, self.rank, self.head_dim), self.form.turn is not None
         keys = dense_units(flat, start, n, rank_k, sizes, wide)
         return keys, dense_units(flat, start + rank_k * (n + self.head_dim + 1), n, rank_v, sizes)
 
-    def _by_kernel(self, at: int, tiles: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _by_kernel(self, row: int, tiles: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The same by k3: one tile per span, so that its factors cross the bus once."""
         most = len(tiles) // self.meta.shape[1]
-        cuda.reconstruct(self.cold.flat[at], self.meta[at], self.rank, tiles, *self._scratch)
+        cuda.reconstruct(self.cold.flat[row], self.meta[row], self.rank, tiles, *self._scratch)
         keys, values = (x.transpose(0, 1)[:, :most, : self.tokens] for x in self._scratch)
-        return keys, values.to(self.cold.flat[at].dtype)
+        return keys, values.to(self.cold.flat[row].dtype)

@@ -116,9 +116,9 @@ class StaticRecall:
             assert not selection.equal_reuse
             assert moves.came is not None
             assert moves.rebuilt is not None
-            at = cold.place[layer]
+            row = cold.place[layer]
             moved = moved + factors.bring(
-                at, layer, moves.came, tables.span, tables.offset, moves.rebuilt, *self._cells(layer)
+                row, layer, moves.came, tables.span, tables.offset, moves.rebuilt, *self._cells(layer)
             )
         self.moved[int(later), layer].add_(moved)
         return moved
@@ -148,7 +148,7 @@ class StaticRecall:
 def fetch(pool: torch.Tensor, unit: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
     """pool [rows, H_kv, 2, P, D], unit int32 [H_kv, M] (row H_kv + head, -1: none) into cells keys, values [H_kv, M, P,
     D]. A plain gather that reads a unit for every cell: fixed shapes, whatever is missing."""
-    found = pool.flatten(0, 1)[unit.clamp(min=0)]
+    fetched = pool.flatten(0, 1)[unit.clamp(min=0)]
     new = (unit >= 0)[:, :, None, None]
-    keys.copy_(torch.where(new, found[:, :, 0], keys))
-    values.copy_(torch.where(new, found[:, :, 1], values))
+    keys.copy_(torch.where(new, fetched[:, :, 0], keys))
+    values.copy_(torch.where(new, fetched[:, :, 1], values))

@@ -91,14 +91,14 @@ class StaticSession:
     @property
     def bytes(self) -> int:
         """Device bytes of what a static step keeps beside the session's memory; they are not in the budget."""
-        own = (
+        buffers = (
             self.position,
             self._all,
             *(window.slot for window in self._windows),
             *(() if self._set is None else (self._set.fine,)),
         )
         rings = self.ring.bytes if self.ring is not None else 0
-        return self.recall.bytes + self.slots.bytes + rings + sum(x.numel() * x.element_size() for x in own)
+        return self.recall.bytes + self.slots.bytes + rings + sum(x.numel() * x.element_size() for x in buffers)
 
     # ---- between steps
     def between_steps(self, step: int, previous: StepEnd | None) -> None:
@@ -116,10 +116,10 @@ class StaticSession:
         if len(memory.spans) > spans:
             self.slots.check()
         if self._set is not None:
-            chosen = self.method.select(0, torch.empty(0))
-            if chosen is not self._shown:
-                self._set.fine.copy_(chosen.fine) if chosen is not None else self._set.fine.fill_(True)
-                self._shown = chosen
+            selection = self.method.select(0, torch.empty(0))
+            if selection is not self._shown:
+                self._set.fine.copy_(selection.fine) if selection is not None else self._set.fine.fill_(True)
+                self._shown = selection
 
     def stepped(self) -> None:
         """A step has been issued."""
@@ -163,15 +163,15 @@ class StaticSession:
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """The step's token: keys, values [H_kv, 1, D]."""
         pool = self.memory.hot.pool(layer)
-        at = layer - pool.layers.start
+        row = layer - pool.layers.start
         if pool.bag is None:
             slot = self._window_of[layer].slot
-            pool.keys[at].index_copy_(1, slot, keys)
-            pool.values[at].index_copy_(1, slot, values)
+            pool.keys[row].index_copy_(1, slot, keys)
+            pool.values[row].index_copy_(1, slot, values)
         else:
-            newest = pool.bag[at, :, None, None].expand_as(keys)
-            pool.keys[at].scatter_(1, newest, keys)
-            pool.values[at].scatter_(1, newest, values)
+            newest = pool.bag[row, :, None, None].expand_as(keys)
+            pool.keys[row].scatter_(1, newest, keys)
+            pool.values[row].scatter_(1, newest, values)
 
     def attend(self, layer: int, q: torch.Tensor, scaling: float) -> torch.Tensor:
         """q [1, Hq, 1, D] -> attention output of the same shape. The order is the ordinary session's: what is due now
@@ -179,9 +179,9 @@ class StaticSession:
         selection = self._set if self._set is not None else self.method.select(layer, scored(q[0, :, 0], scaling))
         if selection is not None:
             self._bring(layer, selection, self._all if selection.now is None else selection.now, later=False)
-        out, weights, seen = self.slots.attend(layer, q, selection, scaling)
-        if self.ring is not None and weights is not None and seen is not None:
-            self.ring.attention(layer, self.memory.hot.slots(layer), weights, seen)
+        out, weights, attended = self.slots.attend(layer, q, selection, scaling)
+        if self.ring is not None and weights is not None and attended is not None:
+            self.ring.attention(layer, self.memory.hot.slots(layer), weights, attended)
         if selection is not None and selection.now is not None:
             with self.aside.later(selection):
                 self._bring(layer, selection, ~selection.now, later=True)

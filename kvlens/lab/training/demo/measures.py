@@ -59,7 +59,7 @@ class Demo:
             for layer in cache.layers:
                 layer.keys, layer.values = layer.keys[:, :, keep], layer.values[:, :, keep]
         token = ids[:, -1:]
-        made: list[int] = []
+        tokens: list[int] = []
         for step in range(limit):
             position = torch.tensor([[count - 1 + step]])
             token = (
@@ -68,9 +68,9 @@ class Demo:
                 .argmax(-1)
             )
             if token.item() == self.tokenizer.eos_token_id:
-                return str(self.tokenizer.decode(made)), True
-            made.append(token.item())
-        return str(self.tokenizer.decode(made)), False
+                return str(self.tokenizer.decode(tokens)), True
+            tokens.append(token.item())
+        return str(self.tokenizer.decode(tokens)), False
 
     def score(self, prompt: TaskPrompt, shrink: Shrink | None = None) -> float:
         """The task's score; exact tasks must also end where the answer ends."""
@@ -112,8 +112,8 @@ def controls(demo: Demo, length: int, count: int) -> tuple[float, float]:
         prompt = demo.prompt("multikey", length, DEPTHS[i % 5], FIRST_SEED + i)
         start, end = prompt.needle[0]
         limit = len(demo.encode(prompt.answer)) + 8
-        gone = prompt.text[:start] + prompt.text[end:].lstrip(" ")
-        removed.append(score("multikey", prompt.answer, demo.answer(gone, limit)[0]))
+        text_without = prompt.text[:start] + prompt.text[end:].lstrip(" ")
+        removed.append(score("multikey", prompt.answer, demo.answer(text_without, limit)[0]))
         new = language.digits(random.Random(i), 4)
         old = prompt.answer.strip(" .")
         fact = prompt.text[start:end].replace(old, new)
@@ -160,20 +160,20 @@ def surprisal(demo: Demo, window: int = 1024) -> dict[str, tuple[float, int]]:
             for token, value, (a, b) in zip(part, nats, offsets[start : start + window], strict=True):
                 note("all tokens", value)
                 note("(unigram frequencies of the training text)", -math.log((unigram[token] + 1) / total))
-                piece, before = text[a:b], text[:a].rstrip(" ")
+                piece, preceding = text[a:b], text[:a].rstrip(" ")
                 if not piece.strip().isalpha():
                     continue
                 begins = piece[0] == " " or a == 0 or text[a - 1] == "\n"
-                if begins and (not before or before[-1] in ".\n"):
+                if begins and (not preceding or preceding[-1] in ".\n"):
                     note("first token of a sentence", value)
                 elif begins:
                     word = re.match(r"[A-Za-z]+", text[a:].lstrip(" "))
-                    seen = words[word[0].lower()] if word else 0
+                    word_count = words[word[0].lower()] if word else 0
                     name = (
                         "rare (under 10 times in training)"
-                        if seen < 10
+                        if word_count < 10
                         else "common (over 1000)"
-                        if seen > 1000
+                        if word_count > 1000
                         else "other"
                     )
                     note(f"first token of a word inside a sentence: {name}", value)
@@ -192,15 +192,15 @@ def retrieval_heads(path: Path, length: int, count: int) -> torch.Tensor:
         prompt = demo.prompt("multikey", length, DEPTHS[i % 5], FIRST_SEED + i)
         coded = demo.tokenizer(prompt.text, return_offsets_mapping=True)
         start, end = prompt.needle[0]
-        first = start + prompt.text[start:end].index(prompt.answer.strip(" ."))
-        value = [j for j, (a, b) in enumerate(coded["offset_mapping"]) if b > first and a < end - 1]
-        wanted = demo.encode(prompt.answer)[: len(value)]
-        ids = torch.tensor([[*coded["input_ids"], *wanted]])
+        answer_start = start + prompt.text[start:end].index(prompt.answer.strip(" ."))
+        value = [j for j, (a, b) in enumerate(coded["offset_mapping"]) if b > answer_start and a < end - 1]
+        answer_tokens = demo.encode(prompt.answer)[: len(value)]
+        ids = torch.tensor([[*coded["input_ids"], *answer_tokens]])
         count_prompt = len(coded["input_ids"])
         out = demo.model(ids, output_attentions=True)
-        for step, token in enumerate(wanted):
-            at = count_prompt - 1 + step
-            if out.logits[0, at].argmax().item() == token:
-                mass += torch.stack([layer[0, :, at][:, value].sum(-1) for layer in out.attentions])
+        for step, token in enumerate(answer_tokens):
+            position = count_prompt - 1 + step
+            if out.logits[0, position].argmax().item() == token:
+                mass += torch.stack([layer[0, :, position][:, value].sum(-1) for layer in out.attentions])
                 steps += 1
     return mass / max(1, steps)

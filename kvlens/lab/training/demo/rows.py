@@ -73,8 +73,8 @@ class RowMaker:
         density = rng.choice((0.02, 0.1, 0.2, 0.3))
         english = rng.uniform(0.3, 1.0) if rng.random() < 0.25 else 0.0
         facts: list[str] = []
-        asked: list[tuple[list[int], list[int], int]] = []
-        taken: set[tuple[str, str]] = set()
+        questions: list[tuple[list[int], list[int], int]] = []
+        used_keys: set[tuple[str, str]] = set()
         closed_place = ""
         used = 0
 
@@ -83,7 +83,7 @@ class RowMaker:
             q, a = self.encode(language.ask(question)), [*self.encode(answer), self.encode.eos]
             if used + len(q) + len(a) > limit:
                 return False
-            asked.append((q, a, KINDS.index(kind)))
+            questions.append((q, a, KINDS.index(kind)))
             used += len(q) + len(a)
             return True
 
@@ -96,8 +96,8 @@ class RowMaker:
                 facts += [fact.sentence for fact in entries]
                 closed_place = entries[0].key.split()[0]
                 if rng.random() < 0.5:
-                    one = rng.choice(entries)
-                    add(one.question, one.answer, "place", 0.75 * length)
+                    entry = rng.choice(entries)
+                    add(entry.question, entry.answer, "place", 0.75 * length)
         elif rng.random() < 0.25:
             sentences, question, answer = language.make_chain(rng, rng.randrange(2, min(8, most) + 1))
             if add(question, answer, "chain", 0.75 * length):
@@ -109,9 +109,9 @@ class RowMaker:
             if kind == "note" and length < 192:
                 kind = "code"
             fact = language.make_fact(rng, kind, invented=0.12)
-            if (fact.kind, fact.key) in taken or (kind == "place" and fact.key.startswith(closed_place or "-")):
+            if (fact.kind, fact.key) in used_keys or (kind == "place" and fact.key.startswith(closed_place or "-")):
                 return None
-            taken.add((fact.kind, fact.key))
+            used_keys.add((fact.kind, fact.key))
             return fact
 
         tries = 0
@@ -122,7 +122,7 @@ class RowMaker:
                 if not add(fact.question, fact.answer, fact.kind, 0.75 * length):
                     break
                 facts.append(fact.sentence)
-        rng.shuffle(asked)
+        rng.shuffle(questions)
         pieces = [self.encode(" " + sentence) for sentence in facts]
         room = length - 6 - used - sum(map(len, pieces))
         while room > 0:
@@ -132,11 +132,13 @@ class RowMaker:
             if room >= 0:
                 pieces.append(piece)
         rng.shuffle(pieces)
-        first = self.encode(str(self.encode.tokenizer.decode(pieces[0])).lstrip()) if rng.random() < 0.7 else pieces[0]
-        row = Row([self.encode.bos, *first])
+        first_piece = (
+            self.encode(str(self.encode.tokenizer.decode(pieces[0])).lstrip()) if rng.random() < 0.7 else pieces[0]
+        )
+        row = Row([self.encode.bos, *first_piece])
         for piece in pieces[1:]:
             row.ids += piece
-        for q, a, kind in asked:
+        for q, a, kind in questions:
             row.ids += q
             row.answers.append((len(row.ids), len(row.ids) + len(a), kind))
             row.ids += a
@@ -156,10 +158,10 @@ def positions(rng: random.Random, row: Row, length: int, skip: float) -> torch.T
         cuts = sorted(rng.randrange(1, end) for _ in range(gaps))
         widest = rng.randrange(MAX_POSITION - length + 1)
         jumps = sorted(rng.randrange(widest + 1) for _ in range(gaps))
-        before = 0
+        previous_jump = 0
         for cut, jump in zip(cuts, jumps, strict=True):
-            position[cut:] += jump - before
-            before = jump
+            position[cut:] += jump - previous_jump
+            previous_jump = jump
     return position
 
 

@@ -145,11 +145,11 @@ class Run:
 
     def place(self) -> tuple[Stage, float]:
         """The stage of the current step and the share of the work done."""
-        done, first = 0.0, 0
+        cost_done, first_step = 0.0, 0
         for stage in self.stages:
-            if self.step < first + stage.steps:
-                return stage, (done + (self.step - first) * stage.cost) / self.work
-            first, done = first + stage.steps, done + stage.steps * stage.cost
+            if self.step < first_step + stage.steps:
+                return stage, (cost_done + (self.step - first_step) * stage.cost) / self.work
+            first_step, cost_done = first_step + stage.steps, cost_done + stage.steps * stage.cost
         return self.stages[-1], 1.0
 
     def advance(self, maker: RowMaker) -> None:
@@ -183,8 +183,8 @@ class Run:
     def figures(self) -> dict[str, object]:
         """What is shown as progress and logged."""
         stage, progress = self.place()
-        hits, asked = self.average[3::2], self.average[4::2]
-        right = {kind: round(float(h / n), 3) for kind, h, n in zip(KINDS, hits, asked, strict=True) if n > 0.05}
+        hits, totals = self.average[3::2], self.average[4::2]
+        right = {kind: round(float(h / n), 3) for kind, h, n in zip(KINDS, hits, totals, strict=True) if n > 0.05}
         losses = dict(
             zip(("answer", "template", "english"), (round(x, 3) for x in self.average[:3].tolist()), strict=True)
         )
