@@ -46,7 +46,7 @@ def run(
         budget: KV bytes on the device: a share of full KV (0.2 or "20%"), tokens ("512tok") or bytes ("64MB").
         budget_tokens, budget_bytes: the same as a number, in place of budget.
         preset: a named set of the method's parameters, or "fit".
-        answer: what a right output's first line contains.
+        answer: what a right output contains.
         needle: words of the prompt that hold the answer.
         ask: a question about the text, which is then its context.
         model: a name, a folder, a .gguf file, what `load_model` returns, or a decoder loaded with transformers; None:

@@ -137,7 +137,7 @@ def _expected(prompt: PromptText) -> PromptText:
         "Expected answer (optional)",
         key="form_answer",
         persist_state="session",
-        help="A run counts as right when the first line it generates contains this.",
+        help="A run counts as right if its output contains this text.",
     )
     passage = right.text_input(
         "Passage that holds it (optional)",
