@@ -1,5 +1,5 @@
 """What a plan of a recall zone is given and what it says (reference: kernels/zone_torch.py, kernel:
-kernels/zone_plan.py).
+kvlens/lab/gpu/kernels/zone_plan.py).
 
 Counted in cells: a cell is a token, or a page where all spans are pages of one size. Of a span the zone holds the
 leading cells. Shapes: H KV heads of one layer, S span ids, W wishes, M cells of P tokens, G query heads of a KV head.
@@ -86,9 +86,9 @@ class Source:
 
 @dataclass(frozen=True)
 class Moves:
-    """What is to be moved. unit int32 [H, M]: into each cell, as kernels/page_moves.py numbers units, -1: nothing;
-    bytes int64 [H]: of these; rebuilt bool [H, M]: cells that factors fill; came bool [H, S]: spans whose factors do
-    (None where there are no factors)."""
+    """What is to be moved. unit int32 [H, M]: into each cell, as kvlens/lab/gpu/kernels/page_moves.py numbers units,
+    -1: nothing; bytes int64 [H]: of these; rebuilt bool [H, M]: cells that factors fill; came bool [H, S]: spans whose
+    factors do (None where there are no factors)."""
 
     unit: torch.Tensor
     bytes: torch.Tensor

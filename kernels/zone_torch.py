@@ -2,7 +2,8 @@
 which spans give way, what each cell holds from now on.
 
 The one reference of the plan. The memory plans by `decide` on the host; the static step plans by `zone_plan_torch`, or
-by the kernel, which equals it bit for bit (kernels/zone_plan.py). Words and shapes: kernels/zone_tables.py.
+by the kernel, which equals it bit for bit (kvlens/lab/gpu/kernels/zone_plan.py). Words and shapes:
+kernels/zone_tables.py.
 """
 
 from __future__ import annotations

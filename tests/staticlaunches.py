@@ -18,8 +18,8 @@ from test_compiled import on_random
 from triton.runtime.jit import JITFunction
 
 import kvlens.lab.gpu.static.recall
-from kvlens.kernels.zone_plan import zone_plan_triton
 from kvlens.lab.gpu import aot
+from kvlens.lab.gpu.kernels.zone_plan import zone_plan_triton
 from kvlens.lab.gpu.static import StaticDecoder, cuda
 
 STEPS = 5

@@ -1,9 +1,10 @@
 """The cold tier: one pool of rows per layer that offloads, and tables that name the place of each unit.
 
 Tokens that lie as they are fill rows of P tokens of all KV heads [R, H_kv, 2, P, D] (keys, values), in the layout of
-kernels/page_moves.py: a page where the layout says so, else one token. Rows follow the positions, so a span's first row
-follows from where it starts. What a codec made of a span lies in a flat pool of numbers beside them, packed one unit
-after the other; a table [l, H_kv, S, 4] says where each unit begins. Shapes: l layers that offload, S span ids.
+the static step's page moves: a page where the layout says so, else one token. Rows follow the positions, so a span's
+first row follows from where it starts. What a codec made of a span lies in a flat pool of numbers beside them, packed
+one unit after the other; a table [l, H_kv, S, 4] says where each unit begins. Shapes: l layers that offload, S span
+ids.
 """
 
 from __future__ import annotations

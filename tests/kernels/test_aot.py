@@ -15,6 +15,7 @@ import pytest
 import triton
 
 from kvlens.lab.gpu import aot
+from kvlens.lab.gpu.part import kernel_files
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "kernels.md").read_text(encoding="utf-8")
@@ -32,7 +33,7 @@ def interpreter() -> None:
 def jitted() -> set[str]:
     """Every kernel, without the helpers that kernels call."""
     found, called = set(), set()
-    for path in (ROOT / "kernels").glob("*.py"):
+    for path in kernel_files():
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.FunctionDef) and any(getattr(d, "id", None) == "jit" for d in node.decorator_list):
                 found.add(f"{path.stem}.{node.name}")

@@ -8,8 +8,8 @@ from unittest import mock
 import pytest
 import torch
 
-from kvlens.kernels import arrivals as kernel
-from kvlens.kernels.arrivals import (
+from kvlens.lab.gpu.kernels import arrivals as kernel
+from kvlens.lab.gpu.kernels.arrivals import (
     Arrivals,
     arrivals,
     arrivals_torch,

@@ -10,7 +10,9 @@ import torch
 from lowrank_unit import compress, pack
 
 from kvlens.kernels.lowrank import truncated_svd
-from kvlens.kernels.lowrank_spans import (
+from kvlens.kernels.merge import merge_torch
+from kvlens.kernels.page_attend import Pages, page_attention_torch
+from kvlens.lab.gpu.kernels.lowrank_spans import (
     Spans,
     attend,
     attend_torch,
@@ -19,8 +21,6 @@ from kvlens.kernels.lowrank_spans import (
     reconstruct_torch,
     reconstruct_triton,
 )
-from kvlens.kernels.merge import merge_torch
-from kvlens.kernels.page_attend import Pages, page_attention_torch
 
 SIZES = ((16, 8, 5), (40, 32, 32), (33, 17, 20), (90, 32, 16), (17, 1, 1), (1, 1, 1))
 """tokens and the two ranks"""
@@ -134,7 +134,7 @@ def test_fused_attention_equals_reconstructing_and_attending() -> None:
 
 
 def test_cpu_tensors_take_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvlens.kernels.lowrank_spans.attend_triton", None)
+    monkeypatch.setattr("kvlens.lab.gpu.kernels.lowrank_spans.attend_triton", None)
     data = spans()
     parts, _ = attend(torch.ones(1, 4, 64), data, None, 0.1)
     assert parts.shape == (1, 4, 4, 64)

@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import torch
 
-from kvlens.kernels.page_moves import gather, gather_torch, move_triton, offload, offload_torch
+from kvlens.lab.gpu.kernels.page_moves import gather, gather_torch, move_triton, offload, offload_torch
 
 HEADS, PAGE = 3, 16
 BITS = {torch.bfloat16: torch.int16, torch.float16: torch.int16, torch.float32: torch.int32}
@@ -122,7 +122,7 @@ def test_nothing_to_move() -> None:
 
 
 def test_cpu_tensors_take_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvlens.kernels.page_moves.move_triton", None)
+    monkeypatch.setattr("kvlens.lab.gpu.kernels.page_moves.move_triton", None)
     pool, keys, values = torch.rand(2, 1, 2, 16, 32), torch.zeros(2, 1, 16, 32), torch.zeros(2, 1, 16, 32)
     one = torch.ones(1, dtype=torch.int32)
     gather(pool, one, one, keys, values)

@@ -11,10 +11,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvlens.kernels import zone_plan as kernel
-from kvlens.kernels.zone_plan import zone_plan_triton
 from kvlens.kernels.zone_tables import Moves, Names, Source, Wishes, ZoneTables
 from kvlens.kernels.zone_torch import rounds_for, zone_plan_torch
+from kvlens.lab.gpu.kernels import zone_plan as kernel
+from kvlens.lab.gpu.kernels.zone_plan import zone_plan_triton
 
 ABSURD = 1 << 30
 RESIDENT, FACTORED, FREE = 2, 5, 9

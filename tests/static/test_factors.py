@@ -11,8 +11,8 @@ from static_support import Case, decoder
 from support import random_llama, random_prompt
 from test_compiled import on_random
 
-from kvlens.kernels.arrivals import arrivals
 from kvlens.kernels.compat import INTERPRET
+from kvlens.lab.gpu.kernels.arrivals import arrivals
 from kvlens.memory.codec import Units
 from kvlens.memory.hot_tier import ROLE
 

@@ -12,10 +12,10 @@ from static_support import CASES, Case, decoder, small_model
 from support import random_prompt
 from test_compiled import on_random
 
-from kvlens.kernels.arrivals import fill_cells_triton
 from kvlens.kernels.compat import INTERPRET
-from kvlens.kernels.zone_plan import zone_plan_triton
 from kvlens.kernels.zone_torch import zone_plan_torch
+from kvlens.lab.gpu.kernels.arrivals import fill_cells_triton
+from kvlens.lab.gpu.kernels.zone_plan import zone_plan_triton
 from kvlens.lab.gpu.static.recall import StaticRecall
 
 STEPS = 4

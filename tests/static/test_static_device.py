@@ -21,11 +21,12 @@ from support import random_llama, random_prompt
 from test_compiled import on_random
 
 from kvlens import methods
-from kvlens.kernels import lowrank_spans, page_moves, pool_attend
-from kvlens.kernels.arrivals import arrivals_torch, fill_cells_torch
+from kvlens.kernels import pool_attend
 from kvlens.kernels.attend import attention_weights
 from kvlens.kernels.slot_tables import slot_tables_torch
 from kvlens.kernels.zone_torch import zone_plan_torch
+from kvlens.lab.gpu.kernels import lowrank_spans, page_moves
+from kvlens.lab.gpu.kernels.arrivals import arrivals_torch, fill_cells_torch
 from kvlens.lab.gpu.static import BatchDecoder, StaticDecoder, batch, cuda
 
 STEPS = 6

@@ -1,4 +1,4 @@
-"""What kernels/ may know, and that a machine without a GPU does not load Triton for them."""
+"""What the kernels may know, and that a machine without a GPU does not load Triton for them."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from pathlib import Path
 
 import torch
 
+from kvlens import PACKAGE
 from kvlens.kernels import choice
+from kvlens.lab.gpu.part import kernel_files
 
 ROOT = Path(__file__).resolve().parents[2]
 KNOWN = {"math", "__future__", "dataclasses", "importlib", "os", "sys", "typing", "torch"}
-TOOLS = {"argparse", "collections", "functools", "hashlib", "json", "pathlib", "subprocess", "tempfile", "triton"}
-"""what the ahead-of-time compiler, which no run imports, may use beside"""
 
 
 def test_kernels_know_tensors_only() -> None:
     found = []
-    for path in sorted((ROOT / "kernels").glob("*.py")):
-        allowed = KNOWN | TOOLS if path.stem.startswith("aot") else KNOWN
+    for path in kernel_files():
+        above = path.parent != PACKAGE / "kernels"
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             if isinstance(node, ast.ImportFrom):
@@ -29,18 +29,20 @@ def test_kernels_know_tensors_only() -> None:
             found += [
                 f"{path.name} imports {n}"
                 for n in names
-                if n.split(".")[0] not in allowed and not n.startswith("kvlens.kernels")
+                if n.split(".")[0] not in KNOWN
+                and not n.startswith("kvlens.kernels")
+                and not (above and n.startswith("kvlens.lab.gpu.kernels"))
             ]
     assert found == []
 
 
 def test_no_triton_where_torch_has_no_cuda() -> None:
     """In a process of its own: every kernel module is imported and works on CPU tensors."""
-    modules = sorted(path.stem for path in (ROOT / "kernels").glob("*.py") if not path.stem.startswith("aot"))
+    modules = [".".join(("kvlens", *path.relative_to(PACKAGE).with_suffix("").parts)) for path in kernel_files()]
     code = f"""
 import importlib, sys, torch
 for name in {modules}:
-    importlib.import_module("kvlens.kernels." + name)
+    importlib.import_module(name)
 from kvlens.kernels.merge import merge
 merge(torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 3), torch.float32)
 print("triton" in sys.modules)"""

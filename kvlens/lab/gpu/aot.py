@@ -24,9 +24,9 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
-from kvlens import PACKAGE
 from kvlens.kernels.compat import INTERPRET
 from kvlens.lab.gpu.aot_cases import cases
+from kvlens.lab.gpu.part import kernel_files
 
 ARCHITECTURES = (80, 90)
 """A100 and H100"""
@@ -109,7 +109,7 @@ def sources() -> str:
     """Digest of the kernels, their launchers and the cases: what decides, beside the compiler, what the table says."""
     digest = hashlib.sha256()
     here = Path(__file__)
-    for path in (*sorted((PACKAGE / "kernels").glob("*.py")), here, here.with_name("aot_cases.py")):
+    for path in (*kernel_files(), here, here.with_name("aot_cases.py")):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()[:16]
 

@@ -13,15 +13,15 @@ from typing import cast
 
 import torch
 
-from kvlens.kernels.arrivals import arrivals_triton, fill_cells_triton
-from kvlens.kernels.lowrank_spans import Spans, attend_triton, reconstruct_triton
 from kvlens.kernels.page_attend import Pages, page_attention_triton
-from kvlens.kernels.page_moves import move_triton
 from kvlens.kernels.page_scores import Pooling, page_scores_triton
 from kvlens.kernels.pool_attend import pool_attention
 from kvlens.kernels.slot_tables import Codes, SlotReads, slot_tables_triton
-from kvlens.kernels.zone_plan import zone_plan_triton
 from kvlens.kernels.zone_tables import Names, Source, Wishes, ZoneTables
+from kvlens.lab.gpu.kernels.arrivals import arrivals_triton, fill_cells_triton
+from kvlens.lab.gpu.kernels.lowrank_spans import Spans, attend_triton, reconstruct_triton
+from kvlens.lab.gpu.kernels.page_moves import move_triton
+from kvlens.lab.gpu.kernels.zone_plan import zone_plan_triton
 
 Case = tuple[str, Callable[[], object]]
 """What is compiled, in words, and the launch."""

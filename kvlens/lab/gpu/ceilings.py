@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import torch
 
-from kvlens.kernels.page_moves import gather_torch, move_triton
 from kvlens.lab.gpu.device import Step
+from kvlens.lab.gpu.kernels.page_moves import gather_torch, move_triton
 from kvlens.lab.gpu.part import Bench, Part
 from kvlens.lab.results.gpu import CeilingRow
 

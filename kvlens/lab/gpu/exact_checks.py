@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from kvlens.kernels import page_moves, slot_tables, zone_plan, zone_torch
-from kvlens.kernels.arrivals import Arrivals, arrivals, fill_cells
+from kvlens.kernels import slot_tables, zone_torch
 from kvlens.lab.gpu import drawn
 from kvlens.lab.gpu.floors import PAGE
+from kvlens.lab.gpu.kernels import page_moves, zone_plan
+from kvlens.lab.gpu.kernels.arrivals import Arrivals, arrivals, fill_cells
 from kvlens.lab.gpu.part import Bench
 from kvlens.lab.results.gpu import CheckRow
 

@@ -13,12 +13,13 @@ from functools import partial
 
 import torch
 
-from kvlens.kernels import lowrank_spans, merge, page_attend, page_scores
-from kvlens.kernels.lowrank_spans import Spans
+from kvlens.kernels import merge, page_attend, page_scores
 from kvlens.kernels.page_attend import Pages
 from kvlens.lab.gpu import drawn, exact_checks
 from kvlens.lab.gpu.failures import sentence
 from kvlens.lab.gpu.floors import PAGE
+from kvlens.lab.gpu.kernels import lowrank_spans
+from kvlens.lab.gpu.kernels.lowrank_spans import Spans
 from kvlens.lab.gpu.part import Bench, Part
 from kvlens.lab.results.gpu import CheckRow
 

@@ -9,14 +9,10 @@ from functools import partial
 
 import torch
 
-from kvlens.kernels.arrivals import Arrivals, arrivals, arrivals_torch, fill_cells, fill_cells_torch
 from kvlens.kernels.lowrank_bytes import factor_bytes
-from kvlens.kernels.lowrank_spans import Spans, attend
-from kvlens.kernels.page_moves import gather, move_triton, offload
 from kvlens.kernels.page_scores import page_scores
 from kvlens.kernels.pool_attend import Live
 from kvlens.kernels.slot_tables import SlotReads, slot_tables, slot_tables_torch
-from kvlens.kernels.zone_plan import zone_plan
 from kvlens.kernels.zone_tables import Moves, Names, Source, Wishes, ZoneTables
 from kvlens.kernels.zone_torch import zone_plan_torch
 from kvlens.lab.gpu import calls, drawn
@@ -24,6 +20,10 @@ from kvlens.lab.gpu.ceilings import COPY, TO_DEVICE, TO_HOST
 from kvlens.lab.gpu.device import Step
 from kvlens.lab.gpu.failures import sentence
 from kvlens.lab.gpu.floors import PAGE
+from kvlens.lab.gpu.kernels.arrivals import Arrivals, arrivals, arrivals_torch, fill_cells, fill_cells_torch
+from kvlens.lab.gpu.kernels.lowrank_spans import Spans, attend
+from kvlens.lab.gpu.kernels.page_moves import gather, move_triton, offload
+from kvlens.lab.gpu.kernels.zone_plan import zone_plan
 from kvlens.lab.gpu.part import Bench, Part
 from kvlens.lab.results.gpu import KernelRow, ceiling
 

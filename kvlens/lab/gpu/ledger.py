@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
-from kvlens.kernels.page_moves import gather
 from kvlens.lab.gpu.failures import sentence
 from kvlens.lab.gpu.floors import PAGE
+from kvlens.lab.gpu.kernels.page_moves import gather
 from kvlens.lab.gpu.part import Bench, Part
 from kvlens.lab.gpu.piecewise import piecewise
 from kvlens.lab.gpu.tier import MEMORY, SMALLER, Ground, Sink, Way, moving

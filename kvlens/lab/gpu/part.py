@@ -24,7 +24,6 @@ from kvlens.methods.parts import part
 from kvlens.models.find import SMOLLM2
 
 HERE = Path(__file__).resolve().parent
-KERNELS = PACKAGE / "kernels"
 POOL_BYTES = 4 << 30
 """host memory pinned at most; beyond it layers share the pool"""
 
@@ -116,13 +115,18 @@ class Part:
         """Digest of the code that measures, and of what it runs."""
         digest = hashlib.sha256()
         shared = [HERE / name for name in ("device.py", "part.py", "floors.py", *self.files)]
-        for path in (*sorted(KERNELS.glob("*.py")), *shared):
+        for path in (*kernel_files(), *shared):
             digest.update(path.read_bytes())
         if self.runs_methods:
             for path in _of_methods():
                 digest.update(path.read_bytes())
             digest.update(repr({name: line.rates for name, line in read().lines.items()}).encode())
         return digest.hexdigest()[:16]
+
+
+def kernel_files() -> list[Path]:
+    """Return the files of all kernels: those of runs, then those of the static step."""
+    return [path for folder in (PACKAGE / "kernels", HERE / "kernels") for path in sorted(folder.glob("*.py"))]
 
 
 def _of_methods() -> list[Path]:

@@ -10,9 +10,9 @@ from typing import Protocol
 
 import torch
 
-from kvlens.kernels.lowrank_spans import Spans, reconstruct_triton
-from kvlens.kernels.page_moves import CTAS, move_triton
 from kvlens.lab.gpu.capture import captured
+from kvlens.lab.gpu.kernels.lowrank_spans import Spans, reconstruct_triton
+from kvlens.lab.gpu.kernels.page_moves import CTAS, move_triton
 
 PAGE_BYTES = 1 << 14
 """of a unit for which CTAS programs are enough; smaller units need more of them, to have as many bytes under way"""
@@ -41,7 +41,7 @@ def fetch(pool: torch.Tensor, unit: torch.Tensor, keys: torch.Tensor, values: to
 def reconstruct(
     flat: torch.Tensor, meta: torch.Tensor, rank: int, tiles: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
 ) -> None:
-    """meta [H_kv, S, 4]; tiles and keys, values as kvlens.kernels.lowrank_spans.reconstruct."""
+    """meta [H_kv, S, 4]; tiles and keys, values as kvlens.lab.gpu.kernels.lowrank_spans.reconstruct."""
     reconstruct_triton(Spans(flat, meta[None], rank), tiles, keys, values)
 
 

@@ -2,7 +2,7 @@
 
 Units keep the form that kernels/lowrank.py gives them, ranks and all; a table on the device says where each begins.
 What a step misses is found in that table, so shapes depend on the longest span and the largest rank only. On CUDA three
-launches: kernels/arrivals.py lists what came, the kernel of kernels/lowrank_spans.py reads the factors in pinned
+launches: kernels/arrivals.py of the lab lists what came, the kernel of lowrank_spans.py reads the factors in pinned
 memory, each number once, and tokens go into their cells. Shapes: H KV heads, S span ids, M cells (tokens) of the zone,
 A spans that can arrive at once, T tokens of the longest span, D head size.
 """
@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import torch
 
-from kvlens.kernels.arrivals import arrivals_torch, arrivals_triton, fill_cells_torch, fill_cells_triton
 from kvlens.kernels.choice import Backend
 from kvlens.kernels.compat import MIN_DOT, next_power_of_two
 from kvlens.kernels.lowrank import dense_units
+from kvlens.lab.gpu.kernels.arrivals import arrivals_torch, arrivals_triton, fill_cells_torch, fill_cells_triton
 from kvlens.lab.gpu.static import cuda
 from kvlens.memory.memory import Memory
 from kvlens.methods.answers import FactorForm

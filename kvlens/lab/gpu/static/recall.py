@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from kvlens.kernels.choice import Backend, backend
-from kvlens.kernels.zone_plan import zone_plan_triton
 from kvlens.kernels.zone_tables import Names, Source, Wishes, ZoneTables
 from kvlens.kernels.zone_torch import rounds_for, zone_plan_torch
+from kvlens.lab.gpu.kernels.zone_plan import zone_plan_triton
 from kvlens.lab.gpu.static import cuda
 from kvlens.lab.gpu.static.factors import FactorRows
 from kvlens.memory.cold_tier import Pools

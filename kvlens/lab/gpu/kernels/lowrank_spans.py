@@ -19,7 +19,7 @@ import torch
 from kvlens.kernels.choice import backend
 from kvlens.kernels.compat import MIN_DOT, compute, next_power_of_two, power_of_two, rounding, warps
 from kvlens.kernels.lowrank import Factors, unpack
-from kvlens.kernels.lowrank_kernels import attend_span, rebuild_tile
+from kvlens.lab.gpu.kernels.lowrank_kernels import attend_span, rebuild_tile
 
 
 @dataclass(frozen=True)

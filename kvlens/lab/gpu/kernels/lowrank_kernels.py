@@ -1,5 +1,5 @@
-"""The kernels of k3 (kernels/lowrank_spans.py): a tile of a span's tokens rebuilt, and a span attended through its
-factors. Shapes: as there.
+"""The kernels of k3 (lowrank_spans.py): a tile of a span's tokens rebuilt, and a span attended through its factors.
+Shapes: as there.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The recall of one layer's static step, planned in one launch: which wishes fit, what of them is there, which spans
 give way, what each cell holds from now on and what its slots are called. The reference is kernels/zone_torch.py, and
-what lies where is equal bit for bit; the kernel itself is in kernels/zone_kernel.py. Shapes: kernels/zone_tables.py.
+what lies where is equal bit for bit; the kernel itself is in zone_kernel.py. Shapes: kernels/zone_tables.py.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ import torch
 
 from kvlens.kernels.choice import backend
 from kvlens.kernels.compat import next_power_of_two
-from kvlens.kernels.zone_kernel import plan_zone
-from kvlens.kernels.zone_parts import reusable
 from kvlens.kernels.zone_tables import Moves, Names, Source, Wishes, ZoneTables
 from kvlens.kernels.zone_torch import zone_plan_torch
+from kvlens.lab.gpu.kernels.zone_kernel import plan_zone
+from kvlens.lab.gpu.kernels.zone_parts import reusable
 
 BLOCK = 1024
 """wishes, spans or slots taken at a time"""

@@ -1,5 +1,5 @@
-"""Parts of the plan of a recall zone (kernels/zone_kernel.py) that are decisions of their own: which wishes fit, how
-much of them is there, and which spans give way. h: the KV head; shapes as there."""
+"""Parts of the plan of a recall zone (zone_kernel.py) that are decisions of their own: which wishes fit, how much of
+them is there, and which spans give way. h: the KV head; shapes as there."""
 
 from __future__ import annotations
 

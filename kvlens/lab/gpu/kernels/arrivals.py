@@ -1,7 +1,7 @@
 """Spans that a static step has reconstructed from factors: which of them came, and their tokens' way into the cells of
 a recall zone.
 
-The zone plan (kernels/zone_plan.py) flags spans and cells. `arrivals` lists the spans, as k3 (kernels/lowrank_spans.py)
+The zone plan (zone_plan.py) flags spans and cells. `arrivals` lists the spans, as k3 (lowrank_spans.py)
 takes them, and counts their bytes; k3 reconstructs each into a place of its own; `fill_cells` copies the tokens from
 there to the cells. A launch each. Shapes: H KV heads, S span ids, A places for spans of one KV head, T tokens of a
 place, M cells (tokens) of the zone, D head size.

@@ -1,4 +1,4 @@
-"""The kernel of kernels/zone_plan.py: the plan of one KV head, in one program.
+"""The kernel of zone_plan.py: the plan of one KV head, in one program.
 
 It goes through wishes, spans and cells a block at a time, so none of their numbers is bounded, and nothing is sorted:
 held spans were wished for at different times, so those that give way are the ones up to one time, which is searched
@@ -8,7 +8,7 @@ for. Shapes: W wishes, S span ids, M cells of P tokens, G query heads of a KV he
 from __future__ import annotations
 
 from kvlens.kernels.compat import jit, tl
-from kvlens.kernels.zone_parts import accepted, oldest
+from kvlens.lab.gpu.kernels.zone_parts import accepted, oldest
 
 
 @jit
