@@ -26,7 +26,7 @@ from kvlens.methods.answers import BagChange, WindowLeave
 from kvlens.methods.base import Method
 from kvlens.methods.faults import BUDGET, CHANGED, RAISED, MethodFault
 from kvlens.methods.given import MemoryView, Prefilled, Reading, StepEnd
-from kvlens.methods.hooks import Hooks
+from kvlens.methods.hooks import Hooks, Selecting
 from kvlens.shortage import shortage
 
 Handed = Sequence[tuple[str, torch.Tensor | None]]
@@ -38,6 +38,7 @@ class Border:
 
     def __init__(self, method: Method) -> None:
         self._hooks: Hooks = method
+        self._overridden = _overridden(method)
         self._module, self._context = type(method).__module__, method.context
         self._checks, self._shape = method.checks, method.context.shape
         self._places = 0
@@ -65,17 +66,23 @@ class Border:
 
     # ---- selection
     def written(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        if "written" not in self._overridden:
+            return
         handed = (("keys", keys), ("values", values))
         self._call("written", lambda: self._hooks.written(layer, keys, values), handed, layer)
 
     def select(self, layer: int, q: torch.Tensor, spans: int, position: int) -> Selection | None:
         """spans: ids that a selection names, position: of the step's token."""
+        if "select" not in self._overridden:
+            return None
         selection = self._call("select", lambda: self._hooks.select(layer, q), (("queries", q),), layer)
         if selection is not None:
             outputs.selection(self._checks, selection, layer, self._shape, spans, position)
         return selection  # type: ignore[no-any-return]
 
     def attended(self, layer: int, heads: range, weights: torch.Tensor, position: torch.Tensor) -> None:
+        if "attended" not in self._overridden:
+            return
         handed = (("weights", weights), ("positions", position))
         self._call("attended", lambda: self._hooks.attended(layer, heads, weights, position), handed, layer)
 
@@ -144,6 +151,14 @@ class Border:
         method_file = getattr(sys.modules.get(self._module), "__file__", None)
         frame = next((frame for frame in reversed(frames) if frame.filename == method_file), frames[-1])
         return f"{Path(frame.filename).name}, line {frame.lineno}"
+
+
+def _overridden(method: Method) -> frozenset[str]:
+    """Return the hooks of a layer's step that the method overrides. The others do nothing and are not called."""
+    hooks = ("written", "select", "attended")
+    return frozenset(
+        name for name in hooks if getattr(getattr(method, name), "__func__", None) is not getattr(Selecting, name)
+    )
 
 
 def _tensors(prompt: Prefilled) -> Handed:

@@ -424,3 +424,24 @@ def test_a_captured_step_checks_no_numbers() -> None:
     checks.scores("score", torch.tensor([float("nan")]), (1,))
     with pytest.raises(MethodFault):
         checks.scores("score", torch.tensor([1.0]), (2,))
+
+
+class Noting(Quest):
+    """Quest, with `written` overridden besides `select`."""
+
+    name = title = "noting"
+
+    def written(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("method", "marks_per_layer"), [(FullKV, 0), (Quest, 1), (Noting, 3)])
+def test_only_hooks_that_a_method_overrides_are_called(
+    method: type, marks_per_layer: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hook that is called has its tensors marked: `select` queries, `written` keys and values."""
+    trial = Trial(method, N, NEW)
+    mark, marked = Mark.of, []
+    monkeypatch.setattr(Mark, "of", lambda tensor: marked.append(tensor) or mark(tensor))
+    trial.step(0)
+    assert len(marked) == marks_per_layer * SHAPE.layers
