@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         runs,
         sample,
     )
+    from kvlens.api.methodspackage import methods
 
 __version__ = "0.2.0"
 
@@ -67,6 +68,7 @@ __all__ = [
     "Verdict",
     "__version__",
     "load_model",
+    "methods",
     "open",
     "race",
     "run",

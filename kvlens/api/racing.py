@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 class Race(Sequence[Run]):
     """The runs of a race, full KV first; methods that were refused have none. `table()` lists all lanes."""
 
-    def __init__(self, folder: Path, info: RaceInfo, models: Named | Given) -> None:
+    def __init__(self, folder: Path, info: RaceInfo, models: Named | Given, progress: bool = True) -> None:
         self.folder = folder
         self.id = info.id
         """names the race, in the folder's `races`"""
         self.info = info
         """what is stored of it (kvlens.runs.races)"""
-        self.runs = [Run(folder, lane.uid, models) for lane in info.lanes if lane.uid is not None]
+        self.runs = [Run(folder, lane.uid, models, progress) for lane in info.lanes if lane.uid is not None]
 
     def __len__(self) -> int:
         return len(self.runs)
@@ -138,7 +138,7 @@ def race(
         info = carry_out(request, conversation.prompt, folder, job.progress, job.cancelled, models)
     if any(lane.state == "cancelled" for lane in info.lanes):
         raise Interrupted(f"interrupted; what was recorded is stored, see race {info.id}.", info.lanes[0].uid)
-    return Race(folder, info, models)
+    return Race(folder, info, models, progress)
 
 
 def _cells(lane: Lane, names: Iterable[str]) -> str:

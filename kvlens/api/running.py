@@ -56,7 +56,7 @@ def run(
         against_full: compare every step with full KV, which is run first where it is not stored.
         forced: feed full KV's tokens, so that all steps compare.
         runs: folder to store in; None: $KVLENS_RUNS, else ./runs.
-        progress: show bars.
+        progress: show bars, for the run and for its repeats.
         keywords: settings (max_new, seed, temperature, top_p, stop, ignore_eos, chat, system, question, trace_level,
             coverage, oracle, threads: kvlens.api.asking.Settings) and parameters of the method by their names.
 
@@ -94,18 +94,21 @@ def run(
     with carrying(models, progress) as job:
         bars = job.progress
         uid, status, _ = carry_out(request, conversation.prompt, folder, bars.report, job.cancelled, bars.say, models)
-    stored_run = Run(folder, uid, models)
+    stored_run = Run(folder, uid, models, progress)
     check_end(stored_run.reader, status)
     return stored_run
 
 
-def open_run(run: str | Path, *, runs: str | Path | None = None, model: Any = None, tokenizer: Any = None) -> Run:
+def open_run(
+    run: str | Path, *, runs: str | Path | None = None, model: Any = None, tokenizer: Any = None, progress: bool = True
+) -> Run:
     """Return a stored run.
 
     Args:
         run: its uid, or the path of its folder.
         runs: folder that it is stored in, of a uid; None: $KVLENS_RUNS, else ./runs.
         model, tokenizer: the objects it was made with, where it was made with a model object and is to be repeated.
+        progress: repeats of the run show bars.
 
     Raises:
         RunError: `unknown_run`, `run_busy`, `run_unreadable`, `run_too_new`.
@@ -118,6 +121,6 @@ def open_run(run: str | Path, *, runs: str | Path | None = None, model: Any = No
     else:
         folder, uid = folder_of(runs), str(run)
     models: Named | Given = Named() if model is None else source_of(model, tokenizer, None, None)[0]
-    opened = Run(folder, uid, models)
+    opened = Run(folder, uid, models, progress)
     opened.check()
     return opened

@@ -32,13 +32,13 @@ class Run:
     In a notebook a Run shows its replay; elsewhere `repr` is one line.
     """
 
-    def __init__(self, folder: Path, uid: str, models: Named | Given) -> None:
-        """models: where repeats of the run have their model from."""
+    def __init__(self, folder: Path, uid: str, models: Named | Given, progress: bool = True) -> None:
+        """models: where repeats of the run have their model from; progress: repeats show bars unless they are told."""
         self.folder = folder
         """folder of runs that the run is stored in"""
         self.uid = uid
         """names the run: `kvlens.open(uid)` returns it again"""
-        self._models = models
+        self._models, self._progress = models, progress
 
     # ---- what it is
     @cached_property
@@ -143,7 +143,7 @@ class Run:
         triples: Sequence[Triple] = (),
         tokens: tuple[int, int] | None = None,
         from_step: int = 0,
-        progress: bool = True,
+        progress: bool | None = None,
     ) -> Run:
         """Repeat the run with a span held exactly on the device, and return the repeat.
 
@@ -153,7 +153,7 @@ class Run:
             triples: (layer, KV head, span) to hold, in place of span or beside it.
             tokens: positions (first, last) to hold in place of a span.
             from_step: first step at which it is held.
-            progress: show bars.
+            progress: show bars; None: as the run was made or opened.
         """
         pieces = pieces_of(span, layer, kv_head, triples, tokens)
         return self._repeat(progress, pieces=pieces, from_step=from_step)
@@ -167,7 +167,7 @@ class Run:
         triples: Sequence[Triple] = (),
         tokens: tuple[int, int] | None = None,
         from_step: int = 0,
-        progress: bool = True,
+        progress: bool | None = None,
     ) -> Run:
         """Repeat the run with a span attended by no head, or not by the named one, and return the repeat. Arguments:
         as for `hold`."""
@@ -180,7 +180,7 @@ class Run:
         *,
         budget_tokens: int | None = None,
         budget_bytes: int | None = None,
-        progress: bool = True,
+        progress: bool | None = None,
         **parameters: Any,
     ) -> Run:
         """Repeat the run with another budget or other parameters of its method, and return the repeat."""
@@ -192,7 +192,7 @@ class Run:
             raise RequestError("nothing_changed", "say what to change: pass budget= or a parameter of the method.")
         return self._repeat(progress, changed=values)
 
-    def fewest_bytes(self, most: int = 40, *, progress: bool = True) -> Run:
+    def fewest_bytes(self, most: int = 40, *, progress: bool | None = None) -> Run:
         """Search for the (layer, KV head, span) that restore the answer with the fewest bytes, and return the run that
         holds them; its `held` lists them. most: sets to try."""
         return self._repeat(progress, fewest=most)
@@ -202,15 +202,16 @@ class Run:
         """(layer, KV head, span) that the run held."""
         return tuple((layer, head, hold.span) for hold in self.meta.hold for layer, head in hold.heads)
 
-    def _repeat(self, progress: bool, **changes: Any) -> Run:
+    def _repeat(self, progress: bool | None, **changes: Any) -> Run:
         from kvlens.lens.asked import Asked
         from kvlens.lens.whatif import whatif
 
-        with carrying(self._models, progress) as job:
+        shown = self._progress if progress is None else progress
+        with carrying(self._models, shown) as job:
             change: Asked = Asked(**changes)
             bars = job.progress
             stored, _ = whatif(self.folder, self.uid, change, bars.report, job.cancelled, bars.say, self._models)
-        repeat = Run(self.folder, stored.uid, self._models)
+        repeat = Run(self.folder, stored.uid, self._models, shown)
         check_end(repeat.reader, stored.status)
         return repeat
 

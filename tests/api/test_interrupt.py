@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +91,30 @@ def test_progress_is_shown_unless_it_is_switched_off(capsys: pytest.CaptureFixtu
         assert ("decode" in said and "8/8" in said) is shown
 
 
+def test_repeats_show_progress_as_their_run_did(lost: kvlens.Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Asked(Exception):
+        pass
+
+    def carried(models: Any, progress: bool) -> None:
+        raise Asked(progress)
+
+    monkeypatch.setattr("kvlens.api.storedrun.carrying", carried)
+    span = lost.verdict.span
+    runs = ((lost, False), (kvlens.open(lost.uid), True), (kvlens.open(lost.uid, progress=False), False))
+    for run, inherited in runs:
+        repeats: list[Callable[..., Any]] = [
+            partial(run.hold, span),
+            partial(run.drop, span),
+            partial(run.at, "90%"),
+            run.fewest_bytes,
+        ]
+        for repeat in repeats:
+            for keywords, shown in (({}, inherited), ({"progress": not inherited}, not inherited)):
+                with pytest.raises(Asked) as asked:
+                    repeat(**keywords)
+                assert asked.value.args == (shown,)
+
+
 def test_a_race_is_a_list_of_runs_and_a_table(lost: kvlens.Run) -> None:
     sample = kvlens.sample("demo")
     keywords: dict[str, Any] = {"model": "demo", "max_new": NEW, "progress": False}
@@ -100,7 +126,7 @@ def test_a_race_is_a_list_of_runs_and_a_table(lost: kvlens.Run) -> None:
     assert race[1].output == lost.output
     assert race[1].verdict.step == lost.verdict.step == table["lost_at_step"][1]
     assert race[2].meta.config["window"] == 8
-    assert race[1].hold(span=lost.verdict.span, progress=False).restored is True
+    assert race[1].hold(span=lost.verdict.span).restored is True
     page = race._repr_html_()
     assert page.count("<tr>") == 4
     assert "<script" not in page

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import kvlens
-from kvlens.api import methods
 
 
 def flipped(text: str, answer: str) -> bool | None:
@@ -20,8 +19,13 @@ def flipped(text: str, answer: str) -> bool | None:
 
 def outputs(text: str) -> list[str]:
     """Of several methods."""
-    race = kvlens.race(text, methods("prompt_eviction")["name"].tolist(), budget="20%", max_new=4)
+    race = kvlens.race(text, kvlens.methods("prompt_eviction")["name"].tolist(), budget="20%", max_new=4)
     return [run.output for run in race]
+
+
+def presets(method: str) -> tuple[str, ...]:
+    """Of a method, by its class."""
+    return tuple(kvlens.methods.get(method).presets)
 
 
 def newest() -> kvlens.Run | None:

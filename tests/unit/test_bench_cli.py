@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from test_cli import kvlens
 
-from kvlens import tasks
+from kvlens import PACKAGE, tasks
+from kvlens.lab.commands import results
 
 
 def test_tasks_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -103,3 +104,20 @@ def test_a_place_where_no_file_can_be_is_one_sentence_before_anything_runs(
         assert said.endswith(why)
         assert "Errno" not in said
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"], "nothing was written"
+
+
+def test_results_are_written_beside_the_runs_outside_the_checkout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """At the top of the checkout that kvlens is imported from, they are written into the checkout."""
+    monkeypatch.setenv("KVLENS_RUNS", str(tmp_path / "runs"))
+    monkeypatch.chdir(PACKAGE.parent)
+    assert results.results_folder() == Path("kvlens/lab/results")
+    (tmp_path / "kvlens/lab/results").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    target = tmp_path / "runs" / "text-smollm2.json"
+    assert results.out_file(None, "text", "smollm2") == target
+    assert str(target) in capsys.readouterr().err
+    assert results.kept_file(None, "text", "smollm2") == target.with_suffix(".jsonl")
+    assert results.out_file(Path("mine.json"), "text", "smollm2") == Path("mine.json")
+    assert capsys.readouterr().err == ""

@@ -28,6 +28,7 @@ from kvlens.lab.bench.tablerequest import ComparedRequest
 from kvlens.lab.bench.trials import Means, arm, changed, chosen, infeasible, missing, settings
 from kvlens.lab.results.statistics import of_mean
 from kvlens.memory.budget import Budget, BudgetInfeasible
+from kvlens.methods.base import Method
 from kvlens.tasks.texts import EVALUATION
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ class Passages:
         full = self.engine.run(self.context, FullKV, FullKV.Parameters(), None, plain, keep_logits=True, read=read)
         self.reference = Reference("", fed, torch.stack(full.logits).cpu())
 
-    def read(self, method: type[methods.Method]) -> ReadPrompt:
+    def read(self, method: type[Method]) -> ReadPrompt:
         """The context, prefilled once for all methods that can be served by it."""
         if self._read is None or not self._read.serves(method):
             asking = (*map(methods.get, self.request.methods), method)

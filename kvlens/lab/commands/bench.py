@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from kvlens.cli.options import DEFAULT_MODEL, Device, Model, RunsDir, runs_folder
-from kvlens.lab.commands.results import Kept, Out, beside, kept_file, out_file, results, write
+from kvlens.lab.commands.results import PLACE, Kept, Out, beside, kept_file, out_file, results, results_folder, write
 from kvlens.models.find import SMOLLM2
 
 bench_app = typer.Typer(
@@ -194,9 +194,9 @@ def show_tasks(as_json: Annotated[bool, typer.Option("--json", help="Print JSON 
 
 @bench_app.command("gpu")
 def gpu(
-    out: Annotated[Path, typer.Option(help="Folder of the result file, gpu-<device>.json.")] = Path(
-        "kvlens/lab/results"
-    ),
+    out: Annotated[
+        Path | None, typer.Option(help=f"Folder of the result file, gpu-<device>.json; default: {PLACE}.")
+    ] = None,
     minutes: Annotated[float, typer.Option(help="No part is begun after this long; run again to continue.")] = 10.0,
     parts: Annotated[str, typer.Option(help="Beginnings of parts' names, comma-separated; default: all.")] = "",
     contexts: Annotated[str, typer.Option(help="Tokens, comma-separated; default: 8192,32768,131072.")] = "",
@@ -210,5 +210,7 @@ def gpu(
     device."""
     from kvlens.lab.gpu.run import Request, measure, numbers
 
-    request = Request(out, minutes, names(parts), dry_run, numbers(contexts), numbers(batches), model)
+    request = Request(
+        out or results_folder(), minutes, names(parts), dry_run, numbers(contexts), numbers(batches), model
+    )
     typer.echo(measure(request, lambda line: typer.echo(line, err=True)).name)

@@ -13,7 +13,7 @@ import typer
 
 from kvlens.cli.options import DEFAULT_MODEL, Model
 from kvlens.lab.commands.bench import names
-from kvlens.lab.commands.results import Kept, kept_file, write
+from kvlens.lab.commands.results import PLACE, Kept, default_file, kept_file, write
 
 
 def claims(
@@ -85,7 +85,7 @@ def rates(
     length: Annotated[int, typer.Option(help="Prompt length in tokens.")] = 2048,
     prompts: Annotated[int, typer.Option(help="Prompts per task.")] = 10,
     seed: Annotated[int, typer.Option(help="Seed of the first prompt.")] = 6_600_000,
-    out: Annotated[Path, typer.Option(help="JSON file to write.")] = Path("kvlens/lab/results/rates.json"),
+    out: Annotated[Path | None, typer.Option(help=f"JSON file to write; default: rates.json, {PLACE}.")] = None,
 ) -> None:
     """Misses, corrections, zooms and reuse of the methods that recall, read from recorded steps; `kvlens bench gpu`
     replays them."""
@@ -93,11 +93,11 @@ def rates(
     from kvlens.text.outfile import check_file
 
     check_file(out, "--out")
+    target = out or default_file("rates.json")
     mapping: dict[str, Any] = {"tasks": names(tasks)} if names(tasks) else {}
     request = RatesRequest(model=model, budget=budget, length=length, prompts=prompts, first_seed=seed, **mapping)
     result = measure(request, lambda line: typer.echo(line, err=True))
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    write(target, result)
     for name, line in result["methods"].items():
         sentence = ", ".join(
             f"{rate} {results['mean']:.3f} ({results['p10']:.3f} to {results['p90']:.3f})"

@@ -9,31 +9,47 @@ from typing import Annotated, Any
 
 import typer
 
-Out = Annotated[
-    Path | None, typer.Option(help="JSON file to write; default kvlens/lab/results/ with the model's name in it.")
-]
+from kvlens import PACKAGE
+from kvlens.cli.options import runs_folder
+
+PLACE = "in kvlens/lab/results of a checkout, else in the folder of runs"
+Out = Annotated[Path | None, typer.Option(help=f"JSON file to write; default: {PLACE}, with the model's name in it.")]
 Kept = Annotated[
     Path | None,
-    typer.Option(help="One line per finished trial, so that an interrupted run continues; default in runs/."),
+    typer.Option(help="One line per finished trial, so that a stopped run continues; default: in the folder of runs."),
 ]
+
+
+def results_folder() -> Path:
+    """Return the folder of results: the checkout's, if the command runs at the top of the checkout that kvlens is
+    imported from, else the folder of runs."""
+    own = Path("kvlens/lab/results")
+    return own if own.is_dir() and own.samefile(PACKAGE / "lab" / "results") else runs_folder()
 
 
 def out_file(path: Path | None, kind: str, model: str) -> Path:
-    """--out, else kvlens/lab/results/KIND-MODEL.json. Raises ValueError, one sentence, for a place where it cannot
-    be."""
+    """Return --out, else KIND-MODEL.json in the folder of results, named on stderr. Raises ValueError if no file can be
+    there."""
     from kvlens.text.outfile import check_file
 
     check_file(path, "--out")
-    return path or Path("kvlens/lab/results") / f"{kind}-{_stem(model)}.json"
+    return path or default_file(f"{kind}-{_stem(model)}.json")
+
+
+def default_file(name: str) -> Path:
+    """Return a file in the folder of results, and name it on stderr."""
+    path = results_folder() / name
+    typer.echo(f"result file: {path}", err=True)
+    return path
 
 
 def kept_file(path: Path | None, kind: str, model: str) -> Path:
-    """--kept, else runs/KIND-MODEL.jsonl."""
-    return path or Path("runs") / f"{kind}-{_stem(model)}.jsonl"
+    """Return --kept, else KIND-MODEL.jsonl in the folder of runs."""
+    return path or runs_folder() / f"{kind}-{_stem(model)}.jsonl"
 
 
 def write(out: Path, result: dict[str, Any]) -> None:
-    """Replaces the file."""
+    """Write the file, in place of an earlier one."""
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 

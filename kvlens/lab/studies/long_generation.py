@@ -36,6 +36,7 @@ from kvlens.lab.bench.passages import passage
 from kvlens.lab.bench.provenance import about, origin
 from kvlens.lab.bench.trials import chosen, settings
 from kvlens.memory.budget import Budget, BudgetInfeasible
+from kvlens.methods.base import Method
 from kvlens.models.find import default_model
 from kvlens.shape import KVShape
 from kvlens.text.prompts import Prompt
@@ -97,7 +98,7 @@ def _process_bytes() -> int:
         return 0
 
 
-def growth(method: type[methods.Method], params: Any, shape: KVShape, prompt_tokens: int, new: int) -> float:
+def growth(method: type[Method], params: Any, shape: KVShape, prompt_tokens: int, new: int) -> float:
     """Device bytes that the method's arithmetic asks for one more token of the answer, in tokens of KV: 1 where each is
     kept, 0 where one gives way to it, between them where an index, packed tokens or some heads keep of it."""
     twice, once = (method.floor_bytes(params, shape, prompt_tokens, tokens) for tokens in (2 * new, new))
