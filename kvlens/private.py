@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 from pathlib import Path
 
@@ -26,18 +28,22 @@ def make_folder(path: Path) -> None:
         except FileExistsError:  # another process made it meanwhile
             continue
     if not path.is_dir():
-        raise NotADirectoryError(f"{path} is not a folder")
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
 
 
 def open_file(path: Path, flags: int = 0) -> int:
-    """Return a descriptor for writing a file of mode 0600 from its beginning, made where it is missing. `flags`: further
+    """Return a descriptor for writing a file of mode 0600 from its beginning, made where it is missing. `flags`: more
     flags of os.open. Raises OSError."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | flags, FILE_MODE)
-    try:
+    with contextlib.suppress(OSError):  # another user's file, or a file system without modes
         os.fchmod(descriptor, FILE_MODE)
-    except OSError:  # another user's file, or a file system without modes
-        pass
     return descriptor
+
+
+def close_file(path: Path) -> None:
+    """Take every right on a file from others than its owner, who keeps theirs. Does nothing where that fails."""
+    with contextlib.suppress(OSError):
+        os.chmod(path, path.stat().st_mode & FOLDER_MODE)
 
 
 def write_file(path: Path, data: bytes) -> None:

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from kvlens import methods
 from kvlens.memory.budget import Budget
+from kvlens.private import make_folder
 from kvlens.runs.frames import Frame, Maps
 from kvlens.runs.request import DEFAULT_SHARE, RunRequest
 from kvlens.store.errors import RunNotFound, TraceError, UnreadableRun
@@ -169,7 +170,7 @@ def write(runs_dir: Path, race: RaceInfo) -> None:
     folder = runs_dir / FOLDER
     target, temporary = folder / f"{race.id}.json", folder / f".{race.id}.{os.getpid()}"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         write_plain(temporary, race.model_dump_json(indent=1).encode("utf-8", "replace"), durable=False)
         os.replace(temporary, target)
     except OSError as error:

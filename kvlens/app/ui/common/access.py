@@ -1,9 +1,9 @@
 """The token that opens the dashboard, and the cookie that a browser has for it afterwards.
 
 Each start of a server draws a token, unless KVLENS_TOKEN names one (16 characters at least) or is `off`. A request that
-brings the token gets a cookie for COOKIE_DAYS days. The cookie is signed with a key of the user's own (`door.key` in the
-cache folder), so that the pages of a browser go on when the server is started again; without the file every cookie is
-void."""
+brings the token gets a cookie for COOKIE_DAYS days. The cookie is signed with a key of the user's own (`door.key` in
+the cache folder), so that the pages of a browser go on when the server is started again; without the file every cookie
+is void."""
 
 from __future__ import annotations
 

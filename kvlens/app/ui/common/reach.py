@@ -1,7 +1,7 @@
 """Which machines and names the server answers: this machine alone, unless the user asks for more.
 
-`--server.address` (or `kvlens app --host`) beyond the loopback asks for other machines; `--server.allowedHosts` asks for
-other names, as a reverse proxy passes them on. An address that is not set asks for nothing, although Streamlit then
+`--server.address` (or `kvlens app --host`) beyond the loopback asks for other machines; `--server.allowedHosts` asks
+for other names, as a reverse proxy passes them on. An address that is not set asks for nothing, although Streamlit then
 listens on all interfaces."""
 
 from __future__ import annotations

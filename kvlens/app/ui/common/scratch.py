@@ -11,6 +11,8 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
+from kvlens.private import write_file
+
 _PREFIX = "kvlens-jobs-"
 
 
@@ -26,12 +28,22 @@ class Scratch:
     def file(self, name: str, text: str) -> Path:
         """A file with this text."""
         path = Path(self._folder.name) / f"{secrets.token_hex(4)}-{name}"
-        path.write_text(text, encoding="utf-8")
+        write_file(path, text.encode())
         return path
 
     def path(self, name: str) -> Path:
         """Where a job may keep something of this name while the server lives."""
         return Path(self._folder.name) / name
+
+    def text_of(self, argument: str) -> str | None:
+        """Return the content of an argument that is a file made here; None for any other."""
+        path = Path(argument)
+        if path.parent != Path(self._folder.name):
+            return None
+        try:
+            return path.read_text(encoding="utf-8")
+        except OSError:
+            return None
 
     def forget(self, arguments: Iterable[str]) -> None:
         """Removes those of `arguments` that are files made here: their run has ended."""
