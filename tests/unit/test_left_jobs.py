@@ -18,6 +18,8 @@ from kvlens.app.ui.common import jobprocess
 from kvlens.app.ui.common.jobprocess import Left, beginning, start_cold
 from kvlens.app.ui.common.jobrecord import JobRecord, ProcessName, name_process, write_record
 from kvlens.app.ui.common.jobs import NEVER_BEGUN, Job, JobManager
+from kvlens.runs import races
+from kvlens.runs.races import Lane, RaceInfo
 
 SERVER = """
 import sys, time
@@ -121,19 +123,23 @@ def test_a_job_that_ended_meanwhile_is_read_and_forgotten(killed: tuple[Path, st
 
 def test_a_reused_process_id_is_neither_followed_nor_killed(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True) as other:
-        began = beginning(other.pid)
-        assert began is not None
+        start_stamp = beginning(other.pid)
+        assert start_stamp is not None
         record = JobRecord(
-            id="0123abcd", title="t", argv=["x"], created=1.0, process=ProcessName(pid=other.pid, began=began + "0")
+            id="0123abcd",
+            title="t",
+            argv=["x"],
+            created=1.0,
+            process=ProcessName(pid=other.pid, start_stamp=start_stamp + "0"),
         )
         write_record(tmp_path, record)
         jobs = JobManager(start_cold, tmp_path)
         job = job_of(jobs, "0123abcd")
         assert (job.state, job.active) == ("failed", False)
         jobs.cancel("0123abcd")
-        Left(other.pid, began + "0").signal(signal.SIGKILL)
+        Left(other.pid, start_stamp + "0").signal(signal.SIGKILL)
         assert other.poll() is None
-        Left(other.pid, began).signal(signal.SIGKILL)
+        Left(other.pid, start_stamp).signal(signal.SIGKILL)
         assert other.wait(20) == -signal.SIGKILL
         assert beginning(other.pid) is None
 
@@ -203,3 +209,12 @@ def test_a_process_that_will_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) 
     until(lambda: not job.active)
     assert job.state == "cancelled"
     assert not job.process or not job.process.is_alive()
+
+
+def test_no_lane_of_a_stored_race_goes_on(tmp_path: Path) -> None:
+    lanes = [Lane(method=state, state=state) for state in (*races.UNFINISHED, "completed", "cancelled", "refused")]
+    race = RaceInfo(id="20260101-000000-abcdef", created="", model="demo", budget="20%", max_new=1, lanes=lanes)
+    races.write(tmp_path, race)
+    stored = races.read(tmp_path, race.id)
+    assert [lane.state for lane in stored.lanes] == [*["failed"] * 4, "completed", "cancelled", "refused"]
+    assert [lane.message is None for lane in stored.lanes] == [*[False] * 4, True, True, True]

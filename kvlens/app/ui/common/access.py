@@ -42,23 +42,23 @@ class TokenRefused(ValueError):
 
 def check_token(beyond_loopback: bool) -> None:
     """Raise TokenRefused if KVLENS_TOKEN turns the token off for a server beyond the loopback, or is too short."""
-    chosen = os.environ.get(VARIABLE, "")
-    if chosen == OFF and beyond_loopback:
+    setting = os.environ.get(VARIABLE, "")
+    if setting == OFF and beyond_loopback:
         raise TokenRefused(
             "token_required", "a server that other machines reach needs its token; listen on 127.0.0.1 to go without."
         )
-    if chosen not in ("", OFF) and len(chosen) < LEAST_CHARACTERS:
+    if setting not in ("", OFF) and len(setting) < LEAST_CHARACTERS:
         raise TokenRefused(
-            "token_too_short", f"{VARIABLE} has {len(chosen)} characters; choose {LEAST_CHARACTERS} or more."
+            "token_too_short", f"{VARIABLE} has {len(setting)} characters; choose {LEAST_CHARACTERS} or more."
         )
 
 
 def token() -> str | None:
     """Return the token of this server process; None if none is needed."""
-    chosen = os.environ.get(VARIABLE, "")
-    if chosen == OFF and not is_beyond_loopback():
+    setting = os.environ.get(VARIABLE, "")
+    if setting == OFF and not is_beyond_loopback():
         return None
-    return _drawn() if chosen == OFF or len(chosen) < LEAST_CHARACTERS else chosen
+    return _drawn() if setting == OFF or len(setting) < LEAST_CHARACTERS else setting
 
 
 @cache
@@ -82,8 +82,8 @@ def query_without_token(query: str) -> tuple[bool | None, str]:
     """Return whether a query string holds this server's token (None: it holds no token at all), and the query string
     without tokens."""
     pairs = parse_qsl(query, keep_blank_values=True)
-    needed, given = token() or "", [value for name, value in pairs if name == PARAMETER]
-    right = any(_equal(value, needed) for value in given) if given and needed else None
+    needed, values = token() or "", [value for name, value in pairs if name == PARAMETER]
+    right = any(_equal(value, needed) for value in values) if values and needed else None
     return right, urlencode([pair for pair in pairs if pair[0] != PARAMETER])
 
 
@@ -105,8 +105,8 @@ def _signature(issued: str) -> str:
     return hmac.new(_key(), f"{COOKIE} {issued}".encode(), hashlib.sha256).hexdigest()
 
 
-def _equal(given: str, needed: str) -> bool:
-    return hmac.compare_digest(given.encode("utf-8", "replace"), needed.encode())
+def _equal(text: str, needed: str) -> bool:
+    return hmac.compare_digest(text.encode("utf-8", "replace"), needed.encode())
 
 
 def key_file() -> Path:

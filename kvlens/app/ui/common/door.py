@@ -110,8 +110,8 @@ class Door:
 def _marked(scope: Any) -> Any:
     """Return the request with the mark of those that came through the door."""
     mark = _MARK.encode()
-    kept = [(name, value) for name, value in scope["headers"] if name.lower() != mark]
-    return scope | {"headers": [*kept, (mark, _LET_IN.encode())]}
+    headers = [(name, value) for name, value in scope["headers"] if name.lower() != mark]
+    return scope | {"headers": [*headers, (mark, _LET_IN.encode())]}
 
 
 async def _ask_for_token(scope: Any, headers: Mapping[str, str], send: Any) -> None:

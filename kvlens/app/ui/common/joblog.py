@@ -14,10 +14,10 @@ from typing import Any
 from kvlens.app.ui.common.job import Job
 from kvlens.app.ui.common.jobprocess import Process
 from kvlens.private import make_folder
+from kvlens.runs.races import LANE_CUT_SHORT, UNFINISHED
 
 RACE_LINES = tuple(f'{{"phase": "{phase}"' for phase in ("frame", "maps", "lane", "race"))
 """how lines of a race begin: they are kept as they are, for the browser"""
-LANE_ENDED = ("completed", "cancelled", "failed", "refused")
 _POLL_S = 0.05
 _CHUNK = 1 << 20
 
@@ -90,12 +90,12 @@ def close_lanes(job: Job) -> None:
             lane = json.loads(line)
             states[lane["lane"]] = lane
     for number, lane in states.items():
-        if lane["state"] not in LANE_ENDED:
+        if lane["state"] in UNFINISHED:
             state = "cancelled" if job.state == "cancelled" else "failed"
             missing = {"uid": None, "message": None, "right": None, "lost": None, "text": "", **lane}
             ended = {**missing, "phase": "lane", "lane": number, "state": state}
             if state == "failed":
-                ended["message"] = "The process of this race ended before the lane did."
+                ended["message"] = LANE_CUT_SHORT
             job.lines.append(json.dumps({"phase": "lane", **ended}))
 
 

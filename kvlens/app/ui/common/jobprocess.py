@@ -51,13 +51,13 @@ class Cold(subprocess.Popen[bytes]):
 class Left:
     """A process that a server left behind. It is no child, so its exit status is not known: 0 stands for it."""
 
-    def __init__(self, pid: int, began: str) -> None:
+    def __init__(self, pid: int, start_stamp: str) -> None:
         self.pid: int | None = pid
-        self._began = began
+        self._start_stamp = start_stamp
 
     def poll(self) -> int | None:
         """Return 0 when it is gone."""
-        return None if is_alive(self.pid, self._began) else 0
+        return None if is_alive(self.pid, self._start_stamp) else 0
 
     def wait(self, timeout: float | None = None) -> int:
         """Return 0 when it is gone. Raises subprocess.TimeoutExpired."""
@@ -122,6 +122,6 @@ def beginning(pid: int) -> str | None:
     return None if fields[0] in "ZX" else f"{boot} {fields[19]}"
 
 
-def is_alive(pid: int | None, began: str | None) -> bool:
-    """Return True if the process that began then still runs."""
-    return pid is not None and began is not None and beginning(pid) == began
+def is_alive(pid: int | None, start_stamp: str | None) -> bool:
+    """Return True if the process that began at this stamp still runs."""
+    return pid is not None and start_stamp is not None and beginning(pid) == start_stamp

@@ -29,11 +29,11 @@ class ProcessName(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     pid: int
-    began: str
+    start_stamp: str
 
     def is_alive(self) -> bool:
         """Return True if it runs."""
-        return is_alive(self.pid, self.began)
+        return is_alive(self.pid, self.start_stamp)
 
 
 JOB_FIELDS = ("id", "argv", "title", "created", "started", "about", "then", "process")
@@ -61,8 +61,8 @@ class JobRecord(BaseModel):
 
 def name_process(pid: int) -> ProcessName | None:
     """Return the process of this id as it runs now; None where none does."""
-    began = beginning(pid)
-    return None if began is None else ProcessName(pid=pid, began=began)
+    start_stamp = beginning(pid)
+    return None if start_stamp is None else ProcessName(pid=pid, start_stamp=start_stamp)
 
 
 def write_record(folder: Path, record: JobRecord) -> None:

@@ -41,8 +41,8 @@ class JobManager:
         self._folder = Scratch()
         self._records = folder
         self._server = name_process(os.getpid())
-        left = self._adopt()
-        self._worker = threading.Thread(target=self._work, args=(left,), name="kvlens-jobs", daemon=True)
+        going_jobs = self._adopt()
+        self._worker = threading.Thread(target=self._work, args=(going_jobs,), name="kvlens-jobs", daemon=True)
         self._worker.start()
 
     def scratch(self, name: str, text: str) -> Path:
@@ -55,11 +55,11 @@ class JobManager:
         job = Job(secrets.token_hex(4), argv, title, time.time(), about=about, then=then)
         job.identity = tuple(self._folder.text_of(argument) or argument for argument in argv)
         with self._lock:
-            for other in self._jobs.values():
-                if other.identity == job.identity and other.state in ("queued", "running"):
-                    if other.argv != argv:
+            for queued in self._jobs.values():
+                if queued.identity == job.identity and queued.state in ("queued", "running"):
+                    if queued.argv != argv:
                         self._folder.forget(argv)
-                    return other.id
+                    return queued.id
             self._jobs[job.id] = job
         self._record(job)
         self._queue.put(job.id)
@@ -103,8 +103,8 @@ class JobManager:
             self.cancel(job.id)
         self._queue.put(None)
 
-    def _work(self, left: list[Job]) -> None:
-        for job in left:
+    def _work(self, going_jobs: list[Job]) -> None:
+        for job in going_jobs:
             self._end(job, self._follow(job, self._processes[job.id]))
         while (job_id := self._queue.get()) is not None:
             job = self.get(job_id)
@@ -182,7 +182,7 @@ class JobManager:
                 job.message = None if record.cancelled else NEVER_BEGUN
                 self._end(job, -1)
                 continue
-            process = self._processes[job.id] = Left(record.process.pid, record.process.began)
+            process = self._processes[job.id] = Left(record.process.pid, record.process.start_stamp)
             self._record(job)
             if process.poll() is None:
                 going.append(job)

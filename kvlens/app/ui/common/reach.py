@@ -41,8 +41,8 @@ def allowed_hosts() -> list[str]:
     The user's `server.allowedHosts`, else the loopback's names of the settings file. A server beyond the loopback goes
     by every name if the user gave none: the token keeps others out."""
     usual = list(settings()[HOSTS])
-    chosen = list(st.get_option(HOSTS)) or usual
-    return [EVERY_HOST] if chosen == usual and is_beyond_loopback() else chosen
+    names = list(st.get_option(HOSTS)) or usual
+    return [EVERY_HOST] if names == usual and is_beyond_loopback() else names
 
 
 def is_open_to(client: str | None) -> bool:
