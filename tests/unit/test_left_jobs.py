@@ -8,6 +8,7 @@ import signal
 import stat
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -119,6 +120,24 @@ def test_a_job_that_ended_meanwhile_is_read_and_forgotten(killed: tuple[Path, st
     job = job_of(JobManager(start_cold, folder), first)
     assert (job.state, job.uid, job.active) == ("done", "whole", False)
     assert list(folder.iterdir()) == []
+
+
+def test_the_prompt_of_a_job_that_goes_on_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    prompt = tmp_path / "kvlens-jobs-killed" / "prompt.json"
+    prompt.parent.mkdir()
+    (prompt.parent / "lock").touch()
+    prompt.touch()
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True) as going:
+        record = JobRecord(id="0123abcd", title="t", argv=[str(prompt)], created=1.0, process=name_process(going.pid))
+        write_record(tmp_path / "jobs", record)
+        jobs = JobManager(start_cold, tmp_path / "jobs")
+        assert prompt.is_file()
+        jobs.cancel("0123abcd")
+        assert going.wait(20) == -signal.SIGTERM
+    until(lambda: not job_of(jobs, "0123abcd").active)
+    JobManager(start_cold, tmp_path / "jobs")
+    assert not prompt.parent.exists()
 
 
 def test_a_reused_process_id_is_neither_followed_nor_killed(tmp_path: Path) -> None:

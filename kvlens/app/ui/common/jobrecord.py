@@ -58,6 +58,10 @@ class JobRecord(BaseModel):
     server: ProcessName | None = None
     """the one whose queue it is in"""
 
+    def is_running(self) -> bool:
+        """Return True if the job's process runs."""
+        return self.process is not None and self.process.is_alive()
+
 
 def name_process(pid: int) -> ProcessName | None:
     """Return the process of this id as it runs now; None where none does."""

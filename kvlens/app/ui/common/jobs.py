@@ -38,10 +38,11 @@ class JobManager:
         self._queue: queue.Queue[str | None] = queue.Queue()
         self._processes: dict[str, Process] = {}
         """of the jobs that run; one, and those that another server left"""
-        self._folder = Scratch()
+        records = [] if folder is None else list(jobrecord.left_records(folder))
+        self._folder = Scratch(argument for record in records if record.is_running() for argument in record.argv)
         self._records = folder
         self._server = name_process(os.getpid())
-        going_jobs = self._adopt()
+        going_jobs = self._adopt(records)
         self._worker = threading.Thread(target=self._work, args=(going_jobs,), name="kvlens-jobs", daemon=True)
         self._worker.start()
 
@@ -171,10 +172,10 @@ class JobManager:
         if self._records is not None:
             jobrecord.forget_record(self._records, job.id)
 
-    def _adopt(self) -> list[Job]:
+    def _adopt(self, records: list[JobRecord]) -> list[Job]:
         """Takes over the jobs of servers that are gone -> those that still run. The others have ended."""
         going = []
-        for record in () if self._records is None else jobrecord.left_records(self._records):
+        for record in records:
             fields = {name: getattr(record, name) for name in JOB_FIELDS}
             job = self._jobs[record.id] = Job(**fields, state="cancelled" if record.cancelled else "running")
             job.identity = tuple(job.argv)
