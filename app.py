@@ -8,6 +8,7 @@ from streamlit.starlette import App
 
 from kvlens.app.ui.common.door import Door
 from kvlens.app.ui.common.history import History
+from kvlens.app.ui.common.startline import announced, refuse_start
 
 if __name__ == "__main__":
     import streamlit as st
@@ -21,4 +22,5 @@ if __name__ == "__main__":
     st.logo(ICON, size="medium")
     guarded(page.run)()
 else:
-    app = App(__file__, middleware=[Middleware(Door), Middleware(History)])
+    refuse_start()
+    app = App(__file__, lifespan=announced, middleware=[Middleware(Door), Middleware(History)])

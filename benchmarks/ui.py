@@ -51,7 +51,7 @@ def start(runs: Path) -> tuple[subprocess.Popen[bytes], str, float]:
     process = subprocess.Popen(
         argv,
         cwd=ROOT,
-        env={**os.environ, "KVLENS_RUNS": str(runs)},
+        env={**os.environ, "KVLENS_RUNS": str(runs), "KVLENS_TOKEN": "off"},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )

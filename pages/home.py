@@ -5,7 +5,6 @@ import streamlit as st
 from kvlens.app.ui.common import data, nav
 from kvlens.app.ui.common.racelist import race_list
 from kvlens.app.ui.common.submit import sample_buttons
-from kvlens.app.ui.common.warm import warm
 from kvlens.app.ui.home.causes import why_lost
 from kvlens.app.ui.home.chosen import chosen
 from kvlens.app.ui.home.gallery import shelf
@@ -47,4 +46,3 @@ else:
         sample_buttons()
     race_list()
     shelf(folded=True)
-warm.prepare()  # jobs begin on this page

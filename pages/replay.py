@@ -11,7 +11,6 @@ from kvlens.app.ui.common.lensdata import of_this_run
 from kvlens.app.ui.common.player import KEY, committed, player
 from kvlens.app.ui.common.reportbutton import replay_button, report_button
 from kvlens.app.ui.common.state import from_player
-from kvlens.app.ui.common.warm import warm
 from kvlens.app.ui.common.widgets import guarded
 from kvlens.app.ui.replay import details, draft, lensbars, lensview
 
@@ -55,4 +54,3 @@ if found is not None:
         report_button(found[0], width="content")
         replay_button(found[0])
         compare_links(found[0].uid)
-warm.prepare()  # jobs begin on this page

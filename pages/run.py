@@ -7,12 +7,12 @@ from kvlens.app.ui.common import data, nav
 from kvlens.app.ui.common.jobview import job_list, job_panel
 from kvlens.app.ui.common.racelist import race_list
 from kvlens.app.ui.common.submit import submit, submit_race
-from kvlens.app.ui.common.warm import warm
 from kvlens.app.ui.race import form, view
 from kvlens.app.ui.run import preflight, racepreflight
 from kvlens.app.ui.run.methodform import method_form
 from kvlens.app.ui.run.modelform import model_form
 from kvlens.app.ui.run.promptform import prompt_for
+from kvlens.app.ui.run.worker import worker_line
 
 nav.enter()
 job, race = st.query_params.get("job"), st.query_params.get("race")
@@ -45,4 +45,4 @@ if not (job or race) or st.toggle("Set up another run", key=f"another_{job or ra
             st.rerun()
 job_list(job)
 race_list(race)
-warm.prepare()  # jobs begin on this page
+worker_line()

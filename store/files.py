@@ -12,6 +12,8 @@ import os
 import stat
 from pathlib import Path
 
+from kvlens.private import open_file
+
 #: A pipe is not waited for, a link is not followed, a child process does not inherit the file.
 PLAIN = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _MOST_BYTES = 16 << 20
@@ -44,8 +46,9 @@ def read_plain(path: Path, most: int = _MOST_BYTES) -> bytes:
 
 
 def write_plain(path: Path, data: bytes, durable: bool) -> None:
-    """Writes a file whole, not through a link. With `durable`, returns when the bytes are on the disk."""
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | PLAIN, 0o644)
+    """Writes a file of its owner alone whole, not through a link. With `durable`, returns when the bytes are on the
+    disk."""
+    fd = open_file(path, PLAIN)
     with open(fd, "wb") as file:
         file.write(data)
         file.flush()

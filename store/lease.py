@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from types import TracebackType
 
+from kvlens.private import FILE_MODE
 from kvlens.store.errors import RunBusy, TraceError
 from kvlens.store.files import PLAIN
 
@@ -26,7 +27,7 @@ class Lease:
     def __init__(self, run_dir: Path) -> None:
         self.path = run_dir / "lock"
         try:
-            self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | PLAIN, 0o644)
+            self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | PLAIN, FILE_MODE)
         except OSError as error:
             raise TraceError(
                 f"The lock of run {run_dir.name} cannot be opened ({error.strerror}); check the runs folder."

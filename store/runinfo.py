@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from kvlens.private import KEPT_MODE, write_file
 from kvlens.store.errors import RunNotFound, TraceError, UnreadableRun
 from kvlens.store.files import ordinary, read_plain, write_plain
 
@@ -149,7 +150,7 @@ def save_prompt(folder: Path, meta: dict[str, Any]) -> None:
     prompt = meta.pop("prompt_text", None)
     if prompt is not None:
         text = clean_text(str(prompt))
-        (folder / "prompt.txt").write_text(text, encoding="utf-8", newline="")
+        write_file(folder / "prompt.txt", text.encode())
         meta.setdefault("prompt_sha256", hashlib.sha256(text.encode()).hexdigest())
 
 
@@ -197,7 +198,7 @@ def freeze(folder: Path) -> None:
     for name in ("trace.duckdb", "prompt.txt"):
         if ordinary(folder / name):
             with contextlib.suppress(OSError):
-                os.chmod(folder / name, 0o444)
+                os.chmod(folder / name, KEPT_MODE)
 
 
 def config_hash(config: Any) -> str:

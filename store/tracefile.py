@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from kvlens.instruments import Effects
+from kvlens.private import close_file
 from kvlens.rows import PrefillRecord, SelfCheck
 from kvlens.store import rollup
 from kvlens.store.blocks import Block
@@ -49,6 +50,7 @@ class TraceFile:
     def create(cls, path: Path, meta: dict[str, Any]) -> TraceFile:
         """A new file with the schema, the run's meta and state 'running'."""
         con = duckdb.connect(str(path), config=dict(_CONFIG))
+        close_file(path)
         try:
             con.begin()
             for statement in statements():

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import duckdb
 
+from kvlens.private import FOLDER_MODE
 from kvlens.store.files import ordinary
 from kvlens.store.guarded import guarded
 
@@ -46,7 +47,7 @@ def mend(trace: Path) -> int:
         return 0
     clear(trace.parent)
     scratch = trace.parent / _SCRATCH
-    scratch.mkdir()
+    scratch.mkdir(FOLDER_MODE)
     try:
         link, log = scratch / trace.name, scratch / wal.name
         _same(trace, link)

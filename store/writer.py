@@ -17,6 +17,7 @@ import numpy as np
 
 from kvlens.instruments import Effects
 from kvlens.meta import RunMeta
+from kvlens.private import make_folder, write_file
 from kvlens.rows import PrefillRecord, SelfCheck, StepRecord
 from kvlens.store.blocks import Block, Shape
 from kvlens.store.errors import RunBusy, TraceError
@@ -66,7 +67,7 @@ class TraceWriter:
         """Creates the run: folder, lease, run.json, empty trace; starts the flush thread."""
         self._shape = meta.layers, meta.q_heads, meta.kv_heads
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            make_folder(self.folder)
             self._lease = Lease(self.folder)
         except OSError as error:
             raise TraceError(
@@ -165,7 +166,7 @@ class TraceWriter:
         }
         self._info = first_info(meta)
         write_info(self.folder, self._info)
-        (self.folder / ".reserve").write_bytes(os.urandom(_RESERVE_BYTES))
+        write_file(self.folder / ".reserve", os.urandom(_RESERVE_BYTES))
         self._file = TraceFile.create(self.folder / "trace.duckdb", meta)
         self._info["status"] = "running"
         self._write_info()

@@ -91,10 +91,14 @@ def showing(runs: Path, results: Path, about: dict[str, Any], rows: list[dict[st
 
 class Server:
     """streamlit run app.py on a free port, until `stop`. warm: jobs are forked from a process that is ready. results:
-    what Benchmarks shows, the repository's own unless given."""
+    what Benchmarks shows, the repository's own unless given. token: what the server asks for; 'off': nothing. port: a
+    free one unless given."""
 
-    def __init__(self, runs: Path, warm: bool = False, results: Path | None = None) -> None:
-        env = {**os.environ, "KVLENS_RUNS": str(runs), "KVLENS_WARM": "on" if warm else "off"}
+    def __init__(
+        self, runs: Path, warm: bool = False, results: Path | None = None, token: str = "off", port: int | None = None
+    ) -> None:
+        env = {**os.environ, "KVLENS_RUNS": str(runs), "KVLENS_WARM": "on" if warm else "off", "KVLENS_TOKEN": token}
+        self._asked_port = port
         if results is not None:
             env["KVLENS_RESULTS"] = str(results)
         until = time.monotonic() + 240
@@ -105,7 +109,7 @@ class Server:
         """Start a server on a free port. Return False if the server ended, or was not healthy by `until`."""
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+            self.port = self._asked_port or free.getsockname()[1]
         argv = [sys.executable, "-m", "streamlit", "run", "app.py", "--server.port", str(self.port)]
         self._process = subprocess.Popen(argv, cwd=ROOT, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         self.url = f"http://127.0.0.1:{self.port}"
@@ -117,6 +121,11 @@ class Server:
                 time.sleep(0.1)
         self._process.kill()
         return False
+
+    def kill(self) -> None:
+        """As the kernel does it: the server can do nothing any more."""
+        self._process.kill()
+        self._process.wait(20)
 
     def stop(self) -> None:
         """Once more as with Ctrl-C where it waits for a connection that the browser has kept open, as uvicorn does."""

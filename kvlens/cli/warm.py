@@ -4,7 +4,7 @@
 The descriptor is a socket (AF_UNIX, SOCK_SEQPACKET). An order is one message: JSON with argv, environment and
 directory, and the descriptor that the job writes to. Two messages answer it: the job's process id, once it leads a
 group of its own, and its exit status as subprocess has it. One job at a time. The process ends when its socket is
-closed at the other end, or when nothing was asked for IDLE_S seconds."""
+closed at the other end, or when nothing was asked for `idle_seconds()`."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ import importlib
 import json
 import os
 import random
+import select
 import socket
 import sys
 import threading
 import traceback
 from typing import Any, NoReturn
 
-IDLE_S = 1800.0
+IDLE, IDLE_S = "KVLENS_WARM_IDLE", 600.0
+"""environment variable: seconds without an order after which the process ends, and what they are unless set"""
 MOST_SHARE = 0.25
 """of free memory, that the model's files may take"""
 LIMIT = 1 << 20
@@ -45,8 +47,18 @@ def main() -> None:
     channel = socket.socket(fileno=int(sys.argv[1]))
     for name in NEEDED:
         importlib.import_module(name)
-    channel.settimeout(IDLE_S)
+    channel.settimeout(idle_seconds())
     serve(channel)
+
+
+def idle_seconds() -> float:
+    """Return the seconds without an order after which the process ends; IDLE_S where the variable holds no number above
+    0."""
+    try:
+        seconds = float(os.environ.get(IDLE, IDLE_S))
+    except ValueError:
+        return IDLE_S
+    return seconds if 0 < seconds < float("inf") else IDLE_S
 
 
 def keep_model() -> None:
@@ -82,9 +94,10 @@ def _free() -> int:
 
 
 def serve(channel: socket.socket) -> None:
-    """Carries out orders until there is nobody to give one."""
+    """Carries out orders until there is nobody to give one. An order that waits already is not kept waiting."""
     while True:
-        keep_model()
+        if not select.select([channel], [], [], 0)[0]:
+            keep_model()
         gc.collect()
         gc.freeze()
         try:

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from kvlens.models.errors import UnsupportedModel
+from kvlens.private import make_folder, write_file
 
 Told = Callable[[str, int, int], None]
 """what is being done ('convert'), done and total"""
@@ -61,7 +62,7 @@ def make_once(key: str, make: Callable[[Path], None]) -> Path:
     if is_made(place):
         return place
     with _writing(place.parent):
-        place.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(place.parent)
         with _locked(place.with_name(f".{key}.lock")):
             if is_made(place):
                 return place
@@ -70,7 +71,6 @@ def make_once(key: str, make: Callable[[Path], None]) -> Path:
             part = Path(tempfile.mkdtemp(prefix=f".{key}.", suffix=".part", dir=place.parent))
             try:
                 make(part)
-                part.chmod(0o755)
                 os.rename(part, place)
             finally:
                 shutil.rmtree(part, ignore_errors=True)
@@ -80,10 +80,10 @@ def make_once(key: str, make: Callable[[Path], None]) -> Path:
 def write_json(path: Path, content: object) -> None:
     """A small file, whole or not at all."""
     with _writing(path.parent):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
         try:
-            temporary.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+            write_file(temporary, (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode())
             os.replace(temporary, path)
         finally:
             temporary.unlink(missing_ok=True)

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from kvlens import methods
 from kvlens.memory.budget import Budget
+from kvlens.private import make_folder
 from kvlens.runs.frames import Frame, Maps
 from kvlens.runs.request import DEFAULT_SHARE, RunRequest
 from kvlens.store.errors import RunNotFound, TraceError, UnreadableRun
@@ -122,6 +123,11 @@ def entrants(names: str, presets: list[str], values: list[str]) -> tuple[Entrant
     )
 
 
+UNFINISHED = ("waiting", "prefill", "place", "running")
+"""states of a lane that goes on"""
+LANE_CUT_SHORT = "The process of this race ended before the lane did."
+
+
 class Lane(BaseModel):
     """One method's part of a stored race."""
 
@@ -169,7 +175,7 @@ def write(runs_dir: Path, race: RaceInfo) -> None:
     folder = runs_dir / FOLDER
     target, temporary = folder / f"{race.id}.json", folder / f".{race.id}.{os.getpid()}"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         write_plain(temporary, race.model_dump_json(indent=1).encode("utf-8", "replace"), durable=False)
         os.replace(temporary, target)
     except OSError as error:
@@ -180,14 +186,19 @@ def write(runs_dir: Path, race: RaceInfo) -> None:
 
 
 def read(runs_dir: Path, race_id: str) -> RaceInfo:
-    """Raises TraceError with one sentence for an id that is none, a race that is not there or cannot be read."""
+    """Return a stored race. A race is stored when it ends, so a lane that reads as unfinished has failed. Raises
+    TraceError with one sentence for an id that is none, a race that is not there or cannot be read."""
     path = runs_dir / FOLDER / f"{check_uid(race_id)}.json"
     try:
-        return RaceInfo.model_validate_json(read_plain(path, _MOST_BYTES))
+        race = RaceInfo.model_validate_json(read_plain(path, _MOST_BYTES))
     except FileNotFoundError:
         raise RunNotFound(f"There is no race {race_id} in {runs_dir}.") from None
     except (OSError, ValidationError) as error:
         raise UnreadableRun(f"The race {race_id} cannot be read ({sentence(error)}).") from None
+    for lane in race.lanes:
+        if lane.state in UNFINISHED:
+            lane.state, lane.message = "failed", lane.message or LANE_CUT_SHORT
+    return race
 
 
 def ids(runs_dir: Path) -> list[str]:

@@ -13,6 +13,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvlens.private import FOLDER_MODE, close_file
 from kvlens.runs.preparing import Kept, Plan, Prepared
 
 if TYPE_CHECKING:
@@ -145,10 +146,11 @@ def _put(path: Path, tensors: dict[str, torch.Tensor]) -> None:
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    path.parent.mkdir(mode=0o700, exist_ok=True)
+    path.parent.mkdir(mode=FOLDER_MODE, exist_ok=True)  # a folder above it that is gone stays gone
     part = path.with_suffix(f".{os.getpid()}")
     try:
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, part)
+        close_file(part)
         part.replace(path)
     except SafetensorError as error:  # which is how it tells of a full disk
         raise OSError(str(error)) from error

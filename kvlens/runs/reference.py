@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvlens.engine.comparison import Reference
+from kvlens.private import KEPT_MODE
 from kvlens.runs.preparing import Pairing, Prepared, plan, reference_key
 from kvlens.runs.request import Report, RunRequest
 from kvlens.runs.storing import Watcher, store
@@ -199,7 +200,7 @@ def _save(runs_dir: Path, uid: str, key: str, result: Result) -> Reference:
     temporary = target.with_name(f".{LOGITS_FILE}.{os.getpid()}")
     try:
         save_file({"ids": ids, "logits": logits}, temporary, {"key": key, "sha256": _digest(ids, logits)})
-        os.chmod(temporary, 0o444)
+        os.chmod(temporary, KEPT_MODE)
         os.replace(temporary, target)
     finally:
         temporary.unlink(missing_ok=True)

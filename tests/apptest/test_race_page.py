@@ -14,7 +14,8 @@ from streamlit.testing.v1 import AppTest
 from uiruns import ROOT, Visit
 
 from kvlens.app.ui.common import submit
-from kvlens.app.ui.common.jobs import Job, JobManager, start_cold
+from kvlens.app.ui.common.jobprocess import start_cold
+from kvlens.app.ui.common.jobs import Job, JobManager
 from kvlens.app.ui.common.request import MethodChoice, race_command
 from kvlens.app.ui.race import view
 from kvlens.app.ui.race.stored import lines_of
@@ -136,7 +137,7 @@ def test_a_race_that_goes_on_ends_with_its_finding(
     done = json.dumps({"phase": "done", "uid": info.lanes[0].uid, "status": "completed", "race": info.id})
     code = f"[print(line) for line in {[*lines_of(str(runs), info.id, (0,)), done]!r}]"
     visit(runs)
-    jobs = JobManager(lambda argv, environment: start_cold([sys.executable, "-c", code], environment))
+    jobs = JobManager(lambda argv, environment, output: start_cold([sys.executable, "-c", code], environment, output))
     job = jobs.submit([sys.executable, "-m", "kvlens", "race"], "a race")
     monkeypatch.setattr(view.jobview, "manager", lambda: jobs)
     while jobs.jobs()[0].active:

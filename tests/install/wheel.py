@@ -125,7 +125,7 @@ class Trial:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = int(free.getsockname()[1])
-        argv = [str(self.binaries / "kvlens"), "app", "--port", str(port)]
+        argv = [str(self.binaries / "kvlens"), "app", "--no-token", "--port", str(port)]
         process = subprocess.Popen(argv, cwd=self.elsewhere, env=self.environment, stdout=subprocess.DEVNULL)
         try:
             for _ in range(600):
@@ -193,7 +193,8 @@ def package_files() -> set[str]:
     places = {"kernels/": "kvlens/kernels/", "store/": "kvlens/store/", "pages/": "kvlens/app/pages/"}
     for top, place in places.items():
         files = {place + name.removeprefix(top) if name.startswith(top) else name for name in files}
-    return files - {"app.py"} | {"kvlens/app/entry.py"}
+    settings = {"kvlens/app/.streamlit/config.toml", "kvlens/app/pages/.streamlit/config.toml"}
+    return files - {"app.py"} | {"kvlens/app/entry.py"} | settings
 
 
 def requirements() -> list[str]:

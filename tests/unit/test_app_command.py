@@ -15,11 +15,12 @@ from pathlib import Path
 import pytest
 from streamlit import config
 
-from kvlens.app.commands.app import ServerRefused, check_port, loopback_address, server_settings
+from kvlens.app.commands.app import ServerRefused, check_port, listening_address, server_settings
 from kvlens.app.ui.common.settings import FILE, settings
 from kvlens.storeys import EXTRAS, MissingExtra, missing_extra
 
 ROOT = Path(__file__).resolve().parents[2]
+TOKEN = "a token of these tests"
 
 
 def free_port() -> int:
@@ -33,11 +34,12 @@ class Started:
     process: subprocess.Popen[bytes]
     port: int
 
-    def get(self, path: str, host: str | None = None) -> int:
-        """Return the status of a request with this Host."""
+    def get(self, path: str, host: str | None = None, token: str | None = TOKEN) -> int:
+        """Return the status of a request with this Host and token."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
+        headers = {} if host is None else {"Host": host}
         try:
-            connection.request("GET", path, headers={} if host is None else {"Host": host})
+            connection.request("GET", path, headers=headers | ({"Authorization": f"token {token}"} if token else {}))
             return connection.getresponse().status
         finally:
             connection.close()
@@ -47,7 +49,8 @@ class Started:
 def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
     """A server in an empty folder, of a user whose environment asks for all interfaces."""
     folder, port = tmp_path_factory.mktemp("elsewhere"), free_port()
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HOME": str(folder), "STREAMLIT_SERVER_ADDRESS": "0.0.0.0"}
+    asked = {"HOME": str(folder), "STREAMLIT_SERVER_ADDRESS": "0.0.0.0", "KVLENS_TOKEN": TOKEN}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **asked}
     argv = [sys.executable, "-m", "kvlens", "app", "--port", str(port), "--runs", "mine"]
     output = subprocess.DEVNULL
     process = subprocess.Popen(argv, cwd=folder, env=environment, stdout=output, stderr=output)
@@ -101,17 +104,37 @@ def test_a_port_in_use_ends_with_one_sentence(started: Started) -> None:
     assert len(ended.stderr.splitlines()) == 1
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.4", "example.org", ""])
-def test_hosts_beyond_this_machine_are_refused(host: str) -> None:
+def test_without_its_token_nothing_but_health_is_answered(started: Started) -> None:
+    for path in ("/", "/replay", "/_stcore/host-config", "/_stcore/upload_file/a/b", "/media/a", "/favicon.png"):
+        assert started.get(path, token=None) == 403
+        assert started.get(path, token="another token of some length") == 403
+    assert started.get("/_stcore/health", token=None) == 200
+    assert started.get(f"/replay?token={TOKEN.replace(' ', '+')}", token=None) == 303
+
+
+@pytest.mark.parametrize("host", ["example.org", "", "localhost.example.org", "1.2.3"])
+def test_hosts_that_are_no_addresses_are_refused(host: str) -> None:
     with pytest.raises(ServerRefused) as refused:
-        loopback_address(host)
+        listening_address(host)
     assert refused.value.code == "host_refused"
 
 
 @pytest.mark.parametrize(("host", "address"), [("localhost", "127.0.0.1"), ("127.0.0.2", "127.0.0.2"), ("::1", "::1")])
 def test_loopback_addresses_are_taken(host: str, address: str) -> None:
-    assert loopback_address(host) == address
+    assert listening_address(host) == address
     assert address in server_settings(address, 1)["server.allowedHosts"]
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.4"])
+def test_other_machines_are_let_in_with_the_token_alone(host: str) -> None:
+    assert server_settings(listening_address(host), 1)["server.allowedHosts"] == []
+
+
+def test_other_machines_are_not_let_in_without_a_token() -> None:
+    argv = [sys.executable, "-m", "kvlens", "app", "--port", str(free_port()), "--host", "0.0.0.0", "--no-token"]
+    ended = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert ended.stderr.startswith("kvlens: token_required: ")
 
 
 def test_a_port_that_is_free_passes_and_one_that_is_taken_does_not() -> None:

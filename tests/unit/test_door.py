@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import streamlit as st
 
-from kvlens.app.ui.common.door import allowed_hosts, refusal
+from kvlens.app.ui.common.door import refusal
+from kvlens.app.ui.common.reach import allowed_hosts
 
 HOSTS = ["localhost", "127.0.0.1", "*.example.org"]
 OWN = "127.0.0.1:8501"

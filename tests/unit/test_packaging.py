@@ -19,6 +19,8 @@ LINKS = {
     "kvlens/app/pages": "pages",
     "kvlens/app/entry.py": "app.py",
     ".streamlit/config.toml": "kvlens/app/config.toml",
+    "pages/.streamlit/config.toml": "kvlens/app/config.toml",
+    "kvlens/app/.streamlit/config.toml": "kvlens/app/config.toml",
 }
 """link -> what it leads to: the top of the repository as Streamlit wants it, and the package as pip wants it"""
 

@@ -13,9 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvlens.app.ui.common import jobs, warm
+from kvlens.app.ui.common import jobprocess, warm
 from kvlens.app.ui.common.jobs import Job, JobManager
 from kvlens.app.ui.common.warm import COMMAND, Forked, Warm
+from kvlens.cli import warm as forking
 from kvlens.runs.readings import FOLDER
 from kvlens.store.reader import TraceReader, list_runs
 
@@ -91,7 +92,7 @@ def test_a_run_of_it_is_the_run_of_a_process_of_its_own(ready: Warm, tmp_path: P
 
 
 def test_a_cancelled_job_stores_what_it_has(ready: Warm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jobs, "warm", ready)
+    monkeypatch.setattr(jobprocess, "warm", ready)
     (tmp_path / "p.txt").write_text("The river was wide. " * 12)
     manager = JobManager()
     argv = ["run", str(tmp_path / "p.txt"), "--method", "full", "--max-new", "4000", "--ignore-eos"]
@@ -144,7 +145,7 @@ def test_a_job_whose_parent_is_killed_before_it_begins_starts_from_nothing(
     lost.prepare()
     assert lost._parent is not None
     os.kill(lost._parent.pid, signal.SIGSTOP)
-    monkeypatch.setattr(jobs, "warm", lost)
+    monkeypatch.setattr(jobprocess, "warm", lost)
     manager = JobManager()
     uid = manager.submit([*COMMAND, "run", "no such file", "--progress-json"], "a run")
     while not lost._busy:
@@ -155,3 +156,44 @@ def test_a_job_whose_parent_is_killed_before_it_begins_starts_from_nothing(
     lost.prepare()
     assert lost._usable(), "another one is begun"
     lost._end()
+
+
+def test_it_begins_with_the_first_job_and_no_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVLENS_WARM", "on")
+    fresh = Warm()
+    monkeypatch.setattr(jobprocess, "warm", fresh)
+    manager = JobManager()
+    assert fresh.status() is None
+    job = waited(manager, manager.submit([*COMMAND, "run", "no such file", "--progress-json"], "a run"))
+    assert "no such file" in str(job.message)
+    status = fresh.status()
+    assert status is not None
+    assert status.resident_bytes is not None
+    assert status.resident_bytes > 100e6
+    assert fresh._parent is not None
+    fresh.release()
+    assert (fresh.status(), fresh._parent) == (None, None)
+
+
+def test_an_idle_one_ends_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVLENS_WARM", "on")
+    monkeypatch.setenv(forking.IDLE, "0.01")
+    short = Warm()
+    short.prepare()
+    assert short._parent is not None
+    assert short._parent.wait(120) == 0
+    assert short.status() is None
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("30", 30.0), ("0", 600.0), ("-1", 600.0), ("inf", 600.0), ("x", 600.0)])
+def test_the_idle_time_is_a_number_above_zero(monkeypatch: pytest.MonkeyPatch, text: str, seconds: float) -> None:
+    monkeypatch.setenv(forking.IDLE, text)
+    assert forking.idle_seconds() == seconds
+    monkeypatch.delenv(forking.IDLE)
+    assert forking.idle_seconds() == 600.0
+
+
+def test_one_that_is_occupied_is_not_released(ready: Warm) -> None:
+    process = begun(ready, "--version")
+    ready.release()
+    assert ended(process)[1] == 0

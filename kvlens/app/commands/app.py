@@ -27,13 +27,23 @@ class ServerRefused(ValueError):
 
 def app(
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = PORT,
-    host: Annotated[str, typer.Option(help="Address of this machine's loopback to listen on.")] = "127.0.0.1",
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; 0.0.0.0 lets other machines in, with the token.")
+    ] = "127.0.0.1",
+    no_token: Annotated[
+        bool, typer.Option("--no-token", help="Let every user of this machine in; for the loopback only.")
+    ] = False,
     runs: RunsDir = None,
 ) -> None:
-    """Start the dashboard for this machine's browser, and print its address. Ctrl-C stops it."""
-    address = loopback_address(host)
+    """Start the dashboard for this machine's browser, and print its address with the token. Ctrl-C stops it."""
+    address = listening_address(host)
     check_port(address, port)
     os.environ["KVLENS_RUNS"] = str(runs_folder(runs).resolve())
+    from kvlens.app.ui.common import access, reach
+
+    if no_token:
+        os.environ[access.VARIABLE] = access.OFF
+    access.check_token(not reach.is_loopback(address))
     from kvlens.app.entry import app as server
 
     # Streamlit puts the folder of argv[0] on the import path. Under `python -m kvlens` that folder is the package.
@@ -43,27 +53,24 @@ def app(
 
 def server_settings(address: str, port: int) -> dict[str, Any]:
     """Return Streamlit's options for a server at `address` and `port`: those of the settings file, which win over files
-    and variables of the user's own."""
+    and variables of the user's own. Beyond the loopback the server goes by every name."""
+    from kvlens.app.ui.common.reach import is_loopback
     from kvlens.app.ui.common.settings import settings
 
-    hosts = list(dict.fromkeys([*settings()["server.allowedHosts"], address]))
+    hosts = list(dict.fromkeys([*settings()["server.allowedHosts"], address])) if is_loopback(address) else []
     return {**settings(), "server.address": address, "server.port": port, "server.allowedHosts": hosts}
 
 
-def loopback_address(host: str) -> str:
-    """Return the address to listen on. Raises ServerRefused (host_refused) unless `host` is a loopback address: the
-    dashboard has no accounts."""
+def listening_address(host: str) -> str:
+    """Return the IP address to listen on. Raises ServerRefused (host_refused) if `host` is no IP address."""
     try:
-        address = ipaddress.ip_address("127.0.0.1" if host == "localhost" else host)
+        return str(ipaddress.ip_address("127.0.0.1" if host == "localhost" else host))
     except ValueError:
-        address = None
-    if address is None or not address.is_loopback:
         raise ServerRefused(
             "host_refused",
-            f"kvlens app listens on this machine only, not on '{host}': the dashboard has no accounts. From another "
-            f"machine, forward the port by ssh -L {PORT}:127.0.0.1:{PORT}, or put a proxy with a login before it.",
-        )
-    return str(address)
+            f"--host takes an IP address of this machine, not '{host}': 127.0.0.1 for this machine alone, 0.0.0.0 for "
+            "others too.",
+        ) from None
 
 
 def check_port(address: str, port: int) -> None:

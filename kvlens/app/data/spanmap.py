@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from kvlens.private import make_folder, write_file
 from kvlens.store.reader import TraceError, TraceReader
 
 SEED, MIN_DIST = 0, 0.1
@@ -75,9 +76,9 @@ def make(runs: Path, uid: str, layer: int, kv_head: int, neighbors: int, out: Pa
         {**settings(layer, kv_head, neighbors), "form": form, "spans": spans.tolist(), "points": points.tolist()}
     )
     temporary = out.with_name(f".{out.name}.{os.getpid()}")
-    out.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(out.parent)
     try:
-        temporary.write_text(text, encoding="utf-8")
+        write_file(temporary, text.encode())
         os.replace(temporary, out)
     finally:
         temporary.unlink(missing_ok=True)

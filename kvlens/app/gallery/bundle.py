@@ -21,6 +21,7 @@ from pathlib import Path
 import duckdb
 import pyarrow as pa
 
+from kvlens.private import make_folder, open_file
 from kvlens.store.about import FILE as ABOUT
 from kvlens.store.about import About, read_about
 from kvlens.store.attach import unreadable
@@ -87,7 +88,7 @@ def take_in(file: Path, runs_dir: Path, uids: Sequence[str]) -> None:
     Raises TraceError with one sentence for a file that is not what `hand_on` writes, lacks one of the runs, holds a
     trace that cannot be read to its end, or a run that did not pass its own checks."""
     try:
-        runs_dir.mkdir(parents=True, exist_ok=True)
+        make_folder(runs_dir)
         with tempfile.TemporaryDirectory(prefix=".taken-", dir=runs_dir) as temporary:
             folder = Path(temporary)
             _unpack(file, folder, [check_uid(uid) for uid in uids])
@@ -137,8 +138,8 @@ def _unpack(file: Path, folder: Path, uids: Sequence[str]) -> None:
             source = archive.extractfile(member)
             assert source is not None
             target = folder / member.name
-            target.parent.mkdir(exist_ok=True)
-            with open(target, "xb") as out:
+            make_folder(target.parent)
+            with open(open_file(target, os.O_EXCL), "wb") as out:
                 shutil.copyfileobj(source, out, _CHUNK)
     if lacking := desired - may:
         raise UnreadableRun(f"{file.name} lacks {min(lacking)}; restore the file from a copy.")

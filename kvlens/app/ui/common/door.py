@@ -1,10 +1,13 @@
-"""Who may look at the dashboard: this machine's own browser, on the dashboard's own address.
+"""Who may look at the dashboard: this machine's own browser, on the dashboard's own address, with the server's token.
 
 Every page that a browser has open may speak to servers on this machine. A request is answered only if its Host is one
 of `server.allowedHosts` (loopback names unless set), if its Origin, where the browser names one, is that Host, and if
 no other site put it into a frame or asked for it from a page of its own; a plain link from elsewhere may be followed.
+Other machines are answered only if the user asked for them (`reach`). Then the request needs the token (`access`), or
+the cookie that the token brings.
 Nothing is drawn or started for a request that is refused, as no session is made. `Door` stands before all of Streamlit,
-static files included; `refuse_session` is asked once more by the script, for whoever starts a page's file alone.
+static files included. It marks every request that it lets in: `refuse_session` ends a script whose session has no mark,
+as a page's file has that is started alone.
 
 A reverse proxy is allowed on purpose: start with ``--server.allowedHosts kvlens.example.org`` and have the proxy pass
 the Host header on as it came.
@@ -12,18 +15,30 @@ the Host header on as it came.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
 import streamlit as st
 
-from kvlens.app.ui.common.settings import settings
+from kvlens.app.ui.common.access import is_granted, new_cookie, query_without_token
+from kvlens.app.ui.common.reach import allowed_hosts, is_open_to
+from kvlens.app.ui.common.tokenpage import POLICY, SENTENCE, token_page
 
 #: What a browser calls a page inside another page.
 _FRAMES = ("iframe", "frame", "embed", "object", "fencedframe")
 _SAME = ("", "same-origin", "none")
-_HEADERS = ((b"x-frame-options", b"SAMEORIGIN"), (b"content-security-policy", b"frame-ancestors 'self'"))
+_HEADERS = (
+    (b"x-frame-options", b"SAMEORIGIN"),
+    (b"content-security-policy", b"frame-ancestors 'self'"),
+    (b"referrer-policy", b"same-origin"),
+)
+HEALTH = "/_stcore/health"
+"""what a supervisor may ask without a token: the answer is 'ok' and holds no data"""
+_MARK = "x-kvlens-door"
+_LET_IN = secrets.token_hex(16)
+"""the mark of this process"""
 
 
 def refusal(headers: Mapping[str, str], hosts: list[str]) -> str | None:
@@ -55,12 +70,6 @@ def _known(host: str, hosts: list[str]) -> bool:
     return False
 
 
-def allowed_hosts() -> list[str]:
-    """Return the names that the server goes by. Where Streamlit's option is empty, which lets every name in, those of
-    the settings file."""
-    return list(st.get_option("server.allowedHosts") or settings()["server.allowedHosts"])
-
-
 def _short(text: str) -> str:
     return "".join(letter if letter.isprintable() else "?" for letter in text[:80])
 
@@ -77,7 +86,15 @@ class Door:
             await self._app(scope, receive, send)
             return
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+        client = scope.get("client")
         why = refusal(headers, allowed_hosts())
+        if why is None and not is_open_to(None if client is None else client[0]):
+            why = "This server answers its own machine only; start it with another --server.address to change that."
+        if why is None and not is_granted(headers) and not scope["path"].endswith(HEALTH):
+            if scope["type"] == "http" and scope["method"] in ("GET", "HEAD"):
+                await _ask_for_token(scope, headers, send)
+                return
+            why = SENTENCE
         if why is not None:
             await (_close if scope["type"] == "websocket" else _forbid)(send, why)
             return
@@ -87,7 +104,30 @@ class Door:
                 message = message | {"headers": [*message.get("headers", []), *_HEADERS]}
             await send(message)
 
-        await self._app(scope, receive, framed_by_none)
+        await self._app(_marked(scope), receive, framed_by_none)
+
+
+def _marked(scope: Any) -> Any:
+    """Return the request with the mark of those that came through the door."""
+    mark = _MARK.encode()
+    headers = [(name, value) for name, value in scope["headers"] if name.lower() != mark]
+    return scope | {"headers": [*headers, (mark, _LET_IN.encode())]}
+
+
+async def _ask_for_token(scope: Any, headers: Mapping[str, str], send: Any) -> None:
+    """Answer a request whose address holds the token with a cookie and the address without it, others with the form."""
+    right, rest = query_without_token(scope["query_string"].decode("latin-1"))
+    path = "/" + (scope.get("raw_path") or scope["path"].encode()).decode("latin-1").lstrip("/\\")
+    if right:
+        place = f"{path}?{rest}" if rest else path
+        cookie = new_cookie(scope.get("scheme") == "https")
+        answer = [(b"location", place.encode("latin-1")), (b"set-cookie", cookie.encode()), (b"content-length", b"0")]
+        await send({"type": "http.response.start", "status": 303, "headers": [*answer, *_HEADERS]})
+        await send({"type": "http.response.body", "body": b""})
+    elif "text/html" in headers.get("accept", ""):
+        await _refuse(send, token_page(path, rest, wrong=right is False), "text/html", POLICY)
+    else:
+        await _forbid(send, SENTENCE)
 
 
 async def _close(send: Any, why: str) -> None:
@@ -96,14 +136,24 @@ async def _close(send: Any, why: str) -> None:
 
 
 async def _forbid(send: Any, why: str) -> None:
-    headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"x-content-type-options", b"nosniff"), *_HEADERS]
+    await _refuse(send, f"{why}\n", "text/plain", "frame-ancestors 'self'")
+
+
+async def _refuse(send: Any, text: str, kind: str, policy: str) -> None:
+    headers = [
+        (b"content-type", f"{kind}; charset=utf-8".encode()),
+        (b"x-content-type-options", b"nosniff"),
+        (b"cache-control", b"no-store"),
+        (b"content-security-policy", policy.encode()),
+        *(pair for pair in _HEADERS if pair[0] != b"content-security-policy"),
+    ]
     await send({"type": "http.response.start", "status": 403, "headers": headers})
-    await send({"type": "http.response.body", "body": f"{why}\n".encode()})
+    await send({"type": "http.response.body", "body": text.encode()})
 
 
 def refuse_session() -> None:
-    """Ends a script whose session came through no `Door` and should not have; silent where there is no connection."""
+    """End a script whose session came through no `Door`; silent where there is no connection."""
     headers = {name.lower(): value for name, value in st.context.headers.items()}
-    if headers and (why := refusal(headers, allowed_hosts())) is not None:
-        st.text(why)
+    if headers and headers.get(_MARK) != _LET_IN:
+        st.text("This page was started without the door of the dashboard. Start the dashboard with kvlens app.")
         st.stop()

@@ -6,7 +6,8 @@ import time
 
 import streamlit as st
 
-from kvlens.app.ui.common import comparing, places, retry, widgets
+from kvlens.app.ui.common import comparing, data, places, retry, widgets
+from kvlens.app.ui.common.jobrecord import FOLDER
 from kvlens.app.ui.common.jobs import Job, JobManager
 from kvlens.text.plaintext import visible
 
@@ -41,7 +42,7 @@ _UNITS = {
 @st.cache_resource(show_spinner=False, on_release=JobManager.shutdown)
 def manager() -> JobManager:
     """The one queue of this server process, shared by all sessions."""
-    return JobManager()
+    return JobManager(folder=data.runs_dir().resolve() / FOLDER)
 
 
 def job_panel(job_id: str) -> None:
@@ -174,7 +175,7 @@ def job_list(shown: str | None) -> None:
     rest = [job for job in manager().jobs() if job.id != shown]
     if not rest:
         return
-    st.markdown("##### Jobs since this server was started")
+    st.markdown("##### Jobs of this server")
     for job in rest:
         left_column, middle, right = st.columns([7, 2, 2], vertical_alignment="center")
         left_column.text(visible(job.title))

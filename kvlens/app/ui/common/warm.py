@@ -1,8 +1,9 @@
 """Processes that need no start of their own: forked from one that has imported torch and transformers already.
 
-That one (kvlens.cli.warm) begins when a page is drawn that can start a job, and ends with the server or after half an
-hour without a job. Where it cannot be (not Linux, a CUDA device, which a fork may not share, KVLENS_WARM=off), is
-occupied, or was begun before the sources were changed, a job starts from nothing as `subprocess` has it."""
+That one (kvlens.cli.warm) begins with the first job, and ends with the server, after KVLENS_WARM_IDLE seconds without a
+job (ten minutes unless set), or when a person releases it. Where it cannot be (not Linux, a CUDA device, which a fork
+may not share, KVLENS_WARM=off), is occupied, or was begun before the sources were changed, a job starts from nothing as
+`subprocess` has it."""
 
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
@@ -29,7 +31,8 @@ SOURCES = PACKAGE
 
 
 class Forked:
-    """One job's process, as far as subprocess.Popen is asked for: stdout, wait; and `signal`, to its whole group."""
+    """One job's process, as far as subprocess.Popen is asked for: pid, poll, wait; and `signal`, to its whole group.
+    `stdout` is what it prints, where it does not print to a file of the caller's."""
 
     def __init__(self, channel: socket.socket, output: int, ended: Callable[[], None]) -> None:
         self.stdout = open(output, encoding="utf-8", errors="replace", buffering=1)  # noqa: SIM115
@@ -43,6 +46,15 @@ class Forked:
     def begun(self) -> bool:
         """The process was there. False after the end: the one that forks was lost before."""
         return self._pid is not None
+
+    @property
+    def pid(self) -> int | None:
+        """The process; None until it is forked."""
+        return self._pid
+
+    def poll(self) -> int | None:
+        """Exit status as `wait` has it; None while the process runs, or has not begun."""
+        return self.wait(0) if self._ended.is_set() else None
 
     def wait(self, timeout: float | None = None) -> int:
         """Exit status as subprocess has it; that of a killed process where nobody told it. Raises TimeoutExpired."""
@@ -74,6 +86,24 @@ class Forked:
             self._then()
 
 
+@dataclass(frozen=True)
+class WarmStatus:
+    """The process that forks, as a page shows it."""
+
+    busy: bool
+    resident_bytes: int | None
+    """None: not known"""
+
+
+def resident_bytes(pid: int) -> int | None:
+    """Return the bytes of memory that a process has resident; None where the system does not tell."""
+    try:
+        pages = int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1])
+    except (OSError, ValueError, IndexError):
+        return None
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
 class Warm:
     """The process that forks, and what it was begun with. All methods may be called from any thread."""
 
@@ -91,9 +121,11 @@ class Warm:
                 self._end()
                 self._begin()
 
-    def start(self, argv: list[str], environment: Mapping[str, str] = MappingProxyType({})) -> Forked | None:
-        """The job's process, with these variables beside the server's; None where it has to be started from
-        nothing."""
+    def start(
+        self, argv: list[str], environment: Mapping[str, str] = MappingProxyType({}), output: int | None = None
+    ) -> Forked | None:
+        """The job's process, with these variables beside the server's; None where it has to be started from nothing.
+        output: the descriptor that it prints to; None: a pipe, see Forked."""
         if argv[: len(COMMAND)] != COMMAND:
             return None
         with self._lock:
@@ -106,7 +138,7 @@ class Warm:
                 "directory": os.getcwd(),
             }
             try:
-                socket.send_fds(self._channel, [json.dumps(order).encode()], [writing])
+                socket.send_fds(self._channel, [json.dumps(order).encode()], [writing if output is None else output])
             except OSError:
                 os.close(reading)
                 self._end()
@@ -115,6 +147,19 @@ class Warm:
                 os.close(writing)
             self._busy = True
             return Forked(self._channel, reading, self._free)
+
+    def release(self) -> None:
+        """End it and give back its memory, unless a job runs in it."""
+        with self._lock:
+            if not self._busy:
+                self._end()
+
+    def status(self) -> WarmStatus | None:
+        """Return whether it is at work and what it holds; None where there is none."""
+        parent = self._parent
+        if parent is None or parent.poll() is not None:
+            return None
+        return WarmStatus(self._busy, resident_bytes(parent.pid))
 
     def _free(self) -> None:
         self._busy = False

@@ -10,7 +10,9 @@ import streamlit as st
 
 from kvlens.app.figures.journal import curves, vector_map
 from kvlens.app.ui.common.parts import about, download, draw
+from kvlens.app.ui.common.widgets import plain
 from kvlens.store.reader import TraceReader
+from kvlens.text.plaintext import visible
 
 
 def journal(reader: TraceReader) -> None:
@@ -25,7 +27,7 @@ def journal(reader: TraceReader) -> None:
     st.dataframe(table, hide_index=True, width="stretch")
     download(table, f"{reader.uid}-journal-names")
     name = str(st.selectbox("Show", names, key=f"journal_name_{reader.uid}"))
-    st.text(f"{name}: {meaning_by_name.get(name, 'the method does not say what it means')}")
+    st.text(visible(f"{name}: {meaning_by_name.get(name, 'the method does not say what it means')}"))
     plot(reader, name)
 
 
@@ -67,7 +69,7 @@ def plot(reader: TraceReader, name: str) -> None:
     """One name of the journal: numbers as curves, vectors as a map, over steps or, where noted once, over layers."""
     frame = reader.journal(name)
     if frame.empty:
-        st.info(f"{name} was not recorded in this run.")
+        st.info(plain(f"{name} was not recorded in this run."))
         return
     once = frame["step"].nunique() == 1
     if max(len(values) for values in frame["values"]) <= 1:

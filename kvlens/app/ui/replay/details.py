@@ -12,6 +12,7 @@ from kvlens.app.ui.common.chart import canvas_menu
 from kvlens.app.ui.common.data import TraceReader, titles
 from kvlens.app.ui.common.spantext import span_text, window_range
 from kvlens.app.ui.common.state import Selection
+from kvlens.app.ui.common.widgets import plain
 from kvlens.lens.output import output_text
 from kvlens.memory.budget import NO_LIMIT
 from kvlens.models.find import short_model
@@ -50,8 +51,8 @@ def facts(reader: TraceReader) -> None:
     expected = f"Expected answer: {in_a_line(str(meta.answer))} · " if meta.answer else ""
     st.text(visible(f"{sentence}\n{expected}{fed}: {in_a_line(output_text(reader))}"))
     if len(checks) and not checks["passed"].all():
-        failed = ", ".join(checks.loc[~checks["passed"], "name"])
-        st.error(f"Self-checks failed: {failed.replace('_', ' ')}. Do not rely on this run before you know why.")
+        failed = ", ".join(checks.loc[~checks["passed"], "name"]).replace("_", " ")
+        st.error(plain(f"Self-checks failed: {failed}. Do not rely on this run before you know why."))
 
 
 def in_a_line(text: str) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import tempfile
 import threading
 import time
 from pathlib import Path
@@ -22,6 +21,7 @@ from kvlens.app.ui.common.data import TraceReader
 from kvlens.app.ui.common.jobs import Job, JobManager
 from kvlens.app.ui.spans.data import COLOURS, View
 from kvlens.app.ui.spans.view import span_clicked
+from kvlens.models.cache import cache_dir
 from kvlens.store.files import read_plain
 
 NEIGHBORS = (5, 15, 30, 50)
@@ -68,9 +68,9 @@ def maps() -> Maps:
 
 
 def map_file(uid: str, layer: int, kv_head: int, neighbors: int) -> Path:
-    """Where a map is kept: beside the run's trace, or in the machine's scratch folder where that may not be written."""
+    """Where a map is kept: beside the run's trace, or in the user's cache where that may not be written."""
     run = (data.runs_dir() / uid).resolve()
-    folder = run / "maps" if os.access(run, os.W_OK) else Path(tempfile.gettempdir()) / "kvlens-maps" / uid
+    folder = run / "maps" if os.access(run, os.W_OK) else cache_dir() / "maps" / uid
     return folder / f"umap-l{layer}-kv{kv_head}-n{neighbors}-d{MIN_DIST:g}-s{SEED}.json"
 
 

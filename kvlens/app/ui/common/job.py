@@ -1,0 +1,57 @@
+"""One requested run on its way: what the pages show of it."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from kvlens.app.ui.common.jobrecord import ProcessName
+
+LOG_LINES = 60
+
+
+@dataclass
+class Job:
+    """One requested run. `state`: queued | running | done | failed | cancelled."""
+
+    id: str
+    argv: list[str]
+    title: str
+    created: float
+    """seconds since the epoch"""
+    state: str = "queued"
+    phase: str = ""
+    """convert | load | check | reference | prefill | place | decode | surprisal | effect | again | search | store, as
+    the run reports it"""
+    done: int = 0
+    total: int = 0
+    """tokens (prefill, surprisal), steps (decode)"""
+    tokens_per_s: float | None = None
+    uid: str | None = None
+    """of the stored run, once there is one; of a race that of full KV"""
+    race: str | None = None
+    """id of the stored race, once it has ended"""
+    lines: list[str] = field(default_factory=list)
+    """what a race says of its lanes, as it says it; only grows"""
+    message: str | None = None
+    """one sentence on why it failed"""
+    would_do: dict[str, str] = field(default_factory=dict)
+    """options of `kvlens run`, without dashes, and values that would have it run; {} where none is known"""
+    note: str | None = None
+    """one sentence on which parameters it runs with, where that is worth knowing"""
+    about: str | None = None
+    """uid of the stored run that this one repeats"""
+    then: str | None = None
+    """page that opens by itself when the run is done, for whoever watched it"""
+    started: float | None = None
+    ended: float | None = None
+    process: ProcessName | None = None
+    """once it has begun"""
+    identity: tuple[str, ...] = ()
+    """argv with the content of its prompt file in place of the file: what the run is known by"""
+    log: deque[str] = field(default_factory=lambda: deque(maxlen=LOG_LINES))
+
+    @property
+    def active(self) -> bool:
+        """Queued, running, or asked to stop and not yet gone."""
+        return self.ended is None

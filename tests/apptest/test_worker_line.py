@@ -1,0 +1,54 @@
+"""What the New run page says of the process that is kept for runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from uiruns import Visit
+
+from kvlens.app.ui.common.warm import WarmStatus, warm
+from kvlens.app.ui.run import worker
+
+
+def captions(visit: Visit, folder: Path) -> tuple[list[str], list[str]]:
+    app = visit(folder, "run")
+    assert not app.exception
+    return (
+        [text.value for text in app.caption if "kept for runs" in text.value],
+        [button.label for button in app.button if button.key == "worker_release"],
+    )
+
+
+def test_state_memory_and_idle_time_are_shown(visit: Visit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "able", lambda: True)
+    monkeypatch.setenv("KVLENS_WARM_IDLE", "90")
+    (none,), buttons = captions(visit, tmp_path)
+    assert "1.5 minutes" in none
+    assert buttons == []
+    released: list[bool] = []
+    monkeypatch.setattr(warm, "release", lambda: released.append(True))
+    monkeypatch.setattr(warm, "status", lambda: WarmStatus(False, 1_400_000_000))
+    (idle,), buttons = captions(visit, tmp_path)
+    assert "1.40 GB" in idle
+    assert len(buttons) == 1
+    app = visit(tmp_path, "run")
+    app.button(key="worker_release").click().run()
+    assert released == [True]
+    monkeypatch.setattr(warm, "status", lambda: WarmStatus(True, None))
+    assert captions(visit, tmp_path)[1] == [], "a run is not cut off"
+
+
+def test_no_page_starts_the_process(visit: Visit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[bool] = []
+    monkeypatch.setattr(warm, "prepare", lambda: begun.append(True))
+    for page in ("home", "run", "replay"):
+        visit(tmp_path, page)
+    assert begun == []
+
+
+def test_nothing_is_said_where_jobs_start_from_nothing(
+    visit: Visit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "able", lambda: False)
+    assert captions(visit, tmp_path) == ([], [])
