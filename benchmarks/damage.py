@@ -1,11 +1,12 @@
 """What every consumer does with a crafted trace beside a good run.
 
-    python -m benchmarks.damage [--only WORD] [--jobs N] [--out FILE]
+    python -m benchmarks.damage [--only WORD] [--out FILE]
 
-For each kind of damage of tests/fault/crafted.py a process of its own makes a folder with a good run and a damaged one,
-then lists, diagnoses, reports, exports, compares, recovers and opens them: the command line, the API, the pages. An
-exception that is no sentence counts as a traceback, a consumer that takes longer than LONGEST_S as a hang. The command
-writes the counts that `python -m kvlens.lab.studies.damage` draws as docs/evidence/damage.md.
+Every kind of damage of tests/fault/crafted.py is done to a run, and the run is opened. Then a folder with a good run
+and a damaged one meets the consumers, in a process of its own: the command line, the API, the pages. The first kind of
+a group meets all of them, once for kinds that open and once for kinds that do not; other kinds that open meet a few. An
+exception that is no sentence counts as a traceback; consumers that take longer than LONGEST_S hang. The command writes
+the counts that `python -m kvlens.lab.studies.damage` draws as docs/evidence/damage.md.
 """
 
 from __future__ import annotations
@@ -13,25 +14,26 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import shutil
 import signal
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.damageconsumers import BAD, GOOD, consumers
-from kvlens.lab.bench.provenance import about
+from benchmarks.damageconsumers import BAD, GOOD, call, consumers
+from kvlens import __version__
+from kvlens.runs.machine import machine
 from tests.fault.crafted import Kind, damage, kinds
 from tests.synthetic import write_synthetic
 
 OUT = Path("kvlens/lab/results/damage.json")
-LONGEST_S = 90
-"""a consumer that takes longer hangs"""
+LONGEST_S = 120
+"""consumers that take longer, a few together, hang"""
+BATCH = 60
+"""kinds that one process opens"""
 
 
 def write_base(folder: Path) -> None:
@@ -41,8 +43,8 @@ def write_base(folder: Path) -> None:
     write_synthetic(folder, 2, 4, 2, 6, 8, uid=BAD, seed=1, **known)
 
 
-def apart(work: Callable[[Path], Any], longest_s: float) -> dict[str, Any]:
-    """Run `work` in a forked process with a folder of its own. Returns its JSON, or {"hang": the last line it wrote}."""
+def apart(work: Callable[[Path], Any], longest_s: float) -> Any:
+    """Run `work` in a forked process with a folder of its own. Returns its JSON, or {"hang": what it did last}."""
     with tempfile.TemporaryDirectory(prefix="damage-") as name:
         folder = Path(name)
         child = os.fork()
@@ -69,20 +71,38 @@ def apart(work: Callable[[Path], Any], longest_s: float) -> dict[str, Any]:
         )
 
 
-def tried(base: Path, kind: Kind, whole: bool) -> Callable[[Path], dict[str, Any]]:
-    """Work for `apart`: do the damage, then run every consumer. Returns what each came to."""
+def opened(base: Path, chosen: list[Kind]) -> Callable[[Path], list[str]]:
+    """Work for `apart`: open each kind. Returns `done` or the code of the refusal per kind, '' where the file does not
+    take the damage."""
 
-    def work(folder: Path) -> dict[str, Any]:
+    def work(folder: Path) -> list[str]:
+        import kvlens
+
+        results = []
+        for number, kind in enumerate(chosen):
+            (folder / "now").write_text(kind.name, encoding="utf-8")
+            runs = folder / str(number)
+            shutil.copytree(base, runs)
+            taken = damage(runs / BAD / "trace.duckdb", kind)
+            results.append(call(lambda runs=runs: kvlens.open(BAD, runs=runs).reader) if taken else "")  # type: ignore[misc]
+            shutil.rmtree(runs)
+        return results
+
+    return work
+
+
+def driven(base: Path, kind: Kind, every: bool) -> Callable[[Path], dict[str, str]]:
+    """Work for `apart`: do the damage, then run the consumers. Returns what each came to."""
+
+    def work(folder: Path) -> dict[str, str]:
         runs = folder / "runs"
         shutil.copytree(base, runs)
-        if not damage(runs / BAD / "trace.duckdb", kind):
-            return {"refused by the file": True}
-        results: dict[str, Any] = {}
-        for name, consume in consumers(runs, whole).items():
+        damage(runs / BAD / "trace.duckdb", kind)
+        results = {}
+        for name, consume in consumers(runs, every).items():
             (folder / "now").write_text(name, encoding="utf-8")
             results[name] = consume()
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        return {"consumers": results, "peak_bytes": peak}
+        return results
 
     return work
 
@@ -95,36 +115,49 @@ def main() -> None:
     arguments = parser.parse_args()
     base = Path(tempfile.mkdtemp(prefix="damage-base-"))
     apart(lambda _: write_base(base), LONGEST_S)
-    rows = []
     chosen = [kind for kind in kinds() if arguments.only in kind.name]
-    for number, kind in enumerate(chosen):
-        result = apart(tried(base, kind, kind.sound is not False), 3 * LONGEST_S)
-        row = {"kind": kind.name, "group": kind.group, "sound": kind.sound, **summed(result)}
-        rows.append(row)
+    rows: list[dict[str, Any]] = []
+    for first in range(0, len(chosen), BATCH):
+        batch = chosen[first : first + BATCH]
+        results = apart(opened(base, batch), LONGEST_S)
+        if isinstance(results, dict):
+            raise SystemExit(f"opening ended: {results}")
+        rows += [
+            {"kind": kind.name, "group": kind.group, "sound": kind.sound, "open": result}
+            for kind, result in zip(batch, results, strict=True)
+        ]
+        print(f"{len(rows)} of {len(chosen)} opened", file=sys.stderr, flush=True)
+    met: set[tuple[str, bool]] = set()
+    for row, kind in zip(rows, chosen, strict=True):
+        met_key = kind.group, row["open"] == "done"
+        every = met_key not in met
+        if not every and not met_key[1]:
+            continue
+        met.add(met_key)
+        row |= judged(apart(driven(base, kind, every), 4 * LONGEST_S))
         if row["tracebacks"] or row["hangs"] or row["wrong"]:
-            print(json.dumps({"kind": kind.name, **{key: row[key] for key in ("tracebacks", "hangs", "wrong")}}), flush=True)
-        if number % 50 == 0:
-            print(f"{number} of {len(chosen)}", file=sys.stderr, flush=True)
+            print(json.dumps(row), flush=True)
+        arguments.out.write_text(
+            json.dumps({"about": machine_and_date(), "rows": rows}, indent=1) + "\n", encoding="utf-8"
+        )
     shutil.rmtree(base)
-    arguments.out.write_text(json.dumps({"about": about(), "rows": rows}, indent=1) + "\n", encoding="utf-8")
-    print(Counter(row["opened"] for row in rows), sum(row["calls"] for row in rows), "calls")
 
 
-def summed(result: dict[str, Any]) -> dict[str, Any]:
-    """A row of the results: what the consumers of one kind came to."""
-    outcomes: dict[str, str] = result.get("consumers", {})
+def machine_and_date() -> dict[str, Any]:
+    """Version, machine and date of the trial."""
+    return {"kvlens": __version__, "machine": machine(), "date": time.strftime("%Y-%m-%d", time.gmtime())}
+
+
+def judged(result: Any) -> dict[str, Any]:
+    """What the consumers of one kind came to: how many ran, and those with a traceback, a hang, a wrong refusal."""
+    stopped = result.keys() & {"hang", "died"}
+    outcomes = {} if stopped else result
     tracebacks = {name: text for name, text in outcomes.items() if text.startswith("traceback")}
-    wrong = {name: text for name, text in outcomes.items() if text.startswith("wrong")}
-    if "died" in result:
-        tracebacks["process"] = result["died"]
     return {
-        "calls": len(outcomes),
-        "opened": outcomes.get("api open", "not made") == "done",
-        "code": outcomes.get("api open", ""),
-        "tracebacks": tracebacks,
-        "wrong": wrong,
+        "consumers": len(outcomes),
+        "tracebacks": tracebacks | ({"process": result["died"]} if "died" in result else {}),
+        "wrong": {name: text for name, text in outcomes.items() if text.startswith("wrong")},
         "hangs": [result["hang"]] if "hang" in result else [],
-        "peak_bytes": result.get("peak_bytes"),
     }
 
 

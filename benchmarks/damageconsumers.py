@@ -14,8 +14,6 @@ from pathlib import Path
 GOOD, BAD = "20260101-000000-good", "20260102-000000-damaged"
 PAGES = ("replay", "heads", "memory", "spans", "compare", "")
 ROOT = Path(__file__).resolve().parent.parent
-QUICK = ("heads", "tokens")
-"""tables that are exported of a run that cannot be opened"""
 
 
 def command(*arguments: str, good: bool = False) -> str:
@@ -84,14 +82,17 @@ def page(runs: Path, name: str) -> str:
     return "done" if not app.error else str(app.error[0].value)[:300]
 
 
-def consumers(runs: Path, whole: bool) -> dict[str, Callable[[], str]]:
-    """Name -> consumer. whole: every table and page, of a run that may open; else one of each sort."""
+FEW = ("list", "diagnose --json", "report", "report --player")
+"""consumers of a kind like others that all consumers met"""
+
+
+def consumers(runs: Path, every: bool) -> dict[str, Callable[[], str]]:
+    """Name -> consumer; all of them, or FEW."""
     import kvlens
     from kvlens.store.export import EXPORTS
 
     folder, out = ("--runs", str(runs)), str(runs.parent / "out")
     calls: dict[str, Callable[[], str]] = {
-        "api open": lambda: call(lambda: kvlens.open(BAD, runs=runs).reader),
         "list": lambda: command("runs", "list", *folder, good=True),
         "list --json": lambda: command("runs", "list", "--json", *folder, good=True),
         "show": lambda: command("runs", "show", BAD, *folder),
@@ -102,18 +103,16 @@ def consumers(runs: Path, whole: bool) -> dict[str, Callable[[], str]]:
         "report --player": lambda: command("report", BAD, "--player", "--out", out, *folder),
         "report --against": lambda: command("report", GOOD, "--against", BAD, "--out", out, *folder),
         "api runs": lambda: call(lambda: kvlens.runs(runs=runs)),
-        "page replay": lambda: page(runs, "replay"),
+        "api verdict": lambda: call(lambda: kvlens.open(BAD, runs=runs).verdict),
+        "api replay": lambda: call(lambda: kvlens.open(BAD, runs=runs)._repr_html_()),
     }
-    for table in (*EXPORTS, "outcome", "chrome-trace") if whole else QUICK:
-        for fmt in ("json",) if table == "chrome-trace" else ("csv", "json", "parquet") if whole else ("csv",):
+    for name in ("steps", "heads", "spans", "decisions", "transfers"):
+        calls[f"api {name}"] = lambda name=name: call(lambda: getattr(kvlens.open(BAD, runs=runs), name)())  # type: ignore[misc]
+    for table in (*EXPORTS, "outcome", "chrome-trace"):
+        for fmt in ("json",) if table == "chrome-trace" else ("csv", "json", "parquet"):
             arguments = ("export", BAD, "--what", table, "--format", fmt, "--out", out, *folder)
-            calls[f"export {table} {fmt}"] = lambda arguments=arguments: command(*arguments)
-    if whole:
-        for name in ("steps", "heads", "spans", "decisions", "transfers"):
-            calls[f"api {name}"] = lambda name=name: call(lambda: getattr(kvlens.open(BAD, runs=runs), name)())
-        calls["api verdict"] = lambda: call(lambda: kvlens.open(BAD, runs=runs).verdict)
-        calls["api replay"] = lambda: call(lambda: kvlens.open(BAD, runs=runs)._repr_html_())
-        for name in PAGES[1:]:
-            calls[f"page {name or 'home'}"] = lambda name=name: page(runs, name)
+            calls[f"export {table} {fmt}"] = lambda arguments=arguments: command(*arguments)  # type: ignore[misc]
+    for name in PAGES:
+        calls[f"page {name or 'home'}"] = lambda name=name: page(runs, name)  # type: ignore[misc]
     calls["recover"] = lambda: command("runs", "recover", BAD, *folder)
-    return calls
+    return calls if every else {name: calls[name] for name in FEW}

@@ -17,7 +17,8 @@ from pydantic import ValidationError
 
 from kvlens.meta import RunMeta
 from kvlens.store import queries
-from kvlens.store.errors import RunBusy, SchemaTooNew, TraceError, UnreadableRun
+from kvlens.store.columnrules import MOST_META
+from kvlens.store.errors import DamagedTrace, MemoryShort, RunBusy, SchemaTooNew, TraceError, UnreadableRun
 from kvlens.store.files import ordinary
 from kvlens.store.guarded import guarded
 from kvlens.store.integrity import check_columns, check_rows
@@ -80,6 +81,8 @@ def _being_made(folder: Path) -> bool:
 def unreadable(uid: str, error: BaseException) -> TraceError:
     """What a DuckDB error means to the user. Whatever it is, nothing of the run is given up by it."""
     text = str(error)
+    if isinstance(error, duckdb.OutOfMemoryException) or "out of memory" in text.lower():
+        return MemoryShort(uid, sentence(error))
     if "lock on file" in text or "Unique file handle" in text:
         return RunBusy(f"Run {uid} is open for writing in another process; wait until it ends.")
     if "newer version" in text or "storage version" in text.lower():
@@ -158,6 +161,8 @@ def _bounded(text: str) -> int:
 def read_meta(con: duckdb.DuckDBPyConnection, uid: str) -> RunMeta:
     """The meta table, of whatever schema. Raises UnreadableRun where it is not what kvlens writes."""
     try:
+        if long := con.execute(queries.LONG_META, {"most": MOST_META}).fetchall():
+            raise DamagedTrace(uid, "meta", "value", "too_long", len(long))
         results = {key: read_value(value) for key, value in con.execute(queries.META).fetchall()}
         return RunMeta.model_validate(meta_now(results))
     except ValidationError as error:

@@ -56,6 +56,19 @@ FAULTS = {
 """faults of a table: what the sentence says of each"""
 
 
+class MemoryShort(TraceError):
+    """DuckDB lacks memory for a statement. The file is not at fault."""
+
+    code = "memory_short"
+
+    def __init__(self, uid: str, reason: str) -> None:
+        super().__init__(
+            f"{self.code}: there is too little memory for the trace of run {uid} ({reason}); close other programs, or "
+            "record a shorter run or less of it (--trace heads), and try again, what the trace holds is kept."
+        )
+        self.values = {"uid": uid}
+
+
 class RunBusy(TraceError):
     """Another process holds the run's lease, so this one may neither write nor read it."""
 

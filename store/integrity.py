@@ -149,6 +149,7 @@ def _check_spans(con: duckdb.DuckDBPyConnection, uid: str, columns: dict[str, di
 def _check_wholeness(uid: str, held: dict[str, int], meta: RunMeta, sizes: Sizes) -> None:
     """Every step, layer and head has its row, but in tables that were not recorded or stayed behind."""
     for table, rows in sizes.whole().items():
-        required = table in ("head_step", "kv_step") and meta.trace_level != "summary" and table not in meta.left_out
+        per_head = table in ("head_step", "kv_step") and meta.trace_level != "summary" and table not in meta.left_out
+        required = table == "token" or per_head
         if held[table] != rows and (held[table] or required):
             raise DamagedTrace(uid, table, "", "incomplete", abs(rows - held[table]))

@@ -84,13 +84,13 @@ def table_kinds() -> Iterator[Kind]:
         back = "ALTER TABLE copied RENAME TO " + table
         yield Kind(f"{table}: missing table", "missing table", False, (f"DROP TABLE {table}",))
         yield Kind(f"{table}: empty", "empty table", table in OPTIONAL or None, (f"DELETE FROM {table}",))
-        yield Kind(f"{table}: missing column", "missing column", False, (*copy, f'ALTER TABLE copied DROP "{first}"', back))
+        yield Kind(
+            f"{table}: missing column", "missing column", False, (*copy, f'ALTER TABLE copied DROP "{first}"', back)
+        )
         yield Kind(f"{table}: extra column", "extra column", False, (f"ALTER TABLE {table} ADD COLUMN place VARCHAR",))
         other = "VARCHAR" if column.kind != "VARCHAR" else "BLOB"
         retyped = f'SELECT * REPLACE ("{first}"::{other} AS "{first}") FROM {table}'
-        yield Kind(
-            f"{table}: wrong type", "wrong type", False, (f"CREATE TABLE copied AS {retyped}", copy[1], back)
-        )
+        yield Kind(f"{table}: wrong type", "wrong type", False, (f"CREATE TABLE copied AS {retyped}", copy[1], back))
         null = _put("copied", required[-1], "NULL")
         yield Kind(f"{table}.{required[-1]}: null", "null", False, (*copy, null, back))
         shuffled = f"CREATE TABLE copied AS SELECT * FROM {table} ORDER BY hash(rowid)"
