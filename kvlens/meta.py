@@ -64,7 +64,7 @@ class RunMeta(Outcome):
     schema_version: Size = None
     run_uid: str | None = None
     created: str | None = None
-    trace_level: str = "spans"
+    trace_level: Literal["summary", "heads", "spans"] = "spans"
     mass_codec: str | None = None
     oracle_codec: str | None = None
     recovered: bool | None = None
@@ -132,7 +132,7 @@ class RunMeta(Outcome):
     needle: tuple[tuple[int, int], ...] = ()
     """character ranges [start, end) of the prompt"""
     max_new: Size = None
-    seed: Size = None
+    seed: StrictInt | None = None
     temperature: float | None = None
     top_p: float | None = None
     forced: bool | None = None

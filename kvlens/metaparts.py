@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, StrictInt
 
-Size = StrictInt | None
+Size = Annotated[StrictInt, Field(ge=0)] | None
+"""a count; None: not recorded"""
 OBJECT = "object"
 """the origin of a model that a caller loaded and handed in"""
 

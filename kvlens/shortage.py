@@ -22,7 +22,11 @@ def shortage(problem: BaseException, phase: str = "") -> Shortage | None:
     head_item = next((line.strip() for line in text.splitlines() if line.strip()), type(problem).__name__)
     if isinstance(problem, torch.OutOfMemoryError):
         return Shortage(f"the device ran out of memory{_during(phase)} ({_cut(head_item)}); {_less(phase)}.")
-    if isinstance(problem, MemoryError) or "can't allocate memory" in text:
+    if (
+        type(problem).__name__ == "OutOfMemoryException"
+        or isinstance(problem, MemoryError)
+        or "can't allocate memory" in text
+    ):
         return Shortage(f"the host ran out of memory{_during(phase)}; {_less(phase)}.")
     if _lacking(problem):
         return Shortage(
@@ -47,6 +51,7 @@ def _during(phase: str) -> str:
         "prefill": "reading the prompt",
         "place": "placing the prompt",
         "decode": "decoding",
+        "read": "reading",
     }
     return f" while {during[phase]}" if phase in during else ""
 
@@ -54,6 +59,8 @@ def _during(phase: str) -> str:
 def _less(phase: str) -> str:
     if phase == "load":
         return "take a smaller model, --dtype bfloat16, or --device cpu"
+    if phase == "read":
+        return "close other programs, or ask for less: fewer runs, fewer steps, a smaller file"
     if phase == "decode":
         return "take a smaller --budget, --no-coverage (coverage keeps a copy of all keys), or a shorter prompt"
     return "take a shorter prompt, --dtype bfloat16, or --no-coverage (coverage keeps a copy of all keys)"

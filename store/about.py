@@ -3,7 +3,6 @@ reads it, and it may be written at any time, also while the run goes on."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import secrets
 from collections.abc import Iterable
@@ -13,7 +12,7 @@ from typing import Annotated
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from kvlens.store.errors import TraceError, UnreadableRun
-from kvlens.store.files import read_plain, write_plain
+from kvlens.store.files import read_plain, replace_plain
 from kvlens.store.runinfo import clean_text, run_dir, sentence
 from kvlens.text.plaintext import visible
 
@@ -68,11 +67,8 @@ def write_about(runs_dir: Path, uid: str, about: About) -> None:
         if about == About():
             target.unlink(missing_ok=True)
             return
-        write_plain(temporary, about.model_dump_json(indent=1).encode(), durable=True)
-        os.replace(temporary, target)
+        replace_plain(target, temporary, about.model_dump_json(indent=1).encode(), durable=True)
     except OSError as error:
-        with contextlib.suppress(OSError):  # a file system that is read-only refuses to delete an absent file too
-            temporary.unlink(missing_ok=True)
         raise TraceError(
             f"The name, note and tags of run {uid} cannot be stored ({error.strerror or sentence(error)}); check the "
             "disk and that the runs folder can be written."

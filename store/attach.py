@@ -7,17 +7,21 @@ accepted, and names are resolved in the attached file only when asked for by ful
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
+from typing import Any
 
 import duckdb
 from pydantic import ValidationError
 
 from kvlens.meta import RunMeta
 from kvlens.store import queries
-from kvlens.store.errors import RunBusy, SchemaTooNew, TraceError, UnreadableRun
+from kvlens.store.columnrules import MOST_META
+from kvlens.store.errors import DamagedTrace, MemoryShort, RunBusy, SchemaTooNew, TraceError, UnreadableRun
 from kvlens.store.files import ordinary
 from kvlens.store.guarded import guarded
+from kvlens.store.integrity import check_columns, check_rows
 from kvlens.store.lease import is_held
 from kvlens.store.runinfo import read_info, run_dir, sentence
 from kvlens.store.schema import SCHEMA_VERSION, TABLES
@@ -77,6 +81,8 @@ def _being_made(folder: Path) -> bool:
 def unreadable(uid: str, error: BaseException) -> TraceError:
     """What a DuckDB error means to the user. Whatever it is, nothing of the run is given up by it."""
     text = str(error)
+    if isinstance(error, duckdb.OutOfMemoryException) or "out of memory" in text.lower():
+        return MemoryShort(uid, sentence(error))
     if "lock on file" in text or "Unique file handle" in text:
         return RunBusy(f"Run {uid} is open for writing in another process; wait until it ends.")
     if "newer version" in text or "storage version" in text.lower():
@@ -112,21 +118,52 @@ def check_tables(con: duckdb.DuckDBPyConnection, folder: Path) -> int | None:
         raise UnreadableRun(
             f"The trace of run {uid} lacks table {min(missing)}, so it is not a trace that kvlens wrote whole."
         )
+    check_columns(con, uid, version)
     return version
+
+
+def check_trace(con: duckdb.DuckDBPyConnection, trace: Path, meta: RunMeta, steps: int) -> None:
+    """Check the integrity of the attached file's rows. Raises DamagedTrace, and UnreadableRun for a file that DuckDB
+    cannot read."""
+    try:
+        check_rows(con, trace, meta, steps)
+    except duckdb.Error as error:
+        raise unreadable(trace.parent.name, error) from error
 
 
 def _version(con: duckdb.DuckDBPyConnection) -> int | None:
     row = con.execute("SELECT value FROM run.main.meta WHERE key = 'schema_version'").fetchone()
     try:
-        return int(json.loads(row[0])) if row else None
-    except (ValueError, TypeError):
+        return int(read_value(row[0])) if row else None
+    except (ValueError, TypeError, RecursionError):
         return None
+
+
+def read_value(text: str) -> Any:
+    """Return a value of the meta table. Raises ValueError for what is no JSON, and for a number that is not finite or
+    has more than 64 bits."""
+    return json.loads(text, parse_constant=_finite, parse_float=_finite, parse_int=_bounded)
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text} is no finite number")
+    return number
+
+
+def _bounded(text: str) -> int:
+    if len(text) > 20 or not -(1 << 63) <= int(text) < 1 << 63:
+        raise ValueError(f"a number of {len(text)} digits is none that kvlens writes")
+    return int(text)
 
 
 def read_meta(con: duckdb.DuckDBPyConnection, uid: str) -> RunMeta:
     """The meta table, of whatever schema. Raises UnreadableRun where it is not what kvlens writes."""
     try:
-        results = {key: json.loads(value) for key, value in con.execute(queries.META).fetchall()}
+        if long := con.execute(queries.LONG_META, {"most": MOST_META}).fetchall():
+            raise DamagedTrace(uid, "meta", "value", "too_long", len(long))
+        results = {key: read_value(value) for key, value in con.execute(queries.META).fetchall()}
         return RunMeta.model_validate(meta_now(results))
     except ValidationError as error:
         head_item = error.errors()[0]
@@ -143,7 +180,7 @@ def stored_steps(con: duckdb.DuckDBPyConnection, uid: str) -> tuple[str, int, st
     taken from it, and a file could say anything."""
     try:
         state = con.execute(queries.STATE).fetchall()
-        if len(state) != 1:
+        if len(state) != 1 or not isinstance(state[0][1], int):
             raise UnreadableRun(f"The trace of run {uid} does not say how far it got; restore the file from a copy.")
         (held,) = con.execute("SELECT count(*) FROM run.main.step").fetchall()[0]
     except duckdb.Error as error:

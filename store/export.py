@@ -27,6 +27,7 @@ from kvlens.rows import HEAD_COLUMNS
 from kvlens.store import chrometrace, lensqueries, queries
 from kvlens.store.attach import unreadable
 from kvlens.store.errors import TraceError
+from kvlens.store.files import discard
 from kvlens.store.reader import TraceReader
 from kvlens.store.runinfo import config_hash, sentence
 from kvlens.store.schema import UNITS
@@ -90,7 +91,7 @@ def export(
     except OSError as error:
         raise TraceError(f"{out} cannot be written ({sentence(error)}); choose another place.") from error
     finally:
-        temporary.unlink(missing_ok=True)
+        discard(temporary)
 
 
 def _write(

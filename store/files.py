@@ -7,6 +7,7 @@ which `ordinary` is asked about first.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
@@ -43,6 +44,37 @@ def read_plain(path: Path, most: int = _MOST_BYTES) -> bytes:
         if about.st_size > most:
             raise OSError(f"it has {about.st_size:,} bytes, kvlens writes {most:,} at most")
         return file.read(most + 1)[:most]
+
+
+def discard(path: Path) -> None:
+    """Delete a file that may not be there. A file system that cannot be written refuses it even then: that is no news
+    beside the error that led here."""
+    with contextlib.suppress(OSError):
+        path.unlink(missing_ok=True)
+
+
+def sync_folder(folder: Path) -> None:
+    """Return when the folder's entries are on the disk: a file made or renamed in it outlives a loss of power. File
+    systems that cannot do it are left alone."""
+    with contextlib.suppress(OSError):
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+
+def replace_plain(target: Path, temporary: Path, data: bytes, durable: bool) -> None:
+    """Replace a file whole: readers see the old content or the new, and after a loss of power too. With `durable`, the
+    new one is on the disk when this returns. Raises OSError; `temporary` is gone then."""
+    try:
+        write_plain(temporary, data, durable)
+        os.replace(temporary, target)
+    except BaseException:
+        discard(temporary)
+        raise
+    if durable:
+        sync_folder(target.parent)
 
 
 def write_plain(path: Path, data: bytes, durable: bool) -> None:

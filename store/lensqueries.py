@@ -61,12 +61,8 @@ HOLES = f"""
       FROM ({_LISTED.format(keys="step, layer, q_head", where="")}))
     WHERE lost >= $least GROUP BY step, span ORDER BY step, span"""
 
-#: What a run can have: a file from elsewhere may name other heads and spans, a triple twice, or no numbers.
-_EFFECTS = f"""
-    SELECT layer, kv_head, span, max(effect) AS effect, max(lead) AS lead FROM {source("effect")}
-    WHERE step = $step AND layer < $layers AND kv_head < $kv_heads AND span IN (SELECT span FROM run.main.span)
-      AND effect > 0 AND isfinite(effect) AND isfinite(lead)
-    GROUP BY layer, kv_head, span"""
+#: A small effect is stored as 0.
+_EFFECTS = f"SELECT layer, kv_head, span, effect, lead FROM {source('effect')} WHERE step = $step AND effect > 0"
 
 EFFECTS = f"SELECT * FROM ({_EFFECTS}) ORDER BY effect DESC, layer, kv_head, span"
 

@@ -77,12 +77,12 @@ class LensRecords:
         show): means over the query heads of a KV head, most regret first. A query head that did not list a span counts
         as 0, so each is a lower bound. effect: as `effects` has it, NaN of what it does not list."""
         group = self.q_heads // self.kv_heads
-        return self._db.frame(lensqueries.TRIPLES, step=step, group=group, layers=self.n_layers, kv_heads=self.kv_heads)
+        return self._db.frame(lensqueries.TRIPLES, step=step, group=group)
 
     def effects(self, step: int) -> pd.DataFrame:
         """layer, kv_head, span, effect, lead of a lost step, both in logits, most effect first (see
         kvlens.instruments.Effects). Empty where they were not recorded, as before schema 9."""
-        return self._db.frame(lensqueries.EFFECTS, step=step, layers=self.n_layers, kv_heads=self.kv_heads)
+        return self._db.frame(lensqueries.EFFECTS, step=step)
 
     def lost_tokens(self, step: int) -> pd.DataFrame:
         """The tokens with most unread mass of every query head that was sampled at a step, most first: layer, q_head,

@@ -17,7 +17,7 @@ import pyarrow as pa
 from kvlens.rows import HEAD_COLUMNS, KV_COLUMNS
 from kvlens.store import queries
 from kvlens.store.about import About, read_about
-from kvlens.store.attach import attach, read_meta, stored_steps
+from kvlens.store.attach import attach, check_trace, read_meta, stored_steps
 from kvlens.store.catalog import derived_status, list_runs
 from kvlens.store.errors import RunBusy, RunNotFound, SchemaTooNew, TraceError, UnreadableRun
 from kvlens.store.files import read_plain
@@ -47,6 +47,7 @@ class TraceReader(SizeRecords, SpanRecords, MethodRecords, MemoryRecords, LensRe
         self.q_heads: int = self.meta.q_heads
         self.kv_heads: int = self.meta.kv_heads
         self.status, self.n_steps, self.error = stored_steps(con, self.uid)
+        check_trace(con, folder / "trace.duckdb", self.meta, self.n_steps)
         self._summary_only = self.meta.trace_level == "summary"
         self._read_status()
 

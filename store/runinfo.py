@@ -19,7 +19,7 @@ import numpy as np
 
 from kvlens.private import KEPT_MODE, write_file
 from kvlens.store.errors import RunNotFound, TraceError, UnreadableRun
-from kvlens.store.files import ordinary, read_plain, write_plain
+from kvlens.store.files import ordinary, read_plain, replace_plain
 
 _UID = re.compile(r"[0-9a-z][0-9a-z-]{5,63}")
 _MAX_INFO_BYTES = 16 << 20
@@ -157,12 +157,7 @@ def save_prompt(folder: Path, meta: dict[str, Any]) -> None:
 def write_info(folder: Path, info: dict[str, Any], durable: bool = False) -> None:
     """Replaces run.json; with `durable`, not before its bytes are on disk."""
     target, temporary = folder / "run.json", folder / f".run.json.{os.getpid()}"
-    try:
-        write_plain(temporary, json.dumps(plain(info), ensure_ascii=False, indent=1).encode(), durable)
-        os.replace(temporary, target)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    replace_plain(target, temporary, json.dumps(plain(info), ensure_ascii=False, indent=1).encode(), durable)
 
 
 def read_info(folder: Path) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import numpy as np
 
 from kvlens.instruments import Effects
@@ -20,7 +21,7 @@ from kvlens.meta import RunMeta
 from kvlens.private import make_folder, write_file
 from kvlens.rows import PrefillRecord, SelfCheck, StepRecord
 from kvlens.store.blocks import Block, Shape
-from kvlens.store.errors import RunBusy, TraceError
+from kvlens.store.errors import MemoryShort, RunBusy, TraceError
 from kvlens.store.flusher import Flusher
 from kvlens.store.lease import Lease
 from kvlens.store.runinfo import check_uid, first_info, freeze, new_uid, now, save_prompt, sentence, write_info
@@ -218,6 +219,8 @@ class TraceWriter:
     def _describe(self, error: BaseException) -> TraceError:
         if isinstance(error, TraceError):
             return error
+        if isinstance(error, MemoryError | duckdb.OutOfMemoryException):
+            return MemoryShort(self.uid, sentence(error))
         return TraceError(
             f"The trace of run {self.uid} could not be written ({sentence(error)}); free disk space or choose "
             f"another runs folder, "

@@ -37,7 +37,9 @@ class KeepingReader(TraceReader):
 
 
 COUNTS = {"n_zoomed", "corrected"}
-COSINES = {"similarity"}
+COSINES = {"similarity", "qcos"}
+SPANS = 40
+"""ids of the spans of every run that is written here are below it"""
 
 
 def make_step(
@@ -50,7 +52,8 @@ def make_step(
         if name in skip:
             continue
         top = 2 if name == "corrected" else 60_000
-        value = rng.integers(0, top, (layers, q_heads)) if name in COUNTS else rng.normal(0, 2, (layers, q_heads))
+        least = -1 if name in COSINES else 0
+        value = rng.integers(0, top, (layers, q_heads)) if name in COUNTS else rng.uniform(least, 1, (layers, q_heads))
         head[name] = np.where(rng.random((layers, q_heads)) < 0.2, np.nan, value).astype(np.float32)
     for name in KV_COLUMNS:
         if name not in skip:
@@ -62,7 +65,7 @@ def make_step(
             )
             kv[name] = np.where(rng.random(value.shape) < 0.2, np.nan, value)
     masses = rng.dirichlet(np.ones(top_k + 1), (layers, q_heads)).astype(np.float32)
-    spans = np.argsort(rng.random((layers, q_heads, 40)), -1)[..., :top_k].astype(np.int32)
+    spans = np.argsort(rng.random((layers, q_heads, SPANS)), -1)[..., :top_k].astype(np.int32)
     spans[rng.random(spans.shape) < 0.3] = -1
     transfers = [
         TransferRow(
@@ -133,7 +136,7 @@ def make_journal(rng: np.random.Generator, step: int, layers: int, kv_heads: int
 def make_scores(rng: np.random.Generator, layers: int, kv_heads: int) -> Scores:
     """Rankings with gaps; how many spans are listed differs from step to step."""
     shape = (layers, kv_heads, int(rng.integers(0, 6)))
-    spans = rng.integers(-1, 60_000, shape).astype(np.int32)
+    spans = rng.integers(-1, SPANS, shape).astype(np.int32)
     score = np.where(rng.random(shape) < 0.2, np.nan, rng.normal(0, 1e-4, shape)).astype(np.float32)
     return Scores(spans, score, rng.random(shape) < 0.5, rng.integers(0, 99, (layers, kv_heads)).astype(np.int32))
 
@@ -156,7 +159,7 @@ def make_oracle(rng: np.random.Generator, layers: int, q_heads: int) -> Oracle:
     """Some layers of which were not sampled; how many spans are listed differs from step to step."""
     width = int(rng.integers(0, 6))
     full, mass = (rng.dirichlet(np.ones(width + 1), (layers, q_heads)).astype(np.float32) for _ in range(2))
-    spans = np.argsort(rng.random((layers, q_heads, 40)), -1)[..., :width].astype(np.int32)
+    spans = np.argsort(rng.random((layers, q_heads, SPANS)), -1)[..., :width].astype(np.int32)
     spans[rng.random(spans.shape) < 0.3] = -1
     tail, away = full[..., -1].copy(), rng.random(layers) < 0.3
     spans[away], tail[away] = -1, np.nan
@@ -174,15 +177,16 @@ def stored(values: np.ndarray) -> np.ndarray:
     return np.round(values.astype(np.float64), 4).astype(np.float32)
 
 
-def make_prefill(tokens: int = 3) -> PrefillRecord:
+def make_prefill(tokens: int = 3, layers: int = 2) -> PrefillRecord:
     prompt = [
         PromptToken(i, i + 5, f"t{i}", i if i else None, i + 1, None if i == 0 else 0.5 * i) for i in range(tokens)
     ]
     spans = [SpanRow(0, "sink", 0, 1, -1, "first"), SpanRow(1, "entropy", 1, tokens, -1, "rest", 1.25, "coarse")]
+    spans += [SpanRow(span, "page", 0, 0, -1, "empty") for span in range(2, SPANS)]
     forms = [
         SpanHeadRow(1, 0, 0, "factors", 2, 3, 640, 0.1, float("nan")),
         SpanHeadRow(1, 1, 0, "raw", None, None, 99, None, None),
-    ]
+    ][:layers]
     return PrefillRecord(
         tokens=prompt,
         spans=spans,
@@ -213,7 +217,9 @@ def write(
     writer = TraceWriter(folder, **options)
     layers, q_heads, kv_heads, _ = sizes
     writer.begin(RunMeta(layers=layers, q_heads=q_heads, kv_heads=kv_heads, model="m", method="full", config={"a": 1}))
-    writer.prefill(replace(make_prefill(), span_keys=make_span_keys(np.random.default_rng(5), layers, kv_heads)))
+    writer.prefill(
+        replace(make_prefill(layers=layers), span_keys=make_span_keys(np.random.default_rng(5), layers, kv_heads))
+    )
     for record in records:
         writer.step(record)
     writer.effects(effects)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated
 
 import typer
 
 from kvlens.cli.options import AsJson, err
-from kvlens.text.plaintext import terminal
+from kvlens.text.plaintext import strict_json, terminal
 
 
 def check_method(
@@ -35,7 +34,7 @@ def check_method(
     except SystemExit as error:
         raise stray(name, error) from error
     if as_json:
-        typer.echo(json.dumps(result.plain(), ensure_ascii=False))
+        typer.echo(strict_json(result.plain()))
     else:
         for finding in result.findings.values():
             line = f"{finding.status:5} {TRUTHS[finding.truth]} ({finding.cases} cases)"

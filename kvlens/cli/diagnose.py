@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from kvlens.cli.options import AsJson, RunsDir, err, runs_folder, show_table
+from kvlens.text.plaintext import strict_json
 
 if TYPE_CHECKING:
     from kvlens.lens.diagnosis import Cause, Diagnosis
@@ -65,7 +65,7 @@ def diagnose(
         if remedies[-1].most:
             break  # the smallest that helps most of them
     if as_json:
-        typer.echo(json.dumps(_plain(diagnosis, remedies), ensure_ascii=False))
+        typer.echo(strict_json(_plain(diagnosis, remedies)))
         return
     _say(diagnosis, remedies, changes, folder)
 

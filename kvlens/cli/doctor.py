@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import json
 import platform
 import tempfile
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from kvlens.models.cache import cache_dir
 from kvlens.models.catalogue import label
 from kvlens.models.find import DEMO, default_model
 from kvlens.storeys import EXTRAS
+from kvlens.text.plaintext import strict_json
 
 CORE = ("torch", "transformers", "tokenizers", "gguf", "duckdb", "pandas", "pyarrow")
 OPTIONAL = {"triton": "triton", "streamlit": "streamlit", "plotly": "plotly", "umap-learn": "umap"}
@@ -75,7 +75,7 @@ def examine(as_json: bool) -> bool:
             typer.echo(f"{'pass' if check.passed else 'FAIL'}  {check.name}: {check.detail}")
     if as_json:
         report = {"facts": listed, "checks": [asdict(check) for check in ended]}
-        typer.echo(json.dumps(report, ensure_ascii=False))
+        typer.echo(strict_json(report))
     return all(check.passed for check in ended)
 
 

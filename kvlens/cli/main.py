@@ -8,20 +8,20 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from pydantic import ValidationError
 
 from kvlens import __version__
 from kvlens.cli.check_method import check_method
 from kvlens.cli.diagnose import diagnose
+from kvlens.cli.failing import FLAG, run_command
 from kvlens.cli.lens import pair, whatif
 from kvlens.cli.methods import methods
 from kvlens.cli.models import models_app
-from kvlens.cli.options import DEFAULT_MODEL, AsJson, RunsDir, fail, runs_folder, writable
+from kvlens.cli.options import DEFAULT_MODEL, AsJson, RunsDir, runs_folder, writable
 from kvlens.cli.race import race
 from kvlens.cli.run import run
 from kvlens.cli.runs import runs_app
 from kvlens.models.find import DEMO
-from kvlens.storeys import missing_extra, offered
+from kvlens.storeys import offered
 
 app = typer.Typer(
     help="Run a language model under a KV-cache method, log every decision, replay it.",
@@ -38,21 +38,8 @@ for storey in offered("commands"):
 
 
 def main() -> None:
-    """Entry point: whatever is the user's to mend becomes one sentence and exit status 1."""
-    from kvlens.store.errors import TraceError
-
-    try:
-        app()
-    except ValidationError as error:
-        problem = error.errors()[0]
-        fail(f"{'.'.join(map(str, problem['loc']))}: {problem['msg']} (got {problem['input']!r}).")
-    except (ValueError, TraceError, OSError) as error:
-        fail(str(error))
-    except ModuleNotFoundError as error:
-        extra = missing_extra(error)
-        if extra is None:
-            raise
-        fail(str(extra))
+    """Entry point: every error becomes one sentence and exit status 1."""
+    run_command(app)
 
 
 def _version(asked: bool) -> None:
@@ -65,6 +52,9 @@ def _version(asked: bool) -> None:
 def top(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+    debug: Annotated[
+        bool, typer.Option(FLAG, help="Print where an error was raised; may also be put behind the command's options.")
     ] = False,
 ) -> None:
     """Run a language model under a KV-cache method, log every decision, replay it."""

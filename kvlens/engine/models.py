@@ -19,6 +19,8 @@ from kvlens.text import chat
 
 __all__ = ["SUPPORTED", "LoadedModel", "UnsupportedModel", "check_supported", "load", "resolve", "shape_of"]
 
+MOST_STOPS = 1024
+"""tokens that a config may list as ends of a text"""
 DTYPES = ("float32", "bfloat16", "float16")
 Told = Callable[[str, int, int], None]
 """what is being done ('convert'), done and total"""
@@ -233,7 +235,15 @@ def describe_model(name: str, model: Any, tokenizer: Any, origin: str | None = N
 
 
 def stop_ids(*configs: Any) -> frozenset[int]:
-    """Every token that one of the configs says ends a text."""
-    configured = [getattr(config, "eos_token_id", None) for config in configs if config is not None]
-    lists = [[] if ids is None else [ids] if isinstance(ids, int) else list(ids) for ids in configured]
-    return frozenset(token for ids in lists for token in ids)
+    """Return every token that one of the configs says ends a text. Raises UnsupportedModel for what is no token id and
+    no list of MOST_STOPS ids at most."""
+    tokens: set[int] = set()
+    for config in configs:
+        ids = getattr(config, "eos_token_id", None)
+        listed = [] if ids is None else list(ids) if isinstance(ids, list | tuple) else [ids]
+        if len(listed) > MOST_STOPS or not all(isinstance(each, int) and not isinstance(each, bool) for each in listed):
+            raise UnsupportedModel(
+                f"a config has eos_token_id = {repr(ids)[:60]}, which names no tokens: mend the file."
+            )
+        tokens.update(listed)
+    return frozenset(tokens)

@@ -3,34 +3,21 @@ numbers and says nothing."""
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from kvlens.models.errors import UnsupportedModel
+from kvlens.models.sizes import check_sizes, read_config
+from kvlens.text.plainfile import MOST_JSON, RefusedFile, check_ordinary, load_json
 
+TEXTS = (".json", ".jinja", ".txt", ".model")
+"""files of a model's folder that are read whole"""
+_FREE_NUMBERS = 1 << 24
+"""are made room for without a look at the weights files"""
 DERIVED = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias")
 """endings of tensors that old files carry and every model computes anew"""
-
-
-SIZES = {
-    "num_hidden_layers": 256,
-    "num_attention_heads": 256,
-    "num_key_value_heads": 256,
-    "hidden_size": 1 << 17,
-    "vocab_size": 1 << 22,
-}
-"""sizes of a config, with the largest that kvlens accepts"""
-
-
-def check_sizes(config: Mapping[str, Any], name: str) -> None:
-    """Raises UnsupportedModel for a size of a config that no decoder can have."""
-    for field, most in SIZES.items():
-        value = config.get(field, 1)
-        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
-            raise UnsupportedModel(f"'{name}' is not a decoder that can run: its config says {field} = {value!r}.")
 
 
 POSITIVE = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps", "rope_theta")
@@ -55,9 +42,10 @@ def check_config(config: Any, name: str) -> None:
     check_numbers(config, name)
     if getattr(config, "quantization_config", None) is not None:
         raise UnsupportedModel(f"'{name}' has quantised weights (quantization_config): give an unquantised model.")
-    sizes: dict[str, Any] = {field: getattr(config, field, None) for field in SIZES}
+    needed = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "hidden_size", "vocab_size")
+    sizes: dict[str, Any] = {field: getattr(config, field, None) for field in needed}
     sizes["num_key_value_heads"] = sizes["num_key_value_heads"] or sizes["num_attention_heads"]
-    check_sizes(sizes, name)
+    check_sizes({field: 0 if value is None else value for field, value in sizes.items()}, name)
     if sizes["num_attention_heads"] % sizes["num_key_value_heads"]:
         raise UnsupportedModel(
             f"'{name}' is not a decoder that can run: {sizes['num_attention_heads']} query heads cannot share "
@@ -71,19 +59,32 @@ def check_config(config: Any, name: str) -> None:
         raise UnsupportedModel(f"'{name}' asks for a RoPE of type '{kind}', which is not known.")
 
 
+def check_room(config: Mapping[str, Any], folder: Path, name: str) -> None:
+    """Raise UnsupportedModel for a config that asks for more numbers than the weights files have bytes: transformers
+    would make room for them."""
+    hidden = config.get("hidden_size") or config.get("n_embd") or 1
+    layers = config.get("num_hidden_layers") or config.get("n_layer") or 1
+    needed = hidden * ((config.get("vocab_size") or 1) + layers * hidden)  # the embedding, and one matrix a layer
+    held = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    if needed > max(held, _FREE_NUMBERS):
+        raise UnsupportedModel(
+            f"'{name}' is not whole: its config asks for {needed:,} numbers or more, its weights files have "
+            f"{held:,} bytes."
+        )
+
+
 def check_files(folder: Path, name: str) -> None:
     """Raises UnsupportedModel for a config whose sizes transformers would stumble over, and naming the weights file
     that cannot be read, or that an index names and is not there."""
     from safetensors import SafetensorError, safe_open
 
     try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UnsupportedModel(f"model '{name}' could not be loaded: its config.json ({first_line(error)}).") from None
-    if not isinstance(config, dict):
-        raise UnsupportedModel(f"model '{name}' could not be loaded: its config.json is not a JSON object.")
-    check_sizes({field: value for field, value in config.items() if value is not None}, name)
-
+        for path in folder.iterdir():
+            if not path.is_dir():
+                check_ordinary(path, MOST_JSON if path.suffix in TEXTS else None)
+    except (OSError, RefusedFile) as error:
+        raise UnsupportedModel(f"model '{name}' could not be loaded: {first_line(error)}.") from None
+    check_room(read_config(folder), folder, name)
     for path in sorted(folder.glob("*.safetensors")):
         try:
             with safe_open(path, framework="np") as file:
@@ -95,7 +96,7 @@ def check_files(folder: Path, name: str) -> None:
             ) from None
     for index in folder.glob("*.safetensors.index.json"):
         try:
-            named = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+            named = set(load_json(index)["weight_map"].values())
         except (OSError, ValueError, KeyError, AttributeError, TypeError):
             raise UnsupportedModel(f"'{name}': its {index.name} cannot be read.") from None
         for file_name in sorted(map(str, named)):

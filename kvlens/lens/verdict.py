@@ -3,6 +3,7 @@ most effect on the choice, or, where effects were not recorded, most regret. Rec
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import pandas as pd
@@ -82,9 +83,14 @@ class Verdict:
     def loss_words(self) -> str:
         """What became of the expected token's log-probability, and KL: neither moves with a shift of all logits."""
         return (
-            f"log-probability of full KV's token {self.ref_logprob:.3g} under full KV, {self.logprob:.3g} in this run "
-            f"· KL {self.kl:.3g} nats"
+            f"log-probability of full KV's token {_figure(self.ref_logprob)} under full KV, {_figure(self.logprob)} in "
+            f"this run · KL {_figure(self.kl, ' nats')}"
         )
+
+
+def _figure(value: float, unit: str = "") -> str:
+    """Return three digits with the unit, or "not recorded" for NaN."""
+    return "not recorded" if math.isnan(value) else f"{value:.3g}{unit}"
 
 
 def verdict(reader: TraceReader, missed: bool = True) -> Verdict | None:

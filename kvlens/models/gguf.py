@@ -16,6 +16,8 @@ import numpy as np
 
 from kvlens.models.errors import UnsupportedModel
 from kvlens.models.ggufheader import Header, TensorEntry
+from kvlens.models.ggufvocab import vocabulary_of
+from kvlens.models.sizes import check_sizes
 from kvlens.models.tensorfile import Entry
 
 F32, F16, BF16 = 0, 1, 30
@@ -94,13 +96,13 @@ def config_of(header: Header, name: str, path: Path) -> dict[str, Any]:
             f"'{name}' scales RoPE ({field_value('rope.scaling.type')}), which is not converted from GGUF."
         )
     heads, width = number("attention.head_count"), number("embedding_length")
-    kv_heads = field_value("attention.head_count_kv") or heads
+    kv_heads = number("attention.head_count_kv") if field_value("attention.head_count_kv") else heads
     head_dim = field_value("attention.key_length") or field_value("rope.dimension_count") or width // heads
     if field_value("rope.dimension_count") not in (None, head_dim):
         raise UnsupportedModel(f"'{name}' turns only a part of each head (partial RoPE), which is not converted.")
-    vocabulary = len(header.need("tokenizer.ggml.tokens"))
+    vocabulary = len(vocabulary_of(header, name))
     eos = header.fields.get("tokenizer.ggml.eos_token_id")
-    return {
+    config = {
         "architectures": [family.class_name],
         "model_type": kind,
         "num_hidden_layers": number("block_count"),
@@ -121,6 +123,8 @@ def config_of(header: Header, name: str, path: Path) -> dict[str, Any]:
         "pad_token_id": header.fields.get("tokenizer.ggml.padding_token_id"),
         "dtype": "float16",
     }
+    check_sizes(config, name)
+    return config
 
 
 def plan_weights(header: Header, name: str) -> list[tuple[TensorEntry, Entry]]:

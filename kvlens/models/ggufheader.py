@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from kvlens.models.errors import UnsupportedModel
+from kvlens.text.plainfile import RefusedFile, check_ordinary
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -50,6 +51,14 @@ class Header:
         return self.fields[name]
 
 
+MOST = {"array": 1 << 23, "string": 1 << 26, "fields": 1 << 16, "tensors": 1 << 16, "dimensions": 4}
+"""elements, bytes and counts that a header may claim; a sparse file could claim as many as its length"""
+
+
+class _TooLarge(Exception):
+    """The header claims more of something than any model has: (what, how many)."""
+
+
 class _Cut(Exception):
     """The header asks for bytes that the file does not have."""
 
@@ -70,6 +79,7 @@ class _Reader:
     def string(self) -> str:
         length = self.scalar("<Q")
         self._room(length)
+        _bound("string", length)
         raw = self.data[self.at : self.at + length]
         self.at += length
         return raw.decode("utf-8", "replace")
@@ -80,6 +90,7 @@ class _Reader:
         if kind == ARRAY and depth < DEEPEST:
             inner, count = self.scalar("<I"), self.scalar("<Q")
             self._room(count)  # an element has at least one byte
+            _bound("array", count)
             read: Callable[[], Any] = self.string if inner == STRING else lambda: self.value(inner, depth + 1)
             if inner in SCALARS:
                 form = f"<{count}{SCALARS[inner][1]}"
@@ -97,21 +108,34 @@ class _Reader:
             raise _Cut
 
 
+def _bound(what: str, count: int) -> None:
+    if count > MOST[what]:
+        raise _TooLarge(what, count)
+
+
 def read_header(path: Path) -> Header:
     """Fields and tensors of a GGUF file. Raises UnsupportedModel with one sentence for a file that is no GGUF, of
     another version, damaged or shorter than its tensors."""
     try:
+        check_ordinary(path)
         with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             if data[:4] != MAGIC:
                 raise UnsupportedModel(f"'{path.name}' is not a GGUF file.")
             reader = _Reader(data)
             reader.at = 4
             header = _read(path.name, reader)
+    except _TooLarge as claim:
+        what, count = claim.args
+        raise UnsupportedModel(
+            f"'{path.name}' cannot be read: its header claims {count:,} ({what}), at most {MOST[what]:,} are read."
+        ) from None
     except (_Cut, UnicodeDecodeError, OverflowError, MemoryError):
         raise UnsupportedModel(f"'{path.name}' is damaged or cut short: its header cannot be read.") from None
     except ValueError as error:
         if isinstance(error, UnsupportedModel):
             raise
+        if isinstance(error, RefusedFile):
+            raise UnsupportedModel(str(error)) from None
         raise UnsupportedModel(f"'{path.name}' is not a GGUF file.") from None  # an empty file cannot be mapped
     except OSError as error:
         raise UnsupportedModel(f"'{path}' cannot be read: {error.strerror}.") from None
@@ -133,6 +157,8 @@ def _read(name: str, reader: _Reader) -> Header:
     if version not in VERSIONS:
         raise UnsupportedModel(f"'{name}' is GGUF of version {version}; versions 2 and 3 (little-endian) are read.")
     tensors, count = reader.scalar("<Q"), reader.scalar("<Q")
+    _bound("tensors", tensors)
+    _bound("fields", count)
     fields: dict[str, Any] = {}
     for _ in range(count):
         key = reader.string()
@@ -140,6 +166,7 @@ def _read(name: str, reader: _Reader) -> Header:
     entries = []
     for _ in range(tensors):
         tensor, rank = reader.string(), reader.scalar("<I")
+        _bound("dimensions", rank)
         shape = tuple(reversed([reader.scalar("<Q") for _ in range(rank)]))
         entries.append((tensor, shape, reader.scalar("<I"), reader.scalar("<Q")))
     alignment = fields.get("general.alignment", 32)

@@ -17,6 +17,8 @@ from kvlens.models.ggufheader import Header
 
 CONTROL, USER = 3, 4
 """token types: what never comes out of text by itself, and what the model's owner added"""
+LONGEST_TOKEN = 4096
+"""characters; a SentencePiece vocabulary is searched for every cut of every token"""
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 SINGLE_DIGITS = ("smollm", "starcoder", "refact", "command-r", "codeshell")
@@ -25,11 +27,24 @@ LLAMA3 = ("llama-bpe", "llama3", "llama-v3", "smaug-bpe", "falcon3")
 QWEN = ("qwen2", "deepseek-r1-qwen", "megrez")
 
 
+def vocabulary_of(header: Header, name: str) -> list[str]:
+    """Return the tokens of a file. Raises UnsupportedModel for what is no list of texts of at most LONGEST_TOKEN
+    characters."""
+    tokens = header.need("tokenizer.ggml.tokens")
+    if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
+        raise UnsupportedModel(f"'{name}' has a vocabulary that is no list of texts.")
+    if max(map(len, tokens), default=0) > LONGEST_TOKEN:
+        raise UnsupportedModel(
+            f"'{name}' has a token of {max(map(len, tokens)):,} characters, at most {LONGEST_TOKEN:,} are read."
+        )
+    return tokens
+
+
 def tokenizer_of(header: Header, name: str) -> Tokenizer:
     """Raises UnsupportedModel for a vocabulary of another kind, an unknown split, or lists that do not fit."""
     kind = header.need("tokenizer.ggml.model")
-    tokens = header.need("tokenizer.ggml.tokens")
-    if not isinstance(tokens, list) or not tokens or len(set(tokens)) != len(tokens):
+    tokens = vocabulary_of(header, name)
+    if not tokens or len(set(tokens)) != len(tokens):
         raise UnsupportedModel(f"'{name}' has a vocabulary with tokens that occur twice, or none.")
     try:
         if kind == "gpt2":

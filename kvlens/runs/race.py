@@ -26,7 +26,7 @@ from kvlens.runs.freed import give_back
 from kvlens.runs.modelsource import BY_NAME, ModelSource
 from kvlens.runs.preflight import refuse
 from kvlens.runs.preparing import Pairing, Prepared, advice, check, plan, prepare, reference_key, sizes_of
-from kvlens.runs.races import REFUSED, Lane, RaceInfo, RaceRequest, write
+from kvlens.runs.races import REFUSED, Lane, RaceInfo, RaceRequest, new_id, write
 from kvlens.runs.readings import fits, keeping
 from kvlens.runs.request import DEFAULT_SHARE, RunRequest
 from kvlens.runs.turns import Hearing, Turns
@@ -34,7 +34,7 @@ from kvlens.runs.watching import Audience, Watched
 from kvlens.shortage import Shortage
 from kvlens.store.errors import TraceError
 from kvlens.store.reader import TraceReader
-from kvlens.store.runinfo import new_uid, now
+from kvlens.store.runinfo import now
 from kvlens.text.prompts import PromptText
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class _Race:
             self._requests.append(asked)
             self._lanes.append(Lane(method=asked.method, preset=asked.preset, note=note))
         self._info = RaceInfo(
-            id=new_uid(),
+            id=new_id(),
             created=now(),
             model=shared.model,
             budget=shared.budget or DEFAULT_SHARE,

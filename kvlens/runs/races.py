@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import secrets
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from kvlens.private import make_folder
 from kvlens.runs.frames import Frame, Maps
 from kvlens.runs.request import DEFAULT_SHARE, RunRequest
 from kvlens.store.errors import RunNotFound, TraceError, UnreadableRun
-from kvlens.store.files import read_plain, write_plain
+from kvlens.store.files import read_plain, replace_plain
 from kvlens.store.runinfo import check_uid, sentence
 from kvlens.text.plaintext import json_text
 
@@ -170,16 +172,20 @@ class RaceInfo(BaseModel):
     """full KV first"""
 
 
+def new_id() -> str:
+    """Return an id that sorts by time (UTC) to the microsecond and does not collide."""
+    seconds, micros = divmod(time.time_ns() // 1000, 1_000_000)
+    return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime(seconds))}-{micros:05x}{secrets.token_hex(2)}"
+
+
 def write(runs_dir: Path, race: RaceInfo) -> None:
     """Replaces the race's file whole. Raises TraceError."""
     folder = runs_dir / FOLDER
     target, temporary = folder / f"{race.id}.json", folder / f".{race.id}.{os.getpid()}"
     try:
         make_folder(folder)
-        write_plain(temporary, race.model_dump_json(indent=1).encode("utf-8", "replace"), durable=False)
-        os.replace(temporary, target)
+        replace_plain(target, temporary, race.model_dump_json(indent=1).encode("utf-8", "replace"), durable=False)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise TraceError(
             f"The race {race.id} cannot be stored ({sentence(error)}); check the disk and --runs."
         ) from None

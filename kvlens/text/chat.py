@@ -8,13 +8,13 @@ the length of what is before it. No transformers here.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from kvlens.text.plainfile import MOST_JSON, load_json, read_bounded
 from kvlens.text.rendering import BadTemplate, render
 
 __all__ = ["BadTemplate", "ChatForm", "Template", "choose", "refuse_change", "stop_ids", "template_in", "template_of"]
@@ -159,15 +159,18 @@ def template_of(tokenizer: Any) -> Template | None:
 def template_in(folder: Path) -> Template | None:
     """The chat template that lies in a model's folder."""
     try:
-        said = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+        said = load_json(folder / "tokenizer_config.json")
     except (OSError, ValueError):
+        return None
+    if not isinstance(said, dict):
         return None
     found = said.get("chat_template")
     if isinstance(found, list):
-        found = next((entry.get("template") for entry in found if entry.get("name") == "default"), None)
+        entries = [entry for entry in found if isinstance(entry, dict)]
+        found = next((entry.get("template") for entry in entries if entry.get("name") == "default"), None)
     apart = folder / "chat_template.jinja"
     if apart.is_file():
-        found = apart.read_text(encoding="utf-8")
+        found = read_bounded(apart, MOST_JSON).decode("utf-8")
     texts = {
         name: token["content"] if isinstance(token, dict) else token for name in SPECIALS if (token := said.get(name))
     }

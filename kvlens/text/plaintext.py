@@ -9,6 +9,7 @@ for some programs and not for others. All of these are made visible as ⟨U+202E
 from __future__ import annotations
 
 import json
+import math
 import re
 from typing import Any
 
@@ -27,6 +28,22 @@ def terminal(text: object, indent: int = 0) -> str:
     return visible(text).replace("\n", "\n" + " " * indent)
 
 
+def finite(value: Any) -> Any:
+    """Return a value with null for every number in it that JSON does not have: NaN and the infinities."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return value
+
+
+def strict_json(value: Any, **form: Any) -> str:
+    """Return JSON that every reader takes, letters as they are. form: keywords of json.dumps."""
+    return json.dumps(finite(value), ensure_ascii=False, allow_nan=False, **form)
+
+
 def json_text(value: Any) -> str:
     """JSON for a terminal and for programs alike: unseen characters, which can only stand in strings, as \\uXXXX."""
-    return _UNSEEN.sub(lambda results: f"\\u{ord(results.group()):04x}", json.dumps(value, ensure_ascii=False))
+    return _UNSEEN.sub(lambda results: f"\\u{ord(results.group()):04x}", strict_json(value))

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kvlens.text.chat import ChatForm, choose, refuse_change, template_of
+from kvlens.text.plainfile import RefusedFile, read_bounded
 from kvlens.text.token_text import prompt_pieces
 
 QUESTIONS = ("in", "after")
@@ -83,7 +84,10 @@ def read_prompt(path: Path) -> PromptText:
     """Return the checked prompt of a file. Raises BadPrompt with one sentence, also where there is no such file."""
     if not path.is_file():
         raise BadPrompt(f"there is no prompt file '{path}'.")
-    return checked(decode(path.read_bytes(), path.name), str(path))
+    try:
+        return checked(decode(read_bounded(path, MAX_BYTES), path.name), str(path))
+    except RefusedFile as error:
+        raise BadPrompt(str(error)) from None
 
 
 def checked(prompt: PromptText, name: str) -> PromptText:

@@ -17,7 +17,7 @@ import pytest
 from store_support import make_prefill, make_step, one_sentence
 
 from kvlens.meta import RunMeta
-from kvlens.store.errors import SchemaTooNew, TraceError, UnreadableRun
+from kvlens.store.errors import DamagedTrace, SchemaTooNew, TraceError, UnreadableRun
 from kvlens.store.reader import TraceReader, list_runs
 from kvlens.store.recover import recover
 from kvlens.store.schema import SCHEMA_VERSION, statements
@@ -138,7 +138,7 @@ def test_sizes_come_from_what_the_file_holds(tmp_path: Path, steps: int) -> None
     assert int(peak) < 100e6
 
 
-def test_a_table_of_steps_alone_makes_no_cube(tmp_path: Path) -> None:
+def test_a_table_of_steps_alone_is_not_opened(tmp_path: Path) -> None:
     rows = "SELECT range, 0, 0, 0, 0, 0, 0, 0, 0, 0 FROM range(1000000)"
     trace = foreign(
         tmp_path,
@@ -148,9 +148,10 @@ def test_a_table_of_steps_alone_makes_no_cube(tmp_path: Path) -> None:
         status="completed",
     )
     assert trace.stat().st_size < 20e6
-    with TraceReader.open(tmp_path, UID) as reader, pytest.raises(UnreadableRun, match="holds 0") as caught:
-        reader.head_cube("entropy")
+    with pytest.raises(DamagedTrace) as caught:
+        TraceReader.open(tmp_path, UID)
     one_sentence(caught.value)
+    assert (caught.value.values["fault"], caught.value.values["table"]) == ("incomplete", "token")
 
 
 def test_a_run_killed_while_it_was_made_is_not_called_damaged(tmp_path: Path) -> None:
@@ -177,7 +178,7 @@ CRAMPED = """
 import resource, signal, sys
 from pathlib import Path
 from kvlens.store.recover import recover
-from kvlens.store.errors import TraceError
+from kvlens.store.errors import DamagedTrace, TraceError
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[3]), int(sys.argv[3])))
 try:

@@ -18,7 +18,7 @@ from kvlens.store.errors import RunNotFound, SchemaTooNew, TraceError, Unreadabl
 from kvlens.store.export import export
 from kvlens.store.reader import TraceReader, list_runs
 from kvlens.store.recover import delete_run, recover
-from kvlens.store.schema import statements
+from kvlens.store.schema import SCHEMA_VERSION, statements
 from kvlens.store.writer import TraceWriter
 from tests.synthetic import write_synthetic
 
@@ -89,6 +89,7 @@ def test_a_hostile_file_reads_nothing_beside_itself(tmp_path: Path) -> None:
         con.execute(statement)
     con.execute("INSERT INTO run_state VALUES ('completed', -1, NULL)")
     con.execute("INSERT INTO meta SELECT unnest(['layers', 'q_heads', 'kv_heads', 'schema_version']), '1'")
+    con.execute(f"UPDATE meta SET value = '{SCHEMA_VERSION}' WHERE key = 'schema_version'")
     con.execute("DROP TABLE self_check")
     leak = f"(SELECT content FROM read_text('{secret}'))"
     con.execute(f"CREATE VIEW self_check AS SELECT 'x' AS name, true AS passed, 0.0 AS value, {leak} AS detail")

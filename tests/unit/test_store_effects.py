@@ -7,14 +7,13 @@ from pathlib import Path
 
 import duckdb
 import numpy as np
-import pandas as pd
 import pytest
 from store_support import make_effects, make_step, one_sentence, write
 
 from kvlens.instruments import Effects, Oracle
 from kvlens.rows import StepRecord
 from kvlens.store.effects import effect_table
-from kvlens.store.errors import TraceError
+from kvlens.store.errors import DamagedTrace, TraceError
 from kvlens.store.reader import TraceReader
 
 
@@ -47,26 +46,37 @@ def test_effects_come_back_and_stand_beside_their_triples(tmp_path: Path) -> Non
         assert reader.triples(1)["effect"].isna().all()
 
 
-def test_effects_that_no_run_can_have_are_not_told(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("row", "column", "fault"),
+    [
+        ("2.5, 0, 0, 4000, 1.0", "span", "out_of_range"),
+        ("2.5, 200, 0, 1, 1.0", "layer", "out_of_range"),
+        ("2.5, 0, 9, 1, 1.0", "kv_head", "out_of_range"),
+        ("2.5, 0, 0, 1, 0.5", "step, layer, kv_head, span", "duplicate"),
+        ("2.5, 0, 1, 1, 'nan'", "effect", "not_finite"),
+        ("2.5, 0, 1, 1, 'inf'", "effect", "not_finite"),
+        ("2.5, 0, 1, 1, -1.0", "effect", "out_of_range"),
+        ("'-inf', 0, 1, 1, 1.0", "lead", "not_finite"),
+    ],
+)
+def test_a_trace_with_effects_that_no_run_can_have_is_not_opened(
+    tmp_path: Path, row: str, column: str, fault: str
+) -> None:
     with write(tmp_path, [listing(0, np.random.default_rng(1))], (1, 4, 2, 1), [make_effects(0, (0, 0, 1))]) as reader:
-        plain = reader.triples(0)
         trace = reader.runs_dir / reader.uid / "trace.duckdb"
     trace.chmod(0o644)
     with duckdb.connect(str(trace)) as con:
-        for row in (
-            "2.5, 0, 0, 7, 1.0",  # no such span
-            "2.5, 200, 0, 1, 1.0",
-            "2.5, 0, 9, 1, 1.0",
-            "2.5, 0, 0, 1, 0.5",  # told already
-            "2.5, 0, 1, 1, 'nan'",
-            "2.5, 0, 1, 1, 'inf'",
-            "2.5, 0, 1, 1, -1.0",
-            "'-inf', 0, 1, 1, 1.0",
-        ):
-            con.execute(f"INSERT INTO effect VALUES (0, {row})")
-    with TraceReader.open(tmp_path, trace.parent.name) as reader:
-        assert reader.effects(0).to_numpy().tolist() == [[0, 0, 1, 1.0, 2.5]]
-        pd.testing.assert_frame_equal(reader.triples(0), plain)
+        con.execute(f"INSERT INTO effect VALUES (0, {row})")
+    with pytest.raises(DamagedTrace) as refused:
+        TraceReader.open(tmp_path, trace.parent.name)
+    one_sentence(refused.value)
+    assert refused.value.values == {
+        "uid": trace.parent.name,
+        "table": "effect",
+        "column": column,
+        "fault": fault,
+        "rows": 1,
+    }
 
 
 @pytest.mark.parametrize(

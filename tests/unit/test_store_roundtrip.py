@@ -187,6 +187,7 @@ def test_a_step_that_cannot_be_logged_is_in_no_table(tmp_path: Path) -> None:
         replace(make_step(rng, step, sizes), scores=make_scores(rng, 2, 1), oracle=make_oracle(rng, 2, 2))
         for step in range(3)
     ]
+    writer.prefill(make_prefill())
     for record in records[:2]:
         writer.step(record)
     with pytest.raises(AttributeError):
@@ -207,6 +208,7 @@ def test_the_recorder_may_reuse_its_arrays(tmp_path: Path) -> None:
     kept, tail, ranked = record.head["entropy"].copy(), oracle.tail_full.copy(), scores.candidates.copy()
     writer = TraceWriter(tmp_path)
     writer.begin(RunMeta(layers=2, q_heads=2, kv_heads=1))
+    writer.prefill(make_prefill())
     writer.step(record)
     scores.candidates[:] = 99
     oracle.tail_full[:] = 99
@@ -296,6 +298,7 @@ def test_a_record_that_does_not_fit_fails_the_run_in_one_sentence(
     rng = np.random.default_rng(0)
     writer = TraceWriter(tmp_path, block_steps=1)
     writer.begin(RunMeta(layers=1, q_heads=1, kv_heads=1))
+    writer.prefill(make_prefill(layers=1))
     writer.step(make_step(rng, 0, sizes))
     bad = replace(make_step(rng, 1, sizes), **change)
 

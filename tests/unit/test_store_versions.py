@@ -72,7 +72,7 @@ def make(root: Path, version: int) -> Path:
                 where,
             )
             con.execute("INSERT INTO transfer VALUES ($step, $layer, 0, 1, 'h2d', 'zoom', 7, 1, 4, 2, true)", where)
-    con.execute("INSERT INTO span VALUES (1, 'page', 0, 9, -1, NULL, '', NULL, 'cold')")
+    con.execute("INSERT INTO span VALUES (1, 'page', 0, 3, -1, NULL, '', NULL, 'cold')")
     con.execute(
         "INSERT INTO event (step, layer, kv_head, kind, span) VALUES (1, 0, 0, 'recall', 1), (2, 0, 0, 'evict', 1)"
     )

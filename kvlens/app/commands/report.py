@@ -27,12 +27,14 @@ def report(
     out = to or Path(f"kvlens-{Path(uid).name}{'-replay' if player else ''}.html")
     writable(out)
     document = _document(runs_folder(runs), uid, against, player)
+    from kvlens.store.files import discard
+
     temporary = out.with_name(f".{out.name}.{os.getpid()}")
     try:
         temporary.write_bytes(document)
         os.replace(temporary, out)
     finally:
-        temporary.unlink(missing_ok=True)
+        discard(temporary)
     typer.echo(f"{out}: {len(document):,} bytes")
 
 

@@ -28,7 +28,7 @@ def loss_track(loss: pd.DataFrame, n_steps: int, step: int) -> go.Figure:
     whole = loss.set_index("step").reindex(range(n_steps))
     lost = loss[~loss["agrees"].astype(bool)]
     hover = [
-        f"step {row.step}: KL {row.kl:.3g} nats<br>full KV {_shown(row.ref_text)}, this run {_shown(row.top_text)}"
+        f"step {row.step}: KL {_nats(row.kl)}<br>full KV {_shown(row.ref_text)}, this run {_shown(row.top_text)}"
         for row in loss.itertuples()
     ]
     figure.add_bar(
@@ -75,3 +75,7 @@ def loss_track(loss: pd.DataFrame, n_steps: int, step: int) -> go.Figure:
 def _shown(token: object) -> str:
     """A token inside hover text, which knows a few tags of its own."""
     return html.escape(repr(str(token)), quote=False)
+
+
+def _nats(value: float) -> str:
+    return "not recorded" if np.isnan(value) else f"{value:.3g} nats"

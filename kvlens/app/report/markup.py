@@ -15,11 +15,15 @@ from kvlens.text.plaintext import visible
 #: What the page itself looks like on paper; figures are drawn for a white ground.
 INK = "#1b1f24"
 NOTHING = "not recorded"
+MOST_SHOWN = 1 << 16
+"""characters of one text; a report is to be mailed"""
 
 
 def safe(value: object) -> str:
-    """Text, shown literally; None is 'not recorded'."""
-    return html.escape(NOTHING if value is None else visible(value), quote=True)
+    """Text, shown literally up to MOST_SHOWN characters; None is 'not recorded'."""
+    text = NOTHING if value is None else str(value)
+    rest = len(text) - MOST_SHOWN
+    return html.escape(visible(text[:MOST_SHOWN]), quote=True) + (f" … ({rest:,} characters more)" if rest > 0 else "")
 
 
 def paragraph(text: object, kind: str = "") -> str:

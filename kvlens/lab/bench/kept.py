@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from kvlens.text.outfile import check_file
+from kvlens.text.plaintext import strict_json
 
 Request = TypeVar("Request")
 Result = TypeVar("Result")
@@ -81,6 +82,6 @@ def _row(line: bytes, needed: tuple[str, ...]) -> dict[str, Any] | None:
 def append(path: Path, row: dict[str, Any]) -> None:
     """Writes one row and waits until it is on the disk."""
     with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(row, ensure_ascii=False) + "\n")
+        file.write(strict_json(row) + "\n")
         file.flush()
         os.fsync(file.fileno())

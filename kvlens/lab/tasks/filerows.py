@@ -5,10 +5,15 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from kvlens.text.plainfile import RefusedFile, check_ordinary, read_bounded
+
+MOST_BYTES = 2 << 30
+"""of a benchmark's file, and of the values that its rows hold in memory"""
+MOST_ROWS = 1 << 20
 KINDS = {str: "a text", list: "a list", int: "a number", dict: "an object"}
 Rows = list[tuple[int, dict[str, Any]]]
 
@@ -48,7 +53,7 @@ def _read(path: Path) -> tuple[str, Iterator[tuple[int, dict[str, Any]]]]:
 def read_text(path: Path) -> str:
     """Raises ValueError with one sentence for a file that cannot be read or is not UTF-8."""
     try:
-        return path.read_text(encoding="utf-8-sig")
+        return read_bounded(path, MOST_BYTES).decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError as error:
         raise ValueError(f"'{path.name}' is not UTF-8 text (byte {error.start:,} cannot be decoded).") from None
     except OSError as error:
@@ -94,10 +99,24 @@ def _parquet(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     import pyarrow.parquet as pq
 
     try:
-        results = pq.read_table(path, partitioning=None).to_pylist()
+        check_ordinary(path, MOST_BYTES)
+        with pq.ParquetFile(path) as file:
+            yield from enumerate(_bounded_rows(path, file.iter_batches(batch_size=16)), 1)
     except (pa.ArrowException, OSError) as error:
         raise ValueError(f"'{path.name}' cannot be read as Parquet: {str(error).partition(chr(10))[0]}.") from None
-    yield from enumerate(results, 1)
+
+
+def _bounded_rows(path: Path, batches: Iterable[Any]) -> Iterator[dict[str, Any]]:
+    """The rows of Arrow batches. Raises RefusedFile when they are more than MOST_ROWS or unpack to more than
+    MOST_BYTES."""
+    size = count = 0
+    for batch in batches:
+        size, count = size + batch.nbytes, count + len(batch)
+        if size > MOST_BYTES or count > MOST_ROWS:
+            raise RefusedFile(
+                "too_large", path, f"unpacks to more than {MOST_BYTES:,} bytes or {MOST_ROWS:,} rows: give a part of it"
+            )
+        yield from batch.to_pylist()
 
 
 def _csv(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:

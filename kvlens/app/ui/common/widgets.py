@@ -6,6 +6,7 @@ import functools
 import html
 import logging
 import re
+import traceback
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -14,6 +15,7 @@ import streamlit as st
 from kvlens.app.figures.columns import column_words
 from kvlens.app.figures.methodmarks import mark
 from kvlens.store.errors import TraceError
+from kvlens.text.failures import debugging, unexpected
 from kvlens.text.plaintext import visible
 
 #: How the message about an unexpected error begins.
@@ -75,9 +77,10 @@ def guarded(render: Callable[[], None]) -> Callable[[], None]:
             st.page_link("pages/home.py", label="All runs", icon=":material/list:")
         except Exception as problem:  # Streamlit's own control flow is not an Exception
             _LOG.exception("a page failed")
-            error(
-                f"{FAILED} {type(problem).__name__}: {problem}. The server's log has the details; please report them."
-            )
+            error(f"{FAILED} {unexpected(problem, 'the server log has the details, please report them')}")
+            if debugging():
+                with st.expander("Details"):
+                    st.code(visible("".join(traceback.format_exception(problem))), language=None, wrap_lines=True)
 
     return rendered
 

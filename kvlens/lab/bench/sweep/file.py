@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from kvlens.text.plaintext import strict_json
+
 COLUMNS = (
     "task",
     "length",
@@ -64,8 +66,8 @@ NEEDED = ("task", "length", "depth", "seed", "method", "budget", "rule", "exact"
 def write(path: Path, about: dict[str, Any], rows: list[dict[str, Any]]) -> None:
     """Replaces the file in one move; numbers are kept to six significant digits."""
     table = [[_short((_judged(row) | row).get(column)) for column in COLUMNS] for row in rows]
-    text = json.dumps({"about": about}, indent=1)[:-2] + ',\n "columns": ' + json.dumps(COLUMNS) + ',\n "trials": [\n'
-    text += ",\n".join(json.dumps(row, ensure_ascii=False, separators=(",", ":")) for row in table) + "\n ]\n}\n"
+    text = strict_json({"about": about}, indent=1)[:-2] + ',\n "columns": ' + json.dumps(COLUMNS) + ',\n "trials": [\n'
+    text += ",\n".join(strict_json(row, separators=(",", ":")) for row in table) + "\n ]\n}\n"
     path.parent.mkdir(parents=True, exist_ok=True)
     half = path.with_name(f".{path.name}.part")
     half.write_text(text, encoding="utf-8")

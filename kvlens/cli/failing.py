@@ -1,0 +1,59 @@
+"""How a command ends that cannot do what was asked: one sentence on stderr, exit status 1, never a traceback."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Callable
+
+from pydantic import ValidationError
+
+from kvlens.cli.options import fail
+from kvlens.storeys import missing_extra
+from kvlens.text.failures import DEBUG, debugging, file_failed, unexpected
+
+FLAG = "--debug"
+REMEDY = f"this is a fault of kvlens: run the command with {FLAG} and report what it prints"
+
+
+def take_debug_flag(arguments: list[str]) -> list[str]:
+    """Return the arguments without `--debug`, wherever it is in front of `--`, and note it for this process and those
+    it starts."""
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    if FLAG not in arguments[:end]:
+        return arguments
+    os.environ[DEBUG] = "1"
+    return [word for word in arguments[:end] if word != FLAG] + arguments[end:]
+
+
+def run_command(command: Callable[[], object]) -> None:
+    """Run a command. Every error becomes one sentence and exit status 1; with `--debug` the trace is printed first."""
+    from kvlens.store.errors import TraceError
+
+    sys.argv[1:] = take_debug_flag(sys.argv[1:])
+    try:
+        command()
+    except Exception as error:
+        if debugging():
+            traceback.print_exc()
+        if isinstance(error, ValidationError):
+            problem = error.errors()[0]
+            fail(f"{'.'.join(map(str, problem['loc']))}: {problem['msg']} (got {problem['input']!r}).")
+        if isinstance(error, OSError):
+            fail(file_failed(error))
+        if isinstance(error, ValueError | TraceError):
+            fail(str(error))
+        if isinstance(error, ModuleNotFoundError) and (extra := missing_extra(error)) is not None:
+            fail(str(extra))
+        if lack := _shortage(error):
+            fail(lack)
+        fail(unexpected(error, REMEDY))
+
+
+def _shortage(error: Exception) -> str | None:
+    """Return the sentence for an error of a machine that lacks something; None for any other error."""
+    from kvlens.shortage import shortage
+
+    lack = shortage(error, "read")
+    return None if lack is None else str(lack)

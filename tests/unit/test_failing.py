@@ -1,0 +1,74 @@
+"""How commands and pages end on an error that nothing foresaw."""
+
+from __future__ import annotations
+
+import errno
+import sys
+
+import pytest
+
+from kvlens.cli import options
+from kvlens.cli.failing import run_command, take_debug_flag
+from kvlens.text.failures import CODE, DEBUG, FILE_CODE, unexpected
+
+
+def ended(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: BaseException, *words: str
+) -> str:
+    """Run a command that raises `error`; what it wrote to stderr."""
+    monkeypatch.setattr(sys, "argv", ["kvlens", *words])
+    monkeypatch.delenv(DEBUG, raising=False)
+
+    def command() -> None:
+        raise error
+
+    monkeypatch.setattr(options.err, "_file", None)
+    with pytest.raises(SystemExit) as stop:
+        run_command(command)
+    assert stop.value.code == 1
+    monkeypatch.delenv(DEBUG, raising=False)
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "error", [KeyError("span"), TypeError("a\nb"), IndexError(), RecursionError("deep"), AssertionError()]
+)
+def test_an_unforeseen_error_is_one_sentence_with_its_code(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: BaseException
+) -> None:
+    text = ended(monkeypatch, capsys, error)
+    assert text.startswith(f"kvlens: {CODE}: {type(error).__name__}")
+    assert text.count("\n") == 1
+
+
+@pytest.mark.parametrize("words", [("--debug", "runs"), ("runs", "--debug")])
+def test_the_trace_is_printed_on_request(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
+) -> None:
+    text = ended(monkeypatch, capsys, KeyError("span"), *words)
+    assert "Traceback (most recent call last)" in text
+    assert text.splitlines()[-1].startswith(f"kvlens: {CODE}: KeyError")
+    assert sys.argv == ["kvlens", "runs"]
+
+
+def test_words_behind_the_dashes_are_left_alone() -> None:
+    assert take_debug_flag(["run", "--", "--debug"]) == ["run", "--", "--debug"]
+
+
+def test_a_refused_file_names_itself_and_not_a_number(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = ended(monkeypatch, capsys, PermissionError(errno.EACCES, "Permission denied", "a.json"))
+    assert text.startswith(f"kvlens: {FILE_CODE}: 'a.json' ")
+    assert "Errno" not in text
+
+
+def test_an_error_names_where_it_was_raised() -> None:
+    def raises() -> None:
+        raise KeyError("x" * 900)
+
+    with pytest.raises(KeyError) as caught:
+        raises()
+    sentence = unexpected(caught.value, "look")
+    assert "in test_failing.py, line" in sentence
+    assert len(sentence) < 400
