@@ -1,4 +1,4 @@
-"""Traces of schemas 1 to 8, made by the statements of their time, still open: what they did not have was not
+"""Traces of schemas 1 to 9, made by the statements of their time, still open: what they did not have was not
 recorded."""
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from kvlens.store.versions import ADDED, tables_of
 
 SCRIPTS = Path(__file__).resolve().parents[1]
 STEPS, LAYERS = 3, 2
-NEWEST = {"selection_recall"}
+REFERENCE = {"reference_regret", "reference_unread"}
+NEWEST = REFERENCE | {"selection_recall"}
 UNREAD = NEWEST | {"unread"}
 MEAN = UNREAD | {"mass_mean", "mass_quantised"}
 READ = MEAN | {"read_bytes"}
@@ -36,10 +37,11 @@ ENDED = {
     4: MEAN,
     5: UNREAD,
     6: NEWEST,
-    7: set(),
-    8: set(),
+    7: REFERENCE,
+    8: REFERENCE,
+    9: REFERENCE,
 }
-versions = pytest.mark.parametrize("version", [1, 2, 3, 4, 5, 6, 7, 8])
+versions = pytest.mark.parametrize("version", [1, 2, 3, 4, 5, 6, 7, 8, 9])
 
 
 def make(root: Path, version: int) -> Path:
