@@ -153,7 +153,8 @@ def test_bars_set_full_kv_beside_the_run_and_mark_needle_and_selection() -> None
     frame = pd.DataFrame(
         {
             "span": [7, 2],
-            "full": [0.8, 0.1],
+            "reference": [0.8, float("nan")],
+            "own": [0.7, 0.1],
             "mass": [0.05, 0.6],
             "regret": [0.75, 0.0],
             "kind": ["page", "sink"],
