@@ -95,6 +95,12 @@ TRIPLES = f"""
     LEFT JOIN ({_EFFECTS}) AS stored USING (layer, kv_head, span)
     ORDER BY total DESC, listed.layer, listed.kv_head, listed.span"""
 
+#: Means over all sampled query heads and steps; a span that one of them did not list counts as 0 there.
+MEAN_FULL = f"""
+    SELECT span, (sum(own) / (SELECT count(*) FROM {source("oracle")}))::FLOAT AS own,
+      (sum(reference) / (SELECT count(reference_mass) FROM {source("oracle")}))::FLOAT AS reference
+    FROM ({_LISTED.format(keys="step", where="")}) GROUP BY span ORDER BY span"""
+
 ALL_ORACLE = f"""
     SELECT step, layer, q_head, span, own::FLOAT AS own_query_mass, reference::FLOAT AS reference_mass,
       mass::FLOAT AS mass, own_regret::FLOAT AS own_query_regret,

@@ -38,6 +38,11 @@ class LensRecords:
         """Return whether full KV's own masses were recorded, at some step."""
         return bool(self._db.rows(lensqueries.HAS_REFERENCE)[0][0])
 
+    def mean_full(self) -> pd.DataFrame:
+        """span, own, reference: means over all query heads and steps that were sampled; lower bounds, as only top spans
+        are listed."""
+        return self._db.frame(lensqueries.MEAN_FULL)
+
     def oracle_tail(self, step: int, layer: int, q_head: int) -> float:
         """What `full` has on the spans that `oracle` does not list."""
         found = self._db.rows(lensqueries.ORACLE_TAIL, step=step, layer=layer, q_head=q_head)

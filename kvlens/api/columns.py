@@ -120,6 +120,8 @@ SPANS = {
     "mean_mass": Column(
         SHARE, "attention mass per step and query head; a lower bound, since only top spans are recorded"
     ),
+    "mean_reference_mass": Column(SHARE, "full KV's own mass, likewise; NaN: not recorded"),
+    "mean_own_query_mass": Column(SHARE, "full attention's mass by the run's own query, likewise; NaN: not recorded"),
 }
 DECISIONS = {
     "step": Column("step", "decode step; -1 is the end of prefill"),

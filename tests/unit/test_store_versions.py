@@ -152,14 +152,16 @@ def test_its_events_do_not_say_whether_the_step_had_attended(
     assert reader.state_changes(0, 0)["state"].tolist() == ["cold", "resident", "evicted"]
 
 
-@pytest.mark.parametrize("version", [3, 4, 5, 6, 7, 8])
+@pytest.mark.parametrize("version", [3, 4, 5, 6, 7, 8, 9])
 def test_what_of_its_full_attention_was_not_read_was_not_recorded(
     opened: Callable[[int], TraceReader], version: int
 ) -> None:
     reader = opened(version)
     (row,) = reader.oracle(1, 0, 0).to_dict("records")
     assert row["regret"] == pytest.approx((40_000 / 65_535) ** 2)
-    assert np.isnan(row["unread"])
+    assert row["own"] == row["full"]
+    assert np.isnan([row["unread"], row["reference"]]).all()
+    assert not reader.has_reference_masses()
     assert np.isnan(reader.triples(1)[["unread", "effect"]]).all(axis=None)
     assert reader.effects(1).empty
     assert reader.lost_tokens(1).empty
