@@ -106,7 +106,7 @@ def read_verdict(reader: TraceReader) -> Verdict:
         missed.reason.kind,
         missed.reason.says,
         missed.reference,
-        missed.own,
+        missed.own_query,
         missed.mass,
         missed.effect,
         restored,

@@ -62,18 +62,18 @@ class Alongside:
 
     def attend(self, layer: int, q: torch.Tensor, scaling: float) -> torch.Tensor:
         """q [1, Hq, m, D] -> attention output of the same shape; softmax and products in float32."""
-        seen, m = self._seen[layer], q.shape[2]
-        new_keys, new_values = (part.float() for part in self._new[:, layer, :, :seen])
+        count, m = self._seen[layer], q.shape[2]
+        new_keys, new_values = (part.float() for part in self._new[:, layer, :, :count])
         packed = q[0].float().reshape(len(new_keys), -1, q.shape[3])  # query heads of a KV head, then steps
         keys, values = self._keys[layer].float(), self._values[layer].float()
         scores = torch.cat([packed @ keys.mT, packed @ new_keys.mT], -1) * scaling
         scores = scores.unflatten(1, (-1, m))
-        later = torch.arange(seen, device=q.device) > torch.arange(seen - m, seen, device=q.device)[:, None]
+        later = torch.arange(count, device=q.device) > torch.arange(count - m, count, device=q.device)[:, None]
         scores[..., self._prompt :].masked_fill_(later, -torch.inf)
         weights = scores.softmax(-1)
         for step, sampled in enumerate(self._sampled):
             if layer in sampled:
-                self._rows[step].append(weights[:, :, step, : self._prompt + seen - m + step + 1].clone())
+                self._rows[step].append(weights[:, :, step, : self._prompt + count - m + step + 1].clone())
         flat = weights.flatten(1, 2)
         output = flat[..., : self._prompt] @ values + flat[..., self._prompt :] @ new_values
         return output.reshape(1, -1, m, q.shape[3]).to(q.dtype)

@@ -31,7 +31,7 @@ class Missed:
     """tokens [tok_start, tok_end) at the span's birth"""
     reference: float | None
     """full KV's own attention mass on the span; None: not recorded"""
-    own: float
+    own_query: float
     """own-query mass: full attention by the run's own query"""
     mass: float
     """this method's"""
@@ -54,14 +54,14 @@ class Missed:
     @property
     def full(self) -> float:
         """Full KV's own mass where it was recorded, else the own-query mass."""
-        return self.own if self.reference is None else self.reference
+        return self.own_query if self.reference is None else self.reference
 
     def mass_words(self, digits: int = 2) -> str:
         """Return 'full KV's mass on it 0.62, own-query mass 0.31, this run's 0.01'; a mass that was not recorded is
         said to be so."""
         reference = "not recorded" if self.reference is None else f"{self.reference:.{digits}f}"
-        own, mass = f"{self.own:.{digits}f}", f"{self.mass:.{digits}f}"
-        return f"full KV's mass on it {reference}, own-query mass {own}, this run's {mass}"
+        own_query, mass = f"{self.own_query:.{digits}f}", f"{self.mass:.{digits}f}"
+        return f"full KV's mass on it {reference}, own-query mass {own_query}, this run's {mass}"
 
     def effect_words(self) -> str:
         """'effect on the choice 4.18 logits; full KV's token leads by 6.72'; '' where it was not recorded."""

@@ -101,22 +101,22 @@ def compare(
     n = full.shape[-1]
     owners = [owner for t in steps if (owner := shots[t].owner) is not None]
     read = read_positions(groups, len(shots), steps, torch.stack([owner[:n] for owner in owners]))[:, layers]
-    own = mass[steps][:, layers]
-    by_query = [_Masses.of(full[layers][:, :, steps].movedim(2, 0), read, owners, own)]
+    read_mass = mass[steps][:, layers]
+    by_query = [_Masses.of(full[layers][:, :, steps].movedim(2, 0), read, owners, read_mass)]
     if (attention := _reference(shots, steps, n)) is not None:
-        by_query.append(_Masses.of(attention, read, owners, own))
+        by_query.append(_Masses.of(attention, read, owners, read_mass))
     most = torch.stack([masses.spans for masses in by_query]).amax(0)
     top = most.topk(min(top_k, most.shape[-1]), -1)
     errors = torch.stack([masses.errors for masses in by_query]).amax(0).tolist()
     tables: dict[str, tuple[torch.Tensor, float]] = {
         "span": (torch.where(top.values > 0, top.indices, -1).int(), -1),
-        "mass": (own.gather(-1, top.indices), 0.0),
+        "mass": (read_mass.gather(-1, top.indices), 0.0),
     }
     totals: dict[str, torch.Tensor] = {}
     for masses, (name, tail, prefix) in zip(by_query, _NAMES, strict=False):
         tables |= {name: (masses.spans.gather(-1, top.indices), 0.0), tail: (masses.tail(top.indices), math.nan)}
         tables |= {f"{prefix}{key}": table for key, table in masses.tables(top.indices).items()}
-        totals |= {f"{prefix}regret": masses.missed, f"{prefix}unread": masses.gone.sum(-1)}
+        totals |= {f"{prefix}regret": masses.missed, f"{prefix}unread": masses.unread.sum(-1)}
     arrays = {name: _whole(*table, layers, mass.shape[1]) for name, table in tables.items()}
     sums = {name: _whole(total, math.nan, layers, mass.shape[1]) for name, total in totals.items()}
     for place, t in enumerate(steps):
@@ -136,18 +136,18 @@ class _Masses:
     H_kv, G, n], and what the method missed in all [t, l, Hq]."""
 
     spans: torch.Tensor
-    gone: torch.Tensor
+    unread: torch.Tensor
     lost: torch.Tensor
     missed: torch.Tensor
 
     @classmethod
     def of(
-        cls, attention: torch.Tensor, read: torch.Tensor, owners: Sequence[torch.Tensor], own: torch.Tensor
+        cls, attention: torch.Tensor, read: torch.Tensor, owners: Sequence[torch.Tensor], read_mass: torch.Tensor
     ) -> _Masses:
-        """attention, read [t, l, H_kv, G, n]; own: the method's mass [t, l, Hq, S]."""
+        """attention, read [t, l, H_kv, G, n]; read_mass: the method's mass [t, l, Hq, S]."""
         lost = attention.masked_fill(read, 0.0)
-        spans, gone = (by_span(rows, owners, own.shape[-1]) for rows in (attention, lost))
-        return cls(spans, gone, lost, (spans - own).clamp(min=0).sum(-1))
+        spans, unread = (by_span(rows, owners, read_mass.shape[-1]) for rows in (attention, lost))
+        return cls(spans, unread, lost, (spans - read_mass).clamp(min=0).sum(-1))
 
     @property
     def errors(self) -> torch.Tensor:
@@ -162,7 +162,7 @@ class _Masses:
         """Tables [t, l, Hq, ...] beside the listed spans, with what layers hold that were not sampled."""
         tokens = self.lost.flatten(2, 3).topk(min(LOST_TOKENS, self.lost.shape[-1]), -1)
         return {
-            "unread": (self.gone.gather(-1, listed), 0.0),
+            "unread": (self.unread.gather(-1, listed), 0.0),
             "lost_pos": (torch.where(tokens.values > 0, tokens.indices, -1).int(), -1),
             "lost_mass": (tokens.values, 0.0),
         }

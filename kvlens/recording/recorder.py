@@ -191,12 +191,12 @@ class Recorder:
     def _hand_over(self) -> None:
         """Let the batch be measured, with full KV's own attention where it is asked for."""
         if self._full_kv is not None:
-            began = time.perf_counter_ns()
+            start_ns = time.perf_counter_ns()
             tokens = [settled.seen.facts.token_id for settled in self._batch]
             shots = [settled.seen.shot for settled in self._batch]
             for shot, rows in zip(shots, self._full_kv.attention(tokens, [s.sampled for s in shots]), strict=True):
                 shot.reference = rows
-            self.full_kv_ns += time.perf_counter_ns() - began
+            self.full_kv_ns += time.perf_counter_ns() - start_ns
         self._queue.put(self._batch)
         self._batch = []
 

@@ -108,13 +108,13 @@ def shared(prepared: Prepared, planned: Plan) -> Prepared:
     return replace(prepared, kept=keeping([planned.method]))
 
 
-def full_reading(prepared: Prepared, planned: Plan, told: Told) -> ReadPrompt:
+def full_reading(prepared: Prepared, planned: Plan, progress: Told) -> ReadPrompt:
     """Return a full-KV reading of a run's prompt for a method that reads the prompt under attention of its own: one
-    that is at hand, else a new one. told: as the engine's progress; what it raises ends the reading."""
+    that is at hand, else a new one. progress: as the engine's progress; what it raises ends the reading."""
     if prepared.kept is not None and prepared.kept.read is not None:
         return prepared.kept.read
     named = os.environ.get(FOLDER)
-    return Reading(prepared, planned, Path(named) if named and fits(prepared, planned) else None, told)()
+    return Reading(prepared, planned, Path(named) if named and fits(prepared, planned) else None, progress)()
 
 
 def fits(prepared: Prepared, planned: Plan) -> bool:

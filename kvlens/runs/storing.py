@@ -135,8 +135,8 @@ def store(
         if lost is not None and lost.any:
             start_time, stood = time.monotonic(), writer.stood_s
             report("effect", 0, 1)
-            known = read if full is None else lambda: full
-            results, no_effects = lost.effects(prepared, planned, known, follow, partial(follow, "effect", 0, 1))
+            reader = read if full is None else lambda: full
+            results, no_effects = lost.effects(prepared, planned, reader, follow, partial(follow, "effect", 0, 1))
             writer.effects(results)
             writer.stood_s = stood + time.monotonic() - start_time
         outcome = Outcome(
@@ -189,7 +189,7 @@ def _full_kv(
     if prepared.engine.sampling(prepared.prompt, planned.options) is None:
         return None, None
     try:
-        return full_reading(prepared, planned, lambda phase, done, total: follow("reference", done, total)), None
+        return full_reading(prepared, planned, lambda phase, count, total: follow("reference", count, total)), None
     except Cancelled:
         raise
     except Exception as failure:

@@ -155,7 +155,7 @@ def test_keys_that_were_not_recorded_are_said(visit: Visit, folder: Path) -> Non
     app = visit(folder, "spans", run=PLAIN)
     text = words(app)
     assert "The keys of this run's spans were not recorded" in text
-    assert "Full-KV mass and regret were not recorded" in text
+    assert "Full KV's own mass was not recorded" in text
     table = next(frame.value for frame in app.dataframe if "regret (share)" in frame.value)
     assert table["mass (share)"].isna().all()
     assert len(figures(app)) == 2

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ OWN_PROMPT = {"positions": "cache"}
 
 
 @pytest.fixture
-def prefills(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+def prefills(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """One entry for each prompt that goes through the model."""
     counted: list[str] = []
 
@@ -30,7 +30,7 @@ def prefills(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
     for module in (engine, loop):
         monkeypatch.setattr(module, "prefill", counting(module.prefill, module.__name__))
-    yield counted
+    return counted
 
 
 def ran(runs: Path, overrides: dict[str, Any], **changes: Any) -> tuple[RunMeta, bool]:
