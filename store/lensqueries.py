@@ -17,7 +17,9 @@ def _mass(code: str) -> str:
 #: One row per listed span, with masses; `{keys}` and `{where}` pick columns and rows of the table. `full`, `regret` and
 #: `unread` are of full KV's own mass where it was recorded, else of the own-query mass.
 _LISTED = f"""
-    SELECT *, greatest(full_mass - mass, 0) AS regret, greatest(own - mass, 0) AS own_regret FROM (
+    SELECT *, CASE WHEN reference IS NULL THEN own_regret ELSE least(greatest(reference - mass, 0),
+      greatest(reference_unread, reference * own_regret / greatest(own, 1e-12))) END AS regret FROM (
+    SELECT *, greatest(own - mass, 0) AS own_regret FROM (
       SELECT *, coalesce(reference, own) AS full_mass,
         CASE WHEN reference IS NULL THEN own_unread ELSE reference_unread END AS unread FROM (
         SELECT * EXCLUDE (full_code, code, unread_code, reference_code, reference_unread_code),
@@ -26,7 +28,7 @@ _LISTED = f"""
           SELECT {{keys}}, unnest(span) AS span, unnest(full_mass) AS full_code, unnest(mass) AS code,
             unnest(unread) AS unread_code, unnest(reference_mass) AS reference_code,
             unnest(reference_unread) AS reference_unread_code
-          FROM {source("oracle")} {{where}})))"""
+          FROM {source("oracle")} {{where}}))))"""
 
 _HEAD = "WHERE step = $step AND layer = $layer AND q_head = $q_head"
 _ALWAYS = "WHERE layer = $layer AND q_head = $q_head"
@@ -104,7 +106,7 @@ MEAN_FULL = f"""
 ALL_ORACLE = f"""
     SELECT step, layer, q_head, span, own::FLOAT AS own_query_mass, reference::FLOAT AS reference_mass,
       mass::FLOAT AS mass, own_regret::FLOAT AS own_query_regret,
-      greatest(reference - mass, 0)::FLOAT AS reference_regret, own_unread::FLOAT AS own_query_unread,
+      CASE WHEN reference IS NOT NULL THEN regret END::FLOAT AS reference_regret, own_unread::FLOAT AS own_query_unread,
       reference_unread::FLOAT AS reference_unread
     FROM ({_LISTED.format(keys="step, layer, q_head", where="")}) ORDER BY step, layer, q_head, full_mass DESC, span"""
 

@@ -15,8 +15,9 @@ class LensRecords:
     and logarithms of probabilities in nats. own: own-query mass, full attention by the run's own query over the exact
     keys; reference: full KV's own mass, of full KV fed the run's tokens (NaN: not recorded, as before schema 10 and
     without a reference). full = reference where it was recorded, else own; regret = max(0, full - the method's mass),
-    the mass of a span's summary counted as read; unread = of full, the mass on tokens of the span that were attended in
-    no form, neither exactly nor rebuilt nor through its summary (NaN: not recorded, as before schema 6). own_regret,
+    the mass of a span's summary counted as read, and at most the share of full that was not read as full attention
+    reads it (a drifted query alone is no regret); unread = of full, the mass on tokens of the span that were attended
+    in no form, neither exactly nor rebuilt nor through its summary (NaN: not recorded, as before schema 6). own_regret,
     own_unread: the same two of own."""
 
     _db: Session

@@ -84,7 +84,7 @@ def most_effect(effects: Iterable[Effects]) -> list[tuple[Triple, float]]:
 
 
 def _regrets(oracle: Oracle, group: int, unread: bool) -> Sequence[tuple[Triple, float]]:
-    regret = np.maximum(0.0, oracle.wanted.astype(np.float64) - oracle.mass)
+    regret = oracle.regret
     if unread and oracle.wanted_unread is not None:
         regret = np.maximum(regret, oracle.wanted_unread)
     layers, heads, places = np.nonzero((oracle.span >= 0) & (regret > 0))

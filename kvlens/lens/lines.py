@@ -19,8 +19,8 @@ LEAST = 0.01
 """share of a KV head's full attention below which tokens lost inside a span are not named"""
 MASSES = (
     "Full KV's mass is what full KV gives the span when it is fed this run's tokens. Own-query mass is full attention "
-    "by this run's own query, which has drifted, over the exact keys. Regret is full KV's mass minus this run's; where "
-    "full KV's was not recorded, own-query mass minus this run's."
+    "by this run's own query, which has drifted, over the exact keys. Regret is full KV's mass minus this run's, of "
+    "what this run did not read; where full KV's was not recorded, own-query mass minus this run's."
 )
 """what the masses of a span are, for captions"""
 

@@ -8,13 +8,11 @@ import numpy as np
 
 from kvlens.lens.verdict import Verdict
 from kvlens.player.lens import worst_regret
-from kvlens.recording.metrics import metric_of
+from kvlens.recording.metrics import REGRETS, metric_of
 from kvlens.store.reader import TraceReader
 
 #: The metric a player opens with: the first of these that the run recorded.
 PREFERRED = ("zoom_rate", "n_zoomed", "coverage", "mass_resident", "mass_window", "entropy")
-REGRETS = ("reference_regret", "regret")
-"""of full KV's own mass where it was recorded, else of the own-query mass"""
 
 
 @dataclass(frozen=True)

@@ -66,6 +66,8 @@ def _count(name: str, title: str, unit: str, doc: str) -> Metric:
     return Metric(name, title, unit, "kv", 0.0, None, doc)
 
 
+REGRETS = ("reference_regret", "regret")
+"""metrics of what was missed: by full KV's own mass, and, where that was not recorded, by the own-query mass"""
 METRICS: dict[str, Metric] = {
     metric.name: metric
     for metric in (

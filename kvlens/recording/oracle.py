@@ -102,9 +102,10 @@ def compare(
     owners = [owner for t in steps if (owner := shots[t].owner) is not None]
     read = read_positions(groups, len(shots), steps, torch.stack([owner[:n] for owner in owners]))[:, layers]
     read_mass = mass[steps][:, layers]
-    by_query = [_Masses.of(full[layers][:, :, steps].movedim(2, 0), read, owners, read_mass)]
+    by_query = [_Masses.of(full[layers][:, :, steps].movedim(2, 0), read, owners, mass.shape[-1])]
     if (attention := _reference(shots, steps, n)) is not None:
-        by_query.append(_Masses.of(attention, read, owners, read_mass))
+        by_query.append(_Masses.of(attention, read, owners, mass.shape[-1]))
+    lacking = (by_query[0].spans - read_mass).clamp(min=0) / by_query[0].spans.clamp(min=1e-12)
     most = torch.stack([masses.spans for masses in by_query]).amax(0)
     top = most.topk(min(top_k, most.shape[-1]), -1)
     errors = torch.stack([masses.errors for masses in by_query]).amax(0).tolist()
@@ -116,7 +117,7 @@ def compare(
     for masses, (name, tail, prefix) in zip(by_query, _NAMES, strict=False):
         tables |= {name: (masses.spans.gather(-1, top.indices), 0.0), tail: (masses.tail(top.indices), math.nan)}
         tables |= {f"{prefix}{key}": table for key, table in masses.tables(top.indices).items()}
-        totals |= {f"{prefix}regret": masses.missed, f"{prefix}unread": masses.unread.sum(-1)}
+        totals |= {f"{prefix}regret": masses.regret(read_mass, lacking), f"{prefix}unread": masses.unread.sum(-1)}
     arrays = {name: _whole(*table, layers, mass.shape[1]) for name, table in tables.items()}
     sums = {name: _whole(total, math.nan, layers, mass.shape[1]) for name, total in totals.items()}
     for place, t in enumerate(steps):
@@ -132,22 +133,25 @@ _NAMES = (("full", "tail_full", ""), ("reference", "tail_reference", "reference_
 
 @dataclass(frozen=True)
 class _Masses:
-    """Full attention by some query: on spans, on the unread tokens of spans [t, l, Hq, S], on unread tokens [t, l,
-    H_kv, G, n], and what the method missed in all [t, l, Hq]."""
+    """Full attention by some query: on spans, on the unread tokens of spans [t, l, Hq, S], and on unread tokens [t, l,
+    H_kv, G, n]."""
 
     spans: torch.Tensor
     unread: torch.Tensor
     lost: torch.Tensor
-    missed: torch.Tensor
 
     @classmethod
-    def of(
-        cls, attention: torch.Tensor, read: torch.Tensor, owners: Sequence[torch.Tensor], read_mass: torch.Tensor
-    ) -> _Masses:
-        """attention, read [t, l, H_kv, G, n]; read_mass: the method's mass [t, l, Hq, S]."""
+    def of(cls, attention: torch.Tensor, read: torch.Tensor, owners: Sequence[torch.Tensor], spans: int) -> _Masses:
+        """attention, read [t, l, H_kv, G, n]; spans: S."""
         lost = attention.masked_fill(read, 0.0)
-        spans, unread = (by_span(rows, owners, read_mass.shape[-1]) for rows in (attention, lost))
-        return cls(spans, unread, lost, (spans - read_mass).clamp(min=0).sum(-1))
+        return cls(by_span(attention, owners, spans), by_span(lost, owners, spans), lost)
+
+    def regret(self, read_mass: torch.Tensor, lacking: torch.Tensor) -> torch.Tensor:
+        """What the method missed in all [t, l, Hq]. read_mass: the method's mass; lacking: of the own-query mass the
+        share that it lacks [t, l, Hq, S]. A span that was read as full attention reads it is not missed, however far
+        the run's query has drifted from full KV's."""
+        missed = torch.minimum((self.spans - read_mass).clamp(min=0), torch.maximum(self.unread, self.spans * lacking))
+        return missed.sum(-1)
 
     @property
     def errors(self) -> torch.Tensor:

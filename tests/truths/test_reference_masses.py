@@ -108,10 +108,31 @@ def test_regret_and_unread_are_of_each_mass() -> None:
         oracle, head = step.oracle, step.head
         assert oracle is not None
         assert oracle.reference is not None
-        for wanted, name in ((oracle.full, "regret"), (oracle.reference, "reference_regret")):
-            np.testing.assert_allclose(head[name], np.maximum(wanted - oracle.mass, 0).sum(-1), atol=1e-5)
+        np.testing.assert_allclose(head["regret"], np.maximum(oracle.full - oracle.mass, 0).sum(-1), atol=1e-5)
+        unread = np.maximum(oracle.reference_unread, oracle.reference * _share(oracle.full, oracle.mass))  # type: ignore[type-var]
+        missed = np.minimum(np.maximum(oracle.reference - oracle.mass, 0), unread)
+        np.testing.assert_allclose(head["reference_regret"], missed.sum(-1), atol=1e-5)
+        np.testing.assert_allclose(oracle.regret, missed, atol=1e-6)
         assert oracle.reference_unread is not None
         np.testing.assert_allclose(head["reference_unread"], oracle.reference_unread.sum(-1), atol=1e-5)
+
+
+def _share(own: np.ndarray, mass: np.ndarray) -> np.ndarray:
+    """Of the own-query mass the share that the method lacks."""
+    return np.maximum(own.astype(np.float64) - mass, 0) / np.maximum(own, 1e-12)
+
+
+def test_a_span_that_was_read_whole_is_not_missed_though_the_query_has_drifted() -> None:
+    model, prompt = random_llama(0), random_prompt(PROMPT)
+    _, sink = record(model, prompt, "streaming_llm", reference_of(model, prompt))
+    for step in sink.steps:
+        assert step.oracle is not None
+        assert step.oracle.reference is not None
+        assert step.oracle.reference_unread is not None
+        whole = (step.oracle.span >= 0) & (step.oracle.reference_unread == 0) & (step.oracle.mass >= step.oracle.full)
+        assert whole.any()
+        assert step.oracle.regret[whole].max() == 0
+        assert (step.oracle.reference - step.oracle.mass)[whole].max() > 1e-4
 
 
 @pytest.mark.parametrize("method", ["streaming_llm", OWN_PROMPT])

@@ -51,7 +51,7 @@ def head_maps(reader: TraceReader, figures: Figures, found: Verdict | None) -> s
     selected = None if missed is None else (missed.layer, missed.q_head)
     outlined = "" if found is None or missed is None else f" Outlined: the head that missed most at step {found.step}."
     parts = []
-    for name in ("coverage", "regret"):
+    for name in ("coverage", "reference_regret", "regret"):
         if name not in reader.metrics():
             parts.append(missing(f"{metric_of(name).title} by head: not recorded."))
             continue
