@@ -82,27 +82,69 @@ class Loss:
     """place of ref_token under the method, 0 = most probable"""
 
 
+_LEAST_MASS = 1e-12
+
+
 @dataclass
 class Oracle:
-    """Full attention of this run's own queries over the exact keys of every position so far, per span: what a query
-    head would read had nothing been dropped. The K spans of each query head with most of it, most first."""
+    """What full attention gives each span at one step: by this run's own query over the exact keys of every position so
+    far, and, where a reference was given, what full KV itself gives. Full KV is fed the run's own tokens, so up to the
+    divergence that is the reference's own run. The K spans of each query head with most of either, most first."""
 
     span: np.ndarray
     """int32 [L, Hq, K], -1 = none; all -1 in layers that were not sampled at this step"""
     full: np.ndarray
-    """float32 [L, Hq, K]: full attention's mass on the span"""
+    """float32 [L, Hq, K]: own-query mass on the span"""
     mass: np.ndarray
     """float32 [L, Hq, K]: the method's mass on the same span, its coarse entry included"""
     tail_full: np.ndarray
-    """float32 [L, Hq]: full attention's mass on the spans that are not listed; NaN in layers that were not sampled"""
+    """float32 [L, Hq]: own-query mass on the spans that are not listed; NaN in layers that were not sampled"""
     unread: np.ndarray | None = None
     """float32 [L, Hq, K]: of `full`, the mass on tokens of the span that the query head attended in no form: not
     exactly, not rebuilt, not through the span's summary. Unlike full - mass it does not shrink when the span's other
     tokens get more than full attention gives them. None: not recorded"""
     lost_pos: np.ndarray | None = None
-    """int32 [L, Hq, M]: the positions with most unread mass, of any span, most first; -1 = none"""
+    """int32 [L, Hq, M]: the positions with most unread own-query mass, of any span, most first; -1 = none"""
     lost_mass: np.ndarray | None = None
-    """float32 [L, Hq, M]: full attention's mass on each"""
+    """float32 [L, Hq, M]: own-query mass on each"""
+    reference: np.ndarray | None = None
+    """float32 [L, Hq, K]: full KV's own mass on the span. None, as the four below: not recorded"""
+    tail_reference: np.ndarray | None = None
+    """float32 [L, Hq]: full KV's own mass on the spans that are not listed; NaN in layers that were not sampled"""
+    reference_unread: np.ndarray | None = None
+    """float32 [L, Hq, K]: of `reference`, the mass on tokens of the span that the query head attended in no form"""
+    reference_lost_pos: np.ndarray | None = None
+    """int32 [L, Hq, M]: the positions with most of full KV's mass unread, of any span, most first; -1 = none"""
+    reference_lost_mass: np.ndarray | None = None
+    """float32 [L, Hq, M]: full KV's own mass on each"""
+
+    @property
+    def wanted(self) -> np.ndarray:
+        """float32 [L, Hq, K]: full KV's own mass where it was recorded, else the own-query mass."""
+        return self.full if self.reference is None else self.reference
+
+    @property
+    def wanted_unread(self) -> np.ndarray | None:
+        """float32 [L, Hq, K]: of `wanted`, the mass on tokens attended in no form; None: not recorded."""
+        return self.unread if self.reference is None else self.reference_unread
+
+    @property
+    def unread_share(self) -> np.ndarray:
+        """float64 [L, Hq, K], 0..1: which share of the span the query head did not read as full attention does: of
+        `wanted` what lies on tokens attended in no form, or, where more, of the own-query mass what the method's lacks.
+        A query that has drifted from full KV's is no part of it."""
+        own_query = self.full.astype(np.float64)
+        share = np.maximum(0.0, own_query - self.mass) / np.maximum(own_query, _LEAST_MASS)
+        if self.wanted_unread is not None:
+            share = np.maximum(share, self.wanted_unread / np.maximum(self.wanted, _LEAST_MASS))
+        return np.minimum(1.0, share)
+
+    @property
+    def regret(self) -> np.ndarray:
+        """float64 [L, Hq, K]: `wanted` minus the method's mass, where positive, and at most the share of `wanted` that
+        was not read."""
+        full = self.wanted.astype(np.float64)
+        return np.minimum(np.maximum(0.0, full - self.mass), full * self.unread_share)
 
 
 @dataclass(frozen=True)

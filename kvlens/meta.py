@@ -52,6 +52,11 @@ class Outcome(Stored):
     no_effects: str | None = None
     """of a run that left full KV, came to its end and was recorded at level 'spans': why there are no effects on the
     choice at the step of loss; None: there are"""
+    full_kv_s: float | None = None
+    """spent on full KV beside the run, for its own masses; no part of `decode_s`. None: they were not recorded"""
+    no_reference_masses: str | None = None
+    """of a run with a reference and full attention by span: why full KV's own masses are not there, or not of all
+    steps; None: they are"""
     raced: Size = None
     """methods that decoded in turns with it in one process: copies go on while the others have their turn, so waits for
     them come out short, and the process's peak is that of all"""

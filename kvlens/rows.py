@@ -13,7 +13,7 @@ import numpy as np
 
 from kvlens.instruments import CutRow, Loss, Oracle, Scores, SpanKeys
 
-SCHEMA_VERSION = 9
+SCHEMA_VERSION = 10
 
 #: Roles of an attended entry. For every (step, layer, query head) the masses over these roles add up to 1 (within
 #: 1e-3). sink, anchor, window: full-resolution tokens kept hot for their own reason; resident: exact tokens of a span
@@ -23,11 +23,12 @@ ROLES = ("sink", "anchor", "window", "resident", "coarse", "reconstructed", "mea
 MASS_COLUMNS = tuple(f"mass_{role}" for role in ROLES)
 
 #: Per (step, layer, query head). Units: masses and coverage are shares 0..1, entropy in nats, n_zoomed spans. qcos:
-#: cosine of this step's query and the last step's, post-RoPE. coverage: full attention's mass on tokens attended
-#: exactly; unread: on tokens attended in no form, not rebuilt and not through a summary either, so that 1 - coverage -
-#: unread lies on tokens read rebuilt or summarised. regret: sum over all spans of max(0, full attention's mass on the
-#: span - the method's), a share 0..1; a summary's mass is the method's too. selection_recall: of the k tokens with most
-#: of full attention's mass the share that was attended in any form but a summary, k being how many tokens were.
+#: cosine of this step's query and the last step's, post-RoPE. Own-query mass is full attention by the run's own query
+#: over the exact keys. coverage: own-query mass on tokens attended exactly; unread: on tokens attended in no form, not
+#: rebuilt and not through a summary either, so that 1 - coverage - unread lies on tokens read rebuilt or summarised.
+#: regret: sum over all spans of max(0, own-query mass on the span - the method's), a share 0..1; a summary's mass is
+#: the method's too. reference_unread, reference_regret: the same two of full KV's own mass. selection_recall: of the k
+#: tokens with most own-query mass the share that was attended in any form but a summary, k being how many tokens were.
 HEAD_COLUMNS = (
     *MASS_COLUMNS,
     "entropy",
@@ -36,6 +37,8 @@ HEAD_COLUMNS = (
     "selection_recall",
     "regret",
     "unread",
+    "reference_regret",
+    "reference_unread",
     "n_zoomed",
     "zoom_rate",
     "corrected",

@@ -12,9 +12,13 @@ from kvlens.store.session import Session
 
 class LensRecords:
     """Base of TraceReader. Empty frames, NaN and None where it was not recorded. Masses and regrets are shares 0..1, kl
-    and logarithms of probabilities in nats. regret = max(0, full attention's mass - the method's), the mass of a span's
-    summary counted as read; unread = full attention's mass on tokens of the span that were attended in no form, neither
-    exactly nor rebuilt nor through its summary (NaN: not recorded, as before schema 6)."""
+    and logarithms of probabilities in nats. own: own-query mass, full attention by the run's own query over the exact
+    keys; reference: full KV's own mass, of full KV fed the run's tokens (NaN: not recorded, as before schema 10 and
+    without a reference). full = reference where it was recorded, else own; regret = max(0, full - the method's mass),
+    the mass of a span's summary counted as read, and at most the share of full that was not read as full attention
+    reads it (a drifted query alone is no regret); unread = of full, the mass on tokens of the span that were attended
+    in no form, neither exactly nor rebuilt nor through its summary (NaN: not recorded, as before schema 6). own_regret,
+    own_unread: the same two of own."""
 
     _db: Session
     n_layers: int
@@ -27,22 +31,32 @@ class LensRecords:
         return self._db.frame(lensqueries.LOSS)
 
     def oracle(self, step: int, layer: int, q_head: int) -> pd.DataFrame:
-        """The spans full attention would have read most, most first: span, full, mass (the method's), regret, unread,
-        kind, tok_start, tok_end, reason (of the span)."""
+        """The spans with most of `full`, most first: span, full, mass (the method's), regret, unread, own, own_regret,
+        own_unread, reference, kind, tok_start, tok_end, reason (of the span)."""
         return self._db.frame(lensqueries.ORACLE, step=step, layer=layer, q_head=q_head)
 
+    def has_reference_masses(self) -> bool:
+        """Return whether full KV's own masses were recorded, at some step."""
+        return bool(self._db.rows(lensqueries.HAS_REFERENCE)[0][0])
+
+    def mean_full(self) -> pd.DataFrame:
+        """span, own, reference: means over all query heads and steps that were sampled; lower bounds, as only top spans
+        are listed."""
+        return self._db.frame(lensqueries.MEAN_FULL)
+
     def oracle_tail(self, step: int, layer: int, q_head: int) -> float:
-        """Full attention's mass on the spans that `oracle` does not list."""
+        """What `full` has on the spans that `oracle` does not list."""
         found = self._db.rows(lensqueries.ORACLE_TAIL, step=step, layer=layer, q_head=q_head)
         return float(found[0][0]) if found else float("nan")
 
     def oracle_step(self, step: int) -> pd.DataFrame:
         """`oracle` of all query heads that were sampled at a step: layer, q_head, kv_head, span, full, mass, regret,
-        unread."""
+        unread, own, own_regret, own_unread, reference."""
         return self._db.frame(lensqueries.ORACLE_STEP, step=step, group=self.q_heads // self.kv_heads)
 
     def oracle_head(self, layer: int, q_head: int) -> pd.DataFrame:
-        """`oracle` of one query head at all steps: step, span, full, mass, regret, unread."""
+        """`oracle` of one query head at all steps: step, span, full, mass, regret, unread, own, own_regret, own_unread,
+        reference."""
         return self._db.frame(lensqueries.ORACLE_HEAD, layer=layer, q_head=q_head)
 
     def oracle_tails(self, layer: int, q_head: int) -> pd.DataFrame:
@@ -50,7 +64,8 @@ class LensRecords:
         return self._db.frame(lensqueries.ORACLE_TAILS, layer=layer, q_head=q_head)
 
     def oracle_layer(self, layer: int) -> pd.DataFrame:
-        """Return `oracle_head` of all query heads of a layer: q_head, step, span, full, mass, regret, unread."""
+        """Return `oracle_head` of all query heads of a layer: q_head, step, span, full, mass, regret, unread, own,
+        own_regret, own_unread, reference."""
         return self._db.frame(lensqueries.ORACLE_LAYER, layer=layer)
 
     def oracle_tails_of_layer(self, layer: int) -> pd.DataFrame:
@@ -62,20 +77,21 @@ class LensRecords:
         return self._db.frame(lensqueries.LOST_IN_LAYER, layer=layer)
 
     def holes(self, least: float) -> pd.DataFrame:
-        """What some query head wanted and could not attend, by step and span: step, span, mass (full attention's on the
-        unread, of the head that lost most; its regret where unread was not recorded), layer, q_head. Only masses of at
-        least `least`."""
+        """What some query head wanted and could not attend, by step and span: step, span, mass (unread of `full`,
+        of the head that lost most; its regret where unread was not recorded), layer, q_head. Only masses of at least
+        `least`."""
         return self._db.frame(lensqueries.HOLES, least=least)
 
     def regret_by_step(self) -> pd.DataFrame:
-        """Total regret of query heads at the steps that were sampled: step, regret_mean, regret_max (over the sampled
-        heads), layer and q_head of the largest. Empty at trace level 'summary'."""
+        """Total regret of query heads at the steps that were sampled, by full KV's own mass where it was recorded:
+        step, regret_mean, regret_max (over the sampled heads), layer and q_head of the largest. Empty at trace level
+        'summary'."""
         return self._db.frame(lensqueries.REGRET_BY_STEP)
 
     def triples(self, step: int) -> pd.DataFrame:
-        """layer, kv_head, span, full, mass, regret, unread, hidden (what of unread each query head's regret does not
-        show): means over the query heads of a KV head, most regret first. A query head that did not list a span counts
-        as 0, so each is a lower bound. effect: as `effects` has it, NaN of what it does not list."""
+        """layer, kv_head, span, full, mass, own, reference, regret, unread, hidden (what of unread each query head's
+        regret does not show): means over the query heads of a KV head, most regret first. A query head that did not
+        list a span counts as 0, so each is a lower bound. effect: as `effects` has it, NaN of what it does not list."""
         group = self.q_heads // self.kv_heads
         return self._db.frame(lensqueries.TRIPLES, step=step, group=group)
 
@@ -86,7 +102,8 @@ class LensRecords:
 
     def lost_tokens(self, step: int) -> pd.DataFrame:
         """The tokens with most unread mass of every query head that was sampled at a step, most first: layer, q_head,
-        kv_head, pos, mass (full attention's). At most kvlens.recording.oracle.LOST_TOKENS of each."""
+        kv_head, pos, mass (full KV's own where it was recorded, else own-query mass). At most
+        kvlens.recording.oracle.LOST_TOKENS of each."""
         return self._db.frame(lensqueries.LOST_TOKENS, step=step, group=self.q_heads // self.kv_heads)
 
     def lost_by_head(self, layer: int, q_head: int) -> pd.DataFrame:

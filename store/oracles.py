@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 
 import numpy as np
 import pyarrow as pa
@@ -12,7 +13,7 @@ from kvlens.store.errors import TraceError
 from kvlens.store.rowtables import check_shape
 from kvlens.store.schema import MAX_SPAN, ORACLE_CODES
 
-_IDS = ("span", "lost_pos")
+_IDS = ("span", "lost_pos", "reference_lost_pos")
 _LISTS = {
     "span": ("span", "span"),
     "full_mass": ("full", "span"),
@@ -20,32 +21,34 @@ _LISTS = {
     "unread": ("unread", "span"),
     "lost_pos": ("lost_pos", "lost_pos"),
     "lost_mass": ("lost_mass", "lost_pos"),
+    "reference_mass": ("reference", "span"),
+    "reference_unread": ("reference_unread", "span"),
+    "reference_lost_pos": ("reference_lost_pos", "reference_lost_pos"),
+    "reference_lost_mass": ("reference_lost_mass", "reference_lost_pos"),
 }
 """list column -> (field of Oracle, which field says what is listed)"""
+_TAILS = ("tail_full", "tail_reference")
 
 
 def copied_oracle(step: int, oracle: Oracle, heads: tuple[int, int]) -> Oracle:
     """A copy, since what logs it may reuse its arrays. `heads`: (layers, query heads). TraceError for other
     shapes, and for masses that are not recorded where a span is listed."""
-    listed = (*heads, oracle.span.shape[-1] if oracle.span.ndim else 0)
-    tokens = (*heads, oracle.lost_pos.shape[-1] if oracle.lost_pos is not None and oracle.lost_pos.ndim else 0)
-    target = dict.fromkeys(("span", "full", "mass", "unread"), listed) | dict.fromkeys(
-        ("lost_pos", "lost_mass"), tokens
-    )
-    source = {name: values for name in (*target, "tail_full") if (values := getattr(oracle, name)) is not None}
+    source = {field.name: values for field in fields(Oracle) if (values := getattr(oracle, field.name)) is not None}
+    widths = {name: ids.shape[-1] if ids.ndim else 0 for name in _IDS if (ids := source.get(name)) is not None}
     for name, values in source.items():
-        check_shape(step, f"oracle.{name}", values, target.get(name, heads))
-    kept_tokens = {name: values.astype(np.int32 if name in _IDS else np.float32) for name, values in source.items()}
-    present = kept_tokens["span"] >= 0
-    masses = [kept_tokens[name][present] for name in ("full", "mass", "unread") if name in kept_tokens]
-    if (
-        not all(np.isfinite(mass).all() for mass in masses)
-        or (present & np.isnan(kept_tokens["tail_full"])[..., None]).any()
+        ids_name = next((ids for field, ids in _LISTS.values() if field == name), None)
+        check_shape(step, f"oracle.{name}", values, heads if ids_name is None else (*heads, widths.get(ids_name, 0)))
+    copies = {name: values.astype(np.int32 if name in _IDS else np.float32) for name, values in source.items()}
+    present = copies["span"] >= 0
+    masses = [copies[field][present] for field, ids in _LISTS.values() if ids == "span" and field in copies]
+    tails = [copies[name] for name in _TAILS if name in copies]
+    if not all(np.isfinite(mass).all() for mass in masses) or any(
+        (present & np.isnan(tail)[..., None]).any() for tail in tails
     ):
         raise TraceError(
             f"Step {step} logs full attention on a span without its mass or tail; this is a bug in what logs it."
         )
-    return Oracle(**kept_tokens)
+    return Oracle(**copies)
 
 
 def oracle_table(pairs: Sequence[tuple[int, Oracle]]) -> pa.Table:
@@ -54,7 +57,7 @@ def oracle_table(pairs: Sequence[tuple[int, Oracle]]) -> pa.Table:
 
     `pairs`: (step, oracle); how many spans are listed may differ from step to step.
     """
-    keys: dict[str, list[np.ndarray]] = {"step": [], "layer": [], "q_head": [], "tail_full": []}
+    keys: dict[str, list[np.ndarray]] = {"step": [], "layer": [], "q_head": [], "tail_full": [], "tail_reference": []}
     lists: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {name: [] for name in _LISTS}
     for step, oracle in pairs:
         layer, q_head = np.nonzero(np.isfinite(oracle.tail_full))
@@ -66,7 +69,10 @@ def oracle_table(pairs: Sequence[tuple[int, Oracle]]) -> pa.Table:
                 present = listed[layer, q_head] >= 0
                 lists[name].append((values[layer, q_head][present], present.sum(-1)))
         columns = {"step": np.full(len(layer), step), "layer": layer, "q_head": q_head}
-        for name, column in (columns | {"tail_full": oracle.tail_full[layer, q_head]}).items():
+        unknown = np.full(oracle.tail_full.shape, np.nan, np.float32)
+        tail = unknown if oracle.tail_reference is None else oracle.tail_reference
+        tails = {"tail_full": oracle.tail_full[layer, q_head], "tail_reference": tail[layer, q_head]}
+        for name, column in (columns | tails).items():
             keys[name].append(column)
     whole = {name: np.concatenate([np.empty(0), *parts]) for name, parts in keys.items()}
     return pa.table(
@@ -76,6 +82,7 @@ def oracle_table(pairs: Sequence[tuple[int, Oracle]]) -> pa.Table:
             "q_head": whole["q_head"].astype(np.uint8),
             **{name: _list_column(name, parts) for name, parts in lists.items()},
             "tail_full": np.round(whole["tail_full"], 6).astype(np.float32),
+            "tail_reference": pa.array(np.round(whole["tail_reference"], 6).astype(np.float32), from_pandas=True),
         }
     )
 

@@ -258,7 +258,7 @@ def head_table_columns() -> dict[str, str]:
         columns[f"{name}_mean"] = mean
         if c in ("qcos", "coverage", "selection_recall"):
             columns[f"{name}_min"] = f"h.{c}_min"
-        if c == "regret":
+        if c in ("regret", "reference_regret"):
             columns[f"{name}_max"] = f"h.{c}_max"
         if c == "n_zoomed":
             columns[f"{name}_max"] = f"h.{c}_max"

@@ -1,4 +1,4 @@
-"""Schema v9 of a run's trace file: one DuckDB file per run, written once, immutable afterwards.
+"""Schema v10 of a run's trace file: one DuckDB file per run, written once, immutable afterwards.
 
 The columns of the per-head tables come from ``kvlens.rows``, so the contract is stated in one place. A change there
 changes the file: raise ``SCHEMA_VERSION`` with it (``tests/unit/test_store_schema.py`` compares the statements with a
@@ -88,13 +88,20 @@ LOSS = (
     "top_text VARCHAR NOT NULL, agrees BOOLEAN NOT NULL, kl FLOAT, ref_logprob FLOAT, logprob FLOAT, logit_diff FLOAT, "
     "ref_rank UINTEGER NOT NULL)"
 )
-#: full_mass, mass, unread, lost_mass: coded as ORACLE_CODEC says; the first three of each listed span, the last of the
-#: positions in lost_pos.
+#: full_mass (own-query mass), mass, unread, reference_mass (full KV's own), reference_unread of each listed span,
+#: lost_mass and reference_lost_mass of the positions in lost_pos and reference_lost_pos: coded as ORACLE_CODEC says.
 ORACLE_LOST = {"unread": "USMALLINT[]", "lost_pos": "UINTEGER[]", "lost_mass": "USMALLINT[]"}
+ORACLE_REFERENCE = {
+    "reference_mass": "USMALLINT[]",
+    "tail_reference": "FLOAT",
+    "reference_unread": "USMALLINT[]",
+    "reference_lost_pos": "UINTEGER[]",
+    "reference_lost_mass": "USMALLINT[]",
+}
 ORACLE = (
     "CREATE TABLE oracle (step UINTEGER NOT NULL, layer UTINYINT NOT NULL, q_head UTINYINT NOT NULL, "
     "span USMALLINT[] NOT NULL, full_mass USMALLINT[] NOT NULL, mass USMALLINT[] NOT NULL, tail_full FLOAT NOT NULL, "
-    f"{', '.join(f'{name} {kind}' for name, kind in ORACLE_LOST.items())})"
+    f"{_columns(ORACLE_LOST | ORACLE_REFERENCE)})"
 )
 SPAN_KEY = (
     "CREATE TABLE span_key (layer UTINYINT NOT NULL, kv_head UTINYINT NOT NULL, span USMALLINT NOT NULL, form "
@@ -197,6 +204,7 @@ __all__ = [
     "ORACLE_CODEC",
     "ORACLE_CODES",
     "ORACLE_LOST",
+    "ORACLE_REFERENCE",
     "SCHEMA_VERSION",
     "SPAN_KEY",
     "TABLES",

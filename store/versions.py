@@ -18,6 +18,7 @@ from kvlens.store.schema import (
     LOSS,
     ORACLE,
     ORACLE_LOST,
+    ORACLE_REFERENCE,
     SCHEMA_VERSION,
     SPAN_KEY,
     head_type,
@@ -43,6 +44,7 @@ _V4 = ("read_bytes",)
 _V5 = ("mass_mean", "mass_quantised")
 _V6 = ("unread",)
 _V7 = ("selection_recall",)
+_V10 = ("reference_regret", "reference_unread")
 ADDED = {
     2: Addition(
         {
@@ -96,6 +98,15 @@ ADDED = {
     ),
     8: Addition({}, {}),  # events of kind drop, and of the meta what they are for
     9: Addition({}, {"effect": EFFECT}),
+    10: Addition(
+        {
+            "head_step": {name: head_type(name) for name in _V10},
+            "head_run": moments(_V10),
+            "layer_step": dict.fromkeys(_V10, "FLOAT"),
+            "oracle": ORACLE_REFERENCE,
+        },
+        {},
+    ),
 }
 
 #: Read from the private database; all other tables are read from the file.

@@ -32,10 +32,12 @@ _HEAD_MEANINGS = {
     "mass_quantised": (SHARE, "attention mass on tokens stored in few bits"),
     "entropy": (NATS, "entropy of the attention weights"),
     "qcos": ("cosine", "similarity of this step's query and the previous step's, after RoPE"),
-    "coverage": (SHARE, "full attention's mass on tokens attended exactly"),
-    "selection_recall": (SHARE, "of full attention's top tokens, the share attended in any form but a summary"),
-    "regret": (SHARE, "sum over spans of full attention's mass minus the method's, where positive"),
-    "unread": (SHARE, "full attention's mass on tokens attended in no form"),
+    "coverage": (SHARE, "own-query mass on tokens attended exactly"),
+    "selection_recall": (SHARE, "of the tokens with most own-query mass, the share attended in any form but a summary"),
+    "regret": (SHARE, "sum over spans of own-query mass minus the method's, where positive"),
+    "unread": (SHARE, "own-query mass on tokens attended in no form"),
+    "reference_regret": (SHARE, "sum over spans of full KV's own mass minus the method's, where positive"),
+    "reference_unread": (SHARE, "full KV's own mass on tokens attended in no form"),
     "n_zoomed": ("spans", "spans read token by token in place of their summary"),
     "zoom_rate": (SHARE, "zoomed spans as a share of the spans that could be zoomed"),
 }
@@ -118,6 +120,8 @@ SPANS = {
     "mean_mass": Column(
         SHARE, "attention mass per step and query head; a lower bound, since only top spans are recorded"
     ),
+    "mean_reference_mass": Column(SHARE, "full KV's own mass, likewise; NaN: not recorded"),
+    "mean_own_query_mass": Column(SHARE, "full attention's mass by the run's own query, likewise; NaN: not recorded"),
 }
 DECISIONS = {
     "step": Column("step", "decode step; -1 is the end of prefill"),

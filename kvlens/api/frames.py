@@ -41,7 +41,10 @@ def spans(reader: TraceReader) -> pd.DataFrame:
     texts = reader.tokens()["text"].tolist()
     frame["text"] = ["".join(texts[start:end]) for start, end in zip(frame["tok_start"], frame["tok_end"], strict=True)]
     mass = reader.mean_span_mass().rename(columns={"mass": "mean_mass"})
-    return described(frame.merge(mass, on="span", how="left")[list(SPANS)], "spans")
+    names = {"own": "mean_own_query_mass", "reference": "mean_reference_mass"}
+    full = reader.mean_full().rename(columns=names)
+    frame = frame.merge(mass, on="span", how="left").merge(full, on="span", how="left")
+    return described(frame[list(SPANS)], "spans")
 
 
 def decisions(reader: TraceReader, step: int | None, layer: int | None, kv_head: int | None) -> pd.DataFrame:

@@ -51,8 +51,10 @@ class Verdict:
     """why the span was not attended exactly, one of kvlens.lens.reasons.KINDS"""
     why: str | None = None
     """the same as a sentence without its full stop"""
-    full_mass: float | None = None
-    """full attention's mass on the span, mean over the KV head's query heads, share 0..1"""
+    reference_mass: float | None = None
+    """full KV's own mass on the span, mean over the KV head's query heads, share 0..1; None: not recorded"""
+    own_query_mass: float | None = None
+    """full attention's mass on the span by the run's own query, likewise"""
     mass: float | None = None
     """the method's mass on it"""
     effect_logits: float | None = None
@@ -103,7 +105,8 @@ def read_verdict(reader: TraceReader) -> Verdict:
         "".join(texts[missed.tok_start : missed.tok_end]),
         missed.reason.kind,
         missed.reason.says,
-        missed.full,
+        missed.reference,
+        missed.own_query,
         missed.mass,
         missed.effect,
         restored,

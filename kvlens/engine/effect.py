@@ -175,10 +175,7 @@ def _unread(
     for unread, oracle in zip(share, oracles, strict=True):
         if oracle is None:
             continue
-        lost = np.maximum(0.0, oracle.full.astype(np.float64) - oracle.mass)
-        if oracle.unread is not None:
-            lost = np.maximum(lost, oracle.unread)
-        lost = np.minimum(1.0, lost / np.maximum(oracle.full, 1e-12))
+        lost = oracle.unread_share
         layer, head, place = np.nonzero((oracle.span >= 0) & (oracle.span < count))
         unread[layer, head, oracle.span[layer, head, place]] = lost[layer, head, place]
     device = loaded.model.device

@@ -155,7 +155,8 @@ class Engine:
         drops: Sequence[Drop] = (),
     ) -> Result:
         """Generate. With a sink every decision is logged, without effect on the result. `read`: this very prompt, read
-        before, or what reads it, which is timed as this run's prefill. `against`: the full-KV run of this prompt; every
+        before, or what reads it, which is timed as this run's prefill; a method that reads under attention of its own
+        leaves a ReadPrompt to full KV beside the run. `against`: the full-KV run of this prompt; every
         step is compared with it while both have chosen the same tokens. `holds`: what is kept exactly on the device
         beside what the method keeps; its bytes raise the budget by themselves. `follow`: sees steps before they are
         measured. `drops`: what is not attended, whatever the method does; it changes no byte.
@@ -173,10 +174,12 @@ class Engine:
         )
         try:
             with self.whole(prompt):
-                return run.go(read)
-        except Cancelled as stopped:
-            stopped.checks = run.stop_recording()
-            raise
+                try:
+                    return run.go(read)
+                except Cancelled as stopped:
+                    stopped.checks = run.stop_recording()
+                    raise
+                finally:
+                    run.stop_recording()
         finally:
-            run.stop_recording()
             session.close()

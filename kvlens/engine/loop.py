@@ -8,6 +8,7 @@ from functools import partial
 
 import torch
 
+from kvlens.engine.alongside import Alongside
 from kvlens.engine.comparison import Comparison, Reference
 from kvlens.engine.generation_rules import GenerationRules
 from kvlens.engine.hf_attention import SessionCache
@@ -16,6 +17,8 @@ from kvlens.engine.options import Cancelled, Options, Progress, Result
 from kvlens.engine.prefill import Reader, ReadPrompt, prefill
 from kvlens.engine.session import Session
 from kvlens.engine.steps import Course, SessionStep, Step
+from kvlens.engine.whole_length import frequencies_vary
+from kvlens.memory.hot_tier import PromptStore
 from kvlens.recording.recorder import Follower, Recorder, StepFacts
 from kvlens.recording.sampling import OracleSampling
 from kvlens.recording.selfcheck import Tally
@@ -60,6 +63,8 @@ class Generation:
         self.zero = session.ledger.zero_ns
         self.compared_ns = 0
         """spent on comparing with the reference, which is no part of any step"""
+        self.full_kv: Alongside | None = None
+        """None: full KV's own attention is not recorded"""
         self.asked = len(prompt.asked)
         """steps that feed a question, before the run chooses for itself"""
         self.rules = GenerationRules(loaded.model, len(prompt.ids) + self.asked, options.max_new)
@@ -77,7 +82,14 @@ class Generation:
         result.checks = self.stop_recording()
         result.kernels = "+".join(sorted(self.session.kernels))
         result.link_host_wait_s = self.session.memory.link.host_wait_ns / 1e9
+        if self.full_kv is not None:
+            result.full_kv_s, result.no_full_kv = self.full_kv_ns / 1e9, self.full_kv.why or result.no_full_kv
         return result
+
+    @property
+    def full_kv_ns(self) -> int:
+        """Spent so far on full KV beside the run, which is no part of any step."""
+        return 0 if self.recorder is None else self.recorder.full_kv_ns
 
     @property
     def steps(self) -> int:
@@ -94,7 +106,8 @@ class Generation:
     # ----------------------------------------------------------------------------------------------- before the steps
     def place(self, read: ReadPrompt | Reader | None) -> None:
         """All that comes before the first step. A prompt that was read before is read again by a method that reads
-        under attention of its own. Raises BudgetInfeasible, Cancelled."""
+        under attention of its own; what was read serves full KV beside the run then. Raises BudgetInfeasible,
+        Cancelled."""
         session, start_time = self.session, time.perf_counter()
         if read is None or session.needs.own_prompt:
             surprisal = prefill(
@@ -114,17 +127,34 @@ class Generation:
             surprisal = read.surprisal
         n, last = session.context.prompt_tokens, surprisal.last
         nats = surprisal.whole()[:n] if session.needs.surprisal else None
-        keys = None if session.prompt is None else session.prompt.keys
+        store = session.prompt
         self.progress("place", 0, 1)
         prefill_us = (time.perf_counter_ns() - self.zero) // 1000
         session.finish_prefill(nats)
         # without the time that the beginning of a trace takes
         prefill_s = time.perf_counter() - start_time
-        if self.sink is not None and keys is not None:
-            session.observer = self.recorder = self._record(self.sink, keys)
-            self.recorder.prefill(self._prompt_tokens(surprisal.known), prefill_us, session.prefill_peak)
         self.course = Course(self.prompt, n, last, self.decode)
         self.result = Result([], "", surprisal, [], "", prefill_s, 0.0, [], 0, [])
+        if self.sink is not None and store is not None:
+            self._begin_full_kv(store, read)
+            session.observer = self.recorder = self._record(self.sink, store.keys)
+            self.recorder.prefill(self._prompt_tokens(surprisal.known), prefill_us, session.prefill_peak)
+
+    def _begin_full_kv(self, store: PromptStore, read: ReadPrompt | Reader | None) -> None:
+        """Begin full KV beside the run, where a reference is compared with and full attention by span is recorded. No
+        prompt is read for it: what the run itself read, or what was `read` before, is full KV's."""
+        prompt, config = self.prompt, self.loaded.model.config
+        if self.comparison is None or self.oracle is None:
+            return
+        whole = len(prompt.ids) + len(prompt.asked)
+        if frequencies_vary(config, whole, len(prompt.ids) + self.steps):
+            self.result.no_full_kv = "the model's rotary frequencies change from step to step at this length"
+        elif isinstance(read, ReadPrompt):
+            self.full_kv = Alongside(self.loaded, read.keys, read.values, prompt.ids[-1], self.steps)
+        elif not self.session.needs.reading:
+            self.full_kv = Alongside(self.loaded, store.keys, store.values, prompt.ids[-1], self.steps)
+        else:
+            self.result.no_full_kv = "full KV's reading of the prompt was not at hand"
 
     def _record(self, sink: TraceSink, keys: torch.Tensor) -> Recorder:
         """Return the recorder of the steps to come. keys [L, H_kv, n, D]: the prompt's."""
@@ -140,6 +170,7 @@ class Generation:
             options.coverage,
             self.oracle,
             self.follow,
+            self.full_kv,
         )
 
     def _prompt_tokens(self, surprisal: torch.Tensor | None) -> list[PromptToken]:
@@ -247,4 +278,4 @@ def decode(step: Step, generations: Sequence[Generation]) -> None:
         going = [generation for generation in going if not generation.result.stopped]
     took = time.perf_counter() - start_time - stood_ns / 1e9
     for generation in generations:
-        generation.result.decode_s = took - generation.compared_ns / 1e9
+        generation.result.decode_s = took - (generation.compared_ns + generation.full_kv_ns) / 1e9

@@ -104,3 +104,7 @@ class Result:
     """what attention ran on: torch, triton or both"""
     link_host_wait_s: float = 0.0
     """how long the host stood still for the link, the model's own waiting apart"""
+    full_kv_s: float | None = None
+    """spent on full KV beside the run, for its own attention; None: that was not recorded"""
+    no_full_kv: str | None = None
+    """why full KV's own attention was not recorded, of some steps or all; None: it was, or nobody asked"""

@@ -84,9 +84,9 @@ def most_effect(effects: Iterable[Effects]) -> list[tuple[Triple, float]]:
 
 
 def _regrets(oracle: Oracle, group: int, unread: bool) -> Sequence[tuple[Triple, float]]:
-    regret = np.maximum(0.0, oracle.full.astype(np.float64) - oracle.mass)
-    if unread and oracle.unread is not None:
-        regret = np.maximum(regret, oracle.unread)
+    regret = oracle.regret
+    if unread and oracle.wanted_unread is not None:
+        regret = np.maximum(regret, oracle.wanted_unread)
     layers, heads, places = np.nonzero((oracle.span >= 0) & (regret > 0))
     regret_of: dict[Triple, float] = {}
     for layer, head, place in zip(layers.tolist(), heads.tolist(), places.tolist(), strict=True):

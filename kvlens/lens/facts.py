@@ -56,7 +56,8 @@ class Facts:
     """of the queries, where the head's selection waits because they are similar enough"""
     ranking: Ranking
     listed: pd.DataFrame
-    """full attention and mass by query head of the group, of those that list the span"""
+    """full attention and mass by query head of the group, of those that list the span; regret and unread are of the
+    own-query mass, as a head reads with the run's query and no other"""
 
     @classmethod
     def of(cls, reader: TraceReader, step: int, layer: int, kv_head: int, span: int) -> Facts:
@@ -67,6 +68,7 @@ class Facts:
         waits = similarity is not None or bool(Own.of(reader).say("waits", reader.meta.config))
         heads = reader.oracle_step(step)
         listed = heads[(heads["layer"] == layer) & (heads["kv_head"] == kv_head) & (heads["span"] == span)]
+        listed = listed.assign(**{name: listed[f"own_{name}"] for name in ("regret", "unread")})
         return cls(
             reader,
             step,
@@ -175,14 +177,14 @@ class Facts:
         recorded, or full attention wanted so little of it that no mass does not tell."""
         if (self.listed["mass"] > 0).any():
             return True
-        return False if (self.listed["full"] > NOTHING).any() else None
+        return False if (self.listed["own"] > NOTHING).any() else None
 
     @property
     def readings(self) -> dict[int, str]:
         """Query head of the group -> whether it attended 'all', 'part' or 'none' of the span's tokens, by full
         attention's mass on those that it did not. Only heads that list the span with more than a rounded zero; empty
         where it was not recorded."""
-        recorded = self.listed[(self.listed["full"] > NOTHING) & self.listed["unread"].notna()]
+        recorded = self.listed[(self.listed["own"] > NOTHING) & self.listed["unread"].notna()]
         part = np.where(recorded["mass"] > 0, "part", "none")
         words = np.where(recorded["unread"] > 0, part, "all")
         return {int(head): str(word) for head, word in zip(recorded["q_head"], words, strict=True)}

@@ -17,6 +17,12 @@ from kvlens.store.reader import TraceReader
 
 LEAST = 0.01
 """share of a KV head's full attention below which tokens lost inside a span are not named"""
+MASSES = (
+    "Full KV's mass is what full KV gives the span when it is fed this run's tokens. Own-query mass is full attention "
+    "by this run's own query, which has drifted, over the exact keys. Regret is full KV's mass minus this run's, of "
+    "what this run did not read; where full KV's was not recorded, own-query mass minus this run's."
+)
+"""what the masses of a span are, for captions"""
 
 
 @dataclass(frozen=True)
@@ -31,7 +37,7 @@ class Line:
     tokens: tuple[tuple[int, int], ...] = ()
     """ranges [start, end) lost inside the span, in the order of positions; empty: the line is the span's regret"""
     named: float = 0.0
-    """full attention's mass on those tokens, mean over the query heads"""
+    """full KV's own mass on those tokens (own-query mass where that was not recorded), mean over the query heads"""
     effect: float = 0.0
     """logits, of all that was unread of the span (kvlens.engine.effect), on that one of the span's two lines whose
     share is larger; 0: none was recorded"""
@@ -41,6 +47,11 @@ class Line:
         if not self.tokens:
             return f"span {self.span}"
         return f"lost inside span {self.span}: {ranges_in_words(self.tokens)}"
+
+
+def mass_name(reference: bool) -> str:
+    """Return the name of the mass that regret and holes are of. reference: full KV's own mass was recorded."""
+    return "full KV's mass" if reference else "own-query mass"
 
 
 def ranges_in_words(ranges: Iterable[tuple[int, int]]) -> str:

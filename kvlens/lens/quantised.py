@@ -21,7 +21,7 @@ def in_bits(facts: Facts) -> str:
     if facts.q_head is None:
         return note
     worst = facts.listed.loc[facts.listed["q_head"] == facts.q_head].iloc[0]
-    shift = _log_odds(float(worst["mass"])) - _log_odds(float(worst["full"]))
+    shift = _log_odds(float(worst["mass"])) - _log_odds(float(worst["own"]))
     return (
         f"{note}; its log odds in query head {facts.q_head}'s attention are {shift:+.2f} nats off those of exact keys"
     )

@@ -30,13 +30,16 @@ class Missed:
     tok_start: int
     tok_end: int
     """tokens [tok_start, tok_end) at the span's birth"""
-    full: float
-    """full KV's attention mass on the span"""
+    reference: float | None
+    """full KV's own attention mass on the span; None: not recorded"""
+    own_query: float
+    """own-query mass: full attention by the run's own query"""
     mass: float
     """this method's"""
     regret: float
+    """of full KV's own mass, or, where that was not recorded, of the own-query mass"""
     unread: float | None
-    """of full KV's mass on the span, what lies on tokens that were attended in no form; None: not recorded"""
+    """of the same mass, what lies on tokens that were attended in no form; None: not recorded"""
     state: str | None
     """where the span lay for this KV head while the step attended, one of rows.SPAN_STATES; None: not recorded"""
     reason: Reason
@@ -48,6 +51,18 @@ class Missed:
     recorded"""
     lead: float | None = None
     """logits: of full KV's token above the method's, under full KV; None: not recorded"""
+
+    @property
+    def full(self) -> float:
+        """Full KV's own mass where it was recorded, else the own-query mass."""
+        return self.own_query if self.reference is None else self.reference
+
+    def mass_words(self, digits: int = 2) -> str:
+        """Return 'full KV's mass on it 0.62, own-query mass 0.31, this run's 0.01'; a mass that was not recorded is
+        said to be so."""
+        reference = "not recorded" if self.reference is None else f"{self.reference:.{digits}f}"
+        own_query, mass = f"{self.own_query:.{digits}f}", f"{self.mass:.{digits}f}"
+        return f"full KV's mass on it {reference}, own-query mass {own_query}, this run's {mass}"
 
     def effect_words(self) -> str:
         """'effect on the choice 4.18 logits; full KV's token leads by 6.72'; '' where it was not recorded."""
@@ -139,7 +154,8 @@ def missed_most(reader: TraceReader, step: int, moved: pd.DataFrame | None = Non
         row.kind,
         row.tok_start,
         row.tok_end,
-        float(worst["full"]),
+        None if pd.isna(worst["reference"]) else float(worst["reference"]),
+        float(worst["own"]),
         float(worst["mass"]),
         float(worst["regret"]),
         None if pd.isna(worst["unread"]) else float(worst["unread"]),

@@ -16,7 +16,7 @@ from kvlens.recording.sampling import words
 from kvlens.store.reader import TraceReader
 
 LEAST_HOLE = 0.01
-"""share of full attention; what some head lost below it is not sent"""
+"""share of a query head's attention; what some head lost below it is not sent"""
 #: Kinds of events behind the jumps 'correction' and 'recall'. A zoom brings a span from the cold tier as a recall does.
 JUMP_EVENTS = {"correction": ("correction",), "recall": ("recall", "zoom_in")}
 
@@ -121,7 +121,7 @@ class Wanted:
     """What full attention would have read with one query head, and what the head could not attend."""
 
     listed: pd.DataFrame
-    """step, span, full, mass (this run's), regret, unread; by step, the largest `full` first"""
+    """step, span, full, own, mass (this run's), regret, unread; by step, the largest `full` first"""
     lost: pd.DataFrame
     """step, pos, mass of the tokens with most unread mass; by step"""
     tails: pd.DataFrame
@@ -136,14 +136,15 @@ def read_wanted(reader: TraceReader, layer: int, head: int) -> Wanted | None:
 
 
 def wanted_arrays(records: Wanted | None, n_steps: int, index: pd.Series) -> dict[str, np.ndarray]:
-    """Return the records as arrays for the player: rows of spans (`index`: span -> its place) with full, mass and hole
-    (of full, the share attended in no form), the lost tokens, and the tails float32 [steps], NaN if not recorded."""
+    """Return the records as arrays for the player: rows of spans (`index`: span -> its place) with full, own, mass and
+    hole (of full, the share attended in no form), the lost tokens, and the tails float32 [steps], NaN if not
+    recorded."""
     if records is None:
         return {}
     table = records.listed.assign(hole=records.listed["unread"].fillna(records.listed["regret"]))
     tail = np.full(n_steps, np.nan, np.float32)
     tail[records.tails["step"].to_numpy(np.int64)] = records.tails["tail_full"]
-    rows = sparse("wanted", table, n_steps, index, ("full", "mass", "hole"))
+    rows = sparse("wanted", table, n_steps, index, ("full", "own", "mass", "hole"))
     return rows | lost_rows(records.lost, n_steps) | {"wanted_tail": tail}
 
 

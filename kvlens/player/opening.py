@@ -8,7 +8,7 @@ import numpy as np
 
 from kvlens.lens.verdict import Verdict
 from kvlens.player.lens import worst_regret
-from kvlens.recording.metrics import metric_of
+from kvlens.recording.metrics import REGRETS, metric_of
 from kvlens.store.reader import TraceReader
 
 #: The metric a player opens with: the first of these that the run recorded.
@@ -42,19 +42,19 @@ def opening(reader: TraceReader, names: list[str], found: Verdict | None, wanted
     `names`: the metrics of the run. `found`: its verdict. `wanted`: the metric that the user requested."""
     if found is None and (place := held_place(reader)) is not None:
         return replace(place, metric=_regret_first(names))
-    if found is None and wanted is None and "regret" in names and (worst := worst_regret(reader)) is not None:
-        return Place(worst["step"], worst["layer"], worst["head"], worst["span"], "regret")
+    metric = _regret_first(names)
+    if found is None and wanted is None and metric in REGRETS and (worst := worst_regret(reader)) is not None:
+        return Place(worst["step"], worst["layer"], worst["head"], worst["span"], metric)
     if found is None:
         metric = wanted if wanted in names else opening_metric(names)
         return Place(0, *strongest_head(reader, metric), None, opening_metric(names))
-    metric = _regret_first(names)
     if (missed := found.missed) is None:
         return Place(found.step, *strongest_head(reader, metric), None, metric)
     return Place(found.step, missed.layer, missed.q_head, missed.span, metric)
 
 
 def _regret_first(names: list[str]) -> str | None:
-    return "regret" if "regret" in names else opening_metric(names)
+    return next((name for name in REGRETS if name in names), opening_metric(names))
 
 
 def held_place(reader: TraceReader) -> Place | None:

@@ -101,6 +101,7 @@ def run_payload(
         "jumps": lens.jumps(reader, found),
         "diverged": lens.diverged(reader),
         "oracle": bool(reader.meta.sampled),
+        "reference": reader.has_reference_masses(),
         "sampling": lens.sampling(reader),
         "every": reader.meta.sampled.every if reader.meta.sampled else 0,
     }

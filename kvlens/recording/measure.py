@@ -29,6 +29,7 @@ def alike(shot: Snapshot) -> tuple[object, ...]:
         shot.zooms is None,
         shot.shadow is None,
         shot.packed is None,
+        shot.sampled and shot.reference is None,
         tuple(shot.head_columns),
         tuple(shot.kv_columns),
         tuple(ranked is None for ranked in shot.ranked),

@@ -66,6 +66,8 @@ def _count(name: str, title: str, unit: str, doc: str) -> Metric:
     return Metric(name, title, unit, "kv", 0.0, None, doc)
 
 
+REGRETS = ("reference_regret", "regret")
+"""metrics of what was missed: by full KV's own mass, and, where that was not recorded, by the own-query mass"""
 METRICS: dict[str, Metric] = {
     metric.name: metric
     for metric in (
@@ -99,29 +101,45 @@ METRICS: dict[str, Metric] = {
         _share(
             "coverage",
             "Coverage",
-            "share of full attention's mass on tokens the query head attended exactly; what it read through a summary, "
-            "or rebuilt, does not count",
+            "share of the own-query mass (full attention by this run's own query) on tokens the query head attended "
+            "exactly; what it read through a summary, or rebuilt, does not count",
         ),
         _share(
             "selection_recall",
             "Selection recall",
-            "of the k tokens with most of full attention's mass, the share this query head attended, k being how many "
+            "of the k tokens with most own-query mass, the share this query head attended, k being how many "
             "tokens it attended; the share of the context that k is would be chance",
         ),
         Metric(
-            "regret",
+            "reference_regret",
             "Regret",
             "share",
             "q",
             0.0,
             None,
-            "full attention's mass that the method did not give the same span, added up over all spans; the mass of a "
+            "full KV's own mass that the method did not give the same span, added up over all spans; the mass of a "
             "span's summary counts as given",
+        ),
+        Metric(
+            "regret",
+            "Own-query regret",
+            "share",
+            "q",
+            0.0,
+            None,
+            "own-query mass (full attention by this run's own query) that the method did not give the same span, added "
+            "up over all spans; the mass of a span's summary counts as given",
+        ),
+        _share(
+            "reference_unread",
+            "Unread",
+            "share of full KV's own mass on tokens the query head attended in no form: not exactly, not rebuilt, not "
+            "through a summary",
         ),
         _share(
             "unread",
-            "Unread",
-            "share of full attention's mass on tokens the query head attended in no form: not exactly, not rebuilt, "
+            "Own-query unread",
+            "share of the own-query mass on tokens the query head attended in no form: not exactly, not rebuilt, "
             "not through a summary; 1 - coverage - unread was read rebuilt or as a summary",
         ),
         Metric("n_zoomed", "Zoomed spans", "spans", "q", 0.0, None, "spans this query head read token by token"),

@@ -1,22 +1,25 @@
-"""Full attention of a run's own queries over the exact keys of every position: what of it was attended exactly, and how
-it lies on spans beside the method's. Shapes as in ``snapshot.py``; full attention is [L, H_kv, T, G, n], n positions.
+"""Full attention by span beside the method's: of a run's own queries over the exact keys of every position, and full
+KV's own; what of the former was attended exactly. Shapes as in ``snapshot.py``; full attention is [L, H_kv, T, G, n], n
+positions.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import groupby
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 from kvlens.instruments import Oracle
 from kvlens.kernels.attend import attention_weights
 from kvlens.memory.hot_tier import ROLE
 from kvlens.memory.span_table import WINDOW
 from kvlens.recording.snapshot import Attended, Snapshot
-from kvlens.recording.unread import unread
+from kvlens.recording.unread import read_positions
 from kvlens.rows import SpanRow
 
 EXACT = (ROLE["sink"], ROLE["anchor"], ROLE["window"], ROLE["resident"])
@@ -81,7 +84,8 @@ def coverage(full: torch.Tensor, groups: Sequence[Attended]) -> torch.Tensor:
 def compare(
     shots: Sequence[Snapshot], full: torch.Tensor, mass: torch.Tensor, groups: Sequence[Attended], top_k: int
 ) -> tuple[list[Oracle | None], list[dict[str, np.ndarray]], list[float]]:
-    """Per step: the `top_k` spans of full attention; the columns regret and unread float32 [L, Hq] (NaN in layers that
+    """Per step: the `top_k` spans with most own-query mass or most of full KV's own; the columns regret, unread and,
+    where full KV's own attention is there, reference_regret and reference_unread, float32 [L, Hq] (NaN in layers that
     were not sampled), in total over all spans; and the largest |sum of full attention - 1|. None, no columns and 0 at
     steps that were not sampled.
 
@@ -96,33 +100,83 @@ def compare(
     layers = list(shots[steps[0]].sampled)
     n = full.shape[-1]
     owners = [owner for t in steps if (owner := shots[t].owner) is not None]
-    each = torch.stack([owner[:n] for owner in owners])
-    lost = unread(full[:, :, steps], groups, len(shots), steps, each)[:, layers]
-    wanted = full[layers][:, :, steps].movedim(2, 0)
-    spans, gone = (by_span(rows, owners, mass.shape[-1]) for rows in (wanted, lost))
-    own = mass[steps][:, layers]
-    missed = (spans - own).clamp(min=0).sum(-1)
-    top = spans.topk(min(top_k, spans.shape[-1]), -1)
-    tokens = lost.flatten(2, 3).topk(min(LOST_TOKENS, n), -1)
-    total = spans.sum(-1)
-    errors = (total - 1).abs().flatten(1).amax(1).tolist()
-    tables = (
-        (torch.where(top.values > 0, top.indices, -1).int(), -1),
-        (top.values, 0.0),
-        (own.gather(-1, top.indices), 0.0),
-        ((total - top.values.sum(-1)).clamp(min=0), math.nan),
-        (gone.gather(-1, top.indices), 0.0),
-        (torch.where(tokens.values > 0, tokens.indices, -1).int(), -1),
-        (tokens.values, 0.0),
-        (missed, math.nan),
-        (gone.sum(-1), math.nan),
-    )
-    arrays = [_whole(table, filling, layers, mass.shape[1]) for table, filling in tables]
+    read = read_positions(groups, len(shots), steps, torch.stack([owner[:n] for owner in owners]))[:, layers]
+    read_mass = mass[steps][:, layers]
+    by_query = [_Masses.of(full[layers][:, :, steps].movedim(2, 0), read, owners, mass.shape[-1])]
+    if (attention := _reference(shots, steps, n)) is not None:
+        by_query.append(_Masses.of(attention, read, owners, mass.shape[-1]))
+    lacking = (by_query[0].spans - read_mass).clamp(min=0) / by_query[0].spans.clamp(min=1e-12)
+    most = torch.stack([masses.spans for masses in by_query]).amax(0)
+    top = most.topk(min(top_k, most.shape[-1]), -1)
+    errors = torch.stack([masses.errors for masses in by_query]).amax(0).tolist()
+    tables: dict[str, tuple[torch.Tensor, float]] = {
+        "span": (torch.where(top.values > 0, top.indices, -1).int(), -1),
+        "mass": (read_mass.gather(-1, top.indices), 0.0),
+    }
+    totals: dict[str, torch.Tensor] = {}
+    for masses, (name, tail, prefix) in zip(by_query, _NAMES, strict=False):
+        tables |= {name: (masses.spans.gather(-1, top.indices), 0.0), tail: (masses.tail(top.indices), math.nan)}
+        tables |= {f"{prefix}{key}": table for key, table in masses.tables(top.indices).items()}
+        totals |= {f"{prefix}regret": masses.regret(read_mass, lacking), f"{prefix}unread": masses.unread.sum(-1)}
+    arrays = {name: _whole(*table, layers, mass.shape[1]) for name, table in tables.items()}
+    sums = {name: _whole(total, math.nan, layers, mass.shape[1]) for name, total in totals.items()}
     for place, t in enumerate(steps):
-        *listed, regret, lost_in_all = (array[place] for array in arrays)
-        oracles[t], worst[t] = Oracle(*listed), errors[place]
-        columns[t] = {"regret": regret, "unread": lost_in_all}
+        oracles[t] = Oracle(**{name: array[place] for name, array in arrays.items()})
+        columns[t] = {name: array[place] for name, array in sums.items()}
+        worst[t] = errors[place]
     return oracles, columns, worst
+
+
+_NAMES = (("full", "tail_full", ""), ("reference", "tail_reference", "reference_"))
+"""fields of Oracle for the mass on listed spans and on the others, and how the other fields and the columns begin"""
+
+
+@dataclass(frozen=True)
+class _Masses:
+    """Full attention by some query: on spans, on the unread tokens of spans [t, l, Hq, S], and on unread tokens [t, l,
+    H_kv, G, n]."""
+
+    spans: torch.Tensor
+    unread: torch.Tensor
+    lost: torch.Tensor
+
+    @classmethod
+    def of(cls, attention: torch.Tensor, read: torch.Tensor, owners: Sequence[torch.Tensor], spans: int) -> _Masses:
+        """attention, read [t, l, H_kv, G, n]; spans: S."""
+        lost = attention.masked_fill(read, 0.0)
+        return cls(by_span(attention, owners, spans), by_span(lost, owners, spans), lost)
+
+    def regret(self, read_mass: torch.Tensor, lacking: torch.Tensor) -> torch.Tensor:
+        """What the method missed in all [t, l, Hq]. read_mass: the method's mass; lacking: of the own-query mass the
+        share that it lacks [t, l, Hq, S]. A span that was read as full attention reads it is not missed, however far
+        the run's query has drifted from full KV's."""
+        missed = torch.minimum((self.spans - read_mass).clamp(min=0), torch.maximum(self.unread, self.spans * lacking))
+        return missed.sum(-1)
+
+    @property
+    def errors(self) -> torch.Tensor:
+        """Largest |sum - 1| of each step [t]."""
+        return (self.spans.sum(-1) - 1).abs().flatten(1).amax(1)
+
+    def tail(self, listed: torch.Tensor) -> torch.Tensor:
+        """Mass [t, l, Hq] on spans that are not listed."""
+        return (self.spans.sum(-1) - self.spans.gather(-1, listed).sum(-1)).clamp(min=0)
+
+    def tables(self, listed: torch.Tensor) -> dict[str, tuple[torch.Tensor, float]]:
+        """Tables [t, l, Hq, ...] beside the listed spans, with what layers hold that were not sampled."""
+        tokens = self.lost.flatten(2, 3).topk(min(LOST_TOKENS, self.lost.shape[-1]), -1)
+        return {
+            "unread": (self.unread.gather(-1, listed), 0.0),
+            "lost_pos": (torch.where(tokens.values > 0, tokens.indices, -1).int(), -1),
+            "lost_mass": (tokens.values, 0.0),
+        }
+
+
+def _reference(shots: Sequence[Snapshot], steps: Sequence[int], n: int) -> torch.Tensor | None:
+    """Full KV's own attention [t, l, H_kv, G, n], 0 on positions a step had not written; None: not recorded."""
+    rows = [shots[t].reference for t in steps]
+    present = [F.pad(row, (0, n - row.shape[-1])) for row in rows if row is not None]
+    return torch.stack(present) if len(present) == len(steps) else None
 
 
 def by_span(rows: torch.Tensor, owners: Sequence[torch.Tensor], spans: int) -> torch.Tensor:

@@ -52,13 +52,21 @@ class Follower(Protocol):
         before they are measured."""
 
 
+class FullKVAttention(Protocol):
+    """Full KV of the run's prompt, fed the run's own tokens."""
+
+    def attention(self, tokens: Sequence[int], layers: Sequence[Sequence[int]]) -> list[torch.Tensor | None]:
+        """Return full KV's own attention at the next steps, float32 [l, H_kv, G, n] of each step's `layers`; None of a
+        step without layers, or where it cannot be had. tokens: what the run chose, or was fed, at these steps."""
+
+
 class Recorder:
     """Observes one session's layers and turns each step into one StepRecord.
 
     top_k: spans logged one by one per query head, the rest of the mass goes to the tail. coverage: also keep a copy of
     all keys (outside the budget, an instrument of its own) and log how much of full attention's mass lies on entries
     attended exactly. oracle: steps and layers at which full attention's mass on each span is logged beside the
-    method's; needs coverage.
+    method's; needs coverage. full_kv: full attention by span is logged of full KV's own queries too.
     """
 
     def __init__(
@@ -73,12 +81,15 @@ class Recorder:
         coverage: bool = False,
         oracle: OracleSampling | None = None,
         follow: Follower | None = None,
+        full_kv: FullKVAttention | None = None,
     ) -> None:
         """tally: counts for the self-checks; keys: the prompt's [L, H_kv, n, D]; max_new: decode steps at most; follow:
         sees steps long before they are measured."""
         assert coverage or oracle is None, "full attention by span needs coverage"
         self.memory, self.method, self.sink, self.top_k, self.coverage = memory, method, sink, top_k, coverage
-        self.oracle, self._follow = oracle, follow
+        self.oracle, self._follow, self._full_kv = oracle, follow, full_kv
+        self.full_kv_ns = 0
+        """spent by full KV so far"""
         self._freezer, self._tally = Freezer(memory), tally
         if coverage:
             self._freezer.watch_keys(keys, max_new)
@@ -130,7 +141,7 @@ class Recorder:
     def step(self, facts: StepFacts, position: int) -> None:
         """All layers of a step have been seen; nothing has been rearranged since. Raises what the sink raised for an
         earlier step."""
-        began = time.perf_counter_ns()
+        began, full_kv_ns = time.perf_counter_ns(), self.full_kv_ns
         if self._error is not None:
             raise self._error
         shot, memory = self._freezer.snapshot(position), self.memory
@@ -152,7 +163,7 @@ class Recorder:
             span_heads=memory.log.take_stored(),
             journal=self._journal(),
             cuts=memory.log.take_cuts(),
-            record_us=(time.perf_counter_ns() - began) // 1000,
+            record_us=(time.perf_counter_ns() - began - (self.full_kv_ns - full_kv_ns)) // 1000,
         )
         if self._follow is not None:
             self._follow.seen(self._newest)
@@ -175,8 +186,19 @@ class Recorder:
         self._tally.rows(settled.transfers)
         self._batch.append(settled)
         if len(self._batch) >= self._together(seen.shot):
-            self._queue.put(self._batch)
-            self._batch = []
+            self._hand_over()
+
+    def _hand_over(self) -> None:
+        """Let the batch be measured, with full KV's own attention where it is asked for."""
+        if self._full_kv is not None:
+            start_ns = time.perf_counter_ns()
+            tokens = [settled.seen.facts.token_id for settled in self._batch]
+            shots = [settled.seen.shot for settled in self._batch]
+            for shot, rows in zip(shots, self._full_kv.attention(tokens, [s.sampled for s in shots]), strict=True):
+                shot.reference = rows
+            self.full_kv_ns += time.perf_counter_ns() - start_ns
+        self._queue.put(self._batch)
+        self._batch = []
 
     def _together(self, shot: Snapshot) -> int:
         shape = self.memory.shape
@@ -191,8 +213,7 @@ class Recorder:
             self.memory.recaller.settle()
         self._complete_newest()
         if self._batch:
-            self._queue.put(self._batch)
-            self._batch = []
+            self._hand_over()
         if self._thread.is_alive():
             self._queue.put(None)
             self._thread.join()

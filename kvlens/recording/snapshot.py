@@ -83,6 +83,8 @@ class Snapshot:
     """int64 [>= n]: the span of each position; where the step is sampled for full attention by span"""
     sampled: tuple[int, ...] = ()
     """layers whose full attention by span is logged"""
+    reference: torch.Tensor | None = None
+    """float32 [l, H_kv, G, n]: full KV's own attention in the sampled layers; None: not recorded"""
     entry_bytes: int = 0
     """keys and values of one entry of one KV head"""
     packed: PackedReads | None = None

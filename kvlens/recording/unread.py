@@ -1,4 +1,4 @@
-"""What full attention wanted of tokens that a query head attended in no form. Shapes as in ``snapshot.py``; n
+"""Which tokens a query head attended in some form. Shapes as in ``snapshot.py``; n
 positions, t of the T steps are sampled."""
 
 from __future__ import annotations
@@ -11,20 +11,11 @@ from kvlens.memory.hot_tier import FREE, ROLE
 from kvlens.recording.snapshot import Attended
 
 
-def unread(
-    rows: torch.Tensor, groups: Sequence[Attended], steps: int, at: list[int], owners: torch.Tensor
-) -> torch.Tensor:
-    """Full attention's mass by position with what was read set to 0.
+def read_positions(groups: Sequence[Attended], steps: int, at: list[int], owners: torch.Tensor) -> torch.Tensor:
+    """Return which positions each query head attended in some form, bool [t, L, H_kv, G, n].
 
-    rows: full attention [L, H_kv, t, G, n] of all layers at the sampled steps `at`; groups: of `steps` steps each;
-    owners int64 [t, n]: the span of each position. -> [t, L, H_kv, G, n].
-    """
-    wanted, first, found = rows.movedim(2, 0), 0, []
-    for group in groups:
-        read = _read(group, steps, at, owners)
-        found.append(wanted[:, first : first + read.shape[1]].masked_fill(read, 0.0))
-        first += read.shape[1]
-    return torch.cat(found, 1)
+    groups: of `steps` steps each; at: the sampled steps; owners int64 [t, n]: the span of each position."""
+    return torch.cat([_read(group, steps, at, owners) for group in groups], 1)
 
 
 def _read(group: Attended, steps: int, at: list[int], owners: torch.Tensor) -> torch.Tensor:

@@ -15,7 +15,7 @@ from kvlens.runs.freed import give_back
 from kvlens.runs.modelsource import BY_NAME, ModelSource
 from kvlens.runs.preflight import refuse
 from kvlens.runs.preparing import Pairing, Prepared, advice, check, plan, prepare, reference_key, sizes_of
-from kvlens.runs.readings import keeping
+from kvlens.runs.readings import keeping, shared
 from kvlens.runs.request import Report, RunRequest
 from kvlens.runs.room import room_made, wider, with_room
 from kvlens.text.prompts import PromptText, tokenize
@@ -167,6 +167,7 @@ def _stored(
     if request.against or request.forced_reference:
         from kvlens.runs.reference import obtain
 
+        prepared = shared(prepared, plan(request, prepared))
         reference = obtain(prepared, request, runs_dir, report, cancelled)
         forced = reference.ids if request.forced_reference else None
         pairing = replace(pairing, reference=reference, reference_uid=reference.uid)

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 from kvlens.instruments import Effects, Loss, Oracle
 from kvlens.rows import PrefillRecord, SpanRow, StepRecord
 from kvlens.runs.preparing import Plan, Prepared
-from kvlens.runs.readings import Reading
 from kvlens.runs.request import Report
 from kvlens.shortage import shortage
 
 if TYPE_CHECKING:
     from kvlens.engine.comparison import Reference
+    from kvlens.engine.prefill import ReadPrompt
 
 
 class Lost:
@@ -47,7 +47,12 @@ class Lost:
         return self._step is not None
 
     def effects(
-        self, prepared: Prepared, planned: Plan, reading: Reading | None, follow: Report, check: Callable[[], None]
+        self,
+        prepared: Prepared,
+        planned: Plan,
+        reading: Callable[[], ReadPrompt] | None,
+        follow: Report,
+        check: Callable[[], None],
     ) -> tuple[list[Effects], str | None]:
         """(effects at the step of loss, why there are none where something was lost). The prompt is read once more
         where no reading of it was kept, which `follow` hears of. What `check` or `follow` raises to stop, and whatever

@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -99,6 +99,23 @@ def reading(prepared: Prepared, planned: Plan, told: Told) -> Reading | None:
     if folder is None and prepared.kept is None:
         return None
     return Reading(prepared, planned, folder, told)
+
+
+def shared(prepared: Prepared, planned: Plan) -> Prepared:
+    """Return what the run and its reference share, so that the reference's reading of the prompt serves full KV beside
+    a run that reads the prompt under attention of its own."""
+    if prepared.kept is not None or not planned.method.needs_with(planned.params).reading:
+        return prepared
+    return replace(prepared, kept=keeping([planned.method]))
+
+
+def full_reading(prepared: Prepared, planned: Plan, progress: Told) -> ReadPrompt:
+    """Return a full-KV reading of a run's prompt for a method that reads the prompt under attention of its own: one
+    that is at hand, else a new one. progress: as the engine's progress; what it raises ends the reading."""
+    if prepared.kept is not None and prepared.kept.read is not None:
+        return prepared.kept.read
+    named = os.environ.get(FOLDER)
+    return Reading(prepared, planned, Path(named) if named and fits(prepared, planned) else None, progress)()
 
 
 def fits(prepared: Prepared, planned: Plan) -> bool:

@@ -14,6 +14,7 @@ from kvlens.metaparts import OBJECT
 from kvlens.rows import SpanRow
 from kvlens.runs.modelsource import BY_NAME, ModelSource
 from kvlens.runs.preparing import Pairing, Prepared, plan, prepare, reference_key
+from kvlens.runs.readings import shared
 from kvlens.runs.reference import obtain
 from kvlens.runs.request import Report, RunRequest
 from kvlens.runs.storing import Stored, store
@@ -204,6 +205,7 @@ def pair(runs_dir: Path, uid: str, forced: bool, report: Report, cancelled: Call
     reference's uid)."""
     past = read_run(runs_dir, uid)
     prepared = reload(past, report)
+    prepared = shared(prepared, plan(past.request, prepared))
     request = past.request.model_copy(update={"against": True, "forced_reference": forced})
     reference = obtain(prepared, request, runs_dir, report, cancelled)
     pairing = Pairing(reference, reference.uid, reference_key(request, prepared), uid, request.hold, request.drop)

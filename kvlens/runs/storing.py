@@ -16,7 +16,7 @@ from kvlens.runs import surprisals
 from kvlens.runs.describing import describe
 from kvlens.runs.effects import Lost
 from kvlens.runs.preparing import Pairing, Plan, Prepared
-from kvlens.runs.readings import reading
+from kvlens.runs.readings import full_reading, reading
 from kvlens.runs.request import Report, RunRequest
 from kvlens.shortage import shortage
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from kvlens.engine.engine import Result
+    from kvlens.engine.prefill import ReadPrompt
     from kvlens.recording.facts import Seen
     from kvlens.store.writer import TraceWriter
 
@@ -104,6 +105,7 @@ def store(
 
     try:
         read = reading(prepared, planned, follow)
+        full, no_full = _full_kv(prepared, planned, pairing, follow)
         result = engine.run(
             prompt,
             planned.method,
@@ -114,7 +116,7 @@ def store(
             tell,
             requested,
             keep_logits,
-            read=read,
+            read=read or full,
             against=pairing.reference,
             holds=pairing.holds,
             follow=watcher,
@@ -133,7 +135,8 @@ def store(
         if lost is not None and lost.any:
             start_time, stood = time.monotonic(), writer.stood_s
             report("effect", 0, 1)
-            results, no_effects = lost.effects(prepared, planned, read, follow, partial(follow, "effect", 0, 1))
+            reader = read if full is None else lambda: full
+            results, no_effects = lost.effects(prepared, planned, reader, follow, partial(follow, "effect", 0, 1))
             writer.effects(results)
             writer.stood_s = stood + time.monotonic() - start_time
         outcome = Outcome(
@@ -150,6 +153,8 @@ def store(
             whatif=conclude(result),
             raced=raced,
             no_effects=no_effects,
+            full_kv_s=None if result.full_kv_s is None else round(result.full_kv_s, 4),
+            no_reference_masses=no_full or result.no_full_kv,
         )
     except Cancelled as stopped:
         status, error, checks = "cancelled", "Cancelled by the user.", stopped.checks
@@ -170,6 +175,26 @@ def store(
     writer.finish(status, error, checks, ended.stored())
     report("store", 1, 1)
     return Stored(writer.uid, status, ended.output_text or "", result)
+
+
+def _full_kv(
+    prepared: Prepared, planned: Plan, pairing: Pairing, follow: Callable[[str, int, int], None]
+) -> tuple[ReadPrompt | None, str | None]:
+    """(full KV's reading of the prompt, for a run that leaves it none and records full KV's own masses; why there is
+    none where it could not be read). Raises what `follow` raises to stop."""
+    from kvlens.engine.engine import Cancelled
+
+    if pairing.reference is None or not planned.method.needs_with(planned.params).reading:
+        return None, None
+    if prepared.engine.sampling(prepared.prompt, planned.options) is None:
+        return None, None
+    try:
+        return full_reading(prepared, planned, lambda phase, count, total: follow("reference", count, total)), None
+    except Cancelled:
+        raise
+    except Exception as failure:
+        short = shortage(failure)
+        return None, str(short) if short is not None else f"it failed ({type(failure).__name__}: {failure})"
 
 
 class _LateSink:

@@ -23,9 +23,9 @@ def test_a_verdict_has_typed_fields_and_one_sentence(lost: kvlens.Run) -> None:
     assert isinstance(verdict.step, int)
     assert None not in (verdict.layer, verdict.kv_head, verdict.span, verdict.effect_logits)
     assert verdict.reason == "evicted"
-    assert verdict.full_mass is not None
+    assert verdict.reference_mass is not None
     assert verdict.mass is not None
-    assert verdict.full_mass > verdict.mass
+    assert verdict.reference_mass > verdict.mass
     span = lost.spans().set_index("span").loc[verdict.span]
     assert (span["tok_start"], span["tok_end"], span["text"]) == (verdict.tok_start, verdict.tok_end, verdict.text)
     sentence = str(verdict)

@@ -93,7 +93,8 @@ def test_every_section_of_a_run(visit: Visit, runs: Runs) -> None:
         spans = reader.spans().set_index("span")
     for row in table.to_dict("records"):
         if row["span"] in oracle.index:
-            assert row["full-KV mass (share)"] == pytest.approx(oracle.at[row["span"], "full"])
+            assert row["own-query mass (share)"] == pytest.approx(oracle.at[row["span"], "own"])
+            assert np.isnan(row["full KV's mass (share)"])  # this run has no reference
             assert row["regret (share)"] == pytest.approx(oracle.at[row["span"], "regret"])
         assert row["state"] == STATES[states[row["span"]]]
         assert row["how it was cut and placed"] == spans.at[row["span"], "reason"]
@@ -122,7 +123,7 @@ def test_a_link_that_cannot_be_read_is_one_sentence_each(visit: Visit, runs: Run
     assert said == ["spans cannot be coloured by 'taste'; showing mass.", "alpha 'much' is not a number; showing 1."]
 
 
-@pytest.mark.parametrize("color", ["full", "regret", "state", "tok_start", "mean_surprisal"])
+@pytest.mark.parametrize("color", ["own", "regret", "state", "tok_start", "mean_surprisal"])
 def test_spans_have_the_colour_that_was_asked_for(visit: Visit, runs: Runs, color: str) -> None:
     app = visit(runs.folder, "spans", run=runs.whole, color=color, step=5)
     assert app.query_params["color"] == color
@@ -154,7 +155,7 @@ def test_keys_that_were_not_recorded_are_said(visit: Visit, folder: Path) -> Non
     app = visit(folder, "spans", run=PLAIN)
     text = words(app)
     assert "The keys of this run's spans were not recorded" in text
-    assert "Full-KV mass and regret were not recorded" in text
+    assert "Full KV's own mass was not recorded" in text
     table = next(frame.value for frame in app.dataframe if "regret (share)" in frame.value)
     assert table["mass (share)"].isna().all()
     assert len(figures(app)) == 2

@@ -153,7 +153,8 @@ def test_bars_set_full_kv_beside_the_run_and_mark_needle_and_selection() -> None
     frame = pd.DataFrame(
         {
             "span": [7, 2],
-            "full": [0.8, 0.1],
+            "reference": [0.8, float("nan")],
+            "own": [0.7, 0.1],
             "mass": [0.05, 0.6],
             "regret": [0.75, 0.0],
             "kind": ["page", "sink"],
@@ -163,8 +164,10 @@ def test_bars_set_full_kv_beside_the_run_and_mark_needle_and_selection() -> None
         }
     )
     figure = span_bars(frame, "L0 Q1 (KV0)", 4, 2)
-    full, mass = figure.data
-    assert (list(full.y), list(mass.y)) == ([0.8, 0.1], [0.05, 0.6])
+    full, own, mass = figure.data
+    np.testing.assert_array_equal(full.y, [0.8, np.nan])
+    assert (list(own.y), list(mass.y)) == ([0.7, 0.1], [0.05, 0.6])
+    assert "full KV not recorded, own query 0.1000" in full.hovertext[1]
     assert list(full.x) == ["#7 ★", "#2"]
     assert [list(target) for target in mass.customdata] == [[7], [2]]
     assert "<b>x</b>" not in full.hovertext[0]

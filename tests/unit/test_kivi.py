@@ -154,8 +154,8 @@ def test_the_lens_says_how_far_the_score_of_a_packed_span_is_off(demo: Any, tmp_
         told = explain(reader, 2, layer, head, span)
         heads = reader.oracle_step(2)
         own = heads[(heads["layer"] == layer) & (heads["kv_head"] == head) & (heads["span"] == span)]
-        row = own.loc[own["regret"].idxmax()]
-        odds = [float(row[name]) / (1 - float(row[name])) for name in ("mass", "full")]
+        row = own.loc[own["own_regret"].idxmax()]
+        odds = [float(row[name]) / (1 - float(row[name])) for name in ("mass", "own")]
         error = reader.span_heads(layer, head).set_index("span").loc[span, "err_k"]
     assert told.kind == "quantised"
     assert f"keys {error:.2f}" in told.says

@@ -17,6 +17,7 @@ from kvlens.instruments import Oracle, SpanKeys
 from kvlens.meta import RunMeta
 from kvlens.rows import StepRecord
 from kvlens.store.errors import TraceError
+from kvlens.store.export import export
 from kvlens.store.reader import TraceReader
 from kvlens.store.writer import TraceWriter
 from tests.synthetic import write_synthetic
@@ -114,7 +115,9 @@ def _check_step(reader: TraceReader, record: StepRecord, group: int) -> None:
 
 def test_regret_by_step_names_the_head_that_missed_most(tmp_path: Path) -> None:
     sizes = (2, 4, 2, 1)
-    records = [make_step(np.random.default_rng(step), step, sizes, skip={"regret"}) for step in range(3)]
+    records = [
+        make_step(np.random.default_rng(step), step, sizes, skip={"regret", "reference_regret"}) for step in range(3)
+    ]
     for step in (0, 2):
         records[step].head["regret"] = np.array([[0.25, np.nan, 0.5, 0.0], [np.nan, 0.5, 0.125, 0.0]], np.float32) / (
             step + 1
@@ -207,3 +210,62 @@ def test_a_sampled_head_without_listed_spans_keeps_its_tail(tmp_path: Path) -> N
     with write(tmp_path, [record], (1, 1, 1, 1)) as reader:
         assert reader.oracle(0, 0, 0).empty
         assert reader.oracle_tail(0, 0, 0) == 1
+
+
+def _masses(reference: bool) -> Oracle:
+    """Two query heads of one KV head: span 1 has most own-query mass, span 2 most of full KV's own, none is read."""
+    full, own = np.array([[[0.1, 0.6]] * 2], np.float32), np.array([[[0.7, 0.2]] * 2], np.float32)
+    tail, tokens = np.array([[0.2, 0.2]], np.float32), np.array([[[9], [9]]], np.int32)
+    recorded = Oracle(
+        np.array([[[1, 2]] * 2], np.int32), own, np.zeros_like(own), 1 - own.sum(-1), own, tokens - 2, own[..., :1]
+    )
+    if not reference:
+        return recorded
+    return replace(
+        recorded,
+        reference=full,
+        tail_reference=tail,
+        reference_unread=full,
+        reference_lost_pos=tokens,
+        reference_lost_mass=full[..., 1:],
+    )
+
+
+@pytest.mark.parametrize("reference", [True, False])
+def test_full_kvs_own_mass_ranks_where_it_was_recorded(tmp_path: Path, reference: bool) -> None:
+    sizes = (1, 2, 1, 1)
+    step = replace(make_step(np.random.default_rng(0), 0, sizes, skip={"corrected"}), oracle=_masses(reference))
+    step.head["regret"] = np.array([[0.9, 0.1]], np.float32)
+    step.head["reference_regret"] = np.array([[0.2, 0.8] if reference else [np.nan] * 2], np.float32)
+    with write(tmp_path, [step], sizes) as reader:
+        assert reader.has_reference_masses() is reference
+        most = reader.triples(0).iloc[0]
+        assert int(most["span"]) == (2 if reference else 1)
+        np.testing.assert_allclose(
+            most[["full", "own"]].astype(float), [0.6, 0.2] if reference else [0.7, 0.7], atol=ATOL
+        )
+        listed = reader.oracle(0, 0, 0)
+        assert listed["span"].tolist() == ([2, 1] if reference else [1, 2])
+        np.testing.assert_allclose(listed["own_regret"], [0.2, 0.7] if reference else [0.7, 0.2], atol=ATOL)
+        np.testing.assert_allclose(listed["regret"], [0.6, 0.1] if reference else [0.7, 0.2], atol=ATOL)
+        np.testing.assert_allclose(listed["reference"], [0.6, 0.1] if reference else [np.nan] * 2, atol=ATOL)
+        np.testing.assert_allclose(reader.oracle_tail(0, 0, 0), 0.2 if reference else 0.1, atol=ATOL)
+        holes = reader.holes(0.01).set_index("span")["mass"]
+        np.testing.assert_allclose(holes[[1, 2]], [0.1, 0.6] if reference else [0.7, 0.2], atol=ATOL)
+        assert reader.lost_tokens(0)["pos"].tolist() == [9, 9] if reference else [7, 7]
+        assert reader.regret_by_step()["q_head"].tolist() == [1 if reference else 0]
+
+
+def test_the_export_has_both_masses_and_says_whose_a_lost_token_is(tmp_path: Path) -> None:
+    sizes = (1, 2, 1, 1)
+    step = replace(make_step(np.random.default_rng(0), 0, sizes, skip={"corrected"}), oracle=_masses(True))
+    with write(tmp_path, [step], sizes) as reader:
+        frames = {}
+        for name in ("oracle", "lost-tokens"):
+            export(reader, name, "parquet", tmp_path / name)
+            frames[name] = pd.read_parquet(tmp_path / name)
+    masses = frames["oracle"].query("q_head == 0 and span == 2").iloc[0]
+    figures = masses[["own_query_mass", "reference_mass", "own_query_regret", "reference_regret"]].astype(float)
+    np.testing.assert_allclose(figures, [0.2, 0.6, 0.2, 0.6], atol=ATOL)
+    lost = frames["lost-tokens"].query("q_head == 0").set_index("query")["pos"]
+    assert lost.to_dict() == {"own": 7, "reference": 9}

@@ -1,4 +1,4 @@
-"""Traces of schemas 1 to 8, made by the statements of their time, still open: what they did not have was not
+"""Traces of schemas 1 to 9, made by the statements of their time, still open: what they did not have was not
 recorded."""
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from kvlens.store.versions import ADDED, tables_of
 
 SCRIPTS = Path(__file__).resolve().parents[1]
 STEPS, LAYERS = 3, 2
-NEWEST = {"selection_recall"}
+REFERENCE = {"reference_regret", "reference_unread"}
+NEWEST = REFERENCE | {"selection_recall"}
 UNREAD = NEWEST | {"unread"}
 MEAN = UNREAD | {"mass_mean", "mass_quantised"}
 READ = MEAN | {"read_bytes"}
@@ -36,10 +37,11 @@ ENDED = {
     4: MEAN,
     5: UNREAD,
     6: NEWEST,
-    7: set(),
-    8: set(),
+    7: REFERENCE,
+    8: REFERENCE,
+    9: REFERENCE,
 }
-versions = pytest.mark.parametrize("version", [1, 2, 3, 4, 5, 6, 7, 8])
+versions = pytest.mark.parametrize("version", [1, 2, 3, 4, 5, 6, 7, 8, 9])
 
 
 def make(root: Path, version: int) -> Path:
@@ -150,14 +152,16 @@ def test_its_events_do_not_say_whether_the_step_had_attended(
     assert reader.state_changes(0, 0)["state"].tolist() == ["cold", "resident", "evicted"]
 
 
-@pytest.mark.parametrize("version", [3, 4, 5, 6, 7, 8])
+@pytest.mark.parametrize("version", [3, 4, 5, 6, 7, 8, 9])
 def test_what_of_its_full_attention_was_not_read_was_not_recorded(
     opened: Callable[[int], TraceReader], version: int
 ) -> None:
     reader = opened(version)
     (row,) = reader.oracle(1, 0, 0).to_dict("records")
     assert row["regret"] == pytest.approx((40_000 / 65_535) ** 2)
-    assert np.isnan(row["unread"])
+    assert row["own"] == row["full"]
+    assert np.isnan([row["unread"], row["reference"]]).all()
+    assert not reader.has_reference_masses()
     assert np.isnan(reader.triples(1)[["unread", "effect"]]).all(axis=None)
     assert reader.effects(1).empty
     assert reader.lost_tokens(1).empty

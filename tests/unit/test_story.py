@@ -19,13 +19,13 @@ def test_readme_quotes_the_story_as_it_was_measured() -> None:
     for quoted in (
         'full KV says "3", this run "."',
         "KL 3.25 nats",
-        "full KV's mass on it 0.62, this run's 0.01",
         "15 of its 16 tokens were evicted at the end of prefill, the best of them",
         "rank 264 of 938 by the method's score",
         "121 kept",
     ):
         assert quoted in readme, quoted
         assert quoted in verdict, quoted
+    assert story["masses"] in readme
     assert f"it says 4821 for {ANSWER}" in readme
     assert "Answer before: 4821. " in tried
     assert f"Answer with it held: {ANSWER}." in tried

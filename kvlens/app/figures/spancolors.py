@@ -29,7 +29,7 @@ def coloraxis(spans: pd.DataFrame, column: str, label: str) -> dict[str, object]
     values = values[np.isfinite(values)]
     if not values.size:
         return None
-    lowest = 0.0 if column in ("mass", "full", "regret") else float(values.min())
+    lowest = 0.0 if column in ("mass", "reference", "own", "regret") else float(values.min())
     highest = float(values.max(initial=lowest))
     bar = {"title": {"text": label, "side": "right"}, "thickness": 12, "len": 0.9, "y": 0.45}
     return {

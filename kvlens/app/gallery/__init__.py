@@ -140,7 +140,7 @@ def verdict_sentence(loss: Verdict) -> str:
     sentence = f"Lost at step {loss.step}: full KV says {loss.expected!r}, this run {loss.got!r}"
     if (missed := loss.missed) is None:
         return f"{sentence}; what was missed most was not recorded."
-    masses = f"full KV's mass on it {missed.full:.2f}, this run's {missed.mass:.2f}"
+    masses = missed.mass_words()
     if said_of_effect := missed.effect_words():
         masses = f"{said_of_effect}; {masses}"
     return (

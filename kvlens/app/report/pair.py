@@ -12,7 +12,7 @@ from kvlens.app.compare.totals import totals_table
 from kvlens.app.figures.compare import run_maps
 from kvlens.app.figures.comparetracks import A_AND_B, Track, overlaid
 from kvlens.app.report.markup import Figures, folded, missing, paragraph, table
-from kvlens.recording.metrics import metric_of
+from kvlens.recording.metrics import REGRETS, metric_of
 from kvlens.store.reader import TraceReader
 from kvlens.text.units import counted
 
@@ -68,7 +68,8 @@ def maps(pair: Pair, figures: Figures) -> str:
     parts = []
     both = min(pair.a.n_steps, pair.b.n_steps)
     until = both if pair.divergence is None else pair.divergence + 1
-    for name in ("coverage", "regret"):
+    shared_names = [name for name in REGRETS if name in pair.a.metrics() and name in pair.b.metrics()]
+    for name in ("coverage", *(shared_names[:1] or REGRETS[:1])):
         if name not in pair.a.metrics() or name not in pair.b.metrics():
             parts.append(missing(f"{metric_of(name).title}: not recorded in both runs."))
             continue

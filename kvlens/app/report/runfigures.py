@@ -14,7 +14,7 @@ from kvlens.app.figures.losstrack import loss_track
 from kvlens.app.report.markup import Figures, missing, paragraph, table
 from kvlens.app.report.spans import listed, shortened
 from kvlens.lens.attribution import attribute, with_reasons
-from kvlens.lens.lines import inside
+from kvlens.lens.lines import MASSES, inside
 from kvlens.lens.verdict import Verdict
 from kvlens.recording.metrics import head_label, metric_of
 from kvlens.store.cells import integer, number, records, row_of_largest
@@ -51,7 +51,7 @@ def head_maps(reader: TraceReader, figures: Figures, found: Verdict | None) -> s
     selected = None if missed is None else (missed.layer, missed.q_head)
     outlined = "" if found is None or missed is None else f" Outlined: the head that missed most at step {found.step}."
     parts = []
-    for name in ("coverage", "regret"):
+    for name in ("coverage", "reference_regret", "regret"):
         if name not in reader.metrics():
             parts.append(missing(f"{metric_of(name).title} by head: not recorded."))
             continue
@@ -73,8 +73,8 @@ def spans_at(reader: TraceReader, figures: Figures, found: Verdict | None) -> st
     label = head_label(missed.layer, missed.q_head, reader.q_heads // reader.kv_heads)
     frame = listed(reader, found.step, missed.layer, missed.q_head)
     note = (
-        "Full attention of this run's own query over the exact keys of all positions; this run's mass on a span counts "
-        "its summary, as regret does and coverage does not; ★ marks the needle, the frame what was missed most."
+        f"{MASSES} This run's mass on a span counts its summary, as regret does and coverage does not; ★ marks the "
+        "needle, the frame what was missed most."
     )
     drawn = figures.place(
         span_bars(frame, label, found.step, missed.span), f"Masses per span of {label} at step {found.step}", note

@@ -12,8 +12,8 @@ from kvlens.text.passages import passage
 
 
 def listed(reader: TraceReader, step: int, layer: int, q_head: int) -> pd.DataFrame:
-    """The spans that full attention would have read most at a step: span, full, mass, regret, kind, tokens (in words),
-    text, needle."""
+    """The spans that full attention would have read most at a step: span, reference (full KV's own mass, NaN: not
+    recorded), own (own-query mass), mass, regret, kind, tokens (in words), text, needle."""
     table, tokens = reader.oracle(step, layer, q_head), reader.tokens()
     needle = reader.meta.needle
     rows = []
@@ -25,7 +25,8 @@ def listed(reader: TraceReader, step: int, layer: int, q_head: int) -> pd.DataFr
         rows.append(
             {
                 "span": integer(row.span),
-                "full": number(row.full),
+                "reference": number(row.reference),
+                "own": number(row.own),
                 "mass": number(row.mass),
                 "regret": number(row.regret),
                 "kind": str(row.kind),
@@ -34,7 +35,7 @@ def listed(reader: TraceReader, step: int, layer: int, q_head: int) -> pd.DataFr
                 "needle": not window and _holds(part, needle),
             }
         )
-    columns = ["span", "full", "mass", "regret", "kind", "tokens", "text", "needle"]
+    columns = ["span", "reference", "own", "mass", "regret", "kind", "tokens", "text", "needle"]
     return pd.DataFrame(rows, columns=columns)
 
 

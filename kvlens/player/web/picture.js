@@ -12,7 +12,7 @@ import { colorTokens } from "./spans.js";
 import { TokenStrip } from "./strip.js";
 import { Tracks, axisText } from "./tracks.js";
 import { View } from "./view.js";
-import { Wanted } from "./wanted.js";
+import { massName, Wanted } from "./wanted.js";
 
 /** @import { Cell, MapPlace, Metric, Track } from "./types.js" */
 
@@ -57,7 +57,7 @@ export class Picture extends View {
     const listed = (/** @type {number} */ step) => (here && Wanted.listed(this, step)?.find((row) => row.id === this.span)) || { full: NaN, mass: NaN };
     const rows = Array.from({ length: here ? this.steps : 0 }, (_, step) => listed(step));
     return {
-      title: `mass on span ${this.span}, ${this.headName()}: this run (blue), full KV (orange)`, unit: "share", zero: true, pending: !here,
+      title: `mass on span ${this.span}, ${this.headName()}: this run (blue), ${massName(this)} (orange)`, unit: "share", zero: true, pending: !here,
       values: rows.map((row) => row.mass), second: { values: rows.map((row) => row.full) },
     };
   }
@@ -180,7 +180,7 @@ export class Picture extends View {
     const code = index < 0 ? 255 : this.clock.stateAt(index, step);
     const span = index < 0 ? "not written yet" : `span ${header.spans[index].id} (${header.spans[index].kind}): ${STATE_WORDS[code] || "state not recorded"}`;
     const who = hole && hole.head !== null ? this.headName(Math.floor(hole.head / header.q_heads), hole.head % header.q_heads) : this.headName();
-    const lost = hole ? `full KV's ${who} gives ${hole.to - hole.from > 1 ? `tokens ${hole.from}\u2013${hole.to - 1}` : `token ${hole.from}`} ${hole.mass.toFixed(3)} that this run did not attend; click to choose the span` : sampledAt(this, step) ? "no hole here" : "full attention was not recorded at this step";
+    const lost = hole ? `${massName(this)} of ${who} has ${hole.to - hole.from > 1 ? `tokens ${hole.from}\u2013${hole.to - 1}` : `token ${hole.from}`} at ${hole.mass.toFixed(3)}, which this run did not attend; click to choose the span` : sampledAt(this, step) ? "no hole here" : "full attention was not recorded at this step";
     this.el.token.textContent = `step ${step} \u00b7 #${pos} \u201c${text}\u201d \u00b7 ${span}\n${lost}`;
   }
 

@@ -40,6 +40,7 @@ export interface RunHeader {
   jumps: Jump[];
   diverged: number | null;
   oracle: boolean;
+  reference: boolean;
   sampling: string;
   every: number;
 }
@@ -136,6 +137,7 @@ export interface WantedRow {
   /** index into the run's spans */
   span: number;
   full: number;
+  own: number;
   mass: number;
 }
 

@@ -1,5 +1,6 @@
 // @ts-check
-// What full KV would have read at this step with the selected head's own query, beside what the run read: a bar per span.
+// What full KV reads at this step with the selected head, beside what the run read: a bar per span. By the run's own query where
+// full KV's own masses were not recorded.
 
 import { decode, visibleText } from "./codec.js";
 import { VERMILION, context2d } from "./color.js";
@@ -32,7 +33,7 @@ export class Wanted {
     return 38 + WANTED_ROWS * WANTED_ROW + 18;
   }
 
-  // The spans listed at a step, most wanted first: {id, span, full, mass}; null where full attention was not recorded.
+  // The spans listed at a step, most wanted first: {id, span, full, own, mass}; null where full attention was not recorded.
   /** @param {Picture} view @param {number} step @returns {WantedRow[] | null} */
   static listed(view, step) {
     const { arrays } = view.slice;
@@ -41,8 +42,8 @@ export class Wanted {
     const rows = [];
     for (let i = arrays.wanted_start[step]; i < arrays.wanted_start[step + 1]; i++) {
       const span = arrays.wanted_span[i];
-      const [full, mass] = ["full", "mass"].map((name) => decode(arrays[`wanted_${name}`][i], 0, 1));
-      rows.push({ id: view.run.header.spans[span].id, span, full, mass });
+      const [full, own, mass] = ["full", "own", "mass"].map((name) => decode(arrays[`wanted_${name}`][i], 0, 1));
+      rows.push({ id: view.run.header.spans[span].id, span, full, own, mass });
     }
     return rows;
   }
@@ -64,10 +65,10 @@ export class Wanted {
       ctx.fillText(`Full attention's masses were not recorded here${view.run.header.sampling}.`, 0, 28);
       return;
     }
-    this.key(ctx, theme);
+    this.key(ctx, theme, massName(view));
     const left = Math.min(190, width * 0.42);
     const most = Math.max(0.05, ...this.rows.map((row) => Math.max(row.full, row.mass)));
-    const room = width - left - 78;
+    const room = width - left - (view.run.header.reference ? 166 : 78);
     this.rows.forEach((row, i) => {
       const y = this.top + i * WANTED_ROW;
       if (row.id === view.span) {
@@ -81,16 +82,17 @@ export class Wanted {
       ctx.fillStyle = theme.accent;
       ctx.fillRect(left, y + 12, (row.mass / most) * room, 8);
       ctx.fillStyle = theme.text;
-      ctx.fillText(`${row.full.toFixed(2)} / ${row.mass.toFixed(2)}`, left + Math.max(row.full, row.mass) / most * room + 6, y + WANTED_ROW / 2);
+      const own = view.run.header.reference ? `, own query ${row.own.toFixed(2)}` : "";
+      ctx.fillText(`${row.full.toFixed(2)} / ${row.mass.toFixed(2)}${own}`, left + Math.max(row.full, row.mass) / most * room + 6, y + WANTED_ROW / 2);
     });
     const more = all.slice(WANTED_ROWS).reduce((sum, row) => sum + row.full, view.slice.arrays.wanted_tail[view.step]);
-    ctx.fillText(`All other spans hold ${more.toFixed(2)} of full KV's mass.`, 4, this.top + this.rows.length * WANTED_ROW + 9);
+    ctx.fillText(`All other spans hold ${more.toFixed(2)} of ${massName(view)}.`, 4, this.top + this.rows.length * WANTED_ROW + 9);
   }
 
-  /** @param {Context} ctx @param {Theme} theme */
-  key(ctx, theme) {
+  /** @param {Context} ctx @param {Theme} theme @param {string} name */
+  key(ctx, theme, name) {
     let x = 0;
-    for (const [color, text] of [[ORANGE, "full KV's mass"], [theme.accent, "this run's, rebuilt and summarised tokens too"]]) {
+    for (const [color, text] of [[ORANGE, name], [theme.accent, "this run's, rebuilt and summarised tokens too"]]) {
       ctx.fillStyle = color;
       ctx.fillRect(x, 23, 12, 9);
       ctx.fillStyle = theme.text;
@@ -108,6 +110,11 @@ export class Wanted {
     const text = texts.slice(start, Math.min(end, start + 12)).map(visibleText).join("").replace(/\s+/g, " ").trim();
     return `span ${id}${star} \u201c${text}\u201d`;
   }
+}
+
+/** The mass that bars, holes and tails are of: full KV's own where it was recorded. @param {Picture} view */
+export function massName({ run }) {
+  return run.header.reference ? "full KV's mass" : "own-query mass (full KV's was not recorded)";
 }
 
 /** The text, cut to a width. @param {Context} ctx @param {string} text @param {number} width */

@@ -64,16 +64,14 @@ def finding(reader: TraceReader, verdict: Verdict | None) -> Finding:
 
 
 def missed_words(reader: TraceReader, missed: Missed) -> str:
-    """What was missed most, with full KV's mass on it and the run's. Tokens name it: two runs need not have the same
-    spans under the same numbers."""
+    """What was missed most, with full KV's mass on it, the own-query mass and the run's. Tokens name it: two runs need
+    not have the same spans under the same numbers."""
     where = "the window"
     if missed.kind != "window":
         start, end = missed.tok_start, missed.tok_end
         text = span_text(reader.tokens(), start, end, EXCERPT).strip()
         where = f"span {missed.span} (tokens {start}–{end - 1}) “{text}”"
-    return (
-        f"{where} by L{missed.layer} KV{missed.kv_head}: mass {missed.full:.2f} under full KV, {missed.mass:.2f} here"
-    )
+    return f"{where} by L{missed.layer} KV{missed.kv_head}: {missed.mass_words()}"
 
 
 def in_focus(findings: Sequence[Finding], references: set[str]) -> str:

@@ -9,7 +9,7 @@ import streamlit as st
 from kvlens.app.ui.common.data import TraceReader
 from kvlens.app.ui.common.spantext import span_text, window_range
 from kvlens.app.ui.common.state import Selection
-from kvlens.lens.lines import LEAST, joined, ranges_in_words
+from kvlens.lens.lines import LEAST, MASSES, joined, mass_name, ranges_in_words
 from kvlens.player.lens import sampling
 from kvlens.player.payload import needle_tokens
 from kvlens.recording.metrics import head_label
@@ -27,10 +27,11 @@ def wanted(reader: TraceReader, selection: Selection) -> None:
     shown = table.assign(needle=table["needle"].map({True: "★", False: ""})).rename(columns=_NAMES)
     st.dataframe(shown, hide_index=True, width="stretch", height=min(300, 38 + 35 * len(shown)))
     tail = reader.oracle_tail(step, layer, head)
-    rest = "" if np.isnan(tail) else f" Spans that are not listed hold {tail:.4f} of full KV's mass."
+    name = mass_name(bool(table["reference"].notna().any()))
+    rest = "" if np.isnan(tail) else f" Spans that are not listed hold {tail:.4f} of {name}."
     st.caption(
         (
-            "Full attention of this run's own query over the exact keys of all positions. This run's mass on a span "
+            f"{MASSES} This run's mass on a span "
             "counts its summary and what was rebuilt of it, as regret does; coverage counts tokens attended exactly "
             "alone. ★ marks the needle."
         )
@@ -39,7 +40,7 @@ def wanted(reader: TraceReader, selection: Selection) -> None:
     )
 
 
-_NAMES = {"full": "full KV's mass", "mass": "this run's mass"}
+_NAMES = {"reference": "full KV's mass", "own": "own-query mass", "mass": "this run's mass"}
 
 
 def lost(reader: TraceReader, step: int, layer: int, head: int) -> str:
@@ -50,11 +51,13 @@ def lost(reader: TraceReader, step: int, layer: int, head: int) -> str:
     if (share := float(lost_tokens["mass"].sum())) < LEAST:
         return ""
     where = ranges_in_words(joined((int(pos), int(pos) + 1) for pos in lost_tokens["pos"]))
-    return f" Attended in no form: {where}, with {share:.2f} of full KV's mass."
+    name = mass_name(reader.has_reference_masses())
+    return f" Attended in no form: {where}, with {share:.2f} of {name}."
 
 
 def listed(reader: TraceReader, step: int, layer: int, head: int) -> pd.DataFrame:
-    """The spans full attention would have read most: span, full, mass, regret, kind, tokens (in words), text,
+    """The spans full attention would have read most: span, reference (full KV's own mass, NaN: not recorded), own
+    (own-query mass), mass, regret, kind, tokens (in words), text,
     needle."""
     table = reader.oracle(step, layer, head)
     tokens = reader.tokens()
@@ -68,7 +71,8 @@ def listed(reader: TraceReader, step: int, layer: int, head: int) -> pd.DataFram
     return pd.DataFrame(
         {
             "span": table["span"],
-            "full": table["full"],
+            "reference": table["reference"],
+            "own": table["own"],
             "mass": table["mass"],
             "regret": table["regret"],
             "kind": table["kind"],

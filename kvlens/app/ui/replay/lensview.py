@@ -13,6 +13,7 @@ from kvlens.app.ui.common.state import Selection
 from kvlens.app.ui.common.widgets import plain
 from kvlens.app.ui.replay import lenswhatif, tour, tried
 from kvlens.app.ui.replay.lensbars import token_range
+from kvlens.lens.lines import mass_name
 from kvlens.lens.severity import severity
 from kvlens.lens.tries import try_of
 from kvlens.lens.verdict import Missed, Verdict
@@ -104,9 +105,7 @@ def lines(reader: TraceReader, loss: Verdict) -> list[str]:
     heads = f"(mean over its {group} query heads, Q{missed.q_head} most)" if group > 1 else f"(Q{missed.q_head})"
     sentences.append(
         f"**Missed most** by L{missed.layer} KV{missed.kv_head} {plain(heads)}: {plain(_span(reader, missed))} "
-        f"· full KV's mass on it "
-        f"**{plain(f'{missed.full:.2f}')}**, this run's **{plain(f'{missed.mass:.2f}')}**, regret "
-        f"{plain(f'{missed.regret:.2f}')}{effect}"
+        f"· {plain(missed.mass_words())}, regret {plain(f'{missed.regret:.2f}')}{effect}"
     )
     why = f"**Why it was missed**: {plain(missed.reason.says)}."
     return [*sentences, why]
@@ -139,10 +138,11 @@ def _inside(reader: TraceReader, loss: Verdict) -> list[str]:
         return []
     tokens = reader.tokens()
     text = " … ".join(span_text(tokens, start, end, 70).strip() for start, end in line.tokens)
+    name = mass_name(reader.has_reference_masses())
     return [
-        f"**{plain(line.words().capitalize())}** for L{line.layer} KV{line.kv_head}, “{plain(text)}”: full KV's mass "
-        f"on the span's unread tokens is **{plain(f'{line.share:.2f}')}** more than its regret shows, because the head "
-        "gave other tokens of the span more than full KV does."
+        f"**{plain(line.words().capitalize())}** for L{line.layer} KV{line.kv_head}, “{plain(text)}”: {plain(name)} on "
+        f"the span's unread tokens is **{plain(f'{line.share:.2f}')}** more than its regret shows, because the head "
+        "gave other tokens of the span more than that."
     ]
 
 

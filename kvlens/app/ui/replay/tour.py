@@ -46,9 +46,9 @@ def marks(loss: Verdict, how: Severity, tried: Counterfactual | None) -> list[di
     missed_sentence = "Which part of the text was missed is said here, where it was recorded."
     why = "Where the method had put that part of the text, and why the step could not read it, is said here."
     if missed is not None:
+        who = "By this run's own query full attention puts" if missed.reference is None else "Full KV puts"
         missed_sentence = (
-            f"With its whole cache the model puts {missed.full:.0%} of this head's attention on one passage. "
-            f"Here it got {missed.mass:.0%}."
+            f"{who} {missed.full:.0%} of this head's attention on one passage. Here it got {missed.mass:.0%}."
         )
         if red(missed):
             missed_sentence += " The cache map below shows it red."

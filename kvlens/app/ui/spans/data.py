@@ -48,7 +48,8 @@ class Tokens:
 #: What spans can be coloured by: column of `span_table` -> how the page calls it, with its unit.
 COLOURS = {
     "mass": "mass (share)",
-    "full": "full-KV mass (share)",
+    "reference": "full KV's mass (share)",
+    "own": "own-query mass (share)",
     "regret": "regret (share)",
     "state": "state",
     "tok_start": "position (first token)",
@@ -58,9 +59,10 @@ COLOURS = {
 
 def span_table(reader: TraceReader, tokens: Tokens, frame: pd.DataFrame, selection: Selection) -> pd.DataFrame:
     """The spans alive at the selected step, by their first token: span, kind, tok_start, tok_end (the window's as it is
-    at this step), length, text, mean_surprisal, mass (the selected query head's, NaN: not among those it listed), full
-    (full attention's, likewise), regret, state (for its KV head), host_bytes (in host memory for the KV head),
-    moved_bytes (to the device for it, all steps), needle, reason. `frame`: the reader's tokens."""
+    at this step), length, text, mean_surprisal, mass (the selected query head's, NaN: not among those it listed),
+    reference (full KV's own, likewise), own (own-query mass), regret, state (for its KV head), host_bytes (in host
+    memory for the KV head), moved_bytes (to the device for it, all steps), needle, reason. `frame`: the reader's
+    tokens."""
     step, layer, head = selection.step or 0, selection.layer or 0, selection.head or 0
     kv_head = head // (reader.q_heads // reader.kv_heads)
     every = reader.spans()
@@ -86,7 +88,8 @@ def span_table(reader: TraceReader, tokens: Tokens, frame: pd.DataFrame, selecti
             "text": [span_text(frame, start, end) for start, end in ranges],
             "mean_surprisal": [_mean(tokens.nats[start:end]) for start, end in ranges],
             "mass": _by_span(ids, oracle.set_index("span")["mass"].combine_first(listed.set_index("span")["mass"])),
-            "full": _by_span(ids, oracle.set_index("span")["full"]),
+            "reference": _by_span(ids, oracle.set_index("span")["reference"]),
+            "own": _by_span(ids, oracle.set_index("span")["own"]),
             "regret": _by_span(ids, oracle.set_index("span")["regret"]),
             "state": ids.map(states).where(lambda state: state.isin(SPAN_STATES), None),
             "host_bytes": _by_span(ids, cold),

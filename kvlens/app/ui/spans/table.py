@@ -41,7 +41,8 @@ def table(reader: TraceReader, view: View) -> None:
             "text": spans["text"],
             "mean surprisal (nats)": spans["mean_surprisal"],
             "mass (share)": spans["mass"],
-            "full-KV mass (share)": spans["full"],
+            "full KV's mass (share)": spans["reference"],
+            "own-query mass (share)": spans["own"],
             "regret (share)": spans["regret"],
             "state": [words.state(state) for state in spans["state"]],
             "in host memory": [si_bytes(value) if value == value else "–" for value in spans["host_bytes"]],
@@ -64,7 +65,8 @@ def table(reader: TraceReader, view: View) -> None:
             "text": st.column_config.TextColumn(width="medium"),
             "mean surprisal (nats)": number,
             "mass (share)": share,
-            "full-KV mass (share)": share,
+            "full KV's mass (share)": share,
+            "own-query mass (share)": share,
             "regret (share)": share,
             "how it was cut and placed": st.column_config.TextColumn(width="large"),
         },
@@ -76,7 +78,7 @@ def table(reader: TraceReader, view: View) -> None:
         image=False,
     )
     full = (
-        "" if spans["full"].notna().any() else " Full-KV mass and regret were not recorded for this head at this step."
+        "" if spans["reference"].notna().any() else " Full KV's own mass was not recorded for this head at this step."
     )
     st.caption(
         f"● selected, ★ holds tokens of the needle. Masses are {label}'s at this step; None: the head did not list the "

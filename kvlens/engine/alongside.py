@@ -1,0 +1,79 @@
+"""Full KV beside a run: the full-KV cache of the run's prompt, fed the run's own tokens a few steps behind the run.
+
+Up to the divergence the tokens are the reference's, so this is the reference's own run. Behind it full KV is forced
+along the run's tokens. Several steps go through the model at once; only their attention is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from kvlens.engine.hf_attention import SessionCache
+from kvlens.engine.models import LoadedModel
+from kvlens.shortage import shortage
+
+
+class Alongside:
+    """A session of full KV (kvlens.engine.hf_attention.LayerSession) and a recorder's source of full KV's own attention
+    (kvlens.recording.recorder.FullKVAttention). It copies no key or value of the prompt. What goes wrong ends it,
+    never the run."""
+
+    def __init__(self, loaded: LoadedModel, keys: torch.Tensor, values: torch.Tensor, token: int, steps: int) -> None:
+        """keys, values: the prompt's under full KV [L, H_kv, n, D]; token: fed in step 0; steps: at most."""
+        layers, kv_heads, n, head_dim = keys.shape
+        self._model, self._token = loaded.model.base_model, token
+        self._keys, self._values, self._prompt = keys, values, n
+        self._new = keys.new_empty(2, layers, kv_heads, steps, head_dim)
+        """keys and values of the decoded tokens"""
+        self._seen = [0] * layers
+        """decoded tokens that each layer has seen"""
+        self._cache = SessionCache(self, layers)
+        self._sampled: Sequence[Sequence[int]] = ()
+        self._rows: list[list[torch.Tensor]] = []
+        self.why: str | None = None
+        """why there is no attention from some step on; None: there is"""
+
+    def attention(self, tokens: Sequence[int], layers: Sequence[Sequence[int]]) -> list[torch.Tensor | None]:
+        """See kvlens.recording.recorder.FullKVAttention."""
+        self._sampled, self._rows = layers, [[] for _ in tokens]
+        if self.why is None:
+            fed = torch.tensor([[self._token, *tokens[:-1]]], device=self._keys.device)
+            self._token = tokens[-1]
+            try:
+                with torch.inference_mode():
+                    self._model(input_ids=fed, past_key_values=self._cache, use_cache=True)
+            except Exception as failure:
+                short = shortage(failure)
+                self.why = str(short) if short is not None else f"it failed ({type(failure).__name__}: {failure})"
+        if self.why is not None:
+            return [None] * len(tokens)
+        return [torch.stack(rows) if rows else None for rows in self._rows]
+
+    # ---- called by the seam
+    def tokens_seen(self, layer: int) -> int:
+        return self._prompt + self._seen[layer]
+
+    def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        start, m = self._seen[layer], keys.shape[1]
+        self._new[0, layer, :, start : start + m], self._new[1, layer, :, start : start + m] = keys, values
+        self._seen[layer] = start + m
+
+    def attend(self, layer: int, q: torch.Tensor, scaling: float) -> torch.Tensor:
+        """q [1, Hq, m, D] -> attention output of the same shape; softmax and products in float32."""
+        count, m = self._seen[layer], q.shape[2]
+        new_keys, new_values = (part.float() for part in self._new[:, layer, :, :count])
+        packed = q[0].float().reshape(len(new_keys), -1, q.shape[3])  # query heads of a KV head, then steps
+        keys, values = self._keys[layer].float(), self._values[layer].float()
+        scores = torch.cat([packed @ keys.mT, packed @ new_keys.mT], -1) * scaling
+        scores = scores.unflatten(1, (-1, m))
+        later = torch.arange(count, device=q.device) > torch.arange(count - m, count, device=q.device)[:, None]
+        scores[..., self._prompt :].masked_fill_(later, -torch.inf)
+        weights = scores.softmax(-1)
+        for step, sampled in enumerate(self._sampled):
+            if layer in sampled:
+                self._rows[step].append(weights[:, :, step, : self._prompt + count - m + step + 1].clone())
+        flat = weights.flatten(1, 2)
+        output = flat[..., : self._prompt] @ values + flat[..., self._prompt :] @ new_values
+        return output.reshape(1, -1, m, q.shape[3]).to(q.dtype)
