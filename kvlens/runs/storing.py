@@ -129,13 +129,16 @@ def store(
         peak = None if raced else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         if read is not None:
             read.learned(result.surprisal)
-        no_effects: str | None = None
+        no_effects, effects, effect_s = None, None, None
         if lost is not None and lost.any:
             start_time, stood = time.monotonic(), writer.stood_s
             report("effect", 0, 1)
-            results, no_effects = lost.effects(prepared, planned, read, follow, partial(follow, "effect", 0, 1))
-            writer.effects(results)
-            writer.stood_s = stood + time.monotonic() - start_time
+            follow_effect = partial(follow, "effect", 0, 1)
+            effects, no_effects = lost.effects(prepared, planned, pairing, read, follow, follow_effect)
+            if effects is not None:
+                writer.effects([effects])
+            effect_s = time.monotonic() - start_time
+            writer.stood_s = stood + effect_s
         outcome = Outcome(
             output_text=result.text,
             stopped=result.stopped,
@@ -150,6 +153,9 @@ def store(
             whatif=conclude(result),
             raced=raced,
             no_effects=no_effects,
+            effect_steps=() if effects is None else effects.steps,
+            effect_order=() if effects is None else effects.order,
+            effect_s=None if effect_s is None or raced else round(effect_s, 4),
         )
     except Cancelled as stopped:
         status, error, checks = "cancelled", "Cancelled by the user.", stopped.checks

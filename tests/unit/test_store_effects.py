@@ -35,9 +35,9 @@ def test_effects_come_back_and_stand_beside_their_triples(tmp_path: Path) -> Non
     ]
     with write(tmp_path, records, (1, 4, 2, 1), found, block_steps=2) as reader:
         assert reader.effects(1).empty
-        assert reader.effects(0).to_numpy().tolist() == [[0, 1, 1, 1.0, 2.5]]
+        assert reader.effects(0).to_numpy().tolist() == [[0, 1, 1, 1.0, 2.5, 1]]
         effects, triples = reader.effects(2), reader.triples(2)
-        assert list(effects.columns) == ["layer", "kv_head", "span", "effect", "lead"]
+        assert list(effects.columns) == ["layer", "kv_head", "span", "effect", "lead", "place"]
         assert effects[["layer", "kv_head", "span"]].to_numpy().tolist() == [[0, 1, 0], [0, 0, 0], [0, 0, 1]]
         assert effects["effect"].tolist() == [float(np.float32(3.1)), 0.125, 0.125]
         assert set(effects["lead"]) == {2.5}
@@ -65,7 +65,7 @@ def test_effects_that_no_run_can_have_are_not_told(tmp_path: Path) -> None:
         ):
             con.execute(f"INSERT INTO effect VALUES (0, {row})")
     with TraceReader.open(tmp_path, trace.parent.name) as reader:
-        assert reader.effects(0).to_numpy().tolist() == [[0, 0, 1, 1.0, 2.5]]
+        assert reader.effects(0).to_numpy().tolist() == [[0, 0, 1, 1.0, 2.5, 1]]
         pd.testing.assert_frame_equal(reader.triples(0), plain)
 
 
