@@ -189,8 +189,8 @@ def _moved(
     way: float,
 ) -> np.ndarray:
     """Return logits [L, H_kv, spans]: each span's part of what the leads of all lost steps lose together at one point
-    of the way. pairs: full KV's token and the method's, by lost step. The steps before `begin` leave their keys and values
-    alone."""
+    of the way. pairs: full KV's token and the method's, by lost step. The steps before `begin` leave their keys and
+    values alone."""
     fed = torch.tensor([[read.ids[-1], *ids[: max(pairs)]]], device=loaded.model.device)
     session = FullAttention.after(read, unread, way)
     cache = SessionCache(session, loaded.shape.layers)

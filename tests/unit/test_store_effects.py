@@ -47,6 +47,23 @@ def test_effects_come_back_and_stand_beside_their_triples(tmp_path: Path) -> Non
         assert reader.triples(1)["effect"].isna().all()
 
 
+def test_an_effect_of_a_span_that_no_head_listed_stands_among_the_triples_in_the_order_of_the_run(
+    tmp_path: Path,
+) -> None:
+    record = listing(0, np.random.default_rng(3))
+    assert record.oracle is not None
+    first = replace(record.oracle, span=np.where(record.oracle.span == 1, -1, record.oracle.span))
+    found = [make_effects(0, (0, 1, 0), (0, 0, 1))]
+    with write(tmp_path, [replace(record, oracle=first)], (1, 4, 2, 1), found) as reader:
+        reader.meta = reader.meta.model_copy(update={"effect_order": ((0, 0, 1), (0, 1, 0)), "effect_steps": (0, 2)})
+        assert reader.effects(0)[["span", "place"]].to_numpy().tolist() == [[1, 1], [0, 2]]
+        assert reader.effects(0)["effect"].tolist() == [0.5, 1.0]
+        row = reader.triples(0).query("kv_head == 0 and span == 1")
+        assert row[["full", "mass", "regret", "hidden", "effect", "place"]].to_numpy().tolist() == [
+            [0, 0, 0, 0, 0.5, 1]
+        ]
+
+
 def test_effects_that_no_run_can_have_are_not_told(tmp_path: Path) -> None:
     with write(tmp_path, [listing(0, np.random.default_rng(1))], (1, 4, 2, 1), [make_effects(0, (0, 0, 1))]) as reader:
         plain = reader.triples(0)
