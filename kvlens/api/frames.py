@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from kvlens.api.columns import SPANS, STEPS, described
+from kvlens.api.columns import MISSED, SPANS, STEPS, described
 from kvlens.store.reader import TraceReader
 
 
@@ -42,6 +42,14 @@ def spans(reader: TraceReader) -> pd.DataFrame:
     frame["text"] = ["".join(texts[start:end]) for start, end in zip(frame["tok_start"], frame["tok_end"], strict=True)]
     mass = reader.mean_span_mass().rename(columns={"mass": "mean_mass"})
     return described(frame.merge(mass, on="span", how="left")[list(SPANS)], "spans")
+
+
+def missed(reader: TraceReader) -> pd.DataFrame:
+    """Return one row per (layer, KV head, span) that was missed where the run lost, most important first."""
+    from kvlens.lens.attribution import attribute
+
+    frame = attribute(reader).rename(columns={"effect": "effect_logits"})
+    return described(frame[list(MISSED)].astype({"layer": int, "kv_head": int, "span": int}), "missed")
 
 
 def decisions(reader: TraceReader, step: int | None, layer: int | None, kv_head: int | None) -> pd.DataFrame:

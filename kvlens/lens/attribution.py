@@ -34,10 +34,10 @@ def missed(reader: TraceReader, step: int) -> pd.DataFrame:
 
 
 def attribute(reader: TraceReader) -> pd.DataFrame:
-    """Return layer, kv_head, span, regret at the step of loss, effect on the lost steps (NaN: none was recorded),
-    ordered as by `missed`. Regret is the mean over the query heads of a KV head; a lower bound where one did not list a
-    span. Empty where nothing was lost or full attention was not recorded."""
-    columns = ["layer", "kv_head", "span", "regret", "effect"]
+    """Return layer, kv_head, span, regret at the step of loss, effect on the lost steps and place in their ranking
+    (NaN: none was recorded), ordered as by `missed`. Regret is the mean over the query heads of a KV head; a lower
+    bound where one did not list a span. Empty where nothing was lost or full attention was not recorded."""
+    columns = ["layer", "kv_head", "span", "regret", "effect", "place"]
     steps = lost_steps(reader.loss())
     missed_triples = missed(reader, steps[0]) if steps else None
     if missed_triples is None or missed_triples.empty:

@@ -21,18 +21,18 @@ def gives_answer(loaded: LoadedModel, prompt: Prompt, reference: Reference) -> b
     return source.answer is not None and tasks.is_right(source.task, source.answer, text)
 
 
-def answer_end(loaded: LoadedModel, prompt: Prompt, reference: Reference, step: int, known: bool) -> int:
+def answer_end(loaded: LoadedModel, prompt: Prompt, reference: Reference, step: int, has_answer: bool) -> int:
     """Return the step after the answer, at most ANSWER_STEPS behind the step of loss: where the answer is known, behind
     the token that follows it in full KV's text, or the line on which the step of loss lies; the step after `step` where
-    no answer is known."""
-    if not known:
+    no answer is known. has_answer: the answer is known and full KV gives it (`gives_answer`)."""
+    if not has_answer:
         return step + 1
-    ids, decode, asked = reference.ids, loaded.tokenizer.decode, len(prompt.asked)
+    ids, decode, question_tokens = reference.ids, loaded.tokenizer.decode, len(prompt.asked)
     last = min(len(ids), step + ANSWER_STEPS)
     ends = range(step + 1, last + 1)
     source = prompt.source
     assert source.answer is not None
     for end in ends:
-        if tasks.is_right(source.task, source.answer, loaded.said(ids[asked:end])):
+        if tasks.is_right(source.task, source.answer, loaded.said(ids[question_tokens:end])):
             return min(end + 1, last)
     return next((end for end in ends if "\n" in decode([ids[end - 1]])), last)

@@ -116,8 +116,8 @@ class Lost:
             tuple(pairing.holds),
             tuple(pairing.drops),
         )
-        known = gives_answer(engine.loaded, prompt, self._reference)
-        end = answer_end(engine.loaded, prompt, self._reference, self._step, known)
+        has_answer = gives_answer(engine.loaded, prompt, self._reference)
+        end = answer_end(engine.loaded, prompt, self._reference, self._step, has_answer)
         result = repeat.rank(end, stop, check)
         if result is None:
             return None

@@ -29,7 +29,7 @@ from kvlens import methods
 from kvlens.engine.engine import Engine, Options
 from kvlens.engine.models import load
 from kvlens.engine.ranking import holds_of
-from kvlens.lab.bench.explain import Case, References
+from kvlens.lab.bench.lostcase import Case, References
 from kvlens.lab.bench.provenance import about
 from kvlens.lab.bench.trials import Prompts, Trial, chosen, header
 from kvlens.memory.budget import Budget
