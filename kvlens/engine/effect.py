@@ -146,7 +146,9 @@ def effects(
     for way in _ways():
         check()
         moved.append(_moved(loaded, read, reference.ids, pairs, begin, unread, way))
-    leads = [float(reference.logits[step, own] - reference.logits[step, rival]) for step, (own, rival) in pairs.items()]
+    leads = [
+        float(reference.logits[step, token] - reference.logits[step, rival]) for step, (token, rival) in pairs.items()
+    ]
     return _most(tuple(pairs), sum(leads), np.mean(moved, axis=0))
 
 
@@ -203,8 +205,8 @@ def _moved(
             outputs = [parts.output for parts in session.parts.values()]
             lead = torch.stack(
                 [
-                    logits[step - begin, own].double() - logits[step - begin, rival].double()
-                    for step, (own, rival) in pairs.items()
+                    logits[step - begin, token].double() - logits[step - begin, rival].double()
+                    for step, (token, rival) in pairs.items()
                 ]
             ).sum()
             slopes = torch.autograd.grad(lead, outputs)

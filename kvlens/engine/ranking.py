@@ -19,6 +19,7 @@ from kvlens.engine.effect import MOST_TRIPLES, effects
 from kvlens.engine.options import Options
 from kvlens.instruments import Effects
 from kvlens.memory.holds import Drop, Hold
+from kvlens.memory.ranges import less
 from kvlens.rows import PrefillRecord, SpanRow, StepRecord
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ class Repeat:
             read=self.read,
             against=self.reference,
             holds=(*self.holds, *holds),
-            drops=self.drops,
+            drops=less(self.drops, holds),
         )
         return records
 
@@ -101,33 +102,33 @@ class Repeat:
         end: int | None = None,
         cancelled: Callable[[], bool] = lambda: False,
         check: Callable[[], None] = lambda: None,
-        first: Records | None = None,
+        records: Records | None = None,
     ) -> Effects | None:
         """Return the ranking of what the lost steps before `end` owe to what was not read; each triple has its effect
-        in the round that placed it. `first`: the records of `follow(end)`, where they are at hand; `check` is called
+        in the round that placed it. `records`: those of `follow(end)`, where they are at hand; `check` is called
         before every forward and may raise. None where no step was lost, or the context is too long for gradients.
         Raises Cancelled, and RuntimeError or MemoryError where there are no gradients or no room for them."""
         own_prompt = self.method.needs_with(self.params).own_prompt
         ranking: dict[Triple, float] = {}
         remaining: dict[Triple, float] = {}
         holds: list[Hold] = []
-        found: Effects | None = None
+        whole: Effects | None = None
         for _ in range(1 if own_prompt else ROUNDS):
-            records, first = first or self.follow(end, holds, cancelled), None
-            pairs = [(step.loss, step.oracle) for step in records.steps]
+            watched, records = records or self.follow(end, holds, cancelled), None
+            pairs = [(step.loss, step.oracle) for step in watched.steps]
             with self.engine.whole(self.prompt):
-                latest = effects(self.engine.loaded, self.read, self.reference, pairs, records.spans, end, check)
+                latest = effects(self.engine.loaded, self.read, self.reference, pairs, watched.spans, end, check)
             if latest is None:
                 break
-            found, spans = found or latest, records.holdable
+            whole, spans = whole or latest, watched.holdable
             remaining = {triple: effect for triple, effect in triples(latest) if triple not in ranking}
             ranking |= {triple: remaining.pop(triple) for triple in list(_first(remaining, spans))}
             holds = holds_of([triple for triple in ranking if triple[2] in spans], spans)
-        if found is None:
+        if whole is None:
             return None
-        for triple, effect in (*remaining.items(), *triples(found)):
+        for triple, effect in (*remaining.items(), *triples(whole)):
             ranking.setdefault(triple, effect)
-        return _effects(found, dict(list(ranking.items())[:MOST_TRIPLES]))
+        return _effects(whole, dict(list(ranking.items())[:MOST_TRIPLES]))
 
 
 def _first(ranking: Mapping[Triple, float], spans: Mapping[int, SpanRow]) -> Iterator[Triple]:
@@ -161,8 +162,8 @@ def holds_of(triples: Sequence[Triple], spans: Mapping[int, SpanRow], from_step:
     ]
 
 
-def _effects(found: Effects, ranking: Mapping[Triple, float]) -> Effects:
+def _effects(effects: Effects, ranking: Mapping[Triple, float]) -> Effects:
     ids = np.array(list(ranking), np.int32).reshape(-1, 3).T
     return replace(
-        found, layer=ids[0], kv_head=ids[1], span=ids[2], effect=np.array(list(ranking.values()), np.float32)
+        effects, layer=ids[0], kv_head=ids[1], span=ids[2], effect=np.array(list(ranking.values()), np.float32)
     )

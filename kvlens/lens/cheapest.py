@@ -86,6 +86,6 @@ def fewest_bytes(
 def _by_effect(repeat: Repeat, watched: Records, end: int) -> list[tuple[Triple, float]]:
     """Return the ranking of effects; empty where effects cannot be found: regret is left to go by."""
     with suppress(RuntimeError, MemoryError):  # no gradients, or no room for them
-        effects = repeat.rank(end, first=watched)
+        effects = repeat.rank(end, records=watched)
         return [] if effects is None else ranked_triples(effects)
     return []

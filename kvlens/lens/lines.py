@@ -14,6 +14,7 @@ from typing import Any
 
 import pandas as pd
 
+from kvlens.memory.ranges import joined
 from kvlens.store.reader import TraceReader
 
 LEAST = 0.01
@@ -77,8 +78,8 @@ def _numbers(triples: pd.DataFrame, share: str) -> Iterable[tuple[Any, ...]]:
     """layer, kv_head, span, share ('regret' or 'hidden'), effect and place (0, inf: none, or the other share is
     larger)."""
     inside = triples["hidden"] > triples["regret"]
-    own = inside if share == "hidden" else ~inside
-    effect, place = triples["effect"].where(own).fillna(0.0), triples["place"].where(own).fillna(math.inf)
+    larger = inside if share == "hidden" else ~inside
+    effect, place = triples["effect"].where(larger).fillna(0.0), triples["place"].where(larger).fillna(math.inf)
     columns = ["layer", "kv_head", "span", share, "effect", "place"]
     return triples.assign(effect=effect, place=place)[columns].itertuples(index=False)
 
@@ -109,17 +110,6 @@ def lost_of(reader: TraceReader, step: int, layer: int, kv_head: int, span: int)
     lost = _with_spans(reader, step)
     head_tokens = lost[(lost["layer"] == layer) & (lost["kv_head"] == kv_head) & (lost["span"] == span)]
     return joined((int(pos), int(pos) + 1) for pos in head_tokens["pos"])
-
-
-def joined(ranges: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """Ranges [start, end) in order, those that touch as one."""
-    pairs: list[tuple[int, int]] = []
-    for start, end in sorted(ranges):
-        if pairs and start <= pairs[-1][1]:
-            pairs[-1] = pairs[-1][0], max(end, pairs[-1][1])
-        else:
-            pairs.append((start, end))
-    return tuple(pairs)
 
 
 def _with_spans(reader: TraceReader, step: int) -> pd.DataFrame:

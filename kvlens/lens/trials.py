@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from kvlens import tasks
 from kvlens.engine.ranking import Records, Repeat
-from kvlens.lens.beyond import less
 from kvlens.memory.holds import Drop, Hold
+from kvlens.memory.ranges import less
 from kvlens.methods.base import Method
 from kvlens.rows import SpanRow
 

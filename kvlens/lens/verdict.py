@@ -10,9 +10,10 @@ import pandas as pd
 
 from kvlens.lens.attribution import missed as ordered
 from kvlens.lens.facts import Facts
-from kvlens.lens.lines import Line, inside, joined
+from kvlens.lens.lines import Line, inside
 from kvlens.lens.output import becoming
 from kvlens.lens.reasons import Reason, reason
+from kvlens.memory.ranges import joined
 from kvlens.store.reader import TraceReader
 
 

@@ -114,8 +114,8 @@ class Case:
             max_new=options.max_new,
             against=True,
         )
-        kept = Kept(self.read.last_queries.shape[2], self.read.received is not None, self.read)
-        prepared = Prepared(self.engine, self.prompt, fingerprint(self.engine.loaded), kept)
+        reading = Kept(self.read.last_queries.shape[2], self.read.received is not None, self.read)
+        prepared = Prepared(self.engine, self.prompt, fingerprint(self.engine.loaded), reading)
         with TemporaryDirectory() as folder:
             pairing = Pairing(reference, "reference")
             uid = store(prepared, request, plan, pairing, Path(folder), lambda *_: None, lambda: False).uid

@@ -110,10 +110,10 @@ class AnswerKinds(Generated):
     def make(
         self, length: int | None, depth: float | None, seed: int, encode: Encode, special: int = 1, index: int = 0
     ) -> Asked:
-        made = super().make(length, depth, seed, encode, special, index)
+        prompt = super().make(length, depth, seed, encode, special, index)
         content, _ = self.content(random.Random(f"{self.name}/{seed}"), 0.5)
         assert isinstance(content, Fact)
-        return replace(made, facts={"kind": content.kind, "source": content.source})
+        return replace(prompt, facts={"kind": content.kind, "source": content.source})
 
     def haystack(self, content: Content, length: int, rng: random.Random) -> Sequence[str]:
         assert isinstance(content, Fact)
