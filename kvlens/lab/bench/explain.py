@@ -104,6 +104,7 @@ def _said(request: ExplainRequest) -> dict[str, Any]:
     return {
         "model": request.model,
         "length": request.length,
+        "tasks": sorted({task for _, task, _ in request.points}),
         "first_seed": request.first_seed,
         "wanted": request.lost,
         "scopes": {SHOWN: SCOPES[SHOWN]},

@@ -112,7 +112,9 @@ def document(results: Iterable[dict[str, Any]]) -> str:
 def _section(result: dict[str, Any]) -> str:
     about = result["about"]
     toy = " (a toy)" if about["model"] == DEMO else ""
-    return f"\n## {about['model']}{toy}, {about['length']:,} tokens\n\n{markdown(result)}"
+    measured_tasks = "".join(f", {task}" for task in about.get("tasks", ()))
+    older = "" if SHOWN in about["scopes"] else ", rankings that pages do not show"
+    return f"\n## {about['model']}{toy}, {about['length']:,} tokens{measured_tasks}{older}\n\n{markdown(result)}"
 
 
 def markdown(result: dict[str, Any]) -> str:
