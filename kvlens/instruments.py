@@ -161,12 +161,13 @@ class SpanKeys:
 
 @dataclass(frozen=True)
 class Effects:
-    """What a lost step's choice owes to what was not read, (layer, KV head, span) with most effect first
-    (kvlens.engine.effect)."""
+    """What the choices of lost steps owe to what was not read: (layer, KV head, span), most important first
+    (kvlens.engine.effect, kvlens.engine.ranking)."""
 
     step: int
+    """the first lost step"""
     lead: float
-    """logits: of full KV's token above the method's, under full KV"""
+    """logits: of full KV's token above the method's, under full KV, added over `steps`"""
     layer: np.ndarray
     """int32 [K]"""
     kv_head: np.ndarray
@@ -174,4 +175,11 @@ class Effects:
     span: np.ndarray
     """int32 [K]"""
     effect: np.ndarray
-    """float32 [K], logits, > 0: the span's part of what the lead loses without all that was not read"""
+    """float32 [K], logits, > 0: the span's part of what the leads lose without all that was not read"""
+    steps: tuple[int, ...] = ()
+    """the lost steps over which effects are added; empty: `step` alone"""
+
+    @property
+    def order(self) -> tuple[tuple[int, int, int], ...]:
+        """The triples (layer, KV head, span), most important first."""
+        return tuple(zip(self.layer.tolist(), self.kv_head.tolist(), self.span.tolist(), strict=True))

@@ -51,7 +51,14 @@ class Outcome(Stored):
     whatif: Counterfactual | None = None
     no_effects: str | None = None
     """of a run that left full KV, came to its end and was recorded at level 'spans': why there are no effects on the
-    choice at the step of loss; None: there are"""
+    choices at lost steps; None: there are"""
+    effect_steps: tuple[StrictInt, ...] = ()
+    """lost steps, on full KV's tokens, over which the stored effects are added; empty: they are of the step of loss
+    alone, as in traces before there was the choice, or there are none"""
+    effect_order: tuple[tuple[StrictInt, StrictInt, StrictInt], ...] = ()
+    """(layer, KV head, span), most important first, as kvlens.engine.ranking orders them; empty: by effect"""
+    effect_s: float | None = None
+    """of the effects, after the run's last step; None: none were computed, or the run was one of a race"""
     full_kv_s: float | None = None
     """spent on full KV beside the run, for its own masses; no part of `decode_s`. None: they were not recorded"""
     no_reference_masses: str | None = None

@@ -82,7 +82,10 @@ ALL_EFFECTS = f"SELECT * FROM {source('effect')} ORDER BY step, effect DESC, lay
 
 #: Means over the query heads of a group; one that did not list a span counts as 0 there, so they are lower bounds.
 TRIPLES = f"""
-    SELECT listed.* EXCLUDE (total), effect FROM (
+    SELECT layer, kv_head, span, coalesce("full", 0) AS "full", coalesce(mass, 0) AS mass, coalesce(own, 0) AS own,
+      if("full" IS NULL AND (SELECT count(reference_mass) FROM {source("oracle")}) > 0, 0, reference) AS reference,
+      coalesce(regret, 0) AS regret, if("full" IS NULL, 0, unread) AS unread,
+      if("full" IS NULL, 0, hidden) AS hidden, effect FROM (
       SELECT layer, q_head // $group AS kv_head, span, (sum(full_mass) / $group)::FLOAT AS "full",
         (sum(mass) / $group)::FLOAT AS mass, (sum(own) / $group)::FLOAT AS own,
         (sum(reference) / $group)::FLOAT AS reference,
@@ -90,8 +93,8 @@ TRIPLES = f"""
         (sum(greatest(unread - regret, 0)) / $group)::FLOAT AS hidden, sum(regret) AS total
       FROM ({_LISTED.format(keys="layer, q_head", where="WHERE step = $step")})
       GROUP BY layer, q_head // $group, span) AS listed
-    LEFT JOIN ({_EFFECTS}) AS stored USING (layer, kv_head, span)
-    ORDER BY total DESC, listed.layer, listed.kv_head, listed.span"""
+    FULL JOIN ({_EFFECTS}) AS stored USING (layer, kv_head, span)
+    ORDER BY coalesce(total, 0) DESC, layer, kv_head, span"""
 
 #: Means over all sampled query heads and steps; a span that one of them did not list counts as 0 there.
 MEAN_FULL = f"""

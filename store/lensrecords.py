@@ -6,6 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
+from kvlens.meta import RunMeta
 from kvlens.store import lensqueries
 from kvlens.store.session import Session
 
@@ -24,6 +25,7 @@ class LensRecords:
     n_layers: int
     q_heads: int
     kv_heads: int
+    meta: RunMeta
 
     def loss(self) -> pd.DataFrame:
         """One row per step that was compared with the full-KV reference: step, ref_token, ref_text, top_token,
@@ -91,14 +93,23 @@ class LensRecords:
     def triples(self, step: int) -> pd.DataFrame:
         """layer, kv_head, span, full, mass, own, reference, regret, unread, hidden (what of unread each query head's
         regret does not show): means over the query heads of a KV head, most regret first. A query head that did not
-        list a span counts as 0, so each is a lower bound. effect: as `effects` has it, NaN of what it does not list."""
-        group = self.q_heads // self.kv_heads
-        return self._db.frame(lensqueries.TRIPLES, step=step, group=group)
+        list a span counts as 0, so each is a lower bound. effect, place: as `effects` has them, NaN of what it does
+        not list."""
+        sizes = {"group": self.q_heads // self.kv_heads, "layers": self.n_layers, "kv_heads": self.kv_heads}
+        frame, keys = self._db.frame(lensqueries.TRIPLES, step=step, **sizes), ["layer", "kv_head", "span"]
+        return frame.merge(self.effects(step)[[*keys, "place"]], "left", keys)
 
     def effects(self, step: int) -> pd.DataFrame:
-        """layer, kv_head, span, effect, lead of a lost step, both in logits, most effect first (see
-        kvlens.instruments.Effects). Empty where they were not recorded, as before schema 9."""
-        return self._db.frame(lensqueries.EFFECTS, step=step)
+        """layer, kv_head, span, effect, lead of the lost steps, both in logits, place (from 1 on), in the order of
+        places (see kvlens.instruments.Effects). `meta.effect_steps` has the steps over which they are added; where it
+        is empty they are of this step alone, and the place is that by effect. Empty where they were not recorded, as
+        before schema 9."""
+        frame = self._db.frame(lensqueries.EFFECTS, step=step, layers=self.n_layers, kv_heads=self.kv_heads)
+        places = {triple: place for place, triple in enumerate(self.meta.effect_order)}
+        named = frame[["layer", "kv_head", "span"]].astype(int).itertuples(index=False, name=None)
+        frame["place"] = [places.get(triple, len(places)) for triple in named]
+        frame = frame.sort_values("place", kind="stable", ignore_index=True)
+        return frame.assign(place=range(1, len(frame) + 1))
 
     def lost_tokens(self, step: int) -> pd.DataFrame:
         """The tokens with most unread mass of every query head that was sampled at a step, most first: layer, q_head,

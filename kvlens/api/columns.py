@@ -123,6 +123,16 @@ SPANS = {
     "mean_reference_mass": Column(SHARE, "full KV's own mass, likewise; NaN: not recorded"),
     "mean_own_query_mass": Column(SHARE, "full attention's mass by the run's own query, likewise; NaN: not recorded"),
 }
+MISSED = {
+    "layer": Column(ID, "layer"),
+    "kv_head": Column(ID, "KV head that missed the span"),
+    "span": Column(ID, "span that it missed"),
+    "place": Column(
+        "rank", "place in the ranking of effects, from 1 on; NaN: no effect was recorded, ordered by regret"
+    ),
+    "effect_logits": Column("logits", "effect on the lost steps of the answer, in the round that placed it"),
+    "regret": Column(SHARE, "full attention's mass minus the method's at the step of loss, mean over the query heads"),
+}
 DECISIONS = {
     "step": Column("step", "decode step; -1 is the end of prefill"),
     "layer": Column(ID, "layer; NaN: all layers"),
@@ -219,6 +229,7 @@ TABLES = {
     "heads": _heads(),
     "steps": STEPS,
     "spans": SPANS,
+    "missed": MISSED,
     "decisions": DECISIONS,
     "transfers": TRANSFERS,
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from kvlens.api.columns import SPANS, STEPS, described
+from kvlens.api.columns import MISSED, SPANS, STEPS, described
 from kvlens.store.reader import TraceReader
 
 
@@ -45,6 +45,14 @@ def spans(reader: TraceReader) -> pd.DataFrame:
     full = reader.mean_full().rename(columns=names)
     frame = frame.merge(mass, on="span", how="left").merge(full, on="span", how="left")
     return described(frame[list(SPANS)], "spans")
+
+
+def missed(reader: TraceReader) -> pd.DataFrame:
+    """Return one row per (layer, KV head, span) that was missed where the run lost, most important first."""
+    from kvlens.lens.attribution import attribute
+
+    frame = attribute(reader).rename(columns={"effect": "effect_logits"})
+    return described(frame[list(MISSED)].astype({"layer": int, "kv_head": int, "span": int}), "missed")
 
 
 def decisions(reader: TraceReader, step: int | None, layer: int | None, kv_head: int | None) -> pd.DataFrame:

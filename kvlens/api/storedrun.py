@@ -98,6 +98,14 @@ class Run:
         with translated():
             return frames.spans(self.reader)
 
+    def missed(self) -> pd.DataFrame:
+        """Return one row per (layer, KV head, span) that was missed where the run lost, most important first; the first
+        rows are what to pass to `hold(triples=...)`. Empty if nothing was lost."""
+        from kvlens.api import frames
+
+        with translated():
+            return frames.missed(self.reader)
+
     def decisions(self, step: int | None = None, layer: int | None = None, kv_head: int | None = None) -> pd.DataFrame:
         """Return what the method decided, as recorded events: spans opened, recalled, evicted, refused and so on; None
         takes all steps, layers or KV heads.

@@ -58,7 +58,7 @@ class Verdict:
     mass: float | None = None
     """the method's mass on it"""
     effect_logits: float | None = None
-    """what the span's absence took from the lead of full KV's token"""
+    """what the span's absence took from the leads of full KV's tokens at the lost steps of the answer"""
     restored: bool | None = None
     """of a run that repeats another with something changed: the answer is back; None: nothing was lost before, or the
     run repeats none"""

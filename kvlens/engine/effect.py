@@ -1,4 +1,4 @@
-"""What a lost choice owes to what was not read: the effect of every (layer, KV head, span) on it, in logits.
+"""What lost choices owe to what was not read: the effect of every (layer, KV head, span) on it, in logits.
 
 Regret is attention mass, and mass is not effect: a head may put most of its attention on a token whose value says
 nothing, and losing that changes no answer. Here full KV goes along the reference's tokens once more, with gradients,
@@ -34,13 +34,13 @@ from kvlens.shape import KVShape
 POINTS = 4
 """on the way from what full KV gives to what is left without the unread, in the middles of as many parts"""
 MOST_STEPS = 64
-"""up to the step of loss; where all lost steps are asked for, half of them up to the first and half behind it. What a
-span did through the keys and values of steps before these is not counted"""
+"""up to the step of loss; where more steps were lost, half of them up to the first and half behind it. What a span did
+through the keys and values of steps before these is not counted"""
 MOST_WEIGHTS = 1 << 25
 """attention weights that are kept for the gradients, over all layers, some 16 bytes for each in float32; a longer
 context gets fewer steps"""
 MOST_TRIPLES = 64
-"""of a lost step, most effect first"""
+"""that are kept, most effect first"""
 _LEAST_READ = 1e-6
 """attention on what was read, below which it counts as this much"""
 
@@ -126,34 +126,30 @@ def effects(
     reference: Reference,
     steps: Sequence[tuple[Loss | None, Oracle | None]],
     spans: Iterable[SpanRow],
-    every_lost_step: bool = False,
+    end: int | None = None,
     check: Callable[[], None] = lambda: None,
-) -> list[Effects]:
-    """Of the first lost step, or of all within reach. steps: what was recorded from step 0 on, all fed the reference's
-    tokens; spans: of the run, all of them; `check` is called before every point and may raise. Empty where nothing was
-    lost, full attention was not recorded then, or the context is too long (MOST_WEIGHTS)."""
-    lost = {step: loss for step, (loss, oracle) in enumerate(steps) if loss and oracle and not loss.agrees}
-    if not every_lost_step:
-        lost = dict(list(lost.items())[:1])
+) -> Effects | None:
+    """Return the effects added over all lost steps before `end` that are within reach. steps: what was recorded from
+    step 0 on, all fed the reference's tokens; spans: of the run, all of them; `check` is called before every point and
+    may raise. None where nothing was lost, full attention was not recorded then, or the context is too long
+    (MOST_WEIGHTS)."""
+    losses = {step: loss for step, (loss, oracle) in enumerate(steps[:end]) if loss and oracle and not loss.agrees}
     most = reach(loaded.shape, len(read.ids) + len(reference.ids))
-    if not lost or most < 1:
-        return []
-    first_step = next(iter(lost))
-    begin = max(0, first_step + 1 - (most if len(lost) == 1 else (most + 1) // 2))
-    lost = {step: loss for step, loss in lost.items() if step < begin + most}
-    end = max(lost) + 1
-    unread = _unread([oracle for _, oracle in steps[begin:end]], begin, list(spans), len(read.ids) + end - 1, loaded)
-    pairs = {step: (int(reference.logits[step].argmax()), loss.top_token) for step, loss in lost.items()}
+    if not losses or most < 1:
+        return None
+    begin = max(0, min(losses) + 1 - (most if len(losses) == 1 else (most + 1) // 2))
+    losses = {step: loss for step, loss in losses.items() if step < begin + most}
+    last = max(losses) + 1
+    unread = _unread([oracle for _, oracle in steps[begin:last]], begin, list(spans), len(read.ids) + last - 1, loaded)
+    pairs = {step: (int(reference.logits[step].argmax()), loss.top_token) for step, loss in losses.items()}
     moved = []
     for way in _ways():
         check()
         moved.append(_moved(loaded, read, reference.ids, pairs, begin, unread, way))
-    strongest = []
-    for (step, (own_token, other_token)), by_span in zip(pairs.items(), np.mean(moved, axis=0), strict=True):
-        strongest.append(
-            _most(step, float(reference.logits[step, own_token] - reference.logits[step, other_token]), by_span)
-        )
-    return strongest
+    leads = [
+        float(reference.logits[step, token] - reference.logits[step, rival]) for step, (token, rival) in pairs.items()
+    ]
+    return _most(tuple(pairs), sum(leads), np.mean(moved, axis=0))
 
 
 def _ways() -> list[float]:
@@ -191,8 +187,9 @@ def _moved(
     unread: Unread,
     way: float,
 ) -> np.ndarray:
-    """Logits [lost steps, L, H_kv, spans]: each span's part of what the lead loses at one point of the way. pairs: full
-    KV's token and the method's, by lost step. The steps before `begin` leave their keys and values alone."""
+    """Return logits [L, H_kv, spans]: each span's part of what the leads of all lost steps lose together at one point
+    of the way. pairs: full KV's token and the method's, by lost step. The steps before `begin` leave their keys and
+    values alone."""
     fed = torch.tensor([[read.ids[-1], *ids[: max(pairs)]]], device=loaded.model.device)
     session = FullAttention.after(read, unread, way)
     cache = SessionCache(session, loaded.shape.layers)
@@ -203,12 +200,14 @@ def _moved(
         with torch.enable_grad():
             logits = loaded.model(input_ids=fed[:, begin:], past_key_values=cache, use_cache=True).logits[0]
             outputs = [parts.output for parts in session.parts.values()]
-            moved = []
-            for step, (own_token, other_token) in pairs.items():
-                lead = logits[step - begin, own_token].double() - logits[step - begin, other_token].double()
-                slopes = torch.autograd.grad(lead, outputs, retain_graph=True)
-                moved.append([_by_span(session, *pair) for pair in zip(session.parts, slopes, strict=True)])
-    return np.array(moved)
+            lead = torch.stack(
+                [
+                    logits[step - begin, token].double() - logits[step - begin, rival].double()
+                    for step, (token, rival) in pairs.items()
+                ]
+            ).sum()
+            slopes = torch.autograd.grad(lead, outputs)
+    return np.array([_by_span(session, *pair) for pair in zip(session.parts, slopes, strict=True)])
 
 
 def _by_span(session: FullAttention, layer: int, slope: torch.Tensor) -> np.ndarray:
@@ -222,10 +221,10 @@ def _by_span(session: FullAttention, layer: int, slope: torch.Tensor) -> np.ndar
     return by_span
 
 
-def _most(step: int, lead: float, moved: np.ndarray) -> Effects:
-    """moved: logits [L, H_kv, spans]."""
+def _most(steps: tuple[int, ...], lead: float, moved: np.ndarray) -> Effects:
+    """Return the triples with most effect. moved: logits [L, H_kv, spans]."""
     order = np.argsort(-moved, axis=None, kind="stable")[:MOST_TRIPLES]
     order = order[(moved.reshape(-1)[order] > 0) & np.isfinite(moved.reshape(-1)[order])]
     layer, head, span = np.unravel_index(order, moved.shape)
     effect = moved.reshape(-1)[order].astype(np.float32)
-    return Effects(step, lead, layer.astype(np.int32), head.astype(np.int32), span.astype(np.int32), effect)
+    return Effects(steps[0], lead, layer.astype(np.int32), head.astype(np.int32), span.astype(np.int32), effect, steps)

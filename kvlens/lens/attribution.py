@@ -1,9 +1,9 @@
-"""Attribution of a loss: which (layer, KV head, span) had most effect on the choice, or most regret, where the answer
+"""Attribution of a loss: which (layer, KV head, span) had most effect on the answer, or most regret, where the answer
 was lost.
 
-Of a stored run, what was missed at its step of loss. Of a run in memory also over all lost steps of a forced run, whose
-contexts are full KV's at every step: an answer of several tokens may lie in several spans, of which the step of loss
-knows the first only.
+Effects are of all lost steps of the answer, on full KV's tokens (kvlens.engine.ranking): an answer of several tokens
+may lie in several spans, of which the step of loss knows the first only. Regret is that of a stored run's step of loss,
+or, of a run in memory, of all lost steps.
 """
 
 from __future__ import annotations
@@ -13,12 +13,10 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import pandas as pd
 
-from kvlens.instruments import Effects, Loss, Oracle
+from kvlens.engine.ranking import Triple
+from kvlens.instruments import Loss, Oracle
 from kvlens.lens.reasons import explain
 from kvlens.store.reader import TraceReader
-
-Triple = tuple[int, int, int]
-"""(layer, KV head, span)"""
 
 
 def lost_steps(loss: pd.DataFrame) -> list[int]:
@@ -28,18 +26,18 @@ def lost_steps(loss: pd.DataFrame) -> list[int]:
 
 
 def missed(reader: TraceReader, step: int) -> pd.DataFrame:
-    """`TraceReader.triples` of what was missed at a step (regret, or unread mass) in the lens's order: by effect on the
-    choice where it has one that was recorded, behind that by regret."""
+    """Return `TraceReader.triples` of what was missed at a step (regret, or unread mass) or has an effect on the lost
+    steps, in the lens's order: by the place in the ranking of effects, behind that by regret."""
     triples = reader.triples(step)
-    triples = triples[(triples["regret"] > 0) | (triples["unread"] > 0)]
-    return triples.sort_values("effect", ascending=False, na_position="last", kind="stable", ignore_index=True)
+    triples = triples[(triples["regret"] > 0) | (triples["unread"] > 0) | triples["effect"].notna()]
+    return triples.sort_values("place", na_position="last", kind="stable", ignore_index=True)
 
 
 def attribute(reader: TraceReader) -> pd.DataFrame:
-    """layer, kv_head, span, regret, effect (NaN: none was recorded) at the step of loss, ordered as by `missed`. Regret
-    is the mean over the query heads of a KV head; a lower bound where one did not list a span. Empty where nothing was
-    lost or full attention was not recorded."""
-    columns = ["layer", "kv_head", "span", "regret", "effect"]
+    """Return layer, kv_head, span, regret at the step of loss, effect on the lost steps and place in their ranking
+    (NaN: none was recorded), ordered as by `missed`. Regret is the mean over the query heads of a KV head; a lower
+    bound where one did not list a span. Empty where nothing was lost or full attention was not recorded."""
+    columns = ["layer", "kv_head", "span", "regret", "effect", "place"]
     steps = lost_steps(reader.loss())
     missed_triples = missed(reader, steps[0]) if steps else None
     if missed_triples is None or missed_triples.empty:
@@ -69,17 +67,6 @@ def attribute_records(
             total[triple] = total.get(triple, 0.0) + regret
         if not every_lost_step:
             break
-    return sorted(total.items(), key=lambda item: (-item[1], item[0]))
-
-
-def most_effect(effects: Iterable[Effects]) -> list[tuple[Triple, float]]:
-    """By effect on the choice, in logits, added over the steps given."""
-    total: dict[Triple, float] = {}
-    for step in effects:
-        for layer, head, span, effect in zip(
-            step.layer.tolist(), step.kv_head.tolist(), step.span.tolist(), step.effect.tolist(), strict=True
-        ):
-            total[layer, head, span] = total.get((layer, head, span), 0.0) + effect
     return sorted(total.items(), key=lambda item: (-item[1], item[0]))
 
 

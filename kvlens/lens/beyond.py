@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import TypeVar
 
-from kvlens.lens.lines import joined, ranges_in_words
+from kvlens.lens.lines import ranges_in_words
 from kvlens.lens.search import Head
 from kvlens.memory.holds import Drop, Hold
+from kvlens.memory.ranges import Range, joined, without
 from kvlens.meta import Held, RunMeta
 from kvlens.text.units import counted
-
-_Kind = TypeVar("_Kind", Hold, Drop)
-Range = tuple[int, int]
-"""positions [start, end)"""
 
 
 def beyond(holds: Iterable[Held], had: Iterable[Held]) -> tuple[Held, ...]:
@@ -58,25 +54,6 @@ def kept_of(holds: Iterable[Held], drops: Iterable[Held], had: RunMeta) -> str:
     return ", ".join(f"{counted(tokens, 'token')} {verb}" for tokens, verb in both if tokens)
 
 
-def less(ranges: Iterable[_Kind], named_holds: Iterable[Hold] | Iterable[Drop]) -> tuple[_Kind, ...]:
-    """Of holds or drops, what `named_holds` lacks for the same KV head; `in_time` sees that none begins later."""
-    named = tuple(named_holds)
-    remaining: list[_Kind] = []
-    for hold in ranges:
-        groups: dict[tuple[Range, ...], list[Head]] = {}
-        whole = hold.tok_start, hold.tok_end
-        for head in hold.heads:
-            taken_ranges = (
-                (named_hold.tok_start, named_hold.tok_end) for named_hold in named if head in named_hold.heads
-            )
-            groups.setdefault(without(whole, taken_ranges), []).append(head)
-        for heads_by_range, heads in groups.items():
-            for start, end in heads_by_range:
-                rest = hold.whole and (start, end) == whole
-                remaining.append(replace(hold, tok_start=start, tok_end=end, heads=tuple(heads), whole=rest))
-    return tuple(remaining)
-
-
 def untouched(holds: Iterable[Hold], drops: Iterable[Drop]) -> tuple[Hold, ...]:
     """Of holds, those of which `drops` name no token, head by head."""
     named = tuple(drops)
@@ -105,14 +82,3 @@ def in_time(requested: Iterable[Hold] | Iterable[Drop], had: Iterable[Hold] | It
                     f"from step {earlier.from_step} on: {hold.verb} from that step on or an earlier one, not from step "
                     f"{hold.from_step}."
                 )
-
-
-def without(whole: Range, taken_ranges: Iterable[Range]) -> tuple[Range, ...]:
-    """What is left of a range."""
-    free_ranges: list[Range] = []
-    start, end = whole
-    for first_token, last in joined(taken_ranges):
-        if start < min(first_token, end):
-            free_ranges.append((start, min(first_token, end)))
-        start = max(start, last)
-    return (*free_ranges, (start, end)) if start < end else tuple(free_ranges)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 
-from kvlens.lens.attribution import Triple, attribute_records, most_effect
+from kvlens.engine.ranking import Records, Repeat, Triple, holds_of
+from kvlens.engine.ranking import triples as ranked_triples
+from kvlens.lens.attribution import attribute_records
 from kvlens.lens.beyond import in_time, untouched
 from kvlens.lens.fewest import Attempt, Fewest, FewestBytes
 from kvlens.lens.question import Question, unless
-from kvlens.lens.trials import holds_of
 from kvlens.memory.holds import Hold, held_bytes
 from kvlens.runs.repeat import Past
 from kvlens.runs.request import Report
@@ -37,12 +39,14 @@ def fewest_bytes(
     step, trials = question.lost_step(past), question.trials
     trials.ready()
     report("search", 0, most)
-    shape, watched = trials.engine.loaded.shape, trials.watched(question.answer_end)
-    spans = {row.span: row for row in watched.spans if row.kind != "window"}
+    shape, repeat, end = trials.engine.loaded.shape, trials.repeat(), question.answer_end
+    watched = repeat.follow(end)
+    spans = watched.holdable
     records = [(record.loss, record.oracle) for record in watched.steps]
     missed = attribute_records(records, shape.group, every_lost_step=True, unread=True)
-    effects = most_effect(trials.effects(watched))
-    felt = [triple for triple, effect in effects if effect >= LEAST * effects[0][1]]
+    ranking_by_effect = _by_effect(repeat, watched, end)
+    largest = max((effect for _, effect in ranking_by_effect), default=0.0)
+    felt = [triple for triple, effect in ranking_by_effect if effect >= LEAST * largest]
     order = dict.fromkeys((*felt, *(triple for triple, _ in missed)))
     ranking = [triple for triple in order if triple[2] in spans][:CANDIDATES]
     if not ranking:
@@ -77,3 +81,11 @@ def fewest_bytes(
     search = FewestBytes(test, cost, most).run(ranking)
     best_triples = search.best.triples if search.best is not None else tuple(ranking)
     return search, tuple(holds_of(best_triples, spans, from_step))
+
+
+def _by_effect(repeat: Repeat, watched: Records, end: int) -> list[tuple[Triple, float]]:
+    """Return the ranking of effects; empty where effects cannot be found: regret is left to go by."""
+    with suppress(RuntimeError, MemoryError):  # no gradients, or no room for them
+        effects = repeat.rank(end, records=watched)
+        return [] if effects is None else ranked_triples(effects)
+    return []

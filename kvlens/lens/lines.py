@@ -7,12 +7,14 @@ of it is gone. Its unread mass tells, and the tokens that hold most of it are re
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pandas as pd
 
+from kvlens.memory.ranges import joined
 from kvlens.store.reader import TraceReader
 
 LEAST = 0.01
@@ -38,6 +40,8 @@ class Line:
     """ranges [start, end) lost inside the span, in the order of positions; empty: the line is the span's regret"""
     named: float = 0.0
     """full KV's own mass on those tokens (own-query mass where that was not recorded), mean over the query heads"""
+    place: float = math.inf
+    """in the ranking of effects, from 1 on; of a line added over steps the first; inf: no effect was recorded"""
     effect: float = 0.0
     """logits, of all that was unread of the span (kvlens.engine.effect), on that one of the span's two lines whose
     share is larger; 0: none was recorded"""
@@ -61,15 +65,15 @@ def ranges_in_words(ranges: Iterable[tuple[int, int]]) -> str:
 
 
 def ranked(reader: TraceReader, steps: Iterable[int]) -> list[Line]:
-    """All that was missed at some steps, most effect first, then most regret; both are added over the steps. Empty
-    where full attention was not recorded."""
+    """Return all that was missed at some steps, by the place in the ranking of effects, then most regret; regret and
+    effect are added over the steps. Empty where full attention was not recorded."""
     lines_by_key: dict[tuple[int, int, int, bool], Line] = {}
     for step in steps:
         triples = reader.triples(step)
         regrets = [
-            Line(int(layer), int(head), int(span), float(regret), effect=float(effect))
-            for layer, head, span, regret, effect in _numbers(triples, "regret")
-            if regret > 0
+            Line(int(layer), int(head), int(span), float(regret), place=float(place), effect=float(effect))
+            for layer, head, span, regret, effect, place in _numbers(triples, "regret")
+            if regret > 0 or effect > 0
         ]
         for line in (*regrets, *inside(reader, step)):
             key = line.layer, line.kv_head, line.span, bool(line.tokens)
@@ -78,14 +82,17 @@ def ranked(reader: TraceReader, steps: Iterable[int]) -> list[Line]:
 
 
 def _order(line: Line) -> tuple[Any, ...]:
-    return -line.effect, -line.share, line.layer, line.kv_head, line.span, line.tokens
+    return line.place, -line.share, line.layer, line.kv_head, line.span, line.tokens
 
 
 def _numbers(triples: pd.DataFrame, share: str) -> Iterable[tuple[Any, ...]]:
-    """layer, kv_head, span, share ('regret' or 'hidden'), effect (0: none, or the other share is larger)."""
+    """layer, kv_head, span, share ('regret' or 'hidden'), effect and place (0, inf: none, or the other share is
+    larger)."""
     inside = triples["hidden"] > triples["regret"]
-    effect = triples["effect"].where(inside if share == "hidden" else ~inside).fillna(0.0)
-    return triples.assign(effect=effect)[["layer", "kv_head", "span", share, "effect"]].itertuples(index=False)
+    larger = inside if share == "hidden" else ~inside
+    effect, place = triples["effect"].where(larger).fillna(0.0), triples["place"].where(larger).fillna(math.inf)
+    columns = ["layer", "kv_head", "span", share, "effect", "place"]
+    return triples.assign(effect=effect, place=place)[columns].itertuples(index=False)
 
 
 def inside(reader: TraceReader, step: int) -> list[Line]:
@@ -97,12 +104,14 @@ def inside(reader: TraceReader, step: int) -> list[Line]:
     lost = _with_spans(reader, step)
     group = reader.q_heads // reader.kv_heads
     rows = []
-    for layer, head, span, hidden, effect in _numbers(triples, "hidden"):
+    for layer, head, span, hidden, effect, place in _numbers(triples, "hidden"):
         head_tokens = lost[(lost["layer"] == layer) & (lost["kv_head"] == head) & (lost["span"] == span)]
         if len(head_tokens):
             where = joined((int(pos), int(pos) + 1) for pos in head_tokens["pos"])
             named = float(head_tokens["mass"].sum()) / group
-            rows.append(Line(int(layer), int(head), int(span), float(hidden), where, named, float(effect)))
+            rows.append(
+                Line(int(layer), int(head), int(span), float(hidden), where, named, float(place), float(effect))
+            )
     return sorted(rows, key=_order)
 
 
@@ -112,17 +121,6 @@ def lost_of(reader: TraceReader, step: int, layer: int, kv_head: int, span: int)
     lost = _with_spans(reader, step)
     head_tokens = lost[(lost["layer"] == layer) & (lost["kv_head"] == kv_head) & (lost["span"] == span)]
     return joined((int(pos), int(pos) + 1) for pos in head_tokens["pos"])
-
-
-def joined(ranges: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """Ranges [start, end) in order, those that touch as one."""
-    pairs: list[tuple[int, int]] = []
-    for start, end in sorted(ranges):
-        if pairs and start <= pairs[-1][1]:
-            pairs[-1] = pairs[-1][0], max(end, pairs[-1][1])
-        else:
-            pairs.append((start, end))
-    return tuple(pairs)
 
 
 def _with_spans(reader: TraceReader, step: int) -> pd.DataFrame:
@@ -143,4 +141,5 @@ def _added(line: Line, counterpart: Line) -> Line:
         line.named + counterpart.named,
         line.effect + counterpart.effect,
     )
-    return replace(line, share=share, tokens=tokens, named=named, effect=effect)
+    place = min(line.place, counterpart.place)
+    return replace(line, share=share, tokens=tokens, named=named, place=place, effect=effect)

@@ -9,20 +9,19 @@ from typing import TYPE_CHECKING
 
 from kvlens import tasks
 from kvlens.instruments import Loss
-from kvlens.lens.beyond import less, untouched
+from kvlens.lens.beyond import untouched
 from kvlens.lens.search import Found, Head, Measured, Search
 from kvlens.lens.trials import Trials
 from kvlens.memory.holds import Drop, Hold, held_bytes, tokens_of
+from kvlens.memory.ranges import less
 from kvlens.meta import Counterfactual
 from kvlens.meta import Search as SearchMeta
+from kvlens.runs.answerend import answer_end, gives_answer
 from kvlens.runs.repeat import Past
 from kvlens.runs.request import Report
 
 if TYPE_CHECKING:
     from kvlens.engine.engine import Result
-
-ANSWER_STEPS = 32
-"""steps of an answer whose divergence a search adds up, at most"""
 
 
 @dataclass
@@ -58,7 +57,7 @@ class Question:
         source, reference = past.source, trials_before.reference
         question_tokens = len(trials_before.prompt.asked)
         full_text = trials_before.engine.loaded.said(reference.ids[question_tokens:])
-        by_answer = source.answer is not None and tasks.is_right(source.task, source.answer, full_text)
+        by_answer = gives_answer(trials_before.engine.loaded, trials_before.prompt, reference)
         free_text = past.text if past.whole and not past.forced else again(trials_before.free).text
         known_values = past.losses
         if past.uid == reference.uid:
@@ -108,13 +107,10 @@ class Question:
 
     @property
     def answer_end(self) -> int:
-        """The step after the answer: after the line on which the step of loss lies, at most ANSWER_STEPS later."""
+        """The step after the answer (kvlens.runs.answerend)."""
         assert self.step is not None
-        ids, decode = self.trials.reference.ids, self.trials.engine.loaded.tokenizer.decode
-        last = min(len(ids), self.step + ANSWER_STEPS)
-        if not self.by_answer:
-            return self.step + 1
-        return next((step + 1 for step in range(self.step, last) if "\n" in decode([ids[step]])), last)
+        trials = self.trials
+        return answer_end(trials.engine.loaded, trials.prompt, trials.reference, self.step, self.by_answer)
 
     # ---- searches
     def needless(self, past: Past, cancelled: Callable[[], bool]) -> bool:

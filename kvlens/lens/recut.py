@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
 
-from kvlens.lens.lines import joined
 from kvlens.lens.search import Head
 from kvlens.memory.holds import Drop, Hold
+from kvlens.memory.ranges import joined
 from kvlens.rows import SpanRow
 
 _Kind = TypeVar("_Kind", Hold, Drop)

@@ -3,19 +3,17 @@ search are made of."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from kvlens import tasks
-from kvlens.instruments import Effects
-from kvlens.lens.attribution import Triple
-from kvlens.lens.beyond import less
+from kvlens.engine.ranking import Records, Repeat
 from kvlens.memory.holds import Drop, Hold
+from kvlens.memory.ranges import less
 from kvlens.methods.base import Method
-from kvlens.rows import PrefillRecord, SpanRow, StepRecord
+from kvlens.rows import SpanRow
 
 if TYPE_CHECKING:
     from kvlens.engine.comparison import Reference
@@ -54,32 +52,6 @@ def restores(
     assert options.forced is None, "whether an answer is back is asked of a free run"
     result = engine.run(prompt, method, params, budget, options, read=read, holds=holds)
     return Outcome(result.text, tasks.is_right(task or prompt.source.task, answer, result.text), result)
-
-
-class Kept:
-    """A sink that keeps what attribution needs."""
-
-    def __init__(self) -> None:
-        self.spans: list[SpanRow] = []
-        self.steps: list[StepRecord] = []
-
-    def prefill(self, record: PrefillRecord) -> None:
-        self.spans += record.spans
-
-    def step(self, record: StepRecord) -> None:
-        self.spans += record.spans
-        self.steps.append(record)
-
-
-def holds_of(triples: Sequence[Triple], spans: Mapping[int, SpanRow], from_step: int = 0) -> list[Hold]:
-    """(layer, KV head, span) as holds, one per span. spans: the rows of those named, the window not among them."""
-    heads: dict[int, list[tuple[int, int]]] = {}
-    for layer, head, span in triples:
-        heads.setdefault(span, []).append((layer, head))
-    return [
-        Hold(span, spans[span].tok_start, spans[span].tok_end, tuple(sorted(set(head_list))), from_step)
-        for span, head_list in heads.items()
-    ]
 
 
 class Trials:
@@ -128,35 +100,33 @@ class Trials:
         ids = self.reference.ids[:steps]
         return self._run(holds, replace(self.options, forced=ids, planned=self.options.max_new))
 
-    def watched(self, steps: int | None = None) -> Kept:
-        """The run on the reference's tokens, with full attention by span recorded at every step and in all layers."""
-        record, ids = Kept(), self.reference.ids[:steps]
-        options = replace(self.options, forced=ids, planned=self.options.max_new, coverage=True, oracle="all")
-        self._run((), options, record)
-        return record
-
-    def effects(self, watched: Kept) -> list[Effects]:
-        """What each lost step of `watched`, those within reach, owes to what was not read; empty where that cannot be
-        found."""
-        from kvlens.engine.effect import effects
-
+    def repeat(self) -> Repeat:
+        """Return this run as one that can follow the reference's tokens and rank what it missed."""
         read = self._prompt()
         assert read is not None, "a trial's prompt is read once for all"
-        steps = [(step.loss, step.oracle) for step in watched.steps]
-        with suppress(RuntimeError, MemoryError):  # no gradients, or no room for them: regret is left to go by
-            return effects(self.engine.loaded, read, self.reference, steps, watched.spans, every_lost_step=True)
-        return []
+        return Repeat(
+            self.engine,
+            self.prompt,
+            self.method,
+            self.params,
+            self.budget,
+            self.options,
+            self.reference,
+            read,
+            self.kept,
+            tuple(self.drops),
+        )
 
     def spans(self, holds: Sequence[Hold], fed: bool) -> tuple[SpanRow, ...]:
         """All spans of the run with `holds`, on its own tokens, or `fed` the reference's: a decoded text may be cut as
         its words are."""
-        record, options = Kept(), replace(self.options, coverage=False)
+        record, options = Records(), replace(self.options, coverage=False)
         if fed:
             options = replace(options, forced=self.reference.ids, planned=self.options.max_new)
         self._run(holds, options, record)
         return tuple(record.spans)
 
-    def _run(self, holds: Sequence[Hold], options: Options, sink: Kept | None = None) -> Result:
+    def _run(self, holds: Sequence[Hold], options: Options, sink: Records | None = None) -> Result:
         return self.engine.run(
             self.prompt,
             self.method,

@@ -4,6 +4,7 @@ most effect on the choice, or, where effects were not recorded, most regret. Rec
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pandas as pd
@@ -13,7 +14,17 @@ from kvlens.lens.facts import Facts
 from kvlens.lens.lines import Line, inside
 from kvlens.lens.output import becoming
 from kvlens.lens.reasons import Reason, reason
+from kvlens.memory.ranges import joined
 from kvlens.store.reader import TraceReader
+
+
+def choices_in_words(steps: Sequence[int]) -> str:
+    """Return 'the choice', or 'the 4 choices at lost steps 2-5'."""
+    if len(steps) < 2:
+        return "the choice"
+    ranges = joined((step, step + 1) for step in steps)
+    named = ", ".join(str(start) if end - start == 1 else f"{start}-{end - 1}" for start, end in ranges)
+    return f"the {len(steps)} choices at lost steps {named}"
 
 
 @dataclass(frozen=True)
@@ -47,10 +58,12 @@ class Missed:
     h2d_bytes: int
     """bytes of this span that moved to the device at the step, over all layers"""
     effect: float | None = None
-    """logits: what its absence took from the lead of full KV's token (kvlens.engine.effect); None: none was
-    recorded"""
+    """logits: what its absence took from the leads of full KV's tokens at `effect_steps` (kvlens.engine.effect); None:
+    none was recorded"""
     lead: float | None = None
-    """logits: of full KV's token above the method's, under full KV; None: not recorded"""
+    """logits: of full KV's tokens above the method's, under full KV, added over `effect_steps`; None: not recorded"""
+    effect_steps: tuple[int, ...] = ()
+    """the lost steps of the answer, on full KV's tokens; empty: the step of loss alone"""
 
     @property
     def full(self) -> float:
@@ -65,10 +78,13 @@ class Missed:
         return f"full KV's mass on it {reference}, own-query mass {own_query}, this run's {mass}"
 
     def effect_words(self) -> str:
-        """'effect on the choice 4.18 logits; full KV's token leads by 6.72'; '' where it was not recorded."""
+        """Return 'effect on the choices at lost steps 2-5 9.18 logits; full KV's tokens lead by 23.4 together', or the
+        like of one step; '' where it was not recorded."""
         if self.effect is None or self.lead is None:
             return ""
-        return f"effect on the choice {self.effect:.2f} logits; full KV's token leads by {self.lead:.2f}"
+        where, lead = choices_in_words(self.effect_steps), f"{self.lead:.2f}"
+        leads = f"s lead by {lead} together" if len(self.effect_steps) > 1 else f" leads by {lead}"
+        return f"effect on {where} {self.effect:.2f} logits; full KV's token{leads}"
 
 
 @dataclass(frozen=True)
@@ -134,8 +150,10 @@ def verdict(reader: TraceReader, missed: bool = True) -> Verdict | None:
 
 
 def missed_most(reader: TraceReader, step: int, moved: pd.DataFrame | None = None) -> Missed | None:
-    """The first of a step in the lens's order. `moved`: the step's copies to the device, if they are at hand."""
+    """Return what was missed at a step and comes first in the lens's order. `moved`: the step's copies to
+    the device, if they are at hand."""
     triples = ordered(reader, step)
+    triples = triples[(triples["regret"] > 0) | (triples["unread"] > 0)]
     if triples.empty:
         return None
     worst = triples.iloc[0]
@@ -164,6 +182,7 @@ def missed_most(reader: TraceReader, step: int, moved: pd.DataFrame | None = Non
         int(moved.loc[moved["span"] == span, "bytes"].sum()),
         effect,
         None if effect is None else float(reader.effects(step)["lead"].iloc[0]),
+        reader.meta.effect_steps,
     )
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvlens.lens.asked import Asked, drops_for, holds_for, numbers
-from kvlens.lens.beyond import in_time, less
+from kvlens.lens.beyond import in_time
 from kvlens.lens.cheapest import fewest_bytes
 from kvlens.lens.fewest import Fewest
 from kvlens.lens.question import Question
@@ -20,6 +20,7 @@ from kvlens.lens.recut import recut
 from kvlens.lens.search import Found, Head
 from kvlens.lens.trials import Trials
 from kvlens.memory.holds import Drop, Hold, apart
+from kvlens.memory.ranges import less
 from kvlens.meta import Counterfactual, Tested
 from kvlens.meta import Search as SearchMeta
 from kvlens.runs.modelsource import BY_NAME, ModelSource

@@ -1,4 +1,5 @@
-"""What a run that left full KV owes to what it did not read, found when it has ended (kvlens.engine.effect)."""
+"""What a run that left full KV owes to what it did not read, found when the run has ended: the run follows full KV's
+tokens in memory, and the effects on all lost steps of the answer rank what was missed (kvlens.engine.ranking)."""
 
 from __future__ import annotations
 
@@ -6,9 +7,11 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from kvlens.instruments import Effects, Loss, Oracle
+from kvlens.instruments import Effects
 from kvlens.rows import PrefillRecord, SpanRow, StepRecord
-from kvlens.runs.preparing import Plan, Prepared
+from kvlens.runs.answerend import answer_end, gives_answer
+from kvlens.runs.preparing import Pairing, Plan, Prepared
+from kvlens.runs.readings import QUERIES
 from kvlens.runs.request import Report
 from kvlens.shortage import shortage
 
@@ -18,28 +21,23 @@ if TYPE_CHECKING:
 
 
 class Lost:
-    """Keeps of a run's records what the effects at its step of loss are made of: its spans, and full attention at the
-    steps within reach."""
+    """Keeps of a run's records where it left full KV, and the spans that it had by then."""
 
     def __init__(self, reference: Reference) -> None:
         self._reference = reference
-        self._spans: list[SpanRow] = []
-        self._steps: dict[int, tuple[Loss | None, Oracle | None]] = {}
+        self._spans: set[SpanRow] = set()
         self._step: int | None = None
+        self._recorded = False
 
     def prefill(self, record: PrefillRecord) -> None:
-        self._spans += record.spans
+        self._spans |= set(record.spans)
 
     def step(self, record: StepRecord) -> None:
-        from kvlens.engine.effect import MOST_STEPS
-
-        self._spans += record.spans
         if self._step is not None:
             return
-        self._steps[record.step] = record.loss, record.oracle
-        self._steps.pop(record.step - MOST_STEPS, None)
+        self._spans |= set(record.spans)
         if record.loss is not None and not record.loss.agrees:
-            self._step = record.step
+            self._step, self._recorded = record.step, record.oracle is not None
 
     @property
     def any(self) -> bool:
@@ -50,40 +48,79 @@ class Lost:
         self,
         prepared: Prepared,
         planned: Plan,
+        pairing: Pairing,
         reading: Callable[[], ReadPrompt] | None,
         follow: Report,
         check: Callable[[], None],
-    ) -> tuple[list[Effects], str | None]:
-        """(effects at the step of loss, why there are none where something was lost). The prompt is read once more
-        where no reading of it was kept, which `follow` hears of. What `check` or `follow` raises to stop, and whatever
-        goes wrong, costs the effects and nothing else: the run has ended."""
-        from kvlens.engine.effect import effects, reach
+    ) -> tuple[Effects | None, str | None]:
+        """Return (effects on the lost steps of the answer, why there are none where something was lost). The prompt is
+        read once more where no reading of it was kept, which `follow` hears of. What `check` or `follow` raises to
+        stop, and whatever goes wrong, costs the effects and nothing else: the run has ended."""
+        from kvlens.engine.effect import reach
         from kvlens.engine.engine import Cancelled
         from kvlens.engine.whole_length import frequencies_vary
 
         if self._step is None:
-            return [], None
-        if self._steps[self._step][1] is None:
-            return [], "full attention was not recorded at the step of loss"
-        if not reach(prepared.engine.loaded.shape, len(prepared.prompt.ids) + len(self._reference.ids)):
-            return [], "the context is too long"
-        prompt, config = prepared.prompt, prepared.engine.loaded.model.config
-        whole = len(prompt.ids) + len(prompt.asked)
-        if frequencies_vary(config, whole, len(prompt.ids) + len(self._reference.ids)):
-            return [], "the model's rotary frequencies change from step to step at this length"
-        steps = [self._steps.get(step, (None, None)) for step in range(self._step + 1)]
-        kept_tokens, chunk = None if prepared.kept is None else prepared.kept.read, planned.options.prefill_chunk
+            return None, None
+        if not self._recorded:
+            return None, "full attention was not recorded at the step of loss"
+        prompt, loaded, reference = prepared.prompt, prepared.engine.loaded, self._reference
+        tokens, whole = len(prompt.ids) + len(reference.ids), len(prompt.ids) + len(prompt.asked)
+        if not reach(loaded.shape, tokens):
+            return None, "the context is too long"
+        if frequencies_vary(loaded.model.config, whole, tokens):
+            return None, "the model's rotary frequencies change from step to step at this length"
         try:
-            if kept_tokens is None:
-                kept_tokens = prepared.engine.read(prompt, chunk, progress=follow) if reading is None else reading()
-            with prepared.engine.whole(prompt):
-                results = effects(prepared.engine.loaded, kept_tokens, self._reference, steps, self._spans, check=check)
+            result = self._ranked(prepared, planned, pairing, reading, follow, check)
         except Cancelled:
-            return [], "it was cancelled"
+            return None, "it was cancelled"
         except Exception as failure:
             short = shortage(failure)
-            return [], str(short) if short is not None else f"it failed ({type(failure).__name__}: {failure})"
-        if not all(math.isfinite(item.lead) for item in results):
-            return [], "full KV gives one of the two tokens no probability at all"
-        named = any(len(item.effect) for item in results)
-        return results, None if named else "nothing that was not read speaks for full KV's token"
+            return None, str(short) if short is not None else f"it failed ({type(failure).__name__}: {failure})"
+        if result is not None and not math.isfinite(result.lead):
+            return None, "full KV gives one of the two tokens no probability at all"
+        if result is None or not len(result.effect):
+            return None, "nothing that was not read speaks for full KV's token"
+        return result, None
+
+    def _ranked(
+        self,
+        prepared: Prepared,
+        planned: Plan,
+        pairing: Pairing,
+        reading: Callable[[], ReadPrompt] | None,
+        follow: Report,
+        check: Callable[[], None],
+    ) -> Effects | None:
+        from kvlens.engine.ranking import Repeat, chosen
+
+        assert self._step is not None
+        engine, prompt, needs = prepared.engine, prepared.prompt, planned.method.needs
+        read = None if prepared.kept is None else prepared.kept.read
+        if read is None or not read.serves(planned.method):
+            queries, chunk = max(QUERIES, needs.queries), planned.options.prefill_chunk
+            read = engine.read(prompt, chunk, queries, needs.received, follow) if reading is None else reading()
+
+        def stop() -> bool:
+            check()
+            return False
+
+        repeat = Repeat(
+            engine,
+            prompt,
+            planned.method,
+            planned.params,
+            planned.budget,
+            planned.options,
+            self._reference,
+            read,
+            tuple(pairing.holds),
+            tuple(pairing.drops),
+        )
+        has_answer = gives_answer(engine.loaded, prompt, self._reference)
+        end = answer_end(engine.loaded, prompt, self._reference, self._step, has_answer)
+        result = repeat.rank(end, stop, check)
+        if result is None:
+            return None
+        ids = {row.span for row in self._spans}
+        return chosen(result, lambda triple: triple[2] in ids)

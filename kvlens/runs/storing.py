@@ -131,14 +131,17 @@ def store(
         peak = None if raced else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         if read is not None:
             read.learned(result.surprisal)
-        no_effects: str | None = None
+        no_effects, effects, effect_s = None, None, None
         if lost is not None and lost.any:
             start_time, stood = time.monotonic(), writer.stood_s
             report("effect", 0, 1)
+            follow_effect = partial(follow, "effect", 0, 1)
             reader = read if full is None else lambda: full
-            results, no_effects = lost.effects(prepared, planned, reader, follow, partial(follow, "effect", 0, 1))
-            writer.effects(results)
-            writer.stood_s = stood + time.monotonic() - start_time
+            effects, no_effects = lost.effects(prepared, planned, pairing, reader, follow, follow_effect)
+            if effects is not None:
+                writer.effects([effects])
+            effect_s = time.monotonic() - start_time
+            writer.stood_s = stood + effect_s
         outcome = Outcome(
             output_text=result.text,
             stopped=result.stopped,
@@ -155,6 +158,9 @@ def store(
             no_effects=no_effects,
             full_kv_s=None if result.full_kv_s is None else round(result.full_kv_s, 4),
             no_reference_masses=no_full or result.no_full_kv,
+            effect_steps=() if effects is None else effects.steps,
+            effect_order=() if effects is None else effects.order,
+            effect_s=None if effect_s is None or raced else round(effect_s, 4),
         )
     except Cancelled as stopped:
         status, error, checks = "cancelled", "Cancelled by the user.", stopped.checks

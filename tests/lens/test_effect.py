@@ -19,9 +19,9 @@ from kvlens.engine import effect
 from kvlens.engine.comparison import Reference
 from kvlens.engine.effect import FullAttention, effects
 from kvlens.engine.engine import Engine
+from kvlens.engine.ranking import Records
 from kvlens.instruments import Loss, Oracle
 from kvlens.lens.attribution import attribute_records
-from kvlens.lens.trials import Kept
 from kvlens.rows import SpanRow
 from kvlens.runs.carrying import carry_out
 from kvlens.runs.request import RunRequest
@@ -133,7 +133,8 @@ def test_at_a_point_of_the_way_it_is_the_derivative_of_the_lead(
     asked = model, read, reference, steps, SPANS
     with monkeypatch.context() as patch:
         patch.setattr(effect, "_ways", lambda: [way])
-        (found,) = effects(*asked)
+        found = effects(*asked)
+        assert found is not None
     assert found.step == 4
     assert list(found.effect) == sorted(found.effect, reverse=True)
     got = {(la, h, s): e for la, h, s, e in zip(found.layer, found.kv_head, found.span, found.effect, strict=True)}
@@ -156,7 +157,7 @@ def test_all_effects_come_to_what_the_lead_loses(monkeypatch: pytest.MonkeyPatch
     lost = lead_at(monkeypatch, FullAttention, 0.0, *asked) - lead_at(monkeypatch, FullAttention, 1.0, *asked)
     moved: list[np.ndarray] = []
     most = effect._most
-    monkeypatch.setattr(effect, "_most", lambda step, lead, of: moved.append(of) or most(step, lead, of))
+    monkeypatch.setattr(effect, "_most", lambda steps, lead, of: moved.append(of) or most(steps, lead, of))
     monkeypatch.setattr(effect, "POINTS", 32)
     effects(*asked)
     assert abs(lost) > 0.5
@@ -165,12 +166,15 @@ def test_all_effects_come_to_what_the_lead_loses(monkeypatch: pytest.MonkeyPatch
 
 def test_a_span_is_a_span_from_its_birth_on() -> None:
     model, read, reference, steps, _ = case(4)
-    before = effects(model, read, reference, steps, SPANS)[0]
+    before = effects(model, read, reference, steps, SPANS)
     later = SpanRow(4, "page", 30, 40, 5, "")
-    after = effects(model, read, reference, steps, [*SPANS, later])[0]
+    after = effects(model, read, reference, steps, [*SPANS, later])
+    assert before is not None
+    assert after is not None
     np.testing.assert_array_equal(before.span, after.span)
     np.testing.assert_array_equal(before.effect, after.effect)
-    born = effects(model, read, reference, steps, [*SPANS, SpanRow(4, "page", 30, 36, 4, "")])[0]
+    born = effects(model, read, reference, steps, [*SPANS, SpanRow(4, "page", 30, 36, 4, "")])
+    assert born is not None
     assert not np.array_equal(before.effect, born.effect), "the window has lost six tokens to it"
 
 
@@ -180,8 +184,9 @@ def test_the_choice_is_between_the_most_probable_tokens_whatever_was_drawn() -> 
     logits[4, IDS[4]] = 2.0
     drawn = [*steps[:4], (replace(steps[4][0], ref_token=99), oracles[4])]
     asked = replace(reference, logits=logits)
-    (found,) = effects(model, read, asked, drawn, SPANS)
-    (greedy,) = effects(model, read, asked, steps, SPANS)
+    found, greedy = effects(model, read, asked, drawn, SPANS), effects(model, read, asked, steps, SPANS)
+    assert found is not None
+    assert greedy is not None
     assert found.lead == greedy.lead == 2.0
     np.testing.assert_array_equal(found.effect, greedy.effect)
 
@@ -194,11 +199,12 @@ def test_what_carries_the_answer_comes_first_however_much_others_look_elsewhere(
     engine = Engine(model)
     full = support.run(model, prompt, "full", max_new=2, ignore_eos=True, keep_logits=True)
     reference = Reference("", tuple(full.ids), torch.stack(full.logits))
-    sink = Kept()
+    sink = Records()
     options = {"max_new": 2, "forced": reference.ids, "ignore_eos": True, "coverage": True, "oracle": "all"}
     support.run(model, prompt, "streaming_llm", budget="30%", sink=sink, against=reference, **options)
     records = [(step.loss, step.oracle) for step in sink.steps]
-    (found,) = effects(model, engine.read(prompt), reference, records, sink.spans)
+    found = effects(model, engine.read(prompt), reference, records, sink.spans)
+    assert found is not None
     needle = next(row.span for row in sink.spans if row.kind != "window" and row.tok_start <= 60 < row.tok_end)
     assert (found.step, found.layer[0], found.kv_head[0], found.span[0]) == (0, 1, 0, needle)
     assert found.lead > 0
@@ -211,10 +217,10 @@ def test_what_carries_the_answer_comes_first_however_much_others_look_elsewhere(
 
 def test_nothing_to_say_where_nothing_was_lost_or_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     model, read, reference, steps, oracles = case(5)
-    assert effects(model, read, reference, steps[:4], SPANS) == []
-    assert effects(model, read, reference, [(loss(7, 9), None)], SPANS) == []
+    assert effects(model, read, reference, steps[:4], SPANS) is None
+    assert effects(model, read, reference, [(loss(7, 9), None)], SPANS) is None
     monkeypatch.setattr(effect, "MOST_WEIGHTS", 100)
-    assert effects(model, read, reference, [(loss(7, 9), oracles[0])], SPANS) == []
+    assert effects(model, read, reference, [(loss(7, 9), oracles[0])], SPANS) is None
 
 
 def test_a_run_that_left_full_kv_has_them_in_its_trace_or_says_why_not(

@@ -38,9 +38,9 @@ def test_what_is_attributed_brings_answers_back_and_chance_does_not(
     assert [(line["method"], line["n"]) for line in lines] == [("streaming_llm", 3), ("chess", 3)]
     for line in lines:
         assert line["arms"]["everywhere"]["share"] == 1.0
-        assert line["of_everywhere"]["steps_top20"]["share"] >= line["of_everywhere"]["random1"]["share"]
-        assert line["arms"]["steps_top20"]["share"] > line["arms"]["random1"]["share"]
-        assert line["arms"]["effect_top20"]["share"] == 1.0
+        assert line["arms"]["shown_top5"]["share"] > line["arms"]["random5"]["share"]
+        assert line["arms"]["shown_top20"]["share"] == 1.0
+    assert measured[1]["pooled"]["all"]["n"] == 6
 
 
 def test_a_second_call_runs_nothing_again(measured: tuple[Path, dict[str, Any], list[dict[str, Any]]]) -> None:
@@ -52,8 +52,8 @@ def test_a_second_call_runs_nothing_again(measured: tuple[Path, dict[str, Any], 
     assert second["lines"] == first["lines"]
     assert "| StreamingLLM, defaults, multikey, 10% | 3 (" in document([second])
     for line in second["lines"]:
-        line["arms"] = {arm: share for arm, share in line["arms"].items() if not arm.startswith("effect")}
-    assert "| n (triples) | step, top 1 |" in document([second]), "a ranking that was not measured is no column"
+        line["arms"] = {arm: share for arm, share in line["arms"].items() if not arm.startswith("shown")}
+    assert "| n (triples) | random 5 |" in document([second]), "a ranking that was not measured is no column"
 
 
 def test_the_page_has_the_fresh_table_in_place_of_one_of_the_same_model_and_length(
@@ -121,7 +121,7 @@ def test_an_arm_that_was_measured_on_fewer_says_so() -> None:
     point = ("chess", "multikey", "10%")
     row = {"method": point[0], "task": point[1], "budget": point[2], "candidates": 10, "lost": True}
     back: dict[str, Any] = dict.fromkeys(ARMS, True)
-    lines = list(summarise([row | back, row | back | {"effect_top1": None}], [point]))
+    lines = list(summarise([row | back, row | back | {"shown_top1": None}], [point]))
     said = about(("chess",), "demo") | {"model": "demo", "length": 2048}
     (text,) = (line for line in markdown({"about": said, "lines": lines}).splitlines() if line.startswith("| CHESS"))
     cells = [cell.strip() for cell in text.strip("|").split("|")]

@@ -144,10 +144,9 @@ def test_what_had_most_effect_comes_first_and_what_had_none_by_its_regret(lost: 
         assert reader.meta.no_effects is None
         named = ["layer", "kv_head", "span"]
         at_hand = effects.merge(triples[(triples["regret"] > 0) | (triples["unread"] > 0)][named])
-        assert list(map(tuple, found[named].head(len(at_hand)).to_numpy())) == list(
-            map(tuple, at_hand[named].to_numpy())
-        )
-        rest = found.iloc[len(at_hand) :]
+        assert found[named].head(len(effects)).to_numpy().tolist() == effects[named].to_numpy().tolist()
+        assert tuple(map(tuple, effects[named].to_numpy().tolist())) == reader.meta.effect_order
+        rest = found.iloc[len(effects) :]
         assert len(rest) > 5
         assert rest["effect"].isna().all()
         assert rest["regret"].is_monotonic_decreasing
@@ -155,7 +154,8 @@ def test_what_had_most_effect_comes_first_and_what_had_none_by_its_regret(lost: 
         assert first is not None
         assert first.missed is not None
         assert (first.missed.layer, first.missed.kv_head, first.missed.span) == tuple(at_hand[named].iloc[0])
-        assert first.missed.effect_words().startswith(f"effect on the choice {at_hand['effect'].iloc[0]:.2f} logits; ")
+        assert first.missed.effect == at_hand["effect"].iloc[0]
+        assert first.missed.effect_steps == reader.meta.effect_steps
 
 
 def test_a_span_that_was_attended_is_said_to_have_been(lost: dict[str, str], folder: Path) -> None:

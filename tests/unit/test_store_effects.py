@@ -34,9 +34,9 @@ def test_effects_come_back_and_stand_beside_their_triples(tmp_path: Path) -> Non
     ]
     with write(tmp_path, records, (1, 4, 2, 1), found, block_steps=2) as reader:
         assert reader.effects(1).empty
-        assert reader.effects(0).to_numpy().tolist() == [[0, 1, 1, 1.0, 2.5]]
+        assert reader.effects(0).to_numpy().tolist() == [[0, 1, 1, 1.0, 2.5, 1]]
         effects, triples = reader.effects(2), reader.triples(2)
-        assert list(effects.columns) == ["layer", "kv_head", "span", "effect", "lead"]
+        assert list(effects.columns) == ["layer", "kv_head", "span", "effect", "lead", "place"]
         assert effects[["layer", "kv_head", "span"]].to_numpy().tolist() == [[0, 1, 0], [0, 0, 0], [0, 0, 1]]
         assert effects["effect"].tolist() == [float(np.float32(3.1)), 0.125, 0.125]
         assert set(effects["lead"]) == {2.5}
@@ -44,6 +44,23 @@ def test_effects_come_back_and_stand_beside_their_triples(tmp_path: Path) -> Non
         told = [0.125, float(np.float32(3.1)), 0.125, np.nan, np.nan, np.nan]
         np.testing.assert_array_equal(triples["effect"], told)
         assert reader.triples(1)["effect"].isna().all()
+
+
+def test_an_effect_of_a_span_that_no_head_listed_stands_among_the_triples_in_the_order_of_the_run(
+    tmp_path: Path,
+) -> None:
+    record = listing(0, np.random.default_rng(3))
+    assert record.oracle is not None
+    first = replace(record.oracle, span=np.where(record.oracle.span == 1, -1, record.oracle.span))
+    found = [make_effects(0, (0, 1, 0), (0, 0, 1))]
+    with write(tmp_path, [replace(record, oracle=first)], (1, 4, 2, 1), found) as reader:
+        reader.meta = reader.meta.model_copy(update={"effect_order": ((0, 0, 1), (0, 1, 0)), "effect_steps": (0, 2)})
+        assert reader.effects(0)[["span", "place"]].to_numpy().tolist() == [[1, 1], [0, 2]]
+        assert reader.effects(0)["effect"].tolist() == [0.5, 1.0]
+        row = reader.triples(0).query("kv_head == 0 and span == 1")
+        assert row[["full", "mass", "regret", "hidden", "effect", "place"]].to_numpy().tolist() == [
+            [0, 0, 0, 0, 0.5, 1]
+        ]
 
 
 @pytest.mark.parametrize(

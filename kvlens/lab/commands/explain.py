@@ -22,6 +22,7 @@ def explain(
     ] = "",
     length: Annotated[int, typer.Option(help="Prompt length in tokens.")] = 2048,
     lost: Annotated[int, typer.Option(help="Lost trials per point.")] = 50,
+    prompts: Annotated[int | None, typer.Option(help="Prompts per point at most; default: 4 times --lost.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the first prompt.")] = 9_500_000,
     out: Out = None,
     kept: Kept = None,
@@ -30,8 +31,8 @@ def explain(
         typer.Option(help="Also write the page of the docs, of all such tables beside --out, to this Markdown file."),
     ] = None,
 ) -> None:
-    """The share of lost answers restored by holding what had most effect on the choice, or most regret, against random
-    triples and the needle everywhere."""
+    """The share of lost answers restored by holding what a stored run shows first, against random triples and the
+    needle everywhere."""
     from kvlens.lab.bench.explain import ExplainRequest, measure
     from kvlens.lab.results.explain_table import document, markdown
     from kvlens.lab.results.explain_table import points as usual_points
@@ -47,7 +48,10 @@ def explain(
         typer.echo(f"{row['method']} {row['task']} {row['budget']} prompt {row['index']}: {came}", err=True)
 
     result = measure(
-        ExplainRequest(model, choice, length, lost, seed), trials, report, lambda line: typer.echo(line, err=True)
+        ExplainRequest(model, choice, length, lost, seed, prompts),
+        trials,
+        report,
+        lambda line: typer.echo(line, err=True),
     )
     write(target, result)
     if doc is not None:

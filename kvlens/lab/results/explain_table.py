@@ -12,12 +12,16 @@ from kvlens.lab.results.statistics import wilson
 from kvlens.models.find import DEMO
 
 TOPS = (1, 5, 20)
+RANDOM = 5
+"""triples that are drawn"""
+SHOWN = "shown"
 SCOPES = {
+    SHOWN: "the order that a stored run shows: effect on the lost steps of the answer, in rounds (docs/lens.md)",
     "effect": "effect on the choice, added over the lost steps of the forced run",
     "step": "regret at the step of loss",
     "steps": "regret added over the lost steps of the forced run",
 }
-SAID = {"effect": "effect", "step": "step", "steps": "lost steps"}
+SAID = {SHOWN: "shown", "effect": "effect", "step": "step", "steps": "lost steps"}
 """the same in a heading"""
 ARMS = (*(f"{scope}_top{top}" for scope in SCOPES for top in TOPS), *(f"random{top}" for top in TOPS), "everywhere")
 """what is held, as the rows name it"""
@@ -32,13 +36,26 @@ def points(model: str = DEMO) -> tuple[tuple[str, str, str], ...]:
     return tuple((name, task, "10%") for name in results for task in tasks.PROSE[:3])
 
 
+def point_of(row: dict[str, Any]) -> tuple[str, str, str]:
+    """Return (method, task, budget) of a trial."""
+    return row["method"], row["task"], row["budget"]
+
+
+def pooled(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return n and arms of all lost trials together, and by kind of answer where the task draws kinds."""
+    lost = [row for row in rows if row["lost"]]
+    kinds = sorted({row["kind"] for row in lost if "kind" in row})
+    groups = {"all": lost} | {kind: [row for row in lost if row.get("kind") == kind] for kind in kinds}
+    return {name: {"n": len(group), "arms": _shares(group)} for name, group in groups.items()}
+
+
 def summarise(rows: Sequence[dict[str, Any]], points: Sequence[tuple[str, str, str]]) -> Iterator[dict[str, Any]]:
     """One line per point: presets (of the lost trials), prompts, lost trials n, candidates (triples, mean), and per arm
     the share restored with its 95 % Wilson interval. agreed: not the expected answer, yet full KV's token at every step
     of the forced run, so there is nothing to attribute. of_everywhere: of the trials that holding the needle everywhere
     restores, the share that the arm restores as well."""
     for method, task, budget in points:
-        own_rows = [row for row in rows if (row["method"], row["task"], row["budget"]) == (method, task, budget)]
+        own_rows = [row for row in rows if point_of(row) == (method, task, budget)]
         lost = [row for row in own_rows if row["lost"]]
         line: dict[str, Any] = {
             "method": method,
@@ -58,7 +75,7 @@ def summarise(rows: Sequence[dict[str, Any]], points: Sequence[tuple[str, str, s
 
 
 def _shares(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
-    results = {arm: [row[arm] for row in rows if row[arm] is not None] for arm in ARMS}
+    results = {arm: [row[arm] for row in rows if row.get(arm) is not None] for arm in ARMS}
     return {arm: _share(restored) for arm, restored in results.items() if restored}
 
 
@@ -73,15 +90,16 @@ INTRODUCTION = """# How good the lens is
 Made by `kvlens bench explain`; all figures with their provenance are in `kvlens/lab/results/explain-*.json` and on the
 Benchmarks page.
 
-Each trial is an answer that full KV gives and the method loses. The method is forced along full KV's tokens once and
-its triples (layer, KV head, span) are ranked. Then the free run is repeated, everything else as it was, with some
-triples held exactly resident from step 0. *Restored*: the free run's answer is right. *effect*: ranked by effect on the
-choice (docs/lens.md), added over the steps at which the forced run's most probable token is not full KV's (*lost
-steps*), up to 31 behind the first. *step*: by regret, full attention's mass minus the method's, mean over the query
-heads of the KV head, at the step of loss alone; *lost steps*: by regret added over them all. *random*: as many triples
-drawn from all. *everywhere*: every span of the needle held for every head. Shares of the n lost trials, with the 95 %
-Wilson interval; a ranking that a table was not measured with is no column of it. The question was read with its context
-when the method placed it.
+Each trial is an answer that full KV gives and the method loses. The run is stored beside its full-KV run, and its
+triples (layer, KV head, span) are ranked. Then the free run is repeated, everything else as it was, with some triples
+held exactly resident from step 0. *Restored*: the free run's answer is right. *shown*: the order that the stored
+run's pages, report and API show (docs/lens.md). Tables made before a stored run showed that order rank by other
+columns. *effect*: by effect on the choice, added once over the steps at which the most probable token of a run along
+full KV's tokens is not full KV's (*lost steps*), up to 31 behind the first. *step*: by regret, full attention's mass
+minus the method's, mean over the query heads of the KV head, at the step of loss alone; *lost steps*: by regret added
+over them all. *random*: as many triples drawn from all. *everywhere*: every span of the needle held for every head.
+Shares of the n lost trials, with the 95 % Wilson interval; a ranking that a table was not measured with is no column
+of it. The question was read with its context when the method placed it.
 """
 
 
@@ -94,17 +112,17 @@ def document(results: Iterable[dict[str, Any]]) -> str:
 def _section(result: dict[str, Any]) -> str:
     about = result["about"]
     toy = " (a toy)" if about["model"] == DEMO else ""
-    return f"\n## {about['model']}{toy}, {about['length']:,} tokens\n\n{markdown(result)}"
+    measured_tasks = "".join(f", {task}" for task in about.get("tasks", ()))
+    older = "" if SHOWN in about["scopes"] else ", rankings that pages do not show"
+    return f"\n## {about['model']}{toy}, {about['length']:,} tokens{measured_tasks}{older}\n\n{markdown(result)}"
 
 
 def markdown(result: dict[str, Any]) -> str:
     """A row per point, a column per arm."""
     sentence = result["about"]
-    heads = {f"{scope}_top{top}": f"{SAID[scope]}, top {top}" for scope in SCOPES for top in TOPS}
-    heads |= {f"random{top}": f"random {top}" for top in TOPS} | {"everywhere": "everywhere"}
     known_names = {arm for line in result["lines"] for arm in line["arms"]}
     arms = [arm for arm in ARMS if arm in known_names]
-    titles = " | ".join(heads[arm] for arm in arms)
+    titles = " | ".join(map(_heading, arms))
     text = [f"| method, preset, task, budget | n (triples) | {titles} |", "|---" * (len(arms) + 2) + "|"]
     for line in result["lines"]:
         presets = line.get("presets") or [sentence.get("presets", {}).get(line["method"]) or "defaults"]
@@ -119,6 +137,7 @@ def markdown(result: dict[str, Any]) -> str:
             + (f" ({line['candidates']:.0f})" if line["n"] else "")
             + f" | {' | '.join(cells)} |"
         )
+    text += _by_kind(result.get("pooled", {}))
     machine = sentence["machine"]
     text += [
         "",
@@ -127,6 +146,30 @@ def markdown(result: dict[str, Any]) -> str:
         f"torch {sentence['torch']}, transformers {sentence['transformers']}.",
     ]
     return "\n".join(text) + "\n"
+
+
+def _by_kind(groups: dict[str, Any]) -> list[str]:
+    """Return the table of all lost trials together and by kind of answer; nothing where no kinds were drawn."""
+    if len(groups) < 2:
+        return []
+    arms = [arm for arm in ARMS if arm in groups["all"]["arms"]]
+    rows = [
+        "",
+        f"| answers of all methods | n | {' | '.join(_heading(arm) for arm in arms)} |",
+        "|---" * (len(arms) + 2) + "|",
+    ]
+    for name, group in groups.items():
+        cells = [_cell(group["arms"][arm], group["n"]) for arm in arms]
+        rows.append(f"| {name} | {group['n']} | {' | '.join(cells)} |")
+    return rows
+
+
+def _heading(arm: str) -> str:
+    """Return the heading of an arm's column."""
+    scope, _, top = arm.rpartition("_top")
+    if scope in SAID:
+        return f"{SAID[scope]}, top {top}"
+    return arm.replace("random", "random ")
 
 
 def _cell(share: dict[str, float], n: int) -> str:

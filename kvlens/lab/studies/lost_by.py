@@ -28,10 +28,10 @@ import torch
 from kvlens import methods
 from kvlens.engine.engine import Engine, Options
 from kvlens.engine.models import load
-from kvlens.lab.bench.explain import Case
+from kvlens.engine.ranking import holds_of
+from kvlens.lab.bench.lostcase import Case, References
 from kvlens.lab.bench.provenance import about
 from kvlens.lab.bench.trials import Prompts, Trial, chosen, header
-from kvlens.lens.trials import holds_of
 from kvlens.memory.budget import Budget
 from kvlens.models.find import default_model
 
@@ -113,6 +113,7 @@ def measure(
     engine = Engine(load(model))
     asked_of = {name: ARMS[name] for name in names}
     result = Prompts(engine, FIRST_SEED, names)
+    references = References(engine, result)
     mapping: dict[str, dict[str, int]] = {
         name: dict.fromkeys([*arms, "lost", "held", "n"], 0) for name, arms in asked_of.items()
     }
@@ -124,8 +125,8 @@ def measure(
             row, limit = header(trial, model), Budget.parse(budget)
             usual = chosen(engine, prompt, method, row, limit, Options(max_new=64))
             options = Options(max_new=12, planned=64)
-            case = Case(engine, prompt, result.read(trial, method), request, trial, usual.params, limit, options)
-            reference = case.reference()
+            case = Case(engine, prompt, result.read(trial, method), request, trial, usual, limit, options)
+            reference = references.of(trial, options)
             if reference is None:
                 continue
             mapping[name]["n"] += 1
@@ -137,9 +138,9 @@ def measure(
                 right = case.answers(())
                 mapping[name][arm] += right
                 if arm == UNCHANGED and not right:
-                    spans, rankings = case.rankings(reference)
+                    spans, ranking = case.shown(reference)
                     mapping[name]["lost"] += 1
-                    mapping[name]["held"] += case.answers(holds_of(rankings["effect"][:HELD], spans))
+                    mapping[name]["held"] += case.answers(holds_of(ranking[:HELD], spans))
         print(index, json.dumps(mapping), flush=True)
     sentence = about(names, model) | {"presets": {name: dict(visited) for name, visited in presets.items()}}
     setting = {"model": model, "length": length, "depth": depth, "task": task, "budget": budget}

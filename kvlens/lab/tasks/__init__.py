@@ -6,6 +6,7 @@ TASKS = {
     "niah_identifier": "kvlens.lab.tasks.shelves:IDENTIFIER",
     "niah_needles": "kvlens.lab.tasks.shelves:AMONG",
     "niah_needles_identifier": "kvlens.lab.tasks.shelves:IDENTIFIERS",
+    "niah_kinds": "kvlens.lab.tasks.kinds:KINDS_OF_ANSWERS",
     "variable_tracking": "kvlens.lab.tasks.tracking:TRACKING",
     "common_words": "kvlens.lab.tasks.common:COMMON_WORDS",
     "frequent_words": "kvlens.lab.tasks.frequent:FREQUENT_WORDS",

@@ -7,9 +7,10 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from kvlens.app.ui.common.data import TraceReader
-from kvlens.lens.lines import inside, joined, ranges_in_words, ranked
+from kvlens.lens.lines import inside, ranges_in_words, ranked
 from kvlens.lens.pieces import Piece
 from kvlens.lens.verdict import Verdict
+from kvlens.memory.ranges import joined
 from kvlens.player.payload import needle_tokens
 
 MOST = 5
@@ -17,11 +18,10 @@ MOST = 5
 
 
 def choices_of(reader: TraceReader, span: int | None, loss: Verdict | None) -> dict[str, tuple[Piece, ...]]:
-    """What is offered, by its words: the span, where one is chosen; where the verdict names that one, what had most
-    effect at the step of loss, each for the KV head that missed it (the answer's later tokens may need more); the
-    needle's spans where the span is not all of it; of a run that lost, the tokens lost inside the span and the lines
-    missed most at the step of loss, spans and tokens lost inside spans. loss: None of a run that lost nothing, or of
-    which that is not known."""
+    """What is offered, by its words: the span, where one is chosen; where the verdict names that one, what comes first
+    in the ranking of effects, each for the KV head that missed it; the needle's spans where the span is not all of it;
+    of a run that lost, the tokens lost inside the span and the lines missed most, spans and tokens lost inside spans.
+    loss: None of a run that lost nothing, or of which that is not known."""
     step = reader.n_steps - 1 if loss is None else loss.step
     choices: dict[str, tuple[Piece, ...]] = {}
     spans = reader.spans()

@@ -16,7 +16,7 @@ from kvlens.app.ui.replay.lensbars import token_range
 from kvlens.lens.lines import mass_name
 from kvlens.lens.severity import severity
 from kvlens.lens.tries import try_of
-from kvlens.lens.verdict import Missed, Verdict
+from kvlens.lens.verdict import Missed, Verdict, choices_in_words
 from kvlens.meta import RunMeta
 from kvlens.player.lens import diverged, sampling
 from kvlens.player.payload import needle_tokens
@@ -117,8 +117,8 @@ def more(reader: TraceReader, loss: Verdict) -> list[str]:
 
 
 def _effects(reader: TraceReader, loss: Verdict) -> list[str]:
-    """The triples with most effect on the choice, or why there are none; nothing of a trace that never had them. Their
-    sum is of what was named, since what speaks against full KV's token is not recorded."""
+    """The triples that come first by effect on the lost choices, over which steps they are added and how long they took
+    to find, or why there are none; nothing of a trace that never had them."""
     effects = reader.effects(loss.step)
     if effects.empty:
         why = reader.meta.no_effects
@@ -128,8 +128,12 @@ def _effects(reader: TraceReader, loss: Verdict) -> list[str]:
         f"L{layer} KV{head} span {span} {effect:.2f}"
         for layer, head, span, effect in strongest[["layer", "kv_head", "span", "effect"]].itertuples(index=False)
     )
-    sums = f"Together {strongest['effect'].sum():.2f}; full KV's token leads by {effects['lead'].iloc[0]:.2f}."
-    return [f"**Effect on the choice**, logits: {plain(f'{named}. {sums}')}"]
+    steps, lead = reader.meta.effect_steps, effects["lead"].iloc[0]
+    leads = (
+        f"Full KV's tokens lead by {lead:.2f} together." if len(steps) > 1 else f"Full KV's token leads by {lead:.2f}."
+    )
+    took = "" if reader.meta.effect_s is None else f" Found in {reader.meta.effect_s:.1f} s after the run."
+    return [f"**Effect on {choices_in_words(steps)}**, logits: {plain(f'{named}. {leads}{took}')}"]
 
 
 def _inside(reader: TraceReader, loss: Verdict) -> list[str]:
