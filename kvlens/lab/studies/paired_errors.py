@@ -84,6 +84,7 @@ def main() -> None:
     if target is None:
         print(page())
     else:
+        target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(page(), encoding="utf-8")
 
 
