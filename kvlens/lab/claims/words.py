@@ -1,19 +1,17 @@
-"""A statement's figures and reasons in words. Numbers come from judged.py."""
+"""A statement's figures and reasons in words. Numbers come from compared.py."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kvlens.lab.claims.arms import ANSWER, LENGTH
+from kvlens.lab.claims.compared import Compare, Compared
 from kvlens.lab.claims.plan import FEWEST
 from kvlens.lab.results.statistics import of_mean, wilson
 from kvlens.methods.statements import FIGURES, Arm, Figure, Statement
-
-if TYPE_CHECKING:
-    from kvlens.lab.claims.judged import Compare, Compared
 
 SHARES = {"resident_share": "holds", "read_share": "reads"}
 """of full KV, means over an arm's trials: as rows name them -> in words"""
