@@ -1,7 +1,8 @@
 """Checked claims, and the prompts of those that are no comparison of arms.
 
-How claims are checked: check.py. Arms of a statement: arms.py; what they show: compared.py,
-judged.py, words.py; verdicts over the claims of a paper: family.py; how many prompts are needed: plan.py; figures judged again: stored.py; the page: page.py.
+How claims are checked: check.py. Arms of a statement: arms.py; what they show: compared.py, judged.py, words.py;
+verdicts over the claims of a paper: family.py; how many prompts are needed: plan.py; figures judged again: stored.py;
+the page: page.py.
 """
 
 from __future__ import annotations
