@@ -96,12 +96,12 @@ def test_claims_are_listed_and_of_one_all_is_said(visit: Visit, runs: Runs, resu
     )
     app = visit(runs.folder, "benchmarks")
     said = " ".join(box.value for box in app.caption)
-    assert "Of 3 claims of 2 papers 1 hold, 1 do not hold, 1 cannot be decided" in said
-    assert list(app.dataframe[0].value["here"]) == ["cannot be decided", "does not hold", "holds"]
-    assert "Here it cannot be decided: n" in [box.value for box in app.text]
+    assert "Of 3 claims of 2 papers 1 hold, 1 do not hold, 1 are not decided" in said
+    assert list(app.dataframe[0].value["here"]) == ["is not decided", "does not hold", "holds"]
+    assert "Here it is not decided. n" in [box.value for box in app.text]
     app.button_group(key="claims_here_demo").set_value(["does not hold"]).run()
     assert list(app.dataframe[0].value["where"]) == ["FreeKV Table 9"]
-    assert {"FreeKV Table 9: s", "Here it does not hold: m", "Why: r"} <= {box.value for box in app.text}
+    assert {"FreeKV Table 9: s", "Here it does not hold. m", "Why: r"} <= {box.value for box in app.text}
     app.selectbox(key="claims_of_demo").select("Quest").run()
     assert list(app.dataframe[0].value["where"]) == ["Quest"]
     assert not app.error

@@ -1,14 +1,37 @@
-"""Checked claims, and the prompts of those that are no comparison of arms. How claims are checked: check.py; arms of a
-statement and their verdict: arms.py, judged.py; the page in words: page.py."""
+"""Checked claims, and the prompts of those that are no comparison of arms.
+
+How claims are checked: check.py. Arms of a statement: arms.py; what they show: compared.py, judged.py, words.py;
+verdicts over the claims of a paper: family.py; how many prompts are needed: plan.py; figures judged again: stored.py;
+the page: page.py.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from kvlens.models.find import DEMO
+
+
+@dataclass(frozen=True)
+class Test:
+    """What the prompts show for a claim and against it. The verdict needs the paper's other claims (family.py)."""
+
+    n: int
+    """pairs of trials, or trials, of the comparison that has the fewest"""
+    p_holds: float
+    """one-sided p of the figures, if the claim were false"""
+    p_fails: float
+    """one-sided p of the figures, if the claim were true"""
+    needs: int | None = None
+    """n that decides it with 80 % probability (plan.py); None if more prompts would not decide it"""
+    refuted: str = ""
+    """the reason, if it does not hold"""
+    undecided: str = ""
+    """the reason, if it is not decided"""
 
 
 @dataclass(frozen=True)
@@ -28,6 +51,8 @@ class Claim:
     """why it does not hold, or cannot be decided, here"""
     figures: dict[str, Any] = field(default_factory=dict)
     """the numbers behind it, plain JSON"""
+    test: Test | None = None
+    """None: it was decided by a count, without a sample of prompts"""
 
 
 def written(claim: Claim) -> dict[str, Any]:
@@ -41,6 +66,12 @@ def written(claim: Claim) -> dict[str, Any]:
         return None if isinstance(value, float) and not math.isfinite(value) else value
 
     return {key: plain(value) for key, value in dataclasses.asdict(claim).items()}
+
+
+def read(row: Mapping[str, Any]) -> Claim:
+    """Return the claim that `written` made plain."""
+    test = row.get("test")
+    return Claim(**{**row, "test": Test(**test) if test else None})
 
 
 @dataclass(frozen=True)

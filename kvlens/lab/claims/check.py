@@ -4,14 +4,16 @@ report)`)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvlens import methods
 from kvlens.lab.claims import Claim
-from kvlens.lab.claims.arms import measure, wanted
+from kvlens.lab.claims.arms import Wanted, measure, wanted
+from kvlens.lab.claims.family import decide
 from kvlens.lab.claims.judged import judge
+from kvlens.lab.claims.plan import Plan, plan
 from kvlens.methods import parts
 from kvlens.methods.base import Method
 from kvlens.methods.statements import Statement, stated
@@ -56,20 +58,31 @@ def refuse_others(names: Sequence[str], model: str) -> None:
             raise ValueError(f"'{name}' has no claims; these have: {', '.join(claiming(model))}.")
 
 
-def check(
-    engine: Engine, names: Sequence[str], prompts: int, report: Callable[[str], None], file: Path
-) -> Iterator[tuple[str, list[Claim]]]:
-    """The claims of the named methods, method by method, `prompts` prompts per point. file: keeps the trials of
-    statements, so that they are not run again. Raises ValueError as `refuse_others`, and for a file of something
-    else."""
-    model = engine.loaded.name
+def planned(names: Sequence[str], model: str, prompts: int | None = None) -> dict[str, list[Plan]]:
+    """Return the plan of each method's statements, by method. prompts: as `kvlens.lab.claims.plan.plan`.
+
+    Raises ValueError as `refuse_others`."""
     refuse_others(names, model)
     statements = {name: statements_of(methods.get(name)) if model != DEMO else () for name in names}
-    rows = measure(
-        wanted((statement for group in statements.values() for statement in group), prompts), file, engine, report
-    )
+    return {name: plan(rows, len(rows), prompts) for name, rows in statements.items()}
+
+
+def check(
+    engine: Engine, plans: Mapping[str, Sequence[Plan]], prompts: int, report: Callable[[str], None], file: Path
+) -> Iterator[tuple[str, list[Claim]]]:
+    """Yield the claims of each method of the plans.
+
+    prompts: of each task, for claims that no arms state; file: keeps the trials of statements, so that they are not run
+    again. Raises ValueError for a file of something else."""
+    model, arms_by_place = engine.loaded.name, Wanted()
+    for row in (row for rows in plans.values() for row in rows):
+        for place, arms in wanted([row.statement], row.prompts).items():
+            arms_by_place.setdefault(place, {}).update(arms)
+    trials = measure(arms_by_place, file, engine, report)
     titles = {name: method.title for name, method in methods.registry().items()}
-    for name in names:
+    for name, rows in plans.items():
         measured = _measured(methods.get(name))
         more = [] if measured is None else measured(engine, prompts, report)
-        yield name, [*more, *(judge(statement, name, rows, prompts, titles, model) for statement in statements[name])]
+        count = len(rows) + sum(claim.test is not None for claim in more)
+        compared = [judge(row.statement, name, trials, row.prompts, titles, model, count) for row in rows]
+        yield name, decide([*more, *compared])

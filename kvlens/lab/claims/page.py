@@ -3,27 +3,44 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 from kvlens import methods
+from kvlens.lab.results.power import MOST
 from kvlens.methods.statements import FIGURES
 from kvlens.text.units import counted
 
-VERDICTS = {True: "holds", False: "does not hold", None: "cannot be decided"}
+VERDICTS = {True: "holds", False: "does not hold", None: "is not decided"}
 INTRODUCTION = """# What the papers claim, checked on {model}
 
-Made by `kvlens bench claims --doc docs/claims.md`; figures with their provenance are in
-`kvlens/lab/results/claims-*.json` and on the Benchmarks page. What the five systems' claims rest on, and the toy beside
-them: [fidelity.md](fidelity.md).
+Made by `kvlens bench claims --doc docs/claims.md`; with `--judge` it judges stored figures again and runs no model.
+Figures with their provenance are in `kvlens/lab/results/claims-*.json` and on the Benchmarks page. What the five
+systems' claims rest on, and the toy beside them: [fidelity.md](fidelity.md). Errors of the tests and intervals:
+[evidence/paired.md](evidence/paired.md).
 
 A claim is a sentence of a paper, in our words, and what would show it. Most are comparisons: a method as a run of it
-would be at that budget (*presets*) against others on the same prompts. *Better*: the 95 % interval of the gain, by
-prompts, lies above 0 over each other arm (exact match: Agresti and Min's interval of paired shares; else Student's).
-*As good*: it lies above minus a margin of ours, {exact} of exact match, {coverage} of full attention's mass or {kl}
-nats; *alike*: within it to both sides. *Within*: the 95 % interval of the mean lies in the paper's range. A claim does
-not hold where an interval lies wholly outside, at 95 % over all its comparisons together; all else cannot be decided.
-Nothing is corrected over claims: of forty that are true one would be expected to fail. A gain in KL is a smaller KL;
+would be at that budget (*presets*) against others on the same prompts.
+
+| verdict asked | the claim holds if |
+| --- | --- |
+| *better* | the gain over each other arm is above 0 |
+| *as good* | the gain over each other arm is above minus a margin of ours |
+| *alike* | the gain over each other arm is within the margin, to both sides |
+| *within* | the mean is in the paper's range |
+
+Margins are {exact} of exact match, {coverage} of full attention's mass and {kl} nats. A gain in KL is a smaller KL;
 passages of text share none.
+
+**Tests.** An exact unconditional test on Tango's statistic compares exact match; Student's t compares other figures.
+The interval beside a gain is Tango's or Student's, 95 %, of that comparison alone. The verdict is over all claims of
+the paper. Holm's correction keeps the probability of any false *holds* in a paper at 2.5 % or less, and that of any
+false *does not hold* likewise. A claim that a count decides, without a sample of prompts, is not corrected.
+Student's t presumes that differences are nearly normal; 10 passages cannot show whether they are.
+
+**Needs n.** *Is not decided: n = 20, needs n = 88* states the pairs of trials that decide the claim with 80 % power.
+The level is that of the first claim of the paper; the share of discordant pairs, or the spread, is the measured one.
+*Better* is planned for a gain as large as the margin, *as good* and *alike* for equal arms.
 
 A budget is a share of full KV held on the device; for a method that keeps all KV it is a share of tokens attended per
 query head, so that it may read more than others at the same number: *holds* and *reads* say what each arm came to.
@@ -32,7 +49,7 @@ Where a paper's text was not at hand, a source names the part of it and no numbe
 A claim that does not hold here was left as it was found. A small model and prompts of about 1,000 tokens can refute
 that a mechanism works everywhere, not a paper's result on its own models.
 
-| method | claims | hold | do not hold | cannot be decided |
+| method | claims | hold | do not hold | are not decided |
 | --- | --- | --- | --- | --- |
 """
 
@@ -53,8 +70,19 @@ def document(result: dict[str, Any], model: str) -> str:
         for claim in part["claims"]:
             texts = (f"{claim['source']}: {claim['says']}", claim["measured"], claim["reason"])
             says, measured, reason = (part.rstrip(".") + "." if part else "" for part in texts)
-            text += f"- **{says}** It {VERDICTS[claim['holds']]}. {_begun(measured)} {_begun(reason)}".rstrip() + "\n"
+            text += f"- **{says}** It {verdict_words(claim)}. {_begun(measured)} {_begun(reason)}".rstrip() + "\n"
     return text
+
+
+def verdict_words(claim: Mapping[str, Any]) -> str:
+    """Return 'holds', or 'is not decided: n = 20, needs n = 88'. claim: plain JSON (kvlens.lab.claims.written)."""
+    test, verdict = claim.get("test"), VERDICTS[claim["holds"]]
+    if claim["holds"] is not None or not test:
+        return verdict
+    needed = test["needs"]
+    if needed is None or needed <= test["n"]:
+        return f"{verdict}: n = {test['n']}"
+    return f"{verdict}: n = {test['n']}, needs n = {needed:,}" + (" or more" if needed >= MOST else "")
 
 
 def _counts(verdicts: Counter[bool | None]) -> str:

@@ -19,7 +19,13 @@ from kvlens.lab.commands.results import PLACE, Kept, default_file, kept_file, wr
 def claims(
     methods: Annotated[str, typer.Option(help="Comma-separated; default: all that have claims.")] = "",
     model: Model = DEFAULT_MODEL,
-    prompts: Annotated[int, typer.Option(help="Prompts per point; with fewer than 10 nothing is decided.")] = 10,
+    prompts: Annotated[
+        int | None,
+        typer.Option(help="Prompts of each task; default: as many as each claim needs, by a calculation of power."),
+    ] = None,
+    judge: Annotated[
+        bool, typer.Option("--judge", help="Judge the figures stored in --out again; run no model.")
+    ] = False,
     out: Annotated[
         Path | None, typer.Option(help="Also write JSON with the figures; claims of other methods in it are kept.")
     ] = None,
@@ -30,50 +36,84 @@ def claims(
     ] = None,
 ) -> None:
     """Check the papers' qualitative claims on a model at hand, and say of each whether it holds there."""
-    import torch
-
-    from kvlens import __version__
-    from kvlens.engine.engine import Engine
-    from kvlens.engine.models import load
-    from kvlens.lab.claims import written
-    from kvlens.lab.claims.check import check, claiming, refuse_others
-    from kvlens.lab.claims.page import VERDICTS, document
-    from kvlens.runs.machine import machine
+    from kvlens.lab.claims.page import document
     from kvlens.text.outfile import check_file
 
-    if prompts < 1:
+    if prompts is not None and prompts < 1:
         raise ValueError("--prompts must be at least 1.")
     check_file(out, "--out")
     check_file(doc, "--doc")
-    if doc is not None and out is None:
-        raise ValueError("--doc is made of a result file: name it with --out.")
-    previous = json.loads(out.read_text(encoding="utf-8"))["methods"] if out is not None and out.exists() else {}
-    if rest := {part["about"]["model"] for part in previous.values()} - {model}:
+    if out is None and (judge or doc is not None):
+        raise ValueError(f"{'--judge' if judge else '--doc'} is made of a result file: name it with --out.")
+    parts = json.loads(out.read_text(encoding="utf-8"))["methods"] if out is not None and out.exists() else {}
+    if rest := {part["about"]["model"] for part in parts.values()} - {model}:
         raise ValueError(f"'{out}' holds claims checked on {min(rest)}: name another file for {model}.")
-    choice = list(names(methods)) or claiming(model)
-    refuse_others(choice, model)
+    if judge:
+        assert out is not None
+        _judge_stored(parts, out)
+    else:
+        _measure(parts, list(names(methods)), model, prompts, kept_file(kept, "claims", model), out)
+    if doc is not None:
+        doc.write_text(document({"methods": parts}, model), encoding="utf-8")
+    sys.stdout.flush()
+
+
+def _judge_stored(parts: dict[str, Any], out: Path) -> None:
+    """Judge stored claims again, print those whose verdict changed, and write them. parts: changed in place."""
+    from kvlens.lab.claims.page import VERDICTS
+    from kvlens.lab.claims.stored import judge_again
+
+    again, count = judge_again({"methods": parts})["methods"], 0
+    for name, part in again.items():
+        for previous, claim in zip(parts[name]["claims"], part["claims"], strict=True):
+            if previous["holds"] is not claim["holds"]:
+                count += 1
+                verdicts = f"{VERDICTS[previous['holds']]} -> {VERDICTS[claim['holds']]}"
+                typer.echo(f"[{verdicts}] {claim['source']}: {claim['says']}")
+    parts.update(again)
+    write(out, {"methods": parts})
+    typer.echo(f"{count} of {sum(len(part['claims']) for part in again.values())} claims changed their verdict.")
+
+
+def _measure(
+    parts: dict[str, Any], choice: list[str], model: str, prompts: int | None, file: Path, out: Path | None
+) -> None:
+    """Print the plan, measure the claims of the methods and print them. parts: gets the claims of each method."""
+    import torch
+
+    from kvlens import __version__, methods
+    from kvlens.engine.engine import Engine
+    from kvlens.engine.models import load
+    from kvlens.lab.claims import written
+    from kvlens.lab.claims.check import check, claiming, planned
+    from kvlens.lab.claims.page import verdict_words
+    from kvlens.lab.claims.plan import FEWEST, plan_lines
+    from kvlens.runs.machine import machine
+
+    plans = planned(choice or claiming(model), model, prompts)
+    titles = {name: method.title for name, method in methods.registry().items()}
+    for line in plan_lines(plans, titles):
+        typer.echo(line, err=True)
     torch.set_num_threads(1)
-    file = kept_file(kept, "claims", model)
+    count = FEWEST if prompts is None else prompts
     about = {
         "kvlens": __version__,
         "torch": torch.__version__,
         "machine": machine(),
         "model": model,
-        "prompts": prompts,
+        "prompts": count,
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
     }
-    for name, results in check(Engine(load(model)), choice, prompts, lambda line: typer.echo(line, err=True), file):
-        for claim in results:
+    for name, results in check(Engine(load(model)), plans, count, lambda line: typer.echo(line, err=True), file):
+        claims_written = [written(claim) for claim in results]
+        for claim in claims_written:
             typer.echo(
-                f"[{VERDICTS[claim.holds]}] {claim.source}: {claim.says}\n    {claim.measured}"
-                + (f"\n    {claim.reason}" if claim.reason else "")
+                f"[{verdict_words(claim)}] {claim['source']}: {claim['says']}\n    {claim['measured']}"
+                + (f"\n    {claim['reason']}" if claim["reason"] else "")
             )
+        parts[name] = {"about": about, "claims": claims_written}
         if out is not None:
-            previous[name] = {"about": about, "claims": [written(claim) for claim in results]}
-            write(out, {"methods": previous})
-    if doc is not None:
-        doc.write_text(document({"methods": previous}, model), encoding="utf-8")
-    sys.stdout.flush()
+            write(out, {"methods": parts})
 
 
 def rates(

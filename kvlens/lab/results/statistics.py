@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from statistics import fmean, stdev
+
+from kvlens.lab.results.student import quantile, sample
 
 
 def wilson(share: float, n: int, z: float = 1.96) -> tuple[float, float]:
@@ -20,43 +21,25 @@ def sign_test(better: int, worse: int) -> float:
     return min(1.0, 2 * tail)
 
 
-def paired_shares(gained: int, lost: int, n: int) -> tuple[float, float]:
-    """95 % interval of the difference of two shares found on the same n trials, of which `gained` are right under the
-    first arm alone and `lost` under the second alone: Wald's with half a trial added to each of the four outcomes
-    (Agresti and Min 2005), which has bounds where all trials agree, too."""
-    more = n + 2
-    mean = (gained - lost) / more
-    half = 1.96 * math.sqrt(max(0.0, (gained + lost + 1) / more - mean**2) / more)
-    return max(-1.0, mean - half), min(1.0, mean + half)
+def binomial_above(count: int, n: int, share: float) -> float:
+    """Return the exact one-sided p of `count` of n or more, if the true share is at most `share`."""
+    return min(1.0, math.fsum(math.comb(n, k) * share**k * (1 - share) ** (n - k) for k in range(count, n + 1)))
 
 
-def normal(values: Sequence[float], few: int = 2) -> tuple[float, float, float]:
-    """(mean, low, high): the 95 % interval of the mean of figures that trials gave independently, by the normal
-    approximation; without bounds for fewer than `few`. Of 10 values it is 13 % narrower than Student's."""
-    mean, n = fmean(values), len(values)
-    half = 1.96 * stdev(values) / math.sqrt(n) if n >= max(few, 2) else math.inf
-    return mean, mean - half, mean + half
+def binomial_below(count: int, n: int, share: float) -> float:
+    """Return the exact one-sided p of `count` of n or fewer, if the true share is at least `share`."""
+    return binomial_above(n - count, n, 1 - share)
+
+
+def mean_interval(values: Sequence[float], few: int = 2) -> tuple[float, float, float]:
+    """Return (mean, low, high): Student's 95 % interval of the mean of figures that trials gave independently.
+
+    Fewer than `few` values have no bounds: they are infinite."""
+    drawn = sample(values)
+    half = quantile(0.975, drawn.n - 1) * drawn.spread / math.sqrt(drawn.n) if drawn.n >= max(few, 2) else math.inf
+    return drawn.mean, drawn.mean - half, drawn.mean + half
 
 
 def of_mean(values: Sequence[float]) -> tuple[float, float] | None:
-    """Student's 95 % interval of the mean of figures that trials gave independently; None of fewer than six, which say
-    too little of how they spread. The quantile comes of its expansion about the normal one, right to 0.1 % from six
-    values on."""
-    n = len(values)
-    if n < 6:
-        return None
-    z = 1.959964
-    quantile = z + sum(
-        part / (n - 1) ** power
-        for power, part in enumerate(
-            (
-                (z**3 + z) / 4,
-                (5 * z**5 + 16 * z**3 + 3 * z) / 96,
-                (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
-                (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
-            ),
-            1,
-        )
-    )
-    half = quantile * stdev(values) / math.sqrt(n)
-    return fmean(values) - half, fmean(values) + half
+    """Return Student's 95 % interval of a mean; None for fewer than six values: they show little of their spread."""
+    return mean_interval(values)[1:] if len(values) >= 6 else None

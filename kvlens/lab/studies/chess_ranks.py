@@ -21,7 +21,7 @@ from kvlens.engine.engine import Engine
 from kvlens.engine.models import load
 from kvlens.engine.prefill import ReadPrompt
 from kvlens.lab.claims.methods.chess_pages import Ranges, Ranked, first_selection, rank_asked, rank_by_parts
-from kvlens.lab.results.statistics import normal
+from kvlens.lab.results.statistics import mean_interval
 from kvlens.runs.machine import machine
 from kvlens.text.prompts import Prompt, PromptText, tokenize
 
@@ -70,7 +70,7 @@ def measure(engine: Engine, prompts: int) -> list[dict[str, Any]]:
                         ranked_by[part] += ranked
     rows = []
     for name, ranks in ranked_by.items():
-        mean, low, high = normal([r["rank"] for r in ranks])
+        mean, low, high = mean_interval([r["rank"] for r in ranks])
         row = {"variant": name, "rank": mean, "low": low, "high": high, "n": len(ranks)}
         rows.append(row | {key: float(np.mean([r[key] for r in ranks])) for key in ("kept", "flat", "chance")})
     return rows

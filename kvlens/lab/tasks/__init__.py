@@ -17,10 +17,12 @@ TASKS = {
 
 FILES = {
     "longbench": "kvlens.lab.tasks.longbench:LongBench",
+    "longbenchkv": "kvlens.lab.tasks.longbenchkv:LongBenchRows",
     "longbench2": "kvlens.lab.tasks.longbench2:LongBench2",
     "ruler": "kvlens.lab.tasks.rulerfile:RulerFile",
     "rulerkv": "kvlens.lab.tasks.rulerkv:RulerRows",
     "infinitebench": "kvlens.lab.tasks.infinitebench:InfiniteBench",
+    "infinitebenchkv": "kvlens.lab.tasks.infinitebenchkv:InfiniteBenchRows",
     "scbench": "kvlens.lab.tasks.scbench:SCBench",
     "gsm8k": "kvlens.lab.tasks.gsm8k:Gsm8k",
     "math500": "kvlens.lab.tasks.math500:Math500",

@@ -1,10 +1,13 @@
-"""Rows of benchmark files in the forms they are published in: a JSON object a line, a JSON array, Parquet, CSV."""
+"""Rows of benchmark files in the forms they are published in: a JSON object a line, a JSON array, Parquet, CSV; text
+may be packed by gzip (.jsonl.gz)."""
 
 from __future__ import annotations
 
 import csv
+import gzip
 import io
 import json
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,11 +19,18 @@ MOST_BYTES = 2 << 30
 MOST_ROWS = 1 << 20
 KINDS = {str: "a text", list: "a list", int: "a number", dict: "an object"}
 Rows = list[tuple[int, dict[str, Any]]]
+PACKED = ".gz"
+
+
+def unpacked(path: Path) -> Path:
+    """Return the path without the suffix of its packing: 'a/qa_1.jsonl' of 'a/qa_1.jsonl.gz'."""
+    return path.with_suffix("") if path.suffix.lower() == PACKED else path
 
 
 def read_rows(path: Path, fields: Mapping[str, type]) -> tuple[str, Rows]:
     """(how people call a row, (its number from 1, its fields) of every row that is not empty), by the file's suffix:
-    .json an array, .parquet, .csv with a header, anything else a JSON object a line.
+    .json an array, .parquet, .csv with a header, anything else a JSON object a line. A suffix .gz behind it is
+    unpacked.
 
     Raises ValueError with one sentence that names row and field.
     """
@@ -40,8 +50,8 @@ def read_rows(path: Path, fields: Mapping[str, type]) -> tuple[str, Rows]:
 
 
 def _read(path: Path) -> tuple[str, Iterator[tuple[int, dict[str, Any]]]]:
-    suffix = path.suffix.lower()
-    if suffix == ".parquet":
+    suffix = unpacked(path).suffix.lower()
+    if suffix == ".parquet" and path == unpacked(path):
         return "row", _parquet(path)
     if suffix == ".csv":
         return "row", _csv(path)
@@ -51,13 +61,28 @@ def _read(path: Path) -> tuple[str, Iterator[tuple[int, dict[str, Any]]]]:
 
 
 def read_text(path: Path) -> str:
-    """Raises ValueError with one sentence for a file that cannot be read or is not UTF-8."""
+    """Return the text of a file, unpacked. Raises ValueError with one sentence for a file that cannot be read, that is
+    not UTF-8, or whose packing is damaged or holds more than MOST_BYTES."""
     try:
-        return read_bounded(path, MOST_BYTES).decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
+        return _bytes(path).decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError as error:
         raise ValueError(f"'{path.name}' is not UTF-8 text (byte {error.start:,} cannot be decoded).") from None
     except OSError as error:
         raise ValueError(f"'{path}' cannot be read: {error.strerror}.") from None
+
+
+def _bytes(path: Path) -> bytes:
+    if unpacked(path) == path:
+        return read_bounded(path, MOST_BYTES)
+    check_ordinary(path, MOST_BYTES)
+    try:
+        with gzip.open(path) as file:
+            content = file.read(MOST_BYTES + 1)
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise ValueError(f"'{path.name}' cannot be unpacked: {error}.") from None
+    if len(content) > MOST_BYTES:
+        raise ValueError(f"'{path.name}' unpacks to more than {MOST_BYTES >> 30} GiB: split it.")
+    return content
 
 
 def read_table(path: Path) -> list[list[str]]:

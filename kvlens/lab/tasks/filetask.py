@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from kvlens.lab.tasks.filerows import Rows, read_rows
+from kvlens.lab.tasks.filerows import Rows, read_rows, unpacked
 from kvlens.tasks.base import CUE, Asked, Encode, Task
 from kvlens.text.units import counted
 
@@ -44,7 +44,7 @@ class FileTask(Task):
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.name, self.title = path.stem, path.stem
+        self.name = self.title = self.stem = unpacked(path).stem
         self.unit, self.lines = self.read()
         """how a row is named to people, and (its number, its fields)"""
         self.items: int = len(self.lines)

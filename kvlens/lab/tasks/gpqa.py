@@ -36,7 +36,7 @@ class Gpqa(Reasoning):
     def __init__(self, path: Path, tokens: int | None = None, samples: int = 1, shuffle: int = 0) -> None:
         super().__init__(path, tokens, samples)
         self.shuffle = shuffle
-        self.summary = f"GPQA, {path.stem}"
+        self.summary = f"GPQA, {self.stem}"
         self.metric = self.averaged("accuracy of the letter (GPQA's)")
 
     def check(self, number: int, line: dict[str, Any]) -> None:

@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from kvlens.lab.tasks import infinite_metrics as metrics
+from kvlens.lab.tasks.filerows import unpacked
 from kvlens.lab.tasks.filetask import FileTask, Posed, texts
+from kvlens.lab.tasks.pressrows import refuse_press_rows
 
 TASKS: dict[str, tuple[Callable[[str, Sequence[str]], float], int, str]] = {
     "passkey": (metrics.first_number, 6, "{input}\nThe pass key is"),
@@ -43,9 +45,11 @@ class InfiniteBench(FileTask):
     fields: Mapping[str, type] = {"context": str, "input": str}
 
     def __init__(self, path: Path) -> None:
-        if path.stem not in TASKS:
+        refuse_press_rows(path, "infinitebench")
+        name = unpacked(path).stem
+        if name not in TASKS:
             raise ValueError(f"the name of '{path.name}' is none of InfiniteBench's tasks: {', '.join(TASKS)}.")
-        self.task = path.stem
+        self.task = name
         super().__init__(path)
         self.grader, self.new_tokens, self._question = TASKS[self.task]
         self.summary = f"InfiniteBench, {self.task}"

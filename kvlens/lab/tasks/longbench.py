@@ -17,6 +17,7 @@ from typing import Any
 
 from kvlens.lab.tasks import metrics
 from kvlens.lab.tasks.filetask import FileTask, Posed, texts
+from kvlens.lab.tasks.pressrows import refuse_press_rows
 
 Metric = Callable[[str, str], float]
 
@@ -55,6 +56,7 @@ class LongBench(FileTask):
     fields: Mapping[str, type] = {"input": str, "context": str, "answers": list, "dataset": str}
 
     def __init__(self, path: Path) -> None:
+        refuse_press_rows(path, "longbench")
         self.official = _official(path)
         super().__init__(path)
         datasets = {_plain(line["dataset"]) for _, line in self.lines}
@@ -94,12 +96,17 @@ class LongBench(FileTask):
         return f"Read this text.\n\n{context}{task_line}\n\nAnswer:"
 
     def measure(self, output: str, answers: tuple[str, ...], facts: Mapping[str, Any]) -> float:
-        if self.dataset in FIRST_LINE:
-            output = output.lstrip("\n").split("\n")[0]
-        metric = DATASETS[self.dataset][0]
-        if metric is None:
-            return max(metrics.classification(output, answer, facts.get("classes") or answers) for answer in answers)
-        return max(metric(output, answer) for answer in answers)
+        return grade(self.dataset, output, answers, facts.get("classes"))
+
+
+def grade(dataset: str, output: str, answers: tuple[str, ...], classes: list[str] | None) -> float:
+    """Return the score of an output by the dataset's metric, 0 to 1: the best of the answers counts."""
+    if dataset in FIRST_LINE:
+        output = output.lstrip("\n").split("\n")[0]
+    metric = DATASETS[dataset][0]
+    if metric is None:
+        return max(metrics.classification(output, answer, classes or answers) for answer in answers)
+    return max(metric(output, answer) for answer in answers)
 
 
 def _plain(dataset: str) -> str:

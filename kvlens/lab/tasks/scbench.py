@@ -28,6 +28,7 @@ from typing import Any, ClassVar
 
 from kvlens.lab.tasks import infinite_metrics as infinite
 from kvlens.lab.tasks import scbench_metrics as metrics
+from kvlens.lab.tasks.filerows import unpacked
 from kvlens.lab.tasks.filetask import FileTask, Posed, texts
 from kvlens.tasks.base import Generation
 
@@ -72,7 +73,7 @@ class SCBench(FileTask):
         if turns not in TURNS:
             raise ValueError(f"the parameter 'turns' of scbench is {' or '.join(TURNS)}, not '{turns}'.")
         self.turns = turns
-        known_values = (_plain(name) for name in (path.stem, path.parent.name))
+        known_values = (_plain(name) for name in (unpacked(path).stem, path.parent.name))
         self.task = next((name for name in known_values if name in TASKS), "")
         if not self.task:
             names = ", ".join(f"{PREFIXES[0]}{name}" for name in TASKS)

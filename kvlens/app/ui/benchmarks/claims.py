@@ -12,10 +12,10 @@ from kvlens.app.ui.benchmarks.benchview import where
 from kvlens.app.ui.common import data
 from kvlens.app.ui.common.parts import download
 from kvlens.app.ui.common.widgets import error, plain
-from kvlens.lab.claims.page import VERDICTS
+from kvlens.lab.claims.page import VERDICTS, verdict_words
 from kvlens.text.units import counted
 
-PLURAL = {"holds": "hold", "does not hold": "do not hold", "cannot be decided": "cannot be decided"}
+PLURAL = {"holds": "hold", "does not hold": "do not hold", "is not decided": "are not decided"}
 ALL = "all papers"
 WIDTHS = {"method": 140, "where": 290, "claim": 740, "here": 130}
 """what the list shows of a claim, and how wide (pixels); the rest stands below it"""
@@ -84,7 +84,7 @@ def _one(claim: pd.Series[Any], is_first: bool) -> None:
     """All that was measured of a claim."""
     with st.container(border=True):
         st.text(f"{claim['where']}: {claim['claim']}")
-        st.text(f"Here it {claim['here']}: {claim['measured']}")
+        st.text(f"Here it {claim['verdict']}. {claim['measured']}")
         if claim["reason"]:
             st.text(f"Why: {claim['reason']}")
         if is_first:
@@ -99,6 +99,7 @@ def _claims(content: dict[str, Any]) -> tuple[pd.DataFrame, dict[str, Any]]:
             "where": claim["source"],
             "claim": claim["says"],
             "here": VERDICTS[claim["holds"]],
+            "verdict": verdict_words(claim),
             "measured": claim["measured"],
             "reason": claim["reason"],
         }

@@ -8,10 +8,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from kvlens.lab.claims import Claim, Setting, setting_of
-from kvlens.lab.claims.judged import FEWEST
+from kvlens.lab.claims import Claim, Setting, Test, setting_of
 from kvlens.lab.claims.methods.chess_pages import Ranked, first_selection, rank_asked, rank_by_parts, watching
-from kvlens.lab.results.statistics import normal, wilson
+from kvlens.lab.claims.plan import FEWEST
+from kvlens.lab.results.statistics import binomial_above, binomial_below, mean_interval, wilson
+from kvlens.lab.results.student import sample
 from kvlens.methods.statements import Statement, arm
 from kvlens.models.find import DEMO
 
@@ -87,19 +88,21 @@ def _note(notes: list[tuple[str, float]], name: str, values: torch.Tensor) -> No
 
 
 def rate(uncertain: int, complete: int, prompts: int, model: str) -> Claim:
-    """Judge how often dynamic reconstruction comes, by Wilson's 95 % interval of the share of pages."""
+    """Judge how often dynamic reconstruction comes, by exact binomial tests of the share of pages."""
     (low, high), (often, rarely) = wilson(uncertain / complete, complete), (1 / EVERY[0], 1 / EVERY[1])
-    holds = False if high < rarely or low > often else True if rarely <= low and high <= often else None
-    reason = "" if holds else f"The interval does not lie between every {EVERY[0]} and every {EVERY[1]} pages."
+    reason = f"The interval does not lie between every {EVERY[0]} and every {EVERY[1]} pages."
+    above, below = (binomial_above(uncertain, complete, bound) for bound in (rarely, often))
+    under = binomial_below(uncertain, complete, rarely), binomial_below(uncertain, complete, often)
+    inside, outside = max(above, under[1]), min(1.0, 2 * min(under[0], below))
     return Claim(
         "chess",
         "CHESS App. C",
         "Dynamic reconstruction comes about every 10 pages.",
         f"{uncertain} of {complete} pages trigger, {uncertain / complete:.1%} ({low:.1%} to {high:.1%}, 95 %); "
         f"{model}, {prompts} passages of 896 tokens, the next 128 fed, {RATE_AT} attended, preset of the model.",
-        holds,
-        reason,
-        {"uncertain": uncertain, "pages": complete},
+        None,
+        figures={"uncertain": uncertain, "pages": complete},
+        test=Test(complete, inside, outside, None, reason, reason),
     )
 
 
@@ -127,13 +130,16 @@ def measure_ranks(
 
 def rank(setting: Setting, ranks: dict[float, list[Ranked]], parts: tuple[list[Ranked], list[Ranked]]) -> Claim:
     """Judge the affinity of keys: the asked pages rank better than chance, and more of them are kept than by chance."""
-    mean, low, high = normal([row["rank"] for row in ranks[KEEP[0]]], FEWEST)
-    gains = [normal([row["kept"] - row["chance"] for row in ranks[keep]], FEWEST) for keep in KEEP]
-    common, newest = (normal([row["rank"] for row in part]) for part in parts)
+    mean, low, high = mean_interval([row["rank"] for row in ranks[KEEP[0]]], FEWEST)
+    gains = [sample([row["kept"] - row["chance"] for row in ranks[keep]]) for keep in KEEP]
+    common, newest = (mean_interval([row["rank"] for row in part]) for part in parts)
     names, n = ("kept", "flat", "chance", "spent"), len(ranks[KEEP[0]])
-    means = {keep: {name: normal([row[name] for row in ranks[keep]])[0] for name in names} for keep in KEEP}
-    fewer = n >= FEWEST and any(wilson(row["kept"], n)[1] < row["chance"] for row in means.values())
-    holds = True if all(gain[1] > 0 for gain in gains) else False if low > 0.5 or fewer else None
+    means = {keep: {name: mean_interval([row[name] for row in ranks[keep]])[0] for name in names} for keep in KEEP}
+    is_enough = n >= FEWEST
+    worse = [sample([row["rank"] for row in ranks[KEEP[0]]]).exceeds(0.5)]
+    worse += [binomial_below(math.ceil(row["kept"] * n), n, row["chance"]) for row in means.values()]
+    p_holds = max(gain.exceeds(0.0) for gain in gains) if is_enough else 1.0
+    p_fails = min(1.0, len(worse) * min(worse)) if is_enough else 1.0
     shown = "; ".join(
         f"{keep:.0%}: {row['kept']:.0%}, without hierarchy {row['flat']:.0%}, by chance {row['chance']:.0%}"
         for keep, row in means.items()
@@ -151,7 +157,11 @@ def rank(setting: Setting, ranks: dict[float, list[Ranked]], parts: tuple[list[R
         f"Pages with the asked facts, at the first selection: mean rank {mean:.2f} ({low:.2f} to {high:.2f}; 0 best, "
         f"0.5 by chance); kept, by share attended: {shown}; n = {n}; "
         f"{setting.model}, {', '.join(setting.tasks)}, {setting.length:,} tokens.",
-        holds,
-        "" if holds else reason,
-        {"rank": (mean, low, high), "kept": {str(keep): row for keep, row in means.items()}, "parts": (common, newest)},
+        None,
+        figures={
+            "rank": (mean, low, high),
+            "kept": {str(keep): row for keep, row in means.items()},
+            "parts": (common, newest),
+        },
+        test=Test(n, p_holds, p_fails, None, reason, reason),
     )

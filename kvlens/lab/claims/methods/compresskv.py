@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvlens.lab.claims import Claim, Setting, setting_of
-from kvlens.lab.claims.judged import FEWEST
-from kvlens.lab.results.statistics import normal
+from kvlens.lab.claims import Claim, Setting, Test, setting_of
+from kvlens.lab.claims.plan import FEWEST
+from kvlens.lab.results.statistics import mean_interval
+from kvlens.lab.results.student import Sample, sample
 from kvlens.methods.statements import ONE_NEEDLE, Statement, arm
 
 if TYPE_CHECKING:
@@ -145,12 +146,10 @@ def masking(scores: Scores, orders: dict[str, Heads], counts: list[int], setting
     drops = {mask: float(np.mean(base - np.array(values))) for mask, values in scores.items()}
     differing = [count for count in counts if set(orders["srh"][:count]) != set(orders["trh"][:count])]
     gaps = [np.array(scores["trh", count]) - np.array(scores["srh", count]) for count in differing]
-    gap = normal(np.mean(gaps, axis=0).tolist(), FEWEST) if gaps else (math.nan, -math.inf, math.inf)
+    gap = mean_interval(np.mean(gaps, axis=0).tolist(), FEWEST) if gaps else (math.nan, -math.inf, math.inf)
     control = drops[CONTROL, counts[-1]]
-    holds = None if gap[1] <= 0 <= gap[2] else gap[0] > 0
-    reason = "" if holds else "Both kinds hurt alike." if holds is None else "Traditional retrieval heads hurt more."
-    if control >= drops["srh", counts[-1]]:
-        holds, reason = None, "Masking as many heads of the lowest scores hurts as much."
+    drawn = sample(np.mean(gaps, axis=0).tolist()) if gaps else Sample(0, 0.0, 0.0)
+    test = weigh_gaps(drawn, control < drops["srh", counts[-1]])
     listed = "; ".join(
         f"{kind.upper()} {', '.join(f'{drops[kind, n]:.2f}' for n in counts)}" for kind in ("srh", "trh")
     )
@@ -167,7 +166,18 @@ def masking(scores: Scores, orders: dict[str, Heads], counts: list[int], setting
         f"The lists differ at {differing or 'none'} of these; SRH costs {gap[0]:+.3f} more there ({gap[1]:+.3f} to "
         f"{gap[2]:+.3f}, 95 %). First heads: {first_heads}. {setting.model}, {n} prompts of {setting.tasks[0]}, "
         f"{setting.length:,} tokens.",
-        holds,
-        reason,
-        {"drops": [[*mask, drop] for mask, drop in drops.items()], "gap": gap, "n": n},
+        None,
+        figures={"drops": [[*mask, drop] for mask, drop in drops.items()], "gap": gap, "n": n},
+        test=test,
     )
+
+
+def weigh_gaps(gaps: Sample, is_specific: bool) -> Test:
+    """Return what the gaps between the drops show. gaps: one per prompt; is_specific: the heads of the lowest scores
+    cost less than those of the highest."""
+    refuted, undecided = "Traditional retrieval heads hurt more.", "Both kinds hurt alike."
+    if not is_specific:
+        undecided = "Masking as many heads of the lowest scores hurts as much."
+    if gaps.n < FEWEST or not is_specific:
+        return Test(gaps.n, 1.0, 1.0, None, refuted, undecided)
+    return Test(gaps.n, gaps.exceeds(0.0), gaps.falls_below(0.0), None, refuted, undecided)

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvlens.lab.claims import Claim, setting_of
-from kvlens.lab.claims.judged import FEWEST, lies_within
-from kvlens.lab.results.statistics import normal
+from kvlens.lab.claims import Claim, Test, setting_of
+from kvlens.lab.claims.plan import FEWEST
+from kvlens.lab.results.statistics import mean_interval
+from kvlens.lab.results.student import Sample, sample
 from kvlens.methods.freekv.params import POOLINGS
 from kvlens.methods.statements import Statement, arm
 from kvlens.rows import PrefillRecord, StepRecord
@@ -145,24 +146,42 @@ def every_head(steps: np.ndarray, about: str) -> Claim:
 def mean_of_model(cosines: Sequence[np.ndarray], about: str) -> Claim:
     """Judge Table 8. cosines: per prompt [N, L, Hq]; the first layer is left out."""
     means = [float(steps[:, 1:].mean()) for steps in cosines]
-    mean, low, high = normal(means)
-    holds = lies_within(means, PAPER_MEANS)
+    mean, low, high = mean_interval(means)
     return Claim(
         "freekv",
         "FreeKV Table 8",
         "Similarity is near 0.9 whatever the model: 0.82 to 0.92 over all layers but the first.",
         f"{mean:.3f} ({low:.3f} to {high:.3f}, 95 % over {len(means)} prompts); {about}.",
-        holds,
-        "" if holds else "The interval does not lie in the range of the paper's eight models.",
-        {"mean": mean, "interval": [low, high]},
+        None,
+        figures={"mean": mean, "interval": [low, high]},
+        test=weigh_range(sample(means)),
     )
+
+
+def weigh_range(means: Sample) -> Test:
+    """Return what the prompts' means show for the paper's range and against it."""
+    (low, high), reason = PAPER_MEANS, "The interval does not lie in the range of the paper's eight models."
+    inside = max(means.exceeds(low), means.falls_below(high))
+    outside = min(1.0, 2 * min(means.falls_below(low), means.exceeds(high)))
+    return _test(means, inside, outside, reason)
+
+
+def weigh_order(gaps: Sample, reason: str) -> Test:
+    """Return what the gaps of the other layers over layer 0 show. gaps: one per prompt."""
+    return _test(gaps, gaps.exceeds(0.0), gaps.falls_below(0.0), reason)
+
+
+def _test(values: Sample, p_holds: float, p_fails: float, reason: str) -> Test:
+    if values.n < FEWEST:
+        p_holds = p_fails = 1.0
+    return Test(values.n, p_holds, p_fails, None, reason, reason)
 
 
 def first_layer(cosines: Sequence[np.ndarray], about: str) -> Claim:
     """Judge app. D by the difference of layer 0 from the other layers, prompt by prompt."""
     by_layer = np.concatenate(cosines).mean((0, 2))
-    mean, low, high = normal([float(steps[:, 1:].mean() - steps[:, 0].mean()) for steps in cosines], FEWEST)
-    holds = True if low > 0 else False if high < 0 else None
+    gaps = [float(steps[:, 1:].mean() - steps[:, 0].mean()) for steps in cosines]
+    mean, low, high = mean_interval(gaps, FEWEST)
     lowest = ", ".join(f"{layer} ({by_layer[layer]:.2f})" for layer in np.argsort(by_layer, kind="stable")[:3])
     return Claim(
         "freekv",
@@ -170,9 +189,9 @@ def first_layer(cosines: Sequence[np.ndarray], about: str) -> Claim:
         "Similarity is lower in the first layer than in the others.",
         f"Layer 0 {by_layer[0]:.3f}, the others {by_layer[1:].mean():.3f} on average; the others minus layer 0, by "
         f"prompt: {mean:+.3f} ({low:+.3f} to {high:+.3f}, 95 % over {len(cosines)} prompts); {about}.",
-        holds,
-        "" if holds else f"The lowest layers are {lowest}.",
-        {"mean_by_layer": np.round(by_layer, 4).tolist(), "interval": [low, high]},
+        None,
+        figures={"mean_by_layer": np.round(by_layer, 4).tolist(), "interval": [low, high]},
+        test=weigh_order(sample(gaps), f"The lowest layers are {lowest}."),
     )
 
 
