@@ -165,6 +165,7 @@ RUNS = {
     "model": Column("", "its model"),
     "method": Column("", "its method"),
     "preset": Column("", "its preset; None: the defaults"),
+    "stand_in": Column("", "parts of the method that were untrained or uncalibrated; None: none"),
     "budget": Column("", "as it was asked for"),
     "task": Column("", "of a generated prompt"),
     "prompt_tokens": Column("tokens", "of the prompt"),
@@ -201,6 +202,7 @@ RUNS = {
 RACE = {
     "method": Column("", "full KV first"),
     "preset": Column("", "as it was asked for"),
+    "stand_in": Column("", "parts of the method that are untrained or uncalibrated; '': none"),
     "state": Column("", "completed, refused, failed or cancelled"),
     "right": Column("", "the output is the expected answer; None: no answer is known"),
     "lost_at_step": Column("step", "first step whose most probable token is not full KV's; NA: none"),

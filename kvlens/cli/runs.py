@@ -58,6 +58,7 @@ def runs_list(
     from kvlens import methods
     from kvlens.lens.listing import Search
     from kvlens.lens.runlist import search_runs
+    from kvlens.methods.naming import titled
     from kvlens.models.find import short_model
 
     query, folder = Search(text or "", method, model, outcome, tag), runs_folder(runs)
@@ -89,6 +90,10 @@ def runs_list(
     )
     listed["tags"] = listed["tags"].map(", ".join)
     listed["model"] = listed["model"].map(lambda name: short_model(name) if isinstance(name, str) else name)
+    listed["method"] = [
+        titled(name, words) if isinstance(name, str) else name
+        for name, words in zip(listed["method"], listed["stand_in"], strict=True)
+    ]
     listed = listed.rename(columns={"held_to": "held to"})
     shown = [name for name in columns if name not in ("name", "tags") or listed[name].map(len).any()]
     show_table(shown, [[row[name] for name in shown] for _, row in listed.iterrows()])
@@ -136,6 +141,7 @@ def runs_show(uid: str, runs: RunsDir = None, as_json: AsJson = False) -> None:
             "model",
             "method",
             "preset",
+            "stand_in",
             "config",
             "fit",
             "own_decisions",

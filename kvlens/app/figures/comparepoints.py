@@ -7,6 +7,7 @@ import plotly.graph_objects as go
 
 from kvlens.app.figures.methodmarks import mark
 from kvlens.app.figures.theme import finish
+from kvlens.methods.naming import titled
 from kvlens.text.units import si_bytes
 
 #: What the horizontal axis may show: column of compare.groups.points -> title with unit.
@@ -22,12 +23,12 @@ def quality_points(frame: pd.DataFrame, axis: str, titles: dict[str, str]) -> go
     """Exact match with 95 % Wilson intervals against one of AXES: a line per method and preset, a point per budget,
     hollow where it rests on one prompt. `frame`: rows of compare.groups.points. `titles`: method -> its title."""
     figure = go.Figure()
-    for (method, preset), part in frame.groupby(["method", "preset"], sort=True):
+    for (method, words, preset), part in frame.groupby(["method", "stand_in", "preset"], sort=True):
         shown = part[part[axis].notna()].sort_values(axis)
         if shown.empty:
             continue
         look = mark(str(method))
-        name = titles.get(str(method), str(method)) + (f" ({preset})" if preset else "")
+        name = titled(titles.get(str(method), str(method)), str(words)) + (f" ({preset})" if preset else "")
         figure.add_scatter(
             x=shown[axis],
             y=shown["exact"],

@@ -15,6 +15,7 @@ from kvlens.lens.severity import full_right, severity
 from kvlens.lens.verdict import Verdict, verdict
 from kvlens.memory.budget import NO_LIMIT
 from kvlens.meta import RunMeta
+from kvlens.methods.naming import run_name
 from kvlens.recording import sampling
 from kvlens.store.reader import TraceError, TraceReader
 from kvlens.text.passages import passage
@@ -75,8 +76,7 @@ def _said(reader: TraceReader) -> list[tuple[str, str]]:
 
 
 def _titled(meta: RunMeta) -> str:
-    entry = about(meta)
-    return f"{entry['title']} ({meta.method})" if entry else str(meta.method)
+    return f"{run_name(meta)} ({meta.method})" if about(meta) else run_name(meta)
 
 
 def about(meta: RunMeta) -> dict[str, Any] | None:

@@ -6,10 +6,9 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-from kvlens import methods
 from kvlens.lab.bench.joined import joined
 from kvlens.lab.bench.textpage import sections
-from kvlens.lab.results.names import measured_on
+from kvlens.lab.results.names import measured_on, table_name
 from kvlens.memory.budget import Budget
 from kvlens.models.find import DEMO
 from kvlens.text.units import si_bytes
@@ -120,7 +119,8 @@ def markdown(result: dict[str, Any]) -> str:
     head = ["method", "budget", "preset", *(f"{task}: exact (95 %), n" for task in tasks), *titles]
     text = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for (name, budget, dtype), by_task in lines.items():
-        title = methods.get(name).title + (f" in {dtype} (noise floor)" if dtype else "")
+        ran = dict.fromkeys(preset for line in by_task.values() for preset in line.get("presets", {}))
+        title = table_name(name, ran or [presets.get(name)]) + (f" in {dtype} (noise floor)" if dtype else "")
         tried = any(line["n"] or line["infeasible"] for line in by_task.values())
         preset = _preset(by_task) or ((presets.get(name) or "defaults") if tried else "")
         cells = [title, _limit(budget, by_task), preset, *(_cell(by_task.get(task)) for task in tasks)]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvlens import methods
-from kvlens.lab.results.names import measured_on
+from kvlens.lab.results.names import measured_on, table_name
 
 MEANT = """
 No question is asked: behind a context of real text its own next words are fed, whatever a method would have said, and
@@ -65,7 +65,7 @@ def markdown(result: dict[str, Any]) -> str:
 
 
 def _cells(line: dict[str, Any]) -> list[str]:
-    title = methods.get(line["method"]).title
+    title = table_name(line["method"], line["presets"])
     name = title if line["dtype"] == "float32" else f"{title} in {line['dtype']} (noise floor)"
     held = f"{line['budget']} of attended tokens" if methods.get(line["method"]).keeps_all else line["budget"]
     cells = [name, held if line["budget"] else "none", ", ".join(line["presets"])]

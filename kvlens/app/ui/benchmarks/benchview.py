@@ -57,7 +57,7 @@ def show_quality(model: str | None) -> None:
     except (KeyError, TypeError):
         error(f"The file {result.name} lacks fields this version needs; measure it again with kvlens bench quality.")
         return
-    titles = arm_titles(data.titles(), frame["method"])
+    titles = arm_titles(data.titles_on(request["model"]), frame["method"])
     axes = (RANKED, *(cost for cost in COSTS if frame[cost].notna().any()))
     if st.session_state.get("bench_axis") not in axes:
         st.session_state.pop("bench_axis", None)

@@ -173,7 +173,7 @@ def _known(view: Look, table: pd.DataFrame, problems: list[str]) -> Look:
 def _draw(suite: Suite, task: str, table: pd.DataFrame, view: Look, difference: bool) -> None:
     key = f"bench_grid_{suite.name}_{task}_{difference}_{view.method}_{view.budget}_{view.length}_{view.depth}"
     chart(
-        _figure(table, data.titles(), view.cell, difference),
+        _figure(table, data.titles_on(suite.model), view.cell, difference),
         table.drop(columns=["value", "note"]),
         _file(suite, task),
         key,
@@ -243,7 +243,7 @@ def _against(suite: Suite, task: str) -> None:
         st.info("No trial of this task has been finished.")
         return
     chart(
-        quality(frame, axis, data.titles(), panel, names),
+        quality(frame, axis, data.titles_on(suite.model), panel, names),
         partial(pd.DataFrame, frame),
         f"{_file(suite, task)}-by-{axis}",
         f"bench_lines_{axis}",

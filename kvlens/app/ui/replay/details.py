@@ -9,11 +9,12 @@ import pandas as pd
 import streamlit as st
 
 from kvlens.app.ui.common.chart import canvas_menu
-from kvlens.app.ui.common.data import TraceReader, titles
+from kvlens.app.ui.common.data import TraceReader
 from kvlens.app.ui.common.spantext import span_text, window_range
 from kvlens.app.ui.common.state import Selection
 from kvlens.lens.output import output_text
 from kvlens.memory.budget import NO_LIMIT
+from kvlens.methods.naming import run_name
 from kvlens.models.find import short_model
 from kvlens.player.payload import cube
 from kvlens.recording.metrics import head_label, metric_of
@@ -61,8 +62,7 @@ def in_a_line(text: str) -> str:
 
 
 def _title(reader: TraceReader) -> str:
-    name = str(reader.meta.method)
-    return titles().get(name, name)
+    return run_name(reader.meta)
 
 
 def conditions(reader: TraceReader) -> None:
