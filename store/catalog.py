@@ -20,6 +20,7 @@ _TEXTS = (
     "method",
     "preset",
     "stand_in",
+    "dtype",
     "task",
     "output_text",
     "error",

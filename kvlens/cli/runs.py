@@ -80,7 +80,19 @@ def runs_list(
             methods.get(method)  # a name that is none is said
         typer.echo(f"none of the {listed.attrs['stored']} runs in {folder} is what you look for")
         return
-    columns = ["uid", "name", "tags", "status", "model", "method", "preset", "held to", "outcome", "output_text"]
+    columns = [
+        "uid",
+        "name",
+        "tags",
+        "status",
+        "model",
+        "method",
+        "preset",
+        "held to",
+        "KV in",
+        "outcome",
+        "output_text",
+    ]
     # a forced run did not write its tokens, and what came of a what-if is not the method's doing
     listed["output_text"] = listed["output_text"].where(
         ~listed["forced"].fillna(value=False).astype(bool), "(fed) " + listed["output_text"]
@@ -94,7 +106,7 @@ def runs_list(
         titled(name, words) if isinstance(name, str) else name
         for name, words in zip(listed["method"], listed["stand_in"], strict=True)
     ]
-    listed = listed.rename(columns={"held_to": "held to"})
+    listed = listed.rename(columns={"held_to": "held to", "dtype": "KV in"})
     shown = [name for name in columns if name not in ("name", "tags") or listed[name].map(len).any()]
     show_table(shown, [[row[name] for name in shown] for _, row in listed.iterrows()])
 

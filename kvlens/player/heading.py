@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvlens import methods
-from kvlens.lens.knob import limit_of
+from kvlens.lens.knob import limit_with_format
 from kvlens.lens.severity import severity
 from kvlens.lens.verdict import Missed, Verdict
 from kvlens.methods.naming import run_name
@@ -27,7 +27,7 @@ def facts(reader: TraceReader) -> list[tuple[str, str]]:
     return [
         ("model", str(meta.model)),
         ("method", f"{method_title(reader)}{preset}"),
-        ("budget", limit_of(meta)),
+        ("budget", limit_with_format(meta)),
         ("prompt", f"{meta.prompt_tokens:,} tokens"),
         ("decode steps", f"{reader.n_steps:,}"),
         ("run", reader.uid),

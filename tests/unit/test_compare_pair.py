@@ -198,7 +198,7 @@ def test_a_run_finds_its_partner(runs: PairRuns) -> None:
     assert partner(table[table["uid"] == runs.run], runs.run, prompts.get) is None
 
 
-TRIAL = Trial("r1", "demo", "needle", "sekv", "", "demo", "20%", "p1", True, 2e6, 1e7, 1e3, 100.0)
+TRIAL = Trial("r1", "demo", "needle", "sekv", "", "demo", "float32", "20%", "p1", True, 2e6, 1e7, 1e3, 100.0)
 
 
 def test_points_count_prompts_and_the_newest_run_of_each() -> None:

@@ -190,7 +190,7 @@ def _draw(suite: Suite, task: str, table: pd.DataFrame, view: Look, difference: 
     st.caption(
         plain(
             f"Click a cell for its trials. Grey: n/r not run, inf. infeasible at that budget. {few}Budgets are "
-            f"shares of full KV on the "
+            f"shares of full KV in float32 on the "
             "device; a method that keeps all of it there is held to that share of attended tokens. Prompts "
             "differ from cell to cell and are "
             f"the same for every method, at most {int(table['n'].max())} in a cell; model {suite.model}, "

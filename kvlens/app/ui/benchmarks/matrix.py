@@ -23,8 +23,8 @@ FIXED = ("method", "family", "mean rank", *COSTS.values())
 KEPT = ("answer", "output", "depth", "seed", "preset")
 """what the list of lost trials shows"""
 MEANT = {
-    "resident": "resident (peak, share of full KV)",
-    "read": "read (by a step, share of full KV)",
+    "resident": "resident (peak, share of full KV in float32)",
+    "read": "read (by a step, share of full KV in float32)",
     "attended": "attended (share of the prompt)",
     "selection recall": "selection recall",
 }

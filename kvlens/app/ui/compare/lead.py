@@ -70,7 +70,7 @@ def apart(pair: Pair, compared_runs: Together) -> None:
 
 def _row(name: str, reader: TraceReader, finding: Finding, letter: str, expected: str | None) -> str:
     look, meta = mark(str(reader.meta.method)), reader.meta
-    about = " · ".join([*([str(meta.preset)] if meta.preset else []), held_to(meta)])
+    about = " · ".join([*([str(meta.preset)] if meta.preset else []), held_to(meta), f"KV in {meta.dtype}"])
     tag = f'<span style="{_FAINT}">{letter}</span> ' if letter else ""
     run = (
         f'{tag}<span style="color:{look.color}" title="{_safe(look.family.replace("_", " "))}">{look.character}</span> '

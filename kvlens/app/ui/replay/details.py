@@ -20,7 +20,7 @@ from kvlens.player.payload import cube
 from kvlens.recording.metrics import head_label, metric_of
 from kvlens.text import words
 from kvlens.text.plaintext import visible
-from kvlens.text.units import counted, duration, si_bytes
+from kvlens.text.units import counted, duration, full_kv, si_bytes
 
 LONGEST = 320
 """characters of an answer above the player; whole it is among the conditions and, token by token, in the player"""
@@ -35,7 +35,7 @@ def facts(reader: TraceReader) -> None:
     full = meta.full_kv_bytes
     limit = NO_LIMIT if budget is None else f"budget {si_bytes(budget)}"
     if budget is not None and full:
-        limit += f" = {budget / full:.1%} of full KV ({si_bytes(full)})"
+        limit += f" = {budget / full:.1%} of {full_kv(meta.dtype)} ({si_bytes(full)})"
     checks = reader.self_checks()
     passed = (
         f"self-checks passed {int(checks['passed'].sum())}/{len(checks)}" if len(checks) else "self-checks not recorded"
