@@ -166,8 +166,8 @@ class Reads:
     def _with_shared(self, pool: Pool, layer: int, held: bool) -> Slots:
         """Return copies of a layer's slots with those of the shared zone behind them, and behind these the held zone
         where it is attended."""
-        own = pool.slots(layer).between(0, pool.start["held"])
-        whole = own.beside(self._shared[self._layout.shared_zone(layer)].of(layer, pool.heads))
+        slots = pool.slots(layer).between(0, pool.start["held"])
+        whole = slots.beside(self._shared[self._layout.shared_zone(layer)].of(layer, pool.heads))
         return whole.beside(pool.held(layer)) if held else whole
 
     def together(self, layers: range, bias: torch.Tensor | None, part: int = 0) -> Slots:

@@ -151,10 +151,10 @@ class Recaller:
         slots = self.shared_slots[number]
         slots.role.masked_fill_(plan.freed.to(slots.role.device), FREE)
         refused = np.stack((np.full(plan.refused.shape[1], layer), *plan.refused))
-        for other in np.unique(np.concatenate((plan.gone[0], refused[0]))).tolist():
-            gone, over = (units[1:, units[0] == other] for units in (plan.gone, refused))
-            self._mark(other, gone, hot=False)
-            self._log_departures(other, gone, over, cause)
+        for owner in np.unique(np.concatenate((plan.departed[0], refused[0]))).tolist():
+            departed, over = (units[1:, units[0] == owner] for units in (plan.departed, refused))
+            self._mark(owner, departed, hot=False)
+            self._log_departures(owner, departed, over, cause)
         return Missing.by_span(plan, self.cold, layer) if plan.slots.size else None
 
     def _missing_tokens(self, layer: int, rows: torch.Tensor, due: np.ndarray, cause: str) -> Missing | None:

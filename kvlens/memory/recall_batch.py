@@ -96,12 +96,12 @@ class Stage:
 
 @dataclass(frozen=True)
 class Target:
-    """The slots that units go to: keys, values [h, C, D]. first: the KV head of row 0; None: all KV heads share one
-    row."""
+    """The slots that units go to: keys, values [h, C, D]. first_head: the KV head of row 0; None: all KV heads share
+    one row."""
 
     keys: torch.Tensor
     values: torch.Tensor
-    first: int | None
+    first_head: int | None
 
     @staticmethod
     def of_pool(pool: Pool, layer: int) -> Target:
@@ -111,7 +111,7 @@ class Target:
 
     def rows(self, kv_heads: np.ndarray) -> np.ndarray:
         """Return the row of each KV head int64 [n]."""
-        return np.zeros_like(kv_heads) if self.first is None else kv_heads - self.first
+        return np.zeros_like(kv_heads) if self.first_head is None else kv_heads - self.first_head
 
 
 class RecallBatch:

@@ -23,19 +23,19 @@ class SharedPlan:
     other layers may give way.
 
     missing int64 [4, n], slots int64 [tokens], refused int64 [2, r], counts: of the layer. freed bool [M]: slots whose
-    content is given up. gone int64 [3, m]: layer, KV head and span of which nothing is left.
+    content is given up. departed int64 [3, m]: layer, KV head and span of which nothing is left.
     """
 
     missing: np.ndarray
     slots: np.ndarray
     freed: torch.Tensor
-    gone: np.ndarray
+    departed: np.ndarray
     refused: np.ndarray
     counts: dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _Request:
     """Units that a layer asked for when it decided last, and their gates."""
 
     units: torch.Tensor
@@ -49,7 +49,7 @@ class SharedZone:
         """layers: whose KV heads share the zone; size: slots."""
         self._first, self._kv_heads, self._spans = layers.start, kv_heads, spans
         self.tables = ZoneTables.empty(1, len(layers) * kv_heads * spans, size)
-        self._asked: dict[int, _Asked] = {}
+        self._requests: dict[int, _Request] = {}
         self._stamped = 0
         """no unit has a larger stamp"""
 
@@ -65,18 +65,18 @@ class SharedZone:
         heads, columns = (requested >= 0).nonzero(as_tuple=True)
         spans = requested[heads, columns]
         codes = (layer - self._first) * self._kv_heads + heads
-        own = _Asked(codes * self._spans + spans, score[heads, spans].double())
-        assert not own.gates.isnan().any(), "a span without a gate was requested"
-        rest = [asked for other, asked in self._asked.items() if other != layer]
-        units, gates = (torch.cat(parts) for parts in zip(*((a.units, a.gates) for a in (own, *rest)), strict=True))
+        request = _Request(codes * self._spans + spans, score[heads, spans].double())
+        assert not request.gates.isnan().any(), "a span without a gate was requested"
+        requests = [request, *(self._requests[number] for number in self._requests if number != layer)]
+        units, gates = (torch.cat([getattr(part, name) for part in requests]) for name in ("units", "gates"))
         order = gates.argsort(descending=True, stable=True)
-        wished, gates, mine = units[order], gates[order], order < len(own.units)
+        wished, gates, is_own = units[order], gates[order], order < len(request.units)
         if not len(wished):  # `decide` needs a column
-            wished, gates, mine = torch.full((1,), -1), gates.new_zeros(1), torch.zeros(1, dtype=torch.bool)
-        return self._decided(layer, wished, mine, gates, lengths)
+            wished, gates, is_own = torch.full((1,), -1), gates.new_zeros(1), torch.zeros(1, dtype=torch.bool)
+        return self._decided(layer, wished, is_own, gates, lengths)
 
     def _decided(
-        self, layer: int, wished: torch.Tensor, mine: torch.Tensor, gates: torch.Tensor, lengths: torch.Tensor
+        self, layer: int, wished: torch.Tensor, is_own: torch.Tensor, gates: torch.Tensor, lengths: torch.Tensor
     ) -> SharedPlan:
         """Units [U] in decreasing order of their gates, and which of them are the layer's own."""
         clock = -(-self._stamped // len(wished))
@@ -86,31 +86,33 @@ class SharedZone:
         wishes = Wishes(wished[None], None, fire, torch.tensor(clock), None, reuse=True, equal_reuse=False)
         plan = decide(self.tables, wishes, all_lengths, 1)
         count, accepted, stay = (x[0] for x in (plan.count, plan.accepted, plan.stay))
-        assert not ((count - stay)[accepted & ~mine] > 0).any(), "another layer's span is here whole, or not wished for"
-        self._keep(layer, wished, gates, accepted, mine)
+        assert not ((count - stay)[accepted & ~is_own] > 0).any(), (
+            "another layer's span is here whole, or not wished for"
+        )
+        self._keep(layer, wished, gates, accepted, is_own)
         missing = torch.where(accepted, count - stay, 0)
-        short, over = (missing > 0).nonzero()[:, 0], ((count > 0) & ~accepted & mine).nonzero()[:, 0]
+        short, over = (missing > 0).nonzero()[:, 0], ((count > 0) & ~accepted & is_own).nonzero()[:, 0]
         _, short_heads, short_spans = self._parts(wished[short])
         _, over_heads, over_spans = self._parts(wished[over])
-        gone = plan.gone[0].nonzero()[:, 0]
-        gone = gone[self.tables.stamp[0, gone].argsort(stable=True)]
+        departed = plan.gone[0].nonzero()[:, 0]
+        departed = departed[self.tables.stamp[0, departed].argsort(stable=True)]
         return SharedPlan(
             np.stack((short_heads, short_spans, stay[short].numpy(), missing[short].numpy())),
             plan.fill[0].nonzero()[:, 0].numpy(),
             plan.freed[0],
-            np.stack(self._parts(gone)),
+            np.stack(self._parts(departed)),
             np.stack((over_heads, over_spans)),
-            self._counts(wished, accepted & mine, count, missing),
+            self._counts(wished, accepted & is_own, count, missing),
         )
 
     def _keep(
-        self, layer: int, wished: torch.Tensor, gates: torch.Tensor, accepted: torch.Tensor, mine: torch.Tensor
+        self, layer: int, wished: torch.Tensor, gates: torch.Tensor, accepted: torch.Tensor, is_own: torch.Tensor
     ) -> None:
         """Remember what every layer asked for and still has."""
         layers = wished // (self._kv_heads * self._spans) + self._first
-        for other in {layer, *self._asked}:
-            chosen = accepted & (mine if other == layer else ~mine & (layers == other))
-            self._asked[other] = _Asked(wished[chosen], gates[chosen])
+        for number in {layer, *self._requests}:
+            granted = accepted & (is_own if number == layer else ~is_own & (layers == number))
+            self._requests[number] = _Request(wished[granted], gates[granted])
 
     def _counts(
         self, wished: torch.Tensor, granted: torch.Tensor, count: torch.Tensor, missing: torch.Tensor

@@ -32,7 +32,7 @@ def stand_in(method: str, config: Mapping[str, Any]) -> str:
 
 
 def titled(title: str, stand_in_words: str | None) -> str:
-    """Return a title with the words of `stand_in` in brackets: 'SeKV (untrained router)'."""
+    """Return a title with the words of `stand_in` in brackets: 'Method (untrained part)'."""
     return f"{title} ({stand_in_words})" if stand_in_words else title
 
 

@@ -95,8 +95,8 @@ class Decisions:
 
 def room(layout: Layout, shape: KVShape) -> int:
     """Return the slots for expanded spans of all KV heads."""
-    own = sum(layout.of(layer, head).recall for layer in range(shape.layers) for head in range(shape.kv_heads))
-    return own + sum(layout.shared)
+    of_heads = sum(layout.of(layer, head).recall for layer in range(shape.layers) for head in range(shape.kv_heads))
+    return of_heads + sum(layout.shared)
 
 
 def measure(model: str, task: str, prompts: int, length: int, budget: str) -> dict[str, Any]:

@@ -46,8 +46,8 @@ class Plan:
     def layout(self, params: SeKVParameters, shape: KVShape, recall: int) -> Layout:
         """With `recall` slots for expanded spans in each zone: of a KV head, a layer or the model."""
         staging = staging_bytes(params, shape, self.longest) if recall else 0
-        coarse, own = (self.coarse if params.coarse else 0), (recall if params.zones == "head" else 0)
-        zones, lengths = Zones(self.kept, coarse, own, self.ring), (self.shortest, self.longest)
+        coarse, recall_slots = (self.coarse if params.coarse else 0), (recall if params.zones == "head" else 0)
+        zones, lengths = Zones(self.kept, coarse, recall_slots, self.ring), (self.shortest, self.longest)
         return Layout(
             self._divided(zones, shape) if self.whole else zones,
             self.spans,
@@ -63,7 +63,7 @@ class Plan:
         if params.zones == "model":
             return (recall,)
         sharing = [self._compressing(layer, shape) > 0 for layer in range(shape.layers)]
-        return tuple(recall if some else 0 for some in sharing) if params.zones == "layer" else ()
+        return tuple(recall if shares else 0 for shares in sharing) if params.zones == "layer" else ()
 
     def _compressing(self, layer: int, shape: KVShape) -> int:
         """KV heads of a layer that do not keep every token."""

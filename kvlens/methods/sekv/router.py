@@ -155,14 +155,14 @@ def span_means(x: Tensor, nats: Tensor, ranges: Sequence[tuple[int, int]]) -> Te
     return out
 
 
-def pooled(pool: str, score: Tensor, asked: Tensor) -> Tensor:
+def pooled(pool: str, score: Tensor, requests: Tensor) -> Tensor:
     """Return a span's priority for its KV head [..., S] from the scores of the group's query heads [..., G, S]: over
-    those that ask for it (`asked` bool [..., G, S], z of eq. 9), or over all of them where none does.
+    those that ask for it (`requests` bool [..., G, S], z of eq. 9), or over all of them where none does.
 
     pool: max or mean of the scores, or share: the mean of the shares that each query head's scores give the span of all
     spans.
     """
-    counts = asked | ~asked.any(-2, keepdim=True)
+    counts = requests | ~requests.any(-2, keepdim=True)
     if pool == "max":
         return score.masked_fill(~counts, -math.inf).amax(-2)
     value = score.softmax(-1) if pool == "share" else score

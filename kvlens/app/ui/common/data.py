@@ -76,8 +76,8 @@ def titles() -> dict[str, str]:
 
 def titles_on(model: str | None) -> dict[str, str]:
     """Method -> what it is called on a model with its usual preset, its untrained parts included. None: as `titles`."""
-    known = titles()
-    return known if model is None else {name: preset_name(name, default_preset(name, model)) for name in known}
+    names = titles()
+    return names if model is None else {name: preset_name(name, default_preset(name, model)) for name in names}
 
 
 def row_title(row: Mapping[Any, Any]) -> str:
