@@ -3,6 +3,7 @@ again."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -183,8 +184,10 @@ def _asked(request: RunRequest, meta: RunMeta) -> RunRequest:
 def _later_parameters(meta: RunMeta) -> dict[str, Any]:
     """Return the parameters that the method got after the run was stored, with their defaults: a default is what the
     method did before, whatever a preset sets today."""
-    fields = methods.get(str(meta.method)).Parameters.__dataclass_fields__ if meta.config else {}
-    return {name: field.default for name, field in fields.items() if name not in meta.config}
+    if not meta.config:
+        return {}
+    fields = dataclasses.fields(methods.get(str(meta.method)).Parameters)
+    return {field.name: field.default for field in fields if field.name not in meta.config}
 
 
 def reload(past: Past, report: Report, models: ModelSource = BY_NAME) -> Prepared:

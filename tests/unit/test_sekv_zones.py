@@ -190,7 +190,7 @@ def test_a_zone_gives_the_room_to_the_layer_with_the_larger_gates() -> None:
 
     def ask(layer: int, wished: list[int], gates: list[float]) -> tuple[list[int], list[int], list[list[int]]]:
         plan = zone.plan(layer, torch.tensor([wished]), torch.tensor([[math.nan, *gates]]), lengths)
-        return plan.missing[1].tolist(), plan.refused[1].tolist(), plan.gone.T.tolist()
+        return plan.missing[1].tolist(), plan.refused[1].tolist(), plan.departed.T.tolist()
 
     assert ask(1, [-1, -1], [math.nan, math.nan]) == ([], [], []), "nobody has asked yet"
     assert ask(0, [2, 1], [1.0, 3.0]) == ([2], [1], [])

@@ -44,6 +44,9 @@ Controls: FullKV in another number format is the noise floor, what rounding alon
 score has to beat; it keeps the newest tokens as the others do, so its selection recall exceeds its share of tokens. It
 keeps no sinks, so that it may lose an answer with the first tokens alone.
 
+Rows of a method whose preset changed since are as they were measured. `docs/evidence/` has later measurements beside
+them, presets that depart from a paper included.
+
 No preset was chosen on these prompts (docs/fidelity.md says what was chosen on which). Coverage is not an answer:
 heads that only look at the first tokens fill it, and one lost needle hardly lowers it. A question that is read with its
 context favours methods that drop tokens by what the end of the prompt attends to, since the question is that end.
