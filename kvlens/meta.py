@@ -111,6 +111,8 @@ class RunMeta(Outcome):
     """under the preset `fit`: why it was run and what it came to"""
     config: dict[str, Any] = Field({})
     """the method's parameters"""
+    stand_in: str | None = None
+    """what of the method is an untrained or uncalibrated stand-in under these parameters; None: nothing"""
     own_decisions: dict[str, Any] = Field({})
     """of these, what the paper leaves open"""
     budget: str | None = None

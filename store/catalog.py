@@ -15,6 +15,19 @@ from kvlens.store.runinfo import CREATED_US, SUMMARY, check_uid, read_info
 ABOUT = ("name", "note", "tags", "about_error")
 """what about.json adds to a row; about_error: one sentence where it cannot be read, else None"""
 _ALIVE = ("created", "running", "finalizing")
+_TEXTS = (
+    "model",
+    "method",
+    "preset",
+    "stand_in",
+    "dtype",
+    "task",
+    "output_text",
+    "error",
+    "reference",
+    "parent",
+    "reference_key",
+)
 _NUMBERS = (
     "prompt_tokens",
     "steps",
@@ -74,7 +87,7 @@ def _row(folder: Path) -> dict[str, Any]:
         "status": derived_status(folder, info["status"]),
         "created": str(info.get("created") or ""),
     }
-    for name in ("model", "method", "preset", "task", "output_text", "error", "reference", "parent", "reference_key"):
+    for name in _TEXTS:
         row[name] = None if row[name] is None else str(row[name])
     row |= {name: bool(row[name]) for name in ("forced", "hold", "drop", "changed")}
     row["budget"] = None if row["budget"] is None else str(row["budget"])

@@ -41,7 +41,7 @@ def events(reader: TraceReader) -> Iterator[Event]:
 
 def write(reader: TraceReader, out: BinaryIO) -> None:
     """The events as one JSON object; bytes since a run can have many."""
-    about = reader.meta.pick(("model", "method", "preset", "device", "dtype", "link", "machine", "kvlens"))
+    about = reader.meta.pick(("model", "method", "stand_in", "preset", "device", "dtype", "link", "machine", "kvlens"))
     head = json.dumps({"displayTimeUnit": "ms", "otherData": {"run": reader.uid, **about}}, allow_nan=False)
     out.write(head[:-1].encode() + b', "traceEvents": [')
     separator = b"\n"

@@ -155,6 +155,8 @@ def _parquet(earlier: pa.Table, rest: Iterator[pa.Table], out: BinaryIO, reader:
     about = {
         "run_uid": reader.uid,
         "method": str(reader.meta.method),
+        "stand_in": reader.meta.stand_in or "",
+        "dtype": reader.meta.dtype or "",
         "model": str(reader.meta.model),
         "config_sha256": config_hash(reader.meta.config),
         "trace_schema": str(reader.meta.schema_version),

@@ -16,6 +16,7 @@ from kvlens.api.models import Given, Named, source_of
 from kvlens.api.prompts import PromptLike
 from kvlens.api.storedrun import Run
 from kvlens.methods.base import Method
+from kvlens.methods.naming import titled
 from kvlens.runs.request import DEFAULT_SHARE
 from kvlens.text.plaintext import visible
 
@@ -53,6 +54,7 @@ class Race(Sequence[Run]):
         rows = [
             {
                 "method": lane.method,
+                "stand_in": lane.stand_in,
                 "preset": lane.preset,
                 "state": lane.state,
                 "right": lane.right,
@@ -68,13 +70,13 @@ class Race(Sequence[Run]):
         return described(frame, "race")
 
     def __repr__(self) -> str:
-        names = ", ".join(lane.method for lane in self.info.lanes)
+        names = ", ".join(titled(lane.method, lane.stand_in) for lane in self.info.lanes)
         return f"<kvlens.Race {self.id}: {names} at {self.info.budget}>"
 
     def _repr_html_(self) -> str:
         """A small table, as notebooks show it."""
-        shown = {"method": "method", "state": "state", "right": "right", "lost": "lost at step", "text": "output"}
-        head = "".join(f"<th>{words}</th>" for words in (*shown.values(), "note"))
+        shown = {"state": "state", "right": "right", "lost": "lost at step", "text": "output"}
+        head = "".join(f"<th>{words}</th>" for words in ("method", *shown.values(), "note"))
         rows = "".join(f"<tr>{_cells(lane, shown)}</tr>" for lane in self.info.lanes)
         return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
 
@@ -142,5 +144,5 @@ def race(
 
 
 def _cells(lane: Lane, names: Iterable[str]) -> str:
-    values = [*(getattr(lane, name) for name in names), lane.message or lane.note]
+    values = [titled(lane.method, lane.stand_in), *(getattr(lane, name) for name in names), lane.message or lane.note]
     return "".join(f"<td>{'' if value is None else html.escape(visible(value))}</td>" for value in values)

@@ -14,6 +14,7 @@ from kvlens.api.errors import RequestError, translated
 from kvlens.api.models import Given, Named
 from kvlens.api.pieces import Triple, pieces_of
 from kvlens.api.verdict import Verdict, read_verdict
+from kvlens.methods.naming import code_name
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -250,4 +251,4 @@ class Run:
 
     def __repr__(self) -> str:
         meta = self.meta
-        return f"<kvlens.Run {self.uid}: {meta.method} at {meta.budget} on {meta.model}, {self.status}>"
+        return f"<kvlens.Run {self.uid}: {code_name(meta)} at {meta.budget} on {meta.model}, {self.status}>"

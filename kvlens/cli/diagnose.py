@@ -106,13 +106,14 @@ def _say(diagnosis: Diagnosis, remedies: list[Remedy], changes: list[Any], folde
 
 def _row(cause: Cause) -> list[Any]:
     from kvlens.lens.reasons import cause as cause_words
+    from kvlens.methods.naming import titled
 
     heads = ", ".join(f"L{layer} KV{head} ({n})" for (layer, head), n in cause.heads[:HEADS])
     more = len(cause.heads) - HEADS
     holding, answered = cause.of_the_answer
     return [
         cause.model,
-        cause.method,
+        titled(cause.method, cause.stand_in),
         cause.limit,
         len(cause.lost),
         cause_words(cause.kind, cause.lost[0].says),

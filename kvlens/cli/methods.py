@@ -32,7 +32,7 @@ def methods(
     elif name is None:
         show_table(
             ["family", "name", "title", "what it does", "paper"],
-            [[m["family"].replace("_", " "), m["name"], m["title"], m["summary"], m["paper"]] for m in entries],
+            [[m["family"].replace("_", " "), m["name"], _title(m, model), m["summary"], m["paper"]] for m in entries],
         )
         typer.echo(PRESSES)
         for sentence in registered.refused().values():
@@ -41,9 +41,17 @@ def methods(
         _one(entries[0], model)
 
 
+def _title(method: dict[str, Any], model: str) -> str:
+    """Return what a method is called on a model with its usual preset."""
+    from kvlens.methods.naming import preset_name
+    from kvlens.runs.request import default_preset
+
+    return preset_name(method["name"], default_preset(method["name"], model))
+
+
 def _one(method: dict[str, Any], model: str) -> None:
     """A method's parameters, a column for what `fit` makes of each at every point."""
-    typer.echo(f"{method['title']} ({method['name']}): {method['summary']}\n{method['paper']}")
+    typer.echo(f"{_title(method, model)} ({method['name']}): {method['summary']}\n{method['paper']}")
     typer.echo(f"family: {method['family'].replace('_', ' ')}")
     points = [f"fit, {f['tokens']:,} at {f['budget'] or 'no limit'}" for f in method["fits"]]
     paper = method["presets"].get("paper", {})

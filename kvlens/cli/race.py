@@ -19,7 +19,10 @@ def race(
     ],
     methods: Annotated[str, typer.Option(help="Names with commas between them; full KV runs beside them always.")],
     budget: Annotated[
-        str, typer.Option(help="What every method is held to: a share of full KV, tokens or bytes, as for `run`.")
+        str,
+        typer.Option(
+            help="What every method is held to: a share of full KV in --dtype, tokens or bytes, as for `run`."
+        ),
     ] = DEFAULT_SHARE,
     model: Model = DEFAULT_MODEL,
     preset: Annotated[list[str] | None, typer.Option(help="method:preset; may be repeated.")] = None,

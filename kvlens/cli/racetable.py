@@ -7,6 +7,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from kvlens.methods.naming import titled
 from kvlens.runs.frames import Frame, Maps
 from kvlens.runs.races import REFUSED, Lane, RaceInfo
 from kvlens.text.plaintext import terminal
@@ -75,8 +76,9 @@ class RaceTable:
 
 
 def named(lane: Lane) -> str:
-    """A lane in words: its method, and its preset where one was asked for."""
-    return lane.method if lane.preset is None else f"{lane.method} ({lane.preset})"
+    """A lane in words: its method with its untrained parts, and its preset where one was asked for."""
+    name = titled(lane.method, lane.stand_in)
+    return name if lane.preset is None else f"{name} ({lane.preset})"
 
 
 def line(lane: Lane) -> str:

@@ -34,8 +34,8 @@ def run(
     budget: Annotated[
         str,
         typer.Option(
-            help="Share of full KV (0.1, 10%; 100%: no limit), tokens (512tok), bytes (64MB) or auto: 20%, or the "
-            "least that the method can hold for this prompt."
+            help="Share of full KV in --dtype (0.1, 10%; 100%: no limit), tokens (512tok), bytes (64MB) or auto: 20%, "
+            "or the least that the method can hold for this prompt."
         ),
     ] = AUTO,
     max_new: Annotated[int, typer.Option(help="Tokens to generate at most.")] = 64,

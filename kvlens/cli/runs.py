@@ -58,6 +58,7 @@ def runs_list(
     from kvlens import methods
     from kvlens.lens.listing import Search
     from kvlens.lens.runlist import search_runs
+    from kvlens.methods.naming import titled
     from kvlens.models.find import short_model
 
     query, folder = Search(text or "", method, model, outcome, tag), runs_folder(runs)
@@ -79,7 +80,19 @@ def runs_list(
             methods.get(method)  # a name that is none is said
         typer.echo(f"none of the {listed.attrs['stored']} runs in {folder} is what you look for")
         return
-    columns = ["uid", "name", "tags", "status", "model", "method", "preset", "held to", "outcome", "output_text"]
+    columns = [
+        "uid",
+        "name",
+        "tags",
+        "status",
+        "model",
+        "method",
+        "preset",
+        "held to",
+        "KV in",
+        "outcome",
+        "output_text",
+    ]
     # a forced run did not write its tokens, and what came of a what-if is not the method's doing
     listed["output_text"] = listed["output_text"].where(
         ~listed["forced"].fillna(value=False).astype(bool), "(fed) " + listed["output_text"]
@@ -89,7 +102,11 @@ def runs_list(
     )
     listed["tags"] = listed["tags"].map(", ".join)
     listed["model"] = listed["model"].map(lambda name: short_model(name) if isinstance(name, str) else name)
-    listed = listed.rename(columns={"held_to": "held to"})
+    listed["method"] = [
+        titled(name, words) if isinstance(name, str) else name
+        for name, words in zip(listed["method"], listed["stand_in"], strict=True)
+    ]
+    listed = listed.rename(columns={"held_to": "held to", "dtype": "KV in"})
     shown = [name for name in columns if name not in ("name", "tags") or listed[name].map(len).any()]
     show_table(shown, [[row[name] for name in shown] for _, row in listed.iterrows()])
 
@@ -136,6 +153,7 @@ def runs_show(uid: str, runs: RunsDir = None, as_json: AsJson = False) -> None:
             "model",
             "method",
             "preset",
+            "stand_in",
             "config",
             "fit",
             "own_decisions",

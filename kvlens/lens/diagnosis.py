@@ -12,6 +12,7 @@ from kvlens.lens.listing import budget_of
 from kvlens.lens.severity import severity
 from kvlens.lens.verdict import verdict
 from kvlens.memory.budget import NO_LIMIT, Budget, in_words
+from kvlens.methods.naming import stand_in
 from kvlens.store.cells import records
 from kvlens.store.reader import TraceError, TraceReader, list_runs
 
@@ -61,6 +62,8 @@ class Lost:
     """[start, end) of the span"""
     needle: bool | None = None
     """the span holds part of the answer's words; None: they are not known"""
+    stand_in: str = ""
+    """parts of its method that were untrained or uncalibrated (kvlens/methods/naming.py)"""
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,8 @@ class Cause:
     limit: str
     kind: str
     lost: tuple[Lost, ...]
+    stand_in: str = ""
+    """parts of the method that were untrained or uncalibrated in all these runs"""
 
     @property
     def heads(self) -> list[tuple[tuple[int, int], int]]:
@@ -145,6 +150,7 @@ def _lost(reader: TraceReader) -> Lost | str | None:
     if outcome.mild:
         return outcome.words()
     whole, meta = verdict(reader), reader.meta
+    words = stand_in(str(meta.method), meta.config)
     missed = None if whole is None else whole.missed
     about = (
         reader.uid,
@@ -156,7 +162,7 @@ def _lost(reader: TraceReader) -> Lost | str | None:
         outcome.words(),
     )
     if missed is None:
-        return Lost(*about, NOT_RECORDED, "full attention by span was not recorded at its step")
+        return Lost(*about, NOT_RECORDED, "full attention by span was not recorded at its step", stand_in=words)
     return Lost(
         *about,
         missed.reason.kind,
@@ -165,6 +171,7 @@ def _lost(reader: TraceReader) -> Lost | str | None:
         missed.kv_head,
         (missed.tok_start, missed.tok_end),
         _holds(reader, missed.tok_start, missed.tok_end),
+        words,
     )
 
 
@@ -178,8 +185,8 @@ def _holds(reader: TraceReader, start: int, end: int) -> bool | None:
 
 
 def _grouped(lost: Iterable[Lost]) -> list[Cause]:
-    groups: dict[tuple[str, str, str, str], list[Lost]] = {}
+    groups: dict[tuple[tuple[str, str, str, str], str], list[Lost]] = {}
     for item in lost:
-        groups.setdefault((item.model, item.method, item.limit, item.kind), []).append(item)
-    causes = [Cause(*key, tuple(results)) for key, results in groups.items()]
+        groups.setdefault(((item.model, item.method, item.limit, item.kind), item.stand_in), []).append(item)
+    causes = [Cause(*key, tuple(results), words) for (key, words), results in groups.items()]
     return sorted(causes, key=lambda cause: (-len(cause.lost), cause.model, cause.method, cause.limit, cause.kind))

@@ -17,7 +17,7 @@ from kvlens.methods.fitting import Sizes, choose
 from kvlens.runs.request import default_preset
 from kvlens.shape import KVShape
 from kvlens.store.reader import TraceReader
-from kvlens.text.units import counted
+from kvlens.text.units import counted, full_kv
 
 SHARES = (5, 10, 15, 20, 25, 30, 40, 50, 60, 70, 80, 90, 100)
 """percent that are offered, where the method can keep to them"""
@@ -151,6 +151,12 @@ def attends_by(name: str, config: Mapping[str, Any]) -> str | None:
 def limit_of(meta: RunMeta) -> str:
     """What a run was held to, the same for '0.2' and '20%': '20%', '20% of attended tokens', 'no limit'."""
     return attends(meta) or of_run(meta.budget, meta.budget_bytes)
+
+
+def limit_with_format(meta: RunMeta) -> str:
+    """The same with the number format that a share of full KV is of: '20% of full KV in float32'."""
+    limit = limit_of(meta)
+    return f"{limit} of {full_kv(meta.dtype)}" if limit.endswith("%") else limit
 
 
 def held_to(meta: RunMeta) -> str:

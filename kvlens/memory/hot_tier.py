@@ -85,6 +85,8 @@ class Pool:
         device: torch.device,
     ) -> None:
         self.layers, self.heads, self.zones, self.dense = layers, heads, zones, dense
+        self.shares = bool(layout.shared) and not dense
+        """recalled spans are in slots that other KV heads use too"""
         self.index = slice(layers.start, layers.stop), slice(heads.start, heads.stop)
         """the pool's layers and KV heads in a tensor [L, H_kv, ...]"""
         size = (len(layers), len(heads), zones.slots)
@@ -189,7 +191,7 @@ class Pool:
         """Return the number of live slots when everything up to `position` is written, if they are exactly the first
         ones, else None."""
         zones = self.zones
-        if zones.coarse or zones.recall or self.used["kept"] != zones.kept or self.gaps:
+        if zones.coarse or zones.recall or self.shares or self.used["kept"] != zones.kept or self.gaps:
             return None
         if self.bag is not None:
             return zones.kept + self.used["window"]

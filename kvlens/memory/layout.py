@@ -15,6 +15,10 @@ SPAN_TABLE_BYTES = 4 + 4 + 4 + 1
 per (layer, KV head) says whether it is hot."""
 
 
+OWNER_BYTES = 4
+"""Bytes that a slot which several KV heads share takes more: whose it is, int32."""
+
+
 @dataclass(frozen=True)
 class Zones:
     """Slots per zone of a KV head.
@@ -45,6 +49,11 @@ class Zones:
     def bytes(self, shape: KVShape) -> int:
         """Device bytes when every layer has these zones, tables included."""
         return shape.layers * self.layer_bytes(shape)
+
+
+def shared_slot_bytes(shape: KVShape) -> int:
+    """Return the device bytes of a slot that several KV heads share, tables included."""
+    return Zones(1, 0, 0, 0).head_bytes(shape) + OWNER_BYTES
 
 
 @dataclass(frozen=True)
@@ -119,6 +128,9 @@ class Layout:
     """pages for which the cold tier reserves one pool (n_page, n_kv, 2, p, d) per layer; 0: every span has memory of
     its own"""
     cold_page_tokens: int = 0
+    shared: tuple[int, ...] = ()
+    """slots of the recall zones that KV heads share: one zone for each layer, or a single one for the model; the zones
+    of single KV heads then have no slots for recalled spans. (): every KV head has a zone of its own"""
     recall_spans: tuple[int, int] | None = None
     """fewest and most tokens of a span that may be wished for, those of decoded tokens included; None: any. Only
     kvlens/lab/gpu/static asks"""
@@ -148,6 +160,16 @@ class Layout:
             for (heads, zones), dense in parts:
                 yield range(members[0], members[-1] + 1), heads, zones, dense
 
+    def shared_zone(self, layer: int) -> int:
+        """Return which of the shared zones a layer's KV heads use."""
+        return layer if len(self.shared) > 1 else 0
+
+    def sharing(self, layers: int) -> list[range]:
+        """Return the layers whose KV heads use each shared zone."""
+        if len(self.shared) > 1 or layers == 1:
+            return [range(layer, layer + 1) for layer in range(len(self.shared))]
+        return [range(layers)] * len(self.shared)
+
     @property
     def staging_buffers(self) -> int:
         return 2 if self.streamed else 1
@@ -161,5 +183,6 @@ class Layout:
         )
         tables = self.span_capacity * (SPAN_TABLE_BYTES + shape.layers * shape.kv_heads)
         slots += 0 if self.quantised is None else self.quantised.bytes(shape)
+        slots += sum(self.shared) * shared_slot_bytes(shape)
         slots += shape.layers * shape.kv_heads * 8 * self.bag  # the newest token's slot, int64
         return slots + self.staging_bytes * self.staging_buffers + tables

@@ -18,6 +18,7 @@ from kvlens.memory.placement import Placement
 from kvlens.memory.placer import Placer
 from kvlens.memory.reads import Distance, Reads, Turn
 from kvlens.memory.recall import Recaller
+from kvlens.memory.shared_slots import SharedSlots
 from kvlens.memory.span_table import WINDOW, SpanTable
 from kvlens.rows import SpanRow, TransferRow
 from kvlens.shape import KVShape
@@ -58,14 +59,20 @@ class Memory:
         if layout.farthest or layout.closed:
             assert turn is not None, "keys that cannot be turned are seen where they are"
             self.distance = Distance(layout, turn)
-        self.recaller = Recaller(layout, self.hot, self.cold, self.spans, ledger, self.link, self.log)
+        self.shared = [SharedSlots(size, shape.kv_heads, shape.head_dim, dtype, self.device) for size in layout.shared]
+        """slots for recalled spans that KV heads share, a set for each shared zone"""
+        self.recaller = Recaller(layout, self.hot, self.shared, self.cold, self.spans, ledger, self.link, self.log)
         self.evictions = Evictions(self.hot, self.spans, self.log)
         self._placer = Placer(
             self.hot, self.cold, self.spans, self.evictions, counterfactual, ledger, self.link, self.log
         )
         backend = runs_on(self.hot.pools[0].keys, biased=True)
-        self.reads = Reads(layout, self.hot, self.spans, self.packed, self.distance, counterfactual, self.log, backend)
+        self.reads = Reads(
+            layout, self.hot, self.shared, self.spans, self.packed, self.distance, counterfactual, self.log, backend
+        )
         account.hold("hot", *self.hot.tensors())
+        if self.shared:
+            account.hold("shared", *(tensor for slots in self.shared for tensor in slots.tensors()))
         if counterfactual is not None:
             for name, tensors in counterfactual.tensors().items():
                 account.hold(name, *tensors)

@@ -12,11 +12,12 @@ from kvlens.kernels.choice import Backend
 from kvlens.kernels.pool_attend import Live, page_of
 from kvlens.kernels.slot_tables import Codes, SlotReads, slot_bias, tables_by
 from kvlens.memory.counterfactual import Counterfactual
-from kvlens.memory.hot_tier import FREE, ROLE, HotTier, Slots
+from kvlens.memory.hot_tier import FREE, ROLE, HotTier, Pool, Slots
 from kvlens.memory.layout import Layout
 from kvlens.memory.ledger import MemoryLog
 from kvlens.memory.packed_zone import PackedZone
 from kvlens.memory.placement import Selection
+from kvlens.memory.shared_slots import SharedSlots
 from kvlens.memory.span_table import SpanTable
 
 CODES = Codes(ROLE["coarse"], ROLE["resident"], ROLE["reconstructed"], FREE)
@@ -84,6 +85,7 @@ class Reads:
         self,
         layout: Layout,
         hot: HotTier,
+        shared: Sequence[SharedSlots],
         spans: SpanTable,
         packed: PackedZone | None,
         distance: Distance | None,
@@ -91,7 +93,7 @@ class Reads:
         log: MemoryLog,
         by: Backend,
     ) -> None:
-        self._layout, self.hot, self.spans, self._packed = layout, hot, spans, packed
+        self._layout, self.hot, self._shared, self.spans, self._packed = layout, hot, shared, spans, packed
         self._distance, self._counterfactual, self.log = distance, counterfactual, log
         self.by, self._group = by, hot.shape.group
 
@@ -123,6 +125,8 @@ class Reads:
         heads = pool.index[1]
         if self._packed is not None:
             slots = self._packed.slots(pool, layer, self.hot.newest, held)
+        elif pool.shares:
+            slots = self._with_shared(pool, layer, held)
         else:
             slots = pool.slots(layer)
             slots = slots if held else slots.between(0, pool.start["held"])
@@ -150,16 +154,26 @@ class Reads:
         if self._packed is not None:
             held = self._counterfactual is not None and self._counterfactual.holds(layer)
             return self._packed.slots(pool, layer, self.hot.newest, held)
+        if pool.shares:
+            held = self._counterfactual is not None and self._counterfactual.holds(layer)
+            return self._with_shared(pool, layer, held)
         live = pool.live_prefix(self.hot.newest) if bias is None else bias.shape[-1]
         slots = pool.slots(layer).between(0, pool.zones.slots if live is None else live)
         if self._distance is None or pool.dense:
             return slots
         return self._distance.seen(slots, layer, self.hot.newest, pool.start["held"])
 
+    def _with_shared(self, pool: Pool, layer: int, held: bool) -> Slots:
+        """Return copies of a layer's slots with those of the shared zone behind them, and behind these the held zone
+        where it is attended."""
+        slots = pool.slots(layer).between(0, pool.start["held"])
+        whole = slots.beside(self._shared[self._layout.shared_zone(layer)].of(layer, pool.heads))
+        return whole.beside(pool.held(layer)) if held else whole
+
     def together(self, layers: range, bias: torch.Tensor | None, part: int = 0) -> Slots:
         """Return what `slots` returns, of some layers of one pool with equally wide biases [l, h, C, ...]: views, but
         for packed tokens and keys that are seen from elsewhere."""
-        if self._packed is not None or self._distance is not None:
+        if self._packed is not None or self._distance is not None or self.hot.parts[layers.start][part].shares:
             each: Sequence[Slots] = [self.slots(layer, bias, part) for layer in layers]
             return Slots(*map(torch.stack, zip(*(vars(slots).values() for slots in each), strict=True)))
         pool = self.hot.parts[layers.start][part]

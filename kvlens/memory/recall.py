@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,8 +14,10 @@ from kvlens.memory.layout import Layout
 from kvlens.memory.ledger import Ledger, MemoryLog
 from kvlens.memory.link import Buffer, Link, Ticket
 from kvlens.memory.placement import Selection
-from kvlens.memory.recall_batch import Missing, RecallBatch, Stage
+from kvlens.memory.recall_batch import Missing, RecallBatch, Stage, Target
 from kvlens.memory.recall_zone import Plan, RecallZone, TokenZone
+from kvlens.memory.shared_slots import SharedSlots
+from kvlens.memory.shared_zone import SharedZone
 from kvlens.memory.span_table import SpanTable
 
 ARRIVAL = {"zoom": "zoom_in", "prefetch": "prefetch", "correction": "correction"}
@@ -26,7 +29,8 @@ DEPARTURE = {"zoom": "zoom_out"}
 @dataclass
 class _Arrival:
     units: Missing
-    pool: Pool
+    pool: Pool | None
+    """None: the units went to slots that KV heads share"""
     ticket: Ticket
 
 
@@ -39,8 +43,17 @@ class Recaller:
     """
 
     def __init__(
-        self, layout: Layout, hot: HotTier, cold: ColdTier, spans: SpanTable, ledger: Ledger, link: Link, log: MemoryLog
+        self,
+        layout: Layout,
+        hot: HotTier,
+        shared: Sequence[SharedSlots],
+        cold: ColdTier,
+        spans: SpanTable,
+        ledger: Ledger,
+        link: Link,
+        log: MemoryLog,
     ) -> None:
+        """shared: the slots that KV heads share; empty: none are."""
         self.shape, self.layout, self.hot, self.cold, self.spans = hot.shape, layout, hot, cold, spans
         self._ledger, self._link, self._log = ledger, link, log
         keys = hot.pools[0].keys
@@ -52,6 +65,11 @@ class Recaller:
         self.zones = [
             RecallZone(self.shape.kv_heads, spans.capacity, *self._recall_slots(layer), cold.page)
             for layer in range(self.shape.layers)
+        ]
+        self.shared_slots = shared
+        self.shared_zones = [
+            SharedZone(layers, self.shape.kv_heads, spans.capacity, size)
+            for layers, size in zip(layout.sharing(self.shape.layers), layout.shared, strict=True)
         ]
         self._lengths = torch.from_numpy(spans.host_lengths)
         self.token_zones: dict[int, TokenZone] = {}
@@ -96,6 +114,8 @@ class Recaller:
         truncated = selection.equal_reuse or not selection.reuse
         if truncated:
             self.counts["ideal_bytes"][layer, due] = 0.0
+        if self.shared_zones:
+            return self._missing_shared(layer, selection, due, cause)
         if not selection.requested.shape[1]:
             return None
         assert selection.tokens is None or self.cold.page == 1, "of a page all tokens are read"
@@ -114,6 +134,27 @@ class Recaller:
         if truncated:
             self.counts["ideal_bytes"][layer] = np.where(due, ideal, self.counts["ideal_bytes"][layer])
         self._give_up(layer, plan, cause)
+        return Missing.by_span(plan, self.cold, layer) if plan.slots.size else None
+
+    def _missing_shared(self, layer: int, selection: Selection, due: np.ndarray, cause: str) -> Missing | None:
+        """Fit the requested spans into the zone that the layer's KV heads share, count and log; return what has to
+        come. What is under way lands first: its slots may be given to others."""
+        assert selection.score is not None, "spans compete by the score that the method logs"
+        assert selection.tokens is None, "a shared zone holds whole spans"
+        assert due.all(), "KV heads that share a zone decide together"
+        number = self.layout.shared_zone(layer)
+        for sharing in self.layout.sharing(self.shape.layers)[number]:
+            self.land(sharing)
+        plan = self.shared_zones[number].plan(layer, selection.requested.cpu(), selection.score.cpu(), self._lengths)
+        plan.counts.pop("ideal_tokens")
+        self._count(layer, plan.counts)
+        slots = self.shared_slots[number]
+        slots.role.masked_fill_(plan.freed.to(slots.role.device), FREE)
+        refused = np.stack((np.full(plan.refused.shape[1], layer), *plan.refused))
+        for owner in np.unique(np.concatenate((plan.departed[0], refused[0]))).tolist():
+            departed, over = (units[1:, units[0] == owner] for units in (plan.departed, refused))
+            self._mark(owner, departed, hot=False)
+            self._log_departures(owner, departed, over, cause)
         return Missing.by_span(plan, self.cold, layer) if plan.slots.size else None
 
     def _missing_tokens(self, layer: int, rows: torch.Tensor, due: np.ndarray, cause: str) -> Missing | None:
@@ -157,9 +198,11 @@ class Recaller:
                 if pool.zones.recall:
                     role = pool.role[layer - pool.layers.start, :, zone.first : zone.first + zone.size]
                     role.masked_fill_(plan.freed[pool.index[1]].to(role.device), FREE)
-        departed, refused = plan.gone, plan.refused
-        if departed.size:
-            self._mark(layer, departed, hot=False)
+        self._mark(layer, plan.gone, hot=False)
+        self._log_departures(layer, plan.gone, plan.refused, cause)
+
+    def _log_departures(self, layer: int, departed: np.ndarray, refused: np.ndarray, cause: str) -> None:
+        """Log the units int64 [2, n] that the device gave up and those that it refused."""
         if departed.size or refused.size:
             units = np.concatenate((departed, refused), 1)
             order = units[0].argsort(kind="stable")  # of a KV head what is gone comes first
@@ -170,12 +213,19 @@ class Recaller:
 
     def _fetch(self, layer: int, missing: Missing, cause: str, blocking: bool) -> None:
         """Begin the copies, one for each part of the layer."""
+        if self.shared_slots:
+            slots = self.shared_slots[self.layout.shared_zone(layer)]
+            self._fetch_into(None, Target(slots.keys[None], slots.values[None], None), layer, missing, cause, blocking)
+            return
         for pool in self.hot.parts[layer]:
             in_pool = np.isin(missing.kv_heads, pool.heads)
             if in_pool.any():
-                self._fetch_into(pool, layer, missing if in_pool.all() else missing.where(in_pool), cause, blocking)
+                units = missing if in_pool.all() else missing.where(in_pool)
+                self._fetch_into(pool, Target.of_pool(pool, layer), layer, units, cause, blocking)
 
-    def _fetch_into(self, pool: Pool, layer: int, units: Missing, cause: str, blocking: bool) -> None:
+    def _fetch_into(
+        self, pool: Pool | None, target: Target, layer: int, units: Missing, cause: str, blocking: bool
+    ) -> None:
         whole = self.spans.host_lengths[units.spans] == units.counts
         assert (whole | ~units.packed).all(), "part of a span can be recalled only where it is stored raw"
         sizes = units.counts * self._token_bytes
@@ -184,8 +234,9 @@ class Recaller:
             sizes = np.where(units.packed, stored, sizes)
         entry = self._ledger.open(layer, units.kv_heads, units.spans, "h2d", cause, sizes, blocking)
         limits = self.layout.recall_spans
-        longest = pool.zones.recall if limits is None else limits[1]
-        batch = RecallBatch(layer, units, pool, self.cold, self.spans, self._stage, longest)
+        assert limits is not None or pool is not None, "a layout with shared zones names the longest span"
+        longest = pool.zones.recall if limits is None and pool is not None else limits[1] if limits else 0
+        batch = RecallBatch(layer, units, target, self.cold, self.spans, self._stage, longest)
         self._under_way[layer].append(_Arrival(units, pool, self._link.bring(entry, batch)))
 
     def land(self, layer: int) -> None:
@@ -194,13 +245,17 @@ class Recaller:
             return
         self._wait(layer)
         for arrival in self._under_way[layer]:
-            units, entry = arrival.units, arrival.ticket.entry
-            slots, first_head = arrival.pool.slots(layer), arrival.pool.heads.start
-            named = torch.from_numpy(units.named(self.spans.host_starts, first_head)).to(slots.role.device)
-            heads, places, position, span, role = named
-            slots.position[heads, places] = position.to(torch.int32)
-            slots.span[heads, places] = span.to(torch.int32)
-            slots.role[heads, places] = role.to(torch.uint8)
+            units, entry, pool = arrival.units, arrival.ticket.entry, arrival.pool
+            first_head = 0 if pool is None else pool.heads.start
+            named = torch.from_numpy(units.named(self.spans.host_starts, first_head)).to(self.spans.is_hot.device)
+            if pool is None:
+                self.shared_slots[self.layout.shared_zone(layer)].name(layer, named)
+            else:
+                slots = pool.slots(layer)
+                heads, places, position, span, role = named
+                slots.position[heads, places] = position.to(torch.int32)
+                slots.span[heads, places] = span.to(torch.int32)
+                slots.role[heads, places] = role.to(torch.uint8)
             self._mark(layer, np.stack((units.kv_heads, units.spans)), hot=True)
             kind, sizes = ARRIVAL.get(entry.cause, "recall"), entry.sizes.astype(np.float64)
             self._log.events_of(kind, layer, entry.kv_heads, entry.spans, sizes)

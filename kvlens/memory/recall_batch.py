@@ -16,6 +16,7 @@ from kvlens.memory.copies import Move, Numbers, Tokens
 from kvlens.memory.hot_tier import ROLE, Pool
 from kvlens.memory.link import Buffer, Moving, Part
 from kvlens.memory.recall_zone import Plan, TokenPlan
+from kvlens.memory.shared_zone import SharedPlan
 from kvlens.memory.span_table import SpanTable
 
 
@@ -34,7 +35,7 @@ class Missing:
     within: np.ndarray | None = None
 
     @staticmethod
-    def by_span(plan: Plan, cold: ColdTier, layer: int) -> Missing:
+    def by_span(plan: Plan | SharedPlan, cold: ColdTier, layer: int) -> Missing:
         """Return the units that a layer's KV heads miss, in the plan's order."""
         heads, spans, firsts, counts = plan.missing
         return Missing(heads, spans, firsts, counts, plan.slots, cold.packed(layer, heads, spans))
@@ -93,17 +94,36 @@ class Stage:
         return self.buffers[next(self._turns) % len(self.buffers)]
 
 
+@dataclass(frozen=True)
+class Target:
+    """The slots that units go to: keys, values [h, C, D]. first_head: the KV head of row 0; None: all KV heads share
+    one row."""
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    first_head: int | None
+
+    @staticmethod
+    def of_pool(pool: Pool, layer: int) -> Target:
+        """Return a layer's slots in a pool."""
+        row = layer - pool.layers.start
+        return Target(pool.keys[row], pool.values[row], pool.heads.start)
+
+    def rows(self, kv_heads: np.ndarray) -> np.ndarray:
+        """Return the row of each KV head int64 [n]."""
+        return np.zeros_like(kv_heads) if self.first_head is None else kv_heads - self.first_head
+
+
 class RecallBatch:
-    """Missing units as the link carries them (kvlens.memory.link.Batch), into the slots of a layer's part. longest:
-    tokens of a span that can be requested."""
+    """Missing units as the link carries them (kvlens.memory.link.Batch), into the target's slots. longest: tokens of a
+    span that can be requested."""
 
     def __init__(
-        self, layer: int, units: Missing, pool: Pool, cold: ColdTier, spans: SpanTable, stage: Stage, longest: int
+        self, layer: int, units: Missing, target: Target, cold: ColdTier, spans: SpanTable, stage: Stage, longest: int
     ) -> None:
-        self._layer, self._units, self._first, self._longest = layer, units, pool.heads.start, longest
+        self._layer, self._units, self._target, self._longest = layer, units, target, longest
         self._cold, self._codec, self._spans, self._stage = cold, cold.codec, spans, stage
-        row = layer - pool.layers.start
-        self._keys, self._values = pool.keys[row], pool.values[row]
+        self._keys, self._values = target.keys, target.values
 
     def whole(self) -> tuple[Sequence[Moving], Callable[[], None] | None]:
         raw, packed = self._units.where(~self._units.packed), self._units.where(self._units.packed)
@@ -136,7 +156,7 @@ class RecallBatch:
         heads, pool = units.each(units.kv_heads), self._cold.layer(self._layer)
         rows = self._cold.keys_at(heads, units.each(self._spans.host_starts[units.spans]) + units.offsets())
         flat = pool.view(-1, pool.shape[-1])
-        return Tokens(self._keys, self._values, flat, rows, self._cold.page, heads - self._first, units.slots)
+        return Tokens(self._keys, self._values, flat, rows, self._cold.page, self._target.rows(heads), units.slots)
 
     def _staged(self, unit: Missing) -> Part:
         """Return the copy of one unit through a staging buffer. What its spreading needs is on the device before."""
@@ -167,7 +187,7 @@ class RecallBatch:
 
     def _where(self, units: Missing) -> torch.Tensor:
         """Return int64 [2, tokens]: KV head of the part and slot of every token."""
-        head_slots = np.stack((units.each(units.kv_heads) - self._first, units.slots))
+        head_slots = np.stack((self._target.rows(units.each(units.kv_heads)), units.slots))
         return torch.from_numpy(head_slots).to(self._keys.device)
 
     def _write(self, where: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:

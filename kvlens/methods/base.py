@@ -67,6 +67,9 @@ class Method(Sizing, Placing, Selecting, Lifecycle, ABC):
     """what its paper says of it, as comparisons that `kvlens bench claims` makes"""
     untrained: ClassVar[dict[str, Any]] = {}
     """parameters with which it runs on a model that nothing was trained or calibrated for"""
+    stand_ins: ClassVar[dict[str, str]] = {}
+    """parameter of `untrained` -> what the part is called while it has that value (kvlens/methods/naming.py);
+    'uncalibrated PARAMETER' where left out"""
     static_ready: ClassVar[bool] = False
     """`select` keeps to fixed shapes, so that kvlens.lab.gpu.static can compile or capture a step of it"""
     selects_between_steps: ClassVar[bool] = False

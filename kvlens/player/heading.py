@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from kvlens import methods
-from kvlens.lens.knob import limit_of
+from kvlens.lens.knob import limit_with_format
 from kvlens.lens.severity import severity
 from kvlens.lens.verdict import Missed, Verdict
+from kvlens.methods.naming import run_name
 from kvlens.store.reader import TraceReader
 from kvlens.text.passages import passage
 from kvlens.text.words import STATES
@@ -15,9 +16,8 @@ QUOTED = 80
 
 
 def method_title(reader: TraceReader) -> str:
-    """Return the title of the run's method, or its name if the method is not installed here."""
-    name = str(reader.meta.method)
-    return next((entry["title"] for entry in methods.catalogue() if entry["name"] == name), name)
+    """Return what the run's method is called, its untrained parts included."""
+    return run_name(reader.meta)
 
 
 def facts(reader: TraceReader) -> list[tuple[str, str]]:
@@ -27,7 +27,7 @@ def facts(reader: TraceReader) -> list[tuple[str, str]]:
     return [
         ("model", str(meta.model)),
         ("method", f"{method_title(reader)}{preset}"),
-        ("budget", limit_of(meta)),
+        ("budget", limit_with_format(meta)),
         ("prompt", f"{meta.prompt_tokens:,} tokens"),
         ("decode steps", f"{reader.n_steps:,}"),
         ("run", reader.uid),

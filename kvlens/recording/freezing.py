@@ -25,8 +25,8 @@ class _Seen:
     scaling: float
     selection: Selection | None
     frozen: tuple[Attended, torch.Tensor] | None = None
-    """taken at once where the slots are about to be overwritten in the background: the attention, and which spans were
-    hot"""
+    """taken at once where the slots are about to be overwritten, in the background or by a later layer: the attention,
+    and which spans were hot"""
 
 
 class Freezer:
@@ -56,7 +56,8 @@ class Freezer:
         selection: Selection | None,
     ) -> None:
         seen = _Seen(q, biases, scaling, selection)
-        if selection is not None and selection.now is not None:
+        shared = len(self.memory.layout.shared) == 1  # later layers may take the slots of this one
+        if shared or (selection is not None and selection.now is not None):
             seen.frozen = self._freeze(range(layer, layer + 1), [seen]), self.memory.spans.is_hot[layer].clone()
         self._seen.append(seen)
 

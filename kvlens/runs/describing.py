@@ -7,6 +7,7 @@ import time
 
 from kvlens import __version__, tasks
 from kvlens.meta import Held, Machine, ModelInfo, RunMeta
+from kvlens.methods.naming import stand_in
 from kvlens.models.device import AUTO
 from kvlens.runs.machine import machine
 from kvlens.runs.preparing import Pairing, Plan, Prepared
@@ -41,6 +42,7 @@ def describe(request: RunRequest, planned: Plan, pairing: Pairing, prepared: Pre
         preset=planned.preset,
         fit=planned.chosen.said,
         config=dataclasses.asdict(params),
+        stand_in=stand_in(request.method, dataclasses.asdict(params)) or None,
         own_decisions=ours,
         budget=request.budget or default_budget(request.method),
         budget_bytes=context.budget_bytes,

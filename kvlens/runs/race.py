@@ -9,6 +9,7 @@ own. Copies that were begun go on while the others have their turn, so what a st
 
 from __future__ import annotations
 
+import dataclasses
 import traceback
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from kvlens import methods, tasks
 from kvlens.memory.budget import BudgetInfeasible
 from kvlens.methods.faults import MethodFault, stray
+from kvlens.methods.naming import stand_in
 from kvlens.models.device import settle
 from kvlens.runs import surprisals
 from kvlens.runs.frames import Frame, Maps, of_run
@@ -145,7 +147,9 @@ class _Race:
 
     def _plan(self, request: RunRequest) -> None:
         lane = self._lanes[self._requests.index(request)]
-        said = plan(request, self._prepared).chosen.said
+        planned = plan(request, self._prepared)
+        said = planned.chosen.said
+        lane.stand_in = stand_in(request.method, dataclasses.asdict(planned.params))
         lane.note = " ".join(sentence for sentence in (lane.note, said) if sentence) or None
 
     def _entered(self) -> list[int]:

@@ -137,6 +137,8 @@ class Lane(BaseModel):
 
     method: str
     preset: str | None = None
+    stand_in: str = ""
+    """parts of the method that are untrained or uncalibrated; '': none"""
     note: str | None = None
     """one sentence on what it runs with, where that is worth knowing"""
     state: str = "waiting"
@@ -220,7 +222,7 @@ def ids(runs_dir: Path) -> list[str]:
 
 def begun_line(race: RaceInfo) -> str:
     """All lanes are known."""
-    lanes = [{"method": lane.method, "preset": lane.preset, "note": lane.note} for lane in race.lanes]
+    lanes = [lane.model_dump(include={"method", "preset", "stand_in", "note"}) for lane in race.lanes]
     wording = {"id": race.id, "model": race.model, "budget": race.budget, "answer": race.answer}
     return json_text({"phase": "race", **wording, **race.sizes, "lanes": lanes})
 

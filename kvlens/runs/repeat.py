@@ -3,10 +3,13 @@ again."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from kvlens import methods
 from kvlens.memory.budget import WHOLE, Budget
 from kvlens.memory.holds import Drop, Hold
 from kvlens.meta import RunMeta
@@ -148,7 +151,8 @@ def _request(uid: str, meta: RunMeta) -> RunRequest:
         raise CannotRepeat(f"run {uid} cannot be repeated: its trace does not say how it was made (no config).")
     kept = meta.request or {name: value for name, value in meta.pick(_OLD).items() if value is not None}
     # a trace from before the chat form was fed its text as it is
-    said = {"chat": "off", **kept, "overrides": meta.config, "against": False, "forced_reference": False}
+    config = _later_parameters(meta) | meta.config
+    said = {"chat": "off", **kept, "overrides": config, "against": False, "forced_reference": False}
     said["preset"] = meta.preset  # which one it came to, not which one was asked for
     said["budget"] = _still_taken(said.get("budget"), meta.budget_bytes)
     try:
@@ -174,7 +178,17 @@ def _asked(request: RunRequest, meta: RunMeta) -> RunRequest:
     kept = meta.request or {}
     if "overrides" not in kept:
         return request
-    return request.model_copy(update={"preset": kept.get("preset"), "overrides": dict(kept["overrides"] or {})})
+    overrides = _later_parameters(meta) | dict(kept["overrides"] or {})
+    return request.model_copy(update={"preset": kept.get("preset"), "overrides": overrides})
+
+
+def _later_parameters(meta: RunMeta) -> dict[str, Any]:
+    """Return the parameters that the method got after the run was stored, with their defaults: a default is what the
+    method did before, whatever a preset sets today."""
+    if not meta.config:
+        return {}
+    fields = dataclasses.fields(methods.get(str(meta.method)).Parameters)
+    return {field.name: field.default for field in fields if field.name not in meta.config}
 
 
 def reload(past: Past, report: Report, models: ModelSource = BY_NAME) -> Prepared:

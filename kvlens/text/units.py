@@ -10,6 +10,11 @@ def counted(n: float, text: str, many: str = "") -> str:
     return f"{n:,.0f} {text if n == 1 else many or text + 's'}"
 
 
+def full_kv(dtype: str | None) -> str:
+    """What a share is of: 'full KV in float32'. None: the number format was not recorded."""
+    return f"full KV in {dtype}" if dtype else "full KV"
+
+
 #: From this share of a unit on, three digits of the unit below would read 1e+03.
 _ROUNDS_UP = 0.9995
 

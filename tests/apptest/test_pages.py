@@ -214,4 +214,4 @@ def test_a_page_drawn_again_sets_no_choice_in_the_browser(visit: Visit, runs: Ru
 def test_a_model_is_shown_without_its_folders(name: str, short: str) -> None:
     row = {"created": "2026-01-01T00:00:00", "method": "m", "model": name, "status": "completed", "uid": "u"}
     assert short_model(name) == short
-    assert f"· model {short} ·" in run_label(row, {})
+    assert f"· model {short} ·" in run_label(row)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support import ListSink, makes, random_prompt, run, task_prompt
+from support import ListSink, makes, method_of, random_prompt, run, task_prompt
 
 from kvlens import methods
 from kvlens.engine.engine import Engine, Options
@@ -21,7 +21,7 @@ from kvlens.memory.span_table import SpanTable
 from kvlens.rows import MASS_COLUMNS, SpanRow
 from kvlens.shape import KVShape
 
-NAMES = makes()
+NAMES = [*makes(), "sekv zones=layer", "sekv zones=model"]
 NEW = 8
 CHOOSES_ALL = ("rocketkv",)
 """methods that choose among the newest tokens as among the others: nothing is attended anyway"""
@@ -32,7 +32,7 @@ def everywhere(shape: Any) -> tuple[tuple[int, int], ...]:
 
 
 def settings_of(name: str, share: str = "0.2") -> dict[str, Any]:
-    chosen = methods.get(name)
+    chosen = method_of(name)
     preset = "demo" if "demo" in chosen.presets else None
     return {"budget": None if chosen.keeps_all else share, "preset": preset, "keep_logits": True}
 
@@ -153,7 +153,7 @@ def test_holding_what_is_attended_anyway_changes_nothing(prompts: Prompts, name:
     end, heads = len(prompts.prompt.ids) - 1 + len(plain.ids), everywhere(prompts.demo.shape)
     left = max((span.tok_end for record in sink.steps for span in record.spans), default=0)
     held = [Hold(0, max(end - 3, left), end, heads)]  # written while it runs, and still in the window when it ends
-    method = methods.get(name)
+    method = method_of(name)
     turns = method.turns_keys(methods.make_parameters(method, settings_of(name)["preset"], {}))
     kinds = () if turns else ("sink", "anchor")  # what is held is seen where it is
     held += [Hold(s.span, s.tok_start, s.tok_end, heads) for s in sink.prefilled.spans if s.kind in kinds]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -20,8 +21,9 @@ from kvlens.lens.asked import Asked, numbers
 from kvlens.lens.whatif import whatif
 from kvlens.memory.holds import Hold, held_bytes, tokens_of
 from kvlens.meta import Counterfactual, RunMeta
+from kvlens.methods.sekv.params import SeKVParameters
 from kvlens.runs.carrying import carry_out
-from kvlens.runs.repeat import CannotRepeat, _request, pair, read_run
+from kvlens.runs.repeat import CannotRepeat, _asked, _request, pair, read_run
 from kvlens.runs.request import RunRequest
 from kvlens.shape import KVShape
 from kvlens.store.errors import TraceError
@@ -267,6 +269,19 @@ def test_a_model_that_has_changed_or_gone(tmp_path: Path) -> None:
 def test_a_trace_that_does_not_say_how_it_was_made() -> None:
     with pytest.raises(CannotRepeat, match="does not say how it was made"):
         _request("u", RunMeta(layers=1, q_heads=1, kv_heads=1, model="demo"))
+
+
+@pytest.mark.parametrize("preset", ["paper", "fit"])
+def test_a_parameter_that_came_later_keeps_its_default(preset: str) -> None:
+    """Whatever a preset sets today; what the run says of itself stays."""
+    config = dataclasses.asdict(SeKVParameters(window=40, zones="layer"))
+    asked = {"method": "sekv", "preset": None, "overrides": {"window": 40}}
+    meta = RunMeta(layers=1, q_heads=1, kv_heads=1, method="sekv", preset=preset, request=asked, config=config)
+    assert _request("u", meta).overrides["zones"] == "layer"
+    assert _asked(_request("u", meta), meta).overrides == {"window": 40}
+    old = meta.model_copy(update={"config": {name: value for name, value in config.items() if name != "zones"}})
+    for request in (_request("u", old), _asked(_request("u", old), old)):
+        assert (request.overrides["zones"], request.overrides["window"]) == ("head", 40)
 
 
 def test_an_old_trace_is_repeated_from_what_it_says(folder: Folder) -> None:

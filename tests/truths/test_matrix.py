@@ -14,7 +14,7 @@ from kvlens import methods
 from kvlens.checking import truths
 from kvlens.memory.budget import BudgetInfeasible
 
-SETTINGS = ("streaming_llm positions=cache", "keydiff block=100")
+SETTINGS = ("streaming_llm positions=cache", "keydiff block=100", "sekv zones=layer", "sekv zones=model")
 NAMES = [*methods.registry(), *SETTINGS]
 NEW = 24
 TASK_TOKENS = 1024

@@ -7,6 +7,7 @@ One layer at a time. K, V [H_kv, n, D] of the prompt, Q [H, w, D] of its last qu
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -49,9 +50,9 @@ class Step:
     """[H, D]"""
 
 
-def cut(nats: Array, s: Settings) -> tuple[list[tuple[int, int]], list[int]]:
+def cut(nats: Array, s: Settings, prefilled: int | None = None) -> tuple[list[tuple[int, int]], list[int]]:
     """Spans and anchors of the prompt before the window (feasible rule)."""
-    known = nats[1:]
+    known = nats[1:prefilled]
     threshold = known.mean() + s.alpha * known.std()
     end = len(nats) - s.window
     if end - s.sinks < s.l_min:
@@ -112,10 +113,54 @@ def stored(keys: Array, values: Array, s: Settings, start: int = 0) -> tuple[Arr
     return k_hat, v_hat
 
 
-def decode_step(K: Array, V: Array, Q: Array, nats: Array, k: Array, v: Array, q: Array, s: Settings) -> Step:
+Grant = Callable[[Array, list[int]], list[list[int]]]
+"""gates of the spans that KV heads ask for [KV head, span], -inf: not asked for, and tokens of the spans -> the spans
+that each KV head gets, in their order"""
+
+
+def own_rooms(room: int) -> Grant:
+    """Each KV head has a room of its own."""
+
+    def grant(gates: Array, tokens: list[int]) -> list[list[int]]:
+        return [[span for _, span in fitting(ranked(gates[g : g + 1]), tokens, room)] for g in range(len(gates))]
+
+    return grant
+
+
+def ranked(gates: Array) -> list[tuple[int, int]]:
+    """(KV head, span) that are asked for, the largest gate first."""
+    places = [(g, i) for g, i in np.ndindex(*gates.shape) if gates[g, i] > -math.inf]
+    return sorted(places, key=lambda place: -gates[place])
+
+
+def fitting(places: list[tuple[int, int]], tokens: list[int], room: int) -> list[tuple[int, int]]:
+    """Those that fit one after the other; one that does not is skipped."""
+    out = []
+    for g, i in places:
+        if tokens[i] <= room:
+            room -= tokens[i]
+            out.append((g, i))
+    return out
+
+
+def decode_step(
+    K: Array,
+    V: Array,
+    Q: Array,
+    nats: Array,
+    k: Array,
+    v: Array,
+    q: Array,
+    s: Settings,
+    grant: Grant | None = None,
+    prefilled: int | None = None,
+) -> Step:
+    """grant: which spans each KV head gets, None: greedily in a room of its own; prefilled: tokens of the prompt, whose
+    keys the router was fitted to and whose last queries Q are; the rest of K and V was decoded."""
     heads, kv_heads, n, d = len(q), K.shape[0], K.shape[1], K.shape[2]
+    fitted = n if prefilled is None else prefilled
     group = heads // kv_heads
-    spans, anchors = cut(nats, s)
+    spans, anchors = cut(nats, s, prefilled)
     size = len(spans)
     scale = 1 / math.sqrt(d)
     score, tau = np.zeros((heads, size)), np.zeros(heads)
@@ -126,7 +171,7 @@ def decode_step(K: Array, V: Array, Q: Array, nats: Array, k: Array, v: Array, q
             mean_k[g, i], mean_v[g, i] = w @ K[g, a:b], w @ V[g, a:b]
     for h in range(heads):
         g = h // group
-        centred = K[g] - K[g].mean(0)
+        centred = K[g, :fitted] - K[g, :fitted].mean(0)
         W = np.linalg.eigh(centred.T @ centred)[1][:, ::-1][:, : s.dim].T
         summary = mean_k[g] @ W.T
         summary /= np.linalg.norm(summary, axis=1, keepdims=True)
@@ -134,26 +179,16 @@ def decode_step(K: Array, V: Array, Q: Array, nats: Array, k: Array, v: Array, q
         score[h] = (W @ q[h]) @ summary.T / math.sqrt(s.dim) + prior
         prompt = []
         for j, query in enumerate(Q[h]):
-            position = n - len(Q[h]) + j
+            position = fitted - len(Q[h]) + j
             values = (W @ query) @ summary.T / math.sqrt(s.dim) + prior
             prompt += [x for x, (_, b) in zip(values, spans, strict=True) if b <= position]
         prompt.sort(reverse=True)
         tau[h] = prompt[math.floor(s.zoom_rate * len(prompt))]
     z = score > tau[:, None]
 
-    order: list[list[int]] = []
-    hot: list[set[int]] = []
-    for g in range(kv_heads):
-        of_group = slice(g * group, (g + 1) * group)
-        wanted = [i for i in range(size) if z[of_group, i].any()]
-        wanted.sort(key=lambda i: -score[of_group, i].max())
-        room, fetched = s.recall, []
-        for i in wanted:
-            if spans[i][1] - spans[i][0] <= room:
-                room -= spans[i][1] - spans[i][0]
-                fetched.append(i)
-        order.append(fetched)
-        hot.append(set(fetched))
+    gates = np.where(z, score, -math.inf).reshape(kv_heads, group, size).max(1)
+    order = (grant or own_rooms(s.recall))(gates, [b - a for a, b in spans])
+    hot = [set(of_head) for of_head in order]
 
     exact = [*range(s.sinks), *anchors, *range(n - s.window, n)]
     coarse, fine, out = np.zeros((heads, size)), np.zeros((heads, size)), np.zeros((heads, d))

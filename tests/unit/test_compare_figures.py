@@ -104,9 +104,9 @@ def test_runs_of_one_method_differ_in_their_dash() -> None:
 
 @pytest.mark.parametrize("axis", list(AXES))
 def test_one_prompt_is_a_hollow_marker_and_intervals_are_bars(axis: str) -> None:
-    base = Trial("r1", "demo", "needle", "sekv", "demo", "20%", "p1", True, 2e6, 1e7, 1e3, 100.0)
-    one = Trial("r3", "demo", "needle", "sekv", "demo", "10%", "p1", False, 1e6, 1e7, 5e2, 50.0)
-    second = Trial("r2", "demo", "needle", "sekv", "demo", "20%", "p2", True, 2e6, 1e7, 1e3, 100.0)
+    base = Trial("r1", "demo", "needle", "sekv", "", "demo", "float32", "20%", "p1", True, 2e6, 1e7, 1e3, 100.0)
+    one = Trial("r3", "demo", "needle", "sekv", "", "demo", "float32", "10%", "p1", False, 1e6, 1e7, 5e2, 50.0)
+    second = Trial("r2", "demo", "needle", "sekv", "", "demo", "float32", "20%", "p2", True, 2e6, 1e7, 1e3, 100.0)
     figure = quality_points(points([base, second, one]), axis, {"sekv": "SeKV"})
     (trace,) = figure.data
     assert trace.name == "SeKV (demo)"

@@ -95,15 +95,14 @@ def test_a_parameter_that_differs_among_the_methods_that_have_it_differs(runs: P
 
 def test_runs_are_told_apart_in_as_few_words_as_can_be(runs: PairRuns) -> None:
     run, plain, full = (TraceReader.open(runs.folder, uid) for uid in (runs.run, runs.plain, runs.reference))
-    titles = {"sekv": "SeKV", "full": "Full KV"}
-    assert short_names([full, run], titles) == ["Full KV", "SeKV"]
-    assert short_names([run, plain], titles) == ["SeKV …sekv", "SeKV …plain"]
+    assert short_names([full, run]) == ["FullKV", "SeKV"]
+    assert short_names([run, plain]) == ["SeKV …sekv", "SeKV …plain"]
     plain.meta = plain.meta.model_copy(update={"budget": "10%", "forced": True})
-    assert short_names([run, plain], titles) == ["SeKV", "SeKV forced"]
+    assert short_names([run, plain]) == ["SeKV", "SeKV forced"]
     plain.meta = plain.meta.model_copy(update={"forced": False})
-    assert short_names([run, plain, full], titles) == ["SeKV 35%", "SeKV 10%", "Full KV"]
+    assert short_names([run, plain, full]) == ["SeKV 35%", "SeKV 10%", "FullKV"]
     other, recut = (TraceReader.open(runs.folder, uid) for uid in (runs.other, runs.recut))
-    names = short_names([run, plain, other, recut], titles)
+    names = short_names([run, plain, other, recut])
     assert names == ["SeKV 35% …sekv", "SeKV 10%", "SeKV 35% …other", "SeKV 35% …recut"]
 
 
@@ -199,7 +198,7 @@ def test_a_run_finds_its_partner(runs: PairRuns) -> None:
     assert partner(table[table["uid"] == runs.run], runs.run, prompts.get) is None
 
 
-TRIAL = Trial("r1", "demo", "needle", "sekv", "demo", "20%", "p1", True, 2e6, 1e7, 1e3, 100.0)
+TRIAL = Trial("r1", "demo", "needle", "sekv", "", "demo", "float32", "20%", "p1", True, 2e6, 1e7, 1e3, 100.0)
 
 
 def test_points_count_prompts_and_the_newest_run_of_each() -> None:

@@ -113,11 +113,11 @@ def test_fit_is_run_where_they_do_not_and_says_why() -> None:
     found = choose(methods.get("sekv"), None, "paper", {"sinks": 2}, tight())
     assert found.preset == FIT
     assert found.said is not None
-    assert found.said.startswith("The paper's numbers need about 7")
+    assert found.said.startswith("The paper's numbers need about 6")
     assert "the budget is 20.0%; running `fit`: " in found.said
-    assert "window 16" in found.said
+    assert "window 24" in found.said
     assert "sinks 2" in found.said
-    assert (found.params.sinks, found.params.window, found.fitted["window"]) == (2, 16, 16)
+    assert (found.params.sinks, found.params.window, found.fitted["window"]) == (2, 24, 24)
     misfit = choose(methods.get("quest"), None, "paper", {}, dataclasses.replace(tight(), budget_bytes=None))
     assert misfit.said is not None
     numbers = "The paper's numbers do not fit this prompt (it is 900 tokens, all attended, since up to 1,024 are)"

@@ -104,9 +104,21 @@ def test_eight_bits_are_off_by_half_a_step_at_most() -> None:
 def test_pools_of_a_group() -> None:
     """Two heads, scores by hand: shares of the first are 1/2, 1/2, 0, of the second 0, 1/4, 3/4."""
     score = torch.tensor([[[0.0, 0.0, -math.inf], [-math.inf, 0.0, math.log(3)]]])
-    torch.testing.assert_close(sr.POOLS["share"](score), torch.tensor([[0.25, 0.375, 0.375]]))
-    torch.testing.assert_close(sr.POOLS["max"](score), torch.tensor([[0.0, 0.0, math.log(3)]]))
-    torch.testing.assert_close(sr.POOLS["mean"](score[..., 1:2]), torch.tensor([[0.0]]))
+    every = torch.ones_like(score, dtype=torch.bool)
+    torch.testing.assert_close(sr.pooled("share", score, every), torch.tensor([[0.25, 0.375, 0.375]]))
+    torch.testing.assert_close(sr.pooled("max", score, every), torch.tensor([[0.0, 0.0, math.log(3)]]))
+    torch.testing.assert_close(sr.pooled("mean", score[..., 1:2], every[..., 1:2]), torch.tensor([[0.0]]))
+
+
+def test_a_query_head_that_does_not_ask_sets_no_priority() -> None:
+    """Eq. 9: the first span is asked for by head 0 alone, the second by both, the third by none."""
+    score = torch.tensor([[[1.0, 2.0, 3.0], [5.0, 4.0, 1.0]]])
+    asked = torch.tensor([[[True, True, False], [False, True, False]]])
+    assert sr.pooled("max", score, asked).tolist() == [[1.0, 4.0, 3.0]]
+    assert sr.pooled("mean", score, asked).tolist() == [[1.0, 3.0, 2.0]]
+    shares = score.softmax(-1)[0]
+    expected = torch.stack((shares[0, 0], shares[:, 1].mean(), shares[:, 2].mean()))
+    torch.testing.assert_close(sr.pooled("share", score, asked)[0], expected)
 
 
 def test_a_rate_of_one_asks_for_every_span() -> None:

@@ -15,6 +15,7 @@ from kvlens.lab.results.statistics import wilson
 from kvlens.lens.output import output_text
 from kvlens.lens.severity import failed_checks
 from kvlens.memory.budget import NO_LIMIT, of_run
+from kvlens.methods.naming import stand_in
 from kvlens.store.reader import TraceReader
 
 
@@ -26,7 +27,11 @@ class Trial:
     model: str
     task: str
     method: str
+    stand_in: str
+    """parts of the method that were untrained or uncalibrated; '': none"""
     preset: str
+    dtype: str
+    """number format of KV, which shares of full KV are of"""
     budget: str
     """as `kvlens.memory.budget` calls it; '' is no limit"""
     prompt: str
@@ -59,7 +64,9 @@ def trial(reader: TraceReader) -> Trial | None:
         str(meta.model),
         task,
         str(meta.method),
+        stand_in(str(meta.method), meta.config),
         str(meta.preset or ""),
+        str(meta.dtype or ""),
         "" if budget == NO_LIMIT else budget,
         str(meta.prompt_sha256 or prompt_name(reader)),
         exact,
@@ -77,10 +84,10 @@ def prompt_name(reader: TraceReader) -> str:
 
 
 def points(trials: Sequence[Trial]) -> pd.DataFrame:
-    """One row per model, task, method, preset and budget: n (prompts), exact (share of them), low and high (95 %
-    Wilson), and means of peak_bytes, full_kv_share, h2d_bytes_per_step, attended_tokens. Of several runs of one prompt
-    in a group the newest counts."""
-    keys = ["model", "task", "method", "preset", "budget"]
+    """One row per model, task, method, stand-in, preset, dtype and budget: n (prompts), exact (share of them), low
+    and high (95 % Wilson), and means of peak_bytes, full_kv_share, h2d_bytes_per_step, attended_tokens. Of several runs
+    of one prompt in a group the newest counts."""
+    keys = ["model", "task", "method", "stand_in", "preset", "dtype", "budget"]
     columns = [
         *keys,
         "n",

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from kvlens.lens.knob import held_to, limit_of
+from kvlens.methods import naming
 from kvlens.store.reader import TraceReader
 
 
 def run_name(reader: TraceReader) -> str:
     """A run in a few words: method, preset, budget, forced, held."""
     meta = reader.meta
-    parts = [str(meta.method)]
+    parts = [naming.code_name(meta)]
     parts += [f"({meta.preset})"] if meta.preset else []
     parts += [held_to(meta)]
     return " ".join([*parts, *_done(reader)])
 
 
-def short_names(runs: Sequence[TraceReader], titles: Mapping[str, str]) -> list[str]:
-    """Each run by its method's title and as much more as tells it from the others: budget, preset, model, the end of
-    its uid. That it was fed another's tokens, or that ranges were held, is always said. No two are alike."""
-    names = [" ".join([titles.get(str(run.meta.method), str(run.meta.method)), *_done(run)]) for run in runs]
+def short_names(runs: Sequence[TraceReader]) -> list[str]:
+    """Each run by what its method is called and as much more as tells it from the others: budget, preset, model, the
+    end of its uid. That it was fed another's tokens, or that ranges were held, is always said. No two are alike."""
+    names = [" ".join([naming.run_name(run.meta), *_done(run)]) for run in runs]
     for more in _MORE:
         words = [more(run) for run in runs]
         words_by_name = {

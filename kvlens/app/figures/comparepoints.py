@@ -7,12 +7,13 @@ import plotly.graph_objects as go
 
 from kvlens.app.figures.methodmarks import mark
 from kvlens.app.figures.theme import finish
+from kvlens.methods.naming import titled
 from kvlens.text.units import si_bytes
 
 #: What the horizontal axis may show: column of compare.groups.points -> title with unit.
 AXES = {
     "peak_bytes": "peak KV bytes on the device inside a step, mean over prompts",
-    "full_kv_share": "peak KV bytes on the device, share of full KV",
+    "full_kv_share": "peak KV bytes on the device, share of full KV in the run's number format",
     "h2d_bytes_per_step": "bytes moved to the device per decode step",
     "attended_tokens": "attended tokens per step and KV head",
 }
@@ -22,12 +23,13 @@ def quality_points(frame: pd.DataFrame, axis: str, titles: dict[str, str]) -> go
     """Exact match with 95 % Wilson intervals against one of AXES: a line per method and preset, a point per budget,
     hollow where it rests on one prompt. `frame`: rows of compare.groups.points. `titles`: method -> its title."""
     figure = go.Figure()
-    for (method, preset), part in frame.groupby(["method", "preset"], sort=True):
+    for (method, words, preset, dtype), part in frame.groupby(["method", "stand_in", "preset", "dtype"], sort=True):
         shown = part[part[axis].notna()].sort_values(axis)
         if shown.empty:
             continue
         look = mark(str(method))
-        name = titles.get(str(method), str(method)) + (f" ({preset})" if preset else "")
+        name = titled(titles.get(str(method), str(method)), str(words)) + (f" ({preset})" if preset else "")
+        name += f", {dtype}" if frame["dtype"].nunique() > 1 else ""
         figure.add_scatter(
             x=shown[axis],
             y=shown["exact"],

@@ -11,13 +11,15 @@ from plotly.subplots import make_subplots
 
 from kvlens.app.figures.methodmarks import mark
 from kvlens.app.figures.theme import finish
+from kvlens.lab.results.formats import NARROW, WIDE, narrow_share
 from kvlens.lab.results.summary import arm_name, arm_titles
 from kvlens.text.units import si_bytes
 
 #: What the horizontal axis may show: column -> (title, is a share).
 AXES = {
-    "resident_share": ("Peak bytes on the device, share of full KV", True),
-    "read_share": ("Bytes read by a step, share of full KV", True),
+    "resident_share": ("Peak bytes on the device, share of full KV in its own format", True),
+    "resident_share_16bit": ("Peak bytes on the device, share of full KV in 16 bits", True),
+    "read_share": ("Bytes read by a step, share of full KV in its own format", True),
     "attended_share": ("Attended tokens per step, share of the prompt", True),
     "h2d_bytes_per_step": ("Bytes moved to the device per step", False),
     "coverage": ("Coverage: full attention's mass on tokens attended exactly", True),
@@ -26,14 +28,23 @@ AXES = {
     "length": ("Length of the prompt (tokens)", False),
 }
 #: Of these, what a method uses.
-COSTS = ("resident_share", "read_share", "attended_share", "h2d_bytes_per_step", "coverage", "selection_recall")
+COSTS = (
+    "resident_share",
+    "resident_share_16bit",
+    "read_share",
+    "attended_share",
+    "h2d_bytes_per_step",
+    "coverage",
+    "selection_recall",
+)
 #: Axes that count tokens, not bytes.
 TOKENS = ("length",)
 
 
-def table(lines: list[dict[str, Any]]) -> pd.DataFrame:
-    """Lines as rows; methods, tasks and budgets in their order, a control named by its number format; columns that no
-    line has are NaN, `presets` the names of those that were run."""
+def table(lines: list[dict[str, Any]], model: str = "", length: int | None = None) -> pd.DataFrame:
+    """Lines as rows, with the number format that their shares are of, and the peak as a share of full KV in 16 bits
+    where it was measured for the model and length. Methods, tasks and budgets are in their order, a control is named by
+    its number format; columns that no line has are NaN, `presets` the names of those that were run."""
     columns = (
         "method",
         "budget",
@@ -61,6 +72,12 @@ def table(lines: list[dict[str, Any]]) -> pd.DataFrame:
     for row, line in zip(rows, lines, strict=True):
         row["method"] = arm_name(line["method"], line.get("dtype", ""))
         row["presets"] = ", ".join(row["presets"] or ())
+        row["kv_format"] = line.get("dtype") or WIDE
+        row["resident_share_16bit"] = (
+            row["resident_share"]
+            if line.get("dtype") == NARROW
+            else narrow_share(model, length, line["method"], line["budget"])
+        )
     return pd.DataFrame(rows)
 
 

@@ -15,7 +15,7 @@ from kvlens.app.ui.common import parts
 from kvlens.app.ui.common.widgets import plain
 from kvlens.app.ui.method.journal import journal
 from kvlens.store.reader import TraceReader
-from kvlens.text.units import si_bytes
+from kvlens.text.units import full_kv, si_bytes
 
 WHY = {0: "no", UNCERTAIN: "yes: uncertain", DUE: "yes: its turn"}
 
@@ -108,8 +108,8 @@ def in_words(reader: TraceReader, run: Run) -> str:
     size = ""
     if peak is not None and full:
         size = (
-            f" All KV stays on the device: {si_bytes(peak)} at most, {peak / float(full):.1%} of full KV with "
-            f"page vectors and tables."
+            f" All KV stays on the device: {si_bytes(peak)} at most, {peak / float(full):.1%} of "
+            f"{full_kv(reader.meta.dtype)} with page vectors and tables."
         )
     copies = "nothing was copied or moved" if moved.empty else f"{int(moved['n'].sum())} copies were made"
     return f"Per step {attended}.{size} One selection serves all layers and heads; {copies}."

@@ -28,7 +28,10 @@ def show(reader: TraceReader) -> None:
     left_column, right = st.columns(2, gap="medium")
     with left_column:
         parts.head_map(reader, "zoom_rate", "Where it zooms")
-        st.caption("The paper's Fig. 5 shows this map averaged over a test set; here it is one run.")
+        if trained(reader):
+            st.caption("The paper's Fig. 5 shows this map averaged over a test set; here it is one run.")
+        else:
+            st.caption("This map is no counterpart of the paper's Fig. 5: the thresholds of this run were not trained.")
     with right:
         _zoom_over_steps(reader)
     _spans(reader)
@@ -38,6 +41,13 @@ def show(reader: TraceReader) -> None:
         parts.bytes_by_cause(reader)
     with right:
         parts.times(reader)
+
+
+def trained(reader: TraceReader) -> bool:
+    """Return True if training set the thresholds of the run: its router is trained and no parameter replaces tau."""
+    config = reader.meta.config
+    tau = config.get("tau", -1.0)
+    return config.get("router") == "trained" and isinstance(tau, int | float) and tau < 0
 
 
 def _zoom_over_steps(reader: TraceReader) -> None:

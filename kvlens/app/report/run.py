@@ -15,10 +15,11 @@ from kvlens.lens.severity import full_right, severity
 from kvlens.lens.verdict import Verdict, verdict
 from kvlens.memory.budget import NO_LIMIT
 from kvlens.meta import RunMeta
+from kvlens.methods.naming import run_name
 from kvlens.recording import sampling
 from kvlens.store.reader import TraceError, TraceReader
 from kvlens.text.passages import passage
-from kvlens.text.units import si_bytes
+from kvlens.text.units import full_kv, si_bytes
 from kvlens.text.words import STATE_MEANINGS, STATES
 
 #: Prompts are shown up to here, characters.
@@ -32,7 +33,7 @@ def facts(reader: TraceReader) -> str:
     limit = (
         NO_LIMIT
         if budget is None
-        else si_bytes(budget) + (f", {budget / full:.1%} of full KV ({si_bytes(full)})" if full else "")
+        else si_bytes(budget) + (f", {budget / full:.1%} of {full_kv(meta.dtype)} ({si_bytes(full)})" if full else "")
     )
     kind = "forced: fed the reference's tokens" if meta.forced else "free: decodes on its own tokens"
     rows = [
@@ -75,8 +76,7 @@ def _said(reader: TraceReader) -> list[tuple[str, str]]:
 
 
 def _titled(meta: RunMeta) -> str:
-    entry = about(meta)
-    return f"{entry['title']} ({meta.method})" if entry else str(meta.method)
+    return f"{run_name(meta)} ({meta.method})" if about(meta) else run_name(meta)
 
 
 def about(meta: RunMeta) -> dict[str, Any] | None:

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-from kvlens import methods
 from kvlens.lab.bench.joined import joined
 from kvlens.lab.bench.textpage import sections
-from kvlens.lab.results.names import measured_on
+from kvlens.lab.results.formats import NARROW, TITLES, UNKNOWN, narrow_cell
+from kvlens.lab.results.names import measured_on, table_name
 from kvlens.memory.budget import Budget
 from kvlens.models.find import DEMO
 from kvlens.text.units import si_bytes
@@ -19,6 +19,11 @@ INTRODUCTION = """# Quality: every method, the same prompts, the same budgets
 
 Made by `kvlens bench quality`; all figures with their provenance are in `kvlens/lab/results/quality-*.json` and on the
 Benchmarks page.
+
+*Number format*: the runs store KV in float32, and budgets are shares of float32 KV. Papers count 16-bit KV. *Resident*
+is given for both: the 16-bit share is of the same method, preset and budget with KV in bfloat16, on one prompt of the
+length (`kvlens.lab.studies.kv_formats`). Keys and values shrink with the format; codes of few bits, indices and tables
+do not. A budget that holds a method in float32 may refuse it in 16 bits: the cell then says what it needs.
 
 *Budget*: peak bytes of KV on the device inside a decode step, as a share of full KV of prompt and output; everything
 held counts (slots, tables, summaries, staging), decoded tokens too. A method whose floor is above the budget is
@@ -39,6 +44,9 @@ Controls: FullKV in another number format is the noise floor, what rounding alon
 score has to beat; it keeps the newest tokens as the others do, so its selection recall exceeds its share of tokens. It
 keeps no sinks, so that it may lose an answer with the first tokens alone.
 
+Rows of a method whose preset changed since are as they were measured. `docs/evidence/` has later measurements beside
+them, presets that depart from a paper included.
+
 No preset was chosen on these prompts (docs/fidelity.md says what was chosen on which). Coverage is not an answer:
 heads that only look at the first tokens fill it, and one lost needle hardly lowers it. A question that is read with its
 context favours methods that drop tokens by what the end of the prompt attends to, since the question is that end.
@@ -56,6 +64,7 @@ HEAD = {
     "h2d_bytes_per_step": "to device per step",
 }
 """means over the tasks: as lines name them -> as tables do"""
+RESIDENT = "resident_share"
 
 
 def document(results: Iterable[dict[str, Any]], texts: Iterable[dict[str, Any]] = ()) -> str:
@@ -116,15 +125,18 @@ def markdown(result: dict[str, Any]) -> str:
     for line in result["lines"]:
         lines.setdefault((line["method"], line["budget"], line.get("dtype", "")), {})[line["task"]] = line
     means = [key for key in HEAD if any(line["n"] and line.get(key) is not None for line in result["lines"])]
-    titles = [HEAD[key] for key in means]
+    titles = [name for key in means for name in (TITLES if key == RESIDENT else (HEAD[key],))]
     head = ["method", "budget", "preset", *(f"{task}: exact (95 %), n" for task in tasks), *titles]
     text = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for (name, budget, dtype), by_task in lines.items():
-        title = methods.get(name).title + (f" in {dtype} (noise floor)" if dtype else "")
+        ran = dict.fromkeys(preset for line in by_task.values() for preset in line.get("presets", {}))
+        title = table_name(name, ran or [presets.get(name)]) + (f" in {dtype} (noise floor)" if dtype else "")
         tried = any(line["n"] or line["infeasible"] for line in by_task.values())
         preset = _preset(by_task) or ((presets.get(name) or "defaults") if tried else "")
         cells = [title, _limit(budget, by_task), preset, *(_cell(by_task.get(task)) for task in tasks)]
-        text.append(f"| {' | '.join([*cells, *_means(by_task, means)])} |")
+        text.append(
+            f"| {' | '.join([*cells, *_with_formats(_means(by_task, means), means, about, name, budget, dtype)])} |"
+        )
     machine, request = about["machine"], about["request"]
     text += [
         "",
@@ -134,6 +146,19 @@ def markdown(result: dict[str, Any]) -> str:
         f"transformers {about['transformers']}.",
     ]
     return "\n".join(text) + "\n"
+
+
+def _with_formats(
+    cells: list[str], means: list[str], about: dict[str, Any], name: str, budget: str, dtype: str
+) -> list[str]:
+    """The cells of the means, with the resident share for both number formats."""
+    if RESIDENT not in means or not any(cells):
+        return cells + [""] * (RESIDENT in means)
+    place, request = means.index(RESIDENT), about["request"]
+    shares = [cells[place], narrow_cell(request["model"], request["length"], name, budget)]
+    if dtype:  # the control's own format is the narrow one
+        shares = [UNKNOWN, cells[place]] if dtype == NARROW else [UNKNOWN, UNKNOWN]
+    return [*cells[:place], *shares, *cells[place + 1 :]]
 
 
 def _limit(budget: str, by_task: dict[str, dict[str, Any]]) -> str:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvlens import methods
-from kvlens.lab.results.names import measured_on
+from kvlens.lab.results.formats import NARROW, TITLES, UNKNOWN, narrow_cell
+from kvlens.lab.results.names import measured_on, table_name
 
 MEANT = """
 No question is asked: behind a context of real text its own next words are fed, whatever a method would have said, and
@@ -28,7 +29,7 @@ COLUMNS = (
     "coverage",
     "selection recall",
     "attended",
-    "resident",
+    *TITLES,
     "read",
     "passages",
 )
@@ -50,9 +51,9 @@ def sections(results: Sequence[dict[str, Any]]) -> str:
 
 def markdown(result: dict[str, Any]) -> str:
     """The table for the docs: a row per method and budget, the noise floor first."""
-    text = [f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
-    text += [f"| {' | '.join(_cells(line))} |" for line in result["lines"]]
     about, request = result["about"], result["about"]["request"]
+    text = [f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
+    text += [f"| {' | '.join(_cells(line, request))} |" for line in result["lines"]]
     text += [
         "",
         f"{about['trials']:,} of {about['planned']:,} trials, model {request['model']}, {request['tokens']} tokens fed "
@@ -64,8 +65,8 @@ def markdown(result: dict[str, Any]) -> str:
     return "\n".join(text) + "\n"
 
 
-def _cells(line: dict[str, Any]) -> list[str]:
-    title = methods.get(line["method"]).title
+def _cells(line: dict[str, Any], request: dict[str, Any]) -> list[str]:
+    title = table_name(line["method"], line["presets"])
     name = title if line["dtype"] == "float32" else f"{title} in {line['dtype']} (noise floor)"
     held = f"{line['budget']} of attended tokens" if methods.get(line["method"]).keeps_all else line["budget"]
     cells = [name, held if line["budget"] else "none", ", ".join(line["presets"])]
@@ -81,6 +82,16 @@ def _cells(line: dict[str, Any]) -> list[str]:
         f"{line['nats']:.3f} ({line['full_nats']:.3f})",
         f"{line['coverage']:.2f}",
         f"{line['selection_recall']:.2f}",
-        *(f"{line[name]:.1%}" for name in ("attended_share", "resident_share", "read_share")),
+        f"{line['attended_share']:.1%}",
+        *_resident(line, request),
+        f"{line['read_share']:.1%}",
         str(line["n"]),
     ]
+
+
+def _resident(line: dict[str, Any], request: dict[str, Any]) -> tuple[str, str]:
+    """The peak as a share of full KV in float32 and in 16 bits. A control's is known for its own format alone."""
+    share = f"{line['resident_share']:.1%}"
+    if line["dtype"] == NARROW:
+        return UNKNOWN, share
+    return share, narrow_cell(request["model"], request["length"], line["method"], line["budget"])

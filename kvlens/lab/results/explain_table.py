@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import Any
 
 from kvlens import methods, tasks
-from kvlens.lab.results.names import measured_on
+from kvlens.lab.results.names import measured_on, table_name
 from kvlens.lab.results.statistics import wilson
 from kvlens.models.find import DEMO
 
@@ -126,7 +126,7 @@ def markdown(result: dict[str, Any]) -> str:
     text = [f"| method, preset, task, budget | n (triples) | {titles} |", "|---" * (len(arms) + 2) + "|"]
     for line in result["lines"]:
         presets = line.get("presets") or [sentence.get("presets", {}).get(line["method"]) or "defaults"]
-        start = f"{methods.get(line['method']).title}, {' or '.join(presets)}, {line['task']}, {line['budget']}"
+        start = f"{table_name(line['method'], presets)}, {' or '.join(presets)}, {line['task']}, {line['budget']}"
         cells = (
             [_cell(line["arms"][arm], line["n"]) if arm in line["arms"] else "not measured" for arm in arms]
             if line["n"]

@@ -3,11 +3,13 @@ and of what was measured when."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 from pydantic import AfterValidator
 
 from kvlens import methods, tasks
+from kvlens.methods.naming import preset_name
 
 
 def _methods(names: tuple[str, ...]) -> tuple[str, ...]:
@@ -32,6 +34,13 @@ def measured_on(about: dict[str, Any]) -> str:
     later = [date for date in about.get("sittings") or {} if date != about["date"]]
     sentences += [f"{', '.join(about['sittings'][date])}: {date}" for date in later]
     return f"{about['date']} ({'; '.join(sentences)})" if sentences else str(about["date"])
+
+
+def table_name(method: str, presets: Iterable[str | None]) -> str:
+    """Return what tables call a method that ran with these presets, as results record them: 'defaults' and None are no
+    preset. The untrained parts are included; names that differ are joined by 'or'."""
+    names = [preset_name(method, None if preset == "defaults" else preset) for preset in presets]
+    return " or ".join(dict.fromkeys(names)) or methods.get(method).title
 
 
 MethodNames = Annotated[tuple[str, ...], AfterValidator(_methods)]

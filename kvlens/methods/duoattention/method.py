@@ -114,6 +114,7 @@ class DuoAttention(Bag):
         ),
     )
     untrained = {"gates": "none"}  # noqa: RUF012
+    stand_ins = {"gates": "untrained gates"}  # noqa: RUF012
     params: DuoAttentionParameters
 
     def __init__(self, params: DuoAttentionParameters, context: RunContext) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from kvlens.kernels.lowrank_bytes import factor_bytes, raw_bytes
-from kvlens.memory.layout import Layout, Zones
+from kvlens.memory.layout import Layout, Zones, shared_slot_bytes
 from kvlens.methods.sekv.params import BY_PIECE, SeKVParameters
 from kvlens.methods.sekv.spans import COMPRESSED, piece_count
 from kvlens.shape import KVShape
@@ -44,10 +44,10 @@ class Plan:
     """(layer, KV head) that do"""
 
     def layout(self, params: SeKVParameters, shape: KVShape, recall: int) -> Layout:
-        """With `recall` slots for expanded spans."""
+        """With `recall` slots for expanded spans in each zone: of a KV head, a layer or the model."""
         staging = staging_bytes(params, shape, self.longest) if recall else 0
-        coarse = self.coarse if params.coarse else 0
-        zones, lengths = Zones(self.kept, coarse, recall, self.ring), (self.shortest, self.longest)
+        coarse, recall_slots = (self.coarse if params.coarse else 0), (recall if params.zones == "head" else 0)
+        zones, lengths = Zones(self.kept, coarse, recall_slots, self.ring), (self.shortest, self.longest)
         return Layout(
             self._divided(zones, shape) if self.whole else zones,
             self.spans,
@@ -55,7 +55,19 @@ class Plan:
             self.window_from,
             whole=self.whole,
             recall_spans=lengths if recall else None,
+            shared=self._shared(params, shape, recall) if recall else (),
         )
+
+    def _shared(self, params: SeKVParameters, shape: KVShape, recall: int) -> tuple[int, ...]:
+        """Slots of the zones that KV heads share. A layer whose KV heads all keep every token has none."""
+        if params.zones == "model":
+            return (recall,)
+        sharing = [self._compressing(layer, shape) > 0 for layer in range(shape.layers)]
+        return tuple(recall if shares else 0 for shares in sharing) if params.zones == "layer" else ()
+
+    def _compressing(self, layer: int, shape: KVShape) -> int:
+        """KV heads of a layer that do not keep every token."""
+        return sum((layer, head) not in self.whole for head in range(shape.kv_heads))
 
     def with_whole(self, heads: Sequence[tuple[int, int]]) -> Plan:
         """The same where these (layer, KV head) keep every token."""
@@ -80,15 +92,21 @@ class Plan:
         return 0 if params.zoom == "off" or not params.reconstruction else self.longest
 
     def recall_within(self, params: SeKVParameters, shape: KVShape, budget: int | None, span_tokens: int) -> int | None:
-        """Slots that the budget leaves for expanded spans, at most all tokens of all spans; None when it is
-        infeasible."""
-        least = self.least_recall(params)
-        most = span_tokens if least else 0
+        """Slots of each zone that the budget leaves for expanded spans, at most all tokens of all spans of the zone's
+        KV heads; None when it is infeasible."""
+        least, heads = self.least_recall(params), shape.layers * shape.kv_heads - len(self.whole)
+        each = [self._compressing(layer, shape) for layer in range(shape.layers)]
+        sharers, zones = {
+            "head": (1, heads),
+            "layer": (max(each), sum(count > 0 for count in each)),
+            "model": (heads, 1),
+        }[params.zones]
+        most = span_tokens * sharers if least else 0
         if budget is None:
             return most
         spare = budget - self.bytes(params, shape, least)
-        heads = shape.layers * shape.kv_heads - len(self.whole)
-        return None if spare < 0 else min(most, least + spare // max(1, heads * Zones(1, 0, 0, 0).head_bytes(shape)))
+        slot = Zones(1, 0, 0, 0).head_bytes(shape) if params.zones == "head" else shared_slot_bytes(shape)
+        return None if spare < 0 else min(most, least + spare // max(1, zones * slot))
 
 
 def check_dim(params: SeKVParameters, head_dim: int) -> None:

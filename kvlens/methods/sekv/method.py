@@ -66,6 +66,7 @@ class SeKV(Method):
     exact_without_budget = False
     floor_is_exact = False
     untrained = {"router": "pca"}  # noqa: RUF012
+    stand_ins = {"router": "untrained router"}  # noqa: RUF012
     needs = Needs(queries=128, surprisal=True)
     journal_names = JOURNAL
     params: SeKVParameters

@@ -103,10 +103,19 @@ class SeKVParameters:
         choices=("sync", "next", "off"),
         ours=True,
     )
+    zones: str = param(
+        "head",
+        "who shares the room for expanded spans, in which those with the largest scores stay (sec. 3.3): head: every "
+        "KV head has an equal part; layer: the KV heads of a layer share one; model: all KV heads of all layers do, as "
+        "published; scores of layers that are still to come in a step are those of the step before",
+        choices=("head", "layer", "model"),
+        ours=True,
+    )
     pool: str = param(
         "max",
-        "a span's priority when not all fit, over the group of its KV head: the largest score, the mean score, or "
-        "share: the mean of the shares that each query head's scores give the span of all spans",
+        "a span's priority when not all fit, over the query heads of its KV head that ask for it (eq. 9): the largest "
+        "score, the mean score, or share: the mean of the shares that each query head's scores give the span of all "
+        "spans",
         choices=("max", "mean", "share"),
         ours=True,
     )
@@ -156,10 +165,10 @@ class SeKVParameters:
     @classmethod
     def fit(cls, shape: KVShape, prompt_tokens: int, max_new: int, budget_bytes: int | None) -> dict[str, Any]:
         """The window is .156 of the budget, as 512 of 10 % of 32K tokens (sec. 4.1), 16 tokens at least; routing has a
-        quarter of the head size, as 32 of 128 (app. A). Ours, where the paper is silent: spans have at most 64 tokens,
-        so that one that is expanded finds room, under budgets of less than 128 tokens 32; blocks are a quarter of the
-        window, but not shorter than a span; anchors take at most a tenth of the budget; ranks at most half of the head
-        size, the paper's 32 at most."""
+        quarter of the head size, as 32 of 128 (app. A); all KV heads of the model share the room for expanded spans
+        (sec. 3.3). Ours, where the paper is silent: spans have at most 64 tokens, so that one that is expanded finds
+        room, under budgets of less than 128 tokens 32; blocks are a quarter of the window, but not shorter than a span;
+        anchors take at most a tenth of the budget; ranks at most half of the head size, the paper's 32 at most."""
         room = tokens_within(shape, budget_bytes, prompt_tokens + max_new)
         window = clamp(room * 512 / 3277 // 8 * 8, 16, 512)
         return {
@@ -170,12 +179,14 @@ class SeKVParameters:
             "dim": clamp(shape.head_dim / 4, 1, 32),
             "max_rank": clamp(shape.head_dim / 2, 1, 32),
             "anchor_share": 0.1,
+            "zones": "model",
         }
 
 
 #: 'paper' has the paper's numbers and, where they cannot hold a budget, our rules (segmentation=feasible); its router
-#: is not the trained one. 'paper-literal' takes the segmentation as printed and stores every span as factors, whatever
-#: is larger; the rest is as in 'paper'.
+#: is not the trained one. Its room for expanded spans is one for the model, as the paper's budget is; the presets below
+#: were measured with an equal part for each KV head. 'paper-literal' takes the segmentation as printed and stores every
+#: span as factors, whatever is larger; the rest is as in 'paper'.
 #: 'demo' is scaled to head size 32: of 10 % of 2048 tokens (205 tokens per layer and KV head) about 70 go to coarse
 #: entries and summaries (1.5 per span), 10 to anchors, 35 to sinks and window, 15 to tables, buffers and a leaving
 #: block, 65 to expanded spans.
@@ -187,8 +198,8 @@ class SeKVParameters:
 #: tokens are shorter than l_min: what was decoded stays on the device as it is, all run long, and is counted from the
 #: start.
 PRESETS: dict[str, dict[str, Any]] = {
-    "paper": {},
-    "paper-literal": {"segmentation": "paper", "form": "factors"},
+    "paper": {"zones": "model"},
+    "paper-literal": {"segmentation": "paper", "form": "factors", "zones": "model"},
     "demo": {
         "window": 24,
         "block": 8,

@@ -9,7 +9,7 @@ while sigmoid(s) > tau is s > logit(tau).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -155,17 +155,18 @@ def span_means(x: Tensor, nats: Tensor, ranges: Sequence[tuple[int, int]]) -> Te
     return out
 
 
-def share(score: Tensor) -> Tensor:
-    """Mean over the query heads of a group of the share that a span has of all spans: score [..., G, S] -> [..., S]."""
-    return score.softmax(-1).mean(-2)
+def pooled(pool: str, score: Tensor, requests: Tensor) -> Tensor:
+    """Return a span's priority for its KV head [..., S] from the scores of the group's query heads [..., G, S]: over
+    those that ask for it (`requests` bool [..., G, S], z of eq. 9), or over all of them where none does.
 
-
-POOLS: dict[str, Callable[[Tensor], Tensor]] = {
-    "max": lambda score: score.amax(-2),
-    "mean": lambda score: score.mean(-2),
-    "share": share,
-}
-"""How the scores of a group's query heads [..., G, S] become a span's priority [..., S]"""
+    pool: max or mean of the scores, or share: the mean of the shares that each query head's scores give the span of all
+    spans.
+    """
+    counts = requests | ~requests.any(-2, keepdim=True)
+    if pool == "max":
+        return score.masked_fill(~counts, -math.inf).amax(-2)
+    value = score.softmax(-1) if pool == "share" else score
+    return torch.where(counts, value, 0).sum(-2) / counts.sum(-2)
 
 
 def expand(score: Tensor, threshold: Tensor) -> Tensor:

@@ -150,9 +150,10 @@ class Routing:
         """z of eq. 9 for scores [Hq, T, C]."""
         return sekv_router.expand(score, self.threshold[layer])
 
-    def pooled(self, score: torch.Tensor) -> torch.Tensor:
-        """Scores [H_kv, G, C] -> the priority of a span for its KV head [H_kv, C]."""
-        return sekv_router.POOLS[self.params.pool](score)
+    def pooled(self, score: torch.Tensor, requests: torch.Tensor) -> torch.Tensor:
+        """Return the priority of a span for its KV head [H_kv, C] from scores [H_kv, G, C] and who asks for it, bool of
+        the same shape."""
+        return sekv_router.pooled(self.params.pool, score, requests)
 
     def held(self) -> tuple[torch.Tensor, ...]:
         """The tensors that the device holds for this prompt; a trained W belongs to the model."""

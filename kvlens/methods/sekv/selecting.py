@@ -43,7 +43,7 @@ def selection(
         alive = alive & ~whole.mask[layer, :, None]
     score = routing.score(layer, q[:, None])
     z = routing.expanded(layer, score)[:, 0].unflatten(0, (shape.kv_heads, -1))
-    best = routing.pooled(score[:, 0].unflatten(0, (shape.kv_heads, -1)))
+    best = routing.pooled(score[:, 0].unflatten(0, (shape.kv_heads, -1)), z)
     empty = torch.zeros(*z.shape[:2], capacity, dtype=torch.bool, device=q.device)
     index = routing.span.expand_as(z)
     nan = torch.full((shape.kv_heads, capacity), float("nan"), device=q.device)

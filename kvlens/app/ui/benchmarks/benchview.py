@@ -50,14 +50,15 @@ def show_quality(model: str | None) -> None:
         return
     result = _one(_joined(results))
     try:
-        frame, about = table(result.content["lines"]), result.content["about"]
+        about = result.content["about"]
         request = about["request"]
+        frame = table(result.content["lines"], request["model"], request["length"])
         tasks, length, order = request["tasks"], request["length"], ORDER[request.get("question", "in")]
         counts = f"{about['trials']} of {about['planned']} trials"
     except (KeyError, TypeError):
         error(f"The file {result.name} lacks fields this version needs; measure it again with kvlens bench quality.")
         return
-    titles = arm_titles(data.titles(), frame["method"])
+    titles = arm_titles(data.titles_on(request["model"]), frame["method"])
     axes = (RANKED, *(cost for cost in COSTS if frame[cost].notna().any()))
     if st.session_state.get("bench_axis") not in axes:
         st.session_state.pop("bench_axis", None)
@@ -76,7 +77,8 @@ def show_quality(model: str | None) -> None:
         plain(
             f"Model {request['model']}, prompts of {length} tokens, {order}, tasks {', '.join(tasks)}; {counts}; bars "
             f"are 95 % Wilson intervals. "
-            "Budgets are shares of full KV held on the device; methods that keep every token there are "
+            "Budgets are shares of full KV in float32 held on the device; papers count 16-bit KV, whose shares are a "
+            "column of their own; methods that keep every token there are "
             "held to the same share of "
             "attended tokens instead (*). Slot tables, a method's index and generated tokens count as well, so "
             "shares can pass 100 %. "

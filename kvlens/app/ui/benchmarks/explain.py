@@ -31,7 +31,7 @@ def show_explain(model: str | None) -> None:
         st.info(plain(f"The file {result.name} holds no lost trial."))
         return
     chart(
-        restored(frame, data.titles()),
+        restored(frame, data.titles_on(about["model"])),
         frame,
         "kvlens-explain",
         "bench_explain",

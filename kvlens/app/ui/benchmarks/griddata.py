@@ -13,7 +13,8 @@ import streamlit as st
 
 from kvlens.app.figures.grid import Cell
 from kvlens.lab.bench.sweep.file import parse
-from kvlens.lab.results.summary import arm_name, grouped, summary
+from kvlens.lab.results.formats import WIDE
+from kvlens.lab.results.summary import NOISE, arm_name, grouped, summary
 from kvlens.models.find import DEMO
 
 NAMES = ("model", "suite", "task", "method", "budget", "length", "depth")
@@ -173,6 +174,7 @@ def lines(suite: Suite, task: str, texts: tuple[str, ...]) -> pd.DataFrame:
     table = [dict(zip(keys, key, strict=True)) | summary(members) for key, members in grouped(rows, keys).items()]
     for line in table:
         line |= {"budget_share": _share(str(line["budget"])), "presets": ", ".join(line["presets"])}
+        line["kv_format"] = str(line["method"]).partition(NOISE)[2] or WIDE
     return pd.DataFrame(table)
 
 

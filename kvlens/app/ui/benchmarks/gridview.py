@@ -173,7 +173,7 @@ def _known(view: Look, table: pd.DataFrame, problems: list[str]) -> Look:
 def _draw(suite: Suite, task: str, table: pd.DataFrame, view: Look, difference: bool) -> None:
     key = f"bench_grid_{suite.name}_{task}_{difference}_{view.method}_{view.budget}_{view.length}_{view.depth}"
     chart(
-        _figure(table, data.titles(), view.cell, difference),
+        _figure(table, data.titles_on(suite.model), view.cell, difference),
         table.drop(columns=["value", "note"]),
         _file(suite, task),
         key,
@@ -190,7 +190,7 @@ def _draw(suite: Suite, task: str, table: pd.DataFrame, view: Look, difference: 
     st.caption(
         plain(
             f"Click a cell for its trials. Grey: n/r not run, inf. infeasible at that budget. {few}Budgets are "
-            f"shares of full KV on the "
+            f"shares of full KV in float32 on the "
             "device; a method that keeps all of it there is held to that share of attended tokens. Prompts "
             "differ from cell to cell and are "
             f"the same for every method, at most {int(table['n'].max())} in a cell; model {suite.model}, "
@@ -243,7 +243,7 @@ def _against(suite: Suite, task: str) -> None:
         st.info("No trial of this task has been finished.")
         return
     chart(
-        quality(frame, axis, data.titles(), panel, names),
+        quality(frame, axis, data.titles_on(suite.model), panel, names),
         partial(pd.DataFrame, frame),
         f"{_file(suite, task)}-by-{axis}",
         f"bench_lines_{axis}",

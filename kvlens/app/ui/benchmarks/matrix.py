@@ -23,8 +23,8 @@ FIXED = ("method", "family", "mean rank", *COSTS.values())
 KEPT = ("answer", "output", "depth", "seed", "preset")
 """what the list of lost trials shows"""
 MEANT = {
-    "resident": "resident (peak, share of full KV)",
-    "read": "read (by a step, share of full KV)",
+    "resident": "resident (peak, share of full KV in float32)",
+    "read": "read (by a step, share of full KV in float32)",
     "attended": "attended (share of the prompt)",
     "selection recall": "selection recall",
 }
@@ -51,7 +51,7 @@ def show_matrix(model: str | None) -> None:
     families = _pills("Families", dict.fromkeys(frame["family"]), str(model))
     if families:
         frame = frame[frame["family"].isin(families)].reset_index(drop=True)
-    titles = arm_titles(data.titles(), frame["method"])
+    titles = arm_titles(data.titles_on(model), frame["method"])
     shown = frame.assign(
         method=[titles.get(name, name) for name in frame["method"]], family=frame["family"].str.replace("_", " ")
     )

@@ -56,7 +56,7 @@ def show_trials(suite: Suite, task: str, cell: Cell) -> None:
     results = trials_of(suite, task, cell)
     method, budget, length, depth = cell
     limit = f"budget {budget}" if budget else "no limit"
-    title = f"{data.titles().get(method, method)}, {limit}, {length:,} tokens, depth {depth:.0%}"
+    title = f"{data.titles_on(suite.model).get(method, method)}, {limit}, {length:,} tokens, depth {depth:.0%}"
     st.markdown(f"##### {plain(f'{title}: {came_out(results)}')}")
     if not results:
         st.info("This cell was not run: kvlens bench sweep runs what is missing.")

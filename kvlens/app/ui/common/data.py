@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,13 @@ from kvlens import methods
 from kvlens.app.ui.common.pagereader import PageReader, shown_frame
 from kvlens.app.ui.common.state import Selection, clamp
 from kvlens.lens.verdict import Verdict, verdict
+from kvlens.methods.naming import preset_name, titled
 from kvlens.models import catalogue as catalogued
 from kvlens.models.find import default_model
 from kvlens.player import payload
 from kvlens.player.opening import Place
 from kvlens.player.opening import opening as place_to_open
+from kvlens.runs.request import default_preset
 from kvlens.store.reader import TraceError, TraceReader, list_runs
 
 LATELY_S = 5.0
@@ -69,6 +72,20 @@ def catalogue() -> list[dict[str, Any]]:
 def titles() -> dict[str, str]:
     """Method -> title, of the methods installed here."""
     return {entry["name"]: entry["title"] for entry in catalogue()}
+
+
+def titles_on(model: str | None) -> dict[str, str]:
+    """Method -> what it is called on a model with its usual preset, its untrained parts included. None: as `titles`."""
+    names = titles()
+    return names if model is None else {name: preset_name(name, default_preset(name, model)) for name in names}
+
+
+def row_title(row: Mapping[Any, Any]) -> str:
+    """What the method of a listed run is called, of a row of `runs`; '' where the run does not record its method."""
+    method, words = row.get("method"), row.get("stand_in")
+    if not isinstance(method, str):
+        return ""
+    return titled(titles().get(method, method), words if isinstance(words, str) else "")
 
 
 def keeps_all(name: str) -> bool:

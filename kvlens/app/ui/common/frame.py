@@ -12,6 +12,7 @@ from kvlens.app.ui.common.data import TraceError, TraceReader
 from kvlens.app.ui.common.state import Selection
 from kvlens.lens.listing import budget_of
 from kvlens.memory.budget import phrase
+from kvlens.methods.naming import run_name
 from kvlens.models.find import short_model
 
 
@@ -30,8 +31,7 @@ def choose_run(title: str) -> tuple[TraceReader, Selection] | None:
     uids = [str(uid) for uid in table["uid"]]
     target = selection.run if selection.run is not None else _newest_readable(table)
     left_column, middle, right = st.columns([22, 7, 5], vertical_alignment="center")
-    titles = data.titles()
-    labels = dict(zip(uids, (run_label(row, titles) for row in table.to_dict("records")), strict=True))
+    labels = dict(zip(uids, map(run_label, table.to_dict("records")), strict=True))
     options = uids if target in uids else [target, *uids]
     key = f"run_picker_{title}"  # of its own on every page: what another page's showed is no choice made on this one
     session.follow(key, target)
@@ -55,7 +55,7 @@ def choose_run(title: str) -> tuple[TraceReader, Selection] | None:
     session.write_selection()
     with middle:
         method = str(reader.meta.method)
-        widgets.method_mark(method, data.titles().get(method))
+        widgets.method_mark(method, run_name(reader.meta))
     with right:
         widgets.copy_link()
     widgets.notice(problems + clamped)
@@ -66,15 +66,14 @@ def choose_run(title: str) -> tuple[TraceReader, Selection] | None:
     return reader, selection
 
 
-def run_label(row: Mapping[Any, Any], titles: Mapping[str, str]) -> str:
+def run_label(row: Mapping[Any, Any]) -> str:
     """A run in the picker: its name, when, method and preset, model, budget, prompt length, steps; the status when it
     is not whole."""
     get, preset = row.get, _text(row.get("preset"))
-    method = _text(get("method"))
     parts = [
         _text(get("name")),
         str(get("created") or "")[:16].replace("T", " "),
-        titles.get(method, method) + (f" ({preset})" if preset else ""),
+        data.row_title(row) + (f" ({preset})" if preset else ""),
     ]
     if _true(get("hold")) or _true(get("changed")):
         parts.append("what-if")
@@ -92,12 +91,12 @@ def run_label(row: Mapping[Any, Any], titles: Mapping[str, str]) -> str:
     return " · ".join(part for part in parts if part) + f" · {get('uid')}"
 
 
-def short_label(row: Mapping[Any, Any], titles: Mapping[str, str]) -> str:
+def short_label(row: Mapping[Any, Any]) -> str:
     """A run where several are picked: its name, method, budget, what was done to it, when, the end of its uid."""
     get = row.get
-    method, uid = _text(get("method")), _text(get("uid"))
+    uid = _text(get("uid"))
     parts = [_text(get("name"))] if _text(get("name")) else []
-    parts += [titles.get(method, method or "unreadable")]
+    parts += [data.row_title(row) or "unreadable"]
     parts += [budget_of(row)] if _text(get("budget_bytes")) else []
     parts += ["what-if"] if _true(get("hold")) or _true(get("changed")) else ["forced"] if _true(get("forced")) else []
     return " · ".join([*parts, str(get("created") or "")[5:16].replace("T", " "), f"…{uid.rpartition('-')[2]}"])

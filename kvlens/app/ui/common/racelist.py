@@ -6,9 +6,10 @@ import streamlit as st
 
 from kvlens.app.ui.common import data, widgets
 from kvlens.memory.budget import in_words, phrase
+from kvlens.methods.naming import titled
 from kvlens.models.find import short_model
 from kvlens.runs import races
-from kvlens.runs.races import RaceInfo
+from kvlens.runs.races import Lane, RaceInfo
 from kvlens.store.reader import TraceError
 from kvlens.text.plaintext import visible
 from kvlens.text.units import counted
@@ -37,17 +38,20 @@ def race_list(shown: str | None = None) -> None:
             st.caption(widgets.plain(f"{_entered(race)} {finding(race)}"))
 
 
+def lane_name(lane: Lane) -> str:
+    """Return what a lane's method is called, its untrained parts included."""
+    return titled(data.titles().get(lane.method, lane.method), lane.stand_in)
+
+
 def _entered(race: RaceInfo) -> str:
-    titles = data.titles()
-    names = [titles.get(lane.method, lane.method) for lane in race.lanes[1:]]
+    names = list(map(lane_name, race.lanes[1:]))
     return f"{counted(len(names), 'method')}: {', '.join(names)}."
 
 
 def finding(race: RaceInfo) -> str:
     """Who left full KV, and who answered right."""
-    titles = data.titles()
     ran = [lane for lane in race.lanes[1:] if lane.state in ("completed", "cancelled")]
-    remaining = [f"{titles.get(lane.method, lane.method)} at step {lane.lost}" for lane in ran if lane.lost is not None]
+    remaining = [f"{lane_name(lane)} at step {lane.lost}" for lane in ran if lane.lost is not None]
     sentence = (
         f"{len(remaining)} of {len(ran)} methods left full KV: {', '.join(remaining)}."
         if remaining
@@ -55,7 +59,7 @@ def finding(race: RaceInfo) -> str:
     )
     if not ran:
         sentence = "No method ran to its end."
-    right = [titles.get(lane.method, lane.method) for lane in race.lanes if lane.right]
+    right = [lane_name(lane) for lane in race.lanes if lane.right]
     if race.answer:
         sentence += f" Right answer: {', '.join(right) or 'none'}."
     return sentence

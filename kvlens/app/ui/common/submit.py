@@ -14,25 +14,34 @@ from kvlens.app.ui.common.request import MethodChoice, PromptChoice, command, ra
 from kvlens.app.ui.common.sample import sample
 from kvlens.app.ui.common.tokens import counting
 from kvlens.memory.budget import in_words, phrase
+from kvlens.methods.naming import preset_name
 from kvlens.models.find import DEMO, default_model
-from kvlens.runs.request import DEFAULT_SHARE
+from kvlens.runs.request import DEFAULT_SHARE, default_preset
 from kvlens.tasks.sample import TITLE
 
 
 def submit(prompt: PromptChoice, choice: MethodChoice, then: str | None = None) -> str:
     """Queues the run; returns the job's id. `then`: the page that opens by itself when it is done."""
     file = manager().scratch("prompt.json", prompt.file_text())
-    method = data.titles().get(choice.method, choice.method) + (f" ({choice.preset})" if choice.preset else "")
+    method = choice_name(choice) + (f" ({choice.preset})" if choice.preset else "")
     title = f"{method} on {choice.model}, {phrase(in_words(choice.budget))}: {prompt.source}"
     return manager().submit(command(file, choice, data.runs_dir().resolve()), title, then=then)
+
+
+def choice_name(choice: MethodChoice) -> str:
+    """Return what the chosen method is called with the chosen parameters."""
+    preset = choice.preset or default_preset(choice.method, choice.model)
+    return preset_name(choice.method, preset, choice.changed)
 
 
 def submit_race(prompt: PromptChoice, choice: MethodChoice, against: Sequence[str]) -> str:
     """Queues a race of the chosen method against others at its budget; returns the job's id."""
     file = manager().scratch("prompt.json", prompt.file_text())
     argv = race_command(file, choice, against, data.runs_dir().resolve())
-    titles = data.titles()
-    names = ", ".join(titles.get(name, name) for name in argv[argv.index("--methods") + 1].split(","))
+    names = ", ".join(
+        choice_name(choice) if name == choice.method else preset_name(name, default_preset(name, choice.model))
+        for name in argv[argv.index("--methods") + 1].split(",")
+    )
     title = f"Race of {names} on {choice.model}, {phrase(in_words(choice.budget))}: {prompt.source}"
     return manager().submit(argv, title)
 
@@ -88,8 +97,10 @@ def sample_choice(method: str = methods.DEFAULT) -> tuple[PromptChoice, MethodCh
 def sample_buttons() -> None:
     """One click to a first run, whose Replay opens when it is done: on the real model one that loses its answer, or the
     usual method's."""
-    title = data.titles()
-    usual, lost = title[methods.DEFAULT], title[methods.LOSING]
+    usual, lost = (
+        preset_name(choice.method, choice.preset or default_preset(choice.method, choice.model))
+        for _, choice in map(sample_choice, (methods.DEFAULT, methods.LOSING))
+    )
     if default_model() == DEMO:
         labels = {methods.DEFAULT: "Run the sample prompt"}
     else:

@@ -14,6 +14,7 @@ from kvlens.app.figures.methodmarks import mark
 from kvlens.app.figures.theme import VERMILION
 from kvlens.app.ui.common import data, places
 from kvlens.app.ui.common.chart import menu
+from kvlens.app.ui.common.racelist import lane_name
 from kvlens.app.ui.common.widgets import plain
 from kvlens.app.ui.compare.finding import Finding
 from kvlens.app.ui.compare.pick import Compared
@@ -69,7 +70,7 @@ def apart(pair: Pair, compared_runs: Together) -> None:
 
 def _row(name: str, reader: TraceReader, finding: Finding, letter: str, expected: str | None) -> str:
     look, meta = mark(str(reader.meta.method)), reader.meta
-    about = " · ".join([*([str(meta.preset)] if meta.preset else []), held_to(meta)])
+    about = " · ".join([*([str(meta.preset)] if meta.preset else []), held_to(meta), f"KV in {meta.dtype}"])
     tag = f'<span style="{_FAINT}">{letter}</span> ' if letter else ""
     run = (
         f'{tag}<span style="color:{look.color}" title="{_safe(look.family.replace("_", " "))}">{look.character}</span> '
@@ -185,9 +186,8 @@ def of_race(race_id: str | None) -> None:
         race = races.read(data.runs_dir(), race_id)
     except TraceError:
         return  # deleted since
-    titles = data.titles()
     removed = [
-        f"{titles.get(lane.method, lane.method)} is not among them, {lane.message or lane.state}".rstrip(".")
+        f"{lane_name(lane)} is not among them, {lane.message or lane.state}".rstrip(".")
         for lane in race.lanes
         if lane.uid is None
     ]

@@ -122,15 +122,14 @@ def _compared(readers: Sequence[TraceReader], comparison: Comparison, focus: str
     comparison = replace(comparison, runs=tuple(uids), against=against)
     comparing.keep(comparison)
     session.store(session.selection()[0].merged({"run": focus}))
-    names = dict(zip(uids, short_names(readers, data.titles()), strict=True))
+    names = dict(zip(uids, short_names(readers), strict=True))
     runs = {names[reader.uid]: reader for reader in readers}
     return Compared(runs, comparison, names[str(against)], names[str(focus)])
 
 
 def _picker(table: pd.DataFrame, runs: tuple[str, ...]) -> None:
     """Runs of the first one's prompt come first."""
-    titles = data.titles()
-    labels = {str(row["uid"]): short_label(row, titles) for row in lensdata.rows(table)}
+    labels = {str(row["uid"]): short_label(row) for row in lensdata.rows(table)}
     prompt = asked.prompt_of(runs[0]) if runs else None
     options = sorted(labels, key=lambda uid: prompt is None or asked.prompt_of(uid) != prompt)
     left_column, link = st.columns([14, 1.6], vertical_alignment="bottom")

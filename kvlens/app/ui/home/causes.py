@@ -11,6 +11,7 @@ from kvlens.app.ui.common import data, places, widgets
 from kvlens.app.ui.common.widgets import plain
 from kvlens.lens.diagnosis import Cause, Diagnosis, Wanted, diagnose
 from kvlens.lens.reasons import KINDS
+from kvlens.methods.naming import titled
 from kvlens.models.find import short_model
 from kvlens.text.units import counted
 
@@ -42,7 +43,7 @@ def _diagnosed(folder: str, stamps: tuple[tuple[str, int], ...]) -> Diagnosis:
 def _one(cause: Cause) -> None:
     left_column, right = st.columns([2, 3], vertical_alignment="center")
     with left_column:
-        widgets.method_mark(cause.method, data.titles().get(cause.method, cause.method))
+        widgets.method_mark(cause.method, titled(data.titles().get(cause.method, cause.method), cause.stand_in))
         st.text(f"{len(cause.lost)} lost on {short_model(cause.model)} at {cause.limit}")
     means = KINDS.get(cause.kind, cause.lost[0].says)
     sentences = [f"**{plain(means[0].upper() + means[1:])}.**"]

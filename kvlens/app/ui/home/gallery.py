@@ -8,6 +8,7 @@ import streamlit as st
 from kvlens.app import gallery
 from kvlens.app.ui.common import data, places, widgets
 from kvlens.app.ui.common.widgets import plain
+from kvlens.methods.naming import preset_name
 from kvlens.store.errors import TraceError
 from kvlens.text.plaintext import visible
 
@@ -35,7 +36,7 @@ def _rows(losses: tuple[gallery.Loss, ...]) -> None:
 
 
 def _card(loss: gallery.Loss) -> None:
-    title = data.titles().get(loss.method, loss.method)
+    title = preset_name(loss.method, loss.preset, loss.overrides)
     cause = f"{loss.cause[0].upper()}{loss.cause[1:]}"
     with st.container():  # one piece, so that the buttons of a row stand in a line
         widgets.method_mark(loss.method, title)

@@ -25,8 +25,9 @@ def shown_runs(table: pd.DataFrame, listed_runs: list[Told | None]) -> pd.DataFr
         {
             "name": table["name"],
             "created (UTC)": table["created"].astype(str).str[:19].str.replace("T", " "),
-            "method": table["method"].map(data.titles()).fillna(table["method"]).fillna(""),
+            "method": [data.row_title(row) for row in table.to_dict("records")],
             "held to": [limit_in(row, item) for row, item in zip(table.to_dict("records"), listed_runs, strict=True)],
+            "KV in": table["dtype"].fillna(""),
             "outcome": [UNREAD if item is None else item.words for item in came],
             "expected": ["" if item is None else _line(item.expected) for item in came],
             "output": table["output_text"].fillna(""),

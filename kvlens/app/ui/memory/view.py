@@ -25,7 +25,7 @@ from kvlens.app.ui.memory.use import use
 from kvlens.memory.holds import Drop, Hold, held_bytes, tokens_of
 from kvlens.store.errors import NotRecorded
 from kvlens.store.export import TIMELINE, export
-from kvlens.text.units import counted, duration, si_bytes
+from kvlens.text.units import counted, duration, full_kv, si_bytes
 
 #: Steps of the overlap timeline when none were chosen.
 _FIRST_LOOK = 8
@@ -56,7 +56,11 @@ def totals(reader: TraceReader, copies: pd.DataFrame) -> None:
     peak, moved = float(steps["peak_bytes"].max()), float(steps["h2d_bytes"].sum())
     spent = float(steps["dur_us"].sum())
     cells = (
-        ("Peak on the device", si_bytes(peak), f"{peak / full:.1%} of full KV" if full else "full KV not recorded"),
+        (
+            "Peak on the device",
+            si_bytes(peak),
+            f"{peak / full:.1%} of {full_kv(meta.dtype)}" if full else "full KV not recorded",
+        ),
         ("Budget", "no limit" if budget is None else si_bytes(budget), f"full KV {si_bytes(full)}"),
         ("Moved to the device", si_bytes(moved), f"{si_bytes(moved / max(1, len(steps)))} per decode step"),
         ("Moved to host memory", si_bytes(float(steps["d2h_bytes"].sum())), "while decoding"),

@@ -13,6 +13,7 @@ from kvlens import methods
 from kvlens.app.ui.common.parts import about
 from kvlens.app.ui.common.widgets import plain
 from kvlens.app.ui.method import generic
+from kvlens.methods.naming import run_name
 from kvlens.methods.parts import part
 from kvlens.store.reader import TraceReader
 
@@ -28,10 +29,10 @@ def title(reader: TraceReader) -> None:
     alone."""
     entry = about(reader)
     if entry is None:
-        st.subheader(plain(str(reader.meta.method)))
+        st.subheader(plain(run_name(reader.meta)))
         st.caption("This method is not among those listed here, so only what the trace says of it can be shown.")
         return
-    st.subheader(plain(str(entry["title"])))
+    st.subheader(plain(run_name(reader.meta)))
     st.text(f"{str(entry['summary']).rstrip('.')}.")
     st.caption(plain(f"{str(entry['paper']).rstrip('.')}."))
     preset = reader.meta.preset

@@ -12,7 +12,7 @@ from kvlens.app.ui.common.ranking import ranking
 from kvlens.app.ui.method.cuts import cuts
 from kvlens.app.ui.method.journal import journal
 from kvlens.store.reader import TraceReader
-from kvlens.text.units import si_bytes
+from kvlens.text.units import full_kv, si_bytes
 
 
 def show(reader: TraceReader) -> None:
@@ -45,7 +45,8 @@ def read(reader: TraceReader) -> None:
     figure.update_yaxes(tickformat="~s", ticksuffix="B", rangemode="tozero")
     parts.draw(reader, figure, key="read_bytes", alt="Bytes read by each decode step")
     mean, full = float(recorded.mean()), reader.meta.full_kv_bytes
-    share = f", {mean / full:.1%} of full KV of the prompt and all tokens asked for ({si_bytes(full)})" if full else ""
+    whole = full_kv(reader.meta.dtype)
+    share = f", {mean / full:.1%} of {whole} of the prompt and all tokens asked for ({si_bytes(full)})" if full else ""
     st.caption(
         f"Keys and values of the entries that heads attend, and what was read of the method's index: "
         f"{si_bytes(mean)} per step, mean{share}."

@@ -9,14 +9,16 @@ import streamlit as st
 
 from kvlens import methods
 from kvlens.app.ui.common.request import MethodChoice
+from kvlens.methods.naming import preset_name
 from kvlens.runs.races import MOST
-from kvlens.runs.request import DEFAULT_SHARE
+from kvlens.runs.request import DEFAULT_SHARE, default_preset
 
 
 def rivals(catalogue: list[dict[str, Any]], choice: MethodChoice) -> tuple[tuple[str, ...], MethodChoice]:
     """Draws the field -> the methods that race against the chosen one, none for an ordinary run; and the choice with
     the budget that all are held to."""
-    labels = {entry["name"]: entry["title"] for entry in catalogue if entry["name"] != methods.REFERENCE}
+    names = [entry["name"] for entry in catalogue if entry["name"] != methods.REFERENCE]
+    labels = {name: preset_name(name, default_preset(name, choice.model)) for name in names}
     picked = st.multiselect(
         "Race against",
         [name for name in labels if name != choice.method],

@@ -16,6 +16,7 @@ from kvlens.app.ui.common.racelist import finding
 from kvlens.app.ui.common.state import Selection
 from kvlens.app.ui.race.stored import lines_of
 from kvlens.memory.budget import in_words, phrase
+from kvlens.methods.naming import titled
 from kvlens.runs import races
 from kvlens.store.reader import TraceError
 from kvlens.text.plaintext import visible
@@ -89,16 +90,20 @@ def stored(race_id: str) -> None:
 
 def _lanes(race: str, head: str, lines: Sequence[str], start: int, ended: bool) -> None:
     """The component, and where a click on it leads. head: the race's first line."""
-    methods = [lane["method"] for lane in json.loads(head)["lanes"]]
-    component.lanes(race, lines, start, [_look(method) for method in methods], ended, _gap, lambda: None)
+    looks = [_look(lane["method"], lane.get("stand_in", "")) for lane in json.loads(head)["lanes"]]
+    component.lanes(race, lines, start, looks, ended, _gap, lambda: None)
     clicked = component.opened()
     if ended and isinstance(clicked, Mapping):
         _open(lines, clicked.get("lane"), clicked.get("step"))
 
 
-def _look(method: str) -> dict[str, str]:
+def _look(method: str, stand_in: str) -> dict[str, str]:
     look = mark(method)
-    return {"title": data.titles().get(method, method), "color": look.color, "character": look.character}
+    return {
+        "title": titled(data.titles().get(method, method), stand_in),
+        "color": look.color,
+        "character": look.character,
+    }
 
 
 def _open(lines: Sequence[str], lane: object, step: object) -> None:

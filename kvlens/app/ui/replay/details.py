@@ -9,18 +9,19 @@ import pandas as pd
 import streamlit as st
 
 from kvlens.app.ui.common.chart import canvas_menu
-from kvlens.app.ui.common.data import TraceReader, titles
+from kvlens.app.ui.common.data import TraceReader
 from kvlens.app.ui.common.spantext import span_text, window_range
 from kvlens.app.ui.common.state import Selection
 from kvlens.app.ui.common.widgets import plain
 from kvlens.lens.output import output_text
 from kvlens.memory.budget import NO_LIMIT
+from kvlens.methods.naming import run_name
 from kvlens.models.find import short_model
 from kvlens.player.payload import cube
 from kvlens.recording.metrics import head_label, metric_of
 from kvlens.text import words
 from kvlens.text.plaintext import visible
-from kvlens.text.units import counted, duration, si_bytes
+from kvlens.text.units import counted, duration, full_kv, si_bytes
 
 LONGEST = 320
 """characters of an answer above the player; whole it is among the conditions and, token by token, in the player"""
@@ -35,7 +36,7 @@ def facts(reader: TraceReader) -> None:
     full = meta.full_kv_bytes
     limit = NO_LIMIT if budget is None else f"budget {si_bytes(budget)}"
     if budget is not None and full:
-        limit += f" = {budget / full:.1%} of full KV ({si_bytes(full)})"
+        limit += f" = {budget / full:.1%} of {full_kv(meta.dtype)} ({si_bytes(full)})"
     checks = reader.self_checks()
     passed = (
         f"self-checks passed {int(checks['passed'].sum())}/{len(checks)}" if len(checks) else "self-checks not recorded"
@@ -62,8 +63,7 @@ def in_a_line(text: str) -> str:
 
 
 def _title(reader: TraceReader) -> str:
-    name = str(reader.meta.method)
-    return titles().get(name, name)
+    return run_name(reader.meta)
 
 
 def conditions(reader: TraceReader) -> None:

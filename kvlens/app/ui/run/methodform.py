@@ -13,6 +13,7 @@ from kvlens.app.ui.common.widgets import notice, plain
 from kvlens.app.ui.run.modelform import ModelChoice
 from kvlens.app.ui.run.preflight import WANTED, budget_key, estimated
 from kvlens.methods import FIT
+from kvlens.methods.naming import preset_name
 from kvlens.runs.request import AUTO, DEFAULT_SHARE, default_preset
 
 
@@ -20,7 +21,8 @@ def method_form(catalogue: list[dict[str, Any]], model: ModelChoice, prompt: Pro
     """Draws the form and returns what it says. prompt: what it is to be run on, by whose length the preset `fit` is
     computed; None: not known yet."""
     names = [entry["name"] for entry in catalogue]
-    labels = {e["name"]: f"{e['title']} · {e['family'].replace('_', ' ')}" for e in catalogue}
+    titles = {e["name"]: preset_name(e["name"], default_preset(e["name"], model.model)) for e in catalogue}
+    labels = {e["name"]: f"{titles[e['name']]} · {e['family'].replace('_', ' ')}" for e in catalogue}
     method = st.selectbox(
         "Method",
         names,

@@ -9,11 +9,12 @@ import pandas as pd
 import streamlit as st
 
 from kvlens import methods
-from kvlens.app.ui.common import data, widgets
+from kvlens.app.ui.common import widgets
 from kvlens.app.ui.common.request import MethodChoice, PromptChoice
 from kvlens.app.ui.run.likely import Likely
 from kvlens.app.ui.run.preflight import budget_said, estimated, likely_of
 from kvlens.lens.knob import attends_by
+from kvlens.methods.naming import display_name, preset_name
 from kvlens.runs.races import Entrant, RaceRequest
 from kvlens.runs.request import RunRequest
 from kvlens.text.units import counted, duration, si_bytes
@@ -40,7 +41,7 @@ def panel(prompt: PromptChoice, choice: MethodChoice, rivals: Sequence[str]) -> 
             st.caption(widgets.plain(time_sentence))
         for lane, estimate in zip(lanes, estimates, strict=True):
             for warning in estimate["warnings"]:
-                st.warning(widgets.plain(f"{_title(lane.method)}: {warning}"))
+                st.warning(widgets.plain(f"{_title(lane, estimate)}: {warning}"))
     return any(estimate["feasible"] is not False for estimate in estimates[1:])
 
 
@@ -74,7 +75,7 @@ def _row(lane: RunRequest, estimate: dict[str, Any], like: Likely | None) -> dic
 
     has_tokens = estimate["prompt_tokens"] is not None
     return {
-        "method": _title(lane.method),
+        "method": _title(lane, estimate),
         "preset": estimate["preset"] or "",
         "held to": (attends_by(lane.method, estimate["config"]) if has_tokens else None) or budget_said(estimate),
         "least it needs": size(estimate["min_budget_bytes"]),
@@ -98,5 +99,9 @@ def _took(like: Sequence[Likely | None], estimates: Sequence[dict[str, Any]]) ->
     )
 
 
-def _title(method: str) -> str:
-    return data.titles().get(method, method)
+def _title(lane: RunRequest, estimate: dict[str, Any]) -> str:
+    """Return what the lane's method is called with the parameters that it would run with."""
+    config = estimate.get("config")
+    return (
+        preset_name(lane.method, lane.preset, lane.overrides) if config is None else display_name(lane.method, config)
+    )

@@ -54,6 +54,11 @@ class StaticDecoder(Driver):
                 raise ValueError(
                     f"{method.title} sees keys from elsewhere than they lie, which a static step does not."
                 )
+            if generation.session.memory.layout.shared:
+                raise ValueError(
+                    f"{method.title} cannot run as a static step with these parameters: its KV heads share the room "
+                    "for expanded spans, and a static step gives each a part of its own. Set zones=head."
+                )
             if generation.session.memory.layout.whole:
                 raise ValueError(
                     f"{method.title} cannot run as a static step with these parameters: some KV heads of a layer keep "

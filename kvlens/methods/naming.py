@@ -1,0 +1,76 @@
+"""What a method is called for one run: its title, and in brackets what of it is an untrained or uncalibrated stand-in.
+
+A method that was published with trained or calibrated parts is not that method while a part is a stand-in, so lists,
+pages, tables and exports name the stand-in wherever they name the method. This module alone makes the name. No torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from kvlens.methods import UnknownMethod, get, make_parameters
+from kvlens.methods.kvpress import NoPress
+
+if TYPE_CHECKING:
+    from kvlens.meta import RunMeta
+    from kvlens.methods.base import Method
+
+
+def stand_in(method: str, config: Mapping[str, Any]) -> str:
+    """Return the untrained or uncalibrated parts of a method under these parameters ('untrained router'), joined by
+    commas; '' if there are none, or if the method is not installed here."""
+    kind = _installed(method)
+    if kind is None:
+        return ""
+    return ", ".join(
+        kind.stand_ins.get(parameter, f"uncalibrated {parameter}")
+        for parameter, value in kind.untrained.items()
+        if config.get(parameter) == value
+    )
+
+
+def titled(title: str, stand_in_words: str | None) -> str:
+    """Return a title with the words of `stand_in` in brackets: 'Method (untrained part)'."""
+    return f"{title} ({stand_in_words})" if stand_in_words else title
+
+
+def display_name(method: str, config: Mapping[str, Any]) -> str:
+    """Return what a method is called under these parameters; its bare name if it is not installed here."""
+    kind = _installed(method)
+    return titled(method if kind is None else kind.title, stand_in(method, config))
+
+
+def preset_name(method: str, preset: str | None, overrides: Mapping[str, Any] | None = None) -> str:
+    """Return what a method is called under a preset and parameters that differ from it. The preset `fit` sizes a method
+    and sets no trained part, so it counts as the defaults. A preset or parameter that does not exist counts for
+    nothing."""
+    kind = _installed(method)
+    if kind is None:
+        return method
+    try:
+        params = make_parameters(kind, preset, dict(overrides or {}))
+    except ValueError:
+        return kind.title
+    return display_name(method, dataclasses.asdict(params))
+
+
+def run_name(meta: RunMeta) -> str:
+    """Return what a stored run's method is called, by the parameters that it ran with. A method that is not installed
+    here is called by its name, and by what its run recorded."""
+    method = str(meta.method)
+    return titled(display_name(method, meta.config), meta.stand_in if _installed(method) is None else "")
+
+
+def code_name(meta: RunMeta) -> str:
+    """Return a stored run's method by the name that `--method` takes, its stand-ins in brackets."""
+    method = str(meta.method)
+    return titled(method, stand_in(method, meta.config))
+
+
+def _installed(method: str) -> type[Method] | None:
+    try:
+        return get(method)
+    except (UnknownMethod, NoPress):
+        return None
