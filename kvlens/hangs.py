@@ -1,10 +1,10 @@
 """Limits of time for foreign code: a hook of a method, the import of a plugin.
 
 A thread of this module counts how long a call takes, and then raises Hang in the thread of the call. Python delivers
-the exception between two instructions; a signal ends a system call of the main thread before. Code that catches Hang,
-or that blocks in a system call of another thread, is interrupted again; after TRIES times the thread is given up: its
-owner is told, or the command's process ends. Code that computes in C without releasing the interpreter is not
-interrupted.
+the exception between two instructions; a signal (SIGURG) ends a system call of the main thread before. Code that
+catches Hang, or that blocks in a system call of another thread, is interrupted again; after TRIES times the thread is
+given up: its owner is told, or the command's process ends. Code that computes in C without releasing the interpreter
+is not interrupted.
 """
 
 from __future__ import annotations
@@ -183,9 +183,9 @@ def _throw(thread: int, error: type[BaseException] | None) -> None:
     """Raise `error` in a thread, or take back one that has not arrived."""
     pointer = None if error is None else ctypes.py_object(error)
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), pointer)
-    if error is not None and thread == threading.main_thread().ident and signal.getsignal(signal.SIGALRM) is _wake:
+    if error is not None and thread == threading.main_thread().ident and signal.getsignal(signal.SIGURG) is _wake:
         with suppress(OSError):
-            signal.pthread_kill(thread, signal.SIGALRM)
+            signal.pthread_kill(thread, signal.SIGURG)
 
 
 def _wake(number: int, frame: FrameType | None) -> None:
@@ -197,14 +197,14 @@ def interruptible() -> Iterator[None]:
     """Let Hang end system calls of the main thread in the block. It changes nothing in other threads, and where the
     signal has a handler of somebody else."""
     main = threading.current_thread() is threading.main_thread()
-    if not main or signal.getsignal(signal.SIGALRM) is not signal.SIG_DFL:
+    if not main or signal.getsignal(signal.SIGURG) is not signal.SIG_DFL:
         yield
         return
-    signal.signal(signal.SIGALRM, _wake)
+    signal.signal(signal.SIGURG, _wake)
     try:
         yield
     finally:
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.signal(signal.SIGURG, signal.SIG_DFL)
 
 
 def end_process(sentence: Callable[[str, str], object]) -> None:
