@@ -44,6 +44,9 @@ class Outcome(Stored):
     no_surprisal: str | None = None
     """of a run that came to its end: why they are not there; None: they are"""
     process_peak_bytes: Size = None
+    unannounced_bytes: Size = None
+    """device bytes that the method held without announcing them, at most; resident bytes count them from the step on at
+    which they were found. None too in traces from before this was recorded"""
     kernels: str | None = None
     """what attention ran on; before the end: what it may run on"""
     link_host_wait_s: float | None = None
@@ -97,6 +100,9 @@ class RunMeta(Outcome):
     model: str | None = None
     model_info: ModelInfo | None = None
     model_fingerprint: str | None = None
+    model_check: dict[str, Any] | None = None
+    """whether full KV equals the model's own generate (kvlens.runs.modelcheck): verdict, tokens, border, compared,
+    reason, seconds"""
     layers: StrictInt = Field(ge=1, le=256)
     q_heads: StrictInt = Field(ge=1, le=256)
     kv_heads: StrictInt = Field(ge=1, le=256)

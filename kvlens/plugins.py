@@ -9,7 +9,7 @@ from contextlib import redirect_stdout
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from kvlens import interrupts
+from kvlens import hangs, interrupts
 
 CODE = "plugin_refused"
 """what every sentence about a refused plugin begins with"""
@@ -34,11 +34,20 @@ def plugins(kind: str, taken: Collection[str], fault: Fault = lambda name, loade
 
 
 def _load(point: EntryPoint, fault: Fault) -> tuple[Any, str | None]:
-    """Return what an entry point names, and what is wrong with it. Only a person's Ctrl-C gets through."""
+    """Return what an entry point names, and what is wrong with it. Only a person's Ctrl-C gets through. A module that
+    does not end is left alone in its thread."""
+    seconds = hangs.limit(hangs.IMPORT_VARIABLE)
+
+    def load() -> tuple[Any, str | None]:
+        found = point.load()
+        return found, fault(point.name, found)
+
     with interrupts.watched(), redirect_stdout(sys.stderr):
         try:
-            found = point.load()
-            return found, fault(point.name, found)
+            return hangs.within(seconds, point.name, load)
+        except hangs.Hang:
+            words = f"does not end within {hangs.in_words(seconds)} ({hangs.IMPORT_VARIABLE} sets the limit)"
+            return None, f"{words}; update its package or uninstall it"
         except BaseException as problem:
             if isinstance(problem, KeyboardInterrupt) and interrupts.by_person():
                 raise

@@ -64,6 +64,10 @@ KV_COLUMNS = (
     "similarity",
 )
 
+#: Of these, the columns that a method fills itself; all others are measured.
+METHOD_HEAD_COLUMNS = ("corrected",)
+METHOD_KV_COLUMNS = ("similarity",)
+
 #: Causes of a transfer. offload: prompt KV leaves the device after prefill; leave: decoded tokens leave the window;
 #: zoom: a span fetched because a head expanded it; recall / prefetch / correction: other methods' fetches.
 CAUSES = ("offload", "leave", "zoom", "recall", "prefetch", "correction")

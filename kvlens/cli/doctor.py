@@ -61,6 +61,29 @@ def checks() -> Iterator[Check]:
     yield from _recorded_run()
 
 
+def model_check(name: str) -> Check:
+    """Compare a model's full KV with its own generate, past its RoPE border, and keep the verdict."""
+    from kvlens.engine.engine import Engine
+    from kvlens.engine.models import load
+    from kvlens.models.device import AUTO, settle
+    from kvlens.runs.fingerprint import fingerprint
+    from kvlens.runs.modelcheck import EQUAL, check_model
+
+    loaded = load(name, settle(AUTO), "float32")
+    verdict = check_model(Engine(loaded), fingerprint(loaded))
+    return Check(f"{name} equals its generate", verdict.verdict == EQUAL, verdict.sentence)
+
+
+def examine_model(name: str, as_json: bool) -> bool:
+    """Print the check of one model. Return True if it passed."""
+    check = model_check(name)
+    if as_json:
+        typer.echo(json.dumps({"checks": [asdict(check)]}, ensure_ascii=False))
+    else:
+        typer.echo(f"{'pass' if check.passed else 'FAIL'}  {check.name}: {check.detail}")
+    return check.passed
+
+
 def examine(as_json: bool) -> bool:
     """Print the facts, then each check as it ends; with `as_json` all in one object at the end. Return True if every
     check passed."""

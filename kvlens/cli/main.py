@@ -39,6 +39,10 @@ for storey in offered("commands"):
 
 def main() -> None:
     """Entry point: every error becomes one sentence and exit status 1."""
+    from kvlens import hangs
+    from kvlens.methods.faults import hangs as hook_hangs
+
+    hangs.end_process(hook_hangs)
     run_command(app)
 
 
@@ -129,9 +133,14 @@ def export(
 
 
 @app.command()
-def doctor(as_json: AsJson = False) -> None:
+def doctor(
+    model: Annotated[
+        str | None, typer.Option(help="Compare this model's full KV with its own generate, and keep the verdict.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
     """Print versions and devices, then the checks of a short run: pass or fail each. Exit status 1 if one failed."""
-    from kvlens.cli.doctor import examine
+    from kvlens.cli.doctor import examine, examine_model
 
-    if not examine(as_json):
+    if not (examine(as_json) if model is None else examine_model(model, as_json)):
         raise typer.Exit(1)

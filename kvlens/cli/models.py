@@ -57,9 +57,11 @@ def show(
 ) -> None:
     """One model: family, shape, context, licence, source, size, calibrations."""
     from kvlens.models import catalogue
+    from kvlens.runs.modelcheck import checks_of
 
     entry = catalogue.entry(name)
     fields: dict[str, Any] = entry.as_json()
+    fields["generate"] = next((verdict.sentence for verdict in checks_of(name)), None)
     if as_json:
         typer.echo(json.dumps(fields, ensure_ascii=False))
         return

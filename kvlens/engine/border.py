@@ -3,7 +3,7 @@
 The border passes a hook its tensors and compares them afterwards (unchanged.py): a hook that changes one in place is
 refused. It checks what the hook returns (outputs.py), once. It turns whatever a hook raises, SystemExit included, into
 a MethodFault that names the method and the hook; refusals (ValueError while the prompt is placed), shortages of the
-machine and a person's Ctrl-C pass as they are.
+machine and a person's Ctrl-C pass as they are. A hook that does not end is interrupted (kvlens/hangs.py).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +19,33 @@ import torch
 
 from kvlens import interrupts
 from kvlens.engine import outputs
+from kvlens.engine.holdings import UNANNOUNCED, Holdings
 from kvlens.engine.unchanged import Mark
-from kvlens.memory.budget import BudgetInfeasible
+from kvlens.hangs import Hang, Watch, giving_up, limit
+from kvlens.memory.budget import BudgetAccount, BudgetInfeasible
 from kvlens.memory.layout import Layout
 from kvlens.memory.placement import Placement, Selection
+from kvlens.memory.span_table import SpanTable
 from kvlens.methods.answers import BagChange, WindowLeave
 from kvlens.methods.base import Method
-from kvlens.methods.faults import BUDGET, CHANGED, RAISED, MethodFault
-from kvlens.methods.given import MemoryView, Prefilled, Reading, StepEnd
+from kvlens.methods.faults import BUDGET, CHANGED, RAISED, MethodFault, hangs, limited
+from kvlens.methods.given import MemoryView, Prefilled, Reading, RunContext, StepEnd
 from kvlens.methods.hooks import Hooks, Selecting
 from kvlens.shortage import shortage
 
 Handed = Sequence[tuple[str, torch.Tensor | None]]
 """the tensors that a hook is handed, by name"""
+WALKED_STEPS = 16
+"""steps between two counts of what a method holds unannounced"""
+
+
+@dataclass
+class _View:
+    """The part of the memory that a method may read (kvlens.methods.given.MemoryView)."""
+
+    spans: SpanTable
+    window_start: int
+    read_window: Callable[[int, int], tuple[torch.Tensor, torch.Tensor]]
 
 
 class Border:
@@ -43,6 +58,10 @@ class Border:
         self._checks, self._shape = method.checks, method.context.shape
         self._places = 0
         """slots of the largest KV head"""
+        self._prompt: Handed = ()
+        """what `prefill_end` was handed, until the memory has placed it"""
+        self.holdings = Holdings(method, method.context.device)
+        self._watch = Watch(limit(), method.name, give_up=giving_up())
 
     # ---- placement
     @property
@@ -50,12 +69,17 @@ class Border:
         return outputs.block(self._checks, self._call("block", lambda: self._hooks.block, ()))
 
     def reading(self, layer: int, keys: torch.Tensor, tokens: int) -> Reading | None:
+        keys = keys.clone()  # the method may keep them
         answer = self._call("reading", lambda: self._hooks.reading(layer, keys, tokens), (("keys", keys),), layer)
         return outputs.reading(self._checks, answer, layer, self._shape, tokens, keys.shape[1])
 
     def prefill_end(self, prompt: Prefilled) -> tuple[Layout, Placement]:
+        self._prompt = _tensors(prompt)
+        weights = [] if prompt.inputs is None else _weights(prompt.inputs.modules)
+        self.holdings.lend(weights)
+        handed = (*self._prompt, *(("weights of the model", weight) for weight in weights))
         try:
-            answer = self._call("prefill_end", lambda: self._hooks.prefill_end(prompt), _tensors(prompt), refuses=True)
+            answer = self._call("prefill_end", lambda: self._hooks.prefill_end(prompt), handed, refuses=True)
         except MethodFault:
             _refuse_broken(prompt)
             raise
@@ -75,6 +99,7 @@ class Border:
         """spans: ids that a selection names, position: of the step's token."""
         if "select" not in self._overridden:
             return None
+        q = q.clone()  # the method may keep them
         selection = self._call("select", lambda: self._hooks.select(layer, q), (("queries", q),), layer)
         if selection is not None:
             outputs.selection(self._checks, selection, layer, self._shape, spans, position)
@@ -83,18 +108,43 @@ class Border:
     def attended(self, layer: int, heads: range, weights: torch.Tensor, position: torch.Tensor) -> None:
         if "attended" not in self._overridden:
             return
+        position = position.clone()  # the memory's own table
         handed = (("weights", weights), ("positions", position))
         self._call("attended", lambda: self._hooks.attended(layer, heads, weights, position), handed, layer)
 
     # ---- lifecycle
     def decode_end(self, end: StepEnd, memory: MemoryView) -> WindowLeave | BagChange | None:
-        change = self._call("decode_end", lambda: self._hooks.decode_end(end, memory), ())
+        view = _View(memory.spans, memory.window_start, memory.read_window)
+        names = ("lengths", "log lengths", "starts", "selectable", "device")
+        handed = [
+            (f"table of spans ({name})", table) for name, table in zip(names, memory.spans.tensors(), strict=True)
+        ]
+        change = self._call("decode_end", lambda: self._hooks.decode_end(end, view), handed)
         if change is not None:
             outputs.change(self._checks, change, self._shape, self._places, end.position, memory.window_start)
         return change  # type: ignore[no-any-return]
 
-    def held(self) -> dict[str, tuple[torch.Tensor, ...]]:
-        return outputs.held(self._checks, self._call("held", self._hooks.held, ()))
+    def count_held(self, account: BudgetAccount, step: int | None = None) -> None:
+        """Count what the method holds now: what it announces, and what it holds besides. step: a decode step, at some
+        of which alone the method is walked. Raises MethodFault past the budget."""
+        held = outputs.held(self._checks, self._call("held", self._hooks.held, self._prompt))
+        walks = step is None or step % WALKED_STEPS == 0
+        limit, account.limit = account.limit, None  # the fault below has the hook's name
+        for name, tensors in held.items():
+            account.hold(f"method:{name}", *tensors)
+        if walks:
+            announced = [tensor for tensors in held.values() for tensor in tensors]
+            account.release(UNANNOUNCED)
+            hidden = self.holdings.unannounced(announced, account.addresses())
+            if hidden:
+                account.hold_storages(UNANNOUNCED, hidden)
+        account.limit = limit
+        if limit is not None and account.resident > limit:
+            raise self.over_budget(account.resident, limit)
+
+    def placed(self) -> None:
+        """The memory has placed the prompt."""
+        self._prompt = ()
 
     # ---- steps
     def begin_step(self, step: int) -> None:
@@ -118,13 +168,20 @@ class Border:
         """refuses: a ValueError is a sentence for the user, not a fault."""
         marks = [(name, Mark.of(tensor)) for name, tensor in handed if tensor is not None]
         try:
-            answer = call()
+            self._watch.begin(hook)
+            try:
+                answer = call()
+            finally:
+                self._watch.end()
         except (MethodFault, BudgetInfeasible):
             raise
+        except Hang as error:
+            raise hangs(self._checks.method, hook, layer, self._checks.step) from error
         except BaseException as error:
-            if self._passes(error, refuses):
+            if _passes(error, refuses):
                 raise
-            raise self._raised(hook, error, layer) from error
+            problem = _raised(error, self._module)
+            raise self._checks.fault(hook, problem, layer=layer, code=RAISED) from error
         for name, mark in marks:
             changed = mark.changed()
             if changed is not False:
@@ -132,25 +189,39 @@ class Border:
                 self._checks.decide(self._checks.fault(hook, problem, layer=layer, code=CHANGED), changed)
         return answer
 
-    def _passes(self, error: BaseException, refuses: bool) -> bool:
-        """Return True for what is not the hook's fault."""
-        if isinstance(error, KeyboardInterrupt):
-            return interrupts.by_person()
-        if isinstance(error, ValueError) and refuses:
-            return True
-        return isinstance(error, OSError | MemoryError) or shortage(error) is not None
 
-    def _raised(self, hook: str, error: BaseException, layer: int | None) -> MethodFault:
-        message = " ".join(str(error).split())
-        words = f"{type(error).__name__}{f': {message[:200]}' if message else ''}"
-        return self._checks.fault(hook, f"raised {words} ({self._place(error)})", layer=layer, code=RAISED)
+def make_method(method: type[Method], params: Any, context: RunContext) -> Method:
+    """Return a run's method. Raises MethodFault for what its __init__ raises, refusals apart, and if it does not
+    end."""
+    hook = "__init__"
+    try:
+        with limited(method.name, hook):
+            return method(params, context)
+    except (MethodFault, BudgetInfeasible):
+        raise
+    except BaseException as error:
+        if _passes(error, refuses=True):
+            raise
+        raise MethodFault(RAISED, method.name, hook, _raised(error, method.__module__)) from error
 
-    def _place(self, error: BaseException) -> str:
-        """File and line in the method's own module, or where the error was raised."""
-        frames = traceback.extract_tb(error.__traceback__)
-        method_file = getattr(sys.modules.get(self._module), "__file__", None)
-        frame = next((frame for frame in reversed(frames) if frame.filename == method_file), frames[-1])
-        return f"{Path(frame.filename).name}, line {frame.lineno}"
+
+def _passes(error: BaseException, refuses: bool) -> bool:
+    """Return True for what is not the hook's fault."""
+    if isinstance(error, KeyboardInterrupt):
+        return interrupts.by_person()
+    if isinstance(error, ValueError) and refuses:
+        return True
+    return isinstance(error, OSError | MemoryError) or shortage(error) is not None
+
+
+def _raised(error: BaseException, module: str) -> str:
+    """What a hook raised, with file and line in the method's own module, or where the error was raised."""
+    message = " ".join(str(error).split())
+    words = f"{type(error).__name__}{f': {message[:200]}' if message else ''}"
+    frames = traceback.extract_tb(error.__traceback__)
+    method_file = getattr(sys.modules.get(module), "__file__", None)
+    frame = next((frame for frame in reversed(frames) if frame.filename == method_file), frames[-1])
+    return f"raised {words} ({Path(frame.filename).name}, line {frame.lineno})"
 
 
 def _overridden(method: Method) -> frozenset[str]:
@@ -176,6 +247,11 @@ def _tensors(prompt: Prefilled) -> Handed:
     if prompt.inputs is not None:
         named.append(("inputs", prompt.inputs.hidden))
     return named
+
+
+def _weights(modules: Sequence[Any]) -> list[torch.Tensor]:
+    """Parameters and buffers of the model's modules that a method is handed."""
+    return [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
 
 
 def _refuse_broken(prompt: Prefilled) -> None:

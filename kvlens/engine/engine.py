@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from kvlens import interrupts
+from kvlens import hangs, interrupts
 from kvlens.engine.comparison import Reference
 from kvlens.engine.hf_attention import SessionCache
 from kvlens.engine.loop import Generation
@@ -106,6 +106,7 @@ class Engine:
 
     @torch.inference_mode()
     @interrupts.watched()
+    @hangs.interruptible()
     def rehearse(
         self,
         prompt: Prompt,
@@ -137,6 +138,7 @@ class Engine:
 
     @torch.inference_mode()
     @interrupts.watched()
+    @hangs.interruptible()
     def run(
         self,
         prompt: Prompt,

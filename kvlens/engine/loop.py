@@ -77,7 +77,9 @@ class Generation:
         self.progress("decode", 0, self.steps)
         decode(SessionStep(self.loaded, self.session, self.cache), [self])
         self.session.border.end()
+        self.session.border.count_held(self.session.account)
         result = self.result
+        result.unannounced_bytes = self.session.border.holdings.bytes
         result.text = self.loaded.said(result.ids[self.asked :])
         result.checks = self.stop_recording()
         result.kernels = "+".join(sorted(self.session.kernels))

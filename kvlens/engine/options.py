@@ -102,6 +102,8 @@ class Result:
     """per step, where a reference was given; None where the contexts differ"""
     kernels: str = ""
     """what attention ran on: torch, triton or both"""
+    unannounced_bytes: int = 0
+    """device bytes that the method held and did not announce, at most; they are of `peak_bytes`"""
     link_host_wait_s: float = 0.0
     """how long the host stood still for the link, the model's own waiting apart"""
     full_kv_s: float | None = None

@@ -7,6 +7,7 @@ prefill covered.
 from __future__ import annotations
 
 from itertools import pairwise
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from kvlens.memory.placement import Placement, Selection
 from kvlens.methods.answers import BagChange, WindowLeave
 from kvlens.methods.given import Reading, RunContext
 from kvlens.methods.hookchecks import HookChecks
-from kvlens.rows import CAUSES, HEAD_COLUMNS, KV_COLUMNS, ROLES, SPAN_STATES
+from kvlens.rows import CAUSES, METHOD_HEAD_COLUMNS, METHOD_KV_COLUMNS, ROLES, SPAN_STATES
 from kvlens.shape import KVShape
 
 
@@ -128,13 +129,16 @@ def selection(checks: HookChecks, answer: Any, layer: int, shape: KVShape, spans
         checks.tensor(hook, answer.score, ((heads, spans),), layer=layer)
     if answer.blend is not None:
         checks.finite(hook, answer.blend.share, (heads, shape.group), layer=layer)
+        checks.share(hook, answer.blend.share, "share of the output", layer)
         checks.finite(hook, answer.blend.value, (heads, shape.head_dim), layer=layer)
+    if not isinstance(answer.index_bytes, Integral) or answer.index_bytes < 0:
+        raise checks.fault(hook, "returned no number of index bytes", "0 or more", repr(answer.index_bytes), layer)
     for cause in (answer.cause, answer.later_cause):
         if cause not in CAUSES:
             raise checks.fault(hook, "names an unknown cause", " or ".join(CAUSES), repr(cause), layer)
     for columns, columns_known, size in (
-        (answer.head_columns, HEAD_COLUMNS, shape.q_heads),
-        (answer.kv_columns, KV_COLUMNS, heads),
+        (answer.head_columns, METHOD_HEAD_COLUMNS, shape.q_heads),
+        (answer.kv_columns, METHOD_KV_COLUMNS, heads),
     ):
         for name, values in columns.items():
             if name not in columns_known:

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import torch
 
-from kvlens.engine.border import Border
+from kvlens.engine.border import WALKED_STEPS, Border, make_method
 from kvlens.engine.observed import Observed
 from kvlens.engine.reading import reading_attention
 from kvlens.engine.scored import scored
@@ -63,7 +63,7 @@ class Session:
         is not attended, whatever the method does."""
         self.shape: KVShape = context.shape
         self.context = context
-        self.method = method(params, calibrated(method, params, context))
+        self.method = make_method(method, params, calibrated(method, params, context))
         self.border = Border(self.method)
         self.needs = method.needs_with(params) if needs is None else needs
         n = context.prompt_tokens
@@ -215,12 +215,13 @@ class Session:
             context.rotate,
             self.counterfactual,
         )
-        self.hold_method()
+        self.border.count_held(account)
         memory.place_prompt(placement, store)
+        self.border.placed()
         self.prompt = None
         account.release("prompt")
         self.prefill_peak = account.peak
-        self.hold_method()
+        self.border.count_held(account)
         if context.budget_bytes is not None:
             account.limit = context.budget_bytes + memory.counterfactual_bytes
             if account.resident > account.limit:
@@ -250,13 +251,8 @@ class Session:
                 memory.name(change.opened)
             if change.evicted is not None:
                 memory.evictions.evict(change.evicted)
-        if change is not None:
-            self.hold_method()
-
-    def hold_method(self) -> None:
-        """Count the tensors the method holds now."""
-        for name, tensors in self.border.held().items():
-            self.account.hold(f"method:{name}", *tensors)
+        if change is not None or step % WALKED_STEPS == 0:
+            self.border.count_held(self.account, step)
 
     def close(self) -> None:
         """Give back the link and the cold tier's memory, where they were taken."""

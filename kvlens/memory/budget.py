@@ -148,8 +148,16 @@ class BudgetAccount:
     def hold(self, name: str, *tensors: torch.Tensor) -> None:
         """Count `tensors` under `name` (replacing what was held there). Raises AssertionError past the limit: a method
         that gets there has a wrong plan, since infeasible budgets are refused before."""
-        self._held[name] = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
+        self.hold_storages(name, {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors})
+
+    def hold_storages(self, name: str, sizes: dict[int, int]) -> None:
+        """As `hold`, of storages by their address, with their bytes."""
+        self._held[name] = sizes
         self._recount()
+
+    def addresses(self) -> set[int]:
+        """Return the addresses of all storages that are held."""
+        return {address for sizes in self._held.values() for address in sizes}
 
     def release(self, name: str) -> None:
         self._held.pop(name, None)

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from kvlens.hangs import VARIABLE, Hang, Watch, giving_up, in_words, interruptible, limit
 
 OUTPUT = "hook_output"
 """a hook returned a wrong shape, type, range or number"""
@@ -12,6 +16,10 @@ RAISED = "hook_raised"
 """a hook raised an exception that is no refusal"""
 BUDGET = "hook_budget"
 """a hook took more device bytes than the budget"""
+HANGS = "hook_hangs"
+"""a hook did not end within its time"""
+FIGURE = "figure_out_of_range"
+"""a recorded figure lies outside its range"""
 
 
 class MethodFault(ValueError):
@@ -42,9 +50,33 @@ class MethodFault(ValueError):
 
 
 def stray(method: str, error: BaseException) -> BaseException:
-    """Return a MethodFault for a SystemExit or GeneratorExit that a method raises outside its hooks, in its arithmetic
-    say, and `error` itself otherwise."""
-    if not isinstance(error, SystemExit | GeneratorExit):
+    """Return a MethodFault for an exception that is no Exception and that a method raises outside its hooks, in its
+    arithmetic say, and `error` itself otherwise; a KeyboardInterrupt is `error` itself."""
+    if isinstance(error, Exception | KeyboardInterrupt):
         return error
     frames = traceback.extract_tb(error.__traceback__)
-    return MethodFault(RAISED, method, frames[-1].name if frames else "module", f"raised {type(error).__name__}")
+    place = frames[-1].name if frames else "module"
+    if isinstance(error, Hang):
+        return hangs(method, place)
+    return MethodFault(RAISED, method, place, f"raised {type(error).__name__}")
+
+
+def hangs(method: str, hook: str, layer: int | None = None, step: int | None = None) -> MethodFault:
+    """Return the error of a hook that does not end."""
+    problem = f"does not end within {in_words(limit())} ({VARIABLE} sets the limit)"
+    return MethodFault(HANGS, method, hook, problem, layer=layer, step=step)
+
+
+@contextmanager
+def limited(method: str, hook: str) -> Iterator[None]:
+    """Limit the time of a block that calls a method outside the engine. Raises MethodFault with the code HANGS."""
+    watch = Watch(limit(), method, give_up=giving_up())
+    try:
+        with interruptible():
+            watch.begin(hook)
+            try:
+                yield
+            finally:
+                watch.end()
+    except Hang as error:
+        raise hangs(method, hook) from error

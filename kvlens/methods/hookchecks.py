@@ -20,6 +20,8 @@ Size = tuple[int | str, ...]
 """a shape; a name stands for any length"""
 NUMBERS = "finite numbers"
 SCORES = "numbers or -inf"
+SHARE_TOLERANCE = 1e-3
+"""error allowed beyond 0..1"""
 
 
 class HookChecks:
@@ -81,6 +83,16 @@ class HookChecks:
         if checked.numel():
             self._number(hook, checked.abs().max(), NUMBERS, layer)
         return checked
+
+    def share(self, hook: str, table: torch.Tensor, noun: str, layer: int | None = None) -> None:
+        """Refuse a number of `table`, not empty, outside 0..1, rounding apart. Raises as `rankable`."""
+        import torch
+
+        if not self.enabled or torch.compiler.is_compiling():
+            return
+        wrong = ((table < -SHARE_TOLERANCE) | (table > 1 + SHARE_TOLERANCE)).any()
+        error = self.fault(hook, f"returned a wrong {noun}", "0 to 1", "others", layer)
+        self.decide(error, bool(wrong) if wrong.device.type == "cpu" else wrong)
 
     def within(self, hook: str, table: torch.Tensor, noun: str, least: int, end: int, layer: int | None = None) -> None:
         """Refuse a number of `table`, not empty, below `least` or from `end` on. Raises as `rankable`."""

@@ -180,9 +180,8 @@ class RocketKV(SnapKV):
         self.note("stages", torch.tensor(figures, dtype=torch.float32))
         if made.ratio > 1:
             self._index = KeptIndex(prompt.keys, torch.stack(self._masks), context.max_new, made.chunk)
-            position = torch.arange(n + context.max_new, device=prompt.keys.device)
-            self._spans = (position // self.params.page + 1).masked_fill(position >= layout.window_from, 0)
-            self._ids = layout.span_capacity
+            self._window_from, self._ids = layout.window_from, layout.span_capacity
+        self._masks.clear()
         return layout, placement
 
     def placed(self, layer: int, score: torch.Tensor, mask: torch.Tensor) -> None:
@@ -201,7 +200,16 @@ class RocketKV(SnapKV):
         components = made.components(shape.head_dim)
         weights = chunk_weights(q.float().unflatten(0, (shape.kv_heads, -1)), low, high, lengths, components)
         read = components * len(lengths) * low.element_size()
-        return self._index.selection(layer, weights.transpose(1, 2), made.chosen, self._spans, self._ids, read)
+        return self._index.selection(
+            layer, weights.transpose(1, 2), made.chosen, self._spans(q.device), self._ids, read
+        )
+
+    def _spans(self, device: torch.device) -> torch.Tensor:
+        """The span id of every position, int64 [n + max_new]."""
+        import torch
+
+        position = torch.arange(self.context.prompt_tokens + self.context.max_new, device=device)
+        return (position // self.params.page + 1).masked_fill(position >= self._window_from, 0)
 
     def held(self) -> dict[str, tuple[torch.Tensor, ...]]:
         return {"index": self._index.tensors()} if hasattr(self, "_index") else {}

@@ -23,6 +23,7 @@ from kvlens.recording.facts import Seen, Settled, StepFacts
 from kvlens.recording.freezing import Freezer
 from kvlens.recording.measure import alike, measure, sketch
 from kvlens.recording.oracle import Owners
+from kvlens.recording.ranges import check_figures
 from kvlens.recording.sampling import OracleSampling
 from kvlens.recording.selfcheck import Tally
 from kvlens.recording.snapshot import Snapshot
@@ -282,4 +283,6 @@ class Recorder:
             shots = [settled.seen.shot for settled in steps]
             for settled, measured in zip(steps, measure(shots, self.top_k, RANKED_SPANS), strict=True):
                 self._tally.measured(measured, len(settled.seen.shot.sampled))
-                self.sink.step(settled.record(measured))
+                record = settled.record(measured)
+                check_figures(self.method.name, record)
+                self.sink.step(record)

@@ -36,6 +36,7 @@ def describe(request: RunRequest, planned: Plan, pairing: Pairing, prepared: Pre
         model=request.model,
         model_info=ModelInfo(**loaded.info),
         model_fingerprint=prepared.fingerprint,
+        model_check=None if prepared.model_check is None else dataclasses.asdict(prepared.model_check),
         device=loaded.model.device.type if request.device == AUTO else request.device,
         dtype=request.dtype,
         method=request.method,

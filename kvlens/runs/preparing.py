@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from kvlens import methods
@@ -13,6 +13,7 @@ from kvlens.memory.budget import Budget, BudgetInfeasible
 from kvlens.memory.holds import Drop, Hold
 from kvlens.methods import FIT, calibration
 from kvlens.methods.advice import advised
+from kvlens.methods.faults import limited
 from kvlens.methods.fitting import Chosen, Sizes, choose
 from kvlens.runs.modelsource import BY_NAME, ModelSource
 from kvlens.runs.request import SMALL, Report, RunRequest, default_budget, default_preset
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from kvlens.engine.engine import Engine, Options
     from kvlens.engine.prefill import ReadPrompt
     from kvlens.methods.base import Method
+    from kvlens.runs.modelcheck import ModelCheck
 
 
 @dataclass
@@ -49,6 +51,8 @@ class Prepared:
     """of the model, see kvlens.runs.fingerprint"""
     kept: Kept | None = None
     """None: every run reads the prompt itself, or has it from the folder of readings"""
+    model_check: ModelCheck | None = None
+    """whether full KV equals the model's own generate; None: a model that a caller handed in"""
 
 
 @dataclass(frozen=True)
@@ -100,7 +104,9 @@ def check(request: RunRequest) -> tuple[type[Method], Budget]:
 def chosen(request: RunRequest, sizes: Sizes) -> Chosen:
     """The parameters of a request, and how they came to be. Raises ValueError with one sentence."""
     method = methods.get(request.method)
-    found = choose(method, request.preset, default_preset(request.method, request.model), request.overrides, sizes)
+    usual = default_preset(request.method, request.model)
+    with limited(request.method, "floor_bytes"):
+        found = choose(method, request.preset, usual, request.overrides, sizes)
     calibration.require(method, found.params, request.model)
     return found
 
@@ -185,6 +191,7 @@ def prepare(
     check(request)
     report("load", 0, 1)
     from kvlens.runs.fingerprint import ahead, fingerprint
+    from kvlens.runs.modelcheck import first_check
     from kvlens.text.prompts import tokenize
 
     hashed = ahead(request.model) if models.named else None
@@ -206,5 +213,7 @@ def prepare(
     if hashed is not None:
         hashed.join()
     prepared = Prepared(Engine(loaded), prompt, fingerprint(loaded))
+    if models.named:
+        prepared = replace(prepared, model_check=first_check(prepared.engine, prepared.fingerprint))
     report("load", 1, 1)
     return prepared

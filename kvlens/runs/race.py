@@ -10,6 +10,7 @@ own. Copies that were begun go on while the others have their turn, so what a st
 from __future__ import annotations
 
 import dataclasses
+import threading
 import traceback
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,8 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvlens import methods, tasks
+from kvlens.hangs import abandoning
 from kvlens.memory.budget import BudgetInfeasible
-from kvlens.methods.faults import MethodFault, stray
+from kvlens.methods.faults import MethodFault, hangs, stray
 from kvlens.methods.naming import stand_in
 from kvlens.models.device import settle
 from kvlens.runs import surprisals
@@ -134,7 +136,9 @@ class _Race:
         for number in self._entered():
             try:
                 look(self._requests[number])
-            except (ValueError, SystemExit, GeneratorExit) as error:
+            except BaseException as error:
+                if not isinstance(stray(self._lanes[number].method, error), ValueError):
+                    raise
                 message = str(stray(self._lanes[number].method, error))
                 self._lanes[number].state, self._lanes[number].message = REFUSED, message
         if not self._entered():
@@ -221,9 +225,16 @@ class _Race:
                 self.hearing.tell(self._before, number, phase, done, total)
 
         def cancelled() -> bool:
-            if decoding:
+            if decoding and not turns.left(place):
                 turns.hand_on(place)
-            return self._stop()
+            return self._stop() or turns.left(place)
+
+        thread = threading.get_ident()
+
+        def abandon(hook: str) -> None:
+            self.hearing.tell(self.change, number, self._failed(request, hangs(request.method, hook)))
+            turns.leave(place)
+            self.hearing.abandon(thread)
 
         torch.set_num_threads(self._threads)
         turns.wait(place)
@@ -232,13 +243,16 @@ class _Race:
             pairing = Pairing(reference, reference.uid, reference_key(request, prepared))
             watched = self._watched(number)
             on = self._runs, report, cancelled
-            stored = store(prepared, request, planned, pairing, *on, watcher=watched, raced=len(self._entered()))
+            with abandoning(abandon):
+                stored = store(prepared, request, planned, pairing, *on, watcher=watched, raced=len(self._entered()))
             ended = {"uid": stored.uid, "state": stored.status, "text": stored.text}
         except BaseException as error:  # a lane's thread receives no signal, so whatever it raises is its own
             ended = self._failed(request, stray(request.method, error))
         finally:
+            hung = turns.left(place)
             turns.leave(place)
-        self.hearing.tell(self.change, number, ended)
+        if not hung:
+            self.hearing.tell(self.change, number, ended)
 
     def _watched(self, number: int) -> Watched:
         return Watched(number, len(self._prepared.prompt.ids), self.hearing, self)

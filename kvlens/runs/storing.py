@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from kvlens.meta import Counterfactual, Outcome, RunMeta
-from kvlens.rows import PrefillRecord, StepRecord
+from kvlens.rows import PrefillRecord, SelfCheck, StepRecord
 from kvlens.runs import surprisals
 from kvlens.runs.describing import describe
 from kvlens.runs.effects import Lost
+from kvlens.runs.modelcheck import EQUAL, UNCHECKED, ModelCheck
 from kvlens.runs.preparing import Pairing, Plan, Prepared
 from kvlens.runs.readings import full_reading, reading
 from kvlens.runs.request import Report, RunRequest
@@ -151,6 +152,7 @@ def store(
             surprisal_s=round(surprisal_s, 4) if sink.surprisals_wait and not raced else None,
             no_surprisal=no_surprisal,
             process_peak_bytes=peak,
+            unannounced_bytes=result.unannounced_bytes,
             kernels=result.kernels,
             link_host_wait_s=None if raced else round(result.link_host_wait_s, 6),
             whatif=conclude(result),
@@ -177,6 +179,7 @@ def store(
     if not sink.begun:
         raise ValueError("cancelled before anything was decoded.")
     report("store", 0, 1)
+    checks = [*checks, *_model_checks(prepared.model_check)]
     ended = outcome or Outcome(output_text=sink.text())
     writer.finish(status, error, checks, ended.stored())
     report("store", 1, 1)
@@ -201,6 +204,14 @@ def _full_kv(
     except Exception as failure:
         short = shortage(failure)
         return None, str(short) if short is not None else f"it failed ({type(failure).__name__}: {failure})"
+
+
+def _model_checks(model_check: ModelCheck | None) -> list[SelfCheck]:
+    """The self-check of the model, where it was compared with its own generate."""
+    if model_check is None or model_check.verdict == UNCHECKED:
+        return []
+    passed = model_check.verdict == EQUAL
+    return [SelfCheck("model equals its generate", passed, float(model_check.compared), model_check.sentence)]
 
 
 class _LateSink:

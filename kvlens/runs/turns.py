@@ -28,11 +28,17 @@ class Turns:
             self._has[lane].acquire()
 
     def leave(self, lane: int) -> None:
-        """This lane, whose turn it is, has ended; the next one goes on."""
+        """This lane, whose turn it is, has ended; the next one goes on. Nothing happens if it has left before."""
+        if not self._going[lane]:
+            return
         following = self._following(lane)
         self._going[lane] = False
         if following != lane:
             self._has[following].release()
+
+    def left(self, lane: int) -> bool:
+        """Return True if this lane has left: its thread, which hung, must stop when it comes back."""
+        return not self._going[lane]
 
     def _following(self, lane: int) -> int:
         """The next lane that is going; the lane itself where it is the last. Called by who has the baton."""
@@ -47,10 +53,17 @@ class Hearing:
         self._told: queue.SimpleQueue[tuple[Callable[..., None], tuple[Any, ...]] | None] = queue.SimpleQueue()
         self.broken: Exception | None = None
         """what hearing something raised; nothing is heard from then on, and lanes should stop"""
+        self._abandoned: set[int] = set()
+        """threads that hang and are not waited for"""
 
     def tell(self, heard: Callable[..., None], *value: Any) -> None:
         """`heard(*what)` is called on the thread that hears. From any thread."""
         self._told.put((heard, value))
+
+    def abandon(self, thread: int) -> None:
+        """Wait for this lane's thread no longer. From any other thread."""
+        self._abandoned.add(thread)
+        self._told.put(None)
 
     def run(self, works: Sequence[Callable[[], None]]) -> None:
         """A thread for each, heard until all have ended. Raises what hearing them raised."""
@@ -59,7 +72,8 @@ class Hearing:
             try:
                 work()
             finally:
-                self._told.put(None)
+                if threading.get_ident() not in self._abandoned:
+                    self._told.put(None)
 
         for work in works:
             threading.Thread(target=begin, args=(work,), name="kvlens-lane", daemon=True).start()

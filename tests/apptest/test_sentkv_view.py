@@ -47,6 +47,9 @@ def test_a_run_shows_chunks_reuse_and_what_truncation_cost(visit: Visit, made: t
         moved, reused = reader.kv_cube("h2d_bytes").sum(), reader.kv_cube("reused_tokens")
         wanted = reused + reader.kv_cube("recalled_tokens")
         ideal = reader.kv_cube("ideal_bytes").sum()
+        recalled, tokens = reader.kv_cube("recalled_tokens"), reader.prompt_tokens()
+        shares = [recalled[step].mean() / (tokens + step) for step in range(1, len(recalled))]
+    assert f"{np.mean(shares):.1%} of all tokens" in text
     assert prompt.startswith("".join(table["text"]))
     assert (table["first"].to_numpy()[1:] == table["last"].to_numpy()[:-1] + 1).all()
     chunks = table[table["cut"] != "sinks"]

@@ -1,5 +1,5 @@
-"""A plugin that ends the process, at import or in a hook: one sentence with a code, a non-zero status, and no harm to
-other methods or lanes. A plugin that prints does not break JSON on stdout."""
+"""A plugin that ends the process or hangs, at import or in a hook: one sentence with a code, a non-zero status, and no
+harm to other methods or lanes. A plugin that prints does not break JSON on stdout."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from warmprocess import WarmProcess
 
-from kvlens.methods.faults import RAISED
+from kvlens.hangs import IMPORT_VARIABLE, VARIABLE
+from kvlens.methods.faults import HANGS, RAISED
 from kvlens.plugins import CODE
 from kvlens.store.reader import TraceReader
 
@@ -36,11 +37,17 @@ IMPORTS = {
     "ends_at_import": "print('bye')\nraise SystemExit(0)\n",
     "interrupts_at_import": "raise KeyboardInterrupt\n",
     "base_at_import": "class Own(BaseException):\n    pass\nraise Own('mine')\n",
+    "hangs_at_import": "import sys, time\ntime.sleep(1000 if 'hangs_at_import' in sys.argv else 0)\nraise SystemExit\n",
 }
 HOOKS = {
     "ends_at_prefill": ("score", "SystemExit(0)"),
     "ends_at_step": ("select", "SystemExit(0)"),
     "interrupts_at_step": ("decode_end", "KeyboardInterrupt"),
+}
+HANGING = {
+    "sleeps_at_step": ("select", "__import__('time').sleep(1000)"),
+    "loops_at_prefill": ("score", "[None for _ in iter(int, 1)]"),
+    "sleeps_in_init": ("__init__", "__import__('time').sleep(1000)"),
 }
 PRINTS = "prints_at_step"
 PRINTED = '{"phase": "select"'
@@ -56,7 +63,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / f"{name}.py").write_text(text)
         points.append(f"{name} = {name}:Ends")
     bodies = {name: (hook, f"raise {error}") for name, (hook, error) in HOOKS.items()}
-    for name, (hook, body) in (bodies | {PRINTS: ("select", PRINTING)}).items():
+    for name, (hook, body) in (bodies | HANGING | {PRINTS: ("select", PRINTING)}).items():
         (folder / f"{name}.py").write_text(LOUD + METHOD.format(name=name, hook=hook, body=body))
         points.append(f"{name} = {name}:Ends")
     info = folder / "faults-1.0.dist-info"
@@ -66,6 +73,14 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+START = f"""
+import os
+os.environ |= {{"{VARIABLE}": "1", "{IMPORT_VARIABLE}": "4"}}
+from kvlens import methods
+methods.forget()
+"""
+
+
 class Commands:
     """Commands in processes that start with the plugins installed, and look for them themselves."""
 
@@ -73,7 +88,7 @@ class Commands:
         self._process, self.folder = process, folder
 
     def __call__(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return self._process.kvlens(self.folder, "from kvlens import methods\nmethods.forget()", *arguments)
+        return self._process.kvlens(self.folder, START, *arguments)
 
     def run(self, method: str, *more: str) -> subprocess.CompletedProcess[str]:
         """A short run of a short prompt."""
@@ -121,6 +136,28 @@ def test_a_hook_that_ends_the_process_is_a_fault(kvlens: Commands, name: str) ->
     called = "prefill_end" if hook == "score" else hook  # a family's hook is called inside the engine's
     assert sentences[0].startswith(f"kvlens: {RAISED}: {name}.{called} raised {error.partition('(')[0]}")
     assert json.loads(ended.stdout.splitlines()[-1])["phase"] == "error"
+
+
+@pytest.mark.parametrize("name", HANGING)
+def test_a_hook_that_hangs_is_a_fault(kvlens: Commands, name: str) -> None:
+    ended = kvlens.run(name, "--progress-json")
+    assert ended.returncode == 1
+    sentences = [line for line in ended.stderr.splitlines() if line.startswith("kvlens: ")]
+    assert len(sentences) == 1
+    hook = {"score": "prefill_end"}.get(HANGING[name][0], HANGING[name][0])
+    assert sentences[0].startswith(f"kvlens: {HANGS}: {name}.{hook} ")
+    assert json.loads(ended.stdout.splitlines()[-1])["phase"] == "error"
+
+
+def test_a_lane_that_cannot_be_interrupted_is_given_up(kvlens: Commands) -> None:
+    kvlens.run("snapkv")
+    options = ["--methods", "sleeps_at_step,snapkv", "--budget", "50%", "--max-new", "3"]
+    ended = kvlens("race", str(kvlens.folder / "p.txt"), *options, "--runs", str(kvlens.folder / "hung"), "--json")
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    lanes = {lane["method"]: lane for lane in json.loads(ended.stdout)["lanes"]}
+    assert lanes["snapkv"]["state"] == lanes["full"]["state"] == "completed"
+    assert lanes["sleeps_at_step"]["state"] == "failed"
+    assert lanes["sleeps_at_step"]["message"].startswith(f"{HANGS}: sleeps_at_step.select ")
 
 
 def test_text_that_a_hook_prints_does_not_break_json(kvlens: Commands) -> None:

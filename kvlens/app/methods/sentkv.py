@@ -210,6 +210,16 @@ def _truncation(reader: TraceReader, reuse: Reuse) -> None:
     )
 
 
+def usage(reader: TraceReader) -> float | None:
+    """Return the paper's KV usage U (sec. 2.1): tokens transferred to the device by tokens in all, mean over layers, KV
+    heads and the steps after step 0, which recalls all that it reads. None: not recorded, or one step."""
+    recalled = reader.kv_cube("recalled_tokens")[1:]
+    if not np.isfinite(recalled).any():
+        return None
+    tokens = reader.prompt_tokens() + np.arange(1, len(recalled) + 1)
+    return float(np.nanmean(recalled / tokens[:, None, None]))
+
+
 def _attended(reader: TraceReader) -> None:
     st.markdown("##### What a step attends")
     frame = reader.journal("token_budget")
@@ -221,7 +231,7 @@ def _attended(reader: TraceReader) -> None:
         budget[int(step)] = values[1:4]
     step, _, _ = parts.selected(reader)
     parts.draw(reader, figures.attended(budget, step), key="sentkv_attended", alt="Tokens attended per step")
-    prompt = reader.prompt_tokens()
+    transferred, prompt = usage(reader), reader.prompt_tokens()
     share = np.nanmean(budget.sum(1)) / prompt
     noted = reader.journal("preselection_bytes")
     weight = ""
@@ -241,6 +251,8 @@ def _attended(reader: TraceReader) -> None:
             f"{prompt:,} tokens.{weight}"
         )
     )
+    if transferred is not None:
+        st.caption(plain(f"KV usage U (paper 2.1): {transferred:.1%} of all tokens are transferred in a step."))
 
 
 def _nothing_selected(reader: TraceReader) -> None:

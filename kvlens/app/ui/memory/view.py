@@ -118,6 +118,9 @@ def residency(reader: TraceReader) -> None:
             f"whole prompt is on the device, is not drawn; its peak: {prefill_bytes}."
         )
     )
+    if meta.unannounced_bytes:
+        size = si_bytes(meta.unannounced_bytes)
+        st.caption(plain(f"The method holds {size} that it does not announce. The bytes on the device count them."))
     if holds := meta.hold:
         held = [Hold(**part.stored()) for part in holds]
         size = _size_of(reader, held)

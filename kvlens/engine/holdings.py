@@ -1,0 +1,133 @@
+"""The tensors that a method holds, found by walking its attributes, whatever `held` announces.
+
+A storage counts once and whole. The walk follows containers, objects, closures, partial and bound functions, and of
+a plugin the attributes of its classes and the containers in global variables of its module. It follows no other
+modules and classes.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import types
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+PLAIN = (str, bytes, int, float, complex, bool, type(None), range, slice, torch.dtype, torch.device, torch.Size)
+"""types that hold no tensor"""
+CLOSED = (type, types.ModuleType, torch.Generator)
+"""types whose attributes are not the method's"""
+
+
+COUNTER_BYTES = 32
+"""a storage of at most so many bytes is a counter, which no method has to announce"""
+GLOBAL = (torch.Tensor, np.ndarray, list, dict, set, tuple, deque)
+"""types of global variables that are walked"""
+PRODUCT = ("kvlens.methods", "builtins", "abc", "typing", "torch")
+"""beginnings of modules whose classes hold nothing for a run"""
+UNANNOUNCED = "unannounced"
+"""the name of bytes that a method holds and does not announce"""
+
+
+class Holdings:
+    """What one run's method holds beside what it announces."""
+
+    def __init__(self, method: Any, device: torch.device) -> None:
+        self._method, self._device = method, device
+        self._foreign: dict[int, int] | None = None
+        """storages of the model and of its calibration; None: not collected yet"""
+        self.bytes = 0
+        """the most that the method has held unannounced"""
+
+    def lend(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Take note of tensors that belong to the model, which a hook is handed."""
+        self._others().update(storages_of(tensors))
+
+    def unannounced(self, announced: Iterable[torch.Tensor], memory: Iterable[int]) -> dict[int, int]:
+        """Return the bytes of each storage that the method holds, without those that it announces, those of the model
+        and those at the addresses `memory`, which the run holds anyway."""
+        method = self._method
+        held = held_storages(method, [method.context, method._journal], self._device)
+        counted = {*storages_of(announced), *self._others(), *memory}
+        hidden = {address: size for address, size in held.items() if size > COUNTER_BYTES and address not in counted}
+        self.bytes = max(self.bytes, sum(hidden.values()))
+        return hidden
+
+    def _others(self) -> dict[int, int]:
+        if self._foreign is None:
+            self._foreign = held_storages(self._method.context, [], self._device)
+        return self._foreign
+
+
+def storages_of(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
+    """Return the bytes of each storage by its address."""
+    return {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
+
+
+def held_storages(method: Any, skipped: Iterable[object], device: torch.device) -> dict[int, int]:
+    """Return the bytes of each storage on `device` that a method holds, by its address. Arrays of numpy count where
+    `device` is the host. skipped: objects that are not the method's, such as the run's context."""
+    sizes: dict[int, int] = {}
+    visited = {id(part) for part in skipped}
+    waiting: list[Any] = [method, *_class_values(type(method))]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, PLAIN) or id(part) in visited:
+            continue
+        visited.add(id(part))
+        if isinstance(part, torch.Tensor):
+            if part.device.type == device.type and part.device.type != "meta":
+                sizes |= storages_of([part])
+        elif isinstance(part, np.ndarray):
+            while isinstance(part.base, np.ndarray):
+                part = part.base
+            if device.type == "cpu" and part.base is None:
+                sizes[part.ctypes.data] = part.nbytes
+            waiting.append(part.base)
+        elif not isinstance(part, CLOSED):
+            waiting.extend(_parts(part))
+    sizes.pop(0, None)  # an empty storage has no address
+    return sizes
+
+
+def _parts(whole: Any) -> Iterator[Any]:
+    """The values inside a container, function or object."""
+    if isinstance(whole, Mapping):
+        yield from whole.keys()
+        yield from whole.values()
+    elif isinstance(whole, list | tuple | set | frozenset | deque):
+        yield from whole
+    elif isinstance(whole, types.FunctionType):
+        yield from whole.__defaults__ or ()
+        for cell in whole.__closure__ or ():
+            try:
+                yield cell.cell_contents
+            except ValueError:  # the variable has no value yet
+                continue
+    elif isinstance(whole, types.MethodType):
+        yield whole.__self__
+        yield whole.__func__
+    elif isinstance(whole, functools.partial):
+        yield from (whole.func, whole.args, whole.keywords)
+    yield from getattr(whole, "__dict__", {}).values()
+    for kind in type(whole).__mro__:
+        names = vars(kind).get("__slots__", ())
+        for name in (names,) if isinstance(names, str) else names:
+            if hasattr(whole, name):
+                yield getattr(whole, name)
+
+
+def _class_values(kind: type) -> Iterator[Any]:
+    """Values of a method's own classes, and tensors and containers in global variables of their modules: there a plugin
+    may store tensors for all its runs."""
+    for base in kind.__mro__:
+        if base.__module__.startswith(PRODUCT):
+            continue
+        yield from vars(base).values()
+        module = sys.modules.get(base.__module__)
+        names = vars(module).items() if module is not None else ()
+        yield from [value for name, value in names if isinstance(value, GLOBAL) and not name.startswith("__")]

@@ -1,0 +1,207 @@
+"""Whether full KV here equals the model's own `generate`: compared once per model, on one prompt, and kept.
+
+The prompt passes 1.1 times the position at which the model's rotary frequencies change, where it has such a border. The
+verdict is a small file in the models' cache, by the model's fingerprint, the number format, the device and the versions
+of torch, transformers and kvlens.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING
+
+from kvlens.models.cache import cache_dir
+from kvlens.store.files import read_plain, write_plain
+from kvlens.text.units import si_bytes
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from kvlens.engine.engine import Engine
+    from kvlens.text.prompts import Prompt
+
+EQUAL, DIFFERS, UNCHECKED = "equal", "differs", "not checked"
+FOLDER = "checks"
+"""of the models' cache"""
+SHORT, NEW = 96, 8
+"""tokens of the prompt of a model without a border, and tokens that are generated"""
+PAST = 1.1
+"""share of the border that the prompt has"""
+TIE = 1e-3
+"""logits between the two best tokens below which another order of sums may choose the other"""
+FIRST_RUN_WORK = {"cpu": 1e11, "cuda": 1e13}
+"""parameters times tokens that a first run may compute twice: seconds, not minutes"""
+_MOST_BYTES = 1 << 16
+SENTENCE = "Item {number} of the list is in room {room}, and its colour is {colour}. "
+COLOURS = ("red", "green", "blue", "white", "black")
+
+
+@dataclass(frozen=True)
+class ModelCheck:
+    """The verdict on one model."""
+
+    verdict: str
+    """EQUAL, DIFFERS or UNCHECKED"""
+    tokens: int
+    """of the prompt; of an unchecked model those that it would take"""
+    border: int | None
+    """tokens beyond which the model's rotary frequencies change; None: they never do"""
+    compared: int = 0
+    """generated tokens that were compared"""
+    reason: str = ""
+    """why it was not checked, or where it differs"""
+    seconds: float = 0.0
+    model: str = ""
+    """its name when it was compared"""
+    dtype: str = ""
+    device: str = ""
+
+    @property
+    def sentence(self) -> str:
+        """The verdict as commands print it."""
+        if self.verdict == UNCHECKED:
+            return f"not checked: {self.reason}"
+        past = "" if self.border is None else f", past the border at {self.border:,}"
+        result = f"equal {self.compared} tokens" if self.verdict == EQUAL else self.reason
+        return f"{result} of generate after {self.tokens:,} prompt tokens{past} ({self.seconds:.1f} s)"
+
+
+def known_check(engine: Engine, fingerprint: str) -> ModelCheck | None:
+    """Return the verdict that is kept for this model; None if there is none."""
+    try:
+        return ModelCheck(**json.loads(read_plain(_place(engine, fingerprint), _MOST_BYTES)))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def checks_of(name: str) -> list[ModelCheck]:
+    """Return the verdicts that were kept of models of this name, the latest first."""
+    files = sorted((cache_dir() / FOLDER).glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
+    verdicts = []
+    for path in files:
+        with suppress(OSError, ValueError, TypeError):
+            verdicts.append(ModelCheck(**json.loads(read_plain(path, _MOST_BYTES))))
+    return [verdict for verdict in verdicts if verdict.model == name]
+
+
+def first_check(engine: Engine, fingerprint: str) -> ModelCheck:
+    """Return the verdict on a model that is about to run: the kept one, or a new one where that takes seconds."""
+    kept_verdict = known_check(engine, fingerprint)
+    if kept_verdict is not None:
+        return kept_verdict
+    loaded = engine.loaded
+    tokens, border = prompt_tokens(engine)
+    work = loaded.info["parameters"] * tokens
+    if work > FIRST_RUN_WORK.get(loaded.model.device.type, 0):
+        reason = f"{tokens:,} tokens take long: kvlens doctor --model {loaded.name} does it"
+        return ModelCheck(UNCHECKED, tokens, border, reason=reason)
+    return check_model(engine, fingerprint)
+
+
+def check_model(engine: Engine, fingerprint: str) -> ModelCheck:
+    """Compare full KV with `generate` and keep the verdict. A verdict for want of memory is not kept."""
+    model = engine.loaded.model
+    names = {"model": engine.loaded.name, "dtype": str(model.dtype).removeprefix("torch."), "device": model.device.type}
+    try:
+        verdict = replace(_compare(engine), **names)
+    except Exception as error:  # what is wrong with a model's own generate must not end a run
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        return ModelCheck(UNCHECKED, *prompt_tokens(engine), reason=reason, **names)
+    if verdict.verdict != UNCHECKED:
+        place = _place(engine, fingerprint)
+        with suppress(OSError):  # a cache that cannot be written: the next run compares again
+            place.parent.mkdir(parents=True, exist_ok=True)
+            write_plain(place, json.dumps(asdict(verdict)).encode(), durable=False)
+    return verdict
+
+
+def prompt_tokens(engine: Engine) -> tuple[int, int | None]:
+    """Return the number of tokens that the comparison reads, and the border that they pass, if any."""
+    from kvlens.engine.whole_length import border_of
+
+    border = border_of(engine.loaded.model.config)
+    return (SHORT if border is None else math.ceil(PAST * border) + 1), border
+
+
+def _compare(engine: Engine) -> ModelCheck:
+    """The comparison itself."""
+    from kvlens import methods
+    from kvlens.checking.stock import generated
+    from kvlens.engine.engine import Options
+    from kvlens.engine.generation_rules import NonFiniteLogits
+
+    tokens, border = prompt_tokens(engine)
+    refusal = _refusal(engine, tokens)
+    if refusal:
+        return ModelCheck(UNCHECKED, tokens, border, reason=refusal)
+    prompt, start = _prompt(engine, tokens), time.perf_counter()
+    full = methods.get(methods.REFERENCE)
+    try:
+        ours = engine.run(prompt, full, full.Parameters(), None, Options(max_new=NEW), keep_logits=True)
+    except NonFiniteLogits as error:
+        return ModelCheck(DIFFERS, tokens, border, reason=str(error))
+    theirs = generated(engine.loaded.model, prompt.ids, NEW)
+    seconds, compared = round(time.perf_counter() - start, 2), min(len(ours.ids), len(theirs))
+    for place in range(compared):
+        best = ours.logits[place].topk(2).values
+        if ours.ids[place] != theirs[place] and float(best[0] - best[1]) > TIE:
+            reason = f"other token at step {place}: {ours.ids[place]} here, {theirs[place]}"
+            return ModelCheck(DIFFERS, tokens, border, place, reason, seconds)
+        if ours.ids[place] != theirs[place]:
+            compared = place  # two tokens of equal logits: the texts go apart for no fault
+            break
+    return ModelCheck(EQUAL, tokens, border, compared, seconds=seconds)
+
+
+def _refusal(engine: Engine, tokens: int) -> str:
+    """Why a model cannot be compared on so many tokens; empty if it can."""
+    loaded, needed = engine.loaded, 3 * engine.loaded.shape.full_kv_bytes(tokens + NEW)
+    if tokens + NEW > loaded.max_positions:
+        return f"{tokens:,} tokens are more than the model's {loaded.max_positions:,}"
+    if loaded.window is not None and tokens + NEW > loaded.window:
+        return f"{tokens:,} tokens are more than the sliding window's {loaded.window:,}"
+    free = _free_bytes(loaded.model.device.type)
+    if free is not None and needed > free:
+        return f"{tokens:,} tokens need {si_bytes(needed)} of memory, and {si_bytes(free)} are free"
+    return ""
+
+
+def _free_bytes(device: str) -> int | None:
+    """Bytes of memory that could be taken on a device; None: unknown."""
+    if device == "cuda":
+        import torch
+
+        return int(torch.cuda.mem_get_info()[0])
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            return next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable"))
+    except (OSError, StopIteration):
+        return None
+
+
+def _prompt(engine: Engine, tokens: int) -> Prompt:
+    """A prompt of plain sentences, cut to so many tokens."""
+    from kvlens.text.prompts import Prompt, PromptText
+
+    tokenizer = engine.loaded.tokenizer
+    lines = (SENTENCE.format(number=n, room=7 * n % 100, colour=COLOURS[n % 5]) for n in range(1, tokens // 4 + 8))
+    ids = tuple(tokenizer("".join(lines))["input_ids"][:tokens])
+    return Prompt(PromptText("x"), ids, ("",) * len(ids), (None,) * len(ids))
+
+
+def _place(engine: Engine, fingerprint: str) -> Path:
+    """The file of a verdict."""
+    import torch
+    import transformers
+
+    from kvlens import __version__
+
+    model = engine.loaded.model
+    parts = (fingerprint, model.dtype, model.device.type, torch.__version__, transformers.__version__, __version__)
+    digest = hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()
+    return cache_dir() / FOLDER / f"{digest[:32]}.json"
