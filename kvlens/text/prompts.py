@@ -38,6 +38,8 @@ class PromptText:
     """words that the answer begins with, fed behind the text; in the chat form behind what begins the answer"""
     question: int | None = None
     """the character of the text with which its question begins; what stands before it is the context"""
+    answers: tuple[str, ...] = ()
+    """other answers that are right as well as `answer`"""
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ class Prompt:
 
 def decode(data: bytes, name: str) -> PromptText:
     """Return the prompt in the bytes of a file. `.json` is an object with "text" and, if known, "answer" (a string or
-    an integer), "needle" ([[start, end], ...]), "task", "answer_prefix", "question" (the character with which it
+    an integer), "answers" (a list of others that are right as well), "needle" ([[start, end], ...]), "task", "answer_prefix", "question" (the character with which it
     begins). The text has LF for CRLF, and no byte order mark.
 
     Raises BadPrompt for a file of many prompts, too many bytes, not UTF-8, NUL characters, empty text or JSON of
@@ -90,7 +92,9 @@ def checked(prompt: PromptText, name: str) -> PromptText:
     """Raises BadPrompt when the text is empty or holds NUL characters, or a needle lies outside it."""
     if not prompt.text.strip():
         raise BadPrompt(f"{name} is empty: give a text to run.")
-    if _HALF.search("".join((prompt.text, prompt.answer or "", prompt.task or "", prompt.answer_prefix))):
+    if _HALF.search(
+        "".join((prompt.text, prompt.answer or "", *prompt.answers, prompt.task or "", prompt.answer_prefix))
+    ):
         raise BadPrompt(f"{name} holds half of a character (a lone surrogate), which is no text: save it as UTF-8.")
     if "\x00" in prompt.text:
         raise BadPrompt(f"{name} contains NUL characters, so it is not plain text.")
@@ -144,6 +148,7 @@ def _from_json(text: str, name: str) -> PromptText:
     prefix, asked = data.get("answer_prefix"), data.get("question")
     if isinstance(answer, int) and not isinstance(answer, bool):
         answer = str(answer)
+    others = data.get("answers")
     text = data["text"]
     return checked(
         PromptText(
@@ -154,6 +159,7 @@ def _from_json(text: str, name: str) -> PromptText:
             seed if isinstance(seed, int) and 0 <= seed < 1 << 63 else None,
             prefix if isinstance(prefix, str) else "",
             _without_cr(text, asked) if isinstance(asked, int) and not isinstance(asked, bool) else None,
+            tuple(item for item in others if isinstance(item, str)) if isinstance(others, list) else (),
         ),
         name,
     )

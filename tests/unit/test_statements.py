@@ -20,11 +20,11 @@ from kvlens.lab.bench.trials import changed, settings
 from kvlens.lab.claims import arms, check, judged, page, written
 from kvlens.lab.claims.arms import Place, Rows, places
 from kvlens.lab.claims.check import claiming, refuse_others, statements_of
-from kvlens.lab.results.statistics import paired_shares
 from kvlens.memory.budget import Budget
 from kvlens.methods.fitting import Sizes, choose
 from kvlens.methods.statements import FIGURES, Arm, Statement, arm, stated
 from kvlens.shape import KVShape
+from kvlens.statistics import paired_shares
 from kvlens.tasks.texts import sentences
 
 SMOLLM2 = KVShape(30, 9, 3, 64, 4)

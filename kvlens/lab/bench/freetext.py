@@ -26,8 +26,8 @@ from kvlens.lab.bench.passages import distinct, passage
 from kvlens.lab.bench.provenance import about, made_otherwise, origin
 from kvlens.lab.bench.tablerequest import ComparedRequest
 from kvlens.lab.bench.trials import Means, arm, changed, chosen, infeasible, missing, settings
-from kvlens.lab.results.statistics import of_mean
 from kvlens.memory.budget import Budget, BudgetInfeasible
+from kvlens.statistics import of_mean
 from kvlens.tasks.texts import EVALUATION
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from typing import Any
 
 from kvlens.lab.claims import Claim
 from kvlens.lab.claims.arms import ANSWER, LENGTH, Place, Rows, places
-from kvlens.lab.results.statistics import of_mean, paired_shares, wilson
 from kvlens.methods.statements import FIGURES, Arm, Figure, Statement
+from kvlens.statistics import of_mean, paired_shares, wilson
 
 FEWEST = 10
 """ours: fewer pairs decide nothing"""

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from kvlens.lab.claims import Claim, Setting, setting_of
 from kvlens.lab.claims.judged import FEWEST
 from kvlens.lab.claims.methods.chess_pages import Ranked, first_selection, rank_asked, rank_by_parts, watching
-from kvlens.lab.results.statistics import normal, wilson
 from kvlens.methods.statements import Statement, arm
 from kvlens.models.find import DEMO
+from kvlens.statistics import normal, wilson
 
 if TYPE_CHECKING:
     import torch

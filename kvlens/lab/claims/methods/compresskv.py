@@ -11,8 +11,8 @@ import numpy as np
 
 from kvlens.lab.claims import Claim, Setting, setting_of
 from kvlens.lab.claims.judged import FEWEST
-from kvlens.lab.results.statistics import normal
 from kvlens.methods.statements import ONE_NEEDLE, Statement, arm
+from kvlens.statistics import normal
 
 if TYPE_CHECKING:
     from kvlens.engine.engine import Engine

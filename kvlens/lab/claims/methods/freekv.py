@@ -10,10 +10,10 @@ import numpy as np
 
 from kvlens.lab.claims import Claim, setting_of
 from kvlens.lab.claims.judged import FEWEST, lies_within
-from kvlens.lab.results.statistics import normal
 from kvlens.methods.freekv.params import POOLINGS
 from kvlens.methods.statements import Statement, arm
 from kvlens.rows import PrefillRecord, StepRecord
+from kvlens.statistics import normal
 
 if TYPE_CHECKING:
     from kvlens.engine.engine import Engine

@@ -1,0 +1,113 @@
+"""Two arms of a study compared on the prompts that both were run on."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from statistics import NormalDist
+
+from kvlens.statistics import paired_shares, sign_test
+from kvlens.studies.table import Results
+
+ERROR, POWER = 0.05, 0.8
+"""chance to see a difference that is not there (two-sided), and to see one that is"""
+
+
+@dataclass(frozen=True)
+class Split:
+    """A prompt that only one of two arms answers right."""
+
+    prompt: str
+    uid_a: str | None
+    uid_b: str | None
+    right: str
+    """'a' or 'b'"""
+
+
+@dataclass(frozen=True)
+class Paired:
+    """Arm A beside arm B."""
+
+    n: int
+    """prompts whose answers are judged under both"""
+    both: int
+    neither: int
+    splits: tuple[Split, ...]
+    """prompts that only one answers right"""
+    low: float
+    high: float
+    """95 % interval of the difference of shares, A minus B"""
+    p: float
+    """two-sided exact McNemar test"""
+    needed: int | None
+    """prompts that would decide a difference as large as the one seen; None: no difference was seen"""
+
+    @property
+    def only_a(self) -> int:
+        """Prompts that only A answers right."""
+        return sum(split.right == "a" for split in self.splits)
+
+    @property
+    def only_b(self) -> int:
+        """Prompts that only B answers right."""
+        return sum(split.right == "b" for split in self.splits)
+
+    @property
+    def difference(self) -> float:
+        """Share of right answers, A minus B."""
+        return (self.only_a - self.only_b) / self.n if self.n else math.nan
+
+    @property
+    def decided(self) -> bool:
+        """The interval does not hold 0."""
+        return self.n > 0 and not self.low <= 0 <= self.high
+
+
+def compare(results: Results, a: str, b: str) -> Paired:
+    """Return arm `a` beside arm `b`, by their keys or labels. Raises ValueError with one sentence for an arm that the
+    study does not have."""
+    frame = results.frame()
+    keys = [_key(results, name) for name in (a, b)]
+    rows = []
+    for key in keys:
+        part = frame[(frame["arm"] == key) & (frame["state"] == "completed")] if len(frame) else frame
+        judged = part[part["right"].notna()] if "right" in part else part.iloc[:0]
+        rows.append({row.prompt: (bool(row.right), row.uid) for row in judged.itertuples()})
+    first, second = rows
+    shared = [prompt for prompt in first if prompt in second]
+    splits = tuple(
+        Split(prompt, first[prompt][1], second[prompt][1], "a" if first[prompt][0] else "b")
+        for prompt in shared
+        if first[prompt][0] != second[prompt][0]
+    )
+    both = sum(first[prompt][0] and second[prompt][0] for prompt in shared)
+    n, gained = len(shared), sum(split.right == "a" for split in splits)
+    lost = len(splits) - gained
+    low, high = paired_shares(gained, lost, n) if n else (-1.0, 1.0)
+    p = sign_test(gained, lost) if splits else 1.0
+    needed = None if gained == lost else prompts_needed(gained / n, lost / n)
+    return Paired(n, both, n - both - len(splits), splits, low, high, p, needed)
+
+
+def prompts_needed(only_a: float, only_b: float) -> int:
+    """Return how many prompts show that two shares differ, with a chance of POWER and a two-sided error of ERROR, if only
+    A is right on a share `only_a` of them and only B on `only_b` (Connor 1987, McNemar's test). Raises ValueError where
+    the two do not differ."""
+    if only_a == only_b:
+        raise ValueError("two shares that are the same need no number of prompts to be told apart.")
+    split, difference = only_a + only_b, abs(only_a - only_b)
+    alpha, beta = NormalDist().inv_cdf(1 - ERROR / 2), NormalDist().inv_cdf(POWER)
+    root = alpha * math.sqrt(split) + beta * math.sqrt(max(0.0, split - difference**2))
+    return math.ceil((root / difference) ** 2)
+
+
+def _key(results: Results, name: str) -> str:
+    from kvlens.studies.plan import labels
+
+    names = labels(results.arms)
+    if name in names:
+        return name
+    found = [key for key, label in names.items() if label == name]
+    if len(found) != 1:
+        raise ValueError(f"the study has no arm '{name}'; it has {', '.join(names.values())}.")
+    return found[0]
