@@ -21,7 +21,7 @@ def figures_of(reader: TraceReader) -> dict[str, Any]:
     came, meta, steps, loss = outcome(reader), reader.meta, reader.steps(), reader.loss()
     full = float(meta.full_kv_bytes or math.nan)
     output = meta.output_text or ""
-    found: dict[str, Any] = {
+    figures: dict[str, Any] = {
         "outcome": came.words,
         "kinds": list(came.kinds),
         "right": came.right,
@@ -43,7 +43,7 @@ def figures_of(reader: TraceReader) -> dict[str, Any]:
         "reused_share": _reused(reader),
         "ms_per_step": _mean(steps["dur_us"]) / 1000,
     }
-    return {name: value for name, value in found.items() if _is_there(value)}
+    return {name: value for name, value in figures.items() if _is_there(value)}
 
 
 FIGURES = {

@@ -73,14 +73,14 @@ def compare(results: Results, a: str, b: str) -> Paired:
         part = frame[(frame["arm"] == key) & (frame["state"] == "completed")] if len(frame) else frame
         judged = part[part["right"].notna()] if "right" in part else part.iloc[:0]
         rows.append({row.prompt: (bool(row.right), row.uid) for row in judged.itertuples()})
-    first, second = rows
-    shared = [prompt for prompt in first if prompt in second]
+    answers_a, answers_b = rows
+    shared = [prompt for prompt in answers_a if prompt in answers_b]
     splits = tuple(
-        Split(prompt, first[prompt][1], second[prompt][1], "a" if first[prompt][0] else "b")
+        Split(prompt, answers_a[prompt][1], answers_b[prompt][1], "a" if answers_a[prompt][0] else "b")
         for prompt in shared
-        if first[prompt][0] != second[prompt][0]
+        if answers_a[prompt][0] != answers_b[prompt][0]
     )
-    both = sum(first[prompt][0] and second[prompt][0] for prompt in shared)
+    both = sum(answers_a[prompt][0] and answers_b[prompt][0] for prompt in shared)
     n, gained = len(shared), sum(split.right == "a" for split in splits)
     lost = len(splits) - gained
     low, high = paired_shares(gained, lost, n) if n else (-1.0, 1.0)
@@ -90,9 +90,10 @@ def compare(results: Results, a: str, b: str) -> Paired:
 
 
 def prompts_needed(only_a: float, only_b: float) -> int:
-    """Return how many prompts show that two shares differ, with a chance of POWER and a two-sided error of ERROR, if only
-    A is right on a share `only_a` of them and only B on `only_b` (Connor 1987, McNemar's test). Raises ValueError where
-    the two do not differ."""
+    """Return how many prompts show that two shares differ, with a chance of POWER and a two-sided error of ERROR.
+
+    A alone is right on a share `only_a` of them, B alone on `only_b` (Connor 1987, for McNemar's test). Raises
+    ValueError where the two do not differ."""
     if only_a == only_b:
         raise ValueError("two shares that are the same need no number of prompts to be told apart.")
     split, difference = only_a + only_b, abs(only_a - only_b)
@@ -107,7 +108,7 @@ def _key(results: Results, name: str) -> str:
     names = labels(results.arms)
     if name in names:
         return name
-    found = [key for key, label in names.items() if label == name]
-    if len(found) != 1:
+    matching_keys = [key for key, label in names.items() if label == name]
+    if len(matching_keys) != 1:
         raise ValueError(f"the study has no arm '{name}'; it has {', '.join(names.values())}.")
-    return found[0]
+    return matching_keys[0]

@@ -1,4 +1,4 @@
-"""What a study is to run: methods x values of parameters x budgets x forms of the question x seeds, over some prompts."""
+"""What a study is to run: methods x values of parameters x budgets x forms of the question x seeds, over prompts."""
 
 from __future__ import annotations
 
@@ -82,10 +82,10 @@ class StudyPlan(BaseModel):
 
     def arms(self) -> list[Arm]:
         """Return all arms, those of full KV first, each once."""
-        found: dict[str, Arm] = {}
+        arms: dict[str, Arm] = {}
         for question, seed in itertools.product(self.questions, self.seeds):
             arm = Arm(method=methods.REFERENCE, question=question, seed=seed)
-            found[arm.key()] = arm
+            arms[arm.key()] = arm
         for entrant in self.entrants:
             if entrant.method == methods.REFERENCE:
                 continue
@@ -95,8 +95,8 @@ class StudyPlan(BaseModel):
                 overrides = {**entrant.overrides, **dict(zip(grid, values, strict=True))}
                 shares = {"overrides": overrides, "budget": budget, "question": question, "seed": seed}
                 arm = Arm(method=entrant.method, preset=entrant.preset, **shares)
-                found[arm.key()] = arm
-        return list(found.values())
+                arms[arm.key()] = arm
+        return list(arms.values())
 
     def request(self, arm: Arm) -> RunRequest:
         """Return the run of an arm. Its budget holds a method that keeps all KV to that share of the tokens it attends,
@@ -113,7 +113,7 @@ class StudyPlan(BaseModel):
 def parse_values(items: Sequence[str], names: Sequence[str]) -> dict[str, dict[str, tuple[str, ...]]]:
     """Return ['freekv.tau=0.7,0.8'] as {'freekv': {'tau': ('0.7', '0.8')}}. names: the study's methods. A parameter
     without a method belongs to the only one. Raises ValueError with one sentence."""
-    found: dict[str, dict[str, tuple[str, ...]]] = {}
+    values_by_method: dict[str, dict[str, tuple[str, ...]]] = {}
     for item in items:
         target, sign, values = item.partition("=")
         method, dot, parameter = target.strip().rpartition(".")
@@ -122,8 +122,8 @@ def parse_values(items: Sequence[str], names: Sequence[str]) -> dict[str, dict[s
         parts = tuple(part.strip() for part in values.split(",") if part.strip())
         if not sign or method not in names or not parameter or not parts:
             raise ValueError(f"--set takes method.parameter=value,value of a method of the study, not '{item}'.")
-        found.setdefault(method, {})[parameter] = parts
-    return found
+        values_by_method.setdefault(method, {})[parameter] = parts
+    return values_by_method
 
 
 def labels(arms: Sequence[Arm]) -> dict[str, str]:
@@ -134,14 +134,14 @@ def labels(arms: Sequence[Arm]) -> dict[str, str]:
 
 
 def _label(arm: Arm, settings: Sequence[Mapping[str, str]], varied: set[str]) -> str:
-    own = arm.settings()
+    arm_settings = arm.settings()
     siblings = [each for each in settings if each["method"] == arm.method]
     parts = [methods.get(arm.method).title]
     if len({each["preset"] for each in siblings}) > 1:
-        parts.append(own["preset"] or "usual preset")
+        parts.append(arm_settings["preset"] or "usual preset")
     for name in arm.overrides:
         if len({each.get(name) for each in siblings}) > 1:
-            parts.append(f"{name} {own[name]}")
+            parts.append(f"{name} {arm_settings[name]}")
     if "budget" in varied and arm.budget:
         parts.append(in_words(arm.budget))
     if "question" in varied:

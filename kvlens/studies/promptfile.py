@@ -41,8 +41,8 @@ class ReadPrompts:
 def read_prompts(names: Iterable[str], encoding: Encoding) -> ReadPrompts:
     """Return the prompts of all `names`, each of which is
 
-    - a file: .jsonl, .jsonl.gz or .csv with one prompt a row, .json with one prompt, a list of them or chat messages, .txt
-      or .md with one prompt;
+    - a file: .jsonl, .jsonl.gz or .csv with one prompt a row, .json with one prompt, a list of them or chat messages,
+      .txt or .md with one prompt;
     - KIND:PATH of a published benchmark (kvlens.tasks.file_kinds);
     - a generated task with its settings, for example niah_single@length=1024@prompts=20@seed=0.
 
@@ -78,9 +78,7 @@ def _prompts_in(name: str, encoding: Encoding) -> Iterator[StudyPrompt | str]:
         return
     drawn = _SET.fullmatch(name)
     if drawn is None or drawn["name"] not in tasks.registry():
-        raise BadPrompt(
-            f"'{name}' is neither a file nor a task: name a file, KIND:PATH or a task of `kvlens bench tasks`."
-        )
+        raise BadPrompt(f"'{name}' is no file and no task: name a file, KIND:PATH or a task (`kvlens bench tasks`).")
     values = dict(DRAWN)
     for part in drawn["given"].split("@")[1:]:
         setting, _, value = part.partition("=")
@@ -95,11 +93,11 @@ def _of_task(name: str, count: int, length: int | None, seed: int, encoding: Enc
     for index in range(count):
         depth = None if length is None else DEPTHS[index % len(DEPTHS)]
         try:
-            asked = tasks.ask(task, length, depth, seed + index, encoding, index)
+            prompt_text = tasks.ask(task, length, depth, seed + index, encoding, index)
         except ValueError as error:
             yield f"prompt {index} of {name}: {error}"
             continue
-        source = tasks.prompt_of(asked)
+        source = tasks.prompt_of(prompt_text)
         yield StudyPrompt(f"{_short(name)}-{index}", source, _short(name))
 
 
@@ -190,8 +188,8 @@ def _short(name: str) -> str:
 
 def _distinct(prompts: Iterable[StudyPrompt]) -> Iterator[StudyPrompt]:
     """The prompts, of which no two have one id."""
-    seen: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for prompt in prompts:
-        seen[prompt.id] += 1
-        count = seen[prompt.id]
+        counts[prompt.id] += 1
+        count = counts[prompt.id]
         yield prompt if count == 1 else replace(prompt, id=f"{prompt.id}#{count}")

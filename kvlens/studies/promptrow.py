@@ -59,8 +59,8 @@ class StudyPrompt:
 
 
 def prompt_of(row: Mapping[str, Any], default_id: str, name: str) -> StudyPrompt:
-    """Return the prompt of a row. It has `messages` (chat), `text`, or `question` with or without `context`; then, where
-    they are known, `answer` or `answers`, `needle` (words of the prompt, or character ranges), `id`, `group`.
+    """Return the prompt of a row. It has `messages` (chat), `text`, or `question` with or without `context`. Where they
+    are known it has `answer` or `answers`, `needle` (words of the prompt, or character ranges), `id` and `group`.
 
     Args:
         default_id: the prompt's id where the row has none.

@@ -35,11 +35,11 @@ if TYPE_CHECKING:
 class Audience(Protocol):
     """Who watches a study."""
 
-    def report(self, phase: str, done: int, total: int) -> None:
+    def report(self, phase: str, number: int, total: int) -> None:
         """How far the run of a trial is."""
 
-    def trial(self, done: int, total: int, prompt: StudyPrompt, arm: Arm, trial: Trial) -> None:
-        """A trial has ended; `done` of `total` have."""
+    def trial(self, finished: int, total: int, prompt: StudyPrompt, arm: Arm, trial: Trial) -> None:
+        """A trial has ended; `finished` of `total` have."""
 
 
 class Study:
@@ -65,9 +65,9 @@ class Study:
         for prompt in self._prompts:
             missing = [arm for arm in self._arms if (prompt.id, arm.key()) not in self._ended]
             for question in self._plan.questions:
-                asked = [arm for arm in missing if arm.question == question]
-                if asked and not self._cancelled():
-                    self._run_prompt(prompt, question, asked)
+                pending = [arm for arm in missing if arm.question == question]
+                if pending and not self._cancelled():
+                    self._run_prompt(prompt, question, pending)
                     give_back()
         return self._done == self._total
 
@@ -161,15 +161,15 @@ class Study:
 
     def _prepared(self, prompt: StudyPrompt, request: RunRequest, arms: list[Arm]) -> Prepared:
         """The loaded model with the prompt, whose reading serves all methods that are to come. Raises ValueError."""
-        kept = keeping([methods.get(arm.method) for arm in arms])
+        reading = keeping([methods.get(arm.method) for arm in arms])
         if self._base is None:
             self._base = prepare(request, prompt.source, self._audience.report, models=self._models)
             self._same_model(self._base.fingerprint)
-            return replace(self._base, kept=kept)
+            return replace(self._base, kept=reading)
         tokenizer = self._base.engine.loaded.tokenizer
-        asked = (request.chat, request.system, request.question)
-        tokens = tokenize(prompt.source, tokenizer, None, request.max_new, *asked, None, request.turns)
-        return replace(self._base, prompt=tokens, kept=kept)
+        form = (request.chat, request.system, request.question)
+        tokens = tokenize(prompt.source, tokenizer, None, request.max_new, *form, None, request.turns)
+        return replace(self._base, prompt=tokens, kept=reading)
 
     def _same_model(self, fingerprint: str) -> None:
         """Raises ValueError where the weights are not those that the study began with."""
@@ -177,9 +177,8 @@ class Study:
             self._info.fingerprint = fingerprint
             storage.save(self._runs, self._info)
         elif self._info.fingerprint != fingerprint:
-            raise ValueError(
-                f"the files of {self._plan.shared.model} have changed since study {self._info.id} began: begin a new study."
-            )
+            model = self._plan.shared.model
+            raise ValueError(f"{model} has changed since study {self._info.id} began: begin a new study.")
 
 
 def carry_out(

@@ -1,4 +1,4 @@
-"""Stored studies: `studies/<id>/` in the folder of runs, with the plan, the prompts, and one line per finished trial."""
+"""Stored studies: `studies/<id>/` in the folder of runs, with the plan, the prompts, and one line per trial."""
 
 from __future__ import annotations
 
@@ -129,12 +129,12 @@ def read_trials(runs_dir: Path, study_id: str) -> list[Trial]:
         return []
     except OSError as error:
         raise UnreadableRun(f"The trials of study {study_id} cannot be read ({sentence(error)}).") from None
-    found: dict[tuple[str, str], Trial] = {}
+    trials: dict[tuple[str, str], Trial] = {}
     for line in data[: data.rfind("\n") + 1].split("\n"):
         trial = _trial(line)
         if trial is not None:
-            found[trial.prompt, trial.arm] = trial
-    return list(found.values())
+            trials[trial.prompt, trial.arm] = trial
+    return list(trials.values())
 
 
 def append(runs_dir: Path, study_id: str, trial: Trial) -> None:
@@ -178,8 +178,8 @@ def is_running(runs_dir: Path, study_id: str) -> bool:
 def ids(runs_dir: Path) -> list[str]:
     """Return the ids of all stored studies, newest first."""
     folder = runs_dir / FOLDER
-    found = (path.parent.name for path in folder.glob(f"*/{PLAN}")) if folder.is_dir() else ()
-    return sorted(found, reverse=True)
+    names = (path.parent.name for path in folder.glob(f"*/{PLAN}")) if folder.is_dir() else ()
+    return sorted(names, reverse=True)
 
 
 def _trial(line: str) -> Trial | None:

@@ -99,9 +99,9 @@ class Results:
         """Return the numeric axes along which the study has at least two values."""
         frame = pd.DataFrame([_columns(arm) for arm in self.arms if arm.method != methods.REFERENCE])
         fixed = {"method", "preset", "question", "seed"}
-        found = [name for name in frame.columns if name not in fixed and frame[name].map(_number).nunique() > 1]
+        names = [name for name in frame.columns if name not in fixed and frame[name].map(_number).nunique() > 1]
         lengths = {trial.figures.get("prompt_tokens") for trial in self.trials if trial.figures}
-        return [*found, *(["prompt_tokens"] if len(lengths) > 1 else [])]
+        return [*names, *(["prompt_tokens"] if len(lengths) > 1 else [])]
 
     def curve(self, axis: str, figure: str = "right") -> pd.DataFrame:
         """Return a figure along a numeric axis, one line for whatever else the arms differ in.
@@ -123,14 +123,16 @@ class Results:
         empty = pd.DataFrame(columns=["line", "x", "n", "value", "low", "high", "uids"])
         if figure not in frame:
             return empty
-        done = frame[(frame["state"] == "completed") & (frame["method"] != methods.REFERENCE) & frame[figure].notna()]
-        done = done.assign(x=done[axis].map(_number), line=self._lines(done, axis))
+        completed = frame[
+            (frame["state"] == "completed") & (frame["method"] != methods.REFERENCE) & frame[figure].notna()
+        ]
+        completed = completed.assign(x=completed[axis].map(_number), line=self._lines(completed, axis))
         rows = []
-        for (line, x), part in done[done["x"].notna()].groupby(["line", "x"], sort=False):
+        for (line, x), part in completed[completed["x"].notna()].groupby(["line", "x"], sort=False):
             value, low, high = estimated(part[figure], figure)
             rows.append((line, x, len(part), value, low, high, list(part["uid"])))
-        found = pd.DataFrame(rows, columns=empty.columns)
-        return found.sort_values(["line", "x"], kind="stable").reset_index(drop=True) if len(found) else empty
+        points = pd.DataFrame(rows, columns=empty.columns)
+        return points.sort_values(["line", "x"], kind="stable").reset_index(drop=True) if len(points) else empty
 
     def _lines(self, frame: pd.DataFrame, axis: str) -> pd.Series:
         """The name of each trial's line: its arm without the axis."""
@@ -140,8 +142,8 @@ class Results:
 
 
 def estimated(values: Iterable[Any], figure: str) -> tuple[float, float, float]:
-    """Return (mean, low, high) of a figure over prompts: Wilson's interval of a share, Student's of a mean (NaN bounds for
-    fewer than six)."""
+    """Return (mean, low, high) of a figure over prompts, with the 95 % interval: Wilson's of a share, Student's of a
+    mean (NaN bounds for fewer than six)."""
     numbers = [float(value) for value in values]
     mean = sum(numbers) / len(numbers)
     if figure in SHARES:
@@ -179,14 +181,14 @@ def _number(value: Any) -> float | None:
 
 def _summary(part: pd.DataFrame) -> Mapping[str, Any]:
     states = part["state"] if len(part) else pd.Series([], dtype=object)
-    done = part[states == "completed"] if len(part) else part
+    completed = part[states == "completed"] if len(part) else part
     row: dict[str, Any] = {
         "n": 0,
         "refused": int((states == "refused").sum()),
         "failed": int((states == "failed").sum()),
     }
     for figure in FIGURES:
-        values = done[figure].dropna() if figure in done else ()
+        values = completed[figure].dropna() if figure in completed else ()
         if not len(values):
             row[figure] = math.nan
             continue

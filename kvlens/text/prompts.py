@@ -60,8 +60,8 @@ class Prompt:
 
 def decode(data: bytes, name: str) -> PromptText:
     """Return the prompt in the bytes of a file. `.json` is an object with "text" and, if known, "answer" (a string or
-    an integer), "answers" (a list of others that are right as well), "needle" ([[start, end], ...]), "task", "answer_prefix", "question" (the character with which it
-    begins). The text has LF for CRLF, and no byte order mark.
+    an integer), "answers" (a list of others that are right as well), "needle" ([[start, end], ...]), "task",
+    "answer_prefix", "question" (the character with which it begins). The text has LF for CRLF, and no byte order mark.
 
     Raises BadPrompt for a file of many prompts, too many bytes, not UTF-8, NUL characters, empty text or JSON of
     another form.
@@ -148,7 +148,7 @@ def _from_json(text: str, name: str) -> PromptText:
     prefix, asked = data.get("answer_prefix"), data.get("question")
     if isinstance(answer, int) and not isinstance(answer, bool):
         answer = str(answer)
-    others = data.get("answers")
+    alternatives = data.get("answers")
     text = data["text"]
     return checked(
         PromptText(
@@ -159,7 +159,7 @@ def _from_json(text: str, name: str) -> PromptText:
             seed if isinstance(seed, int) and 0 <= seed < 1 << 63 else None,
             prefix if isinstance(prefix, str) else "",
             _without_cr(text, asked) if isinstance(asked, int) and not isinstance(asked, bool) else None,
-            tuple(item for item in others if isinstance(item, str)) if isinstance(others, list) else (),
+            tuple(item for item in alternatives if isinstance(item, str)) if isinstance(alternatives, list) else (),
         ),
         name,
     )
