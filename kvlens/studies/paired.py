@@ -112,3 +112,24 @@ def _key(results: Results, name: str) -> str:
     if len(matching_keys) != 1:
         raise ValueError(f"the study has no arm '{name}'; it has {', '.join(names.values())}.")
     return matching_keys[0]
+
+
+def detectable(n: int) -> float | None:
+    """Return the smallest difference of two shares that `n` prompts show with a chance of POWER, where only one of two
+    arms is ever right alone; None where `n` is too small for any."""
+    steps = (step / 1000 for step in range(1, 1001))
+    return next((share for share in steps if prompts_needed(share, 0.0) <= n), None)
+
+
+def sentence_of(paired: Paired, a: str, b: str) -> str:
+    """Return what a comparison says, in two sentences at most."""
+    if not paired.n:
+        return f"No prompt has an answer that is judged under both {a} and {b}."
+    rights = paired.both + paired.only_a, paired.both + paired.only_b
+    text = (
+        f"{a} is right on {rights[0]} and {b} on {rights[1]} of {paired.n} prompts: difference {paired.difference:+.3f} "
+        f"(95 % {paired.low:+.3f} to {paired.high:+.3f}), McNemar's p = {paired.p:.3g}."
+    )
+    if paired.decided or paired.needed is None:
+        return text
+    return f"{text} {paired.needed} prompts would decide a difference of this size."
