@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -120,7 +121,7 @@ def study(
         seeds=tuple(_number(text) for text in _parts(seeds)),
     )
     plan.check()
-    read = read_prompts(prompts, encoding(model, chat, system))
+    read = read_prompts(prompts, partial(encoding, model, chat, system))
     for sentence in read.faults:
         err.print(f"kvlens: left out: {terminal(sentence)}", markup=False, highlight=False)
     if plan_only:

@@ -127,8 +127,9 @@ def sentence_of(paired: Paired, a: str, b: str) -> str:
         return f"No prompt has an answer that is judged under both {a} and {b}."
     rights = paired.both + paired.only_a, paired.both + paired.only_b
     text = (
-        f"{a} is right on {rights[0]} and {b} on {rights[1]} of {paired.n} prompts: difference {paired.difference:+.3f} "
-        f"(95 % {paired.low:+.3f} to {paired.high:+.3f}), McNemar's p = {paired.p:.3g}."
+        f"{a} is right on {rights[0]} and {b} on {rights[1]} of {paired.n} prompts: "
+        f"difference {paired.difference:+.3f} (95 % {paired.low:+.3f} to {paired.high:+.3f}), "
+        f"McNemar's p = {paired.p:.3g}."
     )
     if paired.decided or paired.needed is None:
         return text

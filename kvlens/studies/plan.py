@@ -111,7 +111,7 @@ class StudyPlan(BaseModel):
 
 
 def parse_values(items: Sequence[str], names: Sequence[str]) -> dict[str, dict[str, tuple[str, ...]]]:
-    """Return ['freekv.tau=0.7,0.8'] as {'freekv': {'tau': ('0.7', '0.8')}}. names: the study's methods. A parameter
+    """Return ['METHOD.NAME=0.7,0.8'] as {'METHOD': {'NAME': ('0.7', '0.8')}}. names: the study's methods. A parameter
     without a method belongs to the only one. Raises ValueError with one sentence."""
     values_by_method: dict[str, dict[str, tuple[str, ...]]] = {}
     for item in items:

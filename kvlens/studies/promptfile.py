@@ -9,7 +9,7 @@ import io
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ class ReadPrompts:
     """one sentence for every row that was left out"""
 
 
-def read_prompts(names: Iterable[str], encoding: Encoding) -> ReadPrompts:
+def read_prompts(names: Iterable[str], encoding: Callable[[], Encoding]) -> ReadPrompts:
     """Return the prompts of all `names`, each of which is
 
     - a file: .jsonl, .jsonl.gz or .csv with one prompt a row, .json with one prompt, a list of them or chat messages,
@@ -47,7 +47,7 @@ def read_prompts(names: Iterable[str], encoding: Encoding) -> ReadPrompts:
     - a generated task with its settings, for example niah_single@length=1024@prompts=20@seed=0.
 
     Args:
-        encoding: how prompts are counted, for generated tasks.
+        encoding: returns how prompts are counted; called for generated tasks and benchmark files alone.
 
     Raises BadPrompt or ValueError with one sentence where not one prompt is left, or a name stands for nothing.
     """
@@ -66,7 +66,7 @@ def read_prompts(names: Iterable[str], encoding: Encoding) -> ReadPrompts:
     return ReadPrompts(tuple(_distinct(prompts)), tuple(faults))
 
 
-def _prompts_in(name: str, encoding: Encoding) -> Iterator[StudyPrompt | str]:
+def _prompts_in(name: str, encoding: Callable[[], Encoding]) -> Iterator[StudyPrompt | str]:
     """The prompts that a name stands for, and a sentence for each row that is none."""
     path = Path(name)
     if path.is_file():
@@ -74,7 +74,7 @@ def _prompts_in(name: str, encoding: Encoding) -> Iterator[StudyPrompt | str]:
         return
     kind, colon, _ = name.partition(":")
     if colon and kind in tasks.file_kinds():
-        yield from _of_task(name, tasks.get(name).items or 0, None, 0, encoding)
+        yield from _of_task(name, tasks.get(name).items or 0, None, 0, encoding())
         return
     drawn = _SET.fullmatch(name)
     if drawn is None or drawn["name"] not in tasks.registry():
@@ -85,7 +85,7 @@ def _prompts_in(name: str, encoding: Encoding) -> Iterator[StudyPrompt | str]:
         if setting not in values:
             raise BadPrompt(f"a generated task has no setting '{setting}'; it has {', '.join(DRAWN)}.")
         values[setting] = int(value)
-    yield from _of_task(drawn["name"], values["prompts"], values["length"], values["seed"], encoding)
+    yield from _of_task(drawn["name"], values["prompts"], values["length"], values["seed"], encoding())
 
 
 def _of_task(name: str, count: int, length: int | None, seed: int, encoding: Encoding) -> Iterator[StudyPrompt | str]:
