@@ -215,6 +215,8 @@ def _carry_out(folder: Path, study_id: str, progress_json: bool, as_json: bool) 
 
     cancelled = stop_signals()
     lines = Lines(progress_json)
+    if progress_json:
+        typer.echo(json_text({"phase": "study", "study": study_id}))
     with reserve_stdout(progress_json or as_json):
         whole = carry_out(folder, study_id, lines, cancelled)
     if progress_json:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from statistics import NormalDist
 
 from kvlens.statistics import paired_shares, sign_test
+from kvlens.studies.errors import BadStudy
 from kvlens.studies.table import Results
 
 ERROR, POWER = 0.05, 0.8
@@ -110,7 +111,7 @@ def _key(results: Results, name: str) -> str:
         return name
     matching_keys = [key for key, label in names.items() if label == name]
     if len(matching_keys) != 1:
-        raise ValueError(f"the study has no arm '{name}'; it has {', '.join(names.values())}.")
+        raise BadStudy("unknown_arm", f"the study has no arm '{name}'; it has {', '.join(names.values())}.")
     return matching_keys[0]
 
 

@@ -14,6 +14,7 @@ from kvlens import methods
 from kvlens.memory.budget import Budget, in_words
 from kvlens.runs.races import Entrant, RaceRequest
 from kvlens.runs.request import DEFAULT_SHARE, RunRequest
+from kvlens.studies.errors import BadStudy
 
 MOST_TRIALS = 100_000
 """of a study: prompts times arms"""
@@ -69,11 +70,13 @@ class StudyPlan(BaseModel):
     def check(self) -> None:
         """Raise ValueError with one sentence for no method, unknown names and values, and budgets that are none."""
         if not self.entrants:
-            raise ValueError("a study needs at least one method: name some with --methods.")
+            raise BadStudy("no_method", "a study needs at least one method: name some with --methods.")
         names = [entrant.method for entrant in self.entrants]
         for name in self.values:
             if name not in names:
-                raise ValueError(f"the study sets a parameter of {name}, which is none of its methods.")
+                raise BadStudy(
+                    "foreign_parameter", f"the study sets a parameter of {name}, which is none of its methods."
+                )
         for budget in self.budgets:
             Budget.parse(budget)
         for arm in self.arms():
@@ -121,7 +124,9 @@ def parse_values(items: Sequence[str], names: Sequence[str]) -> dict[str, dict[s
             method = names[0]
         parts = tuple(part.strip() for part in values.split(",") if part.strip())
         if not sign or method not in names or not parameter or not parts:
-            raise ValueError(f"--set takes method.parameter=value,value of a method of the study, not '{item}'.")
+            raise BadStudy(
+                "bad_values", f"--set takes method.parameter=value,value of a method of the study, not '{item}'."
+            )
         values_by_method.setdefault(method, {})[parameter] = parts
     return values_by_method
 

@@ -14,6 +14,7 @@ from kvlens import methods
 from kvlens.memory.budget import Budget
 from kvlens.statistics import of_mean, wilson
 from kvlens.studies import storage
+from kvlens.studies.errors import BadStudy
 from kvlens.studies.figures import FIGURES
 from kvlens.studies.plan import Arm, labels
 from kvlens.studies.promptrow import StudyPrompt
@@ -114,10 +115,11 @@ class Results:
         Raises ValueError with one sentence for an axis or a figure that the study does not have.
         """
         if figure not in FIGURES:
-            raise ValueError(f"a study has no figure '{figure}'; it has {', '.join(FIGURES)}.")
+            raise BadStudy("unknown_figure", f"a study has no figure '{figure}'; it has {', '.join(FIGURES)}.")
         if axis not in self.axes():
-            raise ValueError(
-                f"the study has one value of '{axis}' or none; it varies {', '.join(self.axes()) or 'nothing'}."
+            raise BadStudy(
+                "unknown_axis",
+                f"the study has one value of '{axis}' or none; it varies {', '.join(self.axes()) or 'nothing'}.",
             )
         frame = self.frame()
         empty = pd.DataFrame(columns=["line", "x", "n", "value", "low", "high", "uids"])
