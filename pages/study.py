@@ -21,8 +21,8 @@ if study:
 elif job is not None and job.active:
     st.fragment(lambda: st.rerun() if job.study else None, run_every=1.0)()
 if not (study or job) or st.toggle("Set up another study", key=f"another_{study or job_id}"):
-    begun = study_form()
-    if begun is not None:
-        st.query_params.from_dict({"job": begun})
+    new_job = study_form()
+    if new_job is not None:
+        st.query_params.from_dict({"job": new_job})
         st.rerun()
 study_list(study)

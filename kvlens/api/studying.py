@@ -72,8 +72,8 @@ class Study:
     def run(self, prompt: str, arm: str) -> Run:
         """Return the run of a trial, by the prompt's id and the arm's label. Raises RequestError `unknown_trial`."""
         frame = self.trials()
-        chosen = frame[(frame["prompt"] == prompt) & ((frame["label"] == arm) | (frame["arm"] == arm))]
-        uids = [uid for uid in chosen["uid"] if isinstance(uid, str)]
+        matching_trials = frame[(frame["prompt"] == prompt) & ((frame["label"] == arm) | (frame["arm"] == arm))]
+        uids = [uid for uid in matching_trials["uid"] if isinstance(uid, str)]
         if not uids:
             raise RequestError(
                 "unknown_trial",

@@ -28,14 +28,14 @@ _OWN, _GENERATED = "My prompts", "A generated task"
 def study_form() -> str | None:
     """Draw the form. Return the id of the job that carries the study out when its button is pressed."""
     models = list(data.models())
-    left, right = st.columns(2, gap="large")
-    with right:
+    left_column, right_column = st.columns(2, gap="large")
+    with right_column:
         st.subheader("Methods and values")
         usual = default_model()
         place = models.index(usual) if usual in models else 0
         model = st.selectbox("Model", models, index=place, key="study_model", format_func=label)
         choice = _choice(str(model))
-    with left:
+    with left_column:
         st.subheader("Prompts")
         names = _prompt_names(str(model))
     if not names or not choice.methods:
@@ -63,8 +63,8 @@ def _prompt_names(model: str) -> list[str]:
             type=KINDS,
             accept_multiple_files=True,
             key="study_files",
-            help='One prompt a line: {"question": ..., "context": ..., "answer": ...}; also CSV with such columns, chat '
-            "messages as JSON, or a text a file.",
+            help='One prompt a line: {"question": ..., "context": ..., "answer": ...}; also CSV with such columns, '
+            "chat messages as JSON, or a text a file.",
         )
         return [_stored(file) for file in files]
     usual = list(tasks.usual(model))
@@ -93,31 +93,31 @@ def _read(names: tuple[str, ...], model: str) -> ReadPrompts:
 
 def _choice(model: str) -> StudyChoice:
     titles = data.titles()
-    known = [entry["name"] for entry in data.catalogue() if entry["name"] != registry.REFERENCE]
-    chosen = st.multiselect(
+    names = [entry["name"] for entry in data.catalogue() if entry["name"] != registry.REFERENCE]
+    method_names = st.multiselect(
         "Methods",
-        known,
+        names,
         default=[registry.LOSING],
         key="study_methods",
         format_func=lambda name: titles.get(name, name),
     )
     budgets = st.text_input("Budgets", "10%, 20%, 40%", key="study_budgets", help="Shares of full KV, with commas.")
-    values = _values(chosen)
-    left, right = st.columns(2)
-    questions = left.multiselect("Question", ["in", "after"], default=["in"], key="study_questions")
-    max_new = right.number_input("New tokens", 1, 4096, 32, key="study_max_new")
+    values = _values(method_names)
+    left_column, right_column = st.columns(2)
+    questions = left_column.multiselect("Question", ["in", "after"], default=["in"], key="study_questions")
+    max_new = right_column.number_input("New tokens", 1, 4096, 32, key="study_max_new")
     name = st.text_input("Name (optional)", key="study_name")
     parts = tuple(part.strip() for part in budgets.split(",") if part.strip()) or (DEFAULT_SHARE,)
-    return StudyChoice(model, tuple(chosen), parts, values, tuple(questions) or ("in",), int(max_new), name)
+    return StudyChoice(model, tuple(method_names), parts, values, tuple(questions) or ("in",), int(max_new), name)
 
 
-def _values(chosen: Sequence[str]) -> dict[str, str]:
+def _values(method_names: Sequence[str]) -> dict[str, str]:
     """The parameter that is varied, with its values; {} where none is."""
     titles = data.titles()
     entries = {entry["name"]: entry for entry in data.catalogue()}
     usual = {
         f"{name}.{parameter['name']}": parameter["default"]
-        for name in chosen
+        for name in method_names
         for parameter in entries[name]["parameters"]
     }
     target = st.selectbox(
@@ -142,8 +142,8 @@ def _foreseen(read: ReadPrompts, arms: int) -> None:
     words = "too few to show any difference" if smallest is None else f"enough to show a difference of {smallest:.0%}"
     st.caption(
         plain(
-            f"{count} prompts x {arms} arms = {count * arms} trials. {count} prompts are {words} between two arms with a "
-            f"chance of {POWER:.0%}, if only the better one is right where they differ."
+            f"{count} prompts x {arms} arms = {count * arms} trials. {count} prompts are {words} between two arms with "
+            f"a chance of {POWER:.0%}, if only the better one is right where they differ."
         )
     )
     if read.faults:

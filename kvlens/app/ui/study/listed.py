@@ -20,10 +20,10 @@ def study_list(shown: str | None) -> None:
         return
     st.markdown("##### Studies")
     for row in rows:
-        left, middle, right = st.columns([7, 2, 2], vertical_alignment="center")
-        left.text(visible(f"{row.name or row.id}: {row.methods} on {row.model}, {row.prompts} prompts"))
-        middle.text(f"{row.ended:,} / {row.planned:,} trials" + (", running" if row.running else ""))
-        with right:
+        title_column, count_column, link_column = st.columns([7, 2, 2], vertical_alignment="center")
+        title_column.text(visible(f"{row.name or row.id}: {row.methods} on {row.model}, {row.prompts} prompts"))
+        count_column.text(f"{row.ended:,} / {row.planned:,} trials" + (", running" if row.running else ""))
+        with link_column:
             st.page_link(
                 "pages/study.py", label=plain("Open"), icon=":material/table_chart:", query_params={"study": row.id}
             )

@@ -36,6 +36,11 @@ _COLUMNS = {
     "refused": "refused",
     "failed": "failed",
 }
+_FORMATS = {
+    **dict.fromkeys(("right", "same_output", "resident_share", "read_share", "corrected_share"), "percent"),
+    "kl_nats": "%.4f",
+    "moved_bytes_per_step": "compact",
+}
 
 
 def show_study(study_id: str) -> None:
@@ -72,10 +77,10 @@ def _heading(results: Results) -> None:
     st.caption(plain(condition))
     share = results.ended / results.planned if results.planned else 0.0
     running = storage.is_running(data.runs_dir(), results.info.id)
-    left, right = st.columns([5, 1], vertical_alignment="center")
-    left.progress(share, text=f"{results.ended:,} of {results.planned:,} trials have ended")
+    left_column, right_column = st.columns([5, 1], vertical_alignment="center")
+    left_column.progress(share, text=f"{results.ended:,} of {results.planned:,} trials have ended")
     stopped = not running and results.ended < results.planned
-    if stopped and right.button("Go on", key="study_resume", icon=":material/play_arrow:", width="stretch"):
+    if stopped and right_column.button("Go on", key="study_resume", icon=":material/play_arrow:", width="stretch"):
         argv = resume_command(results.info.id, data.runs_dir().resolve())
         manager().submit(argv, f"Study {plan.name or results.info.id}")
         st.rerun()
@@ -98,17 +103,7 @@ def _matrix(results: Results, group: str | None) -> None:
     ]
     shown = frame.assign(interval=interval or "")
     names = [name for name in _COLUMNS if name in shown and shown[name].notna().any()]
-    share = st.column_config.NumberColumn(format="percent")
-    config: dict[str, Any] = {
-        name: share for name in ("right", "same_output", "resident_share", "read_share", "corrected_share")
-    }
-    config["kl_nats"] = st.column_config.NumberColumn(format="%.4f")
-    config["moved_bytes_per_step"] = st.column_config.NumberColumn(format="compact")
-    for name in names:
-        column = config.setdefault(name, st.column_config.Column())
-        column["label"] = _COLUMNS[name]
-        column["help"] = FIGURES[name][0] if name in FIGURES else None
-    st.dataframe(shown[names], hide_index=True, column_config=config, placeholder="—")
+    st.dataframe(shown[names], hide_index=True, column_config={name: _column(name) for name in names}, placeholder="—")
     st.caption(
         "n: prompts whose answer is judged; identical repeats of a prompt count once. Means over trials. "
         "Time per step is in the download: on a shared machine it is not a figure of the method alone."
@@ -116,15 +111,22 @@ def _matrix(results: Results, group: str | None) -> None:
     download(results.frame(), f"kvlens-study-{results.info.id}")
 
 
+def _column(name: str) -> Any:
+    meaning = FIGURES[name][0] if name in FIGURES else None
+    if name in _FORMATS:
+        return st.column_config.NumberColumn(_COLUMNS[name], help=meaning, format=_FORMATS[name])
+    return st.column_config.Column(_COLUMNS[name], help=meaning)
+
+
 def _curve(results: Results) -> None:
     axes = results.axes()
     if not axes:
         return
     st.markdown("##### Along an axis")
-    left, right = st.columns(2)
-    axis = left.selectbox("Axis", axes, key="study_axis")
+    left_column, right_column = st.columns(2)
+    axis = left_column.selectbox("Axis", axes, key="study_axis")
     measured = [name for name in FIGURES if any(name in (trial.figures or {}) for trial in results.trials)]
-    figure = right.selectbox("Figure", measured, key="study_figure", format_func=lambda name: FIGURES[name][0])
+    figure = right_column.selectbox("Figure", measured, key="study_figure", format_func=lambda name: FIGURES[name][0])
     points = results.curve(str(axis), str(figure))
     if points.empty:
         st.caption("No trial with this figure has ended.")
@@ -148,9 +150,9 @@ def _paired(results: Results) -> None:
     if len(names) < 2 or not any(prompt.source.answer for prompt in results.prompts):
         return
     st.markdown("##### Two arms on the same prompts")
-    left, right = st.columns(2)
-    a = left.selectbox("A", names, key="study_a")
-    b = right.selectbox("B", names, index=1, key="study_b")
+    left_column, right_column = st.columns(2)
+    a = left_column.selectbox("A", names, key="study_a")
+    b = right_column.selectbox("B", names, index=1, key="study_b")
     if a == b:
         st.caption("Choose two different arms.")
         return
@@ -162,8 +164,8 @@ def _paired(results: Results) -> None:
     event = st.dataframe(
         pd.DataFrame(rows), hide_index=True, on_select="rerun", selection_mode="single-row", key=f"study_splits_{a}_{b}"
     )
-    if chosen := event["selection"]["rows"]:
-        split = paired.splits[chosen[0]]
+    if rows_chosen := event["selection"]["rows"]:
+        split = paired.splits[rows_chosen[0]]
         with st.container(horizontal=True):
             for name, uid in ((a, split.uid_a), (b, split.uid_b)):
                 _replay_link(f"Replay of {name}", uid)
@@ -174,8 +176,8 @@ def _trials(results: Results, group: str | None) -> None:
     frame = results.frame()
     if group is not None:
         frame = frame[frame["group"] == group]
-    wanted = ["prompt", "label", "outcome", "output", "lost_at_step", "kl_nats", "message"]
-    names = [name for name in wanted if name in frame and frame[name].notna().any()]
+    columns = ["prompt", "label", "outcome", "output", "lost_at_step", "kl_nats", "message"]
+    names = [name for name in columns if name in frame and frame[name].notna().any()]
     event = st.dataframe(
         frame[names],
         hide_index=True,
@@ -186,8 +188,8 @@ def _trials(results: Results, group: str | None) -> None:
         placeholder="—",
     )
     st.caption("Click a row's box to open its Replay.")
-    if (chosen := event["selection"]["rows"]) and chosen[0] < len(frame):
-        row = frame.iloc[chosen[0]]
+    if (rows_chosen := event["selection"]["rows"]) and rows_chosen[0] < len(frame):
+        row = frame.iloc[rows_chosen[0]]
         _replay_link(f"Replay of {row['prompt']} under {row['label']}", row["uid"])
 
 
