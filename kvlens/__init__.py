@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         RequestError,
         Run,
         RunError,
+        Study,
         Verdict,
         load_model,
         open,
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
         run,
         runs,
         sample,
+        studies,
+        study,
     )
     from kvlens.api.methodspackage import methods
 
@@ -44,15 +47,17 @@ _API = (
     "RequestError",
     "Run",
     "RunError",
+    "Study",
     "Verdict",
     "load_model",
     "open",
     "race",
     "run",
     "sample",
+    "study",
 )
 """names of kvlens.api, imported when they are first used"""
-_CALLED = ("methods", "runs")
+_CALLED = ("methods", "runs", "studies")
 """packages that are functions of the API too (kvlens.callpackage)"""
 
 __all__ = [
@@ -65,6 +70,7 @@ __all__ = [
     "RequestError",
     "Run",
     "RunError",
+    "Study",
     "Verdict",
     "__version__",
     "load_model",
@@ -74,6 +80,8 @@ __all__ = [
     "run",
     "runs",
     "sample",
+    "studies",
+    "study",
 ]
 
 

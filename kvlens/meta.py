@@ -132,6 +132,8 @@ class RunMeta(Outcome):
     prompt_sha256: str | None = None
     task: str | None = None
     answer: str | None = None
+    answers: tuple[str, ...] = ()
+    """other answers that are right as well as `answer`"""
     answer_rule: str | None = None
     """by which an output is judged: `contains` (kvlens.tasks.answers), or that of a task"""
     answer_prefix: str | None = None

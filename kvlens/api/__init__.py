@@ -10,6 +10,7 @@ from kvlens.api.racing import Race, race
 from kvlens.api.running import open_run as open
 from kvlens.api.running import run
 from kvlens.api.storedrun import Run
+from kvlens.api.studying import Study, studies, study
 from kvlens.api.verdict import Verdict
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "RequestError",
     "Run",
     "RunError",
+    "Study",
     "Verdict",
     "load_model",
     "methods",
@@ -29,4 +31,6 @@ __all__ = [
     "run",
     "runs",
     "sample",
+    "studies",
+    "study",
 ]

@@ -8,6 +8,7 @@ import pandas as pd
 
 from kvlens.store.queries import head_table_columns
 from kvlens.store.schema import UNITS
+from kvlens.studies.figures import FIGURES
 
 
 @dataclass(frozen=True)
@@ -225,10 +226,29 @@ RACE = {
     "note": Column("", "why the method was refused, or what it ran with"),
     "uid": Column("", "of the lane's run; None: nothing was stored"),
 }
+_STUDY_INTERVAL = {
+    "right_low": Column(SHARE, "lower end of Wilson's 95 % interval of right"),
+    "right_high": Column(SHARE, "upper end of it"),
+}
+STUDY = {
+    "arm": Column("", "names the configuration"),
+    "label": Column("", "its method and whatever tells it from the other arms"),
+    "method": Column("", "its method"),
+    "preset": Column("", "as it was asked for"),
+    "budget": Column("", "what the method is held to"),
+    "question": Column("", "in or after"),
+    "seed": Column("", "of sampling and of methods that draw"),
+    "n": Column("prompts", "whose answer is judged"),
+    "refused": Column("trials", "that could not be run, for example since the budget is too small"),
+    "failed": Column("trials", "that ended with an error"),
+    **{name: Column(unit, f"{meaning}; mean over trials") for name, (meaning, unit) in FIGURES.items()},
+    **_STUDY_INTERVAL,
+}
 TABLES = {
     "methods": METHODS,
     "runs": RUNS,
     "race": RACE,
+    "study": STUDY,
     "heads": _heads(),
     "steps": STEPS,
     "spans": SPANS,
@@ -240,10 +260,12 @@ TABLES = {
 
 
 def described(frame: pd.DataFrame, table: str) -> pd.DataFrame:
-    """Return the frame with `attrs["units"]` and `attrs["columns"]`, column -> unit and column -> meaning."""
+    """Return the frame with `attrs["units"]` and `attrs["columns"]`, column -> unit and column -> meaning. Columns that
+    are parameters of methods have none."""
     columns = TABLES[table]
-    frame.attrs["units"] = {name: columns[name].unit for name in frame.columns}
-    frame.attrs["columns"] = {name: columns[name].meaning for name in frame.columns}
+    known = [name for name in frame.columns if name in columns]
+    frame.attrs["units"] = {name: columns[name].unit for name in known}
+    frame.attrs["columns"] = {name: columns[name].meaning for name in known}
     return frame
 
 

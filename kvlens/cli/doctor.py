@@ -78,7 +78,7 @@ def examine_model(name: str, as_json: bool) -> bool:
     """Print the check of one model. Return True if it passed."""
     check = model_check(name)
     if as_json:
-        typer.echo(json.dumps({"checks": [asdict(check)]}, ensure_ascii=False))
+        typer.echo(strict_json({"checks": [asdict(check)]}))
     else:
         typer.echo(f"{'pass' if check.passed else 'FAIL'}  {check.name}: {check.detail}")
     return check.passed

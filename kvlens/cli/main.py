@@ -20,6 +20,7 @@ from kvlens.cli.options import DEFAULT_MODEL, AsJson, RunsDir, runs_folder, writ
 from kvlens.cli.race import race
 from kvlens.cli.run import run
 from kvlens.cli.runs import runs_app
+from kvlens.cli.study import studies_app, study
 from kvlens.models.find import DEMO
 from kvlens.storeys import offered
 
@@ -31,7 +32,8 @@ app = typer.Typer(
 )
 app.add_typer(runs_app, name="runs")
 app.add_typer(models_app, name="models")
-for command in (run, race, pair, whatif, diagnose, methods, check_method):
+app.add_typer(studies_app, name="studies")
+for command in (run, race, study, pair, whatif, diagnose, methods, check_method):
     app.command()(command)
 for storey in offered("commands"):
     storey.register(app)

@@ -69,7 +69,7 @@ class Question:
             lost = [(step, kl) for step, (agrees, kl) in known_values.items() if not agrees]
         step, kl = lost[0] if lost else (None, None)
         expected = source.answer if by_answer and source.answer is not None else full_text
-        right = tasks.is_right(source.task, expected, free_text) if by_answer else step is None
+        right = tasks.is_right(source.task, expected, free_text, source.answers) if by_answer else step is None
         return cls(
             trials_after,
             step,
@@ -99,7 +99,12 @@ class Question:
         """The answer is back."""
         if not self.by_answer:
             return self.agrees(holds)
-        return tasks.is_right(self.trials.prompt.source.task, self.expected, self.trials.free(holds).text)
+        return self._is_right(self.trials.free(holds).text)
+
+    def _is_right(self, output: str) -> bool:
+        """An output is the expected answer, or one that is right as well."""
+        source = self.trials.prompt.source
+        return tasks.is_right(source.task, self.expected, output, source.answers)
 
     def lifting(self, holds: Sequence[Hold]) -> Question:
         """The same of a run that does not drop what `holds` name either, with nothing held for it."""
@@ -174,11 +179,7 @@ class Question:
             loss = result.losses[step] if step < len(result.losses) else None
             loss = loss or self.losses(holds)[step]
         text = self.trials.free(holds).text if forced else result.text
-        back = (
-            tasks.is_right(self.trials.prompt.source.task, self.expected, text)
-            if self.by_answer
-            else loss is not None and loss.agrees
-        )
+        back = self._is_right(text) if self.by_answer else loss is not None and loss.agrees
         lifted, beside = 0, untouched(holds, self.trials.drops)
         if beside != holds and self.lifting(holds).trials.free(beside).text == text:
             lifted, holds = tokens_of(less(holds, less(holds, self.trials.drops))), beside

@@ -110,7 +110,7 @@ def full_right(reader: TraceReader) -> bool | None:
 def _is_expected(meta: RunMeta, answer: str | None) -> bool | None:
     if not meta.answer or answer is None:
         return None
-    return tasks.judged(meta.task, meta.answer, answer)
+    return tasks.judged(meta.task, meta.answer, answer, meta.answers)
 
 
 def _short(text: str) -> str:

@@ -63,6 +63,7 @@ def describe(request: RunRequest, planned: Plan, pairing: Pairing, prepared: Pre
         kernels=planned_on(context.device, shape.head_dim),
         task=source.task,
         answer=source.answer,
+        **({"answers": source.answers} if source.answers else {}),
         answer_rule=None if source.answer is None else tasks.rule_of(source.task),
         answer_prefix=source.answer_prefix or None,
         question=request.question,

@@ -294,7 +294,7 @@ class _Race:
         for name, value in said.items():
             setattr(lane, name, value)
         if lane.state == "completed" and self._info.answer:
-            lane.right = tasks.judged(self._source.task, self._info.answer, lane.text)
+            lane.right = tasks.judged(self._source.task, self._info.answer, lane.text, self._source.answers)
         if self._reference is not None:  # a race whose full KV never ended is none
             write(self._runs, self._info)
         self.audience.lane(number, lane)

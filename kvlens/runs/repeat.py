@@ -129,6 +129,7 @@ def read_run(runs_dir: Path, uid: str) -> Past:
             meta.task,
             answer_prefix=meta.answer_prefix or "",
             question=meta.question_start,
+            answers=meta.answers,
         ),
         None if not meta.chat else ChatForm.stored(meta.chat),
         tuple(prompt.sort_values("pos")["token_id"].tolist()),

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import importlib
 import stat
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache, lru_cache
 from pathlib import Path
@@ -169,16 +169,16 @@ def score(task: str, answer: str, output: str) -> float:
         raise Unscored(f"task '{task}' cannot score the answer '{answer[:40]}' ({type(problem).__name__}).") from None
 
 
-def is_right(task: str | None, answer: str, output: str) -> bool:
+def is_right(task: str | None, answer: str, output: str, alternatives: Sequence[str] = ()) -> bool:
     """As `judged`; what cannot be scored here is not called right."""
-    return judged(task, answer, output) is True
+    return judged(task, answer, output, alternatives) is True
 
 
-def judged(task: str | None, answer: str, output: str) -> bool | None:
+def judged(task: str | None, answer: str, output: str, alternatives: Sequence[str] = ()) -> bool | None:
     """Whether an output is the expected answer: the task's own score is full; None where that cannot be scored here. Of
-    a prompt without a task, or with one that is not known here, the output has to contain the answer
-    (kvlens.tasks.answers). A stored run may name any file: only one of at most LOOKED_AT bytes is opened for its
-    score."""
+    a prompt without a task, or with one that is not known here, the output has to contain the answer, or one of the
+    `alternatives` that are right as well (kvlens.tasks.answers). A stored run may name any file: only one of at most
+    LOOKED_AT bytes is opened for its score."""
     kind, sign, path = (task or "").partition(":")
     large = bool(sign) and kind in file_kinds() and _size(Path(filename.split(path)[0])) > LOOKED_AT
     if task and not large:
@@ -188,7 +188,7 @@ def judged(task: str | None, answer: str, output: str) -> bool | None:
             return None
         except ValueError:
             pass  # a task of a plugin or of a file that is not here any more
-    return contains(output, answer)
+    return any(contains(output, text) for text in (answer, *alternatives))
 
 
 def rule_of(task: str | None) -> str:

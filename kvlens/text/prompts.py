@@ -39,6 +39,8 @@ class PromptText:
     """words that the answer begins with, fed behind the text; in the chat form behind what begins the answer"""
     question: int | None = None
     """the character of the text with which its question begins; what stands before it is the context"""
+    answers: tuple[str, ...] = ()
+    """other answers that are right as well as `answer`"""
 
 
 @dataclass(frozen=True)
@@ -59,8 +61,8 @@ class Prompt:
 
 def decode(data: bytes, name: str) -> PromptText:
     """Return the prompt in the bytes of a file. `.json` is an object with "text" and, if known, "answer" (a string or
-    an integer), "needle" ([[start, end], ...]), "task", "answer_prefix", "question" (the character with which it
-    begins). The text has LF for CRLF, and no byte order mark.
+    an integer), "answers" (a list of others that are right as well), "needle" ([[start, end], ...]), "task",
+    "answer_prefix", "question" (the character with which it begins). The text has LF for CRLF, and no byte order mark.
 
     Raises BadPrompt for a file of many prompts, too many bytes, not UTF-8, NUL characters, empty text or JSON of
     another form.
@@ -94,7 +96,9 @@ def checked(prompt: PromptText, name: str) -> PromptText:
     """Raises BadPrompt when the text is empty or holds NUL characters, or a needle lies outside it."""
     if not prompt.text.strip():
         raise BadPrompt(f"{name} is empty: give a text to run.")
-    if _HALF.search("".join((prompt.text, prompt.answer or "", prompt.task or "", prompt.answer_prefix))):
+    if _HALF.search(
+        "".join((prompt.text, prompt.answer or "", *prompt.answers, prompt.task or "", prompt.answer_prefix))
+    ):
         raise BadPrompt(f"{name} holds half of a character (a lone surrogate), which is no text: save it as UTF-8.")
     if "\x00" in prompt.text:
         raise BadPrompt(f"{name} contains NUL characters, so it is not plain text.")
@@ -148,6 +152,7 @@ def _from_json(text: str, name: str) -> PromptText:
     prefix, asked = data.get("answer_prefix"), data.get("question")
     if isinstance(answer, int) and not isinstance(answer, bool):
         answer = str(answer)
+    alternatives = data.get("answers")
     text = data["text"]
     return checked(
         PromptText(
@@ -158,6 +163,7 @@ def _from_json(text: str, name: str) -> PromptText:
             seed if isinstance(seed, int) and 0 <= seed < 1 << 63 else None,
             prefix if isinstance(prefix, str) else "",
             _without_cr(text, asked) if isinstance(asked, int) and not isinstance(asked, bool) else None,
+            tuple(item for item in alternatives if isinstance(item, str)) if isinstance(alternatives, list) else (),
         ),
         name,
     )

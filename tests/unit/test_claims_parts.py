@@ -19,9 +19,9 @@ from kvlens.lab.claims.family import decide
 from kvlens.lab.claims.methods import chess, compresskv, freekv, sekv_gates, sentkv
 from kvlens.lab.claims.methods.chess_pages import rank_asked
 from kvlens.lab.claims.page import document
-from kvlens.lab.results.statistics import sign_test
 from kvlens.methods import get
 from kvlens.methods.compresskv.heads import HeadFigures
+from kvlens.statistics import sign_test
 from kvlens.text.prompts import Prompt, PromptText
 
 REAL = setting_of("smollm2")

@@ -15,7 +15,7 @@ from kvlens.engine.engine import Engine
 from kvlens.lab.bench.freetext import FLOORS, FreeTextRequest, Passages, measure
 from kvlens.lab.bench.passages import begins, distinct, passage
 from kvlens.lab.bench.textpage import markdown
-from kvlens.lab.results.statistics import of_mean
+from kvlens.statistics import of_mean
 from kvlens.tasks.texts import sentences
 
 SMALL: dict[str, Any] = {

@@ -17,7 +17,7 @@ HEAVY = ("torch", "transformers", "umap")
 
 ROOMS: tuple[tuple[str, ...], ...] = (
     # the ground: typed rows, shapes, texts and numbers in words, and the toy model's language
-    ("rows", "instruments", "metaparts", "meta", "shape", "text", "intervals", "shortage"),
+    ("rows", "instruments", "metaparts", "meta", "shape", "text", "intervals", "statistics", "paired", "shortage"),
     ("plugins", "interrupts", "private", "storeys", "callpackage", "demo"),
     ("models",),
     ("spans",),
@@ -31,6 +31,7 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     ("checking",),
     ("runs",),
     ("lens",),
+    ("studies",),
     ("player",),
     ("api",),
     ("cli", "__main__"),

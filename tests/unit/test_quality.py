@@ -15,7 +15,7 @@ from kvlens.lab.bench.quality import collect as collected
 from kvlens.lab.bench.qualitypage import document, markdown
 from kvlens.lab.commands.results import beside, results, write
 from kvlens.lab.results.names import measured_on
-from kvlens.lab.results.statistics import wilson
+from kvlens.statistics import wilson
 
 SMALL = {"methods": ("full", "streaming_llm"), "tasks": ("needle",), "budgets": ("20%",), "length": 256, "prompts": 2}
 

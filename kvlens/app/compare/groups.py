@@ -11,11 +11,11 @@ import pandas as pd
 
 from kvlens import tasks
 from kvlens.app.compare.totals import attended
-from kvlens.lab.results.statistics import wilson
 from kvlens.lens.output import output_text
 from kvlens.lens.severity import failed_checks
 from kvlens.memory.budget import NO_LIMIT, of_run
 from kvlens.methods.naming import stand_in
+from kvlens.statistics import wilson
 from kvlens.store.reader import TraceReader
 
 
@@ -55,7 +55,7 @@ def trial(reader: TraceReader) -> Trial | None:
     if failed_checks(reader):
         return None
     steps, task = reader.steps(), str(meta.task or "")
-    exact = tasks.judged(task, str(meta.answer), output_text(reader))
+    exact = tasks.judged(task, str(meta.answer), output_text(reader), meta.answers)
     if exact is None:
         return None
     budget = of_run(meta.budget, meta.budget_bytes)

@@ -131,7 +131,7 @@ def answer(reader: TraceReader) -> str:
     forced = bool(meta.forced)
     rows = [("fed, full KV's tokens" if forced else "generated", output)]
     if meta.answer:
-        exact = tasks.judged(meta.task, str(meta.answer), output)
+        exact = tasks.judged(meta.task, str(meta.answer), output, meta.answers)
         right = {True: "yes", False: "no", None: "not judged: the task's score cannot be computed here"}[exact]
         right = "not judged: the method did not choose these tokens" if forced else right
         rows = [("expected", str(meta.answer).strip()), *rows, ("right", right)]

@@ -26,7 +26,6 @@ from kvlens.lab.bench.passages import distinct, passage
 from kvlens.lab.bench.provenance import about, made_otherwise, origin
 from kvlens.lab.bench.tablerequest import ComparedRequest
 from kvlens.lab.bench.trials import Means, arm, changed, chosen, infeasible, missing, settings
-from kvlens.lab.results.statistics import of_mean
 from kvlens.memory.budget import Budget, BudgetInfeasible
 from kvlens.methods.base import Method
 from kvlens.tasks.texts import EVALUATION
@@ -35,7 +34,8 @@ if TYPE_CHECKING:
     from kvlens.engine.comparison import Reference
     from kvlens.engine.engine import Engine, Options
     from kvlens.engine.prefill import ReadPrompt
-    from kvlens.text.prompts import Prompt
+    from kvlens.statistics import of_mean
+from kvlens.text.prompts import Prompt
 
 FLOORS = ("bfloat16", "float16")
 FIGURES = (

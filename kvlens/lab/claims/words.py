@@ -10,8 +10,8 @@ from typing import Any
 from kvlens.lab.claims.arms import ANSWER, LENGTH
 from kvlens.lab.claims.compared import Compare, Compared
 from kvlens.lab.claims.plan import FEWEST
-from kvlens.lab.results.statistics import of_mean, wilson
 from kvlens.methods.statements import FIGURES, Arm, Figure, Statement
+from kvlens.statistics import of_mean, wilson
 
 SHARES = {"resident_share": "holds", "read_share": "reads"}
 """of full KV, means over an arm's trials: as rows name them -> in words"""

@@ -8,8 +8,8 @@ from typing import Any
 
 from kvlens import methods, tasks
 from kvlens.lab.results.names import measured_on, table_name
-from kvlens.lab.results.statistics import wilson
 from kvlens.models.find import DEMO
+from kvlens.statistics import wilson
 
 TOPS = (1, 5, 20)
 RANDOM = 5

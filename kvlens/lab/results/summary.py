@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from statistics import fmean
 from typing import Any
 
-from kvlens.lab.results.statistics import wilson
+from kvlens.statistics import wilson
 
 MEANS = (
     "score",

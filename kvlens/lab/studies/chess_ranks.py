@@ -21,8 +21,8 @@ from kvlens.engine.engine import Engine
 from kvlens.engine.models import load
 from kvlens.engine.prefill import ReadPrompt
 from kvlens.lab.claims.methods.chess_pages import Ranges, Ranked, first_selection, rank_asked, rank_by_parts
-from kvlens.lab.results.statistics import mean_interval
 from kvlens.runs.machine import machine
+from kvlens.statistics import mean_interval
 from kvlens.text.prompts import Prompt, PromptText, tokenize
 
 LENGTH, FIRST_SEED, NEW = 2048, 6_500_000, 128

@@ -27,10 +27,10 @@ from kvlens.engine.models import load
 from kvlens.engine.session import Session
 from kvlens.lab.bench.provenance import weights
 from kvlens.lab.bench.trials import Prompts
-from kvlens.lab.results.statistics import sign_test, wilson
 from kvlens.memory.budget import Budget
 from kvlens.methods.fitting import FIT, Sizes, choose
 from kvlens.runs.machine import machine
+from kvlens.statistics import sign_test, wilson
 
 TASKS = ("niah_single", "kv_lookup")
 TAUS = (0.8, 0.9)

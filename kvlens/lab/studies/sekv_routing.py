@@ -26,12 +26,12 @@ from torch import Tensor
 from kvlens import methods
 from kvlens.engine import models
 from kvlens.lab.bench.provenance import about
-from kvlens.lab.results.statistics import of_mean
 from kvlens.lab.training.sekv import corpus, losses, routing
 from kvlens.lab.training.sekv.examples import Read, draw, read
 from kvlens.lab.training.sekv.settings import SeKVTraining
 from kvlens.methods.sekv import router as sekv_router
 from kvlens.methods.sekv.params import SeKVParameters
+from kvlens.statistics import of_mean
 
 LENGTH = 1024
 CAP = 20

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from kvlens.lab.results.statistics import wilson
 from kvlens.lab.studies.sekv_arms import Case, arms
+from kvlens.statistics import wilson
 
 
 def summarise(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -26,7 +26,6 @@ from kvlens.engine.engine import Engine, Options
 from kvlens.engine.models import load
 from kvlens.lab.bench.provenance import about
 from kvlens.lab.bench.trials import DEPTHS, Prompts, Trial, chosen, header, outcome
-from kvlens.lab.results.statistics import of_mean, sign_test, wilson
 from kvlens.memory.budget import Budget
 from kvlens.memory.layout import Layout
 from kvlens.memory.placement import Placement
@@ -35,6 +34,7 @@ from kvlens.methods.naming import display_name
 from kvlens.methods.sekv.method import SeKV
 from kvlens.rows import PrefillRecord, StepRecord
 from kvlens.shape import KVShape
+from kvlens.statistics import of_mean, sign_test, wilson
 
 FIRST_SEED, NEW = 8_400_000, 12
 ZONES = ("head", "layer", "model")

@@ -30,6 +30,7 @@ def navigation() -> Page:
         [
             st.Page("pages/home.py", title="Runs", default=True),
             st.Page("pages/run.py", title="New run", url_path="run"),
+            st.Page("pages/study.py", title="Study", url_path="study"),
             st.Page("pages/replay.py", title="Replay", url_path="replay"),
             st.Page("pages/heads.py", title="Heads", url_path="heads"),
             st.Page("pages/spans.py", title="Spans", url_path="spans"),

@@ -33,6 +33,7 @@ class PromptChoice:
             "seed": prompt.seed,
             "answer_prefix": prompt.answer_prefix,
             "question": prompt.question,
+            "answers": list(prompt.answers),
         }
         return json.dumps(
             content | {name: value for name, value in known_names.items() if value not in (None, [], "")},

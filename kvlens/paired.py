@@ -13,7 +13,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from kvlens.lab.results.statistics import wilson
+from kvlens.statistics import wilson
 
 Floats = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 GRID = 128

@@ -1,0 +1,1 @@
+"""The page Study: its form, a running study, its tables and curves."""

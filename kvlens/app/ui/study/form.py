@@ -1,0 +1,152 @@
+"""The form of a study: prompts, methods, budgets, a parameter to vary; what it would cost and could decide."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import streamlit as st
+
+from kvlens import methods as registry
+from kvlens import tasks
+from kvlens.app.ui.common import data
+from kvlens.app.ui.common.jobview import manager
+from kvlens.app.ui.common.widgets import plain
+from kvlens.app.ui.study.request import StudyChoice, study_command
+from kvlens.models.catalogue import label
+from kvlens.models.find import default_model
+from kvlens.runs.request import DEFAULT_SHARE
+from kvlens.studies.paired import POWER, detectable
+from kvlens.studies.promptfile import ReadPrompts, read_prompts
+from kvlens.tasks.base import Encoding
+from kvlens.tasks.encoding import encoding
+
+KINDS = ["jsonl", "csv", "json", "txt", "md"]
+_OWN, _GENERATED = "My prompts", "A generated task"
+
+
+def study_form() -> str | None:
+    """Draw the form. Return the id of the job that carries the study out when its button is pressed."""
+    models = list(data.models())
+    left_column, right_column = st.columns(2, gap="large")
+    with right_column:
+        st.subheader("Methods and values")
+        usual = default_model()
+        place = models.index(usual) if usual in models else 0
+        model = st.selectbox("Model", models, index=place, key="study_model", format_func=label)
+        choice = _choice(str(model))
+    with left_column:
+        st.subheader("Prompts")
+        names = _prompt_names(str(model))
+    if not names or not choice.methods:
+        st.caption("Give prompts and at least one method; full KV runs beside them always.")
+        return None
+    try:
+        arms = choice.plan().arms()
+        read = _read(tuple(names), str(model))
+    except ValueError as problem:
+        st.error(plain(str(problem)))
+        return None
+    _foreseen(read, len(arms))
+    if not st.button("Run the study", type="primary", icon=":material/play_arrow:"):
+        return None
+    argv = study_command(names, choice, data.runs_dir().resolve())
+    return manager().submit(argv, f"Study of {', '.join(choice.methods)} on {model}, {len(read.prompts)} prompts")
+
+
+def _prompt_names(model: str) -> list[str]:
+    """What `kvlens study` takes for the prompts that were given."""
+    kind = st.segmented_control("From", [_OWN, _GENERATED], default=_OWN, key="study_prompts_from", required=True)
+    if kind == _OWN:
+        files = st.file_uploader(
+            "Files of prompts",
+            type=KINDS,
+            accept_multiple_files=True,
+            key="study_files",
+            help='One prompt a line: {"question": ..., "context": ..., "answer": ...}; also CSV with such columns, '
+            "chat messages as JSON, or a text a file.",
+        )
+        return [_stored(file) for file in files]
+    usual = list(tasks.usual(model))
+    task = st.selectbox("Task", usual, key="study_task")
+    length = st.number_input("Tokens of a prompt", 64, 131_072, 1024, 64, key="study_length")
+    count = st.number_input("Prompts", 1, 1000, 20, key="study_count")
+    return [f"{task}@length={length}@prompts={count}"]
+
+
+def _stored(file: Any) -> str:
+    """The path of an uploaded file, kept for the job once per session."""
+    key = f"study_file_{file.file_id}"
+    if key not in st.session_state:
+        text = file.getvalue().decode("utf-8", "replace")
+        st.session_state[key] = str(manager().scratch(file.name, text))
+    return str(st.session_state[key])
+
+
+@st.cache_data(max_entries=8, show_spinner="Reading the prompts")
+def _read(names: tuple[str, ...], model: str) -> ReadPrompts:
+    def counted() -> Encoding:
+        return encoding(model)
+
+    return read_prompts(names, counted)
+
+
+def _choice(model: str) -> StudyChoice:
+    titles = data.titles()
+    names = [entry["name"] for entry in data.catalogue() if entry["name"] != registry.REFERENCE]
+    method_names = st.multiselect(
+        "Methods",
+        names,
+        default=[registry.LOSING],
+        key="study_methods",
+        format_func=lambda name: titles.get(name, name),
+    )
+    budgets = st.text_input("Budgets", "10%, 20%, 40%", key="study_budgets", help="Shares of full KV, with commas.")
+    values = _values(method_names)
+    left_column, right_column = st.columns(2)
+    questions = left_column.multiselect("Question", ["in", "after"], default=["in"], key="study_questions")
+    max_new = right_column.number_input("New tokens", 1, 4096, 32, key="study_max_new")
+    name = st.text_input("Name (optional)", key="study_name")
+    parts = tuple(part.strip() for part in budgets.split(",") if part.strip()) or (DEFAULT_SHARE,)
+    return StudyChoice(model, tuple(method_names), parts, values, tuple(questions) or ("in",), int(max_new), name)
+
+
+def _values(method_names: Sequence[str]) -> dict[str, str]:
+    """The parameter that is varied, with its values; {} where none is."""
+    titles = data.titles()
+    entries = {entry["name"]: entry for entry in data.catalogue()}
+    usual = {
+        f"{name}.{parameter['name']}": parameter["default"]
+        for name in method_names
+        for parameter in entries[name]["parameters"]
+    }
+    target = st.selectbox(
+        "Vary a parameter (optional)",
+        list(usual),
+        index=None,
+        key="study_parameter",
+        format_func=lambda text: (
+            f"{titles.get(text.partition('.')[0])}: {text.partition('.')[2]} (usually {usual[text]})"
+        ),
+    )
+    if target is None:
+        return {}
+    text = st.text_input("Its values", str(usual[target]), key=f"study_values_{target}", help="With commas.")
+    return {target: text} if text.strip() else {}
+
+
+def _foreseen(read: ReadPrompts, arms: int) -> None:
+    """What would be run, and which difference it could show."""
+    count = len(read.prompts)
+    smallest = detectable(count)
+    words = "too few to show any difference" if smallest is None else f"enough to show a difference of {smallest:.0%}"
+    st.caption(
+        plain(
+            f"{count} prompts x {arms} arms = {count * arms} trials. {count} prompts are {words} between two arms with "
+            f"a chance of {POWER:.0%}, if only the better one is right where they differ."
+        )
+    )
+    if read.faults:
+        with st.expander(f"{len(read.faults)} rows are left out"):
+            for sentence in read.faults[:50]:
+                st.text(sentence)

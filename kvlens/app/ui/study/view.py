@@ -1,0 +1,199 @@
+"""A stored study: how far it is, its matrix, curves, paired comparison, and the Replay behind every trial."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+import streamlit as st
+
+from kvlens import methods
+from kvlens.app.figures.curves import curves
+from kvlens.app.ui.common import data, places
+from kvlens.app.ui.common.jobview import manager
+from kvlens.app.ui.common.parts import download
+from kvlens.app.ui.common.widgets import plain
+from kvlens.app.ui.study.request import resume_command
+from kvlens.models.find import short_model
+from kvlens.studies import storage
+from kvlens.studies.figures import FIGURES
+from kvlens.studies.paired import compare, sentence_of
+from kvlens.studies.plan import labels
+from kvlens.studies.table import Results
+
+POLL_S = 2.0
+_COLUMNS = {
+    "label": "arm",
+    "n": "n",
+    "right": "right",
+    "interval": "95 % interval",
+    "same_output": "full KV's output",
+    "kl_nats": "KL (nats)",
+    "resident_share": "resident",
+    "read_share": "read",
+    "moved_bytes_per_step": "moved per step (bytes)",
+    "corrected_share": "corrected",
+    "refused": "refused",
+    "failed": "failed",
+}
+_FORMATS = {
+    **dict.fromkeys(("right", "same_output", "resident_share", "read_share", "corrected_share"), "percent"),
+    "kl_nats": "%.4f",
+    "moved_bytes_per_step": "compact",
+}
+
+
+def show_study(study_id: str) -> None:
+    """Draw the study; while some process carries it out, again every POLL_S seconds."""
+    running = storage.is_running(data.runs_dir(), study_id)
+    st.fragment(_study, run_every=POLL_S if running else None)(study_id)
+
+
+def _study(study_id: str) -> None:
+    results = Results.read(data.runs_dir(), study_id)
+    _heading(results)
+    if not results.trials:
+        st.caption("No trial has ended yet.")
+        return
+    group = _group(results)
+    _matrix(results, group)
+    _curve(results)
+    _paired(results)
+    _trials(results, group)
+
+
+def _heading(results: Results) -> None:
+    plan = results.info.plan
+    st.subheader(plain(plan.name or f"Study {results.info.id}"), anchor=False)
+    condition = " · ".join(
+        (
+            short_model(plan.shared.model),
+            f"{len(results.prompts)} prompts",
+            f"question {' and '.join(plan.questions)}",
+            f"{plan.shared.dtype} KV",
+            f"at most {plan.shared.max_new} new tokens",
+        )
+    )
+    st.caption(plain(condition))
+    share = results.ended / results.planned if results.planned else 0.0
+    running = storage.is_running(data.runs_dir(), results.info.id)
+    left_column, right_column = st.columns([5, 1], vertical_alignment="center")
+    left_column.progress(share, text=f"{results.ended:,} of {results.planned:,} trials have ended")
+    stopped = not running and results.ended < results.planned
+    if stopped and right_column.button("Go on", key="study_resume", icon=":material/play_arrow:", width="stretch"):
+        argv = resume_command(results.info.id, data.runs_dir().resolve())
+        manager().submit(argv, f"Study {plan.name or results.info.id}")
+        st.rerun()
+
+
+def _group(results: Results) -> str | None:
+    groups = sorted({prompt.group for prompt in results.prompts if prompt.group})
+    if len(groups) < 2:
+        return None
+    return st.pills("Prompts", groups, key="study_group", help="Only the prompts of this group.")
+
+
+def _matrix(results: Results, group: str | None) -> None:
+    st.markdown("##### Every arm")
+    frame = results.matrix(group)
+    interval = [
+        "" if not row.n else f"{row.right_low:.2f} to {row.right_high:.2f}"
+        for row in frame.itertuples()
+        if hasattr(row, "right_low")
+    ]
+    shown = frame.assign(interval=interval or "")
+    names = [name for name in _COLUMNS if name in shown and shown[name].notna().any()]
+    st.dataframe(shown[names], hide_index=True, column_config={name: _column(name) for name in names}, placeholder="—")
+    st.caption(
+        "n: prompts whose answer is judged; identical repeats of a prompt count once. Means over trials. "
+        "Time per step is in the download: on a shared machine it is not a figure of the method alone."
+    )
+    download(results.frame(), f"kvlens-study-{results.info.id}")
+
+
+def _column(name: str) -> Any:
+    meaning = FIGURES[name][0] if name in FIGURES else None
+    if name in _FORMATS:
+        return st.column_config.NumberColumn(_COLUMNS[name], help=meaning, format=_FORMATS[name])
+    return st.column_config.Column(_COLUMNS[name], help=meaning)
+
+
+def _curve(results: Results) -> None:
+    axes = results.axes()
+    if not axes:
+        return
+    st.markdown("##### Along an axis")
+    left_column, right_column = st.columns(2)
+    axis = left_column.selectbox("Axis", axes, key="study_axis")
+    measured = [name for name in FIGURES if any(name in (trial.figures or {}) for trial in results.trials)]
+    figure = right_column.selectbox("Figure", measured, key="study_figure", format_func=lambda name: FIGURES[name][0])
+    points = results.curve(str(axis), str(figure))
+    if points.empty:
+        st.caption("No trial with this figure has ended.")
+        return
+    title, unit = FIGURES[str(figure)]
+    chart = curves(points, str(axis), title, unit, _methods_of_lines(results, points))
+    st.plotly_chart(chart, key="study_curve", config={"displaylogo": False})
+
+
+def _methods_of_lines(results: Results, points: pd.DataFrame) -> dict[str, str]:
+    titles = {methods.get(arm.method).title: arm.method for arm in results.arms}
+    longest = sorted(titles, key=len, reverse=True)
+    return {
+        line: next((titles[title] for title in longest if str(line).startswith(title)), "")
+        for line in points["line"].unique()
+    }
+
+
+def _paired(results: Results) -> None:
+    names = list(labels(results.arms).values())
+    if len(names) < 2 or not any(prompt.source.answer for prompt in results.prompts):
+        return
+    st.markdown("##### Two arms on the same prompts")
+    left_column, right_column = st.columns(2)
+    a = left_column.selectbox("A", names, key="study_a")
+    b = right_column.selectbox("B", names, index=1, key="study_b")
+    if a == b:
+        st.caption("Choose two different arms.")
+        return
+    paired = compare(results, str(a), str(b))
+    st.markdown(plain(sentence_of(paired, str(a), str(b))))
+    if not paired.splits:
+        return
+    rows = [{"prompt": split.prompt, "right under": a if split.right == "a" else b} for split in paired.splits]
+    event = st.dataframe(
+        pd.DataFrame(rows), hide_index=True, on_select="rerun", selection_mode="single-row", key=f"study_splits_{a}_{b}"
+    )
+    if rows_chosen := event["selection"]["rows"]:
+        split = paired.splits[rows_chosen[0]]
+        with st.container(horizontal=True):
+            for name, uid in ((a, split.uid_a), (b, split.uid_b)):
+                _replay_link(f"Replay of {name}", uid)
+
+
+def _trials(results: Results, group: str | None) -> None:
+    st.markdown("##### Every trial")
+    frame = results.frame()
+    if group is not None:
+        frame = frame[frame["group"] == group]
+    columns = ["prompt", "label", "outcome", "output", "lost_at_step", "kl_nats", "message"]
+    names = [name for name in columns if name in frame and frame[name].notna().any()]
+    event = st.dataframe(
+        frame[names],
+        hide_index=True,
+        on_select="rerun",
+        selection_mode="single-row",
+        key=f"study_trials_{results.info.id}_{group}",
+        height=280,
+        placeholder="—",
+    )
+    st.caption("Click a row's box to open its Replay.")
+    if (rows_chosen := event["selection"]["rows"]) and rows_chosen[0] < len(frame):
+        row = frame.iloc[rows_chosen[0]]
+        _replay_link(f"Replay of {row['prompt']} under {row['label']}", row["uid"])
+
+
+def _replay_link(words: str, uid: object) -> None:
+    if isinstance(uid, str):
+        place = places.in_run(uid)
+        st.page_link("pages/replay.py", label=plain(words), icon=":material/play_circle:", query_params=place)

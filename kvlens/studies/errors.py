@@ -1,0 +1,12 @@
+"""What can be wrong with a study, one sentence with a code."""
+
+from __future__ import annotations
+
+
+class BadStudy(ValueError):
+    """A study that cannot be planned, or a part of one that it does not have."""
+
+    def __init__(self, code: str, sentence: str) -> None:
+        super().__init__(sentence)
+        self.code = code
+        """no_method, foreign_parameter, bad_values, unknown_figure, unknown_axis or unknown_arm"""

@@ -1,0 +1,114 @@
+"""What a study keeps of a trial's run: a few numbers, read from its trace when it has ended."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from kvlens.lens.severity import full_right, outcome
+from kvlens.store.reader import TraceReader
+
+
+def figures_of(reader: TraceReader) -> dict[str, Any]:
+    """Return the figures of a stored run; what was not recorded is missing. The names are those of FIGURES, and:
+
+    outcome (words), kinds (of kvlens.lens.severity.KINDS), right (the output is the expected answer), full_right (full
+    KV's is), same_output (the output is full KV's), lost_at_step (the first step whose most probable token is not full
+    KV's), output (its beginning).
+    """
+    came, meta, steps, loss = outcome(reader), reader.meta, reader.steps(), reader.loss()
+    full = float(meta.full_kv_bytes or math.nan)
+    output = meta.output_text or ""
+    figures: dict[str, Any] = {
+        "outcome": came.words,
+        "kinds": list(came.kinds),
+        "right": came.right,
+        "full_right": full_right(reader),
+        "same_output": None if meta.reference_output is None else output == meta.reference_output,
+        "lost_at_step": came.lost_at,
+        "output": output[:200],
+        "prompt_tokens": (meta.prompt_tokens or 0) + meta.asked_steps,
+        "steps": reader.n_steps,
+        "kl_nats": _mean(loss["kl"]) if len(loss) else None,
+        "coverage": _head_mean(reader, "coverage"),
+        "regret": _head_mean(reader, "regret"),
+        "resident_share": float(steps["peak_bytes"].max()) / full,
+        "resident_bytes": float(steps["peak_bytes"].max()),
+        "read_share": _kv_sum(reader, "read_bytes") / full,
+        "moved_bytes_per_step": _mean(steps["h2d_bytes"]),
+        "attended_tokens": _kv_mean(reader, "attended_tokens"),
+        "corrected_share": _corrected(reader),
+        "reused_share": _reused(reader),
+        "ms_per_step": _mean(steps["dur_us"]) / 1000,
+    }
+    return {name: value for name, value in figures.items() if _is_there(value)}
+
+
+FIGURES = {
+    "right": ("share of prompts with the right answer", "share"),
+    "same_output": ("share of prompts with full KV's output", "share"),
+    "kl_nats": ("KL(full KV || method), mean over the steps whose contexts are the same", "nats"),
+    "coverage": ("full attention's mass on tokens attended exactly, mean over steps, layers and query heads", "share"),
+    "regret": ("full attention's mass that a query head misses, mean over steps, layers and query heads", "share"),
+    "resident_share": ("most KV bytes on the device inside a step, as a share of full KV", "share"),
+    "resident_bytes": ("most KV bytes on the device inside a step", "bytes"),
+    "read_share": ("KV bytes that a step reads, as a share of full KV", "share"),
+    "moved_bytes_per_step": ("bytes copied to the device per step", "bytes"),
+    "attended_tokens": ("tokens in the softmax per step and KV head", "tokens"),
+    "corrected_share": ("corrections among the decisions of query heads that speculate", "share"),
+    "reused_share": ("selected tokens that were on the device already", "share"),
+    "lost_at_step": ("first step whose most probable token is not full KV's", "step"),
+    "ms_per_step": ("time of a step on this machine, recording included", "ms"),
+    "prompt_tokens": ("tokens of the prompt", "tokens"),
+    "steps": ("decode steps", "steps"),
+}
+"""name of a figure -> (what it is, its unit)"""
+
+
+def _is_there(value: Any) -> bool:
+    return value is not None and not (isinstance(value, float) and not math.isfinite(value))
+
+
+def _mean(values: Any) -> float:
+    numbers = np.asarray(values, np.float64)
+    return float(np.nanmean(numbers)) if np.isfinite(numbers).any() else math.nan
+
+
+def _head_mean(reader: TraceReader, metric: str) -> float:
+    return _mean(reader.head_summary(metric)) if metric in reader.metrics() else math.nan
+
+
+def _cube(reader: TraceReader, metric: str) -> np.ndarray | None:
+    """[steps, L, H_kv]; None where it is not recorded."""
+    recorded = reader.meta.trace_level != "summary" and metric in reader.kv_metrics()
+    return np.asarray(reader.kv_cube(metric), np.float64) if recorded else None
+
+
+def _kv_mean(reader: TraceReader, metric: str) -> float:
+    cube = _cube(reader, metric)
+    return math.nan if cube is None else _mean(cube)
+
+
+def _kv_sum(reader: TraceReader, metric: str) -> float:
+    """Sum over layers and KV heads, mean over steps."""
+    cube = _cube(reader, metric)
+    return math.nan if cube is None or not len(cube) else float(np.nansum(cube, (1, 2)).mean())
+
+
+def _reused(reader: TraceReader) -> float:
+    """At the first step nothing can be on the device yet: it does not count."""
+    reused, recalled = (_cube(reader, name) for name in ("reused_tokens", "recalled_tokens"))
+    if reused is None or recalled is None:
+        return math.nan
+    part, whole = np.nansum(reused[1:]), np.nansum(reused[1:] + recalled[1:])
+    return float(part / whole) if whole else math.nan
+
+
+def _corrected(reader: TraceReader) -> float:
+    if "corrected" not in reader.metrics():
+        return math.nan
+    values = np.asarray(reader.head_cube("corrected"), np.float64)[1:]
+    decided = np.isfinite(values).sum()
+    return float(np.nansum(values) / decided) if decided else math.nan

@@ -1,0 +1,156 @@
+"""What a study is to run: methods x values of parameters x budgets x forms of the question x seeds, over prompts."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from kvlens import methods
+from kvlens.memory.budget import Budget, in_words
+from kvlens.runs.races import Entrant, RaceRequest
+from kvlens.runs.request import DEFAULT_SHARE, RunRequest
+from kvlens.studies.errors import BadStudy
+
+MOST_TRIALS = 100_000
+"""of a study: prompts times arms"""
+
+
+class Arm(BaseModel):
+    """One configuration that every prompt of a study is run under."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    method: str
+    preset: str | None = None
+    overrides: dict[str, Any] = {}
+    """parameters of the method that differ from the preset's"""
+    budget: str = ""
+    """what the method is held to; '' for full KV"""
+    question: str = "in"
+    seed: int = 0
+
+    def key(self) -> str:
+        """Return 12 hex digits that name the whole configuration."""
+        text = json.dumps(self.model_dump(mode="json"), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+    def settings(self) -> dict[str, str]:
+        """Return all that is set, by name, as text; parameters by their own names."""
+        fields = {
+            "method": self.method,
+            "preset": self.preset or "",
+            "budget": self.budget,
+            "question": self.question,
+            "seed": str(self.seed),
+        }
+        return fields | {name: str(value) for name, value in self.overrides.items()}
+
+
+class StudyPlan(BaseModel):
+    """The axes of a study. Every combination is an arm; full KV is one more, for each form of the question and seed."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+    name: str = ""
+    shared: RunRequest
+    """what all runs have in common: model, number format, tokens at most, chat form, level of the trace"""
+    entrants: tuple[Entrant, ...]
+    """methods, each with a preset and the parameters that are the same in all its arms"""
+    values: dict[str, dict[str, tuple[Any, ...]]] = {}
+    """method -> parameter -> the values that it takes"""
+    budgets: tuple[str, ...] = (DEFAULT_SHARE,)
+    questions: tuple[str, ...] = ("in",)
+    seeds: tuple[int, ...] = (0,)
+
+    def check(self) -> None:
+        """Raise ValueError with one sentence for no method, unknown names and values, and budgets that are none."""
+        if not self.entrants:
+            raise BadStudy("no_method", "a study needs at least one method: name some with --methods.")
+        names = [entrant.method for entrant in self.entrants]
+        for name in self.values:
+            if name not in names:
+                raise BadStudy(
+                    "foreign_parameter", f"the study sets a parameter of {name}, which is none of its methods."
+                )
+        for budget in self.budgets:
+            Budget.parse(budget)
+        for arm in self.arms():
+            methods.converted(methods.get(arm.method), arm.overrides)
+            self.shared.model_copy(update={"question": arm.question})
+
+    def arms(self) -> list[Arm]:
+        """Return all arms, those of full KV first, each once."""
+        arms: dict[str, Arm] = {}
+        for question, seed in itertools.product(self.questions, self.seeds):
+            arm = Arm(method=methods.REFERENCE, question=question, seed=seed)
+            arms[arm.key()] = arm
+        for entrant in self.entrants:
+            if entrant.method == methods.REFERENCE:
+                continue
+            grid = self.values.get(entrant.method, {})
+            places = itertools.product(*grid.values())
+            for values, budget, question, seed in itertools.product(places, self.budgets, self.questions, self.seeds):
+                overrides = {**entrant.overrides, **dict(zip(grid, values, strict=True))}
+                shares = {"overrides": overrides, "budget": budget, "question": question, "seed": seed}
+                arm = Arm(method=entrant.method, preset=entrant.preset, **shares)
+                arms[arm.key()] = arm
+        return list(arms.values())
+
+    def request(self, arm: Arm) -> RunRequest:
+        """Return the run of an arm. Its budget holds a method that keeps all KV to that share of the tokens it attends,
+        where it has a parameter for it, as races and benchmarks do."""
+        shared = self.shared.model_copy(
+            update={"budget": arm.budget or None, "question": arm.question, "seed": arm.seed}
+        )
+        if arm.method == methods.REFERENCE:
+            return RaceRequest(shared=shared, entrants=()).reference
+        entrant = Entrant(method=arm.method, preset=arm.preset, overrides=arm.overrides)
+        return RaceRequest(shared=shared, entrants=(entrant,)).lanes()[0][0]
+
+
+def parse_values(items: Sequence[str], names: Sequence[str]) -> dict[str, dict[str, tuple[str, ...]]]:
+    """Return ['METHOD.NAME=0.7,0.8'] as {'METHOD': {'NAME': ('0.7', '0.8')}}. names: the study's methods. A parameter
+    without a method belongs to the only one. Raises ValueError with one sentence."""
+    values_by_method: dict[str, dict[str, tuple[str, ...]]] = {}
+    for item in items:
+        target, sign, values = item.partition("=")
+        method, dot, parameter = target.strip().rpartition(".")
+        if not dot and len(names) == 1:
+            method = names[0]
+        parts = tuple(part.strip() for part in values.split(",") if part.strip())
+        if not sign or method not in names or not parameter or not parts:
+            raise BadStudy(
+                "bad_values", f"--set takes method.parameter=value,value of a method of the study, not '{item}'."
+            )
+        values_by_method.setdefault(method, {})[parameter] = parts
+    return values_by_method
+
+
+def labels(arms: Sequence[Arm]) -> dict[str, str]:
+    """Return arm key -> a name that says the method and whatever tells it from the study's other arms."""
+    settings = [arm.settings() for arm in arms if arm.method != methods.REFERENCE]
+    varied = {name for name in ("budget", "question", "seed") if len({each[name] for each in settings}) > 1}
+    return {arm.key(): _label(arm, settings, varied) for arm in arms}
+
+
+def _label(arm: Arm, settings: Sequence[Mapping[str, str]], varied: set[str]) -> str:
+    arm_settings = arm.settings()
+    siblings = [each for each in settings if each["method"] == arm.method]
+    parts = [methods.get(arm.method).title]
+    if len({each["preset"] for each in siblings}) > 1:
+        parts.append(arm_settings["preset"] or "usual preset")
+    for name in arm.overrides:
+        if len({each.get(name) for each in siblings}) > 1:
+            parts.append(f"{name} {arm_settings[name]}")
+    if "budget" in varied and arm.budget:
+        parts.append(in_words(arm.budget))
+    if "question" in varied:
+        parts.append(f"question {arm.question}")
+    if "seed" in varied:
+        parts.append(f"seed {arm.seed}")
+    return " ".join(parts)

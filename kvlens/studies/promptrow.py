@@ -1,0 +1,139 @@
+"""One row of a file of prompts: a question with its context, a text, or chat messages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from kvlens.text.messages import conversation
+from kvlens.text.prompts import BadPrompt, PromptText, asking, checked, expecting
+
+NAMES = (
+    "id",
+    "group",
+    "text",
+    "context",
+    "question",
+    "messages",
+    "answer",
+    "answers",
+    "needle",
+    "answer_prefix",
+    "task",
+    "seed",
+    "question_start",
+)
+"""names of a row's fields; others are left unread"""
+
+
+@dataclass(frozen=True)
+class StudyPrompt:
+    """A prompt of a study."""
+
+    id: str
+    """names it in the study"""
+    source: PromptText
+    group: str = ""
+    """prompts that are also counted apart: a task, a kind of document"""
+    system: str | None = None
+    turns: tuple[tuple[str, str], ...] = field(default=())
+
+    def row(self) -> dict[str, Any]:
+        """Return the prompt as a study's file keeps it, which `prompt_of` reads."""
+        source = self.source
+        row = {
+            "id": self.id,
+            "group": self.group,
+            "text": source.text,
+            "answers": [text for text in (source.answer, *source.answers) if text],
+            "needle": [list(place) for place in source.needle],
+            "task": source.task,
+            "seed": source.seed,
+            "answer_prefix": source.answer_prefix,
+            "question_start": source.question,
+            "system": self.system,
+            "turns": [list(turn) for turn in self.turns],
+        }
+        return {name: value for name, value in row.items() if value not in (None, "", [])}
+
+
+def prompt_of(row: Mapping[str, Any], default_id: str, name: str) -> StudyPrompt:
+    """Return the prompt of a row. It has `messages` (chat), `text`, or `question` with or without `context`. Where they
+    are known it has `answer` or `answers`, `needle` (words of the prompt, or character ranges), `id` and `group`.
+
+    Args:
+        default_id: the prompt's id where the row has none.
+        name: what a refusal calls the row, for example "line 3".
+
+    Raises BadPrompt with one sentence.
+    """
+    if not isinstance(row, Mapping):
+        raise BadPrompt(f"{name} is no object with fields: give a question or a text in it.")
+    system, turns = row.get("system"), tuple((str(role), str(text)) for role, text in row.get("turns") or ())
+    if row.get("messages") is not None:
+        spoken = conversation(_list(row["messages"], name, "messages"))
+        source, system, turns = spoken.prompt, spoken.system, spoken.turns
+    else:
+        source = _plain(row, name)
+    source = _answered(source, row, name)
+    return StudyPrompt(_text(row, "id", name) or default_id, source, _group(row, name), system, turns)
+
+
+def _plain(row: Mapping[str, Any], name: str) -> PromptText:
+    text, context, question = (_text(row, field_name, name) for field_name in ("text", "context", "question"))
+    if text:
+        start = row.get("question_start")
+        return checked(PromptText(text, question=start if isinstance(start, int) else None), name)
+    if not question:
+        raise BadPrompt(f'{name} has no "question", "text" or "messages": give one of them.')
+    return asking(PromptText(context), question) if context else checked(PromptText(question), name)
+
+
+def _answered(source: PromptText, row: Mapping[str, Any], name: str) -> PromptText:
+    """The prompt with what is expected of it."""
+    several = row.get("answers")
+    answers = [] if several is None else [_word(item, name, "answers") for item in _list(several, name, "answers")]
+    if row.get("answer") not in (None, ""):
+        answers.insert(0, _word(row["answer"], name, "answer"))
+    answers = [text for text in answers if text.strip()]
+    needle, seed = row.get("needle"), row.get("seed")
+    source = replace(
+        source,
+        answer=answers[0] if answers else None,
+        answers=tuple(answers[1:]),
+        task=_text(row, "task", name) or None,
+        seed=seed if isinstance(seed, int) and 0 <= seed < 1 << 63 else None,
+        answer_prefix=_text(row, "answer_prefix", name) or source.answer_prefix,
+    )
+    if isinstance(needle, str):
+        return checked(expecting(source, None, needle), name)
+    try:
+        places = tuple((int(start), int(end)) for start, end in needle or ())
+    except (TypeError, ValueError):
+        raise BadPrompt(f'{name}: "needle" is neither words of the prompt nor a list of [start, end].') from None
+    return checked(replace(source, needle=places), name)
+
+
+def _group(row: Mapping[str, Any], name: str) -> str:
+    return _text(row, "group", name) or _text(row, "task", name)
+
+
+def _text(row: Mapping[str, Any], field_name: str, name: str) -> str:
+    value = row.get(field_name)
+    return "" if value is None else _word(value, name, field_name)
+
+
+def _word(value: Any, name: str, field_name: str) -> str:
+    """A text; a number stands for its digits."""
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise BadPrompt(f'{name}: "{field_name}" is no text.')
+    return str(value).replace("\r\n", "\n")
+
+
+def _list(value: Any, name: str, field_name: str) -> Sequence[Any]:
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, Sequence):
+        raise BadPrompt(f'{name}: "{field_name}" is no list.')
+    return value

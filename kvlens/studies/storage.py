@@ -1,0 +1,219 @@
+"""Stored studies: `studies/<id>/` in the folder of runs, with the plan, the prompts, and one line per trial."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from kvlens.store.errors import RunNotFound, TraceError, UnreadableRun
+from kvlens.store.files import read_plain, write_plain
+from kvlens.store.runinfo import check_uid, new_uid, now, plain, sentence
+from kvlens.studies.plan import StudyPlan
+from kvlens.studies.promptrow import StudyPrompt, prompt_of
+from kvlens.text.prompts import BadPrompt
+
+FOLDER = "studies"
+"""of the folder of runs; too short a name to be a run's"""
+PLAN, PROMPTS, TRIALS, LOCK = "study.json", "prompts.jsonl", "trials.jsonl", ".lock"
+_MOST_BYTES = 256 << 20
+FINAL = ("completed", "refused")
+"""states of a trial that is not run again when the study goes on"""
+
+
+class StudyBusy(TraceError):
+    """Another process is carrying the study out."""
+
+
+class StudyInfo(BaseModel):
+    """What is stored of a study besides its prompts and trials."""
+
+    model_config = ConfigDict(extra="ignore", protected_namespaces=())
+
+    id: str
+    created: str
+    kvlens: str = ""
+    fingerprint: str | None = None
+    """of the model, once the first trial has been run"""
+    plan: StudyPlan
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One prompt under one arm."""
+
+    prompt: str
+    """its id"""
+    arm: str
+    """Arm.key()"""
+    state: str
+    """completed | refused | failed"""
+    uid: str | None = None
+    """of its run; None: nothing was stored"""
+    message: str | None = None
+    """one sentence on why it was refused or failed"""
+    figures: dict[str, Any] | None = None
+    """see kvlens.studies.figures"""
+
+    @property
+    def ended(self) -> bool:
+        """The trial is not run again when the study goes on."""
+        return self.state in FINAL
+
+
+def create(runs_dir: Path, plan: StudyPlan, prompts: Sequence[StudyPrompt]) -> StudyInfo:
+    """Store a study that has not begun, and return it. Raises TraceError when it cannot be stored."""
+    from kvlens import __version__
+
+    info = StudyInfo(id=new_uid(), created=now(), kvlens=__version__, plan=plan)
+    folder = runs_dir / FOLDER / info.id
+    try:
+        folder.mkdir(parents=True, mode=0o700)
+        write_prompts(folder, prompts)
+        save(runs_dir, info)
+    except OSError as error:
+        raise TraceError(f"the study cannot be stored ({sentence(error)}): check the disk and --runs.") from None
+    return info
+
+
+def save(runs_dir: Path, info: StudyInfo) -> None:
+    """Replace the study's plan whole."""
+    folder = folder_of(runs_dir, info.id)
+    _replace(folder / PLAN, info.model_dump_json(indent=1).encode("utf-8", "replace"))
+
+
+def write_prompts(folder: Path, prompts: Sequence[StudyPrompt]) -> None:
+    """Replace the study's prompts whole."""
+    lines = (json.dumps(plain(prompt.row()), ensure_ascii=False) + "\n" for prompt in prompts)
+    _replace(folder / PROMPTS, "".join(lines).encode("utf-8", "replace"))
+
+
+def folder_of(runs_dir: Path, study_id: str) -> Path:
+    """Return the folder of a study, which need not exist. Raises RunNotFound for what is no id."""
+    return runs_dir / FOLDER / check_uid(study_id)
+
+
+def read(runs_dir: Path, study_id: str) -> StudyInfo:
+    """Return a stored study. Raises TraceError with one sentence."""
+    path = folder_of(runs_dir, study_id) / PLAN
+    try:
+        return StudyInfo.model_validate_json(read_plain(path, _MOST_BYTES))
+    except FileNotFoundError:
+        raise RunNotFound(f"There is no study {study_id} in {runs_dir}.") from None
+    except (OSError, ValidationError, ValueError) as error:
+        raise UnreadableRun(f"The study {study_id} cannot be read ({sentence(error)}).") from None
+
+
+def read_prompts(runs_dir: Path, study_id: str) -> list[StudyPrompt]:
+    """Return the prompts of a study. Raises TraceError with one sentence."""
+    try:
+        data = read_plain(folder_of(runs_dir, study_id) / PROMPTS, _MOST_BYTES).decode("utf-8")
+        rows = [json.loads(line) for line in data.split("\n") if line.strip()]
+        return [prompt_of(row, str(number), f"prompt {number}") for number, row in enumerate(rows)]
+    except (OSError, ValueError, RecursionError, BadPrompt) as error:
+        raise UnreadableRun(f"The prompts of study {study_id} cannot be read ({sentence(error)}).") from None
+
+
+def read_trials(runs_dir: Path, study_id: str) -> list[Trial]:
+    """Return the newest trial of every prompt and arm, in the order of the file. A last line that was cut is none."""
+    try:
+        data = read_plain(folder_of(runs_dir, study_id) / TRIALS, _MOST_BYTES).decode("utf-8", "replace")
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise UnreadableRun(f"The trials of study {study_id} cannot be read ({sentence(error)}).") from None
+    trials: dict[tuple[str, str], Trial] = {}
+    for line in data[: data.rfind("\n") + 1].split("\n"):
+        trial = _trial(line)
+        if trial is not None:
+            trials[trial.prompt, trial.arm] = trial
+    return list(trials.values())
+
+
+def append(runs_dir: Path, study_id: str, trial: Trial) -> None:
+    """Add a trial; it is on the disk when this returns. Raises TraceError when it cannot be."""
+    row = {name: value for name, value in vars(trial).items() if value is not None}
+    line = json.dumps(plain(row), ensure_ascii=False, allow_nan=False) + "\n"
+    path = folder_of(runs_dir, study_id) / TRIALS
+    try:
+        _end_line(path)
+        with path.open("a", encoding="utf-8") as file:
+            file.write(line)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise TraceError(f"the study's trial cannot be stored ({sentence(error)}): check the disk.") from None
+
+
+@contextmanager
+def carried_out_alone(runs_dir: Path, study_id: str) -> Iterator[None]:
+    """Hold the study for this process. Raises StudyBusy where another has it; the kernel gives it back however the
+    process ends."""
+    with (folder_of(runs_dir, study_id) / LOCK).open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise StudyBusy(f"study {study_id} is being carried out by another process: wait until it ends.") from None
+        yield
+
+
+def is_running(runs_dir: Path, study_id: str) -> bool:
+    """Return whether some process is carrying the study out."""
+    try:
+        with carried_out_alone(runs_dir, study_id):
+            return False
+    except StudyBusy:
+        return True
+    except OSError:
+        return False
+
+
+def ids(runs_dir: Path) -> list[str]:
+    """Return the ids of all stored studies, newest first."""
+    folder = runs_dir / FOLDER
+    names = (path.parent.name for path in folder.glob(f"*/{PLAN}")) if folder.is_dir() else ()
+    return sorted(names, reverse=True)
+
+
+def _trial(line: str) -> Trial | None:
+    """The trial of a line; None for something else."""
+    try:
+        row = json.loads(line)
+        names = {name: row[name] for name in Trial.__dataclass_fields__ if name in row}
+        trial = Trial(**names)
+    except (ValueError, TypeError, RecursionError):
+        return None
+    texts = (trial.prompt, trial.arm, trial.state)
+    return trial if all(isinstance(text, str) for text in texts) and isinstance(trial.figures, dict | None) else None
+
+
+def _end_line(path: Path) -> None:
+    """Cut what an interruption left of a line, so that the next one begins where a line begins."""
+    if not path.exists():
+        return
+    with path.open("rb+") as file:
+        file.seek(0, os.SEEK_END)
+        size = file.tell()
+        if not size:
+            return
+        file.seek(size - 1)
+        if file.read(1) == b"\n":
+            return
+        file.seek(0)
+        file.truncate(file.read().rfind(b"\n") + 1)
+
+
+def _replace(path: Path, data: bytes) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        write_plain(temporary, data, durable=True)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -1,0 +1,201 @@
+"""A study's results: one row per trial, one row per arm with n and intervals, and curves over any numeric axis."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from kvlens import methods
+from kvlens.memory.budget import Budget
+from kvlens.statistics import of_mean, wilson
+from kvlens.studies import storage
+from kvlens.studies.errors import BadStudy
+from kvlens.studies.figures import FIGURES
+from kvlens.studies.plan import Arm, labels
+from kvlens.studies.promptrow import StudyPrompt
+from kvlens.studies.storage import StudyInfo, Trial
+
+SHARES = ("right", "same_output")
+"""figures that are yes or no of a trial: their mean over prompts is a share with Wilson's interval"""
+AXES = ("budget", "prompt_tokens")
+"""numeric axes of every study; parameters with numbers for values are more"""
+
+
+@dataclass(frozen=True)
+class Results:
+    """A study with the trials that have ended so far."""
+
+    info: StudyInfo
+    prompts: Sequence[StudyPrompt]
+    trials: Sequence[Trial]
+
+    @classmethod
+    def read(cls, runs_dir: Path, study_id: str) -> Results:
+        """Return what is stored. Raises TraceError with one sentence."""
+        info = storage.read(runs_dir, study_id)
+        return cls(info, storage.read_prompts(runs_dir, study_id), storage.read_trials(runs_dir, study_id))
+
+    @property
+    def arms(self) -> list[Arm]:
+        """All arms of the plan, full KV's first."""
+        return self.info.plan.arms()
+
+    @property
+    def planned(self) -> int:
+        """Trials of the whole study."""
+        return len(self.arms) * len(self.prompts)
+
+    @property
+    def ended(self) -> int:
+        """Trials that have ended and are not run again."""
+        return sum(trial.ended for trial in self.trials)
+
+    def frame(self) -> pd.DataFrame:
+        """Return one row per trial: prompt, group, arm (its key), label, method, preset, budget, question, seed, every
+        parameter that some arm sets, state, uid, message, and the figures of kvlens.studies.figures."""
+        arms = {arm.key(): arm for arm in self.arms}
+        names, groups = labels(list(arms.values())), {prompt.id: prompt.group for prompt in self.prompts}
+        rows = [
+            {
+                "prompt": trial.prompt,
+                "group": groups.get(trial.prompt, ""),
+                "arm": trial.arm,
+                "label": names[trial.arm],
+                **_columns(arms[trial.arm]),
+                "state": trial.state,
+                "uid": trial.uid,
+                "message": trial.message,
+                **(trial.figures or {}),
+            }
+            for trial in self.trials
+            if trial.arm in arms and trial.prompt in groups
+        ]
+        return pd.DataFrame(
+            rows, columns=None if rows else ["prompt", "group", "arm", "label", "state", "uid", "message"]
+        )
+
+    def matrix(self, group: str | None = None) -> pd.DataFrame:
+        """Return one row per arm, in the plan's order: its settings, n (prompts judged), right, right_low, right_high
+        (95 % Wilson), same_output, refused and failed (trials), and the mean of every other figure over its trials.
+
+        Args:
+            group: only the prompts of this group; None: all.
+        """
+        frame = self.frame()
+        if group is not None and len(frame):
+            frame = frame[frame["group"] == group]
+        names = labels(self.arms)
+        rows = []
+        for arm in self.arms:
+            part = frame[frame["arm"] == arm.key()] if len(frame) else frame
+            rows.append({"arm": arm.key(), "label": names[arm.key()], **_columns(arm), **_summary(part)})
+        return pd.DataFrame(rows)
+
+    def axes(self) -> list[str]:
+        """Return the numeric axes along which the study has at least two values."""
+        frame = pd.DataFrame([_columns(arm) for arm in self.arms if arm.method != methods.REFERENCE])
+        fixed = {"method", "preset", "question", "seed"}
+        names = [name for name in frame.columns if name not in fixed and frame[name].map(_number).nunique() > 1]
+        lengths = {trial.figures.get("prompt_tokens") for trial in self.trials if trial.figures}
+        return [*names, *(["prompt_tokens"] if len(lengths) > 1 else [])]
+
+    def curve(self, axis: str, figure: str = "right") -> pd.DataFrame:
+        """Return a figure along a numeric axis, one line for whatever else the arms differ in.
+
+        Args:
+            axis: "budget" (a share of full KV), "prompt_tokens", or a parameter.
+            figure: one of kvlens.studies.figures.FIGURES.
+
+        Returns: line, x, n, value, low, high (95 %; NaN where there are too few trials), uids (of the trials' runs).
+        Raises ValueError with one sentence for an axis or a figure that the study does not have.
+        """
+        if figure not in FIGURES:
+            raise BadStudy("unknown_figure", f"a study has no figure '{figure}'; it has {', '.join(FIGURES)}.")
+        if axis not in self.axes():
+            raise BadStudy(
+                "unknown_axis",
+                f"the study has one value of '{axis}' or none; it varies {', '.join(self.axes()) or 'nothing'}.",
+            )
+        frame = self.frame()
+        empty = pd.DataFrame(columns=["line", "x", "n", "value", "low", "high", "uids"])
+        if figure not in frame:
+            return empty
+        completed = frame[
+            (frame["state"] == "completed") & (frame["method"] != methods.REFERENCE) & frame[figure].notna()
+        ]
+        completed = completed.assign(x=completed[axis].map(_number), line=self._lines(completed, axis))
+        rows = []
+        for (line, x), part in completed[completed["x"].notna()].groupby(["line", "x"], sort=False):
+            value, low, high = estimated(part[figure], figure)
+            rows.append((line, x, len(part), value, low, high, list(part["uid"])))
+        points = pd.DataFrame(rows, columns=empty.columns)
+        return points.sort_values(["line", "x"], kind="stable").reset_index(drop=True) if len(points) else empty
+
+    def _lines(self, frame: pd.DataFrame, axis: str) -> pd.Series:
+        """The name of each trial's line: its arm without the axis."""
+        arms = {arm.key(): _without(arm, axis) for arm in self.arms}
+        names = labels(list(arms.values()))
+        return frame["arm"].map(lambda key: names[arms[key].key()])
+
+
+def estimated(values: Iterable[Any], figure: str) -> tuple[float, float, float]:
+    """Return (mean, low, high) of a figure over prompts, with the 95 % interval: Wilson's of a share, Student's of a
+    mean (NaN bounds for fewer than six)."""
+    numbers = [float(value) for value in values]
+    mean = sum(numbers) / len(numbers)
+    if figure in SHARES:
+        return mean, *wilson(mean, len(numbers))
+    low, high = of_mean(numbers) or (math.nan, math.nan)
+    return mean, low, high
+
+
+def _columns(arm: Arm) -> dict[str, Any]:
+    overrides = {name: arm.overrides[name] for name in arm.overrides}
+    fixed = {"method": arm.method, "preset": arm.preset or "", "budget": arm.budget}
+    return {**fixed, "question": arm.question, "seed": arm.seed, **overrides}
+
+
+def _without(arm: Arm, axis: str) -> Arm:
+    if axis == "budget":
+        return arm.model_copy(update={"budget": ""})
+    return arm.model_copy(update={"overrides": {name: value for name, value in arm.overrides.items() if name != axis}})
+
+
+def _number(value: Any) -> float | None:
+    """A value on an axis: a budget's share, or the number that a parameter is set to; None for anything else."""
+    text = str(value)
+    if isinstance(value, bool) or not text:
+        return None
+    try:
+        return float(text)
+    except ValueError:
+        pass
+    try:
+        return float(Budget.parse(text).amount)
+    except ValueError:
+        return None
+
+
+def _summary(part: pd.DataFrame) -> Mapping[str, Any]:
+    states = part["state"] if len(part) else pd.Series([], dtype=object)
+    completed = part[states == "completed"] if len(part) else part
+    row: dict[str, Any] = {
+        "n": 0,
+        "refused": int((states == "refused").sum()),
+        "failed": int((states == "failed").sum()),
+    }
+    for figure in FIGURES:
+        values = completed[figure].dropna() if figure in completed else ()
+        if not len(values):
+            row[figure] = math.nan
+            continue
+        mean, low, high = estimated(values, figure)
+        row[figure] = mean
+        if figure == "right":
+            row |= {"n": len(values), "right_low": low, "right_high": high}
+    return row

@@ -1,0 +1,28 @@
+"""Study: prompts under methods, values of their parameters and budgets; a stored study (?study=) or a job (?job=)."""
+
+import streamlit as st
+
+from kvlens.app.ui.common import nav
+from kvlens.app.ui.common.jobview import job_panel, manager
+from kvlens.app.ui.study.form import study_form
+from kvlens.app.ui.study.listed import study_list
+from kvlens.app.ui.study.view import show_study
+
+nav.enter()
+study, job_id = st.query_params.get("study"), st.query_params.get("job")
+job = None if job_id is None else manager().get(job_id)
+if job is not None and job.study:
+    study = job.study
+    st.query_params.from_dict({"study": study, "job": job.id})
+if job_id is not None and (job is None or job.active or job.state == "failed"):
+    job_panel(job_id)
+if study:
+    show_study(study)
+elif job is not None and job.active:
+    st.fragment(lambda: st.rerun() if job.study else None, run_every=1.0)()
+if not (study or job) or st.toggle("Set up another study", key=f"another_{study or job_id}"):
+    new_job = study_form()
+    if new_job is not None:
+        st.query_params.from_dict({"job": new_job})
+        st.rerun()
+study_list(study)

@@ -1,0 +1,268 @@
+"""Studies on the toy model: what is run, how often prompts are read, what a stop leaves, and what the tables say."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from kvlens import methods
+from kvlens.engine.engine import Engine
+from kvlens.methods.given import Prefilled
+from kvlens.methods.snapkv import SnapKV
+from kvlens.runs.races import Entrant
+from kvlens.runs.request import RunRequest
+from kvlens.store.reader import TraceReader
+from kvlens.studies import storage
+from kvlens.studies.errors import BadStudy
+from kvlens.studies.paired import compare, detectable, prompts_needed
+from kvlens.studies.plan import Arm, StudyPlan, labels, parse_values
+from kvlens.studies.promptfile import read_prompts
+from kvlens.studies.promptrow import StudyPrompt
+from kvlens.studies.running import carry_out
+from kvlens.studies.storage import StudyInfo, Trial
+from kvlens.studies.table import Results
+from kvlens.tasks.encoding import encoding
+from kvlens.text.prompts import PromptText
+
+PLAN = StudyPlan(
+    shared=RunRequest(model="demo", max_new=8, trace_level="heads"),
+    entrants=(Entrant(method="snapkv"), Entrant(method="freekv")),
+    values={"freekv": {"tau": ("0.5", "0.9")}},
+    budgets=("20%", "40%"),
+)
+
+
+class Heard:
+    """Hears of a study; stops it after so many trials."""
+
+    def __init__(self, most: int = 1000) -> None:
+        self.trials: list[tuple[int, int, str, Arm, Trial]] = []
+        self._most = most
+
+    def report(self, phase: str, number: int, total: int) -> None:
+        """Nothing of it is needed."""
+
+    def trial(self, finished: int, total: int, prompt: StudyPrompt, arm: Arm, trial: Trial) -> None:
+        self.trials.append((finished, total, prompt.id, arm, trial))
+
+    def stop(self) -> bool:
+        return len(self.trials) >= self._most
+
+
+@pytest.fixture(scope="module")
+def prompts() -> tuple[StudyPrompt, ...]:
+    return read_prompts(["needle@length=200@prompts=2"], lambda: encoding("demo")).prompts
+
+
+@pytest.fixture
+def readings(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Tokens of every prompt that is read."""
+    counts: list[int] = []
+    read: Callable[..., object] = Engine.read
+
+    def counted(engine: Engine, prompt: object, *more: object, **named: object) -> object:
+        counts.append(len(prompt.ids))  # type: ignore[attr-defined]
+        return read(engine, prompt, *more, **named)
+
+    monkeypatch.setattr(Engine, "read", counted)
+    return counts
+
+
+def test_every_arm_is_run_on_every_prompt_which_is_read_once(
+    tmp_path: Path, prompts: tuple[StudyPrompt, ...], readings: list[int]
+) -> None:
+    info, heard = storage.create(tmp_path, PLAN, prompts), Heard()
+    assert carry_out(tmp_path, info.id, heard, lambda: False)
+    arms = PLAN.arms()
+    assert [arm.method for arm in arms] == ["full", "snapkv", "snapkv", *4 * ["freekv"]]
+    assert len(heard.trials) == 2 * len(arms)
+    assert heard.trials[-1][:2] == (14, 14)
+    assert len(readings) == len(prompts)
+    results = Results.read(tmp_path, info.id)
+    assert results.ended == results.planned == 14
+    for trial in results.trials:
+        arm = next(arm for arm in arms if arm.key() == trial.arm)
+        if trial.uid is None:
+            assert trial.state == "refused"
+            assert str(trial.message).startswith("budget_infeasible")
+            continue
+        with TraceReader.open(tmp_path, trial.uid) as reader:
+            assert reader.meta.method == arm.method
+            if arm.overrides:
+                assert str(reader.meta.config["tau"]) == arm.overrides["tau"]
+            assert reader.meta.output_text is not None
+
+
+def test_a_trial_is_the_run_that_it_would_be_alone(tmp_path: Path, prompts: tuple[StudyPrompt, ...]) -> None:
+    from kvlens.runs.carrying import carry_out as run_alone
+
+    plan = PLAN.model_copy(update={"values": {}, "entrants": (Entrant(method="snapkv"),), "budgets": ("40%",)})
+    info = storage.create(tmp_path, plan, prompts[:1])
+    carry_out(tmp_path, info.id, Heard(), lambda: False)
+    request = plan.request(plan.arms()[1])
+    uid, _, text = run_alone(request, prompts[0].source, tmp_path, lambda *told: None, lambda: False)
+    stored = [trial.uid for trial in storage.read_trials(tmp_path, info.id)][1]
+    assert stored is not None
+    with TraceReader.open(tmp_path, uid) as alone, TraceReader.open(tmp_path, stored) as reader:
+        assert reader.meta.output_text == text
+        assert reader.meta.config == alone.meta.config
+        assert (reader.head_table() == alone.head_table())["coverage_mean"].all()
+
+
+def test_a_study_that_was_stopped_goes_on_where_it_stopped(
+    tmp_path: Path, prompts: tuple[StudyPrompt, ...], readings: list[int]
+) -> None:
+    info, heard = storage.create(tmp_path, PLAN, prompts), Heard(3)
+    assert not carry_out(tmp_path, info.id, heard, heard.stop)
+    assert len(storage.read_trials(tmp_path, info.id)) == 3
+    path = storage.folder_of(tmp_path, info.id) / storage.TRIALS
+    path.write_bytes(path.read_bytes() + b'{"prompt": "needle-0", "ar')  # a line that was being written
+    again = Heard()
+    assert carry_out(tmp_path, info.id, again, lambda: False)
+    assert len(again.trials) == 11
+    assert len(storage.read_trials(tmp_path, info.id)) == 14
+    assert all(json.loads(line) for line in path.read_text().splitlines())
+    assert len(readings) == 3  # the first prompt once more
+    assert carry_out(tmp_path, info.id, Heard(), lambda: False)
+
+
+def test_two_processes_do_not_carry_out_one_study(tmp_path: Path, prompts: tuple[StudyPrompt, ...]) -> None:
+    info = storage.create(tmp_path, PLAN, prompts)
+    with storage.carried_out_alone(tmp_path, info.id):
+        assert storage.is_running(tmp_path, info.id)
+        with pytest.raises(storage.StudyBusy):
+            carry_out(tmp_path, info.id, Heard(), lambda: False)
+    assert not storage.is_running(tmp_path, info.id)
+
+
+class Broken(SnapKV):
+    """Ends the process from a hook."""
+
+    name = "broken_for_studies"
+
+    def score(self, prompt: Prefilled, layer: int, before: int) -> torch.Tensor:
+        raise SystemExit(3)
+
+
+def test_a_method_that_fails_leaves_the_other_arms_unharmed(
+    tmp_path: Path, prompts: tuple[StudyPrompt, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    methods.register(Broken)
+    try:
+        plan = PLAN.model_copy(
+            update={
+                "entrants": (Entrant(method=Broken.name), Entrant(method="snapkv")),
+                "values": {},
+                "budgets": ("40%",),
+            }
+        )
+        info = storage.create(tmp_path, plan, prompts[:1])
+        assert not carry_out(tmp_path, info.id, Heard(), lambda: False)
+        states = {trial.arm: trial.state for trial in storage.read_trials(tmp_path, info.id)}
+        assert [states[arm.key()] for arm in plan.arms()] == ["completed", "failed", "completed"]
+    finally:
+        methods.registry().pop(Broken.name, None)
+
+
+def test_arms_are_named_by_what_tells_them_apart() -> None:
+    names = list(labels(PLAN.arms()).values())
+    assert names[:3] == ["FullKV", "SnapKV 20%", "SnapKV 40%"]
+    assert names[3:] == ["FreeKV tau 0.5 20%", "FreeKV tau 0.5 40%", "FreeKV tau 0.9 20%", "FreeKV tau 0.9 40%"]
+    assert len(set(names)) == len(names)
+
+
+def test_values_of_parameters() -> None:
+    assert parse_values(["a.x=1,2", "a.y=3"], ["a", "b"]) == {"a": {"x": ("1", "2"), "y": ("3",)}}
+    assert parse_values(["x=1"], ["a"]) == {"a": {"x": ("1",)}}
+    for text in ("x=1", "a.x", "c.x=1", "a.x="):
+        with pytest.raises(BadStudy) as problem:
+            parse_values([text], ["a", "b"])
+        assert problem.value.code == "bad_values"
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"), [({"entrants": ()}, "no_method"), ({"values": {"quest": {"page": (1,)}}}, "foreign_parameter")]
+)
+def test_a_plan_that_cannot_be_run_is_refused(changes: dict[str, object], code: str) -> None:
+    with pytest.raises(BadStudy) as problem:
+        PLAN.model_copy(update={"values": {}} | changes).check()
+    assert problem.value.code == code
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"budgets": ("much",)}, "much"),
+        ({"values": {"freekv": {"no_such": (1,)}}}, "no_such"),
+        ({"entrants": (Entrant(method="no_such"),)}, "no_such"),
+    ],
+)
+def test_a_plan_names_what_does_not_exist(changes: dict[str, object], word: str) -> None:
+    with pytest.raises(ValueError, match=word):
+        PLAN.model_copy(update={"values": {}} | changes).check()
+
+
+PROMPT = PromptText("a text")
+
+
+# ---------------------------------------------------------------------------------------- tables, from made trials
+def made(rights: dict[str, list[bool | None]]) -> Results:
+    """A study of one method at several budgets whose trials came out as said, budget -> right of each prompt."""
+    plan = StudyPlan(shared=RunRequest(model="demo"), entrants=(Entrant(method="snapkv"),), budgets=tuple(rights))
+    count = len(next(iter(rights.values())))
+    prompts = [StudyPrompt(str(number), PROMPT) for number in range(count)]
+    trials = [
+        Trial(str(number), arm.key(), "completed", f"u{number}", figures={"right": right, "kl_nats": float(number)})
+        for arm in plan.arms()[1:]
+        for number, right in enumerate(rights[arm.budget])
+    ]
+    return Results(StudyInfo(id="20260101-000000-aaaaaa", created="", plan=plan), prompts, trials)
+
+
+def test_the_matrix_counts_what_was_judged() -> None:
+    matrix = made({"10%": [True, False, None, True], "20%": [True] * 4}).matrix().set_index("label")
+    assert matrix.loc["SnapKV 10%", ["n", "right"]].tolist() == [3, pytest.approx(2 / 3)]
+    assert matrix.loc["SnapKV 20%", "right_low"] == pytest.approx(0.5101, abs=1e-4)  # Wilson, 4 of 4
+    assert matrix.loc["FullKV", "n"] == 0
+    assert matrix.loc["SnapKV 10%", "kl_nats"] == pytest.approx(1.5)
+
+
+def test_a_curve_has_a_point_for_every_value() -> None:
+    curve = made({"10%": [False, False], "20%": [True, False], "512tok": [True, True]}).curve("budget")
+    assert curve["x"].tolist() == [0.1, 0.2, 512.0]
+    assert curve["value"].tolist() == [0.0, 0.5, 1.0]
+    assert curve["line"].unique().tolist() == ["SnapKV"]
+    for results, figure, code in (
+        (made({"10%": [True]}), "right", "unknown_axis"),
+        (made({"10%": [True], "20%": [True]}), "no_such", "unknown_figure"),
+    ):
+        with pytest.raises(BadStudy) as problem:
+            results.curve("budget", figure)
+        assert problem.value.code == code
+
+
+def test_two_arms_are_compared_on_the_prompts_of_both() -> None:
+    results = made({"10%": [True, False, True, None, False, False], "20%": [True, True, False, True, True, True]})
+    paired = compare(results, "SnapKV 20%", "SnapKV 10%")
+    assert (paired.n, paired.both, paired.only_a, paired.only_b, paired.neither) == (5, 1, 3, 1, 0)
+    assert paired.difference == pytest.approx(0.4)
+    assert paired.p == pytest.approx(0.625)  # two-sided binomial, 1 of 4
+    assert [(split.prompt, split.right) for split in paired.splits] == [("1", "a"), ("2", "b"), ("4", "a"), ("5", "a")]
+    with pytest.raises(BadStudy) as problem:
+        compare(results, "SnapKV 20%", "no arm")
+    assert problem.value.code == "unknown_arm"
+
+
+def test_how_many_prompts_decide() -> None:
+    """Connor (1987), by hand: 20 % and 10 % of prompts split, a difference of 10 points."""
+    z = 1.959964 * math.sqrt(0.3) + 0.841621 * math.sqrt(0.3 - 0.01)
+    assert prompts_needed(0.2, 0.1) == math.ceil((z / 0.1) ** 2) == 234
+    assert detectable(1) is None
+    smallest = detectable(100)
+    assert smallest is not None
+    assert prompts_needed(smallest, 0) <= 100 < prompts_needed(smallest - 0.002, 0)
