@@ -263,9 +263,9 @@ def described(frame: pd.DataFrame, table: str) -> pd.DataFrame:
     """Return the frame with `attrs["units"]` and `attrs["columns"]`, column -> unit and column -> meaning. Columns that
     are parameters of methods have none."""
     columns = TABLES[table]
-    known = [name for name in frame.columns if name in columns]
-    frame.attrs["units"] = {name: columns[name].unit for name in known}
-    frame.attrs["columns"] = {name: columns[name].meaning for name in known}
+    documented = [name for name in frame.columns if name in columns]
+    frame.attrs["units"] = {name: columns[name].unit for name in documented}
+    frame.attrs["columns"] = {name: columns[name].meaning for name in documented}
     return frame
 
 

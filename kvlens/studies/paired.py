@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 from statistics import NormalDist
 
-from kvlens.paired import tango
 from kvlens.statistics import sign_test
+from kvlens.statistics.paired import tango
 from kvlens.studies.errors import BadStudy
 from kvlens.studies.table import Results
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from kvlens import PACKAGE
 from kvlens.lab.claims.family import holm
 from kvlens.lab.results.power import pairs_needed, power, rejection, values_needed
-from kvlens.lab.results.student import Sample, quantile, tail
 from kvlens.lab.studies.paired_errors import RULES, largest_error
-from kvlens.paired import (
+from kvlens.statistics import binomial_above, binomial_below
+from kvlens.statistics.paired import (
     agresti_min,
     exceeds,
     falls_below,
@@ -23,7 +23,7 @@ from kvlens.paired import (
     score,
     tango,
 )
-from kvlens.statistics import binomial_above, binomial_below
+from kvlens.statistics.student import Sample, quantile, tail
 
 MARGIN = 0.1
 NOMINAL = 0.025

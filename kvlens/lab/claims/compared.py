@@ -8,10 +8,10 @@ from statistics import fmean
 from typing import Any
 
 from kvlens.lab.claims.plan import FEWEST
-from kvlens.lab.results.student import sample
 from kvlens.methods.statements import FIGURES, Figure, Statement
-from kvlens.paired import exceeds, falls_below, tango
 from kvlens.statistics import of_mean
+from kvlens.statistics.paired import exceeds, falls_below, tango
+from kvlens.statistics.student import sample
 
 ANSWERED = 0.5
 """ours: where the other arm itself answers fewer of the prompts, hardly anything can be lost against it, and *as good*

@@ -13,8 +13,8 @@ from kvlens.lab.claims.compared import Compare, Record
 from kvlens.lab.claims.family import tested_level
 from kvlens.lab.claims.plan import FEWEST, pairs_for
 from kvlens.lab.claims.words import SHARES, Wording, arm_words
-from kvlens.lab.results.student import sample
 from kvlens.methods.statements import Arm, Statement
+from kvlens.statistics.student import sample
 
 
 def record(arm: Arm, words: str, rows: Sequence[dict[str, Any]], figure: str) -> dict[str, Any]:

@@ -8,8 +8,8 @@ from statistics import NormalDist
 
 import numpy as np
 
-from kvlens.lab.results.student import quantile
-from kvlens.paired import TIE, Floats, lost_shares, outcomes, probabilities, score
+from kvlens.statistics.paired import TIE, Floats, lost_shares, outcomes, probabilities, score
+from kvlens.statistics.student import quantile
 
 POWER = 0.8
 """probability with which a planned comparison is decided"""
@@ -23,7 +23,7 @@ MOST = 1500
 def rejection(n: int, difference: float, level: float) -> Floats:
     """Return True for every outcome of n pairs (order of `outcomes`) whose exact p is at most the level.
 
-    The test is `kvlens.paired.exceeds`, with the true difference at most `difference`."""
+    The test is `kvlens.statistics.paired.exceeds`, with the true difference at most `difference`."""
     gained, lost, _ = outcomes(n)
     statistics = score(gained, lost, n, difference)
     order = np.argsort(-statistics, kind="stable")

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from kvlens.lab.results.power import rejection
-from kvlens.paired import Floats, agresti_min, lost_shares, newcombe, outcomes, probabilities, tango
+from kvlens.statistics.paired import Floats, agresti_min, lost_shares, newcombe, outcomes, probabilities, tango
 
 MARGIN = 0.1
 """of exact match (kvlens.methods.statements.FIGURES)"""

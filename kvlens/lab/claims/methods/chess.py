@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from kvlens.lab.claims import Claim, Setting, Test, setting_of
 from kvlens.lab.claims.methods.chess_pages import Ranked, first_selection, rank_asked, rank_by_parts, watching
 from kvlens.lab.claims.plan import FEWEST
-from kvlens.lab.results.student import sample
 from kvlens.methods.statements import Statement, arm
 from kvlens.models.find import DEMO
 from kvlens.statistics import binomial_above, binomial_below, mean_interval, wilson
+from kvlens.statistics.student import sample
 
 if TYPE_CHECKING:
     import torch

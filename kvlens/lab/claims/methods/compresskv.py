@@ -11,9 +11,9 @@ import numpy as np
 
 from kvlens.lab.claims import Claim, Setting, Test, setting_of
 from kvlens.lab.claims.plan import FEWEST
-from kvlens.lab.results.student import Sample, sample
 from kvlens.methods.statements import ONE_NEEDLE, Statement, arm
 from kvlens.statistics import mean_interval
+from kvlens.statistics.student import Sample, sample
 
 if TYPE_CHECKING:
     from kvlens.engine.engine import Engine

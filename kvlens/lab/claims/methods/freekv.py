@@ -10,11 +10,11 @@ import numpy as np
 
 from kvlens.lab.claims import Claim, Test, setting_of
 from kvlens.lab.claims.plan import FEWEST
-from kvlens.lab.results.student import Sample, sample
 from kvlens.methods.freekv.params import POOLINGS
 from kvlens.methods.statements import Statement, arm
 from kvlens.rows import PrefillRecord, StepRecord
 from kvlens.statistics import mean_interval
+from kvlens.statistics.student import Sample, sample
 
 if TYPE_CHECKING:
     from kvlens.engine.engine import Engine

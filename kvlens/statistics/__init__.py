@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from kvlens.lab.results.student import quantile, sample
+from kvlens.statistics.student import quantile, sample
 
 
 def wilson(share: float, n: int, z: float = 1.96) -> tuple[float, float]:
