@@ -44,8 +44,8 @@ class Lines:
         self._json = JsonLines() if as_json else None
 
     def report(self, phase: str, number: int, total: int) -> None:
-        """Pass on how far a run is, to programs."""
-        if self._json is not None:
+        """Pass on to programs that the model is being loaded; of a trial's own phases nothing is said."""
+        if self._json is not None and phase in ("convert", "load"):
             self._json.report(phase, number, total)
 
     def trial(self, finished: int, total: int, prompt: StudyPrompt, arm: Arm, trial: Trial) -> None:

@@ -21,8 +21,8 @@ class Job:
     """seconds since the epoch"""
     state: str = "queued"
     phase: str = ""
-    """convert | load | check | reference | prefill | place | decode | surprisal | effect | again | search | store, as
-    the run reports it"""
+    """convert | load | check | reference | prefill | place | decode | surprisal | effect | again | search | store,
+    as the run reports it; of a study: trial"""
     done: int = 0
     total: int = 0
     """tokens (prefill, surprisal), steps (decode)"""
@@ -31,6 +31,8 @@ class Job:
     """of the stored run, once there is one; of a race that of full KV"""
     race: str | None = None
     """id of the stored race, once it has ended"""
+    study: str | None = None
+    """id of the stored study, once it is there"""
     lines: list[str] = field(default_factory=list)
     """what a race says of its lanes, as it says it; only grows"""
     message: str | None = None

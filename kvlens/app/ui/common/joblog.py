@@ -72,6 +72,9 @@ def read_line(job: Job, line: str) -> None:
     elif report["phase"] == "done":
         job.uid = str(report.get("uid") or "") or None
         job.race = str(report.get("race") or "") or None
+        job.study = str(report.get("study") or "") or job.study
+    elif report["phase"] == "study":
+        job.study = str(report.get("study") or "") or None
     else:
         job.phase = str(report["phase"])
         job.done, job.total = int(report.get("done") or 0), int(report.get("total") or 0)

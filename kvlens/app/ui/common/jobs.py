@@ -146,7 +146,7 @@ class JobManager:
             self._processes.pop(job.id, None)
             job.ended = time.time()
             if job.state == "running":
-                job.state = "done" if code == 0 and job.uid else "failed"
+                job.state = "done" if code == 0 and (job.uid or job.study) else "failed"
                 if job.state == "failed" and job.message is None:
                     job.message = joblog.why(code)
             joblog.close_lanes(job)

@@ -27,6 +27,7 @@ _PHASES = {
     "again": "Repeating the run as it was",
     "search": "Looking for what is enough",
     "store": "Storing the trace",
+    "trial": "Running trials",
 }
 _UNITS = {
     "convert": "MiB",
@@ -181,7 +182,10 @@ def job_list(shown: str | None) -> None:
         left_column.text(visible(job.title))
         middle.text(job.state if job.state != "running" else progress_text(job, 0))
         with right:
-            if job.uid and not job.active:
+            if job.study:
+                place = {"study": job.study, "job": job.id}
+                st.page_link("pages/study.py", label="Study", icon=":material/table_chart:", query_params=place)
+            elif job.uid and not job.active:
                 st.page_link(
                     "pages/replay.py",
                     label="Replay",

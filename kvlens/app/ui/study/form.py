@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import streamlit as st
@@ -50,7 +51,7 @@ def study_form() -> str | None:
     _foreseen(read, len(arms))
     if not st.button("Run the study", type="primary", icon=":material/play_arrow:"):
         return None
-    argv = study_command(names, choice, data.runs_dir().resolve())
+    argv = study_command([_for_job(name) for name in names], choice, data.runs_dir().resolve())
     return manager().submit(argv, f"Study of {', '.join(choice.methods)} on {model}, {len(read.prompts)} prompts")
 
 
@@ -79,8 +80,14 @@ def _stored(file: Any) -> str:
     key = f"study_file_{file.file_id}"
     if key not in st.session_state:
         text = file.getvalue().decode("utf-8", "replace")
-        st.session_state[key] = str(manager().scratch(file.name, text))
+        st.session_state[key] = str(manager().scratch(Path(file.name).name[-80:], text))
     return str(st.session_state[key])
+
+
+def _for_job(name: str) -> str:
+    """A copy of an uploaded file that belongs to the job, which ends with it; a task's name as it is."""
+    path = Path(name)
+    return str(manager().scratch(path.name[-80:], path.read_text(encoding="utf-8"))) if path.is_file() else name
 
 
 @st.cache_data(max_entries=8, show_spinner="Reading the prompts")
