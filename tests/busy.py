@@ -17,7 +17,8 @@ from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-SPIN = "while True: pass"
+SPIN = "import os\nparent = os.getppid()\nwhile os.getppid() == parent: pass"
+"""ends with the process that started it, however that ends"""
 
 
 def run_round(targets: list[str], limit: float | None) -> tuple[Counter[str], list[str], float]:
