@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev
 
-.PHONY: app test tested browsers lint js types release-check resolve wheel-test soak oracle clean
+.PHONY: app test tested browsers busy lint js types release-check resolve wheel-test soak oracle clean
 
 app: $(STAMP)
 	$(BIN)/streamlit run app.py
@@ -25,6 +25,13 @@ browsers: $(DEV_STAMP)
 
 tested: $(DEV_STAMP)
 	nice -n 15 $(BIN)/python -m pytest -n 3 $(FILES) --ignore=tests/browser
+
+# The tests several times beside a process that never rests: a test may not depend on what else the machine does.
+# `make busy TIMES=2 BUSY="tests/unit/test_border.py"` runs a part.
+TIMES ?= 5
+BUSY ?= tests/unit tests/truths
+busy: $(DEV_STAMP)
+	$(BIN)/python tests/busy.py --times $(TIMES) $(BUSY)
 
 lint: $(DEV_STAMP) js
 	$(BIN)/ruff check .

@@ -22,6 +22,7 @@ from kvlens import methods
 from kvlens.checking import check, truths
 from kvlens.checking.cases import Case, cases, models, prompt_lengths
 from kvlens.checking.check import TRUTHS, check_method
+from kvlens.checking.models import RecordList
 from kvlens.cli.main import app
 from kvlens.methods.base import Method
 from kvlens.methods.families.prompt_eviction import PromptEviction, PromptEvictionParameters
@@ -226,3 +227,16 @@ def test_every_comparison_sees_a_changed_record() -> None:
     assert unequal is not None
     assert unequal.step == 0
     assert truths.same_logits([torch.zeros(3)], [torch.full((3,), 0.01)], 0.05) is None
+
+
+@pytest.mark.parametrize(("name", "allowed"), [("snapkv", check.CHUNK_ERROR), ("kivi", check.CODE_ERROR)])
+def test_reading_in_chunks_may_move_a_number_to_the_next_code(
+    name: str, allowed: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """KIVI attends quantised tokens, SnapKV exact ones."""
+    case = Case(methods.get(name), models()[0], 34)
+    records, errors = RecordList(), []
+    whole = case.run(case.budget, records)
+    monkeypatch.setattr(truths, "same_logits", lambda first, second, error: errors.append(error))
+    assert check._chunks(case, whole, records) is None
+    assert errors == [allowed]

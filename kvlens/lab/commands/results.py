@@ -23,8 +23,8 @@ Kept = Annotated[
 def results_folder() -> Path:
     """Return the folder of results: the checkout's, if the command runs at the top of the checkout that kvlens is
     imported from, else the folder of runs."""
-    own = Path("kvlens/lab/results")
-    return own if own.is_dir() and own.samefile(PACKAGE / "lab" / "results") else runs_folder()
+    folder = Path("kvlens/lab/results")
+    return folder if folder.is_dir() and folder.samefile(PACKAGE / "lab" / "results") else runs_folder()
 
 
 def out_file(path: Path | None, kind: str, model: str) -> Path:
