@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
-from kvlens.app.ui.common.warm import warm
+from kvlens.app.ui.common.warm import COMMAND, warm
 
 Environment = Mapping[str, str]
 """variables that a job's process has beside the server's own"""
@@ -77,7 +77,8 @@ class Left:
 def start_process(argv: list[str], environment: Environment, output: int) -> Process:
     """Return the job's process, a group of its own, so that cancelling reaches its workers. `output`: descriptor of the
     file that stdout and stderr are written to. The process that forks jobs begins with the first of them."""
-    warm.prepare()
+    if argv[: len(COMMAND)] == COMMAND:
+        warm.prepare()
     return warm.start(argv, environment, output) or start_cold(argv, environment, output)
 
 

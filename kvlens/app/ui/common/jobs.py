@@ -105,8 +105,8 @@ class JobManager:
         self._queue.put(None)
 
     def _work(self, going_jobs: list[Job]) -> None:
-        for job in going_jobs:
-            self._end(job, self._follow(job, self._processes[job.id]))
+        for going_job in going_jobs:
+            self._end(going_job, self._follow(going_job, self._processes[going_job.id]))
         while (job_id := self._queue.get()) is not None:
             job = self.get(job_id)
             if job is not None and job.state == "queued":
