@@ -20,6 +20,7 @@ from kvlens.cli.options import (
     fail,
     runs_folder,
     show_table,
+    writable,
 )
 from kvlens.runs.request import DEFAULT_SHARE
 from kvlens.text.plaintext import json_text, terminal
@@ -191,13 +192,16 @@ def studies_export(
     runs: RunsDir = None,
 ) -> None:
     """Write one row per trial with its whole configuration and figures."""
+    from kvlens.store.export import csv_bytes
+
+    writable(to)
     frame = _read(runs, study_id).frame()
     if to is None:
-        typer.echo(frame.to_csv(index=False), nl=False)
+        typer.echo(csv_bytes(frame).decode(), nl=False)
     elif to.suffix == ".parquet":
-        frame.astype({name: str for name in frame if frame[name].dtype == object}).to_parquet(to, index=False)
+        frame.to_parquet(to, index=False)
     else:
-        to.write_text(frame.to_csv(index=False), encoding="utf-8")
+        to.write_bytes(csv_bytes(frame))
 
 
 @studies_app.command("resume")

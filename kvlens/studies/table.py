@@ -70,7 +70,7 @@ class Results:
                 "state": trial.state,
                 "uid": trial.uid,
                 "message": trial.message,
-                **(trial.figures or {}),
+                **_flat(trial.figures or {}),
             }
             for trial in self.trials
             if trial.arm in arms and trial.prompt in groups
@@ -152,6 +152,11 @@ def estimated(values: Iterable[Any], figure: str) -> tuple[float, float, float]:
         return mean, *wilson(mean, len(numbers))
     low, high = of_mean(numbers) or (math.nan, math.nan)
     return mean, low, high
+
+
+def _flat(figures: Mapping[str, Any]) -> dict[str, Any]:
+    """Figures as cells of a table: a list of words is one text."""
+    return {name: " ".join(value) if isinstance(value, list) else value for name, value in figures.items()}
 
 
 def _columns(arm: Arm) -> dict[str, Any]:
