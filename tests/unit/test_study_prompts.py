@@ -92,8 +92,12 @@ def test_a_conversation_and_a_text(tmp_path: Path) -> None:
     chat, text = tmp_path / "chat.json", tmp_path / "text.txt"
     chat.write_text(json.dumps(ROWS[3]["messages"]))
     text.write_text("Some words here.")
-    prompts, _ = read(chat, text, text)
+    other = tmp_path / "more"
+    other.mkdir()
+    (other / "text.txt").write_text("Other words.")
+    prompts, faults = read(chat, text, text, other / "text.txt")
     assert [prompt.id for prompt in prompts] == ["chat", "text", "text#2"]
+    assert len(faults) == 1  # the same prompt once more
     assert prompts[0].system == "Be brief."
 
 

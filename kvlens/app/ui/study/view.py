@@ -97,7 +97,7 @@ def _matrix(results: Results, group: str | None) -> None:
     st.markdown("##### Every arm")
     frame = results.matrix(group)
     interval = [
-        "" if not row.n else f"{row.right_low:.2f} to {row.right_high:.2f}"
+        "" if not row.n else f"{row.right_low:.0%} to {row.right_high:.0%}"
         for row in frame.itertuples()
         if hasattr(row, "right_low")
     ]
@@ -105,7 +105,7 @@ def _matrix(results: Results, group: str | None) -> None:
     names = [name for name in _COLUMNS if name in shown and shown[name].notna().any()]
     st.dataframe(shown[names], hide_index=True, column_config={name: _column(name) for name in names}, placeholder="—")
     st.caption(
-        "n: prompts whose answer is judged; identical repeats of a prompt count once. Means over trials. "
+        "n: prompts whose answer is judged. Means over trials. Resident: the peak, room kept free for tokens included. "
         "Time per step is in the download: on a shared machine it is not a figure of the method alone."
     )
     download(results.frame(), f"kvlens-study-{results.info.id}")
