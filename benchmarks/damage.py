@@ -111,13 +111,18 @@ def main() -> None:
     """Try every kind and write the counts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="kinds whose name holds this")
+    parser.add_argument("--minutes", type=float, default=60.0, help="then stop; the next call goes on with the file")
     parser.add_argument("--out", type=Path, default=OUT)
     arguments = parser.parse_args()
     base = Path(tempfile.mkdtemp(prefix="damage-base-"))
     apart(lambda _: write_base(base), LONGEST_S)
     chosen = [kind for kind in kinds() if arguments.only in kind.name]
     rows: list[dict[str, Any]] = []
-    for first in range(0, len(chosen), BATCH):
+    if arguments.out.exists():
+        kept = {row["kind"]: row for row in json.loads(arguments.out.read_text(encoding="utf-8"))["rows"]}
+        chosen = [kind for kind in chosen if kind.name in kept]
+        rows = [kept[kind.name] for kind in chosen]
+    for first in range(0, 0 if rows else len(chosen), BATCH):
         batch = chosen[first : first + BATCH]
         results = apart(opened(base, batch), LONGEST_S)
         if isinstance(results, dict):
@@ -127,12 +132,15 @@ def main() -> None:
             for kind, result in zip(batch, results, strict=True)
         ]
         print(f"{len(rows)} of {len(chosen)} opened", file=sys.stderr, flush=True)
-    met: set[tuple[str, bool]] = set()
+    met = {(row["group"], row["open"] == "done") for row in rows if "consumers" in row}
+    until = time.monotonic() + 60 * arguments.minutes
     for row, kind in zip(rows, chosen, strict=True):
         met_key = kind.group, row["open"] == "done"
         every = met_key not in met
-        if not every and not met_key[1]:
+        if "consumers" in row or (not every and not met_key[1]):
             continue
+        if time.monotonic() > until:
+            break
         met.add(met_key)
         row |= judged(apart(driven(base, kind, every), 4 * LONGEST_S))
         if row["tracebacks"] or row["hangs"] or row["wrong"]:

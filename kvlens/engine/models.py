@@ -127,8 +127,10 @@ def window_of(config: Any) -> int | None:
     window = getattr(config, "sliding_window", None)
     if window is None or not getattr(config, "use_sliding_window", True):
         return None
+    if isinstance(window, bool) or not isinstance(window, int):
+        raise UnsupportedModel(f"a config has sliding_window = {repr(window)[:60]}, which is no number of tokens.")
     layers = getattr(config, "layer_types", None)
-    return int(window) if layers is None or "sliding_attention" in layers else None
+    return window if layers is None or "sliding_attention" in layers else None
 
 
 def refuse_window(loaded: LoadedModel, fed_tokens: int) -> None:
