@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.damage import machine_and_date
+from benchmarks.damage import write_rows
 from tests.fault.craftedmodels import kinds, write_whole
 
 OUT = Path("kvlens/lab/results/damage-models.json")
@@ -80,7 +80,7 @@ def main() -> None:
                 shutil.copytree(base, folder)
             kind.change(folder)
             model = str(folder / "model.gguf" if kind.gguf else folder)
-            before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            peak_before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
             consumers: dict[str, Callable[[], object]] = {
                 "load": lambda model=model: load(model),  # type: ignore[misc]
                 "list": lambda model=model: catalogue.entry(model),  # type: ignore[misc]
@@ -88,12 +88,12 @@ def main() -> None:
             }
             if not kind.gguf:
                 consumers["sizes"] = lambda: sizes_in.__wrapped__(folder, 4)
-            outcomes = {what: outcome(consume) for what, consume in consumers.items()}
-            grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+            outcomes = {consumer: outcome(consume) for consumer, consume in consumers.items()}
+            grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak_before
             rows.append({"kind": kind.name, "group": kind.group, "outcomes": outcomes, "grown_bytes": grown * 1024})
             if any(text not in ("loads", "refused") for text in outcomes.values()):
                 print(json.dumps(rows[-1]), flush=True)
-    arguments.out.write_text(json.dumps({"about": machine_and_date(), "rows": rows}, indent=1) + "\n", encoding="utf-8")
+    write_rows(arguments.out, rows)
 
 
 if __name__ == "__main__":

@@ -34,10 +34,10 @@ def table(head: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
 
 def trace_rows(rows: Rows) -> list[list[object]]:
     """One row per group of damage to tables, one for the meta, then the sum."""
-    taken = [row for row in rows if row["open"]]
-    groups = list(dict.fromkeys(_group(row) for row in taken))
-    lines = [_trace_row(name, [row for row in taken if _group(row) == name]) for name in groups]
-    return [*lines, _trace_row("**all**", taken)]
+    damaged_rows = [row for row in rows if row["open"]]
+    groups = list(dict.fromkeys(_group(row) for row in damaged_rows))
+    lines = [_trace_row(name, [row for row in damaged_rows if _group(row) == name]) for name in groups]
+    return [*lines, _trace_row("**all**", damaged_rows)]
 
 
 def _group(row: dict[str, Any]) -> str:
