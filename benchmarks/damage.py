@@ -38,7 +38,12 @@ BATCH = 60
 
 def write_base(folder: Path) -> None:
     """Write the good run, and the one that is damaged, in folders of their own."""
-    fields = {"answer": "4172", "reference": GOOD, "oracle": {"every": 1, "layers": [0, 1]}, "prompt_tokens": 120}
+    fields: dict[str, Any] = {
+        "answer": "4172",
+        "reference": GOOD,
+        "oracle": {"every": 1, "layers": [0, 1]},
+        "prompt_tokens": 120,
+    }
     write_synthetic(folder, 2, 4, 2, 6, 8, uid=GOOD, **(fields | {"reference": None}))
     write_synthetic(folder, 2, 4, 2, 6, 8, uid=BAD, seed=1, **fields)
 

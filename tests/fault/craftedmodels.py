@@ -78,7 +78,11 @@ def put_value(file: str, field: str, value: str) -> Change:
 
 def put_content(file: str, data: bytes) -> Change:
     """A file with other bytes."""
-    return lambda folder: (folder / file).write_bytes(data) and None
+
+    def change(folder: Path) -> None:
+        (folder / file).write_bytes(data)
+
+    return change
 
 
 def put_pipe(file: str) -> Change:
