@@ -38,9 +38,14 @@ BATCH = 60
 
 def write_base(folder: Path) -> None:
     """Write the good run, and the one that is damaged, in folders of their own."""
-    known = {"answer": "4172", "reference": GOOD, "oracle": {"every": 1, "layers": [0, 1]}, "prompt_tokens": 120}
-    write_synthetic(folder, 2, 4, 2, 6, 8, uid=GOOD, **(known | {"reference": None}))
-    write_synthetic(folder, 2, 4, 2, 6, 8, uid=BAD, seed=1, **known)
+    fields: dict[str, Any] = {
+        "answer": "4172",
+        "reference": GOOD,
+        "oracle": {"every": 1, "layers": [0, 1]},
+        "prompt_tokens": 120,
+    }
+    write_synthetic(folder, 2, 4, 2, 6, 8, uid=GOOD, **(fields | {"reference": None}))
+    write_synthetic(folder, 2, 4, 2, 6, 8, uid=BAD, seed=1, **fields)
 
 
 def apart(work: Callable[[Path], Any], longest_s: float) -> Any:
@@ -71,7 +76,7 @@ def apart(work: Callable[[Path], Any], longest_s: float) -> Any:
         )
 
 
-def opened(base: Path, chosen: list[Kind]) -> Callable[[Path], list[str]]:
+def opened(base: Path, selection: list[Kind]) -> Callable[[Path], list[str]]:
     """Work for `apart`: open each kind. Returns `done` or the code of the refusal per kind, '' where the file does not
     take the damage."""
 
@@ -79,12 +84,12 @@ def opened(base: Path, chosen: list[Kind]) -> Callable[[Path], list[str]]:
         import kvlens
 
         results = []
-        for number, kind in enumerate(chosen):
+        for number, kind in enumerate(selection):
             (folder / "now").write_text(kind.name, encoding="utf-8")
             runs = folder / str(number)
             shutil.copytree(base, runs)
-            taken = damage(runs / BAD / "trace.duckdb", kind)
-            results.append(call(lambda runs=runs: kvlens.open(BAD, runs=runs).reader) if taken else "")  # type: ignore[misc]
+            is_damaged = damage(runs / BAD / "trace.duckdb", kind)
+            results.append(call(lambda runs=runs: kvlens.open(BAD, runs=runs).reader) if is_damaged else "")  # type: ignore[misc]
             shutil.rmtree(runs)
         return results
 
@@ -111,14 +116,19 @@ def main() -> None:
     """Try every kind and write the counts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="kinds whose name holds this")
+    parser.add_argument("--minutes", type=float, default=60.0, help="then stop; the next call goes on with the file")
     parser.add_argument("--out", type=Path, default=OUT)
     arguments = parser.parse_args()
     base = Path(tempfile.mkdtemp(prefix="damage-base-"))
     apart(lambda _: write_base(base), LONGEST_S)
-    chosen = [kind for kind in kinds() if arguments.only in kind.name]
+    selection = [kind for kind in kinds() if arguments.only in kind.name]
     rows: list[dict[str, Any]] = []
-    for first in range(0, len(chosen), BATCH):
-        batch = chosen[first : first + BATCH]
+    if arguments.out.exists():
+        earlier_rows = {row["kind"]: row for row in json.loads(arguments.out.read_text(encoding="utf-8"))["rows"]}
+        selection = [kind for kind in selection if kind.name in earlier_rows]
+        rows = [earlier_rows[kind.name] for kind in selection]
+    for start in range(0, 0 if rows else len(selection), BATCH):
+        batch = selection[start : start + BATCH]
         results = apart(opened(base, batch), LONGEST_S)
         if isinstance(results, dict):
             raise SystemExit(f"opening ended: {results}")
@@ -126,21 +136,28 @@ def main() -> None:
             {"kind": kind.name, "group": kind.group, "sound": kind.sound, "open": result}
             for kind, result in zip(batch, results, strict=True)
         ]
-        print(f"{len(rows)} of {len(chosen)} opened", file=sys.stderr, flush=True)
-    met: set[tuple[str, bool]] = set()
-    for row, kind in zip(rows, chosen, strict=True):
+        print(f"{len(rows)} of {len(selection)} opened", file=sys.stderr, flush=True)
+    met = {(row["group"], row["open"] == "done") for row in rows if "consumers" in row}
+    until = time.monotonic() + 60 * arguments.minutes
+    for row, kind in zip(rows, selection, strict=True):
         met_key = kind.group, row["open"] == "done"
         every = met_key not in met
-        if not every and not met_key[1]:
+        if "consumers" in row or (not every and not met_key[1]):
             continue
+        if time.monotonic() > until:
+            break
         met.add(met_key)
         row |= judged(apart(driven(base, kind, every), 4 * LONGEST_S))
         if row["tracebacks"] or row["hangs"] or row["wrong"]:
             print(json.dumps(row), flush=True)
-        arguments.out.write_text(
-            json.dumps({"about": machine_and_date(), "rows": rows}, indent=1) + "\n", encoding="utf-8"
-        )
+        write_rows(arguments.out, rows)
     shutil.rmtree(base)
+
+
+def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Write a result, one row a line."""
+    lines = ",\n".join(json.dumps(row) for row in rows)
+    path.write_text(f'{{\n "about": {json.dumps(machine_and_date())},\n "rows": [\n{lines}\n ]\n}}\n', encoding="utf-8")
 
 
 def machine_and_date() -> dict[str, Any]:

@@ -171,8 +171,8 @@ def declared(version: int | None) -> dict[str, dict[str, Column]]:
     absent = {table for added in later for table in added.tables}
     columns = {(table, name) for added in later for table, names in added.columns.items() for name in names}
     return {
-        table: {name: column for name, column in given.items() if (table, name) not in columns}
-        for table, given in _declared().items()
+        table: {name: column for name, column in columns_of_table.items() if (table, name) not in columns}
+        for table, columns_of_table in _declared().items()
         if table not in absent
     }
 
@@ -205,9 +205,9 @@ def rules(table: str, columns: dict[str, Column], sizes: Sizes) -> Iterator[Rule
         yield Rule("pos", "misplaced", f"pos = coalesce({sizes.prompt} + step::BIGINT, least(pos, {sizes.prompt - 1}))")
     if table == "head_step":
         yield Rule("kv_head", "wrong_group", f"q_head // {sizes.q_heads // sizes.kv_heads} = kv_head")
-    for first, second in _RANGES:
-        if first in columns and second in columns:
-            yield Rule(second, "reversed", f"{first} <= {second}")
+    for start, end in _RANGES:
+        if start in columns and end in columns:
+            yield Rule(end, "reversed", f"{start} <= {end}")
     for group in _LISTS.get(table, (tuple(lists),)):
         for name in group[1:]:
             if name in columns:

@@ -93,8 +93,10 @@ def check_rows(con: duckdb.DuckDBPyConnection, trace: Path, meta: RunMeta, steps
     prompt, positions = con.execute("SELECT count(*) FILTER (step IS NULL), count(*) FROM run.main.token").fetchall()[0]
     spans, last = con.execute("SELECT count(*), coalesce(max(span), -1) FROM run.main.span").fetchall()[0]
     sizes = Sizes(steps, meta.layers, meta.q_heads, meta.kv_heads, prompt, positions, last + 1)
-    table_rules = {table: list(rules(table, given, sizes)) for table, given in columns.items()}
-    counts = con.execute(" UNION ALL ".join(_counted(table, given) for table, given in table_rules.items())).fetchall()
+    table_rules = {table: list(rules(table, columns_of_table, sizes)) for table, columns_of_table in columns.items()}
+    counts = con.execute(
+        " UNION ALL ".join(_counted(table, own_rules) for table, own_rules in table_rules.items())
+    ).fetchall()
     for table, _, damaged in counts:
         if damaged:
             _name_fault(con, uid, table, table_rules[table])
@@ -133,8 +135,8 @@ def _check_keys(con: duckdb.DuckDBPyConnection, uid: str, held: dict[str, int], 
 
 def _check_spans(con: duckdb.DuckDBPyConnection, uid: str, columns: dict[str, dict[str, Column]]) -> None:
     """Look for ids of no span where the ids of spans have gaps."""
-    for table, given in columns.items():
-        column = given.get("span")
+    for table, columns_of_table in columns.items():
+        column = columns_of_table.get("span")
         if table == "span" or column is None:
             continue
         ids = "unnest(span)" if column.kind.endswith("[]") else "span"

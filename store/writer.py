@@ -217,14 +217,11 @@ class TraceWriter:
         self._block = None
 
     def _describe(self, error: BaseException) -> TraceError:
-        if isinstance(error, TraceError):
-            return error
-        if isinstance(error, MemoryError | duckdb.OutOfMemoryException):
-            return MemoryShort(self.uid, sentence(error))
+        if isinstance(error, MemoryError | duckdb.OutOfMemoryException | TraceError):
+            return error if isinstance(error, TraceError) else MemoryShort(self.uid, sentence(error))
         return TraceError(
-            f"The trace of run {self.uid} could not be written ({sentence(error)}); free disk space or choose "
-            f"another runs folder, "
-            "what was flushed before stays readable."
+            f"The trace of run {self.uid} could not be written ({sentence(error)}); free disk space or choose another "
+            "runs folder, what was flushed before stays readable."
         )
 
     def _check_open(self) -> None:

@@ -19,8 +19,7 @@ from kvlens.text import chat
 
 __all__ = ["SUPPORTED", "LoadedModel", "UnsupportedModel", "check_supported", "load", "resolve", "shape_of"]
 
-MOST_STOPS = 1024
-"""tokens that a config may list as ends of a text"""
+MOST_STOPS = 1024  # tokens that a config may list as ends of a text
 DTYPES = ("float32", "bfloat16", "float16")
 Told = Callable[[str, int, int], None]
 """what is being done ('convert'), done and total"""
@@ -127,8 +126,10 @@ def window_of(config: Any) -> int | None:
     window = getattr(config, "sliding_window", None)
     if window is None or not getattr(config, "use_sliding_window", True):
         return None
+    if type(window) is not int:
+        raise UnsupportedModel(f"a config has sliding_window = {repr(window)[:60]}, which is no number of tokens.")
     layers = getattr(config, "layer_types", None)
-    return int(window) if layers is None or "sliding_attention" in layers else None
+    return window if layers is None or "sliding_attention" in layers else None
 
 
 def refuse_window(loaded: LoadedModel, fed_tokens: int) -> None:
@@ -235,13 +236,12 @@ def describe_model(name: str, model: Any, tokenizer: Any, origin: str | None = N
 
 
 def stop_ids(*configs: Any) -> frozenset[int]:
-    """Return every token that one of the configs says ends a text. Raises UnsupportedModel for what is no token id and
-    no list of MOST_STOPS ids at most."""
+    """Return every token that a config says ends a text. Raises UnsupportedModel for what names no tokens."""
     tokens: set[int] = set()
     for config in configs:
         ids = getattr(config, "eos_token_id", None)
         listed = [] if ids is None else list(ids) if isinstance(ids, list | tuple) else [ids]
-        if len(listed) > MOST_STOPS or not all(isinstance(each, int) and not isinstance(each, bool) for each in listed):
+        if len(listed) > MOST_STOPS or any(type(token) is not int for token in listed):
             raise UnsupportedModel(
                 f"a config has eos_token_id = {repr(ids)[:60]}, which names no tokens: mend the file."
             )

@@ -64,7 +64,9 @@ def check_room(config: Mapping[str, Any], folder: Path, name: str) -> None:
     would make room for them."""
     hidden = config.get("hidden_size") or config.get("n_embd") or 1
     layers = config.get("num_hidden_layers") or config.get("n_layer") or 1
-    needed = hidden * ((config.get("vocab_size") or 1) + layers * hidden)  # the embedding, and one matrix a layer
+    experts = any("expert" in field for field in config)  # their configs name sizes that no layer has
+    inner = 0 if experts else config.get("intermediate_size") or 0
+    needed = hidden * ((config.get("vocab_size") or 1) + layers * (hidden + inner))  # some of a layer's matrices
     held = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
     if needed > max(held, _FREE_NUMBERS):
         raise UnsupportedModel(

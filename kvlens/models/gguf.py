@@ -87,6 +87,12 @@ def config_of(header: Header, name: str, path: Path) -> dict[str, Any]:
             raise UnsupportedModel(f"'{name}': the field '{kind}.{field}' is {str(value)[:40]}, not a positive number.")
         return value
 
+    def real(field: str, usual: float | None) -> float:
+        value = field_value(field) or usual if usual is not None else header.need(f"{kind}.{field}")
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise UnsupportedModel(f"'{name}': the field '{kind}.{field}' is {str(value)[:40]}, not a number.")
+        return float(value)
+
     if field_value("expert_count"):
         raise UnsupportedModel(f"'{name}' has experts (MoE), which are not converted from GGUF.")
     if field_value("attention.sliding_window"):
@@ -112,8 +118,8 @@ def config_of(header: Header, name: str, path: Path) -> dict[str, Any]:
         "num_key_value_heads": kv_heads,
         "head_dim": head_dim,
         "max_position_embeddings": number("context_length"),
-        "rms_norm_eps": _rounded(header.need(f"{kind}.attention.layer_norm_rms_epsilon")),
-        "rope_parameters": _rope(header, path, field_value("rope.freq_base") or 10000.0, head_dim, name),
+        "rms_norm_eps": _rounded(real("attention.layer_norm_rms_epsilon", None)),
+        "rope_parameters": _rope(header, path, real("rope.freq_base", 10000.0), head_dim, name),
         "hidden_act": "silu",
         "attention_bias": "blk.0.attn_q.bias" in header.tensors,
         "vocab_size": vocabulary,

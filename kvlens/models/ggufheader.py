@@ -56,7 +56,7 @@ MOST = {"array": 1 << 23, "string": 1 << 26, "fields": 1 << 16, "tensors": 1 << 
 
 
 class _TooLarge(Exception):
-    """The header claims more of something than any model has: (what, how many)."""
+    """The header claims more of something than any model has: (quantity, how many)."""
 
 
 class _Cut(Exception):
@@ -108,9 +108,9 @@ class _Reader:
             raise _Cut
 
 
-def _bound(what: str, count: int) -> None:
-    if count > MOST[what]:
-        raise _TooLarge(what, count)
+def _bound(quantity: str, count: int) -> None:
+    if count > MOST[quantity]:
+        raise _TooLarge(quantity, count)
 
 
 def read_header(path: Path) -> Header:
@@ -125,9 +125,9 @@ def read_header(path: Path) -> Header:
             reader.at = 4
             header = _read(path.name, reader)
     except _TooLarge as claim:
-        what, count = claim.args
+        quantity, count = claim.args
         raise UnsupportedModel(
-            f"'{path.name}' cannot be read: its header claims {count:,} ({what}), at most {MOST[what]:,} are read."
+            f"'{path.name}' cannot be read: its header claims {count:,} ({quantity}), the limit is {MOST[quantity]:,}."
         ) from None
     except (_Cut, UnicodeDecodeError, OverflowError, MemoryError):
         raise UnsupportedModel(f"'{path.name}' is damaged or cut short: its header cannot be read.") from None

@@ -170,9 +170,14 @@ def template_in(folder: Path) -> Template | None:
         found = next((entry.get("template") for entry in entries if entry.get("name") == "default"), None)
     apart = folder / "chat_template.jinja"
     if apart.is_file():
-        found = read_bounded(apart, MOST_JSON).decode("utf-8")
+        try:
+            found = read_bounded(apart, MOST_JSON).decode("utf-8")
+        except (OSError, ValueError):
+            return None
     texts = {
-        name: token["content"] if isinstance(token, dict) else token for name in SPECIALS if (token := said.get(name))
+        name: token.get("content", "") if isinstance(token, dict) else token
+        for name in SPECIALS
+        if (token := said.get(name))
     }
     return Template(found, texts) if isinstance(found, str) and found else None
 
