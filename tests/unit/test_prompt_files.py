@@ -17,7 +17,8 @@ WINDOWS = "a\r\n\r\nred\r\nblue\r\nend"
 
 
 @pytest.mark.parametrize(
-    ("name", "data"), [("x.jsonl", LINES), ("X.JSONL", LINES), ("x.jsonl.gz", gzip.compress(LINES)), ("x.jsonl", b"")]
+    ("name", "data"),
+    [("x.jsonl", LINES), ("X.JSONL", LINES), ("x.jsonl.gz", gzip.compress(LINES, mtime=0)), ("x.jsonl", b"")],
 )
 def test_a_file_of_many_prompts_is_refused(tmp_path: Path, name: str, data: bytes) -> None:
     file = tmp_path / name
