@@ -56,7 +56,12 @@ def added(repeat: Repeat, records: Records, end: int, patch: pytest.MonkeyPatch)
     moved: list[np.ndarray] = []
     with patch.context() as here:
         most = effect._most
-        here.setattr(effect, "_most", lambda steps, lead, array: moved.append(array) or most(steps, lead, array))
+
+        def watched(steps: tuple[int, ...], lead: float, array: np.ndarray) -> Effects:
+            moved.append(array)
+            return most(steps, lead, array)
+
+        here.setattr(effect, "_most", watched)
         steps = [(step.loss, step.oracle) for step in records.steps]
         lost = [index for index, (loss, _) in enumerate(steps[:end]) if loss and not loss.agrees]
         for index in lost:
@@ -219,7 +224,8 @@ def test_a_round_places_two_that_can_be_held_and_holds_them_in_the_next(monkeypa
     def measured(*_: Any) -> Effects | None:
         rows = made[len(asked) - 1]
         ids = np.array([triple for _, triple in rows], np.int32).reshape(-1, 3).T
-        return Effects(2, 7.0, *ids, np.array([value for value, _ in rows], np.float32), (2, 3)) if rows else None
+        values = np.array([value for value, _ in rows], np.float32)
+        return Effects(2, 7.0, ids[0], ids[1], ids[2], values, (2, 3)) if rows else None
 
     monkeypatch.setattr("kvlens.engine.ranking.effects", measured)
     model = Engine(support.random_llama(0))
