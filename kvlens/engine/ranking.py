@@ -18,7 +18,7 @@ import numpy as np
 from kvlens.engine.effect import MOST_TRIPLES, effects
 from kvlens.engine.options import Options
 from kvlens.instruments import Effects
-from kvlens.memory.holds import Drop, Hold
+from kvlens.memory.holds import Drop, Hold, Triple, holds_of
 from kvlens.memory.ranges import less
 from kvlens.rows import PrefillRecord, SpanRow, StepRecord
 
@@ -34,8 +34,6 @@ ROUNDS = 3
 """measurements of effects, each with the triples of the rounds before held"""
 PER_ROUND = 2
 """triples that a round holds for the next"""
-Triple = tuple[int, int, int]
-"""(layer, KV head, span)"""
 
 
 @dataclass
@@ -149,17 +147,6 @@ def triples(effects: Effects) -> list[tuple[Triple, float]]:
 def chosen(effects: Effects, keep: Callable[[Triple], bool]) -> Effects:
     """Return the effects of the triples for which `keep` is true, in the same order."""
     return _effects(effects, {triple: effect for triple, effect in triples(effects) if keep(triple)})
-
-
-def holds_of(triples: Sequence[Triple], spans: Mapping[int, SpanRow], from_step: int = 0) -> list[Hold]:
-    """Return triples as holds, one per span. spans: the rows of those named, the window not among them."""
-    heads: dict[int, list[tuple[int, int]]] = {}
-    for layer, head, span in triples:
-        heads.setdefault(span, []).append((layer, head))
-    return [
-        Hold(span, spans[span].tok_start, spans[span].tok_end, tuple(sorted(set(head_list))), from_step)
-        for span, head_list in heads.items()
-    ]
 
 
 def _effects(effects: Effects, ranking: Mapping[Triple, float]) -> Effects:

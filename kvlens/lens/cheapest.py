@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
-from kvlens.engine.ranking import Records, Repeat, Triple, holds_of
-from kvlens.engine.ranking import triples as ranked_triples
 from kvlens.lens.attribution import attribute_records
 from kvlens.lens.beyond import in_time, untouched
 from kvlens.lens.fewest import Attempt, Fewest, FewestBytes
 from kvlens.lens.question import Question, unless
-from kvlens.memory.holds import Hold, held_bytes
+from kvlens.memory.holds import Hold, Triple, held_bytes, holds_of
 from kvlens.runs.repeat import Past
 from kvlens.runs.request import Report
 from kvlens.text.units import counted, si_bytes
+
+if TYPE_CHECKING:
+    from kvlens.engine.ranking import Records, Repeat
 
 CANDIDATES = 64
 """(layer, KV head, span) among which the fewest bytes are looked for, at most"""
@@ -87,5 +89,5 @@ def _by_effect(repeat: Repeat, watched: Records, end: int) -> list[tuple[Triple,
     """Return the ranking of effects; empty where effects cannot be found: regret is left to go by."""
     with suppress(RuntimeError, MemoryError):  # no gradients, or no room for them
         effects = repeat.rank(end, records=watched)
-        return [] if effects is None else ranked_triples(effects)
+        return [] if effects is None else list(zip(effects.order, effects.effect.tolist(), strict=True))
     return []

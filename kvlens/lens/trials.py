@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from kvlens import tasks
-from kvlens.engine.ranking import Records, Repeat
 from kvlens.memory.holds import Drop, Hold
 from kvlens.memory.ranges import less
 from kvlens.methods.base import Method
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
     from kvlens.engine.comparison import Reference
     from kvlens.engine.engine import Engine, Options, Result
     from kvlens.engine.prefill import ReadPrompt
+    from kvlens.engine.ranking import Records, Repeat
     from kvlens.memory.budget import Budget
     from kvlens.runs.request import Report
     from kvlens.text.prompts import Prompt
@@ -102,6 +102,8 @@ class Trials:
 
     def repeat(self) -> Repeat:
         """Return this run as one that can follow the reference's tokens and rank what it missed."""
+        from kvlens.engine.ranking import Repeat
+
         read = self._prompt()
         assert read is not None, "a trial's prompt is read once for all"
         return Repeat(
@@ -120,6 +122,8 @@ class Trials:
     def spans(self, holds: Sequence[Hold], fed: bool) -> tuple[SpanRow, ...]:
         """All spans of the run with `holds`, on its own tokens, or `fed` the reference's: a decoded text may be cut as
         its words are."""
+        from kvlens.engine.ranking import Records
+
         record, options = Records(), replace(self.options, coverage=False)
         if fed:
             options = replace(options, forced=self.reference.ids, planned=self.options.max_new)

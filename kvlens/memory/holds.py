@@ -3,11 +3,15 @@ with them: a hold keeps them exactly on the device, a drop keeps them out of the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from kvlens.rows import SpanRow
 from kvlens.shape import KVShape
+
+Triple = tuple[int, int, int]
+"""(layer, KV head, span)"""
 
 
 @dataclass(frozen=True)
@@ -92,3 +96,14 @@ def held_bytes(holds: Sequence[Hold], shape: KVShape) -> int:
         for head in hold.heads:
             held.setdefault(head, set()).update(range(hold.tok_start, hold.tok_end))
     return sum(map(len, held.values())) * shape.head_token_bytes
+
+
+def holds_of(triples: Sequence[Triple], spans: Mapping[int, SpanRow], from_step: int = 0) -> list[Hold]:
+    """Return triples as holds, one per span. spans: the rows of those named, the window not among them."""
+    heads: dict[int, list[tuple[int, int]]] = {}
+    for layer, head, span in triples:
+        heads.setdefault(span, []).append((layer, head))
+    return [
+        Hold(span, spans[span].tok_start, spans[span].tok_end, tuple(sorted(set(head_list))), from_step)
+        for span, head_list in heads.items()
+    ]

@@ -18,10 +18,11 @@ from kvlens.engine.comparison import Reference
 from kvlens.engine.effect import effects
 from kvlens.engine.engine import Engine
 from kvlens.engine.models import load
-from kvlens.engine.ranking import PER_ROUND, ROUNDS, Records, Repeat, Triple, holds_of, triples
+from kvlens.engine.ranking import PER_ROUND, ROUNDS, Records, Repeat, triples
 from kvlens.instruments import Effects
 from kvlens.lens.attribution import attribute
 from kvlens.lens.verdict import verdict
+from kvlens.memory.holds import Triple, holds_of
 from kvlens.methods.full import FullKV
 from kvlens.runs import readings
 from kvlens.runs.answerend import ANSWER_STEPS, answer_end, gives_answer
@@ -56,7 +57,12 @@ def added(repeat: Repeat, records: Records, end: int, patch: pytest.MonkeyPatch)
     moved: list[np.ndarray] = []
     with patch.context() as here:
         most = effect._most
-        here.setattr(effect, "_most", lambda steps, lead, array: moved.append(array) or most(steps, lead, array))
+
+        def watched(steps: tuple[int, ...], lead: float, array: np.ndarray) -> Effects:
+            moved.append(array)
+            return most(steps, lead, array)
+
+        here.setattr(effect, "_most", watched)
         steps = [(step.loss, step.oracle) for step in records.steps]
         lost = [index for index, (loss, _) in enumerate(steps[:end]) if loss and not loss.agrees]
         for index in lost:
@@ -219,7 +225,8 @@ def test_a_round_places_two_that_can_be_held_and_holds_them_in_the_next(monkeypa
     def measured(*_: Any) -> Effects | None:
         rows = made[len(asked) - 1]
         ids = np.array([triple for _, triple in rows], np.int32).reshape(-1, 3).T
-        return Effects(2, 7.0, *ids, np.array([value for value, _ in rows], np.float32), (2, 3)) if rows else None
+        values = np.array([value for value, _ in rows], np.float32)
+        return Effects(2, 7.0, ids[0], ids[1], ids[2], values, (2, 3)) if rows else None
 
     monkeypatch.setattr("kvlens.engine.ranking.effects", measured)
     model = Engine(support.random_llama(0))

@@ -39,9 +39,9 @@ def show_explain(model: str | None) -> None:
     )
     st.caption(
         plain(
-            f"{intro} Each trial is an answer full KV gives and the method loses; layer, KV head and span are ranked "
-            "by effect on the choice (docs/lens.md), or by regret at the step of loss or added over all lost steps of "
-            "the forced run, and the free run is repeated with the first of them held. Shares of "
+            f"{intro} Each trial is an answer full KV gives and the method loses; the free run is repeated with the "
+            "first layers, KV heads and spans held, in the order that a stored run shows (docs/lens.md), or, in older "
+            "tables, by effect or regret. Shares of "
             f"{_lost(sorted(set(frame['n'])))} lost answers a row, their 95 % intervals on hover; the question was "
             "read with its context. Measured "
             f"{where(about)}."
