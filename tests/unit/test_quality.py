@@ -186,15 +186,16 @@ def test_the_page_has_the_toy_last_and_says_what_was_not_measured() -> None:
     ]
     rows = [text for text in page.splitlines() if text.startswith("| ")]
     start, cell = "| method | budget | preset | needle: exact (95 %), n | coverage |", "1.00 (0.50-1.00), 4"
+    both = "resident, of float32 KV | resident, of 16-bit KV"
     without = [
-        f"{start} attended | resident | to device per step |",
-        f"| FullKV | none | defaults | {cell} | 1.00 | 100.0% | 103.0% | 0 B |",
+        f"{start} attended | {both} | to device per step |",
+        f"| FullKV | none | defaults | {cell} | 1.00 | 100.0% | 103.0% | — | 0 B |",
     ]
     assert rows == [
-        f"{start} selection recall | attended | resident | read | to device per step |",
+        f"{start} selection recall | attended | {both} | read | to device per step |",
         f"| FullKV in bfloat16 (noise floor) | none | paper 3, fit 1 | {cell} "
-        "| 1.00 | 0.50 | 100.0% | 103.0% | 12.5% | 0 B |",
-        f"| FullKV | none | defaults | {cell} | 1.00 | — | 100.0% | 103.0% | — | 0 B |",
+        "| 1.00 | 0.50 | 100.0% | — | 103.0% | 12.5% | 0 B |",
+        f"| FullKV | none | defaults | {cell} | 1.00 | — | 100.0% | 103.0% | — | — | 0 B |",
         *without,
         *without,
     ]

@@ -21,9 +21,10 @@ Made by `kvlens bench quality`; all figures with their provenance are in `kvlens
 Benchmarks page.
 
 *Number format*: the runs store KV in float32, and budgets are shares of float32 KV. Papers count 16-bit KV. *Resident*
-is given for both: the 16-bit share is of the same method, preset and budget with KV in bfloat16, on one prompt of the
-length (`kvlens.lab.studies.kv_formats`). Keys and values shrink with the format; codes of few bits, indices and tables
-do not. A budget that holds a method in float32 may refuse it in 16 bits: the cell then says what it needs.
+is given for both: the 16-bit share is of the same method and budget with KV in bfloat16, on one prompt of the length
+and its first two steps (`kvlens.lab.studies.kv_formats`); —: not measured. Keys and values shrink with the format;
+codes of few bits, indices and tables do not. A budget that holds a method in float32 may refuse it in 16 bits: the cell
+then says what it needs.
 
 *Budget*: peak bytes of KV on the device inside a decode step, as a share of full KV of prompt and output; everything
 held counts (slots, tables, summaries, staging), decoded tokens too. A method whose floor is above the budget is

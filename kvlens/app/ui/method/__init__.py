@@ -13,7 +13,7 @@ from kvlens import methods
 from kvlens.app.ui.common.parts import about
 from kvlens.app.ui.common.widgets import plain
 from kvlens.app.ui.method import generic
-from kvlens.methods.naming import run_name
+from kvlens.methods.naming import run_name, stand_in, titled
 from kvlens.methods.parts import part
 from kvlens.store.reader import TraceReader
 
@@ -32,7 +32,7 @@ def title(reader: TraceReader) -> None:
         st.subheader(plain(run_name(reader.meta)))
         st.caption("This method is not among those listed here, so only what the trace says of it can be shown.")
         return
-    st.subheader(plain(run_name(reader.meta)))
+    st.subheader(plain(titled(str(entry["title"]), stand_in(str(reader.meta.method), reader.meta.config))))
     st.text(f"{str(entry['summary']).rstrip('.')}.")
     st.caption(plain(f"{str(entry['paper']).rstrip('.')}."))
     preset = reader.meta.preset
