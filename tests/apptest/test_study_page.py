@@ -1,0 +1,102 @@
+"""The page Study: what the form would run, and a stored study with its tables, curve and links."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from streamlit.testing.v1 import AppTest
+from uiruns import Runs, Visit
+
+from kvlens.app.ui.common.jobs import JobManager
+from kvlens.app.ui.study import form
+from kvlens.app.ui.study.request import StudyChoice, resume_command, study_command
+from kvlens.runs.races import Entrant
+from kvlens.runs.request import RunRequest
+from kvlens.studies import storage
+from kvlens.studies.plan import StudyPlan
+from kvlens.studies.promptrow import StudyPrompt
+from kvlens.studies.storage import Trial
+from kvlens.text.prompts import PromptText
+
+RIGHT = {"10%": (False, False, True), "40%": (True, True, True)}
+
+
+def make_study(folder: Path, uid: str, trials: int = 9) -> str:
+    """A study of three prompts, of which so many trials have ended -> its id."""
+    plan = StudyPlan(
+        name="needles <b>", shared=RunRequest(model="demo"), entrants=(Entrant(method="snapkv"),), budgets=tuple(RIGHT)
+    )
+    prompts = [StudyPrompt(f"p{number}", PromptText(f"text {number}", answer="x")) for number in range(3)]
+    info = storage.create(folder, plan, prompts)
+    ended = [(number, arm) for number in range(3) for arm in plan.arms()][:trials]
+    for number, arm in ended:
+        right = RIGHT.get(arm.budget, (True, True, True))[number]
+        figures = {"right": right, "kl_nats": 0.5, "outcome": "right answer", "kinds": ["right"], "output": "x"}
+        storage.append(folder, info.id, Trial(f"p{number}", arm.key(), "completed", uid, figures=figures))
+    return info.id
+
+
+def table(app: AppTest, column: str) -> Any:
+    """The table of the page that has this column."""
+    return next(frame.value for frame in app.dataframe if column in frame.value.columns)
+
+
+def test_a_stored_study_is_shown_with_intervals_and_a_curve(runs: Runs, visit: Visit) -> None:
+    app = visit(runs.folder, "study", study=make_study(runs.folder, runs.whole))
+    frame = table(app, "interval").set_index("label")
+    assert frame.loc["SnapKV 10%", ["n", "right"]].tolist() == [3, pytest.approx(1 / 3)]
+    assert frame.loc["SnapKV 40%", "interval"] == "44% to 100%"
+    assert app.selectbox(key="study_axis").options == ["budget"]
+    app.selectbox(key="study_a").set_value("SnapKV 40%")
+    app.selectbox(key="study_b").set_value("SnapKV 10%").run()
+    assert len(table(app, "right under")) == 2
+    assert not app.exception
+
+
+def test_a_study_that_stopped_can_go_on(runs: Runs, visit: Visit, monkeypatch: pytest.MonkeyPatch) -> None:
+    submitted: list[list[str]] = []
+    monkeypatch.setattr(JobManager, "submit", lambda self, argv, title, *more: submitted.append(argv) or "job")
+    study = make_study(runs.folder, runs.whole, trials=4)
+    app = visit(runs.folder, "study", study=study)
+    app.button(key="study_resume").click().run()
+    assert submitted == [resume_command(study, runs.folder.resolve())]
+
+
+def test_the_form_says_what_would_be_run_and_begins_it(
+    runs: Runs, visit: Visit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submitted: list[list[str]] = []
+    monkeypatch.setattr(JobManager, "submit", lambda self, argv, title, *more: submitted.append(argv) or "job")
+    app = visit(runs.folder, "study")
+    app.selectbox(key="study_model").set_value("demo").run()
+    app.segmented_control(key="study_prompts_from").set_value(form._GENERATED).run()
+    app.number_input(key="study_length").set_value(128)
+    app.number_input(key="study_count").set_value(2)
+    app.multiselect(key="study_methods").set_value(["freekv"]).run()
+    app.selectbox(key="study_parameter").set_value("freekv.tau").run()
+    app.text_input(key="study_values_freekv.tau").set_value("0.5,0.9").run()
+    assert any("2 prompts x 7 arms \\= 14 trials" in caption.value for caption in app.caption)
+    next(button for button in app.button if button.label == "Run the study").click().run()
+    (argv,) = submitted
+    assert argv[3:5] == ["study", "needle@length=128@prompts=2"]
+    assert argv[argv.index("--set") + 1] == "freekv.tau=0.5,0.9"
+
+
+def test_bad_budgets_are_one_sentence(runs: Runs, visit: Visit) -> None:
+    app = visit(runs.folder, "study")
+    app.segmented_control(key="study_prompts_from").set_value(form._GENERATED).run()
+    app.text_input(key="study_budgets").set_value("much").run()
+    assert len(app.error) == 1
+    assert not [button for button in app.button if button.label == "Run the study"]
+
+
+def test_the_command_is_what_the_form_says() -> None:
+    choice = StudyChoice(
+        "demo", ("snapkv", "quest"), ("10%", "20%"), {"snapkv.window": "8,16"}, ("in", "after"), 8, "n"
+    )
+    argv = study_command(["p.jsonl"], choice, Path("r"))
+    assert argv[argv.index("--methods") + 1] == "snapkv,quest"
+    assert argv[argv.index("--questions") + 1] == "in,after"
+    assert len(choice.plan().arms()) == 2 + 2 * 2 * 2 + 2 * 2
