@@ -121,7 +121,9 @@ def test_answers_and_verdicts_stand_side_by_side(visit: Visit, pair: PairRuns) -
     assert re.search(r"KL \d[.\d]* nats", shown)
     assert "full KV itself" in shown
     assert re.search(
-        r"span \d+ \(tokens \d+–\d+\) “.*” by L\d KV\d: mass \d\.\d\d under full KV, \d\.\d\d here<br>.*Why: ", shown
+        r"span \d+ \(tokens \d+–\d+\) “.*” by L\d KV\d: full KV.{1,6}s mass on it not recorded, "
+        r"own-query mass \d\.\d\d, this run.{1,6}s \d\.\d\d<br>.*Why: ",
+        shown,
     )
     lost = {one.uid: cause(one.kind, one.says) for one in diagnose(pair.folder, Wanted()).lost}
     assert pair.run in lost, "or the next line says nothing"
@@ -199,7 +201,7 @@ def test_a_metric_of_one_run_alone_is_shown_beside_grey_cells(visit: Visit, tmp_
     a = write_synthetic(tmp_path, 2, 4, 2, 6, 8, seed=1, uid="20260101-000001-a")
     b = write_synthetic(tmp_path, 2, 4, 2, 6, 8, seed=1, uid="20260101-000002-b", lens=False)
     app = visit(tmp_path, "compare", run=a, cmp=b, metric="regret")
-    assert "Regret (share), recorded in A only" in app.selectbox(key="compare_metric").options
+    assert "Own-query regret (share), recorded in A only" in app.selectbox(key="compare_metric").options
     _, second, difference = maps(opened(app, "compare_over_steps_two"))
     assert second["hovertext"][0][0].endswith("not recorded")
     assert difference["hovertext"][0][0].endswith("not recorded")

@@ -44,6 +44,7 @@ OWN = (
     "prefill_us",
     "prompt_kept",
     "decode_s",
+    "full_kv_s",
     "surprisal_s",
     "process_peak_bytes",
     "link_host_wait_s",

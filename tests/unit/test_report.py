@@ -169,7 +169,7 @@ def test_the_report_says_what_was_recorded(alone: str) -> None:
     titles = [spec["layout"].get("title", {}).get("text", "") for spec in specs(alone)]  # type: ignore[union-attr]
     assert any("What full KV would have read" in title for title in titles)
     assert any(title.startswith("Coverage") for title in titles)
-    assert any(title.startswith("Regret") for title in titles)
+    assert any(title.startswith("Own-query regret") for title in titles)
     assert "decided by" in said
     assert "our decision" in said or "not described here" in said
     assert "A and B" not in said
