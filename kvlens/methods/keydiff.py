@@ -14,6 +14,9 @@ from kvlens.methods.parameters import param
 if TYPE_CHECKING:
     import torch
 
+    from kvlens.memory.layout import Layout
+    from kvlens.memory.placement import Placement
+
 
 @dataclass(frozen=True)
 class KeyDiffParameters(PromptEvictionParameters):
@@ -107,6 +110,12 @@ class KeyDiff(PromptEviction):
         kept[:, :newest] = self.choose(rank, [most - (there.shape[1] - newest)] * len(keys))
         self._ranked[layer] = rank
         return kept, rank.masked_fill(~kept[:, :newest], torch.inf).amin(1)
+
+    def prefill_end(self, prompt: Prefilled) -> tuple[Layout, Placement]:
+        placed = super().prefill_end(prompt)
+        for tables in (self._alive, self._ranked, self._cuts):
+            tables.clear()  # they served the reading of the prompt
+        return placed
 
     def choose(self, score: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
         return super().choose(score.nan_to_num(nan=float("-inf")), counts)

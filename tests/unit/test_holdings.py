@@ -14,11 +14,15 @@ from methodtrial import SHAPE, Trial
 
 from kvlens import methods
 from kvlens.engine.border import WALKED_STEPS
+from kvlens.engine.engine import Engine, Options
 from kvlens.engine.holdings import COUNTER_BYTES, UNANNOUNCED
+from kvlens.engine.models import LoadedModel, load
+from kvlens.memory.budget import Budget
 from kvlens.methods.faults import BUDGET, MethodFault
 from kvlens.methods.full import FullKV
 from kvlens.methods.given import Prefilled
 from kvlens.methods.snapkv import SnapKV
+from kvlens.text.prompts import PromptText, tokenize
 
 N, NEW = 60, 4
 KEYS = SHAPE.layers * SHAPE.kv_heads * N * SHAPE.head_dim * SHAPE.itemsize
@@ -119,18 +123,29 @@ def test_methods_of_the_product_announce_what_they_hold(name: str, hidden: dict[
     assert hidden[name] == 0
 
 
-@pytest.fixture(scope="module")
-def hidden() -> dict[str, int]:
-    """Bytes that each method holds unannounced after some steps on the demo model."""
-    from kvlens.engine.engine import Engine, Options
-    from kvlens.engine.models import load
-    from kvlens.text.prompts import PromptText, tokenize
+def test_keydiff_forgets_the_tables_with_which_it_read_the_prompt(demo: LoadedModel) -> None:
+    """Only under a budget it reads the prompt block by block."""
+    method = methods.get("keydiff")
+    result = run(demo, method, method.Parameters(block=32), Budget.parse("50%"))
+    assert result.unannounced_bytes == 0
 
-    loaded = load("demo", "cpu")
-    prompt = tokenize(PromptText("The key of the door is 4821. " * 24), loaded.tokenizer, loaded.max_positions, 4)
+
+@pytest.fixture(scope="module")
+def demo() -> LoadedModel:
+    return load("demo", "cpu")
+
+
+def run(demo: LoadedModel, method: type[Any], params: Any, budget: Budget | None = None) -> Any:
+    """Run a method on a short text."""
+    prompt = tokenize(PromptText("The key of the door is 4821. " * 24), demo.tokenizer, demo.max_positions, 4)
+    return Engine(demo).run(prompt, method, params, budget, Options(max_new=4))
+
+
+@pytest.fixture(scope="module")
+def hidden(demo: LoadedModel) -> dict[str, int]:
+    """Bytes that each method holds unannounced after some steps on the demo model."""
     sizes = {}
     for name in methods.BUILT_IN:
         method = methods.get(name)
-        result = Engine(loaded).run(prompt, method, method.Parameters(**method.untrained), None, Options(max_new=4))
-        sizes[name] = result.unannounced_bytes
+        sizes[name] = run(demo, method, method.Parameters(**method.untrained)).unannounced_bytes
     return sizes
