@@ -66,7 +66,7 @@ def test_the_verdict_says_what_was_recorded(visit: Visit, lens: LensRuns, found:
     plain_text = text.replace("\\", "")
     assert missed.effect_words() in plain_text
     assert f"**Effect on the choice**, logits: L{missed.layer} KV{missed.kv_head} span {missed.span} " in plain_text
-    assert f"; full KV's token leads by {missed.lead:.2f}." in plain_text
+    assert f"Full KV's token leads by {missed.lead:.2f}." in plain_text
 
 
 def test_where_full_kv_is_wrong_as_well_it_diverged(visit: Visit, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from kvlens.engine.comparison import Reference
 from kvlens.engine.effect import FullAttention, effects
 from kvlens.engine.engine import Engine
 from kvlens.engine.ranking import Records
-from kvlens.instruments import Loss, Oracle
+from kvlens.instruments import Effects, Loss, Oracle
 from kvlens.lens.attribution import attribute_records
 from kvlens.rows import SpanRow
 from kvlens.runs.carrying import carry_out
@@ -157,7 +157,12 @@ def test_all_effects_come_to_what_the_lead_loses(monkeypatch: pytest.MonkeyPatch
     lost = lead_at(monkeypatch, FullAttention, 0.0, *asked) - lead_at(monkeypatch, FullAttention, 1.0, *asked)
     moved: list[np.ndarray] = []
     most = effect._most
-    monkeypatch.setattr(effect, "_most", lambda steps, lead, of: moved.append(of) or most(steps, lead, of))
+
+    def watched(steps: tuple[int, ...], lead: float, array: np.ndarray) -> Effects:
+        moved.append(array)
+        return most(steps, lead, array)
+
+    monkeypatch.setattr(effect, "_most", watched)
     monkeypatch.setattr(effect, "POINTS", 32)
     effects(*asked)
     assert abs(lost) > 0.5
