@@ -25,7 +25,19 @@ MOST_META = 16 << 20
 """bytes of one value of the meta, as of run.json"""
 SHARE_TOLERANCE = 2e-3
 """shares are sums of float32 numbers, stored to 1e-4"""
-SHARES = (*MASS_COLUMNS, "coverage", "selection_recall", "regret", "unread", "zoom_rate", "tail_mass", "tail_full")
+SHARES = (
+    *MASS_COLUMNS,
+    "coverage",
+    "selection_recall",
+    "regret",
+    "unread",
+    "reference_regret",
+    "reference_unread",
+    "zoom_rate",
+    "tail_mass",
+    "tail_full",
+    "tail_reference",
+)
 _COSINES = ("qcos", "similarity")
 _WORDS = {
     ("span", "state"): SPAN_STATES,
@@ -35,7 +47,13 @@ _WORDS = {
 }
 _RANGES = (("tok_start", "tok_end"), ("char_start", "char_end"), ("start_us", "end_us"))
 """the first is not above the second"""
-_LISTS = {"oracle": (("span", "full_mass", "mass", "unread"), ("lost_pos", "lost_mass"))}
+_LISTS = {
+    "oracle": (
+        ("span", "full_mass", "mass", "unread", "reference_mass", "reference_unread"),
+        ("lost_pos", "lost_mass"),
+        ("reference_lost_pos", "reference_lost_mass"),
+    )
+}
 """columns whose lists have one length; of other tables: all lists"""
 _GAPS = (("journal", "values"), ("kv_span", "score"), ("cut", "score"))
 """lists in which NULL is a number that was not recorded"""
@@ -109,6 +127,7 @@ class Sizes:
             "n_steps": (0, self.steps),
             "pos": (0, self.positions - 1),
             "lost_pos": (0, self.positions - 1),
+            "reference_lost_pos": (0, self.positions - 1),
             "tok_end": (0, self.positions),
             "span": (0, self.spans - 1),
         }
