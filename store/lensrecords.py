@@ -95,8 +95,8 @@ class LensRecords:
         regret does not show): means over the query heads of a KV head, most regret first. A query head that did not
         list a span counts as 0, so each is a lower bound. effect, place: as `effects` has them, NaN of what it does
         not list."""
-        sizes = {"group": self.q_heads // self.kv_heads, "layers": self.n_layers, "kv_heads": self.kv_heads}
-        frame, keys = self._db.frame(lensqueries.TRIPLES, step=step, **sizes), ["layer", "kv_head", "span"]
+        group, keys = self.q_heads // self.kv_heads, ["layer", "kv_head", "span"]
+        frame = self._db.frame(lensqueries.TRIPLES, step=step, group=group)
         return frame.merge(self.effects(step)[[*keys, "place"]], "left", keys)
 
     def effects(self, step: int) -> pd.DataFrame:
@@ -104,7 +104,7 @@ class LensRecords:
         places (see kvlens.instruments.Effects). `meta.effect_steps` has the steps over which they are added; where it
         is empty they are of this step alone, and the place is that by effect. Empty where they were not recorded, as
         before schema 9."""
-        frame = self._db.frame(lensqueries.EFFECTS, step=step, layers=self.n_layers, kv_heads=self.kv_heads)
+        frame = self._db.frame(lensqueries.EFFECTS, step=step)
         places = {triple: place for place, triple in enumerate(self.meta.effect_order)}
         named = frame[["layer", "kv_head", "span"]].astype(int).itertuples(index=False, name=None)
         frame["place"] = [places.get(triple, len(places)) for triple in named]
