@@ -3,10 +3,18 @@
 import streamlit as st
 
 from kvlens.app.ui.common import nav
+from kvlens.app.ui.common.job import Job
 from kvlens.app.ui.common.jobview import job_panel, manager
 from kvlens.app.ui.study.form import study_form
 from kvlens.app.ui.study.listed import study_list
 from kvlens.app.ui.study.view import show_study
+
+
+def _show_when_there(job: Job) -> None:
+    """Draw the page anew as soon as the job's study is stored."""
+    if job.study:
+        st.rerun()
+
 
 nav.enter()
 study, job_id = st.query_params.get("study"), st.query_params.get("job")
@@ -19,7 +27,7 @@ if job_id is not None and (job is None or job.active or job.state == "failed"):
 if study:
     show_study(study)
 elif job is not None and job.active:
-    st.fragment(lambda: st.rerun() if job.study else None, run_every=1.0)()
+    st.fragment(_show_when_there, run_every=1.0)(job)
 if not (study or job) or st.toggle("Set up another study", key=f"another_{study or job_id}"):
     new_job = study_form()
     if new_job is not None:

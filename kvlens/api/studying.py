@@ -96,7 +96,7 @@ class Study:
         """The matrix, as notebooks show it."""
         names = ["label", "n", "right", "right_low", "right_high", "kl_nats", "resident_share", "refused"]
         frame = self.matrix()
-        return f"<p>{html.escape(repr(self))}</p>{frame[names].to_html(index=False, na_rep='', float_format='%.3g')}"
+        return f"<p>{html.escape(repr(self))}</p>{frame[names].to_html(index=False, na_rep='', float_format='{:.3g}'.format)}"
 
 
 def study(

@@ -26,6 +26,8 @@ from kvlens.runs.request import DEFAULT_SHARE
 from kvlens.text.plaintext import json_text, terminal
 
 if TYPE_CHECKING:
+    from pandas import DataFrame
+
     from kvlens.studies.plan import Arm
     from kvlens.studies.promptrow import StudyPrompt
     from kvlens.studies.storage import Trial
@@ -162,9 +164,12 @@ def studies_show(
         return
     if curve is None:
         typer.echo(f"{results.ended} of {results.planned} trials, {len(results.prompts)} prompts")
-        show_table(["arm", "n", *_SHOWN, "refused", "failed"], [_matrix_row(row) for row in frame.to_dict("records")])
+        show_table(["arm", "n", *_SHOWN, "refused", "failed"], [_matrix_row(row) for row in rows_of(frame)])
         return
-    rows = [[row.line, f"{row.x:g}", row.n, *_interval(row.value, row.low, row.high)] for row in frame.itertuples()]
+    rows = [
+        [row["line"], f"{row['x']:g}", row["n"], *_interval(row["value"], row["low"], row["high"])]
+        for row in rows_of(frame)
+    ]
     show_table(["line", curve, "n", figure, "95 % interval"], rows)
 
 
@@ -231,6 +236,11 @@ def _carry_out(folder: Path, study_id: str, progress_json: bool, as_json: bool) 
         typer.echo(study_id)
     if not whole:
         fail(f"the study is not whole: go on with `kvlens studies resume {study_id}`.")
+
+
+def rows_of(frame: DataFrame) -> list[dict[str, Any]]:
+    """The rows of a table, column -> value."""
+    return [{str(name): value for name, value in row.items()} for row in frame.to_dict("records")]
 
 
 def _plan_text(prompts: int, arms: Sequence[Arm]) -> str:

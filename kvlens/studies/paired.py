@@ -74,7 +74,10 @@ def compare(results: Results, a: str, b: str) -> Paired:
     for key in keys:
         part = frame[(frame["arm"] == key) & (frame["state"] == "completed")] if len(frame) else frame
         judged = part[part["right"].notna()] if "right" in part else part.iloc[:0]
-        rows.append({row.prompt: (bool(row.right), row.uid) for row in judged.itertuples()})
+        columns = zip(judged["prompt"], judged["right"] if len(judged) else (), judged["uid"], strict=True)
+        rows.append(
+            {str(prompt): (bool(right), uid if isinstance(uid, str) else None) for prompt, right, uid in columns}
+        )
     answers_a, answers_b = rows
     shared = [prompt for prompt in answers_a if prompt in answers_b]
     splits = tuple(

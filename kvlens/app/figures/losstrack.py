@@ -10,6 +10,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from kvlens.app.figures.theme import BLUE, ORANGE, SELECTED, VERMILION, finish, whole_ticks
+from kvlens.store.cells import number
 
 
 def loss_track(loss: pd.DataFrame, n_steps: int, step: int) -> go.Figure:
@@ -28,7 +29,7 @@ def loss_track(loss: pd.DataFrame, n_steps: int, step: int) -> go.Figure:
     whole = loss.set_index("step").reindex(range(n_steps))
     lost = loss[~loss["agrees"].astype(bool)]
     hover = [
-        f"step {row.step}: KL {_nats(row.kl)}<br>full KV {_shown(row.ref_text)}, this run {_shown(row.top_text)}"
+        f"step {row.step}: KL {_nats(number(row.kl))}<br>full KV {_shown(row.ref_text)}, this run {_shown(row.top_text)}"
         for row in loss.itertuples()
     ]
     figure.add_bar(
