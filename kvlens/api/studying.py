@@ -95,8 +95,8 @@ class Study:
     def _repr_html_(self) -> str:
         """The matrix, as notebooks show it."""
         names = ["label", "n", "right", "right_low", "right_high", "kl_nats", "resident_share", "refused"]
-        frame = self.matrix()
-        return f"<p>{html.escape(repr(self))}</p>{frame[names].to_html(index=False, na_rep='', float_format='{:.3g}'.format)}"
+        table = self.matrix()[names].to_html(index=False, na_rep="", float_format="{:.3g}".format)
+        return f"<p>{html.escape(repr(self))}</p>{table}"
 
 
 def study(

@@ -20,7 +20,8 @@ from kvlens.cli.options import DEFAULT_MODEL, AsJson, RunsDir, runs_folder, writ
 from kvlens.cli.race import race
 from kvlens.cli.run import run
 from kvlens.cli.runs import runs_app
-from kvlens.cli.study import studies_app, study
+from kvlens.cli.studies import studies_app
+from kvlens.cli.study import study
 from kvlens.models.find import DEMO
 from kvlens.storeys import offered
 

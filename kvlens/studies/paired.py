@@ -107,6 +107,10 @@ def prompts_needed(only_a: float, only_b: float) -> int:
     return math.ceil((root / difference) ** 2)
 
 
+def _uid(cell: object) -> str | None:
+    return cell if isinstance(cell, str) else None
+
+
 def _key(results: Results, name: str) -> str:
     from kvlens.studies.plan import labels
 

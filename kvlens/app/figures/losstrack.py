@@ -29,7 +29,8 @@ def loss_track(loss: pd.DataFrame, n_steps: int, step: int) -> go.Figure:
     whole = loss.set_index("step").reindex(range(n_steps))
     lost = loss[~loss["agrees"].astype(bool)]
     hover = [
-        f"step {row.step}: KL {_nats(number(row.kl))}<br>full KV {_shown(row.ref_text)}, this run {_shown(row.top_text)}"
+        f"step {row.step}: KL {_nats(number(row.kl))}<br>"
+        f"full KV {_shown(row.ref_text)}, this run {_shown(row.top_text)}"
         for row in loss.itertuples()
     ]
     figure.add_bar(

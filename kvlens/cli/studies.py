@@ -1,0 +1,134 @@
+"""`kvlens studies`: list, show, compare, export and continue stored studies."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kvlens.cli.options import AsJson, ProgressJson, RunsDir, runs_folder, show_table, writable
+from kvlens.cli.study import carry_out_stored
+from kvlens.text.plaintext import json_text
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+    from kvlens.studies.table import Results
+
+studies_app = typer.Typer(help="List, show, compare, continue and extend studies.", no_args_is_help=True)
+_SHOWN = ("right", "same_output", "kl_nats", "resident_share", "read_share", "corrected_share")
+"""figures that a terminal has room for"""
+
+
+@studies_app.command("list")
+def studies_list(runs: RunsDir = None, as_json: AsJson = False) -> None:
+    """Print the stored studies, newest first."""
+    from kvlens.studies.catalogue import studies_in
+
+    rows = studies_in(runs_folder(runs))
+    if as_json:
+        typer.echo(json_text([vars(row) for row in rows]))
+        return
+    shown = [[row.id, row.name, row.model, row.methods, row.prompts, f"{row.ended}/{row.planned}"] for row in rows]
+    show_table(["uid", "name", "model", "methods", "prompts", "trials"], shown)
+
+
+@studies_app.command("show")
+def studies_show(
+    study_id: str,
+    curve: Annotated[str | None, typer.Option(help="A figure along this axis: budget, or a parameter.")] = None,
+    figure: Annotated[str, typer.Option(help="The figure of --curve: right, kl_nats, resident_share, ...")] = "right",
+    group: Annotated[str | None, typer.Option(help="Only the prompts of this group.")] = None,
+    runs: RunsDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print a study's matrix: one line per arm, with n and 95 % intervals; or a curve."""
+    results = _read(runs, study_id)
+    frame = results.matrix(group) if curve is None else results.curve(curve, figure)
+    if as_json:
+        typer.echo(frame.to_json(orient="records", double_precision=15))
+        return
+    if curve is None:
+        typer.echo(f"{results.ended} of {results.planned} trials, {len(results.prompts)} prompts")
+        show_table(["arm", "n", *_SHOWN, "refused", "failed"], [_matrix_row(row) for row in rows_of(frame)])
+        return
+    rows = [
+        [row["line"], f"{row['x']:g}", row["n"], *_interval(row["value"], row["low"], row["high"])]
+        for row in rows_of(frame)
+    ]
+    show_table(["line", curve, "n", figure, "95 % interval"], rows)
+
+
+@studies_app.command("compare")
+def studies_compare(study_id: str, a: str, b: str, runs: RunsDir = None, as_json: AsJson = False) -> None:
+    """Compare two arms, named as `show` names them, on the prompts of both: which prompts only one answers right, the
+    difference with its interval, McNemar's exact test, and how many prompts would decide."""
+    from kvlens.studies.paired import compare, sentence_of
+
+    paired = compare(_read(runs, study_id), a, b)
+    if as_json:
+        splits = [vars(split) for split in paired.splits]
+        typer.echo(json_text({**vars(paired), "splits": splits, "difference": paired.difference}))
+        return
+    typer.echo(sentence_of(paired, a, b))
+    if paired.splits:
+        rows = [[split.prompt, a if split.right == "a" else b, split.uid_a, split.uid_b] for split in paired.splits]
+        show_table(["prompt", "right under", f"run of {a}", f"run of {b}"], rows)
+
+
+@studies_app.command("export")
+def studies_export(
+    study_id: str,
+    to: Annotated[Path | None, typer.Option("--out", help="A .csv or .parquet file; default: CSV on stdout.")] = None,
+    runs: RunsDir = None,
+) -> None:
+    """Write one row per trial with its whole configuration and figures."""
+    from kvlens.store.export import csv_bytes
+
+    writable(to)
+    frame = _read(runs, study_id).frame()
+    if to is None:
+        typer.echo(csv_bytes(frame).decode(), nl=False)
+    elif to.suffix == ".parquet":
+        frame.to_parquet(to, index=False)
+    else:
+        to.write_bytes(csv_bytes(frame))
+
+
+@studies_app.command("resume")
+def studies_resume(
+    study_id: str, runs: RunsDir = None, as_json: AsJson = False, progress_json: ProgressJson = False
+) -> None:
+    """Run the trials of a study that have not ended."""
+    carry_out_stored(runs_folder(runs), study_id, progress_json, as_json)
+
+
+def rows_of(frame: DataFrame) -> list[dict[str, Any]]:
+    """The rows of a table, column -> value."""
+    return [{str(name): value for name, value in row.items()} for row in frame.to_dict("records")]
+
+
+def _read(runs: Path | None, study_id: str) -> Results:
+    from kvlens.studies.table import Results
+
+    return Results.read(runs_folder(runs), study_id)
+
+
+def _matrix_row(row: dict[str, Any]) -> list[Any]:
+    cells = [_text(row.get(name)) for name in _SHOWN]
+    if row["n"]:
+        cells[0] = " ".join(_interval(row["right"], row["right_low"], row["right_high"]))
+    return [row["label"], row["n"], *cells, row["refused"] or "", row["failed"] or ""]
+
+
+def _curve_row(row: dict[str, Any]) -> list[Any]:
+    return [row["line"], f"{row['x']:g}", row["n"], *_interval(row["value"], row["low"], row["high"])]
+
+
+def _interval(value: float, low: float, high: float) -> list[str]:
+    return [_text(value), "" if low != low else f"({_text(low)} to {_text(high)})"]
+
+
+def _text(value: Any) -> str:
+    return "" if value is None or value != value else f"{value:.3g}"
