@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from kvlens.models.errors import UnsupportedModel
-from kvlens.private import make_folder, write_file
+from kvlens.private import make_folder, open_file, write_file
 
 Told = Callable[[str, int, int], None]
 """what is being done ('convert'), done and total"""
@@ -92,7 +92,7 @@ def write_json(path: Path, content: object) -> None:
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
     """Exclusive among processes; the lock ends with the process that holds it, however it ends."""
-    with open(path, "w", encoding="utf-8") as file:
+    with open(open_file(path), "wb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 

@@ -14,6 +14,7 @@ from streamlit.testing.v1 import AppTest
 from uiruns import ROOT, Visit
 
 from kvlens.app.ui.common import submit
+from kvlens.app.ui.common.joblog import read_line
 from kvlens.app.ui.common.jobprocess import start_cold
 from kvlens.app.ui.common.jobs import Job, JobManager
 from kvlens.app.ui.common.request import MethodChoice, race_command
@@ -107,7 +108,7 @@ def test_the_command_of_a_race(tmp_path: Path) -> None:
 def test_lines_of_a_race_are_kept_unread() -> None:
     job = Job("i", [], "t", 0.0)
     for line in SAID:
-        JobManager._read(job, line)
+        read_line(job, line)
     assert job.lines == [SAID[0], SAID[2], SAID[3], SAID[4]]
     assert (job.phase, job.done, job.uid, job.race) == ("decode", 1, "u", "r")
     assert not job.log

@@ -327,7 +327,9 @@ def test_a_method_that_keeps_all_is_held_by_a_parameter(
 ) -> None:
     visit(tmp_path)
     asked: list[MethodChoice] = []
-    monkeypatch.setattr(submit, "command", lambda file, choice, runs: asked.append(choice) or script("print(1)"))
+    monkeypatch.setattr(
+        submit, "command", lambda file, choice, runs: asked.append(choice) or script(f"print({choice.method!r})")
+    )
     submit.submit_trial(TRIAL | {"method": "chess", "budget": "20%", "overrides": {"keep": 0.2}})
     submit.submit_trial(TRIAL | {"method": "full", "budget": "", "preset": None, "overrides": None})
     assert [(c.budget, c.changed, c.against) for c in asked] == [("100%", {"keep": 0.2}, True), ("100%", {}, False)]

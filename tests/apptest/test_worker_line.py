@@ -30,7 +30,7 @@ def test_state_memory_and_idle_time_are_shown(visit: Visit, tmp_path: Path, monk
     monkeypatch.setattr(warm, "release", lambda: released.append(True))
     monkeypatch.setattr(warm, "status", lambda: WarmStatus(False, 1_400_000_000))
     (idle,), buttons = captions(visit, tmp_path)
-    assert "1.40 GB" in idle
+    assert "1.4 GB" in idle
     assert len(buttons) == 1
     app = visit(tmp_path, "run")
     app.button(key="worker_release").click().run()

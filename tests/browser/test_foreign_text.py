@@ -36,7 +36,7 @@ COUNT = """() => {
     found.images += [...root.querySelectorAll("img")].filter((i) => i.src.includes("evil.example")).length;
     found.marks += has("mark");
     found.formulas += has(".katex");
-    found.colours += has(".stMarkdownColoredText");
+    found.colours += [...root.querySelectorAll(".stMarkdownColoredText")].filter((c) => c.textContent === "r").length;
     found.text += ((root.body || root).textContent || "").includes("evil.example") ? 1 : 0;
   }
   return found;

@@ -79,7 +79,8 @@ def test_races_prompts_and_converted_models_are_private(tmp_path: Path, monkeypa
     )
     races.write(tmp_path / "r", race)
     assert open_to_others(tmp_path / "r") == []
-    prompt = Scratch().file("prompt.json", "text")
+    scratch = Scratch()
+    prompt = scratch.file("prompt.json", "text")
     assert open_to_others(prompt.parent) == []
     monkeypatch.setenv("KVLENS_CACHE", str(tmp_path / "cache"))
     make_once("model", lambda folder: (folder / "config.json").write_text("{}") and None)
