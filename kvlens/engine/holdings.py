@@ -24,7 +24,8 @@ CLOSED = (type, types.ModuleType, torch.Generator)
 
 
 COUNTER_BYTES = 32
-"""a storage of at most so many bytes is a counter, which no method has to announce"""
+"""a storage of at most so many bytes, or of a byte for each KV head of each layer, is a counter or a table of flags,
+which no method has to announce"""
 GLOBAL = (torch.Tensor, np.ndarray, list, dict, set, tuple, deque)
 """types of global variables that are walked"""
 PRODUCT = ("kvlens.methods", "builtins", "abc", "typing", "torch")
@@ -53,7 +54,9 @@ class Holdings:
         method = self._method
         held = held_storages(method, [method.context, method._journal], self._device)
         counted = {*storages_of(announced), *self._others(), *memory}
-        hidden = {address: size for address, size in held.items() if size > COUNTER_BYTES and address not in counted}
+        shape = method.context.shape
+        least = max(COUNTER_BYTES, shape.layers * shape.kv_heads)
+        hidden = {address: size for address, size in held.items() if size > least and address not in counted}
         self.bytes = max(self.bytes, sum(hidden.values()))
         return hidden
 
