@@ -30,7 +30,8 @@ def zoomed(context: int, rates: Rates) -> int:
 
 def overrides(context: int) -> dict[str, Any]:
     cut = {"segmentation": "chunks", "l_max": SPAN, "l_min": 16, "window": window(context), "sinks": SINKS}
-    return {**cut, "max_rank": RANK, "form": "factors", "dim": ROUTE}
+    # the static step and its kernels have equal zones a head
+    return {**cut, "max_rank": RANK, "form": "factors", "dim": ROUTE, "zones": "head"}
 
 
 def size(params: Any, kv: KVShape, context: int, max_new: int, rates: Rates) -> Budget:
