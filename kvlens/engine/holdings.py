@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import sys
 import types
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -53,12 +53,27 @@ class Holdings:
         and those at the addresses `memory`, which the run holds anyway."""
         method = self._method
         held = held_storages(method, [method.context, method._journal], self._device)
-        counted = {*storages_of(announced), *self._others(), *memory}
+        calibration = held_storages(method.context.calibration, [], self._device)  # modules are moved where they are
+        counted = {*storages_of(announced), *self._others(), *memory, *calibration}
         shape = method.context.shape
         least = max(COUNTER_BYTES, shape.layers * shape.kv_heads)
         hidden = {address: size for address, size in held.items() if size > least and address not in counted}
+        hidden = self._without_moved(hidden)
         self.bytes = max(self.bytes, sum(hidden.values()))
         return hidden
+
+    def _without_moved(self, hidden: dict[int, int]) -> dict[int, int]:
+        """Leave out copies of the calibration that the method moved to the run's device, known by their sizes."""
+        host = torch.device("cpu")
+        if not hidden or self._device.type == host.type:
+            return hidden
+        moved = Counter(held_storages(self._method.context.calibration, [], host).values())
+        kept_out = set()
+        for address, size in hidden.items():
+            if moved[size] > 0:
+                moved[size] -= 1
+                kept_out.add(address)
+        return {address: size for address, size in hidden.items() if address not in kept_out}
 
     def _others(self) -> dict[int, int]:
         if self._foreign is None:

@@ -167,7 +167,7 @@ def test_a_read_only_file_system_is_one_sentence(
     def refuse(path: object, *_: object, **__: object) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
 
-    monkeypatch.setattr(about, "write_plain", refuse)
+    monkeypatch.setattr(about, "replace_plain", refuse)
     monkeypatch.setattr(Path, "unlink", refuse)
     assert kvlens(runs, monkeypatch, "runs", "note", UID, "--name", "x") == 1
     refused = capsys.readouterr().err

@@ -45,6 +45,7 @@ OWN = (
     "prompt_kept",
     "decode_s",
     "full_kv_s",
+    "effect_s",
     "surprisal_s",
     "process_peak_bytes",
     "link_host_wait_s",

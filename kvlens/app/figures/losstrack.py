@@ -10,7 +10,6 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from kvlens.app.figures.theme import BLUE, ORANGE, SELECTED, VERMILION, finish, whole_ticks
-from kvlens.store.cells import number
 
 
 def loss_track(loss: pd.DataFrame, n_steps: int, step: int) -> go.Figure:
@@ -29,9 +28,9 @@ def loss_track(loss: pd.DataFrame, n_steps: int, step: int) -> go.Figure:
     whole = loss.set_index("step").reindex(range(n_steps))
     lost = loss[~loss["agrees"].astype(bool)]
     hover = [
-        f"step {row.step}: KL {_nats(number(row.kl))}<br>"
-        f"full KV {_shown(row.ref_text)}, this run {_shown(row.top_text)}"
-        for row in loss.itertuples()
+        f"step {row['step']}: KL {_nats(row['kl'])}<br>"
+        f"full KV {_shown(row['ref_text'])}, this run {_shown(row['top_text'])}"
+        for row in loss.to_dict("records")
     ]
     figure.add_bar(
         x=loss["step"], y=loss["kl"], name="KL", marker={"color": BLUE}, hovertext=hover, hoverinfo="text", row=1, col=1

@@ -28,13 +28,13 @@ from kvlens.lab.bench.tablerequest import ComparedRequest
 from kvlens.lab.bench.trials import Means, arm, changed, chosen, infeasible, missing, settings
 from kvlens.memory.budget import Budget, BudgetInfeasible
 from kvlens.methods.base import Method
+from kvlens.statistics import of_mean
 from kvlens.tasks.texts import EVALUATION
 
 if TYPE_CHECKING:
     from kvlens.engine.comparison import Reference
     from kvlens.engine.engine import Engine, Options
     from kvlens.engine.prefill import ReadPrompt
-    from kvlens.statistics import of_mean
 from kvlens.text.prompts import Prompt
 
 FLOORS = ("bfloat16", "float16")
