@@ -7,7 +7,8 @@ import json
 import pytest
 
 from kvlens.app.ui.common import retry
-from kvlens.app.ui.common.jobs import Job, JobManager
+from kvlens.app.ui.common.joblog import read_line
+from kvlens.app.ui.common.jobs import Job
 from kvlens.cli.progress import JsonLines
 from kvlens.memory.budget import BudgetInfeasible
 
@@ -36,7 +37,7 @@ def test_what_a_refusal_says_would_do_becomes_a_button(
 ) -> None:
     JsonLines().failed(refusal)
     job = Job("j", list(ARGV), "t", 0.0)
-    JobManager._read(job, capsys.readouterr().out.strip())
+    read_line(job, capsys.readouterr().out.strip())
     assert job.message == str(refusal)
     assert retry.advice(job) == options
     assert retry.label(options) == label
@@ -54,7 +55,7 @@ def test_what_names_no_option_has_no_button(capsys: pytest.CaptureFixture[str]) 
     assert "would_do" not in json.loads(said)
     job = Job("j", list(ARGV), "t", 0.0)
     assert retry.advice(job) == {}
-    JobManager._read(job, said)
+    read_line(job, said)
     assert retry.advice(job) == {}
     assert retry.spoken(job) == job.message
     assert "--budget" in str(job.message)
