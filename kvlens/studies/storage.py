@@ -1,4 +1,4 @@
-"""Stored studies: `studies/<id>/` in the folder of runs, with the plan, the prompts, and one line per trial."""
+"""Stored studies: `study/<id>/` in the folder of runs, with the plan, the prompts, and one line per trial."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from kvlens.studies.plan import StudyPlan
 from kvlens.studies.promptrow import StudyPrompt, prompt_of
 from kvlens.text.prompts import BadPrompt
 
-FOLDER = "studies"
+FOLDER = "study"
 """of the folder of runs; too short a name to be a run's"""
 PLAN, PROMPTS, TRIALS, LOCK = "study.json", "prompts.jsonl", "trials.jsonl", ".lock"
 _MOST_BYTES = 256 << 20

@@ -16,7 +16,7 @@ from kvlens.methods.given import Prefilled
 from kvlens.methods.snapkv import SnapKV
 from kvlens.runs.races import Entrant
 from kvlens.runs.request import RunRequest
-from kvlens.store.reader import TraceReader
+from kvlens.store.reader import TraceReader, list_runs
 from kvlens.studies import storage
 from kvlens.studies.errors import BadStudy
 from kvlens.studies.paired import compare, detectable, prompts_needed
@@ -83,6 +83,7 @@ def test_every_arm_is_run_on_every_prompt_which_is_read_once(
     assert len(heard.trials) == 2 * len(arms)
     assert heard.trials[-1][:2] == (14, 14)
     assert len(readings) == len(prompts)
+    assert "unreadable" not in list_runs(tmp_path)["status"].tolist()  # the study's folder is no run
     results = Results.read(tmp_path, info.id)
     assert results.ended == results.planned == 14
     for trial in results.trials:
