@@ -50,7 +50,7 @@ def test_a_race_is_begun_watched_and_opened_again(
     assert drawn >= longest, "every step was drawn"
 
     page.get_by_role("link", name="Link to this race").click()
-    expect(page).to_have_url(re.compile(r"/run\?race=\d{8}-\d{6}-[0-9a-f]{6}$"))
+    expect(page).to_have_url(re.compile(r"/run\?race=\d{8}-\d{6}-[0-9a-f]{9}$"))
     expect(race).to_have_attribute("data-over", "yes")
     settled(page)
     expect(page.get_by_text("methods left full KV")).to_be_visible()

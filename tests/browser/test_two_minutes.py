@@ -138,7 +138,7 @@ def test_from_a_red_cell_to_the_answer_brought_back(server_there: Server, open_p
     expect(player(page)).to_have_attribute(
         "data-cell", re.compile(rf"{layer},[{4 * int(kv_head)}-{4 * int(kv_head) + 3}]")
     )
-    expect(page).to_have_url(re.compile(rf"step={step}&layer={layer}&head=\d+&span={span}&metric=regret"))
+    expect(page).to_have_url(re.compile(rf"step={step}&layer={layer}&head=\d+&span={span}&metric=reference_regret"))
 
     page.get_by_role("button", name="Hold it resident").click()
     expect(page).to_have_url(re.compile("whatif="), timeout=RUN_MS)

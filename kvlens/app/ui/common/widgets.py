@@ -24,6 +24,8 @@ _LOG = logging.getLogger(__name__)
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]()<>#+\-.!|~$:^=&])")
 
 _SHORTCODE = re.compile(r":(?=[\w+/-]+:)")
+_ADDRESS = re.compile(r"(?<=[a-z]:)(?=//)|(?<=www)(?=\.)|(?<=@)", re.IGNORECASE)
+"""inside whatever Markdown makes a link of by itself"""
 
 _COPY_HTML = '<button id="copy" type="button" title="Copy a link that restores this selection">Copy link</button>'
 _COPY_CSS = """
@@ -44,9 +46,10 @@ _copy_link = st.components.v2.component("kvlens_copy_link", html=_COPY_HTML, css
 
 
 def plain(text: str) -> str:
-    """`text` so that Markdown shows it literally, on one line. Streamlit looks for names of icons and emojis when the
-    escapes are gone already: a joiner of no width keeps ':home:' from being one."""
-    return _MARKDOWN.sub(r"\\\1", _SHORTCODE.sub(":\u2060", visible(" ".join(text.split()))))
+    """`text` so that Markdown shows it literally, on one line. Streamlit looks for names of icons and emojis, and for
+    addresses, when the escapes are gone already: a joiner of no width keeps ':home:' and 'http://' from being one."""
+    line = visible(" ".join(text.split()))
+    return _MARKDOWN.sub(r"\\\1", _ADDRESS.sub("\u2060", _SHORTCODE.sub(":\u2060", line)))
 
 
 def error(sentence: str, log: Iterable[str] = ()) -> None:
