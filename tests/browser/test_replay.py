@@ -220,7 +220,7 @@ def test_the_map_shows_holes_and_a_click_on_one_goes_to_its_step_and_span(
     }
     page.locator("#map").hover(position=where)
     expect(page.locator("#token")).to_contain_text(f"step {int(hole['step'])} ")
-    expect(page.locator("#token")).to_contain_text("that this run did not attend")
+    expect(page.locator("#token")).to_contain_text("which this run did not attend")
     red, green, blue = page.locator("#map").evaluate(
         "(e, at) => [...e.getContext('2d').getImageData(at.x * devicePixelRatio, at.y * devicePixelRatio, 1, 1).data]",
         where,
