@@ -65,13 +65,7 @@ _UNBOUNDED = (
     ("span_head", "err_v"),
 )
 """figures on a scale of a method's or a check's own, infinity included"""
-_INFINITE = (
-    ("token", "logprob"),
-    ("loss", "kl"),
-    ("loss", "ref_logprob"),
-    ("loss", "logprob"),
-    ("loss", "logit_diff"),
-)
+_INFINITE = (("token", "logprob"), ("loss", "kl"), ("loss", "ref_logprob"), ("loss", "logprob"), ("loss", "logit_diff"))
 """figures that are infinite where a token has no probability at all, as suppressed tokens have none"""
 _OPEN = (("cut", "span"), ("cut", "pos"), ("cut", "rank"))
 """signed lists in which -1 is none"""
