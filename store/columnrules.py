@@ -65,7 +65,7 @@ _UNBOUNDED = (
     ("span_head", "err_v"),
 )
 """figures on a scale of a method's or a check's own, infinity included"""
-_INFINITE = (("token", "logprob"), ("loss", "kl"), ("loss", "ref_logprob"), ("loss", "logprob"), ("loss", "logit_diff"))
+INFINITE = (("token", "logprob"), ("loss", "kl"), ("loss", "ref_logprob"), ("loss", "logprob"), ("loss", "logit_diff"))
 """figures that are infinite where a token has no probability at all, as suppressed tokens have none"""
 _OPEN = (("cut", "span"), ("cut", "pos"), ("cut", "rank"))
 """signed lists in which -1 is none"""
@@ -210,7 +210,7 @@ def rules(table: str, columns: dict[str, Column], sizes: Sizes) -> Iterator[Rule
             yield from _list_rules(table, name, column, limits)
         elif (table, name) in _UNBOUNDED:
             continue
-        elif (table, name) in _INFINITE:
+        elif (table, name) in INFINITE:
             yield Rule(name, "not_finite", f"NOT isnan({quoted})")
         elif column.kind in ("FLOAT", "DOUBLE"):
             yield _figure_rule(name)

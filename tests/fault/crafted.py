@@ -15,7 +15,7 @@ from typing import Any
 import duckdb
 
 from kvlens.meta import RunMeta
-from kvlens.store.columnrules import KEYS, MOST_META, MOST_TEXT, SHARES, Column, declared
+from kvlens.store.columnrules import INFINITE, KEYS, MOST_META, MOST_TEXT, SHARES, Column, declared
 
 HUGE_IDS = {"USMALLINT": 65_535, "UTINYINT": 255, "UINTEGER": 4_294_967_295, "INTEGER": 2_147_483_647}
 IDS = ("step", "layer", "q_head", "kv_head", "span", "pos", "tok_end", "born_step")
@@ -59,7 +59,8 @@ def _column_kinds(table: str, name: str, column: Column) -> Iterator[tuple[str, 
     if kind in ("FLOAT", "DOUBLE"):
         open_ended = listed or f"{table}.{name}" in ENDLESS
         for word, group in (("nan", "NaN"), ("inf", "infinite")):
-            yield group, name, None if open_ended else False, wrap.format(f"'{word}'::{kind}")
+            sound = True if word == "inf" and (table, name) in INFINITE else None if open_ended else False
+            yield group, name, sound, wrap.format(f"'{word}'::{kind}")
     if name in SHARES:
         yield "out of range", name, False, "57.2"
     if kind in ("UBIGINT", "BIGINT") and name.endswith("bytes"):
