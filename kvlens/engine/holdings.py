@@ -28,7 +28,7 @@ COUNTER_BYTES = 32
 which no method has to announce"""
 GLOBAL = (torch.Tensor, np.ndarray, list, dict, set, tuple, deque)
 """types of global variables that are walked"""
-PRODUCT = ("kvlens.methods", "kvlens.lab", "builtins", "abc", "typing", "torch")
+PRODUCT = ("kvlens.methods", "kvlens.lab.gpu", "builtins", "abc", "typing", "torch")
 """beginnings of modules whose classes hold nothing for a run"""
 UNANNOUNCED = "unannounced"
 """the name of bytes that a method holds and does not announce"""
