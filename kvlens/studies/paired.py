@@ -112,9 +112,7 @@ def _uid(cell: object) -> str | None:
 
 
 def _key(results: Results, name: str) -> str:
-    from kvlens.studies.plan import labels
-
-    names = labels(results.arms)
+    names = results.labels
     if name in names:
         return name
     matching_keys = [key for key, label in names.items() if label == name]

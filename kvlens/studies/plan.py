@@ -12,8 +12,9 @@ from pydantic import BaseModel, ConfigDict
 
 from kvlens import methods
 from kvlens.memory.budget import Budget, in_words
+from kvlens.methods.naming import preset_name
 from kvlens.runs.races import Entrant, RaceRequest
-from kvlens.runs.request import DEFAULT_SHARE, RunRequest
+from kvlens.runs.request import DEFAULT_SHARE, RunRequest, default_preset
 from kvlens.studies.errors import BadStudy
 
 MOST_TRIALS = 100_000
@@ -131,17 +132,19 @@ def parse_values(items: Sequence[str], names: Sequence[str]) -> dict[str, dict[s
     return values_by_method
 
 
-def labels(arms: Sequence[Arm]) -> dict[str, str]:
-    """Return arm key -> a name that says the method and whatever tells it from the study's other arms."""
+def labels(arms: Sequence[Arm], model: str) -> dict[str, str]:
+    """Return arm key -> a name that says the method, what of it is a stand-in on this model, and whatever tells the arm
+    from the study's other arms."""
     settings = [arm.settings() for arm in arms if arm.method != methods.REFERENCE]
     varied = {name for name in ("budget", "question", "seed") if len({each[name] for each in settings}) > 1}
-    return {arm.key(): _label(arm, settings, varied) for arm in arms}
+    return {arm.key(): _label(arm, model, settings, varied) for arm in arms}
 
 
-def _label(arm: Arm, settings: Sequence[Mapping[str, str]], varied: set[str]) -> str:
+def _label(arm: Arm, model: str, settings: Sequence[Mapping[str, str]], varied: set[str]) -> str:
     arm_settings = arm.settings()
     siblings = [each for each in settings if each["method"] == arm.method]
-    parts = [methods.get(arm.method).title]
+    preset = arm.preset or default_preset(arm.method, model)
+    parts = [preset_name(arm.method, preset, arm.overrides)]
     if len({each["preset"] for each in siblings}) > 1:
         parts.append(arm_settings["preset"] or "usual preset")
     for name in arm.overrides:

@@ -46,6 +46,11 @@ class Results:
         return self.info.plan.arms()
 
     @property
+    def labels(self) -> dict[str, str]:
+        """Arm key -> what the arm is called."""
+        return labels(self.arms, self.info.plan.shared.model)
+
+    @property
     def planned(self) -> int:
         """Trials of the whole study."""
         return len(self.arms) * len(self.prompts)
@@ -59,7 +64,10 @@ class Results:
         """Return one row per trial: prompt, group, arm (its key), label, method, preset, budget, question, seed, every
         parameter that some arm sets, state, uid, message, and the figures of kvlens.studies.figures."""
         arms = {arm.key(): arm for arm in self.arms}
-        names, groups = labels(list(arms.values())), {prompt.id: prompt.group for prompt in self.prompts}
+        names, groups = (
+            labels(list(arms.values()), self.info.plan.shared.model),
+            {prompt.id: prompt.group for prompt in self.prompts},
+        )
         rows = [
             {
                 "prompt": trial.prompt,
@@ -89,7 +97,7 @@ class Results:
         frame = self.frame()
         if group is not None and len(frame):
             frame = frame[frame["group"] == group]
-        names = labels(self.arms)
+        names = self.labels
         rows = []
         for arm in self.arms:
             part = frame[frame["arm"] == arm.key()] if len(frame) else frame
@@ -111,7 +119,7 @@ class Results:
             axis: "budget" (a share of full KV), "prompt_tokens", or a parameter.
             figure: one of kvlens.studies.figures.FIGURES.
 
-        Returns: line, x, n, value, low, high (95 %; NaN where there are too few trials), uids (of the trials' runs).
+        Returns: line, method, x, n, value, low, high (95 %; NaN where there are too few trials), uids (of the runs).
         Raises ValueError with one sentence for an axis or a figure that the study does not have.
         """
         if figure not in FIGURES:
@@ -122,7 +130,7 @@ class Results:
                 f"the study has one value of '{axis}' or none; it varies {', '.join(self.axes()) or 'nothing'}.",
             )
         frame = self.frame()
-        empty = pd.DataFrame(columns=["line", "x", "n", "value", "low", "high", "uids"])
+        empty = pd.DataFrame(columns=["line", "method", "x", "n", "value", "low", "high", "uids"])
         if figure not in frame:
             return empty
         completed = frame[
@@ -130,16 +138,16 @@ class Results:
         ]
         completed = completed.assign(x=completed[axis].map(_number), line=self._lines(completed, axis))
         rows = []
-        for (line, x), part in completed[completed["x"].notna()].groupby(["line", "x"], sort=False):
+        for (line, method, x), part in completed[completed["x"].notna()].groupby(["line", "method", "x"], sort=False):
             value, low, high = estimated(part[figure], figure)
-            rows.append((line, x, len(part), value, low, high, list(part["uid"])))
+            rows.append((line, method, x, len(part), value, low, high, list(part["uid"])))
         points = pd.DataFrame(rows, columns=empty.columns)
         return points.sort_values(["line", "x"], kind="stable").reset_index(drop=True) if len(points) else empty
 
     def _lines(self, frame: pd.DataFrame, axis: str) -> pd.Series:
         """The name of each trial's line: its arm without the axis."""
         arms = {arm.key(): _without(arm, axis) for arm in self.arms}
-        names = labels(list(arms.values()))
+        names = labels(list(arms.values()), self.info.plan.shared.model)
         return frame["arm"].map(lambda key: names[arms[key].key()])
 
 

@@ -171,10 +171,15 @@ def test_a_method_that_fails_leaves_the_other_arms_unharmed(
 
 
 def test_arms_are_named_by_what_tells_them_apart() -> None:
-    names = list(labels(PLAN.arms()).values())
+    names = list(labels(PLAN.arms(), "demo").values())
     assert names[:3] == ["FullKV", "SnapKV 20%", "SnapKV 40%"]
     assert names[3:] == ["FreeKV tau 0.5 20%", "FreeKV tau 0.5 40%", "FreeKV tau 0.9 20%", "FreeKV tau 0.9 40%"]
     assert len(set(names)) == len(names)
+
+
+def test_an_arm_names_what_is_a_stand_in_on_the_model() -> None:
+    plan = PLAN.model_copy(update={"entrants": (Entrant(method="sekv"),), "values": {}, "budgets": ("40%",)})
+    assert list(labels(plan.arms(), "smollm2").values())[1] == "SeKV (untrained router)"
 
 
 def test_values_of_parameters() -> None:

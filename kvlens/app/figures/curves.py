@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import plotly.graph_objects as go
 from pandas import DataFrame
 
@@ -14,17 +12,16 @@ HEIGHT = 400
 _UNITS = {"share": ".0%", "bytes": "~s"}
 
 
-def curves(points: DataFrame, axis: str, title: str, unit: str, methods: Mapping[str, str]) -> go.Figure:
+def curves(points: DataFrame, axis: str, title: str, unit: str) -> go.Figure:
     """Return the chart of `kvlens.studies.table.Results.curve`. Whiskers are 95 % intervals.
 
     Args:
-        points: line, x, n, value, low, high.
+        points: line, method (whose symbol the line has), x, n, value, low, high.
         title, unit: of the vertical axis.
-        methods: line -> method, whose symbol the line has.
     """
     figure = go.Figure()
     for number, (line, part) in enumerate(points.groupby("line", sort=False)):
-        look, color = mark(methods.get(str(line), "")), SERIES[number % len(SERIES)]
+        look, color = mark(str(part["method"].iloc[0])), SERIES[number % len(SERIES)]
         figure.add_scatter(
             x=part["x"],
             y=part["value"],

@@ -99,7 +99,7 @@ def _read(names: tuple[str, ...], model: str) -> ReadPrompts:
 
 
 def _choice(model: str) -> StudyChoice:
-    titles = data.titles()
+    titles = data.titles_on(model)
     names = [entry["name"] for entry in data.catalogue() if entry["name"] != registry.REFERENCE]
     method_names = st.multiselect(
         "Methods",

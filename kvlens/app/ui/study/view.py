@@ -7,7 +7,6 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from kvlens import methods
 from kvlens.app.figures.curves import curves
 from kvlens.app.ui.common import data, places
 from kvlens.app.ui.common.jobview import manager
@@ -18,7 +17,6 @@ from kvlens.models.find import short_model
 from kvlens.studies import storage
 from kvlens.studies.figures import FIGURES
 from kvlens.studies.paired import compare, sentence_of
-from kvlens.studies.plan import labels
 from kvlens.studies.table import Results
 
 POLL_S = 2.0
@@ -132,21 +130,12 @@ def _curve(results: Results) -> None:
         st.caption("No trial with this figure has ended.")
         return
     title, unit = FIGURES[str(figure)]
-    chart = curves(points, str(axis), title, unit, _methods_of_lines(results, points))
+    chart = curves(points, str(axis), title, unit)
     st.plotly_chart(chart, key="study_curve", config={"displaylogo": False})
 
 
-def _methods_of_lines(results: Results, points: pd.DataFrame) -> dict[str, str]:
-    titles = {methods.get(arm.method).title: arm.method for arm in results.arms}
-    longest = sorted(titles, key=len, reverse=True)
-    return {
-        line: next((titles[title] for title in longest if str(line).startswith(title)), "")
-        for line in points["line"].unique()
-    }
-
-
 def _paired(results: Results) -> None:
-    names = list(labels(results.arms).values())
+    names = list(results.labels.values())
     if len(names) < 2 or not any(prompt.source.answer for prompt in results.prompts):
         return
     st.markdown("##### Two arms on the same prompts")
