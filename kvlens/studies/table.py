@@ -64,10 +64,7 @@ class Results:
         """Return one row per trial: prompt, group, arm (its key), label, method, preset, budget, question, seed, every
         parameter that some arm sets, state, uid, message, and the figures of kvlens.studies.figures."""
         arms = {arm.key(): arm for arm in self.arms}
-        names, groups = (
-            labels(list(arms.values()), self.info.plan.shared.model),
-            {prompt.id: prompt.group for prompt in self.prompts},
-        )
+        names, groups = self.labels, {prompt.id: prompt.group for prompt in self.prompts}
         rows = [
             {
                 "prompt": trial.prompt,
