@@ -54,6 +54,8 @@ class Sampled(Stored):
     every: StrictInt = Field(1, ge=1)
     layers: tuple[StrictInt, ...] = ()
     """empty: all"""
+    losses: bool = False
+    """lost steps between the chosen ones are recorded too, see kvlens.recording.sampling"""
 
 
 class Held(Stored):

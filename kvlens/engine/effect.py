@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from kvlens.engine.comparison import Reference
 from kvlens.engine.hf_attention import SessionCache
@@ -36,9 +37,9 @@ POINTS = 4
 MOST_STEPS = 64
 """up to the step of loss; where more steps were lost, half of them up to the first and half behind it. What a span did
 through the keys and values of steps before these is not counted"""
-MOST_WEIGHTS = 1 << 25
-"""attention weights that are kept for the gradients, over all layers, some 16 bytes for each in float32; a longer
-context gets fewer steps"""
+MOST_WEIGHTS = 1 << 24
+"""attention weights of one layer, some 64 bytes for each in float32 while the layer is gone through; a longer context
+gets fewer steps: 16 of 32 query heads over 32,768 tokens"""
 MOST_TRIPLES = 64
 """that are kept, most effect first"""
 _LEAST_READ = 1e-6
@@ -62,62 +63,90 @@ class Unread:
         return share.gather(2, self.owner[:, None].expand(-1, share.shape[1], -1)).transpose(0, 1)
 
 
-@dataclass
-class Parts:
-    """What a layer's output is made of, [H_kv, G, m, ...] each."""
+@dataclass(frozen=True)
+class Query:
+    """What a layer was asked: q [H_kv, G, m, D], and the factor of its scores."""
 
-    output: torch.Tensor
-    """[..., D], in the graph"""
-    weights: torch.Tensor
-    """[..., n]"""
-    left: torch.Tensor
-    """[..., D]: the output without what was unread"""
+    q: torch.Tensor
+    scaling: float
 
 
 @dataclass
 class FullAttention:
     """A session of full KV after a prompt that was read before (kvlens.engine.hf_attention.LayerSession). Where
-    gradients are wanted, each head's output is `way` (0..1) of the way to what is left without the unread."""
+    gradients are wanted, each head's output is `way` (0..1) of the way to what is left without the unread. Attention
+    weights live for one layer at a time: the way back through a layer computes them again."""
 
-    keys: list[torch.Tensor]
-    """of each layer [H_kv, n, D]"""
-    values: list[torch.Tensor]
+    prompt_keys: Sequence[torch.Tensor]
+    """of each layer [H_kv, N, D]"""
+    prompt_values: Sequence[torch.Tensor]
     unread: Unread
     way: float
-    parts: dict[int, Parts] = field(default_factory=dict)
-    """by layer"""
+    keys: list[torch.Tensor]
+    """of the tokens fed since, of each layer [H_kv, m, D]"""
+    values: list[torch.Tensor]
+    queries: dict[int, Query] = field(default_factory=dict)
+    """by layer, where gradients were wanted"""
+    outputs: dict[int, torch.Tensor] = field(default_factory=dict)
+    """by layer [H_kv, G, m, D], in the graph"""
 
     @classmethod
     def after(cls, read: ReadPrompt, unread: Unread, way: float) -> FullAttention:
-        return cls(list(read.keys.unbind()), list(read.values.unbind()), unread, way)
+        keys, values = list(read.keys.unbind()), list(read.values.unbind())
+        return cls(keys, values, unread, way, [k[:, :0] for k in keys], [v[:, :0] for v in values])
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         self.keys[layer] = torch.cat([self.keys[layer], keys], 1)
         self.values[layer] = torch.cat([self.values[layer], values], 1)
 
     def tokens_seen(self, layer: int) -> int:
-        return self.keys[layer].shape[1]
+        return self.prompt_keys[layer].shape[1] + self.keys[layer].shape[1]
 
     def attend(self, layer: int, q: torch.Tensor, scaling: float) -> torch.Tensor:
-        keys, exact = self.keys[layer], torch.promote_types(q.dtype, torch.float32)
-        (heads, n, width), m = keys.shape, q.shape[2]
-        scores = torch.einsum("hgmd,hnd->hgmn", q[0].reshape(heads, -1, m, width), keys).to(exact) * scaling
-        later = torch.arange(n, device=q.device) > torch.arange(n - m, n, device=q.device)[:, None]
-        weights, values = scores.masked_fill(later, -torch.inf).softmax(-1), self.values[layer].to(exact)
-        output = torch.einsum("hgmn,hnd->hgmd", weights, values)
+        query = Query(q[0].unflatten(0, (len(self.keys[layer]), -1)), scaling)
         if torch.is_grad_enabled():
-            rest = weights * (1 - self.unread.at(layer)).reshape(weights.shape).to(exact)
-            remainder = torch.einsum("hgmn,hnd->hgmd", rest, values) / rest.sum(-1, keepdim=True).clamp(min=_LEAST_READ)
-            output = output + self.way * (remainder - output)
+            output = checkpoint(self._part_way, layer, query, self.keys[layer], self.values[layer], use_reentrant=False)
             if not output.requires_grad:
                 output.requires_grad_(True)
-            self.parts[layer] = Parts(output, weights.detach(), remainder.detach())
-        return output.reshape(1, -1, m, width).to(q.dtype)
+            self.outputs[layer], self.queries[layer] = output, Query(query.q.detach(), scaling)
+        else:
+            output = self._weights(layer, query, self.keys[layer]) @ self._all_values(layer, self.values[layer])
+        return output.flatten(0, 1)[None].to(q.dtype)
+
+    def parts(self, layer: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return what a layer's output is made of: weights [H_kv, G, m, n], values [H_kv, 1, n, D], and the output
+        without what was unread [H_kv, G, m, D]."""
+        weights = self._weights(layer, self.queries[layer], self.keys[layer].detach())
+        values = self._all_values(layer, self.values[layer].detach())
+        return weights, values, self._remainder(layer, weights, values)
+
+    def _part_way(self, layer: int, query: Query, new_keys: torch.Tensor, new_values: torch.Tensor) -> torch.Tensor:
+        weights, values = self._weights(layer, query, new_keys), self._all_values(layer, new_values)
+        output = weights @ values
+        return output + self.way * (self._remainder(layer, weights, values) - output)
+
+    def _weights(self, layer: int, query: Query, new_keys: torch.Tensor) -> torch.Tensor:
+        """[H_kv, G, m, n], in float32 at least."""
+        q, m = query.q, query.q.shape[2]
+        keys = torch.cat([self.prompt_keys[layer], new_keys], 1)
+        scores = (q @ keys[:, None].mT).to(torch.promote_types(q.dtype, torch.float32)) * query.scaling
+        n = scores.shape[-1]
+        later = torch.arange(n, device=q.device) > torch.arange(n - m, n, device=q.device)[:, None]
+        return scores.masked_fill(later, -torch.inf).softmax(-1)
+
+    def _all_values(self, layer: int, new_values: torch.Tensor) -> torch.Tensor:
+        """[H_kv, 1, n, D], in float32 at least."""
+        values = torch.cat([self.prompt_values[layer], new_values], 1)[:, None]
+        return values.to(torch.promote_types(values.dtype, torch.float32))
+
+    def _remainder(self, layer: int, weights: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        rest = weights * (1 - self.unread.at(layer)).reshape(weights.shape).to(weights.dtype)
+        return rest @ values / rest.sum(-1, keepdim=True).clamp(min=_LEAST_READ)
 
 
 def reach(shape: KVShape, tokens: int) -> int:
     """How many steps of a run of so many tokens can be gone along with gradients; 0: none."""
-    return min(MOST_STEPS, MOST_WEIGHTS // (shape.layers * shape.q_heads * tokens))
+    return min(MOST_STEPS, MOST_WEIGHTS // (shape.q_heads * tokens))
 
 
 def effects(
@@ -199,25 +228,29 @@ def _moved(
                 loaded.model.base_model(input_ids=fed[:, :begin], past_key_values=cache, use_cache=True)
         with torch.enable_grad():
             logits = loaded.model(input_ids=fed[:, begin:], past_key_values=cache, use_cache=True).logits[0]
-            outputs = [parts.output for parts in session.parts.values()]
             lead = torch.stack(
                 [
                     logits[step - begin, token].double() - logits[step - begin, rival].double()
                     for step, (token, rival) in pairs.items()
                 ]
             ).sum()
-            slopes = torch.autograd.grad(lead, outputs)
-    return np.array([_by_span(session, *pair) for pair in zip(session.parts, slopes, strict=True)])
+            slopes = torch.autograd.grad(lead, list(session.outputs.values()))
+    with torch.no_grad():
+        return np.array([_by_span(session, *pair) for pair in zip(session.outputs, slopes, strict=True)])
 
 
 def _by_span(session: FullAttention, layer: int, slope: torch.Tensor) -> np.ndarray:
     """[H_kv, spans]. slope: gradient of the lead by the layer's output [H_kv, G, m, D]."""
-    parts, values, slope = session.parts[layer], session.values[layer].detach().double(), slope.double()
-    unread = parts.weights.double() * session.unread.at(layer).reshape(parts.weights.shape)
-    contribution = torch.einsum("hgmd,hnd->hgmn", slope, values) - (slope * parts.left.double()).sum(-1, keepdim=True)
-    sums = unread.new_zeros(len(values), unread.shape[2], session.unread.count + 1)
-    owner = session.unread.owner.expand(len(values), -1, -1)
-    by_span: np.ndarray = sums.scatter_add(2, owner, (unread * contribution).sum(1)).sum(1)[:, :-1].cpu().numpy()
+    weights, values, left = session.parts(layer)
+    shares = session.unread.at(layer).reshape(weights.shape)
+    owner = session.unread.owner
+    rows = []
+    for head, towards in enumerate(slope.double()):  # one KV head at a time: in float64 the weights are large
+        unread = weights[head].double() * shares[head]
+        contribution = towards @ values[head].double().mT - (towards * left[head].double()).sum(-1, keepdim=True)
+        sums = unread.new_zeros(unread.shape[1], session.unread.count + 1)
+        rows.append(sums.scatter_add(1, owner, (unread * contribution).sum(0)).sum(0)[:-1])
+    by_span: np.ndarray = torch.stack(rows).cpu().numpy()
     return by_span
 
 

@@ -34,6 +34,8 @@ ROUNDS = 3
 """measurements of effects, each with the triples of the rounds before held"""
 PER_ROUND = 2
 """triples that a round holds for the next"""
+TOKENS_PER_LISTED = 512
+"""of the prompt: a query head's spans are listed one for each so many, and never fewer than in the run"""
 
 
 @dataclass
@@ -79,7 +81,14 @@ class Repeat:
         """Return the records of steps 0 to `end` on the reference's tokens, with full attention by span of every step
         and layer, and with `holds` beside the run's own. Raises Cancelled."""
         records, ids = Records(), self.reference.ids[:end]
-        options = replace(self.options, forced=ids, planned=self.options.max_new, coverage=True, oracle="all")
+        options = replace(
+            self.options,
+            forced=ids,
+            planned=self.options.max_new,
+            coverage=True,
+            oracle="all",
+            top_k=max(self.options.top_k, len(self.prompt.ids) // TOKENS_PER_LISTED),
+        )
         self.engine.run(
             self.prompt,
             self.method,

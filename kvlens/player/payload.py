@@ -103,7 +103,7 @@ def run_payload(
         "oracle": bool(reader.meta.sampled),
         "reference": reader.has_reference_masses(),
         "sampling": lens.sampling(reader),
-        "every": reader.meta.sampled.every if reader.meta.sampled else 0,
+        "sampled": np.isin(np.arange(reader.n_steps), reader.regret_by_step()["step"]).tolist(),
     }
     return pack(header, arrays)
 

@@ -94,6 +94,8 @@ class Recorder:
         self._freezer, self._tally = Freezer(memory), tally
         if coverage:
             self._freezer.watch_keys(keys, max_new)
+        self._lost_between = 0
+        """lost steps so far that `oracle` does not choose"""
         self._owners = None if oracle is None else Owners(keys.shape[2] + max_new, keys.device)
         self._prompt_keys: torch.Tensor | None = keys
         """of which means over spans are logged with the prompt"""
@@ -146,7 +148,7 @@ class Recorder:
         if self._error is not None:
             raise self._error
         shot, memory = self._freezer.snapshot(position), self.memory
-        if self.oracle is not None and self._owners is not None and (sampled := self.oracle.at(facts.step)):
+        if self._owners is not None and (sampled := self._sampled(facts)):
             shot.owner, shot.sampled = self._owners.follow(memory.spans.rows), sampled
         self._complete_newest()  # its copies in the background have landed before this step's attention
         account = memory.account
@@ -171,6 +173,14 @@ class Recorder:
             if self._queue.empty() and time.monotonic() - self._sketched >= SKETCHED_S:
                 self._queue.put(self._newest)
                 self._sketched = time.monotonic()
+
+    def _sampled(self, facts: StepFacts) -> tuple[int, ...]:
+        """Return the layers of which a step's full attention by span is logged."""
+        if self.oracle is None:
+            return ()
+        lost = facts.loss is not None and not facts.loss.agrees and not self.oracle.at(facts.step)
+        self._lost_between += lost
+        return self.oracle.at(facts.step, self._lost_between if lost else 0)
 
     def _span_keys(self) -> SpanKeys | None:
         keys, self._prompt_keys = self._prompt_keys, None

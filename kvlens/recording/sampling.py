@@ -10,7 +10,9 @@ if TYPE_CHECKING:
     from kvlens.meta import Sampled
 
 AUTO_NUMBERS = 8_000_000
-"""'auto': weights of full attention that may be grouped per step, on average over the steps"""
+"""'auto': weights of full attention that may be grouped per step, on average over the steps without a loss"""
+MOST_LOST = 32
+"""'auto': lost steps that are recorded although they are not among the chosen ones"""
 _EXAMPLE = "auto, off, all, or like every=4,layers=0-3+7"
 _EVERY = re.compile(r"[0-9]{1,6}")
 _RANGE = re.compile(r"([0-9]{1,3})(?:-([0-9]{1,3}))?")
@@ -18,20 +20,23 @@ _RANGE = re.compile(r"([0-9]{1,3})(?:-([0-9]{1,3}))?")
 
 @dataclass(frozen=True)
 class OracleSampling:
-    """Every `every`-th step, beginning with step 0, in `layers` (ascending, without repeats)."""
+    """Every `every`-th step, beginning with step 0, in `layers` (ascending, without repeats); with `losses` also the
+    first MOST_LOST lost steps between them."""
 
     every: int
     layers: tuple[int, ...]
+    losses: bool = False
 
-    def at(self, step: int) -> tuple[int, ...]:
-        """The layers to record at a step, none between the chosen steps."""
-        return self.layers if step % self.every == 0 else ()
+    def at(self, step: int, lost: int = 0) -> tuple[int, ...]:
+        """Return the layers to record at a step, none between the chosen steps. lost: which lost step between the
+        chosen ones it is, from 1 on; 0: nothing was lost at it."""
+        return self.layers if step % self.every == 0 or (self.losses and 0 < lost <= MOST_LOST) else ()
 
     def meta(self) -> Sampled:
         """As the run's meta holds it."""
         from kvlens.meta import Sampled  # pydantic, which GPU machines may lack
 
-        return Sampled(every=self.every, layers=self.layers)
+        return Sampled(every=self.every, layers=self.layers, losses=self.losses)
 
 
 def check(text: str) -> None:
@@ -42,7 +47,8 @@ def check(text: str) -> None:
 def resolve(text: str, layers: int, q_heads: int, prompt_tokens: int, coverage: bool = True) -> OracleSampling | None:
     """What `text` means for a model of `layers` x `q_heads` and a prompt; None: nothing is recorded.
 
-    'auto' takes every layer, and every step or so few of them that AUTO_NUMBERS holds. `coverage`: whether the exact
+    'auto' takes every layer, and every step or so few of them that AUTO_NUMBERS holds; then lost steps come on top, so
+    that no loss goes unexplained because its context is long. `coverage`: whether the exact
     keys are kept, without which there is no full attention. Raises ValueError for bad text, a layer the model lacks, or
     a sampling asked for by name without coverage.
     """
@@ -60,17 +66,18 @@ def resolve(text: str, layers: int, q_heads: int, prompt_tokens: int, coverage: 
         raise ValueError(
             f"oracle={text} names layer {layer_numbers[-1]}, and the model's layers are 0 to {layers - 1}; name others."
         )
-    return OracleSampling(every, tuple(layer_numbers))
+    return OracleSampling(every, tuple(layer_numbers), losses=text == "auto" and every > 1)
 
 
 def words(sampled: Sampled | None, layers: int) -> str:
-    """What a run's meta says of it, for people: 'every step and all layers', 'one step in 4 and layers 0, 1', 'not
-    recorded'."""
+    """What a run's meta says of it, for people: 'every step and all layers', 'one step in 4 and layers 0, 1', 'one step
+    in 4, lost steps and all layers', 'not recorded'."""
     if sampled is None:
         return "not recorded"
     every, layer_choice = sampled.every, sampled.layers
     sample = "all layers" if len(layer_choice) in (0, layers) else f"layers {', '.join(map(str, layer_choice))}"
-    return f"{'every step' if every == 1 else f'one step in {every}'} and {sample}"
+    steps = "every step" if every == 1 else f"one step in {every}{', lost steps' if sampled.losses else ''}"
+    return f"{steps} and {sample}"
 
 
 def _parse(text: str) -> tuple[int, list[int] | None]:

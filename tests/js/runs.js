@@ -14,7 +14,7 @@ export function madeRun() {
   return {
     header: {
       payload: "p", uid: "u", steps: 4, layers: 2, q_heads: 2, kv_heads: 1, prompt: 6, asked: 0, texts: [..."abcdefghij"], continued: [], spans,
-      span_masses: true, needle: [[2, 3]], metrics: [metric], tracks: [], jumps: [], diverged: null, oracle: true, sampling: "", reference: true, every: 2,
+      span_masses: true, needle: [[2, 3]], metrics: [metric], tracks: [], jumps: [], diverged: null, oracle: true, sampling: "", reference: true, sampled: [true, false, true, false],
     },
     arrays: {
       surprisal: Float32Array.from([NaN, 1, 2, 5, 10, 20, 0, 0, 0, 0]), pos_of_step: Int32Array.from([6, 7, 8, 9]),

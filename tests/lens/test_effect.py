@@ -71,8 +71,9 @@ class Nudged(FullAttention):
         output = super().attend(layer, q, scaling)
         if layer != self.at[0] or not torch.is_grad_enabled():
             return output
-        (_, head, span), n = self.at, self.keys[layer].shape[1]
-        keys, values = self.keys[layer][head], self.values[layer][head]
+        (_, head, span), n = self.at, self.tokens_seen(layer)
+        keys = torch.cat([self.prompt_keys[layer], self.keys[layer]], 1)[head]
+        values = torch.cat([self.prompt_values[layer], self.values[layer]], 1)[head]
         rows, m, moved = {row.span: row for row in SPANS}, q.shape[2], output.clone()
         for i, q_head in itertools.product(range(m), range(4 * head, 4 * head + 4)):
             oracle = self.oracles[self.begin + i]

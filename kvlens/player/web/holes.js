@@ -43,6 +43,6 @@ export function holesAt(view, step) {
 /** Whether full attention was recorded at a step: in the selected layer, or in some. @param {HoleView} view @param {number} step */
 export function sampledAt(view, step) {
   const { run, slice, worst } = view;
-  if (worst) return run.header.every > 0 && step % run.header.every === 0;
+  if (worst) return Boolean(run.header.sampled[step]);
   return slice.arrays.wanted_tail !== undefined && !Number.isNaN(slice.arrays.wanted_tail[step]);
 }

@@ -42,7 +42,7 @@ export interface RunHeader {
   oracle: boolean;
   reference: boolean;
   sampling: string;
-  every: number;
+  sampled: boolean[];
 }
 
 export interface SliceHeader extends Selection {
