@@ -11,8 +11,8 @@ from typing import Any, Self
 
 import torch
 
+from kvlens.engine.border import scored
 from kvlens.engine.hf_attention import SessionCache, attention_modules
-from kvlens.engine.scored import scored
 from kvlens.engine.session import Session
 
 

@@ -39,6 +39,13 @@ WALKED_STEPS = 16
 """steps between two counts of what a method holds unannounced"""
 
 
+def scored(q: torch.Tensor, scaling: float) -> torch.Tensor:
+    """Queries [..., D] by which the model's logits q . k * scaling are q . k / sqrt(D), as every method scores them:
+    themselves, but for a family with a factor of its own (Granite) or none (OPT)."""
+    usual = q.shape[-1] ** -0.5
+    return q if scaling == usual else q * (scaling / usual)
+
+
 @dataclass
 class _View:
     """The part of the memory that a method may read (kvlens.methods.given.MemoryView)."""

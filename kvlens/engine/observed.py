@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import torch
 
-from kvlens.engine.scored import scored
+from kvlens.engine.border import scored
 from kvlens.kernels.attend import add_received, decode_attention
 from kvlens.memory.budget import BudgetAccount
 from kvlens.memory.hot_tier import PromptStore

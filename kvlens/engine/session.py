@@ -9,10 +9,9 @@ from typing import Protocol
 
 import torch
 
-from kvlens.engine.border import WALKED_STEPS, Border, make_method
+from kvlens.engine.border import WALKED_STEPS, Border, make_method, scored
 from kvlens.engine.observed import Observed
 from kvlens.engine.reading import reading_attention
-from kvlens.engine.scored import scored
 from kvlens.kernels.attend import attention_weights, decode_attention, prefill_attention
 from kvlens.memory.budget import BudgetAccount
 from kvlens.memory.counterfactual import Counterfactual
@@ -119,7 +118,8 @@ class Session:
             peeking = self.observed.peeking
             return self.observed.peek_attend(layer, q, scaling) if peeking else self._prefill(layer, q, scaling)
         memory = self.memory
-        memory.recaller.land(layer)
+        if layer in memory.recaller.under_way:
+            memory.recaller.land(layer)
         ranking_query = scored(q[0, :, 0], scaling)
         if layer in self._ahead:
             selection = self._ahead.pop(layer)

@@ -74,7 +74,8 @@ class Recaller:
         self._lengths = torch.from_numpy(spans.host_lengths)
         self.token_zones: dict[int, TokenZone] = {}
         """of the layers that recall single tokens"""
-        self._under_way: list[list[_Arrival]] = [[] for _ in range(self.shape.layers)]
+        self.under_way: dict[int, list[_Arrival]] = {}
+        """of the layers whose attention has to wait for copies"""
         self._token_bytes = self.shape.head_token_bytes
         self.start_step()
 
@@ -237,14 +238,12 @@ class Recaller:
         assert limits is not None or pool is not None, "a layout with shared zones names the longest span"
         longest = pool.zones.recall if limits is None and pool is not None else limits[1] if limits else 0
         batch = RecallBatch(layer, units, target, self.cold, self.spans, self._stage, longest)
-        self._under_way[layer].append(_Arrival(units, pool, self._link.bring(entry, batch)))
+        self.under_way.setdefault(layer, []).append(_Arrival(units, pool, self._link.bring(entry, batch)))
 
     def land(self, layer: int) -> None:
         """Wait for this layer's copies under way and name the slots they filled, so that they can be attended."""
-        if not self._under_way[layer]:
-            return
         self._wait(layer)
-        for arrival in self._under_way[layer]:
+        for arrival in self.under_way.pop(layer, ()):
             units, entry, pool = arrival.units, arrival.ticket.entry, arrival.pool
             first_head = 0 if pool is None else pool.heads.start
             named = torch.from_numpy(units.named(self.spans.host_starts, first_head)).to(self.spans.is_hot.device)
@@ -259,16 +258,15 @@ class Recaller:
             self._mark(layer, np.stack((units.kv_heads, units.spans)), hot=True)
             kind, sizes = ARRIVAL.get(entry.cause, "recall"), entry.sizes.astype(np.float64)
             self._log.events_of(kind, layer, entry.kv_heads, entry.spans, sizes)
-        self._under_way[layer].clear()
 
     def settle(self) -> None:
         """Wait until every copy under way has ended, without naming its slots: the run is over, and no step waits for
         these copies."""
         self._ledger.step += 1
-        for layer in range(self.shape.layers):
+        for layer in self.under_way:
             self._wait(layer)
 
     def _wait(self, layer: int) -> None:
         """Wait for the last copy first: the link works in order, so the last one carries the waiting time."""
-        for arrival in reversed(self._under_way[layer]):
+        for arrival in reversed(self.under_way.get(layer, ())):
             arrival.ticket.wait()

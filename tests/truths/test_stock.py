@@ -13,10 +13,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from kvlens import methods
 from kvlens.checking.stock import generated, stock_logits
 from kvlens.engine.ahead import LookAhead
+from kvlens.engine.border import scored
 from kvlens.engine.engine import Engine, Options
 from kvlens.engine.hf_attention import SessionCache
 from kvlens.engine.models import SUPPORTED
-from kvlens.engine.scored import scored
 from kvlens.engine.session import Session
 from kvlens.methods.families import window_attention
 from kvlens.methods.given import StepEnd

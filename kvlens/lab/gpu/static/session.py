@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
+from kvlens.engine.border import scored
 from kvlens.engine.hf_attention import SessionCache
-from kvlens.engine.scored import scored
 from kvlens.engine.session import Session
 from kvlens.kernels.choice import Backend, backend
 from kvlens.kernels.pool_attend import fits
