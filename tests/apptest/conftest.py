@@ -13,6 +13,7 @@ from streamlit.testing.v1 import AppTest, local_script_runner
 from uiruns import ROOT, Runs, Visit, write_runs
 
 from kvlens.app.ui.common.widgets import FAILED
+from kvlens.app.ui.home import reading
 
 
 @pytest.fixture(scope="session")
@@ -51,6 +52,12 @@ def waited_for() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(local_script_runner, "require_widgets_deltas", wait)
         yield
+
+
+@pytest.fixture(autouse=True)
+def read_to_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A list of runs is read whole before it is shown, however busy the machine is: a second is not enough then."""
+    monkeypatch.setattr(reading, "LOOK_S", 60.0)
 
 
 @pytest.fixture
