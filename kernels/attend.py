@@ -110,8 +110,5 @@ def attention_weights(q: torch.Tensor, keys: torch.Tensor, bias: torch.Tensor | 
     """
     kv_heads, head_dim = keys.shape[-3], keys.shape[-1]
     packed = q.reshape(*q.shape[:-2], kv_heads, -1, head_dim).float()
-    if keys.dim() == 3 or keys.dtype == torch.float32:
-        scores = packed @ keys.float().transpose(-1, -2) * scaling
-    else:  # one layer at a time: a copy of all layers' keys in float32 is twice the whole cache
-        scores = torch.stack([row @ layer.float().mT for row, layer in zip(packed, keys, strict=True)]) * scaling
+    scores = packed @ keys.float().transpose(-1, -2) * scaling
     return (scores if bias is None else scores + bias).softmax(-1)

@@ -58,7 +58,11 @@ def full_attention(shots: Sequence[Snapshot]) -> torch.Tensor:
     seen = torch.tensor([shot.shadow.shape[2] for shot in shots if shot.shadow is not None], device=longest.device)
     unwritten = (torch.arange(n, device=longest.device) >= seen[:, None]).repeat_interleave(group, 0)
     bias = unwritten.new_zeros(unwritten.shape, dtype=torch.float32).masked_fill(unwritten, -math.inf)
-    weights = attention_weights(q.reshape(layers, -1, head_dim), longest, bias, shots[0].scaling)
+    rows = q.reshape(layers, -1, head_dim)
+    # one layer at a time where keys have 16 bits: in float32 those of all layers are twice the whole cache
+    apart = 1 if longest.element_size() < 4 else layers
+    parts = zip(rows.split(apart), longest.split(apart), strict=True)
+    weights = torch.cat([attention_weights(*part, bias, shots[0].scaling) for part in parts])
     return weights.unflatten(2, (steps, group))
 
 

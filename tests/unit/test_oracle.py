@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvlens.memory.hot_tier import FREE, ROLE
+from kvlens.recording import oracle
 from kvlens.recording.oracle import Owners, compare, coverage, full_attention
 from kvlens.recording.snapshot import Attended, Snapshot
 from kvlens.recording.spankeys import span_keys
@@ -208,3 +210,19 @@ def test_too_many_span_keys_are_not_recorded(monkeypatch: pytest.MonkeyPatch) ->
     assert span_keys(keys, rows, None) is not None
     assert span_keys(keys, [*rows, SpanRow(1, "page", 0, 5, -1, "")], None) is None
     assert span_keys(keys, [], None) is None
+
+
+def test_keys_of_16_bits_are_copied_to_32_one_layer_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    shots, _, _ = case(5, [(0, 1)], 30)
+    half = [replace(shot, shadow=shot.shadow.bfloat16()) for shot in shots if shot.shadow is not None]
+    whole = [replace(shot, shadow=shot.shadow.float()) for shot in half if shot.shadow is not None]
+    copied: list[int] = []
+    weights = oracle.attention_weights
+
+    def watched(q: torch.Tensor, keys: torch.Tensor, *rest: Any) -> torch.Tensor:
+        copied.append(len(keys))
+        return weights(q, keys, *rest)
+
+    monkeypatch.setattr(oracle, "attention_weights", watched)
+    assert torch.equal(full_attention(half), full_attention(whole))
+    assert copied == [1] * LAYERS + [LAYERS]

@@ -1,0 +1,94 @@
+"""Which tests need no run since nothing that they prove has changed: `python tests/proved.py skip | write | show`.
+
+A group of tests is proved for a digest: of the sources it proves, its own files, and the tested versions. `make
+test-all` runs every group and then writes the digests to tests/proved.json, which is committed. `make test`, and so CI,
+leaves out a group whose digest is the committed one, says so, and runs a group of any other digest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+FILE = ROOT / "tests" / "proved.json"
+
+
+@dataclass(frozen=True)
+class Group:
+    """Test files, and the sources whose change runs them again; glob patterns relative to the repository."""
+
+    tests: tuple[str, ...]
+    sources: tuple[str, ...]
+
+    def files(self, root: Path = ROOT) -> list[Path]:
+        """Return the test files, in order."""
+        return _matches(self.tests, root)
+
+    def digest(self, root: Path = ROOT) -> str:
+        """Return the SHA-256 of all names and contents."""
+        total = hashlib.sha256()
+        for path in _matches((*self.tests, *self.sources), root):
+            total.update(path.relative_to(root).as_posix().encode() + b"\0")
+            total.update(hashlib.sha256(path.read_bytes()).digest())
+        return total.hexdigest()
+
+
+GROUPS = {
+    "kernels": Group(
+        ("tests/kernels/test_*.py",),
+        ("kernels/**/*.py", "tests/kernels/*.py", "tests/interpreted.py", "requirements*.txt", "docs/kernels.md"),
+    ),
+    "device": Group(
+        ("tests/static/test_*.py", "tests/unit/test_bench_gpu*.py"),
+        (
+            "kernels/**/*.py",
+            "kvlens/lab/gpu/**/*.py",
+            "kvlens/memory/*.py",
+            "tests/static*.py",
+            "tests/fake*.py",
+            "requirements*.txt",
+        ),
+    ),
+}
+
+
+def _matches(patterns: tuple[str, ...], root: Path) -> list[Path]:
+    return sorted({path for pattern in patterns for path in root.glob(pattern) if path.is_file()})
+
+
+def proved(root: Path = ROOT) -> set[str]:
+    """Return the groups that were proved as they are."""
+    path = root / FILE.relative_to(ROOT)
+    stored = json.loads(path.read_text()) if path.exists() else {}
+    return {name for name, group in GROUPS.items() if stored.get(name, {}).get("digest") == group.digest(root)}
+
+
+def skip() -> None:
+    """Print pytest's arguments that leave out what is proved, and to stderr what is left out."""
+    for name in sorted(proved()):
+        files = GROUPS[name].files()
+        print(f"Left out: {len(files)} files of {name}, unchanged since `make test-all` passed.", file=sys.stderr)
+        print(*(f"--ignore={path.relative_to(ROOT)}" for path in files))
+
+
+def write() -> None:
+    """Note that all groups passed as they are now."""
+    today = datetime.now(UTC).date().isoformat()
+    digests = {name: {"digest": group.digest(), "date": today} for name, group in sorted(GROUPS.items())}
+    FILE.write_text(json.dumps(digests, indent=1) + "\n")
+
+
+def show() -> None:
+    """Print every group and whether it is proved."""
+    done = proved()
+    for name, group in GROUPS.items():
+        print(f"{name}: {len(group.files())} files, {'proved' if name in done else 'to run'}")
+
+
+if __name__ == "__main__":
+    {"skip": skip, "write": write, "show": show}[sys.argv[1]]()
