@@ -3,8 +3,9 @@ next one. Logs ranks, scores and cuts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -43,44 +44,57 @@ class Evictions:
         heads that have nothing left (evict); and of partial and cold spans, the heads that keep all of them on the
         device (kept)."""
         retained = placement.kept
-        self._log.cuts(cuts(retained, _owners(placement, ids, range(len(ids)), end), self._log.step))
+        owners = _owners(placement, ids, range(len(ids)), end)
+        self._log.cuts(partial(cuts, self._unchanging(retained), owners, self._log.step))
         if placement.cold is not None:
             self._log_thinned(placement, placement.cold, ids, end)
         layers, heads = retained.positions.shape[:2]
-        if (layers, heads) == (1, 1) or not {"partial", "cold"} & set(placement.states):
+        away = [pair for pair in zip(ids, placement.states, strict=True) if pair[1] in ("partial", "cold")]
+        if (layers, heads) == (1, 1) or not away:
             return
         spans, role = token_names(placement, retained.positions, ids)
         remaining = torch.zeros(layers, heads, self._spans.capacity, dtype=torch.long, device=spans.device)
-        counts = remaining.scatter_add_(2, spans, (role != FREE).long()).tolist()
-        away = [pair for pair in zip(ids, placement.states, strict=True) if pair[1] in ("partial", "cold")]
-        for layer, head in np.ndindex(layers, heads):
-            where = layer if layers > 1 else None, head if heads > 1 else None
-            for span, state in away:
-                if state == "partial" and counts[layer][head][span] == 0:
-                    self._log.event("evict", *where, span)
-                elif counts[layer][head][span] == self._spans.host_lengths[span]:
-                    self._log.event("kept", *where, span)
+        named = np.array([span for span, _ in away])
+        counts = remaining.scatter_add_(2, spans, (role != FREE).long()).cpu().numpy()[:, :, named]
+        gone = (counts == 0) & np.array([state == "partial" for _, state in away])
+        whole = ~gone & (counts == self._spans.host_lengths[named])
+        for layer in range(layers):
+            head, place = np.nonzero(gone[layer] | whole[layer])
+            kinds = np.where(gone[layer][head, place], "evict", "kept").tolist()
+            heads_named = head if heads > 1 else np.full(len(head), None)
+            self._log.events_of(kinds, layer if layers > 1 else None, heads_named, named[place])
+
+    def _unchanging(self, retained: Kept) -> Kept:
+        """Return what can be read at the end of a step: by then a method may have changed the scores that it handed
+        over. Those of the prompt's placement are read at once."""
+        if self._log.step < 0:
+            return retained
+        score = None if retained.score is None else retained.score.clone()
+        return replace(retained, positions=retained.positions.clone(), score=score)
 
     def _log_thinned(self, placement: Placement, cold: Kept, ids: list[int], end: int) -> None:
         """Log what of the offloaded spans did not go to the cold tier, and the KV heads that have nothing there
         (evict)."""
-        self._log.cuts(cuts(cold, _owners(placement, ids, placement.offload, end), self._log.step))
-        mask = cold.mask(end).expand(self._hot.shape.layers, self._hot.shape.kv_heads, end).cpu()
-        for number in placement.offload:
-            span = placement.spans[number]
-            remains = mask[..., span.tok_start : span.tok_end].any(-1)
-            for layer, head in (~remains).nonzero().tolist():
-                self._log.event("evict", layer, head, ids[number])
+        owner = _owners(placement, ids, placement.offload, end)
+        self._log.cuts(partial(cuts, self._unchanging(cold), owner, self._log.step))
+        size = self._hot.shape.layers, self._hot.shape.kv_heads
+        moved = cold.mask(end).cpu().long()
+        counts = torch.zeros(*moved.shape[:2], self._spans.capacity + 1, dtype=torch.long)
+        counts.index_add_(2, torch.where(owner < 0, self._spans.capacity, owner), moved)
+        named = np.array([ids[number] for number in placement.offload], np.int64)
+        gone = (counts.expand(*size, -1)[..., named] == 0).numpy()
+        for layer in range(size[0]):
+            place, head = np.nonzero(gone[layer].T)
+            self._log.events_of("evict", layer, head, named[place])
 
     def log_dense(self, placement: Placement, ids: list[int]) -> None:
         """Log that dense layers keep all of the spans that others give away."""
         away = [span for span, state in zip(ids, placement.states, strict=True) if state != "resident"]
         for pool in self._hot.pools if away else ():
             whole = len(pool.heads) == self._hot.shape.kv_heads
+            heads = np.array([None] if whole else list(pool.heads), object)
             for layer in pool.layers if pool.dense else ():
-                for head in (None,) if whole else pool.heads:
-                    for span in away:
-                        self._log.event("kept", layer, head, span)
+                self._log.events_of("kept", layer, heads.repeat(len(away)), np.tile(away, len(heads)))
 
     # --------------------------------------------------------------------------------------------------------- a bag
     def count(self, pool: Pool, spans: torch.Tensor, role: torch.Tensor) -> None:
@@ -99,8 +113,11 @@ class Evictions:
                 pool.role.masked_fill_(in_span, ROLE[role])
                 self._left[(*pool.index, span)] = in_span.sum(-1).cpu().numpy()
             remaining = self._left[:, :, span]
-            for layer, head in np.argwhere(remaining < self._spans.host_lengths[span]).tolist():
-                self._log.event("thin" if remaining[layer, head] else "evict", layer, head, span)
+            thinner = remaining < self._spans.host_lengths[span]
+            for layer in np.flatnonzero(thinner.any(1)).tolist():
+                heads = np.flatnonzero(thinner[layer])
+                kinds = np.where(remaining[layer, heads] > 0, "thin", "evict").tolist()
+                self._log.events_of(kinds, layer, heads, np.full(len(heads), span))
 
     def evict(self, eviction: Eviction) -> None:
         """Log the tokens that give way to the next one; it overwrites them when it is fed."""
@@ -116,39 +133,23 @@ class Evictions:
         self._left[layers, heads, spans[going]] -= 1
         alike = bool(going.all() and (where == where[0, 0]).all()) and eviction.score is None
         units = [(0, 0)] if alike else list(zip(layers.tolist(), heads.tolist(), strict=True))
-        score, cut = ((None if t is None else t.float().cpu().numpy()) for t in (eviction.score, eviction.cut))
-        unit = np.ones(1, np.int32)
-        rows = []
-        for layer, head in units:
-            named_layer, named_head = (None, None) if alike else (layer, head)
-            self._log_thinner(
-                named_layer, named_head, int(spans[layer, head]), int(self._left[layer, head, spans[layer, head]])
-            )
-            rows.append(
-                CutRow(
-                    self._log.step,
-                    named_layer,
-                    named_head,
-                    eviction.candidates,
-                    max(eviction.candidates - 1, 0),
-                    float("nan") if cut is None else float(cut[layer, head]),
-                    spans[layer, head : head + 1].astype(np.int32),
-                    unit,
-                    where[layer, head : head + 1].astype(np.int32),
-                    unit * eviction.candidates,
-                    np.full(1, np.nan, np.float32)
-                    if score is None
-                    else score[layer, head : head + 1].astype(np.float32),
-                )
-            )
-        self._log.cuts(rows)
+        score, cut = (None if t is None else t.float().cpu().numpy().copy() for t in (eviction.score, eviction.cut))
+        self._log_thinner(units, alike, spans)
+        made = partial(_bag_cuts, self._log.step, units, alike, spans, where, eviction.candidates, score, cut)
+        self._log.cuts(made)
 
-    def _log_thinner(self, layer: int | None, kv_head: int | None, span: int, remaining: int) -> None:
-        """Log that a span lost a token: 'thin' with the first one, 'evict' with the last one."""
-        if span != WINDOW and remaining == 0:
-            self._log.event("evict", layer, kv_head, span)
-        elif span != WINDOW and remaining == self._spans.host_lengths[span] - 1:
-            self._log.event("thin", layer, kv_head, span)
+    def _log_thinner(self, units: Sequence[tuple[int, int]], alike: bool, spans: np.ndarray) -> None:
+        """Log the spans that lost a token: 'thin' with the first one, 'evict' with the last one. units: (layer, KV
+        head) of each, one for all where they are `alike`; spans int64 [L, H_kv]."""
+        layers, heads = np.array(units, np.int64).reshape(-1, 2).T
+        span = spans[layers, heads]
+        remaining, length = self._left[layers, heads, span], self._spans.host_lengths[span]
+        told = (span != WINDOW) & ((remaining == 0) | (remaining == length - 1))
+        kinds = np.where(remaining == 0, "evict", "thin")
+        for layer in np.unique(layers[told]).tolist():
+            at = told & (layers == layer)
+            named = np.full(int(at.sum()), None) if alike else heads[at]
+            self._log.events_of(kinds[at].tolist(), None if alike else layer, named, span[at])
 
     def take(self, position: int) -> None:
         """Give the token at `position` its slot in every bag."""
@@ -156,6 +157,37 @@ class Evictions:
         for pool in self._hot.pools:
             full = victims is not None and self._going[pool.index].any()
             pool.take_bag(victims[pool.index] if victims is not None and full else None, position, WINDOW)
+
+
+def _bag_cuts(
+    step: int,
+    units: Sequence[tuple[int, int]],
+    alike: bool,
+    spans: np.ndarray,
+    where: np.ndarray,
+    candidates: int,
+    score: np.ndarray | None,
+    cut: np.ndarray | None,
+) -> list[CutRow]:
+    """One row per (layer, KV head) of `units`, of the token that gave way there; spans, where (positions), score and
+    cut [L, H_kv]."""
+    unit, nothing = np.ones(1, np.int32), np.full(1, np.nan, np.float32)
+    return [
+        CutRow(
+            step,
+            None if alike else layer,
+            None if alike else head,
+            candidates,
+            max(candidates - 1, 0),
+            float("nan") if cut is None else float(cut[layer, head]),
+            spans[layer, head : head + 1].astype(np.int32),
+            unit,
+            where[layer, head : head + 1].astype(np.int32),
+            unit * candidates,
+            nothing if score is None else score[layer, head : head + 1].astype(np.float32),
+        )
+        for layer, head in units
+    ]
 
 
 def _owners(placement: Placement, ids: list[int], selected: Iterable[int], end: int) -> torch.Tensor:
@@ -183,14 +215,10 @@ def cuts(retained: Kept, owner: torch.Tensor, step: int) -> list[CutRow]:
         for head in range(size[1]):
             where = (layer if size[0] > 1 else None, head if size[1] > 1 else None)
             row = _cut(step, *where, scores[layer, head], mask[layer, head], owners)
-            if row is not None:
-                rows.append(_by_position(row) if retained.score is None else row)
+            if row is not None and retained.score is None:  # the scores were positions
+                row = replace(row, cut=float("nan"), score=np.full_like(row.score, np.nan))
+            rows += [] if row is None else [row]
     return rows
-
-
-def _by_position(row: CutRow) -> CutRow:
-    """A cut whose scores were positions."""
-    return replace(row, cut=float("nan"), score=np.full_like(row.score, np.nan))
 
 
 def _cut(

@@ -136,7 +136,7 @@ class MemoryLog:
     def __init__(self) -> None:
         self.step = self.attended = -1
         self._events: list[_Batch] = []
-        self._cuts: list[CutRow] = []
+        self._cuts: list[Callable[[], list[CutRow]]] = []
         self._stored: list[Callable[[], list[SpanHeadRow]]] = []
 
     def event(
@@ -153,13 +153,15 @@ class MemoryLog:
     def events_of(
         self,
         kinds: str | Sequence[str],
-        layer: int,
+        layer: int | None,
         kv_heads: np.ndarray,
         spans: np.ndarray,
         values: np.ndarray | None = None,
     ) -> None:
-        """Log an event for each unit (KV head, span) [n] of a layer, in this order. kinds: one for all, or one of each;
-        values: NaN: none."""
+        """Log an event for each unit (KV head, span) [n] of a layer (None: of all), in this order. kinds: one for all,
+        or one of each; values: NaN: none."""
+        if not len(spans):
+            return
         named = (kinds,) * len(spans) if isinstance(kinds, str) else kinds
         recorded = np.full(len(spans), None)
         if values is not None:
@@ -170,9 +172,10 @@ class MemoryLog:
     def _after(self, layer: int | None) -> bool:
         return layer is not None and layer <= self.attended
 
-    def cuts(self, rows: Sequence[CutRow]) -> None:
-        """Log ranks, scores and cuts of tokens that were not kept."""
-        self._cuts += rows
+    def cuts(self, rows: Callable[[], list[CutRow]]) -> None:
+        """Log ranks, scores and cuts of tokens that were not kept. rows: makes the rows when they are taken; nothing
+        that it reads may change by then."""
+        self._cuts.append(rows)
 
     def stored(self, rows: Callable[[], list[SpanHeadRow]]) -> None:
         """Log how spans are stored in the cold tier, or packed. rows: makes the rows when they are taken."""
@@ -191,8 +194,8 @@ class MemoryLog:
 
     def take_cuts(self) -> list[CutRow]:
         """Return the cuts since the last call."""
-        rows, self._cuts = self._cuts, []
-        return rows
+        makers, self._cuts = self._cuts, []
+        return [row for make in makers for row in make()]
 
     def take_stored(self) -> list[SpanHeadRow]:
         """Return how the spans are stored that were stored or packed since the last call."""
