@@ -11,9 +11,10 @@ from typing import Protocol
 
 import numpy as np
 
+from kvlens.decisions import Decisions
 from kvlens.instruments import CutRow, Loss, Oracle, Scores, SpanKeys
 
-SCHEMA_VERSION = 10
+SCHEMA_VERSION = 11
 
 #: Roles of an attended entry. For every (step, layer, query head) the masses over these roles add up to 1 (within
 #: 1e-3). sink, anchor, window: full-resolution tokens kept hot for their own reason; resident: exact tokens of a span
@@ -29,6 +30,8 @@ MASS_COLUMNS = tuple(f"mass_{role}" for role in ROLES)
 #: regret: sum over all spans of max(0, own-query mass on the span - the method's), a share 0..1; a summary's mass is
 #: the method's too. reference_unread, reference_regret: the same two of full KV's own mass. selection_recall: of the k
 #: tokens with most own-query mass the share that was attended in any form but a summary, k being how many tokens were.
+#: zoom_asked: spans for which the query head asked for tokens; of these n_zoomed were read token by token, and
+#: zoom_refused had no room on the device.
 HEAD_COLUMNS = (
     *MASS_COLUMNS,
     "entropy",
@@ -42,6 +45,8 @@ HEAD_COLUMNS = (
     "n_zoomed",
     "zoom_rate",
     "corrected",
+    "zoom_asked",
+    "zoom_refused",
 )
 #: Per (step, layer, KV head). attended_tokens = entries in the softmax that are tokens (exact or reconstructed);
 #: read_bytes: keys and values of the entries that some query head of the KV head attends, and what of the method's
@@ -240,6 +245,8 @@ class StepRecord:
     """None: no reference was given, or the contexts differ by now"""
     oracle: Oracle | None = None
     """None: not recorded, or no layer was sampled at this step"""
+    decisions: Decisions | None = None
+    """None: nothing was decided"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -259,6 +266,8 @@ class PrefillRecord:
     cuts: list[CutRow] = field(default_factory=list)
     span_keys: SpanKeys | None = None
     """None: not recorded"""
+    decisions: Decisions | None = None
+    """None: nothing was decided"""
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from kvlens.decisions import Decisions
 from kvlens.instruments import Oracle, Scores
 from kvlens.rows import HEAD_COLUMNS, KV_COLUMNS, JournalRow, StepRecord
+from kvlens.store.decisions import copied_decisions, decision_table
 from kvlens.store.errors import TraceError
 from kvlens.store.oracles import copied_oracle, oracle_table
 from kvlens.store.rowtables import check_shape, copied
@@ -72,6 +74,8 @@ class Block:
         """(step, what it ranked), for the steps that ranked spans"""
         self.oracles: list[tuple[int, Oracle]] = []
         """(step, full attention), for the steps that were sampled"""
+        self.decisions: list[tuple[int, Decisions]] = []
+        """(step, what was decided), for the steps that decided something"""
         self.n = 0
 
     def reset(self) -> None:
@@ -79,6 +83,7 @@ class Block:
         self.head.fill(np.nan)
         self.kv.fill(np.nan)
         self.records, self.journal, self.scores, self.oracles, self.n = [], [], [], [], 0
+        self.decisions = []
 
     def put(self, record: StepRecord) -> None:
         """Copies one record's arrays in and keeps its small rows. What raises leaves the block as it was, but for room
@@ -112,12 +117,15 @@ class Block:
         oracle = (
             None if record.oracle is None or not self.keep_spans else copied_oracle(record.step, record.oracle, q_shape)
         )
+        decisions = None if record.decisions is None else copied_decisions(record.step, record.decisions)
         journal = copied(record.journal)
         # from here on nothing fails, so that a step is in all tables or in none
         if scores is not None:
             self.scores.append((record.step, scores))
         if oracle is not None:
             self.oracles.append((record.step, oracle))
+        if decisions is not None:
+            self.decisions.append((record.step, decisions))
         self.journal += journal
         self.records.append(record)
         self.n = n + 1
@@ -162,6 +170,10 @@ class Block:
     def score_table(self) -> pa.Table:
         """Rows of kv_span, see ``scores.py``."""
         return score_table(self.scores, self.shape.layers, self.shape.kv_heads)
+
+    def decision_table(self) -> pa.Table:
+        """Rows of decision, see ``decisions.py``."""
+        return decision_table(self.decisions)
 
     def oracle_table(self) -> pa.Table:
         """Rows of oracle, see ``oracles.py``."""

@@ -13,6 +13,7 @@ from functools import cache
 
 import duckdb
 
+from kvlens.decisions import DECISION_KINDS, DECISION_UNITS
 from kvlens.rows import CAUSES, EVENT_KINDS, MASS_COLUMNS, SPAN_STATES
 from kvlens.store.schema import statements
 from kvlens.store.versions import ADDED
@@ -44,6 +45,8 @@ _WORDS = {
     ("transfer", "direction"): ("h2d", "d2h"),
     ("transfer", "cause"): CAUSES,
     ("event", "kind"): EVENT_KINDS,
+    ("decision", "kind"): DECISION_KINDS,
+    ("decision", "unit"): DECISION_UNITS,
 }
 _RANGES = (("tok_start", "tok_end"), ("char_start", "char_end"), ("start_us", "end_us"))
 """the first is not above the second"""
@@ -52,7 +55,8 @@ _LISTS = {
         ("span", "full_mass", "mass", "unread", "reference_mass", "reference_unread"),
         ("lost_pos", "lost_mass"),
         ("reference_lost_pos", "reference_lost_mass"),
-    )
+    ),
+    "decision": (("refused_span",), ("missed_span",)),
 }
 """columns whose lists have one length; of other tables: all lists"""
 _GAPS = (("journal", "values"), ("kv_span", "score"), ("cut", "score"))
@@ -60,6 +64,8 @@ _GAPS = (("journal", "values"), ("kv_span", "score"), ("cut", "score"))
 _UNBOUNDED = (
     ("event", "value"),
     ("cut", "cut"),
+    ("decision", "score"),
+    ("decision", "cut"),
     ("self_check", "value"),
     ("span_head", "err_k"),
     ("span_head", "err_v"),
@@ -69,6 +75,8 @@ INFINITE = (("token", "logprob"), ("loss", "kl"), ("loss", "ref_logprob"), ("los
 """figures that are infinite where a token has no probability at all, as suppressed tokens have none"""
 _OPEN = (("cut", "span"), ("cut", "pos"), ("cut", "rank"))
 """signed lists in which -1 is none"""
+_BETWEEN = ("transfer", "event", "journal", "cut", "decision")
+"""tables with rows of step -1, the end of prefill"""
 KEYS = {
     "meta": ("key",),
     "token": ("pos",),
@@ -86,6 +94,7 @@ KEYS = {
     "oracle": ("step", "layer", "q_head"),
     "span_key": ("layer", "kv_head", "span"),
     "effect": ("step", "layer", "kv_head", "span"),
+    "phase": ("step",),
 }
 """columns no two rows of a table have in common"""
 
@@ -119,7 +128,7 @@ class Sizes:
         """Column -> smallest and largest id."""
         last = self.steps - 1
         return {
-            "step": (-1 if table in ("transfer", "event", "journal", "cut") else 0, last),
+            "step": (-1 if table in _BETWEEN else 0, last),
             "born_step": (-1, last),
             "died_step": (-1, self.steps),
             "last_step": (-1, last),
@@ -131,7 +140,7 @@ class Sizes:
             "lost_pos": (0, self.positions - 1),
             "reference_lost_pos": (0, self.positions - 1),
             "tok_end": (0, self.positions),
-            "span": (0, self.spans - 1),
+            **dict.fromkeys(("span", "refused_span", "missed_span"), (0, self.spans - 1)),
         }
 
     def whole(self) -> dict[str, int]:
@@ -228,6 +237,8 @@ def rules(table: str, columns: dict[str, Column], sizes: Sizes) -> Iterator[Rule
         yield Rule("pos", "misplaced", f"pos = coalesce({sizes.prompt} + step::BIGINT, least(pos, {sizes.prompt - 1}))")
     if table == "head_step":
         yield Rule("kv_head", "wrong_group", f"q_head // {sizes.q_heads // sizes.kv_heads} = kv_head")
+    if table == "decision":
+        yield Rule("asked", "out_of_range", "asked::BIGINT = granted::BIGINT + refused + missed")
     for start, end in _RANGES:
         if start in columns and end in columns:
             yield Rule(end, "reversed", f"{start} <= {end}")

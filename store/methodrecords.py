@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import pandas as pd
 
+from kvlens.meta import RunMeta
 from kvlens.store import queries
 from kvlens.store.session import Session
+
+DECISIONS_SINCE = 11
+"""the schema from which on decisions are recorded"""
 
 
 class MethodRecords:
@@ -13,6 +17,7 @@ class MethodRecords:
     1."""
 
     _db: Session
+    meta: RunMeta
 
     def journal(self, name: str | None = None) -> pd.DataFrame:
         """step (-1: end of prefill), layer and kv_head (NaN: for all), name, values (float32 array each, NaN = none).
@@ -32,6 +37,24 @@ class MethodRecords:
         ranked = self._db.rows(queries.CANDIDATES, **where)
         frame.attrs["candidates"] = int(ranked[0][0]) if ranked else None
         return frame
+
+    def records_decisions(self) -> bool:
+        """The run recorded what was decided: since schema 11, and not at trace level 'summary'."""
+        version = self.meta.schema_version
+        return (version is None or version >= DECISIONS_SINCE) and self.meta.trace_level != "summary"
+
+    def decisions(
+        self, kind: str | None = None, step: int | None = None, layer: int | None = None, kv_head: int | None = None
+    ) -> pd.DataFrame:
+        """One row per decision, of one kind, step, layer and KV head or of all: step (-1: end of prefill), layer and
+        kv_head (NaN: for all), q_head (NaN: of the KV head), kind, unit, candidates, asked, granted, refused, missed,
+        score, cut, refused_span and missed_span (arrays of span ids); see kvlens.decisions.Decisions. asked = granted +
+        refused + missed. Empty if none was made, or `records_decisions` is False."""
+        return self._db.frame(queries.DECISIONS, kind=kind, step=step, layer=layer, kv_head=kv_head)
+
+    def decision_counts(self) -> pd.DataFrame:
+        """Sums over all decisions of each kind and unit: kind, unit, decisions, asked, granted, refused, missed."""
+        return self._db.frame(queries.DECISION_COUNTS)
 
     def cuts(self, step: int, layer: int, kv_head: int, span: int) -> pd.DataFrame:
         """Tokens of a span that a KV head had dropped for good by a step, a row per ranking that dropped some: step

@@ -89,6 +89,19 @@ CUTS_OF_HEAD = f"""
 
 ALL_CUTS = f"SELECT * FROM ({CUTS}) ORDER BY step, layer NULLS FIRST, kv_head NULLS FIRST, span"
 
+DECISIONS = f"""
+    SELECT step, layer, kv_head, q_head, kind, unit, candidates, asked, granted, refused, missed, score, cut,
+      refused_span, missed_span FROM {source("decision")}
+    WHERE ($kind IS NULL OR kind = $kind) AND ($step IS NULL OR step = $step)
+      AND ($layer IS NULL OR layer IS NULL OR layer = $layer)
+      AND ($kv_head IS NULL OR kv_head IS NULL OR kv_head = $kv_head)
+    ORDER BY step, layer NULLS FIRST, kv_head NULLS FIRST, q_head NULLS FIRST, kind"""
+
+DECISION_COUNTS = f"""
+    SELECT kind, unit, count(*) AS decisions, sum(asked)::BIGINT AS asked, sum(granted)::BIGINT AS granted,
+      sum(refused)::BIGINT AS refused, sum(missed)::BIGINT AS missed
+    FROM {source("decision")} GROUP BY kind, unit ORDER BY kind, unit"""
+
 ALL_JOURNAL = f"""
     SELECT step, {_JOURNAL}, (unnest(generate_series(1, len("values"))) - 1)::INTEGER AS index,
       unnest("values") AS value
@@ -262,6 +275,7 @@ def head_table_columns() -> dict[str, str]:
             columns[f"{name}_max"] = f"h.{c}_max"
         if c == "n_zoomed":
             columns[f"{name}_max"] = f"h.{c}_max"
+        if c in ("n_zoomed", "zoom_asked", "zoom_refused"):
             columns[f"{name}_total"] = f"h.{c}_sum"
     columns["kv_head_h2d_bytes_total"] = "k.h2d_bytes_sum"
     columns["kv_head_d2h_bytes_total"] = "k.d2h_bytes_sum"

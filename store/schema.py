@@ -1,4 +1,4 @@
-"""Schema v10 of a run's trace file: one DuckDB file per run, written once, immutable afterwards.
+"""Schema v11 of a run's trace file: one DuckDB file per run, written once, immutable afterwards.
 
 The columns of the per-head tables come from ``kvlens.rows``, so the contract is stated in one place. A change there
 changes the file: raise ``SCHEMA_VERSION`` with it (``tests/unit/test_store_schema.py`` compares the statements with a
@@ -20,7 +20,7 @@ MAX_SPAN = 65_535
 
 TRACE_LEVELS = ("summary", "heads", "spans")
 
-_HEAD_TYPES = {"n_zoomed": "USMALLINT", "corrected": "BOOLEAN"}
+_HEAD_TYPES = {"n_zoomed": "USMALLINT", "corrected": "BOOLEAN", "zoom_asked": "USMALLINT", "zoom_refused": "USMALLINT"}
 _KV_TYPES = {name: "UBIGINT" if name.endswith("_bytes") else "UINTEGER" for name in KV_COLUMNS} | {
     "similarity": "FLOAT"
 }
@@ -30,6 +30,8 @@ _KV_TYPES = {name: "UBIGINT" if name.endswith("_bytes") else "UINTEGER" for name
 UNITS = {
     "entropy": "entropy_nats",
     "n_zoomed": "n_zoomed_spans",
+    "zoom_asked": "zoom_asked_spans",
+    "zoom_refused": "zoom_refused_spans",
     "surprisal": "surprisal_nats",
     "mean_surprisal": "mean_surprisal_nats",
     "logprob": "logprob_nats",
@@ -114,6 +116,17 @@ EFFECT = (
     "kv_head UTINYINT NOT NULL, span USMALLINT NOT NULL, effect FLOAT NOT NULL)"
 )
 
+#: One row per decision; asked = granted + refused + missed. NULL layer, kv_head: all; NULL q_head: of the KV head.
+DECISION = (
+    "CREATE TABLE decision (step INTEGER NOT NULL, layer UTINYINT, kv_head UTINYINT, q_head UTINYINT, "
+    "kind VARCHAR NOT NULL, unit VARCHAR NOT NULL, candidates UINTEGER, asked UINTEGER NOT NULL, "
+    "granted UINTEGER NOT NULL, refused UINTEGER NOT NULL, missed UINTEGER NOT NULL, score FLOAT, cut FLOAT, "
+    "refused_span USMALLINT[] NOT NULL, missed_span USMALLINT[] NOT NULL)"
+)
+#: How long a step's engine thread was in each phase; the parts add up to the step's dur_us.
+PHASE_COLUMNS = ("score_us", "plan_us", "copy_us", "wait_us", "attend_us", "record_us", "rest_us")
+PHASE = f"CREATE TABLE phase (step UINTEGER NOT NULL, {_columns(dict.fromkeys(PHASE_COLUMNS, 'UBIGINT'))})"
+
 
 def statements() -> list[str]:
     """The statements that make an empty trace file."""
@@ -164,6 +177,8 @@ def statements() -> list[str]:
         SPAN_KEY,
         CUT,
         EFFECT,
+        DECISION,
+        PHASE,
     ]
 
 
@@ -191,9 +206,12 @@ TABLES = (
     "span_key",
     "cut",
     "effect",
+    "decision",
+    "phase",
 )
 
 __all__ = [
+    "DECISION",
     "EFFECT",
     "JOURNAL",
     "KV_SPAN",
@@ -205,6 +223,8 @@ __all__ = [
     "ORACLE_CODES",
     "ORACLE_LOST",
     "ORACLE_REFERENCE",
+    "PHASE",
+    "PHASE_COLUMNS",
     "SCHEMA_VERSION",
     "SPAN_KEY",
     "TABLES",

@@ -18,6 +18,7 @@ from kvlens.rows import PrefillRecord, SelfCheck
 from kvlens.store import rollup
 from kvlens.store.blocks import Block
 from kvlens.store.checks import stored_checks
+from kvlens.store.decisions import copied_decisions, decision_table
 from kvlens.store.effects import effect_table
 from kvlens.store.guarded import guarded
 from kvlens.store.oracles import span_key_table
@@ -28,6 +29,8 @@ from kvlens.store.surprisals import put_surprisals
 from kvlens.store.versions import upgrades
 
 _CONFIG = {"threads": "1", "wal_autocheckpoint": "16MB", "default_block_size": "65536"}
+#: Not written at trace level 'summary'.
+_OF_HEADS = ("head_step", "kv_step", "decision")
 #: What is written in one transaction: a block of steps, what prefill found, surprisals that it did not know, or effects
 #: at lost steps.
 Job: TypeAlias = Block | PrefillRecord | np.ndarray | Sequence[Effects]
@@ -122,7 +125,7 @@ class TraceFile:
         con.begin()
         try:
             for name, table in tables:
-                if table.num_rows and (trace_level != "summary" or name not in ("head_step", "kv_step")):
+                if table.num_rows and (trace_level != "summary" or name not in _OF_HEADS):
                     self._insert(name, table)
             if isinstance(job, Block):
                 if trace_level == "summary":
@@ -190,7 +193,11 @@ class TraceFile:
             ("loss", loss_rows(records)),
         ):
             tables.append((name, rows_table(name, rows)))
-        tables += [("head_step", block.head_table()), ("kv_step", block.kv_table())]
+        tables += [
+            ("head_step", block.head_table()),
+            ("kv_step", block.kv_table()),
+            ("decision", block.decision_table()),
+        ]
         if trace_level == "spans":
             tables += [
                 ("head_span", block.span_table()),
@@ -209,6 +216,8 @@ class TraceFile:
             ("journal", rows_table("journal", copied(record.journal))),
             ("cut", rows_table("cut", record.cuts)),
         ]
+        if record.decisions is not None:
+            tables.append(("decision", decision_table([(-1, copied_decisions(-1, record.decisions))])))
         if trace_level == "spans" and record.span_keys is not None:
             tables.append(("span_key", span_key_table(record.span_keys, self._heads)))
         return tables

@@ -12,6 +12,7 @@ from typing import Any
 
 from kvlens.store.schema import (
     CUT,
+    DECISION,
     EFFECT,
     JOURNAL,
     KV_SPAN,
@@ -19,6 +20,7 @@ from kvlens.store.schema import (
     ORACLE,
     ORACLE_LOST,
     ORACLE_REFERENCE,
+    PHASE,
     SCHEMA_VERSION,
     SPAN_KEY,
     head_type,
@@ -45,6 +47,7 @@ _V5 = ("mass_mean", "mass_quantised")
 _V6 = ("unread",)
 _V7 = ("selection_recall",)
 _V10 = ("reference_regret", "reference_unread")
+_V11 = ("zoom_asked", "zoom_refused")
 ADDED = {
     2: Addition(
         {
@@ -106,6 +109,14 @@ ADDED = {
             "oracle": ORACLE_REFERENCE,
         },
         {},
+    ),
+    11: Addition(
+        {
+            "head_step": {name: head_type(name) for name in _V11},
+            "head_run": moments(_V11),
+            "layer_step": dict.fromkeys(_V11, "FLOAT"),
+        },
+        {"decision": DECISION, "phase": PHASE},
     ),
 }
 

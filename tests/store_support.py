@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from kvlens.app.data.keeping import KeepingSession
+from kvlens.decisions import DECISION_KINDS, DECISION_UNITS, NONE, Decisions
 from kvlens.instruments import Effects, Loss, Oracle, Scores, SpanKeys
 from kvlens.meta import RunMeta
 from kvlens.rows import (
@@ -36,7 +37,7 @@ class KeepingReader(TraceReader):
     session = KeepingSession
 
 
-COUNTS = {"n_zoomed", "corrected"}
+COUNTS = {"n_zoomed", "corrected", "zoom_asked", "zoom_refused"}
 COSINES = {"similarity", "qcos"}
 SPANS = 40
 """ids of the spans of every run that is written here are below it"""
@@ -119,6 +120,29 @@ def make_step(
         scores=make_scores(rng, layers, kv_heads) if rng.random() < 0.7 else None,
         loss=make_loss(rng, text) if rng.random() < 0.7 else None,
         oracle=make_oracle(rng, layers, q_heads) if rng.random() < 0.7 else None,
+        decisions=make_decisions(rng, layers, kv_heads) if rng.random() < 0.7 else None,
+    )
+
+
+def make_decisions(rng: np.random.Generator, layers: int, kv_heads: int) -> Decisions:
+    """Decisions of all kinds, some of them for all layers and without a figure."""
+    n = int(rng.integers(1, 5))
+    granted, refused, missed = (rng.integers(0, 4, n).astype(np.int32) for _ in range(3))
+    return Decisions(
+        rng.integers(NONE, layers, n).astype(np.int32),
+        rng.integers(NONE, kv_heads, n).astype(np.int32),
+        np.full(n, NONE, np.int32),
+        rng.integers(0, len(DECISION_KINDS), n).astype(np.uint8),
+        rng.integers(0, len(DECISION_UNITS), n).astype(np.uint8),
+        rng.integers(NONE, 99, n).astype(np.int32),
+        granted + refused + missed,
+        granted,
+        refused,
+        missed,
+        np.where(rng.random(n) < 0.3, np.nan, rng.normal(0, 1, n)).astype(np.float32),
+        rng.normal(0, 1, n).astype(np.float32),
+        rng.integers(0, SPANS, refused.sum()).astype(np.int32),
+        rng.integers(0, SPANS, missed.sum()).astype(np.int32),
     )
 
 

@@ -39,7 +39,9 @@ _HEAD_MEANINGS = {
     "unread": (SHARE, "own-query mass on tokens attended in no form"),
     "reference_regret": (SHARE, "sum over spans of full KV's own mass minus the method's, where positive"),
     "reference_unread": (SHARE, "full KV's own mass on tokens attended in no form"),
-    "n_zoomed": ("spans", "spans read token by token in place of their summary"),
+    "zoom_asked": ("spans", "spans for which the query head asked for tokens in place of the summary"),
+    "n_zoomed": ("spans", "of these, spans read token by token"),
+    "zoom_refused": ("spans", "of these, spans that had no room on the device"),
     "zoom_rate": (SHARE, "zoomed spans as a share of the spans that could be zoomed"),
 }
 _AGGREGATES = {

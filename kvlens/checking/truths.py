@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from kvlens.checking.models import RecordList
+from kvlens.decisions import DECISION_KINDS
 from kvlens.rows import MASS_COLUMNS, StepRecord
 from kvlens.shape import KVShape
 
@@ -118,6 +119,25 @@ def bytes_add_up(steps: Sequence[StepRecord], shape: KVShape) -> Mismatch | None
             layer, head = (int(place) for place in np.argwhere(few)[0])
             expected = f"at least {entries[layer, head]:g} bytes read by a KV head"
             return Mismatch(expected, f"{read[layer, head]:g}", record.step, layer, head)
+    return None
+
+
+def decisions_agree(steps: Sequence[StepRecord], shape: KVShape) -> str | None:
+    """Decisions add up: asked = granted + refused + missed; as many corrections and zooms are rows as the columns
+    `corrected`, `n_zoomed`, `zoom_asked` and `zoom_refused` count."""
+    for record in steps:
+        decided, size = record.decisions, (shape.layers, shape.q_heads)
+        if decided is not None and (decided.requested != decided.granted + decided.refused + decided.missed).any():
+            return f"step {record.step}: decisions do not add up"
+        corrected = np.nansum(record.head.get("corrected", np.zeros(size))[:, :: shape.group])
+        rows = 0 if decided is None else int((decided.kind == DECISION_KINDS.index("correction")).sum())
+        if rows != corrected:
+            return f"step {record.step}: {rows} rows of corrections, {corrected:.0f} corrected KV heads"
+        zooms = None if decided is None else decided.kind == DECISION_KINDS.index("zoom")
+        for column, count in (("zoom_asked", "requested"), ("n_zoomed", "granted"), ("zoom_refused", "refused")):
+            total = 0 if decided is None or zooms is None else int(getattr(decided, count)[zooms].sum())
+            if total != np.nansum(record.head.get(column, np.zeros(size))):
+                return f"step {record.step}: {total} in rows is not the sum of {column}"
     return None
 
 

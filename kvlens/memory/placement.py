@@ -135,6 +135,15 @@ class Blend:
         return (self.share[..., None] * exact + (1 - self.share)[..., None] * self.value[:, None]).view_as(out).to(out)
 
 
+@dataclass(frozen=True)
+class Gate:
+    """What a method compared to decide, for the log: per query head [Hq] of a zoom, else per KV head [H_kv]."""
+
+    score: torch.Tensor
+    cut: torch.Tensor | float
+    """of the same shape, or one for all"""
+
+
 @dataclass
 class Selection:
     """What the query heads of one layer attend beyond kept tokens and window. Tables of fixed width: S span ids, W
@@ -176,6 +185,8 @@ class Selection:
     zoom"""
     score: torch.Tensor | None = None
     """[H_kv, S]: by which spans were ranked, for the log; NaN where a span was no candidate"""
+    gate: Gate | None = None
+    """by what it was decided, for the log; None: by `score`"""
     index_bytes: int = 0
     """bytes of the method's own index that were read for the choice of one KV head"""
     head_columns: dict[str, torch.Tensor] = field(default_factory=dict)

@@ -92,6 +92,8 @@ class Recaller:
         size = (self.shape.layers, self.shape.kv_heads)
         self.counts = {name: np.zeros(size) for name in ("n_recalled", "n_reused", "recalled_tokens", "reused_tokens")}
         self.counts["ideal_bytes"] = np.full(size, np.nan)
+        self.refused: list[np.ndarray] = []
+        """int64 [3, n] each: layer, KV head and span of what had no room in this step"""
 
     def recall(self, layer: int, selection: Selection, later: bool) -> None:
         """Move the requested spans of the KV heads that are due to the device, as far as they fit: before the
@@ -211,6 +213,8 @@ class Recaller:
             values = np.concatenate((np.full(departed.shape[1], np.nan), self.spans.host_lengths[refused[1]]))
             heads, spans = units[:, order]
             self._log.events_of([kinds[number] for number in order], layer, heads, spans, values[order])
+        if refused.size:
+            self.refused.append(np.stack((np.full(refused.shape[1], layer), *refused)))
 
     def _fetch(self, layer: int, missing: Missing, cause: str, blocking: bool) -> None:
         """Begin the copies, one for each part of the layer."""

@@ -1,5 +1,5 @@
 """What hooks return besides a placement and a selection (kvlens/memory/placement.py): the changes after a step, journal
-notes, and the form of spans in the cold tier."""
+notes, decisions, and the form of spans in the cold tier."""
 
 from __future__ import annotations
 
@@ -31,6 +31,19 @@ class Note:
     values: torch.Tensor
     layer: int | None
     kv_head: int | None
+
+
+@dataclass(frozen=True)
+class Decided:
+    """A decision that a method made between steps; see kvlens.decisions.Decisions."""
+
+    kind: str
+    """one of kvlens.decisions.DECISION_KINDS"""
+    candidates: int
+    selected: int
+    """of the candidates"""
+    score: float
+    cut: float
 
 
 @dataclass

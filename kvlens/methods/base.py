@@ -12,7 +12,7 @@ from abc import ABC
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from kvlens.memory.budget import BudgetInfeasible
-from kvlens.methods.answers import FactorForm, Note
+from kvlens.methods.answers import Decided, FactorForm, Note
 from kvlens.methods.hookchecks import HookChecks
 from kvlens.methods.hooks import Lifecycle, Placing, Selecting
 from kvlens.methods.needs import Needs
@@ -81,6 +81,7 @@ class Method(Sizing, Placing, Selecting, Lifecycle, ABC):
     def __init__(self, params: Any, context: RunContext) -> None:
         self.params, self.context = params, context
         self._journal: list[Note] = []
+        self._decided: list[Decided] = []
         self.keeps_journal = True
         """False: notes are dropped, for a step that may not grow a list (kvlens/lab/gpu/static)"""
         self.checks = HookChecks(self.name)
@@ -107,6 +108,19 @@ class Method(Sizing, Placing, Selecting, Lifecycle, ABC):
         """What was noted since the last call."""
         notes, self._journal = self._journal, []
         return notes
+
+    def decide(
+        self, kind: str, candidates: int, selected: int, score: float = float("nan"), cut: float = float("nan")
+    ) -> None:
+        """Record a decision for all layers and heads that `select` does not show. score, cut: what decided, and what it
+        was compared with; NaN: none. Changes nothing else."""
+        if self.keeps_journal:
+            self._decided.append(Decided(kind, candidates, selected, score, cut))
+
+    def drain_decided(self) -> list[Decided]:
+        """Return the decisions since the last call."""
+        decided, self._decided = self._decided, []
+        return decided
 
     def refuse_below(self, needed: int) -> None:
         """Raises BudgetInfeasible when the budget is smaller than `needed` bytes, the least this run can do with."""

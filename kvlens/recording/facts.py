@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from kvlens.decisions import Decisions
 from kvlens.instruments import CutRow, Loss
 from kvlens.recording.snapshot import Measured, Snapshot
 from kvlens.rows import EventRow, JournalRow, SpanHeadRow, SpanRow, StepRecord, TransferRow
@@ -44,6 +45,8 @@ class Seen:
     span_heads: list[SpanHeadRow]
     journal: list[JournalRow]
     cuts: list[CutRow]
+    decisions: Decisions | None
+    """of evictions and between steps; those of layers come from the shot"""
 
 
 @dataclass(frozen=True)
@@ -84,4 +87,5 @@ class Settled:
             scores=measured.scores,
             loss=facts.loss,
             oracle=measured.oracle,
+            decisions=Decisions.joined([d for d in (visited.decisions, measured.decisions) if d is not None]),
         )

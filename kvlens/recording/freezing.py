@@ -13,7 +13,7 @@ from kvlens.kernels.attend import attention_weights
 from kvlens.memory.hot_tier import FREE, Pool
 from kvlens.memory.memory import Memory
 from kvlens.memory.placement import Selection
-from kvlens.recording.snapshot import Attended, PackedReads, Ranked, Snapshot, Zooms
+from kvlens.recording.snapshot import Attended, DecidedStep, PackedReads, Ranked, Snapshot, Zooms
 
 
 @dataclass
@@ -32,8 +32,9 @@ class _Seen:
 class Freezer:
     """Collects what the session shows of each layer and makes a Snapshot of the step; changes nothing."""
 
-    def __init__(self, memory: Memory) -> None:
-        self.memory = memory
+    def __init__(self, memory: Memory, decides: bool = True) -> None:
+        """decides: a selection is a decision of its step and layer."""
+        self.memory, self._decides = memory, decides
         self.shadow: torch.Tensor | None = None
         """[L, H_kv, n, D]: copy of all keys for coverage, with room for the decoded tokens; None: coverage is not
         recorded"""
@@ -87,6 +88,7 @@ class Freezer:
             memory.spans.capacity,
             entry_bytes=memory.shape.head_token_bytes,
             packed=None if memory.packed is None else PackedReads(*memory.packed.saved, memory.packed.values_until),
+            decided=self._decided(),
             index_bytes=tuple(0 if c is None else c.index_bytes for c in chosen),
         )
         self._previous, self._seen = q, []
@@ -121,6 +123,16 @@ class Freezer:
             if s.frozen is not None:
                 hot[layer] = s.frozen[1]
         return Zooms(fine, hot[:, :, None], zoomable)
+
+    def _decided(self) -> DecidedStep | None:
+        selections = [layer.selection for layer in self._seen]
+        if not self._decides or all(selection is None for selection in selections):
+            return None
+        hot = self.memory.spans.is_hot.clone()
+        for number, layer in enumerate(self._seen):
+            if layer.frozen is not None:
+                hot[number] = layer.frozen[1]
+        return DecidedStep(selections, hot, self.memory.recaller.refused)
 
     def _columns(self, kind: str, heads: int) -> dict[str, torch.Tensor]:
         """Columns that the method itself logged, [L, heads], NaN for layers in which it did not."""

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 
 from kvlens.instruments import Oracle, Scores
 from kvlens.memory.hot_tier import FREE, ROLE
+from kvlens.recording.decisions import decisions_at, zoom_columns
 from kvlens.recording.oracle import compare, coverage, full_attention
 from kvlens.recording.selected import selection_recall
 from kvlens.recording.snapshot import Attended, Measured, Snapshot, Zooms
@@ -69,6 +70,10 @@ def measure(shots: list[Snapshot], top_k: int, ranked: int) -> list[Measured]:
     kv_columns |= {name: torch.stack([shot.kv_columns[name] for shot in shots]) for name in first.kv_columns}
     worst = (roles[..., : len(MASS_COLUMNS)].sum(-1) - 1).abs().flatten(1).amax(1).tolist()
     head = {name: column.numpy(force=True).astype(np.float32) for name, column in columns.items()}
+    decided = [None if shot.decided is None else decisions_at(shot.decided) for shot in shots]
+    if first.zooms is not None:
+        zooms = [zoom_columns(step, *first.q.shape[:2]) for step in decided]
+        missed = [columns | step for columns, step in zip(missed, zooms, strict=True)]
     kv = {name: column.numpy(force=True).astype(float) for name, column in kv_columns.items()}
     top = mass.topk(min(top_k, first.spans), -1)
     top_span = torch.where(top.values > 0, top.indices, -1).numpy(force=True).astype(np.int32)
@@ -85,6 +90,7 @@ def measure(shots: list[Snapshot], top_k: int, ranked: int) -> list[Measured]:
             worst[t],
             oracles[t],
             oracle_worst[t],
+            decided[t],
         )
         for t in range(steps)
     ]

@@ -19,6 +19,7 @@ from kvlens.memory.ledger import Entry
 from kvlens.memory.memory import Memory
 from kvlens.memory.placement import Selection
 from kvlens.methods.base import Method
+from kvlens.recording.decisions import decisions_between
 from kvlens.recording.facts import Seen, Settled, StepFacts
 from kvlens.recording.freezing import Freezer
 from kvlens.recording.measure import alike, measure, sketch
@@ -91,7 +92,7 @@ class Recorder:
         self.oracle, self._follow, self._full_kv = oracle, follow, full_kv
         self.full_kv_ns = 0
         """spent by full KV so far"""
-        self._freezer, self._tally = Freezer(memory), tally
+        self._freezer, self._tally = Freezer(memory, not method.selects_between_steps), tally
         if coverage:
             self._freezer.watch_keys(keys, max_new)
         self._lost_between = 0
@@ -123,6 +124,7 @@ class Recorder:
     def prefill(self, tokens: list[PromptToken], prefill_us: int, peak_bytes: int) -> None:
         """Prefill has ended and the prompt is placed."""
         memory = self.memory
+        cuts = memory.log.take_cuts()
         record = PrefillRecord(
             tokens=tokens,
             spans=memory.spans.take_new(),
@@ -134,8 +136,9 @@ class Recorder:
             cold_bytes=memory.cold.bytes,
             resident_bytes=memory.account.resident,
             journal=self._journal(),
-            cuts=memory.log.take_cuts(),
+            cuts=cuts,
             span_keys=self._span_keys(),
+            decisions=decisions_between(cuts, self.method.drain_decided()),
         )
         self._tally.opened(memory.ledger.opened)
         self._tally.rows(record.transfers)
@@ -151,7 +154,7 @@ class Recorder:
         if self._owners is not None and (sampled := self._sampled(facts)):
             shot.owner, shot.sampled = self._owners.follow(memory.spans.rows), sampled
         self._complete_newest()  # its copies in the background have landed before this step's attention
-        account = memory.account
+        account, cuts = memory.account, memory.log.take_cuts()
         loss = () if facts.loss is None else (facts.loss.kl, facts.loss.logit_diff)
         self._tally.step(account.limit, account.peak, facts.logprob, facts.next_entropy, *loss)
         self._newest = Seen(
@@ -165,7 +168,8 @@ class Recorder:
             spans=memory.spans.take_new(),
             span_heads=memory.log.take_stored(),
             journal=self._journal(),
-            cuts=memory.log.take_cuts(),
+            cuts=cuts,
+            decisions=decisions_between(cuts, self.method.drain_decided()),
             record_us=(time.perf_counter_ns() - began - (self.full_kv_ns - full_kv_ns)) // 1000,
         )
         if self._follow is not None:

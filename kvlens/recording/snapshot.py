@@ -5,12 +5,15 @@ Shapes: T steps, L layers, Hq query heads, H_kv KV heads, G = Hq / H_kv, C slots
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
+from kvlens.decisions import Decisions
 from kvlens.instruments import Oracle, Scores
+from kvlens.memory.placement import Selection
 
 
 @dataclass
@@ -59,6 +62,18 @@ class PackedReads:
     """positions below it have packed values"""
 
 
+@dataclass(frozen=True)
+class DecidedStep:
+    """What the layers of a step decided, and what was on the device when they attended."""
+
+    selections: Sequence[Selection | None]
+    """per layer; None: everything on the device is attended"""
+    hot: torch.Tensor
+    """bool [L, H_kv, S]: spans whose tokens were in slots"""
+    refused: Sequence[np.ndarray]
+    """int64 [3, n] each: layer, KV head and span of what had no room"""
+
+
 @dataclass
 class Snapshot:
     """One step as it was when its attention had been computed."""
@@ -89,6 +104,8 @@ class Snapshot:
     """keys and values of one entry of one KV head"""
     packed: PackedReads | None = None
     """None: nothing lies packed"""
+    decided: DecidedStep | None = None
+    """None: no layer decided anything"""
     index_bytes: tuple[int, ...] = ()
     """per layer: what of the method's index was read for one KV head's choice"""
 
@@ -108,3 +125,4 @@ class Measured:
     worst: float
     oracle: Oracle | None = None
     oracle_worst: float = 0.0
+    decisions: Decisions | None = None

@@ -86,6 +86,12 @@ def test_masses_add_up_and_no_row_is_missing(runs: Runs, demo: Any, name: str) -
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_decisions_say_what_columns_say(runs: Runs, demo: Any, name: str) -> None:
+    _, sink, _ = runs[name]
+    assert truths.decisions_agree(sink.steps, demo.shape) is None
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_spans_partition_the_positions(runs: Runs, name: str) -> None:
     _, sink, _ = runs[name]
     assert truths.spans_partition(sink) is None

@@ -20,6 +20,7 @@ FINGERPRINTS = {
     8: "96ce360879bfab0b",
     9: "572c041f7a5cee3b",
     10: "a1be0a75c022d100",
+    11: "1578f84c51e551ef",
 }
 
 

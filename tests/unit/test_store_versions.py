@@ -1,4 +1,4 @@
-"""Traces of schemas 1 to 9, made by the statements of their time, still open: what they did not have was not
+"""Traces of schemas 1 to 10, made by the statements of their time, still open: what they did not have was not
 recorded."""
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from kvlens.store.versions import ADDED, tables_of
 
 SCRIPTS = Path(__file__).resolve().parents[1]
 STEPS, LAYERS = 3, 2
-REFERENCE = {"reference_regret", "reference_unread"}
+ZOOMS = {"zoom_asked", "zoom_refused"}
+REFERENCE = {"reference_regret", "reference_unread"} | ZOOMS
 NEWEST = REFERENCE | {"selection_recall"}
 UNREAD = NEWEST | {"unread"}
 MEAN = UNREAD | {"mass_mean", "mass_quantised"}
@@ -40,8 +41,9 @@ ENDED = {
     7: REFERENCE,
     8: REFERENCE,
     9: REFERENCE,
+    10: ZOOMS,
 }
-versions = pytest.mark.parametrize("version", [1, 2, 3, 4, 5, 6, 7, 8, 9])
+versions = pytest.mark.parametrize("version", [1, 2, 3, 4, 5, 6, 7, 8, 9, 10])
 
 
 def make(root: Path, version: int) -> Path:
@@ -152,7 +154,7 @@ def test_its_events_do_not_say_whether_the_step_had_attended(
     assert reader.state_changes(0, 0)["state"].tolist() == ["cold", "resident", "evicted"]
 
 
-@pytest.mark.parametrize("version", [3, 4, 5, 6, 7, 8, 9])
+@pytest.mark.parametrize("version", [3, 4, 5, 6, 7, 8, 9, 10])
 def test_what_of_its_full_attention_was_not_read_was_not_recorded(
     opened: Callable[[int], TraceReader], version: int
 ) -> None:
@@ -179,6 +181,14 @@ def test_it_has_no_loss_no_full_attention_and_no_span_keys(opened: Callable[[int
     assert reader.regret_by_step().empty
     assert reader.triples(0).empty
     assert reader.span_keys(0, 0) is None
+
+
+@versions
+def test_its_decisions_were_not_recorded(opened: Callable[[int], TraceReader], version: int) -> None:
+    reader = opened(version)
+    assert not reader.records_decisions()
+    assert reader.decisions().empty
+    assert reader.decision_counts().empty
 
 
 @versions

@@ -149,8 +149,15 @@ class Chess(Method):
         self._complete, self._left = complete, left
         self._tree.join(complete if self.params.candidates == "all" else left)
 
-    def _reconstruct(self, complete: int, tokens: int, tail: torch.Tensor | None = None) -> None:
-        """Select pages by the window as it is now, out of a context of `tokens` tokens (sec. 3.2)."""
+    def _reconstruct(
+        self,
+        complete: int,
+        tokens: int,
+        tail: torch.Tensor | None = None,
+        reason: tuple[float, float] = (float("nan"), float("nan")),
+    ) -> None:
+        """Select pages by the window as it is now, out of a context of `tokens` tokens (sec. 3.2). reason: entropy of
+        the page that called for it and its threshold, nats; NaN: the end of prefill."""
         import torch
 
         from kvlens.methods.chess.tree import LEVELS
@@ -168,6 +175,7 @@ class Chess(Method):
             self.note(f"{name}_kept", torch.cat([is_kept.new_zeros(first_unit), is_kept]))
         self.note("safe_pages", torch.tensor([min(p.sink_pages, window), window, complete]))
         self._selected = {tree.first + i for i, is_kept in enumerate(cascade.kept[2].tolist()) if is_kept}
+        self.decide("reconstruction", tree.stop - tree.first, len(self._selected), *reason)
         self._mask = torch.zeros_like(self._mask)
         spans = [page + 1 for page in sorted(self._selected) if page + 1 < len(self._mask)]
         self._mask[torch.tensor(spans, dtype=torch.long, device=self._mask.device)] = True
@@ -216,7 +224,9 @@ class Chess(Method):
         for name, value in noted.items():
             self.note(name, torch.tensor([value]))
         if why:
-            self._reconstruct(page + 1, stop)
+            self._reconstruct(
+                page + 1, stop, reason=(entropy, self._thresholds[0] if self._thresholds else float("nan"))
+            )
         else:
             self._renew()
         if out < 0:

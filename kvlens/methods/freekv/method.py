@@ -94,14 +94,14 @@ class FreeKV(HostPageRetrieval):
     def chosen(self, at: int, q: torch.Tensor, wishes: torch.Tensor, score: torch.Tensor) -> Selection:
         import torch
 
-        from kvlens.memory.placement import Selection
+        from kvlens.memory.placement import Gate, Selection
         from kvlens.methods.freekv.score import similarity
 
         params, shape, read = self.params, self.context.shape, wishes
-        now, heads, kv_heads = None, {}, {}
+        now, gate, heads, kv_heads = None, None, {}, {}
         if self._speculates:
             alike = similarity(q, self._queries[at], shape.kv_heads, params.correction_pooling)
-            now = self._corrected(alike)
+            now, gate = self._corrected(alike), Gate(alike, params.tau)
             read = torch.where(now[:, None], wishes, self._selected[at])
             heads, kv_heads = {"corrected": now.float().repeat_interleave(shape.group)}, {"similarity": alike}
         self._queries[at].copy_(q)
@@ -114,6 +114,7 @@ class FreeKV(HostPageRetrieval):
             fits=True,
             reuse=params.recall == "misses",
             score=score,
+            gate=gate,
             head_columns=heads,
             kv_columns=kv_heads,
         )

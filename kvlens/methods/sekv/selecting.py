@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import torch
 
-from kvlens.memory.placement import Selection, index_read
+from kvlens.memory.placement import Gate, Selection, index_read
 from kvlens.methods.sekv.params import SeKVParameters
 from kvlens.methods.sekv.routing import Routing
 from kvlens.shape import KVShape
@@ -57,6 +57,7 @@ def selection(
     wanted = routing.span[order].masked_fill(priority.gather(-1, order) == float("-inf"), -1)
     if not params.reconstruction:
         z, wanted = torch.zeros_like(z), torch.full_like(wanted, -1)
+    highest = score[:, 0].unflatten(0, (shape.kv_heads, -1)).masked_fill(~alive[..., None, :], float("-inf"))
     later = torch.zeros(shape.kv_heads, dtype=torch.bool, device=q.device) if params.zoom == "next" else None
     return Selection(
         empty.scatter(2, index, z),
@@ -66,5 +67,6 @@ def selection(
         later_cause="zoom",
         zoomable=zoomable,
         score=logged,
+        gate=Gate(highest.amax(-1).flatten(), routing.threshold[layer]),
         index_bytes=index_read(routing.bytes_read),
     )
