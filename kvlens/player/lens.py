@@ -17,8 +17,8 @@ from kvlens.store.reader import TraceReader
 
 LEAST_HOLE = 0.01
 """share of a query head's attention; what some head lost below it is not sent"""
-#: Kinds of events behind the jumps 'correction' and 'recall'. A zoom brings a span from the cold tier as a recall does.
-JUMP_EVENTS = {"correction": ("correction",), "recall": ("recall", "zoom_in")}
+#: Kinds of events behind the jump 'recall'. A zoom brings a span from the cold tier as a recall does.
+RECALLS = ("recall", "zoom_in")
 
 
 def loss_track(reader: TraceReader, arrays: dict[str, np.ndarray]) -> list[dict[str, Any]]:
@@ -62,7 +62,7 @@ def jumps(reader: TraceReader, found: Verdict | None) -> list[dict[str, Any]]:
     kind and step.
 
     Kinds: loss (the step of loss), lost (later steps that were lost), regret (the query head and step with the most
-    regret), correction, recall."""
+    regret), recall. Corrections are many and go as an array (`corrections`)."""
     places: list[dict[str, Any]] = []
     if found is not None:
         missed = found.missed
@@ -75,14 +75,29 @@ def jumps(reader: TraceReader, found: Verdict | None) -> list[dict[str, Any]]:
         places.append(worst)
     events = reader.events()
     group = reader.q_heads // reader.kv_heads
-    for kind, names in JUMP_EVENTS.items():
-        first = events[events["kind"].isin(names) & (events["step"] >= 0)].drop_duplicates("step")
-        for _, row in first.iterrows():
-            head = _whole(row["q_head"])
-            if head is None and (kv_head := _whole(row["kv_head"])) is not None:
-                head = kv_head * group
-            places.append(_place(kind, int(row["step"]), _whole(row["layer"]), head, _whole(row["span"])))
+    recalls = events[events["kind"].isin(RECALLS) & (events["step"] >= 0)].drop_duplicates("step")
+    for _, row in recalls.iterrows():
+        head = _whole(row["q_head"])
+        if head is None and (kv_head := _whole(row["kv_head"])) is not None:
+            head = kv_head * group
+        places.append(_place("recall", int(row["step"]), _whole(row["layer"]), head, _whole(row["span"])))
     return places
+
+
+def corrections(reader: TraceReader) -> np.ndarray:
+    """Return where a selection was made anew, int32 [n, 3] in the order of steps: step, layer and first query head of
+    each correction; of a reconstruction, which is for all layers and heads, layer and query head are -1. A trace
+    without decisions has only the corrections that moved something."""
+    if reader.records_decisions():
+        rows = pd.concat([reader.decisions(kind) for kind in ("correction", "reconstruction")])
+        rows = rows[rows["step"] >= 0]
+    else:
+        events = reader.events()
+        rows = events[events["kind"] == "correction"].drop_duplicates(["step", "layer", "kv_head"])
+    places = rows[["step", "layer", "kv_head"]].astype(float).fillna(-1).to_numpy(np.int32)
+    group = reader.q_heads // reader.kv_heads
+    places[:, 2] = np.where(places[:, 2] < 0, -1, places[:, 2] * group)
+    return places[np.lexsort(places.T[::-1])]
 
 
 def worst_regret(reader: TraceReader) -> dict[str, Any] | None:

@@ -76,6 +76,7 @@ def run_payload(
         "char_end": tokens["char_end"].fillna(-1).to_numpy(np.int32),
     }
     described = [_describe(reader, name, name in loaded, arrays) for name in names]
+    arrays["corrections"] = lens.corrections(reader).ravel()
     masses = reader.meta.trace_level == "spans"
     if masses:
         # mean over all query heads; a lower bound, since heads list their strongest spans only

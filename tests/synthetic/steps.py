@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from kvlens.decisions import Decisions
 from kvlens.instruments import CutRow, Scores
 from kvlens.rows import EventRow, JournalRow, SpanHeadRow, SpanRow, StepRecord, TransferRow
 from tests.synthetic.lens import LensMaker
@@ -32,6 +33,15 @@ def journal(step: int, score: np.ndarray, zoomed: np.ndarray) -> list[JournalRow
         *each,
         JournalRow(step, None, None, "expanded", vector),
     ]
+
+
+def zooms(head: dict[str, np.ndarray], group: int) -> Decisions:
+    """A zoom per query head; where a query head asks for more than it was granted, span 1 is refused."""
+    layer, q_head = (place.ravel() for place in np.indices(head["n_zoomed"].shape))
+    refused = head["zoom_refused"].ravel().astype(np.int32)
+    counts = {"requested": head["zoom_asked"].ravel(), "granted": head["n_zoomed"].ravel(), "refused": refused}
+    columns = {"layer": layer, "kv_head": q_head // group, "q_head": q_head, "score": _ZOOM_IN, "cut": _ZOOM_OUT}
+    return Decisions.filled(len(layer), "zoom", "spans", columns | counts | {"refused_span": np.ones(refused.sum())})
 
 
 def ranking(score: np.ndarray, zoomed: np.ndarray, candidate: np.ndarray) -> Scores:
@@ -153,6 +163,7 @@ class StepMaker:
             scores=ranking(score, self.zoomed, np.array([s.kind == "entropy" for s in scene.spans])),
             loss=loss,
             oracle=oracle,
+            decisions=zooms(head, scene.q_heads // scene.kv_heads),
         )
         self.clock += dur + wait
         return record
@@ -256,4 +267,6 @@ class StepMaker:
             "qcos": np.clip(rng.normal(0.86, 0.08, coarse.shape), -1, 1).astype(np.float32),
             "n_zoomed": n_zoomed,
             "zoom_rate": n_zoomed / max(int(entropy.sum()), 1),
+            "zoom_asked": n_zoomed + (n_zoomed > 1),
+            "zoom_refused": (n_zoomed > 1).astype(np.float32),
         }

@@ -6,15 +6,18 @@ import base64
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+from store_support import make_step, write
 
 from kvlens.app import gallery
 from kvlens.app.ui.common.spantext import window_range
 from kvlens.app.ui.replay.details import metric_table
+from kvlens.decisions import Decisions
 from kvlens.lens.verdict import verdict
 from kvlens.player import lens, payload
 from kvlens.player.codec import NOT_RECORDED, pack, quantise, unpack
@@ -168,6 +171,27 @@ def test_jumps_lead_to_the_loss_the_worst_regret_and_every_recall(reader: TraceR
     assert [place["step"] for place in at["recall"]] == sorted({int(step) for step in recalls["step"] if step >= 0})
     assert "lost" not in {place["kind"] for place in places}, "a free run is compared up to its first loss"
     assert [place["kind"] for place in lens.jumps(reader, None)] == ["regret", *["recall"] * len(at["recall"])]
+
+
+def test_the_player_finds_as_many_corrections_as_were_made(tmp_path: Path) -> None:
+    """Also those that moved nothing, since all pages were on the device, and have no event."""
+    sizes, rng = (2, 4, 2, 2), np.random.default_rng(5)
+    records = []
+    for step in range(4):
+        layer, kv_head = (rng.random((2, 2)) < 0.5).nonzero()
+        corrected = np.zeros((2, 4), np.float32)
+        for member in (0, 1):
+            corrected[layer, 2 * kv_head + member] = 1
+        columns = {"layer": layer, "kv_head": kv_head, "requested": 3, "granted": 3}
+        record = make_step(rng, step, sizes)
+        head = record.head | {"corrected": corrected}
+        made = Decisions.filled(len(layer), "correction", "spans", columns)
+        records.append(replace(record, head=head, decisions=made, events=[]))
+    with write(tmp_path, records, sizes) as reader:
+        places = lens.corrections(reader)
+        assert len(places) * 2 == np.nansum(reader.head_cube("corrected")) > 0
+        assert reader.head_table()["n_corrected"].sum() == len(places) * 2
+        assert all(reader.head_cube("corrected")[tuple(place)] == 1 for place in places)
 
 
 def test_every_lost_step_of_a_forced_run_can_be_jumped_to(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@
 const JUMPS = [
   ["loss", "first loss", "no step was lost, or the loss against full KV was not recorded"],
   ["regret", "worst regret", "full attention's masses were not recorded, or nothing was missed"],
-  ["correction", "next correction", "no correction was logged"],
+  ["correction", "next correction", "no correction was recorded"],
   ["recall", "next recall", "no recall was logged"],
 ];
 const NAMED = ["loss", "lost", "regret", "correction"]; // what N and P go through; recalls are too many, they have Shift
@@ -16,6 +16,8 @@ export class Jumps {
   constructor(box, go) {
     this.go = go;
     this.step = 0;
+    /** @type {Jump | null} */
+    this.last = null;
     /** @type {Jump[]} */
     this.places = [];
     /** @type {Record<string, HTMLButtonElement>} */
@@ -30,14 +32,19 @@ export class Jumps {
     }
   }
 
-  /** @param {RunHeader} header */
-  setRun(header) {
-    this.places = header.jumps;
+  /** @param {RunHeader} header @param {ArrayLike<number>} [corrections] step, layer, query head of each; -1: all of them */
+  setRun(header, corrections = []) {
+    const named = (/** @type {number} */ id) => (id < 0 ? null : id);
+    this.places = header.jumps.slice();
+    for (let i = 0; i < corrections.length; i += 3) {
+      this.places.push({ kind: "correction", step: corrections[i], layer: named(corrections[i + 1]), head: named(corrections[i + 2]), span: null });
+    }
+    this.last = null;
     for (const [kind, title, absent] of JUMPS) {
       const places = this.placesOf([kind]);
       this.buttons[kind].disabled = places.length === 0;
       const key = NAMED.includes(kind) ? "N, P" : "Shift + N, P";
-      const where = places.length === 1 ? `step ${places[0].step}` : `${places.length} steps`;
+      const where = places.length === 1 ? `step ${places[0].step}` : `${places.length} ${kind === "correction" ? "places" : "steps"}`;
       this.buttons[kind].title = places.length ? `${title}: ${where} (${key})` : absent;
     }
   }
@@ -47,10 +54,12 @@ export class Jumps {
     return this.places.filter((place) => kinds.includes(place.kind));
   }
 
-  /** A button goes to the next place of its kind and begins anew after the last one. @param {string} kind */
+  /** A button goes to the next place of its kind, of the same step too, and begins anew after the last one. @param {string} kind */
   press(kind) {
     const places = this.placesOf([kind]);
-    this.go(places.find((place) => place.step > this.step) || places[0]);
+    const index = this.last && this.last.step === this.step ? places.indexOf(this.last) : -1;
+    this.last = (index >= 0 && places[index + 1]) || places.find((place) => place.step > this.step) || places[0];
+    this.go(this.last);
   }
 
   /** N and P: the nearest place after or before the step, if there is one. @param {1 | -1} direction @param {boolean} recalls */

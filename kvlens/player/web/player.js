@@ -74,7 +74,7 @@ export class Player extends Picture {
       else this.strip.run = run;
       if (fresh) this.map.setRun(run);
       this.el.metric.replaceChildren(...run.header.metrics.map((m) => new Option(`${m.title} (${m.unit})`, m.name)));
-      this.jumps.setRun(run.header);
+      this.jumps.setRun(run.header, run.arrays.corrections);
       if (fresh) this.rev = null;
     }
     this.clock.setSlice(this.slice);
