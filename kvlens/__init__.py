@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         sample,
         studies,
         study,
+        table,
     )
     from kvlens.api.methodspackage import methods
 
@@ -55,6 +56,7 @@ _API = (
     "run",
     "sample",
     "study",
+    "table",
 )
 """names of kvlens.api, imported when they are first used"""
 _CALLED = ("methods", "runs", "studies")
@@ -82,6 +84,7 @@ __all__ = [
     "sample",
     "studies",
     "study",
+    "table",
 ]
 
 

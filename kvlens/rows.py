@@ -247,6 +247,8 @@ class StepRecord:
     """None: not recorded, or no layer was sampled at this step"""
     decisions: Decisions | None = None
     """None: nothing was decided"""
+    phases: dict[str, int] | None = None
+    """us by phase of the step (kvlens.memory.clock), in all dur_us; None: not timed"""
 
 
 @dataclass(frozen=True, kw_only=True)

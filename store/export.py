@@ -11,7 +11,8 @@ import io
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, BinaryIO
@@ -43,11 +44,16 @@ _FORMULAS = (
 
 _STATEMENTS = {
     "head-steps": queries.HEAD_STEPS.format(columns=", ".join(("step", "layer", "q_head", "kv_head", *HEAD_COLUMNS))),
+    "kv-steps": queries.KV_STEPS,
+    "steps": queries.STEPS,
     "spans": queries.SPANS,
+    "decisions": queries.ALL_DECISIONS,
     "span-mass": queries.ALL_SPAN_MASS,
     "transfers": queries.ALL_TRANSFERS,
     "events": queries.ALL_EVENTS,
     "tokens": queries.TOKENS,
+    "phases": queries.ALL_PHASES,
+    "meta": queries.ALL_META,
     "journal": queries.ALL_JOURNAL,
     "cuts": queries.ALL_CUTS,
     "scores": queries.ALL_SCORES,
@@ -60,7 +66,19 @@ _STATEMENTS = {
 EXPORTS = ("heads", *_STATEMENTS)
 #: No table but a timeline, in its own JSON.
 TIMELINE = "chrome-trace"
+
+
+@dataclass(frozen=True)
+class Field:
+    """What Parquet says of a column."""
+
+    unit: str
+    meaning: str
+    denominator: str
+
+
 _NONE: Mapping[str, Callable[[], pa.Table]] = MappingProxyType({})
+_NO_FIELDS: Mapping[str, Field] = MappingProxyType({})
 
 
 def export(
@@ -69,24 +87,55 @@ def export(
     fmt: str,
     out: Path | BinaryIO,
     mapping: Mapping[str, Callable[[], pa.Table]] = _NONE,
+    fields: Mapping[str, Field] = _NO_FIELDS,
 ) -> None:
     """Writes one table of a run, or its timeline. `text` is one of EXPORTS or TIMELINE, `fmt` one of FORMATS, of a
     timeline json; a path is replaced only when all is written. mapping: further tables, by name, that are made of the
-    run elsewhere."""
-    names = (*mapping, *EXPORTS, TIMELINE)
+    run elsewhere. fields: what Parquet says of columns, by name."""
+    check_names(text, fmt, (*mapping, *EXPORTS, TIMELINE))
+    if text == TIMELINE:
+        replace_file(out, lambda file: chrometrace.write(reader, file))
+        return
+    write_tables(table_pieces(reader, text, mapping), fmt, out, parquet_about(reader), fields)
+
+
+def check_names(text: str, fmt: str, names: Sequence[str]) -> None:
+    """Raises ValueError for a table that is not in `names`, a format that is not in FORMATS, a timeline as a table."""
     if text not in names:
-        raise ValueError(f"{text!r} cannot be exported; choose one of {', '.join(names)}.")
+        raise ValueError(f"{text!r} cannot be exported; choose one of {', '.join(dict.fromkeys(names))}.")
     if fmt not in FORMATS:
         raise ValueError(f"{fmt!r} is not an export format; choose one of {', '.join(FORMATS)}.")
     if text == TIMELINE and fmt != "json":
         raise ValueError(f"{text} is written as json, not as {fmt}; say --format json.")
+
+
+def write_tables(
+    tables: Iterator[pa.Table],
+    fmt: str,
+    out: Path | BinaryIO,
+    about: Mapping[str, str],
+    fields: Mapping[str, Field] = _NO_FIELDS,
+) -> None:
+    """Writes tables of one schema, one behind the other; the first gives the schema. about: metadata of a Parquet
+    file."""
+    head_item = next(tables)
+    writers: dict[str, Callable[[BinaryIO], None]] = {
+        "csv": lambda file: _csv(head_item, tables, file),
+        "parquet": lambda file: _parquet(head_item, tables, file, about, fields),
+        "json": lambda file: _json(head_item, tables, file),
+    }
+    replace_file(out, writers[fmt])
+
+
+def replace_file(out: Path | BinaryIO, write: Callable[[BinaryIO], None]) -> None:
+    """Writes into an open file, or to a path, which is replaced only when all is written."""
     if not isinstance(out, Path):
-        _write(reader, text, fmt, out, mapping)
+        write(out)
         return
     temporary = out.with_name(f".{out.name}.{os.getpid()}")
     try:
         with open(temporary, "wb") as file:
-            _write(reader, text, fmt, file, mapping)
+            write(file)
         os.replace(temporary, out)
     except OSError as error:
         raise TraceError(f"{out} cannot be written ({sentence(error)}); choose another place.") from error
@@ -94,24 +143,13 @@ def export(
         discard(temporary)
 
 
-def _write(
-    reader: TraceReader, text: str, fmt: str, out: BinaryIO, mapping: Mapping[str, Callable[[], pa.Table]]
-) -> None:
-    if text == TIMELINE:
-        chrometrace.write(reader, out)
-        return
-    batches = iter((mapping[text](),)) if text in mapping else _batches(reader, text)
-    head_item = next(batches)
-    writers: dict[str, Callable[[], None]] = {
-        "csv": lambda: _csv(head_item, batches, out),
-        "parquet": lambda: _parquet(head_item, batches, out, reader),
-        "json": lambda: _json(head_item, batches, out),
-    }
-    writers[fmt]()
-
-
-def _batches(reader: TraceReader, text: str) -> Iterator[pa.Table]:
+def table_pieces(
+    reader: TraceReader, text: str, mapping: Mapping[str, Callable[[], pa.Table]] = _NONE
+) -> Iterator[pa.Table]:
     """The table in pieces; the first one comes even when it is empty, for its schema."""
+    if text in mapping:
+        yield mapping[text]()
+        return
     if text == "heads":
         yield pa.Table.from_pandas(reader.head_table(), preserve_index=False)
         return
@@ -151,8 +189,9 @@ def csv_cells(table: pa.Table) -> pa.Table:
     return table
 
 
-def _parquet(earlier: pa.Table, rest: Iterator[pa.Table], out: BinaryIO, reader: TraceReader) -> None:
-    about = {
+def parquet_about(reader: TraceReader) -> dict[str, str]:
+    """What a Parquet file of one run says of it."""
+    return {
         "run_uid": reader.uid,
         "method": str(reader.meta.method),
         "stand_in": reader.meta.stand_in or "",
@@ -161,7 +200,15 @@ def _parquet(earlier: pa.Table, rest: Iterator[pa.Table], out: BinaryIO, reader:
         "config_sha256": config_hash(reader.meta.config),
         "trace_schema": str(reader.meta.schema_version),
     }
-    schema = earlier.schema.with_metadata({f"kvlens.{key}": value for key, value in about.items()})
+
+
+def _parquet(
+    earlier: pa.Table, rest: Iterator[pa.Table], out: BinaryIO, about: Mapping[str, str], fields: Mapping[str, Field]
+) -> None:
+    described = [
+        field.with_metadata(asdict(fields[field.name])) if field.name in fields else field for field in earlier.schema
+    ]
+    schema = pa.schema(described, {f"kvlens.{key}": value for key, value in about.items()})
     with pq.ParquetWriter(out, schema, compression="zstd") as writer:
         writer.write_table(earlier.cast(schema))
         for table in rest:

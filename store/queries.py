@@ -102,6 +102,20 @@ DECISION_COUNTS = f"""
       sum(refused)::BIGINT AS refused, sum(missed)::BIGINT AS missed
     FROM {source("decision")} GROUP BY kind, unit ORDER BY kind, unit"""
 
+#: Span ids by spaces, as CSV has no lists.
+ALL_DECISIONS = f"""
+    SELECT step, layer, kv_head, q_head, kind, unit, candidates, asked, granted, refused, missed, score, cut,
+      array_to_string(refused_span, ' ') AS refused_span, array_to_string(missed_span, ' ') AS missed_span
+    FROM {source("decision")} ORDER BY step, layer NULLS FIRST, kv_head NULLS FIRST, q_head NULLS FIRST, kind"""
+
+ALL_PHASES = f"SELECT * FROM {source('phase')} ORDER BY step"
+
+KV_STEPS = (
+    f"SELECT step, layer, kv_head, {', '.join(KV_COLUMNS)} FROM {source('kv_step')} ORDER BY step, layer, kv_head"
+)
+
+ALL_META = "SELECT key, value FROM run.main.meta ORDER BY key"
+
 ALL_JOURNAL = f"""
     SELECT step, {_JOURNAL}, (unnest(generate_series(1, len("values"))) - 1)::INTEGER AS index,
       unnest("values") AS value
@@ -267,6 +281,7 @@ def head_table_columns() -> dict[str, str]:
         mean = f"h.{c}_sum / nullif(h.{c}_n, 0)"
         if c == "corrected":
             columns["n_corrected"] = f"h.{c}_sum"
+            columns["n_decided"] = f"nullif(h.{c}_n, 0)"
             continue
         columns[f"{name}_mean"] = mean
         if c in ("qcos", "coverage", "selection_recall"):

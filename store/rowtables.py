@@ -13,6 +13,7 @@ import pyarrow as pa
 from kvlens.rows import EVENT_KINDS, JournalRow, StepRecord
 from kvlens.store.errors import TraceError
 from kvlens.store.runinfo import clean_text
+from kvlens.store.schema import PHASE_COLUMNS
 
 _ARROW = {
     "FLOAT": pa.float32(),
@@ -121,6 +122,7 @@ COLUMNS: dict[str, dict[str, str]] = {
         "peak_bytes": "UBIGINT",
         "cold_bytes": "UBIGINT",
     },
+    "phase": {"step": "UINTEGER", **dict.fromkeys(PHASE_COLUMNS, "UBIGINT")},
     "output": {
         "step": "UINTEGER",
         "token_id": "INTEGER",
@@ -202,6 +204,15 @@ def rows_table(name: str, rows: Sequence[Any]) -> pa.Table:
 def loss_rows(records: Sequence[StepRecord]) -> list[SimpleNamespace]:
     """The steps that were compared with a reference, as rows of the table `loss`."""
     return [SimpleNamespace(step=record.step, **vars(record.loss)) for record in records if record.loss is not None]
+
+
+def phase_rows(records: Sequence[StepRecord]) -> list[SimpleNamespace]:
+    """The steps whose phases were timed, as rows of the table `phase`."""
+    return [
+        SimpleNamespace(step=record.step, **{f"{name}_us": took for name, took in record.phases.items()})
+        for record in records
+        if record.phases is not None
+    ]
 
 
 def moved_bytes(record: StepRecord) -> tuple[int, int]:

@@ -29,6 +29,7 @@ _KV_TYPES = {name: "UBIGINT" if name.endswith("_bytes") else "UINTEGER" for name
 #: summaries).
 UNITS = {
     "entropy": "entropy_nats",
+    "mass_mean": "mass_substitute",
     "n_zoomed": "n_zoomed_spans",
     "zoom_asked": "zoom_asked_spans",
     "zoom_refused": "zoom_refused_spans",

@@ -22,7 +22,7 @@ from kvlens.store.decisions import copied_decisions, decision_table
 from kvlens.store.effects import effect_table
 from kvlens.store.guarded import guarded
 from kvlens.store.oracles import span_key_table
-from kvlens.store.rowtables import copied, loss_rows, moved_bytes, rows_table, step_tables
+from kvlens.store.rowtables import copied, loss_rows, moved_bytes, phase_rows, rows_table, step_tables
 from kvlens.store.runinfo import clean_text, plain
 from kvlens.store.schema import ORACLE_CODEC, statements
 from kvlens.store.surprisals import put_surprisals
@@ -191,6 +191,7 @@ class TraceFile:
             ("journal", block.journal),
             ("cut", [row for record in records for row in record.cuts]),
             ("loss", loss_rows(records)),
+            ("phase", phase_rows(records)),
         ):
             tables.append((name, rows_table(name, rows)))
         tables += [

@@ -3,7 +3,7 @@
 `import kvlens` offers the names of this package; each is imported when it is first used.
 """
 
-from kvlens.api.catalogue import methods, runs, sample
+from kvlens.api.catalogue import methods, runs, sample, table
 from kvlens.api.errors import Interrupted, KvlensError, MachineError, ModelError, RequestError, RunError
 from kvlens.api.models import load_model
 from kvlens.api.racing import Race, race
@@ -33,4 +33,5 @@ __all__ = [
     "sample",
     "studies",
     "study",
+    "table",
 ]

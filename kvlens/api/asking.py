@@ -43,6 +43,8 @@ class Settings(TypedDict, total=False):
     """"summary", "heads" or "spans": how much is recorded ("spans")"""
     coverage: bool
     """keep a copy of all keys outside the budget, and record coverage (True)"""
+    phases: bool
+    """time the phases of every step, on a CPU (True)"""
     oracle: str
     """when full attention by span is recorded: "auto", "off", "all" or "every=4,layers=0-3+7" ("auto")"""
     threads: int

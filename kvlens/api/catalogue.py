@@ -1,7 +1,8 @@
-"""What there is: `kvlens.methods`, `kvlens.runs`, `kvlens.sample`."""
+"""What there is: `kvlens.methods`, `kvlens.runs`, `kvlens.table`, `kvlens.sample`."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -75,6 +76,30 @@ def runs(
     with translated():
         frame = search_runs(folder_of(runs), Search(text, method, model, outcome, tag))
     return described(frame.drop(columns=["about_error"]).reset_index(drop=True), "runs")
+
+
+def table(name: str, uids: Sequence[str] | None = None, *, runs: str | Path | None = None) -> pd.DataFrame:
+    """Return a recorded table of many runs as one frame; each row begins with its run's model, method, parameters,
+    budget, prompt and outcome.
+
+    Args:
+        name: heads, head-steps, kv-steps, steps, spans, decisions, events, transfers, missed, phases, meta, outcome or
+            another table of `kvlens export`.
+        uids: the runs; None: all completed runs of the folder.
+        runs: their folder; None: $KVLENS_RUNS, else ./runs.
+    """
+    from kvlens.store.catalog import list_runs
+    from kvlens.tables.manyruns import TABLES, table_of_runs
+
+    if name not in TABLES:
+        raise unknown_name("unknown_table", "the table", name, list(TABLES))
+    folder = folder_of(runs)
+    with translated():
+        if uids is None:
+            uids = [str(run["uid"]) for run in list_runs(folder) if run["status"] == "completed"]
+        if not uids:
+            raise RequestError("bad_value", f"There is no completed run in {folder}.", name="uids", value=[])
+        return table_of_runs(uids, folder, name)
 
 
 def sample(model: str | None = None) -> PromptText:

@@ -80,21 +80,21 @@ class Run:
     def heads(self, start: int = 0, stop: int | None = None) -> pd.DataFrame:
         """Return one row per layer and query head, over steps [start, stop). Columns: docs/api.md, or
         `frame.attrs["columns"]` and `frame.attrs["units"]`."""
-        from kvlens.api import frames
+        from kvlens.tables import frames
 
         with translated():
             return frames.heads(self.reader, start, stop)
 
     def steps(self) -> pd.DataFrame:
         """Return one row per decode step: its token, its loss against full KV, times and bytes."""
-        from kvlens.api import frames
+        from kvlens.tables import frames
 
         with translated():
             return frames.steps(self.reader)
 
     def spans(self) -> pd.DataFrame:
         """Return one row per span of the context: its tokens, its text and what it is."""
-        from kvlens.api import frames
+        from kvlens.tables import frames
 
         with translated():
             return frames.spans(self.reader)
@@ -102,26 +102,51 @@ class Run:
     def missed(self) -> pd.DataFrame:
         """Return one row per (layer, KV head, span) that was missed where the run lost, most important first; the first
         rows are what to pass to `hold(triples=...)`. Empty if nothing was lost."""
-        from kvlens.api import frames
+        from kvlens.tables import frames
 
         with translated():
             return frames.missed(self.reader)
 
-    def decisions(self, step: int | None = None, layer: int | None = None, kv_head: int | None = None) -> pd.DataFrame:
-        """Return what the method decided, as recorded events: spans opened, recalled, evicted, refused and so on; None
-        takes all steps, layers or KV heads.
-
-        The table has what happened to spans. It does not have the scores of spans that were not chosen, nor the
-        selections of methods that move nothing: `run.reader.scores(step, layer, kv_head)` has those.
-        """
-        from kvlens.api import frames
+    def decisions(
+        self, step: int | None = None, layer: int | None = None, kv_head: int | None = None, kind: str | None = None
+    ) -> pd.DataFrame:
+        """Return one row per decision of the method: how many spans or tokens it asked for, and of these how many were
+        granted, refused or missed; None takes all steps, layers, KV heads or kinds. Empty in traces that recorded none
+        (`run.reader.records_decisions()`)."""
+        from kvlens.tables import frames
 
         with translated():
-            return frames.decisions(self.reader, step, layer, kv_head)
+            return frames.decisions(self.reader, kind, step, layer, kv_head)
+
+    def events(self, step: int | None = None, layer: int | None = None, kv_head: int | None = None) -> pd.DataFrame:
+        """Return what happened to spans: opened, recalled, evicted, refused and so on; None takes all steps, layers or
+        KV heads."""
+        from kvlens.tables import frames
+
+        with translated():
+            return frames.events(self.reader, step, layer, kv_head)
+
+    def head_steps(self) -> pd.DataFrame:
+        """Return one row per step, layer and query head."""
+        return self._rows("head-steps")
+
+    def kv_steps(self) -> pd.DataFrame:
+        """Return one row per step, layer and KV head: bytes and tokens moved, read and held."""
+        return self._rows("kv-steps")
+
+    def phases(self) -> pd.DataFrame:
+        """Return one row per timed step: how long each of its phases took. Empty if phases were not timed."""
+        return self._rows("phases")
+
+    def _rows(self, table: str) -> pd.DataFrame:
+        from kvlens.tables import frames
+
+        with translated():
+            return frames.rows(self.reader, table)
 
     def transfers(self, step: int | None = None, layer: int | None = None, kv_head: int | None = None) -> pd.DataFrame:
         """Return the copies between device and host; None takes all steps, layers or KV heads."""
-        from kvlens.api import frames
+        from kvlens.tables import frames
 
         with translated():
             return frames.transfers(self.reader, step, layer, kv_head)

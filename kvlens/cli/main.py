@@ -111,28 +111,40 @@ def prompt(
 
 @app.command()
 def export(
-    uid: str,
+    uids: Annotated[list[str], typer.Argument(metavar="UID", help="One run or several.")] = [],  # noqa: B006
     what: Annotated[
         str,
         typer.Option(
-            help="outcome, heads, head-steps, spans, span-mass, transfers, events, tokens, journal, cuts, scores, "
-            "loss, oracle, lost-tokens, effects, span-keys, chrome-trace"
+            help="outcome, heads, head-steps, kv-steps, steps, spans, span-mass, decisions, transfers, events, tokens, "
+            "journal, cuts, scores, loss, oracle, lost-tokens, effects, missed, span-keys, phases, meta, chrome-trace; "
+            "or dictionary: every column of these tables with its unit, denominator and meaning, without a run"
         ),
     ] = "heads",
     fmt: Annotated[str, typer.Option("--format", help="csv, parquet or json; of chrome-trace json.")] = "csv",
     to: Annotated[Path | None, typer.Option("--out", help="File to write; default stdout.")] = None,
+    with_run: Annotated[
+        bool | None,
+        typer.Option(
+            "--run-columns/--no-run-columns",
+            help="Begin each row with its run's model, method, parameters, budget, prompt, seed and outcome. "
+            "Default: if there are several runs.",
+        ),
+    ] = None,
     runs: RunsDir = None,
 ) -> None:
-    """Export a table of a run, column names say their units; what came of it (outcome); or its timeline for Perfetto
+    """Export a table of one run or of several, column names say their units; or a run's timeline for Perfetto
     (chrome-trace)."""
-    from kvlens.lens.severity import outcome_table
-    from kvlens.store.export import export as write
-    from kvlens.store.reader import TraceReader
+    from kvlens.tables.dictionary import dictionary
+    from kvlens.tables.manyruns import export_frame, export_runs
 
     writable(to)
-    with TraceReader.open(runs_folder(runs), uid) as reader:
-        derived_tables = {"outcome": lambda: outcome_table(reader)}
-        write(reader, what, fmt, sys.stdout.buffer if to is None else to, derived_tables)
+    out = sys.stdout.buffer if to is None else to
+    if what == "dictionary":
+        export_frame(dictionary(), fmt, out)
+        return
+    if not uids:
+        raise typer.BadParameter("Name at least one run; `kvlens runs` lists them.")
+    export_runs(uids, runs_folder(runs), what, fmt, out, with_run)
 
 
 @app.command()

@@ -76,6 +76,7 @@ def run(
     coverage: Annotated[
         bool, typer.Option(help="Keep a copy of all keys, outside the budget, and log coverage.")
     ] = True,
+    phases: Annotated[bool, typer.Option(help="Time the phases of every step, on a CPU.")] = True,
     oracle: Annotated[
         str, typer.Option(help="Full attention by span: auto, off, all, or every=4,layers=0-3+7.")
     ] = "auto",
@@ -124,6 +125,7 @@ def run(
             dtype=dtype,
             trace_level=trace_level,
             coverage=coverage,
+            phases=phases,
             oracle=oracle,
             threads=threads,
             ignore_eos=ignore_eos,

@@ -18,6 +18,7 @@ from kvlens.engine.prefill import Reader, ReadPrompt, prefill
 from kvlens.engine.session import Session
 from kvlens.engine.steps import Course, SessionStep, Step
 from kvlens.engine.whole_length import frequencies_vary
+from kvlens.memory.clock import PhaseClock
 from kvlens.memory.hot_tier import PromptStore
 from kvlens.recording.recorder import Follower, Recorder, StepFacts
 from kvlens.recording.sampling import OracleSampling
@@ -140,6 +141,8 @@ class Generation:
         if self.sink is not None and store is not None:
             self._begin_full_kv(store, read)
             session.observer = self.recorder = self._record(self.sink, store.keys)
+            if self.options.phases and store.keys.device.type == "cpu":
+                session.time_phases(PhaseClock())
             self.recorder.prefill(self._prompt_tokens(surprisal.known), prefill_us, session.prefill_peak)
 
     def _begin_full_kv(self, store: PromptStore, read: ReadPrompt | Reader | None) -> None:
@@ -233,9 +236,10 @@ class Generation:
         result.peak_bytes = max(result.peak_bytes, self.session.memory.account.peak)
         if self.keep_logits:
             result.logits.append(logits.float().clone())
+        phases = self.session.clock.take(ended - began)
         if self.recorder is not None:
             start_us, took = (began - self.zero) // 1000, (ended - began) // 1000
-            facts = StepFacts(step, start_us, took, token, text, logprob, previous.next_entropy, loss)
+            facts = StepFacts(step, start_us, took, token, text, logprob, previous.next_entropy, loss, phases)
             self.recorder.step(facts, previous.position)
         self.progress("decode", step + 1, self.steps)
         result.stopped = self._stopped_by(token)

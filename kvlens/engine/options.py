@@ -45,6 +45,8 @@ class Options:
     on it"""
     top_k: int = 16
     coverage: bool = False
+    phases: bool = False
+    """time the phases of every recorded step; on a CPU alone, as elsewhere the host only begins what a device does"""
     oracle: str = "auto"
     """at which steps and layers full attention by span is recorded, see kvlens.recording.sampling; nothing without
     coverage"""

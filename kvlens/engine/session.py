@@ -14,6 +14,7 @@ from kvlens.engine.observed import Observed
 from kvlens.engine.reading import reading_attention
 from kvlens.kernels.attend import attention_weights, decode_attention, prefill_attention
 from kvlens.memory.budget import BudgetAccount
+from kvlens.memory.clock import NoClock
 from kvlens.memory.counterfactual import Counterfactual
 from kvlens.memory.holds import Drop, Hold
 from kvlens.memory.hot_tier import PromptStore
@@ -77,6 +78,8 @@ class Session:
         self.account.hold("prompt", self.prompt.keys, self.prompt.values)
         self._memory: Memory | None = None
         self.observer: LayerObserver | None = None
+        self.clock = NoClock()
+        """times the phases of steps"""
         self.decoding = False
         self.prefill_peak = 0
         """largest device-resident KV bytes before decoding began: the whole prompt and the slots it moved to"""
@@ -105,7 +108,9 @@ class Session:
         """New tokens of one layer: keys, values [H_kv, m, D], post-RoPE."""
         if self.decoding:
             self.memory.write(layer, keys[:, 0], values[:, 0])
+            phase = self.clock.enter("score")
             self.border.written(layer, keys[:, 0], values[:, 0])
+            self.clock.enter(phase)
         elif self.observed.peeking:
             self.observed.peek_write(layer, keys, values)
         else:
@@ -117,9 +122,10 @@ class Session:
         if not self.decoding:
             peeking = self.observed.peeking
             return self.observed.peek_attend(layer, q, scaling) if peeking else self._prefill(layer, q, scaling)
-        memory = self.memory
+        memory, clock = self.memory, self.clock
         if layer in memory.recaller.under_way:
             memory.recaller.land(layer)
+        phase = clock.enter("score")
         ranking_query = scored(q[0, :, 0], scaling)
         if layer in self._ahead:
             selection = self._ahead.pop(layer)
@@ -129,6 +135,7 @@ class Session:
                 memory.recaller.recall(layer, selection, later=False)
         if selection is not None and self.counterfactual is not None:
             selection = self.counterfactual.counted(layer, selection)
+        clock.enter("attend")
         outs, biases = [], []
         for part, pool in enumerate(memory.hot.parts[layer]):
             part_queries = q if len(pool.heads) == self.shape.kv_heads else q[:, self._query_heads(pool.heads)]
@@ -143,18 +150,22 @@ class Session:
         if selection is not None and selection.blend is not None:
             out = selection.blend.mixed(out)
         if self.observer is not None:
+            clock.enter("record")
             self.observer.layer(layer, q[0, :, 0], biases, scaling, selection)
         if selection is not None and selection.now is not None:
             memory.recaller.recall(layer, selection, later=True)
+        clock.enter(phase)
         return out
 
     def look_ahead(self, layer: int, q: torch.Tensor) -> None:
         """The method selects for `layer` before its query is known: q [Hq, D] is an estimate, as `scored`. What it asks
         for is on its way while the layers before run; the layer's attention waits for what has not come by then."""
+        phase = self.clock.enter("score")
         selection = self._ahead[layer] = self.border.select(layer, q, self.memory.spans.capacity, self._position)
         if selection is not None:
             none = torch.zeros(self.shape.kv_heads, dtype=torch.bool, device=q.device)
             self.memory.recaller.recall(layer, replace(selection, now=none), later=True)
+        self.clock.enter(phase)
 
     def _prefill(self, layer: int, q: torch.Tensor, scaling: float) -> torch.Tensor:
         assert self.prompt is not None
@@ -236,9 +247,13 @@ class Session:
         self.between_steps(step, previous)
         self.memory.feed(self._position)
 
+    def time_phases(self, clock: NoClock) -> None:
+        """Time the steps to come with this clock."""
+        self.clock = self.memory.recaller.clock = clock
+
     def between_steps(self, step: int, previous: StepEnd | None) -> None:
         """What `begin_step` does before the new token gets its slots."""
-        memory = self.memory
+        memory, phase = self.memory, self.clock.enter("plan")
         self.border.begin_step(step)
         if self.observer is None:
             self.method.drain_journal()
@@ -254,6 +269,7 @@ class Session:
                 memory.evictions.evict(change.evicted)
         if change is not None or step % WALKED_STEPS == 0:
             self.border.count_held(self.account, step)
+        self.clock.enter(phase)
 
     def close(self) -> None:
         """Give back the link and the cold tier's memory, where they were taken."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from kvlens.memory.clock import NoClock
 from kvlens.memory.cold_tier import ColdTier
 from kvlens.memory.hot_tier import FREE, HotTier, Pool
 from kvlens.memory.layout import Layout
@@ -77,6 +78,8 @@ class Recaller:
         self.under_way: dict[int, list[_Arrival]] = {}
         """of the layers whose attention has to wait for copies"""
         self._token_bytes = self.shape.head_token_bytes
+        self.clock = NoClock()
+        """times the phases of recalls"""
         self.start_step()
 
     def _recall_slots(self, layer: int) -> tuple[int, int]:
@@ -101,16 +104,18 @@ class Recaller:
         without a transfer."""
         due = np.ones(self.shape.kv_heads, dtype=bool) if selection.now is None else selection.now.cpu().numpy()
         due = due != later
-        cause = selection.later_cause if later else selection.cause
+        cause, phase = selection.later_cause if later else selection.cause, self.clock.enter("plan")
         if due.any():
             if selection.rows is not None:
                 missing = self._missing_tokens(layer, selection.rows, due, cause)
             else:
                 missing = self._missing_spans(layer, selection, due, cause)
             if missing is not None:
+                self.clock.enter("copy")
                 self._fetch(layer, missing, cause, blocking=not later)
         if not later:
             self.land(layer)
+        self.clock.enter(phase)
 
     def _missing_spans(self, layer: int, selection: Selection, due: np.ndarray, cause: str) -> Missing | None:
         """Fit the requested spans into the zone, count and log; return what has to come."""
@@ -246,7 +251,9 @@ class Recaller:
 
     def land(self, layer: int) -> None:
         """Wait for this layer's copies under way and name the slots they filled, so that they can be attended."""
+        phase = self.clock.enter("wait")
         self._wait(layer)
+        self.clock.enter("copy")
         for arrival in self.under_way.pop(layer, ()):
             units, entry, pool = arrival.units, arrival.ticket.entry, arrival.pool
             first_head = 0 if pool is None else pool.heads.start
@@ -262,6 +269,7 @@ class Recaller:
             self._mark(layer, np.stack((units.kv_heads, units.spans)), hot=True)
             kind, sizes = ARRIVAL.get(entry.cause, "recall"), entry.sizes.astype(np.float64)
             self._log.events_of(kind, layer, entry.kv_heads, entry.spans, sizes)
+        self.clock.enter(phase)
 
     def settle(self) -> None:
         """Wait until every copy under way has ended, without naming its slots: the run is over, and no step waits for

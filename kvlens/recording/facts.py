@@ -26,6 +26,8 @@ class StepFacts:
     next_entropy: float
     loss: Loss | None = None
     """against the full-KV reference; None: not compared"""
+    phases: dict[str, int] | None = None
+    """us by phase (kvlens.memory.clock), in all dur_us; None: not timed"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +88,7 @@ class Settled:
             cuts=visited.cuts,
             scores=measured.scores,
             loss=facts.loss,
+            phases=facts.phases,
             oracle=measured.oracle,
             decisions=Decisions.joined([d for d in (visited.decisions, measured.decisions) if d is not None]),
         )

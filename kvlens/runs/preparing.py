@@ -177,6 +177,7 @@ def _options(request: RunRequest, forced: tuple[int, ...] | None = None) -> Opti
         prefill_chunk=request.prefill_chunk,
         top_k=request.top_k,
         coverage=request.coverage,
+        phases=request.phases,
         oracle=request.oracle,
         forced=request.forced if forced is None else forced,
         planned=None if forced is None else request.max_new,

@@ -54,6 +54,8 @@ class RunRequest(BaseModel):
     top_k: int = Field(16, ge=1, le=256)
     trace_level: str = "spans"
     coverage: bool = True
+    phases: bool = True
+    """time the phases of every step, on a CPU"""
     oracle: str = "auto"
     """at which steps and layers full attention by span is recorded: auto, off, all, or every=4,layers=0-3+7"""
     forced: tuple[int, ...] | None = None

@@ -35,6 +35,12 @@ def journal(step: int, score: np.ndarray, zoomed: np.ndarray) -> list[JournalRow
     ]
 
 
+def phases(dur: int, wait: int) -> dict[str, int]:
+    """Phases of a step that took `dur`, us."""
+    parts = {"score": 4, "plan": 3, "copy": 2, "wait": wait, "attend": 6, "record": 2}
+    return parts | {"rest": dur - sum(parts.values())}
+
+
 def zooms(head: dict[str, np.ndarray], group: int) -> Decisions:
     """A zoom per query head; where a query head asks for more than it was granted, span 1 is refused."""
     layer, q_head = (place.ravel() for place in np.indices(head["n_zoomed"].shape))
@@ -163,6 +169,7 @@ class StepMaker:
             scores=ranking(score, self.zoomed, np.array([s.kind == "entropy" for s in scene.spans])),
             loss=loss,
             oracle=oracle,
+            phases=phases(dur + wait, wait),
             decisions=zooms(head, scene.q_heads // scene.kv_heads),
         )
         self.clock += dur + wait

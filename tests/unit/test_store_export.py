@@ -14,6 +14,7 @@ import pytest
 
 from kvlens.meta import RunMeta
 from kvlens.rows import PrefillRecord, PromptToken
+from kvlens.store import queries
 from kvlens.store.export import EXPORTS, FORMATS, export
 from kvlens.store.reader import TraceError, TraceReader
 from kvlens.store.runinfo import config_hash
@@ -34,6 +35,11 @@ def lengths(reader: TraceReader) -> dict[str, int]:
         "heads": 8,
         "head-steps": 96,
         "spans": len(reader.spans()),
+        "kv-steps": 48,
+        "steps": 12,
+        "decisions": len(reader.decisions()),
+        "phases": 12,
+        "meta": len(reader.batches(queries.ALL_META).read_all()),
         "span-mass": masses,
         "transfers": len(reader.transfers()),
         "events": len(reader.events()),

@@ -1,11 +1,14 @@
-"""What a stored run recorded, as pandas frames with documented columns (kvlens/api/columns.py)."""
+"""What a stored run recorded, as pandas frames with documented columns (kvlens/tables/dictionary.py)."""
 
 from __future__ import annotations
 
 import pandas as pd
+import pyarrow as pa
 
-from kvlens.api.columns import MISSED, SPANS, STEPS, described
+from kvlens.store.export import table_pieces
 from kvlens.store.reader import TraceReader
+from kvlens.tables.column import describe
+from kvlens.tables.dictionary import MISSED, RECORDED, SPANS, STEPS
 
 
 def heads(reader: TraceReader, start: int, stop: int | None) -> pd.DataFrame:
@@ -55,11 +58,31 @@ def missed(reader: TraceReader) -> pd.DataFrame:
     return described(frame[list(MISSED)].astype({"layer": int, "kv_head": int, "span": int}), "missed")
 
 
-def decisions(reader: TraceReader, step: int | None, layer: int | None, kv_head: int | None) -> pd.DataFrame:
+def decisions(
+    reader: TraceReader, kind: str | None, step: int | None, layer: int | None, kv_head: int | None
+) -> pd.DataFrame:
+    """Return one row per decision."""
+    frame = reader.decisions(kind, step, layer, kv_head)
+    for name in ("refused_span", "missed_span"):
+        frame[name] = [" ".join(str(int(span)) for span in spans) for spans in frame[name]]
+    return described(frame, "decisions")
+
+
+def events(reader: TraceReader, step: int | None, layer: int | None, kv_head: int | None) -> pd.DataFrame:
     """Return the recorded events, in the order in which they happened."""
-    return described(reader.events(step, layer, kv_head), "decisions")
+    return described(reader.events(step, layer, kv_head), "events")
 
 
 def transfers(reader: TraceReader, step: int | None, layer: int | None, kv_head: int | None) -> pd.DataFrame:
     """Return the copies between device and host."""
     return described(reader.transfers(step, layer, kv_head), "transfers")
+
+
+def rows(reader: TraceReader, table: str) -> pd.DataFrame:
+    """Return a table that is read as it is stored: head-steps, kv-steps, phases or meta."""
+    return described(pa.concat_tables(table_pieces(reader, table)).to_pandas(), table)
+
+
+def described(frame: pd.DataFrame, table: str) -> pd.DataFrame:
+    """Return the frame with the units and meanings of its columns in its `attrs`."""
+    return describe(frame, RECORDED[table])
