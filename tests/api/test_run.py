@@ -96,12 +96,13 @@ def test_the_fewest_bytes_that_restore_the_answer(lost: kvlens.Run) -> None:
     assert found.restored is True
 
 
-@pytest.mark.parametrize("table", ["heads", "steps", "spans", "missed", "decisions", "transfers"])
+@pytest.mark.parametrize("table", ["heads", "steps", "spans", "missed", "decisions", "events", "transfers", "head_steps", "kv_steps", "phases"])
 def test_every_column_has_a_unit_and_a_meaning(lost: kvlens.Run, table: str) -> None:
     frame: pd.DataFrame = getattr(lost, table)()
     assert set(frame.attrs["units"]) == set(frame.columns) == set(frame.attrs["columns"])
-    assert all(TABLES[table][name].meaning for name in frame.columns)
-    assert list(frame.columns) == list(TABLES[table])
+    columns = TABLES[table.replace("_", "-")]
+    assert all(columns[name].meaning for name in frame.columns)
+    assert list(frame.columns) == list(columns)
 
 
 def test_the_tables_agree_with_the_trace(lost: kvlens.Run) -> None:
@@ -113,8 +114,10 @@ def test_the_tables_agree_with_the_trace(lost: kvlens.Run) -> None:
     assert steps["agrees"].tolist()[(step or 0) + 1 :] == [None] * (len(steps) - (step or 0) - 1)
     assert steps["kl_nats"][step] == pytest.approx(lost.verdict.kl_nats)
     assert len(lost.heads()) == reader.n_layers * reader.q_heads
-    assert len(lost.decisions()) == len(reader.events())
-    assert set(lost.decisions(step=-1)["step"]) == {-1}
+    assert len(lost.events()) == len(reader.events())
+    assert set(lost.events(step=-1)["step"]) == {-1}
+    assert len(lost.decisions()) == len(reader.decisions()) > 0
+    assert len(lost.phases()) == len(steps)
     first = lost.heads(0, 1).set_index(["layer", "q_head"])["entropy_nats_mean"]
     assert first[2, 3] == pytest.approx(float(reader.head_cube("entropy")[0, 2, 3]))
 
