@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from kvlens.store import memoryqueries
+from kvlens.store import memoryqueries, queries
 from kvlens.store.session import Session
 from kvlens.store.versions import source
 
@@ -21,6 +21,11 @@ class MemoryRecords:
     def transfers_between(self, start: int, stop: int) -> pd.DataFrame:
         """Copies that belong to steps [start, stop), in the order they began."""
         return self._db.frame(memoryqueries.TRANSFERS_BETWEEN, start=start, stop=stop)
+
+    def phases(self) -> pd.DataFrame:
+        """One row per step whose phases were timed: step, score_us, plan_us, copy_us, wait_us, attend_us, record_us,
+        rest_us, in all the step's dur_us (kvlens.memory.clock). Empty where they were not, as before schema 11."""
+        return self._db.frame(queries.ALL_PHASES)
 
     def moved_spans(self) -> pd.DataFrame:
         """Every copy to the device and whether its span was among the top spans of the KV head's query heads while it

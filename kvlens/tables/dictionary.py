@@ -157,6 +157,10 @@ RUN = {
     "outcome": Column("", "what came of the run, in words"),
     "outcome_kinds": Column("", "the same as codes, by spaces: right, wrong, lost, diverged, kept, unsound, unknown"),
     "left_full_kv_at_step": Column("step", "first step whose most probable token is not full KV's; empty: none"),
+    "ttft_us": Column(US, "until the first token of the answer, the reading of the prompt included"),
+    "tpot_us": Column(US, "mean duration of the steps after the first token", "steps after the first token"),
+    "end_to_end_us": Column(US, "until the last token"),
+    "link": Column("", "what copies went through; times of different links do not compare"),
 }
 """columns that say of which run a row is; `param_NAME` follow, one for each parameter of some method"""
 RECORDED = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -15,6 +16,7 @@ from kvlens.store.reader import TraceReader
 from kvlens.tables import frames
 from kvlens.tables.column import ID, Column, describe
 from kvlens.tables.dictionary import RECORDED, RUN
+from kvlens.tables.latency import latency
 
 PARAMETER = "param_"
 """begins the name of a column that holds a parameter"""
@@ -58,7 +60,7 @@ def table_of_runs(uids: Sequence[str], runs: Path, table: str) -> pd.DataFrame:
 
 def run_columns(reader: TraceReader) -> dict[str, Any]:
     """Return what says which run it is: the columns of `RUN`, then its parameters as `param_NAME`."""
-    meta, came = reader.meta, outcome(reader).columns()
+    meta, came, times = reader.meta, outcome(reader).columns(), latency(reader)
     columns = {name: getattr(meta, name, None) for name in RUN}
     columns |= {
         "uid": reader.uid,
@@ -66,8 +68,15 @@ def run_columns(reader: TraceReader) -> dict[str, Any]:
         "outcome": came["outcome"],
         "outcome_kinds": " ".join(came["outcome_kinds"]),
         "left_full_kv_at_step": came["left_full_kv_at_step"],
+        "ttft_us": _recorded(times.first_token),
+        "tpot_us": _recorded(times.per_token),
+        "end_to_end_us": _recorded(times.end_to_end),
     }
     return columns | {f"{PARAMETER}{name}": value for name, value in meta.config.items()}
+
+
+def _recorded(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 def _derived(reader: TraceReader) -> dict[str, Callable[[], pa.Table]]:

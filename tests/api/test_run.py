@@ -96,7 +96,10 @@ def test_the_fewest_bytes_that_restore_the_answer(lost: kvlens.Run) -> None:
     assert found.restored is True
 
 
-@pytest.mark.parametrize("table", ["heads", "steps", "spans", "missed", "decisions", "events", "transfers", "head_steps", "kv_steps", "phases"])
+FRAMES = ("heads", "steps", "spans", "missed", "decisions", "events", "transfers", "head_steps", "kv_steps", "phases")
+
+
+@pytest.mark.parametrize("table", FRAMES)
 def test_every_column_has_a_unit_and_a_meaning(lost: kvlens.Run, table: str) -> None:
     frame: pd.DataFrame = getattr(lost, table)()
     assert set(frame.attrs["units"]) == set(frame.columns) == set(frame.attrs["columns"])

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 from support import ListSink, random_prompt, run
 
+from kvlens.app.figures.phases import by_run, by_step
 from kvlens.memory import clock
 from kvlens.memory.clock import PHASES, REST, NoClock, PhaseClock
+from kvlens.store.reader import TraceReader
+from kvlens.tables.latency import latency, phase_means
+from tests.synthetic import write_synthetic
 
 
 def test_time_belongs_to_the_phase_that_was_entered_last(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,3 +47,30 @@ def test_every_recorded_step_has_all_phases_and_they_add_up(tiny: Any, method: s
         assert set(record.phases) == {*PHASES, REST}
         assert abs(sum(record.phases.values()) - record.dur_us) <= len(PHASES) + 1
         assert record.phases["attend"] > 0
+
+
+def test_latencies_come_from_recorded_times(tmp_path: Path) -> None:
+    uid = write_synthetic(tmp_path, 2, 4, 2, 10, 4, seed=1, prefill_s=0.25)
+    with TraceReader.open(tmp_path, uid) as reader:
+        times, took = latency(reader), reader.steps()["dur_us"]
+        assert times.first_token == 250_000 + took[0]
+        assert times.per_token == pytest.approx(took[1:].mean())
+        assert times.end_to_end == 250_000 + took.sum()
+        means = phase_means(reader)
+        assert sum(means.values()) == pytest.approx(took.mean())
+        figure = by_step(reader.phases())
+        assert sum(sum(bar.y) for bar in figure.data) * 1000 == pytest.approx(took.sum())
+        (bars,) = zip(*(bar.y for bar in by_run({"A": means}).data), strict=True)
+        assert sum(bars) * 1000 == pytest.approx(took.mean())
+
+
+def test_the_first_token_is_the_answers_and_a_prompt_read_by_another_run_has_no_time(tmp_path: Path) -> None:
+    asked = write_synthetic(tmp_path, 2, 4, 2, 10, 4, seed=1, prefill_s=0.25, question_tokens=3)
+    kept = write_synthetic(tmp_path, 2, 4, 2, 10, 4, seed=1, prefill_s=0.25, prompt_kept=True)
+    with TraceReader.open(tmp_path, asked) as reader:
+        took = reader.steps()["dur_us"]
+        assert latency(reader).first_token == 250_000 + took[:4].sum()
+        assert latency(reader).per_token == pytest.approx(took[4:].mean())
+    with TraceReader.open(tmp_path, kept) as reader:
+        assert math.isnan(latency(reader).first_token)
+        assert latency(reader).per_token > 0

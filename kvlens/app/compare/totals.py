@@ -8,7 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from kvlens.memory.clock import PHASES
 from kvlens.store.reader import TraceReader
+from kvlens.tables.latency import latency, phase_means
 from kvlens.text.units import si_bytes
 
 #: One of what is counted.
@@ -23,10 +25,12 @@ class Total:
 
     name: str
     unit: str
-    """'bytes', 'tokens', 'steps', 'step', 'spans', 'copies', 's', 'nats', 'share'"""
+    """'bytes', 'tokens', 'steps', 'step', 'spans', 'copies', 's', 'ms', 'nats', 'share'"""
     value: float
     absent: str = "not recorded"
     """what NaN means here"""
+    condition: str = ""
+    """what a value depends on beside the method, printed behind it"""
 
     def text(self, value: float | None = None) -> str:
         """The value, or another of the same kind, as it is printed."""
@@ -39,8 +43,9 @@ class Total:
             return si_bytes(shown)
         if self.unit == "share":
             return f"{shown:.4f}"
-        if self.unit in ("s", "nats"):
-            return f"{shown:,.4g} {self.unit}"
+        if self.unit in ("s", "ms", "nats"):
+            behind = f" ({self.condition})" if self.condition and value is None else ""
+            return f"{shown:,.4g} {self.unit}{behind}"
         if shown != round(shown):
             return f"{shown:,.1f} {self.unit}"
         return f"{shown:,.0f} {ONE.get(self.unit, self.unit) if shown == 1 else self.unit}"
@@ -55,6 +60,7 @@ def totals(reader: TraceReader) -> list[Total]:
     lost = loss.loc[~loss["agrees"].astype(bool), "step"]
     decode = moved[moved["step"] >= 0]
     down = decode[decode["direction"] == "h2d"]
+    times, phases, link = latency(reader), phase_means(reader), f"link {meta.link or 'not recorded'}"
     return [
         Total("prompt", "tokens", _number(meta.prompt_tokens)),
         Total("decode steps", "steps", float(reader.n_steps)),
@@ -68,7 +74,11 @@ def totals(reader: TraceReader) -> list[Total]:
         Total("moved at the end of prefill", "bytes", float(moved.loc[moved["step"] < 0, "bytes"].sum())),
         Total("copies while decoding", "copies", float(decode["n"].sum())),
         Total("decoding took", "s", float(steps["dur_us"].sum()) / 1e6),
-        Total("of that, waiting for copies", "s", float(steps["wait_us"].sum()) / 1e6),
+        Total("of that, waiting for copies", "s", float(steps["wait_us"].sum()) / 1e6, condition=link),
+        Total("until the first token", "s", times.first_token / 1e6),
+        Total("per token after it, mean", "ms", times.per_token / 1e3),
+        Total("prompt and all tokens", "s", times.end_to_end / 1e6),
+        *(Total(f"phase {phase}, mean of a step", "ms", phases.get(phase, float("nan")) / 1e3) for phase in PHASES),
         Total("attended tokens per step and KV head, mean", "tokens", attended(reader)),
         Total("coverage, mean", "share", head_mean(reader, "coverage")),
         Total("regret of a query head, mean", "share", head_mean(reader, "reference_regret")),

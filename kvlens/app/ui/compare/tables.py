@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import pandas as pd
 import streamlit as st
 
 from kvlens.app.compare.settings import ABSENT, KINDS, config_difference, setting_words
 from kvlens.app.compare.together import joined
 from kvlens.app.compare.totals import Total, totals, totals_table
+from kvlens.app.figures.phases import by_run
 from kvlens.app.ui.common import data
-from kvlens.app.ui.common.chart import menu
+from kvlens.app.ui.common.chart import chart, menu
 from kvlens.app.ui.common.pagereader import shown_frame
 from kvlens.app.ui.common.widgets import plain
 from kvlens.app.ui.compare.pick import Compared
 from kvlens.store.reader import TraceReader
+from kvlens.tables.latency import phase_means
 from kvlens.text.units import counted
 
 MOST, HEIGHT, SAID = 9, 300, 100
@@ -71,6 +74,21 @@ def _sums(compared: Compared) -> None:
         sentence += f" No regret of {joined(without)}: full attention by span was not recorded there."
     st.caption(plain(sentence))
     menu(table, f"{compared.stem}-totals", "compare_totals", image=False)
+    _phases(compared)
+
+
+def _phases(compared: Compared) -> None:
+    """Draw where the time of the runs' steps went, one stacked bar per run whose phases were timed."""
+    means = {name: phase_means(reader) for name, reader in compared.runs.items()}
+    timed = {name: each for name, each in means.items() if each}
+    if not timed:
+        return
+    links = joined(sorted({str(reader.meta.link or "not recorded") for reader in compared.runs.values()}))
+    table = pd.DataFrame(timed).rename_axis("phase").reset_index()
+    chart(by_run(timed), table, f"{compared.stem}-phases", "compare_phases", "Mean time of a step by phase and run")
+    st.caption(
+        plain(f"Phases of a step, mean over its steps. Link: {links}. Compare runs of one machine and link alone.")
+    )
 
 
 @st.cache_data(max_entries=128, show_spinner=False)

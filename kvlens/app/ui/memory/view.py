@@ -20,11 +20,13 @@ from kvlens.app.ui.common.data import TraceReader
 from kvlens.app.ui.common.state import Selection, parse_steps
 from kvlens.app.ui.common.widgets import plain
 from kvlens.app.ui.memory import data as memorydata
+from kvlens.app.ui.memory.phases import phases
 from kvlens.app.ui.memory.states import where_spans_lay
 from kvlens.app.ui.memory.use import use
 from kvlens.memory.holds import Drop, Hold, held_bytes, tokens_of
 from kvlens.store.errors import NotRecorded
 from kvlens.store.export import TIMELINE, export
+from kvlens.tables.latency import latency
 from kvlens.text.units import counted, duration, full_kv, si_bytes
 
 #: Steps of the overlap timeline when none were chosen.
@@ -41,6 +43,7 @@ def show(reader: TraceReader, selection: Selection) -> dict[str, str]:
         parts.bytes_by_cause(reader)
     with right:
         parts.times(reader)
+    phases(reader)
     query = overlap(reader, selection)
     by_head(reader, selection, copies)
     where_spans_lay(reader, selection)
@@ -54,7 +57,6 @@ def totals(reader: TraceReader, copies: pd.DataFrame) -> None:
     steps, meta = reader.steps(), reader.meta
     budget, full = meta.budget_bytes, meta.full_kv_bytes
     peak, moved = float(steps["peak_bytes"].max()), float(steps["h2d_bytes"].sum())
-    spent = float(steps["dur_us"].sum())
     cells = (
         (
             "Peak on the device",
@@ -64,11 +66,7 @@ def totals(reader: TraceReader, copies: pd.DataFrame) -> None:
         ("Budget", "no limit" if budget is None else si_bytes(budget), f"full KV {si_bytes(full)}"),
         ("Moved to the device", si_bytes(moved), f"{si_bytes(moved / max(1, len(steps)))} per decode step"),
         ("Moved to host memory", si_bytes(float(steps["d2h_bytes"].sum())), "while decoding"),
-        (
-            "Waited for copies",
-            duration(float(steps["wait_us"].sum())),
-            f"{steps['wait_us'].sum() / spent:.1%} of decoding" if spent else "while decoding",
-        ),
+        ("Time per token", *_token_time(reader)),
         ("Moved, not used", *_redundant(copies)),
     )
     for place, (label, value, note) in zip(st.columns(len(cells)), cells, strict=True):
@@ -78,6 +76,12 @@ def totals(reader: TraceReader, copies: pd.DataFrame) -> None:
             f"This run was one of {meta.raced} of a race. Its copies went on while the others had their turn: waits "
             "are shorter than they are alone."
         )
+
+
+def _token_time(reader: TraceReader) -> tuple[str, str]:
+    """Mean duration of a step after the first token, and the link that its copies went through."""
+    per_token, link = latency(reader).per_token, f"link {reader.meta.link or 'not recorded'}"
+    return (duration(per_token) if np.isfinite(per_token) else "not recorded"), link
 
 
 def _redundant(copies: pd.DataFrame) -> tuple[str, str]:

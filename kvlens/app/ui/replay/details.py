@@ -178,7 +178,8 @@ def _transfers(reader: TraceReader, step: int) -> None:
     st.markdown(f"##### Moved at step {step}")
     st.caption(
         f"All layers: {si_bytes(sums.get('h2d', 0))} to the device, {si_bytes(sums.get('d2h', 0))} to host memory, "
-        f"in {copies}; the engine waited {duration(float(table['wait_us'].sum()))} for them."
+        f"in {copies}; the engine waited {duration(float(table['wait_us'].sum()))} for them "
+        f"(link {reader.meta.link or 'not recorded'})."
     )
     if table.empty:
         return
