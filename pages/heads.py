@@ -3,6 +3,7 @@ download."""
 
 from kvlens.app.ui.common import nav, session
 from kvlens.app.ui.common.frame import choose_run
+from kvlens.app.ui.heads import retrieval
 from kvlens.app.ui.heads import view as headview
 
 nav.enter()
@@ -13,4 +14,5 @@ if found is not None:
     if view is not None:
         headview.figures(reader, view)
         headview.table(reader, view)
+        retrieval.over_runs(reader, view.cell)
         session.write_url(view.query())

@@ -6,6 +6,7 @@ import streamlit as st
 from kvlens.app.ui.common import nav, session
 from kvlens.app.ui.common.frame import choose_run
 from kvlens.app.ui.spans import map as spansmap
+from kvlens.app.ui.spans import readers as spanreaders
 from kvlens.app.ui.spans import table as spanstable
 from kvlens.app.ui.spans import view as spansview
 
@@ -23,4 +24,5 @@ if found is not None:
     with right:
         spanstable.selected(reader, view)
         spanstable.lengths(reader, view)
+    spanreaders.who_reads(reader, chosen)
     session.write_url(query)

@@ -66,6 +66,16 @@ ORACLE_TAILS_OF_LAYER = (
 
 ORACLE_TAILS = f"SELECT step, {_TAIL} AS tail_full FROM {source('oracle')} {_ALWAYS} ORDER BY step"
 
+#: Masses on some spans together, of every query head and step that was sampled; what is not listed counts as 0.
+MASS_ON_SPANS = f"""
+    SELECT (step::BIGINT * $layers + layer) * $heads + q_head AS place, coalesce(listed."full", 0)::FLOAT AS "full",
+      coalesce(listed.mass, 0)::FLOAT AS mass
+    FROM {source("oracle")} AS sampled LEFT JOIN (
+      SELECT step, layer, q_head, sum(full_mass) AS "full", sum(mass) AS mass
+      FROM ({_LISTED.format(keys="step, layer, q_head", where="")}) WHERE list_contains($spans, span::INTEGER)
+      GROUP BY step, layer, q_head) AS listed USING (step, layer, q_head)
+    WHERE NOT isnan(coalesce(sampled.tail_reference, sampled.tail_full))"""
+
 #: What no head could attend of what it wanted most: of every step and span the head that lost most.
 HOLES = f"""
     SELECT step, span, max(lost)::FLOAT AS mass, arg_max(layer, lost) AS layer, arg_max(q_head, lost) AS q_head FROM (

@@ -3,6 +3,8 @@ span keys."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pandas as pd
 
@@ -23,6 +25,7 @@ class LensRecords:
 
     _db: Session
     n_layers: int
+    n_steps: int
     q_heads: int
     kv_heads: int
     meta: RunMeta
@@ -36,6 +39,17 @@ class LensRecords:
         """The spans with most of `full`, most first: span, full, mass (the method's), regret, unread, own, own_regret,
         own_unread, reference, kind, tok_start, tok_end, reason (of the span)."""
         return self._db.frame(lensqueries.ORACLE, step=step, layer=layer, q_head=q_head)
+
+    def mass_on_spans(self, spans: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+        """Return `full` and this run's mass on some spans together, each float32 [steps, layers, query heads]; NaN
+        where full attention was not sampled. A span that a query head did not list counts as 0, so both are lower
+        bounds."""
+        shape = (self.n_steps, self.n_layers, self.q_heads)
+        rows = self._db.frame(lensqueries.MASS_ON_SPANS, spans=list(spans), layers=self.n_layers, heads=self.q_heads)
+        masses = np.full((2, int(np.prod(shape))), np.nan, np.float32)
+        masses[:, rows["place"].to_numpy(np.int64)] = rows[["full", "mass"]].to_numpy(np.float32).T
+        full, mass = masses.reshape(2, *shape)
+        return full, mass
 
     def has_reference_masses(self) -> bool:
         """Return whether full KV's own masses were recorded, at some step."""

@@ -3,7 +3,7 @@
 `import kvlens` offers the names of this package; each is imported when it is first used.
 """
 
-from kvlens.api.catalogue import methods, runs, sample, table
+from kvlens.api.catalogue import methods, retrieval_heads, runs, sample, table
 from kvlens.api.errors import Interrupted, KvlensError, MachineError, ModelError, RequestError, RunError
 from kvlens.api.models import load_model
 from kvlens.api.racing import Race, race
@@ -28,6 +28,7 @@ __all__ = [
     "methods",
     "open",
     "race",
+    "retrieval_heads",
     "run",
     "runs",
     "sample",

@@ -88,18 +88,46 @@ def table(name: str, uids: Sequence[str] | None = None, *, runs: str | Path | No
         uids: the runs; None: all completed runs of the folder.
         runs: their folder; None: $KVLENS_RUNS, else ./runs.
     """
-    from kvlens.store.catalog import list_runs
     from kvlens.tables.manyruns import TABLES, table_of_runs
 
     if name not in TABLES:
         raise unknown_name("unknown_table", "the table", name, list(TABLES))
     folder = folder_of(runs)
     with translated():
-        if uids is None:
-            uids = [str(run["uid"]) for run in list_runs(folder) if run["status"] == "completed"]
-        if not uids:
-            raise RequestError("bad_value", f"There is no completed run in {folder}.", name="uids", value=[])
-        return table_of_runs(uids, folder, name)
+        return table_of_runs(_completed(folder, uids), folder, name)
+
+
+def retrieval_heads(uids: Sequence[str] | None = None, *, runs: str | Path | None = None) -> pd.DataFrame:
+    """Return one row per layer and query head: full KV's mass on the needle over the prompts of many runs of one model,
+    its spread, and how often the head is among the top ones; `attrs["correlation"]` says how stable the ranks are.
+
+    Args:
+        uids: the runs; None: all completed runs of the folder.
+        runs: their folder; None: $KVLENS_RUNS, else ./runs.
+    """
+    from contextlib import ExitStack
+
+    from kvlens.lens.spanreaders import retrieval_heads
+    from kvlens.store.reader import TraceReader
+
+    folder = folder_of(runs)
+    with translated(), ExitStack() as stack:
+        readers = [stack.enter_context(TraceReader.open(folder, uid)) for uid in _completed(folder, uids)]
+        stability = retrieval_heads(readers)
+    frame = described(stability.frame, "retrieval_heads")
+    frame.attrs |= {"correlation": stability.correlation, "runs": list(stability.runs)}
+    return frame
+
+
+def _completed(folder: Path, uids: Sequence[str] | None) -> list[str]:
+    """Return the runs that were named, or all completed ones. Raises RequestError if there are none."""
+    from kvlens.store.catalog import list_runs
+
+    if uids is None:
+        uids = [str(run["uid"]) for run in list_runs(folder) if run["status"] == "completed"]
+    if not uids:
+        raise RequestError("bad_value", f"There is no completed run in {folder}.", name="uids", value=[])
+    return list(uids)
 
 
 def sample(model: str | None = None) -> PromptText:

@@ -89,7 +89,25 @@ STUDY = {
     **{name: Column(unit, f"{meaning}; mean over trials") for name, (meaning, unit) in FIGURES.items()},
     **_STUDY_INTERVAL,
 }
-TABLES = {"methods": METHODS, "runs": RUNS, "race": RACE, "study": STUDY, **RECORDED}
+RETRIEVAL_HEADS = {
+    "layer": Column("id", "layer, counted from 0"),
+    "q_head": Column("id", "query head within the layer"),
+    "mean": Column(SHARE, "full KV's mass on the needle's spans, mean over prompts; a lower bound", "n"),
+    "spread": Column(SHARE, "standard deviation of the mass over prompts", "n"),
+    "least": Column(SHARE, "smallest mass of a prompt"),
+    "most": Column(SHARE, "largest mass of a prompt"),
+    "n": Column("prompts", "with a marked needle; runs of one prompt count once"),
+    "rank": Column("rank", "mean rank over prompts; 1 is the most mass", "n"),
+    "top_share": Column(SHARE, "share of the prompts in which the head is among the top 10 %", "n"),
+}
+TABLES = {
+    "retrieval_heads": RETRIEVAL_HEADS,
+    "methods": METHODS,
+    "runs": RUNS,
+    "race": RACE,
+    "study": STUDY,
+    **RECORDED,
+}
 """method of Run, or function of kvlens -> its columns"""
 
 

@@ -126,6 +126,14 @@ class Run:
         with translated():
             return frames.events(self.reader, step, layer, kv_head)
 
+    def readers(self, span: int | None = None) -> pd.DataFrame:
+        """Return one row per layer and query head: full KV's mass and this run's on a span, mean over the sampled
+        steps; None: on the spans that hold the needle."""
+        from kvlens.tables import frames
+
+        with translated():
+            return frames.readers(self.reader, None if span is None else (span,))
+
     def head_steps(self) -> pd.DataFrame:
         """Return one row per step, layer and query head."""
         return self._rows("head-steps")

@@ -116,7 +116,8 @@ def export(
         str,
         typer.Option(
             help="outcome, heads, head-steps, kv-steps, steps, spans, span-mass, decisions, transfers, events, tokens, "
-            "journal, cuts, scores, loss, oracle, lost-tokens, effects, missed, span-keys, phases, meta, chrome-trace; "
+            "journal, cuts, scores, loss, oracle, lost-tokens, effects, missed, readers, span-keys, phases, meta, "
+            "chrome-trace; "
             "or dictionary: every column of these tables with its unit, denominator and meaning, without a run"
         ),
     ] = "heads",

@@ -31,6 +31,15 @@ KV_STEPS = {
     "kv_head": Column(ID, "KV head within the layer"),
     **{name: Column(METRICS[name].unit, METRICS[name].doc) for name in KV_COLUMNS},
 }
+READERS = {
+    "layer": Column(ID, "layer, counted from 0"),
+    "q_head": Column(ID, "query head within the layer"),
+    "full_mass": Column(
+        SHARE, "full KV's own mass on the spans, else full attention's by the run's own query; a lower bound", "n_steps"
+    ),
+    "mass": Column(SHARE, "this run's mass on the spans; a lower bound", "n_steps"),
+    "n_steps": Column("steps", "at which full attention was sampled; the masses are means over them"),
+}
 DECISIONS = {
     "step": Column("step", "decode step; -1 is the end of prefill"),
     "layer": Column(ID, "layer; NaN: all layers"),
@@ -171,6 +180,7 @@ RECORDED = {
     "spans": SPANS,
     "missed": MISSED,
     "decisions": DECISIONS,
+    "readers": READERS,
     "events": EVENTS,
     "transfers": TRANSFERS,
     "phases": PHASES,

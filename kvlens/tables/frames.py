@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pandas as pd
 import pyarrow as pa
 
@@ -56,6 +58,16 @@ def missed(reader: TraceReader) -> pd.DataFrame:
 
     frame = attribute(reader).rename(columns={"effect": "effect_logits"})
     return described(frame[list(MISSED)].astype({"layer": int, "kv_head": int, "span": int}), "missed")
+
+
+def readers(reader: TraceReader, spans: Sequence[int] | None = None) -> pd.DataFrame:
+    """Return one row per layer and query head: how much of its attention lies on some spans, on the needle's if none
+    are given. Empty if there is no needle, or no full attention by span."""
+    from kvlens.lens.spanreaders import needle_spans, span_readers
+
+    chosen_spans = needle_spans(reader) if spans is None else tuple(spans)
+    frame = span_readers(reader, chosen_spans).frame()
+    return described(frame if chosen_spans and reader.meta.sampled else frame.iloc[:0], "readers")
 
 
 def decisions(

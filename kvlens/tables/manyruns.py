@@ -20,7 +20,7 @@ from kvlens.tables.latency import latency
 
 PARAMETER = "param_"
 """begins the name of a column that holds a parameter"""
-TABLES = ("outcome", "missed", *EXPORTS)
+TABLES = ("outcome", "missed", "readers", *EXPORTS)
 """tables that can be exported, beside the timeline"""
 _WHOLE = (ID, "step", "rank", "position")
 """units of columns of whole numbers, whether or not a run lacks some"""
@@ -81,7 +81,7 @@ def _recorded(value: float) -> float | None:
 
 def _derived(reader: TraceReader) -> dict[str, Callable[[], pa.Table]]:
     """Tables that are made of a run here, as the API gives them out."""
-    makers = {"steps": frames.steps, "spans": frames.spans, "missed": frames.missed}
+    makers = {"steps": frames.steps, "spans": frames.spans, "missed": frames.missed, "readers": frames.readers}
     tables = {name: _maker(make, reader) for name, make in makers.items()}
     return {"outcome": lambda: outcome_table(reader), **tables}
 
