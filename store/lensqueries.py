@@ -72,7 +72,8 @@ MASS_ON_SPANS = f"""
       coalesce(listed.mass, 0)::FLOAT AS mass
     FROM {source("oracle")} AS sampled LEFT JOIN (
       SELECT step, layer, q_head, sum(full_mass) AS "full", sum(mass) AS mass
-      FROM ({_LISTED.format(keys="step, layer, q_head", where="")}) WHERE list_contains($spans, span::INTEGER)
+      FROM ({_LISTED.format(keys="step, layer, q_head", where="")})
+      WHERE list_contains(string_split($spans, ' '), span::VARCHAR)
       GROUP BY step, layer, q_head) AS listed USING (step, layer, q_head)
     WHERE NOT isnan(coalesce(sampled.tail_reference, sampled.tail_full))"""
 

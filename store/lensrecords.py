@@ -45,7 +45,9 @@ class LensRecords:
         where full attention was not sampled. A span that a query head did not list counts as 0, so both are lower
         bounds."""
         shape = (self.n_steps, self.n_layers, self.q_heads)
-        rows = self._db.frame(lensqueries.MASS_ON_SPANS, spans=list(spans), layers=self.n_layers, heads=self.q_heads)
+        rows = self._db.frame(
+            lensqueries.MASS_ON_SPANS, spans=" ".join(map(str, spans)), layers=self.n_layers, heads=self.q_heads
+        )
         masses = np.full((2, int(np.prod(shape))), np.nan, np.float32)
         masses[:, rows["place"].to_numpy(np.int64)] = rows[["full", "mass"]].to_numpy(np.float32).T
         full, mass = masses.reshape(2, *shape)

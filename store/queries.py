@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import fields
 
 from kvlens.rows import HEAD_COLUMNS, KV_COLUMNS, SpanRow
-from kvlens.store.schema import UNITS
+from kvlens.store.schema import ORACLE_CODES, UNITS
 from kvlens.store.versions import source
 
 TOKENS = "SELECT * FROM run.main.token ORDER BY pos"
@@ -175,24 +175,29 @@ SPANS_ALIVE = """
 
 _MASS = "(code / 255.0) * (code / 255.0)"
 
+#: The top spans of query heads. A span that full attention listed too has its mass there in more digits (oracle).
+_TOP_SPANS = f"""
+    SELECT {{keys}}, top.span AS span, coalesce(fine.mass, {_MASS})::FLOAT AS mass FROM (
+      SELECT step, layer, q_head, unnest(span) AS span, unnest(mass) AS code FROM run.main.head_span {{where}}) AS top
+    LEFT JOIN (
+      SELECT step, layer, q_head, span, pow(code / {ORACLE_CODES}.0, 2) AS mass FROM (
+        SELECT step, layer, q_head, unnest(span) AS span, unnest(mass) AS code FROM {source("oracle")} {{where}})
+    ) AS fine USING (step, layer, q_head, span)"""
+
 HEAD_SPANS = f"""
-    SELECT top.span, ({_MASS})::FLOAT AS mass, span.kind, span.tok_start, span.tok_end, span.reason FROM (
-        SELECT unnest(span) AS span, unnest(mass) AS code FROM run.main.head_span
-        WHERE step = $step AND layer = $layer AND q_head = $q_head) AS top
+    SELECT top.span, top.mass, span.kind, span.tok_start, span.tok_end, span.reason FROM (
+      {_TOP_SPANS.format(keys="step", where="WHERE step = $step AND layer = $layer AND q_head = $q_head")}) AS top
     LEFT JOIN run.main.span AS span ON span.span = top.span
-    ORDER BY top.code DESC, top.span"""
+    ORDER BY top.mass DESC, top.span"""
 
 TAIL_MASS = "SELECT tail_mass FROM run.main.head_span WHERE step = $step AND layer = $layer AND q_head = $q_head"
 
 SPAN_MASS = f"""
-    SELECT step, span, ({_MASS})::FLOAT AS mass FROM (
-        SELECT step, unnest(span) AS span, unnest(mass) AS code FROM run.main.head_span
-          WHERE layer = $layer AND q_head = $q_head)
+    SELECT step, span, mass FROM ({_TOP_SPANS.format(keys="step", where="WHERE layer = $layer AND q_head = $q_head")})
     ORDER BY step, span"""
 
 SPAN_MASS_OF_LAYER = f"""
-    SELECT q_head, step, span, ({_MASS})::FLOAT AS mass FROM (
-        SELECT q_head, step, unnest(span) AS span, unnest(mass) AS code FROM run.main.head_span WHERE layer = $layer)
+    SELECT q_head, step, span, mass FROM ({_TOP_SPANS.format(keys="q_head, step", where="WHERE layer = $layer")})
     ORDER BY q_head, step, span"""
 
 #: A head that did not list a span in its top spans counts as 0 there, so the mean is a lower bound.
@@ -207,8 +212,7 @@ MEAN_SPAN_MASS_BY_STEP = f"""
     GROUP BY step, span ORDER BY step, span"""
 
 ALL_SPAN_MASS = f"""
-    SELECT step, layer, q_head, span, ({_MASS})::FLOAT AS mass FROM (
-        SELECT step, layer, q_head, unnest(span) AS span, unnest(mass) AS code FROM run.main.head_span)
+    SELECT step, layer, q_head, span, mass FROM ({_TOP_SPANS.format(keys="step, layer, q_head", where="")})
     ORDER BY step, layer, q_head, mass DESC, span"""
 
 HEAD_STEPS = f"SELECT {{columns}} FROM {source('head_step')} ORDER BY step, layer, q_head"

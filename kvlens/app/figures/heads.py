@@ -48,7 +48,8 @@ def head_map(
         horizontal_spacing=0.02,
         vertical_spacing=0.03,
     )
-    text = "%{z:.2s}" if metric.unit == "bytes" else "%{z:.3~g}"
+    share = metric.unit in ("share", "cosine", "0 or 1")  # stored to 1e-4
+    text = "%{z:.2s}" if metric.unit == "bytes" else "%{z:.4~f}" if share else "%{z:.3~g}"
     bar = {"title": {"text": metric.mean_unit, "side": "right"}, "len": 0.78, "y": 0.39, "thickness": 12}
     figure.add_trace(
         go.Heatmap(

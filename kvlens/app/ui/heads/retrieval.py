@@ -15,6 +15,7 @@ from kvlens.app.ui.common.data import TraceReader
 from kvlens.app.ui.common.widgets import plain
 from kvlens.lens.spanreaders import Stability, retrieval_heads
 from kvlens.store.errors import TraceError
+from kvlens.text.units import counted
 
 MOST_RUNS = 200
 """runs that are read, newest first"""
@@ -38,11 +39,10 @@ def over_runs(reader: TraceReader, cell: tuple[int, int]) -> None:
         for place, (column, metric, how) in zip(st.columns(3, gap="small"), MAPS, strict=True):
             key = f"retrieval_{column}_{session.revision()}_{cell[0]}_{cell[1]}"
             values = stability.grid(column, reader.n_layers, reader.q_heads)
+            title = f"{how} of {counted(len(stability.runs), 'prompt')}"
             with place:
                 chart(
-                    head_map(
-                        values, reader.kv_heads, metric, cell, f"{how} of {len(stability.runs)} prompts", fit=True
-                    ),
+                    head_map(values, reader.kv_heads, metric, cell, title, fit=True),
                     stability.frame,
                     f"retrieval-heads-{reader.meta.model}",
                     key,

@@ -143,7 +143,7 @@ def _spans(reader: TraceReader, step: int, layer: int, head: int, label: str, se
     if selected in set(table["span"]):
         shown.insert(0, "selected", ["●" if span == selected else "" for span in shown["span"]])
     columns = {
-        "mass": st.column_config.ProgressColumn("mass ≈ (share)", min_value=0.0, max_value=1.0, format="%.5f"),
+        "mass": st.column_config.ProgressColumn("mass (share)", min_value=0.0, max_value=1.0, format="%.4f"),
         "text": st.column_config.TextColumn(width="large"),
     }
     st.dataframe(shown, hide_index=True, width="stretch", column_config=columns, height=min(300, 38 + 35 * len(shown)))
@@ -164,7 +164,7 @@ def mass_caption(tail: float, selected: int | None, listed: set[int]) -> str:
         text = "The mass of the spans that are not listed was not recorded."
     else:
         text = f"Spans that are not listed hold {tail:.4f} together, so the listed ones hold {1 - tail:.4f}."
-    text += " Each listed mass is stored to about ±√mass/255, so their sum may differ from that."
+    text += " A mass that full attention did not list too is stored to about ±√mass/255."
     if selected is not None and selected not in listed:
         text += f" The selected span {selected} is not in this list."
     return text

@@ -13,7 +13,7 @@ from kvlens.lens.lines import LEAST, MASSES, mass_name, ranges_in_words
 from kvlens.memory.ranges import joined
 from kvlens.player.lens import sampling
 from kvlens.player.payload import needle_tokens
-from kvlens.recording.metrics import head_label
+from kvlens.recording.metrics import REGRETS, head_label
 
 
 def wanted(reader: TraceReader, selection: Selection) -> None:
@@ -26,9 +26,12 @@ def wanted(reader: TraceReader, selection: Selection) -> None:
         st.caption(f"Full attention's masses were not recorded for {label} at step {step}{sampling(reader)}.")
         return
     shown = table.assign(needle=table["needle"].map({True: "★", False: ""})).rename(columns=_NAMES)
-    st.dataframe(shown, hide_index=True, width="stretch", height=min(300, 38 + 35 * len(shown)))
+    shares = {name: st.column_config.NumberColumn(format="%.4f") for name in (*_NAMES.values(), "regret")}
+    height = min(300, 38 + 35 * len(shown))
+    st.dataframe(shown, hide_index=True, width="stretch", height=height, column_config=shares)
     tail = reader.oracle_tail(step, layer, head)
     name = mass_name(bool(table["reference"].notna().any()))
+    regret = regret_words(reader, step, layer, head, float(table["regret"].sum()))
     rest = "" if np.isnan(tail) else f" Spans that are not listed hold {tail:.4f} of {name}."
     st.caption(
         (
@@ -36,9 +39,22 @@ def wanted(reader: TraceReader, selection: Selection) -> None:
             "counts its summary and what was rebuilt of it, as regret does; coverage counts tokens attended exactly "
             "alone. ★ marks the needle."
         )
+        + regret
         + rest
         + lost(reader, step, layer, head)
     )
+
+
+def regret_words(reader: TraceReader, step: int, layer: int, head: int, listed_regret: float) -> str:
+    """Return the regret of the listed spans, of the others and of the query head in all, which is their sum; empty if
+    the query head's regret was not recorded. Stored to 1e-4."""
+    line = reader.head_timeline(layer, head).set_index("step")
+    recorded = [float(line[name].get(step, np.nan)) for name in REGRETS]
+    whole = next((value for value in recorded if np.isfinite(value)), float("nan"))
+    if np.isnan(whole):
+        return ""
+    shown, unlisted = round(listed_regret, 4), round(max(0.0, whole - listed_regret), 4)
+    return f" Regret of the listed spans: {shown:.4f}; of the others: {unlisted:.4f}; in all: {shown + unlisted:.4f}."
 
 
 _NAMES = {"reference": "full KV's mass", "own": "own-query mass", "mass": "this run's mass"}

@@ -57,11 +57,11 @@ def who_reads(reader: TraceReader, selection: Selection) -> None:
         f"readers_steps_{session.revision()}_{cell[0]}_{cell[1]}",
         f"Mass of {label} on {named} over decode steps",
     )
-    most = frame.nlargest(3, "full_mass")
+    sampled, most = int(np.isfinite(curve[:, 0]).sum()), frame.nlargest(3, "full_mass")
     heads = ", ".join(f"L{row.layer} Q{row.q_head} {row.full_mass:.4f}" for row in most.itertuples())
     st.caption(
         plain(
-            f"Mass on {named}, mean over {int(np.isfinite(curve[:, 0]).sum())} sampled steps. {source_name} gives most in "
+            f"Mass on {named}, mean over {sampled} sampled steps. {source_name} gives most in "
             f"{heads}. Values are lower bounds: a query head lists its top spans alone. A click selects a head."
         )
     )

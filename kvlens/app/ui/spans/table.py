@@ -50,7 +50,7 @@ def table(reader: TraceReader, view: View) -> None:
             "how it was cut and placed": spans["reason"],
         }
     )
-    number, share = st.column_config.NumberColumn(format="%.3f"), st.column_config.NumberColumn(format="%.3g")
+    number, share = st.column_config.NumberColumn(format="%.3f"), st.column_config.NumberColumn(format="%.4f")
     key = f"span_table_{session.revision() - st.session_state.get(_OWN_MOVES, 0)}"
     st.dataframe(
         shown,
