@@ -21,11 +21,14 @@ from kvlens.recording.sampling import resolve as resolve_sampling
 from kvlens.runs.preparing import advice, check, chosen
 from kvlens.runs.request import RunRequest, default_budget, default_preset
 from kvlens.runs.room import resized, room_made, with_room
+from kvlens.shape import KVShape
 from kvlens.tasks.encoding import encoding_in
 from kvlens.text.prompts import BadPrompt, PromptText, question_start
 
 TRACE_ROW_BYTES = 100
 """stored bytes per (step, layer, query head), with top spans, as measured in docs/benchmarks.md"""
+DECISION_BYTES = 16
+"""stored bytes per row of the table decision, with the lists of refused and missed spans, as measured on zooms"""
 TRACE_BASE_BYTES = 1_100_000
 TOKEN_BYTES = 120
 """of a trace per prompt token, as measured on the demo model from 246 to 1,999 tokens"""
@@ -118,6 +121,14 @@ def _refusal(request: RunRequest, found: Chosen, sizes: Sizes) -> BudgetInfeasib
     return refusal(methods.get(request.method), request.preset, usual, found, request.overrides, sizes)
 
 
+def decision_rows(family: str, shape: KVShape) -> int:
+    """Return the rows that a step of a method of some family adds to the table decision, at most: one per query head
+    where query heads zoom, else one per KV head, in every layer."""
+    if family == "reference":
+        return 0
+    return shape.layers * (shape.q_heads if family == "span_retrieval" else shape.kv_heads)
+
+
 def estimate(
     prompt: PromptText | str,
     model: str,
@@ -165,7 +176,7 @@ def estimate(
     sizes, tokens = resized(request, foreseen.sizes), foreseen.tokens
     shape, limit, full = sizes.shape, sizes.budget_bytes, sizes.full_kv_bytes
     found, kind = chosen(request, sizes), methods.get(method)
-    step_bytes = TRACE_ROW_BYTES * shape.layers * shape.q_heads
+    step_bytes = TRACE_ROW_BYTES * shape.layers * shape.q_heads + DECISION_BYTES * decision_rows(kind.family, shape)
     sampled = resolve_sampling("auto", shape.layers, shape.q_heads, tokens)
     refused = _refusal(request, found, sizes)
     fits = limit is None or found.floor <= limit or given is None

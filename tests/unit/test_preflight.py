@@ -12,7 +12,7 @@ from support import task_prompt
 from kvlens import methods
 from kvlens.engine.engine import Engine, Options
 from kvlens.memory.budget import Budget, BudgetInfeasible
-from kvlens.runs.preflight import estimate, refuse
+from kvlens.runs.preflight import DECISION_BYTES, decision_rows, estimate, refuse
 from kvlens.runs.request import RunRequest
 from kvlens.text.prompts import BadPrompt, PromptText
 
@@ -45,6 +45,15 @@ def test_what_is_not_known_is_none_and_said(tmp_path: Path) -> None:
         estimate("x", "some/hub-model", "full", {}, None, 8)
     with pytest.raises(ValueError, match="is not understood"):
         estimate("x", "demo", "full", {}, "much", 8)
+
+
+def test_the_trace_counts_the_rows_of_decisions(demo: Any) -> None:
+    shape, prompt = demo.shape, "word " * 300
+    steps = {name: estimate(prompt, "demo", name, {}, "100%", 8)["step_bytes"] for name in ("full", "quest", "sekv")}
+    assert steps["quest"] - steps["full"] == DECISION_BYTES * shape.layers * shape.kv_heads
+    assert steps["sekv"] - steps["full"] == DECISION_BYTES * shape.layers * shape.q_heads
+    for name, rows in (("quest", shape.kv_heads), ("sekv", shape.q_heads), ("full", 0)):
+        assert decision_rows(methods.get(name).family, shape) == shape.layers * rows
 
 
 def test_too_long_is_said() -> None:
