@@ -9,6 +9,8 @@ import numpy as np
 
 from kvlens.decisions import Decisions
 from kvlens.instruments import CutRow, Loss
+from kvlens.methods.answers import Decided
+from kvlens.recording.decisions import decisions_between
 from kvlens.recording.snapshot import Measured, Snapshot
 from kvlens.rows import EventRow, JournalRow, SpanHeadRow, SpanRow, StepRecord, TransferRow
 
@@ -47,8 +49,8 @@ class Seen:
     span_heads: list[SpanHeadRow]
     journal: list[JournalRow]
     cuts: list[CutRow]
-    decisions: Decisions | None
-    """of evictions and between steps; those of layers come from the shot"""
+    decided: list[Decided]
+    """by the method between steps"""
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,7 @@ class Settled:
     def record(self, measured: Measured) -> StepRecord:
         """The whole step."""
         visited, facts = self.seen, self.seen.facts
+        between = decisions_between(visited.cuts, visited.decided)
         return StepRecord(
             step=facts.step,
             t_us=facts.t_us,
@@ -90,5 +93,5 @@ class Settled:
             loss=facts.loss,
             phases=facts.phases,
             oracle=measured.oracle,
-            decisions=Decisions.joined([d for d in (visited.decisions, measured.decisions) if d is not None]),
+            decisions=Decisions.joined([part for part in (between, measured.decisions) if part is not None]),
         )

@@ -154,7 +154,7 @@ class Recorder:
         if self._owners is not None and (sampled := self._sampled(facts)):
             shot.owner, shot.sampled = self._owners.follow(memory.spans.rows), sampled
         self._complete_newest()  # its copies in the background have landed before this step's attention
-        account, cuts = memory.account, memory.log.take_cuts()
+        account = memory.account
         loss = () if facts.loss is None else (facts.loss.kl, facts.loss.logit_diff)
         self._tally.step(account.limit, account.peak, facts.logprob, facts.next_entropy, *loss)
         self._newest = Seen(
@@ -168,8 +168,8 @@ class Recorder:
             spans=memory.spans.take_new(),
             span_heads=memory.log.take_stored(),
             journal=self._journal(),
-            cuts=cuts,
-            decisions=decisions_between(cuts, self.method.drain_decided()),
+            cuts=memory.log.take_cuts(),
+            decided=self.method.drain_decided(),
             record_us=(time.perf_counter_ns() - began - (self.full_kv_ns - full_kv_ns)) // 1000,
         )
         if self._follow is not None:
