@@ -124,7 +124,8 @@ def _completed(folder: Path, uids: Sequence[str] | None) -> list[str]:
     from kvlens.store.catalog import list_runs
 
     if uids is None:
-        uids = [str(run["uid"]) for run in list_runs(folder) if run["status"] == "completed"]
+        frame = list_runs(folder)
+        uids = frame.loc[frame["status"] == "completed", "uid"].astype(str).tolist()
     if not uids:
         raise RequestError("bad_value", f"There is no completed run in {folder}.", name="uids", value=[])
     return list(uids)

@@ -207,3 +207,19 @@ def test_the_api_needs_neither_streamlit_nor_plotly() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert int(done.stdout) > 10, done.stderr
+
+
+def test_tables_of_all_completed_runs_name_the_run_of_a_row(lost: kvlens.Run) -> None:
+    frame = kvlens.table("decisions")
+    assert lost.uid in set(frame["uid"])
+    own = frame[frame["uid"] == lost.uid]
+    assert own["asked"].sum() == lost.decisions()["asked"].sum() > 0
+    heads = kvlens.retrieval_heads()
+    assert len(heads) == lost.reader.n_layers * lost.reader.q_heads
+    assert list(heads.columns) == list(TABLES["retrieval_heads"])
+    readers = lost.readers()
+    assert list(readers.columns) == list(TABLES["readers"])
+    assert readers["full_mass"].max() <= 1.001
+    with pytest.raises(kvlens.RequestError) as refused:
+        kvlens.table("weights")
+    assert refused.value.code == "unknown_table"

@@ -45,9 +45,10 @@ def zooms(head: dict[str, np.ndarray], group: int) -> Decisions:
     """A zoom per query head; where a query head asks for more than it was granted, span 1 is refused."""
     layer, q_head = (place.ravel() for place in np.indices(head["n_zoomed"].shape))
     refused = head["zoom_refused"].ravel().astype(np.int32)
-    counts = {"requested": head["zoom_asked"].ravel(), "granted": head["n_zoomed"].ravel(), "refused": refused}
-    columns = {"layer": layer, "kv_head": q_head // group, "q_head": q_head, "score": _ZOOM_IN, "cut": _ZOOM_OUT}
-    return Decisions.filled(len(layer), "zoom", "spans", columns | counts | {"refused_span": np.ones(refused.sum())})
+    columns: dict[str, np.ndarray | float] = {"layer": layer, "kv_head": q_head // group, "q_head": q_head}
+    columns |= {"requested": head["zoom_asked"].ravel(), "granted": head["n_zoomed"].ravel(), "refused": refused}
+    columns |= {"score": _ZOOM_IN, "cut": _ZOOM_OUT, "refused_span": np.ones(refused.sum())}
+    return Decisions.filled(len(layer), "zoom", "spans", columns)
 
 
 def ranking(score: np.ndarray, zoomed: np.ndarray, candidate: np.ndarray) -> Scores:

@@ -182,7 +182,7 @@ def test_the_player_finds_as_many_corrections_as_were_made(tmp_path: Path) -> No
         corrected = np.zeros((2, 4), np.float32)
         for member in (0, 1):
             corrected[layer, 2 * kv_head + member] = 1
-        columns = {"layer": layer, "kv_head": kv_head, "requested": 3, "granted": 3}
+        columns: dict[str, np.ndarray | float] = {"layer": layer, "kv_head": kv_head, "requested": 3, "granted": 3}
         record = make_step(rng, step, sizes)
         head = record.head | {"corrected": corrected}
         made = Decisions.filled(len(layer), "correction", "spans", columns)

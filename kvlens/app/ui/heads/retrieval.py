@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from functools import partial
 
 import streamlit as st
 
@@ -47,7 +48,7 @@ def over_runs(reader: TraceReader, cell: tuple[int, int]) -> None:
                     f"retrieval-heads-{reader.meta.model}",
                     key,
                     f"{metric.title} by layer and query head",
-                    on_select=lambda key=key: cell_clicked(key),
+                    on_select=partial(cell_clicked, key),
                 )
         stable = "not known from one prompt" if len(stability.runs) < 2 else f"{stability.correlation:.2f}"
         st.caption(

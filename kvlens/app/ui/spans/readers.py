@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pandas as pd
 import streamlit as st
@@ -45,7 +47,7 @@ def who_reads(reader: TraceReader, selection: Selection) -> None:
                 f"{reader.uid}-readers",
                 key,
                 f"{title}: mass on {named} by layer and query head",
-                on_select=lambda key=key: cell_clicked(key),
+                on_select=partial(cell_clicked, key),
             )
     curves = {source_name: masses.full[:, cell[0], cell[1]], "this run": masses.mass[:, cell[0], cell[1]]}
     label = f"L{cell[0]} Q{cell[1]}"
