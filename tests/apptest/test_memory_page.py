@@ -64,6 +64,7 @@ def test_a_run_that_moves_has_every_section(visit: Visit, runs: Runs) -> None:
         "What each tier held",
         "What moved",
         "What it cost",
+        "Where the time went",
         "When copies ran",
         "Bytes by layer and KV head",
         "Where each span lay",
@@ -72,7 +73,9 @@ def test_a_run_that_moves_has_every_section(visit: Visit, runs: Runs) -> None:
     ):
         assert heading in text
     titles = charts(app)
-    assert len(titles) == 9
+    assert len(titles) == 10
+    assert "Phases of every decode step" in titles
+    assert "Waited for copies" not in {metric.label for metric in app.metric}
     assert "State of spans for L1 KV1 at the end of each step" in titles
     assert "Steps 3–10: copies beside the steps they ran with" in titles
     names = [curve["name"] for curve in titles["KV bytes by tier at the end of each decode step"]["data"]]
@@ -140,7 +143,7 @@ def test_a_run_that_moved_nothing_says_so_once_per_section(visit: Visit, folder:
     assert any("moved nothing between the tiers" in sentence for sentence in said)
     assert "nothing was moved in vain" in said[-1]
     assert "Nothing lay in host memory at any step." in words(app)
-    assert len(charts(app)) == 3
+    assert len(charts(app)) == 4
 
 
 def test_the_use_of_what_moved_is_not_guessed(visit: Visit, folder: Path) -> None:

@@ -71,7 +71,12 @@ def test_a_damaged_run_is_one_sentence(visit: Visit, runs: Runs) -> None:
 def test_every_section_of_a_run(visit: Visit, runs: Runs) -> None:
     app = visit(runs.folder, "spans", run=runs.whole, step=5, layer=1, head=2, span=4)
     charts, text = figures(app), words(app)
-    assert set(charts) == {BOUNDARIES, "PCA of mean span keys, L1 KV0", "Lengths of 22 spans"}
+    readers = {
+        "Mass on the span, Full attention by the run's own query, mean of steps",
+        "Mass on the span, This run, mean of steps",
+        "Mass on the span, L1 Q2",
+    }
+    assert set(charts) == {BOUNDARIES, "PCA of mean span keys, L1 KV0", "Lengths of 22 spans", *readers}
     others = [
         "entropy (SeKV)",
         "entropy as printed (SeKV)",
@@ -129,7 +134,7 @@ def test_spans_have_the_colour_that_was_asked_for(visit: Visit, runs: Runs, colo
     assert app.query_params["color"] == color
     drawn = figures(app)
     for spec in drawn.values():
-        if color == "state" and not spec["layout"]["title"]["text"].startswith("Lengths"):
+        if color == "state" and not spec["layout"]["title"]["text"].startswith(("Lengths", "Mass")):
             assert {"resident", "summary only"} <= set(names(spec))
     assert not app.exception
 

@@ -25,6 +25,7 @@ def by_step(frame: pd.DataFrame) -> go.Figure:
     """Stacked bars in ms, one per step. frame: as `TraceReader.phases` gives it."""
     values = {phase: (frame[f"{phase}_us"] / 1000).tolist() for phase in PHASES}
     figure = _stacked([int(step) for step in frame["step"]], values, "step {}", "ms per step")
+    figure.update_layout(title_text="Phases of every decode step")
     figure.update_xaxes(title_text="decode step")
     return figure
 
@@ -32,7 +33,9 @@ def by_step(frame: pd.DataFrame) -> go.Figure:
 def by_run(means: Mapping[str, Mapping[str, float]]) -> go.Figure:
     """One stacked bar per run, mean ms per step. means: run -> phase -> microseconds."""
     values = {phase: [each.get(phase, 0.0) / 1000 for each in means.values()] for phase in PHASES}
-    return _stacked(list(means), values, "{}", "ms per step, mean")
+    figure = _stacked(list(means), values, "{}", "ms per step, mean")
+    figure.update_layout(title_text="Phases of a step, mean by run")
+    return figure
 
 
 def _stacked(places: list[int] | list[str], values: Mapping[str, list[float]], where: str, title: str) -> go.Figure:
