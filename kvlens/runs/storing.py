@@ -50,6 +50,9 @@ class Watcher(Protocol):
     def seen(self, visited: Seen) -> None:
         """A step has ended: once each, in order, on the run's thread."""
 
+    def decoded(self, text: str) -> None:
+        """The last step was made and this is the output. The run's surprisals and effects are still to come."""
+
     def sketched(self, step: int, attended: np.ndarray, coverage: np.ndarray | None) -> None:
         """See kvlens.recording.recorder.Follower."""
 
@@ -124,6 +127,8 @@ def store(
             drops=pairing.drops,
         )
         writer.hand_over_steps()  # who kills the run during what follows loses none of them
+        if watcher is not None:
+            watcher.decoded(result.text)
         checks, kept_tokens = result.checks, read is not None and read.kept
         no_surprisal, start_time = None, time.monotonic()
         if sink.surprisals_wait:
@@ -146,6 +151,7 @@ def store(
         outcome = Outcome(
             output_text=result.text,
             stopped=result.stopped,
+            load_s=None if prepared.load_s is None else round(prepared.load_s, 4),
             prefill_s=None if kept_tokens else round(result.prefill_s, 4),
             prompt_kept=kept_tokens,
             decode_s=round(result.decode_s, 4),

@@ -92,6 +92,27 @@ def test_the_form_begins_a_race(visit: Visit, tmp_path: Path, monkeypatch: pytes
     assert (choice.method, choice.budget, against) == ("chess", "30%", ("snapkv", "quest"))
 
 
+def test_the_form_races_a_method_against_itself(visit: Visit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[tuple[str, str], ...]] = []
+
+    def note(*told: Any) -> list[str]:
+        asked.append(tuple(told[4]))
+        return [sys.executable, "-c", "pass", "--methods", "some"]
+
+    monkeypatch.setattr(submit, "race_command", note)
+    app = visit(tmp_path, "run")
+    app.selectbox(key="form_method").set_value("snapkv").run()
+    app.selectbox(key="form_varied_snapkv").set_value("kernel").run()
+    app.text_input(key="form_values_snapkv_kernel").set_value("wide").run()
+    assert app.error
+    app.text_input(key="form_values_snapkv_kernel").set_value("3, 5, 3").run()
+    lanes = list(app.dataframe[0].value["method"])
+    assert len(lanes) == 4
+    assert lanes[2:] == ["SnapKV kernel 3", "SnapKV kernel 5"]
+    primary(app, "Race 3 lanes").click().run()
+    assert asked == [(("kernel", "3"), ("kernel", "5"))]
+
+
 def test_the_command_of_a_race(tmp_path: Path) -> None:
     choice = MethodChoice("snapkv", "demo", "paper", "20%", 8, 3, {"window": 8}, system="Be brief.", question="after")
     argv = race_command(tmp_path / "p.json", choice, ("quest", "snapkv", "full"), tmp_path)
@@ -100,6 +121,11 @@ def test_the_command_of_a_race(tmp_path: Path) -> None:
     assert argv[argv.index("--preset") + 1] == "snapkv:paper"
     assert argv[argv.index("--set") + 1] == "snapkv:window=8"
     assert argv[argv.index("--system") :][:4] == ["--system", "Be brief.", "--question", "after"]
+    itself = race_command(tmp_path / "p.json", choice, ("quest",), tmp_path, (("window", "4"), ("window", "6")))
+    assert itself[itself.index("--methods") + 1] == "snapkv,snapkv,snapkv,quest"
+    sets = [itself[n + 1] for n, word in enumerate(itself) if word == "--set"]
+    assert sets == ["snapkv:window=8", "snapkv:window=4", "snapkv:window=6"]
+    assert itself.count("snapkv:paper") == 3
     full = MethodChoice("full", "demo", "paper", "20%", 8, 3, {})
     argv = race_command(tmp_path / "p.json", full, ("quest",), tmp_path)
     assert (argv[argv.index("--methods") + 1], "--preset" in argv) == ("quest", False)

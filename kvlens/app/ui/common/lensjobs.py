@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import streamlit as st
 
 from kvlens.app.ui.common import comparing, data, jobview, widgets
@@ -30,20 +32,21 @@ def job_of(uid: str) -> Job | None:
     return job if job is not None and job.about == uid else None
 
 
-def follow(job: Job) -> None:
-    """Progress of a job about the run that is shown. When a comparison is done the Compare page opens with it; when a
-    repeat with a held span is done, its outcome is in the URL (?whatif=) and on the page."""
+def follow(job: Job, live_lanes: Callable[[Job], None]) -> None:
+    """Progress of a job about the run that is shown, and its lanes. When a comparison is done the Compare page opens
+    with it; when a repeat with a held span is done, its outcome is in the URL (?whatif=) and on the page."""
     jobview.leave(job)
     jobview.watched(job)
-    st.fragment(_follow, run_every=0.5 if job.active else None)(job)
+    st.fragment(_follow, run_every=0.5 if job.active else None)(job, live_lanes)
 
 
-def _follow(job: Job) -> None:
+def _follow(job: Job, live_lanes: Callable[[Job], None]) -> None:
     if job.active:
         st.text(visible(job.title))
         if job.note:
             st.caption(widgets.plain(job.note))
         jobview.progress(job)
+        live_lanes(job)
         return
     data.forget_runs()
     if job.state != "done":

@@ -1,4 +1,4 @@
-"""A race on the New run page: while its job goes on (?job=), and as it was stored (?race=)."""
+"""Lanes on the New run page: a race or a single run while its job goes on (?job=), a race as it was stored (?race=)."""
 
 from __future__ import annotations
 
@@ -24,17 +24,45 @@ from kvlens.text.plaintext import visible
 POLL_S = 0.5
 AGAIN_S = 3.0
 """lines are sent with every poll for so long, since a browser may not draw each"""
+SINGLE = ("run", "pair", "whatif")
+"""commands of single runs"""
 _LACKING = "race_lacking"
 
 
 def of_job(job_id: str) -> bool:
-    """Draws the race of the job in the URL; False where that job is none."""
+    """Draws the lanes of the job in the URL; False where that job has none."""
     job = jobview.manager().get(job_id)
-    if job is None or job.argv[3:4] != ["race"]:
+    kind = None if job is None else next(iter(job.argv[3:4]), None)
+    if job is None or kind not in ("race", *SINGLE):
         return False
+    jobview.leave(job)
     jobview.watched(job)
-    st.fragment(_going, run_every=POLL_S if job.active else None)(job)
+    st.fragment(_going if kind == "race" else _single, run_every=POLL_S if job.active else None)(job)
     return True
+
+
+def _single(job: Job) -> None:
+    """A single run as a race of one. When it ends, its page opens: the Replay, at the step of loss."""
+    with st.container(border=True):
+        st.text(visible(job.title))
+        if job.note:
+            st.caption(widgets.plain(job.note))
+        if job.active:
+            jobview.progress(job)
+        else:
+            jobview.outcome(job)
+    live_lanes(job)
+    if not job.active and jobview.watched(job, ended=True):
+        data.forget_runs()
+        jobview.leave_later(job)
+        st.rerun()
+
+
+def live_lanes(job: Job) -> None:
+    """Draws the lanes of a job that has any."""
+    if job.lines:
+        start = _first(job) if job.active else 0
+        _lanes(job.id, job.lines[0], job.lines[start:], start, not job.active)
 
 
 def _going(job: Job) -> None:
@@ -46,9 +74,7 @@ def _going(job: Job) -> None:
             _finding(job.race)
         else:
             jobview.ended(job)
-    if job.lines:
-        start = _first(job) if job.active else 0
-        _lanes(job.id, job.lines[0], job.lines[start:], start, not job.active)
+    live_lanes(job)
     if job.race:
         _after(job.race)
     if not job.active and jobview.watched(job, ended=True):

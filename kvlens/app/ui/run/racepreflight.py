@@ -10,8 +10,9 @@ import streamlit as st
 
 from kvlens import methods
 from kvlens.app.ui.common import widgets
+from kvlens.app.ui.common.likely import Likely
 from kvlens.app.ui.common.request import MethodChoice, PromptChoice
-from kvlens.app.ui.run.likely import Likely
+from kvlens.app.ui.race.form import Rivals
 from kvlens.app.ui.run.preflight import budget_said, estimated, likely_of
 from kvlens.lens.knob import attends_by
 from kvlens.methods.naming import display_name, preset_name
@@ -22,11 +23,12 @@ from kvlens.text.units import counted, duration, si_bytes
 WILL = {True: "yes", None: "may be refused", False: "will be refused"}
 
 
-def panel(prompt: PromptChoice, choice: MethodChoice, rivals: Sequence[str]) -> bool:
+def panel(prompt: PromptChoice, choice: MethodChoice, rivals: Rivals) -> bool:
     """Draws the estimate of every lane; True when the race can be started: a method that is refused is a lane that says
     why."""
     try:
         race = race_of(choice, rivals)
+        race.check()
         lanes = [race.reference, *(lane for lane, _ in race.lanes())]
         estimates = [_estimate(prompt, lane) for lane in lanes]
     except (ValueError, OSError, KeyError) as problem:
@@ -36,6 +38,8 @@ def panel(prompt: PromptChoice, choice: MethodChoice, rivals: Sequence[str]) -> 
     with st.container(border=True):
         st.caption("Estimate before the race (not measured)")
         rows = [_row(*each) for each in zip(lanes, estimates, like, strict=True)]
+        for row, entrant, estimate in zip(rows[1:], race.entrants, estimates[1:], strict=True):
+            row["method"] = f"{row['method']} {race.difference(entrant, estimate['config'])}".strip()
         st.dataframe(pd.DataFrame(rows), hide_index=True, width="stretch", placeholder="")
         if time_sentence := _took(like, estimates):
             st.caption(widgets.plain(time_sentence))
@@ -45,9 +49,11 @@ def panel(prompt: PromptChoice, choice: MethodChoice, rivals: Sequence[str]) -> 
     return any(estimate["feasible"] is not False for estimate in estimates[1:])
 
 
-def race_of(choice: MethodChoice, rivals: Sequence[str]) -> RaceRequest:
-    """The race that the form asks for: the chosen method with its configuration, the others as they come."""
-    entrant = Entrant(method=choice.method, preset=choice.preset, overrides=choice.changed)
+def race_of(choice: MethodChoice, rivals: Rivals) -> RaceRequest:
+    """The race that the form asks for: the chosen method with its configuration, once more for each other value of a
+    parameter, the others as they come."""
+    own_values = [choice.changed, *(choice.changed | {name: value} for name, value in rivals.variants)]
+    own_lanes = [Entrant(method=choice.method, preset=choice.preset, overrides=values) for values in own_values]
     shared = RunRequest(
         model=choice.model,
         budget=choice.budget,
@@ -56,7 +62,7 @@ def race_of(choice: MethodChoice, rivals: Sequence[str]) -> RaceRequest:
         system=choice.system,
         question=choice.question,
     )
-    entrants = (entrant, *(Entrant(method=name) for name in rivals))
+    entrants = (*own_lanes, *(Entrant(method=name) for name in rivals.methods))
     return RaceRequest(
         shared=shared, entrants=tuple(entrant for entrant in entrants if entrant.method != methods.REFERENCE)
     )
