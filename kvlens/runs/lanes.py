@@ -89,7 +89,6 @@ class SingleRun:
             method=request.method,
             preset=request.preset,
             stand_in=stand_in(request.method, dataclasses.asdict(planned.params)),
-            note=planned.chosen.said,
         )
         compared = request.against or request.forced_reference
         lanes = [Lane(method=methods.REFERENCE), lane] if compared else [lane]

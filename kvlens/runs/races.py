@@ -140,14 +140,14 @@ def entrants(names: str, presets: list[str], values: list[str]) -> tuple[Entrant
 
 def _nth(method: str, place: int, count: int, values: dict[str, list[str]]) -> dict[str, Any]:
     """Return the parameters of the entrant `place` of the `count` entrants of a method."""
-    for parameter, given in values.items():
-        if len(given) not in (1, count):
+    for parameter, items in values.items():
+        if len(items) not in (1, count):
             raise ValueError(
-                f"--set {method}:{parameter} is given {len(given)} times and {method} is named {count} times: give it "
+                f"--set {method}:{parameter} is given {len(items)} times and {method} is named {count} times: give it "
                 "once, or once for each."
             )
-    chosen = {parameter: given[0 if len(given) == 1 else place] for parameter, given in values.items()}
-    return {parameter: value for parameter, value in chosen.items() if value or len(values[parameter]) == 1}
+    pairs = {parameter: items[0 if len(items) == 1 else place] for parameter, items in values.items()}
+    return {parameter: value for parameter, value in pairs.items() if value or len(values[parameter]) == 1}
 
 
 EXPLAINING = "explaining"

@@ -37,11 +37,11 @@ def test_by_the_method_s_own_runs_where_there_are_any(tmp_path: Path) -> None:
     stored(tmp_path, 6, {"prefill_s": 9.0, "decode_s": 90.0}, status="failed")
     found = likely(tmp_path, "m", "a", 3000, 20, 1_000)
     assert found is not None
-    assert (found.prefill_s, found.decode_s, found.runs, found.own) == (6.0, 4.0, 3, True)
+    assert (found.prefill_s, found.decode_s, found.runs, found.same_method) == (6.0, 4.0, 3, True)
     assert found.trace_bytes == 2_000_000 + 2000 * TOKEN_BYTES + 10 * 1_000
     other = likely(tmp_path, "m", "c", 1000, 10, 1_000)
     assert other is not None
-    assert (other.runs, other.own) == (4, False)
+    assert (other.runs, other.same_method) == (4, False)
     assert likely(tmp_path, "another", "a", 1000, 10, 1_000) is None
 
 
@@ -95,3 +95,4 @@ def test_what_remains_follows_the_phase_that_is_under_way() -> None:
     assert remaining_s(phases, "decode", 5, 20, 4.0, lost=True) == 12.0 + 7.0 + 1.0
     assert remaining_s(phases, "convert", 1, 2, 4.0, lost=False) is None
     assert remaining_s({}, "decode", 1, 2, 4.0, lost=False) is None
+    assert remaining_s({"decode": 20.0, "store": 1.0}, "effect", 0, 1, 4.0, lost=True) is None

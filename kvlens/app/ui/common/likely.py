@@ -34,7 +34,7 @@ class Likely:
     the run leaves full KV"""
     trace_bytes: int
     runs: int
-    own: bool
+    same_method: bool
     """they are the method's own; else any method's"""
 
     @property
@@ -84,15 +84,18 @@ def likely(
 
 
 def remaining_s(
-    phases: dict[str, float], phase: str, done: int, total: int, elapsed_s: float, lost: bool
+    phases: dict[str, float], phase: str, count: int, total: int, elapsed_s: float, lost: bool
 ) -> float | None:
     """Return the seconds that a run in `phase` still takes; None where its phases are not known. elapsed_s: since the
     phase began. lost: the run has left full KV, so that its effects will be computed."""
     if phase not in ORDER or not phases:
         return None
-    left_s = max(0.0, phases.get(phase, 0.0) - elapsed_s)
-    if total > 1 and done:
-        left_s = elapsed_s * (total - done) / done
+    if total > 1 and count:
+        left_s = elapsed_s * (total - count) / count
+    elif phase in phases:
+        left_s = max(0.0, phases[phase] - elapsed_s)
+    else:
+        return None
     later = ORDER[ORDER.index(phase) + 1 :]
     return left_s + sum(phases.get(name, 0.0) for name in later if name != "effect" or lost)
 

@@ -99,9 +99,9 @@ def race_command(
 ) -> list[str]:
     """argv that races the chosen method, with its configuration, against others as they come; full KV is in every
     race. variants: (parameter, value) of each further lane of the chosen method, all of one parameter."""
-    others = [name for name in dict.fromkeys(against) if name not in (choice.method, methods.REFERENCE)]
+    rivals = [name for name in dict.fromkeys(against) if name not in (choice.method, methods.REFERENCE)]
     own_lanes = 0 if choice.method == methods.REFERENCE else 1 + len(variants)
-    names = [choice.method] * own_lanes + others
+    names = [choice.method] * own_lanes + rivals
     argv = [sys.executable, "-m", "kvlens", "race", str(prompt_file), "--methods", ",".join(names)]
     argv += ["--model", choice.model, "--budget", choice.budget]
     argv += ["--max-new", str(choice.max_new), "--seed", str(choice.seed)]

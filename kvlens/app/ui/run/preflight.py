@@ -127,7 +127,7 @@ def took(like: Likely | None, figures: dict[str, Any]) -> str:
         for phase, seconds in like.phases.items()
         if phase != "effect" and seconds >= LEAST_S
     ]
-    methods_phrase = "of this method" if like.own else "of other methods"
+    methods_phrase = "of this method" if like.same_method else "of other methods"
     runs = "the newest run" if like.runs == 1 else f"the newest {like.runs} runs"
     effect_s = like.phases.get("effect")
     lost = "" if effect_s is None else f" A lost answer takes {duration(effect_s * 1e6)} more, for its causes."
