@@ -13,7 +13,7 @@ from kvlens.app.ui.common import widgets
 from kvlens.app.ui.common.likely import Likely
 from kvlens.app.ui.common.request import MethodChoice, PromptChoice
 from kvlens.app.ui.race.form import Rivals
-from kvlens.app.ui.run.preflight import budget_said, estimated, likely_of
+from kvlens.app.ui.run.preflight import LEAST_S, budget_said, estimated, likely_of
 from kvlens.lens.knob import attends_by
 from kvlens.methods.naming import display_name, preset_name
 from kvlens.runs.races import Entrant, RaceRequest
@@ -34,7 +34,10 @@ def panel(prompt: PromptChoice, choice: MethodChoice, rivals: Rivals) -> bool:
     except (ValueError, OSError, KeyError) as problem:
         widgets.error(str(problem))
         return False
-    like = [likely_of(lane.model, lane.method, estimate) for lane, estimate in zip(lanes, estimates, strict=True)]
+    like = [
+        likely_of(lane.model, lane.method, estimate, lane.against)
+        for lane, estimate in zip(lanes, estimates, strict=True)
+    ]
     with st.container(border=True):
         st.caption("Estimate before the race (not measured)")
         rows = [_row(*each) for each in zip(lanes, estimates, like, strict=True)]
@@ -96,13 +99,22 @@ def _took(like: Sequence[Likely | None], estimates: Sequence[dict[str, Any]]) ->
     likely_lanes = [lane for lane in like if lane is not None]
     if len(likely_lanes) < len(like) or not likely_lanes:
         return ""
-    steps = sum(lane.decode_s for lane in likely_lanes)
-    read = next((lane.prefill_s for lane in likely_lanes if lane.prefill_s is not None), None)
-    prefill_phrase = "" if read is None else f"{duration(read * 1e6)} for the prompt, once, and "
-    return (
-        f"Time: about {prefill_phrase}{duration(steps * 1e6)} for {counted(len(likely_lanes), 'lane')} of at most "
-        f"{counted(estimates[0]['steps'], 'step')}, by stored runs of this model here; loading the model comes on top."
-    )
+    load_s = max(lane.phases.get("load", 0.0) for lane in likely_lanes)
+    prefill_s = next((lane.prefill_s for lane in likely_lanes if lane.prefill_s is not None), 0.0)
+    placing_s = sum(lane.phases.get("place", 0.0) for lane in likely_lanes)
+    steps_s = sum(lane.decode_s for lane in likely_lanes)
+    lanes = f"{counted(len(likely_lanes), 'lane')} of at most {counted(estimates[0]['steps'], 'step')}"
+    parts = {
+        "loading the model": load_s,
+        "reading the prompt, once": prefill_s,
+        "placing and storing": placing_s,
+        lanes: steps_s,
+    }
+    named = ", ".join(f"{duration(seconds * 1e6)} {words}" for words, seconds in parts.items() if seconds >= LEAST_S)
+    effects_s = sum(lane.phases.get("effect", 0.0) for lane in likely_lanes)
+    lost = f" Lost answers take up to {duration(effects_s * 1e6)} more, for their causes." if effects_s else ""
+    total = duration(sum(parts.values()) * 1e6)
+    return f"Time: about {total}: {named}, by stored runs of this model here.{lost}"
 
 
 def _title(lane: RunRequest, estimate: dict[str, Any]) -> str:
