@@ -13,7 +13,7 @@ import pytest
 from streamlit.testing.v1 import AppTest
 from uiruns import ROOT, Visit
 
-from kvlens.app.ui.common import submit
+from kvlens.app.ui.common import livelanes, submit
 from kvlens.app.ui.common.joblog import read_line
 from kvlens.app.ui.common.jobprocess import start_cold
 from kvlens.app.ui.common.jobs import Job, JobManager
@@ -142,19 +142,19 @@ def test_lines_of_a_race_are_kept_unread() -> None:
 
 def test_only_what_is_new_is_sent_while_a_race_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     now, session = [100.0], {}
-    monkeypatch.setattr(view.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(view.st, "session_state", session)
+    monkeypatch.setattr(livelanes.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(livelanes.st, "session_state", session)
     job = Job("i", [], "t", 0.0)
     sent = []
     for _ in range(12):
         job.lines.append("{}")
-        sent.append(view._first(job))
+        sent.append(livelanes._first(job))
         now[0] += 0.5
     assert sent[:6] == [0] * 6, "every line is sent for some seconds"
-    assert sent[-1] == 12 - 1 - view.AGAIN_S / 0.5 - 1 + 1
+    assert sent[-1] == 12 - 1 - livelanes.AGAIN_S / 0.5 - 1 + 1
     session["race_lacking"] = 2
-    assert view._first(job) == 2, "what the browser lacks is sent once more"
-    assert view._first(job) > 2
+    assert livelanes._first(job) == 2, "what the browser lacks is sent once more"
+    assert livelanes._first(job) > 2
 
 
 def test_a_race_that_goes_on_ends_with_its_finding(

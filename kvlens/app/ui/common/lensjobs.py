@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import streamlit as st
 
 from kvlens.app.ui.common import comparing, data, jobview, widgets
 from kvlens.app.ui.common.jobs import Job
+from kvlens.app.ui.common.livelanes import live_lanes
 from kvlens.app.ui.common.request import TryChoice, pair_command, whatif_command
 from kvlens.text.plaintext import visible
 
@@ -32,15 +31,15 @@ def job_of(uid: str) -> Job | None:
     return job if job is not None and job.about == uid else None
 
 
-def follow(job: Job, live_lanes: Callable[[Job], None]) -> None:
+def follow(job: Job) -> None:
     """Progress of a job about the run that is shown, and its lanes. When a comparison is done the Compare page opens
     with it; when a repeat with a held span is done, its outcome is in the URL (?whatif=) and on the page."""
     jobview.leave(job)
     jobview.watched(job)
-    st.fragment(_follow, run_every=0.5 if job.active else None)(job, live_lanes)
+    st.fragment(_follow, run_every=0.5 if job.active else None)(job)
 
 
-def _follow(job: Job, live_lanes: Callable[[Job], None]) -> None:
+def _follow(job: Job) -> None:
     if job.active:
         st.text(visible(job.title))
         if job.note:

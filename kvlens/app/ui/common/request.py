@@ -62,6 +62,20 @@ class MethodChoice:
     """whether the question is read and placed with its context, or fed after it"""
 
 
+@dataclass(frozen=True)
+class Rivals:
+    """What races against the chosen method."""
+
+    methods: tuple[str, ...] = ()
+    variants: tuple[tuple[str, str], ...] = ()
+    """(parameter, value) of each further lane of the chosen method"""
+
+    @property
+    def count(self) -> int:
+        """Lanes beside the chosen method's own and full KV."""
+        return len(self.methods) + len(self.variants)
+
+
 def command(prompt_file: Path, choice: MethodChoice, runs_dir: Path) -> list[str]:
     """argv of the engine's process. Values are separate arguments; no shell reads them."""
     argv = [

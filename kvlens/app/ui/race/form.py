@@ -2,33 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import streamlit as st
 
 from kvlens import methods
-from kvlens.app.ui.common.request import MethodChoice
+from kvlens.app.ui.common.request import MethodChoice, Rivals
 from kvlens.app.ui.common.widgets import error
 from kvlens.methods.naming import preset_name
 from kvlens.runs.races import MOST
 from kvlens.runs.request import DEFAULT_SHARE, default_preset
 
 _NO_PARAMETER = "no"
-
-
-@dataclass(frozen=True)
-class Rivals:
-    """What races against the chosen method."""
-
-    methods: tuple[str, ...] = ()
-    variants: tuple[tuple[str, str], ...] = ()
-    """(parameter, value) of each further lane of the chosen method"""
-
-    @property
-    def count(self) -> int:
-        """Lanes beside the chosen method's own and full KV."""
-        return len(self.methods) + len(self.variants)
 
 
 def rivals_form(catalogue: list[dict[str, Any]], choice: MethodChoice) -> tuple[Rivals, MethodChoice]:

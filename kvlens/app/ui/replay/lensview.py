@@ -11,7 +11,6 @@ from kvlens.app.ui.common.data import TraceReader
 from kvlens.app.ui.common.spantext import span_text
 from kvlens.app.ui.common.state import Selection
 from kvlens.app.ui.common.widgets import plain
-from kvlens.app.ui.race.view import live_lanes
 from kvlens.app.ui.replay import lenswhatif, tour, tried
 from kvlens.app.ui.replay.lensbars import token_range
 from kvlens.lens.lines import mass_name
@@ -78,7 +77,7 @@ def panel(reader: TraceReader, selection: Selection) -> None:
         with right:
             lenswhatif.form(reader, selection, loss, job is not None, outcomes)
         if job is not None:
-            lensjobs.follow(job, live_lanes)
+            lensjobs.follow(job)
         if outcomes:
             with st.container(key=tour.TRIED):
                 tried.tried(reader, outcomes, selection)

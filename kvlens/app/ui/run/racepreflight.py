@@ -11,8 +11,7 @@ import streamlit as st
 from kvlens import methods
 from kvlens.app.ui.common import widgets
 from kvlens.app.ui.common.likely import Likely
-from kvlens.app.ui.common.request import MethodChoice, PromptChoice
-from kvlens.app.ui.race.form import Rivals
+from kvlens.app.ui.common.request import MethodChoice, PromptChoice, Rivals
 from kvlens.app.ui.run.preflight import LEAST_S, budget_said, estimated, likely_of
 from kvlens.lens.knob import attends_by
 from kvlens.methods.naming import display_name, preset_name

@@ -1,12 +1,12 @@
 // @ts-check
 // A race as it goes on: lanes side by side on one clock, drawn between the polls from frames that have come already.
 
-import { SEQUENTIAL, VERMILION, gradient, readTheme } from "../../../player/web/color.js";
-import { textNode } from "../../../player/web/nodes.js";
+import { SEQUENTIAL, VERMILION, gradient, readTheme } from "../../../../player/web/color.js";
+import { textNode } from "../../../../player/web/nodes.js";
 import { LaneView, mapOf } from "./lane.js";
 
 /** @import { Frame, Lane, Look, RaceLine } from "./lane.js" */
-/** @import { Theme } from "../../../player/web/types.js" */
+/** @import { Theme } from "../../../../player/web/types.js" */
 
 /** @typedef {{ id: string, lines: string[], first: number, looks: Look[], ended: boolean }} RaceData */
 /** @typedef {{ race: HTMLElement, play: HTMLElement, scrub: HTMLInputElement, clock: HTMLElement, scales: HTMLElement, lanes: HTMLElement }} RaceNodes */

@@ -1,11 +1,11 @@
 // @ts-check
 // One lane: a method's title, what it has said so far, two maps of layers by KV heads, its KL and the bytes it moved.
 
-import { formatBytes, visibleText } from "../../../player/web/codec.js";
-import { GREY, SEQUENTIAL, VERMILION, context2d, rgb } from "../../../player/web/color.js";
-import { textNode } from "../../../player/web/nodes.js";
+import { formatBytes, visibleText } from "../../../../player/web/codec.js";
+import { GREY, SEQUENTIAL, VERMILION, context2d, rgb } from "../../../../player/web/color.js";
+import { textNode } from "../../../../player/web/nodes.js";
 
-/** @import { Color, Context, Theme } from "../../../player/web/types.js" */
+/** @import { Color, Context, Theme } from "../../../../player/web/types.js" */
 
 const LOSS = [213, 94, 0];
 const TRACK = 30; // px, of KL and of bytes
