@@ -6,7 +6,6 @@ import resource
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -102,9 +101,12 @@ def store(
         writer.stood_s += time.monotonic() - start_time
         return stop
 
-    def follow(phase: str, finished: int, total: int) -> None:
+    def check() -> None:
         if requested():
             raise Cancelled
+
+    def follow(phase: str, finished: int, total: int) -> None:
+        check()
         tell(phase, finished, total)
 
     try:
@@ -141,9 +143,8 @@ def store(
         if lost is not None and lost.any:
             start_time, stood = time.monotonic(), writer.stood_s
             report("effect", 0, 1)
-            follow_effect = partial(follow, "effect", 0, 1)
             reader = read if full is None else lambda: full
-            effects, no_effects = lost.effects(prepared, planned, pairing, reader, follow, follow_effect)
+            effects, no_effects = lost.effects(prepared, planned, pairing, reader, follow, check)
             if effects is not None:
                 writer.effects([effects])
             effect_s = time.monotonic() - start_time

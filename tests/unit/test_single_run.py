@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from kvlens.engine.effect import POINTS
+from kvlens.engine.ranking import ROUNDS
 from kvlens.runs.carrying import carry_out
 from kvlens.runs.frames import Frame, Maps, of_run
 from kvlens.runs.races import Lane, RaceInfo
@@ -49,9 +51,10 @@ class Watching:
 
 
 def run(runs: Path, **changes: object) -> tuple[str, Watching, list[str]]:
+    """A run's uid, what its audience saw, and its progress: 'decode 1/6', ..."""
     watching, phases = Watching(), []
     request = REQUEST.model_copy(update=changes)
-    report = lambda phase, done, total: phases.append(phase)  # noqa: E731
+    report = lambda phase, done, total: phases.append(f"{phase} {done}/{total}")  # noqa: E731
     uid, _, _ = carry_out(request, PROMPT, runs, report, lambda: False, audience=watching)
     return uid, watching, phases
 
@@ -74,13 +77,15 @@ def test_full_kv_and_the_run_are_two_lanes(tmp_path: Path) -> None:
     assert [state for lane, state in watching.states if lane == 1][-3:] == ["running", "explaining", "completed"]
     judged = [right for lane, state, right in watching.judged if lane == 1 and state == "explaining"]
     assert judged == [False], "the answer is judged before its effects are computed"
-    assert phases.index("reference") < phases.index("decode") < phases.index("store", phases.index("decode"))
+    assert phases.index("reference 6/6") < phases.index("decode 0/6") < phases.index("store 1/1", -1)
+    points = [f"effect {point}/{POINTS * ROUNDS}" for point in range(POINTS * ROUNDS)]
+    assert [phase for phase in phases if phase.startswith("effect")][1:] == points
 
 
 def test_a_stored_reference_is_shown_whole(tmp_path: Path) -> None:
     run(tmp_path)
     _, watching, phases = run(tmp_path)
-    assert "reference" not in phases
+    assert not [phase for phase in phases if phase.startswith("reference")]
     assert len(watching.frames[0]) == 6
     assert [state for lane, state in watching.states if lane == 0] == ["prefill", "completed"]
 

@@ -39,6 +39,7 @@ _UNITS = {
     "reference": "steps",
     "surprisal": "tokens",
     "search": "repeats",
+    "effect": "points",
 }
 
 
