@@ -16,9 +16,9 @@ from kvlens.runs.request import RunRequest
 from kvlens.store.reader import TraceReader
 from kvlens.text.prompts import PromptText
 
-PROMPT = PromptText("The farmer carried the copper kettle to the old harbor. " * 16, answer="harbor")
+PROMPT = PromptText("The farmer carried the copper kettle to the old harbor. " * 24, answer="harbor")
 REQUEST = RunRequest(
-    model="demo", method="streaming_llm", budget="20%", max_new=6, ignore_eos=True, against=True, prefill_chunk=64
+    model="demo", method="streaming_llm", budget="10%", max_new=8, ignore_eos=True, against=True, prefill_chunk=64
 )
 
 
@@ -68,25 +68,26 @@ def test_full_kv_and_the_run_are_two_lanes(tmp_path: Path) -> None:
     uid, watching, phases = run(tmp_path)
     (race,) = watching.races
     assert [lane.method for lane in race.lanes] == ["full", "streaming_llm"]
-    assert (race.sizes["steps"], race.answer) == (6, "harbor")
+    assert (race.sizes["steps"], race.answer) == (8, "harbor")
     with TraceReader.open(tmp_path, uid) as reader:
         reference = str(reader.meta.reference)
     assert watching.frames[0] == frames_of(tmp_path, reference, 0)
     assert watching.frames[1] == frames_of(tmp_path, uid, 1)
-    assert watching.steps[0] == watching.steps[1] == set(range(6))
+    assert watching.steps[0] == watching.steps[1] == set(range(8))
     assert [state for lane, state in watching.states if lane == 1][-3:] == ["running", "explaining", "completed"]
     judged = [right for lane, state, right in watching.judged if lane == 1 and state == "explaining"]
     assert judged == [False], "the answer is judged before its effects are computed"
-    assert phases.index("reference 6/6") < phases.index("decode 0/6") < phases.index("store 1/1", -1)
-    points = [f"effect {point}/{POINTS * ROUNDS}" for point in range(POINTS * ROUNDS)]
-    assert [phase for phase in phases if phase.startswith("effect")][1:] == points
+    assert phases.index("reference 8/8") < phases.index("decode 0/8") < phases.index("store 1/1", -1)
+    points = [phase for phase in phases if phase.startswith("effect")][1:]
+    assert len(points) in range(POINTS, POINTS * ROUNDS + 1, POINTS), "a round ends the ranking where nothing is lost"
+    assert points == [f"effect {point}/{POINTS * ROUNDS}" for point in range(len(points))]
 
 
 def test_a_stored_reference_is_shown_whole(tmp_path: Path) -> None:
     run(tmp_path)
     _, watching, phases = run(tmp_path)
     assert not [phase for phase in phases if phase.startswith("reference")]
-    assert len(watching.frames[0]) == 6
+    assert len(watching.frames[0]) == 8
     assert [state for lane, state in watching.states if lane == 0] == ["prefill", "completed"]
 
 
