@@ -61,8 +61,9 @@ def race(
     race's id."""
     from kvlens.cli.progress import JsonLines, reserve_stdout
     from kvlens.cli.racetable import RaceTable, line
+    from kvlens.runs.entrants import entrants
     from kvlens.runs.race import race as carry_out
-    from kvlens.runs.races import RaceRequest, entrants
+    from kvlens.runs.races import RaceRequest
     from kvlens.runs.request import RunRequest
     from kvlens.runs.stopping import stop_signals
     from kvlens.text.prompts import asking, expecting

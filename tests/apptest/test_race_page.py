@@ -21,8 +21,9 @@ from kvlens.app.ui.common.request import MethodChoice, race_command
 from kvlens.app.ui.race import view
 from kvlens.app.ui.race.stored import lines_of
 from kvlens.runs import races
+from kvlens.runs.entrants import entrants
 from kvlens.runs.race import race
-from kvlens.runs.races import RaceInfo, RaceRequest, entrants
+from kvlens.runs.races import RaceInfo, RaceRequest
 from kvlens.runs.request import RunRequest
 from kvlens.text.prompts import PromptText
 

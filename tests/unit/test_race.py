@@ -20,9 +20,10 @@ from kvlens.engine.surprisal import Surprisals
 from kvlens.recording import recorder
 from kvlens.runs import races
 from kvlens.runs.carrying import carry_out
+from kvlens.runs.entrants import entrants
 from kvlens.runs.frames import Frame, Maps, of_run
 from kvlens.runs.race import race
-from kvlens.runs.races import Entrant, Lane, RaceInfo, RaceRequest, entrants
+from kvlens.runs.races import Entrant, Lane, RaceInfo, RaceRequest
 from kvlens.runs.request import RunRequest
 from kvlens.runs.turns import Hearing, Turns
 from kvlens.store.errors import TraceError
