@@ -36,6 +36,8 @@ class Outcome(Stored):
     """why it ended"""
     prefill_s: float | None = None
     """None too where the prompt was kept from an earlier run"""
+    load_s: float | None = None
+    """of loading the model and checking it, before the first run of the process; None: a caller handed it in"""
     prompt_kept: bool | None = None
     """whether the prompt had been read by an earlier run, and its keys and values kept"""
     decode_s: float | None = None

@@ -4,6 +4,7 @@ what moved."""
 import streamlit as st
 
 from kvlens.app.ui.common import nav, session
+from kvlens.app.ui.common.again import again_link
 from kvlens.app.ui.common.comparing import links as compare_links
 from kvlens.app.ui.common.data import fit, open_run, player_payloads
 from kvlens.app.ui.common.frame import choose_run
@@ -54,3 +55,4 @@ if found is not None:
         report_button(found[0], width="content")
         replay_button(found[0])
         compare_links(found[0].uid)
+        again_link(found[0].uid)

@@ -8,13 +8,15 @@ from kvlens.app.ui.common.jobview import job_list, job_panel
 from kvlens.app.ui.common.racelist import race_list
 from kvlens.app.ui.common.submit import submit, submit_race
 from kvlens.app.ui.race import form, view
-from kvlens.app.ui.run import preflight, racepreflight
+from kvlens.app.ui.run import again, preflight, racepreflight
 from kvlens.app.ui.run.methodform import method_form
 from kvlens.app.ui.run.modelform import model_form
 from kvlens.app.ui.run.promptform import prompt_for
 from kvlens.app.ui.run.worker import worker_line
 
+REPLAY = "pages/replay.py"
 nav.enter()
+again.fill_form()
 job, race = st.query_params.get("job"), st.query_params.get("race")
 if job:
     st.query_params["job"] = (
@@ -35,12 +37,15 @@ if not (job or race) or st.toggle("Set up another run", key=f"another_{job or ra
         prompt = prompt_for(model)
     with right:
         choice = method_form(data.catalogue(), model, prompt)
-        rivals, choice = form.rivals(data.catalogue(), choice)
+        rivals, choice = form.rivals_form(data.catalogue(), choice)
     if prompt is not None:
-        ready = racepreflight.panel(prompt, choice, rivals) if rivals else preflight.panel(prompt, choice)
-        label = f"Race {len(rivals) + 1} methods" if rivals else "Run"
+        ready = racepreflight.panel(prompt, choice, rivals) if rivals.count else preflight.panel(prompt, choice)
+        label = "Run"
+        if rivals.count:
+            label = f"Race {rivals.count + 1} {'lanes' if rivals.variants else 'methods'}"
         if st.button(label, type="primary", disabled=not ready, icon=":material/play_arrow:"):
-            begun = submit_race(prompt, choice, rivals) if rivals else submit(prompt, choice)
+            racing = (rivals.methods, rivals.variants)
+            begun = submit_race(prompt, choice, *racing) if rivals.count else submit(prompt, choice, REPLAY)
             st.query_params.from_dict({"job": begun})
             st.rerun()
 job_list(job)

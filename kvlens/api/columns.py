@@ -64,6 +64,7 @@ RACE = {
     "method": Column("", "full KV first"),
     "preset": Column("", "as it was asked for"),
     "stand_in": Column("", "parts of the method that are untrained or uncalibrated; '': none"),
+    "differs": Column("", "parameters that tell the lane from another lane of its method; '': no other has its method"),
     "state": Column("", "completed, refused, failed or cancelled"),
     "right": Column("", "the output is the expected answer; None: no answer is known"),
     "lost_at_step": Column("step", "first step whose most probable token is not full KV's; NA: none"),

@@ -55,6 +55,7 @@ class Race(Sequence[Run]):
             {
                 "method": lane.method,
                 "stand_in": lane.stand_in,
+                "differs": lane.differs,
                 "preset": lane.preset,
                 "state": lane.state,
                 "right": lane.right,
@@ -70,7 +71,7 @@ class Race(Sequence[Run]):
         return described(frame, "race")
 
     def __repr__(self) -> str:
-        names = ", ".join(titled(lane.method, lane.stand_in) for lane in self.info.lanes)
+        names = ", ".join(map(_name, self.info.lanes))
         return f"<kvlens.Race {self.id}: {names} at {self.info.budget}>"
 
     def _repr_html_(self) -> str:
@@ -86,8 +87,8 @@ def race(
     methods: Sequence[str | type[Method]],
     budget: BudgetLike = DEFAULT_SHARE,
     *,
-    presets: Mapping[str, str] | None = None,
-    parameters: Mapping[str, Mapping[str, Any]] | None = None,
+    presets: Mapping[str, str | Sequence[str | None]] | None = None,
+    parameters: Mapping[str, Mapping[str, Any] | Sequence[Mapping[str, Any]]] | None = None,
     answer: str | None = None,
     needle: str | None = None,
     ask: str | None = None,
@@ -104,10 +105,11 @@ def race(
 
     Args:
         text, answer, needle, ask, model, tokenizer, device, dtype, runs, progress: as for `run`.
-        methods: their names or classes; full KV runs beside them always.
+        methods: their names or classes; full KV runs beside them always. A method named several times races against
+            itself, with other parameters.
         budget: what every method is held to.
-        presets: method -> preset.
-        parameters: method -> its parameters by name.
+        presets: method -> preset, or a list with one for each time the method is named.
+        parameters: method -> its parameters by name, or a list with one set for each time the method is named.
         settings: max_new, seed, ... (kvlens.api.asking.Settings).
 
     Raises:
@@ -130,9 +132,12 @@ def race(
             needle=needle,
             **settings,
         )
+        names = list(map(method_name, methods))
         entrants = tuple(
-            Entrant(method=name, preset=(presets or {}).get(name), overrides=dict((parameters or {}).get(name, {})))
-            for name in map(method_name, methods)
+            Entrant(
+                method=name, preset=_nth(presets, names, place), overrides=dict(_nth(parameters, names, place) or {})
+            )
+            for place, name in enumerate(names)
         )
         request = RaceRequest(shared=shared, entrants=entrants)
     folder = folder_of(runs)
@@ -143,6 +148,22 @@ def race(
     return Race(folder, info, models, progress)
 
 
+def _name(lane: Lane) -> str:
+    """A lane's method, its untrained parts, and what tells it from another lane of its method."""
+    return f"{titled(lane.method, lane.stand_in)} {lane.differs}".strip()
+
+
+def _nth(values: Mapping[str, Any] | None, names: Sequence[str], place: int) -> Any:
+    """Return what `values` says of the entrant at a place. A list has a value for each entrant of its method, in their
+    order. Raises ValueError with one sentence."""
+    name, value = names[place], (values or {}).get(names[place])
+    if not isinstance(value, list | tuple):
+        return value
+    if len(value) != names.count(name):
+        raise ValueError(f"{name} is named {names.count(name)} times and has {len(value)} values: give one for each.")
+    return value[names[:place].count(name)]
+
+
 def _cells(lane: Lane, names: Iterable[str]) -> str:
-    values = [titled(lane.method, lane.stand_in), *(getattr(lane, name) for name in names), lane.message or lane.note]
+    values = [_name(lane), *(getattr(lane, name) for name in names), lane.message or lane.note]
     return "".join(f"<td>{'' if value is None else html.escape(visible(value))}</td>" for value in values)

@@ -16,9 +16,10 @@ from kvlens.lens.search import MOST
 from kvlens.text.units import counted
 
 if TYPE_CHECKING:
+    from kvlens.cli.progress import Bar, JsonLines
     from kvlens.meta import Counterfactual
-    from kvlens.runs.request import Report
     from kvlens.runs.storing import Stored
+    from kvlens.runs.watching import Audience
 
     Done = tuple[Stored, list[str]]
 
@@ -32,8 +33,8 @@ def pair(
     """Repeat a stored run beside its full-KV reference. The last line of stdout is the new run's uid."""
     from kvlens.runs.repeat import pair as repeat
 
-    def work(folder: Path, report: Report, cancelled: Callable[[], bool], say: Callable[[str], None]) -> Done:
-        stored, reference = repeat(folder, uid, forced, report, cancelled)
+    def work(folder: Path, reporter: Bar | JsonLines, cancelled: Callable[[], bool], audience: Audience | None) -> Done:
+        stored, reference = repeat(folder, uid, forced, reporter.report, cancelled, audience)
         return stored, [stored.text, f"reference {reference}"]
 
     _carry_out(work, runs, progress_json)
@@ -121,8 +122,8 @@ def whatif(
         tuple(Piece.of(text, "--drop") for text in drop or ()),
     )
 
-    def work(folder: Path, report: Report, cancelled: Callable[[], bool], say: Callable[[str], None]) -> Done:
-        stored, summary = repeat(folder, uid, request, report, cancelled, say)
+    def work(folder: Path, reporter: Bar | JsonLines, cancelled: Callable[[], bool], audience: Audience | None) -> Done:
+        stored, summary = repeat(folder, uid, request, reporter.report, cancelled, reporter.say, audience=audience)
         return stored, sentences(summary)
 
     _carry_out(work, runs, progress_json)
@@ -180,7 +181,7 @@ def _nats(value: float | None) -> str:
 
 
 def _carry_out(
-    work: Callable[[Path, Report, Callable[[], bool], Callable[[str], None]], Done],
+    work: Callable[[Path, Bar | JsonLines, Callable[[], bool], Audience | None], Done],
     runs: Path | None,
     progress_json: bool,
 ) -> None:
@@ -192,7 +193,8 @@ def _carry_out(
     cancelled = stop_signals()
     try:
         with reserve_stdout(progress_json):
-            stored, lines = work(runs_folder(runs), reporter.report, cancelled, reporter.say)
+            audience = reporter if isinstance(reporter, JsonLines) else None
+            stored, lines = work(runs_folder(runs), reporter, cancelled, audience)
     except BaseException as error:
         reporter.failed(error)
         raise

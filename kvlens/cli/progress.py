@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 
@@ -41,12 +42,14 @@ class _Rate:
 class JsonLines:
     """One object per line: {"phase", "done", "total", "tokens_per_s"}; what is worth knowing {"phase": "note",
     "message"}; at the end {"phase": "done"|"error", ...}, an error with the options that would do
-    (`would_do`: option -> value) where they are known. Of a race also what kvlens.runs.races says of lanes and
-    steps."""
+    (`would_do`: option -> value) where they are known. Of a race, and of a single run as a race of one, also what
+    kvlens.runs.races says of lanes and steps."""
 
     def __init__(self) -> None:
         self._rate = _Rate()
         self._stream = sys.stdout
+        self._lock = threading.Lock()
+        """the recorder of a single run writes maps from a thread of its own"""
 
     def report(self, phase: str, done: int, total: int) -> None:
         if self._rate.due(phase, done, total):
@@ -82,12 +85,13 @@ class JsonLines:
     def _line(self, line: str) -> None:
         """Write one line to the stdout of the time at which the report began. If its reader has gone (the dashboard was
         restarted), the run goes on and its lines are discarded."""
-        try:
-            self._stream.write(line + "\n")
-            self._stream.flush()
-        except BrokenPipeError:
-            with open(os.devnull, "w", encoding="utf-8") as discarded:
-                os.dup2(discarded.fileno(), self._stream.fileno())
+        with self._lock:
+            try:
+                self._stream.write(line + "\n")
+                self._stream.flush()
+            except BrokenPipeError:
+                with open(os.devnull, "w", encoding="utf-8") as discarded:
+                    os.dup2(discarded.fileno(), self._stream.fileno())
 
 
 class Bar:

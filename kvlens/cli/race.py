@@ -17,7 +17,13 @@ def race(
     prompt_file: Annotated[
         str, typer.Argument(help='UTF-8 text (.txt, .md), .json with a string "text", or - for standard input.')
     ],
-    methods: Annotated[str, typer.Option(help="Names with commas between them; full KV runs beside them always.")],
+    methods: Annotated[
+        str,
+        typer.Option(
+            help="Names with commas between them; one that is named twice races against itself. Full KV runs beside "
+            "them always."
+        ),
+    ],
     budget: Annotated[
         str,
         typer.Option(
@@ -26,7 +32,14 @@ def race(
     ] = DEFAULT_SHARE,
     model: Model = DEFAULT_MODEL,
     preset: Annotated[list[str] | None, typer.Option(help="method:preset; may be repeated.")] = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", help="method:parameter=value; may be repeated.")] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            help="method:parameter=value; may be repeated. Of a method that is named several times: once for all its "
+            "lanes, or once for each, in their order.",
+        ),
+    ] = None,
     max_new: Annotated[int, typer.Option(help="Tokens to generate at most.")] = 64,
     answer: Annotated[str | None, typer.Option(help="What a right output contains.")] = None,
     needle: Annotated[str | None, typer.Option(help="Words of the prompt that hold the answer.")] = None,
@@ -48,8 +61,9 @@ def race(
     race's id."""
     from kvlens.cli.progress import JsonLines, reserve_stdout
     from kvlens.cli.racetable import RaceTable, line
+    from kvlens.runs.entrants import entrants
     from kvlens.runs.race import race as carry_out
-    from kvlens.runs.races import RaceRequest, entrants
+    from kvlens.runs.races import RaceRequest
     from kvlens.runs.request import RunRequest
     from kvlens.runs.stopping import stop_signals
     from kvlens.text.prompts import asking, expecting

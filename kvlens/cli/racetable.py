@@ -76,9 +76,10 @@ class RaceTable:
 
 
 def named(lane: Lane) -> str:
-    """A lane in words: its method with its untrained parts, and its preset where one was asked for."""
-    name = titled(lane.method, lane.stand_in)
-    return name if lane.preset is None else f"{name} ({lane.preset})"
+    """A lane in words: its method with its untrained parts, its preset where one was asked for, and the parameters that
+    tell it from another lane of its method."""
+    preset = "" if lane.preset is None else f"({lane.preset})"
+    return " ".join(part for part in (titled(lane.method, lane.stand_in), preset, lane.differs) if part)
 
 
 def line(lane: Lane) -> str:

@@ -137,7 +137,8 @@ def run(
             if len(sources) > 1:
                 outcomes.extend(carry_out_each(request, sources, *context))
             else:
-                outcomes.append(carry_out(request, sources[0], *context))
+                audience = reporter if isinstance(reporter, JsonLines) else None
+                outcomes.append(carry_out(request, sources[0], *context, audience=audience))
     except BaseException as error:
         fault = stray(method, error)
         reporter.failed(fault)

@@ -77,7 +77,7 @@ def study(
 ) -> None:
     """Run prompts under methods, values of their parameters and budgets. Every trial is a stored run. The last line is
     the study's id: `kvlens studies show ID` prints its results, `kvlens studies resume ID` goes on after a stop."""
-    from kvlens.runs.races import entrants
+    from kvlens.runs.entrants import entrants
     from kvlens.runs.request import RunRequest
     from kvlens.studies import storage
     from kvlens.studies.plan import StudyPlan, parse_values

@@ -118,9 +118,11 @@ class Engine:
         cancelled: Callable[[], bool] = lambda: False,
         holds: Sequence[Hold] = (),
         drops: Sequence[Drop] = (),
+        read: Reader | None = None,
     ) -> None:
         """Raise what `run` would raise before it decodes anything; nothing stays of it. A method whose floor is
-        arithmetic costs no prefill here; another reads the prompt and places it."""
+        arithmetic costs no prefill here; another places the prompt. read: what reads the prompt; None: the model does,
+        for this rehearsal alone."""
         context = self.context(prompt, budget, options)
         check(holds, drops, context.shape, context.prompt_tokens + context.max_new)
         self.sampling(prompt, options)
@@ -132,7 +134,7 @@ class Engine:
                 )
             else:
                 with self.whole(prompt):
-                    Generation(self.loaded, prompt, session, options, None, progress, cancelled).place(None)
+                    Generation(self.loaded, prompt, session, options, None, progress, cancelled).place(read)
         finally:
             session.close()
 

@@ -128,6 +128,9 @@ class Generation:
             assert read.ids == self.prompt.ids
             session.adopt(read.keys, read.values, read.last_queries, read.peeked, read.received)
             surprisal = read.surprisal
+            start_time -= read.ahead_ns / 1e9
+            session.ledger.zero_ns -= read.ahead_ns
+            self.zero = session.ledger.zero_ns
         n, last = session.context.prompt_tokens, surprisal.last
         nats = surprisal.whole()[:n] if session.needs.surprisal else None
         store = session.prompt

@@ -34,6 +34,8 @@ class ReadPrompt:
     """of its tokens; whichever of its runs asks first computes them"""
     received: torch.Tensor | None = None
     """float32 [L, Hq, n]; None: it was not asked for"""
+    ahead_ns: int = 0
+    """spent on the reading before the run began that counts it as its prefill"""
 
     def serves(self, method: type[Method]) -> bool:
         """Whether all that `method` asks to see was kept."""

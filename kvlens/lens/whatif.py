@@ -25,7 +25,7 @@ from kvlens.meta import Counterfactual, Tested
 from kvlens.meta import Search as SearchMeta
 from kvlens.runs.modelsource import BY_NAME, ModelSource
 from kvlens.runs.preflight import refuse
-from kvlens.runs.readings import reading
+from kvlens.runs.readings import reading, shared
 from kvlens.runs.repeat import Past, read_run, reload
 from kvlens.runs.request import Report
 
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from kvlens.engine.engine import Result
     from kvlens.runs.preparing import Plan, Prepared
     from kvlens.runs.storing import Stored
+    from kvlens.runs.watching import Audience
 
 
 def _nobody(line: str) -> None:
@@ -48,14 +49,17 @@ def whatif(
     cancelled: Callable[[], bool] = lambda: False,
     say: Callable[[str], None] = _nobody,
     models: ModelSource = BY_NAME,
+    audience: Audience | None = None,
 ) -> tuple[Stored, Counterfactual | None]:
     """Carry it out and store the repeat -> (the run, what it changed, which is also its meta's `whatif`; None where it
-    was cancelled). say(line): what a search is trying, and which parameters a changed run has.
+    was cancelled). say(line): what a search is trying, and which parameters a changed run has. audience: sees the
+    repeat, as a race of one, once it is known what is held.
 
     The run is free or forced as the run it repeats, and has its holds and drops, but for what is now asked to be the
     other. Raises ValueError or TraceError, one sentence, when it cannot be
     repeated, or not so.
     """
+    from kvlens.runs.lanes import SingleRun
     from kvlens.runs.preparing import Pairing, plan, reference_key
     from kvlens.runs.reference import obtain
     from kvlens.runs.storing import store
@@ -74,6 +78,7 @@ def whatif(
     if changed and models.named:
         refuse(request, past.source)
     prepared = reload(past, report, models)
+    prepared = shared(prepared, plan(request, prepared))
     reference = obtain(prepared, past.request, runs_dir, report, cancelled)
     base_trials = changed_trials = _trials(prepared, plan(past.request, prepared), reference, past, report)
     if changed or drops:
@@ -111,9 +116,14 @@ def whatif(
         return answers[0]
 
     planned = plan(request, prepared, reference.ids if past.forced else None)
-    return store(prepared, request, planned, pairing, runs_dir, report, cancelled, conclude), answers[
-        0
-    ] if answers else None
+    watched = None if audience is None else SingleRun(audience, prepared, request, planned)
+    if watched is not None:
+        watched.show_reference(runs_dir, reference)
+    watcher = None if watched is None else watched.run
+    stored = store(prepared, request, planned, pairing, runs_dir, report, cancelled, conclude, watcher=watcher)
+    if watched is not None:
+        watched.end(stored)
+    return stored, answers[0] if answers else None
 
 
 def _holds(past: Past, change: Asked, changed: bool) -> tuple[tuple[Head, ...], tuple[Hold, ...]]:

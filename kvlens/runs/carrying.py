@@ -22,6 +22,7 @@ from kvlens.text.prompts import PromptText, tokenize
 
 if TYPE_CHECKING:
     from kvlens.runs.storing import Stored
+    from kvlens.runs.watching import Audience
 
 
 def _nobody(line: str) -> None:
@@ -36,12 +37,13 @@ def carry_out(
     cancelled: Callable[[], bool],
     say: Callable[[str], None] = _nobody,
     models: ModelSource = BY_NAME,
+    audience: Audience | None = None,
 ) -> tuple[str, str, str]:
     """Run and store; returns (uid, status, output text). report(phase, done, total): load, prefill, place, decode,
     store; before the run itself, where a full-KV run has to be made to compare with, `reference`, and `check` where
-    only reading the prompt shows whether the method can keep to its budget. say(line): which parameters are run, where
+    only placing the prompt shows whether the method can keep to its budget. say(line): which parameters are run, where
     they are not the ones that the model usually gets, and which budget, where none was given and the usual one is too
-    small.
+    small. audience: sees the run step by step, as a race of one; its `report` is not called.
 
     Raises ValueError (with one sentence) for whatever is wrong with the request, the prompt, the model or the budget;
     nothing is stored then, and what arithmetic can tell is told before the model is loaded. Raises the store's
@@ -52,7 +54,7 @@ def carry_out(
         refuse(request, source)
     request = request.model_copy(update={"device": settle(request.device)})
     return carry_out_prepared(
-        request, prepare(request, source, report, models=models), runs_dir, report, cancelled, say
+        request, prepare(request, source, report, models=models), runs_dir, report, cancelled, say, audience
     )
 
 
@@ -63,9 +65,10 @@ def carry_out_prepared(
     report: Report,
     cancelled: Callable[[], bool],
     say: Callable[[str], None] = _nobody,
+    audience: Audience | None = None,
 ) -> tuple[str, str, str]:
     """As `carry_out`, with a model and a prompt at hand, for example those of a stored run that is repeated."""
-    _, stored = _stored_with_room(request, prepared, runs_dir, report, cancelled, say)
+    _, stored = _stored_with_room(request, prepared, runs_dir, report, cancelled, say, audience)
     return stored.uid, stored.status, stored.text
 
 
@@ -124,6 +127,7 @@ def _stored_with_room(
     report: Report,
     cancelled: Callable[[], bool],
     say: Callable[[str], None],
+    audience: Audience | None = None,
 ) -> tuple[RunRequest, Stored]:
     """Store the run; return it with the request as it was run. A request that names no budget gets the least that the
     method can hold, also where only reading the prompt shows how much that is. Raises BudgetInfeasible for a budget
@@ -136,7 +140,7 @@ def _stored_with_room(
         if planned.chosen.said:
             say(planned.chosen.said)
         try:
-            return run, _advised(run, prepared, runs_dir, report, cancelled)
+            return run, _advised(run, prepared, runs_dir, report, cancelled, audience)
         except BudgetInfeasible as refused:
             if request.budget is not None:
                 raise
@@ -144,11 +148,16 @@ def _stored_with_room(
 
 
 def _advised(
-    request: RunRequest, prepared: Prepared, runs_dir: Path, report: Report, cancelled: Callable[[], bool]
+    request: RunRequest,
+    prepared: Prepared,
+    runs_dir: Path,
+    report: Report,
+    cancelled: Callable[[], bool],
+    audience: Audience | None,
 ) -> Stored:
     """The stored run; where its budget cannot be kept, the refusal says what would do."""
     try:
-        return _stored(request, prepared, runs_dir, report, cancelled)
+        return _stored(request, prepared, runs_dir, report, cancelled, audience)
     except BudgetInfeasible as error:
         raise advice(request, sizes_of(request, prepared), error.smallest) from None
     finally:
@@ -156,19 +165,31 @@ def _advised(
 
 
 def _stored(
-    request: RunRequest, prepared: Prepared, runs_dir: Path, report: Report, cancelled: Callable[[], bool]
+    request: RunRequest,
+    prepared: Prepared,
+    runs_dir: Path,
+    report: Report,
+    cancelled: Callable[[], bool],
+    audience: Audience | None,
 ) -> Stored:
-    from kvlens.runs.storing import store  # not above: a refusal need not wait for torch
+    from kvlens.runs.lanes import SingleRun  # not above: a refusal need not wait for torch
+    from kvlens.runs.storing import store
 
-    pairing, forced = (
-        Pairing(reference_key=reference_key(request, prepared), holds=request.hold, drops=request.drop),
-        None,
-    )
+    pairing = Pairing(reference_key=reference_key(request, prepared), holds=request.hold, drops=request.drop)
+    forced = None
+    watched = None if audience is None else SingleRun(audience, prepared, request, plan(request, prepared))
     if request.against or request.forced_reference:
         from kvlens.runs.reference import obtain
 
         prepared = shared(prepared, plan(request, prepared))
-        reference = obtain(prepared, request, runs_dir, report, cancelled)
+        watcher = None if watched is None else watched.full_kv
+        reference = obtain(prepared, request, runs_dir, report, cancelled, watcher)
+        if watched is not None:
+            watched.show_reference(runs_dir, reference)
         forced = reference.ids if request.forced_reference else None
         pairing = replace(pairing, reference=reference, reference_uid=reference.uid)
-    return store(prepared, request, plan(request, prepared, forced), pairing, runs_dir, report, cancelled)
+    planned, watcher = plan(request, prepared, forced), None if watched is None else watched.run
+    stored = store(prepared, request, planned, pairing, runs_dir, report, cancelled, watcher=watcher)
+    if watched is not None:
+        watched.end(stored)
+    return stored

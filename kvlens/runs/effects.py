@@ -3,6 +3,7 @@ tokens in memory, and the effects on all lost steps of the answer rank what was 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -92,7 +93,8 @@ class Lost:
         follow: Report,
         check: Callable[[], None],
     ) -> Effects | None:
-        from kvlens.engine.ranking import Repeat, chosen
+        from kvlens.engine.effect import POINTS
+        from kvlens.engine.ranking import ROUNDS, Repeat, chosen
 
         assert self._step is not None
         engine, prompt, needs = prepared.engine, prepared.prompt, planned.method.needs
@@ -104,6 +106,12 @@ class Lost:
         def stop() -> bool:
             check()
             return False
+
+        total = POINTS * (1 if planned.method.needs_with(planned.params).own_prompt else ROUNDS)
+        numbers = itertools.count()
+
+        def count_point() -> None:
+            follow("effect", next(numbers), total)
 
         repeat = Repeat(
             engine,
@@ -119,7 +127,7 @@ class Lost:
         )
         has_answer = gives_answer(engine.loaded, prompt, self._reference)
         end = answer_end(engine.loaded, prompt, self._reference, self._step, has_answer)
-        result = repeat.rank(end, stop, check)
+        result = repeat.rank(end, stop, count_point)
         if result is None:
             return None
         ids = {row.span for row in self._spans}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -39,6 +40,8 @@ class Kept:
     """whether some method needs the attention that prompt tokens received"""
     read: ReadPrompt | None = None
     """None until the first run has come to it"""
+    ahead_ns: int = 0
+    """spent on the reading by a budget check: the first run that takes the reading counts it as its prefill"""
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,8 @@ class Prepared:
     """None: every run reads the prompt itself, or has it from the folder of readings"""
     model_check: ModelCheck | None = None
     """whether full KV equals the model's own generate; None: a model that a caller handed in"""
+    load_s: float | None = None
+    """what loading and checking the model took; None: a model that a caller handed in"""
 
 
 @dataclass(frozen=True)
@@ -191,6 +196,7 @@ def prepare(
     repeated. Raises ValueError with one sentence."""
     check(request)
     report("load", 0, 1)
+    start_time = time.perf_counter()
     from kvlens.runs.fingerprint import ahead, fingerprint
     from kvlens.runs.modelcheck import first_check
     from kvlens.text.prompts import tokenize
@@ -215,6 +221,7 @@ def prepare(
         hashed.join()
     prepared = Prepared(Engine(loaded), prompt, fingerprint(loaded))
     if models.named:
-        prepared = replace(prepared, model_check=first_check(prepared.engine, prepared.fingerprint))
+        model_check = first_check(prepared.engine, prepared.fingerprint)
+        prepared = replace(prepared, model_check=model_check, load_s=time.perf_counter() - start_time)
     report("load", 1, 1)
     return prepared

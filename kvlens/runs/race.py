@@ -18,15 +18,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvlens import methods, tasks
+from kvlens import methods
 from kvlens.hangs import abandoning
 from kvlens.memory.budget import BudgetInfeasible
 from kvlens.methods.faults import MethodFault, hangs, stray
 from kvlens.methods.naming import stand_in
 from kvlens.models.device import settle
 from kvlens.runs import surprisals
-from kvlens.runs.frames import Frame, Maps, of_run
 from kvlens.runs.freed import give_back
+from kvlens.runs.lanes import LaneLog, sizes_of_lanes
 from kvlens.runs.modelsource import BY_NAME, ModelSource
 from kvlens.runs.preflight import refuse
 from kvlens.runs.preparing import Pairing, Prepared, advice, check, plan, prepare, reference_key, sizes_of
@@ -37,7 +37,6 @@ from kvlens.runs.turns import Hearing, Turns
 from kvlens.runs.watching import Audience, Watched
 from kvlens.shortage import Shortage
 from kvlens.store.errors import TraceError
-from kvlens.store.reader import TraceReader
 from kvlens.store.runinfo import now
 from kvlens.text.prompts import PromptText
 
@@ -82,9 +81,11 @@ class _Race:
         self.hearing = Hearing()
         self._requests = [request.reference]
         self._lanes = [Lane(method=methods.REFERENCE)]
-        for asked, note in request.lanes():
+        self._request = request
+        for entrant, (asked, note) in zip(request.entrants, request.lanes(), strict=True):
             self._requests.append(asked)
-            self._lanes.append(Lane(method=asked.method, preset=asked.preset, note=note))
+            differs = request.difference(entrant)
+            self._lanes.append(Lane(method=asked.method, preset=asked.preset, differs=differs, note=note))
         self._info = RaceInfo(
             id=new_id(),
             created=now(),
@@ -95,6 +96,7 @@ class _Race:
             request=request.model_dump(mode="json"),
             lanes=self._lanes,
         )
+        self._log = LaneLog(self._info, source, audience, self._write)
         self._prepared: Prepared
         self._reference: Reference | None = None
         self._threads = 0
@@ -115,7 +117,7 @@ class _Race:
         import torch
 
         self._threads = torch.get_num_threads()
-        self._info.sizes = self._sizes()
+        self._info.sizes = sizes_of_lanes(self._prepared, self._info.max_new)
         audience.begun(self._info)
         for number, lane in enumerate(self._lanes):
             if lane.state == REFUSED:
@@ -150,27 +152,16 @@ class _Race:
             refuse(request, self._source)
 
     def _plan(self, request: RunRequest) -> None:
-        lane = self._lanes[self._requests.index(request)]
-        planned = plan(request, self._prepared)
-        said = planned.chosen.said
-        lane.stand_in = stand_in(request.method, dataclasses.asdict(planned.params))
+        number = self._requests.index(request)
+        lane, planned = self._lanes[number], plan(request, self._prepared)
+        said, config = planned.chosen.said, dataclasses.asdict(planned.params)
+        lane.stand_in = stand_in(request.method, config)
+        lane.differs = self._request.difference(self._request.entrants[number - 1], config)
         lane.note = " ".join(sentence for sentence in (lane.note, said) if sentence) or None
 
     def _entered(self) -> list[int]:
         """Lanes of methods that were not refused."""
         return [number for number, lane in enumerate(self._lanes) if number and lane.state != REFUSED]
-
-    def _sizes(self) -> dict[str, int]:
-        shape, prompt = self._prepared.engine.loaded.shape, self._prepared.prompt
-        steps = len(prompt.asked) + self._info.max_new
-        return {
-            "layers": shape.layers,
-            "kv_heads": shape.kv_heads,
-            "full_kv_bytes": shape.full_kv_bytes(len(prompt.ids) + steps),
-            "prompt_tokens": len(prompt.ids),
-            "asked": len(prompt.asked),
-            "steps": steps,
-        }
 
     # ------------------------------------------------------------------------------------------------------- the lanes
     def _stop(self) -> bool:
@@ -193,16 +184,10 @@ class _Race:
                 self._stop,
                 watched,
             )
-            with TraceReader.open(self._runs, self._reference.uid) as reader:
-                lane = {"uid": reader.uid, "state": "completed", "text": reader.meta.output_text or ""}
-                told = [] if watched.made else list(of_run(0, reader))
         except Exception as error:
             self.hearing.tell(_raise, error)
             return
-        for frame, maps in told:
-            self.hearing.tell(self.frame, frame)
-            self.hearing.tell(self.maps, maps)
-        self.hearing.tell(self.change, 0, lane)
+        self.hearing.tell(self._log.show_stored, 0, self._runs, self._reference.uid, not watched.made)
 
     def _method(self, number: int, turns: Turns, place: int) -> None:
         """A lane under a method; nothing of it is done but in its turn."""
@@ -232,7 +217,7 @@ class _Race:
         thread = threading.get_ident()
 
         def abandon(hook: str) -> None:
-            self.hearing.tell(self.change, number, self._failed(request, hangs(request.method, hook)))
+            self.hearing.tell(self._log.change, number, self._failed(request, hangs(request.method, hook)))
             turns.leave(place)
             self.hearing.abandon(thread)
 
@@ -252,10 +237,10 @@ class _Race:
             hung = turns.left(place)
             turns.leave(place)
         if not hung:
-            self.hearing.tell(self.change, number, ended)
+            self.hearing.tell(self._log.change, number, ended)
 
     def _watched(self, number: int) -> Watched:
-        return Watched(number, len(self._prepared.prompt.ids), self.hearing, self)
+        return Watched(number, len(self._prepared.prompt.ids), self.hearing.tell, self._log)
 
     def _failed(self, request: RunRequest, error: BaseException) -> dict[str, Any]:
         """What is said of a lane whose run ended with an error."""
@@ -277,27 +262,12 @@ class _Race:
         """A lane is not decoding yet."""
         self.audience.report(phase, done, total)
         if self._lanes[number].state != phase:
-            self.change(number, {"state": phase})
+            self._log.change(number, {"state": phase})
 
-    def frame(self, frame: Frame) -> None:
-        lane = self._lanes[frame["lane"]]
-        if lane.lost is None and frame["agrees"] is False:
-            lane.lost = frame["step"]
-        self.audience.frame(frame)
-
-    def maps(self, maps: Maps) -> None:
-        self.audience.maps(maps)
-
-    def change(self, number: int, said: dict[str, Any]) -> None:
-        """A lane is another than it was; the stored race says so at once."""
-        lane = self._lanes[number]
-        for name, value in said.items():
-            setattr(lane, name, value)
-        if lane.state == "completed" and self._info.answer:
-            lane.right = tasks.judged(self._source.task, self._info.answer, lane.text, self._source.answers)
-        if self._reference is not None:  # a race whose full KV never ended is none
+    def _write(self) -> None:
+        """Store the race with each change of a lane. A race whose full KV never ended is none."""
+        if self._reference is not None:
             write(self._runs, self._info)
-        self.audience.lane(number, lane)
 
 
 def _raise(error: Exception) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,7 @@ class RaceRequest(BaseModel):
             if entrant.method == methods.REFERENCE:
                 raise ValueError(f"{methods.REFERENCE} is in every race already: name what it is compared with.")
             if entrant in self.entrants[:number]:
-                raise ValueError(f"{entrant.method} is named twice with the same preset.")
+                raise ValueError(f"{entrant.method} is named twice with the same preset and parameters.")
 
     @property
     def reference(self) -> RunRequest:
@@ -70,6 +71,15 @@ class RaceRequest(BaseModel):
             "against": False,
         }
         return self.shared.model_copy(update=changes)
+
+    def difference(self, entrant: Entrant, config: Mapping[str, Any] | None = None) -> str:
+        """Return the parameters that tell an entrant from other entrants of its method: 'tau 0.9'; '' where no other
+        has its method. config: what the entrant runs with; None: not known, what was asked for is named."""
+        siblings = [each.overrides for each in self.entrants if each.method == entrant.method]
+        names = dict.fromkeys(name for overrides in siblings for name in overrides)
+        varied = [name for name in names if len({str(overrides.get(name)) for overrides in siblings}) > 1]
+        values = {name: entrant.overrides.get(name, "as usual") for name in varied} if config is None else config
+        return ", ".join(f"{name} {values[name]}" for name in varied if name in values)
 
     def lanes(self) -> list[tuple[RunRequest, str | None]]:
         """Of each entrant its run, compared with full KV, and one sentence where its budget means something else. A
@@ -100,32 +110,9 @@ class RaceRequest(BaseModel):
 REFUSED = "refused"
 
 
-def entrants(names: str, presets: list[str], values: list[str]) -> tuple[Entrant, ...]:
-    """'a,b', ['b:paper'], ['a:window=8'] -> the entrants. A method named twice has its first preset first. Raises
-    ValueError with one sentence."""
-    rows = [name.strip() for name in names.split(",") if name.strip()]
-    preset: dict[str, list[str]] = {}
-    overrides: dict[str, dict[str, Any]] = {}
-    for item in presets:
-        name, sign, value = item.rpartition(":")
-        if not sign or name not in rows:
-            raise ValueError(f"--preset takes method:preset of a method of the race, not '{item}'.")
-        preset.setdefault(name, []).append(value)
-    for item in values:
-        total, sign, value = item.partition("=")
-        name, colon, parameter = total.rpartition(":")
-        if not sign or not colon or name not in rows:
-            raise ValueError(f"--set takes method:parameter=value of a method of the race, not '{item}'.")
-        overrides.setdefault(name, {})[parameter.strip()] = value
-    return tuple(
-        Entrant(
-            method=name, preset=preset[name].pop(0) if preset.get(name) else None, overrides=overrides.get(name, {})
-        )
-        for name in rows
-    )
-
-
-UNFINISHED = ("waiting", "prefill", "place", "running")
+EXPLAINING = "explaining"
+"""a lane has its whole output; what a loss owes to each span is being computed"""
+UNFINISHED = ("waiting", "prefill", "place", "running", EXPLAINING)
 """states of a lane that goes on"""
 LANE_CUT_SHORT = "The process of this race ended before the lane did."
 
@@ -139,10 +126,12 @@ class Lane(BaseModel):
     preset: str | None = None
     stand_in: str = ""
     """parts of the method that are untrained or uncalibrated; '': none"""
+    differs: str = ""
+    """parameters that tell the lane from another lane of its method ('tau 0.9'); '': no other lane has its method"""
     note: str | None = None
     """one sentence on what it runs with, where that is worth knowing"""
     state: str = "waiting"
-    """waiting | prefill | place | running | completed | cancelled | failed | refused"""
+    """waiting | prefill | place | running | explaining | completed | cancelled | failed | refused"""
     message: str | None = None
     """one sentence on why it was refused or failed"""
     uid: str | None = None
@@ -222,7 +211,7 @@ def ids(runs_dir: Path) -> list[str]:
 
 def begun_line(race: RaceInfo) -> str:
     """All lanes are known."""
-    lanes = [lane.model_dump(include={"method", "preset", "stand_in", "note"}) for lane in race.lanes]
+    lanes = [lane.model_dump(include={"method", "preset", "stand_in", "differs", "note"}) for lane in race.lanes]
     wording = {"id": race.id, "model": race.model, "budget": race.budget, "answer": race.answer}
     return json_text({"phase": "race", **wording, **race.sizes, "lanes": lanes})
 

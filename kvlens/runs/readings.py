@@ -8,6 +8,7 @@ import contextlib
 import hashlib
 import json
 import os
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -36,9 +37,10 @@ class Reading:
     """What reads a run's prompt for the engine (kvlens.engine.prefill.Reader), or has it of an earlier run. It is the
     same numbers as the run's own prefill: the key holds all that decides them."""
 
-    def __init__(self, prepared: Prepared, planned: Plan, folder: Path | None, told: Told) -> None:
-        """folder: None where prompts are kept in this process alone."""
+    def __init__(self, prepared: Prepared, planned: Plan, folder: Path | None, told: Told, ahead: bool) -> None:
+        """folder: None where prompts are kept in this process alone. ahead: it is read before its first run."""
         self._prepared, self._planned, self._folder, self._told = prepared, planned, folder, told
+        self._ahead = ahead
         self.kept = False
         """whether an earlier run had read it"""
         self._path: Path | None = None
@@ -47,8 +49,7 @@ class Reading:
     def __call__(self) -> ReadPrompt:
         prompt, method, kept = self._prepared.prompt, self._planned.method, self._prepared.kept
         if kept is not None and kept.read is not None and kept.read.serves(method):
-            self.kept = True
-            return kept.read
+            return kept.read if self._ahead else self._taken(kept, kept.read)
         path = None if self._folder is None else self._folder / f"{_key(self._prepared, self._planned)}.safetensors"
         found = None if path is None else _load(path, self._prepared)
         queries = max(QUERIES, method.needs.queries, 0 if kept is None else kept.queries)
@@ -56,7 +57,10 @@ class Reading:
         if found is None or not found.serves(method) or (received and found.received is None):
             chunk = self._planned.options.prefill_chunk
             received = received or (found is not None and found.received is not None)
+            start_ns = time.perf_counter_ns()
             found = self._prepared.engine.read(prompt, chunk, queries, received, self._told)
+            if self._ahead and kept is not None:
+                kept.ahead_ns = time.perf_counter_ns() - start_ns
             if path is not None:
                 with contextlib.suppress(OSError):  # a full disk costs the next run its head start, nothing else
                     _save(path, found)
@@ -69,6 +73,12 @@ class Reading:
         if kept is not None:
             kept.read = found
         return found
+
+    def _taken(self, holder: Kept, read: ReadPrompt) -> ReadPrompt:
+        """Return a reading that is at hand, for a run. The first run after a budget check counts its reading."""
+        spent_ns, holder.ahead_ns = holder.ahead_ns, 0
+        self.kept = not spent_ns
+        return replace(read, ahead_ns=spent_ns) if spent_ns else read
 
     def learned(self, surprisal: Surprisals) -> None:
         """A run has asked for the surprisals of the prompt: the folder keeps them beside what they are made of, so that
@@ -88,23 +98,25 @@ def keeping(kinds: Sequence[type[Method]]) -> Kept:
     )
 
 
-def reading(prepared: Prepared, planned: Plan, told: Told) -> Reading | None:
+def reading(prepared: Prepared, planned: Plan, told: Told, ahead: bool = False) -> Reading | None:
     """None where the run reads its prompt itself: the method has to be there while it is read, or it is kept nowhere. A
     folder has to be named, and keeps what was read on a CPU and fits. told: as the engine's progress; what it raises
-    ends the reading."""
+    ends the reading. ahead: for a budget check, before the first run."""
     named, method = os.environ.get(FOLDER), planned.method
     if method.needs_with(planned.params).own_prompt:
         return None
     folder = Path(named) if named and fits(prepared, planned) else None
     if folder is None and prepared.kept is None:
         return None
-    return Reading(prepared, planned, folder, told)
+    return Reading(prepared, planned, folder, told, ahead)
 
 
 def shared(prepared: Prepared, planned: Plan) -> Prepared:
-    """Return what the run and its reference share, so that the reference's reading of the prompt serves full KV beside
-    a run that reads the prompt under attention of its own."""
-    if prepared.kept is not None or not planned.method.needs_with(planned.params).reading:
+    """Return what the budget check, the reference, the run and its effects share: one reading of the prompt, where it
+    is small enough to stay in memory beside them. A run that reads the prompt under attention of its own has the
+    reference's reading for full KV beside it, whatever its size."""
+    needs_full = planned.method.needs_with(planned.params).reading
+    if prepared.kept is not None or not (needs_full or _size(prepared, planned) <= MOST_BYTES // 2):
         return prepared
     return replace(prepared, kept=keeping([planned.method]))
 
@@ -115,7 +127,7 @@ def full_reading(prepared: Prepared, planned: Plan, progress: Told) -> ReadPromp
     if prepared.kept is not None and prepared.kept.read is not None:
         return prepared.kept.read
     named = os.environ.get(FOLDER)
-    return Reading(prepared, planned, Path(named) if named and fits(prepared, planned) else None, progress)()
+    return Reading(prepared, planned, Path(named) if named and fits(prepared, planned) else None, progress, False)()
 
 
 def fits(prepared: Prepared, planned: Plan) -> bool:

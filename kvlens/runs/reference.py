@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from kvlens.engine.comparison import Reference
 from kvlens.private import KEPT_MODE
 from kvlens.runs.preparing import Pairing, Prepared, plan, reference_key
+from kvlens.runs.readings import reading
 from kvlens.runs.request import Report, RunRequest
 from kvlens.runs.storing import Watcher, store
 from kvlens.store.errors import TraceError
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
     from kvlens.engine.engine import Result
 LOGITS_FILE = "logits.safetensors"
+SHARED_PHASES = ("prefill", "surprisal")
+"""of a reference that is made now, whose results the run takes over"""
 MOST_BYTES = 8 * 2**30
 """of logits, above which no reference is made"""
 
@@ -124,10 +127,15 @@ def _rehearse(prepared: Prepared, request: RunRequest, report: Report, cancelled
 
     planned = plan(request, prepared)
 
-    def lines(phase: str, finished: int, total: int) -> None:
-        if phase == "prefill":
-            report("check", finished, total)
+    def read_line(phase: str, finished: int, total: int) -> None:
+        if cancelled():
+            raise Cancelled
+        report(phase, finished, total)
 
+    def check_line(phase: str, finished: int, total: int) -> None:
+        report("check", finished, total)
+
+    read = reading(prepared, planned, read_line, ahead=True)
     try:
         prepared.engine.rehearse(
             prepared.prompt,
@@ -135,10 +143,11 @@ def _rehearse(prepared: Prepared, request: RunRequest, report: Report, cancelled
             planned.params,
             planned.budget,
             planned.options,
-            lines,
+            check_line,
             cancelled,
             request.hold,
             request.drop,
+            read,
         )
     except Cancelled:
         raise ValueError("cancelled before the full-KV reference was made; nothing was stored.") from None
@@ -182,10 +191,13 @@ def _compute_again(
 
 
 def _renamed(report: Report) -> Report:
-    """Progress of a reference: one phase, so that the run's own phases stay the run's own."""
+    """Progress of a reference: its steps have a phase of their own. The run shares its reading of the prompt and the
+    surprisals, so those phases keep their names."""
 
     def lines(phase: str, finished: int, total: int) -> None:
-        if phase == "decode":
+        if phase in SHARED_PHASES:
+            report(phase, finished, total)
+        elif phase == "decode":
             report("reference", finished, total)
 
     return lines

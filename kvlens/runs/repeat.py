@@ -15,12 +15,14 @@ from kvlens.memory.holds import Drop, Hold
 from kvlens.meta import RunMeta
 from kvlens.metaparts import OBJECT
 from kvlens.rows import SpanRow
+from kvlens.runs.lanes import SingleRun
 from kvlens.runs.modelsource import BY_NAME, ModelSource
 from kvlens.runs.preparing import Pairing, Prepared, plan, prepare, reference_key
 from kvlens.runs.readings import shared
 from kvlens.runs.reference import obtain
 from kvlens.runs.request import Report, RunRequest
 from kvlens.runs.storing import Stored, store
+from kvlens.runs.watching import Audience
 from kvlens.store.cells import integer, number
 from kvlens.store.reader import TraceReader
 from kvlens.text.chat import ChatForm
@@ -215,14 +217,28 @@ def reload(past: Past, report: Report, models: ModelSource = BY_NAME) -> Prepare
     return prepared
 
 
-def pair(runs_dir: Path, uid: str, forced: bool, report: Report, cancelled: Callable[[], bool]) -> tuple[Stored, str]:
+def pair(
+    runs_dir: Path,
+    uid: str,
+    forced: bool,
+    report: Report,
+    cancelled: Callable[[], bool],
+    audience: Audience | None = None,
+) -> tuple[Stored, str]:
     """Repeat a stored run beside its full-KV reference, which is made where it is not stored -> (the new run, the
-    reference's uid)."""
+    reference's uid). audience: sees both, as a race of one."""
     past = read_run(runs_dir, uid)
     prepared = reload(past, report)
     prepared = shared(prepared, plan(past.request, prepared))
     request = past.request.model_copy(update={"against": True, "forced_reference": forced})
-    reference = obtain(prepared, request, runs_dir, report, cancelled)
+    watched = None if audience is None else SingleRun(audience, prepared, request, plan(request, prepared))
+    reference = obtain(prepared, request, runs_dir, report, cancelled, None if watched is None else watched.full_kv)
+    if watched is not None:
+        watched.show_reference(runs_dir, reference)
     pairing = Pairing(reference, reference.uid, reference_key(request, prepared), uid, request.hold, request.drop)
     planned = plan(request, prepared, reference.ids if forced else None)
-    return store(prepared, request, planned, pairing, runs_dir, report, cancelled), reference.uid
+    watcher = None if watched is None else watched.run
+    stored = store(prepared, request, planned, pairing, runs_dir, report, cancelled, watcher=watcher)
+    if watched is not None:
+        watched.end(stored)
+    return stored, reference.uid

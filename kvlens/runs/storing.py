@@ -6,7 +6,6 @@ import resource
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -49,6 +48,9 @@ class Watcher(Protocol):
 
     def seen(self, visited: Seen) -> None:
         """A step has ended: once each, in order, on the run's thread."""
+
+    def decoded(self, text: str) -> None:
+        """The last step was made and this is the output. The run's surprisals and effects are still to come."""
 
     def sketched(self, step: int, attended: np.ndarray, coverage: np.ndarray | None) -> None:
         """See kvlens.recording.recorder.Follower."""
@@ -99,9 +101,12 @@ def store(
         writer.stood_s += time.monotonic() - start_time
         return stop
 
-    def follow(phase: str, finished: int, total: int) -> None:
+    def check() -> None:
         if requested():
             raise Cancelled
+
+    def follow(phase: str, finished: int, total: int) -> None:
+        check()
         tell(phase, finished, total)
 
     try:
@@ -124,6 +129,8 @@ def store(
             drops=pairing.drops,
         )
         writer.hand_over_steps()  # who kills the run during what follows loses none of them
+        if watcher is not None:
+            watcher.decoded(result.text)
         checks, kept_tokens = result.checks, read is not None and read.kept
         no_surprisal, start_time = None, time.monotonic()
         if sink.surprisals_wait:
@@ -136,9 +143,8 @@ def store(
         if lost is not None and lost.any:
             start_time, stood = time.monotonic(), writer.stood_s
             report("effect", 0, 1)
-            follow_effect = partial(follow, "effect", 0, 1)
             reader = read if full is None else lambda: full
-            effects, no_effects = lost.effects(prepared, planned, pairing, reader, follow, follow_effect)
+            effects, no_effects = lost.effects(prepared, planned, pairing, reader, follow, check)
             if effects is not None:
                 writer.effects([effects])
             effect_s = time.monotonic() - start_time
@@ -146,6 +152,7 @@ def store(
         outcome = Outcome(
             output_text=result.text,
             stopped=result.stopped,
+            load_s=None if prepared.load_s is None else round(prepared.load_s, 4),
             prefill_s=None if kept_tokens else round(result.prefill_s, 4),
             prompt_kept=kept_tokens,
             decode_s=round(result.decode_s, 4),

@@ -1,12 +1,12 @@
-"""Who watches a race, and what is shown of a lane's run while it goes on."""
+"""Who watches a race or a single run, and what is shown of a lane's run while it goes on."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from kvlens.runs.frames import Frame, Maps, frame_of, maps_of, sketch_of
-from kvlens.runs.races import Lane, RaceInfo
-from kvlens.runs.turns import Hearing
+from kvlens.runs.races import EXPLAINING, Lane, RaceInfo
 
 if TYPE_CHECKING:
     import numpy as np
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Audience(Protocol):
-    """Who watches a race; called on the thread that carries it out."""
+    """Who watches a race, called on the thread that carries it out; or a single run, called also on its recorder's."""
 
     def report(self, phase: str, number: int, total: int) -> None:
         """How far the race is: load, prefill, reference, then decode in steps of all lanes together."""
@@ -35,7 +35,7 @@ class Audience(Protocol):
 
 
 class Told(Protocol):
-    """What hears of a lane, on its own thread."""
+    """What hears of a lane: kvlens.runs.lanes.LaneLog."""
 
     def frame(self, frame: Frame) -> None: ...
     def maps(self, maps: Maps) -> None: ...
@@ -45,22 +45,26 @@ class Told(Protocol):
 class Watched:
     """Makes frames and maps of a lane's steps (kvlens.runs.storing.Watcher), and tells them."""
 
-    def __init__(self, number: int, prompt_tokens: int, hearing: Hearing, listed_run: Told) -> None:
-        self._number, self._prompt, self._hearing, self._told = number, prompt_tokens, hearing, listed_run
+    def __init__(self, number: int, prompt_tokens: int, tell: Callable[..., None], lanes: Told) -> None:
+        """tell(hear, *values): calls `hear(*values)`, on the thread that the lanes belong to."""
+        self._number, self._prompt, self._tell, self._lanes = number, prompt_tokens, tell, lanes
         self.made = False
         """whether there was anything to see: a run that is made now"""
 
     def begun(self, uid: str) -> None:
-        self._hearing.tell(self._told.change, self._number, {"uid": uid, "state": "running"})
+        self._tell(self._lanes.change, self._number, {"uid": uid, "state": "running"})
 
     def seen(self, visited: Seen) -> None:
         self.made = True
-        self._hearing.tell(self._told.frame, frame_of(self._number, visited))
+        self._tell(self._lanes.frame, frame_of(self._number, visited))
+
+    def decoded(self, text: str) -> None:
+        self._tell(self._lanes.change, self._number, {"text": text, "state": EXPLAINING})
 
     def sketched(self, step: int, attended: np.ndarray, coverage: np.ndarray | None) -> None:
         maps = sketch_of(self._number, step, attended, coverage, self._prompt + step)
-        self._hearing.tell(self._told.maps, maps)
+        self._tell(self._lanes.maps, maps)
 
     def step(self, record: StepRecord) -> None:
         maps = maps_of(self._number, record, self._prompt + record.step)
-        self._hearing.tell(self._told.maps, maps)
+        self._tell(self._lanes.maps, maps)

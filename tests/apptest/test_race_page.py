@@ -13,7 +13,7 @@ import pytest
 from streamlit.testing.v1 import AppTest
 from uiruns import ROOT, Visit
 
-from kvlens.app.ui.common import submit
+from kvlens.app.ui.common import livelanes, submit
 from kvlens.app.ui.common.joblog import read_line
 from kvlens.app.ui.common.jobprocess import start_cold
 from kvlens.app.ui.common.jobs import Job, JobManager
@@ -21,8 +21,9 @@ from kvlens.app.ui.common.request import MethodChoice, race_command
 from kvlens.app.ui.race import view
 from kvlens.app.ui.race.stored import lines_of
 from kvlens.runs import races
+from kvlens.runs.entrants import entrants
 from kvlens.runs.race import race
-from kvlens.runs.races import RaceInfo, RaceRequest, entrants
+from kvlens.runs.races import RaceInfo, RaceRequest
 from kvlens.runs.request import RunRequest
 from kvlens.text.prompts import PromptText
 
@@ -92,6 +93,27 @@ def test_the_form_begins_a_race(visit: Visit, tmp_path: Path, monkeypatch: pytes
     assert (choice.method, choice.budget, against) == ("chess", "30%", ("snapkv", "quest"))
 
 
+def test_the_form_races_a_method_against_itself(visit: Visit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[tuple[str, str], ...]] = []
+
+    def note(*told: Any) -> list[str]:
+        asked.append(tuple(told[4]))
+        return [sys.executable, "-c", "pass", "--methods", "some"]
+
+    monkeypatch.setattr(submit, "race_command", note)
+    app = visit(tmp_path, "run")
+    app.selectbox(key="form_method").set_value("snapkv").run()
+    app.selectbox(key="form_varied_snapkv").set_value("kernel").run()
+    app.text_input(key="form_values_snapkv_kernel").set_value("wide").run()
+    assert app.error
+    app.text_input(key="form_values_snapkv_kernel").set_value("3, 5, 3").run()
+    lanes = list(app.dataframe[0].value["method"])
+    assert len(lanes) == 4
+    assert lanes[2:] == ["SnapKV kernel 3", "SnapKV kernel 5"]
+    primary(app, "Race 3 lanes").click().run()
+    assert asked == [(("kernel", "3"), ("kernel", "5"))]
+
+
 def test_the_command_of_a_race(tmp_path: Path) -> None:
     choice = MethodChoice("snapkv", "demo", "paper", "20%", 8, 3, {"window": 8}, system="Be brief.", question="after")
     argv = race_command(tmp_path / "p.json", choice, ("quest", "snapkv", "full"), tmp_path)
@@ -100,6 +122,11 @@ def test_the_command_of_a_race(tmp_path: Path) -> None:
     assert argv[argv.index("--preset") + 1] == "snapkv:paper"
     assert argv[argv.index("--set") + 1] == "snapkv:window=8"
     assert argv[argv.index("--system") :][:4] == ["--system", "Be brief.", "--question", "after"]
+    itself = race_command(tmp_path / "p.json", choice, ("quest",), tmp_path, (("window", "4"), ("window", "6")))
+    assert itself[itself.index("--methods") + 1] == "snapkv,snapkv,snapkv,quest"
+    sets = [itself[n + 1] for n, word in enumerate(itself) if word == "--set"]
+    assert sets == ["snapkv:window=8", "snapkv:window=4", "snapkv:window=6"]
+    assert itself.count("snapkv:paper") == 3
     full = MethodChoice("full", "demo", "paper", "20%", 8, 3, {})
     argv = race_command(tmp_path / "p.json", full, ("quest",), tmp_path)
     assert (argv[argv.index("--methods") + 1], "--preset" in argv) == ("quest", False)
@@ -116,19 +143,19 @@ def test_lines_of_a_race_are_kept_unread() -> None:
 
 def test_only_what_is_new_is_sent_while_a_race_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     now, session = [100.0], {}
-    monkeypatch.setattr(view.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(view.st, "session_state", session)
+    monkeypatch.setattr(livelanes.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(livelanes.st, "session_state", session)
     job = Job("i", [], "t", 0.0)
     sent = []
     for _ in range(12):
         job.lines.append("{}")
-        sent.append(view._first(job))
+        sent.append(livelanes._first(job))
         now[0] += 0.5
     assert sent[:6] == [0] * 6, "every line is sent for some seconds"
-    assert sent[-1] == 12 - 1 - view.AGAIN_S / 0.5 - 1 + 1
+    assert sent[-1] == 12 - 1 - livelanes.AGAIN_S / 0.5 - 1 + 1
     session["race_lacking"] = 2
-    assert view._first(job) == 2, "what the browser lacks is sent once more"
-    assert view._first(job) > 2
+    assert livelanes._first(job) == 2, "what the browser lacks is sent once more"
+    assert livelanes._first(job) > 2
 
 
 def test_a_race_that_goes_on_ends_with_its_finding(

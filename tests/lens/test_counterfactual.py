@@ -84,17 +84,14 @@ def test_a_search_tells_how_far_it_is_from_its_first_trial_on(two: Lost) -> None
     whatif(two.runs, two.uid, Asked((two.span,), search=True), lambda *place: told.append(place))
     first = next(place for place, (phase, *_) in enumerate(told) if phase == "search")
     before = [phase for phase, *_ in told[:first]]
-    assert before[-2:] == ["prefill", "again"], (
-        "the prompt is read, and the run, which was not compared, repeated to see what it lost"
-    )
+    assert "prefill" in before
+    assert before[-1] == "again", "the run, which was not compared, is repeated to see what it lost"
     assert told[first] == ("search", 0, len(HEADS))
     tried = [done for phase, done, _ in told[first:] if phase == "search"]
     assert sorted(set(tried)) == [*range(tried[-1] + 1)], "every set is told of"
     assert tried == sorted(tried)
     phases = [phase for phase, *_ in told[first:]]
-    assert phases.index("prefill") == len(tried), (
-        "the prompt is read once for all trials; the run that is stored reads it anew"
-    )
+    assert "prefill" not in phases, "the prompt is read once for all trials and the run that is stored"
 
 
 def test_a_search_can_be_cancelled_before_its_first_trial(two: Lost) -> None:

@@ -94,6 +94,9 @@ def test_progress_lines(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     kvlens("runs")
     assert " no limit " in capsys.readouterr().out
     assert (runs / lines[-1]["uid"]).is_dir()
+    lanes = [line for line in lines if line["phase"] in ("race", "lane", "frame", "maps")]
+    assert [line["step"] for line in lanes if line["phase"] == "frame"] == [0, 1, 2]
+    lines = [line for line in lines if line not in lanes]
     phases = [line["phase"] for line in lines]
     assert [p for i, p in enumerate(phases) if i == 0 or phases[i - 1] != p] == [
         "load",

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kvlens.app.ui.run.likely import likely
+from kvlens.app.ui.common.likely import likely, remaining_s
 from kvlens.runs.preflight import TOKEN_BYTES
 
 
@@ -37,11 +37,11 @@ def test_by_the_method_s_own_runs_where_there_are_any(tmp_path: Path) -> None:
     stored(tmp_path, 6, {"prefill_s": 9.0, "decode_s": 90.0}, status="failed")
     found = likely(tmp_path, "m", "a", 3000, 20, 1_000)
     assert found is not None
-    assert (found.prefill_s, found.decode_s, found.runs, found.own) == (6.0, 4.0, 3, True)
+    assert (found.prefill_s, found.decode_s, found.runs, found.same_method) == (6.0, 4.0, 3, True)
     assert found.trace_bytes == 2_000_000 + 2000 * TOKEN_BYTES + 10 * 1_000
     other = likely(tmp_path, "m", "c", 1000, 10, 1_000)
     assert other is not None
-    assert (other.runs, other.own) == (4, False)
+    assert (other.runs, other.same_method) == (4, False)
     assert likely(tmp_path, "another", "a", 1000, 10, 1_000) is None
 
 
@@ -64,3 +64,35 @@ def test_without_times_of_prefill_only_the_steps_are_known(tmp_path: Path) -> No
     found = likely(tmp_path, "m", "a", 1000, 10, 1_000)
     assert found is not None
     assert found.prefill_s is None
+
+
+def test_every_phase_of_a_compared_run_is_counted(tmp_path: Path) -> None:
+    times = {"load_s": 3.0, "decode_s": 2.0, "full_kv_s": 1.0, "effect_s": 7.0}
+    stored(tmp_path, 1, times, method="sekv", duration_s=5.0)
+    stored(tmp_path, 2, {"prefill_s": 4.0, "surprisal_s": 1.0, "decode_s": 1.0}, method="full", duration_s=6.5)
+    found = likely(tmp_path, "m", "sekv", 2000, 20, 1_000, against=True)
+    assert found is not None
+    assert found.phases == {
+        "load": 3.0,
+        "prefill": 8.0,
+        "check": 4.0,
+        "reference": 2.0,
+        "surprisal": 2.0,
+        "place": 4.0,
+        "decode": 6.0,
+        "effect": 7.0,
+    }
+    assert found.total_s == 29.0, "effects come only if the answer is lost"
+    alone = likely(tmp_path, "m", "sekv", 2000, 20, 1_000)
+    assert alone is not None
+    assert not {"check", "reference", "effect"} & alone.phases.keys()
+
+
+def test_what_remains_follows_the_phase_that_is_under_way() -> None:
+    phases = {"load": 3.0, "reference": 10.0, "decode": 20.0, "effect": 7.0, "store": 1.0}
+    assert remaining_s(phases, "load", 0, 1, 1.0, lost=False) == 2.0 + 10.0 + 20.0 + 1.0
+    assert remaining_s(phases, "decode", 5, 20, 4.0, lost=False) == 12.0 + 1.0
+    assert remaining_s(phases, "decode", 5, 20, 4.0, lost=True) == 12.0 + 7.0 + 1.0
+    assert remaining_s(phases, "convert", 1, 2, 4.0, lost=False) is None
+    assert remaining_s({}, "decode", 1, 2, 4.0, lost=False) is None
+    assert remaining_s({"decode": 20.0, "store": 1.0}, "effect", 0, 1, 4.0, lost=True) is None

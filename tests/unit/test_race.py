@@ -20,9 +20,10 @@ from kvlens.engine.surprisal import Surprisals
 from kvlens.recording import recorder
 from kvlens.runs import races
 from kvlens.runs.carrying import carry_out
+from kvlens.runs.entrants import entrants
 from kvlens.runs.frames import Frame, Maps, of_run
 from kvlens.runs.race import race
-from kvlens.runs.races import Entrant, Lane, RaceInfo, RaceRequest, entrants
+from kvlens.runs.races import Entrant, Lane, RaceInfo, RaceRequest
 from kvlens.runs.request import RunRequest
 from kvlens.runs.turns import Hearing, Turns
 from kvlens.store.errors import TraceError
@@ -40,6 +41,7 @@ OWN = (
     "started",
     "run_uid",
     "reference",
+    "load_s",
     "prefill_s",
     "prefill_us",
     "prompt_kept",
@@ -179,7 +181,7 @@ def test_frames_tell_every_step_as_the_stored_run_does(seen: tuple[Path, RaceInf
         assert [frame["step"] for frame in watching.frames[number]] == list(range(10))
         parted = [frame["step"] for frame in watching.frames[number] if frame["agrees"] is False]
         assert lane.lost == (parted[0] if parted else None)
-        assert [state for which, state in watching.order if which == number][-2:] == ["running", "completed"]
+        assert [state for which, state in watching.order if which == number][-2:] == ["explaining", "completed"]
     assert any(frame["moved"] for frame in watching.frames[1 + KINDS.index("freekv")])
     assert "reference" in watching.phases
 
@@ -278,6 +280,7 @@ def test_an_audience_that_fails_ends_the_race(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("names", "presets", "values", "said"),
     [
+        ("snapkv,snapkv,snapkv", [], ["snapkv:window=8", "snapkv:window=4"], "once for each"),
         ("snapkv,snapkv", [], [], "named twice"),
         ("full", [], [], "is in every race"),
         (",", [], [], "at least one method"),
@@ -290,6 +293,22 @@ def test_an_audience_that_fails_ends_the_race(tmp_path: Path) -> None:
 def test_what_cannot_race(names: str, presets: list[str], values: list[str], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         RaceRequest(shared=SHARED, entrants=entrants(names, presets, values)).check()
+
+
+def test_a_method_races_against_itself_under_other_parameters(tmp_path: Path) -> None:
+    values = ["snapkv:window=8", "snapkv:window=", "snapkv:kernel=3"]
+    asked = RaceRequest(shared=SHARED, entrants=entrants("snapkv,h2o,snapkv", [], values))
+    asked.check()
+    assert [entrant.overrides for entrant in asked.entrants] == [{"window": "8", "kernel": "3"}, {}, {"kernel": "3"}]
+    assert [asked.difference(entrant) for entrant in asked.entrants] == ["window 8", "", "window as usual"]
+    assert asked.difference(asked.entrants[2], {"window": 16}) == "window 16"
+    shared = SHARED.model_copy(update={"max_new": 2})
+    asked = RaceRequest(shared=shared, entrants=entrants("snapkv,snapkv", [], ["snapkv:window=8", "snapkv:window=4"]))
+    info = race(asked, PromptText(TEXT), tmp_path, Watching(), lambda: False)
+    assert [(lane.state, lane.differs) for lane in info.lanes[1:]] == [
+        ("completed", "window 8"),
+        ("completed", "window 4"),
+    ]
 
 
 def test_a_method_that_keeps_all_is_held_to_what_it_attends() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ import pytest
 from kvlens.engine import engine, loop
 from kvlens.meta import RunMeta
 from kvlens.runs.carrying import carry_out
+from kvlens.runs.preparing import prepare
+from kvlens.runs.readings import FOLDER
 from kvlens.runs.request import RunRequest
 from kvlens.store.reader import TraceReader
 from kvlens.text.prompts import PromptText
@@ -22,7 +25,8 @@ OWN_PROMPT = {"positions": "cache"}
 
 @pytest.fixture
 def prefills(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """One entry for each prompt that goes through the model."""
+    """One entry for each prompt that goes through the model, after the first check of the model."""
+    prepare(RunRequest(model="demo"), PromptText(TEXT), lambda *told: None)
     counted: list[str] = []
 
     def counting(prefill: Callable[..., Any], name: str) -> Callable[..., Any]:
@@ -42,18 +46,60 @@ def ran(runs: Path, overrides: dict[str, Any], **changes: Any) -> tuple[RunMeta,
         return reader.meta, reader.has_reference_masses()
 
 
-def effects_read(meta: RunMeta, runs: Path) -> int:
-    """Prompts that effects of a run with an exact prompt read: one where it left full KV."""
-    with TraceReader.open(runs, str(meta.run_uid)) as reader:
-        return int((~reader.loss()["agrees"].astype(bool)).any())
+def was_lost(runs: Path, uid: str) -> bool:
+    """Whether the run left full KV, so that its effects were computed too."""
+    with TraceReader.open(runs, uid) as reader:
+        return bool((~reader.loss()["agrees"].astype(bool)).any())
 
 
-def test_an_exact_prompt_is_read_for_the_run_alone(tmp_path: Path, prefills: list[str]) -> None:
-    meta, recorded = ran(tmp_path, {})
+def test_one_prefill_serves_reference_run_and_effects(tmp_path: Path, prefills: list[str]) -> None:
+    meta, recorded = ran(tmp_path, {}, budget="10%", max_new=8)
     assert recorded
+    assert was_lost(tmp_path, str(meta.run_uid))
     assert meta.full_kv_s is not None
     assert meta.no_reference_masses is None
-    assert len(prefills) == 2 + effects_read(meta, tmp_path)  # the reference's and the run's
+    assert len(prefills) == 1
+    assert (meta.prompt_kept, meta.prefill_s) == (True, None)
+
+
+@pytest.mark.parametrize("kept_folder", [False, True])
+def test_a_budget_check_reads_the_prompt_for_all_runs(
+    tmp_path: Path, prefills: list[str], monkeypatch: pytest.MonkeyPatch, kept_folder: bool
+) -> None:
+    if kept_folder:
+        monkeypatch.setenv(FOLDER, str(tmp_path / "readings"))
+    phases: list[str] = []
+    request = RunRequest(model="demo", method="sekv", against=True, budget="40%", max_new=4, ignore_eos=True)
+    report = lambda phase, done, total: phases.append(phase)  # noqa: E731
+    uid, _, _ = carry_out(request, PromptText(TEXT), tmp_path, report, lambda: False)
+    assert len(prefills) == 1
+    assert {"prefill", "check", "reference"} <= set(phases)
+    with TraceReader.open(tmp_path, uid) as reader, TraceReader.open(tmp_path, str(reader.meta.reference)) as full:
+        kept, first = reader.meta, full.meta
+    assert (kept.prompt_kept, kept.prefill_s) == (True, None)
+    assert first.prompt_kept is False, "the check's reading is timed as the reference's prefill"
+    assert first.prefill_s is not None
+    assert first.prefill_us is not None
+    assert first.prefill_us / 1e6 <= first.prefill_s
+
+
+def test_a_check_is_counted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slept, read = 0.2, engine.Engine.read
+
+    def slow(*args: Any, **named: Any) -> Any:
+        time.sleep(slept)
+        return read(*args, **named)
+
+    monkeypatch.setattr(engine.Engine, "read", slow)
+    request = RunRequest(model="demo", method="sekv", against=True, budget="40%", max_new=4, ignore_eos=True)
+    uid, _, _ = carry_out(request, PromptText(TEXT), tmp_path, lambda *told: None, lambda: False)
+    with TraceReader.open(tmp_path, uid) as reader, TraceReader.open(tmp_path, str(reader.meta.reference)) as full:
+        first = full.meta
+        start_us = int(full.steps()["t_us"].iloc[0])
+    assert first.prefill_s is not None
+    assert first.prefill_us is not None
+    assert min(first.prefill_s, first.prefill_us / 1e6) >= slept
+    assert start_us >= first.prefill_us, "the clock of the run begins with its reading"
 
 
 def test_a_prompt_under_other_attention_takes_the_references_reading(tmp_path: Path, prefills: list[str]) -> None:

@@ -47,6 +47,12 @@ class Job:
     """page that opens by itself when the run is done, for whoever watched it"""
     started: float | None = None
     ended: float | None = None
+    likely: dict[str, float] = field(default_factory=dict)
+    """seconds that each phase will likely take, see kvlens.app.ui.common.likely; {} where no run tells"""
+    phase_began: float | None = None
+    """when the phase began"""
+    lost: bool = False
+    """a single run has left full KV"""
     process: ProcessName | None = None
     """once it has begun"""
     identity: tuple[str, ...] = ()

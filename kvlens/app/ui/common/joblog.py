@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from kvlens.runs.races import LANE_CUT_SHORT, UNFINISHED
 
 RACE_LINES = tuple(f'{{"phase": "{phase}"' for phase in ("frame", "maps", "lane", "race"))
 """how lines of a race begin: they are kept as they are, for the browser"""
+LOST = '"agrees": false'
+"""of a frame whose token is not full KV's"""
 _POLL_S = 0.05
 _CHUNK = 1 << 20
 
@@ -56,6 +59,7 @@ def read_line(job: Job, line: str) -> None:
     """A progress object moves the bar, a line of a race is kept unread; any other line goes to the log."""
     if line.startswith(RACE_LINES):
         job.lines.append(line)
+        job.lost = job.lost or (line.startswith(RACE_LINES[0]) and LOST in line)
         return
     report: Any = None
     if line.startswith("{"):
@@ -76,6 +80,8 @@ def read_line(job: Job, line: str) -> None:
     elif report["phase"] == "study":
         job.study = str(report.get("study") or "") or None
     else:
+        if job.phase != report["phase"]:
+            job.phase_began = time.time()
         job.phase = str(report["phase"])
         job.done, job.total = int(report.get("done") or 0), int(report.get("total") or 0)
         rate = report.get("tokens_per_s")

@@ -11,8 +11,9 @@ import queue
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from kvlens.app.ui.common import joblog, jobrecord
 from kvlens.app.ui.common.job import Job
@@ -24,6 +25,7 @@ from kvlens.runs.readings import FOLDER
 
 Starter = Callable[[list[str], Environment, int], Process]
 """argv, environment, descriptor of the log -> the process"""
+NOT_KNOWN: Mapping[str, float] = MappingProxyType({})
 NEVER_BEGUN = "The server ended before this job began. Start it again."
 
 
@@ -50,10 +52,17 @@ class JobManager:
         """A file for a job's input, in a folder that goes when the server does."""
         return self._folder.file(name, text)
 
-    def submit(self, argv: list[str], title: str, about: str | None = None, then: str | None = None) -> str:
-        """Queues a run; returns the job's id. `about`, `then`: see Job. A run that is queued or running already, with
-        the same prompt and options, is not queued once more: its id is returned."""
-        job = Job(secrets.token_hex(4), argv, title, time.time(), about=about, then=then)
+    def submit(
+        self,
+        argv: list[str],
+        title: str,
+        about: str | None = None,
+        then: str | None = None,
+        likely: Mapping[str, float] = NOT_KNOWN,
+    ) -> str:
+        """Queues a run; returns the job's id. `about`, `then`, `likely`: see Job. A run that is queued or running
+        already, with the same prompt and options, is not queued once more: its id is returned."""
+        job = Job(secrets.token_hex(4), argv, title, time.time(), about=about, then=then, likely=dict(likely))
         job.identity = tuple(self._folder.text_of(argument) or argument for argument in argv)
         with self._lock:
             for queued in self._jobs.values():

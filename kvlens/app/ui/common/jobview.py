@@ -7,8 +7,10 @@ import time
 import streamlit as st
 
 from kvlens.app.ui.common import comparing, data, places, retry, widgets
+from kvlens.app.ui.common.again import again_link
 from kvlens.app.ui.common.jobrecord import FOLDER
 from kvlens.app.ui.common.jobs import Job, JobManager
+from kvlens.app.ui.common.likely import remaining_s
 from kvlens.text.plaintext import visible
 
 SETTLE_S = 0.4
@@ -37,6 +39,7 @@ _UNITS = {
     "reference": "steps",
     "surprisal": "tokens",
     "search": "repeats",
+    "effect": "points",
 }
 
 
@@ -129,7 +132,14 @@ def progress_text(job: Job, tokens_before: int) -> str:
         text += f" {job.done:,} / {job.total:,} {_UNITS.get(job.phase, '')}".rstrip()
     if job.tokens_per_s is not None:
         text += f" · {job.tokens_per_s:,.1f} tokens/s"
-    return f"{text} · {time.time() - (job.started or time.time()):.0f} s"
+    text = f"{text} · {time.time() - (job.started or time.time()):.0f} s"
+    left_s = None if job.phase_began is None else _left_s(job, time.time() - job.phase_began)
+    return text if left_s is None else f"{text}, about {left_s:.0f} s left"
+
+
+def _left_s(job: Job, elapsed_s: float) -> float | None:
+    """Seconds until the run is stored, by what its phases took before and by how far this one is."""
+    return remaining_s(job.likely, job.phase, job.done, job.total, elapsed_s, job.lost)
 
 
 def outcome(job: Job) -> None:
@@ -169,6 +179,7 @@ def links(uid: str) -> None:
         st.page_link("pages/heads.py", label="Open in Heads", icon=":material/grid_on:", query_params=place)
         st.page_link("pages/method.py", label="Open in Method", icon=":material/schema:", query_params=place)
         comparing.links(uid)
+        again_link(uid)
 
 
 def job_list(shown: str | None) -> None:

@@ -6,6 +6,7 @@ import streamlit as st
 
 from kvlens.app.ui.common import comparing, data, jobview, widgets
 from kvlens.app.ui.common.jobs import Job
+from kvlens.app.ui.common.livelanes import live_lanes
 from kvlens.app.ui.common.request import TryChoice, pair_command, whatif_command
 from kvlens.text.plaintext import visible
 
@@ -31,8 +32,8 @@ def job_of(uid: str) -> Job | None:
 
 
 def follow(job: Job) -> None:
-    """Progress of a job about the run that is shown. When a comparison is done the Compare page opens with it; when a
-    repeat with a held span is done, its outcome is in the URL (?whatif=) and on the page."""
+    """Progress of a job about the run that is shown, and its lanes. When a comparison is done the Compare page opens
+    with it; when a repeat with a held span is done, its outcome is in the URL (?whatif=) and on the page."""
     jobview.leave(job)
     jobview.watched(job)
     st.fragment(_follow, run_every=0.5 if job.active else None)(job)
@@ -44,6 +45,7 @@ def _follow(job: Job) -> None:
         if job.note:
             st.caption(widgets.plain(job.note))
         jobview.progress(job)
+        live_lanes(job)
         return
     data.forget_runs()
     if job.state != "done":

@@ -39,8 +39,9 @@ def race_list(shown: str | None = None) -> None:
 
 
 def lane_name(lane: Lane) -> str:
-    """Return what a lane's method is called, its untrained parts included."""
-    return titled(data.titles().get(lane.method, lane.method), lane.stand_in)
+    """Return what a lane's method is called, its untrained parts included, and what tells it from another lane of its
+    method."""
+    return f"{titled(data.titles().get(lane.method, lane.method), lane.stand_in)} {lane.differs}".strip()
 
 
 def _entered(race: RaceInfo) -> str:

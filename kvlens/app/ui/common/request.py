@@ -62,6 +62,20 @@ class MethodChoice:
     """whether the question is read and placed with its context, or fed after it"""
 
 
+@dataclass(frozen=True)
+class Rivals:
+    """What races against the chosen method."""
+
+    methods: tuple[str, ...] = ()
+    variants: tuple[tuple[str, str], ...] = ()
+    """(parameter, value) of each further lane of the chosen method"""
+
+    @property
+    def count(self) -> int:
+        """Lanes beside the chosen method's own and full KV."""
+        return len(self.methods) + len(self.variants)
+
+
 def command(prompt_file: Path, choice: MethodChoice, runs_dir: Path) -> list[str]:
     """argv of the engine's process. Values are separate arguments; no shell reads them."""
     argv = [
@@ -90,16 +104,27 @@ def command(prompt_file: Path, choice: MethodChoice, runs_dir: Path) -> list[str
     return [*argv, *_fed(choice), "--runs", str(runs_dir), "--progress-json"]
 
 
-def race_command(prompt_file: Path, choice: MethodChoice, against: Sequence[str], runs_dir: Path) -> list[str]:
+def race_command(
+    prompt_file: Path,
+    choice: MethodChoice,
+    against: Sequence[str],
+    runs_dir: Path,
+    variants: Sequence[tuple[str, str]] = (),
+) -> list[str]:
     """argv that races the chosen method, with its configuration, against others as they come; full KV is in every
-    race."""
-    names = [name for name in dict.fromkeys((choice.method, *against)) if name != methods.REFERENCE]
+    race. variants: (parameter, value) of each further lane of the chosen method, all of one parameter."""
+    rivals = [name for name in dict.fromkeys(against) if name not in (choice.method, methods.REFERENCE)]
+    own_lanes = 0 if choice.method == methods.REFERENCE else 1 + len(variants)
+    names = [choice.method] * own_lanes + rivals
     argv = [sys.executable, "-m", "kvlens", "race", str(prompt_file), "--methods", ",".join(names)]
     argv += ["--model", choice.model, "--budget", choice.budget]
     argv += ["--max-new", str(choice.max_new), "--seed", str(choice.seed)]
     if choice.method != methods.REFERENCE:
-        argv += ["--preset", f"{choice.method}:{choice.preset}"] if choice.preset else []
-        for name, value in choice.changed.items():
+        argv += ["--preset", f"{choice.method}:{choice.preset}"] * own_lanes if choice.preset else []
+        varied = {name for name, _ in variants}
+        settings = [(name, value) for name, value in choice.changed.items() if name not in varied]
+        settings += [(name, choice.changed.get(name, "")) for name in varied]
+        for name, value in (*settings, *variants):
             argv += ["--set", f"{choice.method}:{name}={value}"]
     return [*argv, *_fed(choice), "--runs", str(runs_dir), "--progress-json"]
 

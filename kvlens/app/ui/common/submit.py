@@ -10,12 +10,14 @@ import streamlit as st
 from kvlens import methods, tasks
 from kvlens.app.ui.common import data
 from kvlens.app.ui.common.jobview import manager
+from kvlens.app.ui.common.likely import likely
 from kvlens.app.ui.common.request import MethodChoice, PromptChoice, command, race_command
 from kvlens.app.ui.common.sample import sample
 from kvlens.app.ui.common.tokens import counting
 from kvlens.memory.budget import in_words, phrase
 from kvlens.methods.naming import preset_name
 from kvlens.models.find import DEMO, default_model
+from kvlens.runs.preflight import estimate
 from kvlens.runs.request import DEFAULT_SHARE, default_preset
 from kvlens.tasks.sample import TITLE
 
@@ -25,7 +27,31 @@ def submit(prompt: PromptChoice, choice: MethodChoice, then: str | None = None) 
     file = manager().scratch("prompt.json", prompt.file_text())
     method = choice_name(choice) + (f" ({choice.preset})" if choice.preset else "")
     title = f"{method} on {choice.model}, {phrase(in_words(choice.budget))}: {prompt.source}"
-    return manager().submit(command(file, choice, data.runs_dir().resolve()), title, then=then)
+    argv = command(file, choice, data.runs_dir().resolve())
+    return manager().submit(argv, title, then=then, likely=_likely_phases(prompt, choice))
+
+
+def _likely_phases(prompt: PromptChoice, choice: MethodChoice) -> dict[str, float]:
+    """Seconds that each phase of the run will likely take; {} where no stored run of the model tells."""
+    form = (choice.chat, choice.system, choice.question)
+    try:
+        figures = estimate(
+            prompt.prompt,
+            choice.model,
+            choice.method,
+            choice.changed,
+            choice.budget,
+            choice.max_new,
+            choice.preset,
+            *form,
+        )
+    except (ValueError, OSError, KeyError):
+        return {}  # the run itself says what is wrong
+    if figures["prompt_tokens"] is None:
+        return {}
+    sizes = (figures["prompt_tokens"], figures["steps"], figures["step_bytes"])
+    like = likely(data.runs_dir(), choice.model, choice.method, *sizes, choice.against)
+    return {} if like is None else like.phases
 
 
 def choice_name(choice: MethodChoice) -> str:
@@ -34,14 +60,20 @@ def choice_name(choice: MethodChoice) -> str:
     return preset_name(choice.method, preset, choice.changed)
 
 
-def submit_race(prompt: PromptChoice, choice: MethodChoice, against: Sequence[str]) -> str:
-    """Queues a race of the chosen method against others at its budget; returns the job's id."""
+def submit_race(
+    prompt: PromptChoice, choice: MethodChoice, against: Sequence[str], variants: Sequence[tuple[str, str]] = ()
+) -> str:
+    """Queues a race of the chosen method against others at its budget; returns the job's id. variants: (parameter,
+    value) of each further lane of the chosen method."""
     file = manager().scratch("prompt.json", prompt.file_text())
-    argv = race_command(file, choice, against, data.runs_dir().resolve())
+    more = (variants,) if variants else ()
+    argv = race_command(file, choice, against, data.runs_dir().resolve(), *more)
     names = ", ".join(
         choice_name(choice) if name == choice.method else preset_name(name, default_preset(name, choice.model))
-        for name in argv[argv.index("--methods") + 1].split(",")
+        for name in dict.fromkeys(argv[argv.index("--methods") + 1].split(","))
     )
+    if variants:
+        names += f" ({variants[0][0]} as chosen, {', '.join(value for _, value in variants)})"
     title = f"Race of {names} on {choice.model}, {phrase(in_words(choice.budget))}: {prompt.source}"
     return manager().submit(argv, title)
 

@@ -1,4 +1,4 @@
-"""Which methods race on the prompt of the form."""
+"""What races against the chosen method on the prompt of the form."""
 
 from __future__ import annotations
 
@@ -8,15 +8,18 @@ from typing import Any
 import streamlit as st
 
 from kvlens import methods
-from kvlens.app.ui.common.request import MethodChoice
+from kvlens.app.ui.common.request import MethodChoice, Rivals
+from kvlens.app.ui.common.widgets import error
 from kvlens.methods.naming import preset_name
 from kvlens.runs.races import MOST
 from kvlens.runs.request import DEFAULT_SHARE, default_preset
 
+_NO_PARAMETER = "no"
 
-def rivals(catalogue: list[dict[str, Any]], choice: MethodChoice) -> tuple[tuple[str, ...], MethodChoice]:
-    """Draws the field -> the methods that race against the chosen one, none for an ordinary run; and the choice with
-    the budget that all are held to."""
+
+def rivals_form(catalogue: list[dict[str, Any]], choice: MethodChoice) -> tuple[Rivals, MethodChoice]:
+    """Draws the fields -> what races against the chosen method, nothing for an ordinary run; and the choice with the
+    budget that all are held to."""
     names = [entry["name"] for entry in catalogue if entry["name"] != methods.REFERENCE]
     labels = {name: preset_name(name, default_preset(name, choice.model)) for name in names}
     picked = st.multiselect(
@@ -30,8 +33,9 @@ def rivals(catalogue: list[dict[str, Any]], choice: MethodChoice) -> tuple[tuple
         help="The prompt is read once. Every method is held to the same budget; one that keeps all KV on the device is "
         "held to that share of the tokens it attends. Others than the one above run as they come.",
     )
-    if not picked or not methods.get(choice.method).keeps_all:
-        return tuple(picked), choice
+    rivals = Rivals(tuple(picked), _variants(catalogue, choice, MOST - 1 - len(picked)))
+    if not rivals.count or not methods.get(choice.method).keeps_all:
+        return rivals, choice
     budget = st.text_input(
         "Budget of the race",
         f"{float(DEFAULT_SHARE):.0%}",
@@ -39,4 +43,38 @@ def rivals(catalogue: list[dict[str, Any]], choice: MethodChoice) -> tuple[tuple
         persist_state="session",
         help="What every method is held to: a share of full KV (10%), tokens (512tok) or bytes (64MB).",
     )
-    return tuple(picked), replace(choice, budget=str(budget).strip())
+    return rivals, replace(choice, budget=str(budget).strip())
+
+
+def _variants(catalogue: list[dict[str, Any]], choice: MethodChoice, most: int) -> tuple[tuple[str, str], ...]:
+    """Draws a parameter of the chosen method and further values of it -> one (parameter, value) for each lane."""
+    parameters = [p["name"] for entry in catalogue if entry["name"] == choice.method for p in entry["parameters"]]
+    if choice.method == methods.REFERENCE or not parameters:
+        return ()
+    left_column, right = st.columns([2, 3])
+    name = left_column.selectbox(
+        "Race it against itself",
+        [_NO_PARAMETER, *parameters],
+        key=f"form_varied_{choice.method}",
+        persist_state="session",
+        format_func=lambda name: "no" if name == _NO_PARAMETER else f"with other values of {name}",
+    )
+    if name == _NO_PARAMETER:
+        return ()
+    text = right.text_input(
+        f"Other values of {name}, with commas between them",
+        key=f"form_values_{choice.method}_{name}",
+        persist_state="session",
+        placeholder="0.7, 0.9",
+        help="Each value is a lane of its own, beside the value chosen above.",
+    )
+    values = list(dict.fromkeys(value.strip() for value in text.split(",") if value.strip()))
+    try:
+        for value in values:
+            methods.converted(methods.get(choice.method), {name: value})
+    except ValueError as problem:
+        error(str(problem))
+        return ()
+    if len(values) > most:
+        error(f"A race has at most {MOST} methods: {len(values) - most} of the values are left out.")
+    return tuple((name, value) for value in values[:most])

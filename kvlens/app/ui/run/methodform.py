@@ -10,6 +10,7 @@ import streamlit as st
 from kvlens import methods
 from kvlens.app.ui.common.request import MethodChoice, PromptChoice, changed_parameters
 from kvlens.app.ui.common.widgets import notice, plain
+from kvlens.app.ui.run.again import start_values
 from kvlens.app.ui.run.modelform import ModelChoice
 from kvlens.app.ui.run.preflight import WANTED, budget_key, estimated
 from kvlens.methods import FIT
@@ -139,6 +140,7 @@ def _parameters(entry: dict[str, Any], preset: str, base: dict[str, Any]) -> dic
         return {}
     values: dict[str, Any] = {}
     papers = entry["presets"].get("paper", {})
+    run_values = start_values().of(entry["name"], preset)
     with st.expander(f"Parameters of {plain(entry['title'])} ({len(entry['parameters'])})"):
         st.caption("A dagger (†) marks a choice of ours where the paper is silent.")
         columns = st.columns(2)
@@ -147,6 +149,8 @@ def _parameters(entry: dict[str, Any], preset: str, base: dict[str, Any]) -> dic
             value, paper = base.get(name, parameter["default"]), papers.get(name, parameter["default"])
             beside = f" · paper's preset: {paper}" if preset == FIT and value != paper else ""
             key = f"param:{entry['name']}:{preset}:{name}" + (f":{value}" if preset == FIT else "")
+            if name in run_values:
+                value, key = run_values[name], f"{key}:{start_values().run}"
             with columns[index % 2]:
                 values[name] = _widget(parameter, value, key, beside)
     return values

@@ -9,8 +9,8 @@ import streamlit as st
 
 from kvlens import methods
 from kvlens.app.ui.common import data, widgets
+from kvlens.app.ui.common.likely import Likely, likely
 from kvlens.app.ui.common.request import MethodChoice, PromptChoice
-from kvlens.app.ui.run.likely import Likely, likely
 from kvlens.memory.budget import NO_LIMIT, in_words
 from kvlens.runs.preflight import estimate
 from kvlens.text.prompts import PromptText
@@ -18,6 +18,18 @@ from kvlens.text.units import counted, duration, si_bytes
 
 WANTED = "form_preset_wanted"
 """key of the session: (method, preset) that a button asked for"""
+
+PARTS = {
+    "load": "loading the model",
+    "prefill": "reading the prompt",
+    "check": "budget check",
+    "reference": "full-KV reference",
+    "surprisal": "surprisals",
+    "place": "placing and storing",
+}
+"""phases of a run, as the estimate names them"""
+LEAST_S = 0.05
+"""seconds below which a phase is not named"""
 
 
 def budget_key(keeps_all: bool) -> str:
@@ -59,7 +71,8 @@ def panel(prompt: PromptChoice, choice: MethodChoice) -> bool:
     except (ValueError, OSError, KeyError) as problem:
         widgets.error(str(problem))
         return False
-    like, exact = likely_of(choice.model, choice.method, figures), methods.get(choice.method).floor_is_exact
+    like = likely_of(choice.model, choice.method, figures, choice.against)
+    exact = methods.get(choice.method).floor_is_exact
     with st.container(border=True):
         st.caption("Estimate before the run (not measured)")
         columns = st.columns(5)
@@ -88,30 +101,42 @@ def panel(prompt: PromptChoice, choice: MethodChoice) -> bool:
     return figures["feasible"] is not False
 
 
-def likely_of(model: str, method: str, figures: dict[str, Any]) -> Likely | None:
-    """What stored runs of the model say of the run that `figures` estimates."""
+def likely_of(model: str, method: str, figures: dict[str, Any], against: bool = False) -> Likely | None:
+    """What stored runs of the model say of the run that `figures` estimates. against: compared with full KV."""
     if figures["prompt_tokens"] is None:
         return None
     return _likely(
-        str(data.runs_dir()), model, method, figures["prompt_tokens"], figures["steps"], figures["step_bytes"]
+        str(data.runs_dir()), model, method, figures["prompt_tokens"], figures["steps"], figures["step_bytes"], against
     )
 
 
 @st.cache_data(max_entries=64, ttl=30, show_spinner=False)
-def _likely(folder: str, model: str, method: str, tokens: int, steps: int, step_bytes: int) -> Likely | None:
-    return likely(Path(folder), model, method, tokens, steps, step_bytes)
+def _likely(
+    folder: str, model: str, method: str, tokens: int, steps: int, step_bytes: int, against: bool
+) -> Likely | None:
+    return likely(Path(folder), model, method, tokens, steps, step_bytes, against)
 
 
 def took(like: Likely | None, figures: dict[str, Any]) -> str:
     """How long it will take, in words."""
     if like is None:
         return "How long it takes is known when a run of this model is stored here."
-    steps = f"{duration(like.decode_s * 1e6)} for at most {counted(figures['steps'], 'step')}"
-    read = "" if like.prefill_s is None else f"{duration(like.prefill_s * 1e6)} for the prompt and "
-    methods_phrase = "of this method" if like.own else "of other methods"
+    words = PARTS | {"decode": f"at most {counted(figures['steps'], 'step')}"}
+    parts = [
+        f"{duration(seconds * 1e6)} {words[phase]}"
+        for phase, seconds in like.phases.items()
+        if phase != "effect" and seconds >= LEAST_S
+    ]
+    methods_phrase = "of this method" if like.same_method else "of other methods"
     runs = "the newest run" if like.runs == 1 else f"the newest {like.runs} runs"
-    source = f"by {runs} {methods_phrase} on this model here"
-    return f"Time: about {read}{steps}, {source}; loading the model and a full-KV reference come on top."
+    effect_s = like.phases.get("effect")
+    lost = "" if effect_s is None else f" A lost answer takes {duration(effect_s * 1e6)} more, for its causes."
+    missing = [words[phase] for phase in ("load", "prefill") if phase not in like.phases]
+    unknown = f" Not known yet: {' and '.join(missing)}." if missing else ""
+    return (
+        f"Time: about {duration(like.total_s * 1e6)}: {', '.join(parts)}. By {runs} {methods_phrase} on this model "
+        f"here.{lost}{unknown}"
+    )
 
 
 def _instead(remedy: dict[str, str], choice: MethodChoice) -> None:

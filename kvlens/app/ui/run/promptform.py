@@ -10,10 +10,11 @@ from kvlens.app.ui.common.sample import SAMPLE, generate
 from kvlens.app.ui.common.tokens import counting
 from kvlens.app.ui.common.widgets import error, plain
 from kvlens.app.ui.run.modelform import ModelChoice
+from kvlens.app.ui.run.upload import uploaded_file
 from kvlens.models.find import DEMO
 from kvlens.tasks import Encoding
 from kvlens.text.plaintext import visible
-from kvlens.text.prompts import MAX_BYTES, SUFFIXES, BadPrompt, PromptText, asking, checked, decode, expecting
+from kvlens.text.prompts import MAX_BYTES, BadPrompt, PromptText, asking, checked, decode, expecting
 
 _TASK_WORDS = {
     "needle": "needle: one fact hidden in filler, asked for at the end",
@@ -91,17 +92,13 @@ def _generated(encoding: Encoding, toy: bool) -> PromptChoice | None:
 
 
 def _upload() -> PromptChoice | None:
-    file = st.file_uploader(
-        f"Prompt file: {', '.join(SUFFIXES)} in UTF-8, at most {MAX_BYTES // 2**20} MiB",
-        [suffix[1:] for suffix in SUFFIXES],
-        key="form_file",
-    )
+    file = uploaded_file()
     if file is None:
-        st.caption("Choose a file; it stays on this machine.")
         return None
+    name, content = file
     try:
-        file_text = decode(file.getvalue(), file.name)
-        choice = PromptChoice(file_text if file_text.answer else _expected(file_text), file.name)
+        file_text = decode(content, name)
+        choice = PromptChoice(file_text if file_text.answer else _expected(file_text), name)
     except BadPrompt as problem:
         error(str(problem))
         return None

@@ -10,9 +10,9 @@ import streamlit as st
 
 from kvlens import methods
 from kvlens.app.ui.common import widgets
-from kvlens.app.ui.common.request import MethodChoice, PromptChoice
-from kvlens.app.ui.run.likely import Likely
-from kvlens.app.ui.run.preflight import budget_said, estimated, likely_of
+from kvlens.app.ui.common.likely import Likely
+from kvlens.app.ui.common.request import MethodChoice, PromptChoice, Rivals
+from kvlens.app.ui.run.preflight import LEAST_S, budget_said, estimated, likely_of
 from kvlens.lens.knob import attends_by
 from kvlens.methods.naming import display_name, preset_name
 from kvlens.runs.races import Entrant, RaceRequest
@@ -22,20 +22,26 @@ from kvlens.text.units import counted, duration, si_bytes
 WILL = {True: "yes", None: "may be refused", False: "will be refused"}
 
 
-def panel(prompt: PromptChoice, choice: MethodChoice, rivals: Sequence[str]) -> bool:
+def panel(prompt: PromptChoice, choice: MethodChoice, rivals: Rivals) -> bool:
     """Draws the estimate of every lane; True when the race can be started: a method that is refused is a lane that says
     why."""
     try:
         race = race_of(choice, rivals)
+        race.check()
         lanes = [race.reference, *(lane for lane, _ in race.lanes())]
         estimates = [_estimate(prompt, lane) for lane in lanes]
     except (ValueError, OSError, KeyError) as problem:
         widgets.error(str(problem))
         return False
-    like = [likely_of(lane.model, lane.method, estimate) for lane, estimate in zip(lanes, estimates, strict=True)]
+    like = [
+        likely_of(lane.model, lane.method, estimate, lane.against)
+        for lane, estimate in zip(lanes, estimates, strict=True)
+    ]
     with st.container(border=True):
         st.caption("Estimate before the race (not measured)")
         rows = [_row(*each) for each in zip(lanes, estimates, like, strict=True)]
+        for row, entrant, estimate in zip(rows[1:], race.entrants, estimates[1:], strict=True):
+            row["method"] = f"{row['method']} {race.difference(entrant, estimate['config'])}".strip()
         st.dataframe(pd.DataFrame(rows), hide_index=True, width="stretch", placeholder="")
         if time_sentence := _took(like, estimates):
             st.caption(widgets.plain(time_sentence))
@@ -45,9 +51,11 @@ def panel(prompt: PromptChoice, choice: MethodChoice, rivals: Sequence[str]) -> 
     return any(estimate["feasible"] is not False for estimate in estimates[1:])
 
 
-def race_of(choice: MethodChoice, rivals: Sequence[str]) -> RaceRequest:
-    """The race that the form asks for: the chosen method with its configuration, the others as they come."""
-    entrant = Entrant(method=choice.method, preset=choice.preset, overrides=choice.changed)
+def race_of(choice: MethodChoice, rivals: Rivals) -> RaceRequest:
+    """The race that the form asks for: the chosen method with its configuration, once more for each other value of a
+    parameter, the others as they come."""
+    own_values = [choice.changed, *(choice.changed | {name: value} for name, value in rivals.variants)]
+    own_lanes = [Entrant(method=choice.method, preset=choice.preset, overrides=values) for values in own_values]
     shared = RunRequest(
         model=choice.model,
         budget=choice.budget,
@@ -56,7 +64,7 @@ def race_of(choice: MethodChoice, rivals: Sequence[str]) -> RaceRequest:
         system=choice.system,
         question=choice.question,
     )
-    entrants = (entrant, *(Entrant(method=name) for name in rivals))
+    entrants = (*own_lanes, *(Entrant(method=name) for name in rivals.methods))
     return RaceRequest(
         shared=shared, entrants=tuple(entrant for entrant in entrants if entrant.method != methods.REFERENCE)
     )
@@ -90,13 +98,22 @@ def _took(like: Sequence[Likely | None], estimates: Sequence[dict[str, Any]]) ->
     likely_lanes = [lane for lane in like if lane is not None]
     if len(likely_lanes) < len(like) or not likely_lanes:
         return ""
-    steps = sum(lane.decode_s for lane in likely_lanes)
-    read = next((lane.prefill_s for lane in likely_lanes if lane.prefill_s is not None), None)
-    prefill_phrase = "" if read is None else f"{duration(read * 1e6)} for the prompt, once, and "
-    return (
-        f"Time: about {prefill_phrase}{duration(steps * 1e6)} for {counted(len(likely_lanes), 'lane')} of at most "
-        f"{counted(estimates[0]['steps'], 'step')}, by stored runs of this model here; loading the model comes on top."
-    )
+    load_s = max(lane.phases.get("load", 0.0) for lane in likely_lanes)
+    prefill_s = next((lane.prefill_s for lane in likely_lanes if lane.prefill_s is not None), 0.0)
+    placing_s = sum(lane.phases.get("place", 0.0) for lane in likely_lanes)
+    steps_s = sum(lane.decode_s for lane in likely_lanes)
+    lanes = f"{counted(len(likely_lanes), 'lane')} of at most {counted(estimates[0]['steps'], 'step')}"
+    parts = {
+        "loading the model": load_s,
+        "reading the prompt, once": prefill_s,
+        "placing and storing": placing_s,
+        lanes: steps_s,
+    }
+    named = ", ".join(f"{duration(seconds * 1e6)} {words}" for words, seconds in parts.items() if seconds >= LEAST_S)
+    effects_s = sum(lane.phases.get("effect", 0.0) for lane in likely_lanes)
+    lost = f" Lost answers take up to {duration(effects_s * 1e6)} more, for their causes." if effects_s else ""
+    total = duration(sum(parts.values()) * 1e6)
+    return f"Time: about {total}: {named}, by stored runs of this model here.{lost}"
 
 
 def _title(lane: RunRequest, estimate: dict[str, Any]) -> str:

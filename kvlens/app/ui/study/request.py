@@ -30,7 +30,7 @@ class StudyChoice:
 
     def plan(self) -> StudyPlan:
         """Return the checked plan. Raises ValueError with one sentence."""
-        from kvlens.runs.races import entrants
+        from kvlens.runs.entrants import entrants
 
         plan = StudyPlan(
             name=self.name,

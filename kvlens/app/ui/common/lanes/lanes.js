@@ -1,12 +1,12 @@
 // @ts-check
 // A race as it goes on: lanes side by side on one clock, drawn between the polls from frames that have come already.
 
-import { SEQUENTIAL, VERMILION, gradient, readTheme } from "../../../player/web/color.js";
-import { textNode } from "../../../player/web/nodes.js";
+import { SEQUENTIAL, VERMILION, gradient, readTheme } from "../../../../player/web/color.js";
+import { textNode } from "../../../../player/web/nodes.js";
 import { LaneView, mapOf } from "./lane.js";
 
 /** @import { Frame, Lane, Look, RaceLine } from "./lane.js" */
-/** @import { Theme } from "../../../player/web/types.js" */
+/** @import { Theme } from "../../../../player/web/types.js" */
 
 /** @typedef {{ id: string, lines: string[], first: number, looks: Look[], ended: boolean }} RaceData */
 /** @typedef {{ race: HTMLElement, play: HTMLElement, scrub: HTMLInputElement, clock: HTMLElement, scales: HTMLElement, lanes: HTMLElement }} RaceNodes */
@@ -14,7 +14,7 @@ import { LaneView, mapOf } from "./lane.js";
 /** @type {WeakMap<ShadowRoot, Race>} */
 const LIVE_RACES = new WeakMap();
 const PLAYED = 8; // steps a second of a race that has ended
-const BEHIND_S = 2.5; // how far the clock stays behind what has come, so that it never stands still between two polls
+const BEHIND_S = 1.5; // how far the clock stays behind what has come, so that it never stands still between two polls
 const DRAWN_MS = 40;
 
 class Race {
@@ -86,20 +86,27 @@ class Race {
     if (line.phase === "race") {
       const race = /** @type {RaceLine} */ (line);
       this.race = race;
-      this.lanes = race.lanes.map((lane, number) => /** @type {Lane} */ ({ ...lane, number, state: "waiting", message: null, uid: null, right: null, lost: null, ended: false, frames: [], maps: [], moved: [] }));
+      this.lanes = race.lanes.map((lane, number) => /** @type {Lane} */ ({ ...lane, number, state: "waiting", message: null, uid: null, right: null, lost: null, ended: false, compared: false, frames: [], maps: [], moved: [] }));
       this.views = this.lanes.map((lane) => new LaneView(lane.number, () => this.opened(lane)));
       this.el.lanes.replaceChildren(...this.views.map((view) => view.root));
+      this.el.race.dataset.lanes = String(this.lanes.length);
     } else if (line.phase === "lane") {
       const { state, message, uid, right } = line;
       Object.assign(this.lanes[line.lane], { state, message, uid, right, note: line.note, ended: !["waiting", "prefill", "place", "running"].includes(state) });
     } else if (line.phase === "frame") {
       const lane = this.lanes[line.lane];
       if (line.agrees === false && lane.lost === null) lane.lost = line.step;
+      if (line.agrees !== null) lane.compared = true;
       lane.frames.push(line);
       lane.moved.push((lane.moved.at(-1) || 0) + line.moved);
     } else if (line.phase === "maps") {
       this.lanes[line.lane].maps[line.step] = ({ read: mapOf(line.read), missed: mapOf(line.missed) });
     }
+  }
+
+  // The lanes beside full KV; the only lane of a run that is not compared with full KV.
+  methods() {
+    return this.lanes.length > 1 ? this.lanes.slice(1) : this.lanes;
   }
 
   longest() {
@@ -108,7 +115,7 @@ class Race {
 
   // Steps that every lane still going has reached. While full KV runs alone the others wait.
   come() {
-    const methods = this.lanes.slice(1);
+    const methods = this.methods();
     if (!methods.some((lane) => lane.frames.length)) return this.lanes.length ? this.lanes[0].frames.length : 0;
     const going = methods.filter((lane) => !lane.ended);
     return going.length ? Math.min(...going.map((lane) => lane.frames.length)) : this.longest();
@@ -120,7 +127,7 @@ class Race {
     const past = Math.min(0.2, (now - this.last) / 1000);
     if (now - this.last < DRAWN_MS) return;
     this.last = now;
-    const racing = this.lanes.slice(1).some((lane) => lane.frames.length > 0);
+    const racing = this.methods().some((lane) => lane.frames.length > 0);
     if (racing && !this.raced && !this.ended) this.at = 0; // and they are off
     this.raced = racing;
     if (this.playing) this.advance(past);

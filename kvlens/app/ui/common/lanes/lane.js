@@ -1,28 +1,29 @@
 // @ts-check
 // One lane: a method's title, what it has said so far, two maps of layers by KV heads, its KL and the bytes it moved.
 
-import { formatBytes, visibleText } from "../../../player/web/codec.js";
-import { GREY, SEQUENTIAL, VERMILION, context2d, rgb } from "../../../player/web/color.js";
-import { textNode } from "../../../player/web/nodes.js";
+import { formatBytes, visibleText } from "../../../../player/web/codec.js";
+import { GREY, SEQUENTIAL, VERMILION, context2d, rgb } from "../../../../player/web/color.js";
+import { textNode } from "../../../../player/web/nodes.js";
 
-/** @import { Color, Context, Theme } from "../../../player/web/types.js" */
+/** @import { Color, Context, Theme } from "../../../../player/web/types.js" */
 
 const LOSS = [213, 94, 0];
 const TRACK = 30; // px, of KL and of bytes
 const GAP = 4;
 /** @type {Record<string, string>} */
-const BEFORE = { prefill: "reading the prompt", place: "placing the prompt", running: "ready" };
+const BEFORE = { waiting: "waits for full KV", prefill: "reading the prompt", place: "placing the prompt", running: "ready" };
+const FEW = 2; // lanes: a single run and full KV beside it, whose maps are drawn larger
 /** @type {Maps} */
 const NO_MAPS = { read: null, missed: null };
 
 /**
  * What a job reports: the race, then of each lane states, frames and maps.
  * @typedef {{ id: string, lanes: LaneHeader[], layers: number, kv_heads: number, steps: number, asked: number, full_kv_bytes: number }} RaceLine
- * @typedef {{ title: string, preset: string | null }} LaneHeader
+ * @typedef {{ title: string, preset: string | null, differs?: string }} LaneHeader
  * @typedef {{ step: number, text: string, kl: number | null, resident: number, moved: number, agrees: boolean | null }} Frame
  * @typedef {{ read: Uint8Array | null, missed: Uint8Array | null }} Maps
  * @typedef {LaneHeader & { number: number, state: string, message: string | null, note?: string | null, uid: string | null,
- *   right: boolean | null, lost: number | null, ended: boolean, closed?: boolean, frames: Frame[], maps: Maps[], moved: number[] }} Lane
+ *   right: boolean | null, lost: number | null, ended: boolean, compared: boolean, closed?: boolean, frames: Frame[], maps: Maps[], moved: number[] }} Lane
  * @typedef {{ title: string, color: string, character: string }} Look
  * @typedef {{ kl: number, moved: number, steps: number }} Scales most nats, most bytes of a step, steps
  */
@@ -84,12 +85,12 @@ export class LaneView {
     root.title = open ? "Open in Replay at this step" : "";
     el.mark.textContent = look.character;
     el.mark.style.color = look.color;
-    el.title.textContent = lane.preset ? `${look.title} (${lane.preset})` : look.title;
+    el.title.textContent = [look.title, lane.preset ? `(${lane.preset})` : "", lane.differs || ""].filter(Boolean).join(" ");
     const judged = over && lane.right !== null;
     el.badge.hidden = !judged;
     el.badge.className = `badge ${lane.right ? "right" : "wrong"}`;
     el.badge.textContent = lane.right ? "right answer" : "wrong answer";
-    el.state.textContent = lost ? `left full KV at step ${lane.lost}` : lane.frames.length ? `step ${Math.max(0, shown - 1)}` : BEFORE[lane.state] || lane.state;
+    el.state.textContent = lost ? `left full KV at step ${lane.lost}` : over && lane.compared ? "as full KV" : lane.frames.length ? `step ${Math.max(0, shown - 1)}` : BEFORE[lane.state] || lane.state;
     const message = lane.frames.length ? null : lane.message;
     el.text.classList.toggle("said", message !== null);
     const key = `${shown} ${lane.message} ${over}`;
@@ -106,8 +107,8 @@ export class LaneView {
       el.numbers.textContent = "";
       return;
     }
-    const kl = frame.kl === null ? "parted, no KL" : `KL ${frame.kl.toPrecision(3)} nats`;
-    el.numbers.textContent = `${lane.number ? `${kl} \u00b7 ` : ""}${formatBytes(frame.resident)} on the device (${Math.round((100 * frame.resident) / race.full_kv_bytes)} %)`
+    const kl = frame.kl !== null ? `KL ${frame.kl.toPrecision(3)} nats \u00b7 ` : lost ? "parted, no KL \u00b7 " : "";
+    el.numbers.textContent = `${kl}${formatBytes(frame.resident)} on the device (${Math.round((100 * frame.resident) / race.full_kv_bytes)} %)`
       + ` \u00b7 ${formatBytes(frame.moved)} moved, ${formatBytes(lane.moved[shown - 1])} in all`;
   }
 
@@ -126,7 +127,8 @@ export class LaneView {
   /** @param {Lane} lane @param {RaceLine} race @param {number} at @param {number} width @param {Scales} scales @param {Theme} theme */
   picture(lane, race, at, width, scales, theme) {
     const rows = race.kv_heads;
-    const cell = Math.max(3, Math.min(11, Math.floor(48 / rows)));
+    const [most, room] = race.lanes.length > FEW ? [11, 48] : [22, 132];
+    const cell = Math.max(3, Math.min(most, Math.floor(room / rows)));
     const high = rows * cell;
     const ctx = context2d(this.el.canvas, width, 2 * (high + GAP) + TRACK);
     ctx.clearRect(0, 0, width, 2 * (high + GAP) + TRACK);

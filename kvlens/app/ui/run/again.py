@@ -1,0 +1,95 @@
+"""The form filled from a stored run (?like=): the same prompt, for another method or parameter."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import streamlit as st
+
+from kvlens import methods
+from kvlens.app.ui.common import data, widgets
+from kvlens.app.ui.common.again import PARAMETER
+from kvlens.app.ui.common.request import PromptChoice
+from kvlens.app.ui.run.preflight import WANTED, budget_key
+from kvlens.app.ui.run.upload import put_file
+from kvlens.meta import RunMeta
+from kvlens.runs.request import AUTO, default_preset
+from kvlens.store.reader import TraceError, TraceReader
+from kvlens.text.prompts import PromptText
+
+_VALUES = "form_values_of_run"
+"""key of the session: the parameters that the form begins with"""
+
+
+@dataclass(frozen=True)
+class StartValues:
+    """Parameters of a stored run, which the form begins with instead of the preset's."""
+
+    run: str
+    method: str
+    preset: str | None
+    values: dict[str, Any]
+
+    def of(self, method: str, preset: str) -> dict[str, Any]:
+        """Return the values for the form of a method and preset; {} for another one than the run's."""
+        return self.values if (method, preset) == (self.method, self.preset) else {}
+
+
+def start_values() -> StartValues:
+    """Return what the form begins with."""
+    stored: StartValues | None = st.session_state.get(_VALUES)
+    return stored or StartValues("", "", None, {})
+
+
+def fill_form() -> None:
+    """Fill the form from the run in the URL, once: the URL then forgets the run."""
+    uid = st.query_params.get(PARAMETER)
+    if uid is None:
+        return
+    del st.query_params[PARAMETER]
+    try:
+        with TraceReader.open(data.runs_dir(), uid) as reader:
+            meta, text = reader.meta, reader.prompt_text()
+        if not text:
+            widgets.error(f"The prompt of run {uid} was not stored with it: upload or paste the prompt.")
+            return
+        kind = methods.get(str(meta.method))
+        overrides = methods.converted(kind, dict((meta.request or {}).get("overrides") or {}))
+    except (TraceError, ValueError) as problem:
+        widgets.error(str(problem))
+        return
+    _put_prompt(uid, meta, text)
+    request = meta.request or {}
+    model, method = str(meta.model), str(meta.method)
+    preset = request.get("preset") or meta.preset or default_preset(method, model)
+    budget = str(request.get("budget") or ("100%" if kind.keeps_all else AUTO))
+    fields = {
+        "form_source": "Upload",
+        "form_model": model,
+        "form_chat": request.get("chat") or "auto",
+        "form_system": request.get("system") or "",
+        "form_question": request.get("question") or "in",
+        "form_method": method,
+        budget_key(kind.keeps_all): budget,
+        "form_max_new": int(request.get("max_new") or 64),
+        "form_seed": int(meta.seed or 0),
+    }
+    for key, value in fields.items():
+        st.session_state[key] = value
+    if preset is not None:
+        st.session_state[WANTED] = (method, preset)
+    st.session_state[_VALUES] = StartValues(uid, method, preset, overrides)
+
+
+def _put_prompt(uid: str, meta: RunMeta, text: str) -> None:
+    prompt = PromptText(
+        text,
+        meta.answer,
+        meta.needle,
+        meta.task,
+        answer_prefix=meta.answer_prefix or "",
+        question=meta.question_start,
+        answers=meta.answers,
+    )
+    put_file(f"prompt of {uid}.json", PromptChoice(prompt, uid).file_text().encode())
