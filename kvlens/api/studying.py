@@ -13,22 +13,16 @@ from kvlens.api.carrying import carrying
 from kvlens.api.columns import described
 from kvlens.api.errors import Interrupted, RequestError, translated
 from kvlens.api.models import Given, Named, source_of
-from kvlens.api.prompts import prompt_of
 from kvlens.api.storedrun import Run
+from kvlens.api.studyprompts import StudyPromptLike, study_prompts
 from kvlens.methods.base import Method
 from kvlens.runs.request import DEFAULT_SHARE
-from kvlens.text.prompts import Prompt, PromptText
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from kvlens.studies.paired import Paired
-    from kvlens.studies.promptfile import ReadPrompts
-    from kvlens.studies.promptrow import StudyPrompt
     from kvlens.studies.table import Results
-
-StudyPromptLike = str | Path | Prompt | PromptText | Mapping[str, Any]
-"""a file or a generated task by name, a prompt of kvlens, or a row with `question`, `context`, `answer`, ..."""
 
 
 class Study:
@@ -69,6 +63,31 @@ class Study:
         with translated():
             return compare(self.results, a, b)
 
+    def gate(self, **limits: float) -> pd.DataFrame:
+        """Judge every arm by thresholds, and return one row per arm and threshold: arm, threshold, state, limit, value,
+        low, high, n, group, needed, passed, sentence.
+
+        limits: `lost`, `changed`, `kl_nats`, `group_lost` (kvlens.studies.limits); none: those of the study's file.
+        """
+        import pandas as pd
+
+        from kvlens.studies.checks import Check, checks
+        from kvlens.studies.errors import BadStudy
+        from kvlens.studies.limits import Thresholds
+
+        with translated():
+            results = self.results
+            thresholds = Thresholds.model_validate(limits) if limits else results.info.thresholds
+            if thresholds is None:
+                raise BadStudy(
+                    "no_threshold", "the study has no thresholds: pass lost, changed, kl_nats or group_lost."
+                )
+            rows = [
+                {**vars(check), "passed": check.passed, "sentence": check.sentence}
+                for check in checks(results, thresholds)
+            ]
+        return pd.DataFrame(rows, columns=[*Check.__dataclass_fields__, "passed", "sentence"])
+
     def run(self, prompt: str, arm: str) -> Run:
         """Return the run of a trial, by the prompt's id and the arm's label. Raises RequestError `unknown_trial`."""
         frame = self.trials()
@@ -83,9 +102,10 @@ class Study:
             )
         return Run(self.folder, uids[0], self._models)
 
-    def resume(self, progress: bool = True) -> Study:
-        """Run the trials that have not ended. Raises Interrupted where Ctrl-C stops it again."""
-        _carry_out(self, self._models, progress)
+    def resume(self, progress: bool = True, workers: int = 1, ray: str | None = None) -> Study:
+        """Run the trials that have not ended. workers, ray: as for `study`. Raises Interrupted where Ctrl-C stops it
+        again."""
+        _carry_out(self, self._models, progress, workers, ray)
         return self
 
     def __repr__(self) -> str:
@@ -115,6 +135,8 @@ def study(
     dtype: str | None = None,
     runs: str | Path | None = None,
     progress: bool = True,
+    workers: int = 1,
+    ray: str | None = None,
     **settings: Unpack[Settings],
 ) -> Study:
     """Run prompts under methods, values of parameters, budgets, forms of the question and seeds. Return the study.
@@ -133,6 +155,8 @@ def study(
         seeds: of sampling and of methods that draw.
         name: the study's name.
         model, tokenizer, device, dtype, runs, progress: as for `run`.
+        workers: processes that share the prompts; each loads the model, which must have a name.
+        ray: address of a Ray cluster, whose actors take the place of processes.
         settings: max_new, temperature, ... (kvlens.api.asking.Settings) of all runs.
 
     Raises:
@@ -161,13 +185,13 @@ def study(
             seeds=tuple(seeds),
         )
         plan.check()
-        read = _read(prompts, plan.shared.model, models, plan.shared.chat, plan.shared.system)
+        read = study_prompts(prompts, plan.shared.model, models, plan.shared.chat, plan.shared.system)
         for sentence in read.faults:
             warnings.warn(f"left out: {sentence}", stacklevel=2)
         folder = folder_of(runs)
         info = storage.create(folder, plan, read.prompts)
     stored = Study(folder, info.id, models)
-    _carry_out(stored, models, progress)
+    _carry_out(stored, models, progress, workers, ray)
     return stored
 
 
@@ -196,45 +220,12 @@ class _Bars:
         self._report("trials", finished, total)
 
 
-def _carry_out(stored: Study, models: Named | Given, progress: bool) -> None:
+def _carry_out(stored: Study, models: Named | Given, progress: bool, workers: int, ray: str | None) -> None:
     from kvlens.studies.running import carry_out
+    from kvlens.workers.lanes import Crew
 
     with carrying(models, progress) as job:
-        whole = carry_out(stored.folder, stored.id, _Bars(job.progress.report), job.cancelled, models)
+        bars, crew = _Bars(job.progress.report), Crew(workers, ray)
+        whole = carry_out(stored.folder, stored.id, bars, job.cancelled, models, crew)
     if not whole and stored.results.ended < stored.results.planned and job.cancelled():
         raise Interrupted(f"interrupted; what has ended is stored: kvlens.Study {stored.id}, resume() goes on.")
-
-
-def _read(
-    prompts: StudyPromptLike | Sequence[StudyPromptLike],
-    model: str,
-    models: Named | Given,
-    chat: str,
-    system: str | None,
-) -> ReadPrompts:
-    from kvlens.studies.promptfile import ReadPrompts, read_prompts
-    from kvlens.studies.promptrow import StudyPrompt
-    from kvlens.studies.promptrow import prompt_of as of_row
-    from kvlens.tasks.base import Encoding
-    from kvlens.tasks.encoding import encoding, encoding_of
-
-    def counted() -> Encoding:
-        if isinstance(models, Given):
-            return encoding_of(models.loaded.tokenizer, chat, system)
-        return encoding(model, chat, system)
-
-    items = [prompts] if isinstance(prompts, str | Path | Prompt | PromptText | Mapping) else list(prompts)
-    rows: list[StudyPrompt] = []
-    faults: list[str] = []
-    for number, item in enumerate(items):
-        if isinstance(item, str | Path):
-            part = read_prompts([str(item)], counted)
-            rows += part.prompts
-            faults += part.faults
-        elif isinstance(item, Mapping):
-            rows.append(of_row(item, f"prompt-{number}", f"prompt {number}"))
-        else:
-            rows.append(StudyPrompt(f"prompt-{number}", prompt_of(item, None, None, None).prompt))
-    if len({row.id for row in rows}) < len(rows):
-        raise RequestError("bad_prompt", "two prompts of the study have one id: give each its own.")
-    return ReadPrompts(tuple(rows), tuple(faults))

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvlens.cli.options import AsJson, ProgressJson, RunsDir, runs_folder, show_table, writable
-from kvlens.cli.study import carry_out_stored
+from kvlens.cli.study import RayAddress, Workers, carry_out_stored
 from kvlens.text.plaintext import json_text
+from kvlens.workers.lanes import Crew
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -98,10 +99,15 @@ def studies_export(
 
 @studies_app.command("resume")
 def studies_resume(
-    study_id: str, runs: RunsDir = None, as_json: AsJson = False, progress_json: ProgressJson = False
+    study_id: str,
+    workers: Workers = 1,
+    ray: RayAddress = None,
+    runs: RunsDir = None,
+    as_json: AsJson = False,
+    progress_json: ProgressJson = False,
 ) -> None:
     """Run the trials of a study that have not ended."""
-    carry_out_stored(runs_folder(runs), study_id, progress_json, as_json)
+    carry_out_stored(runs_folder(runs), study_id, progress_json, as_json, Crew(workers, ray))
 
 
 def rows_of(frame: DataFrame) -> list[dict[str, Any]]:
@@ -120,10 +126,6 @@ def _matrix_row(row: dict[str, Any]) -> list[Any]:
     if row["n"]:
         cells[0] = " ".join(_interval(row["right"], row["right_low"], row["right_high"]))
     return [row["label"], row["n"], *cells, row["refused"] or "", row["failed"] or ""]
-
-
-def _curve_row(row: dict[str, Any]) -> list[Any]:
-    return [row["line"], f"{row['x']:g}", row["n"], *_interval(row["value"], row["low"], row["high"])]
 
 
 def _interval(value: float, low: float, high: float) -> list[str]:

@@ -128,6 +128,17 @@ def detectable(n: int) -> float | None:
     return next((share for share in steps if prompts_needed(share, 0.0) <= n), None)
 
 
+def plan_text(prompts: int, arms: int) -> str:
+    """Return what a study would run, and the smallest difference that it could show."""
+    smallest = detectable(prompts)
+    words = "no difference of shares" if smallest is None else f"a difference of {smallest:.0%} or more"
+    return (
+        f"{prompts} prompts x {arms} arms = {prompts * arms} trials. "
+        f"{prompts} prompts show {words} between two arms with a chance of {POWER:.0%}, if only the better one is "
+        "right where they differ."
+    )
+
+
 def sentence_of(paired: Paired, a: str, b: str) -> str:
     """Return what a comparison says, in two sentences at most."""
     if not paired.n:

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from kvlens.store.errors import RunNotFound, TraceError, UnreadableRun
 from kvlens.store.files import read_plain, write_plain
 from kvlens.store.runinfo import check_uid, new_uid, now, plain, sentence
+from kvlens.studies.limits import Thresholds
 from kvlens.studies.plan import StudyPlan
 from kvlens.studies.promptrow import StudyPrompt, prompt_of
 from kvlens.text.prompts import BadPrompt
@@ -43,6 +44,8 @@ class StudyInfo(BaseModel):
     fingerprint: str | None = None
     """of the model, once the first trial has been run"""
     plan: StudyPlan
+    thresholds: Thresholds | None = None
+    """of a gate; None: the study is none"""
 
 
 @dataclass(frozen=True)
@@ -68,11 +71,13 @@ class Trial:
         return self.state in FINAL
 
 
-def create(runs_dir: Path, plan: StudyPlan, prompts: Sequence[StudyPrompt]) -> StudyInfo:
+def create(
+    runs_dir: Path, plan: StudyPlan, prompts: Sequence[StudyPrompt], thresholds: Thresholds | None = None
+) -> StudyInfo:
     """Store a study that has not begun, and return it. Raises TraceError when it cannot be stored."""
     from kvlens import __version__
 
-    info = StudyInfo(id=new_uid(), created=now(), kvlens=__version__, plan=plan)
+    info = StudyInfo(id=new_uid(), created=now(), kvlens=__version__, plan=plan, thresholds=thresholds)
     folder = runs_dir / FOLDER / info.id
     try:
         folder.mkdir(parents=True, mode=0o700)

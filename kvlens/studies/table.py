@@ -40,6 +40,12 @@ class Results:
         info = storage.read(runs_dir, study_id)
         return cls(info, storage.read_prompts(runs_dir, study_id), storage.read_trials(runs_dir, study_id))
 
+    def of_group(self, group: str) -> Results:
+        """Return the same study with the prompts of one group alone."""
+        prompts = [prompt for prompt in self.prompts if prompt.group == group]
+        ids = {prompt.id for prompt in prompts}
+        return Results(self.info, prompts, [trial for trial in self.trials if trial.prompt in ids])
+
     @property
     def arms(self) -> list[Arm]:
         """All arms of the plan, full KV's first."""

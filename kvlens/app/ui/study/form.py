@@ -17,7 +17,7 @@ from kvlens.app.ui.study.request import StudyChoice, study_command
 from kvlens.models.catalogue import label
 from kvlens.models.find import default_model
 from kvlens.runs.request import DEFAULT_SHARE
-from kvlens.studies.paired import POWER, detectable
+from kvlens.studies.paired import plan_text
 from kvlens.studies.promptfile import ReadPrompts, read_prompts
 from kvlens.tasks.base import Encoding
 from kvlens.tasks.encoding import encoding
@@ -144,15 +144,7 @@ def _values(method_names: Sequence[str]) -> dict[str, str]:
 
 def _foreseen(read: ReadPrompts, arms: int) -> None:
     """What would be run, and which difference it could show."""
-    count = len(read.prompts)
-    smallest = detectable(count)
-    words = "too few to show any difference" if smallest is None else f"enough to show a difference of {smallest:.0%}"
-    st.caption(
-        plain(
-            f"{count} prompts x {arms} arms = {count * arms} trials. {count} prompts are {words} between two arms with "
-            f"a chance of {POWER:.0%}, if only the better one is right where they differ."
-        )
-    )
+    st.caption(plain(plan_text(len(read.prompts), arms)))
     if read.faults:
         with st.expander(f"{len(read.faults)} rows are left out"):
             for sentence in read.faults[:50]:
