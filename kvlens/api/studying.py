@@ -63,6 +63,17 @@ class Study:
         with translated():
             return compare(self.results, a, b)
 
+    def beside_paper(self, arm: str) -> pd.DataFrame:
+        """Return the settings of an arm beside its paper's: setting, study, paper, state (differs, check: not recorded
+        here, ours: the paper is silent, same)."""
+        import pandas as pd
+
+        from kvlens.studies.papers import Row, beside_paper
+
+        with translated():
+            rows = [vars(row) for row in beside_paper(self.results, arm, self.folder)]
+        return pd.DataFrame(rows, columns=list(Row.__dataclass_fields__))
+
     def gate(self, **limits: float) -> pd.DataFrame:
         """Judge every arm by thresholds, and return one row per arm and threshold: arm, threshold, state, limit, value,
         low, high, n, group, needed, passed, sentence.

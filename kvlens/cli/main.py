@@ -23,6 +23,7 @@ from kvlens.cli.run import run
 from kvlens.cli.runs import runs_app
 from kvlens.cli.studies import studies_app
 from kvlens.cli.study import study
+from kvlens.cli.tip import tip
 from kvlens.models.find import DEMO
 from kvlens.storeys import offered
 
@@ -35,7 +36,7 @@ app = typer.Typer(
 app.add_typer(runs_app, name="runs")
 app.add_typer(models_app, name="models")
 app.add_typer(studies_app, name="studies")
-for command in (run, race, study, gate, pair, whatif, diagnose, methods, check_method):
+for command in (run, race, study, gate, pair, whatif, tip, diagnose, methods, check_method):
     app.command()(command)
 for storey in offered("commands"):
     storey.register(app)

@@ -41,11 +41,23 @@ def studies_show(
     curve: Annotated[str | None, typer.Option(help="A figure along this axis: budget, or a parameter.")] = None,
     figure: Annotated[str, typer.Option(help="The figure of --curve: right, kl_nats, resident_share, ...")] = "right",
     group: Annotated[str | None, typer.Option(help="Only the prompts of this group.")] = None,
+    paper: Annotated[str | None, typer.Option(help="The settings of this arm beside its paper's.")] = None,
     runs: RunsDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print a study's matrix: one line per arm, with n and 95 % intervals; or a curve."""
+    """Print a study's matrix: one line per arm, with n and 95 % intervals; or a curve; or why an arm's score is not its
+    paper's."""
     results = _read(runs, study_id)
+    if paper is not None:
+        from kvlens.studies.papers import beside_paper
+
+        settings = beside_paper(results, paper, runs_folder(runs))
+        if as_json:
+            typer.echo(json_text([vars(row) for row in settings]))
+            return
+        cells = [[row.setting, row.study, row.paper, row.state] for row in settings]
+        show_table(["setting", "this study", "paper", "state"], cells)
+        return
     frame = results.matrix(group) if curve is None else results.curve(curve, figure)
     if as_json:
         typer.echo(frame.to_json(orient="records", double_precision=15))

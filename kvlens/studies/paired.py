@@ -8,7 +8,6 @@ from statistics import NormalDist
 
 from kvlens.statistics import sign_test
 from kvlens.statistics.paired import tango
-from kvlens.studies.errors import BadStudy
 from kvlens.studies.table import Results
 
 ERROR, POWER = 0.05, 0.8
@@ -69,7 +68,7 @@ def compare(results: Results, a: str, b: str) -> Paired:
     """Return arm `a` beside arm `b`, by their keys or labels. Raises ValueError with one sentence for an arm that the
     study does not have."""
     frame = results.frame()
-    keys = [_key(results, name) for name in (a, b)]
+    keys = [results.arm(name).key() for name in (a, b)]
     rows = []
     for key in keys:
         part = frame[(frame["arm"] == key) & (frame["state"] == "completed")] if len(frame) else frame
@@ -105,20 +104,6 @@ def prompts_needed(only_a: float, only_b: float) -> int:
     alpha, beta = NormalDist().inv_cdf(1 - ERROR / 2), NormalDist().inv_cdf(POWER)
     root = alpha * math.sqrt(split) + beta * math.sqrt(max(0.0, split - difference**2))
     return math.ceil((root / difference) ** 2)
-
-
-def _uid(cell: object) -> str | None:
-    return cell if isinstance(cell, str) else None
-
-
-def _key(results: Results, name: str) -> str:
-    names = results.labels
-    if name in names:
-        return name
-    matching_keys = [key for key, label in names.items() if label == name]
-    if len(matching_keys) != 1:
-        raise BadStudy("unknown_arm", f"the study has no arm '{name}'; it has {', '.join(names.values())}.")
-    return matching_keys[0]
 
 
 def detectable(n: int) -> float | None:

@@ -56,6 +56,14 @@ class Results:
         """Arm key -> what the arm is called."""
         return labels(self.arms, self.info.plan.shared.model)
 
+    def arm(self, name: str) -> Arm:
+        """Return an arm by its key or label. Raises BadStudy `unknown_arm`."""
+        names = self.labels
+        matching = [arm for arm in self.arms if name in (arm.key(), names[arm.key()])]
+        if len(matching) != 1:
+            raise BadStudy("unknown_arm", f"the study has no arm '{name}'; it has {', '.join(names.values())}.")
+        return matching[0]
+
     @property
     def planned(self) -> int:
         """Trials of the whole study."""

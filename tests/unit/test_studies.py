@@ -20,6 +20,7 @@ from kvlens.store.reader import TraceReader, list_runs
 from kvlens.studies import storage
 from kvlens.studies.errors import BadStudy
 from kvlens.studies.paired import compare, detectable, prompts_needed
+from kvlens.studies.papers import beside_paper
 from kvlens.studies.plan import Arm, StudyPlan, labels, parse_values
 from kvlens.studies.promptfile import read_prompts
 from kvlens.studies.promptrow import StudyPrompt
@@ -272,3 +273,28 @@ def test_how_many_prompts_decide() -> None:
     smallest = detectable(100)
     assert smallest is not None
     assert prompts_needed(smallest, 0) <= 100 < prompts_needed(smallest - 0.002, 0)
+
+
+def test_an_arm_beside_its_paper_marks_what_differs() -> None:
+    plan = PLAN.model_copy(update={"questions": ("in", "after"), "values": {"snapkv": {"kernel": (1, 7)}}})
+    results = Results(StudyInfo(id="20260101-000000-aaaaaa", created="", plan=plan), [StudyPrompt("0", PROMPT)], [])
+    states = {}
+    for arm in plan.arms()[2:]:
+        rows = {row.setting: row for row in beside_paper(results, arm.key())}
+        if arm.method == "snapkv":
+            states[arm.overrides["kernel"], arm.question] = rows["kernel"].state, rows["question"].state
+        assert rows["number format of KV"].state == "differs"  # float32 against 16 bits
+    assert states == {
+        (1, "in"): ("differs", "same"),
+        (1, "after"): ("differs", "differs"),
+        (7, "in"): ("same", "same"),
+        (7, "after"): ("same", "differs"),
+    }
+    snapkv = next(arm for arm in plan.arms() if arm.method == "snapkv")
+    by_name = {row.setting: row for row in beside_paper(results, snapkv.key())}
+    assert (by_name["window"].study, by_name["window"].paper) == ("8", "32")  # the preset of the demo model
+    assert by_name["group"].state == "ours"
+    assert by_name["scoring"].state == "differs"
+    with pytest.raises(BadStudy) as problem:
+        beside_paper(results, "FullKV question in")
+    assert problem.value.code == "no_paper"

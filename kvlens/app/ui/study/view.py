@@ -12,6 +12,7 @@ from kvlens.app.ui.common import data, places
 from kvlens.app.ui.common.jobview import manager
 from kvlens.app.ui.common.parts import download
 from kvlens.app.ui.common.widgets import plain
+from kvlens.app.ui.study import judgement
 from kvlens.app.ui.study.request import resume_command
 from kvlens.models.find import short_model
 from kvlens.studies import storage
@@ -57,6 +58,8 @@ def _study(study_id: str) -> None:
     _matrix(results, group)
     _curve(results)
     _paired(results)
+    judgement.checks_of(results)
+    judgement.beside_paper_of(results)
     _trials(results, group)
 
 
