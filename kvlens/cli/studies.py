@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from kvlens.cli.options import AsJson, ProgressJson, RunsDir, runs_folder, show_table, writable
-from kvlens.cli.study import RayAddress, Workers, carry_out_stored
+from kvlens.cli.study import RayAddress, Workers, carry_out_stored, number_of, parts_of
 from kvlens.text.plaintext import json_text
 from kvlens.workers.lanes import Crew
 
@@ -120,6 +121,46 @@ def studies_resume(
 ) -> None:
     """Run the trials of a study that have not ended."""
     carry_out_stored(runs_folder(runs), study_id, progress_json, as_json, Crew(workers, ray))
+
+
+@studies_app.command("extend")
+def studies_extend(
+    study_id: str,
+    prompts: Annotated[list[str] | None, typer.Argument(help="More prompts, as for `kvlens study`.")] = None,
+    methods: Annotated[str, typer.Option(help="More methods, with commas.")] = "",
+    set_: Annotated[list[str] | None, typer.Option("--set", help="method.parameter=value,...: more values.")] = None,
+    budgets: Annotated[str, typer.Option(help="More budgets, with commas.")] = "",
+    questions: Annotated[str, typer.Option(help="in, after or in,after.")] = "",
+    seeds: Annotated[str, typer.Option(help="More seeds, with commas.")] = "",
+    workers: Workers = 1,
+    ray: RayAddress = None,
+    runs: RunsDir = None,
+    as_json: AsJson = False,
+    progress_json: ProgressJson = False,
+) -> None:
+    """Add prompts and arms to a study, and run them. What was run stays."""
+    from kvlens.runs.races import entrants
+    from kvlens.studies import storage
+    from kvlens.studies.extension import extend
+    from kvlens.studies.plan import StudyPlan, parse_values
+    from kvlens.studies.promptfile import read_prompts
+    from kvlens.tasks.encoding import encoding
+
+    folder = runs_folder(runs)
+    plan = storage.read(folder, study_id).plan
+    shared, known = plan.shared, {entrant.method for entrant in plan.entrants}
+    more = [name for name in parts_of(methods) if name not in known]
+    added = StudyPlan(
+        shared=shared,
+        entrants=entrants(",".join(more), [], []),
+        values=parse_values(set_ or [], [*known, *more]),
+        budgets=parts_of(budgets),
+        questions=parts_of(questions),
+        seeds=tuple(number_of(text) for text in parts_of(seeds)),
+    )
+    read = read_prompts(prompts, partial(encoding, shared.model, shared.chat, shared.system)) if prompts else None
+    extend(folder, study_id, added, () if read is None else read.prompts)
+    carry_out_stored(folder, study_id, progress_json, as_json, Crew(workers, ray))
 
 
 def rows_of(frame: DataFrame) -> list[dict[str, Any]]:

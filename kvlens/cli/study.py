@@ -91,7 +91,7 @@ def study(
     from kvlens.studies.promptfile import read_prompts
     from kvlens.tasks.encoding import encoding
 
-    names = _parts(methods)
+    names = parts_of(methods)
     shared = RunRequest(
         model=model,
         max_new=max_new,
@@ -107,9 +107,9 @@ def study(
         shared=shared,
         entrants=entrants(methods, preset or [], []),
         values=parse_values(set_ or [], names),
-        budgets=_parts(budgets),
-        questions=_parts(questions),
-        seeds=tuple(_number(text) for text in _parts(seeds)),
+        budgets=parts_of(budgets),
+        questions=parts_of(questions),
+        seeds=tuple(number_of(text) for text in parts_of(seeds)),
     )
     plan.check()
     read = read_prompts(prompts, partial(encoding, model, chat, system))
@@ -144,11 +144,11 @@ def carry_out_stored(folder: Path, study_id: str, progress_json: bool, as_json: 
         fail(f"the study is not whole: go on with `kvlens studies resume {study_id}`.")
 
 
-def _parts(text: str) -> tuple[str, ...]:
+def parts_of(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
 
 
-def _number(text: str) -> int:
+def number_of(text: str) -> int:
     try:
         return int(text)
     except ValueError:

@@ -190,14 +190,13 @@ def _short(name: str) -> str:
 
 def _without_repeats(prompts: Iterable[StudyPrompt]) -> tuple[list[StudyPrompt], list[str]]:
     """The prompts, each once, and a sentence for every repeat: the same prompt twice is no second observation."""
-    by_content: dict[object, StudyPrompt] = {}
+    by_content: dict[str, StudyPrompt] = {}
     sentences = []
     for prompt in prompts:
-        content = prompt.source, prompt.system, prompt.turns
-        if content in by_content:
-            sentences.append(f"{prompt.id} is the same prompt as {by_content[content].id}.")
+        if prompt.content in by_content:
+            sentences.append(f"{prompt.id} is the same prompt as {by_content[prompt.content].id}.")
         else:
-            by_content[content] = prompt
+            by_content[prompt.content] = prompt
     return list(by_content.values()), sentences
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ from kvlens.text.prompts import BadPrompt
 FOLDER = "study"
 """of the folder of runs; too short a name to be a run's"""
 PLAN, PROMPTS, TRIALS, LOCK = "study.json", "prompts.jsonl", "trials.jsonl", ".lock"
+ATTEMPTS = 10
+"""to hold a study"""
 _MOST_BYTES = 256 << 20
 FINAL = ("completed", "refused")
 """states of a trial that is not run again when the study goes on"""
@@ -162,10 +165,15 @@ def carried_out_alone(runs_dir: Path, study_id: str) -> Iterator[None]:
     """Hold the study for this process. Raises StudyBusy where another has it; the kernel gives it back however the
     process ends."""
     with (folder_of(runs_dir, study_id) / LOCK).open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise StudyBusy(f"study {study_id} is being carried out by another process: wait until it ends.") from None
+        for attempt in range(ATTEMPTS):
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError:
+                if attempt + 1 == ATTEMPTS:
+                    busy = f"study {study_id} is being carried out by another process: wait until it ends."
+                    raise StudyBusy(busy) from None
+                time.sleep(0.02)  # a page may be looking whether it runs
         yield
 
 

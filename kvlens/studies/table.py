@@ -116,11 +116,12 @@ class Results:
         return pd.DataFrame(rows)
 
     def axes(self) -> list[str]:
-        """Return the numeric axes along which the study has at least two values."""
+        """Return the numeric axes along which the study has at least two values: parameters, budget, prompt_tokens."""
         frame = pd.DataFrame([_columns(arm) for arm in self.arms if arm.method != methods.REFERENCE])
         fixed = {"method", "preset", "question", "seed"}
         names = [name for name in frame.columns if name not in fixed and frame[name].map(_number).nunique() > 1]
         lengths = {trial.figures.get("prompt_tokens") for trial in self.trials if trial.figures}
+        names.sort(key=lambda name: name == "budget")
         return [*names, *(["prompt_tokens"] if len(lengths) > 1 else [])]
 
     def curve(self, axis: str, figure: str = "right") -> pd.DataFrame:

@@ -19,6 +19,7 @@ from kvlens.runs.request import RunRequest
 from kvlens.store.reader import TraceReader, list_runs
 from kvlens.studies import storage
 from kvlens.studies.errors import BadStudy
+from kvlens.studies.extension import extend
 from kvlens.studies.paired import compare, detectable, prompts_needed
 from kvlens.studies.papers import beside_paper
 from kvlens.studies.plan import Arm, StudyPlan, labels, parse_values
@@ -298,3 +299,26 @@ def test_an_arm_beside_its_paper_marks_what_differs() -> None:
     with pytest.raises(BadStudy) as problem:
         beside_paper(results, "FullKV question in")
     assert problem.value.code == "no_paper"
+
+
+def test_an_extended_study_runs_what_is_new_alone(tmp_path: Path, prompts: tuple[StudyPrompt, ...]) -> None:
+    plan = PLAN.model_copy(update={"budgets": ("40%",)})
+    info = storage.create(tmp_path, plan, prompts[:1])
+    carry_out(tmp_path, info.id, Heard(), lambda: False)
+    before = storage.read_trials(tmp_path, info.id)
+    assert len(before) == 4
+    changes: dict[str, object] = {"entrants": (), "budgets": ("60%",), "values": {"freekv": {"tau": ("0.7",)}}}
+    more = plan.model_copy(update=changes)
+    grown = extend(tmp_path, info.id, more, prompts)  # the first prompt is there already
+    assert len(grown.plan.arms()) == 1 + 2 + 2 * 3
+    assert [prompt.id for prompt in storage.read_prompts(tmp_path, info.id)] == ["needle-0", "needle-1"]
+    heard = Heard()
+    assert carry_out(tmp_path, info.id, heard, lambda: False)
+    assert len(heard.trials) == 2 * 9 - 4
+    assert storage.read_trials(tmp_path, info.id)[:4] == before
+    other = plan.model_copy(update={"entrants": (Entrant(method="snapkv", preset="paper"),), "values": {}})
+    unvaried = plan.model_copy(update={"entrants": (), "values": {"snapkv": {"window": ("4",)}}})
+    for foreign in (other, unvaried):
+        with pytest.raises(BadStudy) as problem:
+            extend(tmp_path, info.id, foreign, ())
+        assert problem.value.code == "other_methods"

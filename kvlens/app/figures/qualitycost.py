@@ -45,6 +45,7 @@ def quality_cost(rows: pd.DataFrame) -> dict[str, Any]:
         "type": "quantitative",
         "title": "Peak KV bytes on the device, share of full KV",
         "axis": {"format": "%"},
+        "scale": {"type": "sqrt"},
     }
     y = {
         "field": "exact",

@@ -18,13 +18,13 @@ from kvlens.models import catalogue
 
 def show_leading(model: str | None) -> None:
     """Draw the picture of the model's quality table that is chosen below, else of its first; nothing without one."""
-    results, _ = measured.of("quality", model)
-    tables = sorted(benchview.joined(results), key=measured.asked)
+    results = [result for result in measured.files("quality")[0] if result.model == model]
     chosen = st.session_state.get("bench_table")
-    result = next((each for each in tables if each.name == chosen), tables[0] if tables else None)
-    if result is None:
-        return
     try:
+        tables = sorted(benchview.joined(results), key=measured.asked)
+        result = next((each for each in tables if each.name == chosen), tables[0] if tables else None)
+        if result is None:
+            return
         request = result.content["about"]["request"]
         frame = table(result.content["lines"], request["model"], request["length"])
         rows = cost_rows(frame, data.titles_on(request["model"]))
@@ -36,7 +36,7 @@ def show_leading(model: str | None) -> None:
     st.markdown("##### Right answers against bytes")
     st.markdown(plain(words))
     st.vega_lite_chart(rows, quality_cost(rows), key="bench_leading")
-    st.caption("Point at a line: its name, its 95 % Wilson intervals, the others dimmed. One point per budget.")
+    st.caption("Point at a line: its name and its 95 % intervals; the others are dimmed. One point per budget.")
     download(rows, "kvlens-quality-bytes")
 
 
