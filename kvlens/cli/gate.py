@@ -44,20 +44,20 @@ def gate(
     from kvlens.tasks.encoding import encoding
     from kvlens.text.outfile import check_file
 
-    folder, asked = runs_folder(runs), read_plan(plan_file)
+    folder, request = runs_folder(runs), read_plan(plan_file)
     target = junit or plan_file.with_suffix(".xml")
     check_file(target, "--junit")
-    shared = asked.plan.shared
-    read = read_prompts(asked.prompts, partial(encoding, shared.model, shared.chat, shared.system))
+    shared = request.plan.shared
+    read = read_prompts(request.prompts, partial(encoding, shared.model, shared.chat, shared.system))
     for sentence in read.faults:
         err.print(f"kvlens: left out: {terminal(sentence)}", markup=False, highlight=False)
     cancelled = stop_signals()
     with reserve_stdout(as_json):
-        info = _carry_out(folder, asked, read, anew, Crew(workers, ray), cancelled)
+        info = _carry_out(folder, request, read, anew, Crew(workers, ray), cancelled)
     if cancelled():
         fail("stopped; what has ended is stored: run the same command to go on.")
     results = Results.read(folder, info.id)
-    rows = checks(results, asked.thresholds)
+    rows = checks(results, request.thresholds)
     properties = {
         "study": info.id,
         "model": shared.model,
@@ -67,7 +67,7 @@ def gate(
         "left_out": len(read.faults),
     }
     target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_bytes(xml(asked.plan.name or plan_file.stem, rows, properties))
+    target.write_bytes(xml(request.plan.name or plan_file.stem, rows, properties))
     missed = [row for row in rows if not row.passed]
     if as_json:
         states = [{**vars(row), "passed": row.passed} for row in rows]
@@ -79,19 +79,19 @@ def gate(
         raise typer.Exit(MISSED)
 
 
-def _carry_out(folder: Path, asked: PlanFile, read: ReadPrompts, anew: bool, crew: Crew, cancelled: Any) -> StudyInfo:
+def _carry_out(folder: Path, request: PlanFile, read: ReadPrompts, anew: bool, crew: Crew, cancelled: Any) -> StudyInfo:
     """Run what is missing. A study whose model has changed since is left, and another one begun."""
     from kvlens.studies.errors import BadStudy
     from kvlens.studies.gate import gate_study
     from kvlens.studies.running import carry_out
 
-    info = gate_study(folder, asked.plan, read.prompts, asked.thresholds, anew)
+    info = gate_study(folder, request.plan, read.prompts, request.thresholds, anew)
     try:
         carry_out(folder, info.id, Lines(False), cancelled, crew=crew)
     except BadStudy as error:
         if error.code != "model_changed" or anew:
             raise
-        info = gate_study(folder, asked.plan, read.prompts, asked.thresholds, anew=True)
+        info = gate_study(folder, request.plan, read.prompts, request.thresholds, anew=True)
         carry_out(folder, info.id, Lines(False), cancelled, crew=crew)
     return info
 

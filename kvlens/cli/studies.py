@@ -148,12 +148,12 @@ def studies_extend(
 
     folder = runs_folder(runs)
     plan = storage.read(folder, study_id).plan
-    shared, known = plan.shared, {entrant.method for entrant in plan.entrants}
-    more = [name for name in parts_of(methods) if name not in known]
+    shared, own_methods = plan.shared, {entrant.method for entrant in plan.entrants}
+    more = [name for name in parts_of(methods) if name not in own_methods]
     added = StudyPlan(
         shared=shared,
         entrants=entrants(",".join(more), [], []),
-        values=parse_values(set_ or [], [*known, *more]),
+        values=parse_values(set_ or [], [*own_methods, *more]),
         budgets=parts_of(budgets),
         questions=parts_of(questions),
         seeds=tuple(number_of(text) for text in parts_of(seeds)),

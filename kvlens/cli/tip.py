@@ -34,7 +34,7 @@ def tip(
     cancelled = stop_signals()
     try:
         with reserve_stdout(progress_json or as_json):
-            found = tips(
+            result = tips(
                 runs_folder(runs),
                 uid,
                 reporter.report,
@@ -49,11 +49,13 @@ def tip(
     except BaseException as error:
         reporter.failed(error)
         raise
-    reporter.done((found.right or found.lost or found.probes[0]).uid, "completed")
+    reporter.done((result.right or result.lost or result.probes[0]).uid, "completed")
     if as_json:
-        probes = [vars(probe) for probe in found.probes]
-        typer.echo(json_text({"axis": found.axis, "state": found.state, "sentence": found.sentence, "probes": probes}))
+        probes = [vars(probe) for probe in result.probes]
+        typer.echo(
+            json_text({"axis": result.axis, "state": result.state, "sentence": result.sentence, "probes": probes})
+        )
     elif not progress_json:
-        for probe in found.probes:
-            typer.echo(f"{found.words(probe.value):>12}  {'right' if probe.right else 'lost':5}  {probe.uid}")
-        typer.echo(found.sentence)
+        for probe in result.probes:
+            typer.echo(f"{result.words(probe.value):>12}  {'right' if probe.right else 'lost':5}  {probe.uid}")
+        typer.echo(result.sentence)

@@ -77,9 +77,9 @@ class Tip:
         if self.state != "not_monotone":
             word = "Right" if self.probes[0].right else "Lost"
             return f"{word} at all {len(self.probes)} values tried, {span}: it does not tip there."
-        turns = [self.probes[0], *(after for _, after in self.changes)]
-        said = ", ".join(f"{'right' if turn.right else 'lost'} from {self.words(turn.value)}" for turn in turns)
-        return f"Not monotone, so there is no single tipping point: {said}."
+        turns = [self.probes[0], *(later for _, later in self.changes)]
+        phrases = ", ".join(f"{'right' if turn.right else 'lost'} from {self.words(turn.value)}" for turn in turns)
+        return f"Not monotone, so there is no single tipping point: {phrases}."
 
 
 def find_tip(
@@ -89,7 +89,7 @@ def find_tip(
     high: float,
     resolution: float,
     most: int = MOST,
-    known: Iterable[Probe] = (),
+    stored: Iterable[Probe] = (),
     rounded: Callable[[float], float] = lambda value: value,
 ) -> Tip:
     """Search for the tip between two values.
@@ -98,10 +98,10 @@ def find_tip(
         test: runs a value.
         resolution: the distance of a lost and a right value at which the search ends.
         most: values that are tested at most; the two ends always are.
-        known: values that were tried before.
+        stored: values that were tried before.
         rounded: makes a value one that can be tested.
     """
-    probes = {probe.value: probe for probe in known if low <= probe.value <= high}
+    probes = {probe.value: probe for probe in stored if low <= probe.value <= high}
     tested = 0
 
     def tip() -> Tip:

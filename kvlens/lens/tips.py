@@ -50,7 +50,7 @@ class Axis:
     low: float
     high: float
     resolution: float
-    own: float
+    own_value: float
     """value of the run itself"""
     whole: bool
     """whole numbers only"""
@@ -91,7 +91,7 @@ def axis_of(
             )
         is_right = right_of(reader)
         ends = (knob.shares[0] if is_right is not False else knob.own, 100.0 if not is_right else knob.own)
-        low, high = (end if given is None else given for given, end in zip((low, high), ends, strict=True))
+        low, high = (end if value is None else value for value, end in zip((low, high), ends, strict=True))
         axis = Axis(knob.name, low, high, resolution or BUDGET_STEP, knob.own, False, knob)
     else:
         axis = _parameter_axis(reader, str(parameter), low, high, resolution)
@@ -105,15 +105,15 @@ def _parameter_axis(
 ) -> Axis:
     method = methods.get(str(reader.meta.method))
     field = next((each for each in dataclasses.fields(method.Parameters) if each.name == name), None)
-    own = reader.meta.config.get(name)
-    if field is None or isinstance(own, bool) or not isinstance(own, int | float):
-        names = [key for key, value in reader.meta.config.items() if type(value) in (int, float)]
+    value = reader.meta.config.get(name)
+    if field is None or isinstance(value, bool) or not isinstance(value, int | float):
+        names = [key for key, number in reader.meta.config.items() if type(number) in (int, float)]
         raise CannotTip("not_numeric", f"{name} is no number of {method.name}; it has {', '.join(names) or 'none'}.")
     if low is None and high is None:
-        raise CannotTip("bad_ends", f"{name} is {own:g} in this run: say between which values to search.")
-    first, last = float(own if low is None else low), float(own if high is None else high)
+        raise CannotTip("bad_ends", f"{name} is {value:g} in this run: say between which values to search.")
+    start, end = float(value if low is None else low), float(value if high is None else high)
     whole = isinstance(field.default, int)
-    return Axis(name, first, last, resolution or (1.0 if whole else (last - first) / STEPS), float(own), whole, None)
+    return Axis(name, start, end, resolution or (1.0 if whole else (end - start) / STEPS), float(value), whole, None)
 
 
 def right_of(reader: TraceReader) -> bool | None:
@@ -165,10 +165,10 @@ def tips(
         request = past.otherwise(changed).model_copy(update={"against": True, "forced_reference": False})
         planned = plan(request, prepared)
         pairing = Pairing(reference, reference.uid, reference_key(request, prepared), uid, changed=changed)
-        asked = replace(question, trials=trials_of(prepared, planned, reference, past, report), _losses={})
+        repeated = replace(question, trials=trials_of(prepared, planned, reference, past, report), _losses={})
 
         def conclude(result: Result) -> Counterfactual:
-            return asked.answered(result, (), (), False, None)
+            return repeated.answered(result, (), (), False, None)
 
         stored = store(prepared, request, planned, pairing, runs_dir, report, cancelled, conclude)
         unless(cancelled)
@@ -179,8 +179,8 @@ def tips(
             assert judged is not None, "a repeat is compared with full KV"
             return Probe(value, judged, stored.uid)
 
-    known = [Probe(axis.own, own_right, uid)] if own_right is not None else []
-    return find_tip(axis.name, test, axis.low, axis.high, axis.resolution, most, known, axis.rounded)
+    stored_probes = [Probe(axis.own_value, own_right, uid)] if own_right is not None else []
+    return find_tip(axis.name, test, axis.low, axis.high, axis.resolution, most, stored_probes, axis.rounded)
 
 
 def stored_tip(reader: TraceReader, trials: Iterable[Try], read: Callable[[str], TraceReader]) -> Tip:
@@ -201,8 +201,8 @@ def stored_tip(reader: TraceReader, trials: Iterable[Try], read: Callable[[str],
         share, judged = _percent(value), right_of(read(trial.uid))
         if share is not None and judged is not None:
             probes[share] = Probe(share, judged, trial.uid)
-    if probes and (own := right_of(reader)) is not None:
-        probes[knob.own] = Probe(knob.own, own, reader.uid)
+    if probes and (own_right := right_of(reader)) is not None:
+        probes[knob.own] = Probe(knob.own, own_right, reader.uid)
     return Tip(knob.name, tuple(probes[value] for value in sorted(probes)))
 
 

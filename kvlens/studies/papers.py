@@ -92,7 +92,7 @@ def _protocol(method: type[Method], arm: Arm, results: Results) -> Iterator[Row]
     shared = results.info.plan.shared
     yield Row("model", short_model(shared.model), f"{UNKNOWN}; see {method.paper}", "check")
     used = _judge(results)
-    known = LONGBENCH if arm.method in ON_LONGBENCH else {}
+    protocol = LONGBENCH if arm.method in ON_LONGBENCH else {}
     study = {
         "prompt form": f"chat form {shared.chat}, " + ("the task's template" if used else "the prompt as it is"),
         "truncation": "none: a prompt is whole, or its file cuts it",
@@ -100,13 +100,13 @@ def _protocol(method: type[Method], arm: Arm, results: Results) -> Iterator[Row]
     }
     on_longbench = any(prompt.group.startswith("longbench:") for prompt in results.prompts)
     for name, value in study.items():
-        paper = known.get(name, UNKNOWN)
+        paper = protocol.get(name, UNKNOWN)
         state = "check" if paper == UNKNOWN else "same" if on_longbench and name != "truncation" else "differs"
-        yield Row(name, value, f"LongBench: {paper}" if name in known else paper, state)
+        yield Row(name, value, f"LongBench: {paper}" if name in protocol else paper, state)
     queries = method.needs.queries > 0
-    asked = "in the prompt: its score reads the last queries" if queries else "its score does not read it"
+    reads = "in the prompt: its score reads the last queries" if queries else "its score does not read it"
     same = arm.question == "in" or not queries
-    yield Row("question", "in the prompt" if arm.question == "in" else "after the context", asked, _same(same))
+    yield Row("question", "in the prompt" if arm.question == "in" else "after the context", reads, _same(same))
     yield Row("number format of KV", shared.dtype, "16 bits", _same(shared.dtype != "float32"))
     budget = in_words(arm.budget) if arm.budget else "no limit"
     counted = "bytes on the device, tokens that are generated included"

@@ -124,12 +124,12 @@ class Study:
         place = Place(str(self._runs.resolve()), self._info.id)
         on_gpu = settle(self._info.plan.shared.device).startswith("cuda")
         job = Job(StudyWorker, place, item_words, on_gpu)
-        kept = f"what has ended is kept: kvlens studies resume {self._info.id}"
-        hand_out(open_lanes(crew, job), groups, self._finish, self._cancelled, kept=kept)
+        sentence = f"what has ended is kept: kvlens studies resume {self._info.id}"
+        hand_out(open_lanes(crew, job), groups, self._finish, self._cancelled, kept_words=sentence)
 
-    def _finish(self, done: Done) -> None:
-        self._keep_model(done.fingerprint)
-        trial = done.trial
+    def _finish(self, result: Done) -> None:
+        self._keep_model(result.fingerprint)
+        trial = result.trial
         storage.append(self._runs, self._info.id, trial)
         if trial.ended:
             self._done += 1

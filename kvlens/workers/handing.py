@@ -19,16 +19,16 @@ def hand_out(
     groups: Sequence[Sequence[Any]],
     finished: Callable[[Any], None],
     stop: Callable[[], bool],
-    known: Callable[[str], bool] | None = None,
-    kept: str = "what was finished is kept: run it again to go on",
+    is_done: Callable[[str], bool] | None = None,
+    kept_words: str = "what was finished is kept: run it again to go on",
 ) -> None:
     """Carry all items out. A group goes to one worker, so that its prompt is read once.
 
     Args:
         finished: hears of every result, on this thread.
         stop: asked on this thread; no item begins once it returns True.
-        known: on this thread, whether the item of a key was done before; None: none was.
-        kept: the end of the sentence on a lost worker.
+        is_done: on this thread, whether the item of a key was done before; None: none was.
+        kept_words: the end of the sentence on a lost worker.
 
     Raises WorkerLost where a worker died, after the others have ended.
     """
@@ -39,10 +39,10 @@ def hand_out(
                 for item in group:
                     if stop():
                         return
-                    if known is None or not known(workers[0].key(item)):
+                    if is_done is None or not is_done(workers[0].key(item)):
                         finished(workers[0].run(item))
             return
-        _run_threads(workers, waiting, finished, stop, known, kept)
+        _run_threads(workers, waiting, finished, stop, is_done, kept_words)
     finally:
         for worker in workers:
             worker.close()
@@ -53,8 +53,8 @@ def _run_threads(
     waiting: deque[Sequence[Any]],
     finished: Callable[[Any], None],
     stop: Callable[[], bool],
-    known: Callable[[str], bool] | None,
-    kept: str,
+    is_done: Callable[[str], bool] | None,
+    kept_words: str,
 ) -> None:
     inbox: queue.Queue[tuple[str, Any, queue.Queue[bool]]] = queue.Queue()
     ending = threading.Event()
@@ -63,7 +63,7 @@ def _run_threads(
         answer: queue.Queue[bool] = queue.Queue()
 
         def is_known(item: Any) -> bool:
-            if known is None:
+            if is_done is None:
                 return False
             inbox.put(("key", worker.key(item), answer))
             return answer.get()
@@ -92,8 +92,8 @@ def _run_threads(
             subject, value, answer = inbox.get(timeout=WAIT_S)
         except queue.Empty:
             subject, value, answer = "", None, queue.Queue()
-        if subject == "key" and known is not None:
-            answer.put(known(value))
+        if subject == "key" and is_done is not None:
+            answer.put(is_done(value))
         elif subject == "row":
             finished(value)
         elif subject == "lost":
@@ -103,4 +103,4 @@ def _run_threads(
         if stop():
             ending.set()
     if lost:
-        raise WorkerLost(f"{lost[0]}; {kept}.") from lost[0]
+        raise WorkerLost(f"{lost[0]}; {kept_words}.") from lost[0]

@@ -93,13 +93,15 @@ def line_names(frame: pd.DataFrame, titles: dict[str, str]) -> dict[Hashable, st
     names = {}
     for line in lines:
         siblings = [settings[each] for each in lines if each[0] == line[0]]
-        own = settings[line]
-        differing = [name for name in own if len({each.get(name) for each in siblings}) > 1]
+        line_settings = settings[line]
+        differing = [name for name in line_settings if len({each.get(name) for each in siblings}) > 1]
         if "number format" not in differing and frame["dtype"].nunique() > 1:
             differing.append("number format")
-        words = ["" if not own[name] else f"{name.replace('_', ' ')} {own[name]}" for name in differing]
+        words = [
+            "" if not line_settings[name] else f"{name.replace('_', ' ')} {line_settings[name]}" for name in differing
+        ]
         title = titled(titles.get(str(line[0]), str(line[0])), str(line[1]))
-        names[line] = ", ".join([title, *filter(None, words)])
+        names[line] = ", ".join([title, *words])
     return names
 
 

@@ -17,12 +17,12 @@ from kvlens.models import catalogue
 
 
 def show_leading(model: str | None) -> None:
-    """Draw the picture of the model's quality table that is chosen below, else of its first; nothing without one."""
+    """Draw the picture of the model's quality table that is name below, else of its first; nothing without one."""
     results = [result for result in measured.files("quality")[0] if result.model == model]
-    chosen = st.session_state.get("bench_table")
+    name = st.session_state.get("bench_table")
     try:
         tables = sorted(benchview.joined(results), key=measured.asked)
-        result = next((each for each in tables if each.name == chosen), tables[0] if tables else None)
+        result = next((each for each in tables if each.name == name), tables[0] if tables else None)
         if result is None:
             return
         request = result.content["about"]["request"]

@@ -32,8 +32,8 @@ def controls(results: Results, running: bool) -> None:
                 for name in grid
             }
             values = {target: text for target, text in values.items() if text.strip()}
-            asked = bool(budgets.strip() or values)
-            if st.button("Run them too", key="study_run_more", type="primary", disabled=not asked):
+            has_more = bool(budgets.strip() or values)
+            if st.button("Run them too", key="study_run_more", type="primary", disabled=not has_more):
                 _submit(extend_command(info.id, budgets, values, runs_dir), title)
 
 

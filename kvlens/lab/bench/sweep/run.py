@@ -73,8 +73,8 @@ def sweep(
     def stop() -> bool:
         return cancelled() or time.monotonic() > until
 
-    kept = "what was finished is kept: run the sweep again to go on"
-    hand_out(open_lanes(request, place), groups, finished, stop, known_values, kept)
+    sentence = "what was finished is kept: run the sweep again to go on"
+    hand_out(open_lanes(request, place), groups, finished, stop, known_values, sentence)
     by_trial = {_asked(row): row for row in rows.values() if row["origin"] == origins.get(row["method"])}
     entries = [by_trial[astuple(trial)] for group in groups for trial in group if astuple(trial) in by_trial]
     product = about(request.methods, request.model) | {
