@@ -28,7 +28,7 @@ def study_prompts(
 ) -> ReadPrompts:
     """Return the prompts of a study, and a sentence for each row that is none. Raises RequestError `bad_prompt` for two
     prompts of one id."""
-    from kvlens.studies.promptfile import ReadPrompts, read_prompts
+    from kvlens.studies.promptfile import ReadPrompts, read_prompts, without_repeats
     from kvlens.studies.promptrow import StudyPrompt
     from kvlens.studies.promptrow import prompt_of as of_row
     from kvlens.tasks.base import Encoding
@@ -53,4 +53,5 @@ def study_prompts(
             rows.append(StudyPrompt(f"prompt-{number}", prompt_of(item, None, None, None).prompt))
     if len({row.id for row in rows}) < len(rows):
         raise RequestError("bad_prompt", "two prompts of the study have one id: give each its own.")
-    return ReadPrompts(tuple(rows), tuple(faults))
+    rows, repeats = without_repeats(rows)
+    return ReadPrompts(tuple(rows), (*faults, *repeats))

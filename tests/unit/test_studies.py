@@ -11,6 +11,8 @@ import pytest
 import torch
 
 from kvlens import methods
+from kvlens.api.models import Named
+from kvlens.api.studyprompts import study_prompts
 from kvlens.engine.engine import Engine
 from kvlens.methods.given import Prefilled
 from kvlens.methods.snapkv import SnapKV
@@ -322,3 +324,10 @@ def test_an_extended_study_runs_what_is_new_alone(tmp_path: Path, prompts: tuple
         with pytest.raises(BadStudy) as problem:
             extend(tmp_path, info.id, foreign, ())
         assert problem.value.code == "other_methods"
+
+
+def test_the_same_prompt_twice_is_one_prompt_in_the_api(tmp_path: Path) -> None:
+    rows = [{"question": "who?", "answer": "a", "id": name} for name in ("x", "y")]
+    read = study_prompts([*rows, {"question": "what?"}], "demo", Named(), "auto", None)
+    assert [prompt.id for prompt in read.prompts] == ["x", "prompt-2"]
+    assert len(read.faults) == 1
