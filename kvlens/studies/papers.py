@@ -22,14 +22,14 @@ from kvlens.studies.errors import BadStudy
 from kvlens.studies.plan import Arm
 from kvlens.studies.table import Results
 
-LONGBENCH = {
-    "prompt form": "the task's template, in the model's chat form but for few-shot and code tasks",
-    "truncation": "context cut in its middle to the model's length",
-    "scoring": "F1, ROUGE-L, accuracy or edit similarity, by task",
+PROTOCOLS = {
+    "LongBench": {
+        "prompt form": "the task's template, in the model's chat form but for few-shot and code tasks",
+        "truncation": "context cut in its middle to the model's length",
+        "scoring": "F1, ROUGE-L, accuracy or edit similarity, by task",
+    }
 }
-"""of LongBench (Bai et al. 2024, and its script pred.py), which kvlens.lab.tasks.longbench follows"""
-ON_LONGBENCH = ("snapkv", "compresskv")
-"""methods whose paper's settings in kvlens are those of LongBench (docs/methods.md)"""
+"""Method.benchmark -> what it does. LongBench: Bai et al. 2024, and its script pred.py, which the lab's task follows"""
 UNKNOWN = "not recorded here"
 
 
@@ -92,17 +92,18 @@ def _protocol(method: type[Method], arm: Arm, results: Results) -> Iterator[Row]
     shared = results.info.plan.shared
     yield Row("model", short_model(shared.model), f"{UNKNOWN}; see {method.paper}", "check")
     used = _judge(results)
-    protocol = LONGBENCH if arm.method in ON_LONGBENCH else {}
+    protocol = PROTOCOLS.get(method.benchmark, {})
     study = {
         "prompt form": f"chat form {shared.chat}, " + ("the task's template" if used else "the prompt as it is"),
         "truncation": "none: a prompt is whole, or its file cuts it",
         "scoring": ", ".join(used) or "the output contains the answer",
     }
-    on_longbench = any(prompt.group.startswith("longbench:") for prompt in results.prompts)
+    kind = f"{method.benchmark.lower()}:"
+    same_benchmark = bool(protocol) and all(prompt.group.startswith(kind) for prompt in results.prompts)
     for name, value in study.items():
         paper = protocol.get(name, UNKNOWN)
-        state = "check" if paper == UNKNOWN else "same" if on_longbench and name != "truncation" else "differs"
-        yield Row(name, value, f"LongBench: {paper}" if name in protocol else paper, state)
+        state = "check" if paper == UNKNOWN else "same" if same_benchmark and name != "truncation" else "differs"
+        yield Row(name, value, f"{method.benchmark}: {paper}" if name in protocol else paper, state)
     queries = method.needs.queries > 0
     reads = "in the prompt: its score reads the last queries" if queries else "its score does not read it"
     same = arm.question == "in" or not queries
