@@ -65,7 +65,8 @@ class Check:
 def checks(results: Results, thresholds: Thresholds) -> list[Check]:
     """Return every threshold of every arm but full KV's, arm by arm; the first of an arm says whether all of its
     prompts ran."""
-    names, rows = results.labels, []
+    names = results.labels
+    rows: list[Check] = []
     for arm in results.arms:
         if arm.method != methods.REFERENCE:
             rows += _arm_checks(results, thresholds, arm, names[arm.key()])

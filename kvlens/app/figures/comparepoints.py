@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Hashable
 
 import pandas as pd
 import plotly.graph_objects as go
@@ -38,7 +37,7 @@ def quality_points(frame: pd.DataFrame, axis: str, titles: dict[str, str]) -> go
         shown = part[part[axis].notna()].sort_values(axis)
         if shown.empty:
             continue
-        method, name = str(line[0]), names[line]
+        method, name = str(line[0]), names[tuple(line)]
         look = mark(method)
         dash = look.dash if not drawn[method] else DASHES[(drawn[method] - 1) % len(DASHES)]
         drawn[method] += 1
@@ -83,11 +82,11 @@ def quality_points(frame: pd.DataFrame, axis: str, titles: dict[str, str]) -> go
     return figure
 
 
-def line_names(frame: pd.DataFrame, titles: dict[str, str]) -> dict[Hashable, str]:
+def line_names(frame: pd.DataFrame, titles: dict[str, str]) -> dict[tuple[str, ...], str]:
     """Return the key of each line (LINE) -> its method, and whatever tells it from the other lines: what differs among
     all lines of the method, and of the number formats, where there are several."""
-    lines = list(frame.groupby(LINE, sort=True).groups)
-    settings: dict[Hashable, dict[str, str]] = {
+    lines = sorted(set(frame[LINE].itertuples(index=False, name=None)))
+    settings: dict[tuple[str, ...], dict[str, str]] = {
         line: {"preset": line[2], "number format": line[3], **json.loads(line[4])} for line in lines
     }
     names = {}

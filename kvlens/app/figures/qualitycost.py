@@ -44,7 +44,7 @@ def quality_cost(rows: pd.DataFrame) -> dict[str, Any]:
         "field": "share",
         "type": "quantitative",
         "title": "Peak KV bytes on the device, share of full KV",
-        "axis": {"format": "%"},
+        "axis": {"format": "%", "values": [0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.6, 0.8, 1, 1.25, 1.5]},
         "scale": {"type": "sqrt"},
     }
     y = {

@@ -36,7 +36,10 @@ def show_leading(model: str | None) -> None:
     st.markdown("##### Right answers against bytes")
     st.markdown(plain(words))
     st.vega_lite_chart(rows, quality_cost(rows), key="bench_leading")
-    st.caption("Point at a line: its name and its 95 % intervals; the others are dimmed. One point per budget.")
+    st.caption(
+        "Point at a line: its name and its 95 % intervals; the others are dimmed. One point per budget. "
+        "Right of 100 %: methods that keep every token and save reading."
+    )
     download(rows, "kvlens-quality-bytes")
 
 
