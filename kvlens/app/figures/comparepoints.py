@@ -33,11 +33,11 @@ def quality_points(frame: pd.DataFrame, axis: str, titles: dict[str, str]) -> go
     where it rests on one prompt. `frame`: rows of compare.groups.points. `titles`: method -> its title."""
     figure = go.Figure()
     names, drawn = line_names(frame, titles), Counter[str]()
-    for line, part in frame.groupby(LINE, sort=True):
-        shown = part[part[axis].notna()].sort_values(axis)
+    for line, group in frame.groupby(LINE, sort=True):
+        shown = group[group[axis].notna()].sort_values(axis)
         if shown.empty:
             continue
-        method, name = str(line[0]), names[tuple(line)]
+        method, name = str(line[0]), names[tuple(str(part) for part in line)]
         look = mark(method)
         dash = look.dash if not drawn[method] else DASHES[(drawn[method] - 1) % len(DASHES)]
         drawn[method] += 1
@@ -100,7 +100,7 @@ def line_names(frame: pd.DataFrame, titles: dict[str, str]) -> dict[tuple[str, .
             "" if not line_settings[name] else f"{name.replace('_', ' ')} {line_settings[name]}" for name in differing
         ]
         title = titled(titles.get(str(line[0]), str(line[0])), str(line[1]))
-        names[line] = ", ".join([title, *words])
+        names[tuple(str(part) for part in line)] = ", ".join([title, *words])
     return names
 
 
