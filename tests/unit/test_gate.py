@@ -6,6 +6,7 @@ import json
 import math
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -43,7 +44,7 @@ def kvlens_status(*arguments: str) -> int:
     return 0
 
 
-def made(full: list[bool], arm: list[bool | None], groups: str = "", kl: float = 0.01) -> Results:
+def made(full: Sequence[bool], arm: Sequence[bool | None], groups: str = "", kl: float = 0.01) -> Results:
     """A study whose prompts full KV and SnapKV answered right or wrong as said; None: the trial was refused."""
     plan = StudyPlan(shared=RunRequest(model="demo"), entrants=(Entrant(method="snapkv"),), budgets=("20%",))
     prompts = [
@@ -51,7 +52,8 @@ def made(full: list[bool], arm: list[bool | None], groups: str = "", kl: float =
         for number in range(len(full))
     ]
     trials = []
-    for key, rights in zip((each.key() for each in plan.arms()), (full, arm), strict=True):
+    rows: tuple[Sequence[bool | None], ...] = (full, arm)
+    for key, rights in zip((each.key() for each in plan.arms()), rows, strict=True):
         for number, right in enumerate(rights):
             figures = {"right": right, "same_output": right, "kl_nats": kl + 0.001 * (number % 2)}
             state = "refused" if right is None else "completed"
