@@ -10,7 +10,8 @@ from kvlens.api.racing import Race, race
 from kvlens.api.running import open_run as open
 from kvlens.api.running import run
 from kvlens.api.storedrun import Run
-from kvlens.api.studying import Study, studies, study
+from kvlens.api.storedstudy import Study
+from kvlens.api.studying import studies, study
 from kvlens.api.verdict import Verdict
 
 __all__ = [

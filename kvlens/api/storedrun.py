@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from kvlens.lens.asked import Asked
+    from kvlens.lens.tipping import Tip
     from kvlens.meta import Counterfactual, RunMeta
     from kvlens.store.reader import TraceReader
 
@@ -238,6 +239,33 @@ class Run:
         """Search for the (layer, KV head, span) that restore the answer with the fewest bytes, and return the run that
         holds them; its `held` lists them. most: sets to try."""
         return self._repeat(progress, fewest=most)
+
+    def tips(
+        self,
+        parameter: str | None = None,
+        low: float | None = None,
+        high: float | None = None,
+        *,
+        resolution: float | None = None,
+        most: int = 12,
+        progress: bool | None = None,
+    ) -> Tip:
+        """Search for the budget, or the value of a parameter, at which this run's answer tips. Return what was found:
+        `sentence`, `state`, the neighbours `lost` and `right`, and all `probes`; `kvlens.open(probe.uid)` is the run.
+
+        Args:
+            parameter: of the method, with its two ends; None: the budget in percent of full KV.
+            low, high: the ends; None: the run's own value, and the farthest budget that the method can keep to.
+            resolution: the distance of a lost and a right value that is near enough.
+            most: values to try.
+            progress: show bars; None: as the run was made or opened.
+        """
+        from kvlens.lens.tips import tips
+
+        shown = self._progress if progress is None else progress
+        with carrying(self._models, shown) as job:
+            bars, ends = job.progress, (parameter, low, high, resolution, most)
+            return tips(self.folder, self.uid, bars.report, job.cancelled, bars.say, self._models, *ends)
 
     @property
     def held(self) -> tuple[Triple, ...]:

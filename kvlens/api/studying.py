@@ -2,101 +2,21 @@
 
 from __future__ import annotations
 
-import html
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from kvlens.api.asking import BudgetLike, Settings, budget_text, folder_of, method_name
-from kvlens.api.carrying import carrying
-from kvlens.api.columns import described
-from kvlens.api.errors import Interrupted, RequestError, translated
-from kvlens.api.models import Given, Named, source_of
-from kvlens.api.prompts import prompt_of
-from kvlens.api.storedrun import Run
+from kvlens.api.errors import translated
+from kvlens.api.models import source_of
+from kvlens.api.storedstudy import Study, carry_out_study, grids_of
+from kvlens.api.studyprompts import StudyPromptLike, study_prompts
 from kvlens.methods.base import Method
 from kvlens.runs.request import DEFAULT_SHARE
-from kvlens.text.prompts import Prompt, PromptText
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from kvlens.studies.paired import Paired
-    from kvlens.studies.promptfile import ReadPrompts
-    from kvlens.studies.promptrow import StudyPrompt
-    from kvlens.studies.table import Results
-
-StudyPromptLike = str | Path | Prompt | PromptText | Mapping[str, Any]
-"""a file or a generated task by name, a prompt of kvlens, or a row with `question`, `context`, `answer`, ..."""
-
-
-class Study:
-    """A stored study. Its tables are read anew at every call, so that one that is running shows what has ended."""
-
-    def __init__(self, folder: Path, study_id: str, models: Named | Given) -> None:
-        self.folder = folder
-        """folder of the runs"""
-        self.id = study_id
-        self._models = models
-
-    @property
-    def results(self) -> Results:
-        """What is stored (kvlens.studies.table)."""
-        from kvlens.studies.table import Results
-
-        with translated():
-            return Results.read(self.folder, self.id)
-
-    def trials(self) -> pd.DataFrame:
-        """Return one row per prompt and arm that has ended, with the arm's settings and the run's figures."""
-        return self.results.frame()
-
-    def matrix(self, group: str | None = None) -> pd.DataFrame:
-        """Return one row per arm, full KV first. Columns: docs/api.md. group: only prompts of this group."""
-        return described(self.results.matrix(group), "study")
-
-    def curve(self, axis: str, figure: str = "right") -> pd.DataFrame:
-        """Return a figure along a numeric axis: budget, prompt_tokens or a parameter. One line for whatever else the
-        arms differ in, with n and 95 % intervals."""
-        with translated():
-            return self.results.curve(axis, figure)
-
-    def compare(self, a: str, b: str) -> Paired:
-        """Return arm `a` beside arm `b`, by the labels of `matrix()`, on the prompts of both."""
-        from kvlens.studies.paired import compare
-
-        with translated():
-            return compare(self.results, a, b)
-
-    def run(self, prompt: str, arm: str) -> Run:
-        """Return the run of a trial, by the prompt's id and the arm's label. Raises RequestError `unknown_trial`."""
-        frame = self.trials()
-        matching_trials = frame[(frame["prompt"] == prompt) & ((frame["label"] == arm) | (frame["arm"] == arm))]
-        uids = [uid for uid in matching_trials["uid"] if isinstance(uid, str)]
-        if not uids:
-            raise RequestError(
-                "unknown_trial",
-                f"the study has no run of '{prompt}' under '{arm}': see trials().",
-                prompt=prompt,
-                arm=arm,
-            )
-        return Run(self.folder, uids[0], self._models)
-
-    def resume(self, progress: bool = True) -> Study:
-        """Run the trials that have not ended. Raises Interrupted where Ctrl-C stops it again."""
-        _carry_out(self, self._models, progress)
-        return self
-
-    def __repr__(self) -> str:
-        results = self.results
-        return f"<kvlens.Study {self.id}: {results.ended} of {results.planned} trials>"
-
-    def _repr_html_(self) -> str:
-        """The matrix, as notebooks show it."""
-        names = ["label", "n", "right", "right_low", "right_high", "kl_nats", "resident_share", "refused"]
-        table = self.matrix()[names].to_html(index=False, na_rep="", float_format="{:.3g}".format)
-        return f"<p>{html.escape(repr(self))}</p>{table}"
 
 
 def study(
@@ -115,6 +35,8 @@ def study(
     dtype: str | None = None,
     runs: str | Path | None = None,
     progress: bool = True,
+    workers: int = 1,
+    ray: str | None = None,
     **settings: Unpack[Settings],
 ) -> Study:
     """Run prompts under methods, values of parameters, budgets, forms of the question and seeds. Return the study.
@@ -133,6 +55,8 @@ def study(
         seeds: of sampling and of methods that draw.
         name: the study's name.
         model, tokenizer, device, dtype, runs, progress: as for `run`.
+        workers: processes that share the prompts; each loads the model, which must have a name.
+        ray: address of a Ray cluster, whose actors take the place of processes.
         settings: max_new, temperature, ... (kvlens.api.asking.Settings) of all runs.
 
     Raises:
@@ -152,22 +76,19 @@ def study(
             entrants=tuple(
                 Entrant(method=each, preset=(presets or {}).get(each)) for each in map(method_name, methods)
             ),
-            values={
-                method: {parameter: tuple(each) for parameter, each in grid.items()}
-                for method, grid in (values or {}).items()
-            },
+            values=grids_of(values),
             budgets=tuple(budget_text(budget) or DEFAULT_SHARE for budget in budgets),
             questions=tuple(questions),
             seeds=tuple(seeds),
         )
         plan.check()
-        read = _read(prompts, plan.shared.model, models, plan.shared.chat, plan.shared.system)
+        read = study_prompts(prompts, plan.shared.model, models, plan.shared.chat, plan.shared.system)
         for sentence in read.faults:
             warnings.warn(f"left out: {sentence}", stacklevel=2)
         folder = folder_of(runs)
         info = storage.create(folder, plan, read.prompts)
     stored = Study(folder, info.id, models)
-    _carry_out(stored, models, progress)
+    carry_out_study(stored, models, progress, workers, ray)
     return stored
 
 
@@ -180,61 +101,3 @@ def studies(*, runs: str | Path | None = None) -> pd.DataFrame:
     with translated():
         rows = [vars(row) for row in studies_in(folder_of(runs))]
     return pd.DataFrame(rows, columns=list(StudyRow.__dataclass_fields__))
-
-
-class _Bars:
-    """The progress of a study in a terminal or a notebook: a bar that counts trials."""
-
-    def __init__(self, report: Any) -> None:
-        self._report = report
-
-    def report(self, phase: str, number: int, total: int) -> None:
-        """See kvlens.studies.running.Audience: a run's own phases are not shown."""
-
-    def trial(self, finished: int, total: int, prompt: Any, arm: Any, trial: Any) -> None:
-        """See kvlens.studies.running.Audience."""
-        self._report("trials", finished, total)
-
-
-def _carry_out(stored: Study, models: Named | Given, progress: bool) -> None:
-    from kvlens.studies.running import carry_out
-
-    with carrying(models, progress) as job:
-        whole = carry_out(stored.folder, stored.id, _Bars(job.progress.report), job.cancelled, models)
-    if not whole and stored.results.ended < stored.results.planned and job.cancelled():
-        raise Interrupted(f"interrupted; what has ended is stored: kvlens.Study {stored.id}, resume() goes on.")
-
-
-def _read(
-    prompts: StudyPromptLike | Sequence[StudyPromptLike],
-    model: str,
-    models: Named | Given,
-    chat: str,
-    system: str | None,
-) -> ReadPrompts:
-    from kvlens.studies.promptfile import ReadPrompts, read_prompts
-    from kvlens.studies.promptrow import StudyPrompt
-    from kvlens.studies.promptrow import prompt_of as of_row
-    from kvlens.tasks.base import Encoding
-    from kvlens.tasks.encoding import encoding, encoding_of
-
-    def counted() -> Encoding:
-        if isinstance(models, Given):
-            return encoding_of(models.loaded.tokenizer, chat, system)
-        return encoding(model, chat, system)
-
-    items = [prompts] if isinstance(prompts, str | Path | Prompt | PromptText | Mapping) else list(prompts)
-    rows: list[StudyPrompt] = []
-    faults: list[str] = []
-    for number, item in enumerate(items):
-        if isinstance(item, str | Path):
-            part = read_prompts([str(item)], counted)
-            rows += part.prompts
-            faults += part.faults
-        elif isinstance(item, Mapping):
-            rows.append(of_row(item, f"prompt-{number}", f"prompt {number}"))
-        else:
-            rows.append(StudyPrompt(f"prompt-{number}", prompt_of(item, None, None, None).prompt))
-    if len({row.id for row in rows}) < len(rows):
-        raise RequestError("bad_prompt", "two prompts of the study have one id: give each its own.")
-    return ReadPrompts(tuple(rows), tuple(faults))

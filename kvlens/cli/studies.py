@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from kvlens.cli.options import AsJson, ProgressJson, RunsDir, runs_folder, show_table, writable
-from kvlens.cli.study import carry_out_stored
+from kvlens.cli.study import RayAddress, Workers, carry_out_stored, number_of, parts_of
 from kvlens.text.plaintext import json_text
+from kvlens.workers.lanes import Crew
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -40,11 +42,23 @@ def studies_show(
     curve: Annotated[str | None, typer.Option(help="A figure along this axis: budget, or a parameter.")] = None,
     figure: Annotated[str, typer.Option(help="The figure of --curve: right, kl_nats, resident_share, ...")] = "right",
     group: Annotated[str | None, typer.Option(help="Only the prompts of this group.")] = None,
+    paper: Annotated[str | None, typer.Option(help="The settings of this arm beside its paper's.")] = None,
     runs: RunsDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print a study's matrix: one line per arm, with n and 95 % intervals; or a curve."""
+    """Print a study's matrix: one line per arm, with n and 95 % intervals; or a curve; or why an arm's score is not its
+    paper's."""
     results = _read(runs, study_id)
+    if paper is not None:
+        from kvlens.studies.papers import beside_paper
+
+        settings = beside_paper(results, paper, runs_folder(runs))
+        if as_json:
+            typer.echo(json_text([vars(row) for row in settings]))
+            return
+        cells = [[row.setting, row.study, row.paper, row.state] for row in settings]
+        show_table(["setting", "this study", "paper", "state"], cells)
+        return
     frame = results.matrix(group) if curve is None else results.curve(curve, figure)
     if as_json:
         typer.echo(frame.to_json(orient="records", double_precision=15))
@@ -98,10 +112,55 @@ def studies_export(
 
 @studies_app.command("resume")
 def studies_resume(
-    study_id: str, runs: RunsDir = None, as_json: AsJson = False, progress_json: ProgressJson = False
+    study_id: str,
+    workers: Workers = 1,
+    ray: RayAddress = None,
+    runs: RunsDir = None,
+    as_json: AsJson = False,
+    progress_json: ProgressJson = False,
 ) -> None:
     """Run the trials of a study that have not ended."""
-    carry_out_stored(runs_folder(runs), study_id, progress_json, as_json)
+    carry_out_stored(runs_folder(runs), study_id, progress_json, as_json, Crew(workers, ray))
+
+
+@studies_app.command("extend")
+def studies_extend(
+    study_id: str,
+    prompts: Annotated[list[str] | None, typer.Argument(help="More prompts, as for `kvlens study`.")] = None,
+    methods: Annotated[str, typer.Option(help="More methods, with commas.")] = "",
+    set_: Annotated[list[str] | None, typer.Option("--set", help="method.parameter=value,...: more values.")] = None,
+    budgets: Annotated[str, typer.Option(help="More budgets, with commas.")] = "",
+    questions: Annotated[str, typer.Option(help="in, after or in,after.")] = "",
+    seeds: Annotated[str, typer.Option(help="More seeds, with commas.")] = "",
+    workers: Workers = 1,
+    ray: RayAddress = None,
+    runs: RunsDir = None,
+    as_json: AsJson = False,
+    progress_json: ProgressJson = False,
+) -> None:
+    """Add prompts and arms to a study, and run them. What was run stays."""
+    from kvlens.runs.races import entrants
+    from kvlens.studies import storage
+    from kvlens.studies.extension import extend
+    from kvlens.studies.plan import StudyPlan, parse_values
+    from kvlens.studies.promptfile import read_prompts
+    from kvlens.tasks.encoding import encoding
+
+    folder = runs_folder(runs)
+    plan = storage.read(folder, study_id).plan
+    shared, own_methods = plan.shared, {entrant.method for entrant in plan.entrants}
+    more = [name for name in parts_of(methods) if name not in own_methods]
+    added = StudyPlan(
+        shared=shared,
+        entrants=entrants(",".join(more), [], []),
+        values=parse_values(set_ or [], [*own_methods, *more]),
+        budgets=parts_of(budgets),
+        questions=parts_of(questions),
+        seeds=tuple(number_of(text) for text in parts_of(seeds)),
+    )
+    read = read_prompts(prompts, partial(encoding, shared.model, shared.chat, shared.system)) if prompts else None
+    extend(folder, study_id, added, () if read is None else read.prompts)
+    carry_out_stored(folder, study_id, progress_json, as_json, Crew(workers, ray))
 
 
 def rows_of(frame: DataFrame) -> list[dict[str, Any]]:
@@ -120,10 +179,6 @@ def _matrix_row(row: dict[str, Any]) -> list[Any]:
     if row["n"]:
         cells[0] = " ".join(_interval(row["right"], row["right_low"], row["right_high"]))
     return [row["label"], row["n"], *cells, row["refused"] or "", row["failed"] or ""]
-
-
-def _curve_row(row: dict[str, Any]) -> list[Any]:
-    return [row["line"], f"{row['x']:g}", row["n"], *_interval(row["value"], row["low"], row["high"])]
 
 
 def _interval(value: float, low: float, high: float) -> list[str]:

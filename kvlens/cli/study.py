@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,11 +11,16 @@ import typer
 from kvlens.cli.options import DEFAULT_MODEL, AsJson, Device, Model, ProgressJson, RunsDir, err, fail, runs_folder
 from kvlens.runs.request import DEFAULT_SHARE
 from kvlens.text.plaintext import json_text, terminal
+from kvlens.workers.lanes import Crew
 
 if TYPE_CHECKING:
     from kvlens.studies.plan import Arm
     from kvlens.studies.promptrow import StudyPrompt
     from kvlens.studies.storage import Trial
+
+
+Workers = Annotated[int, typer.Option(min=1, max=256, help="Processes that share the prompts, or actors of --ray.")]
+RayAddress = Annotated[str | None, typer.Option("--ray", help="Address of a Ray cluster; needs the package ray.")]
 
 
 class Lines:
@@ -68,6 +72,8 @@ def study(
     trace_level: Annotated[str, typer.Option(help="summary, heads or spans, as for `run`.")] = "spans",
     device: Device = "auto",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+    workers: Workers = 1,
+    ray: RayAddress = None,
     plan_only: Annotated[
         bool, typer.Option("--plan", help="Say what would be run and what it could decide; run nothing.")
     ] = False,
@@ -80,11 +86,12 @@ def study(
     from kvlens.runs.entrants import entrants
     from kvlens.runs.request import RunRequest
     from kvlens.studies import storage
+    from kvlens.studies.paired import plan_text
     from kvlens.studies.plan import StudyPlan, parse_values
     from kvlens.studies.promptfile import read_prompts
     from kvlens.tasks.encoding import encoding
 
-    names = _parts(methods)
+    names = parts_of(methods)
     shared = RunRequest(
         model=model,
         max_new=max_new,
@@ -100,22 +107,23 @@ def study(
         shared=shared,
         entrants=entrants(methods, preset or [], []),
         values=parse_values(set_ or [], names),
-        budgets=_parts(budgets),
-        questions=_parts(questions),
-        seeds=tuple(_number(text) for text in _parts(seeds)),
+        budgets=parts_of(budgets),
+        questions=parts_of(questions),
+        seeds=tuple(number_of(text) for text in parts_of(seeds)),
     )
     plan.check()
     read = read_prompts(prompts, partial(encoding, model, chat, system))
     for sentence in read.faults:
         err.print(f"kvlens: left out: {terminal(sentence)}", markup=False, highlight=False)
     if plan_only:
-        typer.echo(_plan_text(len(read.prompts), plan.arms()))
+        typer.echo(plan_text(len(read.prompts), len(plan.arms())))
         return
     info = storage.create(runs_folder(runs), plan, read.prompts)
-    carry_out_stored(runs_folder(runs), info.id, progress_json, as_json)
+    carry_out_stored(runs_folder(runs), info.id, progress_json, as_json, Crew(workers, ray))
 
 
-def carry_out_stored(folder: Path, study_id: str, progress_json: bool, as_json: bool) -> None:
+def carry_out_stored(folder: Path, study_id: str, progress_json: bool, as_json: bool, crew: Crew) -> None:
+    """Run what a study lacks, and print its id. Ends the process with status 1 where the study is not whole."""
     from kvlens.cli.progress import reserve_stdout
     from kvlens.runs.stopping import stop_signals
     from kvlens.studies.running import carry_out
@@ -125,7 +133,7 @@ def carry_out_stored(folder: Path, study_id: str, progress_json: bool, as_json: 
     if progress_json:
         typer.echo(json_text({"phase": "study", "study": study_id}))
     with reserve_stdout(progress_json or as_json):
-        whole = carry_out(folder, study_id, lines, cancelled)
+        whole = carry_out(folder, study_id, lines, cancelled, crew=crew)
     if progress_json:
         typer.echo(json_text({"phase": "done", "study": study_id, "status": "completed" if whole else "stopped"}))
     elif as_json:
@@ -136,23 +144,11 @@ def carry_out_stored(folder: Path, study_id: str, progress_json: bool, as_json: 
         fail(f"the study is not whole: go on with `kvlens studies resume {study_id}`.")
 
 
-def _plan_text(prompts: int, arms: Sequence[Arm]) -> str:
-    from kvlens.studies.paired import POWER, detectable
-
-    smallest = detectable(prompts)
-    words = "no difference of shares" if smallest is None else f"a difference of {smallest:.0%} or more"
-    return (
-        f"{prompts} prompts x {len(arms)} arms = {prompts * len(arms)} trials. "
-        f"{prompts} prompts show {words} between two arms with a chance of {POWER:.0%}, if only the better one is "
-        "right where they differ."
-    )
-
-
-def _parts(text: str) -> tuple[str, ...]:
+def parts_of(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
 
 
-def _number(text: str) -> int:
+def number_of(text: str) -> int:
     try:
         return int(text)
     except ValueError:

@@ -52,6 +52,8 @@ class Method(Sizing, Placing, Selecting, Lifecycle, ABC):
     """one sentence: what it keeps, drops and fetches"""
     family: ClassVar[str] = "other"
     """one of FAMILIES"""
+    benchmark: ClassVar[str] = ""
+    """the benchmark whose settings the defaults are, as kvlens.studies.papers names it; '': not recorded"""
     Parameters: ClassVar[type]
     """frozen dataclass whose fields are made with `param`"""
     presets: ClassVar[dict[str, dict[str, Any]]] = {}

@@ -60,6 +60,7 @@ class SnapKV(PromptEviction):
     name = "snapkv"
     title = "SnapKV"
     paper = "Li et al., SnapKV: LLM Knows What You are Looking for Before Generation, NeurIPS 2024"
+    benchmark = "LongBench"
     summary = "drops prompt tokens once, when prefill ends: each KV head keeps what the last prompt tokens attend to"
     Parameters = SnapKVParameters
     presets = {"paper": {}, "demo": {"window": 8}}  # noqa: RUF012

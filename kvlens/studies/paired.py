@@ -8,7 +8,6 @@ from statistics import NormalDist
 
 from kvlens.statistics import sign_test
 from kvlens.statistics.paired import tango
-from kvlens.studies.errors import BadStudy
 from kvlens.studies.table import Results
 
 ERROR, POWER = 0.05, 0.8
@@ -69,7 +68,7 @@ def compare(results: Results, a: str, b: str) -> Paired:
     """Return arm `a` beside arm `b`, by their keys or labels. Raises ValueError with one sentence for an arm that the
     study does not have."""
     frame = results.frame()
-    keys = [_key(results, name) for name in (a, b)]
+    keys = [results.arm(name).key() for name in (a, b)]
     rows = []
     for key in keys:
         part = frame[(frame["arm"] == key) & (frame["state"] == "completed")] if len(frame) else frame
@@ -107,25 +106,22 @@ def prompts_needed(only_a: float, only_b: float) -> int:
     return math.ceil((root / difference) ** 2)
 
 
-def _uid(cell: object) -> str | None:
-    return cell if isinstance(cell, str) else None
-
-
-def _key(results: Results, name: str) -> str:
-    names = results.labels
-    if name in names:
-        return name
-    matching_keys = [key for key, label in names.items() if label == name]
-    if len(matching_keys) != 1:
-        raise BadStudy("unknown_arm", f"the study has no arm '{name}'; it has {', '.join(names.values())}.")
-    return matching_keys[0]
-
-
 def detectable(n: int) -> float | None:
     """Return the smallest difference of two shares that `n` prompts show with a chance of POWER, where only one of two
     arms is ever right alone; None where `n` is too small for any."""
     steps = (step / 1000 for step in range(1, 1001))
     return next((share for share in steps if prompts_needed(share, 0.0) <= n), None)
+
+
+def plan_text(prompts: int, arms: int) -> str:
+    """Return what a study would run, and the smallest difference that it could show."""
+    smallest = detectable(prompts)
+    words = "no difference of shares" if smallest is None else f"a difference of {smallest:.0%} or more"
+    return (
+        f"{prompts} prompts x {arms} arms = {prompts * arms} trials. "
+        f"{prompts} prompts show {words} between two arms with a chance of {POWER:.0%}, if only the better one is "
+        "right where they differ."
+    )
 
 
 def sentence_of(paired: Paired, a: str, b: str) -> str:

@@ -61,7 +61,7 @@ def read_prompts(names: Iterable[str], encoding: Callable[[], Encoding]) -> Read
                 faults.append(item)
         if len(prompts) > MOST_PROMPTS:
             raise BadPrompt(f"a study takes {MOST_PROMPTS:,} prompts at most: cut the file down.")
-    prompts, repeats = _without_repeats(prompts)
+    prompts, repeats = without_repeats(prompts)
     faults += repeats
     if not prompts:
         raise BadPrompt(f"no prompt is left to study. {faults[0]}" if faults else "a study needs at least one prompt.")
@@ -188,16 +188,16 @@ def _short(name: str) -> str:
     return f"{kind}:{Path(path).name}" if colon else name
 
 
-def _without_repeats(prompts: Iterable[StudyPrompt]) -> tuple[list[StudyPrompt], list[str]]:
-    """The prompts, each once, and a sentence for every repeat: the same prompt twice is no second observation."""
-    by_content: dict[object, StudyPrompt] = {}
+def without_repeats(prompts: Iterable[StudyPrompt]) -> tuple[list[StudyPrompt], list[str]]:
+    """Return the prompts, each once, and a sentence for every repeat: the same prompt twice is no second
+    observation."""
+    by_content: dict[str, StudyPrompt] = {}
     sentences = []
     for prompt in prompts:
-        content = prompt.source, prompt.system, prompt.turns
-        if content in by_content:
-            sentences.append(f"{prompt.id} is the same prompt as {by_content[content].id}.")
+        if prompt.content in by_content:
+            sentences.append(f"{prompt.id} is the same prompt as {by_content[prompt.content].id}.")
         else:
-            by_content[content] = prompt
+            by_content[prompt.content] = prompt
     return list(by_content.values()), sentences
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -38,6 +39,11 @@ class StudyPrompt:
     """prompts that are also counted apart: a task, a kind of document"""
     system: str | None = None
     turns: tuple[tuple[str, str], ...] = field(default=())
+
+    @property
+    def content(self) -> str:
+        """What makes two prompts the same one: a repeat is no second observation."""
+        return json.dumps({**self.row(), "id": "", "group": ""}, sort_keys=True, default=str)
 
     def row(self) -> dict[str, Any]:
         """Return the prompt as a study's file keeps it, which `prompt_of` reads."""

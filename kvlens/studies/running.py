@@ -1,35 +1,22 @@
-"""Carries a study out, prompt by prompt: the model is loaded once, a prompt is read once for all its arms, full KV runs
-first, and every trial is an ordinary stored run."""
+"""Carries a study out, prompt by prompt, with one worker or several."""
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-from kvlens import methods
-from kvlens.memory.budget import BudgetInfeasible
-from kvlens.methods.faults import MethodFault, stray
 from kvlens.models.device import settle
-from kvlens.runs.freed import give_back
 from kvlens.runs.modelsource import BY_NAME, ModelSource
-from kvlens.runs.preparing import Pairing, Prepared, advice, check, plan, prepare, reference_key, sizes_of
-from kvlens.runs.readings import keeping
-from kvlens.runs.request import RunRequest
-from kvlens.shortage import Shortage
-from kvlens.store.errors import TraceError
-from kvlens.store.reader import TraceReader
 from kvlens.studies import storage
-from kvlens.studies.figures import figures_of
-from kvlens.studies.plan import Arm, StudyPlan
+from kvlens.studies.errors import BadStudy
+from kvlens.studies.plan import Arm
 from kvlens.studies.promptrow import StudyPrompt
 from kvlens.studies.storage import StudyInfo, Trial
-from kvlens.text.prompts import tokenize
-
-if TYPE_CHECKING:
-    from kvlens.engine.comparison import Reference
+from kvlens.studies.trialrunner import TrialRunner
+from kvlens.workers.handing import hand_out
+from kvlens.workers.lanes import Crew, Job, open_lanes
 
 
 class Audience(Protocol):
@@ -42,6 +29,49 @@ class Audience(Protocol):
         """A trial has ended; `finished` of `total` have."""
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where a worker finds its study, picklable."""
+
+    runs_dir: str
+    study: str
+
+
+@dataclass(frozen=True)
+class Item:
+    """A prompt under an arm, by their names."""
+
+    prompt: str
+    arm: str
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a worker returns of an item."""
+
+    trial: Trial
+    fingerprint: str | None
+    """of the worker's model"""
+
+
+class StudyWorker:
+    """Loads the model once and runs trials of one study, one at a time. It stores runs, and writes no file of the
+    study."""
+
+    def __init__(self, place: Place) -> None:
+        folder = Path(place.runs_dir)
+        info = storage.read(folder, place.study)
+        self._prompts = {prompt.id: prompt for prompt in storage.read_prompts(folder, place.study)}
+        self._arms = {arm.key(): arm for arm in info.plan.arms()}
+        self._runner = TrialRunner(folder, info, lambda phase, number, total: None, lambda: False)
+
+    def run(self, item: Item) -> Done:
+        """Return the trial of a prompt and an arm."""
+        trial = self._runner.trial(self._prompts[item.prompt], self._arms[item.arm])
+        assert trial is not None, "nobody cancels a worker's trial"
+        return Done(trial, self._runner.fingerprint)
+
+
 class Study:
     """A stored study that is carried out."""
 
@@ -50,143 +80,93 @@ class Study:
     ) -> None:
         self._runs, self._info, self._audience, self._cancelled = runs_dir, info, audience, cancelled
         self._models = models
-        self._plan: StudyPlan = info.plan
-        self._arms = self._plan.arms()
-        self._prompts = storage.read_prompts(runs_dir, info.id)
+        self._arms = {arm.key(): arm for arm in info.plan.arms()}
+        self._prompts = {prompt.id: prompt for prompt in storage.read_prompts(runs_dir, info.id)}
         trials = storage.read_trials(runs_dir, info.id)
         self._ended = {(trial.prompt, trial.arm) for trial in trials if trial.ended}
         self._done = len(self._ended)
         self._total = len(self._arms) * len(self._prompts)
-        self._base: Prepared | None = None
 
-    def run(self) -> bool:
+    def run(self, crew: Crew) -> bool:
         """Run what has not ended -> whether the study is whole. Raises ValueError or TraceError with one sentence where
         the model cannot be loaded or nothing can be stored."""
-        for prompt in self._prompts:
-            missing = [arm for arm in self._arms if (prompt.id, arm.key()) not in self._ended]
-            for question in self._plan.questions:
-                pending = [arm for arm in missing if arm.question == question]
-                if pending and not self._cancelled():
-                    self._run_prompt(prompt, question, pending)
-                    give_back()
+        groups = [group for prompt in self._prompts for group in (self._pending(prompt),) if group]
+        if crew.here:
+            self._run_here(groups)
+        elif groups:
+            self._run_apart(groups, crew)
         return self._done == self._total
 
-    def _run_prompt(self, prompt: StudyPrompt, question: str, arms: list[Arm]) -> None:
-        """The arms of a prompt whose question is in one place: it is read once for all of them."""
-        request = self._request(prompt, Arm(method=methods.REFERENCE, question=question))
-        try:
-            prepared = self._prepared(prompt, request, arms)
-        except ValueError as error:
-            if self._base is None:
-                raise  # the model, not the prompt
-            for arm in arms:
-                self._tell(prompt, arm, Trial(prompt.id, arm.key(), "refused", message=str(error)))
-            return
-        for seed in dict.fromkeys(arm.seed for arm in arms):
-            self._run_seed(prompt, prepared, [arm for arm in arms if arm.seed == seed])
+    def _pending(self, prompt: str) -> list[Item]:
+        """What has not ended of a prompt, in the order in which a reading and a reference serve the most."""
+        arms = [arm for key, arm in self._arms.items() if (prompt, key) not in self._ended]
+        questions, seeds = self._info.plan.questions, self._info.plan.seeds
+        arms.sort(key=lambda arm: (questions.index(arm.question), seeds.index(arm.seed)))
+        return [Item(prompt, arm.key()) for arm in arms]
 
-    def _run_seed(self, prompt: StudyPrompt, prepared: Prepared, arms: list[Arm]) -> None:
-        """The arms of one seed, all compared with the same run of full KV."""
-        from kvlens.runs.reference import obtain
+    def _run_here(self, groups: list[list[Item]]) -> None:
+        runner = TrialRunner(self._runs, self._info, self._audience.report, self._cancelled, self._models)
+        for group in groups:
+            for item in group:
+                if self._cancelled():
+                    return
+                trial = runner.trial(self._prompts[item.prompt], self._arms[item.arm])
+                if trial is None:
+                    return
+                self._finish(Done(trial, runner.fingerprint))
+            runner.end_prompt()
 
-        full = Arm(method=methods.REFERENCE, question=arms[0].question, seed=arms[0].seed)
-        request = self._request(prompt, full)
-        try:
-            plan(request, prepared)
-            reference = obtain(prepared, request, self._runs, self._audience.report, self._cancelled)
-        except (ValueError, Shortage) as error:
-            if self._cancelled():
-                return
-            state = "failed" if isinstance(error, Shortage) else "refused"
-            for arm in arms:
-                self._tell(prompt, arm, Trial(prompt.id, arm.key(), state, message=str(error)))
-            return
-        for arm in arms:
-            if self._cancelled():
-                return
-            if arm == full:
-                trial: Trial | None = self._completed(prompt, arm, reference.uid)
-            else:
-                trial = self._run_arm(prompt, prepared, arm, reference)
-            if trial is not None:
-                self._tell(prompt, arm, trial)
+    def _run_apart(self, groups: list[list[Item]], crew: Crew) -> None:
+        if not self._models.named:
+            raise BadStudy(
+                "model_is_object", "workers load the model by its name: name it, or leave out workers and ray."
+            )
+        place = Place(str(self._runs.resolve()), self._info.id)
+        on_gpu = settle(self._info.plan.shared.device).startswith("cuda")
+        job = Job(StudyWorker, place, item_words, on_gpu)
+        sentence = f"what has ended is kept: kvlens studies resume {self._info.id}"
+        hand_out(open_lanes(crew, job), groups, self._finish, self._cancelled, kept_words=sentence)
 
-    def _run_arm(self, prompt: StudyPrompt, prepared: Prepared, arm: Arm, reference: Reference) -> Trial | None:
-        """One trial; None where it was cancelled. Whatever goes wrong in it is its own."""
-        from kvlens.runs.storing import store
-
-        request = self._request(prompt, arm)
-        try:
-            check(request)
-            planned = plan(request, prepared)
-            pairing = Pairing(reference, reference.uid, reference_key(request, prepared))
-            stored = store(prepared, request, planned, pairing, self._runs, self._audience.report, self._cancelled)
-        except BaseException as error:
-            fault = stray(arm.method, error)
-            if not isinstance(fault, Exception):
-                raise
-            return None if self._cancelled() else self._stopped(prompt, prepared, arm, request, fault)
-        return self._completed(prompt, arm, stored.uid) if stored.status == "completed" else None
-
-    def _stopped(
-        self, prompt: StudyPrompt, prepared: Prepared, arm: Arm, request: RunRequest, error: Exception
-    ) -> Trial:
-        """A trial that did not come to its end."""
-        if isinstance(error, BudgetInfeasible):
-            error = advice(request, sizes_of(request, prepared), error.smallest)
-        if isinstance(error, Shortage | TraceError | MethodFault):
-            return Trial(prompt.id, arm.key(), "failed", message=str(error))
-        if isinstance(error, ValueError):
-            return Trial(prompt.id, arm.key(), "refused", message=str(error))
-        traceback.print_exception(error)
-        return Trial(prompt.id, arm.key(), "failed", message=f"{type(error).__name__}: {error}")
-
-    def _completed(self, prompt: StudyPrompt, arm: Arm, uid: str) -> Trial:
-        with TraceReader.open(self._runs, uid) as reader:
-            return Trial(prompt.id, arm.key(), "completed", uid, figures=figures_of(reader))
-
-    def _tell(self, prompt: StudyPrompt, arm: Arm, trial: Trial) -> None:
+    def _finish(self, result: Done) -> None:
+        self._keep_model(result.fingerprint)
+        trial = result.trial
         storage.append(self._runs, self._info.id, trial)
         if trial.ended:
             self._done += 1
+        prompt, arm = self._prompts[trial.prompt], self._arms[trial.arm]
         self._audience.trial(self._done, self._total, prompt, arm, trial)
 
-    def _request(self, prompt: StudyPrompt, arm: Arm) -> RunRequest:
-        changes: dict[str, object] = {"device": settle(self._plan.shared.device)}
-        if prompt.system is not None:
-            changes["system"] = prompt.system
-        if prompt.turns:
-            changes["turns"] = prompt.turns
-        return self._plan.request(arm).model_copy(update=changes)
-
-    def _prepared(self, prompt: StudyPrompt, request: RunRequest, arms: list[Arm]) -> Prepared:
-        """The loaded model with the prompt, whose reading serves all methods that are to come. Raises ValueError."""
-        reading = keeping([methods.get(arm.method) for arm in arms])
-        if self._base is None:
-            self._base = prepare(request, prompt.source, self._audience.report, models=self._models)
-            self._same_model(self._base.fingerprint)
-            return replace(self._base, kept=reading)
-        tokenizer = self._base.engine.loaded.tokenizer
-        form = (request.chat, request.system, request.question)
-        tokens = tokenize(prompt.source, tokenizer, None, request.max_new, *form, None, request.turns)
-        return replace(self._base, prompt=tokens, kept=reading)
-
-    def _same_model(self, fingerprint: str) -> None:
-        """Raises ValueError where the weights are not those that the study began with."""
-        if self._info.fingerprint is None:
+    def _keep_model(self, fingerprint: str | None) -> None:
+        """Raises BadStudy where a worker's weights are not those that the study began with."""
+        if self._info.fingerprint is None and fingerprint is not None:
             self._info.fingerprint = fingerprint
             storage.save(self._runs, self._info)
-        elif self._info.fingerprint != fingerprint:
-            model = self._plan.shared.model
-            raise ValueError(f"{model} has changed since study {self._info.id} began: begin a new study.")
+        elif fingerprint not in (None, self._info.fingerprint):
+            model = self._info.plan.shared.model
+            raise BadStudy("model_changed", f"{model} is not the same for all workers of study {self._info.id}.")
+
+
+def item_words(item: Item) -> str:
+    """Return an item in words."""
+    return f"{item.prompt} under arm {item.arm}"
 
 
 def carry_out(
-    runs_dir: Path, study_id: str, audience: Audience, cancelled: Callable[[], bool], models: ModelSource = BY_NAME
+    runs_dir: Path,
+    study_id: str,
+    audience: Audience,
+    cancelled: Callable[[], bool],
+    models: ModelSource = BY_NAME,
+    crew: Crew | None = None,
 ) -> bool:
     """Run what a stored study lacks -> whether it is whole now. Cancelled, every trial that has ended is kept.
+
+    Args:
+        crew: workers that share the prompts; None: one, in this process. Workers apart finish the trial that they are
+            in when the study is cancelled.
 
     Raises StudyBusy while another process carries it out; ValueError or TraceError with one sentence.
     """
     with storage.carried_out_alone(runs_dir, study_id):
-        return Study(runs_dir, storage.read(runs_dir, study_id), audience, cancelled, models).run()
+        info = storage.read(runs_dir, study_id)
+        return Study(runs_dir, info, audience, cancelled, models).run(crew or Crew())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from kvlens.store.errors import RunNotFound, TraceError, UnreadableRun
 from kvlens.store.files import read_plain, write_plain
 from kvlens.store.runinfo import check_uid, new_uid, now, plain, sentence
+from kvlens.studies.limits import Thresholds
 from kvlens.studies.plan import StudyPlan
 from kvlens.studies.promptrow import StudyPrompt, prompt_of
 from kvlens.text.prompts import BadPrompt
@@ -23,6 +25,8 @@ from kvlens.text.prompts import BadPrompt
 FOLDER = "study"
 """of the folder of runs; too short a name to be a run's"""
 PLAN, PROMPTS, TRIALS, LOCK = "study.json", "prompts.jsonl", "trials.jsonl", ".lock"
+ATTEMPTS = 10
+"""to hold a study"""
 _MOST_BYTES = 256 << 20
 FINAL = ("completed", "refused")
 """states of a trial that is not run again when the study goes on"""
@@ -43,6 +47,8 @@ class StudyInfo(BaseModel):
     fingerprint: str | None = None
     """of the model, once the first trial has been run"""
     plan: StudyPlan
+    thresholds: Thresholds | None = None
+    """of a gate; None: the study is none"""
 
 
 @dataclass(frozen=True)
@@ -68,11 +74,13 @@ class Trial:
         return self.state in FINAL
 
 
-def create(runs_dir: Path, plan: StudyPlan, prompts: Sequence[StudyPrompt]) -> StudyInfo:
+def create(
+    runs_dir: Path, plan: StudyPlan, prompts: Sequence[StudyPrompt], thresholds: Thresholds | None = None
+) -> StudyInfo:
     """Store a study that has not begun, and return it. Raises TraceError when it cannot be stored."""
     from kvlens import __version__
 
-    info = StudyInfo(id=new_uid(), created=now(), kvlens=__version__, plan=plan)
+    info = StudyInfo(id=new_uid(), created=now(), kvlens=__version__, plan=plan, thresholds=thresholds)
     folder = runs_dir / FOLDER / info.id
     try:
         folder.mkdir(parents=True, mode=0o700)
@@ -157,10 +165,15 @@ def carried_out_alone(runs_dir: Path, study_id: str) -> Iterator[None]:
     """Hold the study for this process. Raises StudyBusy where another has it; the kernel gives it back however the
     process ends."""
     with (folder_of(runs_dir, study_id) / LOCK).open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise StudyBusy(f"study {study_id} is being carried out by another process: wait until it ends.") from None
+        for attempt in range(ATTEMPTS):
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError:
+                if attempt + 1 == ATTEMPTS:
+                    busy = f"study {study_id} is being carried out by another process: wait until it ends."
+                    raise StudyBusy(busy) from None
+                time.sleep(0.02)  # a page may be looking whether it runs
         yield
 
 

@@ -40,6 +40,12 @@ class Results:
         info = storage.read(runs_dir, study_id)
         return cls(info, storage.read_prompts(runs_dir, study_id), storage.read_trials(runs_dir, study_id))
 
+    def of_group(self, group: str) -> Results:
+        """Return the same study with the prompts of one group alone."""
+        prompts = [prompt for prompt in self.prompts if prompt.group == group]
+        ids = {prompt.id for prompt in prompts}
+        return Results(self.info, prompts, [trial for trial in self.trials if trial.prompt in ids])
+
     @property
     def arms(self) -> list[Arm]:
         """All arms of the plan, full KV's first."""
@@ -49,6 +55,14 @@ class Results:
     def labels(self) -> dict[str, str]:
         """Arm key -> what the arm is called."""
         return labels(self.arms, self.info.plan.shared.model)
+
+    def arm(self, name: str) -> Arm:
+        """Return an arm by its key or label. Raises BadStudy `unknown_arm`."""
+        names = self.labels
+        matching = [arm for arm in self.arms if name in (arm.key(), names[arm.key()])]
+        if len(matching) != 1:
+            raise BadStudy("unknown_arm", f"the study has no arm '{name}'; it has {', '.join(names.values())}.")
+        return matching[0]
 
     @property
     def planned(self) -> int:
@@ -102,11 +116,12 @@ class Results:
         return pd.DataFrame(rows)
 
     def axes(self) -> list[str]:
-        """Return the numeric axes along which the study has at least two values."""
+        """Return the numeric axes along which the study has at least two values: parameters, budget, prompt_tokens."""
         frame = pd.DataFrame([_columns(arm) for arm in self.arms if arm.method != methods.REFERENCE])
         fixed = {"method", "preset", "question", "seed"}
         names = [name for name in frame.columns if name not in fixed and frame[name].map(_number).nunique() > 1]
         lengths = {trial.figures.get("prompt_tokens") for trial in self.trials if trial.figures}
+        names.sort(key=lambda name: name == "budget")
         return [*names, *(["prompt_tokens"] if len(lengths) > 1 else [])]
 
     def curve(self, axis: str, figure: str = "right") -> pd.DataFrame:

@@ -11,6 +11,9 @@ from streamlit.testing.v1 import AppTest
 from streamlit.testing.v1.element_tree import ButtonGroup
 from uiruns import Runs, Visit
 
+from kvlens.app.figures.methodmarks import FAMILY_COLORS
+from kvlens.app.figures.quality import table
+from kvlens.app.figures.qualitycost import cost_rows, quality_cost
 from kvlens.app.ui.benchmarks.matrix import MEANT
 
 MACHINE = {"processor": "P", "cores": 2}
@@ -65,6 +68,26 @@ CLAIM = {
 def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("KVLENS_RESULTS", str(tmp_path))
     return tmp_path
+
+
+def test_the_first_picture_has_a_line_a_method_and_its_condition_above(visit: Visit, runs: Runs, results: Path) -> None:
+    two_tasks = [LINE, LINE | {"task": "chain", "exact": 0.5, "n": 8}, LINE | {"method": "snapkv", "budget": "20%"}]
+    (results / "quality.json").write_text(json.dumps({"about": ABOUT, "lines": [*two_tasks, REFUSED]}))
+    app = visit(runs.folder, "benchmarks")
+    (picture,) = app.get("vega_lite_chart") or app.get("arrow_vega_lite_chart")
+    assert picture is not None
+    words = next(box.value for box in app.markdown if "256 tokens" in box.value)
+    assert "n \\= 12 prompts" in words
+    titles = {"full": "FullKV", "snapkv": "SnapKV"}
+    rows = cost_rows(table([*two_tasks, REFUSED]), titles)
+    assert rows["method"].tolist() == ["FullKV", "SnapKV"]
+    assert rows["n"].tolist() == [12, 4]
+    assert rows["exact"].tolist() == pytest.approx([8 / 12, 1.0])
+    colours = quality_cost(rows)["layer"][0]["encoding"]["color"]["scale"]
+    assert dict(zip(colours["domain"], colours["range"], strict=True)) == {
+        "reference": FAMILY_COLORS["reference"],
+        "prompt eviction": FAMILY_COLORS["prompt_eviction"],
+    }
 
 
 def test_shows_what_was_measured_and_on_what(visit: Visit, runs: Runs, results: Path) -> None:

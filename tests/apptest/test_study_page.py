@@ -11,10 +11,11 @@ from uiruns import Runs, Visit
 
 from kvlens.app.ui.common.jobs import JobManager
 from kvlens.app.ui.study import form
-from kvlens.app.ui.study.request import StudyChoice, resume_command, study_command
+from kvlens.app.ui.study.request import StudyChoice, extend_command, resume_command, study_command
 from kvlens.runs.races import Entrant
 from kvlens.runs.request import RunRequest
 from kvlens.studies import storage
+from kvlens.studies.limits import Thresholds
 from kvlens.studies.plan import StudyPlan
 from kvlens.studies.promptrow import StudyPrompt
 from kvlens.studies.storage import Trial
@@ -82,6 +83,38 @@ def test_the_form_says_what_would_be_run_and_begins_it(
     (argv,) = submitted
     assert argv[3:5] == ["study", "needle@length=128@prompts=2"]
     assert argv[argv.index("--set") + 1] == "freekv.tau=0.5,0.9"
+
+
+def test_a_parameter_brings_its_method_in_place_of_the_usual_one(
+    runs: Runs, visit: Visit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submitted: list[list[str]] = []
+    monkeypatch.setattr(JobManager, "submit", lambda self, argv, title, *more: submitted.append(argv) or "job")
+    app = visit(runs.folder, "study")
+    app.segmented_control(key="study_prompts_from").set_value(form._GENERATED).run()
+    app.selectbox(key="study_parameter").set_value("freekv.tau").run()
+    next(button for button in app.button if button.label == "Run the study").click().run()
+    (argv,) = submitted
+    assert argv[argv.index("--methods") + 1] == "freekv"
+
+
+def test_a_gates_study_shows_its_checks_and_can_be_extended(
+    runs: Runs, visit: Visit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submitted: list[list[str]] = []
+    monkeypatch.setattr(JobManager, "submit", lambda self, argv, title, *more: submitted.append(argv) or "job")
+    study = make_study(runs.folder, runs.whole)
+    info = storage.read(runs.folder, study)
+    storage.save(runs.folder, info.model_copy(update={"thresholds": Thresholds(lost=0.5)}))
+    app = visit(runs.folder, "study", study=study)
+    outcomes = table(app, "outcome").set_index(["arm", "threshold"])["outcome"]
+    assert outcomes["SnapKV 10%", "lost"] == "missed"
+    assert outcomes["SnapKV 40%", "ran"] == "passed"
+    settings = table(app, "this study").set_index("setting")
+    assert settings.loc["number format of KV", "state"] == "differs"
+    app.text_input(key="study_more_budgets").set_value("80%").run()
+    app.button(key="study_run_more").click().run()
+    assert submitted == [extend_command(study, "80%", {}, runs.folder.resolve())]
 
 
 def test_bad_budgets_are_one_sentence(runs: Runs, visit: Visit) -> None:

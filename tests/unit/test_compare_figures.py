@@ -109,11 +109,24 @@ def test_one_prompt_is_a_hollow_marker_and_intervals_are_bars(axis: str) -> None
     second = Trial("r2", "demo", "needle", "sekv", "", "demo", "float32", "20%", "p2", True, 2e6, 1e7, 1e3, 100.0)
     figure = quality_points(points([base, second, one]), axis, {"sekv": "SeKV"})
     (trace,) = figure.data
-    assert trace.name == "SeKV (demo)"
+    assert trace.name == "SeKV"
     assert list(trace.y) == [0.0, 1.0]
     assert [symbol.endswith("-open") for symbol in trace.marker.symbol] == [True, False]
     assert trace.error_y.arrayminus[1] == pytest.approx(1 - 0.3424, abs=1e-4)
     assert figure.layout.xaxis.title.text == AXES[axis]
+
+
+def test_runs_of_other_parameters_are_no_repeats_of_one_prompt() -> None:
+    """CompressKV with kernel 7 is right and with kernel 1 wrong: two lines of one prompt, never one point."""
+    first = ("r1", "demo", "needle", "compresskv", "", "paper", "float32", "20%", "p1")
+    right = Trial(*first, True, 2e6, 1e7, 1e3, 100.0, (("kernel", "7"), ("question", "in")))
+    wrong = Trial("r2", *first[1:], False, 2e6, 1e7, 1e3, 100.0, (("kernel", "1"), ("question", "in")))
+    again = Trial("r3", *first[1:], True, 2e6, 1e7, 1e3, 100.0, (("kernel", "7"), ("question", "in")))
+    table = points([right, wrong, again])
+    assert sorted(zip(table["n"], table["exact"], strict=True)) == [(1, 0.0), (1, 1.0)]
+    figure = quality_points(table, "peak_bytes", {"compresskv": "CompressKV"})
+    assert {trace.name for trace in figure.data} == {"CompressKV, kernel 7", "CompressKV, kernel 1"}
+    assert len({trace.line.dash for trace in figure.data}) == 2
 
 
 def test_the_loss_track_marks_lost_steps_and_escapes_tokens() -> None:

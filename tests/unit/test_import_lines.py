@@ -18,7 +18,7 @@ HEAVY = ("torch", "transformers", "umap")
 ROOMS: tuple[tuple[str, ...], ...] = (
     # the ground: typed rows, shapes, texts and numbers in words, and the toy model's language
     ("rows", "decisions", "instruments", "metaparts", "meta", "shape", "text", "intervals", "shortage"),
-    ("plugins", "interrupts", "hangs", "private", "storeys", "callpackage", "demo", "statistics"),
+    ("plugins", "interrupts", "hangs", "private", "storeys", "callpackage", "demo", "statistics", "workers"),
     ("models",),
     ("spans",),
     ("kernels",),

@@ -11,6 +11,8 @@ import pytest
 import torch
 
 from kvlens import methods
+from kvlens.api.models import Named
+from kvlens.api.studyprompts import study_prompts
 from kvlens.engine.engine import Engine
 from kvlens.methods.given import Prefilled
 from kvlens.methods.snapkv import SnapKV
@@ -19,7 +21,9 @@ from kvlens.runs.request import RunRequest
 from kvlens.store.reader import TraceReader, list_runs
 from kvlens.studies import storage
 from kvlens.studies.errors import BadStudy
+from kvlens.studies.extension import extend
 from kvlens.studies.paired import compare, detectable, prompts_needed
+from kvlens.studies.papers import beside_paper
 from kvlens.studies.plan import Arm, StudyPlan, labels, parse_values
 from kvlens.studies.promptfile import read_prompts
 from kvlens.studies.promptrow import StudyPrompt
@@ -272,3 +276,58 @@ def test_how_many_prompts_decide() -> None:
     smallest = detectable(100)
     assert smallest is not None
     assert prompts_needed(smallest, 0) <= 100 < prompts_needed(smallest - 0.002, 0)
+
+
+def test_an_arm_beside_its_paper_marks_what_differs() -> None:
+    plan = PLAN.model_copy(update={"questions": ("in", "after"), "values": {"snapkv": {"kernel": (1, 7)}}})
+    results = Results(StudyInfo(id="20260101-000000-aaaaaa", created="", plan=plan), [StudyPrompt("0", PROMPT)], [])
+    states = {}
+    for arm in plan.arms()[2:]:
+        rows = {row.setting: row for row in beside_paper(results, arm.key())}
+        if arm.method == "snapkv":
+            states[arm.overrides["kernel"], arm.question] = rows["kernel"].state, rows["question"].state
+        assert rows["number format of KV"].state == "differs"  # float32 against 16 bits
+    assert states == {
+        (1, "in"): ("differs", "same"),
+        (1, "after"): ("differs", "differs"),
+        (7, "in"): ("same", "same"),
+        (7, "after"): ("same", "differs"),
+    }
+    snapkv = next(arm for arm in plan.arms() if arm.method == "snapkv")
+    by_name = {row.setting: row for row in beside_paper(results, snapkv.key())}
+    assert (by_name["window"].study, by_name["window"].paper) == ("8", "32")  # the preset of the demo model
+    assert by_name["group"].state == "ours"
+    assert by_name["scoring"].state == "differs"
+    with pytest.raises(BadStudy) as problem:
+        beside_paper(results, "FullKV question in")
+    assert problem.value.code == "no_paper"
+
+
+def test_an_extended_study_runs_what_is_new_alone(tmp_path: Path, prompts: tuple[StudyPrompt, ...]) -> None:
+    plan = PLAN.model_copy(update={"budgets": ("40%",)})
+    info = storage.create(tmp_path, plan, prompts[:1])
+    carry_out(tmp_path, info.id, Heard(), lambda: False)
+    before = storage.read_trials(tmp_path, info.id)
+    assert len(before) == 4
+    changes: dict[str, object] = {"entrants": (), "budgets": ("60%",), "values": {"freekv": {"tau": ("0.7",)}}}
+    more = plan.model_copy(update=changes)
+    grown = extend(tmp_path, info.id, more, prompts)  # the first prompt is there already
+    assert len(grown.plan.arms()) == 1 + 2 + 2 * 3
+    assert [prompt.id for prompt in storage.read_prompts(tmp_path, info.id)] == ["needle-0", "needle-1"]
+    heard = Heard()
+    assert carry_out(tmp_path, info.id, heard, lambda: False)
+    assert len(heard.trials) == 2 * 9 - 4
+    assert storage.read_trials(tmp_path, info.id)[:4] == before
+    other = plan.model_copy(update={"entrants": (Entrant(method="snapkv", preset="paper"),), "values": {}})
+    unvaried = plan.model_copy(update={"entrants": (), "values": {"snapkv": {"window": ("4",)}}})
+    for foreign in (other, unvaried):
+        with pytest.raises(BadStudy) as problem:
+            extend(tmp_path, info.id, foreign, ())
+        assert problem.value.code == "other_methods"
+
+
+def test_the_same_prompt_twice_is_one_prompt_in_the_api(tmp_path: Path) -> None:
+    rows = [{"question": "who?", "answer": "a", "id": name} for name in ("x", "y")]
+    read = study_prompts([*rows, {"question": "what?"}], "demo", Named(), "auto", None)
+    assert [prompt.id for prompt in read.prompts] == ["x", "prompt-2"]
+    assert len(read.faults) == 1

@@ -12,13 +12,12 @@ from pydantic import ValidationError
 from kvlens import tasks
 from kvlens.demo.encode import demo_encode
 from kvlens.lab.bench.sweep import file as sweepfile
-from kvlens.lab.bench.sweep.lanes import Lane
 from kvlens.lab.bench.sweep.request import SweepRequest
 from kvlens.lab.bench.sweep.run import sweep
-from kvlens.lab.bench.sweep.work import WorkerLost
 from kvlens.lab.bench.trials import Trial
 from kvlens.lens.severity import outcome
 from kvlens.tasks import Encoding
+from kvlens.workers.lanes import Lane, WorkerLost
 
 SMALL: dict[str, Any] = {
     "methods": ("full", "streaming_llm"),

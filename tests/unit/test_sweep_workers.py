@@ -15,16 +15,16 @@ from typing import Any
 import pytest
 from test_sweep import SMALL
 
-from kvlens.lab.bench.sweep.lanes import ProcessLane, lanes
 from kvlens.lab.bench.sweep.place import Place
 from kvlens.lab.bench.sweep.request import SweepRequest
 from kvlens.lab.bench.sweep.run import sweep
-from kvlens.lab.bench.sweep.work import WorkerLost
+from kvlens.lab.bench.sweep.work import Worker, lanes, trial_name
 from kvlens.lab.bench.trials import Trial
+from kvlens.workers.lanes import Job, ProcessLane, WorkerLost
 
 
 def test_ray_actors_run_the_same_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fake of the few calls that are made of Ray; the package is not installed here."""
+    """A fake of the few calls that are made of Ray: tests/unit/test_study_workers.py has the package."""
     calls: list[Any] = []
 
     def actor(kind: type) -> Any:
@@ -59,7 +59,7 @@ def test_ray_that_is_not_installed_is_a_sentence() -> None:
 
 @pytest.mark.slow
 def test_a_worker_process_ignores_control_c_and_its_death_is_said() -> None:
-    lane = ProcessLane(Place("demo", "cpu", "float32", {"full": "x"}, None))
+    lane = ProcessLane(Job(Worker, Place("demo", "cpu", "float32", {"full": "x"}, None), trial_name))
     trial = Trial("needle", 256, 0.5, 1, 0, "full", "")
     key = lane.key(trial)
     pid = lane._process.pid

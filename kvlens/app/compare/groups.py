@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
@@ -11,9 +13,11 @@ import pandas as pd
 
 from kvlens import tasks
 from kvlens.app.compare.totals import attended
+from kvlens.lens.knob import COUNTED, KEPT, attends, limit_of
 from kvlens.lens.output import output_text
 from kvlens.lens.severity import failed_checks
-from kvlens.memory.budget import NO_LIMIT, of_run
+from kvlens.memory.budget import NO_LIMIT
+from kvlens.methods import FIT
 from kvlens.methods.naming import stand_in
 from kvlens.statistics import wilson
 from kvlens.store.reader import TraceReader
@@ -44,6 +48,25 @@ class Trial:
     h2d_bytes_per_step: float
     attended_tokens: float
     """per step and KV head, mean"""
+    settings: tuple[tuple[str, str], ...] = ()
+    """all else that was set, by name: parameters, place of the question, length, temperature, new tokens"""
+
+
+def settings_of(reader: TraceReader) -> tuple[tuple[str, str], ...]:
+    """Return what a run was asked for besides model, method, preset, number format and budget. The parameters that the
+    preset `fit` computes follow from these and are left out."""
+    meta, request = reader.meta, reader.meta.request or {}
+    parameters = dict(request.get("overrides") or {}) if meta.preset == FIT else dict(meta.config)
+    if attends(meta) is not None:
+        parameters = {name: value for name, value in parameters.items() if name not in (KEPT, COUNTED)}
+    tokens = (meta.prompt_tokens or 0) + meta.asked_steps
+    fields = {
+        "question": "after" if meta.asked_steps else "in",
+        "length": f"about {2 ** round(math.log2(tokens)):,} tokens" if tokens else "",
+        "temperature": f"{meta.temperature or 0:g}",
+        "max_new": str(meta.asked_new if meta.asked_new is not None else meta.max_new),
+    }
+    return tuple(sorted({**{name: str(value) for name, value in parameters.items()}, **fields}.items()))
 
 
 def trial(reader: TraceReader) -> Trial | None:
@@ -58,7 +81,7 @@ def trial(reader: TraceReader) -> Trial | None:
     exact = tasks.judged(task, str(meta.answer), output_text(reader), meta.answers)
     if exact is None:
         return None
-    budget = of_run(meta.budget, meta.budget_bytes)
+    budget = limit_of(meta)
     return Trial(
         reader.uid,
         str(meta.model),
@@ -74,6 +97,7 @@ def trial(reader: TraceReader) -> Trial | None:
         float(meta.full_kv_bytes or np.nan),
         float(steps["h2d_bytes"].mean()),
         attended(reader),
+        settings_of(reader),
     )
 
 
@@ -84,10 +108,11 @@ def prompt_name(reader: TraceReader) -> str:
 
 
 def points(trials: Sequence[Trial]) -> pd.DataFrame:
-    """One row per model, task, method, stand-in, preset, dtype and budget: n (prompts), exact (share of them), low
-    and high (95 % Wilson), and means of peak_bytes, full_kv_share, h2d_bytes_per_step, attended_tokens. Of several runs
-    of one prompt in a group the newest counts."""
-    keys = ["model", "task", "method", "stand_in", "preset", "dtype", "budget"]
+    """One row per whole configuration (model, task, method, stand-in, preset, dtype, budget, settings as JSON): n
+    (prompts), exact (share of them), low and high (95 % Wilson), and means of peak_bytes, full_kv_share,
+    h2d_bytes_per_step, attended_tokens. Of several runs of one prompt in a group the newest counts: repeats are one
+    prompt."""
+    keys = ["model", "task", "method", "stand_in", "preset", "dtype", "budget", "settings"]
     columns = [
         *keys,
         "n",
@@ -102,11 +127,8 @@ def points(trials: Sequence[Trial]) -> pd.DataFrame:
     ]
     if not trials:
         return pd.DataFrame(columns=columns)
-    frame = (
-        pd.DataFrame([asdict(each) for each in trials])
-        .sort_values("uid")
-        .drop_duplicates([*keys, "prompt"], keep="last")
-    )
+    rows_of = [asdict(each) | {"settings": json.dumps(dict(each.settings))} for each in trials]
+    frame = pd.DataFrame(rows_of).sort_values("uid").drop_duplicates([*keys, "prompt"], keep="last")
     frame["full_kv_share"] = frame["peak_bytes"] / frame["full_kv_bytes"]
     rows = []
     for place, part in frame.groupby(keys, sort=True):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter
+
 import pandas as pd
 import plotly.graph_objects as go
 
@@ -19,23 +22,31 @@ AXES = {
 }
 
 
+LINE = ["method", "stand_in", "preset", "dtype", "settings"]
+"""columns of compare.groups.points whose values make a line; its points differ in budget alone"""
+DASHES = ("dash", "dot", "dashdot", "longdash", "longdashdot")
+"""of the second and further lines of one method"""
+
+
 def quality_points(frame: pd.DataFrame, axis: str, titles: dict[str, str]) -> go.Figure:
-    """Exact match with 95 % Wilson intervals against one of AXES: a line per method and preset, a point per budget,
-    hollow where it rests on one prompt. `frame`: rows of compare.groups.points. `titles`: method -> its title."""
+    """Exact match with 95 % Wilson intervals against one of AXES: a line per configuration, a point per budget, hollow
+    where it rests on one prompt. `frame`: rows of compare.groups.points. `titles`: method -> its title."""
     figure = go.Figure()
-    for (method, words, preset, dtype), part in frame.groupby(["method", "stand_in", "preset", "dtype"], sort=True):
-        shown = part[part[axis].notna()].sort_values(axis)
+    names, drawn = line_names(frame, titles), Counter[str]()
+    for line, group in frame.groupby(LINE, sort=True):
+        shown = group[group[axis].notna()].sort_values(axis)
         if shown.empty:
             continue
-        look = mark(str(method))
-        name = titled(titles.get(str(method), str(method)), str(words)) + (f" ({preset})" if preset else "")
-        name += f", {dtype}" if frame["dtype"].nunique() > 1 else ""
+        method, name = str(line[0]), names[tuple(str(part) for part in line)]
+        look = mark(method)
+        dash = look.dash if not drawn[method] else DASHES[(drawn[method] - 1) % len(DASHES)]
+        drawn[method] += 1
         figure.add_scatter(
             x=shown[axis],
             y=shown["exact"],
             name=name,
             mode="lines+markers",
-            line={"color": look.color, "width": 1.2, "dash": look.dash},
+            line={"color": look.color, "width": 1.2, "dash": dash},
             marker={
                 "color": look.color,
                 "size": 11,
@@ -69,6 +80,28 @@ def quality_points(frame: pd.DataFrame, axis: str, titles: dict[str, str]) -> go
         ticksuffix="" if share else suffix,
     )
     return figure
+
+
+def line_names(frame: pd.DataFrame, titles: dict[str, str]) -> dict[tuple[str, ...], str]:
+    """Return the key of each line (LINE) -> its method, and whatever tells it from the other lines: what differs among
+    all lines of the method, and of the number formats, where there are several."""
+    lines = sorted(set(frame[LINE].itertuples(index=False, name=None)))
+    settings: dict[tuple[str, ...], dict[str, str]] = {
+        line: {"preset": line[2], "number format": line[3], **json.loads(line[4])} for line in lines
+    }
+    names = {}
+    for line in lines:
+        siblings = [settings[each] for each in lines if each[0] == line[0]]
+        line_settings = settings[line]
+        differing = [name for name in line_settings if len({each.get(name) for each in siblings}) > 1]
+        if "number format" not in differing and frame["dtype"].nunique() > 1:
+            differing.append("number format")
+        words = [
+            "" if not line_settings[name] else f"{name.replace('_', ' ')} {line_settings[name]}" for name in differing
+        ]
+        title = titled(titles.get(str(line[0]), str(line[0])), str(line[1]))
+        names[tuple(str(part) for part in line)] = ", ".join([title, *words])
+    return names
 
 
 def _hover(row: pd.Series, name: str) -> str:

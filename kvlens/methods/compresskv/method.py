@@ -26,6 +26,7 @@ class CompressKV(PromptEviction):
 
     name = "compresskv"
     title = "CompressKV"
+    benchmark = "LongBench"
     paper = (
         "Lin et al., CompressKV: Semantic-Retrieval-Guided KV-Cache Compression for Resource-Efficient "
         "Long-Context LLM Inference, 2026"

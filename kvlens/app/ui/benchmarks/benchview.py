@@ -48,7 +48,7 @@ def show_quality(model: str | None) -> None:
         if not damaged:
             measured.nothing("quality table was measured", "quality", model)
         return
-    result = _one(_joined(results))
+    result = _one(joined(results))
     try:
         about = result.content["about"]
         request = about["request"]
@@ -113,7 +113,7 @@ def _low(title: str) -> str:
     return title[0].lower() + title[1:]
 
 
-def _joined(results: list[measured.Measured]) -> list[measured.Measured]:
+def joined(results: list[measured.Measured]) -> list[measured.Measured]:
     """Tables that differ in their budgets alone are one, named by its files."""
     names = {id(result.content): result.name for result in results}
     groups = alike(result.content for result in results)

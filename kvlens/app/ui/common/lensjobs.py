@@ -7,7 +7,7 @@ import streamlit as st
 from kvlens.app.ui.common import comparing, data, jobview, widgets
 from kvlens.app.ui.common.jobs import Job
 from kvlens.app.ui.common.livelanes import live_lanes
-from kvlens.app.ui.common.request import TryChoice, pair_command, whatif_command
+from kvlens.app.ui.common.request import TryChoice, pair_command, tip_command, whatif_command
 from kvlens.text.plaintext import visible
 
 
@@ -22,6 +22,11 @@ def start_whatif(uid: str, choice: TryChoice) -> str:
     """Queues the repeat of a run with what was chosen; returns the job's id."""
     title = f"What if, of {uid}: {choice.words()}"
     return jobview.manager().submit(whatif_command(uid, choice, data.runs_dir().resolve()), title, uid)
+
+
+def start_tip(uid: str) -> str:
+    """Queues the search for the budget at which a run's answer tips; returns the job's id."""
+    return jobview.manager().submit(tip_command(uid, data.runs_dir().resolve()), f"Where {uid} tips", uid)
 
 
 def job_of(uid: str) -> Job | None:

@@ -141,6 +141,11 @@ def pair_command(uid: str, runs_dir: Path) -> list[str]:
     return [sys.executable, "-m", "kvlens", "pair", uid, "--forced", "--runs", str(runs_dir), "--progress-json"]
 
 
+def tip_command(uid: str, runs_dir: Path) -> list[str]:
+    """Return the argv that searches for the budget at which a run's answer tips."""
+    return [sys.executable, "-m", "kvlens", "tip", uid, "--runs", str(runs_dir), "--progress-json"]
+
+
 @dataclass(frozen=True)
 class TryChoice:
     """What to try on a stored run: pieces to hold exactly resident, what to ask for otherwise, what to look for, pieces

@@ -6,6 +6,7 @@ from __future__ import annotations
 import pandas as pd
 import streamlit as st
 
+from kvlens import methods
 from kvlens.app.ui.common import comparing, data, lensdata, lensjobs, places
 from kvlens.app.ui.common.data import TraceReader
 from kvlens.app.ui.common.spantext import span_text
@@ -13,6 +14,8 @@ from kvlens.app.ui.common.state import Selection
 from kvlens.app.ui.common.widgets import plain
 from kvlens.app.ui.replay import lenswhatif, tour, tried
 from kvlens.app.ui.replay.lensbars import token_range
+from kvlens.app.ui.replay.tipping import tipping_point
+from kvlens.lens.knob import knob_in
 from kvlens.lens.lines import mass_name
 from kvlens.lens.severity import severity
 from kvlens.lens.tries import try_of
@@ -76,6 +79,8 @@ def panel(reader: TraceReader, selection: Selection) -> None:
                     _contexts(reader, table, busy=job is not None)
         with right:
             lenswhatif.form(reader, selection, loss, job is not None, outcomes)
+            if reader.meta.method != methods.REFERENCE and knob_in(reader) is not None:
+                tipping_point(reader, outcomes, job is not None)
         if job is not None:
             lensjobs.follow(job)
         if outcomes:

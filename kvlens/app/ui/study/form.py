@@ -17,7 +17,7 @@ from kvlens.app.ui.study.request import StudyChoice, study_command
 from kvlens.models.catalogue import label
 from kvlens.models.find import default_model
 from kvlens.runs.request import DEFAULT_SHARE
-from kvlens.studies.paired import POWER, detectable
+from kvlens.studies.paired import plan_text
 from kvlens.studies.promptfile import ReadPrompts, read_prompts
 from kvlens.tasks.base import Encoding
 from kvlens.tasks.encoding import encoding
@@ -109,7 +109,7 @@ def _choice(model: str) -> StudyChoice:
         format_func=lambda name: titles.get(name, name),
     )
     budgets = st.text_input("Budgets", "10%, 20%, 40%", key="study_budgets", help="Shares of full KV, with commas.")
-    values = _values(method_names)
+    values, method_names = _values(names, method_names)
     left_column, right_column = st.columns(2)
     questions = left_column.multiselect("Question", ["in", "after"], default=["in"], key="study_questions")
     max_new = right_column.number_input("New tokens", 1, 4096, 32, key="study_max_new")
@@ -118,13 +118,14 @@ def _choice(model: str) -> StudyChoice:
     return StudyChoice(model, tuple(method_names), parts, values, tuple(questions) or ("in",), int(max_new), name)
 
 
-def _values(method_names: Sequence[str]) -> dict[str, str]:
-    """The parameter that is varied, with its values; {} where none is."""
+def _values(names: Sequence[str], method_names: list[str]) -> tuple[dict[str, str], list[str]]:
+    """The parameter that is varied, with its values, {} where none is; and the methods with the one that has it. It
+    takes the place of the method that the form begins with."""
     titles = data.titles()
     entries = {entry["name"]: entry for entry in data.catalogue()}
     usual = {
         f"{name}.{parameter['name']}": parameter["default"]
-        for name in method_names
+        for name in sorted(names, key=lambda name: name not in method_names)
         for parameter in entries[name]["parameters"]
     }
     target = st.selectbox(
@@ -137,22 +138,18 @@ def _values(method_names: Sequence[str]) -> dict[str, str]:
         ),
     )
     if target is None:
-        return {}
+        return {}, method_names
+    owner = target.partition(".")[0]
+    if owner not in method_names:
+        method_names = [owner] if method_names == [registry.LOSING] else [*method_names, owner]
+        st.caption(plain(f"{' and '.join(titles[name] for name in method_names)} will run."))
     text = st.text_input("Its values", str(usual[target]), key=f"study_values_{target}", help="With commas.")
-    return {target: text} if text.strip() else {}
+    return ({target: text} if text.strip() else {}), method_names
 
 
 def _foreseen(read: ReadPrompts, arms: int) -> None:
     """What would be run, and which difference it could show."""
-    count = len(read.prompts)
-    smallest = detectable(count)
-    words = "too few to show any difference" if smallest is None else f"enough to show a difference of {smallest:.0%}"
-    st.caption(
-        plain(
-            f"{count} prompts x {arms} arms = {count * arms} trials. {count} prompts are {words} between two arms with "
-            f"a chance of {POWER:.0%}, if only the better one is right where they differ."
-        )
-    )
+    st.caption(plain(plan_text(len(read.prompts), arms)))
     if read.faults:
         with st.expander(f"{len(read.faults)} rows are left out"):
             for sentence in read.faults[:50]:

@@ -57,3 +57,12 @@ def study_command(prompts: Sequence[str], choice: StudyChoice, runs_dir: Path) -
 def resume_command(study_id: str, runs_dir: Path) -> list[str]:
     """Return the argv that goes on with a stored study."""
     return [sys.executable, "-m", "kvlens", "studies", "resume", study_id, "--runs", str(runs_dir), "--progress-json"]
+
+
+def extend_command(study_id: str, budgets: str, values: Mapping[str, str], runs_dir: Path) -> list[str]:
+    """Return the argv that adds budgets and values of parameters to a study. values: method.parameter -> values with
+    commas."""
+    argv = [sys.executable, "-m", "kvlens", "studies", "extend", study_id, "--budgets", budgets]
+    for target, text in values.items():
+        argv += ["--set", f"{target}={text}"]
+    return [*argv, "--runs", str(runs_dir), "--progress-json"]

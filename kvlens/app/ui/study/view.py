@@ -9,10 +9,9 @@ import streamlit as st
 
 from kvlens.app.figures.curves import curves
 from kvlens.app.ui.common import data, places
-from kvlens.app.ui.common.jobview import manager
 from kvlens.app.ui.common.parts import download
 from kvlens.app.ui.common.widgets import plain
-from kvlens.app.ui.study.request import resume_command
+from kvlens.app.ui.study import control, judgement
 from kvlens.models.find import short_model
 from kvlens.studies import storage
 from kvlens.studies.figures import FIGURES
@@ -57,6 +56,8 @@ def _study(study_id: str) -> None:
     _matrix(results, group)
     _curve(results)
     _paired(results)
+    judgement.checks_of(results)
+    judgement.beside_paper_of(results)
     _trials(results, group)
 
 
@@ -75,13 +76,8 @@ def _heading(results: Results) -> None:
     st.caption(plain(condition))
     share = results.ended / results.planned if results.planned else 0.0
     running = storage.is_running(data.runs_dir(), results.info.id)
-    left_column, right_column = st.columns([5, 1], vertical_alignment="center")
-    left_column.progress(share, text=f"{results.ended:,} of {results.planned:,} trials have ended")
-    stopped = not running and results.ended < results.planned
-    if stopped and right_column.button("Go on", key="study_resume", icon=":material/play_arrow:", width="stretch"):
-        argv = resume_command(results.info.id, data.runs_dir().resolve())
-        manager().submit(argv, f"Study {plan.name or results.info.id}")
-        st.rerun()
+    st.progress(share, text=f"{results.ended:,} of {results.planned:,} trials have ended")
+    control.controls(results, running)
 
 
 def _group(results: Results) -> str | None:

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from kvlens.lab.bench import kept as lines_kept
-from kvlens.lab.bench.sweep.lanes import Lane, lanes, run_lanes
 from kvlens.lab.bench.sweep.place import Place
 from kvlens.lab.bench.sweep.request import SweepRequest
+from kvlens.lab.bench.sweep.work import lanes
 from kvlens.lab.bench.trials import Trial
+from kvlens.workers.handing import hand_out
+from kvlens.workers.lanes import Lane
 
 Report = Callable[[int, int, dict[str, Any]], None]
 
@@ -68,9 +70,11 @@ def sweep(
         lines_kept.append(path, row)
         report(result, total, row)
 
-    run_lanes(
-        open_lanes(request, place), groups, known_values, finished, lambda: cancelled() or time.monotonic() > until
-    )
+    def stop() -> bool:
+        return cancelled() or time.monotonic() > until
+
+    sentence = "what was finished is kept: run the sweep again to go on"
+    hand_out(open_lanes(request, place), groups, finished, stop, known_values, sentence)
     by_trial = {_asked(row): row for row in rows.values() if row["origin"] == origins.get(row["method"])}
     entries = [by_trial[astuple(trial)] for group in groups for trial in group if astuple(trial) in by_trial]
     product = about(request.methods, request.model) | {

@@ -5,16 +5,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import signal
 from dataclasses import asdict
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from kvlens.lab.bench.sweep.place import Place
+from kvlens.lab.bench.sweep.request import SweepRequest
 from kvlens.lab.bench.trials import Trial
 from kvlens.runs.freed import give_back
+from kvlens.workers.lanes import Crew, Job, Lane, open_lanes
 
 
 class Worker:
@@ -59,29 +58,10 @@ class Worker:
             give_back()
 
 
-class WorkerLost(ValueError):
-    """A worker died; what it had finished is kept."""
-
-
-def serve(pipe: Connection, place: Place) -> None:
-    """A worker process: answers until the pipe is closed. Ctrl-C reaches it too, and is the coordinator's to answer."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    worker: Worker | None = None
-    while True:
-        try:
-            subject, trial = pipe.recv()
-        except (EOFError, OSError):
-            return
-        try:
-            worker = worker or Worker(place)
-            answer: tuple[str, Any] = ("answer", getattr(worker, subject)(trial))
-        except Exception as error:
-            answer = ("error", WorkerLost(f"trial {trial_name(trial)} failed: {type(error).__name__}: {error}"))
-        try:
-            pipe.send(answer)
-        except OSError:
-            return
+def lanes(request: SweepRequest, place: Place) -> list[Lane]:
+    """Return the workers that a request asks for. Raises ValueError where Ray is asked for and is not installed."""
+    job = Job(Worker, place, trial_name, place.device.startswith("cuda"))
+    return open_lanes(Crew(request.workers, request.ray), job)
 
 
 def trial_name(trial: Trial) -> str:

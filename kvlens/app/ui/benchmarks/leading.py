@@ -1,0 +1,55 @@
+"""The first picture of the Benchmarks page: right answers against bytes, a line per method, its condition above."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import streamlit as st
+
+from kvlens.app.figures.quality import table
+from kvlens.app.figures.qualitycost import cost_rows, quality_cost
+from kvlens.app.ui.benchmarks import benchview, measured
+from kvlens.app.ui.common import data
+from kvlens.app.ui.common.parts import download
+from kvlens.app.ui.common.widgets import plain
+from kvlens.lab.bench.qualitypage import ORDER
+from kvlens.models import catalogue
+
+
+def show_leading(model: str | None) -> None:
+    """Draw the picture of the model's quality table that is name below, else of its first; nothing without one."""
+    results = [result for result in measured.files("quality")[0] if result.model == model]
+    name = st.session_state.get("bench_table")
+    try:
+        tables = sorted(benchview.joined(results), key=measured.asked)
+        result = next((each for each in tables if each.name == name), tables[0] if tables else None)
+        if result is None:
+            return
+        request = result.content["about"]["request"]
+        frame = table(result.content["lines"], request["model"], request["length"])
+        rows = cost_rows(frame, data.titles_on(request["model"]))
+        words = condition(request, int(rows["n"].max()) if len(rows) else 0)
+    except (KeyError, TypeError):
+        return  # the quality table below says what is wrong with the file
+    if rows.empty:
+        return
+    st.markdown("##### Right answers against bytes")
+    st.markdown(plain(words))
+    st.vega_lite_chart(rows, quality_cost(rows), key="bench_leading")
+    st.caption(
+        "Point at a line: its name and its 95 % intervals; the others are dimmed. One point per budget. "
+        "Right of 100 %: methods that keep every token and save reading."
+    )
+    download(rows, "kvlens-quality-bytes")
+
+
+def condition(request: dict[str, Any], n: int) -> str:
+    """Return the line above the picture: model, length, tasks, whether the question is known, n."""
+    parts = (
+        catalogue.label(request["model"]),
+        f"prompts of {request['length']:,} tokens",
+        ", ".join(request["tasks"]),
+        ORDER[request.get("question", "in")],
+        f"n = {n} prompts a point",
+    )
+    return " · ".join(parts)

@@ -1,0 +1,61 @@
+"""A stored study that gets more arms and prompts; what was run stays."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from kvlens.studies import storage
+from kvlens.studies.errors import BadStudy
+from kvlens.studies.plan import StudyPlan
+from kvlens.studies.promptrow import StudyPrompt
+from kvlens.studies.storage import StudyInfo
+
+AXES = ("budgets", "questions", "seeds")
+"""of a plan, besides methods and values of parameters"""
+
+
+def extended(plan: StudyPlan, more: StudyPlan) -> StudyPlan:
+    """Return a plan with the axes of both; what all runs share stays `plan`'s. Raises BadStudy `other_methods` where a
+    method has another preset or other fixed parameters in `more`: that would change arms that were run."""
+    entrants = {entrant.method: entrant for entrant in plan.entrants}
+    for entrant in more.entrants:
+        if entrants.setdefault(entrant.method, entrant) != entrant:
+            raise BadStudy("other_methods", f"the study runs {entrant.method} with other settings: begin a new study.")
+    values = {method: dict(grid) for method, grid in plan.values.items()}
+    for method, grid in more.values.items():
+        for name, added in grid.items():
+            own_values = values.setdefault(method, {}).get(name)
+            if own_values is None and any(entrant.method == method for entrant in plan.entrants):
+                raise BadStudy("other_methods", f"{method} ran without {name}: begin a new study to vary it.")
+            values[method][name] = tuple(dict.fromkeys((*(own_values or ()), *added)))
+    axes = {name: tuple(dict.fromkeys((*getattr(plan, name), *getattr(more, name)))) for name in AXES}
+    return plan.model_copy(update={"entrants": tuple(entrants.values()), "values": values, **axes})
+
+
+def extend(runs_dir: Path, study_id: str, more: StudyPlan, prompts: Sequence[StudyPrompt]) -> StudyInfo:
+    """Add arms and prompts to a stored study, and return it; its trials stay. A prompt that it has already is left out.
+
+    Raises StudyBusy while a process carries it out, BadStudy `other_methods`, TraceError.
+    """
+    with storage.carried_out_alone(runs_dir, study_id):
+        info = storage.read(runs_dir, study_id)
+        info = info.model_copy(update={"plan": extended(info.plan, more)})
+        info.plan.check()
+        stored_prompts = storage.read_prompts(runs_dir, study_id)
+        contents, ids = [prompt.content for prompt in stored_prompts], {prompt.id for prompt in stored_prompts}
+        for prompt in prompts:
+            if prompt.content not in contents:
+                name = next(name for name in _names(prompt.id) if name not in ids)
+                ids.add(name)
+                stored_prompts.append(replace(prompt, id=name))
+        storage.write_prompts(storage.folder_of(runs_dir, study_id), stored_prompts)
+        storage.save(runs_dir, info)
+        return info
+
+
+def _names(name: str) -> Iterator[str]:
+    yield name
+    yield from (f"{name}#{number}" for number in itertools.count(2))

@@ -1,0 +1,130 @@
+"""An arm of a study beside its method's paper: why a score is not the paper's. Parameters are those of the preset
+`paper`; the rest is what the paper's benchmark does, as far as kvlens has it from a source."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvlens import methods, tasks
+from kvlens.memory.budget import in_words
+from kvlens.methods.base import Method
+from kvlens.methods.parameters import FIT
+from kvlens.models.find import short_model
+from kvlens.runs.request import default_preset
+from kvlens.store.errors import TraceError
+from kvlens.store.reader import TraceReader
+from kvlens.studies.errors import BadStudy
+from kvlens.studies.plan import Arm
+from kvlens.studies.table import Results
+
+PROTOCOLS = {
+    "LongBench": {
+        "prompt form": "the task's template, in the model's chat form but for few-shot and code tasks",
+        "truncation": "context cut in its middle to the model's length",
+        "scoring": "F1, ROUGE-L, accuracy or edit similarity, by task",
+    }
+}
+"""Method.benchmark -> what it does. LongBench: Bai et al. 2024, and its script pred.py, which the lab's task follows"""
+UNKNOWN = "not recorded here"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One setting."""
+
+    setting: str
+    study: str
+    paper: str
+    state: str
+    """same | differs | check: the paper's value is not recorded here | ours: the paper is silent"""
+
+
+def beside_paper(results: Results, label: str, runs_dir: Path | None = None) -> list[Row]:
+    """Return the settings of an arm beside its paper's, those that differ first.
+
+    Args:
+        label: the arm's label or key.
+        runs_dir: folder of the runs, one of which has the parameters that the preset `fit` chose; None: not read.
+
+    Raises BadStudy `unknown_arm`; `no_paper` for full KV.
+    """
+    arm = results.arm(label)
+    method = methods.get(arm.method)
+    if arm.method == methods.REFERENCE:
+        raise BadStudy("no_paper", "full KV is what methods are compared with: it has no paper's settings.")
+    recorded = {} if runs_dir is None else _recorded(runs_dir, results, arm)
+    rows = [*_parameters(method, arm, results, recorded), *_protocol(method, arm, results)]
+    order = ("differs", "check", "ours", "same")
+    return sorted(rows, key=lambda row: order.index(row.state))
+
+
+def _recorded(runs_dir: Path, results: Results, arm: Arm) -> dict[str, Any]:
+    """The parameters of the arm's first stored run; {} where there is none."""
+    for trial in results.trials:
+        if trial.arm == arm.key() and trial.uid is not None:
+            with contextlib.suppress(TraceError), TraceReader.open(runs_dir, trial.uid) as reader:
+                return dict(reader.meta.config)
+    return {}
+
+
+def _parameters(method: type[Method], arm: Arm, results: Results, recorded: Mapping[str, Any]) -> Iterator[Row]:
+    """Every parameter, as it was run where a run is stored, else as it was asked for."""
+    paper = dataclasses.asdict(methods.make_parameters(method, "paper" if "paper" in method.presets else None, {}))
+    preset = arm.preset or default_preset(arm.method, results.info.plan.shared.model)
+    used = dict(recorded)
+    if not used and preset != FIT:
+        used = dataclasses.asdict(methods.make_parameters(method, preset, dict(arm.overrides)))
+    for field in dataclasses.fields(method.Parameters):
+        value = used.get(field.name, arm.overrides.get(field.name, f"chosen by the preset {FIT}"))
+        if field.metadata.get("ours"):
+            state = "ours"
+        else:
+            state = "same" if value == paper[field.name] else "differs"
+        yield Row(field.name, str(value), str(paper[field.name]) if state != "ours" else "the paper is silent", state)
+
+
+def _protocol(method: type[Method], arm: Arm, results: Results) -> Iterator[Row]:
+    shared = results.info.plan.shared
+    yield Row("model", short_model(shared.model), f"{UNKNOWN}; see {method.paper}", "check")
+    used = _judge(results)
+    protocol = PROTOCOLS.get(method.benchmark, {})
+    study = {
+        "prompt form": f"chat form {shared.chat}, " + ("the task's template" if used else "the prompt as it is"),
+        "truncation": "none: a prompt is whole, or its file cuts it",
+        "scoring": ", ".join(used) or "the output contains the answer",
+    }
+    kind = f"{method.benchmark.lower()}:"
+    same_benchmark = bool(protocol) and all(prompt.group.startswith(kind) for prompt in results.prompts)
+    for name, value in study.items():
+        paper = protocol.get(name, UNKNOWN)
+        state = "check" if paper == UNKNOWN else "same" if same_benchmark and name != "truncation" else "differs"
+        yield Row(name, value, f"{method.benchmark}: {paper}" if name in protocol else paper, state)
+    queries = method.needs.queries > 0
+    reads = "in the prompt: its score reads the last queries" if queries else "its score does not read it"
+    same = arm.question == "in" or not queries
+    yield Row("question", "in the prompt" if arm.question == "in" else "after the context", reads, _same(same))
+    yield Row("number format of KV", shared.dtype, "16 bits", _same(shared.dtype != "float32"))
+    budget = in_words(arm.budget) if arm.budget else "no limit"
+    counted = "bytes on the device, tokens that are generated included"
+    yield Row("budget", f"{budget} of {counted}", "tokens of the prompt, or of 16-bit KV", "differs")
+
+
+def _judge(results: Results) -> Sequence[str]:
+    """The metrics of the study's tasks."""
+    names = dict.fromkeys(prompt.source.task for prompt in results.prompts if prompt.source.task)
+    metrics = []
+    for name in names:
+        try:
+            metrics.append(tasks.get(str(name)).metric)
+        except ValueError:
+            continue
+    return list(dict.fromkeys(metrics))
+
+
+def _same(is_same: bool) -> str:
+    return "same" if is_same else "differs"

@@ -1,0 +1,187 @@
+"""Where workers are, and how one is asked: in this process, in a process of its own, or as an actor of a Ray cluster.
+All three run the same worker class."""
+
+from __future__ import annotations
+
+import importlib
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any, Protocol
+
+
+class WorkerLost(ValueError):
+    """A worker died, or could not carry out an item; what was finished is kept."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What all workers of a job have in common. All of it can be pickled."""
+
+    worker: Callable[[Any], Any]
+    """makes a worker of the place; a class at the top of a module"""
+    place: Any
+    """what a worker must know"""
+    words: Callable[[Any], str]
+    """names an item in a sentence"""
+    uses_gpu: bool = False
+
+
+@dataclass(frozen=True)
+class Crew:
+    """How many workers there are, and where."""
+
+    workers: int = 1
+    ray: str | None = None
+    """address of a Ray cluster; None: processes of this machine"""
+
+    def __post_init__(self) -> None:
+        if self.workers < 1:
+            raise ValueError(f"workers={self.workers}: there is at least one.")
+
+    @property
+    def here(self) -> bool:
+        """One worker, in this process."""
+        return self.workers == 1 and self.ray is None
+
+
+class Lane(Protocol):
+    """A worker as the coordinator sees it."""
+
+    def key(self, item: Any) -> str:
+        """Return the name by which a finished item is known again."""
+        ...
+
+    def run(self, item: Any) -> Any:
+        """Carry an item out. Raises WorkerLost."""
+        ...
+
+    def close(self) -> None:
+        """End the worker."""
+        ...
+
+
+class LocalLane:
+    """A worker in this process, made when it is first needed."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._worker: Any = None
+
+    def _ready(self) -> Any:
+        if self._worker is None:
+            self._worker = self._job.worker(self._job.place)
+        return self._worker
+
+    def key(self, item: Any) -> str:
+        """See Lane."""
+        return str(self._ready().key(item))
+
+    def run(self, item: Any) -> Any:
+        """See Lane."""
+        return self._ready().run(item)
+
+    def close(self) -> None:
+        """See Lane."""
+        self._worker = None
+
+
+class ProcessLane:
+    """A worker in a process of its own. It ends when this process does, however that ends: its pipe breaks."""
+
+    def __init__(self, job: Job) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._words = job.words
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=serve, args=(theirs, job), daemon=True, name="kvlens-worker")
+        self._process.start()
+        theirs.close()
+
+    def _ask(self, subject: str, item: Any) -> Any:
+        try:
+            self._pipe.send((subject, item))
+            kind, answer = self._pipe.recv()
+        except (EOFError, OSError):
+            self._process.join(5)
+            raise WorkerLost(
+                f"a worker process ended with code {self._process.exitcode} in trial {self._words(item)}"
+            ) from None
+        if kind == "error":
+            raise answer
+        return answer
+
+    def key(self, item: Any) -> str:
+        """See Lane."""
+        return str(self._ask("key", item))
+
+    def run(self, item: Any) -> Any:
+        """See Lane."""
+        return self._ask("run", item)
+
+    def close(self) -> None:
+        """See Lane."""
+        self._pipe.close()
+        self._process.join(5)
+        if self._process.is_alive():
+            self._process.kill()
+
+
+class RayLane:
+    """A worker as an actor of a Ray cluster."""
+
+    def __init__(self, ray: Any, job: Job) -> None:
+        self._ray = ray
+        needs = {"num_gpus": 1} if job.uses_gpu else {"num_cpus": 1}
+        self._actor = ray.remote(**needs)(job.worker).remote(job.place)
+
+    def key(self, item: Any) -> str:
+        """See Lane."""
+        return str(self._ray.get(self._actor.key.remote(item)))
+
+    def run(self, item: Any) -> Any:
+        """See Lane."""
+        return self._ray.get(self._actor.run.remote(item))
+
+    def close(self) -> None:
+        """See Lane."""
+        self._ray.kill(self._actor)
+
+
+def open_lanes(crew: Crew, job: Job) -> list[Lane]:
+    """Return the workers of a crew. Raises ValueError where Ray is asked for and is not installed."""
+    if crew.ray is not None:
+        try:
+            ray = importlib.import_module("ray")
+        except ImportError:
+            raise ValueError(
+                "--ray was given, but the package ray is not installed: install it, or use --workers."
+            ) from None
+        ray.init(address=crew.ray, ignore_reinit_error=True)
+        return [RayLane(ray, job) for _ in range(crew.workers)]
+    if crew.workers > 1:
+        return [ProcessLane(job) for _ in range(crew.workers)]
+    return [LocalLane(job)]
+
+
+def serve(pipe: Connection, job: Job) -> None:
+    """A worker process: answers until the pipe is closed. Ctrl-C reaches it too, and is the coordinator's to answer."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    worker: Any = None
+    while True:
+        try:
+            subject, item = pipe.recv()
+        except (EOFError, OSError):
+            return
+        try:
+            worker = worker or job.worker(job.place)
+            answer: tuple[str, Any] = ("answer", getattr(worker, subject)(item))
+        except Exception as error:
+            answer = ("error", WorkerLost(f"trial {job.words(item)} failed: {type(error).__name__}: {error}"))
+        try:
+            pipe.send(answer)
+        except OSError:
+            return
