@@ -54,15 +54,15 @@ class Evictions:
             return
         spans, role = token_names(placement, retained.positions, ids)
         remaining = torch.zeros(layers, heads, self._spans.capacity, dtype=torch.long, device=spans.device)
-        named = np.array([span for span, _ in away])
-        counts = remaining.scatter_add_(2, spans, (role != FREE).long()).cpu().numpy()[:, :, named]
-        gone = (counts == 0) & np.array([state == "partial" for _, state in away])
-        whole = ~gone & (counts == self._spans.host_lengths[named])
+        span_ids = np.array([span for span, _ in away])
+        counts = remaining.scatter_add_(2, spans, (role != FREE).long()).cpu().numpy()[:, :, span_ids]
+        empty = (counts == 0) & np.array([state == "partial" for _, state in away])
+        whole = ~empty & (counts == self._spans.host_lengths[span_ids])
         for layer in range(layers):
-            head, place = np.nonzero(gone[layer] | whole[layer])
-            kinds = np.where(gone[layer][head, place], "evict", "kept").tolist()
-            heads_named = head if heads > 1 else np.full(len(head), None)
-            self._log.events_of(kinds, layer if layers > 1 else None, heads_named, named[place])
+            head, place = np.nonzero(empty[layer] | whole[layer])
+            kinds = np.where(empty[layer][head, place], "evict", "kept").tolist()
+            head_numbers = head if heads > 1 else np.full(len(head), None)
+            self._log.events_of(kinds, layer if layers > 1 else None, head_numbers, span_ids[place])
 
     def _unchanging(self, retained: Kept) -> Kept:
         """Return what can be read at the end of a step: by then a method may have changed the scores that it handed
@@ -81,11 +81,11 @@ class Evictions:
         moved = cold.mask(end).cpu().long()
         counts = torch.zeros(*moved.shape[:2], self._spans.capacity + 1, dtype=torch.long)
         counts.index_add_(2, torch.where(owner < 0, self._spans.capacity, owner), moved)
-        named = np.array([ids[number] for number in placement.offload], np.int64)
-        gone = (counts.expand(*size, -1)[..., named] == 0).numpy()
+        span_ids = np.array([ids[number] for number in placement.offload], np.int64)
+        empty = (counts.expand(*size, -1)[..., span_ids] == 0).numpy()
         for layer in range(size[0]):
-            place, head = np.nonzero(gone[layer].T)
-            self._log.events_of("evict", layer, head, named[place])
+            place, head = np.nonzero(empty[layer].T)
+            self._log.events_of("evict", layer, head, span_ids[place])
 
     def log_dense(self, placement: Placement, ids: list[int]) -> None:
         """Log that dense layers keep all of the spans that others give away."""
@@ -135,8 +135,8 @@ class Evictions:
         units = [(0, 0)] if alike else list(zip(layers.tolist(), heads.tolist(), strict=True))
         score, cut = (None if t is None else t.float().cpu().numpy().copy() for t in (eviction.score, eviction.cut))
         self._log_thinner(units, alike, spans)
-        made = partial(_bag_cuts, self._log.step, units, alike, spans, where, eviction.candidates, score, cut)
-        self._log.cuts(made)
+        make_rows = partial(_bag_cuts, self._log.step, units, alike, spans, where, eviction.candidates, score, cut)
+        self._log.cuts(make_rows)
 
     def _log_thinner(self, units: Sequence[tuple[int, int]], alike: bool, spans: np.ndarray) -> None:
         """Log the spans that lost a token: 'thin' with the first one, 'evict' with the last one. units: (layer, KV
@@ -144,12 +144,12 @@ class Evictions:
         layers, heads = np.array(units, np.int64).reshape(-1, 2).T
         span = spans[layers, heads]
         remaining, length = self._left[layers, heads, span], self._spans.host_lengths[span]
-        told = (span != WINDOW) & ((remaining == 0) | (remaining == length - 1))
+        changes = (span != WINDOW) & ((remaining == 0) | (remaining == length - 1))
         kinds = np.where(remaining == 0, "evict", "thin")
-        for layer in np.unique(layers[told]).tolist():
-            at = told & (layers == layer)
-            named = np.full(int(at.sum()), None) if alike else heads[at]
-            self._log.events_of(kinds[at].tolist(), None if alike else layer, named, span[at])
+        for layer in np.unique(layers[changes]).tolist():
+            units_here = changes & (layers == layer)
+            head_numbers = np.full(int(units_here.sum()), None) if alike else heads[units_here]
+            self._log.events_of(kinds[units_here].tolist(), None if alike else layer, head_numbers, span[units_here])
 
     def take(self, position: int) -> None:
         """Give the token at `position` its slot in every bag."""
