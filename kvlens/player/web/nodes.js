@@ -27,6 +27,21 @@ export function swatch(color) {
   return node;
 }
 
+/** A swatch of diagonal lines. @param {string} color */
+export function hatched(color) {
+  const node = swatch("");
+  node.classList.add("hatched");
+  node.style.color = color;
+  return node;
+}
+
+/** A ramp of one colour between two strengths, 0..1. @param {number[]} color @param {number} from @param {number} to */
+export function fade(color, from, to) {
+  const node = textNode("", "ramp");
+  node.style.backgroundImage = `linear-gradient(to right, rgba(${color}, ${from}), rgba(${color}, ${to}))`;
+  return node;
+}
+
 /** @param {ColorTable} table */
 export function ramp(table) {
   const node = textNode("", "ramp");
