@@ -17,6 +17,8 @@ from kvlens.lab.results.gpu import (
     StepRow,
 )
 from kvlens.lab.results.offloadrow import OffloadRow
+from kvlens.methods.naming import preset_name
+from kvlens.runs.request import default_preset
 
 OUTCOMES = {True: "passed", False: "**FAILED**", None: "not compared"}
 
@@ -166,12 +168,18 @@ OFFLOAD_HEAD = (
 )
 
 
+def offload_name(row: OffloadRow) -> str:
+    """Return what the method of a run with offload is called, its stand-ins included."""
+    return preset_name(row.method, default_preset(row.method, row.model))
+
+
 def _offload(row: OffloadRow) -> list[str]:
+    name = offload_name(row)
     label = f"{row.model} in {row.dtype}, {row.context} tokens, {row.budget}"
     if row.tokens_per_s is None:
-        return [row.method, label, row.reason or "", *[""] * (len(OFFLOAD_HEAD) - 3)]
+        return [name, label, row.reason or "", *[""] * (len(OFFLOAD_HEAD) - 3)]
     return [
-        row.method,
+        name,
         label,
         f"{row.tokens_per_s:.1f} ({row.recorded_tokens_per_s or 0:.1f})",
         f"{(row.h2d_bytes or 0) / row.steps / 1e6:.2f}",

@@ -1,9 +1,11 @@
 // @ts-check
 // Small pieces of a legend. Text goes into textContent only.
 
-import { gradient } from "./color.js";
+import { css, gradient } from "./color.js";
 
 /** @import { ColorTable } from "./types.js" */
+
+const STOPS = 32; // colours of a ramp, for who draws it anew
 
 /** @param {string} text @param {string} [className] */
 export function textNode(text, className = "") {
@@ -39,6 +41,7 @@ export function hatched(color) {
 export function fade(color, from, to) {
   const node = textNode("", "ramp");
   node.style.backgroundImage = `linear-gradient(to right, rgba(${color}, ${from}), rgba(${color}, ${to}))`;
+  node.dataset.stops = Array.from({ length: STOPS }, (_, i) => `rgba(${color}, ${from + ((to - from) * i) / (STOPS - 1)})`).join(";");
   return node;
 }
 
@@ -46,5 +49,6 @@ export function fade(color, from, to) {
 export function ramp(table) {
   const node = textNode("", "ramp");
   node.style.backgroundImage = gradient(table);
+  node.dataset.stops = Array.from({ length: STOPS }, (_, i) => css(table, Math.round((i * 254) / (STOPS - 1)))).join(";");
   return node;
 }

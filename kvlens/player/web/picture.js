@@ -17,7 +17,8 @@ import { massName, Wanted } from "./wanted.js";
 
 /** @import { Cell, MapPlace, Metric, Track } from "./types.js" */
 
-const MAP_HEIGHT = 196; // px
+const MAP_HEIGHT = 196, MAP_LOW = 130; // px; the lower one where the window is
+const LOW = 800; // px
 
 export class Picture extends View {
   /** @param {Document | ShadowRoot} root */
@@ -92,7 +93,7 @@ export class Picture extends View {
     el.player.querySelector(".views")?.classList.toggle("stacked", stacked);
     this.worst = el.worst.value === "worst";
     const [wide, narrow] = stacked ? [width, width] : [Math.floor((width - 18) * 0.6), Math.floor((width - 18) * 0.4)];
-    if (run.header.spans.length) this.map.draw(this, wide, MAP_HEIGHT, theme);
+    if (run.header.spans.length) this.map.draw(this, wide, window.innerHeight < LOW ? MAP_LOW : MAP_HEIGHT, theme);
     if (this.metric) this.heads.draw({ run, step, layer: this.layer, head: this.head, metric: this.metric, range: this.range }, narrow, HeadMap.height(run.header.layers), theme);
     this.wanted.draw(this, narrow, Wanted.height, theme);
     this.tracks.draw(this, width, this.tracks.tracks.length * 60 + 34, theme);
@@ -111,6 +112,7 @@ export class Picture extends View {
     el.player.dataset.step = String(step);
     el.player.dataset.cell = `${this.layer},${this.head}`;
     el.player.dataset.frames = String(this.frames);
+    if (this.metric) el.heads.dataset.title = `${this.metric.title} (${this.metric.unit}) by layer and query head at step ${step}`;
     this.drawLegend();
     this.hoverToken(this.hovered);
     this.hoverHead(this.hoveredCell);
@@ -134,7 +136,7 @@ export class Picture extends View {
       const parts = legend.states
         ? this.seenStates().map((code) => this.stateWord(code))
         : [textNode(legend.lo ?? ""), ramp(legend.table), textNode(legend.hi ?? "")];
-      this.el.legend.replaceChildren(...parts, pair(swatch(css(legend.table, 255)), textNode(legend.missing || "not recorded")), textNode(`\u00b7 ${legend.note}`));
+      this.el.legend.replaceChildren(...parts, pair(swatch(css(legend.table, 255)), textNode(legend.missing || "not recorded")), ...(legend.note ? [textNode(`\u00b7 ${legend.note}`)] : []));
     }
     writeMapKey(this);
     if (!this.metric) return;

@@ -36,7 +36,7 @@ export class Player extends Picture {
     ]);
     el.metric.onchange = () => { this.metricName = el.metric.value; this.refresh(); this.commit(0); };
     el.fit.onchange = () => this.draw();
-    el.worst.append(new Option("of the selected head", ""), new Option("of any head", "worst"));
+    el.worst.append(new Option("selected head", ""), new Option("any head", "worst"));
     el.worst.onchange = () => this.draw();
     el.follow.onchange = () => { this.follow = el.follow.checked; this.draw(); };
     el.strip.addEventListener("wheel", () => this.setFollow(false), { passive: true });

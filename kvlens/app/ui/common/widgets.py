@@ -14,6 +14,7 @@ import streamlit as st
 
 from kvlens.app.figures.columns import column_words
 from kvlens.app.figures.methodmarks import mark
+from kvlens.app.ui.common import session
 from kvlens.store.errors import TraceError
 from kvlens.text.failures import debugging, unexpected
 from kvlens.text.plaintext import visible
@@ -101,6 +102,14 @@ def method_mark(name: str, title: str | None = None, text: str = "") -> None:
     st.html(
         f'{html.escape(text)}<span style="color:{look.color}" aria-hidden="true">{look.character}</span> {sentence}'
     )
+
+
+def condition_line(line: str) -> None:
+    """The condition of what the page shows, below its head; the images of the page's figures have it too."""
+    session.set_condition(line)
+    if line:
+        with st.container(key="condition"):
+            st.text(visible(line))
 
 
 def copy_link() -> None:
