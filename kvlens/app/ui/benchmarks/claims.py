@@ -32,7 +32,7 @@ def show_claims(model: str | None) -> None:
     try:
         frame, about = _claims(result.content, str(model))
     except (KeyError, TypeError, AttributeError):
-        error(f"The file {result.name} lacks fields this version needs; measure it again with kvlens bench claims.")
+        error(f"The file {result.name} lacks fields this version needs; measure it again.")
         return
     if frame.empty:
         st.info(plain(f"The file {result.name} holds no claims."))

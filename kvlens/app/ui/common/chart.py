@@ -34,7 +34,9 @@ def _saver(name: str, script: str, *labels: str) -> Any:
         f'<button type="button" data-format="{label.split()[0].lower()}">{label}</button>' for label in labels
     )
     css = (_FOLDER / "save.css").read_text(encoding="utf-8")
-    return st.components.v2.component(name, html=shown, css=css, js=joined(_FOLDER / script))
+    return st.components.v2.component(
+        name, html=f'<div class="formats">{shown}</div>', css=css, js=joined(_FOLDER / script)
+    )
 
 
 _save_image = _saver("kvlens_save_image", "savechart.js", "SVG image", "PNG image")
@@ -48,8 +50,9 @@ STYLE = (
     '[class*="st-key-save_"] button { pointer-events: auto; } '
     ".js-plotly-plot .modebar-group { background: transparent !important; } "
     # Text of axes, scales and legends is written in the page's own ink, on light and on dark ground.
-    ".js-plotly-plot :is(.xtick, .ytick, .ztick, .cbaxis, .g-xtitle, .g-ytitle, [class*='cbtitle']) text, "
-    ".js-plotly-plot :is(.xtitle, .ytitle, .legendtext) { fill: currentColor !important; }"
+    ".js-plotly-plot :is([class$='tick'], [class^='g-'][class$='title'], .cbaxis, [class*='cbtitle'], .legendtext, "
+    ".annotation-text) :is(text, tspan), "
+    ".js-plotly-plot :is(.legendtext, .annotation-text, text[class$='title']) { fill: currentColor !important; }"
 )
 
 
@@ -117,8 +120,8 @@ def _menu(
 def _buttons(data: Data, name: str, key: str) -> None:
     """A download button per table format."""
     frame = data() if callable(data) else data
-    for label, (ending, mime) in FORMATS.items():
-        st.download_button(
+    for column, (label, (ending, mime)) in zip(st.columns(len(FORMATS)), FORMATS.items(), strict=True):
+        column.download_button(
             f"{label} data",
             table_file(frame, ending),
             f"{name}.{ending}",

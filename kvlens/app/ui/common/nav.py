@@ -17,6 +17,8 @@ STYLE = (
     "<style>.stMainBlockContainer { padding: 3.9rem 2.4rem 3rem; } .stVerticalBlock { gap: .65rem; } "
     '.st-key-tried [data-testid="stMetricValue"] { font-size: 1.4rem; } '
     ".st-key-condition, .st-key-facts { margin-top: -.55rem; } "
+    '[data-testid="stColumn"]:has(> div > .st-key-bench_cell) { align-self: stretch; } '
+    ".st-key-bench_cell { position: sticky; top: 4rem; } "
     ".st-key-player_store { position: absolute; } "
     ".st-key-verdict { padding: .5rem .9rem; } .st-key-verdict p { font-size: .88rem; line-height: 1.4; } "
     f"{chart.STYLE}</style>"

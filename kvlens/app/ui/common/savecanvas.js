@@ -1,6 +1,7 @@
 // @ts-check
 // Saves all canvases of a component as one picture, SVG or PNG: at their places, with their key and labels, on the page's ground.
 
+import { makeRoom } from "./menuroom.js";
 import { drawPart, savedParts } from "./savekey.js";
 import { HATCH, VectorContext } from "./vector.js";
 
@@ -14,6 +15,7 @@ const [LINE, PAD] = [18, 12]; // of the caption above, and around
 
 /** @param {{ data: { key: string, name: string, caption: string }, parentElement: ShadowRoot }} component */
 export default function ({ data, parentElement }) {
+  makeRoom(data.key);
   const save = (/** @type {string} */ format) => {
     const place = document.querySelector(`.${CSS.escape("st-key-" + data.key.trim().replace(/[^a-zA-Z0-9_-]/g, "-"))}`);
     const roots = place ? [...place.querySelectorAll("*")].flatMap((node) => (node.shadowRoot ? [node.shadowRoot] : [])) : [];

@@ -15,6 +15,7 @@ import streamlit as st
 from kvlens.app.figures.columns import column_words
 from kvlens.app.figures.methodmarks import mark
 from kvlens.app.ui.common import session
+from kvlens.app.ui.common.pagewords import page_words
 from kvlens.store.errors import TraceError
 from kvlens.text.failures import debugging, unexpected
 from kvlens.text.plaintext import visible
@@ -54,8 +55,8 @@ def plain(text: str) -> str:
 
 
 def error(sentence: str, log: Iterable[str] = ()) -> None:
-    """An error box: one sentence, and the tail of a log where there is one."""
-    st.error(plain(sentence))
+    """An error box: one sentence, options in it by their fields, and the tail of a log where there is one."""
+    st.error(plain(page_words(sentence)))
     lines = list(log)
     if lines:
         st.code(visible("\n".join(lines)), language=None, wrap_lines=True, height=240)
