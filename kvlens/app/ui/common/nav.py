@@ -43,6 +43,7 @@ def navigation() -> Page:
             st.Page("pages/memory.py", title="Memory", url_path="memory"),
             st.Page("pages/compare.py", title="Compare", url_path="compare"),
             st.Page("pages/benchmarks.py", title="Benchmarks", url_path="benchmarks"),
+            st.Page("pages/own_method.py", title="Own method", url_path="own_method"),
         ],
         position="top",
     )
