@@ -44,8 +44,8 @@ def facts(reader: TraceReader) -> None:
     with st.container(key="facts"):
         st.text(
             visible(
-                f"{expected}{fed}: {in_a_line(output_text(reader))} · {counted(reader.n_steps, 'step')} · {limit} · "
-                f"{meta.device}, {drawn}seed {meta.seed} · {passed}{kept}"
+                f"{expected}{fed}: {in_a_line(output_text(reader))} · {limit} · {counted(reader.n_steps, 'step')} · "
+                f"{meta.device}, {meta.dtype} · {drawn}seed {meta.seed} · {passed}{kept}"
             )
         )
     if len(checks) and not checks["passed"].all():

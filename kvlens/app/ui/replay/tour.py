@@ -56,6 +56,8 @@ def marks(loss: Verdict, how: Severity, tried: Counterfactual | None) -> list[di
         )
         if red(missed):
             missed_sentence += " The cache map shows it red."
+        elif hatched(missed):
+            missed_sentence += " The cache map shows it hatched red: only its summary was read."
         why = f"The record says so: {missed.reason.says}."
     back = "The outcome comes here: the answer before and after, and what holding it would have cost."
     if tried is not None:
@@ -111,6 +113,11 @@ def red(missed: Missed) -> bool:
     """Whether the cache map shows the whole of the span as a hole; of one that is there in part it shows tokens."""
     whole = missed.kind != "window" and missed.state != "partial"
     return whole and missed.unread is not None and missed.unread >= LEAST_HOLE
+
+
+def hatched(missed: Missed) -> bool:
+    """Whether the cache map hatches the span: attended as its summary alone, which got less than full KV gives it."""
+    return missed.kind != "window" and missed.state == "coarse" and missed.regret >= LEAST_HOLE
 
 
 def _line(text: str | None) -> str:
