@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from kvlens.app import gallery
-from kvlens.app.gallery.story import METHOD, story, story_of
+from kvlens.app.gallery.story import story, story_of
 from kvlens.rows import SPAN_STATES
 
 
 def test_the_committed_story_is_that_of_the_recorded_runs(tmp_path: Path) -> None:
-    (loss,) = (loss for loss in gallery.losses() if loss.method == METHOD)
+    (loss,) = (loss for loss in gallery.losses() if loss.method == story().method)
     gallery.bring(loss, tmp_path)
     assert story_of(loss, tmp_path) == story()
 

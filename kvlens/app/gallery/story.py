@@ -19,8 +19,6 @@ from kvlens.store.reader import TraceReader
 from kvlens.text.passages import passage
 
 FILE = Path(__file__).with_name("story.json")
-METHOD = "streaming_llm"
-"""the loss that is told: what was missed was evicted, so that nothing of it is left"""
 QUOTED = 60
 """characters of the span's text"""
 
