@@ -260,8 +260,8 @@ def write_story(loss: gallery.Loss) -> None:
     """Writes the story of the first page from the runs that are handed on with a loss."""
     with tempfile.TemporaryDirectory() as runs:
         take_in(gallery.FOLDER / loss.file, Path(runs), (loss.uid, loss.held.uid))
-        told = story.story_of(loss, Path(runs))
-    story.FILE.write_text(told.model_dump_json(indent=1) + "\n", encoding="utf-8")
+        recorded_story = story.story_of(loss, Path(runs))
+    story.FILE.write_text(recorded_story.model_dump_json(indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -43,13 +43,13 @@ def is_method_file(name: str) -> bool:
 def read_method(name: str) -> type[Method]:
     """Run a file, register the method that it defines and return it. name: 'FILE.py', or 'FILE.py:NAME' of a file with
     several. Raises MethodFileRefused."""
-    stem, separator, wanted = name.partition(f"{SUFFIX}:")
+    stem, separator, chosen_name = name.partition(f"{SUFFIX}:")
     path = Path(stem + SUFFIX if separator else name).expanduser()
     defined = _defined(_executed(path))
-    if wanted:
-        defined = [method for method in defined if method.name == wanted]
+    if chosen_name:
+        defined = [method for method in defined if method.name == chosen_name]
     if not defined:
-        raise MethodFileRefused("no_method", path, f"named '{wanted}'" if wanted else "")
+        raise MethodFileRefused("no_method", path, f"named '{chosen_name}'" if chosen_name else "")
     if len(defined) > 1:
         raise MethodFileRefused("several_methods", path, ", ".join(method.name for method in defined))
     try:

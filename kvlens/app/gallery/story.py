@@ -72,10 +72,10 @@ def story() -> Story:
 def story_of(loss: gallery.Loss, runs: Path) -> Story:
     """Return the story of a loss from its two runs in the folder `runs`. Raises TraceError where they lack it."""
     with TraceReader.open(runs, loss.uid) as reader, TraceReader.open(runs, loss.held.uid) as repaired:
-        found = verdict(reader)
-        if found is None or found.missed is None:
+        loss_verdict = verdict(reader)
+        if loss_verdict is None or loss_verdict.missed is None:
             raise TraceError(f"Run {loss.uid} has no loss with a missed span.")
-        missed, tokens = found.missed, reader.tokens()
+        missed, tokens = loss_verdict.missed, reader.tokens()
         text = " ".join(passage(tokens, missed.tok_start, missed.tok_end).split())
         needle = _needle(reader)
         return Story(

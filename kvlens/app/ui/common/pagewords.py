@@ -24,4 +24,4 @@ _OPTION = re.compile(r"(?<![\w-])--([a-z][a-z-]*[a-z])")
 def page_words(sentence: str) -> str:
     """Return a sentence with its options named as the pages name them: 'raise --budget to 0.3' says 'raise Budget to
     0.3', and '--set keep=0.3' 'the parameter keep=0.3'. An option without a field is called by its name."""
-    return _OPTION.sub(lambda found: FIELDS.get(found[1], found[1]), _SET.sub("the parameter ", sentence))
+    return _OPTION.sub(lambda option: FIELDS.get(option[1], option[1]), _SET.sub("the parameter ", sentence))

@@ -44,11 +44,11 @@ def hero(buttons: Callable[[], None]) -> None:
 
 def moving_picture() -> None:
     """A recorded loss and its repair, played in the page from the gallery's story."""
-    told = story()
-    data = told.model_dump(exclude={"method", "held_bytes", "uid"})
+    recorded_story = story()
+    data = recorded_story.model_dump(exclude={"method", "held_bytes", "uid"})
     data |= {
-        "method": preset_name(told.method, None),
-        "cost": si_bytes(told.held_bytes),
+        "method": preset_name(recorded_story.method, None),
+        "cost": si_bytes(recorded_story.held_bytes),
         "states": [STATES[state] for state in SPAN_STATES],
     }
     _picture(key="story", data=data)

@@ -150,8 +150,8 @@ def _result(result: dict[str, Any]) -> None:
         column_config={"smallest case that fails": st.column_config.TextColumn(width="large")},
     )
     if result["refused"]:
-        first = widgets.plain(str(result["refused"][0]))
-        st.caption(f"{counted(len(result['refused']), 'case')} refused by the method, the first: {first}")
+        sentence = widgets.plain(str(result["refused"][0]))
+        st.caption(f"{counted(len(result['refused']), 'case')} refused by the method, the first: {sentence}")
     st.caption(
         "Small random models and the demo model, in float32 and bfloat16. A package that announces the method "
         "brings it into every form: docs/adding-a-method.md."

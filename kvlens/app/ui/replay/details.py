@@ -38,14 +38,14 @@ def facts(reader: TraceReader) -> None:
         f"self-checks passed {int(checks['passed'].sum())}/{len(checks)}" if len(checks) else "self-checks not recorded"
     )
     drawn = f"temperature {meta.temperature:g}, top-p {meta.top_p or 1:g}, " if meta.temperature else ""
-    kept = " · prompt kept from an earlier run" if meta.prompt_kept else ""
+    reuse = " · prompt kept from an earlier run" if meta.prompt_kept else ""
     fed = "Fed, full KV's tokens" if meta.forced else "Generated"
     expected = f"Expected answer: {in_a_line(str(meta.answer))} · " if meta.answer else ""
     with st.container(key="facts"):
         st.text(
             visible(
                 f"{expected}{fed}: {in_a_line(output_text(reader))} · {limit} · {counted(reader.n_steps, 'step')} · "
-                f"{meta.device}, {meta.dtype} · {drawn}seed {meta.seed} · {passed}{kept}"
+                f"{meta.device}, {meta.dtype} · {drawn}seed {meta.seed} · {passed}{reuse}"
             )
         )
     if len(checks) and not checks["passed"].all():

@@ -103,8 +103,8 @@ def lines(reader: TraceReader, loss: Verdict) -> list[str]:
     missed = loss.missed
     if missed is None:
         words = unmissed_words(loss, how)
-        what = plain(f"{words[0].upper()}{words[1:]}.") if loss.nothing_missed else ""
-        sentences.append(what or f"**Missed most**: not recorded at this step{plain(sampling(reader))}.")
+        sentence = plain(f"{words[0].upper()}{words[1:]}.") if loss.nothing_missed else ""
+        sentences.append(sentence or f"**Missed most**: not recorded at this step{plain(sampling(reader))}.")
         return sentences
     group = reader.q_heads // reader.kv_heads
     effect = f" · {plain(missed.effect_words())}" if missed.effect_words() else ""
