@@ -3,8 +3,8 @@
 
 /** @import { Context } from "./types.js" */
 
-const GAP = 6; // px between lines, measured across
-const LINE = 2; // px
+const HATCH_GAP = 6; // px between lines, measured across
+const HATCH_LINE = 2; // px
 
 /**
  * Lines from the lower left to the upper right, in phase with those of all other boxes.
@@ -12,7 +12,7 @@ const LINE = 2; // px
  */
 export function drawHatch(ctx, { x, y, width, height }, color) {
   ctx.strokeStyle = color;
-  ctx.lineWidth = LINE;
+  ctx.lineWidth = HATCH_LINE;
   ctx.beginPath();
   for (const [x0, y0, x1, y1] of hatchLines(x, y, width, height)) {
     ctx.moveTo(x0, y0);
@@ -24,14 +24,14 @@ export function drawHatch(ctx, { x, y, width, height }, color) {
 }
 
 /**
- * The lines x + y = k * GAP inside a box: [x0, y0, x1, y1], lower left first.
+ * The lines x + y = k * HATCH_GAP inside a box: [x0, y0, x1, y1], lower left first.
  * @param {number} x @param {number} y @param {number} width @param {number} height @returns {[number, number, number, number][]}
  */
 export function hatchLines(x, y, width, height) {
   /** @type {[number, number, number, number][]} */
   const lines = [];
   const last = x + y + width + height;
-  for (let sum = Math.ceil((x + y) / GAP) * GAP; sum <= last; sum += GAP) {
+  for (let sum = Math.ceil((x + y) / HATCH_GAP) * HATCH_GAP; sum <= last; sum += HATCH_GAP) {
     const left = Math.max(x, sum - y - height), right = Math.min(x + width, sum - y);
     if (right > left) lines.push([left, sum - left, right, sum - right]);
   }
