@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kvlens import methods
 from kvlens.lab.gpu.rates import WORDS, words
 from kvlens.lab.gpu.settings import title
 from kvlens.lab.results.gpu import (
@@ -169,8 +170,10 @@ OFFLOAD_HEAD = (
 
 
 def offload_name(row: OffloadRow) -> str:
-    """Return what the method of a run with offload is called, its stand-ins included."""
-    return preset_name(row.method, default_preset(row.method, row.model))
+    """Return what the method of a run with offload is called, its stand-ins included; its name if it is not installed
+    here."""
+    installed = row.method in methods.registry()
+    return preset_name(row.method, default_preset(row.method, row.model)) if installed else row.method
 
 
 def _offload(row: OffloadRow) -> list[str]:
