@@ -123,9 +123,11 @@ def _states(spans: pd.DataFrame, changes: pd.DataFrame, step: int, end: int) -> 
     """The spans that there are at a step, windows first: others are laid over them. end: positions written."""
     latest = changes[changes["step"] <= step].drop_duplicates("span", keep="last").set_index("span")["state"]
     living = spans[(spans["born_step"] <= step) & ~(spans["died_step"] <= step)]
+    ordered = living.sort_values("kind", key=lambda kinds: kinds != "window", kind="stable")
+    columns = [ordered[name].tolist() for name in ("span", "kind", "tok_start", "tok_end")]
     rows = [
-        (int(row.tok_start), end if row.kind == "window" else min(int(row.tok_end), end), str(latest.get(row.span)))
-        for row in living.sort_values("kind", key=lambda kinds: kinds != "window", kind="stable").itertuples()
+        (int(start), end if kind == "window" else min(int(stop), end), str(latest.get(span)))
+        for span, kind, start, stop in zip(*columns, strict=True)
     ]
     return tuple((start, stop, SPAN_STATES.index(state)) for start, stop, state in rows if state in SPAN_STATES)
 

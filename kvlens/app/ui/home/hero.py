@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib.resources import files
+from pathlib import Path
 
 import streamlit as st
 
@@ -15,7 +15,7 @@ from kvlens.rows import SPAN_STATES
 from kvlens.text.units import si_bytes
 from kvlens.text.words import STATES
 
-_FOLDER = files(__package__)
+_FOLDER = Path(__file__).parent
 SENTENCE = (
     "See which part of a prompt a KV-cache method lost, which head wanted it, why it was gone, and what brings the "
     "answer back."
