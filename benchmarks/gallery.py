@@ -1,4 +1,5 @@
-"""Makes the gallery of recorded losses: `kvlens/app/gallery/losses.json` and a file of two runs per method.
+"""Makes the gallery of recorded losses: `kvlens/app/gallery/losses.json`, a file of two runs per method, and the story
+that the first page plays (`story.json`).
 
 Usage: python -m benchmarks.gallery [--methods NAMES] [--keep FOLDER] [--doc]. For each method the lengths and, under
 each, the seeds are gone through in order, from another seed on for each method; the first prompt whose answer full KV
@@ -23,7 +24,8 @@ import torch
 from benchmarks.gallery_page import DOC, with_losses
 from kvlens import methods, tasks
 from kvlens.app import gallery
-from kvlens.app.gallery.bundle import hand_on
+from kvlens.app.gallery import story
+from kvlens.app.gallery.bundle import hand_on, take_in
 from kvlens.app.ui.replay.lenschoices import choices_of
 from kvlens.engine.engine import Engine
 from kvlens.engine.models import load
@@ -48,6 +50,8 @@ from kvlens.text.prompts import PromptText, tokenize
 
 METHODS = ("sekv", "chess", "freekv", "sentkv", "compresskv", "snapkv", "streaming_llm", "h2o", "keydiff")
 """the papers' five, and four that everybody knows"""
+STORY = "streaming_llm"
+"""the loss that the first page plays: what was missed was evicted, so that nothing of it is left"""
 BUDGET = "20%"
 TASK, LENGTHS, SEEDS, STEPS = "niah_single", (384, 512, 640), 20, 8
 LEFT = 0.1
@@ -248,6 +252,16 @@ def main() -> None:
             ordered = [losses[name].model_dump() for name in METHODS if name in losses]
             text = json.dumps({"about": provenance, "losses": ordered}, ensure_ascii=False, indent=1)
             gallery.INDEX.write_text(text + "\n", encoding="utf-8")
+    if STORY in names and STORY in losses:
+        write_story(losses[STORY])
+
+
+def write_story(loss: gallery.Loss) -> None:
+    """Writes the story of the first page from the runs that are handed on with a loss."""
+    with tempfile.TemporaryDirectory() as runs:
+        take_in(gallery.FOLDER / loss.file, Path(runs), (loss.uid, loss.held.uid))
+        recorded_story = story.story_of(loss, Path(runs))
+    story.FILE.write_text(recorded_story.model_dump_json(indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

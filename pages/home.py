@@ -1,4 +1,4 @@
-"""Runs: what there is to look at; with no runs, what kvlens does and one button to begin."""
+"""The first page: what kvlens is, a loss and its repair as a moving picture, the runs there are, recorded losses."""
 
 import streamlit as st
 
@@ -8,30 +8,14 @@ from kvlens.app.ui.common.submit import sample_buttons
 from kvlens.app.ui.home.causes import why_lost
 from kvlens.app.ui.home.chosen import chosen
 from kvlens.app.ui.home.gallery import shelf
-from kvlens.app.ui.home.picture import picture
+from kvlens.app.ui.home.hero import hero
 from kvlens.app.ui.home.runlist import run_list
 
 nav.enter()
-st.subheader("Runs")
+hero(sample_buttons)
 table = data.runs()
-if table.empty:
-    st.text(
-        "kvlens runs a language model under a KV-cache method and logs every decision: per step, layer and head.\n"
-        "Then it replays the generation token by token: what the method kept, what it read, what it moved and "
-        "what that cost."
-    )
-    sample_buttons()
-    shelf(folded=False)
-    st.page_link(
-        "pages/run.py", label="Or set up your own run: your prompt, any method and budget", icon=":material/tune:"
-    )
-    st.page_link(
-        "pages/benchmarks.py",
-        label="Or start from a lost answer: what each method finds, by depth and length",
-        icon=":material/grid_on:",
-    )
-    picture()
-else:
+if not table.empty:
+    st.subheader("Runs", anchor=False)
     ticked = run_list(table)
     if ticked:
         chosen(table, ticked)
@@ -43,6 +27,14 @@ else:
             "what it was fed, full KV's tokens."
         )
         why_lost(table)
-        sample_buttons()
     race_list()
-    shelf(folded=True)
+shelf()
+if table.empty:
+    st.page_link(
+        "pages/run.py", label="Or set up your own run: your prompt, any method and budget", icon=":material/tune:"
+    )
+    st.page_link(
+        "pages/benchmarks.py",
+        label="Or start from a lost answer: what each method finds, by depth and length",
+        icon=":material/grid_on:",
+    )

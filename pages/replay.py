@@ -33,6 +33,7 @@ def body() -> None:
     lensview.panel(reader, chosen)
     player(*player_payloads(reader, chosen, session.revision()), on_commit)
     details.player_menu(reader, chosen, KEY)
+    lensview.below(reader, chosen)
     with st.expander("Tables of this step: what was wanted, attended, moved and decided"):
         left, right = st.columns([11, 9], gap="medium")
         with left:

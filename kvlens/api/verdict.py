@@ -70,6 +70,8 @@ class Verdict:
         if self.span is not None:
             where = f"span {self.span} (tokens {self.tok_start}-{(self.tok_end or 1) - 1}, {_excerpt(self.text or '')})"
             sentence += f", missed most by L{self.layer} KV{self.kv_head}: {where}; {self.why}"
+        elif self.why:
+            sentence += f", {self.why}"
         return f"{sentence}{_answer(self.right)}{_restored(self.restored)}."
 
     __repr__ = __str__
@@ -77,7 +79,7 @@ class Verdict:
 
 def read_verdict(reader: TraceReader) -> Verdict:
     """Return the verdict on a stored run, from recorded columns alone."""
-    from kvlens.lens.severity import right, severity
+    from kvlens.lens.severity import right, severity, unmissed_words
     from kvlens.lens.verdict import verdict
 
     loss, answer = verdict(reader), right(reader)
@@ -85,8 +87,10 @@ def read_verdict(reader: TraceReader) -> Verdict:
     if loss is None:
         compared = len(reader.loss()) > 0
         return Verdict("kept" if compared else "not_compared", answer, restored=restored)
-    outcome = "diverged" if severity(reader, loss).mild else "lost"
-    unexplained = Verdict(outcome, answer, loss.step, loss.expected, loss.got, loss.kl, restored=restored)
+    cost = severity(reader, loss)
+    outcome = "diverged" if cost.mild else "lost"
+    why = unmissed_words(loss, cost) if loss.nothing_missed else None
+    unexplained = Verdict(outcome, answer, loss.step, loss.expected, loss.got, loss.kl, why=why, restored=restored)
     if (missed := loss.missed) is None:
         return unexplained
     texts = reader.tokens()["text"].tolist()

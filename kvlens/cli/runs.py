@@ -58,7 +58,7 @@ def runs_list(
     from kvlens import methods
     from kvlens.lens.listing import Search
     from kvlens.lens.runlist import search_runs
-    from kvlens.methods.naming import titled
+    from kvlens.methods.naming import recorded_stand_in, titled
     from kvlens.models.find import short_model
 
     query, folder = Search(text or "", method, model, outcome, tag), runs_folder(runs)
@@ -103,8 +103,8 @@ def runs_list(
     listed["tags"] = listed["tags"].map(", ".join)
     listed["model"] = listed["model"].map(lambda name: short_model(name) if isinstance(name, str) else name)
     listed["method"] = [
-        titled(name, words) if isinstance(name, str) else name
-        for name, words in zip(listed["method"], listed["stand_in"], strict=True)
+        titled(row["method"], recorded_stand_in(row)) if isinstance(row["method"], str) else row["method"]
+        for row in listed.to_dict("records")
     ]
     listed = listed.rename(columns={"held_to": "held to", "dtype": "KV in"})
     shown = [name for name in columns if name not in ("name", "tags") or listed[name].map(len).any()]

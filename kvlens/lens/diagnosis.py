@@ -9,14 +9,14 @@ from pathlib import Path
 
 from kvlens.lens.knob import limit_of
 from kvlens.lens.listing import budget_of
-from kvlens.lens.severity import severity
+from kvlens.lens.severity import severity, unmissed_words
 from kvlens.lens.verdict import verdict
 from kvlens.memory.budget import NO_LIMIT, Budget, in_words
 from kvlens.methods.naming import stand_in
 from kvlens.store.cells import records
 from kvlens.store.reader import TraceError, TraceReader, list_runs
 
-NOT_RECORDED = "not_recorded"
+NOT_RECORDED, NOTHING_MISSED = "not_recorded", "nothing_missed"
 """the kind of a loss whose full attention was not recorded at its step"""
 
 
@@ -54,7 +54,7 @@ class Lost:
     outcome: str
     """as Severity.words has it"""
     kind: str
-    """one of lens.reasons.KINDS, or NOT_RECORDED"""
+    """one of lens.reasons.KINDS, NOT_RECORDED or NOTHING_MISSED"""
     says: str
     layer: int | None = None
     kv_head: int | None = None
@@ -162,6 +162,8 @@ def _lost(reader: TraceReader) -> Lost | str | None:
         outcome.words(),
     )
     if missed is None:
+        if whole is not None and whole.nothing_missed:
+            return Lost(*about, NOTHING_MISSED, unmissed_words(whole, outcome), stand_in=words)
         return Lost(*about, NOT_RECORDED, "full attention by span was not recorded at its step", stand_in=words)
     return Lost(
         *about,

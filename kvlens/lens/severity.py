@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from kvlens import tasks
-from kvlens.lens.verdict import Verdict, verdict
+from kvlens.lens.verdict import LEAST_EFFECT, LEAST_MASS, Verdict, verdict
 from kvlens.meta import RunMeta
 from kvlens.store.reader import TraceReader
 
@@ -79,6 +79,17 @@ class Severity:
         if self.near_tie:
             parts.append(f"a near tie: its logit is {self.margin:.2g} above, less than {NEAR_TIE}")
         return "; ".join(parts)
+
+
+def unmissed_words(loss_verdict: Verdict, cost: Severity) -> str:
+    """Return why a verdict names no span: 'near tie, nothing missed: ...', 'nothing missed: ...' or 'not recorded'."""
+    if not loss_verdict.nothing_missed:
+        return "not recorded"
+    tie = "near tie, " if cost.near_tie else ""
+    return (
+        f"{tie}nothing missed: no span lost {LEAST_MASS:.1%} of a KV head's attention or moved the choice by "
+        f"{LEAST_EFFECT:g} logits"
+    )
 
 
 def severity(reader: TraceReader, loss_verdict: Verdict) -> Severity:

@@ -17,6 +17,9 @@ from kvlens.lens.reasons import Reason, reason
 from kvlens.memory.ranges import joined
 from kvlens.store.reader import TraceReader
 
+LEAST_MASS, LEAST_EFFECT = 0.005, 0.05
+"""share of full KV's attention (regret, or unread), and logits of effect: below both nothing is called missed"""
+
 
 def choices_in_words(steps: Sequence[int]) -> str:
     """Return 'the choice', or 'the 4 choices at lost steps 2-5'."""
@@ -107,7 +110,10 @@ class Verdict:
     unnamed_bytes: int
     """of these, bytes of copies that name no span"""
     missed: Missed | None
-    """None: full attention's masses were not recorded at this step, or nothing was missed at it"""
+    """None: full attention's masses were not recorded at this step, or nothing was missed at it (`nothing_missed`)"""
+    nothing_missed: bool = False
+    """full attention's masses were recorded at this step, and nothing was missed at it by `LEAST_MASS` or
+    `LEAST_EFFECT`"""
     lost_inside: Line | None = None
     """the tokens with most full attention that no span's regret shows, since the rest of their span was read"""
 
@@ -135,6 +141,7 @@ def verdict(reader: TraceReader, missed: bool = True) -> Verdict | None:
     step = int(first_loss["step"])
     moved = reader.transfers(step=step)
     moved = moved[moved["direction"] == "h2d"]
+    worst = missed_most(reader, step, moved) if missed else None
     return Verdict(
         step,
         becoming(reader, step, str(first_loss["ref_text"]), reader.meta.reference_output),
@@ -144,16 +151,19 @@ def verdict(reader: TraceReader, missed: bool = True) -> Verdict | None:
         float(first_loss["logprob"]),
         int(moved["bytes"].sum()),
         int(moved.loc[moved["span"].isna(), "bytes"].sum()),
-        missed_most(reader, step, moved) if missed else None,
+        worst,
+        missed and worst is None and len(reader.triples(step)) > 0,
         next(iter(inside(reader, step)), None) if missed else None,
     )
 
 
 def missed_most(reader: TraceReader, step: int, moved: pd.DataFrame | None = None) -> Missed | None:
-    """Return what was missed at a step and comes first in the lens's order. `moved`: the step's copies to
-    the device, if they are at hand."""
+    """Return what was missed at a step and comes first in the lens's order; None if nothing was missed by `LEAST_MASS`
+    or `LEAST_EFFECT`. `moved`: the step's copies to the device, if they are at hand."""
     triples = ordered(reader, step)
     triples = triples[(triples["regret"] > 0) | (triples["unread"] > 0)]
+    shares = triples[["regret", "unread"]].max(axis=1)
+    triples = triples[(shares >= LEAST_MASS) | (triples["effect"] >= LEAST_EFFECT)]
     if triples.empty:
         return None
     worst = triples.iloc[0]

@@ -56,6 +56,22 @@ def preset_name(method: str, preset: str | None, overrides: Mapping[str, Any] | 
     return display_name(method, dataclasses.asdict(params))
 
 
+def recorded_stand_in(row: Mapping[Any, Any]) -> str:
+    """Return the stand-ins of a run's method, of a row of `store.catalog.list_runs`. A run.json from before kvlens
+    recorded them has no number format either: its preset says what was untrained."""
+    method, words = row.get("method"), row.get("stand_in")
+    if isinstance(words, str) or isinstance(row.get("dtype"), str) or not isinstance(method, str):
+        return words if isinstance(words, str) else ""
+    kind, preset = _installed(method), row.get("preset")
+    if kind is None:
+        return ""
+    try:
+        params = make_parameters(kind, preset if isinstance(preset, str) else None, {})
+    except ValueError:
+        return ""
+    return stand_in(method, dataclasses.asdict(params))
+
+
 def run_name(meta: RunMeta) -> str:
     """Return what a stored run's method is called, by the parameters that it ran with. A method that is not installed
     here is called by its name, and by what its run recorded."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from kvlens import methods
+from kvlens.lens.condition import condition
 from kvlens.lens.knob import limit_with_format
-from kvlens.lens.severity import severity
+from kvlens.lens.severity import severity, unmissed_words
 from kvlens.lens.verdict import Missed, Verdict
 from kvlens.methods.naming import run_name
 from kvlens.store.reader import TraceReader
@@ -21,14 +22,13 @@ def method_title(reader: TraceReader) -> str:
 
 
 def facts(reader: TraceReader) -> list[tuple[str, str]]:
-    """Return (label, value) of the run: model, method, budget, prompt tokens, decode steps, uid."""
+    """Return (label, value) of the run: condition, method, budget, decode steps, uid."""
     meta = reader.meta
     preset = f", preset {meta.preset}" if meta.preset else ""
     return [
-        ("model", str(meta.model)),
+        ("condition", condition([meta])),
         ("method", f"{method_title(reader)}{preset}"),
         ("budget", limit_with_format(meta)),
-        ("prompt", f"{meta.prompt_tokens:,} tokens"),
         ("decode steps", f"{reader.n_steps:,}"),
         ("run", reader.uid),
     ]
@@ -42,6 +42,9 @@ def verdict_sentences(reader: TraceReader, found: Verdict | None) -> list[str]:
     means = how.sentence()
     ending = f" {means[0].upper()}{means[1:]}." if means else ""
     loss = f"{how.headline(found.step)}. Full KV's token is {found.expected!r}, this run's is {found.got!r}.{ending}"
+    if found.missed is None:
+        words = unmissed_words(found, how)
+        return [loss, f"What was missed: {words}."]
     return [loss, *_missed(reader, found.missed)]
 
 
@@ -53,9 +56,7 @@ def _no_loss(reader: TraceReader) -> str:
     return "The loss against full KV was not recorded."
 
 
-def _missed(reader: TraceReader, missed: Missed | None) -> list[str]:
-    if missed is None:
-        return ["The span missed most at this step was not recorded."]
+def _missed(reader: TraceReader, missed: Missed) -> list[str]:
     text = " ".join(passage(reader.tokens(), missed.tok_start, missed.tok_end).split())
     quoted = text if len(text) <= QUOTED else f"{text[:QUOTED].rstrip()}…"
     state = "" if missed.state is None else f", {STATES[missed.state]}"

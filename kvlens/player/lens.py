@@ -151,15 +151,15 @@ def read_wanted(reader: TraceReader, layer: int, head: int) -> Wanted | None:
 
 
 def wanted_arrays(records: Wanted | None, n_steps: int, index: pd.Series) -> dict[str, np.ndarray]:
-    """Return the records as arrays for the player: rows of spans (`index`: span -> its place) with full, own, mass and
-    hole (of full, the share attended in no form), the lost tokens, and the tails float32 [steps], NaN if not
+    """Return the records as arrays for the player: rows of spans (`index`: span -> its place) with full, own, mass,
+    regret and hole (of full, the share attended in no form), the lost tokens, and the tails float32 [steps], NaN if not
     recorded."""
     if records is None:
         return {}
     table = records.listed.assign(hole=records.listed["unread"].fillna(records.listed["regret"]))
     tail = np.full(n_steps, np.nan, np.float32)
     tail[records.tails["step"].to_numpy(np.int64)] = records.tails["tail_full"]
-    rows = sparse("wanted", table, n_steps, index, ("full", "own", "mass", "hole"))
+    rows = sparse("wanted", table, n_steps, index, ("full", "own", "mass", "hole", "regret"))
     return rows | lost_rows(records.lost, n_steps) | {"wanted_tail": tail}
 
 

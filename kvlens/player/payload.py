@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from kvlens.lens.condition import condition
 from kvlens.lens.verdict import Verdict
 from kvlens.player import lens
 from kvlens.player.codec import pack, quantise
@@ -105,6 +106,7 @@ def run_payload(
         "reference": reader.has_reference_masses(),
         "sampling": lens.sampling(reader),
         "sampled": np.isin(np.arange(reader.n_steps), reader.regret_by_step()["step"]).tolist(),
+        "condition": condition([reader.meta]),
     }
     return pack(header, arrays)
 

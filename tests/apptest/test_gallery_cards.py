@@ -59,11 +59,13 @@ def test_a_click_brings_the_loss_and_opens_it_where_it_was_lost(visit: Visit, tm
     assert f"Answer with it held: {LOSS.held.answer}" in text
 
 
-def test_with_runs_the_cards_are_folded(visit: Visit, tmp_path: Path) -> None:
+def test_the_cards_stay_where_there_are_runs(visit: Visit, tmp_path: Path) -> None:
     write_lens_runs(tmp_path)
-    (shelf,) = visit(tmp_path).expander
-    assert shelf.label.startswith("Recorded losses of smollm2")
-    assert not shelf.proto.expanded
+    app = visit(tmp_path)
+    assert len(app.dataframe) == 1
+    assert not app.expander
+    for loss in gallery.losses():
+        assert opener(app, loss)
 
 
 def test_a_file_that_is_missing_is_one_sentence(visit: Visit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,17 +85,21 @@ def test_the_marks_come_unasked_in_the_gallery_and_are_offered_elsewhere(visit: 
         "Lost here",
         "Wanted this",
         "Why it was missed",
+        "See it on the map",
+        "Find the head",
+        "Play it",
         "Hold it",
         "Is it back?",
     ]
     assert LOSS.why in marks[2]["text"]
-    assert "red" not in marks[1]["text"]  # only its summary was read, which is no hole
-    assert repr(LOSS.held.answer) in marks[4]["text"]
-    assert marks[4]["within"] == ".st-key-tried"
+    assert "hatched red" in marks[1]["text"]  # only its summary was read
+    assert [mark["inside"] for mark in marks[3:6]] == ["#map", "#heads", "#play"]
+    assert repr(LOSS.held.answer) in marks[-1]["text"]
+    assert marks[-1]["within"] == ".st-key-tried"
     lens = write_lens_runs(tmp_path)
     told = tour(visit(tmp_path, "replay", run=lens.lost))
     assert told["unasked"] is False
-    assert told["marks"][4]["within"] == ".st-key-hold_resident"  # type: ignore[index]
+    assert told["marks"][-1]["within"] == ".st-key-hold_resident"  # type: ignore[index]
 
 
 def test_the_marks_say_red_where_the_map_draws_the_span_as_a_hole(tmp_path: Path) -> None:
@@ -114,7 +120,7 @@ def test_the_marks_say_red_where_the_map_draws_the_span_as_a_hole(tmp_path: Path
                 for i in range(first, last)
                 if arrays["worst_hole"][i] >= 65534 * LEAST_HOLE and missed.state != "partial"
             }
-        said[loss.method] = told.endswith("The cache map below shows it red.")
+        said[loss.method] = told.endswith("The cache map shows it red.")
         assert said[loss.method] == (missed.span in holes), loss.method
     assert set(said.values()) == {True, False}
 

@@ -18,7 +18,7 @@ def test_a_deep_link_is_restored_as_the_first_visit_of_a_server(
     expect(player).to_have_attribute("data-step", "7")
     expect(player).to_have_attribute("data-cell", "2,5")
     expect(page.get_by_role("dialog")).to_have_count(0)
-    expect(page.get_by_test_id("stTopNavLink")).to_have_count(10)
+    expect(page.get_by_test_id("stTopNavLink")).to_have_count(11)
     expect(page.get_by_test_id("stSidebarNav")).to_have_count(0)
     page.get_by_text("Tables of this step").click()
     expect(page.get_by_text("What L2 Q5 (KV1) attended at step 7")).to_be_visible()

@@ -1,7 +1,8 @@
 // The cache map's grid and its holes, without a canvas.
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { holesAt, sampledAt } from "../../kvlens/player/web/holes.js";
+import { hatchLines } from "../../kvlens/player/web/hatch.js";
+import { anySummaryHole, holeStrength, holesAt, sampledAt } from "../../kvlens/player/web/holes.js";
 import { MapGrid, niceStride } from "../../kvlens/player/web/mapgrid.js";
 import { SpanClock } from "../../kvlens/player/web/spans.js";
 import { madeRun, madeSlice } from "./runs.js";
@@ -19,6 +20,38 @@ test("a hole is the span that was not attended; of a partly evicted span it is t
   assert.deepEqual(brief(holesAt(view(false), 0)), [[2, 4, 1, 0.4, null]], "span 0 lost less than the least");
   assert.deepEqual(brief(holesAt(view(false), 1)), [[3, 4, 1, 0.45, null]]);
   assert.deepEqual(holesAt(view(false), 3), []);
+});
+
+test("what a summary did not get is a hole of its own kind, unless it is less than the least", () => {
+  const shown = view(false);
+  shown.slice.arrays.change_state[3] = 1; // span 1 is a summary from step 1 on
+  Object.assign(shown.slice.arrays, { wanted_hole: Uint16Array.from([0, 0, 0]), lost_start: Int32Array.from([0, 0, 0, 0, 0]) });
+  shown.clock.setSlice(shown.slice);
+  assert.deepEqual(holesAt(shown, 0), [], "attended otherwise than as a summary");
+  assert.deepEqual(brief(holesAt(shown, 1)), [[2, 4, 1, 0.5, null]]);
+  assert.deepEqual([holesAt(shown, 1)[0].summary, anySummaryHole(shown, 4)], [true, true]);
+  shown.slice.arrays.wanted_regret[2] = 60;
+  assert.deepEqual([holesAt(shown, 1), anySummaryHole(shown, 4)], [[], false]);
+  assert.deepEqual(holesAt({ ...shown, worst: true }, 0).map((hole) => hole.summary), [false]);
+});
+
+test("a hole is the redder the more it is of full KV's attention", () => {
+  const strengths = [0.01, 0.1, 0.3, 0.9].map(holeStrength);
+  assert.deepEqual([...strengths].sort((a, b) => a - b), strengths);
+  assert.deepEqual([strengths[2], strengths[3]], [1, 1]);
+});
+
+test("hatching stays inside its box, however narrow, and goes on in the next box", () => {
+  for (const box of [[3, 10, 8, 20], [0, 0, 8, 2], [5, 7, 100, 3]]) {
+    const [x, y, width, height] = box;
+    const lines = hatchLines(...box);
+    assert.ok(lines.length > 0);
+    for (const [x0, y0, x1, y1] of lines) {
+      assert.ok(x0 >= x && x1 <= x + width && y1 >= y && y0 <= y + height, String(box));
+      assert.equal(x0 + y0, x1 + y1);
+      assert.equal((x0 + y0) % 6, 0, "one phase for all boxes");
+    }
+  }
 });
 
 test("a hole of any head names the head that lost most", () => {
@@ -54,6 +87,23 @@ test("the range stays inside the tokens and keeps its size", () => {
   assert.deepEqual(map.range, [500, 1000]);
   map.include(600);
   assert.deepEqual(map.range, [500, 1000], "already there");
+});
+
+test("what is too narrow to be seen has the least width about its middle", () => {
+  const map = grid(4, 100);
+  assert.deepEqual(map.stretch(100, 700, 8), [map.x(100), map.x(700) - map.x(100)]);
+  const [left, width] = map.stretch(500, 501, 8);
+  assert.equal(width, 8);
+  assert.ok(Math.abs(left + 4 - (map.x(500) + map.x(501)) / 2) < 1e-9);
+});
+
+test("approaching tokens brings them near at once, then by the factor, and keeps them in the middle", () => {
+  const map = grid(4, 100);
+  map.look(0, 200);
+  map.approach(600, 660, 0.5);
+  assert.deepEqual(map.range, [540, 720]);
+  map.approach(600, 660, 0.5);
+  assert.deepEqual(map.range, [585, 675]);
 });
 
 test("a place on the map and its token are inverses", () => {

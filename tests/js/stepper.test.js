@@ -29,6 +29,17 @@ beforeEach(() => {
   buttons = Object.fromEntries(root.buttons.map((button) => [button.dataset.act, button]));
 });
 
+test("a short run is played a step a second at first, a long one faster, and the user's rate stays", () => {
+  assert.equal(view.el.rate.value, "1");
+  assert.ok(view.el.rate.children.some((option) => option.value === "1"));
+  view.setSteps(512);
+  assert.equal(view.el.rate.value, "20");
+  view.el.rate.value = "5";
+  view.el.rate.onchange();
+  view.setSteps(6);
+  assert.equal(view.el.rate.value, "5");
+});
+
 test("a step stays inside the run, whatever was asked for", () => {
   for (const [asked, shown] of [[4, 4], [99, 9], [-3, 0]]) {
     view.go(asked);

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,16 +18,31 @@ ENTRIES = (
     UI / "common/player/component.js",
     UI / "common/player/store.js",
     UI / "common/savecanvas.js",
+    UI / "common/savechart.js",
+    UI / "home/story.js",
     UI / "compare/player/component.js",
     UI / "race/lanes.js",
 )
-DECLARED = re.compile(r"^(?:const|let|class|function|async function) (\w+)", re.MULTILINE)
+DECLARED = re.compile(r"^(?:class|function|async function) (\w+)|^(?:const|let) (.*)", re.MULTILINE)
+"""a class or function at the top of a module, or a line of constants"""
+
+
+def declared(script: str) -> Iterator[str]:
+    """Every name at the top of a script: of `const A = 1, B = 2` and of `const [A, B] = ...` both."""
+    for name, constants in DECLARED.findall(script):
+        if name:
+            yield name
+        elif constants.startswith(("[", "{")):
+            yield from re.findall(r"\w+", constants.partition(" = ")[0])
+        else:
+            yield from re.findall(r"^(\w+)", constants)
+            yield from re.findall(r", ([A-Z]\w*) = ", constants)
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: f"{entry.parent.name}-{entry.stem}")
 def test_modules_of_a_script_share_one_scope_without_a_clash(entry: Path) -> None:
     script, order = joined(entry), modules(entry)
-    names = Counter(DECLARED.findall(script))
+    names = Counter(declared(script))
     assert names
     assert [name for name, times in names.items() if times > 1] == []
     assert order[-1] == entry

@@ -18,8 +18,8 @@ RED_TO_BLUE = ((0.0, "#b2182b"), (0.25, "#f4a582"), (0.5, "#f7f7f7"), (0.75, "#9
 #: Cells of fewer prompts are drawn with a dotted edge and count: a share of three prompts says no more than they do.
 FEW = 5
 ROW_PX, LEAST_PX = 32, 96
-BESIDE, GAP_PX = 8, 62
-"""panels in a row, and what lies between two rows of them: ticks and names"""
+BESIDE, FEWER, GAP_PX = 8, 4, 62
+"""panels in a row, and where trials are listed beside them; what lies between two rows: ticks and names"""
 Cell = tuple[str, str, int, float]
 """(method, budget, length in tokens, depth)"""
 
@@ -31,8 +31,10 @@ def panels(cells: pd.DataFrame) -> tuple[list[str], list[str]]:
     return methods, [budget for budget in dict.fromkeys(cells["budget"]) if budget]
 
 
-def grid(cells: pd.DataFrame, titles: dict[str, str], selected: Cell | None, difference: bool = False) -> go.Figure:
-    """Small multiples: a column per method, a row per budget, the methods after the first `BESIDE` below these;
+def grid(
+    cells: pd.DataFrame, titles: dict[str, str], selected: Cell | None, difference: bool = False, beside: int = BESIDE
+) -> go.Figure:
+    """Small multiples: a column per method, a row per budget, the methods after the first `beside` below these;
     x = length, y = depth, colour and text = exact match.
 
     `cells`: one row per method, budget, length and depth with `value` (what is coloured: 0..1, or -1..1 with
@@ -42,7 +44,7 @@ def grid(cells: pd.DataFrame, titles: dict[str, str], selected: Cell | None, dif
     methods, budgets = panels(cells)
     budgets = budgets or [""]
     lengths, depths = sorted(cells["length"].unique()), sorted(cells["depth"].unique())
-    wide, bands = min(BESIDE, len(methods)), math.ceil(len(methods) / BESIDE)
+    wide, bands = min(beside, len(methods)), math.ceil(len(methods) / beside)
     rows = bands * len(budgets)
     panel = max(LEAST_PX, ROW_PX * len(depths))
     height = panel * rows + GAP_PX * (rows - 1) + 120

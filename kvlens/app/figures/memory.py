@@ -7,7 +7,20 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from kvlens.app.figures.theme import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, finish, outline, unrecorded, whole_ticks
+from kvlens.app.figures.theme import (
+    BLUE,
+    GREEN,
+    GREY,
+    HOST,
+    ORANGE,
+    PURPLE,
+    RESIDENT,
+    SKY,
+    finish,
+    outline,
+    unrecorded,
+    whole_ticks,
+)
 from kvlens.text.units import si_bytes
 
 #: Up to this many cells each carries its number.
@@ -29,8 +42,8 @@ def residency(steps: pd.DataFrame, budget: float | None, full: float | None) -> 
     figure = go.Figure()
     curves = (
         ("peak_bytes", "peak on the device inside the step", GREEN, "dot", 2.6),
-        ("resident_bytes", "on the device", BLUE, "solid", 2.0),
-        ("cold_bytes", "in host memory", SKY, "solid", 2.0),
+        ("resident_bytes", "on the device", RESIDENT, "solid", 2.0),
+        ("cold_bytes", "in host memory", HOST, "solid", 3.0),
     )
     for column, label, color, dash, width in curves:
         hover = [

@@ -8,16 +8,16 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from kvlens.app.figures.theme import BLUE, BROWN, GREEN, ORANGE, PURPLE, SELECTED, SKY, finish, whole_ticks
+from kvlens.app.figures.theme import BROWN, GREEN, HOST, ORANGE, PURPLE, RESIDENT, SELECTED, finish, whole_ticks
 from kvlens.rows import SPAN_STATES
 from kvlens.text.words import STATE_MEANINGS, STATES
 
 #: As in ui/player/color.js; tests hold the two together.
 STATE_COLORS = {
-    "resident": BLUE,
+    "resident": RESIDENT,
     "coarse": ORANGE,
     "reconstructed": GREEN,
-    "cold": SKY,
+    "cold": HOST,
     "evicted": PURPLE,
     "partial": "#F0E442",
     "quantised": BROWN,

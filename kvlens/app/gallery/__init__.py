@@ -139,7 +139,8 @@ def verdict_sentence(loss: Verdict) -> str:
     """The verdict as one sentence, as the index keeps it."""
     sentence = f"Lost at step {loss.step}: full KV says {loss.expected!r}, this run {loss.got!r}"
     if (missed := loss.missed) is None:
-        return f"{sentence}; what was missed most was not recorded."
+        why = "nothing was missed" if loss.nothing_missed else "what was missed most was not recorded"
+        return f"{sentence}; {why}."
     masses = missed.mass_words()
     if said_of_effect := missed.effect_words():
         masses = f"{said_of_effect}; {masses}"

@@ -14,6 +14,7 @@ from kvlens.app.compare.names import run_name
 from kvlens.app.report.markup import Figures, safe
 from kvlens.app.report.pair import two_runs
 from kvlens.app.report.run import one_run
+from kvlens.lens.condition import condition
 from kvlens.store.errors import TraceError
 from kvlens.store.reader import TraceReader
 
@@ -40,7 +41,7 @@ def report_bytes(reader: TraceReader, against: TraceReader | None = None) -> byt
     nonce = secrets.token_hex(16)
     page = Template((_FOLDER / "report.html").read_text(encoding="utf-8")).substitute(
         title=safe(title),
-        subtitle=safe(f"{reader.meta.model}, run {reader.uid}"),
+        subtitle=safe(f"{condition([run.meta for run in (reader, against) if run is not None])}, run {reader.uid}"),
         nonce=nonce,
         made=safe(f"kvlens {__version__}, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC"),
         style=(_FOLDER / "report.css").read_text(encoding="utf-8"),

@@ -11,7 +11,7 @@ from kvlens.app.report.strip import strip
 from kvlens.app.report.tried import tried
 from kvlens.app.report.whatif import whatif
 from kvlens.lens.output import output_text
-from kvlens.lens.severity import full_right, severity
+from kvlens.lens.severity import full_right, severity, unmissed_words
 from kvlens.lens.verdict import Verdict, verdict
 from kvlens.memory.budget import NO_LIMIT
 from kvlens.meta import RunMeta
@@ -103,7 +103,7 @@ def verdict_text(reader: TraceReader, found: Verdict | None) -> str:
     )
     said = [paragraph(text, "verdict")]
     if (missed := found.missed) is None:
-        said.append(paragraph("What was missed most there was not recorded."))
+        said.append(paragraph(f"What was missed there: {unmissed_words(found, how)}."))
     else:
         where = "not recorded" if missed.state is None else f"{STATES[missed.state]} ({STATE_MEANINGS[missed.state]})"
         tokens = reader.tokens()

@@ -8,7 +8,9 @@ from typing import Any
 
 from kvlens import methods
 from kvlens.lab.results.power import MOST
+from kvlens.methods.naming import preset_name
 from kvlens.methods.statements import FIGURES
+from kvlens.runs.request import default_preset
 from kvlens.text.units import counted
 
 VERDICTS = {True: "holds", False: "does not hold", None: "is not decided"}
@@ -54,6 +56,11 @@ that a mechanism works everywhere, not a paper's result on its own models.
 """
 
 
+def heading(name: str, model: str) -> str:
+    """Return what a method is called under the preset that `model` usually runs it with: a stand-in is named."""
+    return preset_name(name, default_preset(name, model))
+
+
 def document(result: dict[str, Any], model: str) -> str:
     """The page: how many claims of each method hold, then each with all that was measured."""
     parts = {name: result["methods"][name] for name in methods.registry() if name in result["methods"]}
@@ -62,11 +69,11 @@ def document(result: dict[str, Any], model: str) -> str:
     for name, part in parts.items():
         here = Counter(claim["holds"] for claim in part["claims"])
         total += here
-        title = methods.get(name).title
+        title = heading(name, model)
         text += f"| [{title}](#{_anchor(title)}) | {len(part['claims'])} | {_counts(here)} |\n"
     text += f"| all | {total.total()} | {_counts(total)} |\n"
     for name, part in parts.items():
-        text += f"\n## {methods.get(name).title}\n\n{methods.get(name).paper}. {_where(part['about'])}\n\n"
+        text += f"\n## {heading(name, model)}\n\n{methods.get(name).paper}. {_where(part['about'])}\n\n"
         for claim in part["claims"]:
             texts = (f"{claim['source']}: {claim['says']}", claim["measured"], claim["reason"])
             says, measured, reason = (part.rstrip(".") + "." if part else "" for part in texts)

@@ -66,7 +66,7 @@ def compare(
             and row[column] is not None
         ]
         ours.append(min(here, default=None))
-        sides.append(f"{setting.title} {context // 1024}K x {batch}")
+        sides.append(f"{setting.label} {context // 1024}K x {batch}")
     floor = _ratio(headline, floors[0], floors[1])
     measured = None if ours[0] is None or ours[1] is None else _ratio(headline, ours[0], ours[1])
     reachable = floor < 1.1 if headline.paper == 1.0 else floor >= headline.paper

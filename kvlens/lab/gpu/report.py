@@ -37,7 +37,7 @@ def page(results: Sequence[Result], rate_table: RateTable) -> str:
 
 def _settings() -> list[str]:
     """What runs, as the methods say it."""
-    cells = [[setting.title, f"`{setting.name}`", setting.about] for setting in everything().values()]
+    cells = [[setting.label, f"`{setting.name}`", setting.about] for setting in everything().values()]
     return ["## Whole decode steps of", "", *table(("method", "rows", "setting"), cells)]
 
 
@@ -50,7 +50,7 @@ def _rates(rate_table: RateTable) -> list[str]:
             label = ""
             if line is not None:
                 label = "{:.2f} ({:.2f} to {:.2f})".format(line.rates[name], *line.percentiles[name])
-            cells.append([setting.title, name, f"{value:g}" + " (ours)" * (name in setting.ours), label])
+            cells.append([setting.label, name, f"{value:g}" + " (ours)" * (name in setting.ours), label])
     head = ("method", "rate", "the papers'", "recorded (10th to 90th percentile over steps)")
     return ["## Replayed rates", "", rate_table.told(), "", *table(head, cells)]
 
@@ -81,7 +81,7 @@ def _floor_rows(setting: Setting, rate_table: RateTable) -> list[list[str]]:
         ]
         cells = [f"{1e3 * each.floor(DEVICE_RATE, LINK_RATE):.2f} ({each.resident / 1e9:.1f})" for each in moved]
         source = rate_table.source(setting, position)
-        texts.append([setting.title + ("" if source == "none" else f", {WORDS[source]} rates"), *cells])
+        texts.append([setting.label + ("" if source == "none" else f", {WORDS[source]} rates"), *cells])
     return texts
 
 

@@ -11,6 +11,7 @@ the device. None of it imports torch.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -21,12 +22,15 @@ from kvlens import methods
 from kvlens.lab.gpu.floors import StepShape
 from kvlens.memory.budget import Budget
 from kvlens.methods.base import Method
+from kvlens.methods.naming import stand_in, titled
 from kvlens.methods.parts import part
 from kvlens.shape import KVShape
 
 OF_METHODS = "kvlens.lab.gpu.methods"
 """the package of the methods' own parts (kvlens.methods.parts)"""
 
+LABELLED = 32 * 1024
+"""tokens of context for whose parameters a setting is labelled; stand-ins are the same at every length"""
 SHARE = 0.1
 """of full KV, for methods that do not say their sizes"""
 
@@ -63,6 +67,13 @@ class Setting:
     """one line of the docs: sizes, and what was chosen where the paper is silent"""
     plain: bool = False
     """of a method that says nothing of itself"""
+
+    @property
+    def label(self) -> str:
+        """The title, with the stand-ins that the setting runs with."""
+        if not self.method:
+            return self.title
+        return titled(self.title, stand_in(self.method, dataclasses.asdict(self.parameters(LABELLED))))
 
     def parameters(self, context: int) -> Any:
         results = methods.get(self.method)
@@ -176,4 +187,4 @@ def everything() -> dict[str, Setting]:
 def title(name: str) -> str:
     """Of rows of that name; the name where nobody here has it."""
     known_values = everything()
-    return known_values[name].title if name in known_values else name
+    return known_values[name].label if name in known_values else name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kvlens import methods
 from kvlens.lab.gpu.rates import WORDS, words
 from kvlens.lab.gpu.settings import title
 from kvlens.lab.results.gpu import (
@@ -17,6 +18,8 @@ from kvlens.lab.results.gpu import (
     StepRow,
 )
 from kvlens.lab.results.offloadrow import OffloadRow
+from kvlens.methods.naming import preset_name
+from kvlens.runs.request import default_preset
 
 OUTCOMES = {True: "passed", False: "**FAILED**", None: "not compared"}
 
@@ -166,12 +169,20 @@ OFFLOAD_HEAD = (
 )
 
 
+def offload_name(row: OffloadRow) -> str:
+    """Return what the method of a run with offload is called, its stand-ins included; its name if it is not installed
+    here."""
+    installed = row.method in methods.registry()
+    return preset_name(row.method, default_preset(row.method, row.model)) if installed else row.method
+
+
 def _offload(row: OffloadRow) -> list[str]:
+    name = offload_name(row)
     label = f"{row.model} in {row.dtype}, {row.context} tokens, {row.budget}"
     if row.tokens_per_s is None:
-        return [row.method, label, row.reason or "", *[""] * (len(OFFLOAD_HEAD) - 3)]
+        return [name, label, row.reason or "", *[""] * (len(OFFLOAD_HEAD) - 3)]
     return [
-        row.method,
+        name,
         label,
         f"{row.tokens_per_s:.1f} ({row.recorded_tokens_per_s or 0:.1f})",
         f"{(row.h2d_bytes or 0) / row.steps / 1e6:.2f}",

@@ -3,14 +3,15 @@
 // step attended. Red where full KV attended and the run did not: a hole. Drawn once per head and range; a step moves lines.
 
 import { GREY, VERMILION, context2d, pale } from "./color.js";
-import { holesAt, sampledAt } from "./holes.js";
+import { drawHatch } from "./hatch.js";
+import { holeStrength, holesAt, sampledAt } from "./holes.js";
 import { MapGrid, niceStride } from "./mapgrid.js";
 
 /** @import { Picture } from "./picture.js" */
 /** @import { Context, MapPlace, Range, Run, Slice, Span, Surface, Theme } from "./types.js" */
 
 export const HOLE = [178, 0, 24];
-const HOLE_FULL = 0.3; // from here on a hole is drawn in its whole colour
+const HOLE_WIDTH = 2, HOLE_PICKED = 8; // px, at least: of any hole; of the selected span's, and of all in a tour
 const UNSAMPLED = 6; // px of the grey edge beside a row whose full attention was not recorded
 
 export class CacheMap extends MapGrid {
@@ -90,7 +91,7 @@ export class CacheMap extends MapGrid {
   draw(view, width, height, theme) {
     Object.assign(this, { view, width, height, steps: view.steps });
     const key = [width, height, this.range, view.slice.header.rev, view.slice.header.layer, view.slice.header.head, view.worst,
-      view.run.header.payload, theme.text, theme.background].join(" ");
+      view.span, view.touring, view.run.header.payload, theme.text, theme.background].join(" ");
     if (this.key !== key || this.drawnSlice !== view.slice) {
       this.base = new OffscreenCanvas(1, 1);
       this.drawBase(context2d(this.base, width, height), theme);
@@ -151,10 +152,21 @@ export class CacheMap extends MapGrid {
   drawHoles(ctx, step) {
     const row = this.rowOf(step);
     const [y, h] = [this.top(row), this.top(row + 1) - this.top(row)];
-    for (const { from, to, mass } of holesAt(this.view, step)) {
-      ctx.fillStyle = `rgba(${HOLE}, ${Math.min(1, 0.35 + (0.65 * mass) / HOLE_FULL)})`;
-      ctx.fillRect(this.x(from), y, Math.max(2, this.x(to) - this.x(from)), h);
+    for (const { from, to, span, mass, summary } of holesAt(this.view, step)) {
+      const [x, width] = this.stretch(from, to, this.least(span));
+      const color = `rgba(${HOLE}, ${holeStrength(mass)})`;
+      if (summary) drawHatch(ctx, { x, y, width, height: h }, color);
+      else {
+        ctx.fillStyle = color;
+        ctx.fillRect(x, y, width, h);
+      }
     }
+  }
+
+  /** The least width of a hole in a span, in pixels. @param {number} span index into the run's spans */
+  least(span) {
+    const { touring, run, span: picked } = this.view;
+    return touring || (span >= 0 && run.header.spans[span].id === picked) ? HOLE_PICKED : HOLE_WIDTH;
   }
 
   /** @param {Context} ctx @param {number} columns @param {Theme} theme */

@@ -7,7 +7,7 @@ const CIVIDIS = [[0, 34, 78], [18, 53, 112], [59, 73, 108], [87, 93, 109], [112,
 const RDBU = [[5, 48, 97], [33, 102, 172], [67, 147, 195], [146, 197, 222], [209, 229, 240], [247, 247, 247], [253, 219, 199], [244, 165, 130], [214, 96, 77], [178, 24, 43], [103, 0, 31]];
 // In the order of the codes; the words of kvlens/text/words.py, tests hold the two together.
 export const STATE_WORDS = ["resident", "summary only", "rebuilt", "in host memory", "evicted", "partly evicted", "quantised"];
-const STATE_COLORS = [[0, 114, 178], [230, 159, 0], [0, 158, 115], [86, 180, 233], [204, 121, 167], [240, 228, 66], [140, 81, 10]];
+const STATE_COLORS = [[0, 80, 150], [230, 159, 0], [0, 158, 115], [130, 205, 245], [204, 121, 167], [240, 228, 66], [140, 81, 10]];
 export const GREY = [160, 160, 160];
 export const VERMILION = "#D55E00";
 
@@ -36,7 +36,7 @@ export function css(table, index) {
   return `rgb(${table[index * 3]},${table[index * 3 + 1]},${table[index * 3 + 2]})`;
 }
 
-const PALE = 0.62; // of a state's colour; the rest is the page's ground, so that holes stand out
+export const PALE = 0.85; // of a state's colour; the rest is the page's ground, so that holes stand out
 
 // A state's colour as tokens and maps have it, in red, green and blue; ground: the page's.
 /** @param {number} code @param {Color} ground @returns {Color} */

@@ -5,6 +5,7 @@
 
 const LEAST_ROW = 2; // px; where steps need less, several share a row
 const LEAST_TOKENS = 16; // as few are looked at, at most
+const SURROUNDINGS = 3; // times the selection: the range that is looked at when it is approached
 
 export class MapGrid {
   constructor() {
@@ -40,6 +41,14 @@ export class MapGrid {
     this.look(about - (about - from) * factor, about + (to - about) * factor);
   }
 
+  /** Closer to tokens [from, to): at once so near that they fill a third, then by a factor. @param {number} from @param {number} to @param {number} factor */
+  approach(from, to, factor) {
+    const middle = (from + to) / 2, near = Math.max(LEAST_TOKENS, SURROUNDINGS * (to - from));
+    const size = this.range[1] - this.range[0];
+    const next = size > near ? near : size * factor;
+    this.look(middle - next / 2, middle + next / 2);
+  }
+
   /** @param {number} share */
   pan(share) {
     const [from, to] = this.range;
@@ -59,6 +68,12 @@ export class MapGrid {
   /** @param {number} pos */
   x(pos) {
     return this.margin.left + (pos - this.range[0]) * this.scale;
+  }
+
+  /** Where tokens are drawn: left edge and width, about their middle where the width is the least one. @param {number} from @param {number} to @param {number} least @returns {[number, number]} */
+  stretch(from, to, least) {
+    const width = Math.max(least, this.x(to) - this.x(from));
+    return [(this.x(from) + this.x(to) - width) / 2, width];
   }
 
   /** @param {number} x */

@@ -1,12 +1,13 @@
 // @ts-check
 // Drawing of the player and the words beside the pictures. Player (player.js) has what moves and what is picked.
 
-import { CacheMap, HOLE } from "./cachemap.js";
+import { CacheMap } from "./cachemap.js";
 import { NOT_RECORDED, decode, formatValue, visibleText } from "./codec.js";
-import { DIVERGING, GREY, SEQUENTIAL, STATE_WORDS, css, pale, readTheme, rgb } from "./color.js";
+import { DIVERGING, SEQUENTIAL, STATE_WORDS, css, pale, readTheme, rgb } from "./color.js";
 import { HeadMap } from "./heatmap.js";
 import { sampledAt } from "./holes.js";
 import { Jumps } from "./jumps.js";
+import { writeMapKey } from "./mapkey.js";
 import { pair, ramp, swatch, textNode } from "./nodes.js";
 import { colorTokens } from "./spans.js";
 import { TokenStrip } from "./strip.js";
@@ -16,7 +17,8 @@ import { massName, Wanted } from "./wanted.js";
 
 /** @import { Cell, MapPlace, Metric, Track } from "./types.js" */
 
-const MAP_HEIGHT = 196; // px
+const MAP_HEIGHT = 196, MAP_LOW = 130; // px; the lower one where the window is
+const LOW = 800; // px
 
 export class Picture extends View {
   /** @param {Document | ShadowRoot} root */
@@ -91,7 +93,7 @@ export class Picture extends View {
     el.player.querySelector(".views")?.classList.toggle("stacked", stacked);
     this.worst = el.worst.value === "worst";
     const [wide, narrow] = stacked ? [width, width] : [Math.floor((width - 18) * 0.6), Math.floor((width - 18) * 0.4)];
-    if (run.header.spans.length) this.map.draw(this, wide, MAP_HEIGHT, theme);
+    if (run.header.spans.length) this.map.draw(this, wide, window.innerHeight < LOW ? MAP_LOW : MAP_HEIGHT, theme);
     if (this.metric) this.heads.draw({ run, step, layer: this.layer, head: this.head, metric: this.metric, range: this.range }, narrow, HeadMap.height(run.header.layers), theme);
     this.wanted.draw(this, narrow, Wanted.height, theme);
     this.tracks.draw(this, width, this.tracks.tracks.length * 60 + 34, theme);
@@ -110,6 +112,7 @@ export class Picture extends View {
     el.player.dataset.step = String(step);
     el.player.dataset.cell = `${this.layer},${this.head}`;
     el.player.dataset.frames = String(this.frames);
+    if (this.metric) el.heads.dataset.title = `${this.metric.title} (${this.metric.unit}) by layer and query head at step ${step}`;
     this.drawLegend();
     this.hoverToken(this.hovered);
     this.hoverHead(this.hoveredCell);
@@ -133,9 +136,9 @@ export class Picture extends View {
       const parts = legend.states
         ? this.seenStates().map((code) => this.stateWord(code))
         : [textNode(legend.lo ?? ""), ramp(legend.table), textNode(legend.hi ?? "")];
-      this.el.legend.replaceChildren(...parts, pair(swatch(css(legend.table, 255)), textNode(legend.missing || "not recorded")), textNode(`\u00b7 ${legend.note}`));
+      this.el.legend.replaceChildren(...parts, pair(swatch(css(legend.table, 255)), textNode(legend.missing || "not recorded")), ...(legend.note ? [textNode(`\u00b7 ${legend.note}`)] : []));
     }
-    this.mapWords();
+    writeMapKey(this);
     if (!this.metric) return;
     const { metric, range } = this;
     const scaleKey = `${metric.name} ${range}`;
@@ -148,23 +151,6 @@ export class Picture extends View {
     this.el.metric.title = this.el.scale.title = `${metric.title}: ${metric.doc}${owner}`;
     this.el.scale.replaceChildren(textNode(axisText(range[0], metric.unit)), ramp(table),
       textNode(`${axisText(range[1], metric.unit)} ${metric.unit === "bytes" ? "" : metric.unit}`), pair(nr, textNode("not recorded (n/r)")));
-  }
-
-  // What the cache map shows and in which colours: only the states that occur for the KV head.
-  mapWords() {
-    if (!this.run.header.spans.length) return;
-    const { header, arrays } = this.slice;
-    const { q_heads: heads, kv_heads: kvHeads } = this.run.header;
-    const key = `${header.layer} ${header.head} ${header.rev} ${this.worst} ${this.ground}`;
-    if (this.mapKey === key && this.mapSlice === this.slice) return;
-    Object.assign(this, { mapKey: key, mapSlice: this.slice });
-    this.el.mapTitle.textContent = `cache map, L${header.layer} KV${Math.floor(header.head / (heads / kvHeads))}`;
-    const parts = this.seenStates().map((code) => this.stateWord(code));
-    const known = this.worst ? this.run.arrays.worst_start : arrays.wanted_start;
-    parts.push(known ? pair(swatch(`rgb(${HOLE})`), textNode("hole: full KV attended, the run did not")) : textNode("\u00b7 holes not recorded"));
-    const all = Array.from({ length: this.steps }, (_, step) => sampledAt(this, step)).every(Boolean);
-    if (known && !all) parts.push(pair(swatch(`rgb(${GREY})`), textNode("edge: full attention not recorded at this step")));
-    this.el.mapLegend.replaceChildren(...parts);
   }
 
   /** The words below the cache map for the place under the pointer. @param {MapPlace | null} place */
@@ -180,7 +166,7 @@ export class Picture extends View {
     const code = index < 0 ? 255 : this.clock.stateAt(index, step);
     const span = index < 0 ? "not written yet" : `span ${header.spans[index].id} (${header.spans[index].kind}): ${STATE_WORDS[code] || "state not recorded"}`;
     const who = hole && hole.head !== null ? this.headName(Math.floor(hole.head / header.q_heads), hole.head % header.q_heads) : this.headName();
-    const lost = hole ? `${massName(this)} of ${who} has ${hole.to - hole.from > 1 ? `tokens ${hole.from}\u2013${hole.to - 1}` : `token ${hole.from}`} at ${hole.mass.toFixed(3)}, which this run did not attend; click to choose the span` : sampledAt(this, step) ? "no hole here" : "full attention was not recorded at this step";
+    const lost = hole ? `${massName(this)} of ${who} has ${hole.to - hole.from > 1 ? `tokens ${hole.from}\u2013${hole.to - 1}` : `token ${hole.from}`} at ${hole.mass.toFixed(3)}, ${hole.summary ? "more than its summary got here" : "which this run did not attend"}; click to choose the span` : sampledAt(this, step) ? "no hole here" : "full attention was not recorded at this step";
     this.el.token.textContent = `step ${step} \u00b7 #${pos} \u201c${text}\u201d \u00b7 ${span}\n${lost}`;
   }
 

@@ -13,7 +13,7 @@ import { SpanClock } from "./spans.js";
 const KEYS = [
   ["\u2190 \u2192", "one step"], ["Shift + \u2190 \u2192", "ten steps"], ["Home, End", "first, last step"], ["Space", "play, pause"],
   ["N P", "next, previous: lost steps, worst regret, corrections"], ["Shift + N P", "next, previous recall"],
-  ["[ ]", "layer up, down"], ["W S", "cache map closer, farther (or Ctrl + wheel)"], ["A D", "cache map left, right (or drag)"], ["Esc", "clear the selected span"], ["?", "these keys"],
+  ["[ ]", "layer up, down"], ["W", "cache map closer to the selected span"], ["S", "cache map farther (or Ctrl + wheel)"], ["A D", "cache map left, right (or drag)"], ["Esc", "clear the selected span"], ["?", "these keys"],
 ];
 
 export class Player extends Picture {
@@ -36,7 +36,7 @@ export class Player extends Picture {
     ]);
     el.metric.onchange = () => { this.metricName = el.metric.value; this.refresh(); this.commit(0); };
     el.fit.onchange = () => this.draw();
-    el.worst.append(new Option("of the selected head", ""), new Option("of any head", "worst"));
+    el.worst.append(new Option("selected head", ""), new Option("any head", "worst"));
     el.worst.onchange = () => this.draw();
     el.follow.onchange = () => { this.follow = el.follow.checked; this.draw(); };
     el.strip.addEventListener("wheel", () => this.setFollow(false), { passive: true });
@@ -125,9 +125,23 @@ export class Player extends Picture {
       n: () => this.jumps.move(1, event.shiftKey), p: () => this.jumps.move(-1, event.shiftKey),
       "[": () => this.pickHead(Math.max(0, this.layer - 1), this.head),
       "]": () => this.pickHead(Math.min(this.run.header.layers - 1, this.layer + 1), this.head),
-      w: () => this.map.zoom(1 / 1.5), s: () => this.map.zoom(1.5), a: () => this.map.pan(-0.2), d: () => this.map.pan(0.2),
+      w: () => this.approach(), s: () => this.map.zoom(1.5), a: () => this.map.pan(-0.2), d: () => this.map.pan(0.2),
       Escape: () => (this.el.help.hidden ? this.pickSpan(null) : this.toggleHelp()), "?": () => this.toggleHelp(),
     };
+  }
+
+  // The cache map closer to the selected span; to its own middle where none is selected.
+  approach() {
+    const span = this.run.header.spans.find((s) => s.id === this.span && s.kind !== "window");
+    if (span) this.map.approach(span.start, span.end, 1 / 1.5);
+    else this.map.zoom(1 / 1.5);
+  }
+
+  /** @param {boolean} on */
+  setTour(on) {
+    if (on === this.touring) return;
+    this.touring = on;
+    this.draw();
   }
 
   toggleHelp() {

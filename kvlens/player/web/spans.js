@@ -140,7 +140,7 @@ export function colorTokens(mode, run, clock, step, out) {
       const span = clock.spanOf[i];
       out[i] = span < 0 || clock.states === null ? 255 : clock.states[span];
     }
-    return { table: STATES, states: true, note: "for the selected KV head at this step" };
+    return { table: STATES, states: true, note: "" };
   }
   const kind = mode === "head" ? "head" : "mean";
   const perSpan = new Int16Array(run.header.spans.length).fill(-1);

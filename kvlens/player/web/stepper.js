@@ -4,7 +4,8 @@
 
 /** @import { Commit, Nodes, Selection } from "./types.js" */
 
-const RATES = [5, 10, 20, 30, 60];
+const RATES = [1, 2, 5, 10, 20, 30, 60];
+const SHORT = 40; // steps: up to here a run is played slowly at first
 const COMMIT_MS = 220;
 
 export class Stepper {
@@ -28,6 +29,7 @@ export class Stepper {
     this.timer = undefined;
     this.startTime = 0;
     this.startStep = 0;
+    this.ratePicked = false; // by the user, for all runs that follow
   }
 
   // ---- what a view has of its own ----------------------------------------------------------------------------------
@@ -66,9 +68,9 @@ export class Stepper {
       const name = button.dataset.act ?? "";
       button.onclick = () => act[name]();
     }
-    RATES.forEach((rate) => el.rate.add(new Option(String(rate), String(rate), false, rate === 20)));
+    RATES.forEach((rate) => el.rate.add(new Option(String(rate), String(rate))));
     modes.forEach(([value, text]) => el.mode.add(new Option(text, value)));
-    el.rate.onchange = () => this.restartClock();
+    el.rate.onchange = () => { this.ratePicked = true; this.restartClock(); };
     el.mode.onchange = () => { this.mode = el.mode.value; this.draw(); };
     el.scrub.oninput = () => { this.pause(); this.go(Number(el.scrub.value)); };
     el.number.onchange = () => this.go(Math.round(Number(el.number.value)) || 0);
@@ -80,6 +82,7 @@ export class Stepper {
     this.steps = steps;
     this.el.scrub.max = this.el.number.max = String(Math.max(0, steps - 1));
     this.el.of.textContent = `/ ${steps - 1}`;
+    if (!this.ratePicked) this.el.rate.value = steps <= SHORT ? "1" : "20";
   }
 
   /** @param {number} step @param {number} [delay] milliseconds until Python hears of it */

@@ -43,6 +43,8 @@ export interface RunHeader {
   reference: boolean;
   sampling: string;
   sampled: boolean[];
+  /** model, prompt, question, budget and n, in one line */
+  condition: string;
 }
 
 export interface SliceHeader extends Selection {
@@ -124,6 +126,8 @@ export interface Hole {
   mass: number;
   /** layer * query heads + query head, null: the selected head */
   head: number | null;
+  /** the run attended the span, as its summary alone */
+  summary: boolean;
 }
 
 export interface MapPlace {

@@ -21,6 +21,7 @@ export class View extends Stepper {
     /** @type {Range} the values at both ends of the colours */
     this.range = [0, 1];
     this.worst = false;
+    this.touring = false; // the tour shows the map: all holes are drawn wide
     this.current = 0; // position of the step's token
     /** @type {number | null} position of the token under the pointer */
     this.hovered = null;

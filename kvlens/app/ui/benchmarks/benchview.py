@@ -56,7 +56,7 @@ def show_quality(model: str | None) -> None:
         tasks, length, order = request["tasks"], request["length"], ORDER[request.get("question", "in")]
         counts = f"{about['trials']} of {about['planned']} trials"
     except (KeyError, TypeError):
-        error(f"The file {result.name} lacks fields this version needs; measure it again with kvlens bench quality.")
+        error(f"The file {result.name} lacks fields this version needs; measure it again.")
         return
     titles = arm_titles(data.titles_on(request["model"]), frame["method"])
     axes = (RANKED, *(cost for cost in COSTS if frame[cost].notna().any()))

@@ -9,10 +9,9 @@ import streamlit as st
 
 from kvlens.app.ui.benchmarks import measured
 from kvlens.app.ui.benchmarks.benchview import where
-from kvlens.app.ui.common import data
 from kvlens.app.ui.common.parts import download
 from kvlens.app.ui.common.widgets import error, plain
-from kvlens.lab.claims.page import VERDICTS, verdict_words
+from kvlens.lab.claims.page import VERDICTS, heading, verdict_words
 from kvlens.text.units import counted
 
 PLURAL = {"holds": "hold", "does not hold": "do not hold", "is not decided": "are not decided"}
@@ -31,9 +30,9 @@ def show_claims(model: str | None) -> None:
         return
     result = results[0]
     try:
-        frame, about = _claims(result.content)
+        frame, about = _claims(result.content, str(model))
     except (KeyError, TypeError, AttributeError):
-        error(f"The file {result.name} lacks fields this version needs; measure it again with kvlens bench claims.")
+        error(f"The file {result.name} lacks fields this version needs; measure it again.")
         return
     if frame.empty:
         st.info(plain(f"The file {result.name} holds no claims."))
@@ -91,11 +90,11 @@ def _one(claim: pd.Series[Any], is_first: bool) -> None:
             st.caption("The first of the list; select another one.")
 
 
-def _claims(content: dict[str, Any]) -> tuple[pd.DataFrame, dict[str, Any]]:
+def _claims(content: dict[str, Any], model: str) -> tuple[pd.DataFrame, dict[str, Any]]:
     """One row per claim, and on what they were measured (machine of the first method's, all dates)."""
     rows = [
         {
-            "method": data.titles().get(name, name),
+            "method": heading(name, model),
             "where": claim["source"],
             "claim": claim["says"],
             "here": VERDICTS[claim["holds"]],

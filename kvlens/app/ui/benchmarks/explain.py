@@ -25,7 +25,7 @@ def show_explain(model: str | None) -> None:
         frame, about = table(result.content["lines"]), result.content["about"]
         intro = f"Model {about['model']}, prompts of {about['length']} tokens."
     except (KeyError, TypeError, AttributeError):
-        error(f"The file {result.name} lacks fields this version needs; measure it again with kvlens bench explain.")
+        error(f"The file {result.name} lacks fields this version needs; measure it again.")
         return
     if frame.empty:
         st.info(plain(f"The file {result.name} holds no lost trial."))

@@ -31,11 +31,13 @@ def show_gpu() -> None:
     st.markdown("##### On a GPU")
     results = _results()
     if not results:
-        st.info("Nothing was measured on a GPU yet: run `kvlens bench gpu` on a machine with one.")
+        st.info("Nothing was measured on a GPU yet. docs/performance.md says how it is measured.")
         return
     result = _one(results, "gpu_device")
     if result.missing:
-        st.warning(plain(f"Not measured yet: {', '.join(result.missing)}; run kvlens bench gpu again."))
+        st.warning(
+            plain(f"Not measured yet: {', '.join(result.missing)}; docs/performance.md says how the rest is measured.")
+        )
     _failures(result)
     _ceilings(result)
     show_offload(rows(result, OffloadRow))
@@ -51,12 +53,12 @@ def show_bus() -> None:
     results = {name: result for name, result in _results().items() if _bus(result)}
     if not results:
         st.caption(
-            "No GPU's bus was measured yet: run `kvlens bench gpu` on a machine with one. This run's own "
+            "No GPU's bus was measured yet; docs/performance.md says how it is measured. This run's own "
             "copies are timed above."
         )
         return
     _draw_bus(_one(results, "bus_device"))
-    st.caption(plain("Measured on that device by kvlens bench gpu, not in this run."))
+    st.caption(plain("Measured on that device, not in this run."))
 
 
 def _one(results: dict[str, Result], key: str) -> Result:

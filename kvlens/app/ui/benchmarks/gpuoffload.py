@@ -8,6 +8,7 @@ import pandas as pd
 import streamlit as st
 
 from kvlens.app.ui.common.widgets import plain
+from kvlens.lab.gpu.tables import offload_name
 from kvlens.lab.results.offloadrow import OffloadRow
 
 
@@ -41,7 +42,7 @@ def _line(row: OffloadRow) -> dict[str, object]:
         return None if value is None else value * factor
 
     return {
-        "method": row.method,
+        "method": offload_name(row),
         "tokens/s": row.tokens_per_s,
         "tokens/s, recorded": row.recorded_tokens_per_s,
         "to the device (MB)": times(row.h2d_bytes, 1e-6),

@@ -115,7 +115,7 @@ def _suite(path: str, changed: int) -> Suite | None:
         return None
     if not isinstance(content, dict) or "columns" not in content:
         if file.stem.startswith("grid"):
-            raise ValueError(f"the file '{file.name}' does not hold a sweep; measure it again with kvlens bench sweep.")
+            raise ValueError(f"the file '{file.name}' does not hold a sweep; measure it again.")
         return None
     about, rows = parse(content, file.name)
     named = ({**row, "method": arm_name(row["method"], row["dtype"])} for row in rows)

@@ -4,28 +4,26 @@ cell."""
 from __future__ import annotations
 
 import re
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import streamlit as st
 
-from kvlens.app.figures.grid import FEW, grid
-from kvlens.app.figures.quality import AXES, COSTS, quality
+from kvlens.app.figures.grid import BESIDE, FEW, FEWER, grid
 from kvlens.app.ui.benchmarks import benchview, measured
+from kvlens.app.ui.benchmarks.gridcondition import condition_of
 from kvlens.app.ui.benchmarks.griddata import NAMES, Look, Suite, cells, lines, noise_floor, read_look, suites
+from kvlens.app.ui.benchmarks.gridlines import show_against
 from kvlens.app.ui.benchmarks.trials import show_trials
 from kvlens.app.ui.common import data, session
 from kvlens.app.ui.common.chart import chart, menu
-from kvlens.app.ui.common.widgets import copy_link, error, headings, notice, plain
+from kvlens.app.ui.common.widgets import condition_line, copy_link, error, headings, notice, plain
 from kvlens.lab.bench.qualitypage import ORDER
 from kvlens.models import catalogue
 
 _LOOK, _WRITTEN = "bench_look", "bench_written"
 VIEWS = ("Exact match", "Difference from full KV")
-ASKED = ("budget_share", "length")
-"""axes that say what was asked for; the others, what it came to"""
 
 
 _figure = st.cache_data(max_entries=32, show_spinner=False)(grid)
@@ -105,10 +103,17 @@ def show_grid(model: str | None, view: Look, problems: list[str]) -> None:
     if table.empty:
         _scores(suite, task)
     else:
-        _draw(suite, task, table, view, difference)
-        if view.cell is not None:
-            show_trials(suite, task, view.cell)
-        _against(suite, task)
+        condition_line(condition_of(suite, table))
+        if view.cell is None:
+            _draw(suite, task, table, view, difference)
+        else:
+            grids, trials = st.columns([7, 4], gap="medium")
+            with grids:
+                _draw(suite, task, table, view, difference)
+            with trials, st.container(key="bench_cell"):  # follows the scroll, see nav.STYLE
+                show_trials(suite, task, view.cell)
+        show_against(suite, task, _file(suite, task))
+        session.set_condition("")
     _keep(view)
 
 
@@ -173,7 +178,7 @@ def _known(view: Look, table: pd.DataFrame, problems: list[str]) -> Look:
 def _draw(suite: Suite, task: str, table: pd.DataFrame, view: Look, difference: bool) -> None:
     key = f"bench_grid_{suite.name}_{task}_{difference}_{view.method}_{view.budget}_{view.length}_{view.depth}"
     chart(
-        _figure(table, data.titles_on(suite.model), view.cell, difference),
+        _figure(table, data.titles_on(suite.model), view.cell, difference, BESIDE if view.cell is None else FEWER),
         table.drop(columns=["value", "note"]),
         _file(suite, task),
         key,
@@ -210,45 +215,3 @@ def _clicked(key: str, view: Look) -> None:
         cell = (str(target[0]), str(target[1]), int(target[2]), float(target[3]))
         st.session_state[_LOOK] = view.at(None if cell == view.cell else cell)
         st.session_state[_WRITTEN] = {name: st.query_params[name] for name in NAMES if name in st.query_params}
-
-
-def _against(suite: Suite, task: str) -> None:
-    st.markdown("##### Exact match against what it costs")
-    frame = lines(suite, task, ("length",))
-    start, last = ASKED
-    rows = () if frame.loc[frame["budget"] != "", "budget"].nunique() == 1 else (start,)
-    axes = (*rows, *(cost for cost in COSTS if cost in frame and frame[cost].notna().any()), last)
-    if st.session_state.get("bench_against") not in axes:
-        st.session_state.pop("bench_against", None)
-    axis = str(
-        st.segmented_control(
-            "Against",
-            axes,
-            default=axes[0],
-            format_func=lambda name: re.split(r"[,:(]", AXES[name][0])[0].strip(),
-            key="bench_against",
-            required=True,
-            persist_state="session",
-        )
-    )
-    if axis == "length":
-        limited = [budget for budget in dict.fromkeys(frame["budget"]) if budget]
-        free = frame[frame["budget"] == ""]
-        frame = pd.concat([frame[frame["budget"] != ""], *(free.assign(panel=budget) for budget in limited)])
-        frame["panel"] = frame["panel"].fillna(frame["budget"]) if "panel" in frame else frame["budget"]
-        panel, names = "panel", {budget: f"budget {budget}" for budget in limited}
-    else:
-        panel, names = "length", {length: f"{length:,} tokens" for length in frame["length"].dropna().unique()}
-    if frame.empty or frame["exact"].isna().all():
-        st.info("No trial of this task has been finished.")
-        return
-    chart(
-        quality(frame, axis, data.titles_on(suite.model), panel, names),
-        partial(pd.DataFrame, frame),
-        f"{_file(suite, task)}-by-{axis}",
-        f"bench_lines_{axis}",
-        f"{task}: exact match against {AXES[axis][0]}",
-    )
-    st.caption(
-        "Over all depths; bars are 95 % Wilson intervals. A method whose prompts were all infeasible has no point."
-    )

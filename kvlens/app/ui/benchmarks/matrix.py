@@ -132,7 +132,7 @@ def _texts(model: str | None) -> list[measured.Measured]:
         except (KeyError, TypeError):
             damaged = True
         if damaged:
-            error(f"The file {item.name} lacks fields this version needs; measure it again with kvlens bench text.")
+            error(f"The file {item.name} lacks fields this version needs; measure it again.")
         else:
             whole.append(item)
     return whole
@@ -202,7 +202,7 @@ def _lost(cell: Cell, title: str, column: str) -> None:
             why = (
                 "A control's trials are not run here."
                 if line.get("dtype")
-                else ("This table does not name its trials; measure it again with kvlens bench quality.")
+                else ("This table does not name its trials; measure it again.")
             )
             st.caption(why)
         return

@@ -45,9 +45,7 @@ def files(kind: str) -> tuple[list[Measured], list[str]]:
             continue
         model = _model(content)
         if model is None:
-            problems.append(
-                f"the file {path.name} lacks fields this version needs; measure it again with kvlens bench {kind}."
-            )
+            problems.append(f"the file {path.name} lacks fields this version needs; measure it again{kind}.")
         else:
             rows.append(Measured(path.name, model, content))
     return rows, problems
@@ -80,10 +78,9 @@ def models() -> list[str]:
 
 
 def nothing(text: str, command: str, model: str | None) -> None:
-    """That a kind of result is not there, and the command that makes it."""
+    """That a kind of result is not there, and where it is said how it is made. command: of `kvlens bench`."""
     of_model = f" of {model}" if model else ""
-    more = f" --model {model}" if model else ""
-    st.info(plain(f"No {text}{of_model} yet: run") + f" `kvlens bench {command}{more}`.")
+    st.info(plain(f"No {text}{of_model} yet. docs/benchmarks.md says how the part “{command}” is measured."))
 
 
 def asked(result: Measured) -> tuple[bool, int]:

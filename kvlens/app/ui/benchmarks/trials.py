@@ -59,7 +59,7 @@ def show_trials(suite: Suite, task: str, cell: Cell) -> None:
     title = f"{data.titles_on(suite.model).get(method, method)}, {limit}, {length:,} tokens, depth {depth:.0%}"
     st.markdown(f"##### {plain(f'{title}: {came_out(results)}')}")
     if not results:
-        st.info("This cell was not run: kvlens bench sweep runs what is missing.")
+        st.info("This cell was not run.")
         return
     top = st.container()
     key = f"trials_{suite.name}_{task}_{method}_{budget}_{length}_{depth}"
@@ -120,7 +120,7 @@ def open_trial(row: dict[str, Any], about: dict[str, Any], is_first: bool) -> No
         )
         return
     model = str(about.get("request", {}).get("model", "demo"))
-    left_column, right = st.columns([1, 2], vertical_alignment="center")
+    left_column, right = st.container(), st.container()
     key = f"bench_rerun_{row['task']}_{row['method']}_{row['budget']}_{row['seed']}"
     words = "Run this trial again and open it in Replay"
     if left_column.button(words, type="primary", icon=":material/play_arrow:", key=key):

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import streamlit as st
 
+from kvlens.app.ui.common import session
 from kvlens.app.ui.common.widgets import guarded
 from kvlens.player.script import joined
 from kvlens.store.export import csv_bytes
@@ -33,7 +34,9 @@ def _saver(name: str, script: str, *labels: str) -> Any:
         f'<button type="button" data-format="{label.split()[0].lower()}">{label}</button>' for label in labels
     )
     css = (_FOLDER / "save.css").read_text(encoding="utf-8")
-    return st.components.v2.component(name, html=shown, css=css, js=joined(_FOLDER / script))
+    return st.components.v2.component(
+        name, html=f'<div class="formats">{shown}</div>', css=css, js=joined(_FOLDER / script)
+    )
 
 
 _save_image = _saver("kvlens_save_image", "savechart.js", "SVG image", "PNG image")
@@ -45,7 +48,11 @@ STYLE = (
     '[class*="st-key-save_"] { margin-top: -3.1rem; margin-bottom: -0.4rem; position: relative; z-index: 2; '
     "pointer-events: none; } "
     '[class*="st-key-save_"] button { pointer-events: auto; } '
-    ".js-plotly-plot .modebar-group { background: transparent !important; }"
+    ".js-plotly-plot .modebar-group { background: transparent !important; } "
+    # Text of axes, scales and legends is written in the page's own ink, on light and on dark ground.
+    ".js-plotly-plot :is([class$='tick'], [class^='g-'][class$='title'], .cbaxis, [class*='cbtitle'], .legendtext, "
+    ".annotation-text) :is(text, tspan), "
+    ".js-plotly-plot :is(.legendtext, .annotation-text, text[class$='title']) { fill: currentColor !important; }"
 )
 
 
@@ -71,15 +78,23 @@ def image_config(name: str) -> dict[str, Any]:
 def menu(data: Data, name: str, key: str, *, image: bool = True) -> None:
     """The menu alone, for a picture that is no Plotly figure; `image`: also offer the figure drawn under `key` as an
     image."""
-    _menu(data, name, key, f"save_{key}" if image else None, _save_image if image else None, {"key": key})
+    _menu(
+        data,
+        name,
+        key,
+        f"save_{key}" if image else None,
+        _save_image if image else None,
+        {"key": key, "caption": session.condition()},
+    )
 
 
 def canvas_menu(data: Data, name: str, key: str, caption: str) -> None:
     """The menu of a component that draws on canvases, mounted under `key`: the numbers, and an SVG or a PNG of its
     canvases as they stand.
 
-    `caption`: what the picture shows, a line per line, written above it."""
-    _menu(data, name, key, None, _save_canvas, {"key": key, "name": name, "caption": caption})
+    `caption`: what the picture shows, a line per line, written above it, and below it the condition of the page."""
+    whole = "\n".join(line for line in (caption, session.condition()) if line)
+    _menu(data, name, key, None, _save_canvas, {"key": key, "name": name, "caption": whole})
 
 
 @st.fragment
@@ -105,8 +120,8 @@ def _menu(
 def _buttons(data: Data, name: str, key: str) -> None:
     """A download button per table format."""
     frame = data() if callable(data) else data
-    for label, (ending, mime) in FORMATS.items():
-        st.download_button(
+    for column, (label, (ending, mime)) in zip(st.columns(len(FORMATS)), FORMATS.items(), strict=True):
+        column.download_button(
             f"{label} data",
             table_file(frame, ending),
             f"{name}.{ending}",

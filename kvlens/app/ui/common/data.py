@@ -16,7 +16,7 @@ from kvlens import methods
 from kvlens.app.ui.common.pagereader import PageReader, shown_frame
 from kvlens.app.ui.common.state import Selection, clamp
 from kvlens.lens.verdict import Verdict, verdict
-from kvlens.methods.naming import preset_name, titled
+from kvlens.methods.naming import preset_name, recorded_stand_in, titled
 from kvlens.models import catalogue as catalogued
 from kvlens.models.find import default_model
 from kvlens.player import payload
@@ -82,10 +82,8 @@ def titles_on(model: str | None) -> dict[str, str]:
 
 def row_title(row: Mapping[Any, Any]) -> str:
     """What the method of a listed run is called, of a row of `runs`; '' where the run does not record its method."""
-    method, words = row.get("method"), row.get("stand_in")
-    if not isinstance(method, str):
-        return ""
-    return titled(titles().get(method, method), words if isinstance(words, str) else "")
+    method = row.get("method")
+    return titled(titles().get(method, method), recorded_stand_in(row)) if isinstance(method, str) else ""
 
 
 def keeps_all(name: str) -> bool:

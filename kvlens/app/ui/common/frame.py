@@ -10,6 +10,7 @@ import streamlit as st
 from kvlens.app.ui.common import data, session, widgets
 from kvlens.app.ui.common.data import TraceError, TraceReader
 from kvlens.app.ui.common.state import Selection
+from kvlens.lens.condition import condition
 from kvlens.lens.listing import budget_of
 from kvlens.memory.budget import phrase
 from kvlens.methods.naming import run_name
@@ -58,6 +59,7 @@ def choose_run(title: str) -> tuple[TraceReader, Selection] | None:
         widgets.method_mark(method, run_name(reader.meta))
     with right:
         widgets.copy_link()
+    widgets.condition_line(condition([reader.meta]))
     widgets.notice(problems + clamped)
     widgets.status_banner(reader.status, reader.n_steps, reader.error)
     if not reader.n_steps:

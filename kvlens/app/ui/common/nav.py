@@ -7,7 +7,7 @@ from pathlib import Path
 import streamlit as st
 from streamlit.navigation.page import Page
 
-from kvlens.app.ui.common import chart
+from kvlens.app.ui.common import chart, session
 from kvlens.app.ui.common.door import refuse_session
 
 #: The tab's icon comes from this package: a material icon would be fetched from the network.
@@ -16,6 +16,11 @@ ICON = str(Path(__file__).with_name("icon.svg"))
 STYLE = (
     "<style>.stMainBlockContainer { padding: 3.9rem 2.4rem 3rem; } .stVerticalBlock { gap: .65rem; } "
     '.st-key-tried [data-testid="stMetricValue"] { font-size: 1.4rem; } '
+    ".st-key-condition, .st-key-facts { margin-top: -.55rem; } "
+    '[data-testid="stColumn"]:has(> div > .st-key-bench_cell) { align-self: stretch; } '
+    ".st-key-bench_cell { position: sticky; top: 4rem; } "
+    ".st-key-player_store { position: absolute; } "
+    ".st-key-verdict { padding: .5rem .9rem; } .st-key-verdict p { font-size: .88rem; line-height: 1.4; } "
     f"{chart.STYLE}</style>"
 )
 _ENTERED = "kvlens_entered"
@@ -38,6 +43,7 @@ def navigation() -> Page:
             st.Page("pages/memory.py", title="Memory", url_path="memory"),
             st.Page("pages/compare.py", title="Compare", url_path="compare"),
             st.Page("pages/benchmarks.py", title="Benchmarks", url_path="benchmarks"),
+            st.Page("pages/own_method.py", title="Own method", url_path="own_method"),
         ],
         position="top",
     )
@@ -46,6 +52,7 @@ def navigation() -> Page:
 def enter() -> None:
     """First line of every page. A deep link that is a fresh server's first visit makes Streamlit 1.67 run the file in
     pages/ alone, without app.py, because no session has announced a menu yet: announce it and start over."""
+    session.set_condition("")
     if _ENTERED not in st.session_state:
         navigation()
         st.rerun()

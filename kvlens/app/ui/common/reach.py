@@ -47,9 +47,12 @@ def allowed_hosts() -> list[str]:
 
 def is_open_to(client: str | None) -> bool:
     """Return True if the server answers a client of this address. None: a client without a network address."""
-    if client is None or is_loopback(client) or is_beyond_loopback():
-        return True
-    return not set(allowed_hosts()) <= {*settings()[HOSTS], str(st.get_option(ADDRESS))}
+    return client is None or is_loopback(client) or answers_others()
+
+
+def answers_others() -> bool:
+    """Return True if the server answers other machines, by its address or through a proxy."""
+    return is_beyond_loopback() or not set(allowed_hosts()) <= {*settings()[HOSTS], str(st.get_option(ADDRESS))}
 
 
 def addresses() -> list[str]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
-
 from kvlens.app.ui.common.jobs import Job
+from kvlens.app.ui.common.pagewords import page_words
 from kvlens.memory.budget import NO_LIMIT, in_words
 
 
@@ -38,6 +37,5 @@ def again(argv: list[str], options: dict[str, str]) -> list[str]:
 
 
 def spoken(job: Job) -> str:
-    """Why it failed, for somebody who looks at a page: options that would do by their names."""
-    message = job.message or "The run failed without saying why."
-    return re.sub(r"--(?=[a-z])", "the ", message) if job.would_do else message
+    """Why it failed, for somebody who looks at a page."""
+    return page_words(job.message or "The run failed without saying why.")

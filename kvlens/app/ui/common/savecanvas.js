@@ -1,11 +1,13 @@
 // @ts-check
-// Saves all canvases of a component as one picture, SVG or PNG: at their places, with their labels above them, on the page's ground.
+// Saves all canvases of a component as one picture, SVG or PNG: at their places, with their key and labels, on the page's ground.
 
+import { makeRoom } from "./menuroom.js";
+import { drawPart, savedParts } from "./savekey.js";
 import { HATCH, VectorContext } from "./vector.js";
 
 /**
  * @typedef {HTMLCanvasElement & { vector?: VectorContext }} Canvas
- * @typedef {{ shown: [Canvas, DOMRect][], lines: string[], left: number, top: number, width: number, height: number, font: string,
+ * @typedef {{ shown: [Canvas, DOMRect][], parts: HTMLElement[], lines: string[], left: number, top: number, width: number, height: number, font: string,
  *   background: string, text: string }} Picture of canvases at their places, in CSS pixels
  */
 
@@ -13,6 +15,7 @@ const [LINE, PAD] = [18, 12]; // of the caption above, and around
 
 /** @param {{ data: { key: string, name: string, caption: string }, parentElement: ShadowRoot }} component */
 export default function ({ data, parentElement }) {
+  makeRoom(data.key);
   const save = (/** @type {string} */ format) => {
     const place = document.querySelector(`.${CSS.escape("st-key-" + data.key.trim().replace(/[^a-zA-Z0-9_-]/g, "-"))}`);
     const roots = place ? [...place.querySelectorAll("*")].flatMap((node) => (node.shadowRoot ? [node.shadowRoot] : [])) : [];
@@ -21,26 +24,30 @@ export default function ({ data, parentElement }) {
     const shown = boxes.filter(([, box]) => box.width > 0 && box.height > 0);
     if (!shown.length) return;
     const lines = data.caption.split("\n");
-    const left = Math.min(...shown.map(([, box]) => box.left)) - PAD;
-    const top = Math.min(...shown.map(([, box]) => box.top)) - PAD - (lines.length + 1) * LINE;
-    const width = Math.max(...shown.map(([, box]) => box.right)) - left + PAD;
-    const height = Math.max(...shown.map(([, box]) => box.bottom)) - top + PAD;
+    const parts = savedParts(roots);
+    const all = [...shown.map(([, box]) => box), ...parts.map((part) => part.getBoundingClientRect())];
+    const left = Math.min(...all.map((box) => box.left)) - PAD;
+    const top = Math.min(...all.map((box) => box.top)) - PAD - (lines.length + 1) * LINE;
+    const width = Math.max(...all.map((box) => box.right)) - left + PAD;
+    const height = Math.max(...all.map((box) => box.bottom)) - top + PAD;
     const style = getComputedStyle(/** @type {Element} */ (parentElement.querySelector("button")));
     const color = (/** @type {string} */ name) => style.getPropertyValue(`--st-${name}-color`).trim();
-    const about = { shown, lines, left, top, width, height, font: style.fontFamily, background: color("background"), text: color("text") };
+    const about = { shown, parts, lines, left, top, width, height, font: style.fontFamily, background: color("background"), text: color("text") };
     if (format === "svg") keep(new Blob([vectors(about)], { type: "image/svg+xml" }), `${data.name}.svg`);
     else pixels(about).toBlob((blob) => blob && keep(blob, `${data.name}.png`));
   };
   for (const button of parentElement.querySelectorAll("button")) button.onclick = () => save(button.dataset.format ?? "");
 }
 
-/** The caption, and over each canvas its label. @param {CanvasRenderingContext2D | VectorContext} ctx @param {Picture} about */
-function label(ctx, { shown, lines, left, top, text, font }) {
+/** The caption, the key, and over each canvas its label. @param {CanvasRenderingContext2D | VectorContext} ctx @param {Picture} about */
+function label(ctx, { shown, parts, lines, left, top, text, font }) {
   ctx.fillStyle = text;
   ctx.font = `600 12px ${font}`;
   lines.forEach((line, i) => ctx.fillText(line, PAD, PAD + (i + 0.6) * LINE));
   ctx.font = `11px ${font}`;
-  for (const [canvas, box] of shown) ctx.fillText(canvas.getAttribute("aria-label") || "", box.left - left, box.top - top - 4);
+  for (const [canvas, box] of shown) ctx.fillText(canvas.dataset.title ?? canvas.getAttribute("aria-label") ?? "", box.left - left, box.top - top - 4);
+  const context = /** @type {import("../../../player/web/types.js").Context} */ (/** @type {unknown} */ (ctx));
+  for (const part of parts) drawPart(context, part, left, top, { text, font });
 }
 
 /** @param {Picture} about */

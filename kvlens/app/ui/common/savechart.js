@@ -3,8 +3,11 @@
 // sets the format and presses it. The page's ground is painted in for that moment, because the light text of a dark page cannot be
 // read on white paper.
 
-/** @param {{ data: { key: string }, parentElement: ShadowRoot }} component */
+import { makeRoom } from "./menuroom.js";
+
+/** @param {{ data: { key: string, caption: string }, parentElement: ShadowRoot }} component */
 export default function ({ data, parentElement }) {
+  makeRoom(data.key);
   const save = (/** @type {string} */ format) => {
     const place = "st-key-" + data.key.trim().replace(/[^a-zA-Z0-9_-]/g, "-");
     /** @type {any} a box that Plotly has drawn in */
@@ -12,12 +15,36 @@ export default function ({ data, parentElement }) {
     const press = plot && plot.querySelector('.modebar-btn[data-title^="Download plot"]');
     if (!press) return;
     const options = plot._context.toImageButtonOptions;
-    const ground = plot.layout.paper_bgcolor;
+    const style = getComputedStyle(/** @type {Element} */ (parentElement.querySelector("button")));
+    const { paper_bgcolor: ground, title } = plot.layout;
+    const restore = inkAxes(plot, style.getPropertyValue("--st-text-color").trim());
     plot._context.toImageButtonOptions = { ...options, format, scale: format === "png" ? 2 : 1 };
-    plot.layout.paper_bgcolor = getComputedStyle(/** @type {Element} */ (parentElement.querySelector("button"))).getPropertyValue("--st-background-color").trim();
+    plot.layout.paper_bgcolor = style.getPropertyValue("--st-background-color").trim();
+    plot.layout.title = captioned(title, data.caption);
     press.click();
     plot._context.toImageButtonOptions = options;
-    plot.layout.paper_bgcolor = ground;
+    Object.assign(plot.layout, { paper_bgcolor: ground, title });
+    restore();
   };
   for (const button of parentElement.querySelectorAll("button")) button.onclick = () => save(button.dataset.format ?? "");
+}
+
+/** A figure's title with the condition of its page below it. @param {any} title @param {string} caption */
+function captioned(title, caption) {
+  if (!caption) return title;
+  const plain = caption.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
+  const text = title?.text ? `${title.text}<br><sup>${plain}</sup>` : `<sup>${plain}</sup>`;
+  return { ...title, text };
+}
+
+/** Writes the axes in the page's ink, as the page itself does by its style; returns what undoes it. @param {any} plot @param {string} color */
+function inkAxes(plot, color) {
+  const names = Object.keys(plot.layout).filter((name) => /^[xy]axis\d*$/.test(name));
+  const before = names.map((name) => [name, plot.layout[name]]);
+  for (const name of names) {
+    const axis = plot.layout[name];
+    const title = { ...axis.title, font: { ...axis.title?.font, color } };
+    plot.layout[name] = { ...axis, title, tickfont: { ...axis.tickfont, color } };
+  }
+  return () => Object.assign(plot.layout, Object.fromEntries(before));
 }

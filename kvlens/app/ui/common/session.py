@@ -9,6 +9,7 @@ import streamlit as st
 from kvlens.app.ui.common.state import FIELDS, Selection, parse
 
 _SELECTION, _WRITTEN, _REVISION = "kvlens_selection", "kvlens_written", "kvlens_revision"
+_CONDITION = "kvlens_condition"
 
 
 def selection() -> tuple[Selection, list[str]]:
@@ -54,6 +55,16 @@ def follow(key: str, value: object) -> None:
     while the page was being drawn, and with it their choice."""
     if key not in st.session_state or st.session_state[key] != value:
         st.session_state[key] = value
+
+
+def set_condition(line: str) -> None:
+    """Keeps the condition of what the page shows, for the images that it hands out; see `kvlens.lens.condition`."""
+    st.session_state[_CONDITION] = line
+
+
+def condition() -> str:
+    """The condition of what the page shows; '' where the page has none."""
+    return str(st.session_state.get(_CONDITION, ""))
 
 
 def revision() -> int:

@@ -92,10 +92,8 @@ def submit_trial(trial: Mapping[str, Any]) -> str:
         raise ValueError(f"the method '{trial['method']}' is not installed here.")
     drawn = tasks.get(request.task).generation(request.index)
     if drawn.temperature:
-        how = f"--temperature {drawn.temperature:g} --top-p {drawn.top_p:g} --seed {drawn.seed}"
-        raise ValueError(
-            f"this trial's tokens were drawn, and the app's are not: run its prompt by `kvlens run` {how}."
-        )
+        how = f"temperature {drawn.temperature:g}, top-p {drawn.top_p:g}, seed {drawn.seed}"
+        raise ValueError(f"this trial used sampling ({how}), and the app runs greedy decoding only.")
     place = "" if request.depth is None else f", depth {request.depth:.0%}"
     source = f"{request.task}, {request.length or 'whole'} tokens{place}, seed {request.seed}"
     prompt = PromptChoice(tasks.prompt_of(request), source)

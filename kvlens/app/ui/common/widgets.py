@@ -14,6 +14,8 @@ import streamlit as st
 
 from kvlens.app.figures.columns import column_words
 from kvlens.app.figures.methodmarks import mark
+from kvlens.app.ui.common import session
+from kvlens.app.ui.common.pagewords import page_words
 from kvlens.store.errors import TraceError
 from kvlens.text.failures import debugging, unexpected
 from kvlens.text.plaintext import visible
@@ -53,8 +55,8 @@ def plain(text: str) -> str:
 
 
 def error(sentence: str, log: Iterable[str] = ()) -> None:
-    """An error box: one sentence, and the tail of a log where there is one."""
-    st.error(plain(sentence))
+    """An error box: one sentence, options in it by their fields, and the tail of a log where there is one."""
+    st.error(plain(page_words(sentence)))
     lines = list(log)
     if lines:
         st.code(visible("\n".join(lines)), language=None, wrap_lines=True, height=240)
@@ -101,6 +103,14 @@ def method_mark(name: str, title: str | None = None, text: str = "") -> None:
     st.html(
         f'{html.escape(text)}<span style="color:{look.color}" aria-hidden="true">{look.character}</span> {sentence}'
     )
+
+
+def condition_line(line: str) -> None:
+    """The condition of what the page shows, below its head; the images of the page's figures have it too."""
+    session.set_condition(line)
+    if line:
+        with st.container(key="condition"):
+            st.text(visible(line))
 
 
 def copy_link() -> None:

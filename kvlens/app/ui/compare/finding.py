@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from kvlens.app.ui.common.spantext import span_text
 from kvlens.lens.output import output_text
-from kvlens.lens.severity import Outcome, outcome
+from kvlens.lens.severity import Outcome, outcome, severity, unmissed_words
 from kvlens.lens.verdict import Missed, Verdict
 from kvlens.store.reader import TraceReader
 
@@ -47,6 +47,9 @@ def finding(reader: TraceReader, verdict: Verdict | None) -> Finding:
     meta, steps = reader.meta, reader.steps()
     peak, full = float(steps["peak_bytes"].max()), meta.full_kv_bytes
     missed = None if verdict is None else verdict.missed
+    unmissed = None
+    if verdict is not None and verdict.nothing_missed:
+        unmissed = unmissed_words(verdict, severity(reader, verdict))
     return Finding(
         reader.uid,
         output_text(reader),
@@ -54,7 +57,7 @@ def finding(reader: TraceReader, verdict: Verdict | None) -> Finding:
         bool(meta.forced),
         outcome(reader),
         len(reader.loss()) > 0,
-        None if missed is None else missed_words(reader, missed),
+        unmissed if missed is None else missed_words(reader, missed),
         None if missed is None else missed.reason.cause,
         None if missed is None else missed.reason.says,
         peak / full if full else None,

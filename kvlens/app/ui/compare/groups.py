@@ -40,9 +40,7 @@ def _quality() -> None:
             icon=":material/history:",
         )
     if not results:
-        st.info(
-            "No run has a known answer yet. Prompts from `kvlens prompt` and the sample tasks of New run come with one."
-        )
+        st.info("No run has a known answer yet. The generated tasks of New run come with one.")
         return
     table = points(results)
     places = {f"{model} · {task or 'no task named'}": (model, task) for model, task in _cells(table)}

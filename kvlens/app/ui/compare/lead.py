@@ -12,12 +12,13 @@ from kvlens.app.compare.pair import Pair
 from kvlens.app.compare.together import Together
 from kvlens.app.figures.methodmarks import mark
 from kvlens.app.figures.theme import VERMILION
-from kvlens.app.ui.common import data, places
+from kvlens.app.ui.common import data, places, widgets
 from kvlens.app.ui.common.chart import menu
 from kvlens.app.ui.common.racelist import lane_name
 from kvlens.app.ui.common.widgets import plain
 from kvlens.app.ui.compare.finding import Finding
 from kvlens.app.ui.compare.pick import Compared
+from kvlens.lens.condition import condition
 from kvlens.lens.knob import held_to
 from kvlens.memory.budget import in_words, phrase
 from kvlens.runs import races
@@ -35,6 +36,7 @@ _MOST = 150
 def side_by_side(compared: Compared) -> None:
     """One row per run, and ways to their replays."""
     runs, findings = compared.runs, compared.findings
+    widgets.condition_line(condition([reader.meta for reader in runs.values()]))
     expected = {finding.outcome.expected for finding in findings}
     shared = next(iter(expected)) if len(expected) == 1 else None
     if shared:
@@ -129,7 +131,9 @@ def _missed(finding: Finding) -> str:
         return ""
     if finding.missed is None:
         return f'<span style="{_FAINT}">not recorded</span>'
-    cause, why = str(finding.cause), str(finding.why)
+    if finding.cause is None:
+        return _safe(finding.missed)
+    cause, why = finding.cause, str(finding.why)
     return f'{_safe(finding.missed)}<br><span style="{_FAINT}" title="{_safe(why)}">Why: {_safe(cause)}</span>'
 
 

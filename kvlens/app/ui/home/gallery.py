@@ -8,6 +8,7 @@ import streamlit as st
 from kvlens.app import gallery
 from kvlens.app.ui.common import data, places, widgets
 from kvlens.app.ui.common.widgets import plain
+from kvlens.lens.condition import KNOWN, listed, token_words
 from kvlens.methods.naming import preset_name
 from kvlens.store.errors import TraceError
 from kvlens.text.plaintext import visible
@@ -15,16 +16,15 @@ from kvlens.text.plaintext import visible
 _IN_A_ROW = 3
 
 
-def shelf(folded: bool) -> None:
-    """All cards; folded where there are runs to look at."""
+def shelf() -> None:
+    """All cards, with and without runs of one's own."""
     losses = gallery.losses()
     title = f"Recorded losses of {losses[0].model}, of {len(losses)} methods: they open at once, nothing is computed"
-    if folded:
-        with st.expander(title, icon=":material/collections_bookmark:"):
-            _rows(losses)
-    else:
-        st.markdown(f"##### {plain(title)}")
-        _rows(losses)
+    st.markdown(f"##### {plain(title)}")
+    tokens = token_words([loss.prompt_tokens for loss in losses])
+    budgets = listed((f"budget {loss.budget}" for loss in losses), "budgets")
+    st.caption(plain(f"{losses[0].model} · {tokens} · {KNOWN} · {budgets} · n = 1 each"))
+    _rows(losses)
 
 
 def _rows(losses: tuple[gallery.Loss, ...]) -> None:

@@ -16,7 +16,6 @@ from kvlens.app.ui.common.widgets import plain
 from kvlens.lens.output import output_text
 from kvlens.memory.budget import NO_LIMIT
 from kvlens.methods.naming import run_name
-from kvlens.models.find import short_model
 from kvlens.player.payload import cube
 from kvlens.recording.metrics import head_label, metric_of
 from kvlens.text import words
@@ -28,29 +27,27 @@ LONGEST = 320
 
 
 def facts(reader: TraceReader) -> None:
-    """One line about the run, one of what came out beside the expected answer; failed self-checks."""
+    """What came out beside the expected answer, and how the run was made; failed self-checks."""
     meta = reader.meta
-    preset = f" ({meta.preset})" if meta.preset else ""
-    method = f"{_title(reader)}{preset}"
-    budget = meta.budget_bytes
-    full = meta.full_kv_bytes
-    limit = NO_LIMIT if budget is None else f"budget {si_bytes(budget)}"
+    budget, full = meta.budget_bytes, meta.full_kv_bytes
+    limit = NO_LIMIT if budget is None else si_bytes(budget)
     if budget is not None and full:
-        limit += f" = {budget / full:.1%} of {full_kv(meta.dtype)} ({si_bytes(full)})"
+        limit += f" of {full_kv(meta.dtype)}'s {si_bytes(full)}"
     checks = reader.self_checks()
     passed = (
         f"self-checks passed {int(checks['passed'].sum())}/{len(checks)}" if len(checks) else "self-checks not recorded"
     )
     drawn = f"temperature {meta.temperature:g}, top-p {meta.top_p or 1:g}, " if meta.temperature else ""
-    sentence = (
-        f"{short_model(str(meta.model))} · {method} · {limit} · {counted(reader.prompt_tokens(), 'prompt token')} · "
-        f"{counted(reader.n_steps, 'step')} · "
-        f"{meta.device}, {meta.dtype} · {drawn}seed {meta.seed} · {passed}"
-        + (" · prompt kept from an earlier run" if meta.prompt_kept else "")
-    )
+    reuse = " · prompt kept from an earlier run" if meta.prompt_kept else ""
     fed = "Fed, full KV's tokens" if meta.forced else "Generated"
     expected = f"Expected answer: {in_a_line(str(meta.answer))} · " if meta.answer else ""
-    st.text(visible(f"{sentence}\n{expected}{fed}: {in_a_line(output_text(reader))}"))
+    with st.container(key="facts"):
+        st.text(
+            visible(
+                f"{expected}{fed}: {in_a_line(output_text(reader))} · {limit} · {counted(reader.n_steps, 'step')} · "
+                f"{meta.device}, {meta.dtype} · {drawn}seed {meta.seed} · {passed}{reuse}"
+            )
+        )
     if len(checks) and not checks["passed"].all():
         failed = ", ".join(checks.loc[~checks["passed"], "name"]).replace("_", " ")
         st.error(plain(f"Self-checks failed: {failed}. Do not rely on this run before you know why."))

@@ -17,7 +17,7 @@ from kvlens.app.ui.replay.lensbars import token_range
 from kvlens.app.ui.replay.tipping import tipping_point
 from kvlens.lens.knob import knob_in
 from kvlens.lens.lines import mass_name
-from kvlens.lens.severity import severity
+from kvlens.lens.severity import severity, unmissed_words
 from kvlens.lens.tries import try_of
 from kvlens.lens.verdict import Missed, Verdict, choices_in_words
 from kvlens.meta import RunMeta
@@ -62,7 +62,7 @@ def _meta(uid: str | None) -> RunMeta | None:
 
 
 def panel(reader: TraceReader, selection: Selection) -> None:
-    """The verdict and, beside it, what can be tried; below them a running repeat and what was tried before."""
+    """The verdict and, beside it, what can be tried; below them a running repeat, and the last outcome in one line."""
     table = data.runs_lately()
     loss = data.loss_verdict(reader)
     job = lensjobs.job_of(reader.uid)
@@ -74,18 +74,27 @@ def panel(reader: TraceReader, selection: Selection) -> None:
                 _without_loss(reader, table, busy=job is not None)
             else:
                 st.markdown("  \n".join(lines(reader, loss)))
-                with st.expander("More of this loss"):
-                    st.markdown("\n\n".join(more(reader, loss)))
-                    _contexts(reader, table, busy=job is not None)
+            tried.in_a_line(outcomes, reader.meta)
         with right:
             lenswhatif.form(reader, selection, loss, job is not None, outcomes)
             if reader.meta.method != methods.REFERENCE and knob_in(reader) is not None:
                 tipping_point(reader, outcomes, job is not None)
         if job is not None:
             lensjobs.follow(job)
-        if outcomes:
-            with st.container(key=tour.TRIED):
-                tried.tried(reader, outcomes, selection)
+
+
+def below(reader: TraceReader, selection: Selection) -> None:
+    """What the panel leaves out, for below the player: more of the loss, and what was tried before."""
+    table = data.runs_lately()
+    loss = data.loss_verdict(reader)
+    outcomes = lensdata.tries(reader.uid, table)
+    if outcomes:
+        with st.container(border=True, key=tour.TRIED):
+            tried.tried(reader, outcomes, selection)
+    if loss is not None:
+        with st.expander("More of this loss"):
+            st.markdown("\n\n".join(more(reader, loss)))
+            _contexts(reader, table, busy=lensjobs.job_of(reader.uid) is not None)
 
 
 def lines(reader: TraceReader, loss: Verdict) -> list[str]:
@@ -98,12 +107,9 @@ def lines(reader: TraceReader, loss: Verdict) -> list[str]:
     ]
     missed = loss.missed
     if missed is None:
-        if len(reader.triples(loss.step)):
-            sentences.append(
-                "**Missed most**: no recorded span got less of any head's attention than full KV gives it."
-            )
-        else:
-            sentences.append(f"**Missed most**: not recorded at this step{plain(sampling(reader))}.")
+        words = unmissed_words(loss, how)
+        sentence = plain(f"{words[0].upper()}{words[1:]}.") if loss.nothing_missed else ""
+        sentences.append(sentence or f"**Missed most**: not recorded at this step{plain(sampling(reader))}.")
         return sentences
     group = reader.q_heads // reader.kv_heads
     effect = f" · {plain(missed.effect_words())}" if missed.effect_words() else ""

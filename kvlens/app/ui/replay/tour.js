@@ -1,11 +1,11 @@
 // @ts-check
-// Five marks that lead through a loss. Each points at a part of the page, says one thing, and can be left: Escape, the x, or
+// Marks that lead through a loss. Each points at a part of the page, says one thing, and can be left: Escape, the x, or
 // the last one's end. Once left they never come by themselves again, as far as this browser remembers.
 
 const LEFT = "kvlens-marks-left";
 const FOLLOW_MS = 150, PATIENCE_MS = 20000, GAP = 10;
 /**
- * @typedef {{ title: string, text: string, within: string, begins: string }} Mark
+ * @typedef {{ title: string, text: string, within: string, begins: string, inside: string }} Mark inside: a selector in the player
  * @typedef {{ run: string, marks: Mark[], unasked: boolean }} TourData
  */
 
@@ -19,6 +19,15 @@ const remembered = () => {
 const remember = () => {
   try { window.localStorage.setItem(LEFT, "1"); } catch { /* it asks again next time */ }
 };
+
+// The player hears what of it is shown, and draws it so that it is seen.
+const tell = (/** @type {string} */ part) => window.dispatchEvent(new CustomEvent("kvlens:tour", { detail: part }));
+
+/** A node of a component inside `part`. @param {Element} part @param {string} selector @returns {HTMLElement | null} */
+function deep(part, selector) {
+  const roots = [part, ...part.querySelectorAll("*")].flatMap((node) => (node.shadowRoot ? [node.shadowRoot] : []));
+  return /** @type {HTMLElement | null} */ (roots.map((root) => root.querySelector(selector)).find((node) => node) ?? null);
+}
 
 class Tour {
   /** @param {ShadowRoot} root */
@@ -93,12 +102,14 @@ class Tour {
     put("#on", last ? "Done" : "Next");
     this.back.disabled = at === 0;
     this.box.dataset.mark = String(at + 1);
+    tell(mark.inside === "#map" ? "map" : "");
   }
 
   /** What a mark points at: a line of the verdict, known by its first words, or whatever a selector finds. @returns {HTMLElement | null} */
   target(at = this.at ?? 0) {
-    const { within, begins } = this.marks[at];
+    const { within, begins, inside } = this.marks[at];
     const part = /** @type {HTMLElement | null} */ (document.querySelector(within));
+    if (part && inside) return deep(part, inside);
     if (!begins || !part) return part;
     return [...part.querySelectorAll("strong")].find((strong) => strong.textContent.startsWith(begins)) ?? null;
   }
@@ -153,6 +164,7 @@ class Tour {
     clearInterval(this.following);
     clearInterval(this.waiting);
     document.removeEventListener("keydown", this.keys, true);
+    tell("");
   }
 }
 

@@ -1,5 +1,5 @@
-"""Five marks that lead through a loss: lost here, wanted this, why, hold, back. They come by themselves in a run of the
-gallery, until they are left once, and where they are asked for in any run that lost."""
+"""Marks that lead through a loss: lost here, wanted this, why, the map, the head map, play, hold, back. They come by
+themselves in a run of the gallery, until they are left once, and where they are asked for in any run that lost."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from importlib.resources import files
 import streamlit as st
 
 from kvlens.app import gallery
+from kvlens.app.ui.common.player import KEY as PLAYER
 from kvlens.lens.severity import Severity, severity
 from kvlens.lens.verdict import Missed, Verdict
 from kvlens.meta import Counterfactual
@@ -35,11 +36,14 @@ def tour(reader: TraceReader, loss: Verdict, tried: Counterfactual | None) -> No
 
 
 def marks(loss: Verdict, how: Severity, tried: Counterfactual | None) -> list[dict[str, str]]:
-    """What each mark points at and says: title, text (shown as they are, never as markup), within (a selector) and
-    begins (the first words of a line there; '': all of it)."""
+    """What each mark points at and says: title, text (shown as they are, never as markup), within (a selector), begins
+    (the first words of a line there; '': all of it) and inside (a selector in the player; '': none)."""
 
     def line(begins: str, title: str, text: str) -> dict[str, str]:
-        return {"within": f".st-key-{VERDICT}", "begins": begins, "title": title, "text": text}
+        return {"within": f".st-key-{VERDICT}", "begins": begins, "inside": "", "title": title, "text": text}
+
+    def part(inside: str, title: str, text: str) -> dict[str, str]:
+        return {"within": f".st-key-{PLAYER}", "begins": "", "inside": inside, "title": title, "text": text}
 
     severity_sentence = f": {how.sentence()}" if how.sentence() else ""
     missed = loss.missed
@@ -51,7 +55,9 @@ def marks(loss: Verdict, how: Severity, tried: Counterfactual | None) -> list[di
             f"{who} {missed.full:.0%} of this head's attention on one passage. Here it got {missed.mass:.0%}."
         )
         if red(missed):
-            missed_sentence += " The cache map below shows it red."
+            missed_sentence += " The cache map shows it red."
+        elif hatched(missed):
+            missed_sentence += " The cache map shows it hatched red: only its summary was read."
         why = f"The record says so: {missed.reason.says}."
     back = "The outcome comes here: the answer before and after, and what holding it would have cost."
     if tried is not None:
@@ -68,14 +74,38 @@ def marks(loss: Verdict, how: Severity, tried: Counterfactual | None) -> list[di
         ),
         line("Missed most", "Wanted this", missed_sentence),
         line("Why it was", "Why it was missed", why),
+        part(
+            "#map",
+            "See it on the map",
+            "Tokens go across, decode steps go down. Red is what full KV attended and this run did not; hatched red "
+            "was lost to a summary. The frame is the passage, here at this step.",
+        ),
+        part(
+            "#heads",
+            "Find the head",
+            "A cell is a query head of a layer, coloured by the metric above. The framed one is shown in the map; "
+            "click another to see its own.",
+        ),
+        part(
+            "#play",
+            "Play it",
+            "The run goes on token by token, a short one at one step a second. Space starts and stops it.",
+        ),
         {
             "within": f".st-key-{HOLD}",
             "begins": "",
+            "inside": "",
             "title": "Hold it",
             "text": "This repeats the run with that passage kept on the device, all else the same. It takes some "
             "seconds.",
         },
-        {"within": f".st-key-{HOLD if tried is None else TRIED}", "begins": "", "title": "Is it back?", "text": back},
+        {
+            "within": f".st-key-{HOLD if tried is None else TRIED}",
+            "begins": "",
+            "inside": "",
+            "title": "Is it back?",
+            "text": back,
+        },
     ]
 
 
@@ -83,6 +113,11 @@ def red(missed: Missed) -> bool:
     """Whether the cache map shows the whole of the span as a hole; of one that is there in part it shows tokens."""
     whole = missed.kind != "window" and missed.state != "partial"
     return whole and missed.unread is not None and missed.unread >= LEAST_HOLE
+
+
+def hatched(missed: Missed) -> bool:
+    """Whether the cache map hatches the span: attended as its summary alone, which got less than full KV gives it."""
+    return missed.kind != "window" and missed.state == "coarse" and missed.regret >= LEAST_HOLE
 
 
 def _line(text: str | None) -> str:

@@ -54,6 +54,22 @@ def tried(reader: TraceReader, trials: list[Try], selection: Selection) -> None:
             _list(reader, trials, shown)
 
 
+def in_a_line(trials: list[Try], repeated: RunMeta) -> None:
+    """The outcome of the try that is looked at, in one line; `tried` has the whole of it. Nothing without one."""
+    shown = shown_of(trials)
+    if shown is None or (summary := shown.summary) is None:
+        return
+    label, value = _came(shown, summary)
+    parts = [
+        shown.brief(),
+        f"{label[0].lower()}{label[1:]}: {value}",
+        f"KL {_nats(summary.kl_before)} → {_nats(summary.kl_after)} nats",
+    ]
+    if shown.holds and not shown.mixed and (more := shown.more_bytes(repeated.budget_bytes)) is not None:
+        parts.append(si_bytes(more))
+    st.markdown(f"**Last try**: {plain(' · '.join(parts))}")
+
+
 def shown_of(trials: list[Try]) -> Try | None:
     """Of what was tried, the one in the URL (?whatif=), else the newest; None where nothing is, or none is wanted."""
     requested = st.query_params.get("whatif")

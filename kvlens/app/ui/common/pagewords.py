@@ -1,0 +1,27 @@
+"""Sentences of the command line in the words of the pages: an option is called by its field."""
+
+from __future__ import annotations
+
+import re
+
+FIELDS = {
+    "ask": "Question",
+    "budget": "Budget",
+    "chat": "Chat form",
+    "from-step": "from step",
+    "max-new": "Max new tokens",
+    "model": "Model",
+    "preset": "Preset",
+    "question": "Question",
+    "seed": "Seed",
+    "system": "System message",
+}
+"""option -> label of the field that sets it"""
+_SET = re.compile(r"--set (?=[a-z_]+=)")
+_OPTION = re.compile(r"(?<![\w-])--([a-z][a-z-]*[a-z])")
+
+
+def page_words(sentence: str) -> str:
+    """Return a sentence with its options named as the pages name them: 'raise --budget to 0.3' says 'raise Budget to
+    0.3', and '--set keep=0.3' 'the parameter keep=0.3'. An option without a field is called by its name."""
+    return _OPTION.sub(lambda option: FIELDS.get(option[1], option[1]), _SET.sub("the parameter ", sentence))

@@ -1,0 +1,54 @@
+"""The condition of a figure in one line, the same in every header and export: model, prompt tokens, whether the
+question was known, budget, n."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from kvlens.lens.knob import held_to
+from kvlens.meta import RunMeta
+from kvlens.models.find import short_model
+from kvlens.text.units import counted
+
+KNOWN, AFTER = "question known", "question after"
+"""the question was read with the context, or fed once the context was placed"""
+MOST_NAMES = 3
+"""models or budgets that a line names; more are counted"""
+
+
+def question_words(meta: RunMeta) -> str:
+    """Return `AFTER` if the run was fed its question once the context was placed, else `KNOWN`."""
+    return AFTER if meta.question == "after" or meta.asked_steps else KNOWN
+
+
+def condition(metas: Sequence[RunMeta]) -> str:
+    """Return 'smollm2 · 639 prompt tokens · question known · budget 20% · n = 1' of one run or of several. n counts the
+    prompts; several runs are counted beside it. '' without runs."""
+    if not metas:
+        return ""
+    prompts = len({meta.prompt_sha256 or meta.run_uid for meta in metas})
+    count = f"n = {prompts:,}" + (f" ({len(metas):,} runs)" if len(metas) > 1 else "")
+    tokens = [meta.prompt_tokens + meta.asked_steps for meta in metas if meta.prompt_tokens is not None]
+    parts = (
+        listed((short_model(str(meta.model)) for meta in metas if meta.model), "models"),
+        token_words(tokens),
+        listed((question_words(meta) for meta in metas), "forms of the question"),
+        listed((held_to(meta) for meta in metas), "budgets"),
+        count,
+    )
+    return " · ".join(part for part in parts if part)
+
+
+def token_words(tokens: Sequence[int]) -> str:
+    """Return '639 prompt tokens', or '384–1,024 prompt tokens' of several prompts; '' where none is known."""
+    if not tokens:
+        return ""
+    low, high = min(tokens), max(tokens)
+    return counted(low, "prompt token") if low == high else f"{low:,}–{high:,} prompt tokens"
+
+
+def listed(names: Iterable[str], many: str) -> str:
+    """Return the different names in their order, joined by commas; '5 budgets' where there are more than
+    `MOST_NAMES`."""
+    different = list(dict.fromkeys(names))
+    return ", ".join(different) if len(different) <= MOST_NAMES else f"{len(different)} {many}"
