@@ -235,5 +235,10 @@ def test_no_lane_of_a_stored_race_goes_on(tmp_path: Path) -> None:
     race = RaceInfo(id="20260101-000000-abcdef", created="", model="demo", budget="20%", max_new=1, lanes=lanes)
     races.write(tmp_path, race)
     stored = races.read(tmp_path, race.id)
-    assert [lane.state for lane in stored.lanes] == [*["failed"] * 4, "completed", "cancelled", "refused"]
-    assert [lane.message is None for lane in stored.lanes] == [*[False] * 4, True, True, True]
+    assert [lane.state for lane in stored.lanes] == [
+        *["failed"] * len(races.UNFINISHED),
+        "completed",
+        "cancelled",
+        "refused",
+    ]
+    assert [lane.message is None for lane in stored.lanes] == [*[False] * len(races.UNFINISHED), True, True, True]
