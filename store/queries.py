@@ -202,13 +202,12 @@ SPAN_MASS_OF_LAYER = f"""
 
 #: A head that did not list a span in its top spans counts as 0 there, so the mean is a lower bound.
 MEAN_SPAN_MASS = f"""
-    SELECT span, (sum({_MASS}) / $rows)::FLOAT AS mass FROM (
-        SELECT unnest(span) AS span, unnest(mass) AS code FROM run.main.head_span WHERE step >= $start AND step < $stop)
+    SELECT span, (sum(mass::DOUBLE) / $rows)::FLOAT AS mass
+    FROM ({_TOP_SPANS.format(keys="step", where="WHERE step >= $start AND step < $stop")})
     GROUP BY span ORDER BY span"""
 
 MEAN_SPAN_MASS_BY_STEP = f"""
-    SELECT step, span, (sum({_MASS}) / $rows)::FLOAT AS mass FROM (
-        SELECT step, unnest(span) AS span, unnest(mass) AS code FROM run.main.head_span)
+    SELECT step, span, (sum(mass::DOUBLE) / $rows)::FLOAT AS mass FROM ({_TOP_SPANS.format(keys="step", where="")})
     GROUP BY step, span ORDER BY step, span"""
 
 ALL_SPAN_MASS = f"""
