@@ -19,6 +19,7 @@ from kvlens.methods.naming import run_name
 from kvlens.models.find import short_model
 from kvlens.player.payload import cube
 from kvlens.recording.metrics import head_label, metric_of
+from kvlens.runs.modelcheck import verdict_words
 from kvlens.text import words
 from kvlens.text.plaintext import visible
 from kvlens.text.units import counted, duration, full_kv, si_bytes
@@ -45,7 +46,7 @@ def facts(reader: TraceReader) -> None:
     sentence = (
         f"{short_model(str(meta.model))} · {method} · {limit} · {counted(reader.prompt_tokens(), 'prompt token')} · "
         f"{counted(reader.n_steps, 'step')} · "
-        f"{meta.device}, {meta.dtype} · {drawn}seed {meta.seed} · {passed}"
+        f"{meta.device}, {meta.dtype} · {drawn}seed {meta.seed} · {passed} · {verdict_words(meta.model_check)}"
         + (" · prompt kept from an earlier run" if meta.prompt_kept else "")
     )
     fed = "Fed, full KV's tokens" if meta.forced else "Generated"
