@@ -204,7 +204,8 @@ def event_value(kind: str, value: float) -> str:
     moved."""
     if pd.isna(value):
         return "–"
-    return counted(value, "token") if kind in ("refused", "evict", "offload", "hold", "drop") else f"{value:,.6g} bytes"
+    in_tokens = kind in ("refused", "evict", "offload", "hold", "drop", "part")
+    return counted(value, "token") if in_tokens else f"{value:,.6g} bytes"
 
 
 _MOMENTS = {False: "before its attention", True: "after its attention"}
