@@ -9,7 +9,7 @@ import { STATE_WORDS } from "./color.js";
 /** @typedef {{ run: Run, slice: Slice, clock: SpanClock, worst: boolean }} HoleView worst: of any head, else of the selected one */
 
 const HOLE_LEAST = 0.01; // share of full KV's attention below which nothing is called a hole
-const PARTIAL = STATE_WORDS.indexOf("partly evicted");
+const PARTIAL = ["partly evicted", "partly recalled"].map((words) => STATE_WORDS.indexOf(words));
 
 // What full KV attended at a step and the run did not. Of a span that is partly there,
 // the tokens that were recorded as lost; of all heads, whole spans with the head that lost most.
@@ -25,7 +25,7 @@ export function holesAt(view, step) {
   for (let i = starts ? starts[step] : 0; starts && i < starts[step + 1]; i++) {
     const mass = decode(source[`${name}_hole`][i], 0, 1);
     const span = source[`${name}_span`][i];
-    const partly = spans[span].kind === "window" || (!worst && clock.stateAt(span, step) === PARTIAL);
+    const partly = spans[span].kind === "window" || (!worst && PARTIAL.includes(clock.stateAt(span, step)));
     if (mass < HOLE_LEAST || partly) continue;
     holes.push({ from: spans[span].start, to: spans[span].end, span, mass, head: worst ? source.worst_head[i] : null });
   }
