@@ -136,11 +136,11 @@ def _partly_recalled(facts: Facts) -> Reason:
     the others."""
     whole = facts.tokens[1] - facts.tokens[0]
     lost = lost_of(facts.reader, facts.step, facts.layer, facts.kv_head, facts.span)
-    wanted = f"; full attention wanted {ranges_in_words(lost)} most of the others" if lost else ""
+    lost_words = f"; full attention wanted {ranges_in_words(lost)} most of the others" if lost else ""
     cut = "" if facts.ranking.candidates is None else f"; {facts.ranking.cut()}"
     return Reason(
         "partly_recalled",
-        f"{facts.on_device} of its {whole:,} tokens were on the device, the others in host memory{wanted}{cut}",
+        f"{facts.on_device} of its {whole:,} tokens were on the device, the others in host memory{lost_words}{cut}",
     )
 
 
