@@ -80,8 +80,9 @@ class ModelCheck:
 def known_check(engine: Engine, fingerprint: str) -> ModelCheck | None:
     """Return the verdict that is kept for this model; None if there is none."""
     verdict = _read(_place(engine, fingerprint))
-    if verdict is not None and verdict.files != (stamp := file_stamp(engine.loaded.name)):
-        verdict = replace(verdict, files=stamp, model=engine.loaded.name)  # the same weights in other files
+    stamp, versions = file_stamp(engine.loaded.name), _versions()
+    if verdict is not None and (verdict.files, verdict.versions) != (stamp, versions):  # its place names the versions
+        verdict = replace(verdict, files=stamp, versions=versions, model=engine.loaded.name)
         _keep(engine, fingerprint, verdict)
     return verdict
 

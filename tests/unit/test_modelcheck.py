@@ -150,6 +150,11 @@ def test_a_verdict_holds_for_the_files_and_versions_that_were_compared(
     assert modelcheck.worst_check("random") is None
     first_check(made, "weights")  # by the fingerprint the weights are those that were compared
     assert modelcheck.worst_check("random") is not None
+    (path,) = cache.rglob("*.json")
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"versions": []}))
+    assert modelcheck.worst_check("random") is None
+    first_check(made, "weights")  # a verdict lies where its versions say
+    assert modelcheck.worst_check("random") is not None
     monkeypatch.setattr(modelcheck, "_versions", lambda: ("1", "2", "3"))
     assert modelcheck.worst_check("random") is None
 
