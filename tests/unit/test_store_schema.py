@@ -19,7 +19,7 @@ FINGERPRINTS = {
     7: "6ad7f8ff918eeaa4",
     8: "96ce360879bfab0b",
     9: "572c041f7a5cee3b",
-    10: "a1be0a75c022d100",
+    10: "7717c1c12064266c",
 }
 
 
