@@ -10,7 +10,10 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from kvlens import hangs, interrupts
+from kvlens.text.plaintext import visible
 
+LONGEST_NAME = 80
+"""characters that a sentence shows of a name that a package gives"""
 CODE = "plugin_refused"
 """what every sentence about a refused plugin begins with"""
 Fault = Callable[[str, Any], str | None]
@@ -29,7 +32,8 @@ def plugins(kind: str, taken: Collection[str], fault: Fault = lambda name, loade
             if wrong is None:
                 loaded[point.name] = found
         if wrong:
-            refused[point.name] = f"{CODE}: plugin {kind} '{point.name}' ({point.value}) {wrong}."
+            name, value = (visible(text[:LONGEST_NAME]).replace("\n", " ") for text in (point.name, point.value))
+            refused[name] = f"{CODE}: plugin {kind} '{name}' ({value}) {wrong}."
     return loaded, refused
 
 

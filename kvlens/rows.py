@@ -81,7 +81,8 @@ CAUSES = ("offload", "leave", "zoom", "recall", "prefetch", "correction")
 #: is on the device from now on, whatever its state at birth says of the others; hold: from this step on the span is
 #: kept exactly for a (layer, KV head) by a counterfactual, whatever the method does, or, where value says how many,
 #: some of its tokens; drop: from this step on a (layer, KV head) attends it no more, by a counterfactual, wherever it
-#: lies, value as of hold; span_close: in the format, and logged by no method here.
+#: lies, value as of hold; part: the device has value tokens of the span, not all; span_close: in the
+#: format, and logged by no method here.
 EVENT_KINDS = (
     "span_open",
     "span_close",
@@ -98,10 +99,11 @@ EVENT_KINDS = (
     "hold",
     "kept",
     "drop",
+    "part",
 )
 #: partial: some of the span's tokens are on the device, the others are gone; quantised: all of them are on the
-#: device, in few bits.
-SPAN_STATES = ("resident", "coarse", "reconstructed", "cold", "evicted", "partial", "quantised")
+#: device, in few bits; partly_recalled: some of its tokens were recalled to the device, the others not.
+SPAN_STATES = ("resident", "coarse", "reconstructed", "cold", "evicted", "partial", "quantised", "partly_recalled")
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from kvlens.meta import RunMeta
 from kvlens.store import queries
 from kvlens.store.columnrules import MOST_META
-from kvlens.store.errors import DamagedTrace, MemoryShort, RunBusy, SchemaTooNew, TraceError, UnreadableRun
+from kvlens.store.errors import DamagedTrace, MemoryShort, RunBusy, SchemaTooNew, TraceError, UnmadeTrace, UnreadableRun
 from kvlens.store.files import ordinary
 from kvlens.store.guarded import guarded
 from kvlens.store.integrity import check_columns, check_rows
@@ -57,9 +57,9 @@ def attach(runs_dir: Path, uid: str) -> duckdb.DuckDBPyConnection:
     return con
 
 
-def unmade(uid: str) -> UnreadableRun:
+def unmade(uid: str) -> UnmadeTrace:
     """Of a run that died before there was anything to keep."""
-    return UnreadableRun(
+    return UnmadeTrace(
         f"Run {uid} has no trace, it ended before anything was logged, so nothing is lost by it; run it again."
     )
 

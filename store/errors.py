@@ -14,9 +14,19 @@ class RunNotFound(TraceError):
 class SchemaTooNew(TraceError):
     """The file was written by a later kvlens than this one."""
 
+    code = "run_too_new"
+
 
 class UnreadableRun(TraceError):
     """The run's files are missing, damaged or not what kvlens wrote."""
+
+    code = "run_unreadable"
+
+
+class UnmadeTrace(UnreadableRun):
+    """The run ended before it wrote a trace."""
+
+    code = "run_unmade"
 
 
 class DamagedTrace(UnreadableRun):

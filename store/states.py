@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 _ARRIVALS = ("recall", "prefetch", "correction")
-_MOVES = {"evict": "evicted", "release": "cold", "thin": "partial", "kept": "resident"}
+_MOVES = {"evict": "evicted", "release": "cold", "thin": "partial", "kept": "resident", "part": "partly_recalled"}
 
 
 class Replay:
@@ -13,9 +13,10 @@ class Replay:
 
     A zoom lasts until every query head that asked for it has let go; an event without a query head speaks for all of
     them. A span that is zoomed into or recalled is resident when it lay in the cold tier raw and reconstructed when it
-    lay there as factors. An offload is news only for a span that was hot: one with a summary stays coarse. Of a partial
-    span the tokens that are gone stay gone: only evicting the others changes it, or the word that this KV head has lost
-    none of them. A span that a counterfactual holds stays resident, whatever the method does with its own copy.
+    lay there as factors; the event `part` behind a recall says that only some of its tokens came. An offload is news
+    only for a span that was hot: one with a summary stays coarse. Of a partial span the tokens that are gone stay gone:
+    only evicting the others changes it, or the word that this KV head has lost none of them. A span that a
+    counterfactual holds stays resident, whatever the method does with its own copy.
     """
 
     def __init__(self, spans: Iterable[tuple[int, str, str | None]]) -> None:
@@ -45,7 +46,7 @@ class Replay:
             self._zoom_out(span, q_head)
         elif kind == "offload":
             self._before.pop(span, None)
-            if self.state[span] in ("resident", "reconstructed"):
+            if self.state[span] in ("resident", "reconstructed", "partly_recalled"):
                 self.state[span] = "cold"
         elif kind in _ARRIVALS or kind in _MOVES:
             self._before.pop(span, None)

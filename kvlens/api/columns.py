@@ -52,6 +52,7 @@ RUNS = {
     "note": Column("", "given by a person"),
     "tags": Column("", "given by a person"),
     "held_to": Column("", "the budget, or the share of tokens of a method that keeps all"),
+    "problem": Column("", "code by which the trace cannot be read, such as trace_damaged; None: it can be read"),
     "outcome": Column("", "what came of it, in words"),
     "outcome_kinds": Column("", "the same as codes: right, wrong, lost, diverged, kept, unknown"),
     "expected": Column("", "the expected answer"),

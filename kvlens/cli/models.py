@@ -26,15 +26,22 @@ def top(context: typer.Context, as_json: AsJson = False) -> None:
 
 @models_app.command("list")
 def list_(as_json: AsJson = False) -> None:
-    """The models that have a name here; the first is what is run where none is named."""
+    """The models that have a name here; the first is what is run where none is named.
+
+    generate: whether full KV equals the model's own `generate` (equal, differs), compared by the model's first run or
+    by `kvlens doctor --model NAME`; not checked: neither compared these files under these versions."""
     from kvlens.models import catalogue
+    from kvlens.runs.modelcheck import UNCHECKED, worst_check
 
     results = catalogue.entries()
+    checks = {entry.name: worst_check(entry.name) for entry in results}
+    verdicts = {name: UNCHECKED if check is None else check.verdict for name, check in checks.items()}
     if as_json:
-        typer.echo(json.dumps([entry.as_json() for entry in results], ensure_ascii=False))
+        entries = [entry.as_json() | {"generate": verdicts[entry.name]} for entry in results]
+        typer.echo(json.dumps(entries, ensure_ascii=False))
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("name", "family", "shape", "context", "size", "licence", "calibrations", "what it is"):
+    for column in ("name", "family", "shape", "context", "size", "licence", "calibrations", "generate", "what it is"):
         table.add_column(column, no_wrap=column == "name")
     for entry in results:
         cells = (
@@ -45,6 +52,7 @@ def list_(as_json: AsJson = False) -> None:
             _size(entry.bytes),
             entry.licence,
             ", ".join(entry.calibrations),
+            verdicts[entry.name],
             entry.problem or entry.title,
         )
         table.add_row(*(Text(str(cell or "")) for cell in cells))
@@ -57,11 +65,12 @@ def show(
 ) -> None:
     """One model: family, shape, context, licence, source, size, calibrations."""
     from kvlens.models import catalogue
-    from kvlens.runs.modelcheck import checks_of
+    from kvlens.runs.modelcheck import worst_check
 
     entry = catalogue.entry(name)
     fields: dict[str, Any] = entry.as_json()
-    fields["generate"] = next((verdict.sentence for verdict in checks_of(name)), None)
+    check = worst_check(name)
+    fields["generate"] = None if check is None else check.sentence
     if as_json:
         typer.echo(json.dumps(fields, ensure_ascii=False))
         return

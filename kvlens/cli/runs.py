@@ -54,7 +54,8 @@ def runs_list(
     """The runs of the folder, newest first, with what came of each; of all of them those that are asked for.
 
     Outcomes: right and wrong answers; lost: left full KV and lost what was asked for; diverged: left full KV at no
-    known cost; kept: never left full KV; unknown."""
+    known cost; kept: never left full KV; unknown. Of a run whose trace cannot be read, the code says why, such as
+    trace_damaged."""
     from kvlens import methods
     from kvlens.lens.listing import Search
     from kvlens.lens.runlist import search_runs
@@ -106,6 +107,7 @@ def runs_list(
         titled(row["method"], recorded_stand_in(row)) if isinstance(row["method"], str) else row["method"]
         for row in listed.to_dict("records")
     ]
+    listed["outcome"] = listed["outcome"].where(listed["problem"].isna(), listed["problem"])
     listed = listed.rename(columns={"held_to": "held to", "dtype": "KV in"})
     shown = [name for name in columns if name not in ("name", "tags") or listed[name].map(len).any()]
     show_table(shown, [[row[name] for name in shown] for _, row in listed.iterrows()])

@@ -139,7 +139,7 @@ def studies_extend(
     progress_json: ProgressJson = False,
 ) -> None:
     """Add prompts and arms to a study, and run them. What was run stays."""
-    from kvlens.runs.races import entrants
+    from kvlens.runs.entrants import entrants
     from kvlens.studies import storage
     from kvlens.studies.extension import extend
     from kvlens.studies.plan import StudyPlan, parse_values

@@ -150,6 +150,15 @@ class Facts:
         return tuple(piece for item in inside for piece in without(item, pairs))
 
     @property
+    def on_device(self) -> int | None:
+        """How many of its tokens the device has, where it has some and not all; None: not so, or not
+        recorded."""
+        if self.state != "partly_recalled":
+            return None
+        rows = self.events[(self.events["kind"] == "part") & ~self.events["after_attention"].eq(True)]
+        return None if rows.empty else int(rows["value"].iloc[-1])
+
+    @property
     def before(self) -> Ranking:
         """The ranking of the step before."""
         return Ranking.of(self.reader, self.step - 1, self.layer, self.kv_head, self.span)

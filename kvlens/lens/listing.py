@@ -24,6 +24,7 @@ from kvlens.lens.knob import limit_of
 from kvlens.lens.severity import KINDS, Outcome, outcome
 from kvlens.memory.budget import of_run
 from kvlens.models.find import short_model
+from kvlens.store.errors import MemoryShort
 from kvlens.store.files import read_plain, write_plain
 from kvlens.store.reader import RunBusy, TraceError, TraceReader
 from kvlens.text.plaintext import visible
@@ -48,6 +49,8 @@ class Told(BaseModel):
     """its first and last characters, on one line"""
     limit: str = ""
     """what it was held to: a budget, or the share or number of tokens a method attends that keeps all"""
+    problem: str = ""
+    """code of the error by which its trace cannot be read; '': it was read"""
 
 
 class _Kept(BaseModel):
@@ -78,7 +81,7 @@ class Listing:
                         try:
                             self._known[uid] = known_run = _told(self._folder, uid, stamp)
                             news = True
-                        except RunBusy:
+                        except (RunBusy, MemoryShort):
                             known_run = Told(stamp=stamp, outcome=Outcome(""))
                 listed_runs.append(known_run)
             if news:
@@ -125,16 +128,16 @@ def _stamp(folder: Path, uid: str) -> int:
 
 
 def _told(folder: Path, uid: str, stamp: int) -> Told:
-    """Raises RunBusy."""
+    """Raises RunBusy, and MemoryShort where DuckDB lacks memory: neither is the trace's fault."""
     try:
         with TraceReader.open(folder, uid) as reader:
             came, text = outcome(reader), reader.prompt_text()
             name = reader.meta.prompt_sha256 or (hashlib.sha256(text.encode()).hexdigest() if text else None)
             limit = limit_of(reader.meta)
-    except RunBusy:
+    except (RunBusy, MemoryShort):
         raise
-    except TraceError:
-        return Told(stamp=stamp, outcome=Outcome(""))
+    except TraceError as error:
+        return Told(stamp=stamp, outcome=Outcome(""), problem=getattr(error, "code", "trace_failed"))
     came = replace(came, expected=came.expected and came.expected[:SHOWN])
     begins, ends = _line(text[:SHOWN]), _line(text[-SHOWN:])
     return Told(stamp=stamp, outcome=came, prompt=name and name[:64], begins=begins, ends=ends, limit=limit)

@@ -28,6 +28,7 @@ KINDS = {
     "evicted_unasked": "evicted before the question was known",
     "partly_evicted_unasked": "some of its tokens were evicted before the question was known",
     "partly_evicted": "some of its tokens were evicted",
+    "partly_recalled": "some of its tokens were recalled to the device, the others lay in host memory",
     "refused": "wanted, but there was no room for it within the budget",
     "not_corrected": "this step read what the step before had selected, and the queries were taken for similar enough",
     "one_step_late": "wanted now, moved behind the step's back, readable from the next step on",
@@ -105,6 +106,8 @@ def _of_the_method(facts: Facts) -> Reason:
         return Reason(
             "partly_evicted", f"part of its tokens were evicted, without a ranking that was recorded{full_note}"
         )
+    if facts.state == "partly_recalled":
+        return _partly_recalled(facts)
     if facts.summarised:
         return _summarised(facts)
     if facts.state == "quantised":
@@ -126,6 +129,19 @@ def _evicted(facts: Facts, ranked: str | None) -> str:
     if step is not None:
         when = "at the end of prefill" if step < 0 else f"at step {step}"
     return f"it was evicted {when} ({facts.why.rstrip('.')})" + ("" if ranked is None else f": {ranked}")
+
+
+def _partly_recalled(facts: Facts) -> Reason:
+    """A span of which some tokens were recalled, with their number and the tokens that full attention wanted most of
+    the others."""
+    whole = facts.tokens[1] - facts.tokens[0]
+    lost = lost_of(facts.reader, facts.step, facts.layer, facts.kv_head, facts.span)
+    lost_words = f"; full attention wanted {ranges_in_words(lost)} most of the others" if lost else ""
+    cut = "" if facts.ranking.candidates is None else f"; {facts.ranking.cut()}"
+    return Reason(
+        "partly_recalled",
+        f"{facts.on_device} of its {whole:,} tokens were on the device, the others in host memory{lost_words}{cut}",
+    )
 
 
 # ---- spans that lie on the device exactly, or not

@@ -15,7 +15,8 @@ from kvlens.store.reader import list_runs
 
 def search_runs(folder: Path, search: Search) -> pd.DataFrame:
     """Return one row per run that the search takes, newest first: the columns of `list_runs`, held_to (the budget, or
-    the share of tokens of a method that keeps all) and those of `Outcome.columns`.
+    the share of tokens of a method that keeps all), problem (the code by which the trace cannot be read, else None) and
+    those of `Outcome.columns`.
 
     `attrs["stored"]` counts all runs of the folder, `attrs["problems"]` lists names and notes that cannot be read.
     Raises ValueError for an outcome that does not exist."""
@@ -27,6 +28,7 @@ def search_runs(folder: Path, search: Search) -> pd.DataFrame:
     outcomes = [None if outcome is None else outcome.outcome for _, outcome in rows]
     listed = frame[np.array(matches, bool)].copy()
     listed["held_to"] = [limit_in(row, outcome) for row, outcome in rows]
+    listed["problem"] = [(outcome is not None and outcome.problem) or None for _, outcome in rows]
     for name in Outcome("").columns():
         listed[name] = [None if outcome is None else outcome.columns()[name] for outcome in outcomes]
     listed.attrs |= {"stored": len(frame), "problems": frame["about_error"].dropna().tolist()}

@@ -17,6 +17,7 @@ from kvlens.memory.link import Buffer, Link, Ticket
 from kvlens.memory.placement import Selection
 from kvlens.memory.recall_batch import Missing, RecallBatch, Stage, Target
 from kvlens.memory.recall_zone import Plan, RecallZone, TokenZone
+from kvlens.memory.recalled_parts import RecalledParts
 from kvlens.memory.shared_slots import SharedSlots
 from kvlens.memory.shared_zone import SharedZone
 from kvlens.memory.span_table import SpanTable
@@ -77,6 +78,8 @@ class Recaller:
         """of the layers that recall single tokens"""
         self.under_way: dict[int, list[_Arrival]] = {}
         """of the layers whose attention has to wait for copies"""
+        self._parts: RecalledParts | None = None
+        """None: no layer has recalled tokens or parts of spans"""
         self._token_bytes = self.shape.head_token_bytes
         self.clock = NoClock()
         """times the phases of recalls"""
@@ -105,6 +108,10 @@ class Recaller:
         due = np.ones(self.shape.kv_heads, dtype=bool) if selection.now is None else selection.now.cpu().numpy()
         due = due != later
         cause, phase = selection.later_cause if later else selection.cause, self.clock.enter("plan")
+        if selection.rows is not None or selection.tokens is not None:
+            if self._parts is None:
+                self._parts = RecalledParts(self.spans, self.shape.kv_heads, self._log)
+            self._parts.watch(layer)
         if due.any():
             if selection.rows is not None:
                 missing = self._missing_tokens(layer, selection.rows, due, cause)
@@ -115,6 +122,8 @@ class Recaller:
                 self._fetch(layer, missing, cause, blocking=not later)
         if not later:
             self.land(layer)
+        elif layer not in self.under_way:
+            self._log_parts(layer)
         self.clock.enter(phase)
 
     def _missing_spans(self, layer: int, selection: Selection, due: np.ndarray, cause: str) -> Missing | None:
@@ -269,7 +278,14 @@ class Recaller:
             self._mark(layer, np.stack((units.kv_heads, units.spans)), hot=True)
             kind, sizes = ARRIVAL.get(entry.cause, "recall"), entry.sizes.astype(np.float64)
             self._log.events_of(kind, layer, entry.kv_heads, entry.spans, sizes)
+            if self._parts is not None:
+                self._parts.forget(layer, entry.kv_heads, entry.spans)
+        self._log_parts(layer)
         self.clock.enter(phase)
+
+    def _log_parts(self, layer: int) -> None:
+        if self._parts is not None:
+            self._parts.log(layer, self.token_zones.get(layer, self.zones[layer]))
 
     def settle(self) -> None:
         """Wait until every copy under way has ended, without naming its slots: the run is over, and no step waits for

@@ -136,6 +136,10 @@ class TokenZone:
         owner, positions, slots = np.concatenate(missed, 1)
         return TokenPlan(owner, positions, slots, np.concatenate(freed, 1), held_before, self._held(heads))
 
+    def contents(self) -> np.ndarray:
+        """Return KV head and position of all tokens of the zones, int64 [2, n]."""
+        return self._held(np.arange(len(self.position)))
+
     def _held(self, heads: np.ndarray) -> np.ndarray:
         row, slot = np.nonzero(self.position[heads] >= 0)
         return np.stack((heads[row], self.position[heads[row], slot]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import re
 from functools import cache
 from typing import Any
 
@@ -14,6 +15,7 @@ from kvlens.methods.fitting import rule_of
 from kvlens.methods.kvpress import PREFIX, press_method
 from kvlens.methods.parameters import FIT, MethodInfo, converted, describe, make_parameters
 from kvlens.plugins import plugins
+from kvlens.text.plaintext import visible
 
 BUILT_IN = {
     "full": "kvlens.methods.full:FullKV",
@@ -85,9 +87,28 @@ REPLACED = (
 """class attributes of earlier versions, each a field of Needs now: without a refusal they would be ignored"""
 
 
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}", re.ASCII)
+"""names of methods: they become parts of file names, addresses and command lines"""
+LONGEST = {"title": 80, "summary": 600, "paper": 600}
+"""characters of the texts that lists and pages print"""
+
+
+def _name_fault(loaded: type[Method]) -> str | None:
+    """Return what is wrong with a method's name or texts, in words that follow its name; None: nothing."""
+    if not (isinstance(loaded.name, str) and NAME.fullmatch(loaded.name)):
+        return "has a name other than up to 64 letters, digits, '_', '.' and '-': rename it"
+    for field, most in LONGEST.items():
+        text = getattr(loaded, field, None)
+        if not (isinstance(text, str) and len(text) <= most and visible(text) == text and text.isprintable()):
+            return f"has a {field} that is not one line of at most {most} printable characters: shorten or clean it"
+    return None
+
+
 def _fault(name: str, loaded: Any) -> str | None:
     if not (isinstance(loaded, type) and issubclass(loaded, Method)):
         return "is no kvlens.methods.base.Method"
+    if (fault := _name_fault(loaded)) is not None:
+        return fault
     replaced = [attribute for attribute in REPLACED if hasattr(loaded, attribute)]
     if replaced:
         return f"declares {', '.join(replaced)}: write needs = Needs(...) instead (kvlens/methods/needs.py)"

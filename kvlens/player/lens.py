@@ -131,6 +131,12 @@ def sampling(reader: TraceReader) -> str:
     return f"; recorded were {words(sampled, reader.n_layers)}"
 
 
+def sampled_steps(reader: TraceReader) -> list[bool]:
+    """Return whether full attention by span of each step is in the file."""
+    there = reader.regret_by_step()["step"] if reader.meta.sampled else []
+    return np.isin(np.arange(reader.n_steps), there).tolist()  # type: ignore[no-any-return]
+
+
 @dataclass(frozen=True)
 class Wanted:
     """What full attention would have read with one query head, and what the head could not attend."""

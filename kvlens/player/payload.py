@@ -105,7 +105,7 @@ def run_payload(
         "oracle": bool(reader.meta.sampled),
         "reference": reader.has_reference_masses(),
         "sampling": lens.sampling(reader),
-        "sampled": np.isin(np.arange(reader.n_steps), reader.regret_by_step()["step"]).tolist(),
+        "sampled": lens.sampled_steps(reader),
         "condition": condition([reader.meta]),
     }
     return pack(header, arrays)

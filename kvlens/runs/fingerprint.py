@@ -7,11 +7,14 @@ import hashlib
 import threading
 from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from kvlens.engine.models import LoadedModel
 from kvlens.metaparts import OBJECT
 from kvlens.models.errors import UnsupportedModel
 from kvlens.models.find import located, ready, resolve
+
+if TYPE_CHECKING:
+    from kvlens.engine.models import LoadedModel
 
 _NAMES = (
     "config.json",
@@ -55,9 +58,24 @@ def fingerprint(loaded: LoadedModel) -> str:
     return f"{loaded.name}@{revision}" if revision else _in_memory(loaded)
 
 
+def file_stamp(name: str) -> str:
+    """Return a hash of the names, sizes and times of a model's files, without reading them; '' for a model whose files
+    are not in a folder."""
+    try:
+        folder = ready(name)
+    except UnsupportedModel:
+        return ""
+    return "" if folder is None else hashlib.sha256(repr(_files_of(folder)).encode()).hexdigest()[:32]
+
+
 def _of_folder(folder: Path) -> str:
+    return _of_files(_files_of(folder))
+
+
+def _files_of(folder: Path) -> tuple[tuple[str, int, int], ...]:
+    """Return (path, bytes, time of change) of the files that decide what a model computes."""
     files = [*sorted(folder.glob("*.safetensors")), *(folder / name for name in _NAMES if (folder / name).is_file())]
-    return _of_files(tuple((str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files))
+    return tuple((str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files)
 
 
 @lru_cache(maxsize=8)

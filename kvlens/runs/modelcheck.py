@@ -13,13 +13,15 @@ import math
 import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kvlens.models.cache import cache_dir
+from kvlens.runs.fingerprint import file_stamp
 from kvlens.store.files import read_plain, write_plain
 from kvlens.text.units import si_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from kvlens.engine.engine import Engine
@@ -60,6 +62,10 @@ class ModelCheck:
     """its name when it was compared"""
     dtype: str = ""
     device: str = ""
+    files: str = ""
+    """stamp of the model's files, see `fingerprint.file_stamp`"""
+    versions: tuple[str, ...] = ()
+    """of torch, transformers and kvlens"""
 
     @property
     def sentence(self) -> str:
@@ -73,20 +79,69 @@ class ModelCheck:
 
 def known_check(engine: Engine, fingerprint: str) -> ModelCheck | None:
     """Return the verdict that is kept for this model; None if there is none."""
-    try:
-        return ModelCheck(**json.loads(read_plain(_place(engine, fingerprint), _MOST_BYTES)))
-    except (OSError, ValueError, TypeError):
-        return None
+    verdict = _read(_place(engine, fingerprint))
+    stamp, versions = file_stamp(engine.loaded.name), _versions()
+    if verdict is not None and (verdict.files, verdict.versions) != (stamp, versions):  # its place names the versions
+        verdict = replace(verdict, files=stamp, versions=versions, model=engine.loaded.name)
+        _keep(engine, fingerprint, verdict)
+    return verdict
 
 
 def checks_of(name: str) -> list[ModelCheck]:
-    """Return the verdicts that were kept of models of this name, the latest first."""
+    """Return the verdicts that hold for the model of this name as its files and the libraries are now, the latest
+    first."""
     files = sorted((cache_dir() / FOLDER).glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
-    verdicts = []
-    for path in files:
-        with suppress(OSError, ValueError, TypeError):
-            verdicts.append(ModelCheck(**json.loads(read_plain(path, _MOST_BYTES))))
-    return [verdict for verdict in verdicts if verdict.model == name]
+    stamp, versions = file_stamp(name), _versions()
+    return [
+        verdict
+        for verdict in map(_read, files)
+        if verdict is not None
+        and verdict.versions == versions
+        and (verdict.files == stamp if stamp else verdict.model == name)
+    ]
+
+
+def worst_check(name: str) -> ModelCheck | None:
+    """Return the latest verdict that differs, else the latest, of the model as it is now; None if it was not
+    checked."""
+    verdicts = checks_of(name)
+    return next((verdict for verdict in verdicts if verdict.verdict == DIFFERS), verdicts[0] if verdicts else None)
+
+
+def verdict_words(check: Mapping[str, Any] | None) -> str:
+    """Return whether full KV equals the model's own generate, by a run's meta (`model_check`), in a few words."""
+    verdict = None if check is None else check.get("verdict")
+    return {
+        EQUAL: "full KV equals generate",
+        DIFFERS: "full KV differs from generate",
+        UNCHECKED: "full KV not checked against generate",
+    }.get(str(verdict), "check against generate not recorded")
+
+
+def _read(path: Path) -> ModelCheck | None:
+    """Return a kept verdict; None where the file is missing or damaged."""
+    try:
+        fields = json.loads(read_plain(path, _MOST_BYTES))
+        return ModelCheck(**fields | {"versions": tuple(fields.get("versions", ()))})
+    except (OSError, ValueError, TypeError, AttributeError):
+        return None
+
+
+def _keep(engine: Engine, fingerprint: str, verdict: ModelCheck) -> None:
+    """Write a verdict. A cache that cannot be written is no error: the next run compares again."""
+    place = _place(engine, fingerprint)
+    with suppress(OSError):
+        place.parent.mkdir(parents=True, exist_ok=True)
+        write_plain(place, json.dumps(asdict(verdict)).encode(), durable=False)
+
+
+def _versions() -> tuple[str, str, str]:
+    """Return the versions of torch, transformers and kvlens, without importing the libraries."""
+    from importlib.metadata import version
+
+    from kvlens import __version__
+
+    return version("torch"), version("transformers"), __version__
 
 
 def first_check(engine: Engine, fingerprint: str) -> ModelCheck:
@@ -106,17 +161,20 @@ def first_check(engine: Engine, fingerprint: str) -> ModelCheck:
 def check_model(engine: Engine, fingerprint: str) -> ModelCheck:
     """Compare full KV with `generate` and keep the verdict. A verdict for want of memory is not kept."""
     model = engine.loaded.model
-    names = {"model": engine.loaded.name, "dtype": str(model.dtype).removeprefix("torch."), "device": model.device.type}
+    names: dict[str, Any] = {
+        "model": engine.loaded.name,
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "device": model.device.type,
+        "files": file_stamp(engine.loaded.name),
+        "versions": _versions(),
+    }
     try:
         verdict = replace(_compare(engine), **names)
     except Exception as error:  # what is wrong with a model's own generate must not end a run
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         return ModelCheck(UNCHECKED, *prompt_tokens(engine), reason=reason, **names)
     if verdict.verdict != UNCHECKED:
-        place = _place(engine, fingerprint)
-        with suppress(OSError):  # a cache that cannot be written: the next run compares again
-            place.parent.mkdir(parents=True, exist_ok=True)
-            write_plain(place, json.dumps(asdict(verdict)).encode(), durable=False)
+        _keep(engine, fingerprint, verdict)
     return verdict
 
 
@@ -196,12 +254,7 @@ def _prompt(engine: Engine, tokens: int) -> Prompt:
 
 def _place(engine: Engine, fingerprint: str) -> Path:
     """The file of a verdict."""
-    import torch
-    import transformers
-
-    from kvlens import __version__
-
     model = engine.loaded.model
-    parts = (fingerprint, model.dtype, model.device.type, torch.__version__, transformers.__version__, __version__)
+    parts = (fingerprint, model.dtype, model.device.type, *_versions())
     digest = hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()
     return cache_dir() / FOLDER / f"{digest[:32]}.json"

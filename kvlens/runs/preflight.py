@@ -25,13 +25,16 @@ from kvlens.shape import KVShape
 from kvlens.tasks.encoding import encoding_in
 from kvlens.text.prompts import BadPrompt, PromptText, question_start
 
-TRACE_ROW_BYTES = 100
-"""stored bytes per (step, layer, query head), with top spans, as measured in docs/benchmarks.md"""
+TRACE_ROW_BYTES = 300
+"""stored bytes per (step, layer, query head), with top spans and full attention by span: runs of SmolLM2 of schema
+10 (381 to 1,224 prompt tokens, 4 to 17 steps, 8 methods) took 70 to 560 beside what follows"""
 DECISION_BYTES = 16
 """stored bytes per row of the table decision, with the lists of refused and missed spans, as measured on zooms"""
 TRACE_BASE_BYTES = 1_100_000
 TOKEN_BYTES = 120
-"""of a trace per prompt token, as measured on the demo model from 246 to 1,999 tokens"""
+"""of a trace per prompt token, as measured on the demo model from 246 to 1,999 tokens: most of it are keys of spans"""
+SPAN_TOKENS = 16
+"""tokens of a span whose mean key is stored, for each layer and KV head, as float32"""
 ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
 POINTS = ((1024, "20%"), (4096, "10%"))
 """prompt tokens and budgets at which every method must run by itself"""
@@ -177,6 +180,7 @@ def estimate(
     shape, limit, full = sizes.shape, sizes.budget_bytes, sizes.full_kv_bytes
     found, kind = chosen(request, sizes), methods.get(method)
     step_bytes = TRACE_ROW_BYTES * shape.layers * shape.q_heads + DECISION_BYTES * decision_rows(kind.family, shape)
+    token_bytes = max(TOKEN_BYTES, 4 * shape.layers * shape.kv_heads * shape.head_dim // SPAN_TOKENS)
     sampled = resolve_sampling("auto", shape.layers, shape.q_heads, tokens)
     refused = _refusal(request, found, sizes)
     fits = limit is None or found.floor <= limit or given is None
@@ -187,7 +191,7 @@ def estimate(
         "min_budget_bytes": found.floor,
         "feasible": True if fits else None if refused is None else False,
         "oracle_every": None if sampled is None else sampled.every,
-        "trace_bytes": TRACE_BASE_BYTES + TOKEN_BYTES * tokens + step_bytes * sizes.max_new,
+        "trace_bytes": TRACE_BASE_BYTES + token_bytes * tokens + step_bytes * sizes.max_new,
         "step_bytes": step_bytes,
         "steps": sizes.max_new,
         "preset": found.preset,

@@ -101,7 +101,9 @@ SPANS = {
     "died_step": Column("step", "first step without the span; NaN: it lives to the end"),
     "reason": Column("", "why the span begins and ends where it does"),
     "mean_surprisal_nats": Column(NATS, "mean surprisal of the span's tokens; NaN: not recorded"),
-    "state": Column("", "state at birth: resident, coarse, reconstructed, cold, evicted, partial or quantised"),
+    "state": Column(
+        "", "state at birth: resident, coarse, reconstructed, cold, evicted, partial, quantised or partly_recalled"
+    ),
     "mean_mass": Column(
         SHARE, "attention mass per step and query head; a lower bound, since only top spans are recorded"
     ),

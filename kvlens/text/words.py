@@ -11,6 +11,7 @@ STATES = {
     "evicted": "evicted",
     "partial": "partly evicted",
     "quantised": "quantised",
+    "partly_recalled": "partly recalled",
 }
 """where a span lies for a KV head: rows.SPAN_STATES in words"""
 
@@ -22,10 +23,16 @@ STATE_MEANINGS = {
     "evicted": "its tokens are in neither memory any more",
     "partial": "some tokens on the device, the others evicted",
     "quantised": "all tokens on the device, in a few bits each",
+    "partly_recalled": "some tokens recalled to the device, the others not",
 }
 """what these mean, for legends"""
 
-_EVENTS = {"thin": "first token evicted", "kept": "kept whole", "refused": "refused: no room"}
+_EVENTS = {
+    "part": "partly on the device",
+    "thin": "first token evicted",
+    "kept": "kept whole",
+    "refused": "refused: no room",
+}
 
 
 def state(code: object) -> str:

@@ -71,7 +71,9 @@ def test_a_damaged_trace_is_opened_nowhere_and_others_are_read(base: Path, tmp_p
     with pytest.raises(UnreadableRun) as caught:
         TraceReader.open(runs, BAD)
     one_sentence(caught.value)
-    assert set(search_runs(runs, Search())["uid"]) == {GOOD, BAD}
+    problems = search_runs(runs, Search()).set_index("uid")["problem"]
+    assert problems.isna()[GOOD]
+    assert problems[BAD] == caught.value.code
     diagnosis = diagnose(runs, Wanted())
     assert (diagnosis.compared, len(diagnosis.unread)) == (1, 1)
 

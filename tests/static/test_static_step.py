@@ -15,6 +15,7 @@ from support import ListSink, makes, task_prompt
 from kvlens.engine.engine import Engine, Options
 from kvlens.engine.prefill import ReadPrompt
 from kvlens.lab.gpu.static import StaticDecoder
+from kvlens.lab.gpu.static.refusal import StaticRefused
 from kvlens.methods import registry
 from kvlens.methods.base import Method
 from kvlens.methods.full import FullKV
@@ -107,10 +108,9 @@ def test_a_method_that_does_not_say_so_is_refused_in_one_sentence(demo: Any, ask
         title = "Ragged"
         static_ready = False
 
-    with pytest.raises(
-        ValueError, match=r"^Ragged cannot run as a static step: its class does not say static_ready\.$"
-    ):
+    with pytest.raises(StaticRefused) as caught:
         StaticDecoder(demo, asked[0], Eager, Eager.Parameters(), read=asked[1])
+    assert caught.value.values == {"method": "Ragged", "reason": "not_static_ready"}
     assert not Method.static_ready, "nobody inherits it without saying so"
 
 

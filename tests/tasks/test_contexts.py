@@ -11,6 +11,7 @@ import pytest
 from filetasks import ask, by_word, grade, write, write_parquet
 
 from kvlens import tasks
+from kvlens.lab.tasks import filerows
 from kvlens.lab.tasks.scbench_metrics import bleu
 from kvlens.tasks import Encoding
 
@@ -251,3 +252,32 @@ def test_parameters_behind_the_path(tmp_path: Path) -> None:
     plain = write(tmp_path / "hotpotqa.jsonl", {"input": "x"})
     with pytest.raises(ValueError, match="files of longbench have no parameter 'n'; it has none"):
         tasks.get(f"longbench:{plain}@n=1")
+
+
+def test_a_parquet_file_that_announces_more_than_may_be_unpacked_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A text that repeats takes kilobytes on disk; its metadata say what it unpacks to, and nothing is unpacked."""
+    path = write_parquet(tmp_path / "bomb.parquet", ROW | {"context": "a" * 4_000_000})
+    assert path.stat().st_size < 400_000
+    monkeypatch.setattr(filerows, "MOST_BYTES", 1_000_000)
+    monkeypatch.setattr(filerows, "_bounded_rows", lambda *_: pytest.fail("rows were unpacked"))
+    with pytest.raises(ValueError, match="too_large"):
+        filerows.read_rows(path, {})
+
+
+def test_one_stored_value_of_many_rows_is_unpacked_by_few_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_parquet(tmp_path / "bomb.parquet", *[ROW | {"context": "a" * 1_000_000}] * 40)
+    monkeypatch.setattr(filerows, "MOST_BYTES", 8_000_000)
+    monkeypatch.setattr(filerows, "LARGE_BATCH", 1_000_000)
+    sizes: list[int] = []
+    bounded_rows = filerows._bounded_rows
+
+    def watched(path: Path, batches: Any) -> Any:
+        return bounded_rows(path, (sizes.append(len(batch)) or batch for batch in batches))
+
+    monkeypatch.setattr(filerows, "_bounded_rows", watched)
+    with pytest.raises(ValueError, match="too_large"):
+        filerows.read_rows(path, {})
+    assert set(sizes) == {1}
+    assert len(sizes) <= 9

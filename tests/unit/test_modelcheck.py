@@ -131,6 +131,59 @@ def test_doctor_compares_a_model_and_models_show_the_verdict(
     assert (check["name"], check["passed"]) == ("demo equals its generate", True)
     assert command("models", "show", "demo", "--json") == 0
     assert json.loads(capsys.readouterr().out)["generate"] == check["detail"]
+    assert command("models", "list", "--json") == 0
+    listed = {entry["name"]: entry["generate"] for entry in json.loads(capsys.readouterr().out)}
+    assert listed["demo"] == EQUAL
+
+
+def test_a_verdict_holds_for_the_files_and_versions_that_were_compared(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stamps = {"random": "files", "copy": "files", "other": "other files"}
+    monkeypatch.setattr(modelcheck, "file_stamp", stamps.__getitem__)
+    assert modelcheck.worst_check("random") is None
+    made = engine()
+    check_model(made, "weights")
+    kept = {name: modelcheck.worst_check(name) for name in stamps}
+    assert {name: check is not None for name, check in kept.items()} == {"random": True, "copy": True, "other": False}
+    stamps["random"] = "the same weights written again"
+    assert modelcheck.worst_check("random") is None
+    first_check(made, "weights")  # by the fingerprint the weights are those that were compared
+    assert modelcheck.worst_check("random") is not None
+    (path,) = cache.rglob("*.json")
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"versions": []}))
+    assert modelcheck.worst_check("random") is None
+    first_check(made, "weights")  # a verdict lies where its versions say
+    assert modelcheck.worst_check("random") is not None
+    monkeypatch.setattr(modelcheck, "_versions", lambda: ("1", "2", "3"))
+    assert modelcheck.worst_check("random") is None
+
+
+def test_a_verdict_that_differs_is_listed_before_a_later_equal_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    from kvlens.checking import stock
+
+    made = engine()
+    with monkeypatch.context() as other_output:
+        other_output.setattr(stock, "generated", lambda model, ids, new: [1] * new)
+        check_model(made, "weights")
+    check_model(made, "the same weights in another format")
+    worst = modelcheck.worst_check("random")
+    assert worst is not None
+    assert worst.verdict == DIFFERS
+
+
+@pytest.mark.parametrize(
+    ("stored", "words"),
+    [
+        ({"verdict": EQUAL}, "full KV equals generate"),
+        ({"verdict": DIFFERS}, "full KV differs from generate"),
+        ({"verdict": UNCHECKED}, "full KV not checked against generate"),
+        ({"verdict": ["foreign"]}, "check against generate not recorded"),
+        (None, "check against generate not recorded"),
+    ],
+)
+def test_each_verdict_has_words_of_its_own(stored: dict[str, Any] | None, words: str) -> None:
+    assert modelcheck.verdict_words(stored) == words
 
 
 def test_the_verdict_is_in_the_meta_of_a_run(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from support import ListSink, run, task_prompt
 from test_sekv_method import PARAMS, SHAPE, Trial, tensor
 
 from kvlens.lab.gpu.static.decoder import StaticDecoder
+from kvlens.lab.gpu.static.refusal import StaticRefused
 from kvlens.memory.budget import Budget, BudgetInfeasible
 from kvlens.memory.hot_tier import ROLE
 from kvlens.methods.given import StepEnd
@@ -229,9 +230,13 @@ def test_a_recorded_run(demo: Any, more: dict[str, Any]) -> None:
     assert (kept == whole).all()
 
 
-def test_a_static_step_refuses_whole_heads_in_one_sentence(demo: Any) -> None:
+def test_a_static_step_refuses_whole_heads_and_shared_zones_by_code(demo: Any) -> None:
     prompt, _ = task_prompt(demo, "multikey", 400, max_new=8)
     params = SeKVParameters(**PRESETS["no-coarse"])
-    with pytest.raises(ValueError, match=r"^SeKV cannot run as a static step with these parameters: some KV heads "):
+    with pytest.raises(StaticRefused) as caught:
         StaticDecoder(demo, prompt, SeKV, dataclasses.replace(params, whole_share=0.5), Budget.parse("0.4"))
+    assert caught.value.values == {"method": "SeKV", "reason": "unequal_heads"}
+    with pytest.raises(StaticRefused) as caught:
+        StaticDecoder(demo, prompt, SeKV, dataclasses.replace(params, zones="model"), Budget.parse("0.4"))
+    assert caught.value.values == {"method": "SeKV", "reason": "shared_zones"}
     StaticDecoder(demo, prompt, SeKV, params, Budget.parse("0.4")).close()

@@ -21,6 +21,7 @@ STATE_COLORS = {
     "evicted": PURPLE,
     "partial": "#F0E442",
     "quantised": BROWN,
+    "partly_recalled": "#7B7FD4",
 }
 #: A map holds at most this many cells and rows.
 CELLS, ROWS = 200_000, 120

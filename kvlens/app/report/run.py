@@ -17,6 +17,7 @@ from kvlens.memory.budget import NO_LIMIT
 from kvlens.meta import RunMeta
 from kvlens.methods.naming import run_name
 from kvlens.recording import sampling
+from kvlens.runs.modelcheck import verdict_words
 from kvlens.store.reader import TraceError, TraceReader
 from kvlens.text.passages import passage
 from kvlens.text.units import full_kv, si_bytes
@@ -182,6 +183,7 @@ def conditions(reader: TraceReader) -> str:
         "schema_version",
     )
     rows = [(name.replace("_", " "), _switch(value)) for name, value in meta.pick(names).items()]
+    rows.append(("the model's own generate", verdict_words(meta.model_check)))
     rows.append(("full attention by span", sampling.words(meta.oracle, reader.n_layers)))
     rows += [("machine", None)] if meta.machine is None else list(meta.machine.stored().items())
     checks = reader.self_checks()

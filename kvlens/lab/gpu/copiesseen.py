@@ -27,6 +27,9 @@ class CopiesSeen:
     def seen(self, visited: Seen) -> None:
         """What is wanted is known when the step's copies have ended."""
 
+    def decoded(self, text: str) -> None:
+        """The row has it from the store."""
+
     def sketched(self, step: int, attended: np.ndarray, coverage: np.ndarray | None) -> None:
         """Nothing of it is wanted."""
 

@@ -17,6 +17,8 @@ from kvlens.text.plainfile import RefusedFile, check_ordinary, read_bounded
 MOST_BYTES = 2 << 30
 """of a benchmark's file, and of the values that its rows hold in memory"""
 MOST_ROWS = 1 << 20
+LARGE_BATCH = 1 << 28
+"""bytes that a batch of rows may unpack to"""
 KINDS = {str: "a text", list: "a list", int: "a number", dict: "an object"}
 Rows = list[tuple[int, dict[str, Any]]]
 PACKED = ".gz"
@@ -126,9 +128,37 @@ def _parquet(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     try:
         check_ordinary(path, MOST_BYTES)
         with pq.ParquetFile(path) as file:
-            yield from enumerate(_bounded_rows(path, file.iter_batches(batch_size=16)), 1)
+            _check_announced(path, file.metadata)
+            yield from enumerate(_bounded_rows(path, file.iter_batches(batch_size=_batch_rows(file.metadata))), 1)
     except (pa.ArrowException, OSError) as error:
         raise ValueError(f"'{path.name}' cannot be read as Parquet: {str(error).partition(chr(10))[0]}.") from None
+
+
+def _check_announced(path: Path, metadata: Any) -> None:
+    """Raises RefusedFile for a Parquet file whose own metadata announce more than may be unpacked, before any of it
+    is."""
+    columns = (group.column(number) for group in _groups(metadata) for number in range(group.num_columns))
+    size = sum(column.total_uncompressed_size for column in columns)
+    if size > MOST_BYTES or metadata.num_rows > MOST_ROWS:
+        raise RefusedFile(
+            "too_large",
+            path,
+            f"announces {size:,} bytes and {metadata.num_rows:,} rows, at most {MOST_BYTES:,} and {MOST_ROWS:,} are "
+            "read: give a part of it",
+        )
+
+
+def _batch_rows(metadata: Any) -> int:
+    """Return the rows to unpack at once. A value that is stored once may be that of every row: so many rows that each
+    could hold the largest column without exceeding LARGE_BATCH."""
+    largest = max(
+        (g.column(n).total_uncompressed_size for g in _groups(metadata) for n in range(g.num_columns)), default=0
+    )
+    return max(1, min(16, LARGE_BATCH // max(1, largest)))
+
+
+def _groups(metadata: Any) -> Iterator[Any]:
+    return map(metadata.row_group, range(metadata.num_row_groups))
 
 
 def _bounded_rows(path: Path, batches: Iterable[Any]) -> Iterator[dict[str, Any]]:

@@ -10,7 +10,7 @@ import { STATE_WORDS } from "./color.js";
 
 export const HOLE_LEAST = 0.01; // share of full KV's attention below which nothing is called a hole
 export const HOLE_FULL = 0.3; // from here on a hole is drawn in its whole colour
-const PARTIAL = STATE_WORDS.indexOf("partly evicted"), SUMMARY = STATE_WORDS.indexOf("summary only");
+const PARTIAL = ["partly evicted", "partly recalled"].map((words) => STATE_WORDS.indexOf(words)), SUMMARY = STATE_WORDS.indexOf("summary only");
 
 // What full KV attended at a step and the run did not. Of a span that is partly there,
 // the tokens that were recorded as lost; of all heads, whole spans with the head that lost most.
@@ -26,7 +26,7 @@ export function holesAt(view, step) {
   for (let i = starts ? starts[step] : 0; starts && i < starts[step + 1]; i++) {
     const mass = decode(source[`${name}_hole`][i], 0, 1);
     const span = source[`${name}_span`][i];
-    const partly = spans[span].kind === "window" || (!worst && clock.stateAt(span, step) === PARTIAL);
+    const partly = spans[span].kind === "window" || (!worst && PARTIAL.includes(clock.stateAt(span, step)));
     const place = { from: spans[span].start, to: spans[span].end, span, head: worst ? source.worst_head[i] : null };
     if (mass >= HOLE_LEAST && !partly) holes.push({ ...place, mass, summary: false });
     else if (!worst && clock.stateAt(span, step) === SUMMARY) {

@@ -18,6 +18,7 @@ from kvlens.memory.budget import NO_LIMIT
 from kvlens.methods.naming import run_name
 from kvlens.player.payload import cube
 from kvlens.recording.metrics import head_label, metric_of
+from kvlens.runs.modelcheck import verdict_words
 from kvlens.text import words
 from kvlens.text.plaintext import visible
 from kvlens.text.units import counted, duration, full_kv, si_bytes
@@ -45,7 +46,8 @@ def facts(reader: TraceReader) -> None:
         st.text(
             visible(
                 f"{expected}{fed}: {in_a_line(output_text(reader))} · {limit} · {counted(reader.n_steps, 'step')} · "
-                f"{meta.device}, {meta.dtype} · {drawn}seed {meta.seed} · {passed}{reuse}"
+                f"{meta.device}, {meta.dtype} · {drawn}seed {meta.seed} · {passed} · "
+                f"{verdict_words(meta.model_check)}{reuse}"
             )
         )
     if len(checks) and not checks["passed"].all():
@@ -201,7 +203,8 @@ def event_value(kind: str, value: float) -> str:
     moved."""
     if pd.isna(value):
         return "–"
-    return counted(value, "token") if kind in ("refused", "evict", "offload", "hold", "drop") else f"{value:,.6g} bytes"
+    in_tokens = kind in ("refused", "evict", "offload", "hold", "drop", "part")
+    return counted(value, "token") if in_tokens else f"{value:,.6g} bytes"
 
 
 _MOMENTS = {False: "before its attention", True: "after its attention"}

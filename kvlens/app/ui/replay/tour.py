@@ -111,7 +111,7 @@ def marks(loss: Verdict, how: Severity, tried: Counterfactual | None) -> list[di
 
 def red(missed: Missed) -> bool:
     """Whether the cache map shows the whole of the span as a hole; of one that is there in part it shows tokens."""
-    whole = missed.kind != "window" and missed.state != "partial"
+    whole = missed.kind != "window" and missed.state not in ("partial", "partly_recalled")
     return whole and missed.unread is not None and missed.unread >= LEAST_HOLE
 
 

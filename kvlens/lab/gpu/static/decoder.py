@@ -12,6 +12,7 @@ from kvlens.engine.models import LoadedModel
 from kvlens.engine.prefill import ReadPrompt
 from kvlens.engine.session import Session
 from kvlens.lab.gpu.static.driver import Driver
+from kvlens.lab.gpu.static.refusal import StaticRefused
 from kvlens.lab.gpu.static.session import StaticSession
 from kvlens.memory.budget import Budget
 from kvlens.methods.base import Method
@@ -38,11 +39,11 @@ class StaticDecoder(Driver):
         """Prefills. ring: steps that the rings of instruments hold, 0: no instruments; read: this very prompt, read
         before; session: what else StaticSession takes (record, host, kernels).
 
-        Raises BudgetInfeasible, and ValueError for a method that is not `static_ready` or lays the KV heads of a layer
-        out differently.
+        Raises BudgetInfeasible, and StaticRefused for a method that is not `static_ready` or lays the KV heads of a
+        layer out differently.
         """
         if not method.static_ready:
-            raise ValueError(f"{method.title} cannot run as a static step: its class does not say static_ready.")
+            raise StaticRefused(method.title, "not_static_ready")
         assert read is None or read.ids == prompt.ids
         options = options or Options()
         self.loaded, self.prompt = loaded, prompt
@@ -50,20 +51,13 @@ class StaticDecoder(Driver):
         generation = Generation(loaded, prompt, Session(method, params, self.context), options)
         try:
             generation.place(read)
-            if generation.session.memory.distance is not None:
-                raise ValueError(
-                    f"{method.title} sees keys from elsewhere than they lie, which a static step does not."
-                )
-            if generation.session.memory.layout.shared:
-                raise ValueError(
-                    f"{method.title} cannot run as a static step with these parameters: its KV heads share the room "
-                    "for expanded spans, and a static step gives each a part of its own. Set zones=head."
-                )
-            if generation.session.memory.layout.whole:
-                raise ValueError(
-                    f"{method.title} cannot run as a static step with these parameters: some KV heads of a layer keep "
-                    f"every token, and a static step lays all of a layer out alike."
-                )
+            memory = generation.session.memory
+            if memory.distance is not None:
+                raise StaticRefused(method.title, "shifted_keys")
+            if memory.layout.shared:
+                raise StaticRefused(method.title, "shared_zones")
+            if memory.layout.whole:
+                raise StaticRefused(method.title, "unequal_heads")
             self.session = StaticSession(generation.session, loaded.model, ring, **session)
         except BaseException:
             generation.session.close()
