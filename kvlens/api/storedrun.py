@@ -19,6 +19,7 @@ from kvlens.methods.naming import code_name
 if TYPE_CHECKING:
     import pandas as pd
 
+    from kvlens.ledger.account import LossLedger
     from kvlens.lens.asked import Asked
     from kvlens.meta import Counterfactual, RunMeta
     from kvlens.store.reader import TraceReader
@@ -205,6 +206,18 @@ class Run:
         """Search for the (layer, KV head, span) that restore the answer with the fewest bytes, and return the run that
         holds them; its `held` lists them. most: sets to try."""
         return self._repeat(progress, fewest=most)
+
+    def ledger(self, *, again: bool = False, progress: bool | None = None) -> LossLedger:
+        """Split the lead that the run lost into causes that add up, by repeats of the run in memory; the ledger is kept
+        beside the run. again: measure anew what is kept. Raise for a run that lost nothing."""
+        from kvlens.ledger.ofrun import measure_ledger
+        from kvlens.ledger.storage import stored_ledger
+
+        known = None if again else stored_ledger(self.folder, self.uid)
+        if known is None:
+            with carrying(self._models, self._progress if progress is None else progress) as job:
+                known = measure_ledger(self.folder, self.uid, job.progress.report, job.cancelled, self._models)
+        return known[0]
 
     @property
     def held(self) -> tuple[Triple, ...]:

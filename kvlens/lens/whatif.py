@@ -75,12 +75,12 @@ def whatif(
         refuse(request, past.source)
     prepared = reload(past, report, models)
     reference = obtain(prepared, past.request, runs_dir, report, cancelled)
-    base_trials = changed_trials = _trials(prepared, plan(past.request, prepared), reference, past, report)
+    base_trials = changed_trials = trials_of(prepared, plan(past.request, prepared), reference, past, report)
     if changed or drops:
         planned = plan(request, prepared)
         if changed and planned.chosen.said:
             say(planned.chosen.said)
-        changed_trials = _trials(prepared, planned, reference, past, report, drops)
+        changed_trials = trials_of(prepared, planned, reference, past, report, drops)
     question = Question.about(past, base_trials, changed_trials, report)
     search: SearchMeta | None = None
     if changed and (change.search or change.fewest is not None) and question.needless(past, cancelled):
@@ -138,7 +138,7 @@ def _holds(past: Past, change: Asked, changed: bool) -> tuple[tuple[Head, ...], 
     return tuple(sorted({head for hold in holds for head in hold.heads})), holds
 
 
-def _trials(
+def trials_of(
     prepared: Prepared, planned: Plan, reference: Reference, past: Past, report: Report, drops: tuple[Drop, ...] = ()
 ) -> Trials:
     """drops: beside those that the run had, of which it then holds nothing."""

@@ -32,6 +32,7 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     ("runs",),
     ("lens",),
     ("studies",),
+    ("ledger",),
     ("player",),
     ("api",),
     ("cli", "__main__"),

@@ -28,6 +28,7 @@ _PHASES = {
     "search": "Looking for what is enough",
     "store": "Storing the trace",
     "trial": "Running trials",
+    "ledger": "Repairing one cause after the other",
 }
 _UNITS = {
     "convert": "MiB",
@@ -37,6 +38,7 @@ _UNITS = {
     "reference": "steps",
     "surprisal": "tokens",
     "search": "repeats",
+    "ledger": "repeats",
 }
 
 

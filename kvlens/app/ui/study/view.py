@@ -10,6 +10,7 @@ import streamlit as st
 from kvlens.app.figures.curves import curves
 from kvlens.app.ui.common import data, places
 from kvlens.app.ui.common.jobview import manager
+from kvlens.app.ui.common.ledgerview import study_ledgers
 from kvlens.app.ui.common.parts import download
 from kvlens.app.ui.common.widgets import plain
 from kvlens.app.ui.study.request import resume_command
@@ -57,6 +58,7 @@ def _study(study_id: str) -> None:
     _matrix(results, group)
     _curve(results)
     _paired(results)
+    study_ledgers(results)
     _trials(results, group)
 
 

@@ -1,0 +1,62 @@
+"""Ledgers of many runs: the mean share of each cause, and the lost runs of a study."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pandas as pd
+
+from kvlens.ledger.account import LossLedger
+from kvlens.ledger.causes import CODES, NAMES, REST
+from kvlens.ledger.storage import stored_ledger
+
+if TYPE_CHECKING:
+    from kvlens.studies.table import Results
+
+COLUMNS = ("label", "cause", "name", "share", "logits", "n")
+LOST = "lost"
+"""kind of a run that left full KV and lost the answer (kvlens.lens.severity)"""
+
+
+def pooled(ledgers: Iterable[tuple[str, LossLedger]]) -> pd.DataFrame:
+    """Return one row per label and cause that took anything, the rest included: label, cause, name, share (mean over
+    the ledgers of the cause's part of the lost lead; all of a label add up to 1), logits (mean), n (ledgers).
+
+    Each answer counts alike, however large its lead. A ledger without a lost lead is left out.
+    """
+    by_label: dict[str, list[LossLedger]] = {}
+    for label, ledger in ledgers:
+        if ledger.lost > 0:
+            by_label.setdefault(label, []).append(ledger)
+    rows = []
+    for label, found in by_label.items():
+        for cause in (*CODES, REST):
+            logits = [ledger.logits(cause) for ledger in found]
+            if not any(logits):
+                continue
+            share = sum(part / ledger.lost for part, ledger in zip(logits, found, strict=True)) / len(found)
+            rows.append((label, cause, NAMES[cause], share, sum(logits) / len(found), len(found)))
+    return pd.DataFrame(rows, columns=list(COLUMNS))
+
+
+def ledgers_of(runs_dir: Path, labelled: Iterable[tuple[str, str]]) -> list[tuple[str, LossLedger]]:
+    """Return (label, ledger) of those of the (label, uid) whose ledger is stored."""
+    known = ((label, stored_ledger(runs_dir, uid)) for label, uid in labelled)
+    return [(label, stored[0]) for label, stored in known if stored is not None]
+
+
+def lost_runs(results: Results) -> list[str]:
+    """Return the runs of a study that lost an answer, in the order of its trials."""
+    return [uid for _, uid in lost_trials(results)]
+
+
+def lost_trials(results: Results) -> list[tuple[str, str]]:
+    """Return (label of the arm, uid) of the study's runs that lost an answer."""
+    labels = results.labels
+    return [
+        (labels[trial.arm], trial.uid)
+        for trial in results.trials
+        if trial.uid and trial.arm in labels and LOST in (trial.figures or {}).get("kinds", ())
+    ]
