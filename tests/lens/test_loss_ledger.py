@@ -22,9 +22,9 @@ from kvlens.ledger.classify import Causes, classify
 from kvlens.ledger.frontier import find_frontier
 from kvlens.ledger.measure import Measure, NothingLost
 from kvlens.ledger.ofrun import measure_ledger
-from kvlens.ledger.storage import FILE, stored_ledger
 from kvlens.ledger.pooled import pooled
 from kvlens.ledger.signals import signals_of, varentropy
+from kvlens.ledger.storage import FILE, stored_ledger
 from kvlens.ledger.story import Story
 from kvlens.lens.trials import Trials
 from kvlens.memory.budget import Budget

@@ -25,7 +25,7 @@ from kvlens.lab.bench import kept as keeping
 from kvlens.lab.bench.lostcase import References
 from kvlens.lab.bench.provenance import about
 from kvlens.lab.bench.trials import DEPTHS, Prompts, Trial, chosen, header
-from kvlens.lab.studies.ledger_table import summarise
+from kvlens.lab.studies.ledger_table import FRONTIER, summarise
 from kvlens.ledger.frontier import find_frontier
 from kvlens.ledger.measure import Measure, NothingLost
 from kvlens.ledger.signals import signals_of
@@ -48,7 +48,6 @@ BEHIND = 2
 """steps that a free run goes on behind the answer's end"""
 WATCHED = 4
 """every so manieth answer that was kept is followed too, for its signals"""
-FRONTIER = "frontier"
 _NEEDED = ("method", "task", "question", "index", "lost")
 
 
