@@ -213,11 +213,11 @@ class Run:
         from kvlens.ledger.ofrun import measure_ledger
         from kvlens.ledger.storage import stored_ledger
 
-        known = None if again else stored_ledger(self.folder, self.uid)
-        if known is None:
+        pair = None if again else stored_ledger(self.folder, self.uid)
+        if pair is None:
             with carrying(self._models, self._progress if progress is None else progress) as job:
-                known = measure_ledger(self.folder, self.uid, job.progress.report, job.cancelled, self._models)
-        return known[0]
+                pair = measure_ledger(self.folder, self.uid, job.progress.report, job.cancelled, self._models)
+        return pair[0]
 
     @property
     def held(self) -> tuple[Triple, ...]:

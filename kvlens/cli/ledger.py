@@ -44,10 +44,10 @@ def ledger(
             for place, run in enumerate(dict.fromkeys(uids)):
                 if len(uids) > 1:
                     reporter.say(f"Run {run}, {place + 1} of {len(uids)}")
-                known = None if again else stored_ledger(folder, run)
-                if known is None or (frontier and known[1] is None):
-                    known = measure_ledger(folder, run, reporter.report, cancelled, frontier=frontier)
-                results[run] = known
+                entry = None if again else stored_ledger(folder, run)
+                if entry is None or (frontier and entry[1] is None):
+                    entry = measure_ledger(folder, run, reporter.report, cancelled, frontier=frontier)
+                results[run] = entry
     except BaseException as error:
         reporter.failed(error)
         raise
@@ -55,10 +55,10 @@ def ledger(
     if progress_json:
         return
     if as_json:
-        typer.echo(strict_json([_plain(run, *known) for run, known in results.items()]))
+        typer.echo(strict_json([_plain(run, *entry) for run, entry in results.items()]))
         return
-    for run, known in results.items():
-        _say(run, *known)
+    for run, entry in results.items():
+        _say(run, *entry)
 
 
 def _lost_of(folder: Path, study: str) -> list[str]:
@@ -88,7 +88,7 @@ def _say(uid: str, ledger: LossLedger, frontier: Frontier | None) -> None:
             f"{share.alone:+.2f}",
             {True: "yes", False: "no", None: "not tried"}[share.restored],
             share.spans,
-            "" if share.first is None else "L{} KV{} span {}".format(*share.first),
+            "" if share.worst_triple is None else "L{} KV{} span {}".format(*share.worst_triple),
         ]
         for share in ledger.shares
     ]

@@ -28,7 +28,7 @@ class Share:
     """(layer, KV head, span) that lay under this cause"""
     missed: float
     """attention mass that these left unread, added over steps and query heads"""
-    first: Triple | None
+    worst_triple: Triple | None
     """of these, the one with most unread mass; None if no mass was recorded"""
     restored: bool | None = None
     """the answer is back with this cause alone repaired; None: not tried"""
@@ -76,7 +76,7 @@ class LossLedger:
     def of(cls, fields: dict[str, Any]) -> LossLedger:
         """Return the ledger that `stored` wrote. Raises KeyError or TypeError for anything else."""
         shares = tuple(
-            Share(**{**share, "first": None if share["first"] is None else tuple(share["first"])})
+            Share(**{**share, "worst_triple": None if share["worst_triple"] is None else tuple(share["worst_triple"])})
             for share in fields["shares"]
         )
         return cls(**{**fields, "steps": tuple(fields["steps"]), "shares": shares})
@@ -85,20 +85,20 @@ class LossLedger:
 def split(players: Sequence[str], value: Callable[[Coalition], float]) -> dict[str, float]:
     """Return each player's Shapley value (Shapley 1953): the mean, over all orders, of what it adds to those before it.
     The values add up to value(all) - value(none). `value` is asked once for each of 2^len(players) coalitions."""
-    known = {
-        frozenset(chosen): value(frozenset(chosen))
+    worths = {
+        frozenset(members): value(frozenset(members))
         for size in range(len(players) + 1)
-        for chosen in combinations(players, size)
+        for members in combinations(players, size)
     }
     count = len(players)
     return {
         player: sum(
-            factorial(len(before))
-            * factorial(count - len(before) - 1)
+            factorial(len(earlier))
+            * factorial(count - len(earlier) - 1)
             / factorial(count)
-            * (known[before | {player}] - worth)
-            for before, worth in known.items()
-            if player not in before
+            * (worths[earlier | {player}] - worth)
+            for earlier, worth in worths.items()
+            if player not in earlier
         )
         for player in players
     }

@@ -27,7 +27,7 @@ LEAST = 0.01
 class Causes:
     """The spans of a run by cause."""
 
-    of: np.ndarray
+    cause_of: np.ndarray
     """int8 [L, H_kv, S]: index into CODES; NONE: the span was read as full attention reads it"""
     missed: np.ndarray
     """float64 [L, H_kv, S]: unread mass, added over steps and query heads"""
@@ -41,21 +41,21 @@ class Causes:
 
     def mass(self, cause: str) -> float:
         """Return the unread mass of a cause."""
-        return float(self.missed[self.of == INDEX[cause]].sum())
+        return float(self.missed[self.cause_of == INDEX[cause]].sum())
 
     def triples(self, cause: str) -> list[Triple]:
         """Return the (layer, KV head, span) of a cause, most unread mass first."""
-        places = np.argwhere(self.of == INDEX[cause])
+        places = np.argwhere(self.cause_of == INDEX[cause])
         order = np.argsort(-self.missed[tuple(places.T)], kind="stable")
         return [(int(layer), int(head), int(span)) for layer, head, span in places[order]]
 
     def holds(self, causes: frozenset[str]) -> tuple[Hold, ...]:
         """Return what repairs the causes: their spans, held exactly from step 0 on. A span's tokens are its range at
         birth, the window's those that no other span ever had."""
-        chosen = np.isin(self.of, [INDEX[cause] for cause in causes])
+        is_repaired = np.isin(self.cause_of, [INDEX[cause] for cause in causes])
         holds: list[Hold] = []
         for row in self.story.spans:
-            heads = tuple((int(layer), int(head)) for layer, head in np.argwhere(chosen[:, :, row.span]))
+            heads = tuple((int(layer), int(head)) for layer, head in np.argwhere(is_repaired[:, :, row.span]))
             if heads and row.kind != "window":
                 holds.append(Hold(row.span, row.tok_start, row.tok_end, heads))
             elif heads:
@@ -65,9 +65,9 @@ class Causes:
 
     def _window(self) -> list[tuple[int, int]]:
         """Positions [start, end) that the window alone ever had."""
-        others = [(row.tok_start, row.tok_end) for row in self.story.spans if row.kind != "window"]
+        span_ranges = [(row.tok_start, row.tok_end) for row in self.story.spans if row.kind != "window"]
         end = max(row.tok_end for row in self.story.spans if row.kind == "window")
-        return list(without((0, end + len(self.story.steps)), others))
+        return list(without((0, end + len(self.story.steps)), span_ranges))
 
 
 def classify(story: Story, question_steps: int, always_waits: bool = False) -> Causes:
@@ -76,34 +76,34 @@ def classify(story: Story, question_steps: int, always_waits: bool = False) -> C
     states = story.states()
     weights = np.zeros((len(CODES), *story.size))
     missed = np.zeros(story.size)
-    before = np.zeros(story.size, bool)
+    chosen_before = np.zeros(story.size, bool)
     ranked_before = np.zeros(story.size[:2], bool)
     refused_before = np.zeros(story.size, bool)
-    early = story.gone_early(question_steps)
+    early = story.find_early(question_steps)
     for record, state in zip(story.steps, states, strict=True):
         unread, lacking = _unread(record.oracle, story)
         waits = _waits(record, story, always_waits)[:, :, None]
-        wanted, ranked = _wanted(record.scores, story)
-        refused = _refused(record, story)
-        moved = np.where(waits, refused_before, refused)
-        old_choice = waits & wanted & ~before | (ranked_before & ~ranked)[:, :, None]
-        asked = np.where(moved, INDEX["refused"], np.where(old_choice, INDEX["stale"], INDEX["not_asked"]))
+        chosen_spans, ranked = _chosen(record.scores, story)
+        refused_spans = _refused(record, story)
+        has_no_room = np.where(waits, refused_before, refused_spans)
+        old_choice = waits & chosen_spans & ~chosen_before | (ranked_before & ~ranked)[:, :, None]
+        query_cause = np.where(has_no_room, INDEX["refused"], np.where(old_choice, INDEX["stale"], INDEX["not_asked"]))
         routed = (ranked | ranked_before)[:, :, None]
         cause = np.full(story.size, NONE, np.int8)
-        gone = (state == STATE["evicted"]) | (state == STATE["partial"])
+        is_gone = (state == STATE["evicted"]) | (state == STATE["partial"])
         packed = (state == STATE["quantised"]) | (state == STATE["reconstructed"])
         hot = (state == STATE["resident"]) | packed
         partly = hot & (unread > lacking / 2) & (unread > 0)
         cause[packed] = INDEX["precision"]
         cause[state == STATE["coarse"]] = INDEX["precision"]
         chosen_by_query = (state == STATE["cold"]) | (state == STATE["coarse"]) & routed | partly
-        cause[chosen_by_query] = asked[chosen_by_query]
-        cause[gone] = np.where(early, INDEX["evicted_before"], INDEX["evicted_after"])[gone]
+        cause[chosen_by_query] = query_cause[chosen_by_query]
+        cause[is_gone] = np.where(early, INDEX["evicted_before"], INDEX["evicted_after"])[is_gone]
         for index in range(len(CODES)):
             here = cause == index
             weights[index][here] += lacking[here] + FAINT
         missed[cause != NONE] += lacking[cause != NONE]
-        before, refused_before = np.where(ranked[:, :, None], wanted, before), refused
+        chosen_before, refused_before = np.where(ranked[:, :, None], chosen_spans, chosen_before), refused_spans
         ranked_before |= ranked
     result = np.where(weights.max(0) > 0, weights.argmax(0), NONE).astype(np.int8)
     return Causes(_complete(result, story), missed, story)
@@ -126,31 +126,31 @@ def _unread(oracle: Oracle | None, story: Story) -> tuple[np.ndarray, np.ndarray
         return unread, lacking
     layer, head, place = np.nonzero((oracle.span >= 0) & (oracle.span < story.count))
     where = layer, head // story.shape.group, oracle.span[layer, head, place]
-    wanted = oracle.wanted[layer, head, place].astype(np.float64)
-    np.add.at(lacking, where, wanted * oracle.unread_share[layer, head, place])
+    mass = oracle.wanted[layer, head, place].astype(np.float64)
+    np.add.at(lacking, where, mass * oracle.unread_share[layer, head, place])
     if oracle.wanted_unread is not None:
         np.add.at(unread, where, oracle.wanted_unread[layer, head, place].astype(np.float64))
     return unread, lacking
 
 
-def _wanted(scores: Scores | None, story: Story) -> tuple[np.ndarray, np.ndarray]:
+def _chosen(scores: Scores | None, story: Story) -> tuple[np.ndarray, np.ndarray]:
     """Return bool [L, H_kv, S]: spans that the step's query chose; and bool [L, H_kv]: the step ranked spans."""
-    wanted = np.zeros(story.size, bool)
+    chosen_spans = np.zeros(story.size, bool)
     if scores is None:
-        return wanted, np.zeros(story.size[:2], bool)
+        return chosen_spans, np.zeros(story.size[:2], bool)
     layer, head, place = np.nonzero(scores.chosen & (scores.span >= 0) & (scores.span < story.count))
-    wanted[layer, head, scores.span[layer, head, place]] = True
-    return wanted, scores.candidates > 0
+    chosen_spans[layer, head, scores.span[layer, head, place]] = True
+    return chosen_spans, scores.candidates > 0
 
 
 def _refused(record: StepRecord, story: Story) -> np.ndarray:
     """Return bool [L, H_kv, S]: spans that were chosen and had no room."""
-    refused = np.zeros(story.size, bool)
+    refused_spans = np.zeros(story.size, bool)
     for event in record.events:
         if event.kind == "refused" and event.span is not None:
             for layer, head in story.places(event):
-                refused[layer, head, event.span] = True
-    return refused
+                refused_spans[layer, head, event.span] = True
+    return refused_spans
 
 
 def _waits(record: StepRecord, story: Story, always: bool) -> np.ndarray:

@@ -53,10 +53,10 @@ def find_frontier(
     end: int,
     tries: int = TRIES,
     first_token: int = 0,
-    report: Callable[[int, int], None] = lambda done, total: None,
+    report: Callable[[int, int], None] = lambda count, total: None,
 ) -> Frontier:
     """Return the frontier of one answer. full(drops): repeats of full KV with drops; end: the step after the answer;
-    first_token: the first step that counts; report(done, total): hears of the sets tried. An answer is kept if every
+    first_token: the first step that counts; report(count, total): hears of the sets tried. An answer is kept if every
     step before `end` has full KV's token."""
     whole = full(())
     story = Story(whole.engine.loaded.shape)
@@ -67,8 +67,8 @@ def find_frontier(
     order = sorted(places, key=lambda place: -mass[place])
     token_bytes = story.shape.head_token_bytes
     positions = max(row.tok_end for row in spans.values())
-    after = len(whole.prompt.ids) + end - 1 - positions
-    loose = after * story.shape.token_bytes
+    trailing_tokens = len(whole.prompt.ids) + end - 1 - positions
+    loose = trailing_tokens * story.shape.token_bytes
 
     def kept_bytes(count: int) -> int:
         return sum(spans[span].tok_end - spans[span].tok_start for _, _, span in order[:count]) * token_bytes + loose
@@ -78,7 +78,8 @@ def find_frontier(
         for layer, head, span in order[count:]:
             heads.setdefault(span, []).append((layer, head))
         drops = tuple(
-            Drop(span, spans[span].tok_start, spans[span].tok_end, tuple(sorted(left))) for span, left in heads.items()
+            Drop(span, spans[span].tok_start, spans[span].tok_end, tuple(sorted(span_heads)))
+            for span, span_heads in heads.items()
         )
         losses = full(drops).followed(end).losses
         return all(loss is None or loss.agrees for loss in losses[first_token:])

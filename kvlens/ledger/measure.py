@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from kvlens.lens.trials import Trials
 
 
-def _silent(done: int, total: int) -> None:
+def _silent(count: int, total: int) -> None:
     """Report to nobody."""
 
 
@@ -47,7 +47,7 @@ class Measure:
     def __init__(self, trials: Trials, end: int) -> None:
         """trials: repeats of the run; end: the step after the answer. Raises NothingLost if every step before `end`
         agrees with full KV."""
-        self.began = time.perf_counter()
+        self._start = time.perf_counter()
         self.trials, self.end = trials, end
         self.story = Story(trials.engine.loaded.shape)
         base = trials.followed(end, self.story)
@@ -91,7 +91,7 @@ class Measure:
         """Return the ledger.
 
         restored: whether the answer of a free run is back with something held; it is asked where a cause alone does not
-        bring back full KV's token at every step of the answer. report(done, total): hears of the runs."""
+        bring back full KV's token at every step of the answer. report(count, total): hears of the runs."""
         active = self.causes.active
         total = 2 ** len(active)
 
@@ -112,5 +112,5 @@ class Measure:
         full = sum(float(logits[step, token] - logits[step, rival]) for step, token, rival in self.pairs)
         rest = full - self.lead(frozenset(active))
         steps = tuple(step for step, _, _ in self.pairs)
-        seconds = time.perf_counter() - self.began
+        seconds = time.perf_counter() - self._start
         return LossLedger(steps, full, self.lead(frozenset()), tuple(shares), rest, total, seconds)

@@ -42,16 +42,16 @@ def measure_ledger(
     question.lost_step(past)
     trials.ready()
 
-    def report_runs(done: int, total: int) -> None:
+    def report_runs(count: int, total: int) -> None:
         if cancelled():
             raise ValueError("cancelled while measuring the ledger; nothing was stored.")
-        report(PHASE, done, total)
+        report(PHASE, count, total)
 
     report_runs(0, 1)
     ledger = Measure(trials, question.answer_end).account(question.restored, report_runs)
-    found = _frontier(past, trials, question.answer_end, report_runs) if frontier else None
-    store_ledger(runs_dir, uid, ledger, found)
-    return ledger, found
+    fewest = _frontier(past, trials, question.answer_end, report_runs) if frontier else None
+    store_ledger(runs_dir, uid, ledger, fewest)
+    return ledger, fewest
 
 
 def _frontier(past: Past, trials: Trials, end: int, report: Callable[[int, int], None]) -> Frontier:

@@ -31,20 +31,22 @@ def pooled(ledgers: Iterable[tuple[str, LossLedger]]) -> pd.DataFrame:
         if ledger.lost > 0:
             by_label.setdefault(label, []).append(ledger)
     rows = []
-    for label, found in by_label.items():
+    for label, label_ledgers in by_label.items():
         for cause in (*CODES, REST):
-            logits = [ledger.logits(cause) for ledger in found]
+            logits = [ledger.logits(cause) for ledger in label_ledgers]
             if not any(logits):
                 continue
-            share = sum(part / ledger.lost for part, ledger in zip(logits, found, strict=True)) / len(found)
-            rows.append((label, cause, NAMES[cause], share, sum(logits) / len(found), len(found)))
+            share = sum(part / ledger.lost for part, ledger in zip(logits, label_ledgers, strict=True)) / len(
+                label_ledgers
+            )
+            rows.append((label, cause, NAMES[cause], share, sum(logits) / len(label_ledgers), len(label_ledgers)))
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
 
 def ledgers_of(runs_dir: Path, labelled: Iterable[tuple[str, str]]) -> list[tuple[str, LossLedger]]:
     """Return (label, ledger) of those of the (label, uid) whose ledger is stored."""
-    known = ((label, stored_ledger(runs_dir, uid)) for label, uid in labelled)
-    return [(label, stored[0]) for label, stored in known if stored is not None]
+    entries = ((label, stored_ledger(runs_dir, uid)) for label, uid in labelled)
+    return [(label, stored[0]) for label, stored in entries if stored is not None]
 
 
 def lost_runs(results: Results) -> list[str]:

@@ -82,7 +82,7 @@ class Story:
         heads = range(self.shape.kv_heads) if head is None else (head,)
         return [(layer, kv_head) for layer in layers for kv_head in heads]
 
-    def gone_early(self, question_steps: int) -> np.ndarray:
+    def find_early(self, question_steps: int) -> np.ndarray:
         """Return bool [L, H_kv, S]: spans most of whose dropped tokens were gone before the question was fed to its
         end. Where no cut was recorded, the span's last event decides."""
         early, late, last = np.zeros(self.size), np.zeros(self.size), np.full(self.size, -1)
@@ -94,5 +94,5 @@ class Story:
             if event.kind in DEPARTURES and event.span is not None:
                 for layer, head in self.places(event):
                     last[layer, head, event.span] = max(last[layer, head, event.span], event.step)
-        before: np.ndarray = np.where(early + late > 0, early >= late, last < question_steps) & (question_steps > 0)
-        return before
+        is_early: np.ndarray = np.where(early + late > 0, early >= late, last < question_steps) & (question_steps > 0)
+        return is_early

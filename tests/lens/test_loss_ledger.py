@@ -147,26 +147,26 @@ def test_a_story_was_made_for_every_cause() -> None:
 def test_a_span_gets_the_cause_it_was_made_to_have(cause: str) -> None:
     state, steps, question = MADE[cause]
     found = causes(state, steps, question)
-    assert found.of[0, 0, 1] == INDEX[cause]
+    assert found.cause_of[0, 0, 1] == INDEX[cause]
     assert found.triples(cause)[0] == (0, 0, 1)
     assert found.holds(frozenset((cause,)))[0].span == 1
 
 
 def test_a_summary_is_routing_where_queries_rank_and_precision_where_none_does() -> None:
-    assert causes("coarse", [step(0, (2,), 0.5)]).of[0, 0, 1] == INDEX["not_asked"]
-    assert causes("coarse", [step(0, None, 0.5)]).of[0, 0, 1] == INDEX["precision"]
+    assert causes("coarse", [step(0, (2,), 0.5)]).cause_of[0, 0, 1] == INDEX["not_asked"]
+    assert causes("coarse", [step(0, None, 0.5)]).cause_of[0, 0, 1] == INDEX["precision"]
 
 
 def test_what_is_evicted_behind_the_question_is_no_early_eviction() -> None:
     late = [step(0, None, 0.0), step(1, None, 0.0, events=[event(1, "evict")]), step(2, None, 0.5)]
-    assert causes("resident", late, question=1).of[0, 0, 1] == INDEX["evicted_after"]
+    assert causes("resident", late, question=1).cause_of[0, 0, 1] == INDEX["evicted_after"]
     early = [step(0, None, 0.0, events=[event(0, "evict")]), step(1, None, 0.5)]
-    assert causes("resident", early, question=1).of[0, 0, 1] == INDEX["evicted_before"]
+    assert causes("resident", early, question=1).cause_of[0, 0, 1] == INDEX["evicted_before"]
 
 
 def test_the_cause_of_most_unread_mass_counts() -> None:
     mixed = [step(0, (2,), 0.1), step(1, (1,), 0.5, events=[event(1, "refused")])]
-    assert causes("cold", mixed).of[0, 0, 1] == INDEX["refused"]
+    assert causes("cold", mixed).cause_of[0, 0, 1] == INDEX["refused"]
 
 
 def test_holds_of_all_causes_cover_every_token_that_was_not_read() -> None:
@@ -238,7 +238,7 @@ def test_a_stored_runs_ledger_is_kept_beside_it(tmp_path: Path) -> None:
     engine = load("demo")
     prompt, _ = support.task_prompt(engine, "multikey", 512, 0.5, 3)
     request = RunRequest(model="demo", method="streaming_llm", budget="12%", max_new=24, against=True)
-    uid, _ = carry_out(request, prompt.source, tmp_path, lambda *_: None, lambda: False)
+    uid = carry_out(request, prompt.source, tmp_path, lambda *_: None, lambda: False)[0]
     assert stored_ledger(tmp_path, uid) is None
     heard: list[tuple[str, int, int]] = []
     ledger, frontier = measure_ledger(tmp_path, uid, lambda *told: heard.append(told))

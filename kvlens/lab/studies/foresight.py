@@ -24,11 +24,11 @@ def track_of(reader: TraceReader) -> Track:
     """Return the signals of every step of a stored run that was compared with full KV, without those that feed a
     question."""
     loss, steps = reader.loss().set_index("step"), reader.steps().set_index("step")
-    known = [step for step in loss.index if step >= reader.meta.asked_steps]
+    compared = [step for step in loss.index if step >= reader.meta.asked_steps]
     change, unread = (_head_means(reader, name) for name in ("qcos", "unread"))
     fetched, reused = (_kv_sums(reader, name) for name in ("n_recalled", "n_reused"))
     rows: Track = []
-    for step in known:
+    for step in compared:
         moved = _at(fetched, step) + _at(reused, step)
         rows.append(
             {

@@ -42,9 +42,9 @@ def by_method(rows: Sequence[Row]) -> list[Row]:
     CLOSE of the lead lost), and the mean share of each cause."""
     results = []
     for method in dict.fromkeys(row["method"] for row in rows if row["method"] != FRONTIER):
-        own = [row for row in rows if row["method"] == method]
-        asked = sum(row.get("right") is not None for row in own)
-        results.append({"method": method, "asked": asked} | _shares(_ledgers(own)))
+        method_rows = [row for row in rows if row["method"] == method]
+        answerable = sum(row.get("right") is not None for row in method_rows)
+        results.append({"method": method, "asked": answerable} | _shares(_ledgers(method_rows)))
     return results
 
 
@@ -59,15 +59,15 @@ def by_task(rows: Sequence[Row]) -> list[Row]:
 
 
 def _shares(ledgers: Sequence[LossLedger]) -> Row:
-    found = [ledger for ledger in ledgers if ledger.lost > 0]
+    ledgers_lost = [ledger for ledger in ledgers if ledger.lost > 0]
     shares = {
-        cause: sum(ledger.logits(cause) / ledger.lost for ledger in found) / len(found)
+        cause: sum(ledger.logits(cause) / ledger.lost for ledger in ledgers_lost) / len(ledgers_lost)
         for cause in (*CODES, REST)
-        if found
+        if ledgers_lost
     }
-    close = sum(abs(ledger.rest) <= CLOSE * ledger.lost for ledger in found)
-    lost = float(np.mean([ledger.lost for ledger in found])) if found else None
-    return {"n": len(found), "within": close, "lead_lost": lost, "shares": shares}
+    close = sum(abs(ledger.rest) <= CLOSE * ledger.lost for ledger in ledgers_lost)
+    lost = float(np.mean([ledger.lost for ledger in ledgers_lost])) if ledgers_lost else None
+    return {"n": len(ledgers_lost), "within": close, "lead_lost": lost, "shares": shares}
 
 
 def repairs(rows: Sequence[Row]) -> Row:
@@ -97,9 +97,9 @@ def repairs(rows: Sequence[Row]) -> Row:
 
 
 def _count(restored: Sequence[bool | None]) -> Row:
-    known = [bool(back) for back in restored if back is not None]
-    low, high = wilson(sum(known) / len(known), len(known)) if known else (None, None)
-    return {"n": len(known), "restored": sum(known), "low": low, "high": high}
+    outcomes = [bool(back) for back in restored if back is not None]
+    low, high = wilson(sum(outcomes) / len(outcomes), len(outcomes)) if outcomes else (None, None)
+    return {"n": len(outcomes), "restored": sum(outcomes), "low": low, "high": high}
 
 
 def frontier(rows: Sequence[Row]) -> list[Row]:
@@ -109,16 +109,18 @@ def frontier(rows: Sequence[Row]) -> list[Row]:
     shares = [row["frontier_bytes"] / row["full_bytes"] for row in rows if row.get("frontier_bytes")]
     results: list[Row] = [{"method": FRONTIER, "n": len(shares), "share": _median(shares)}]
     for method in dict.fromkeys(row["method"] for row in rows if row.get("peak_bytes")):
-        own = [row for row in rows if row["method"] == method and row.get("peak_bytes") and row["index"] in bytes_of]
+        method_rows = [
+            row for row in rows if row["method"] == method and row.get("peak_bytes") and row["index"] in bytes_of
+        ]
         times = {
-            right: [row["peak_bytes"] / bytes_of[row["index"]] for row in own if row["right"] is right]
+            right: [row["peak_bytes"] / bytes_of[row["index"]] for row in method_rows if row["right"] is right]
             for right in (True, False)
         }
         results.append(
             {
                 "method": method,
-                "n": len(own),
-                "share": _median([row["peak_bytes"] / row["full_bytes"] for row in own]),
+                "n": len(method_rows),
+                "share": _median([row["peak_bytes"] / row["full_bytes"] for row in method_rows]),
                 "kept": len(times[True]),
                 "times_kept": _median(times[True]),
                 "lost": len(times[False]),
@@ -147,22 +149,22 @@ def foresight(tracks: Sequence[Track], draws: int = DRAWS) -> list[Row]:
     whole answers: signal, n (steps), lost (of these), answers, auc, low, high. An area of .5 foresees nothing."""
     results = []
     for signal in SIGNALS:
-        known = [
+        recorded = [
             [(float(step[signal]), bool(step["lost"])) for step in track if step.get(signal) is not None]
             for track in tracks
         ]
-        known = [track for track in known if track]
-        values, lost = _flat(known)
+        recorded = [track for track in recorded if track]
+        values, lost = _flat(recorded)
         row: Row = {
             "signal": signal,
             "n": len(values),
             "lost": int(lost.sum()),
-            "answers": len(known),
+            "answers": len(recorded),
             "auc": area(values, lost),
         }
         generator, areas = np.random.default_rng(0), []
-        for _ in range(draws if known else 0):
-            drawn = area(*_flat([known[place] for place in generator.integers(len(known), size=len(known))]))
+        for _ in range(draws if recorded else 0):
+            drawn = area(*_flat([recorded[place] for place in generator.integers(len(recorded), size=len(recorded))]))
             areas += [] if drawn is None else [drawn]
         tail = (1 - LEVEL) / 2
         low, high = np.quantile(areas, [tail, 1 - tail]).tolist() if areas else (None, None)

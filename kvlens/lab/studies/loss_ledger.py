@@ -67,7 +67,7 @@ class Ledgers:
 
     def measure(self, trial: Trial) -> dict[str, Any]:
         """One prompt under one method -> lost, the ledger of a lost answer, signals by step, resident bytes."""
-        began = time.process_time()
+        cpu_before = time.process_time()
         row = header(trial, self.engine.loaded.name) | {"lost": False, "right": None}
         prompt = self.prompts.prompt(trial)
         options = Options(max_new=tasks.get(trial.task).new_tokens)
@@ -81,12 +81,12 @@ class Ledgers:
             trials, free = self._first(trial, row, reference, usual, options)
         except ValueError as error:
             return row | {"refused": str(error)}
-        asked = self.prompts.asked(trial)
+        task_prompt = self.prompts.asked(trial)
 
         def answers(holds: tuple[Hold, ...]) -> bool:
-            return tasks.is_right(trial.task, asked.answer, trials.free(holds).text)
+            return tasks.is_right(trial.task, task_prompt.answer, trials.free(holds).text)
 
-        right = tasks.is_right(trial.task, asked.answer, free.text)
+        right = tasks.is_right(trial.task, task_prompt.answer, free.text)
         full_bytes = self.engine.loaded.shape.full_kv_bytes(len(prompt.ids) + len(prompt.asked) + usual.max_new)
         row |= {"right": right, "peak_bytes": free.peak_bytes, "full_bytes": full_bytes}
         if right and trial.index % WATCHED:
@@ -99,7 +99,7 @@ class Ledgers:
         if right:
             return row
         ledger = measure.account(answers)
-        return row | {"lost": True, "ledger": ledger.stored(), "cpu_s": time.process_time() - began}
+        return row | {"lost": True, "ledger": ledger.stored(), "cpu_s": time.process_time() - cpu_before}
 
     def _first(
         self, trial: Trial, row: dict[str, Any], reference: Reference, usual: Options, options: Options
@@ -152,25 +152,25 @@ def _signals(measure: Measure, question_steps: int) -> list[dict[str, Any]]:
     return rows
 
 
-def carry_out(names: tuple[str, ...], model: str, prompts: int, length: int, budget: str, kept: Path) -> None:
-    """Run what is not in `kept` yet, prompt by prompt."""
+def carry_out(names: tuple[str, ...], model: str, prompts: int, length: int, budget: str, kept_file: Path) -> None:
+    """Run what is not in `kept_file` yet, prompt by prompt."""
     import torch
 
     from kvlens.engine.models import load
 
     torch.set_num_threads(1)
-    rows = keeping.read(kept, _NEEDED, lambda row: row["length"] == length and row["budget"] == budget)
-    known = {(row["method"], row["index"]) for row in rows}
+    rows = keeping.read(kept_file, _NEEDED, lambda row: row["length"] == length and row["budget"] == budget)
+    finished = {(row["method"], row["index"]) for row in rows}
     unanswered = {row["index"] for row in rows if row.get("full") == "wrong"}
     engine = Engine(load(model))
     ledgers = Ledgers(engine, Prompts(engine, FIRST_SEED, names))
     for index in sorted(set(range(prompts)) - unanswered):
         for name in (*names, FRONTIER):
-            if (name, index) in known:
+            if (name, index) in finished:
                 continue
             trial = trial_of(index, name, length, budget)
             row = ledgers.frontier(trial) if name == FRONTIER else ledgers.measure(trial)
-            keeping.append(kept, row)
+            keeping.append(kept_file, row)
             if row.get("full") == "wrong":
                 break
             print(index, name, row.get("frontier_bytes", row.get("right")), row.get("refused", ""), flush=True)

@@ -54,9 +54,9 @@ def beside_ledgers(runs: dict[str, TraceReader]) -> None:
     if not lost:
         return
     with st.expander(TITLE):
-        known = ledgers_of(data.runs_dir(), lost.items())
-        _bars(known, "compare-ledger")
-        missing = [uid for name, uid in lost.items() if name not in dict(known)]
+        ledgers = ledgers_of(data.runs_dir(), lost.items())
+        _bars(ledgers, "compare-ledger")
+        missing = [uid for name, uid in lost.items() if name not in dict(ledgers)]
         if missing:
             words = f"Measure {counted(len(missing), 'ledger')}"
             _measure(f"ledgers_{'_'.join(missing)}", missing, words, words)
@@ -68,14 +68,15 @@ def study_ledgers(results: Results) -> None:
     if not lost:
         return
     st.markdown("##### What the losses are made of")
-    known = ledgers_of(data.runs_dir(), lost)
-    arms = {label for label, _ in known}
+    ledgers = ledgers_of(data.runs_dir(), lost)
+    arms = {label for label, _ in ledgers}
     _bars(
-        [*known, *((WHOLE, ledger) for _, ledger in known if len(arms) > 1)], f"kvlens-study-{results.info.id}-ledger"
+        [*ledgers, *((WHOLE, ledger) for _, ledger in ledgers if len(arms) > 1)],
+        f"kvlens-study-{results.info.id}-ledger",
     )
-    st.caption(f"Ledgers of {len(known)} of {counted(len(lost), 'lost answer')}. Each answer counts alike.")
-    if len(known) < len(lost):
-        words = f"Measure {counted(len(lost) - len(known), 'ledger')}"
+    st.caption(f"Ledgers of {len(ledgers)} of {counted(len(lost), 'lost answer')}. Each answer counts alike.")
+    if len(ledgers) < len(lost):
+        words = f"Measure {counted(len(lost) - len(ledgers), 'ledger')}"
         arguments = ["--study", results.info.id]
         _measure(f"ledgers_{results.info.id}", arguments, words, f"Loss ledgers of study {results.info.id}")
 
@@ -86,8 +87,8 @@ def _bar(reader: TraceReader, ledger: LossLedger) -> None:
     chart(ledger_bars(frame, logits=True), frame, f"{reader.uid}-ledger", f"ledger_bar_{reader.uid}", alt)
 
 
-def _bars(known: Iterable[tuple[str, LossLedger]], stem: str) -> None:
-    frame = pooled(known)
+def _bars(ledgers: Iterable[tuple[str, LossLedger]], stem: str) -> None:
+    frame = pooled(ledgers)
     if len(frame):
         alt = "One bar per label: the share of the lost lead that each cause took."
         chart(ledger_bars(frame), frame, stem, f"bars_{stem}", alt)
