@@ -39,6 +39,7 @@ def ledger(
         raise ValueError("name a run that lost an answer, or a study with --study.")
     reporter: Bar | JsonLines = JsonLines() if progress_json else Bar(err)
     results = {}
+    frontiers: dict[str, Frontier] = {}
     try:
         with reserve_stdout(progress_json):
             for place, run in enumerate(dict.fromkeys(uids)):
@@ -46,7 +47,10 @@ def ledger(
                     reporter.say(f"Run {run}, {place + 1} of {len(uids)}")
                 entry = None if again else stored_ledger(folder, run)
                 if entry is None or (frontier and entry[1] is None):
-                    entry = measure_ledger(folder, run, reporter.report, cancelled, frontier=frontier)
+                    fewest = frontiers.get(_reference_of(folder, run), True) if frontier else False
+                    entry = measure_ledger(folder, run, reporter.report, cancelled, frontier=fewest)
+                if entry[1] is not None:
+                    frontiers[_reference_of(folder, run)] = entry[1]
                 results[run] = entry
     except BaseException as error:
         reporter.failed(error)
@@ -59,6 +63,14 @@ def ledger(
         return
     for run, entry in results.items():
         _say(run, *entry)
+
+
+def _reference_of(folder: Path, uid: str) -> str:
+    """Return the uid of the run's reference, which runs of one prompt share; its own if it names none."""
+    from kvlens.store.reader import TraceReader
+
+    with TraceReader.open(folder, uid) as reader:
+        return reader.meta.reference or uid
 
 
 def _lost_of(folder: Path, study: str) -> list[str]:

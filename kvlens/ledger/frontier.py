@@ -43,7 +43,7 @@ class Frontier:
         """Of full KV's bytes, 0..1."""
         return self.resident_bytes / self.full_bytes
 
-    def distance(self, resident_bytes: int) -> float:
+    def distance(self, resident_bytes: float) -> float:
         """Return how many times the frontier's bytes a method had resident."""
         return resident_bytes / self.resident_bytes
 

@@ -26,11 +26,12 @@ def measure_ledger(
     report: Report,
     cancelled: Callable[[], bool] = lambda: False,
     models: ModelSource = BY_NAME,
-    frontier: bool = False,
+    frontier: bool | Frontier = False,
 ) -> tuple[LossLedger, Frontier | None]:
-    """Measure the ledger of a stored run, store it beside the trace, and return it with the oracle frontier where that
-    is asked for. Raises ValueError or TraceError with one sentence for a run that lost nothing or cannot be
-    repeated."""
+    """Measure the ledger of a stored run, store it beside the trace, and return it with the oracle frontier.
+
+    frontier: find the frontier too, or the frontier that another run of the prompt has. Raises ValueError or TraceError
+    with one sentence for a run that lost nothing or cannot be repeated."""
     from kvlens.runs.preparing import plan
     from kvlens.runs.reference import obtain
 
@@ -49,7 +50,9 @@ def measure_ledger(
 
     report_runs(0, 1)
     ledger = Measure(trials, question.answer_end).account(question.restored, report_runs)
-    fewest = _frontier(past, trials, question.answer_end, report_runs) if frontier else None
+    fewest = frontier or None
+    if fewest is True:
+        fewest = _frontier(past, trials, question.answer_end, report_runs)
     store_ledger(runs_dir, uid, ledger, fewest)
     return ledger, fewest
 

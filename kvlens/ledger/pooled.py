@@ -43,6 +43,21 @@ def pooled(ledgers: Iterable[tuple[str, LossLedger]]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
 
+def distances(runs_dir: Path, results: Results) -> pd.DataFrame:
+    """Return one row per arm of a study with lost runs whose frontier is stored: label, n, frontier_share (median of
+    the fewest bytes over full KV's), times (median of the run's resident bytes over the fewest)."""
+    rows = []
+    figures = {trial.uid: trial.figures or {} for trial in results.trials}
+    for label, uid in lost_trials(results):
+        stored = stored_ledger(runs_dir, uid)
+        peak = figures[uid].get("resident_bytes")
+        if stored is not None and stored[1] is not None and peak is not None:
+            rows.append((label, stored[1].share, stored[1].distance(peak)))
+    frame = pd.DataFrame(rows, columns=["label", "frontier_share", "times"])
+    grouped = frame.groupby("label", sort=False)
+    return grouped.median().assign(n=grouped.size()).reset_index()
+
+
 def ledgers_of(runs_dir: Path, labelled: Iterable[tuple[str, str]]) -> list[tuple[str, LossLedger]]:
     """Return (label, ledger) of those of the (label, uid) whose ledger is stored."""
     entries = ((label, stored_ledger(runs_dir, uid)) for label, uid in labelled)

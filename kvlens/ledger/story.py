@@ -89,7 +89,7 @@ class Story:
         for cut in self.cuts:
             dropped = early if cut.step < question_steps else late
             for layer, head in self.places(cut):
-                np.add.at(dropped, (layer, head, cut.span), cut.dropped)
+                dropped[layer, head, cut.span] += cut.dropped
         for event in self.events:
             if event.kind in DEPARTURES and event.span is not None:
                 for layer, head in self.places(event):

@@ -1,7 +1,7 @@
 """What lost answers of every family owe to which cause, and whether the repair of the largest cause brings them back.
 
     python -m kvlens.lab.studies.loss_ledger [--methods A,B] [--prompts N] [--length TOKENS] [--budget SHARE]
-        [--model MODEL] [--kept FILE] [--out FILE] [--summarise]
+        [--model MODEL] [--kept FILE] [--out FILE] [--page FILE] [--summarise]
 
 Prompts go round over niah_multikey, niah_kinds and niah_single, and over a question that is known and one that is fed
 after the context was placed. A method that cannot keep to the budget gets 1.02 times its smallest one, which the row
@@ -25,6 +25,7 @@ from kvlens.lab.bench import kept as keeping
 from kvlens.lab.bench.lostcase import References
 from kvlens.lab.bench.provenance import about
 from kvlens.lab.bench.trials import DEPTHS, Prompts, Trial, chosen, header
+from kvlens.lab.studies.ledger_page import write_page
 from kvlens.lab.studies.ledger_table import FRONTIER, summarise
 from kvlens.ledger.frontier import find_frontier
 from kvlens.ledger.measure import Measure, NothingLost
@@ -186,14 +187,18 @@ def main() -> None:
     parser.add_argument("--kept", type=Path, default=Path("loss_ledger.jsonl"))
     parser.add_argument("--out", type=Path, default=Path("kvlens/lab/results/loss_ledger.json"))
     parser.add_argument("--summarise", action="store_true", help="make the table of what is kept; run nothing")
+    parser.add_argument("--page", type=Path, default=None, help="renew the tables of this page")
     options = parser.parse_args()
     names = tuple(options.methods.split(","))
     if not options.summarise:
         carry_out(names, options.model, options.prompts, options.length, options.budget, options.kept)
     rows = keeping.read(options.kept, _NEEDED, lambda row: row["length"] == options.length)
+    names = tuple(name for name in names if any(row["method"] == name for row in rows))
     setting = {"model": options.model, "length": options.length, "budget": options.budget, "tasks": TASKS}
     document = {"about": about(names, options.model) | setting} | summarise(rows)
     options.out.write_text(json.dumps(document, indent=1) + "\n")
+    if options.page is not None:
+        write_page(options.page, document)
 
 
 if __name__ == "__main__":

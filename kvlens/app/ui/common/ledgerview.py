@@ -16,7 +16,7 @@ from kvlens.app.ui.common.widgets import plain
 from kvlens.ledger.account import LossLedger
 from kvlens.ledger.causes import CAUSES, NAMES, REST
 from kvlens.ledger.frontier import Frontier
-from kvlens.ledger.pooled import ledgers_of, lost_trials, pooled
+from kvlens.ledger.pooled import distances, ledgers_of, lost_trials, pooled
 from kvlens.ledger.storage import stored_ledger
 from kvlens.lens.severity import outcome
 from kvlens.methods.naming import run_name
@@ -75,10 +75,28 @@ def study_ledgers(results: Results) -> None:
         f"kvlens-study-{results.info.id}-ledger",
     )
     st.caption(f"Ledgers of {len(ledgers)} of {counted(len(lost), 'lost answer')}. Each answer counts alike.")
+    _distances(results)
     if len(ledgers) < len(lost):
         words = f"Measure {counted(len(lost) - len(ledgers), 'ledger')}"
-        arguments = ["--study", results.info.id]
+        arguments = ["--study", results.info.id, "--frontier"]
         _measure(f"ledgers_{results.info.id}", arguments, words, f"Loss ledgers of study {results.info.id}")
+
+
+def _distances(results: Results) -> None:
+    """Draw how far each arm is from the oracle frontier."""
+    frame = distances(data.runs_dir(), results)
+    if frame.empty:
+        return
+    columns = {
+        "label": st.column_config.Column("arm"),
+        "n": st.column_config.Column("lost answers"),
+        "frontier_share": st.column_config.NumberColumn("oracle frontier, of full KV", format="percent"),
+        "times": st.column_config.NumberColumn("resident, times the frontier", format="%.1f"),
+    }
+    st.dataframe(frame[list(columns)], hide_index=True, column_config=columns)
+    st.caption(
+        "Oracle frontier: the fewest resident bytes found that keep the answer. Medians over the arm's lost answers."
+    )
 
 
 def _bar(reader: TraceReader, ledger: LossLedger) -> None:
