@@ -86,7 +86,8 @@ def classify(story: Story, question_steps: int, always_waits: bool = False) -> C
         chosen_spans, ranked = _chosen(record.scores, story)
         refused_spans = _refused(record, story)
         has_no_room = np.where(waits, refused_before, refused_spans)
-        old_choice = waits & chosen_spans & ~chosen_before | (ranked_before & ~ranked)[:, :, None]
+        late_spans = decided(record, story, "missed")
+        old_choice = late_spans | waits & chosen_spans & ~chosen_before | (ranked_before & ~ranked)[:, :, None]
         query_cause = np.where(has_no_room, INDEX["refused"], np.where(old_choice, INDEX["stale"], INDEX["not_asked"]))
         routed = (ranked | ranked_before)[:, :, None]
         cause = np.full(story.size, NONE, np.int8)
@@ -145,12 +146,26 @@ def _chosen(scores: Scores | None, story: Story) -> tuple[np.ndarray, np.ndarray
 
 def _refused(record: StepRecord, story: Story) -> np.ndarray:
     """Return bool [L, H_kv, S]: spans that were chosen and had no room."""
-    refused_spans = np.zeros(story.size, bool)
+    refused_spans = decided(record, story, "refused")
     for event in record.events:
         if event.kind == "refused" and event.span is not None:
             for layer, head in story.places(event):
                 refused_spans[layer, head, event.span] = True
     return refused_spans
+
+
+def decided(record: StepRecord, story: Story, outcome: str) -> np.ndarray:
+    """Return bool [L, H_kv, S]: spans that the step's recorded decisions asked for and did not read; none where
+    decisions were not recorded. outcome: `refused` (no room) or `missed` (they came after the attention)."""
+    spans = np.zeros(story.size, bool)
+    decisions = getattr(record, "decisions", None)
+    if decisions is None:
+        return spans
+    decision = np.repeat(np.arange(len(decisions.layer)), getattr(decisions, outcome))
+    for place, span in zip(decision.tolist(), getattr(decisions, f"{outcome}_span").tolist(), strict=True):
+        layer, head = int(decisions.layer[place]), int(decisions.kv_head[place])
+        spans[slice(None) if layer < 0 else layer, slice(None) if head < 0 else head, span] = True
+    return spans
 
 
 def _waits(record: StepRecord, story: Story, always: bool) -> np.ndarray:

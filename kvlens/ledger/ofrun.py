@@ -13,7 +13,7 @@ from kvlens.lens.question import Question
 from kvlens.lens.trials import Trials
 from kvlens.lens.whatif import trials_of
 from kvlens.runs.modelsource import BY_NAME, ModelSource
-from kvlens.runs.repeat import Past, read_run, reload
+from kvlens.runs.repeat import read_run, reload
 from kvlens.runs.request import Report
 
 PHASE = "ledger"
@@ -52,12 +52,12 @@ def measure_ledger(
     ledger = Measure(trials, question.answer_end).account(question.restored, report_runs)
     fewest = frontier or None
     if fewest is True:
-        fewest = _frontier(past, trials, question.answer_end, report_runs)
+        fewest = _frontier(trials, question.answer_end, report_runs)
     store_ledger(runs_dir, uid, ledger, fewest)
     return ledger, fewest
 
 
-def _frontier(past: Past, trials: Trials, end: int, report: Callable[[int, int], None]) -> Frontier:
+def _frontier(trials: Trials, end: int, report: Callable[[int, int], None]) -> Frontier:
     """Find the frontier with full KV in the place of the run's method, over the same reading of the prompt."""
     from kvlens import methods
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import permutations
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,10 @@ from kvlens.engine.comparison import Reference
 from kvlens.engine.engine import Engine, Options
 from kvlens.engine.models import load
 from kvlens.instruments import CutRow, Oracle, Scores
+from kvlens.lab.studies.foresight import track_of
 from kvlens.ledger.account import LossLedger, Share, split
 from kvlens.ledger.causes import CODES, INDEX, REST
-from kvlens.ledger.classify import Causes, classify
+from kvlens.ledger.classify import Causes, classify, decided
 from kvlens.ledger.frontier import find_frontier
 from kvlens.ledger.measure import Measure, NothingLost
 from kvlens.ledger.ofrun import measure_ledger
@@ -35,6 +37,7 @@ from kvlens.runs.answerend import answer_end
 from kvlens.runs.carrying import carry_out
 from kvlens.runs.request import RunRequest
 from kvlens.shape import KVShape
+from kvlens.store.reader import TraceReader
 from kvlens.tasks.encoding import encoding_of
 from kvlens.text.prompts import tokenize
 
@@ -164,6 +167,23 @@ def test_what_is_evicted_behind_the_question_is_no_early_eviction() -> None:
     assert causes("resident", early, question=1).cause_of[0, 0, 1] == INDEX["evicted_before"]
 
 
+def test_recorded_decisions_name_refused_and_late_spans_of_all_heads_they_speak_for() -> None:
+    decisions = SimpleNamespace(
+        layer=np.array([0, -1]),
+        kv_head=np.array([0, -1]),
+        refused=np.array([1, 0]),
+        missed=np.array([0, 2]),
+        refused_span=np.array([1]),
+        missed_span=np.array([0, 2]),
+    )
+    story = Story(SHAPE)
+    story.prefill(prefill("cold"))
+    record: Any = SimpleNamespace(decisions=decisions)
+    assert np.argwhere(decided(record, story, "refused")).tolist() == [[0, 0, 1]]
+    assert np.argwhere(decided(record, story, "missed")).tolist() == [[0, 0, 0], [0, 0, 2]]
+    assert not decided(step(0, None, 0.0), story, "refused").any()
+
+
 def test_the_cause_of_most_unread_mass_counts() -> None:
     mixed = [step(0, (2,), 0.1), step(1, (1,), 0.5, events=[event(1, "refused")])]
     assert causes("cold", mixed).cause_of[0, 0, 1] == INDEX["refused"]
@@ -245,6 +265,10 @@ def test_a_stored_runs_ledger_is_kept_beside_it(tmp_path: Path) -> None:
     assert frontier is None
     assert stored_ledger(tmp_path, uid) == (ledger, None)
     assert any(phase == "ledger" for phase, _, _ in heard)
+    with TraceReader.open(tmp_path, uid) as reader:
+        track = track_of(reader)
+    assert track[-1]["lost"]
+    assert all(row["entropy"] is not None for row in track)
     (tmp_path / uid / FILE).write_text('{"format": 0}')
     assert stored_ledger(tmp_path, uid) is None
 

@@ -23,7 +23,9 @@ from kvlens.store.reader import TraceError, TraceReader, list_runs
 def track_of(reader: TraceReader) -> Track:
     """Return the signals of every step of a stored run that was compared with full KV, without those that feed a
     question."""
-    loss, steps = reader.loss().set_index("step"), reader.steps().set_index("step")
+    loss, tokens = reader.loss().set_index("step"), reader.tokens()
+    tokens = tokens[tokens["step"].notna()]
+    entropy = dict(zip(tokens["step"].astype(int), tokens["next_entropy"].astype(float), strict=True))
     compared = [step for step in loss.index if step >= reader.meta.asked_steps]
     change, unread = (_head_means(reader, name) for name in ("qcos", "unread"))
     fetched, reused = (_kv_sums(reader, name) for name in ("n_recalled", "n_reused"))
@@ -33,7 +35,7 @@ def track_of(reader: TraceReader) -> Track:
         rows.append(
             {
                 "lost": not bool(loss.at[step, "agrees"]),
-                "entropy": _known(float(steps.at[step, "next_entropy"])),
+                "entropy": _known(entropy.get(step, float("nan"))),
                 "varentropy": None,
                 "query_change": _known(1 - _at(change, step)),
                 "fetched": _known(_at(fetched, step) / moved) if moved > 0 else None,

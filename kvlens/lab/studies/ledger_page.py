@@ -31,8 +31,8 @@ def tables(document: dict[str, Any]) -> str:
     return "\n".join(
         [
             f"{total} lost answers of {len(document['methods'])} methods on {about['model']}, {about['length']} "
-            f"tokens, {about['budget']} of full KV (or 1.02 times a method's smallest budget). The rest is at most 5 % of the "
-            f"lead lost in {within} of {total}.",
+            f"tokens, {about['budget']} of full KV (or 1.02 times a method's smallest budget). The rest is at "
+            f"most 5 % of the lead lost in {within} of {total}.",
             "",
             "Mean shares of the lead lost, by method:",
             "",
