@@ -4,6 +4,7 @@ one cursor; a map each; what each came to. All stored runs as quality against co
 import streamlit as st
 
 from kvlens.app.ui.common import nav, session, widgets
+from kvlens.app.ui.common.ledgerview import beside_ledgers
 from kvlens.app.ui.common.state import from_player
 from kvlens.app.ui.compare import asked, lead, maps, pick, tables, view
 from kvlens.app.ui.compare.groups import quality
@@ -46,4 +47,5 @@ if found is not None:
     pick.pair_picker(found)
     body()
     tables.sums(found)
+    beside_ledgers(found.runs)
 quality()

@@ -8,6 +8,7 @@ from kvlens.app.ui.common.again import again_link
 from kvlens.app.ui.common.comparing import links as compare_links
 from kvlens.app.ui.common.data import fit, open_run, player_payloads
 from kvlens.app.ui.common.frame import choose_run
+from kvlens.app.ui.common.ledgerview import run_ledger
 from kvlens.app.ui.common.lensdata import of_this_run
 from kvlens.app.ui.common.player import KEY, committed, player
 from kvlens.app.ui.common.reportbutton import replay_button, report_button
@@ -51,6 +52,7 @@ if found is not None:
     details.facts(found[0])
     lensview.banner(found[0])
     body()
+    run_ledger(found[0])
     details.conditions(found[0])
     with st.container(horizontal=True, vertical_alignment="center"):
         report_button(found[0], width="content")

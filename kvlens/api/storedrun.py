@@ -19,6 +19,7 @@ from kvlens.methods.naming import code_name
 if TYPE_CHECKING:
     import pandas as pd
 
+    from kvlens.ledger.account import LossLedger
     from kvlens.lens.asked import Asked
     from kvlens.lens.tipping import Tip
     from kvlens.meta import Counterfactual, RunMeta
@@ -266,6 +267,18 @@ class Run:
         with carrying(self._models, shown) as job:
             bars, ends = job.progress, (parameter, low, high, resolution, most)
             return tips(self.folder, self.uid, bars.report, job.cancelled, bars.say, self._models, *ends)
+
+    def ledger(self, *, again: bool = False, progress: bool | None = None) -> LossLedger:
+        """Split the lead that the run lost into causes that add up, by repeats of the run in memory; the ledger is kept
+        beside the run. again: measure anew what is kept. Raise for a run that lost nothing."""
+        from kvlens.ledger.ofrun import measure_ledger
+        from kvlens.ledger.storage import stored_ledger
+
+        pair = None if again else stored_ledger(self.folder, self.uid)
+        if pair is None:
+            with carrying(self._models, self._progress if progress is None else progress) as job:
+                pair = measure_ledger(self.folder, self.uid, job.progress.report, job.cancelled, self._models)
+        return pair[0]
 
     @property
     def held(self) -> tuple[Triple, ...]:

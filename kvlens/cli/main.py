@@ -14,6 +14,7 @@ from kvlens.cli.check_method import check_method
 from kvlens.cli.diagnose import diagnose
 from kvlens.cli.failing import FLAG, run_command
 from kvlens.cli.gate import gate
+from kvlens.cli.ledger import ledger
 from kvlens.cli.lens import pair, whatif
 from kvlens.cli.methods import methods
 from kvlens.cli.models import models_app
@@ -36,7 +37,7 @@ app = typer.Typer(
 app.add_typer(runs_app, name="runs")
 app.add_typer(models_app, name="models")
 app.add_typer(studies_app, name="studies")
-for command in (run, race, study, gate, pair, whatif, tip, diagnose, methods, check_method):
+for command in (run, race, study, gate, pair, whatif, tip, ledger, diagnose, methods, check_method):
     app.command()(command)
 for storey in offered("commands"):
     storey.register(app)

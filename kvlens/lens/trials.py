@@ -12,13 +12,13 @@ from kvlens import tasks
 from kvlens.memory.holds import Drop, Hold
 from kvlens.memory.ranges import less
 from kvlens.methods.base import Method
-from kvlens.rows import SpanRow
+from kvlens.rows import SpanRow, TraceSink
 
 if TYPE_CHECKING:
     from kvlens.engine.comparison import Reference
     from kvlens.engine.engine import Engine, Options, Result
     from kvlens.engine.prefill import ReadPrompt
-    from kvlens.engine.ranking import Records, Repeat
+    from kvlens.engine.ranking import Repeat
     from kvlens.memory.budget import Budget
     from kvlens.runs.request import Report
     from kvlens.text.prompts import Prompt
@@ -100,6 +100,18 @@ class Trials:
         ids = self.reference.ids[:steps]
         return self._run(holds, replace(self.options, forced=ids, planned=self.options.max_new))
 
+    def followed(self, steps: int, sink: TraceSink | None = None, holds: Sequence[Hold] = ()) -> Result:
+        """On the first `steps` of the reference's tokens, with the logits of every step; with a sink also with full
+        attention by span of every step and layer."""
+        options = replace(
+            self.options,
+            forced=self.reference.ids[:steps],
+            planned=self.options.planned or self.options.max_new,
+            coverage=sink is not None,
+            oracle="off" if sink is None else "all",
+        )
+        return self._run(holds, options, sink, keep_logits=True)
+
     def repeat(self) -> Repeat:
         """Return this run as one that can follow the reference's tokens and rank what it missed."""
         from kvlens.engine.ranking import Repeat
@@ -130,7 +142,9 @@ class Trials:
         self._run(holds, options, record)
         return tuple(record.spans)
 
-    def _run(self, holds: Sequence[Hold], options: Options, sink: Records | None = None) -> Result:
+    def _run(
+        self, holds: Sequence[Hold], options: Options, sink: TraceSink | None = None, keep_logits: bool = False
+    ) -> Result:
         return self.engine.run(
             self.prompt,
             self.method,
@@ -139,6 +153,7 @@ class Trials:
             options,
             sink,
             read=self._prompt(),
+            keep_logits=keep_logits,
             against=self.reference,
             holds=(*self.kept, *holds),
             drops=less(self.drops, holds),

@@ -32,7 +32,7 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     ("runs",),
     ("lens",),
     ("studies",),
-    ("tables",),
+    ("tables", "ledger"),
     ("player",),
     ("api",),
     ("cli", "__main__"),

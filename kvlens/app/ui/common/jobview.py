@@ -30,6 +30,7 @@ _PHASES = {
     "search": "Looking for what is enough",
     "store": "Storing the trace",
     "trial": "Running trials",
+    "ledger": "Repairing one cause after the other",
 }
 _UNITS = {
     "convert": "MiB",
@@ -40,6 +41,7 @@ _UNITS = {
     "surprisal": "tokens",
     "search": "repeats",
     "effect": "points",
+    "ledger": "repeats",
 }
 
 

@@ -9,6 +9,7 @@ import streamlit as st
 
 from kvlens.app.figures.curves import curves
 from kvlens.app.ui.common import data, places
+from kvlens.app.ui.common.ledgerview import study_ledgers
 from kvlens.app.ui.common.parts import download
 from kvlens.app.ui.common.widgets import plain
 from kvlens.app.ui.study import control, judgement
@@ -58,6 +59,7 @@ def _study(study_id: str) -> None:
     _paired(results)
     judgement.checks_of(results)
     judgement.beside_paper_of(results)
+    study_ledgers(results)
     _trials(results, group)
 
 

@@ -1,0 +1,188 @@
+"""The tables of the loss-ledger study: shares of causes, repairs of one cause alone, distance to the oracle frontier,
+and which signal of a step foresees the loss of its token."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from kvlens.ledger.account import LossLedger
+from kvlens.ledger.causes import CODES, REST
+from kvlens.ledger.signals import SIGNALS
+from kvlens.statistics import wilson
+
+DRAWS, LEVEL = 1000, 0.95
+"""bootstrap draws of an area's interval, and its level"""
+FRONTIER = "frontier"
+CLOSE = 0.05
+"""share of the lost lead that the rest may have"""
+
+Row = dict[str, Any]
+
+
+def summarise(rows: Sequence[Row]) -> dict[str, Any]:
+    """Return all tables of kept trials."""
+    return {
+        "methods": by_method(rows),
+        "tasks": by_task(rows),
+        "repairs": repairs(rows),
+        "frontier": frontier(rows),
+        "signals": foresight(tracks_of(rows)),
+    }
+
+
+def _ledgers(rows: Iterable[Row]) -> list[LossLedger]:
+    return [LossLedger.of(row["ledger"]) for row in rows if row["lost"]]
+
+
+def by_method(rows: Sequence[Row]) -> list[Row]:
+    """Return per method: n (lost answers), asked (prompts that full KV answers), within (ledgers whose rest is at most
+    CLOSE of the lead lost), and the mean share of each cause."""
+    results = []
+    for method in dict.fromkeys(row["method"] for row in rows if row["method"] != FRONTIER):
+        method_rows = [row for row in rows if row["method"] == method]
+        answerable = sum(row.get("right") is not None for row in method_rows)
+        results.append({"method": method, "asked": answerable} | _shares(_ledgers(method_rows)))
+    return results
+
+
+def by_task(rows: Sequence[Row]) -> list[Row]:
+    """Return the same per task and place of the question, over all methods."""
+    keys = dict.fromkeys((row["task"], row["question"]) for row in rows)
+    return [
+        {"task": task, "question": question}
+        | _shares(_ledgers(row for row in rows if (row["task"], row["question"]) == (task, question)))
+        for task, question in keys
+    ]
+
+
+def _shares(ledgers: Sequence[LossLedger]) -> Row:
+    ledgers_lost = [ledger for ledger in ledgers if ledger.lost > 0]
+    shares = {
+        cause: sum(ledger.logits(cause) / ledger.lost for ledger in ledgers_lost) / len(ledgers_lost)
+        for cause in (*CODES, REST)
+        if ledgers_lost
+    }
+    close = sum(abs(ledger.rest) <= CLOSE * ledger.lost for ledger in ledgers_lost)
+    lost = float(np.mean([ledger.lost for ledger in ledgers_lost])) if ledgers_lost else None
+    return {"n": len(ledgers_lost), "within": close, "lead_lost": lost, "shares": shares}
+
+
+def repairs(rows: Sequence[Row]) -> Row:
+    """Return the check by intervention: of lost answers with two causes or more, how many come back when the largest
+    cause alone is repaired, and how many when the second largest is; the same by cause, whichever place it has."""
+    several = [ledger for ledger in _ledgers(rows) if len(ledger.shares) > 1]
+    ordered = [sorted(ledger.shares, key=lambda share: -share.logits) for ledger in several]
+    places = [
+        {"place": place + 1, **_count([shares[place].restored for shares in ordered if len(shares) > place])}
+        for place in range(max(map(len, ordered), default=0))
+    ]
+    causes = [
+        {"cause": cause, **_count([share.restored for shares in ordered for share in shares if share.cause == cause])}
+        for cause in CODES
+    ]
+    alone = [ledger.shares[0].restored for ledger in _ledgers(rows) if len(ledger.shares) == 1]
+    gained = sum(bool(shares[0].restored) and not any(share.restored for share in shares[1:]) for shares in ordered)
+    missed = sum(not shares[0].restored and any(share.restored for share in shares[1:]) for shares in ordered)
+    return {
+        "several": len(several),
+        "by_place": places,
+        "by_cause": [row for row in causes if row["n"]],
+        "only_cause": _count(alone),
+        "largest_only": gained,
+        "another_only": missed,
+    }
+
+
+def _count(restored: Sequence[bool | None]) -> Row:
+    outcomes = [bool(back) for back in restored if back is not None]
+    low, high = wilson(sum(outcomes) / len(outcomes), len(outcomes)) if outcomes else (None, None)
+    return {"n": len(outcomes), "restored": sum(outcomes), "low": low, "high": high}
+
+
+def frontier(rows: Sequence[Row]) -> list[Row]:
+    """Return the frontier's median share of full KV, and per method the median of its resident bytes over the
+    frontier's, of answers that it kept and that it lost."""
+    bytes_of = {row["index"]: row["frontier_bytes"] for row in rows if row.get("frontier_bytes")}
+    shares = [row["frontier_bytes"] / row["full_bytes"] for row in rows if row.get("frontier_bytes")]
+    results: list[Row] = [{"method": FRONTIER, "n": len(shares), "share": _median(shares)}]
+    for method in dict.fromkeys(row["method"] for row in rows if row.get("peak_bytes")):
+        method_rows = [
+            row for row in rows if row["method"] == method and row.get("peak_bytes") and row["index"] in bytes_of
+        ]
+        times = {
+            right: [row["peak_bytes"] / bytes_of[row["index"]] for row in method_rows if row["right"] is right]
+            for right in (True, False)
+        }
+        results.append(
+            {
+                "method": method,
+                "n": len(method_rows),
+                "share": _median([row["peak_bytes"] / row["full_bytes"] for row in method_rows]),
+                "kept": len(times[True]),
+                "times_kept": _median(times[True]),
+                "lost": len(times[False]),
+                "times_lost": _median(times[False]),
+            }
+        )
+    return results
+
+
+def _median(values: Sequence[float]) -> float | None:
+    return float(np.median(values)) if values else None
+
+
+# ---- signals
+Track = list[Row]
+"""the steps of one answer: lost, and a number or None per signal"""
+
+
+def tracks_of(rows: Sequence[Row]) -> list[Track]:
+    """Return the steps of the kept trials that were followed."""
+    return [row["signals"] for row in rows if row.get("signals")]
+
+
+def foresight(tracks: Sequence[Track], draws: int = DRAWS) -> list[Row]:
+    """Return per signal the area under its ROC curve for "this step's token is lost", with a bootstrap interval over
+    whole answers: signal, n (steps), lost (of these), answers, auc, low, high. An area of .5 foresees nothing."""
+    results = []
+    for signal in SIGNALS:
+        recorded = [
+            [(float(step[signal]), bool(step["lost"])) for step in track if step.get(signal) is not None]
+            for track in tracks
+        ]
+        recorded = [track for track in recorded if track]
+        values, lost = _flat(recorded)
+        row: Row = {
+            "signal": signal,
+            "n": len(values),
+            "lost": int(lost.sum()),
+            "answers": len(recorded),
+            "auc": area(values, lost),
+        }
+        generator, areas = np.random.default_rng(0), []
+        for _ in range(draws if recorded else 0):
+            drawn = area(*_flat([recorded[place] for place in generator.integers(len(recorded), size=len(recorded))]))
+            areas += [] if drawn is None else [drawn]
+        tail = (1 - LEVEL) / 2
+        low, high = np.quantile(areas, [tail, 1 - tail]).tolist() if areas else (None, None)
+        results.append(row | {"low": low, "high": high})
+    return results
+
+
+def _flat(tracks: Sequence[Sequence[tuple[float, bool]]]) -> tuple[np.ndarray, np.ndarray]:
+    pairs = [pair for track in tracks for pair in track]
+    return np.array([value for value, _ in pairs], float), np.array([lost for _, lost in pairs], bool)
+
+
+def area(values: np.ndarray, lost: np.ndarray) -> float | None:
+    """Return the area under the ROC curve: the chance that a lost step has a larger value than a kept one. Ties count
+    half (Mann and Whitney 1947). None if all steps are alike."""
+    if lost.all() or not lost.any():
+        return None
+    order = np.sort(values)
+    ranks = (np.searchsorted(order, values, "left") + np.searchsorted(order, values, "right") + 1) / 2
+    count = int(lost.sum())
+    return float((ranks[lost].sum() - count * (count + 1) / 2) / (count * (len(lost) - count)))
