@@ -158,7 +158,7 @@ def decided(record: StepRecord, story: Story, outcome: str) -> np.ndarray:
     """Return bool [L, H_kv, S]: spans that the step's recorded decisions asked for and did not read; none where
     decisions were not recorded. outcome: `refused` (no room) or `missed` (they came after the attention)."""
     spans = np.zeros(story.size, bool)
-    decisions = getattr(record, "decisions", None)
+    decisions = record.decisions
     if decisions is None:
         return spans
     decision = np.repeat(np.arange(len(decisions.layer)), getattr(decisions, outcome))

@@ -133,8 +133,8 @@ def sampling(reader: TraceReader) -> str:
 
 def sampled_steps(reader: TraceReader) -> list[bool]:
     """Return whether full attention by span of each step is in the file."""
-    there = reader.regret_by_step()["step"] if reader.meta.sampled else []
-    return np.isin(np.arange(reader.n_steps), there).tolist()  # type: ignore[no-any-return]
+    steps = set(reader.regret_by_step()["step"].astype(int)) if reader.meta.sampled else set()
+    return [step in steps for step in range(reader.n_steps)]
 
 
 @dataclass(frozen=True)
