@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from kvlens.lens.knob import held_to
 from kvlens.meta import RunMeta
 from kvlens.models.find import short_model
+from kvlens.store.reader import TraceReader
 from kvlens.text.units import counted
 
 KNOWN, AFTER = "question known", "question after"
@@ -21,14 +22,15 @@ def question_words(meta: RunMeta) -> str:
     return AFTER if meta.question == "after" or meta.asked_steps else KNOWN
 
 
-def condition(metas: Sequence[RunMeta]) -> str:
+def condition(runs: Sequence[TraceReader]) -> str:
     """Return 'smollm2 · 639 prompt tokens · question known · budget 20% · n = 1' of one run or of several. n counts the
     prompts; several runs are counted beside it. '' without runs."""
-    if not metas:
+    if not runs:
         return ""
+    metas = [run.meta for run in runs]
     prompts = len({meta.prompt_sha256 or meta.run_uid for meta in metas})
     count = f"n = {prompts:,}" + (f" ({len(metas):,} runs)" if len(metas) > 1 else "")
-    tokens = [meta.prompt_tokens + meta.asked_steps for meta in metas if meta.prompt_tokens is not None]
+    tokens = [run.prompt_tokens() + run.meta.asked_steps for run in runs]
     parts = (
         listed((short_model(str(meta.model)) for meta in metas if meta.model), "models"),
         token_words(tokens),

@@ -26,7 +26,7 @@ def facts(reader: TraceReader) -> list[tuple[str, str]]:
     meta = reader.meta
     preset = f", preset {meta.preset}" if meta.preset else ""
     return [
-        ("condition", condition([meta])),
+        ("condition", condition([reader])),
         ("method", f"{method_title(reader)}{preset}"),
         ("budget", limit_with_format(meta)),
         ("decode steps", f"{reader.n_steps:,}"),

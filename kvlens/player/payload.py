@@ -106,7 +106,7 @@ def run_payload(
         "reference": reader.has_reference_masses(),
         "sampling": lens.sampling(reader),
         "sampled": lens.sampled_steps(reader),
-        "condition": condition([reader.meta]),
+        "condition": condition([reader]),
     }
     return pack(header, arrays)
 

@@ -358,7 +358,7 @@ def test_older_runs_are_read_when_asked_for(visit: Visit, pair: PairRuns, monkey
     assert "No run has a known answer yet." in words(app)
     next(button for button in app.button if button.label == "Read the 4 older runs too").click().run()
     assert "No run has a known answer yet." not in words(app)
-    assert "a line per method and preset" in words(app)
+    assert "a line per whole configuration" in words(app)
 
 
 def test_without_a_known_answer_it_says_so(visit: Visit, tmp_path: Path) -> None:

@@ -156,7 +156,7 @@ BROKEN = {
         "from kvlens.methods.parameters import parameter_of_old",
         "cannot be loaded (ImportError: cannot import name 'parameter_of_old'",
     ),
-    "says too little": ('    title = "Small norms"\n', "", "cannot be loaded (AttributeError"),
+    "says too little": ('    title = "Small norms"\n', "", "plugin_refused: plugin method 'small_norms'"),
     "declares what Needs replaced": (
         "    needs = Needs()\n",
         "    peeks = False\n",

@@ -83,7 +83,7 @@ def test_the_real_model_is_what_the_form_opens_with(
     app.selectbox(key="form_chat").set_value("off").run()
     assert not [text for text in app.text if text.value.startswith("The answer is begun with")]
     app.text_input(key="form_system").set_value("Be brief.").run()
-    assert "--system needs the chat form" in app.error[0].value.replace("\\", "")
+    assert "System message needs the chat form" in app.error[0].value.replace("\\", "")
     prompt, choice = submit.sample_choice()
     assert (choice.model, choice.preset, prompt.prompt.answer) == ("smollm2", "no-coarse", " 48213")
     home = visit(tmp_path)
@@ -375,7 +375,7 @@ def test_a_refused_run_can_be_run_again_with_what_would_do(visit: Visit, tmp_pat
     job = wait(manager(), manager().submit(argv, "a run"))
     app.query_params["job"] = job.id
     app.run()
-    assert "raise the budget to 0.235" in app.error[0].value.replace("\\", "")
+    assert "raise Budget to 0.235" in app.error[0].value.replace("\\", "")
     next(button for button in app.button if button.label == "Run again with the budget 23.5%").click().run()
     newest = manager().jobs()[0]
     assert newest.argv == [*argv[:-1], "23.5%"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from lensruns import write_lens_runs
@@ -15,13 +16,27 @@ from kvlens.methods.naming import recorded_stand_in
 from kvlens.store.reader import TraceReader
 
 
+@dataclass(frozen=True)
+class Run:
+    """What a condition asks of a stored run."""
+
+    meta: RunMeta
+
+    def prompt_tokens(self) -> int:
+        return self.meta.prompt_tokens or 0
+
+
+def run(**fields: object) -> Any:
+    return Run(meta(**fields))
+
+
 def meta(**fields: object) -> RunMeta:
     about = {"layers": 1, "q_heads": 2, "kv_heads": 1, "model": "org/small", "method": "snapkv", "budget": "20%"}
     return RunMeta.model_validate(about | {"prompt_tokens": 100, "prompt_sha256": "a", "budget_bytes": 10} | fields)
 
 
 def test_a_run_names_model_tokens_question_budget_and_n() -> None:
-    parts = condition([meta()]).split(" · ")
+    parts = condition([run()]).split(" · ")
     assert parts[0] == "small"
     assert parts[1].startswith("100 ")
     assert parts[2] == KNOWN
@@ -30,14 +45,14 @@ def test_a_run_names_model_tokens_question_budget_and_n() -> None:
 
 
 def test_a_question_that_was_fed_later_is_known_after_and_counts_as_prompt() -> None:
-    line = condition([meta(question="after", question_tokens=7)])
+    line = condition([run(question="after", question_tokens=7)])
     assert AFTER in line
     assert " 107 " in f" {line} "
     assert question_words(meta(question="in")) == KNOWN
 
 
 def test_several_runs_count_prompts_and_list_what_differs() -> None:
-    runs = [meta(), meta(budget="40%"), meta(prompt_sha256="b", prompt_tokens=300)]
+    runs = [run(), run(budget="40%"), run(prompt_sha256="b", prompt_tokens=300)]
     line = condition(runs)
     assert "n = 2" in line
     assert "3 runs" in line

@@ -81,7 +81,7 @@ def story_of(loss: gallery.Loss, runs: Path) -> Story:
         return Story(
             method=loss.method,
             uid=loss.uid,
-            condition=condition([reader.meta]),
+            condition=condition([reader]),
             question=loss.question,
             expected=loss.expected,
             layer=missed.layer,

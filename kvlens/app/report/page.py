@@ -41,7 +41,7 @@ def report_bytes(reader: TraceReader, against: TraceReader | None = None) -> byt
     nonce = secrets.token_hex(16)
     page = Template((_FOLDER / "report.html").read_text(encoding="utf-8")).substitute(
         title=safe(title),
-        subtitle=safe(f"{condition([run.meta for run in (reader, against) if run is not None])}, run {reader.uid}"),
+        subtitle=safe(f"{condition([run for run in (reader, against) if run is not None])}, run {reader.uid}"),
         nonce=nonce,
         made=safe(f"kvlens {__version__}, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC"),
         style=(_FOLDER / "report.css").read_text(encoding="utf-8"),
