@@ -73,17 +73,17 @@ def server_there(measured: Path, monkeypatch: pytest.MonkeyPatch, start_server: 
     return start_server(measured / "runs", warm=True)
 
 
-def said(page: Page, pattern: str) -> re.Match[str]:
-    """What the verdict's box says, where it matches."""
-    found = re.search(pattern, page.locator(".st-key-verdict").inner_text(), re.DOTALL)
-    assert found is not None, page.locator(".st-key-verdict").inner_text()
+def said(page: Page, pattern: str, place: str = ".st-key-verdict") -> re.Match[str]:
+    """What the verdict's box, or another `place`, says, where it matches."""
+    found = re.search(pattern, page.locator(place).inner_text(), re.DOTALL)
+    assert found is not None, page.locator(place).inner_text()
     return found
 
 
 def outcome(page: Page) -> list[str]:
     """Answers, figures and cost of the try that is shown."""
     expect(page.get_by_text("Answer with it held: 9138.")).to_be_visible()
-    box = page.locator(".st-key-verdict")
+    box = page.locator(".st-key-tried")
     expect(box.get_by_test_id("stMetric")).to_have_count(3)
     return [
         *box.get_by_test_id("stMetric").all_inner_texts(),
@@ -133,7 +133,8 @@ def test_from_a_red_cell_to_the_answer_brought_back(server_there: Server, open_p
     assert "not recorded" not in said(page, r"Why it was missed: (.+?)\.\n").group(1)
     page.get_by_text("More of this loss").click()
     expect(page.get_by_text("Moved to the device")).to_be_visible()
-    said(page, rf"Moved to the device at step {step}: .*?of which span {span}, over all heads: [\d.]+ k?B\.")
+    moved = rf"Moved to the device at step {step}: .*?of which span {span}, over all heads: [\d.]+ k?B\."
+    said(page, moved, "[data-testid='stMain']")
     expect(player(page)).to_have_attribute("data-step", step)
     expect(player(page)).to_have_attribute(
         "data-cell", re.compile(rf"{layer},[{4 * int(kv_head)}-{4 * int(kv_head) + 3}]")

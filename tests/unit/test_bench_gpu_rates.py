@@ -227,7 +227,7 @@ def test_headlines_without_rates_stand_once() -> None:
 def test_tables_show_both_where_they_differ() -> None:
     both, papers = page([], TABLE), page([], RateTable())
     assert "| FreeKV | correction | 0.14 | 0.80 (0.00 to 1.00) |" in both
-    assert "| SeKV | zoom | 0.05 (ours) | 0.20 (0.00 to 1.00) |" in both
+    assert "| SeKV (untrained router) | zoom | 0.05 (ours) | 0.20 (0.00 to 1.00) |" in both
     assert both.count("| FreeKV, the papers' rates | 5.23") == both.count("| FreeKV, recorded rates |") == 1
     assert "| FullKV | 5.36" in both
     assert "recorded rates |" not in papers
