@@ -3,6 +3,8 @@ as `run`."""
 
 from __future__ import annotations
 
+from kvlens.store.queries import TOP_SPANS
+
 #: A copy for all KV heads of a layer stays one row here.
 TRANSFERS_BETWEEN = """
     SELECT * FROM run.main.transfer WHERE step >= $start AND step < $stop ORDER BY start_us, rowid"""
@@ -53,23 +55,21 @@ MOVED_SPANS = f"""
         AND went.span = arrived.span
         AND went.moment > arrived.moment
     ), listing AS (
-      SELECT step, layer, kv_head, span, max(code) AS code FROM (
-        SELECT step, layer, q_head // $group AS kv_head, unnest(span) AS span, unnest(mass) AS code
-          FROM run.main.head_span)
-      GROUP BY step, layer, kv_head, span
+      SELECT step, layer, q_head // $group AS kv_head, span, max(mass) AS mass
+      FROM ({TOP_SPANS.format(keys="step, layer, q_head", where="")}) GROUP BY step, layer, q_head // $group, span
     ), beyond AS (
       SELECT step, layer, q_head // $group AS kv_head,
         max(least(tail_mass + 0.00005, pow((list_min(mass) + 0.5) / 255.0, 2))) AS at_most
       FROM run.main.head_span GROUP BY step, layer, q_head // $group
     ), used AS (
-      SELECT stay.id, stay.kv_head, max(listing.code) AS code FROM stay JOIN listing
+      SELECT stay.id, stay.kv_head, max(listing.mass) AS mass FROM stay JOIN listing
         ON listing.layer = stay.layer AND listing.kv_head = stay.kv_head AND listing.span = stay.span
         AND listing.step >= stay.first_step AND listing.step <= stay.last_step
       GROUP BY stay.id, stay.kv_head
     ), judged AS (
-      SELECT stay.*, pow(used.code / 255.0, 2) AS largest_mass, CASE
+      SELECT stay.*, used.mass AS largest_mass, CASE
         WHEN stay.span IS NULL THEN 'no span' WHEN stay.first_step IS NULL OR stay.first_step >= $steps THEN 'pending'
-        WHEN beyond.step IS NULL THEN 'not recorded' WHEN used.code IS NULL THEN 'unlisted' ELSE 'listed' END AS verdict
+        WHEN beyond.step IS NULL THEN 'not recorded' WHEN used.mass IS NULL THEN 'unlisted' ELSE 'listed' END AS verdict
       FROM stay LEFT JOIN used ON used.id = stay.id AND used.kv_head = stay.kv_head
       LEFT JOIN beyond ON beyond.step = stay.first_step AND beyond.layer = stay.layer AND beyond.kv_head = stay.kv_head
     ), bound AS (

@@ -176,7 +176,7 @@ SPANS_ALIVE = """
 _MASS = "(code / 255.0) * (code / 255.0)"
 
 #: The top spans of query heads. A span that full attention listed too has its mass there in more digits (oracle).
-_TOP_SPANS = f"""
+TOP_SPANS = f"""
     SELECT {{keys}}, top.span AS span, coalesce(fine.mass, {_MASS})::FLOAT AS mass FROM (
       SELECT step, layer, q_head, unnest(span) AS span, unnest(mass) AS code FROM run.main.head_span {{where}}) AS top
     LEFT JOIN (
@@ -186,32 +186,32 @@ _TOP_SPANS = f"""
 
 HEAD_SPANS = f"""
     SELECT top.span, top.mass, span.kind, span.tok_start, span.tok_end, span.reason FROM (
-      {_TOP_SPANS.format(keys="step", where="WHERE step = $step AND layer = $layer AND q_head = $q_head")}) AS top
+      {TOP_SPANS.format(keys="step", where="WHERE step = $step AND layer = $layer AND q_head = $q_head")}) AS top
     LEFT JOIN run.main.span AS span ON span.span = top.span
     ORDER BY top.mass DESC, top.span"""
 
 TAIL_MASS = "SELECT tail_mass FROM run.main.head_span WHERE step = $step AND layer = $layer AND q_head = $q_head"
 
 SPAN_MASS = f"""
-    SELECT step, span, mass FROM ({_TOP_SPANS.format(keys="step", where="WHERE layer = $layer AND q_head = $q_head")})
+    SELECT step, span, mass FROM ({TOP_SPANS.format(keys="step", where="WHERE layer = $layer AND q_head = $q_head")})
     ORDER BY step, span"""
 
 SPAN_MASS_OF_LAYER = f"""
-    SELECT q_head, step, span, mass FROM ({_TOP_SPANS.format(keys="q_head, step", where="WHERE layer = $layer")})
+    SELECT q_head, step, span, mass FROM ({TOP_SPANS.format(keys="q_head, step", where="WHERE layer = $layer")})
     ORDER BY q_head, step, span"""
 
 #: A head that did not list a span in its top spans counts as 0 there, so the mean is a lower bound.
 MEAN_SPAN_MASS = f"""
     SELECT span, (sum(mass::DOUBLE) / $rows)::FLOAT AS mass
-    FROM ({_TOP_SPANS.format(keys="step", where="WHERE step >= $start AND step < $stop")})
+    FROM ({TOP_SPANS.format(keys="step", where="WHERE step >= $start AND step < $stop")})
     GROUP BY span ORDER BY span"""
 
 MEAN_SPAN_MASS_BY_STEP = f"""
-    SELECT step, span, (sum(mass::DOUBLE) / $rows)::FLOAT AS mass FROM ({_TOP_SPANS.format(keys="step", where="")})
+    SELECT step, span, (sum(mass::DOUBLE) / $rows)::FLOAT AS mass FROM ({TOP_SPANS.format(keys="step", where="")})
     GROUP BY step, span ORDER BY step, span"""
 
 ALL_SPAN_MASS = f"""
-    SELECT step, layer, q_head, span, mass FROM ({_TOP_SPANS.format(keys="step, layer, q_head", where="")})
+    SELECT step, layer, q_head, span, mass FROM ({TOP_SPANS.format(keys="step, layer, q_head", where="")})
     ORDER BY step, layer, q_head, mass DESC, span"""
 
 HEAD_STEPS = f"SELECT {{columns}} FROM {source('head_step')} ORDER BY step, layer, q_head"

@@ -21,7 +21,7 @@ ENTRIES = (
     UI / "common/savechart.js",
     UI / "home/story.js",
     UI / "compare/player/component.js",
-    UI / "race/lanes.js",
+    UI / "common/lanes/lanes.js",
 )
 DECLARED = re.compile(r"^(?:class|function|async function) (\w+)|^(?:const|let) (.*)", re.MULTILINE)
 """a class or function at the top of a module, or a line of constants"""

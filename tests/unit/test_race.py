@@ -35,7 +35,7 @@ SHARED = RunRequest(model="demo", budget="40%", max_new=10, ignore_eos=True, pre
 KINDS = ("snapkv", "quest", "h2o", "keydiff", "infinigen", "freekv", "sekv")
 """among them one that keeps all KV, one that asks what tokens received, one that reads the prompt itself, one that
 looks ahead and one that fetches behind the step's back"""
-TIMES = "t_us|dur_us|wait_us|record_us|start_us|end_us"
+TIMES = "t_us|dur_us|wait_us|record_us|start_us|end_us|score_us|plan_us|copy_us|attend_us|rest_us"
 OWN = (
     "created",
     "started",

@@ -102,7 +102,7 @@ def test_the_app_runs_no_trial_that_was_drawn_as_if_it_were_greedy(tmp_path: Pat
     path = tmp_path / "aime.jsonl"
     path.write_text(json.dumps({"problem": "How much is it?", "answer": 7}) + "\n")
     made = {"task": f"aime24:{path}@samples=2", "length": None, "depth": None, "seed": 0, "index": 1, "method": "h2o"}
-    with pytest.raises(ValueError, match=r"--temperature 0\.6 --top-p 0\.95 --seed 1\.$"):
+    with pytest.raises(ValueError, match=r"temperature 0\.6, top-p 0\.95, seed 1\)"):
         submit_trial(made | {"budget": ""})
 
 

@@ -52,7 +52,7 @@ def show() -> None:
     path = st.text_input(
         "Python file on this machine",
         key="own_file",
-        placeholder="/home/me/my_method.py, or my_method.py:name of one of several methods",
+        placeholder="~/my_method.py, or ~/my_method.py:name of one of several methods",
     ).strip()
     consent = st.checkbox(
         "I know this file. Its code runs on this machine with my rights.", key=f"own_consent_{path}", disabled=not path

@@ -77,17 +77,18 @@ def panel(reader: TraceReader, selection: Selection) -> None:
             tried.in_a_line(outcomes, reader.meta)
         with right:
             lenswhatif.form(reader, selection, loss, job is not None, outcomes)
-            if reader.meta.method != methods.REFERENCE and knob_in(reader) is not None:
-                tipping_point(reader, outcomes, job is not None)
         if job is not None:
             lensjobs.follow(job)
 
 
 def below(reader: TraceReader, selection: Selection) -> None:
-    """What the panel leaves out, for below the player: more of the loss, and what was tried before."""
+    """What the panel leaves out, for below the player: where the answer tips, what was tried before, and more of the
+    loss."""
     table = data.runs_lately()
     loss = data.loss_verdict(reader)
     outcomes = lensdata.tries(reader.uid, table)
+    if reader.meta.method != methods.REFERENCE and knob_in(reader) is not None:
+        tipping_point(reader, outcomes, lensjobs.job_of(reader.uid) is not None)
     if outcomes:
         with st.container(border=True, key=tour.TRIED):
             tried.tried(reader, outcomes, selection)
