@@ -123,8 +123,8 @@ def bytes_add_up(steps: Sequence[StepRecord], shape: KVShape) -> Mismatch | None
 
 
 def decisions_agree(steps: Sequence[StepRecord], shape: KVShape) -> str | None:
-    """Decisions add up: asked = granted + refused + missed; as many corrections and zooms are rows as the columns
-    `corrected`, `n_zoomed`, `zoom_asked` and `zoom_refused` count."""
+    """Decisions add up: asked = granted + refused + missed. The rows agree with `corrected` and `n_zoomed`, which are
+    measured apart from them, and with `zoom_asked` and `zoom_refused`, which are made from them."""
     for record in steps:
         decided, size = record.decisions, (shape.layers, shape.q_heads)
         if decided is not None and (decided.requested != decided.granted + decided.refused + decided.missed).any():

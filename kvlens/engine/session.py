@@ -257,6 +257,7 @@ class Session:
         self.border.begin_step(step)
         if self.observer is None:
             self.method.drain_journal()
+            memory.log.forget_cuts()
             self.method.drain_decided()
         memory.start_step(step)
         change = None if previous is None else self.border.decode_end(previous, memory)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import combinations
 from math import factorial
 from typing import Any
 
+from kvlens.ledger.causes import CODES
 from kvlens.memory.holds import Triple
 
 Coalition = frozenset[str]
@@ -49,7 +51,7 @@ class LossLedger:
     rest: float
     """logits that are still lost when every cause is repaired"""
     runs: int
-    """forward runs that the ledger took"""
+    """forward runs on full KV's tokens; free runs that try a cause alone are not counted"""
     seconds: float
 
     @property
@@ -74,12 +76,22 @@ class LossLedger:
 
     @classmethod
     def of(cls, fields: dict[str, Any]) -> LossLedger:
-        """Return the ledger that `stored` wrote. Raises KeyError or TypeError for anything else."""
+        """Return the ledger that `stored` wrote. Raises KeyError, TypeError or ValueError for anything else."""
         shares = tuple(
             Share(**{**share, "worst_triple": None if share["worst_triple"] is None else tuple(share["worst_triple"])})
             for share in fields["shares"]
         )
-        return cls(**{**fields, "steps": tuple(fields["steps"]), "shares": shares})
+        ledger = cls(**{**fields, "steps": tuple(fields["steps"]), "shares": shares})
+        figures = [ledger.lead_full, ledger.lead_run, ledger.rest, ledger.seconds]
+        figures += [figure for share in shares for figure in (share.logits, share.alone, share.missed)]
+        if not all(type(figure) in (int, float) and math.isfinite(figure) for figure in figures):
+            raise ValueError("a figure of the ledger is no number")
+        parts = sum(share.logits for share in shares) + ledger.rest
+        if ledger.lost <= 0 or abs(ledger.lost - parts) > 1e-3 * max(1.0, ledger.lost):
+            raise ValueError("the ledger does not add up")
+        if not {share.cause for share in shares} <= set(CODES):
+            raise ValueError("the ledger names a cause that there is not")
+        return ledger
 
 
 def split(players: Sequence[str], value: Callable[[Coalition], float]) -> dict[str, float]:

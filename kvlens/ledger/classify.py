@@ -97,7 +97,8 @@ def classify(story: Story, question_steps: int, always_waits: bool = False) -> C
         partly = hot & (unread > lacking / 2) & (unread > 0)
         cause[packed] = INDEX["precision"]
         cause[state == STATE["coarse"]] = INDEX["precision"]
-        chosen_by_query = (state == STATE["cold"]) | (state == STATE["coarse"]) & routed | partly
+        on_host = (state == STATE["cold"]) | (state == STATE["partly_recalled"])
+        chosen_by_query = on_host | (state == STATE["coarse"]) & routed | partly
         cause[chosen_by_query] = query_cause[chosen_by_query]
         cause[is_gone] = np.where(early, INDEX["evicted_before"], INDEX["evicted_after"])[is_gone]
         for index in range(len(CODES)):

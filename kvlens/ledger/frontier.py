@@ -36,7 +36,16 @@ class Frontier:
     """the same of full KV"""
     pages: int
     """(layer, KV head, page) that were kept"""
+    end: int
+    """the step after the answer that was kept"""
     tried: int
+
+    def __post_init__(self) -> None:
+        for name, figure in vars(self).items():
+            if type(figure) is not int or figure < 0:
+                raise ValueError(f"the frontier's {name} is no count")
+        if not 0 < self.resident_bytes <= self.full_bytes:
+            raise ValueError("the frontier keeps more than full KV, or nothing")
 
     @property
     def share(self) -> float:
@@ -94,7 +103,7 @@ def find_frontier(
             most = middle
         else:
             least = middle
-    return Frontier(kept_bytes(most), kept_bytes(len(order)), most, tried)
+    return Frontier(kept_bytes(most), kept_bytes(len(order)), most, end, tried)
 
 
 def _mass(story: Story) -> np.ndarray:

@@ -8,7 +8,7 @@ from pathlib import Path
 from kvlens.ledger.account import LossLedger
 from kvlens.ledger.frontier import Frontier, find_frontier
 from kvlens.ledger.measure import Measure
-from kvlens.ledger.storage import store_ledger
+from kvlens.ledger.storage import store_ledger, stored_ledger
 from kvlens.lens.question import Question
 from kvlens.lens.trials import Trials
 from kvlens.lens.whatif import trials_of
@@ -30,7 +30,8 @@ def measure_ledger(
 ) -> tuple[LossLedger, Frontier | None]:
     """Measure the ledger of a stored run, store it beside the trace, and return it with the oracle frontier.
 
-    frontier: find the frontier too, or the frontier that another run of the prompt has. Raises ValueError or TraceError
+    frontier: find the frontier too, or the frontier that another run of the prompt has, which serves if both answers
+    end at the same step. A frontier that is stored is kept where none is asked for. Raises ValueError or TraceError
     with one sentence for a run that lost nothing or cannot be repeated."""
     from kvlens.runs.preparing import plan
     from kvlens.runs.reference import obtain
@@ -50,8 +51,9 @@ def measure_ledger(
 
     report_runs(0, 1)
     ledger = Measure(trials, question.answer_end).account(question.restored, report_runs)
-    fewest = frontier or None
-    if fewest is True:
+    stored = stored_ledger(runs_dir, uid)
+    fewest = frontier or (None if stored is None else stored[1])
+    if fewest is True or (isinstance(fewest, Frontier) and fewest.end != question.answer_end):
         fewest = _frontier(trials, question.answer_end, report_runs)
     store_ledger(runs_dir, uid, ledger, fewest)
     return ledger, fewest

@@ -50,9 +50,9 @@ def distances(runs_dir: Path, results: Results) -> pd.DataFrame:
     figures = {trial.uid: trial.figures or {} for trial in results.trials}
     for label, uid in lost_trials(results):
         stored = stored_ledger(runs_dir, uid)
-        peak = figures[uid].get("resident_bytes")
-        if stored is not None and stored[1] is not None and peak is not None:
-            rows.append((label, stored[1].share, stored[1].distance(peak)))
+        resident = figures[uid].get("resident_bytes")
+        if stored is not None and stored[1] is not None and resident is not None:
+            rows.append((label, stored[1].share, stored[1].distance(resident)))
     frame = pd.DataFrame(rows, columns=["label", "frontier_share", "times"])
     grouped = frame.groupby("label", sort=False)
     return grouped.median().assign(n=grouped.size()).reset_index()

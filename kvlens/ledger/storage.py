@@ -15,7 +15,7 @@ from kvlens.store.files import read_plain, replace_plain
 from kvlens.store.runinfo import run_dir, sentence
 
 FILE = "ledger.json"
-FORMAT = 1
+FORMAT = 2
 """of the file; another one is measured anew"""
 _MOST_BYTES = 1 << 20
 

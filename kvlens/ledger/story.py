@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from kvlens.instruments import CutRow
-from kvlens.rows import EventRow, PrefillRecord, SpanHeadRow, SpanRow, StepRecord
+from kvlens.rows import SPAN_STATES, EventRow, PrefillRecord, SpanHeadRow, SpanRow, StepRecord
 from kvlens.shape import KVShape
 from kvlens.store.states import changes
 
 DEPARTURES = ("evict", "thin")
 """kinds of events by which tokens are gone for good"""
-STATES = ("resident", "coarse", "reconstructed", "cold", "evicted", "partial", "quantised", "unborn")
+STATES = (*SPAN_STATES, "unborn")
 STATE = {name: index for index, name in enumerate(STATES)}
 
 

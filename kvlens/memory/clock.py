@@ -20,8 +20,8 @@ class NoClock:
         return phase
 
     def take(self, step_ns: int) -> dict[str, int] | None:
-        """Return microseconds by phase of a step that took `step_ns`, in all its duration, and begin anew. None: not
-        timed."""
+        """Return the microseconds in each phase of a step that took `step_ns`, together its duration, and begin anew.
+        None: not timed."""
         return None
 
 

@@ -197,6 +197,10 @@ class MemoryLog:
         makers, self._cuts = self._cuts, []
         return [row for make in makers for row in make()]
 
+    def forget_cuts(self) -> None:
+        """Let go of the cuts since the last call, and of the scores that they are made from: nobody takes them."""
+        self._cuts = []
+
     def take_stored(self) -> list[SpanHeadRow]:
         """Return how the spans are stored that were stored or packed since the last call."""
         makers, self._stored = self._stored, []

@@ -139,6 +139,8 @@ def _stored_with_room(
             say(room_made(run))
         if planned.chosen.said:
             say(planned.chosen.said)
+        if run.against or run.forced_reference:
+            prepared = shared(prepared, planned)
         try:
             return run, _advised(run, prepared, runs_dir, report, cancelled, audience)
         except BudgetInfeasible as refused:
@@ -181,7 +183,6 @@ def _stored(
     if request.against or request.forced_reference:
         from kvlens.runs.reference import obtain
 
-        prepared = shared(prepared, plan(request, prepared))
         watcher = None if watched is None else watched.full_kv
         reference = obtain(prepared, request, runs_dir, report, cancelled, watcher)
         if watched is not None:

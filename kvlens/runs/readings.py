@@ -1,6 +1,7 @@
 """Prompts that were read before. The app names a folder of its own for them, so that a run's reference, its repeats and
 every what-if on the same prompt begin with placing it; the runs of a race, and those of several questions about one
-context, share one in memory; anywhere else a run reads its prompt itself."""
+context, share one in memory, and so do a run and the reference that it makes; anywhere else a run reads its prompt
+itself."""
 
 from __future__ import annotations
 

@@ -128,11 +128,13 @@ EVENTS = {
     "kind": Column(
         "",
         "span_open, zoom_in, zoom_out, recall, prefetch, correction, offload, evict, thin, release, "
-        "refused, kept, hold or drop",
+        "refused, part, kept, hold or drop",
     ),
     "span": Column(ID, "span that the event is about; NaN: none"),
     "value": Column(
-        "tokens", "of hold and drop the tokens of the span; other kinds: the method's own figure; NaN: none"
+        "",
+        "tokens of refused, evict, offload, hold, drop and part; bytes of recall, prefetch, correction and zoom_in; "
+        "NaN: none",
     ),
     "after_attention": Column("", "True: the step had attended when it happened, so it counts from the next step on"),
 }

@@ -45,7 +45,7 @@ def test_replay_offers_the_ledger_of_a_lost_run_and_draws_a_stored_one(lost: tup
     folder, uid = lost
     page = visit(folder, "replay", run=uid)
     assert [button.key for button in page.button if button.key == f"ledger_{uid}_start"]
-    store_ledger(folder, uid, LEDGER, Frontier(1000, 10000, 3, 8))
+    store_ledger(folder, uid, LEDGER, Frontier(1000, 10000, 3, 6, 8))
     page = visit(folder, "replay", run=uid)
     assert not [button.key for button in page.button if button.key == f"ledger_{uid}_start"]
     told = " ".join(element.value for element in page.markdown)
@@ -65,7 +65,7 @@ def test_compare_draws_a_bar_for_every_lost_run_with_a_ledger(lost: tuple[Path, 
 
 def test_study_draws_stored_ledgers_and_measures_the_others(lost: tuple[Path, str], visit: Visit) -> None:
     folder, uid = lost
-    store_ledger(folder, uid, LEDGER, Frontier(1000, 10000, 3, 8))
+    store_ledger(folder, uid, LEDGER, Frontier(1000, 10000, 3, 6, 8))
     plan = StudyPlan(shared=RunRequest(model="demo"), entrants=(Entrant(method="streaming_llm"),), budgets=("12%",))
     info = storage.create(folder, plan, [StudyPrompt(name, PromptText("text", answer="x")) for name in "ab"])
     figures = {"right": False, "kinds": ["wrong", "lost"], "outcome": "wrong answer", "resident_bytes": 4000}

@@ -220,6 +220,7 @@ def _full() -> tuple[Any, Any]:
         ("streaming_llm", "12%", "in", {}, "evicted_after"),
         ("streaming_llm", "12%", "after", {}, "evicted_before"),
         ("quest", "100%", "in", {"keep": 0.12}, "not_asked"),
+        ("sentencekv", "40%", "in", {}, "not_asked"),
     ],
 )
 def test_a_ledger_adds_up_and_its_largest_cause_brings_the_answer_back(

@@ -8,6 +8,7 @@ import pytest
 from support import ListSink, Prompts, run
 
 from kvlens.memory import evictions
+from kvlens.memory.memory import Memory
 
 
 @pytest.mark.parametrize("name", ["snapkv", "h2o", "sentencekv"])
@@ -28,3 +29,18 @@ def test_ranks_of_what_was_dropped_are_made_when_they_are_taken(
     assert made == []
     assert run(demo, prompt, name, budget="60%", max_new=4, sink=sink).ids == unrecorded.ids
     assert made
+
+
+def test_scores_of_what_was_dropped_are_let_go_when_nobody_records(demo: Any, prompts: Prompts) -> None:
+    waiting: list[int] = []
+    start_step = Memory.start_step
+
+    def watched(memory: Memory, step: int) -> None:
+        waiting.append(len(memory.log._cuts))
+        start_step(memory, step)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Memory, "start_step", watched)
+        run(demo, prompts.task("multikey", 256), "h2o", budget="60%", max_new=4)
+    assert len(waiting) > 2
+    assert set(waiting) == {0}

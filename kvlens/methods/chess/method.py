@@ -224,9 +224,9 @@ class Chess(Method):
         for name, value in noted.items():
             self.note(name, torch.tensor([value]))
         if why:
-            self._reconstruct(
-                page + 1, stop, reason=(entropy, self._thresholds[0] if self._thresholds else float("nan"))
-            )
+            by_entropy = self._thresholds is not None and why == UNCERTAIN and entropy > self._thresholds[0]
+            cut = self._thresholds[0] if by_entropy and self._thresholds else float("nan")
+            self._reconstruct(page + 1, stop, reason=(entropy if by_entropy else float("nan"), cut))
         else:
             self._renew()
         if out < 0:
