@@ -81,15 +81,14 @@ def gate(
 
 def _carry_out(folder: Path, request: PlanFile, read: ReadPrompts, anew: bool, crew: Crew, cancelled: Any) -> StudyInfo:
     """Run what is missing. A study whose model has changed since is left, and another one begun."""
-    from kvlens.studies.errors import BadStudy
     from kvlens.studies.gate import gate_study
     from kvlens.studies.running import carry_out
 
     info = gate_study(folder, request.plan, read.prompts, request.thresholds, anew)
     try:
         carry_out(folder, info.id, Lines(False), cancelled, crew=crew)
-    except BadStudy as error:
-        if error.code != "model_changed" or anew:
+    except ValueError as error:
+        if getattr(error, "code", None) != "model_changed" or anew:
             raise
         info = gate_study(folder, request.plan, read.prompts, request.thresholds, anew=True)
         carry_out(folder, info.id, Lines(False), cancelled, crew=crew)

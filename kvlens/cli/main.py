@@ -114,7 +114,7 @@ def prompt(
 
 @app.command()
 def export(
-    uids: Annotated[list[str], typer.Argument(metavar="UID", help="One run or several.")] = [],  # noqa: B006
+    uids: Annotated[list[str] | None, typer.Argument(metavar="UID", help="One run or several.")] = None,
     what: Annotated[
         str,
         typer.Option(

@@ -17,7 +17,8 @@ from kvlens.store.cells import records
 from kvlens.store.reader import TraceError, TraceReader, list_runs
 
 NOT_RECORDED, NOTHING_MISSED = "not_recorded", "nothing_missed"
-"""the kind of a loss whose full attention was not recorded at its step"""
+"""kinds of a loss without a missed span: its full attention was not recorded at its step; or it was, and the run
+missed nothing there that counts"""
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ stored run."""
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from kvlens.lens.severity import full_right, right
 from kvlens.lens.tipping import MOST, Probe, Tip, find_tip
 from kvlens.lens.tries import Try
 from kvlens.lens.whatif import trials_of
-from kvlens.memory.budget import Budget
+from kvlens.memory.budget import Budget, BudgetInfeasible, percent_up
 from kvlens.runs.modelsource import BY_NAME, ModelSource
 from kvlens.runs.readings import keeping
 from kvlens.runs.repeat import read_run, reload
@@ -95,6 +96,10 @@ def axis_of(
         axis = Axis(knob.name, low, high, resolution or BUDGET_STEP, knob.own, False, knob)
     else:
         axis = _parameter_axis(reader, str(parameter), low, high, resolution)
+    if not (math.isfinite(axis.low) and math.isfinite(axis.high)):
+        raise CannotTip("bad_ends", "an end of the search is no finite number: name two numbers.")
+    if axis.knob is None:
+        axis = replace(axis, low=axis.rounded(axis.low), high=axis.rounded(axis.high))
     if not axis.low < axis.high:
         raise CannotTip("bad_ends", f"the lower end, {axis.low:g}, is not below the upper end, {axis.high:g}.")
     return axis
@@ -180,7 +185,12 @@ def tips(
             return Probe(value, judged, stored.uid)
 
     stored_probes = [Probe(axis.own_value, own_right, uid)] if own_right is not None else []
-    return find_tip(axis.name, test, axis.low, axis.high, axis.resolution, most, stored_probes, axis.rounded)
+    try:
+        return find_tip(axis.name, test, axis.low, axis.high, axis.resolution, most, stored_probes, axis.rounded)
+    except BudgetInfeasible as refused:
+        least = 100 * float(percent_up(refused.smallest / refused.full))
+        sentence = f"a value is below what the method can hold: search from {least:.1f} % of full KV on."
+        raise CannotTip("bad_ends", sentence) from refused
 
 
 def stored_tip(reader: TraceReader, trials: Iterable[Try], read: Callable[[str], TraceReader]) -> Tip:

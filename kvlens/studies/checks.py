@@ -170,7 +170,7 @@ def prompts_for(thresholds: Thresholds) -> dict[str, int]:
         "kl_nats": lambda limit: LEAST_FOR_MEAN,
     }
     counts = {name: rules[name](limit) for name, limit in thresholds.limits.items() if name in rules}
-    return {name: count for name, count in counts.items() if count is not None}
+    return {name: MOST_PROMPTS + 1 if count is None else count for name, count in counts.items()}
 
 
 def check_possible(thresholds: Thresholds, prompts: int, answered: int) -> None:

@@ -6,7 +6,9 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+from kvlens import methods
 from kvlens.studies import storage
 from kvlens.studies.errors import BadStudy
 from kvlens.studies.plan import StudyPlan
@@ -29,10 +31,19 @@ def extended(plan: StudyPlan, more: StudyPlan) -> StudyPlan:
         for name, added in grid.items():
             own_values = values.setdefault(method, {}).get(name)
             if own_values is None and any(entrant.method == method for entrant in plan.entrants):
-                raise BadStudy("other_methods", f"{method} ran without {name}: begin a new study to vary it.")
-            values[method][name] = tuple(dict.fromkeys((*(own_values or ()), *added)))
+                sentence = f"{method} has no several values of {name} in this study: begin a new study to vary it."
+                raise BadStudy("other_methods", sentence)
+            values[method][name] = _joined(method, name, own_values or (), added)
     axes = {name: tuple(dict.fromkeys((*getattr(plan, name), *getattr(more, name)))) for name in AXES}
     return plan.model_copy(update={"entrants": tuple(entrants.values()), "values": values, **axes})
+
+
+def _joined(method: str, name: str, own_values: Sequence[Any], added: Sequence[Any]) -> tuple[Any, ...]:
+    """Return the values of both, each once, whether it is written as a text or as a number; the stored form stays."""
+    kind = methods.get(method)
+    joined = {methods.converted(kind, {name: value})[name]: value for value in (*added, *own_values)}
+    ordered = dict.fromkeys(methods.converted(kind, {name: value})[name] for value in (*own_values, *added))
+    return tuple(joined[value] for value in ordered)
 
 
 def extend(runs_dir: Path, study_id: str, more: StudyPlan, prompts: Sequence[StudyPrompt]) -> StudyInfo:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from kvlens import __version__
+from kvlens import __version__, methods
 from kvlens.store.errors import TraceError
 from kvlens.studies import storage
 from kvlens.studies.checks import check_possible
+from kvlens.studies.errors import BadStudy
 from kvlens.studies.limits import Thresholds
 from kvlens.studies.plan import StudyPlan
 from kvlens.studies.promptrow import StudyPrompt
@@ -21,16 +22,19 @@ def gate_study(
     """Return the stored study of a gate, with its thresholds.
 
     The newest study of the same plan, prompts and version of kvlens is taken; `anew` begins another one.
-    Raises BadStudy `too_few_prompts` or `no_threshold` before anything is stored.
+    Raises BadStudy `no_method`, `too_few_prompts` or `no_threshold` before anything is stored.
     """
+    if all(arm.method == methods.REFERENCE for arm in plan.arms()):
+        raise BadStudy("no_method", "a gate judges methods beside full KV: name another method.")
     answered = sum(prompt.source.answer is not None for prompt in prompts)
     check_possible(thresholds, len(prompts), answered)
     info = None if anew else _stored(runs_dir, plan, prompts)
     if info is None:
         return storage.create(runs_dir, plan, prompts, thresholds)
     if info.thresholds != thresholds:
-        info = info.model_copy(update={"thresholds": thresholds})
-        storage.save(runs_dir, info)
+        with storage.carried_out_alone(runs_dir, info.id):
+            info = storage.read(runs_dir, info.id).model_copy(update={"thresholds": thresholds})
+            storage.save(runs_dir, info)
     return info
 
 

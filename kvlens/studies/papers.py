@@ -41,7 +41,7 @@ class Row:
     study: str
     paper: str
     state: str
-    """same | differs | check: the paper's value is not recorded here | ours: the paper is silent"""
+    """same | differs | check: one of the two values is not recorded here | ours: the paper is silent"""
 
 
 def beside_paper(results: Results, label: str, runs_dir: Path | None = None) -> list[Row]:
@@ -76,13 +76,16 @@ def _parameters(method: type[Method], arm: Arm, results: Results, recorded: Mapp
     """Every parameter, as it was run where a run is stored, else as it was asked for."""
     paper = dataclasses.asdict(methods.make_parameters(method, "paper" if "paper" in method.presets else None, {}))
     preset = arm.preset or default_preset(arm.method, results.info.plan.shared.model)
+    overrides = methods.converted(method, arm.overrides)
     used = dict(recorded)
     if not used and preset != FIT:
-        used = dataclasses.asdict(methods.make_parameters(method, preset, dict(arm.overrides)))
+        used = dataclasses.asdict(methods.make_parameters(method, preset, overrides))
     for field in dataclasses.fields(method.Parameters):
-        value = used.get(field.name, arm.overrides.get(field.name, f"chosen by the preset {FIT}"))
+        value = used.get(field.name, overrides.get(field.name, f"chosen by the preset {FIT}"))
         if field.metadata.get("ours"):
             state = "ours"
+        elif field.name not in used and field.name not in overrides:
+            state = "check"
         else:
             state = "same" if value == paper[field.name] else "differs"
         yield Row(field.name, str(value), str(paper[field.name]) if state != "ours" else "the paper is silent", state)
@@ -99,19 +102,21 @@ def _protocol(method: type[Method], arm: Arm, results: Results) -> Iterator[Row]
         "scoring": ", ".join(used) or "the output contains the answer",
     }
     kind = f"{method.benchmark.lower()}:"
-    same_benchmark = bool(protocol) and all(prompt.group.startswith(kind) for prompt in results.prompts)
+    groups = [prompt.group for prompt in results.prompts]
+    same_benchmark = bool(protocol and used and groups) and all(group.startswith(kind) for group in groups)
+    agrees = {"prompt form": same_benchmark and shared.chat == "auto", "scoring": same_benchmark, "truncation": False}
     for name, value in study.items():
         paper = protocol.get(name, UNKNOWN)
-        state = "check" if paper == UNKNOWN else "same" if same_benchmark and name != "truncation" else "differs"
+        state = "check" if paper == UNKNOWN else _same(agrees[name])
         yield Row(name, value, f"{method.benchmark}: {paper}" if name in protocol else paper, state)
     queries = method.needs.queries > 0
     reads = "in the prompt: its score reads the last queries" if queries else "its score does not read it"
     same = arm.question == "in" or not queries
     yield Row("question", "in the prompt" if arm.question == "in" else "after the context", reads, _same(same))
-    yield Row("number format of KV", shared.dtype, "16 bits", _same(shared.dtype != "float32"))
+    yield Row("number format of KV", shared.dtype, UNKNOWN, "check")
     budget = in_words(arm.budget) if arm.budget else "no limit"
     counted = "bytes on the device, tokens that are generated included"
-    yield Row("budget", f"{budget} of {counted}", "tokens of the prompt, or of 16-bit KV", "differs")
+    yield Row("budget", f"{budget} of {counted}", UNKNOWN, "check")
 
 
 def _judge(results: Results) -> Sequence[str]:

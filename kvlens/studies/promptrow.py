@@ -50,7 +50,7 @@ class StudyPrompt:
         source = self.source
         row = {
             "id": self.id,
-            "group": self.group,
+            "group": self.group or source.task,
             "text": source.text,
             "answers": [text for text in (source.answer, *source.answers) if text],
             "needle": [list(place) for place in source.needle],

@@ -103,4 +103,4 @@ def _run_threads(
         if stop():
             ending.set()
     if lost:
-        raise WorkerLost(f"{lost[0]}; {kept_words}.") from lost[0]
+        raise WorkerLost(f"{lost[0]}; {kept_words}.", getattr(lost[0], "code", None)) from lost[0]

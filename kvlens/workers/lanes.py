@@ -14,7 +14,15 @@ from typing import Any, Protocol
 
 
 class WorkerLost(ValueError):
-    """A worker died, or could not carry out an item; what was finished is kept."""
+    """A worker died, or could not carry out an item; what was finished is kept. code: of the error that it met, if it
+    has one."""
+
+    def __init__(self, sentence: str, code: str | None = None) -> None:
+        super().__init__(sentence, code)
+        self.sentence, self.code = sentence, code
+
+    def __str__(self) -> str:
+        return self.sentence
 
 
 @dataclass(frozen=True)
@@ -157,7 +165,7 @@ def open_lanes(crew: Crew, job: Job) -> list[Lane]:
             ray = importlib.import_module("ray")
         except ImportError:
             raise ValueError(
-                "--ray was given, but the package ray is not installed: install it, or use --workers."
+                "a Ray cluster was asked for, and the package ray is not installed: install it, or use workers."
             ) from None
         ray.init(address=crew.ray, ignore_reinit_error=True)
         return [RayLane(ray, job) for _ in range(crew.workers)]
@@ -180,7 +188,8 @@ def serve(pipe: Connection, job: Job) -> None:
             worker = worker or job.worker(job.place)
             answer: tuple[str, Any] = ("answer", getattr(worker, subject)(item))
         except Exception as error:
-            answer = ("error", WorkerLost(f"trial {job.words(item)} failed: {type(error).__name__}: {error}"))
+            said = f"trial {job.words(item)} failed: {type(error).__name__}: {str(error).rstrip('.')}"
+            answer = ("error", WorkerLost(said, getattr(error, "code", None)))
         try:
             pipe.send(answer)
         except OSError:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from test_counterfactual import Lost, quiet
@@ -13,7 +12,7 @@ from typer.testing import CliRunner
 import kvlens
 from kvlens.cli.main import app
 from kvlens.lens.tipping import Probe, Tip, find_tip
-from kvlens.lens.tips import CannotTip, stored_tip, tips
+from kvlens.lens.tips import Axis, CannotTip, stored_tip, tips
 from kvlens.lens.tries import tries_in
 from kvlens.store.reader import TraceReader
 
@@ -107,6 +106,8 @@ def test_the_command_and_the_api_say_the_same(lost: Lost) -> None:
         ({"parameter": "no_such"}, "not_numeric"),
         ({"parameter": "sinks"}, "bad_ends"),
         ({"low": 90.0, "high": 40.0}, "bad_ends"),
+        ({"parameter": "sinks", "low": 1.0, "high": float("inf")}, "bad_ends"),
+        ({"low": 0.1}, "bad_ends"),
     ],
 )
 def test_what_cannot_be_searched_is_refused(lost: Lost, asked: dict[str, float], code: str) -> None:
@@ -118,7 +119,16 @@ def test_what_cannot_be_searched_is_refused(lost: Lost, asked: dict[str, float],
     assert translated.value.code == code
 
 
-def test_a_parameter_of_whole_numbers_is_searched_in_whole_numbers(lost: Lost, tmp_path: Path) -> None:
-    tip = tips(lost.runs, lost.uid, quiet, parameter="sinks", low=1, high=4)
+def test_a_parameter_of_whole_numbers_is_searched_in_whole_numbers(lost: Lost) -> None:
+    axis = Axis("sinks", 1.0, 9.0, 1.0, 4.0, True, None)
+
+    def test(value: float) -> Probe:
+        return Probe(value, value >= 4.5, str(value))
+
+    tip = find_tip("sinks", test, axis.low, axis.high, axis.resolution, 12, (), axis.rounded)
+    assert [probe.value for probe in tip.probes if probe.value not in (1.0, 9.0)], "a value between the ends"
     assert all(probe.value == int(probe.value) for probe in tip.probes)
-    assert tip.axis == "sinks"
+    ran = tips(lost.runs, lost.uid, quiet, parameter="sinks", low=1.4, high=4.4)
+    assert [probe.value for probe in ran.probes] == [1.0, 4.0], "what was run is what is told"
+    with TraceReader.open(lost.runs, ran.probes[0].uid) as reader:
+        assert reader.meta.config["sinks"] == 1

@@ -20,6 +20,7 @@ from kvlens.runs.request import RunRequest
 from kvlens.studies import storage
 from kvlens.studies.checks import Check, check_possible, checks, least, prompts_for
 from kvlens.studies.errors import BadStudy
+from kvlens.studies.gate import gate_study
 from kvlens.studies.junit import junit
 from kvlens.studies.limits import Thresholds
 from kvlens.studies.plan import StudyPlan
@@ -115,6 +116,29 @@ def test_too_few_prompts_are_refused_before_anything_runs() -> None:
         assert problem.value.code == code
     assert least(lambda count: count >= 7) == 7
     assert least(lambda count: False) is None
+
+
+def test_full_kv_alone_is_no_gate(tmp_path: Path) -> None:
+    plan = StudyPlan(shared=RunRequest(model="demo"), entrants=(Entrant(method="full"),))
+    prompts = [StudyPrompt(str(number), PromptText("x", answer="y")) for number in range(50)]
+    with pytest.raises(BadStudy) as problem:
+        gate_study(tmp_path, plan, prompts, Thresholds(lost=0.2))
+    assert problem.value.code == "no_method"
+    assert list(storage.ids(tmp_path)) == []
+
+
+def test_a_limit_that_no_study_can_meet_is_refused() -> None:
+    with pytest.raises(BadStudy) as problem:
+        check_possible(Thresholds(lost=1e-7), 10, 10)
+    assert problem.value.code == "too_few_prompts"
+
+
+def test_a_prompt_with_a_task_and_no_group_finds_its_study(tmp_path: Path) -> None:
+    plan = StudyPlan(shared=RunRequest(model="demo"), entrants=(Entrant(method="snapkv"),), budgets=("20%",))
+    prompts = [StudyPrompt(str(number), PromptText("x", answer="y", task="needle")) for number in range(50)]
+    first = gate_study(tmp_path, plan, prompts, Thresholds(lost=0.2))
+    assert gate_study(tmp_path, plan, prompts, Thresholds(lost=0.3)).id == first.id
+    assert storage.read(tmp_path, first.id).thresholds == Thresholds(lost=0.3)
 
 
 def test_the_xml_holds_any_text_and_counts_failures() -> None:

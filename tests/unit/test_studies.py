@@ -21,7 +21,7 @@ from kvlens.runs.request import RunRequest
 from kvlens.store.reader import TraceReader, list_runs
 from kvlens.studies import storage
 from kvlens.studies.errors import BadStudy
-from kvlens.studies.extension import extend
+from kvlens.studies.extension import extend, extended
 from kvlens.studies.paired import compare, detectable, prompts_needed
 from kvlens.studies.papers import beside_paper
 from kvlens.studies.plan import Arm, StudyPlan, labels, parse_values
@@ -286,7 +286,7 @@ def test_an_arm_beside_its_paper_marks_what_differs() -> None:
         rows = {row.setting: row for row in beside_paper(results, arm.key())}
         if arm.method == "snapkv":
             states[arm.overrides["kernel"], arm.question] = rows["kernel"].state, rows["question"].state
-        assert rows["number format of KV"].state == "differs"  # float32 against 16 bits
+        assert rows["number format of KV"].state == "check"  # no source is recorded
     assert states == {
         (1, "in"): ("differs", "same"),
         (1, "after"): ("differs", "differs"),
@@ -301,6 +301,24 @@ def test_an_arm_beside_its_paper_marks_what_differs() -> None:
     with pytest.raises(BadStudy) as problem:
         beside_paper(results, "FullKV question in")
     assert problem.value.code == "no_paper"
+
+
+def test_a_paper_is_compared_with_values_and_never_with_guesses() -> None:
+    def states(entrant: Entrant, **changes: object) -> dict[str, str]:
+        plan = PLAN.model_copy(update={"entrants": (entrant,), "values": {}, **changes})
+        results = Results(StudyInfo(id="20260101-000000-aaaaaa", created="", plan=plan), [StudyPrompt("0", PROMPT)], [])
+        return {row.setting: row.state for row in beside_paper(results, plan.arms()[-1].key())}
+
+    assert states(Entrant(method="snapkv", preset="fit"))["window"] == "check", "what fit chooses shows in a run alone"
+    assert states(Entrant(method="snapkv"), values={"snapkv": {"window": ("32",)}})["window"] == "same"
+
+
+def test_a_value_is_the_same_however_it_is_written() -> None:
+    plan = PLAN.model_copy(update={"values": {"snapkv": {"window": (4, 8)}}})
+    more = PLAN.model_copy(update={"values": {"snapkv": {"window": ("8", "16")}}})
+    grown = extended(plan, more)
+    assert grown.values["snapkv"]["window"] == (4, 8, "16")
+    assert len({arm.key() for arm in grown.arms()}) == len(grown.arms())
 
 
 def test_an_extended_study_runs_what_is_new_alone(tmp_path: Path, prompts: tuple[StudyPrompt, ...]) -> None:

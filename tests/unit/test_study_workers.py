@@ -16,7 +16,7 @@ from kvlens.studies.promptfile import read_prompts
 from kvlens.studies.promptrow import StudyPrompt
 from kvlens.studies.running import carry_out
 from kvlens.tasks.encoding import encoding
-from kvlens.workers.lanes import Crew
+from kvlens.workers.lanes import Crew, WorkerLost
 
 TIMES = {"ms_per_step"}
 """figures that differ from run to run"""
@@ -51,7 +51,12 @@ def test_two_processes_come_to_the_trials_of_one_and_resume(tmp_path: Path, prom
     assert not whole
     ended = storage.read_trials(tmp_path / "b", study)
     assert 4 <= len(ended) < 21
-    heard = Heard()
+    heard, info = Heard(), storage.read(tmp_path / "b", study)
+    storage.save(tmp_path / "b", info.model_copy(update={"fingerprint": "another"}))
+    with pytest.raises(WorkerLost) as problem:
+        carry_out(tmp_path / "b", study, Heard(), lambda: False, crew=Crew(2))
+    assert problem.value.code == "model_changed"
+    storage.save(tmp_path / "b", info)
     assert carry_out(tmp_path / "b", study, heard, lambda: False, crew=Crew(2))
     assert len(heard.trials) == 21 - len(ended)
     assert figures(tmp_path / "b", study) == figures(tmp_path / "a", alone)
