@@ -34,7 +34,7 @@ class Scene(BaseModel):
     """of each step: (start, end, index into SPAN_STATES) of every span of the KV head"""
     hole: tuple[float, ...]
     """of each step: the share of full KV's attention on the missed span that the run did not give it; 0 where the span
-    was resident or nothing was recorded"""
+    was resident"""
 
 
 class Story(BaseModel):
@@ -59,6 +59,8 @@ class Story(BaseModel):
     held: str
     """what was held, in words"""
     held_bytes: int
+    held_from: int
+    """the first step of the hold; before it both runs are one"""
     lost: Scene
     repaired: Scene
 
@@ -78,6 +80,8 @@ def story_of(loss: gallery.Loss, runs: Path) -> Story:
         missed, tokens = loss_verdict.missed, reader.tokens()
         text = " ".join(passage(tokens, missed.tok_start, missed.tok_end).split())
         needle = _needle(reader)
+        lost, after = _scene(reader, missed), _scene(repaired, missed)
+        held_from = min(hold.from_step for hold in repaired.meta.hold)
         return Story(
             method=loss.method,
             uid=loss.uid,
@@ -93,8 +97,10 @@ def story_of(loss: gallery.Loss, runs: Path) -> Story:
             prompt=loss.prompt_tokens,
             held=loss.held.words,
             held_bytes=loss.held.bytes,
-            lost=_scene(reader, missed),
-            repaired=_scene(repaired, missed),
+            held_from=held_from,
+            lost=lost,
+            # the held run stores no full attention; before the hold it is the lost run
+            repaired=after.model_copy(update={"hole": lost.hole[:held_from] + after.hole[held_from:]}),
         )
 
 

@@ -2,7 +2,7 @@
 // The cache map: tokens across, decode steps down, colour = the state of a token's span for the selected KV head while the
 // step attended. Red where full KV attended and the run did not: a hole. Drawn once per head and range; a step moves lines.
 
-import { GREY, VERMILION, context2d, pale } from "./color.js";
+import { GREY, HOLE, VERMILION, context2d, pale } from "./color.js";
 import { drawHatch } from "./hatch.js";
 import { holeStrength, holesAt, sampledAt } from "./holes.js";
 import { MapGrid, niceStride } from "./mapgrid.js";
@@ -10,7 +10,6 @@ import { MapGrid, niceStride } from "./mapgrid.js";
 /** @import { Picture } from "./picture.js" */
 /** @import { Context, MapPlace, Range, Run, Slice, Span, Surface, Theme } from "./types.js" */
 
-export const HOLE = [178, 0, 24];
 const HOLE_WIDTH = 2, HOLE_PICKED = 8; // px, at least: of any hole; of the selected span's, and of all in a tour
 const UNSAMPLED = 6; // px of the grey edge beside a row whose full attention was not recorded
 

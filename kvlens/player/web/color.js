@@ -10,6 +10,7 @@ export const STATE_WORDS = ["resident", "summary only", "rebuilt", "in host memo
 const STATE_COLORS = [[0, 80, 150], [230, 159, 0], [0, 158, 115], [130, 205, 245], [204, 121, 167], [240, 228, 66], [140, 81, 10], [123, 127, 212]];
 export const GREY = [160, 160, 160];
 export const VERMILION = "#D55E00";
+export const HOLE = [178, 0, 24];
 
 /** @param {Color[]} stops @returns {ColorTable} */
 function interpolate(stops) {

@@ -1,8 +1,7 @@
 // @ts-check
 // The key above the cache map: whose cache it is, the states that occur, and how much of full KV's attention a hole stands for.
 
-import { HOLE } from "./cachemap.js";
-import { GREY } from "./color.js";
+import { GREY, HOLE } from "./color.js";
 import { HOLE_FULL, HOLE_LEAST, anySummaryHole, holeStrength, sampledAt } from "./holes.js";
 import { fade, hatched, pair, swatch, textNode } from "./nodes.js";
 import { massName } from "./wanted.js";

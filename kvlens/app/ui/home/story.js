@@ -1,20 +1,20 @@
 // @ts-check
 // The moving picture of the first page: a loss, then the same run with what was missed held. Scenes and figures are recorded ones.
 
-import { VERMILION, context2d, pale, readTheme, rgb } from "../../../player/web/color.js";
+import { HOLE, VERMILION, context2d, pale, readTheme, rgb } from "../../../player/web/color.js";
 import { HOLE_LEAST, holeStrength } from "../../../player/web/holes.js";
 import { pair, swatch, textNode } from "../../../player/web/nodes.js";
 
 /**
  * @typedef {{ tokens: string[], spans: [number, number, number][][], hole: number[] }} Scene
  * @typedef {{ condition: string, question: string, expected: string, layer: number, kv_head: number, start: number, end: number,
- *   text: string, needle: [number, number], prompt: number, held: string, cost: string, method: string, states: string[],
+ *   text: string, needle: [number, number], prompt: number, held: string, held_from: number, cost: string, method: string, states: string[],
  *   lost: Scene, repaired: Scene }} StoryData
  * @typedef {{ scene: "lost" | "repaired", step: number, over: boolean }} Frame over: the answer stands
  */
 
 const STEP_MS = 700, HOLD = 4; // a step; frames that an answer stands
-const ROW = 13, TOP = 8, RED = [178, 0, 24]; // px; of a hole
+const ROW = 13, TOP = 8; // px
 
 /** Every frame of a story: each run step by step, then its answer for a while. @param {StoryData} data @returns {Frame[]} */
 export function frames({ lost, repaired }) {
@@ -45,7 +45,7 @@ class StoryView {
     const theme = readTheme(this.nodes.story), ground = rgb(theme.background);
     const used = [...new Set([data.lost, data.repaired].flatMap(({ spans }) => spans.flatMap((row) => row.map(([, , state]) => state))))].sort();
     this.nodes.key.replaceChildren(...used.map((state) => pair(swatch(`rgb(${pale(state, ground)})`), textNode(data.states[state]))),
-      pair(swatch(`rgb(${RED})`), textNode("read by full KV alone")), textNode(`${data.method} \u00b7 ${data.condition} \u00b7 L${data.layer} KV${data.kv_head}`));
+      pair(swatch(`rgb(${HOLE})`), textNode("read by full KV alone")), textNode(`${data.method} \u00b7 ${data.condition} \u00b7 L${data.layer} KV${data.kv_head}`));
     this.nodes.again.onclick = () => (this.timer ? this.pause() : this.play());
     this.sizes = new ResizeObserver(() => this.draw());
     this.sizes.observe(this.nodes.story);
@@ -84,7 +84,9 @@ class StoryView {
     nodes.mark.dataset.lost = String(lost);
     nodes.caption.textContent = lost
       ? `Red: full KV reads it here, this run does not: \u201c${data.text}\u201d`
-      : `The same run, holding ${data.held} (${data.cost}): it is read again.`;
+      : step < data.held_from
+        ? `The same run, up to step ${data.held_from}, where the hold begins.`
+        : `The same run, holding ${data.held} (${data.cost}): it is read again.`;
     this.drawCache(run, step);
   }
 
@@ -107,7 +109,7 @@ class StoryView {
         ctx.fillRect(x(start), y, Math.max(1, x(end) - x(start) - 0.5), ROW - 1);
       }
       if (run.hole[row] < HOLE_LEAST) continue;
-      ctx.fillStyle = `rgba(${RED}, ${holeStrength(run.hole[row])})`;
+      ctx.fillStyle = `rgba(${HOLE}, ${holeStrength(run.hole[row])})`;
       ctx.fillRect(x(this.data.start), y, Math.max(8, x(this.data.end) - x(this.data.start)), ROW - 1);
     }
     ctx.fillStyle = theme.text;
