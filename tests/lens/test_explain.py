@@ -41,6 +41,7 @@ def test_what_is_attributed_brings_answers_back_and_chance_does_not(
         assert line["arms"]["shown_top5"]["share"] > line["arms"]["random5"]["share"]
         assert line["arms"]["shown_top20"]["share"] == 1.0
     assert measured[1]["pooled"]["all"]["n"] == 6
+    assert measured[1]["about"]["masses"] == FULL_KV
 
 
 def test_a_second_call_runs_nothing_again(measured: tuple[Path, dict[str, Any], list[dict[str, Any]]]) -> None:
