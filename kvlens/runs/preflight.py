@@ -26,8 +26,8 @@ from kvlens.tasks.encoding import encoding_in
 from kvlens.text.prompts import BadPrompt, PromptText, question_start
 
 TRACE_ROW_BYTES = 300
-"""stored bytes per (step, layer, query head), with top spans and full attention by span: runs of SmolLM2 of schema
-10 (381 to 1,224 prompt tokens, 4 to 17 steps, 8 methods) took 70 to 560 beside what follows"""
+"""stored bytes per (step, layer, query head), with top spans and full attention by span, beside what follows: as
+measured on stored SmolLM2 runs of schema 10, by hand"""
 DECISION_BYTES = 16
 """stored bytes per row of the table decision, with the lists of refused and missed spans, as measured on zooms"""
 TRACE_BASE_BYTES = 1_100_000

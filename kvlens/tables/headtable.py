@@ -24,12 +24,12 @@ _HEAD_MEANINGS = {
     "reference_regret": (SHARE, "sum over spans of full KV's own mass minus the method's, where positive"),
     "reference_unread": (SHARE, "full KV's own mass on tokens attended in no form"),
     "zoom_asked": ("spans", "spans for which the query head asked for tokens in place of the summary"),
-    "n_zoomed": ("spans", "of these, spans read token by token"),
-    "zoom_refused": ("spans", "of these, spans that had no room on the device"),
+    "n_zoomed": ("spans", "spans read token by token, of those asked for"),
+    "zoom_refused": ("spans", "spans without room on the device, of those asked for"),
     "zoom_rate": (SHARE, "zoomed spans as a share of the spans that could be zoomed"),
 }
 _AGGREGATES = {
-    "mean": "mean over steps",
+    "mean": "mean over the steps that recorded it",
     "min": "smallest over steps",
     "max": "largest over steps",
     "total": "sum over steps",
@@ -70,6 +70,5 @@ def head_columns() -> dict[str, Column]:
             unit, meaning = _KV_MEANINGS[metric.removeprefix("kv_head_")]
         else:
             unit, meaning = _HEAD_MEANINGS[stored[metric]]
-        denominator = "" if aggregate in ("min", "max", "total") else "steps at which the metric was recorded"
-        columns[name] = Column(unit, f"{meaning}; {_AGGREGATES[aggregate]}", denominator)
+        columns[name] = Column(unit, f"{meaning}; {_AGGREGATES[aggregate]}")
     return columns

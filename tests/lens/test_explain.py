@@ -18,7 +18,7 @@ from kvlens.lab.bench.explain import ExplainRequest, explain_trial, measure
 from kvlens.lab.bench.provenance import about
 from kvlens.lab.bench.trials import Prompts, Trial
 from kvlens.lab.commands.results import beside, results, write
-from kvlens.lab.results.explain_table import ARMS, document, markdown, summarise
+from kvlens.lab.results.explain_table import ARMS, FULL_KV, OWN_QUERY, document, markdown, summarise
 from kvlens.lens.attribution import attribute_records
 
 POINTS = (("streaming_llm", "multikey", "10%"), ("chess", "multikey", "10%"))
@@ -41,6 +41,7 @@ def test_what_is_attributed_brings_answers_back_and_chance_does_not(
         assert line["arms"]["shown_top5"]["share"] > line["arms"]["random5"]["share"]
         assert line["arms"]["shown_top20"]["share"] == 1.0
     assert measured[1]["pooled"]["all"]["n"] == 6
+    assert measured[1]["about"]["masses"] == FULL_KV
 
 
 def test_a_second_call_runs_nothing_again(measured: tuple[Path, dict[str, Any], list[dict[str, Any]]]) -> None:
@@ -160,3 +161,14 @@ def test_the_committed_page_is_made_of_the_committed_figures_the_real_model_firs
     assert page == (root / "docs/lens-quality.md").read_text(encoding="utf-8")
     assert len(found) > 1
     assert page.index("## smollm2") < page.index("## demo")
+
+
+def test_only_the_table_with_full_kvs_masses_is_headed_shown() -> None:
+    line = {"method": "chess", "task": "multikey", "budget": "10%", "presets": [], "n": 1, "candidates": 2}
+    line["arms"] = {"shown_top5": {"share": 1.0, "low": 0.2, "high": 1.0, "n": 1}}
+    said = about(("chess",), "demo") | {"model": "demo", "length": 512, "scopes": {"shown": ""}}
+    own, full = (document([{"about": said | {"masses": masses}, "lines": [line]}]) for masses in (OWN_QUERY, FULL_KV))
+    assert "| shown, top 5 |" in full
+    assert "| shown, top 5 |" not in own
+    headings = [[row for row in page.splitlines() if row.startswith("## ")] for page in (own, full)]
+    assert headings[0] != headings[1]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from kvlens.lab.studies.ledger_page import BEGIN, END, write_page
+from kvlens.lab.studies.ledger_page import BEGIN, END, tables, write_page
 from kvlens.lab.studies.ledger_table import area, foresight, summarise
 from kvlens.lab.studies.loss_ledger import TASKS, trial_of
 from kvlens.ledger.account import LossLedger, Share
@@ -77,13 +78,20 @@ def test_a_signal_that_no_step_has_has_no_area() -> None:
 def test_tables_stand_between_the_marks_of_the_page(tmp_path: Path) -> None:
     page = tmp_path / "ledger.md"
     page.write_text(f"above\n{BEGIN}\nold\n{END}\nbelow\n")
-    document = summarise(ROWS) | {"about": {"model": "m", "length": 512, "budget": "20%"}}
+    document = summarise(ROWS) | {"about": {"model": "m", "length": 512, "budget": "20%", "presets": {"sekv": "paper"}}}
     write_page(page, document)
     text = page.read_text()
     assert text.startswith("above\n")
     assert text.endswith("below\n")
     assert "old" not in text
     assert text.count("| SnapKV |") == 2
+    assert text.count("| SeKV (untrained router) |") == 2
     page.write_text("no marks")
     with pytest.raises(ValueError, match=BEGIN):
         write_page(page, document)
+
+
+def test_the_committed_page_is_made_of_the_committed_figures() -> None:
+    root = Path(__file__).resolve().parents[2]
+    document = json.loads((root / "kvlens/lab/results/loss_ledger.json").read_text(encoding="utf-8"))
+    assert tables(document) in (root / "docs/ledger.md").read_text(encoding="utf-8")

@@ -112,3 +112,9 @@ def test_nobody_looks_a_meta_up_by_a_string() -> None:
     inside = {ROOT / "store" / name for name in ("runinfo.py", "tracefile.py", "versions.py")}
     found = [str(path.relative_to(ROOT)) for path in files if path not in inside and by_string.search(path.read_text())]
     assert found == []
+
+
+def test_the_page_of_the_trace_names_every_key() -> None:
+    page = (ROOT / "docs/trace-schema.md").read_text(encoding="utf-8")
+    keys = set(re.findall(r"`(\w+)`", page.split("### Keys of `meta`")[1].split("### ")[0]))
+    assert set(RunMeta.model_fields) - keys == set()

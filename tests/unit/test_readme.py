@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import subprocess
@@ -12,6 +13,8 @@ from pathlib import Path
 import pytest
 from readmetext import README, ROOT, blocks, inline_commands, make_targets, shell_lines
 from warmprocess import WarmProcess
+
+from kvlens import methods
 
 ELSEWHERE = {
     'pip install "kvlens[app]"': "tests/unit/test_packaging.py",
@@ -126,3 +129,21 @@ def test_the_page_is_short_and_its_links_lead_somewhere() -> None:
     links = re.findall(r"\]\((?!https?:)([^)#]+)", text)
     assert len(links) > 20
     assert [link for link in links if not (ROOT / link).exists()] == []
+
+
+def test_the_table_of_restored_answers_is_of_the_committed_figures() -> None:
+    file = ROOT / "kvlens/lab/results/explain-smollm2-kinds-10.json"
+    measured = json.loads(file.read_text(encoding="utf-8"))
+    every = measured["pooled"]["all"]
+    groups = {methods.get(line["method"]).title: line for line in measured["lines"]} | {"all": every}
+    restored = {
+        name: [round(group["arms"][f"shown_top{top}"]["share"] * group["n"]) for top in (5, 20)] + [group["n"]]
+        for name, group in groups.items()
+    }
+    lines = README.read_text(encoding="utf-8").splitlines()
+    start = next(place for place, line in enumerate(lines) if line.startswith("| restored |"))
+    names, cells = ([cell.strip() for cell in lines[place].split("|")[2:-1]] for place in (start, start + 2))
+    figures = [[int(number) for number in re.findall(r"\d+", cell)] for cell in cells]
+    assert dict(zip(names, figures, strict=True)) == restored
+    assert measured["about"]["masses"] == "full KV"
+    assert every["arms"]["random5"]["share"] == 0

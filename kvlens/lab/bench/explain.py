@@ -21,7 +21,7 @@ from kvlens.lab.bench.lostcase import Case, References
 from kvlens.lab.bench.provenance import about, made_otherwise, origin
 from kvlens.lab.bench.trials import DEPTHS, Prompts, Trial, arm, chosen, header
 from kvlens.lab.bench.trials import infeasible as too_small
-from kvlens.lab.results.explain_table import SCOPES, SHOWN, TOPS, point_of, points, pooled, summarise
+from kvlens.lab.results.explain_table import FULL_KV, SCOPES, SHOWN, TOPS, point_of, points, pooled, summarise
 from kvlens.memory.budget import Budget, BudgetInfeasible
 from kvlens.models.find import DEMO
 
@@ -108,6 +108,7 @@ def _said(request: ExplainRequest) -> dict[str, Any]:
         "first_seed": request.first_seed,
         "wanted": request.lost,
         "scopes": {SHOWN: SCOPES[SHOWN]},
+        "masses": FULL_KV,
         "tops": TOPS,
     }
 

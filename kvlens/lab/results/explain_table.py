@@ -21,6 +21,8 @@ SCOPES = {
     "step": "regret at the step of loss",
     "steps": "regret added over the lost steps of the forced run",
 }
+OWN_QUERY, FULL_KV = "own query", "full KV"
+"""whose masses the effects of the shown order were computed from, as `about` names them; stored runs show FULL_KV"""
 SAID = {SHOWN: "shown", "effect": "effect", "step": "step", "steps": "lost steps"}
 """the same in a heading"""
 ARMS = (*(f"{scope}_top{top}" for scope in SCOPES for top in TOPS), *(f"random{top}" for top in TOPS), "everywhere")
@@ -92,14 +94,14 @@ Benchmarks page.
 
 Each trial is an answer that full KV gives and the method loses. The run is stored beside its full-KV run, and its
 triples (layer, KV head, span) are ranked. Then the free run is repeated, everything else as it was, with some triples
-held exactly resident from step 0. *Restored*: the free run's answer is right. *shown*: the order that the stored
-run's pages, report and API show (docs/lens.md). Tables made before a stored run showed that order rank by other
-columns. *effect*: by effect on the choice, added once over the steps at which the most probable token of a run along
-full KV's tokens is not full KV's (*lost steps*), up to 31 behind the first. *step*: by regret, full attention's mass
-minus the method's, mean over the query heads of the KV head, at the step of loss alone; *lost steps*: by regret added
-over them all. *random*: as many triples drawn from all. *everywhere*: every span of the needle held for every head.
-Shares of the n lost trials, with the 95 % Wilson interval; a ranking that a table was not measured with is no column
-of it. The question was read with its context when the method placed it.
+held exactly resident from step 0. *Restored*: the free run's answer is right. *shown*: the order that the stored run's
+pages, report and API show (docs/lens.md). *shown before*: the same with effects of own-query masses, which pages showed
+before 2026-11-26. Older tables rank by other columns. *effect*: by effect on the choice, added once over the steps at
+which the most probable token of a run along full KV's tokens is not full KV's (*lost steps*), up to 31 behind the
+first. *step*: by regret, full attention's mass minus the method's, mean over the query heads of the KV head, at the
+step of loss alone; *lost steps*: by regret added over them all. *random*: as many triples drawn from all. *everywhere*:
+every span of the needle held for every head. Shares of the n lost trials, with the 95 % Wilson interval; a ranking that
+a table was not measured with is no column of it. The question was read with its context when the method placed it.
 """
 
 
@@ -112,9 +114,15 @@ def document(results: Iterable[dict[str, Any]]) -> str:
 def _section(result: dict[str, Any]) -> str:
     about = result["about"]
     toy = " (a toy)" if about["model"] == DEMO else ""
-    measured_tasks = "".join(f", {task}" for task in about.get("tasks", ()))
-    older = "" if SHOWN in about["scopes"] else ", rankings that pages do not show"
-    return f"\n## {about['model']}{toy}, {about['length']:,} tokens{measured_tasks}{older}\n\n{markdown(result)}"
+    budgets = sorted({line["budget"] for line in result["lines"]}, key=lambda budget: float(budget.rstrip("%")))
+    measured_at = "".join(f", {task}" for task in about.get("tasks", ())) + f", {' and '.join(budgets)}"
+    older = "" if _is_shown(about) else ", rankings that pages do not show"
+    return f"\n## {about['model']}{toy}, {about['length']:,} tokens{measured_at}{older}\n\n{markdown(result)}"
+
+
+def _is_shown(about: dict[str, Any]) -> bool:
+    """Return whether the table ranks as stored runs show it now."""
+    return SHOWN in about["scopes"] and about.get("masses") != OWN_QUERY
 
 
 def markdown(result: dict[str, Any]) -> str:
@@ -122,7 +130,8 @@ def markdown(result: dict[str, Any]) -> str:
     sentence = result["about"]
     known_names = {arm for line in result["lines"] for arm in line["arms"]}
     arms = [arm for arm in ARMS if arm in known_names]
-    titles = " | ".join(map(_heading, arms))
+    shown = "shown before" if sentence.get("masses") == OWN_QUERY else SAID[SHOWN]
+    titles = " | ".join(_heading(arm, shown) for arm in arms)
     text = [f"| method, preset, task, budget | n (triples) | {titles} |", "|---" * (len(arms) + 2) + "|"]
     for line in result["lines"]:
         presets = line.get("presets") or [sentence.get("presets", {}).get(line["method"]) or "defaults"]
@@ -137,7 +146,7 @@ def markdown(result: dict[str, Any]) -> str:
             + (f" ({line['candidates']:.0f})" if line["n"] else "")
             + f" | {' | '.join(cells)} |"
         )
-    text += _by_kind(result.get("pooled", {}))
+    text += _by_kind(result.get("pooled", {}), shown)
     machine = sentence["machine"]
     text += [
         "",
@@ -148,14 +157,14 @@ def markdown(result: dict[str, Any]) -> str:
     return "\n".join(text) + "\n"
 
 
-def _by_kind(groups: dict[str, Any]) -> list[str]:
+def _by_kind(groups: dict[str, Any], shown: str) -> list[str]:
     """Return the table of all lost trials together and by kind of answer; nothing where no kinds were drawn."""
     if len(groups) < 2:
         return []
     arms = [arm for arm in ARMS if arm in groups["all"]["arms"]]
     rows = [
         "",
-        f"| answers of all methods | n | {' | '.join(_heading(arm) for arm in arms)} |",
+        f"| answers of all methods | n | {' | '.join(_heading(arm, shown) for arm in arms)} |",
         "|---" * (len(arms) + 2) + "|",
     ]
     for name, group in groups.items():
@@ -164,11 +173,11 @@ def _by_kind(groups: dict[str, Any]) -> list[str]:
     return rows
 
 
-def _heading(arm: str) -> str:
-    """Return the heading of an arm's column."""
+def _heading(arm: str, shown: str) -> str:
+    """Return the heading of an arm's column. shown: what the shown order is called."""
     scope, _, top = arm.rpartition("_top")
     if scope in SAID:
-        return f"{SAID[scope]}, top {top}"
+        return f"{shown if scope == SHOWN else SAID[scope]}, top {top}"
     return arm.replace("random", "random ")
 
 

@@ -14,6 +14,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from kvlens.store.schema import TABLES
+
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 PAGE = Path("docs/evidence/damage.md")
 Rows = list[dict[str, Any]]
@@ -61,6 +63,12 @@ def _trace_row(name: str, rows: Rows) -> list[object]:
     ]
 
 
+def unmeasured(rows: Rows) -> list[str]:
+    """Return the tables of the trace format that no row damaged: they are newer than the result."""
+    measured = {str(row["kind"]).split(":")[0] for row in rows if row["group"] == "missing table"}
+    return [f"`{name}`" for name in TABLES if name not in measured]
+
+
 def model_rows(rows: Rows) -> list[list[object]]:
     """One row per group of crafted models, then the sum."""
     groups = list(dict.fromkeys(row["group"] for row in rows))
@@ -84,6 +92,8 @@ def _model_row(name: str, rows: Rows) -> list[object]:
 def page() -> str:
     """Return the page, Markdown."""
     traces, models = read("damage"), read("damage-models")
+    later = unmeasured(traces["rows"])
+    unmeasured_sentence = f" Tables that the format did not have then: {', '.join(later)}." if later else ""
     trace_head = (
         "damage",
         "kinds",
@@ -105,7 +115,7 @@ Made by `python -m kvlens.lab.studies.damage --write {PAGE}` from committed resu
 Measured on {traces["about"]["date"]} by `python -m benchmarks.damage`. Each kind is one damage to a run's trace, beside
 a good run. Every kind was opened. Kinds driven also met consumers: commands, exports, the API, pages. The first driven
 kind of a group met all of them, other kinds met a few. Wrong: a refusal without its sentence, or a command about the
-good run that failed.
+good run that failed.{unmeasured_sentence}
 
 {table(trace_head, trace_rows(traces["rows"]))}
 

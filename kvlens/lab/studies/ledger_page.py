@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from kvlens.lab.results.names import table_name
 from kvlens.ledger.causes import CAUSES, NAMES, REST
 from kvlens.ledger.signals import SIGNALS
-from kvlens.methods import get
 
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 """marks in the page between which the tables stand"""
@@ -36,7 +36,7 @@ def tables(document: dict[str, Any]) -> str:
             "",
             "Mean shares of the lead lost, by method:",
             "",
-            _shares([(get(row["method"]).title, row) for row in document["methods"]], "method"),
+            _shares([(_name(row["method"], about), row) for row in document["methods"]], "method"),
             "",
             "By task, all methods together:",
             "",
@@ -47,10 +47,10 @@ def tables(document: dict[str, Any]) -> str:
             "Distance to the oracle frontier, medians. Times: peak resident bytes over the frontier's of the same "
             "prompt:",
             "",
-            _frontier(document["frontier"]),
+            _frontier(document["frontier"], about),
             "",
             "Which signal of a step foresees that the step's token is lost. Area under the ROC curve, 95 % interval by "
-            "a bootstrap over answers; .5 foresees nothing:",
+            "a bootstrap over answers. 0.50 foresees nothing; below 0.50 a smaller signal goes with a loss:",
             "",
             _signals(document["signals"]),
             "",
@@ -99,12 +99,17 @@ def _restored(row: dict[str, Any]) -> list[object]:
     return [row["restored"], row["n"], "" if row["low"] is None else f"{row['low']:.0%} to {row['high']:.0%}"]
 
 
-def _frontier(rows: Sequence[dict[str, Any]]) -> str:
+def _name(method: str, about: dict[str, Any]) -> str:
+    """Return the method as tables name it, its stand-ins included."""
+    return table_name(method, [about["presets"].get(method)])
+
+
+def _frontier(rows: Sequence[dict[str, Any]], about: dict[str, Any]) -> str:
     head, *methods = rows
     filled = [["oracle frontier", f"{head['share']:.1%}", "", "", "", ""]] if head["n"] else []
     filled += [
         [
-            get(row["method"]).title,
+            _name(row["method"], about),
             f"{row['share']:.1%}",
             row["kept"],
             _times(row["times_kept"]),

@@ -117,7 +117,9 @@ def _failures(result: Result) -> None:
     if wrong:
         error(f"{len(wrong)} of {finished} checks failed on this device: {'; '.join(wrong)}.{rest}")
     elif finished:
-        st.caption(plain(f"All {finished} checks of kernels, engine, ledger and offload passed on this device.{rest}"))
+        st.caption(
+            plain(f"All {finished} checks of kernels, engine, list of copies and offload passed on this device.{rest}")
+        )
 
 
 def _name(row: CheckRow | LedgerRow | OffloadRow) -> str:
