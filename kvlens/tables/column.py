@@ -16,7 +16,7 @@ class Column:
     """"" for names, texts and flags"""
     meaning: str
     denominator: str = ""
-    """what a count or share is a part of; a column's name where a column holds it"""
+    """what a count or share is a part of, or what a mean is over; a column's name where a column holds it"""
 
 
 ID, COUNT, SHARE, BYTES, US, NATS = "id", "count", "share 0..1", "bytes", "µs", "nats"
@@ -34,5 +34,5 @@ def describe(frame: pd.DataFrame, columns: Mapping[str, Column]) -> pd.DataFrame
 
 def row_of(name: str, column: Column) -> str:
     """Return a column's line of a Markdown table."""
-    part = f"; part of {column.denominator}" if column.denominator else ""
+    part = f"; denominator: {column.denominator}" if column.denominator else ""
     return f"| `{name}` | {column.unit or '-'} | {column.meaning}{part} |".replace("||", "\\|\\|")

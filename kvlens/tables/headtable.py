@@ -29,7 +29,7 @@ _HEAD_MEANINGS = {
     "zoom_rate": (SHARE, "zoomed spans as a share of the spans that could be zoomed"),
 }
 _AGGREGATES = {
-    "mean": "mean over the steps that recorded it",
+    "mean": "mean over steps",
     "min": "smallest over steps",
     "max": "largest over steps",
     "total": "sum over steps",
@@ -70,5 +70,6 @@ def head_columns() -> dict[str, Column]:
             unit, meaning = _KV_MEANINGS[metric.removeprefix("kv_head_")]
         else:
             unit, meaning = _HEAD_MEANINGS[stored[metric]]
-        columns[name] = Column(unit, f"{meaning}; {_AGGREGATES[aggregate]}")
+        denominator = "" if aggregate in ("min", "max", "total") else "steps that recorded it"
+        columns[name] = Column(unit, f"{meaning}; {_AGGREGATES[aggregate]}", denominator)
     return columns
