@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -43,7 +44,7 @@ def test_a_file_runs_after_a_tick_for_its_path(runs: Runs, visit: Visit, own_ser
     assert "class SmallNorms" in page.code[0].value
     page.checkbox[0].check().run()
     page.button[0].click().run()
-    assert own_server == [view.command(str(SOURCE))]
+    assert own_server == [view.command(str(SOURCE), sha256(SOURCE.read_bytes()).hexdigest())]
     page.text_input(key="own_file").set_value(str(SOURCE.with_name("last_glance.py"))).run()
     assert (page.checkbox[0].value, page.button[0].disabled) == (False, True)
     assert len(own_server) == 1
@@ -83,7 +84,7 @@ def test_a_tick_is_for_the_text_that_was_shown(
     assert (page.checkbox[0].value, page.button[0].disabled, len(page.warning)) == (False, True, 1)
     page.checkbox[0].check().run()
     page.button[0].click().run()
-    assert own_server == [view.command(str(file))]
+    assert own_server == [view.command(str(file), sha256(file.read_bytes()).hexdigest())]
 
 
 def job_under_way() -> None:

@@ -38,9 +38,9 @@ def refusal() -> str | None:
     return "no_token" if access.token() is None else None
 
 
-def command(path: str) -> list[str]:
-    """Return the command that checks the file, in a process of its own."""
-    return [sys.executable, "-m", "kvlens", "check-method", path, "--json", "--progress-json"]
+def command(path: str, digest: str) -> list[str]:
+    """Return the command that checks the file, in a process of its own, if it still has this SHA-256 then."""
+    return [sys.executable, "-m", "kvlens", "check-method", path, "--json", "--progress-json", "--sha256", digest]
 
 
 def show() -> None:
@@ -57,8 +57,7 @@ def show() -> None:
         key="own_file",
         placeholder="~/my_method.py, or ~/my_method.py:name of one of several methods",
     ).strip()
-    text = _source(path) if path else None
-    digest = "" if text is None else sha256(text.encode("utf-8")).hexdigest()
+    digest = _source(path) if path else ""
     before = st.session_state.get(_SHOWN)
     st.session_state[_SHOWN] = (path, digest)
     if before is not None and before[0] == path and before[1] not in ("", digest):
@@ -66,29 +65,30 @@ def show() -> None:
     consent = st.checkbox(
         "I know this file. Its code runs on this machine with my rights.",
         key=f"own_consent_{path}_{digest}",
-        disabled=text is None,
+        disabled=not digest,
     )
-    if st.button("Check it", type="primary", icon=":material/rule:", disabled=text is None or not consent):
-        argv = command(str(Path(path).expanduser().absolute()))
+    if st.button("Check it", type="primary", icon=":material/rule:", disabled=not (digest and consent)):
+        argv = command(str(Path(path).expanduser().absolute()), digest)
         st.query_params["job"] = manager().submit(argv, f"Check of {Path(path).name}")
         st.rerun()
     if (job := manager().get(st.query_params.get("job", ""))) is not None and "check-method" in job.argv:
         st.fragment(_checked, run_every=POLL_S if job.active else None)(job.id)
 
 
-def _source(path: str) -> str | None:
-    """Draw the file as text, so that it is read before it is run, and return the text; None where it cannot be read."""
+def _source(path: str) -> str:
+    """Draw the file as text, so that it is read before it is run. Returns its SHA-256; '' where it cannot be read."""
     try:
         file = Path(path.partition(f"{SUFFIX}:")[0] + SUFFIX if f"{SUFFIX}:" in path else path).expanduser()
         if not file.is_file() or file.suffix != SUFFIX or file.stat().st_size > MOST_BYTES:
             raise OSError
-        text = file.read_text(encoding="utf-8")
+        source = file.read_bytes()
+        text = source.decode("utf-8")
     except (OSError, ValueError, RuntimeError):  # RuntimeError: a home folder that nobody has
         widgets.error(f"{path[:120]} is no Python file that can be read here; give its whole path.")
-        return None
+        return ""
     with st.expander(f"Source of {widgets.plain(file.name)}"):
         st.code(visible(text), language="python", line_numbers=True, height=420)
-    return text
+    return sha256(source).hexdigest()
 
 
 def progress_text(job: Job) -> str:
