@@ -58,9 +58,9 @@ def show() -> None:
         placeholder="~/my_method.py, or ~/my_method.py:name of one of several methods",
     ).strip()
     digest = _source(path) if path else ""
-    before = st.session_state.get(_SHOWN)
+    last_shown = st.session_state.get(_SHOWN)
     st.session_state[_SHOWN] = (path, digest)
-    if before is not None and before[0] == path and before[1] not in ("", digest):
+    if last_shown is not None and last_shown[0] == path and last_shown[1] not in ("", digest):
         st.warning("The file has changed since it was shown. Read it again, then tick again.")
     consent = st.checkbox(
         "I know this file. Its code runs on this machine with my rights.",
