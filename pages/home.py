@@ -22,7 +22,7 @@ if not table.empty:
     else:
         st.caption(
             "A click on a run opens it; tick runs to name, tag, compare or delete them. Newest first; bytes are "
-            "decimal (1 MB = 10⁶ bytes). The peak counts slot tables as well, so FullKV's lies a little above full "
+            "decimal (1 MB = 10⁶ bytes). The peak counts slot tables as well, so FullKV's peak is slightly above full "
             "KV. Duration: prefill, decoding and storing, without loading the model. The output of a forced run is "
             "what it was fed, full KV's tokens."
         )

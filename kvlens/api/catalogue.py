@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -105,15 +105,18 @@ def retrieval_heads(uids: Sequence[str] | None = None, *, runs: str | Path | Non
         uids: the runs; None: all completed runs of the folder.
         runs: their folder; None: $KVLENS_RUNS, else ./runs.
     """
-    from contextlib import ExitStack
-
     from kvlens.lens.spanreaders import retrieval_heads
     from kvlens.store.reader import TraceReader
 
     folder = folder_of(runs)
-    with translated(), ExitStack() as stack:
-        readers = [stack.enter_context(TraceReader.open(folder, uid)) for uid in _completed(folder, uids)]
-        stability = retrieval_heads(readers)
+
+    def readers() -> Iterator[TraceReader]:
+        for uid in _completed(folder, uids):
+            with TraceReader.open(folder, uid) as reader:
+                yield reader
+
+    with translated():
+        stability = retrieval_heads(readers())
     frame = described(stability.frame, "retrieval_heads")
     frame.attrs |= {"correlation": stability.correlation, "runs": list(stability.runs)}
     return frame

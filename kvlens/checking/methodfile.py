@@ -7,8 +7,10 @@ from __future__ import annotations
 import importlib.util
 import sys
 from contextlib import redirect_stdout
+from hashlib import sha256
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 
 from kvlens import hangs, interrupts, methods
 from kvlens.methods.base import Method
@@ -18,6 +20,7 @@ MOST_BYTES = 1_000_000
 CODES = {
     "file_missing": "is not there, or is no file; give the path of a Python file",
     "file_too_large": f"has more than {MOST_BYTES:,} bytes, so it is no method's file",
+    "file_changed": "is not the text that was agreed to; read it again",
     "file_fails": "cannot be loaded",
     "no_method": "defines no method: a subclass of kvlens.methods.base.Method with a name, a family and Parameters",
     "several_methods": "defines several methods: name one behind a colon, as in FILE.py:NAME",
@@ -40,12 +43,12 @@ def is_method_file(name: str) -> bool:
     return name.partition(f"{SUFFIX}:")[0].endswith(SUFFIX) or name.partition(f"{SUFFIX}:")[1] != ""
 
 
-def read_method(name: str) -> type[Method]:
+def read_method(name: str, digest: str | None = None) -> type[Method]:
     """Run a file, register the method that it defines and return it. name: 'FILE.py', or 'FILE.py:NAME' of a file with
-    several. Raises MethodFileRefused."""
+    several. digest: SHA-256 that the file must have, in hexadecimal digits; None: any. Raises MethodFileRefused."""
     stem, separator, chosen_name = name.partition(f"{SUFFIX}:")
     path = Path(stem + SUFFIX if separator else name).expanduser()
-    defined = _defined(_executed(path))
+    defined = _defined(_executed(path, digest))
     if chosen_name:
         defined = [method for method in defined if method.name == chosen_name]
     if not defined:
@@ -59,14 +62,32 @@ def read_method(name: str) -> type[Method]:
     return defined[0]
 
 
-def _executed(path: Path) -> ModuleType:
+class _Loader(SourceFileLoader):
+    """Runs bytes that were read before, whatever the file or a cache of it holds by then."""
+
+    def __init__(self, name: str, path: Path, source: bytes) -> None:
+        super().__init__(name, str(path))
+        self._source = source
+
+    def get_code(self, fullname: str) -> CodeType:
+        code: CodeType = self.source_to_code(self._source, self.path)
+        return code
+
+
+def _executed(path: Path, digest: str | None) -> ModuleType:
     """Return the file's module after it ran; whatever it prints goes to stderr."""
     if not path.is_file():
         raise MethodFileRefused("file_missing", path)
     if path.stat().st_size > MOST_BYTES:
         raise MethodFileRefused("file_too_large", path)
+    try:
+        source = path.read_bytes()
+    except OSError as problem:
+        raise MethodFileRefused("file_fails", path, f"{type(problem).__name__}: {problem}") from problem
+    if digest is not None and sha256(source).hexdigest() != digest:
+        raise MethodFileRefused("file_changed", path)
     name = f"kvlens_method_file_{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path)
+    spec = importlib.util.spec_from_file_location(name, path, loader=_Loader(name, path, source))
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

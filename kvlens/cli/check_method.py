@@ -17,6 +17,9 @@ def check_method(
     progress_json: Annotated[
         bool, typer.Option("--progress-json", hidden=True, help="One JSON object per case.")
     ] = False,
+    digest: Annotated[
+        str | None, typer.Option("--sha256", hidden=True, help="Refuse FILE.py unless it has this SHA-256.")
+    ] = None,
 ) -> None:
     """Check that a method keeps to the truths of every run, on small random models and the demo model. One line per
     truth; a truth that fails names its smallest case. Exit status 1 if one fails. FILE.py is run as code, with your
@@ -39,7 +42,7 @@ def check_method(
                 if progress_json:
                     typer.echo(strict_json({"phase": "case", "done": next(counter), "total": 0}))
 
-            result = check(read_method(name) if is_method_file(name) else methods.get(name), report)
+            result = check(read_method(name, digest) if is_method_file(name) else methods.get(name), report)
     except SystemExit as error:
         raise stray(name, error) from error
     if as_json:

@@ -114,7 +114,7 @@ def _say(uid: str, ledger: LossLedger, frontier: Frontier | None) -> None:
 
 
 def _percent(logits: float, lost: float) -> str:
-    return f"{logits / lost:.1%}" if lost else ""
+    return f"{logits / lost:.1%}" if lost > 0 else ""
 
 
 def _plain(uid: str, ledger: LossLedger, frontier: Frontier | None) -> dict[str, Any]:

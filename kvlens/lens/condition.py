@@ -49,6 +49,12 @@ def token_words(tokens: Sequence[int]) -> str:
     return counted(low, "prompt token") if low == high else f"{low:,}–{high:,} prompt tokens"
 
 
+def count_words(counts: Sequence[int]) -> str:
+    """Return 'n = 30', or 'n = 13–30' where counts differ; counts: prompts, at least one."""
+    least, most = min(counts), max(counts)
+    return f"n = {most:,}" if least == most else f"n = {least:,}–{most:,}"
+
+
 def listed(names: Iterable[str], many: str) -> str:
     """Return the different names in their order, joined by commas; '5 budgets' where there are more than
     `MOST_NAMES`."""

@@ -6,7 +6,7 @@ copied tokens (Wu et al., Retrieval Head Mechanistically Explains Long-Context F
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -87,10 +87,10 @@ def step_mean(values: np.ndarray) -> np.ndarray:
     return np.where(counts > 0, np.nansum(values, 0, dtype=np.float64) / np.maximum(counts, 1), np.nan)
 
 
-def retrieval_heads(readers: Sequence[TraceReader]) -> Stability:
+def retrieval_heads(readers: Iterable[TraceReader]) -> Stability:
     """Return the mean map of full KV's mass on the needle over prompts, its spread, and how stable ranks are. Runs of
-    one prompt count once, the first of them. Raises ValueError for runs of different models, and if no run has a needle
-    and full attention by span."""
+    one prompt count once, the first of them. Each reader is read before the next is taken, and not afterwards. Raises
+    ValueError for runs of different models, and if no run has a needle and full attention by span."""
     maps: dict[str, np.ndarray] = {}
     uids, models = [], set()
     for reader in readers:

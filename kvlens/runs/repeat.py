@@ -21,6 +21,7 @@ from kvlens.runs.preparing import Pairing, Prepared, plan, prepare, reference_ke
 from kvlens.runs.readings import shared
 from kvlens.runs.reference import obtain
 from kvlens.runs.request import Report, RunRequest
+from kvlens.runs.storedprompt import stored_prompt
 from kvlens.runs.storing import Stored, store
 from kvlens.runs.watching import Audience
 from kvlens.store.cells import integer, number
@@ -124,15 +125,7 @@ def read_run(runs_dir: Path, uid: str) -> Past:
         uid,
         request,
         _asked(request, meta),
-        PromptText(
-            text,
-            meta.answer,
-            meta.needle,
-            meta.task,
-            answer_prefix=meta.answer_prefix or "",
-            question=meta.question_start,
-            answers=meta.answers,
-        ),
+        stored_prompt(meta, text),
         None if not meta.chat else ChatForm.stored(meta.chat),
         tuple(prompt.sort_values("pos")["token_id"].tolist()),
         spans,

@@ -71,13 +71,16 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_first_picture_has_a_line_a_method_and_its_condition_above(visit: Visit, runs: Runs, results: Path) -> None:
-    two_tasks = [LINE, LINE | {"task": "chain", "exact": 0.5, "n": 8}, LINE | {"method": "snapkv", "budget": "20%"}]
+    chain = LINE | {"task": "chain", "exact": 0.5, "n": 8}
+    snapkv = {"method": "snapkv", "budget": "20%"}
+    two_tasks = [LINE, chain, LINE | snapkv | {"n": 1}, chain | snapkv | {"n": 3, "exact": 1.0}]
+    two_tasks.append(LINE | {"method": "snapkv", "budget": "5%"})  # without a prompt of the other task
     (results / "quality.json").write_text(json.dumps({"about": ABOUT, "lines": [*two_tasks, REFUSED]}))
     app = visit(runs.folder, "benchmarks")
     (picture,) = app.get("vega_lite_chart") or app.get("arrow_vega_lite_chart")
     assert picture is not None
     words = next(box.value for box in app.markdown if "256 tokens" in box.value)
-    assert "n \\= 12 prompts" in words
+    assert "n = 4–12 prompts" in words.replace("\\", "")
     titles = {"full": "FullKV", "snapkv": "SnapKV"}
     rows = cost_rows(table([*two_tasks, REFUSED]), titles)
     assert rows["method"].tolist() == ["FullKV", "SnapKV"]

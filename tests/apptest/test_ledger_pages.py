@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,21 @@ def test_replay_offers_the_ledger_of_a_lost_run_and_draws_a_stored_one(lost: tup
     told = " ".join(element.value for element in page.markdown)
     assert all(f"{logits:+.2f} logits" in told for logits in (9.0, 2.0, 1.0))
     assert "10.0% of full KV" in told
+
+
+def test_a_ledger_without_a_lost_lead_has_neither_shares_nor_a_bar(lost: tuple[Path, str], visit: Visit) -> None:
+    folder, uid = lost
+    bars = f"ledger_bar_{uid}"
+    store_ledger(folder, uid, LEDGER, None)
+    page = visit(folder, "replay", run=uid)
+    assert [chart for chart in page.get("plotly_chart") if bars in chart.proto.id]
+    for lead in (-2.0, -1.0 - 2.0):
+        store_ledger(folder, uid, replace(LEDGER, lead_full=lead), None)
+        page = visit(folder, "replay", run=uid)
+        assert not page.error
+        (told,) = [element.value for element in page.markdown if "9.00 logits" in element.value]
+        assert "%" not in told
+        assert not [chart for chart in page.get("plotly_chart") if bars in chart.proto.id]
 
 
 def test_compare_draws_a_bar_for_every_lost_run_with_a_ledger(lost: tuple[Path, str], visit: Visit) -> None:

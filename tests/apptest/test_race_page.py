@@ -20,6 +20,7 @@ from kvlens.app.ui.common.jobs import Job, JobManager
 from kvlens.app.ui.common.request import MethodChoice, race_command
 from kvlens.app.ui.race import view
 from kvlens.app.ui.race.stored import lines_of
+from kvlens.app.ui.run import racepreflight
 from kvlens.runs import races
 from kvlens.runs.entrants import entrants
 from kvlens.runs.race import race
@@ -64,10 +65,10 @@ def primary(app: AppTest, label: str) -> Any:
 def test_the_form_begins_a_race(visit: Visit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[MethodChoice, tuple[str, ...]]] = []
 
-    def note(file: Path, choice: MethodChoice, against: tuple[str, ...], runs: Path) -> list[str]:
+    def note(file: Path, choice: MethodChoice, against: tuple[str, ...], runs: Path, *more: Any) -> list[str]:
         asked.append((choice, tuple(against)))
         assert json.loads(file.read_text(encoding="utf-8"))["answer"]
-        race_command(file, choice, against, runs)
+        race_command(file, choice, against, runs, *more)
         return [sys.executable, "-c", "pass", "--methods", "some"]
 
     monkeypatch.setattr(submit, "race_command", note)
@@ -91,6 +92,15 @@ def test_the_form_begins_a_race(visit: Visit, tmp_path: Path, monkeypatch: pytes
     primary(app, "Race 3 methods").click().run()
     ((choice, against),) = asked
     assert (choice.method, choice.budget, against) == ("chess", "30%", ("snapkv", "quest"))
+
+
+def test_warnings_of_the_estimate_name_fields(visit: Visit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = racepreflight.estimated
+    monkeypatch.setattr(racepreflight, "estimated", lambda *told: made(*told) | {"warnings": ["lower --max-new."]})
+    app = visit(tmp_path, "run")
+    app.multiselect(key="form_rivals").set_value(["snapkv"]).run()
+    said = [box.value.replace("\\", "") for box in app.warning]
+    assert [sentence.rpartition(": ")[2] for sentence in said] == ["lower Max new tokens."] * 3
 
 
 def test_the_form_races_a_method_against_itself(visit: Visit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,8 @@ from kvlens.app.ui.common import submit
 from kvlens.app.ui.common.jobs import Job, JobManager
 from kvlens.app.ui.common.jobview import manager, progress_text
 from kvlens.app.ui.common.request import MethodChoice, PromptChoice, changed_parameters, command
+from kvlens.app.ui.common.widgets import plain
+from kvlens.app.ui.run import preflight
 from kvlens.demo import tasks as demo_tasks
 from kvlens.demo.encode import demo_encode
 from kvlens.runs.request import AUTO
@@ -58,13 +60,31 @@ def test_a_preset_that_does_not_fit_is_refused_with_a_button_that_works(visit: V
     preset = app.selectbox(key="form_preset_freekv_demo")
     assert preset.options[-1] == "fit: computed for this prompt and budget"
     preset.set_value("paper").run()
-    assert any("run with --preset fit" in warning.value.replace("\\", "") for warning in app.warning)
+    assert any("run with Preset fit" in warning.value.replace("\\", "") for warning in app.warning)
     assert next(button for button in app.button if button.label == "Run").disabled
     next(button for button in app.button if button.label == "Use preset fit").click().run()
     assert app.selectbox(key="form_preset_freekv_demo").value == "fit"
     assert not app.warning
     assert any("unning `fit`: " in info.value.replace("\\", "") for info in app.info)
     assert not next(button for button in app.button if button.label == "Run").disabled
+
+
+def test_warnings_and_notes_of_the_estimate_name_fields(
+    visit: Visit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = {"warnings": ["lower --max-new."], "room": "raise --budget.", "fit": "pick --preset.", "feasible": False}
+    made = preflight.estimated
+    figures: list[dict[str, Any]] = []
+
+    def changed(*told: Any) -> dict[str, Any]:
+        figures.append(made(*told) | said)
+        return figures[-1]
+
+    monkeypatch.setattr(preflight, "estimated", changed)
+    app = visit(tmp_path, "run")
+    assert figures
+    assert [box.value for box in app.warning] == [plain("lower Max new tokens.")]
+    assert {plain("raise Budget."), plain("pick Preset.")} <= {box.value for box in app.info}
 
 
 def test_the_real_model_is_what_the_form_opens_with(

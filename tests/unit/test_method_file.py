@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from hashlib import sha256
 from pathlib import Path
 from shutil import copy
 
@@ -77,7 +78,7 @@ def test_another_file_is_refused_by_its_code(tmp_path: Path, forgotten: None, co
 
 def test_the_command_checks_a_file_and_the_page_reads_its_report(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check, "cases", lambda method: iter(()))  # every case takes minutes; test_check_method has them
-    result = CliRunner().invoke(app, view.command(str(file))[3:])
+    result = CliRunner().invoke(app, view.command(str(file), sha256(file.read_bytes()).hexdigest())[3:])
     assert result.exit_code == 1  # no case ran, so nothing was shown to hold
     job = Job("1", [], "", 0.0)
     job.log.extend(["noise", *result.stdout.splitlines()])
@@ -88,6 +89,17 @@ def test_the_command_checks_a_file_and_the_page_reads_its_report(file: Path, mon
     assert len(frame) == len(check.TRUTHS)
     assert frame["cases"].sum() == 1
     assert view.result_of(Job("2", [], "", 0.0)) is None
+
+
+def test_a_file_that_has_changed_since_it_was_shown_does_not_run(file: Path, tmp_path: Path) -> None:
+    command = view.command(str(file), sha256(file.read_bytes()).hexdigest())
+    trace = tmp_path / "ran"
+    file.write_text(f"open({str(trace)!r}, 'w').close()\n", encoding="utf-8")
+    assert CliRunner().invoke(app, command[3:]).exit_code != 0
+    with pytest.raises(MethodFileRefused) as refused:
+        read_method(str(file), command[-1])
+    assert refused.value.code == "file_changed"
+    assert not trace.exists()
 
 
 def test_the_smallest_failing_case_is_named(file: Path) -> None:

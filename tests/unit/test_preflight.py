@@ -60,6 +60,7 @@ def test_too_long_is_said() -> None:
     found = estimate("word " * 9000, "demo", "streaming_llm", {}, "0.5", 8)
     assert found["feasible"] is False
     assert any("shorten the prompt" in sentence for sentence in found["warnings"])
+    assert any("--max-new" in sentence for sentence in found["warnings"]), "as the command line says it"
 
 
 def test_the_chat_form_and_the_answers_beginning_count(smollm2_folder: Path) -> None:

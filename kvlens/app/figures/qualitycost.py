@@ -17,7 +17,8 @@ COST = "resident_share"
 
 def cost_rows(frame: pd.DataFrame, titles: dict[str, str]) -> pd.DataFrame:
     """Return one row per method and budget: method (its title), family, budget, exact (over the prompts of all tasks),
-    low, high (95 % Wilson), n (prompts) and share (bytes on the device, mean over tasks).
+    low, high (95 % Wilson), n (prompts) and share (bytes on the device, mean over tasks). A budget under which a task
+    has no judged prompt is left out: its share of right answers would be of other tasks than its neighbours'.
 
     Args:
         frame: as kvlens.app.figures.quality.table makes it.
@@ -26,7 +27,10 @@ def cost_rows(frame: pd.DataFrame, titles: dict[str, str]) -> pd.DataFrame:
     titles = arm_titles(titles, frame["method"])
     judged = frame[frame["exact"].notna() & frame[COST].notna() & (frame["n"] > 0)]
     rows = []
+    tasks = frame["task"].nunique()
     for (name, budget), part in judged.groupby(["method", "budget"], sort=False):
+        if part["task"].nunique() < tasks:
+            continue
         n = int(part["n"].sum())
         exact = float((part["exact"] * part["n"]).sum() / n)
         low, high = wilson(exact, n)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import streamlit as st
@@ -13,6 +14,7 @@ from kvlens.app.ui.common import data
 from kvlens.app.ui.common.parts import download
 from kvlens.app.ui.common.widgets import plain
 from kvlens.lab.bench.qualitypage import ORDER
+from kvlens.lens.condition import count_words
 from kvlens.models import catalogue
 
 
@@ -28,11 +30,11 @@ def show_leading(model: str | None) -> None:
         request = result.content["about"]["request"]
         frame = table(result.content["lines"], request["model"], request["length"])
         rows = cost_rows(frame, data.titles_on(request["model"]))
-        words = condition(request, int(rows["n"].max()) if len(rows) else 0)
+        if rows.empty:
+            return
+        words = condition(request, [int(n) for n in rows["n"]])
     except (KeyError, TypeError):
         return  # the quality table below says what is wrong with the file
-    if rows.empty:
-        return
     st.markdown("##### Right answers against bytes")
     st.markdown(plain(words))
     st.vega_lite_chart(rows, quality_cost(rows), key="bench_leading")
@@ -43,13 +45,14 @@ def show_leading(model: str | None) -> None:
     download(rows, "kvlens-quality-bytes")
 
 
-def condition(request: dict[str, Any], n: int) -> str:
-    """Return the line above the picture: model, length, tasks, whether the question is known, n."""
+def condition(request: dict[str, Any], counts: Sequence[int]) -> str:
+    """Return the line above the picture: model, length, tasks, whether the question is known, n. counts: prompts of
+    each point, at least one."""
     parts = (
         catalogue.label(request["model"]),
         f"prompts of {request['length']:,} tokens",
         ", ".join(request["tasks"]),
         ORDER[request.get("question", "in")],
-        f"n = {n} prompts a point",
+        f"{count_words(counts)} prompts a point",
     )
     return " · ".join(parts)

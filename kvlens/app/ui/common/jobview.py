@@ -25,7 +25,7 @@ _PHASES = {
     "place": "Placing the prompt: spans, summaries, host memory",
     "decode": "Decoding",
     "surprisal": "Computing the surprisal of the prompt's tokens",
-    "effect": "Finding what the loss owes to what was not read",
+    "effect": "Measuring the effect of each missed span",
     "again": "Repeating the run as it was",
     "search": "Looking for what is enough",
     "store": "Storing the trace",
@@ -97,6 +97,14 @@ def watched(job: Job, ended: bool = False) -> bool:
 
 
 def _panel(job: Job) -> None:
+    box(job)
+    if not job.active and watched(job, ended=True):
+        leave_later(job)
+        st.rerun()
+
+
+def box(job: Job) -> None:
+    """The job in a box: its title and note, then how far it is, or how it ended."""
     with st.container(border=True):
         st.text(visible(job.title))
         if job.note:
@@ -105,9 +113,6 @@ def _panel(job: Job) -> None:
             progress(job)
         else:
             outcome(job)
-    if not job.active and watched(job, ended=True):
-        leave_later(job)
-        st.rerun()
 
 
 def progress(job: Job) -> None:

@@ -101,6 +101,8 @@ def _distances(results: Results) -> None:
 
 def _bar(reader: TraceReader, ledger: LossLedger) -> None:
     frame = pooled([(run_name(reader.meta), ledger)])
+    if frame.empty:
+        return
     alt = "One bar: the logits of the lost lead that each cause took."
     chart(ledger_bars(frame, logits=True), frame, f"{reader.uid}-ledger", f"ledger_bar_{reader.uid}", alt)
 
@@ -119,10 +121,10 @@ def _sentences(reader: TraceReader, ledger: LossLedger, frontier: Frontier | Non
     for share in sorted(ledger.shares, key=lambda share: -share.logits):
         back = {True: "brings the answer back", False: "does not bring the answer back", None: "was not tried"}
         lines.append(
-            f"**{NAMES[share.cause]}** ({CAUSES[share.cause][1]}): {share.logits:+.2f} logits, "
-            f"{share.logits / ledger.lost:.1%}; its repair alone {back[share.restored]}."
+            f"**{NAMES[share.cause]}** ({CAUSES[share.cause][1]}): {_took(share.logits, ledger)}; its repair alone "
+            f"{back[share.restored]}."
         )
-    lines.append(f"**{NAMES[REST]}**: {ledger.rest:+.2f} logits, {ledger.rest / ledger.lost:.1%}.")
+    lines.append(f"**{NAMES[REST]}**: {_took(ledger.rest, ledger)}.")
     st.markdown("  \n".join(lines))
     if frontier is not None:
         peak = int(reader.steps()["peak_bytes"].max())
@@ -132,6 +134,11 @@ def _sentences(reader: TraceReader, ledger: LossLedger, frontier: Frontier | Non
             f"{frontier.distance(peak):.1f} times as many, and lost it."
         )
     st.caption(plain(ADDS_UP))
+
+
+def _took(logits: float, ledger: LossLedger) -> str:
+    """Logits with their share of the lead lost; without a share where no lead was lost."""
+    return f"{logits:+.2f} logits" + (f", {logits / ledger.lost:.1%}" if ledger.lost > 0 else "")
 
 
 def _measure(key: str, arguments: Sequence[str], words: str, title: str) -> None:

@@ -21,6 +21,8 @@ MOST = 5
 """runs that an estimate is made by, the newest"""
 ORDER = ("load", "prefill", "check", "reference", "surprisal", "place", "decode", "effect", "store")
 """phases of a compared run, as its job reports them; the reference computes the surprisals for both"""
+PLACING = "placing, recording and storing"
+"""phase `place` as estimates name it: what is left of a run's duration without its other times"""
 _TIMES = ("prefill_s", "surprisal_s", "decode_s", "full_kv_s", "effect_s", "load_s")
 Row = dict[str, Any]
 
@@ -127,7 +129,7 @@ def _reading(rows: Sequence[Row], tokens: int) -> dict[str, float | None]:
 
 
 def _placing(row: Row) -> float:
-    """Seconds a prompt token of what is none of the other times: placing the prompt, and storing."""
+    """Seconds a prompt token of what is none of the other times: placing the prompt, recording, and storing."""
     others_s = sum(row[name] or 0.0 for name in ("prefill_s", "surprisal_s", "decode_s", "full_kv_s"))
     return float(max(0.0, row["duration_s"] - others_s) / row["prompt_tokens"])
 

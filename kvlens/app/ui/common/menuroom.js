@@ -3,9 +3,13 @@
 
 const ROOM = 190; // px, of a menu of two rows
 
+/** The element that Streamlit draws under a key, as a selector. @param {string} key */
+export function placeOf(key) {
+  return `.${CSS.escape("st-key-" + key.trim().replace(/[^a-zA-Z0-9_-]/g, "-"))}`;
+}
+
 /** @param {string} key of the menu's figure */
 export function makeRoom(key) {
-  const place = "st-key-" + `${key}_menu`.trim().replace(/[^a-zA-Z0-9_-]/g, "-");
-  const button = document.querySelector(`.${CSS.escape(place)} button`);
+  const button = document.querySelector(`${placeOf(`${key}_menu`)} button`);
   if (button && button.getBoundingClientRect().bottom > window.innerHeight - ROOM) button.scrollIntoView({ block: "center" });
 }

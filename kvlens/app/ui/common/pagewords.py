@@ -10,6 +10,7 @@ FIELDS = {
     "chat": "Chat form",
     "from-step": "from step",
     "max-new": "Max new tokens",
+    "methods": "Methods",
     "model": "Model",
     "preset": "Preset",
     "question": "Question",

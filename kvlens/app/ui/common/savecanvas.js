@@ -1,7 +1,7 @@
 // @ts-check
 // Saves all canvases of a component as one picture, SVG or PNG: at their places, with their key and labels, on the page's ground.
 
-import { makeRoom } from "./menuroom.js";
+import { makeRoom, placeOf } from "./menuroom.js";
 import { drawPart, savedParts } from "./savekey.js";
 import { HATCH, VectorContext } from "./vector.js";
 
@@ -17,7 +17,7 @@ const [LINE, PAD] = [18, 12]; // of the caption above, and around
 export default function ({ data, parentElement }) {
   makeRoom(data.key);
   const save = (/** @type {string} */ format) => {
-    const place = document.querySelector(`.${CSS.escape("st-key-" + data.key.trim().replace(/[^a-zA-Z0-9_-]/g, "-"))}`);
+    const place = document.querySelector(placeOf(data.key));
     const roots = place ? [...place.querySelectorAll("*")].flatMap((node) => (node.shadowRoot ? [node.shadowRoot] : [])) : [];
     /** @type {[Canvas, DOMRect][]} */
     const boxes = roots.flatMap((root) => [...root.querySelectorAll("canvas")]).map((canvas) => [canvas, canvas.getBoundingClientRect()]);

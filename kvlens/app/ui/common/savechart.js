@@ -3,15 +3,14 @@
 // sets the format and presses it. The page's ground is painted in for that moment, because the light text of a dark page cannot be
 // read on white paper.
 
-import { makeRoom } from "./menuroom.js";
+import { makeRoom, placeOf } from "./menuroom.js";
 
 /** @param {{ data: { key: string, caption: string }, parentElement: ShadowRoot }} component */
 export default function ({ data, parentElement }) {
   makeRoom(data.key);
   const save = (/** @type {string} */ format) => {
-    const place = "st-key-" + data.key.trim().replace(/[^a-zA-Z0-9_-]/g, "-");
     /** @type {any} a box that Plotly has drawn in */
-    const plot = document.querySelector(`.${CSS.escape(place)} .js-plotly-plot`);
+    const plot = document.querySelector(`${placeOf(data.key)} .js-plotly-plot`);
     const press = plot && plot.querySelector('.modebar-btn[data-title^="Download plot"]');
     if (!press) return;
     const options = plot._context.toImageButtonOptions;

@@ -57,6 +57,12 @@ def follow(key: str, value: object) -> None:
         st.session_state[key] = value
 
 
+def component_value(key: str, name: str) -> object:
+    """Return what the component `key` sent last under `name`: untrusted; None before it has sent anything."""
+    state = st.session_state.get(key)
+    return None if state is None else state.get(name)
+
+
 def set_condition(line: str) -> None:
     """Keeps the condition of what the page shows, for the images that it hands out; see `kvlens.lens.condition`."""
     st.session_state[_CONDITION] = line

@@ -66,8 +66,7 @@ def submit_race(
     """Queues a race of the chosen method against others at its budget; returns the job's id. variants: (parameter,
     value) of each further lane of the chosen method."""
     file = manager().scratch("prompt.json", prompt.file_text())
-    more = (variants,) if variants else ()
-    argv = race_command(file, choice, against, data.runs_dir().resolve(), *more)
+    argv = race_command(file, choice, against, data.runs_dir().resolve(), variants)
     names = ", ".join(
         choice_name(choice) if name == choice.method else preset_name(name, default_preset(name, choice.model))
         for name in dict.fromkeys(argv[argv.index("--methods") + 1].split(","))

@@ -54,9 +54,14 @@ def plain(text: str) -> str:
     return _MARKDOWN.sub(r"\\\1", _ADDRESS.sub("\u2060", _SHORTCODE.sub(":\u2060", line)))
 
 
+def page_sentence(sentence: str) -> str:
+    """Return a sentence of the command line as Markdown of a page: its options by their fields, all else literal."""
+    return plain(page_words(sentence))
+
+
 def error(sentence: str, log: Iterable[str] = ()) -> None:
     """An error box: one sentence, options in it by their fields, and the tail of a log where there is one."""
-    st.error(plain(page_words(sentence)))
+    st.error(page_sentence(sentence))
     lines = list(log)
     if lines:
         st.code(visible("\n".join(lines)), language=None, wrap_lines=True, height=240)

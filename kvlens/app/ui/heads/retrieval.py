@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import partial
+from pathlib import Path
 
 import streamlit as st
 
@@ -25,12 +27,14 @@ MAPS = (("mean", SPAN_MASS, "mean"), ("spread", SPREAD, "standard deviation"), (
 
 def over_runs(reader: TraceReader, cell: tuple[int, int]) -> None:
     """Draw the mean map over the prompts of this model's runs, its spread and the stability of ranks, when opened."""
-    fold = st.expander("Retrieval heads over all runs of this model", key="heads_retrieval", on_change="rerun")
+    fold = st.expander("Retrieval heads over the runs of this model", key="heads_retrieval", on_change="rerun")
     if not fold.open:
         return
     with fold:
         runs = data.runs()
         same = runs[(runs["model"] == reader.meta.model) & (runs["status"] == "completed")]
+        if len(same) > MOST_RUNS:
+            st.caption(f"Over the newest {MOST_RUNS} of {len(same):,} runs.")
         uids = tuple(str(uid) for uid in same["uid"].head(MOST_RUNS))
         try:
             stability = _stability(uids, reader.meta.model or "")
@@ -61,11 +65,11 @@ def over_runs(reader: TraceReader, cell: tuple[int, int]) -> None:
 
 @st.cache_data(max_entries=8, show_spinner="Reading the runs of this model")
 def _stability(uids: tuple[str, ...], model: str) -> Stability:
-    with ExitStack() as stack:
-        readers = []
-        for uid in uids:
-            try:
-                readers.append(stack.enter_context(TraceReader.open(data.runs_dir(), uid)))
-            except TraceError:
-                continue
-        return retrieval_heads(readers)
+    return retrieval_heads(one_by_one(data.runs_dir(), uids))
+
+
+def one_by_one(folder: Path, uids: Sequence[str]) -> Iterator[TraceReader]:
+    """Readers of the runs that can be read; each is closed when the next is asked for."""
+    for uid in uids:
+        with suppress(TraceError), TraceReader.open(folder, uid) as reader:
+            yield reader

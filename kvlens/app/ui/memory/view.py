@@ -117,7 +117,7 @@ def residency(reader: TraceReader) -> None:
             f"or not, their "
             f"tables, span tables, summaries, a method's index, staging. Full KV ({si_bytes(full)}) is keys "
             f"and values alone, of "
-            f"the prompt and all tokens asked for, so a method that keeps everything lies a little above it. "
+            f"the prompt and all tokens asked for, so the peak of a method that keeps everything is slightly above it. "
             f"Prefill, when the "
             f"whole prompt is on the device, is not drawn; its peak: {prefill_bytes}."
         )

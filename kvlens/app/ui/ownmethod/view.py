@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import sys
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from kvlens.text.plaintext import visible
 from kvlens.text.units import counted
 
 POLL_S = 0.5
+_SHOWN = "own_shown"
+"""key of the session: (path, SHA-256 of the text) that the page drew last"""
 WORDS = {"pass": "✓ holds", "FAIL": "✗ fails", "none": "— no case"}
 REFUSED = {
     "open_server": "This server answers other machines, so it runs no file. Start kvlens on this machine's address.",
@@ -35,9 +38,9 @@ def refusal() -> str | None:
     return "no_token" if access.token() is None else None
 
 
-def command(path: str) -> list[str]:
-    """Return the command that checks the file, in a process of its own."""
-    return [sys.executable, "-m", "kvlens", "check-method", path, "--json", "--progress-json"]
+def command(path: str, digest: str) -> list[str]:
+    """Return the command that checks the file, in a process of its own, if it still has this SHA-256 then."""
+    return [sys.executable, "-m", "kvlens", "check-method", path, "--json", "--progress-json", "--sha256", digest]
 
 
 def show() -> None:
@@ -54,32 +57,43 @@ def show() -> None:
         key="own_file",
         placeholder="~/my_method.py, or ~/my_method.py:name of one of several methods",
     ).strip()
+    digest = _source(path) if path else ""
+    last_shown = st.session_state.get(_SHOWN)
+    st.session_state[_SHOWN] = (path, digest)
+    if last_shown is not None and last_shown[0] == path and last_shown[1] not in ("", digest):
+        st.warning("The file has changed since it was shown. Read it again, then tick again.")
     consent = st.checkbox(
-        "I know this file. Its code runs on this machine with my rights.", key=f"own_consent_{path}", disabled=not path
+        "I know this file. Its code runs on this machine with my rights.",
+        key=f"own_consent_{path}_{digest}",
+        disabled=not digest,
     )
-    if st.button("Check it", type="primary", icon=":material/rule:", disabled=not (path and consent)):
-        argv = command(str(Path(path).expanduser().absolute()))
+    if st.button("Check it", type="primary", icon=":material/rule:", disabled=not (digest and consent)):
+        argv = command(str(Path(path).expanduser().absolute()), digest)
         st.query_params["job"] = manager().submit(argv, f"Check of {Path(path).name}")
         st.rerun()
-    _source(path)
     if (job := manager().get(st.query_params.get("job", ""))) is not None and "check-method" in job.argv:
         st.fragment(_checked, run_every=POLL_S if job.active else None)(job.id)
 
 
-def _source(path: str) -> None:
-    """The file as text, so that it is read before it is run."""
-    file = Path(path.partition(f"{SUFFIX}:")[0] + SUFFIX if f"{SUFFIX}:" in path else path).expanduser()
-    if not path:
-        return
+def _source(path: str) -> str:
+    """Draw the file as text, so that it is read before it is run. Returns its SHA-256; '' where it cannot be read."""
     try:
+        file = Path(path.partition(f"{SUFFIX}:")[0] + SUFFIX if f"{SUFFIX}:" in path else path).expanduser()
         if not file.is_file() or file.suffix != SUFFIX or file.stat().st_size > MOST_BYTES:
             raise OSError
-        text = file.read_text(encoding="utf-8")
-    except (OSError, ValueError):
+        source = file.read_bytes()
+        text = source.decode("utf-8")
+    except (OSError, ValueError, RuntimeError):  # RuntimeError: a home folder that nobody has
         widgets.error(f"{path[:120]} is no Python file that can be read here; give its whole path.")
-        return
-    with st.expander(f"What {widgets.plain(file.name)} says"):
+        return ""
+    with st.expander(f"Source of {widgets.plain(file.name)}"):
         st.code(visible(text), language="python", line_numbers=True, height=420)
+    return sha256(source).hexdigest()
+
+
+def progress_text(job: Job) -> str:
+    """Return how far a check is, as Markdown that shows the file's name literally."""
+    return f"{widgets.plain(job.title)}: {counted(job.done, 'case')} begun"
 
 
 def _checked(job_id: str) -> None:
@@ -88,7 +102,7 @@ def _checked(job_id: str) -> None:
         return
     if job.active:
         left_column, right = st.columns([6, 1], vertical_alignment="center")
-        left_column.progress(0.0, text=f"{job.title}: {counted(job.done, 'case')} begun")
+        left_column.progress(0.0, text=progress_text(job))
         if right.button("Cancel", key=f"cancel_{job.id}", width="stretch"):
             manager().cancel(job.id)
         st.session_state["own_watched"] = job.id

@@ -33,14 +33,7 @@ def of_job(job_id: str) -> bool:
 
 def _single(job: Job) -> None:
     """A single run as a race of one. When it ends, its page opens: the Replay, at the step of loss."""
-    with st.container(border=True):
-        st.text(visible(job.title))
-        if job.note:
-            st.caption(widgets.plain(job.note))
-        if job.active:
-            jobview.progress(job)
-        else:
-            jobview.outcome(job)
+    jobview.box(job)
     live_lanes(job)
     if not job.active and jobview.watched(job, ended=True):
         data.forget_runs()

@@ -187,11 +187,6 @@ def quoted(token: str) -> str:
     return f"“{plain(shown) if shown.strip() else blank}”"
 
 
-def signed(value: float) -> str:
-    """With a true minus sign."""
-    return f"{value:+.3g}".replace("-", "−")
-
-
 def _without_loss(reader: TraceReader, table: pd.DataFrame, busy: bool) -> None:
     loss = reader.loss()
     if len(loss):

@@ -13,10 +13,9 @@ from kvlens.app.ui.common.again import PARAMETER
 from kvlens.app.ui.common.request import PromptChoice
 from kvlens.app.ui.run.preflight import WANTED, budget_key
 from kvlens.app.ui.run.upload import put_file
-from kvlens.meta import RunMeta
 from kvlens.runs.request import AUTO, default_preset
+from kvlens.runs.storedprompt import stored_prompt
 from kvlens.store.reader import TraceError, TraceReader
-from kvlens.text.prompts import PromptText
 
 _VALUES = "form_values_of_run"
 """key of the session: the parameters that the form begins with"""
@@ -59,7 +58,7 @@ def fill_form() -> None:
     except (TraceError, ValueError) as problem:
         widgets.error(str(problem))
         return
-    _put_prompt(uid, meta, text)
+    put_file(f"prompt of {uid}.json", PromptChoice(stored_prompt(meta, text), uid).file_text().encode())
     request = meta.request or {}
     model, method = str(meta.model), str(meta.method)
     preset = request.get("preset") or meta.preset or default_preset(method, model)
@@ -80,16 +79,3 @@ def fill_form() -> None:
     if preset is not None:
         st.session_state[WANTED] = (method, preset)
     st.session_state[_VALUES] = StartValues(uid, method, preset, overrides)
-
-
-def _put_prompt(uid: str, meta: RunMeta, text: str) -> None:
-    prompt = PromptText(
-        text,
-        meta.answer,
-        meta.needle,
-        meta.task,
-        answer_prefix=meta.answer_prefix or "",
-        question=meta.question_start,
-        answers=meta.answers,
-    )
-    put_file(f"prompt of {uid}.json", PromptChoice(prompt, uid).file_text().encode())

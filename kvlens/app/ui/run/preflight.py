@@ -9,7 +9,7 @@ import streamlit as st
 
 from kvlens import methods
 from kvlens.app.ui.common import data, widgets
-from kvlens.app.ui.common.likely import Likely, likely
+from kvlens.app.ui.common.likely import PLACING, Likely, likely
 from kvlens.app.ui.common.request import MethodChoice, PromptChoice
 from kvlens.memory.budget import NO_LIMIT, in_words
 from kvlens.runs.preflight import estimate
@@ -25,7 +25,7 @@ PARTS = {
     "check": "budget check",
     "reference": "full-KV reference",
     "surprisal": "surprisals",
-    "place": "placing and storing",
+    "place": PLACING,
 }
 """phases of a run, as the estimate names them"""
 LEAST_S = 0.05
@@ -91,11 +91,11 @@ def panel(prompt: PromptChoice, choice: MethodChoice) -> bool:
             steps = "every step" if every == 1 else f"one step in {every}"
             st.caption(f"Full attention by span, over the exact keys, will be recorded at {steps} in all layers.")
         if figures["room"]:
-            st.info(widgets.plain(figures["room"]))
+            st.info(widgets.page_sentence(figures["room"]))
         if figures["fit"]:
-            st.info(widgets.plain(figures["fit"]))
+            st.info(widgets.page_sentence(figures["fit"]))
         for warning in figures["warnings"]:
-            st.warning(widgets.plain(warning))
+            st.warning(widgets.page_sentence(warning))
         if figures["instead"]:
             _instead(figures["instead"], choice)
     return figures["feasible"] is not False

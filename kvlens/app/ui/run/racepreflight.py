@@ -10,7 +10,7 @@ import streamlit as st
 
 from kvlens import methods
 from kvlens.app.ui.common import widgets
-from kvlens.app.ui.common.likely import Likely
+from kvlens.app.ui.common.likely import PLACING, Likely
 from kvlens.app.ui.common.request import MethodChoice, PromptChoice, Rivals
 from kvlens.app.ui.run.preflight import LEAST_S, budget_said, estimated, likely_of
 from kvlens.lens.knob import attends_by
@@ -47,7 +47,7 @@ def panel(prompt: PromptChoice, choice: MethodChoice, rivals: Rivals) -> bool:
             st.caption(widgets.plain(time_sentence))
         for lane, estimate in zip(lanes, estimates, strict=True):
             for warning in estimate["warnings"]:
-                st.warning(widgets.plain(f"{_title(lane, estimate)}: {warning}"))
+                st.warning(widgets.page_sentence(f"{_title(lane, estimate)}: {warning}"))
     return any(estimate["feasible"] is not False for estimate in estimates[1:])
 
 
@@ -103,12 +103,7 @@ def _took(like: Sequence[Likely | None], estimates: Sequence[dict[str, Any]]) ->
     placing_s = sum(lane.phases.get("place", 0.0) for lane in likely_lanes)
     steps_s = sum(lane.decode_s for lane in likely_lanes)
     lanes = f"{counted(len(likely_lanes), 'lane')} of at most {counted(estimates[0]['steps'], 'step')}"
-    parts = {
-        "loading the model": load_s,
-        "reading the prompt, once": prefill_s,
-        "placing and storing": placing_s,
-        lanes: steps_s,
-    }
+    parts = {"loading the model": load_s, "reading the prompt, once": prefill_s, PLACING: placing_s, lanes: steps_s}
     named = ", ".join(f"{duration(seconds * 1e6)} {words}" for words, seconds in parts.items() if seconds >= LEAST_S)
     effects_s = sum(lane.phases.get("effect", 0.0) for lane in likely_lanes)
     lost = f" Lost answers take up to {duration(effects_s * 1e6)} more, for their causes." if effects_s else ""

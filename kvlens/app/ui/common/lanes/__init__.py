@@ -10,6 +10,7 @@ from pathlib import Path
 
 import streamlit as st
 
+from kvlens.app.ui.common import session
 from kvlens.player.script import joined
 
 _FOLDER = Path(__file__).resolve().parent
@@ -42,11 +43,9 @@ def lanes(
 
 def wanted() -> object:
     """The first line that the browser lacks: untrusted."""
-    state = st.session_state.get(KEY)
-    return None if state is None else state.get("from")
+    return session.component_value(KEY, "from")
 
 
 def opened() -> object:
     """The lane and the step that were clicked: untrusted."""
-    state = st.session_state.get(KEY)
-    return None if state is None else state.get("open")
+    return session.component_value(KEY, "open")

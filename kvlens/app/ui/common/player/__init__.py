@@ -9,6 +9,7 @@ from pathlib import Path
 
 import streamlit as st
 
+from kvlens.app.ui.common import session
 from kvlens.player.script import WEB, joined
 
 _FOLDER = Path(__file__).resolve().parent
@@ -33,5 +34,4 @@ def player(run: bytes, head: bytes, on_change: Callable[[], None]) -> None:
 
 def committed() -> object:
     """The player's last commit as the browser sent it: untrusted, see state.from_player."""
-    state = st.session_state.get(KEY)
-    return None if state is None else state.get("selection")
+    return session.component_value(KEY, "selection")

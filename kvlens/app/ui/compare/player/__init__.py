@@ -11,6 +11,7 @@ from pathlib import Path
 
 import streamlit as st
 
+from kvlens.app.ui.common import session
 from kvlens.player.codec import pack
 from kvlens.player.script import WEB, joined
 
@@ -39,5 +40,4 @@ def pair_player(a: bytes, b: bytes, header: dict[str, object], on_change: Callab
 
 def committed() -> object:
     """The view's last commit as the browser sent it: untrusted, see state.from_player."""
-    state = st.session_state.get(KEY)
-    return None if state is None else state.get("selection")
+    return session.component_value(KEY, "selection")
