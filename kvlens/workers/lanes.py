@@ -188,8 +188,8 @@ def serve(pipe: Connection, job: Job) -> None:
             worker = worker or job.worker(job.place)
             answer: tuple[str, Any] = ("answer", getattr(worker, subject)(item))
         except Exception as error:
-            said = f"trial {job.words(item)} failed: {type(error).__name__}: {str(error).rstrip('.')}"
-            answer = ("error", WorkerLost(said, getattr(error, "code", None)))
+            sentence = f"trial {job.words(item)} failed: {type(error).__name__}: {str(error).rstrip('.')}"
+            answer = ("error", WorkerLost(sentence, getattr(error, "code", None)))
         try:
             pipe.send(answer)
         except OSError:
