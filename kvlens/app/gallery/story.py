@@ -80,7 +80,7 @@ def story_of(loss: gallery.Loss, runs: Path) -> Story:
         missed, tokens = loss_verdict.missed, reader.tokens()
         text = " ".join(passage(tokens, missed.tok_start, missed.tok_end).split())
         needle = _needle(reader)
-        lost, after = _scene(reader, missed), _scene(repaired, missed)
+        lost, held = _scene(reader, missed), _scene(repaired, missed)
         held_from = min(hold.from_step for hold in repaired.meta.hold)
         return Story(
             method=loss.method,
@@ -100,7 +100,7 @@ def story_of(loss: gallery.Loss, runs: Path) -> Story:
             held_from=held_from,
             lost=lost,
             # the held run stores no full attention; before the hold it is the lost run
-            repaired=after.model_copy(update={"hole": lost.hole[:held_from] + after.hole[held_from:]}),
+            repaired=held.model_copy(update={"hole": lost.hole[:held_from] + held.hole[held_from:]}),
         )
 
 
