@@ -159,6 +159,13 @@ def test_a_rate_is_decided_by_its_interval(uncertain: int, pages: int, holds: bo
     assert f"{uncertain} of {pages} pages" in claim.measured
 
 
+@pytest.mark.parametrize(("uncertain", "more"), [(8, 500), (12, 100), (1, None)])
+def test_a_rate_states_how_many_pages_would_decide_it(uncertain: int, more: int | None) -> None:
+    test = chess.rate(uncertain, 100, 10, "smollm2").test
+    assert test is not None
+    assert test.needs is None if more is None else test.needs is not None and test.needs > more
+
+
 @pytest.mark.parametrize(
     ("rank", "kept", "n", "holds"),
     [
