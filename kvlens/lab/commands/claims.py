@@ -58,8 +58,8 @@ def claims(
         assert out is not None
         _judge_stored(parts, out)
     else:
-        chosen = list(names(methods))
-        _measure(parts, chosen, model, prompts, passages, kept_file(kept, "claims", model), out)
+        method_names = list(names(methods))
+        _measure(parts, method_names, model, prompts, passages, kept_file(kept, "claims", model), out)
     if doc is not None:
         doc.write_text(document({"methods": parts}, model), encoding="utf-8")
     sys.stdout.flush()
