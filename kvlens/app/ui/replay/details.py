@@ -39,7 +39,7 @@ def facts(reader: TraceReader) -> None:
         f"self-checks passed {int(checks['passed'].sum())}/{len(checks)}" if len(checks) else "self-checks not recorded"
     )
     drawn = f"temperature {meta.temperature:g}, top-p {meta.top_p or 1:g}, " if meta.temperature else ""
-    reuse = " · prompt kept from an earlier run" if meta.prompt_kept else ""
+    reuse = " · prompt read before" if meta.prompt_kept else ""
     fed = "Fed, full KV's tokens" if meta.forced else "Generated"
     expected = f"Expected answer: {in_a_line(str(meta.answer))} · " if meta.answer else ""
     with st.container(key="facts"):
