@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from kvlens.lab.claims import Claim, Setting, Test, setting_of
 from kvlens.lab.claims.family import tested_level
 from kvlens.lab.claims.methods.chess_pages import Ranked, first_selection, rank_asked, rank_by_parts, watching
-from kvlens.lab.claims.plan import FEWEST, PASSAGES
+from kvlens.lab.claims.plan import FEWEST
 from kvlens.lab.results.power import trials_between
 from kvlens.methods.statements import Statement, arm
 from kvlens.models.find import DEMO
@@ -27,8 +27,10 @@ FIRST_SEED = 6_500_000
 KEEP = (0.1, 0.2, 0.4)
 """shares of attended tokens"""
 RATE_AT = "20%"
-RATE_PASSAGES = PASSAGES
-"""passages of 128 tokens, all that the text at hand has: some 15 pages each"""
+CONTEXT, FED = 896, 256
+"""tokens of a passage that are read, and fed: some 31 pages, about three reconstructions at the paper's frequency"""
+RATE_PASSAGES = 19
+"""all that the text at hand has without common text"""
 MEASURED = 2
 """claims of the paper that no arms state"""
 EVERY = (5, 20)
@@ -41,7 +43,7 @@ STATEMENTS = (
         arm("chess", "20%", trigger="dynamic"),
         (arm("chess", "20%", trigger="fixed"),),
         figure="kl",
-        text=(896, 128),
+        text=(CONTEXT, FED),
     ),
     Statement(
         "CHESS App. C, Fig. 9",
@@ -79,8 +81,8 @@ def count_uncertain(engine: Engine, passages: int, report: Callable[[str], None]
 
     loaded, uncertain, complete = engine.loaded, 0, 0
     preset, overrides, _ = settings(Chess, loaded.name, RATE_AT)
-    for index in apart(FIRST_SEED, passages, 1024):
-        context, fed = passage(FIRST_SEED + index, 896, 128, loaded.tokenizer, loaded.max_positions)
+    for index in apart(FIRST_SEED, passages, CONTEXT + FED):
+        context, fed = passage(FIRST_SEED + index, CONTEXT, FED, loaded.tokenizer, loaded.max_positions)
         options, notes = Options(max_new=len(fed), forced=fed), list[tuple[str, float]]()
         params = chosen(engine, context, Chess, {"preset": preset, "overrides": overrides}, None, options).params
         engine.run(context, watching(partial(_note, notes)), params, None, options)
@@ -108,7 +110,7 @@ def rate(uncertain: int, complete: int, passages: int, model: str) -> Claim:
         "CHESS App. C",
         "Dynamic reconstruction comes about every 10 pages.",
         f"{uncertain} of {complete} pages trigger, {uncertain / complete:.1%} ({low:.1%} to {high:.1%}, 95 %); "
-        f"{model}, {passages} passages of 896 tokens, the next 128 fed, {RATE_AT} attended, preset of the model.",
+        f"{model}, {passages} passages of {CONTEXT} tokens, the next {FED} fed, {RATE_AT} attended, preset of the model.",
         None,
         figures={"uncertain": uncertain, "pages": complete},
         test=Test(complete, inside, outside, needed, reason, reason),
