@@ -110,7 +110,8 @@ def rate(uncertain: int, complete: int, passages: int, model: str) -> Claim:
         "CHESS App. C",
         "Dynamic reconstruction comes about every 10 pages.",
         f"{uncertain} of {complete} pages trigger, {uncertain / complete:.1%} ({low:.1%} to {high:.1%}, 95 %); "
-        f"{model}, {passages} passages of {CONTEXT} tokens, the next {FED} fed, {RATE_AT} attended, preset of the model.",
+        f"{model}, {passages} passages of {CONTEXT} tokens, the next {FED} fed, {RATE_AT} attended, "
+        "preset of the model.",
         None,
         figures={"uncertain": uncertain, "pages": complete},
         test=Test(complete, inside, outside, needed, reason, reason),
