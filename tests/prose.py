@@ -1,6 +1,6 @@
 """Tests that quote prose: functions with four words of prose or more inside an assertion (`make lint`).
 
-A test that quotes a sentence breaks when the sentence is mended. Assert the code and the values instead. `tests/prose.txt`
+A test that quotes a sentence breaks when the sentence is mended. Assert the code and the values. `tests/prose.txt`
 holds how many such functions each file has. A file may have fewer, never more; `--write` lowers the counts."""
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ def quoting_functions(path: Path) -> list[tuple[str, int, str]]:
 
 def counts(root: Path = TESTS) -> Counter[str]:
     """Return how many functions of each test file quote prose; files without one are left out."""
-    return +Counter({str(path.relative_to(root)): len(quoting_functions(path)) for path in sorted(root.rglob("test_*.py"))})
+    return +Counter(
+        {str(path.relative_to(root)): len(quoting_functions(path)) for path in sorted(root.rglob("test_*.py"))}
+    )
 
 
 def read_baseline(path: Path = BASELINE) -> dict[str, int]:
@@ -75,7 +77,9 @@ def main() -> int:
     baseline = read_baseline()
     risen = rises(present, baseline)
     for name in risen:
-        print(f"{name}: {present[name]} functions quote prose, {baseline.get(name, 0)} allowed. Assert codes and values:")
+        print(
+            f"{name}: {present[name]} functions quote prose, {baseline.get(name, 0)} allowed. Assert codes and values:"
+        )
         for function, line, sentence in quoting_functions(TESTS / name):
             print(f"  tests/{name}:{line}: {function}: {sentence[:80]!r}")
     return 1 if risen else 0

@@ -1,7 +1,7 @@
 """How hard the docs are to read: words per sentence and the Flesch-Kincaid grade of prose outside docs/evidence/.
 
-Prose is what a page says in paragraphs and lists. Code, tables, headings, quotes of the product and generated blocks are
-left out. Grade = 0.39 words per sentence + 11.8 syllables per word - 15.59 (Kincaid et al. 1975). `python
+Prose is what a page says in paragraphs and lists. Code, tables, headings, quotations and generated blocks do not
+count. Grade = 0.39 words per sentence + 11.8 syllables per word - 15.59 (Kincaid et al. 1975). `python
 tests/readability.py` prints a row per page, with `--worst N` the N longest sentences of each page."""
 
 from __future__ import annotations
@@ -70,7 +70,11 @@ def plain(block: str) -> str:
 
 def sentences(text: str) -> list[str]:
     """Return the sentences of a page. A colon before a list and a semicolon end none."""
-    parts = (part for block in prose_blocks(text) for part in re.split(r"(?<=[.!?])[\"')]* +(?=[\"'(A-Z0-9c])", plain(block)))
+    parts = (
+        part
+        for block in prose_blocks(text)
+        for part in re.split(r"(?<=[.!?])[\"')]* +(?=[\"'(A-Z0-9]|code\b|kvlens\b)", plain(block))
+    )
     return [part for part in parts if WORD.search(part)]
 
 
@@ -90,7 +94,10 @@ def measure(text: str) -> Measure:
     lists = [WORD.findall(sentence) for sentence in sentences(text)]
     words = [word for words in lists for word in words]
     return Measure(
-        len(lists), len(words), sum(count_syllables(word) for word in words), max((len(words) for words in lists), default=0)
+        len(lists),
+        len(words),
+        sum(count_syllables(word) for word in words),
+        max((len(words) for words in lists), default=0),
     )
 
 
@@ -117,7 +124,8 @@ def main() -> int:
         row = measure(text)
         hard += is_hard(row)
         mark = "HARD" if is_hard(row) else ""
-        print(f"{path}: {row.sentences} sentences, mean {row.mean:.1f}, longest {row.longest}, grade {row.grade:.1f} {mark}")
+        figures = f"mean {row.mean:.1f}, longest {row.longest}, grade {row.grade:.1f}"
+        print(f"{path}: {row.sentences} sentences, {figures} {mark}")
         for sentence in sorted(sentences(text), key=lambda part: -len(WORD.findall(part)))[: options.worst]:
             print(f"    {len(WORD.findall(sentence))}: {sentence}")
     return 1 if hard else 0

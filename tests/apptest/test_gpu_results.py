@@ -202,7 +202,7 @@ def test_a_dry_run_is_not_shown(visit: Visit, runs: Runs, results: Path) -> None
     (results / "gpu-dry-run.json").write_text(json.dumps(result(*WHOLE, dry_run=True)))
     app = visit(runs.folder, "benchmarks")
     assert not app.metric
-    assert "docs/performance.md" in app.info[-1].value
+    assert "docs/evidence/performance.md" in app.info[-1].value
 
 
 def test_an_interrupted_sitting_is_shown_as_far_as_it_went(visit: Visit, runs: Runs, results: Path) -> None:

@@ -31,13 +31,11 @@ def show_gpu() -> None:
     st.markdown("##### On a GPU")
     results = _results()
     if not results:
-        st.info("Nothing was measured on a GPU yet. docs/performance.md says how it is measured.")
+        st.info("Nothing was measured on a GPU yet. docs/evidence/performance.md says how it is measured.")
         return
     result = _one(results, "gpu_device")
     if result.missing:
-        st.warning(
-            plain(f"Not measured yet: {', '.join(result.missing)}; docs/performance.md says how the rest is measured.")
-        )
+        st.warning(plain(f"Not measured yet: {', '.join(result.missing)}; docs/evidence/performance.md says how."))
     _failures(result)
     _ceilings(result)
     show_offload(rows(result, OffloadRow))
@@ -53,7 +51,7 @@ def show_bus() -> None:
     results = {name: result for name, result in _results().items() if _bus(result)}
     if not results:
         st.caption(
-            "No GPU's bus was measured yet; docs/performance.md says how it is measured. This run's own "
+            "No GPU's bus was measured yet; docs/evidence/performance.md says how it is measured. This run's own "
             "copies are timed above."
         )
         return
