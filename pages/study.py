@@ -5,6 +5,7 @@ import streamlit as st
 from kvlens.app.ui.common import nav
 from kvlens.app.ui.common.job import Job
 from kvlens.app.ui.common.jobview import job_panel, manager
+from kvlens.app.ui.common.terms import show_terms
 from kvlens.app.ui.study.form import study_form
 from kvlens.app.ui.study.listed import study_list
 from kvlens.app.ui.study.view import show_study
@@ -34,3 +35,4 @@ if not (study or job) or st.toggle("Set up another study", key=f"another_{study 
         st.query_params.from_dict({"job": new_job})
         st.rerun()
 study_list(study)
+show_terms("Study")

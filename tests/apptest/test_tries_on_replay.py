@@ -134,14 +134,14 @@ def test_the_outcome_of_a_drop_says_whether_the_answer_hangs_on_it(visit: Visit,
         "replay",
         run=write_synthetic(tmp_path, 2, 4, 2, 12, 14, seed=3, parent=runs.lost, **both, whatif=mixed),
     )
-    assert "**What if the one had been there, the other not:** span 7" in words(app)
+    assert "**Repeat with a hold and a drop:** span 7" in words(app)
     told = {metric.label: metric.value for metric in app.metric}
-    assert (told["With one, without the other"], told["Held"]) == ("right", si_bytes(4096))
+    assert (told["With the hold, without the drop"], told["Held"]) == ("right", si_bytes(4096))
     assert "8 tokens in 2 KV heads, keys and values without tables · 8 tokens dropped ·" in words(app).replace("\\", "")
     app = press(visit(tmp_path, "replay", run=runs.kept), "Undo")
     assert app.query_params["drop"] == f"{SPAN}.L0.KV1_{SPAN}.L1.KV0"
     text = words(visit(tmp_path, "replay", run=made[False])).replace("\\", "")
-    assert "**What if it had not been there:** span" in text
+    assert "**Repeat with a drop:** span" in text
     lifted = SUMMARY | {"held_tokens": 0, "held_bytes": 0, "lifted_tokens": 8}
     back = write_synthetic(tmp_path, 2, 4, 2, 12, 14, seed=3, parent=made[False], hold=[drop], whatif=lifted)
     app = visit(tmp_path, "replay", run=made[False], whatif=back)
@@ -318,8 +318,8 @@ def test_a_try_on_a_run_that_held_something_is_told_without_it(
         rest = stored[stored["uid"] != forced]
         assert lensdata.forced_repeat(runs.held, rest) is None, "it holds more"
     text = words(visit(tmp_path, "replay", run=forced))
-    assert "everything else as in the run it repeats" not in text
-    assert "did not come to an end" not in text
+    assert "Repeat with" not in text
+    assert "did not finish" not in text
     app = visit(tmp_path, "replay", run=runs.held, **AT)
     text = words(app).replace("\\", "")
     assert f"**Tried:** span 7 (tokens 56–63) held exactly resident for L0 KV0 from step {STEP + 1} on." in text
@@ -327,7 +327,7 @@ def test_a_try_on_a_run_that_held_something_is_told_without_it(
     (found,) = tries_in(tmp_path, runs.held)
     assert (found.uid, [str(piece) for piece in found.pieces], found.from_step) == (one, ["7.L0.KV0"], STEP + 1)
     text = words(visit(tmp_path, "replay", run=one)).replace("\\", "")
-    assert "**What if it had been there:** span 7 (tokens 56–63) held exactly resident for L0 KV0" in text
+    assert "**Repeat with a hold:** span 7 (tokens 56–63)" in text
     assert "8 tokens in 1 KV head, keys and values without tables ·" in text
 
 
@@ -462,5 +462,5 @@ def test_what_a_hold_costs_says_where_it_is_a_copy_of_what_the_method_keeps(meth
     sizes = {"layers": 2, "q_heads": 4, "kv_heads": 2, "full_kv_bytes": 819_200}
     said = made_of(one, RunMeta.model_validate({"method": method, **sizes}))
     assert said.startswith("16 tokens in 1 KV head, keys and values without tables")
-    assert ("a copy: the method keeps them on the device itself" in said) == copied
+    assert (" · a copy: " in said) == copied
     assert "1.00% of full KV" in said

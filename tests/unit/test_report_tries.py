@@ -99,11 +99,7 @@ def test_a_report_on_a_what_if_says_which_of_both_it_is(tmp_path: Path) -> None:
     assert before is not None
     budget = f"budget</th><td>{si_bytes(before)}</td><td>9 MB</td>"
     raised = {"changed": {"budget": "50%"}, "budget_bytes": 9_000_000}
-    there, otherwise, beyond = (
-        "What if it had been there",
-        "What if it had been asked for otherwise",
-        "beyond the budget",
-    )
+    there, otherwise, beyond = ("Repeated with a hold", "Repeated with other settings", "beyond the budget")
     for holds, parent in (((), runs.repeated), ([own], runs.held)):
         text = said(parent=parent, hold=holds, **raised)
         assert otherwise in text

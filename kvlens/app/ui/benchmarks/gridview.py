@@ -103,7 +103,7 @@ def show_grid(model: str | None, view: Look, problems: list[str]) -> None:
     if table.empty:
         _scores(suite, task)
     else:
-        condition_line(condition_of(suite, table))
+        condition_line(condition_of(suite, table), "Benchmarks")
         if view.cell is None:
             _draw(suite, task, table, view, difference)
         else:

@@ -59,7 +59,7 @@ def choose_run(title: str) -> tuple[TraceReader, Selection] | None:
         widgets.method_mark(method, run_name(reader.meta))
     with right:
         widgets.copy_link()
-    widgets.condition_line(condition([reader]))
+    widgets.condition_line(condition([reader]), title)
     widgets.notice(problems + clamped)
     widgets.status_banner(reader.status, reader.n_steps, reader.error)
     if not reader.n_steps:

@@ -161,7 +161,7 @@ def pair_picker(compared: Compared) -> None:
     names = {reader.uid: name for name, reader in compared.runs.items()}
     a, b = (compared.runs[name].uid for name in (compared.a, compared.b))
     left_column, middle, swap = st.columns([7, 7, 1.6], vertical_alignment="bottom")
-    for place, key, uid, label in ((left_column, "compare_a", a, "A"), (middle, "compare_b", b, "B, laid over A")):
+    for place, key, uid, label in ((left_column, "compare_a", a, "A"), (middle, "compare_b", b, "B (second run)")):
         session.follow(key, uid)
         place.selectbox(
             label,
