@@ -1,11 +1,10 @@
 """The generated heads of docs/methods/*.md: family, paper, presets, what is trained, parameters.
 
-Usage: python -m kvlens.lab.studies.method_pages --write docs/methods. Pages keep their written bodies; a method without
-a page gets one with a head alone. The index lists all methods by family."""
+Pages keep their written bodies; a method without a page gets one with a head alone. The index lists all methods by
+family. kvlens.lab.studies.generated_pages writes them."""
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -130,15 +129,3 @@ def _present(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     title = "Methods" if path.stem == "index" else methods.entry(path.stem)["title"]
     return f"# {title}\n\n{BEGIN}\n{END}\n"
-
-
-def main() -> None:
-    """Write the pages."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--write", type=Path, required=True, metavar="FOLDER", help="the folder of the pages")
-    for path, text in pages(parser.parse_args().write).items():
-        path.write_text(text, encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()
