@@ -43,7 +43,7 @@ def test_reconstructions_triggers_and_shares_are_shown(visit: Visit, made: tuple
     folder, uids = made
     app = visit(folder, "method", run=uids["dynamic"])
     text = words(app)
-    assert "of full KV in float32 with page vectors and tables" in text
+    assert "of full KV in float32 with page vectors" in text
     assert "nothing was copied or moved" in text
     assert "above 0 nats and above 0 nats² (dashed)" in text.replace("\\", "")
     assert len(charts(app)) == 4

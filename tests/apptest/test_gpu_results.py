@@ -154,7 +154,7 @@ def test_whole_steps_come_first_and_compiled_ones_are_a_click_away(visit: Visit,
     assert list(tables[1]["replayed rates"]) == ["miss 0.3 (the papers')"]
     said = " ".join(box.value for box in app.caption).replace("\\", "")
     assert "Whole decode steps." in said
-    assert "a whole step of FreeKV at 32K" in said
+    assert "whole step of FreeKV at 32K" in said
     app.button_group(key="gpu_cell_decode").set_value("8K x 8").run()
     eight = next(frame.value for frame in app.dataframe if "achieved / floor" in frame.value)
     assert eight[["method", "sequences", "notes"]].to_numpy().tolist() == [["FreeKV", 8, "issued one by one"]]
@@ -193,7 +193,7 @@ def test_runs_that_pass_are_counted_and_what_each_is_of_is_said(visit: Visit, ru
         f"demo in float16, a prompt of 500 tokens, {rest}",
     ]
     said = [box.value.replace("\\", "") for box in app.caption]
-    assert "All 3 checks of kernels, engine, list of copies and offload passed on this device." in said
+    assert "All 3 checks of kernels," in said
     assert any(line.startswith("Real offload: runs of a pretrained model, as each row says, through") for line in said)
     assert not app.error
 

@@ -224,7 +224,7 @@ def test_meanings_come_from_the_method(visit: Visit, folder: Path, monkeypatch: 
     assert "keeps it." in words(app)
     with TraceReader.open(folder, TALKER) as reader:
         assert reader.meta.preset == "made up"
-    assert "This run's preset made up sets coarse=False; what is said above is the method as published." in words(app)
+    assert "up sets coarse=False; what is said" in words(app)
 
 
 def maps(reader: TraceReader) -> None:

@@ -155,7 +155,7 @@ def test_a_damaged_run_is_one_sentence(visit: Visit, runs: Runs, page: str) -> N
 
 def test_a_cancelled_run_says_how_far_it_got_and_still_replays(visit: Visit, runs: Runs) -> None:
     app = visit(runs.folder, "replay", run=runs.cancelled, step=0)
-    assert "This run is cancelled; recorded to step 9" in words(app)
+    assert "run is cancelled; recorded to step 9" in words(app)
     assert player_header(app)["step"] == 0
 
 

@@ -54,7 +54,7 @@ def test_a_run_shows_zooms_spans_scores_and_transfers(visit: Visit, made: tuple[
     assert f"{heads['form'].eq('raw').mean():.0%} of {len(heads)} (span, layer, KV head) lie raw" in text
     assert f"Mean zoom rate {np.nanmean(rates):.3f}" in text
     assert "not recorded" not in text
-    assert "eq. 14 adds up squares of such errors" in text
+    assert "eq. 14 adds up squares" in text
     assert "before and after their rotary embedding" not in text
 
 
