@@ -15,6 +15,7 @@ from kvlens.app.figures.methodmarks import FAMILY_COLORS
 from kvlens.app.figures.quality import table
 from kvlens.app.figures.qualitycost import cost_rows, quality_cost
 from kvlens.app.ui.benchmarks.matrix import MEANT
+from kvlens.app.ui.common import sentences
 
 MACHINE = {"processor": "P", "cores": 2}
 ABOUT = {
@@ -255,4 +256,4 @@ def test_a_lost_trial_of_the_matrix_can_be_run_again(visit: Visit, runs: Runs) -
     said = " ".join(box.value for box in app.text)
     assert "3 of 4 right" in said
     assert "expected '4821', came '77'" in said
-    assert [button.label for button in app.button] == ["Run this trial again and open it in Replay"]
+    assert [button.label for button in app.button] == [sentences.RUN_TRIAL_AGAIN]

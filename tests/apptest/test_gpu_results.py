@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from uiruns import Runs, Visit
 
+from kvlens.app.ui.common import sentences
 from kvlens.lab.gpu.settings import everything
 from kvlens.lab.results.gpu import (
     CeilingRow,
@@ -150,7 +151,7 @@ def test_whole_steps_come_first_and_compiled_ones_are_a_click_away(visit: Visit,
         ["FullKV", "transformers, offloaded cache"],
         ["Blocking recall"],
     ]
-    assert tables[0]["in the decode loop, mean (ms)"][0] == 9.0
+    assert tables[0][sentences.LOOP_TIME][0] == 9.0
     assert list(tables[1]["replayed rates"]) == ["miss 0.3 (the papers')"]
     said = " ".join(box.value for box in app.caption).replace("\\", "")
     assert "Whole decode steps." in said
@@ -170,7 +171,7 @@ def test_offload_is_a_table_and_what_failed_is_said(visit: Visit, runs: Runs, re
     assert not app.exception
     table = next(frame.value for frame in app.dataframe if "tokens/s" in frame.value)
     assert table["to the device (MB)"][0] == 240.0
-    assert table["beside the model, at least"][0] == 0.75
+    assert table[sentences.BESIDE_MODEL][0] == 0.75
     assert list(table["notes"]) == ["", "peak; tokens differ when recorded", "needs 40.0% of full KV on the device"]
     assert "run of" not in table, "all are of one model, prompt and budget"
     said = " ".join(box.value for box in app.caption).replace("\\", "")
@@ -226,9 +227,9 @@ def test_the_memory_page_shows_a_measured_bus_with_its_device(visit: Visit, runs
         assert not page.exception
         return " ".join(caption.value for caption in page.caption)
 
-    assert "No GPU's bus was measured" in said()
+    assert sentences.NO_BUS in said()
     (results / "gpu-made-up-9000.json").write_text(json.dumps(result(*WHOLE)))
     assert "Made Up 9000" in (shown := said())
-    assert "No GPU's bus" not in shown
+    assert sentences.NO_BUS not in shown
     (results / "gpu-made-up-9000.json").write_text(json.dumps(result(*WHOLE, dry_run=True)))
-    assert "No GPU's bus was measured" in said()
+    assert sentences.NO_BUS in said()

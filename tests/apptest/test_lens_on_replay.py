@@ -15,7 +15,7 @@ from streamlit.testing.v1 import AppTest
 from test_pages import player_header, words
 from uiruns import Visit
 
-from kvlens.app.ui.common import lensdata, lensjobs
+from kvlens.app.ui.common import lensdata, lensjobs, sentences
 from kvlens.app.ui.common.jobview import manager
 from kvlens.app.ui.common.request import TryChoice, pair_command, whatif_command
 from kvlens.app.ui.home import reading
@@ -116,9 +116,9 @@ def test_a_free_run_says_where_contexts_part_and_offers_the_comparison_of_all_st
 ) -> None:
     app = visit(lens.folder, "replay", run=lens.lost)
     assert f"Steps from {STEP + 1} on" in words(app)
-    assert "Compare all steps with full KV" in [button.label for button in app.button]
+    assert sentences.COMPARE_ALL_STEPS in [button.label for button in app.button]
     again = visit(lens.folder, "replay", run=lens.repeated)
-    assert "Compare all steps with full KV" not in [button.label for button in again.button], "there is one already"
+    assert sentences.COMPARE_ALL_STEPS not in [button.label for button in again.button], "there is one already"
     (link,) = (link for link in again.get("page_link") if link.proto.label == "Add all steps to the comparison")
     assert parse_qs(link.proto.query_string)["runs"] == [f"{lens.repeated},{lens.full},{lens.forced}"]
     assert "fed full KV's tokens" in words(visit(lens.folder, "replay", run=lens.forced))
@@ -126,7 +126,7 @@ def test_a_free_run_says_where_contexts_part_and_offers_the_comparison_of_all_st
 
 def test_a_run_that_was_not_compared_says_so_and_offers_it(visit: Visit, lens: LensRuns) -> None:
     app = visit(lens.folder, "replay", run=lens.plain)
-    assert "What this run lost against full KV was not recorded." in words(app)
+    assert sentences.LOSS_NOT_RECORDED in words(app)
     assert "Full attention's masses were not recorded" in words(app)
     assert "Compare with full KV" in [button.label for button in app.button]
     assert "Hold it resident" not in [button.label for button in app.button]

@@ -16,6 +16,7 @@ from test_pages import words
 from uiruns import MARKUP, Runs, Visit
 
 from kvlens.app.data.spanmap import settings
+from kvlens.app.ui.common import sentences
 from kvlens.app.ui.spans import map as spansmap
 from kvlens.rows import PrefillRecord
 from kvlens.store.reader import TraceReader
@@ -61,7 +62,7 @@ BOUNDARIES = "Surprisal of each token, and where segmenters cut the text"
 
 
 def test_without_runs_it_says_what_to_do(visit: Visit, tmp_path: Path) -> None:
-    assert "There are no runs yet" in words(visit(tmp_path, "spans"))
+    assert sentences.NO_RUNS in words(visit(tmp_path, "spans"))
 
 
 def test_a_damaged_run_is_one_sentence(visit: Visit, runs: Runs) -> None:
@@ -90,7 +91,7 @@ def test_every_section_of_a_run(visit: Visit, runs: Runs) -> None:
     assert "Spans at step 5, for L1 Q2 (KV0)" in text
     assert "Needle, tokens 5–11" in text
     assert "previews, not this run's spans" in text
-    assert "Distances in PCA are distances of keys" in text
+    assert sentences.PCA_DISTANCES in text
     table = next(frame.value for frame in app.dataframe if "regret (share)" in frame.value)
     with TraceReader.open(runs.folder, runs.whole) as reader:
         oracle = reader.oracle(5, 1, 2).set_index("span")
@@ -159,8 +160,8 @@ def test_text_of_tokens_is_never_markup(visit: Visit, runs: Runs) -> None:
 def test_keys_that_were_not_recorded_are_said(visit: Visit, folder: Path) -> None:
     app = visit(folder, "spans", run=PLAIN)
     text = words(app)
-    assert "The keys of this run's spans were not recorded" in text
-    assert "Full KV's own mass was not recorded" in text
+    assert sentences.NO_SPAN_KEYS in text
+    assert sentences.NO_REFERENCE_MASS in text
     table = next(frame.value for frame in app.dataframe if "regret (share)" in frame.value)
     assert table["mass (share)"].isna().all()
     assert len(figures(app)) == 2

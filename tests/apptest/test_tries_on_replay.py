@@ -14,7 +14,7 @@ from test_lens_on_replay import finished, press, wait_for_jobs
 from test_pages import words
 from uiruns import Visit, redate
 
-from kvlens.app.ui.common import data, lensdata, lensjobs
+from kvlens.app.ui.common import data, lensdata, lensjobs, sentences
 from kvlens.app.ui.common.request import TryChoice
 from kvlens.app.ui.replay import draft
 from kvlens.app.ui.replay.draft import Draft, parse
@@ -73,7 +73,7 @@ def test_of_a_run_that_lost_nothing_it_is_asked_what_its_answer_hangs_on(
 ) -> None:
     app = visit(lens.folder, "replay", run=lens.kept, layer=1, head=2, span=SPAN)
     assert {"Drop it", "List it to hold", "List it to drop"} <= set(labels(app))
-    assert "Find the smallest set of heads" not in labels(app), "there is nothing to bring back"
+    assert sentences.SMALLEST_SET not in labels(app), "there is nothing to bring back"
     app = press(app, "List it to drop")
     assert app.query_params["drop"] == str(SPAN)
     assert f"drop span {SPAN} · all KV heads" in labels(app)

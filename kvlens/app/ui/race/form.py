@@ -8,6 +8,7 @@ from typing import Any
 import streamlit as st
 
 from kvlens import methods
+from kvlens.app.ui.common import sentences
 from kvlens.app.ui.common.request import MethodChoice, Rivals
 from kvlens.app.ui.common.widgets import error
 from kvlens.methods.naming import preset_name
@@ -37,7 +38,7 @@ def rivals_form(catalogue: list[dict[str, Any]], choice: MethodChoice) -> tuple[
     if not rivals.count or not methods.get(choice.method).keeps_all:
         return rivals, choice
     budget = st.text_input(
-        "Budget of the race",
+        sentences.RACE_BUDGET,
         f"{float(DEFAULT_SHARE):.0%}",
         key="form_budget",
         persist_state="session",

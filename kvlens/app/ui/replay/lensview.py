@@ -7,7 +7,7 @@ import pandas as pd
 import streamlit as st
 
 from kvlens import methods
-from kvlens.app.ui.common import comparing, data, lensdata, lensjobs, places
+from kvlens.app.ui.common import comparing, data, lensdata, lensjobs, places, sentences
 from kvlens.app.ui.common.data import TraceReader
 from kvlens.app.ui.common.spantext import span_text
 from kvlens.app.ui.common.state import Selection
@@ -204,10 +204,7 @@ def _without_loss(reader: TraceReader, table: pd.DataFrame, busy: bool) -> None:
         st.markdown(f"**This run is full KV itself.** {references}")
     else:
         left_column, right = st.columns([3, 1], vertical_alignment="center")
-        left_column.markdown(
-            "**What this run lost against full KV was not recorded.** It can be repeated on full KV's tokens "
-            "and compared at every step."
-        )
+        left_column.markdown(sentences.LOSS_NOT_RECORDED)
         with right:
             _compare(reader, table, busy, "Compare with full KV")
 
@@ -222,7 +219,7 @@ def _contexts(reader: TraceReader, table: pd.DataFrame, busy: bool) -> None:
     st.caption(
         f"Steps from {last + 1} on are not compared: this run continued with its own token, so its context differs."
     )
-    _compare(reader, table, busy, "Compare all steps with full KV")
+    _compare(reader, table, busy, sentences.COMPARE_ALL_STEPS)
 
 
 def _compare(reader: TraceReader, table: pd.DataFrame, busy: bool, label: str) -> None:

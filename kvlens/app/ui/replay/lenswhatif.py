@@ -8,7 +8,7 @@ from dataclasses import replace
 import streamlit as st
 
 from kvlens import methods
-from kvlens.app.ui.common import data, lensjobs, session
+from kvlens.app.ui.common import data, lensjobs, sentences, session
 from kvlens.app.ui.common.data import TraceReader
 from kvlens.app.ui.common.request import TryChoice
 from kvlens.app.ui.common.state import Selection
@@ -190,7 +190,7 @@ def _searches(busy: bool, choice: TryChoice, offered: bool) -> str:
     why = "The search works on holds only. Remove the drops first." if choice.drops else None
     with st.popover("Find the least", icon=":material/search:", disabled=off, key=f"least_{off}", help=why):
         heads = st.button(
-            "Find the smallest set of heads",
+            sentences.SMALLEST_SET,
             disabled=not (offered or choice.pieces),
             width="stretch",
             help="Repeats the run with the hold for fewer and fewer KV heads, until no head can be left out.",
