@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import doclinks
@@ -75,3 +76,12 @@ def test_no_test_file_quotes_more_prose_than_before() -> None:
 def test_generated_pages_are_those_of_the_code() -> None:
     stale = [path.name for path, text in generated_pages.pages().items() if path.read_text(encoding="utf-8") != text]
     assert stale == [], "run: python -m kvlens.lab.studies.generated_pages"
+
+
+def test_evidence_has_a_command_and_its_index_lists_every_file() -> None:
+    folder = ROOT / "docs" / "evidence"
+    index = (folder / "index.md").read_text(encoding="utf-8")
+    files = [path for path in folder.glob("*.md") if path.stem != "index"]
+    assert [path.name for path in files if f"]({path.name})" not in index] == []
+    command = re.compile(r"`(?:kvlens|python -m|pytest|make|python tests/)[^`]*`|^(?:kvlens|python) ", re.MULTILINE)
+    assert [path.name for path in files if not command.search(path.read_text(encoding="utf-8"))] == []
