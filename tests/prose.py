@@ -19,11 +19,21 @@ PROSE = re.compile(r"(?:\b[A-Za-z][a-z']*,? ){3}[a-z]+\b")
 """four words in a row, with no digit, sign or underscore between them"""
 
 
+COMPARING = frozenset(("count", "endswith", "findall", "fullmatch", "match", "search", "startswith"))
+"""calls that compare a text with their argument; what other calls are given is data"""
+
+DATA = (ast.Constant, ast.JoinedStr, ast.List, ast.Tuple, ast.Dict)
+
+
 def constants(assertion: ast.AST) -> Iterator[str]:
-    """Yield every text inside an assertion, the fixed parts of f-strings included."""
-    for node in ast.walk(assertion):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            yield node.value
+    """Yield every text that an assertion compares with, the fixed parts of f-strings included."""
+    if isinstance(assertion, ast.Constant) and isinstance(assertion.value, str):
+        yield assertion.value
+    function = getattr(assertion, "func", None)
+    name = getattr(function, "attr", getattr(function, "id", ""))
+    for child in ast.iter_child_nodes(assertion):
+        if function is None or name in COMPARING or not isinstance(child, DATA):
+            yield from constants(child)
 
 
 def assertions(function: ast.AST) -> Iterator[ast.AST]:

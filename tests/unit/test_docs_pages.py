@@ -62,11 +62,13 @@ def test_a_test_that_quotes_four_words_of_prose_is_counted(tmp_path: Path) -> No
     file.write_text(
         'def test_a():\n    assert "the run was lost here" in text\n\n'
         'def test_b():\n    assert code == "budget_infeasible", "a message of a failure here"\n\n'
-        'def test_c():\n    with raises(match="one two three four"):\n        pass\n'
+        'def test_c():\n    with raises(match="one two three four"):\n        pass\n\n'
+        'def test_d():\n    assert score("the cat sat down", ["a dog sat down"]) == 1\n\n'
+        'def test_e():\n    assert any("the cat sat down" in line for line in lines)\n'
     )
-    assert [name for name, _, _ in prose.quoting_functions(file)] == ["test_a", "test_c"]
-    assert prose.rises(prose.counts(tmp_path), {"test_x.py": 2}) == []
-    assert prose.rises(prose.counts(tmp_path), {"test_x.py": 1}) == ["test_x.py"]
+    assert [name for name, _, _ in prose.quoting_functions(file)] == ["test_a", "test_c", "test_e"]
+    assert prose.rises(prose.counts(tmp_path), {"test_x.py": 3}) == []
+    assert prose.rises(prose.counts(tmp_path), {"test_x.py": 2}) == ["test_x.py"]
 
 
 def test_no_test_file_quotes_more_prose_than_before() -> None:
