@@ -21,7 +21,15 @@ from kvlens.app import gallery
 
 WIDTH, HEIGHT = 1440, 900
 LOSS = next(loss for loss in gallery.losses() if loss.method == "snapkv")
-STUDY = ["needle@length=512@prompts=12", "--methods", "snapkv,quest", "--budgets", "20%,40%,60%", "--model", "demo"]
+STUDY = [
+    "needle@length=512@prompts=12",
+    "--methods",
+    "snapkv,streaming_llm",
+    "--budgets",
+    "20%,40%,60%",
+    "--model",
+    "demo",
+]
 STEPS = 7
 """steps that the moving picture shows"""
 MOVING_WIDTH = 960
@@ -30,7 +38,7 @@ MOVING_WIDTH = 960
 
 def study(runs: Path) -> str:
     """Run a small study of the demo model and return its id."""
-    argv = [sys.executable, "-m", "kvlens", "study", *STUDY, "--name", "SnapKV and Quest", "--runs", str(runs)]
+    argv = [sys.executable, "-m", "kvlens", "study", *STUDY, "--name", "SnapKV and StreamingLLM", "--runs", str(runs)]
     ended = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=True)
     return ended.stdout.split()[-1]
 
@@ -49,8 +57,8 @@ def played(page: Any, steps: int) -> list[Image.Image]:
     return frames
 
 
-def take(url: str, uid: str, study_id: str, out: Path, chromium: str) -> None:
-    """Take all pictures."""
+def take(url: str, uid: str, runs: Path, out: Path, chromium: str) -> None:
+    """Take all pictures. The study runs after the others, so that the list of runs is short."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
@@ -58,20 +66,20 @@ def take(url: str, uid: str, study_id: str, out: Path, chromium: str) -> None:
         page = browser.new_page(viewport={"width": WIDTH, "height": HEIGHT})
         page.set_default_timeout(120_000)
         page.add_init_script("window.localStorage.setItem('kvlens-marks-left', '1')")
+        page.goto(url)
+        page.get_by_text("A click on a run opens it").wait_for()
+        page.wait_for_timeout(5000)
+        page.screenshot(path=out / "runs.png")
         page.goto(f"{url}/replay?run={uid}")
         page.locator("#player[data-step]").wait_for()
         page.wait_for_timeout(4000)
         page.screenshot(path=out / "replay.png")
         frames = played(page, STEPS)
         frames[0].save(out / "replay.gif", save_all=True, append_images=frames[1:], duration=900, loop=0, optimize=True)
-        page.goto(f"{url}/study?study={study_id}")
+        page.goto(f"{url}/study?study={study(runs)}")
         page.get_by_text("Every trial").wait_for()
         page.wait_for_timeout(3000)
         page.screenshot(path=out / "study.png")
-        page.goto(url)
-        page.get_by_text("A click on a run opens it").wait_for()
-        page.wait_for_timeout(4000)
-        page.screenshot(path=out / "runs.png")
         browser.close()
 
 
@@ -83,10 +91,10 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         runs = Path(folder)
-        uid, study_id = gallery.bring(LOSS, runs), study(runs)
+        uid = gallery.bring(LOSS, runs)
         process, url, _ = start(runs)
         try:
-            take(url, uid, study_id, options.out, options.chromium)
+            take(url, uid, runs, options.out, options.chromium)
         finally:
             process.terminate()
             process.wait(20)

@@ -18,6 +18,7 @@ def _show_when_there(job: Job) -> None:
 
 
 nav.enter()
+show_terms("Study")
 study, job_id = st.query_params.get("study"), st.query_params.get("job")
 job = None if job_id is None else manager().get(job_id)
 if job is not None and job.study:
@@ -35,4 +36,3 @@ if not (study or job) or st.toggle("Set up another study", key=f"another_{study 
         st.query_params.from_dict({"job": new_job})
         st.rerun()
 study_list(study)
-show_terms("Study")

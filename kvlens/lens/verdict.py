@@ -22,12 +22,12 @@ LEAST_MASS, LEAST_EFFECT = 0.005, 0.05
 
 
 def steps_in_words(steps: Sequence[int]) -> str:
-    """Return 'at the step of loss', or 'over 4 lost steps, 2-5'."""
+    """Return 'at the step of loss', or 'over lost steps 2-5'."""
     if len(steps) < 2:
         return "at the step of loss"
     ranges = joined((step, step + 1) for step in steps)
     named = ", ".join(str(start) if end - start == 1 else f"{start}-{end - 1}" for start, end in ranges)
-    return f"over {len(steps)} lost steps, {named}"
+    return f"over lost steps {named}"
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Missed:
         return f"full KV's mass on it {reference}, own-query mass {own_query}, this run's {mass}"
 
     def effect_words(self) -> str:
-        """Return 'missing it lowers full KV's lead by 9.18 of 23.40 logits, over 4 lost steps, 2-5', or the sentence of
+        """Return 'missing it lowers full KV's lead by 9.18 of 23.40 logits, over lost steps 2-5', or the sentence of
         one step; '' if no effect was recorded."""
         if self.effect is None or self.lead is None:
             return ""
