@@ -16,7 +16,7 @@ from kvlens.text.units import counted
 VERDICTS = {True: "holds", False: "does not hold", None: "is not decided"}
 INTRODUCTION = """# What the papers claim, checked on {model}
 
-Made by `kvlens bench claims --doc evidence/claims.md`; with `--judge` it judges stored figures again and runs no model.
+Made by `kvlens bench claims --doc docs/evidence/claims.md`. With `--judge` it judges stored figures and runs no model.
 Figures with their provenance are in `kvlens/lab/results/claims-*.json` and on the Benchmarks page. What the five
 systems' claims rest on, and the toy beside them: [five-systems.md](five-systems.md). Errors of the tests and intervals:
 [paired.md](paired.md).
