@@ -46,10 +46,11 @@ def study(runs: Path) -> str:
 def played(page: Any, steps: int) -> list[Image.Image]:
     """Step through the replay and return a picture of each step."""
     frames = []
-    page.locator("#player").last.focus()
+    page.locator("#player").last.evaluate("player => player.focus({ preventScroll: true })")
     page.keyboard.press("Home")
     for _ in range(steps):
         page.wait_for_timeout(700)
+        page.get_by_test_id("stMain").evaluate("main => main.scrollTo(0, 0)")
         frame = Image.open(io.BytesIO(page.screenshot()))
         height = round(frame.height * MOVING_WIDTH / frame.width)
         frames.append(frame.convert("RGB").resize((MOVING_WIDTH, height), Image.Resampling.LANCZOS).quantize(96))
