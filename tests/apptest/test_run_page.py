@@ -377,7 +377,7 @@ def test_the_question_can_be_fed_after_the_context(
     assert not app.error, "a generated task says where its question begins"
     app.segmented_control(key="form_source").set_value("Paste").run()
     app.text_area(key="form_text").set_value("The code of the gate is 4821. " * 120).run()
-    assert sentences.NO_QUESTION_START in app.error[0].value
+    assert sentences.NO_QUESTION_START in app.error[0].value.replace("\\", "")
     app.text_input(key="form_asked").set_value("What is the code of the gate?").run()
     assert not app.error
     next(button for button in app.button if button.label == "Run").click().run()
