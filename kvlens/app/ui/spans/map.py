@@ -197,7 +197,7 @@ def _meaning(form: str, name: str, spans: int, few: bool, drawn: int, neighbors:
     if few:
         text += f"{spans} spans are too few for UMAP (at least {LEAST_SPANS}), so there is PCA alone. "
     text += (
-        sentences.PCA_DISTANCES
+        f"{sentences.PCA_DISTANCES} "
         if name == "PCA"
         else (
             f"Distances in UMAP are not attention, nor distances of keys: it keeps who the {neighbors} nearest "
