@@ -33,7 +33,7 @@ KINDS = {
     "not_corrected": "this step read what the step before had selected, and the queries were taken for similar enough",
     "one_step_late": "wanted now, moved behind the step's back, readable from the next step on",
     "below_the_cut": "scored below what was chosen",
-    "passed_over": "not chosen, though others were that scored less: more than this score decided",
+    "passed_over": "not selected, although spans with lower scores were: the score alone did not decide",
     "coarse_only": "only its summary was attended",
     "quantised": "attended whole, in few bits: nothing is missing, its score is off",
     "rank_truncated": "attended through low-rank factors",

@@ -158,7 +158,7 @@ def test_the_committed_page_is_made_of_the_committed_figures_the_real_model_firs
     root = Path(__file__).resolve().parents[2]
     found = results(root / "kvlens/lab/results", "explain")
     page = document(found)
-    assert page == (root / "docs/lens-quality.md").read_text(encoding="utf-8")
+    assert page == (root / "docs/evidence/lens-quality.md").read_text(encoding="utf-8")
     assert len(found) > 1
     assert page.index("## smollm2") < page.index("## demo")
 

@@ -226,7 +226,7 @@ def test_an_answer_hangs_on_what_its_head_reads_and_on_nothing_else(lost: Lost) 
     with pytest.raises(ValueError, match=r"the run holds token .* from step 2 on: drop .* not from step 3\.$"):
         in_time((replace(again.drop[0], from_step=3),), (hold,))
     in_time((again.drop[0], Drop(0, 0, FACT, ((1, 0),), 3)), (hold,))
-    assert title == "What if it had not been there"
+    assert title == "Repeated with a drop"
     assert "The answer hangs on it" in section
 
 

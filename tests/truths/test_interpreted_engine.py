@@ -1,7 +1,7 @@
 """Sessions that attend through k1: the kernel runs in Triton's interpreter, everything else as always, for every
 method.
 
-The interpreter shows indexing and algebra; it shows neither the arithmetic of a device nor its races (docs/kernels.md).
+The interpreter shows indexing and algebra; it shows neither the arithmetic of a device nor its races (kernels.md).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The one direction of imports (docs/design.md): who may know whom, read from the sources and tried in a fresh
+"""The one direction of imports (docs/evidence/design.md): who may know whom, read from the sources and tried in a fresh
 process."""
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     ("app.entry",),
     ("app.methods", "app.commands"),
 )
-"""docs/design.md: a file imports from its own room and from those above it in this list"""
+"""docs/evidence/design.md: a file imports from its own room and from those above it in this list"""
 RANK = {room: rank for rank, rooms in enumerate(ROOMS) for room in rooms}
 
 

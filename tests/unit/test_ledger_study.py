@@ -94,4 +94,4 @@ def test_tables_stand_between_the_marks_of_the_page(tmp_path: Path) -> None:
 def test_the_committed_page_is_made_of_the_committed_figures() -> None:
     root = Path(__file__).resolve().parents[2]
     document = json.loads((root / "kvlens/lab/results/loss_ledger.json").read_text(encoding="utf-8"))
-    assert tables(document) in (root / "docs/ledger.md").read_text(encoding="utf-8")
+    assert tables(document) in (root / "docs/evidence/ledger.md").read_text(encoding="utf-8")

@@ -38,7 +38,7 @@ class SeKV(Method):
     """Resolution-adaptive cache. Per (layer, query head) a span is read through its mean key and value with log|S|
     added to the score, or token by token once its gate sigmoid(q' . K_S / sqrt(d') + log|S|) exceeds tau (eq. 5, 9).
     What is fetched is shared by the group of a KV head; which resolution is read is each query head's own. Departures
-    from the paper: docs/fidelity.md.
+    from the paper: docs/evidence/sekv.md.
 
     With `whole_share` some KV heads keep every token and attend all of them: they have no coarse entries, nothing in
     host memory and nothing to expand.

@@ -1,5 +1,5 @@
 """SeKV's parameters and presets: what the paper publishes, and where it is silent, what we decided
-(docs/fidelity.md)."""
+(docs/evidence/sekv.md)."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ class SeKVParameters:
 #: 'demo' is scaled to head size 32: of 10 % of 2048 tokens (205 tokens per layer and KV head) about 70 go to coarse
 #: entries and summaries (1.5 per span), 10 to anchors, 35 to sinks and window, 15 to tables, buffers and a leaving
 #: block, 65 to expanded spans.
-#: 'bound' departs from the paper where a real model loses its answers under it (docs/fidelity.md, 'On a real model'):
+#: 'bound' departs from the paper where a real model loses its answers under it (evidence/sekv.md, 'On a real model'):
 #: spans are found by the bound of their keys in place of eq. 5, as many are expanded as the budget holds, and they lie
 #: in host memory as they are, since factors with 95 % of the energy lose digits.
 #: 'no-coarse' answers at half of that budget: what is not expanded is not attended, which leaves the coarse entries'

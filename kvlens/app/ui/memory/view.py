@@ -13,7 +13,7 @@ import streamlit as st
 from kvlens.app.figures import memory as figures
 from kvlens.app.figures.overlap import COPIES, whole
 from kvlens.app.figures.overlap import overlap as overlap_figure
-from kvlens.app.ui.common import data, parts, session
+from kvlens.app.ui.common import data, parts, sentences, session
 from kvlens.app.ui.common.chart import chart
 from kvlens.app.ui.common.clicks import cell_clicked
 from kvlens.app.ui.common.data import TraceReader
@@ -108,7 +108,7 @@ def residency(reader: TraceReader) -> None:
         "residency",
         "KV bytes by tier per decode step",
     )
-    limit = "no limit was set, so there is no budget line" if budget is None else f"the budget is {si_bytes(budget)}"
+    limit = sentences.NO_LIMIT_SET if budget is None else f"the budget is {si_bytes(budget)}"
     prefill = meta.prefill_peak_bytes
     prefill_bytes = "not recorded" if prefill is None else si_bytes(prefill)
     st.caption(
@@ -142,7 +142,7 @@ def residency(reader: TraceReader) -> None:
             "of some KV heads. They stay where they lie: no byte is freed or moved by it."
         )
     if not float(steps["cold_bytes"].max()):
-        st.caption("Nothing lay in host memory at any step.")
+        st.caption(sentences.NOTHING_IN_HOST_MEMORY)
 
 
 def _size_of(reader: TraceReader, held: list[Hold]) -> str:
@@ -220,7 +220,7 @@ def by_head(reader: TraceReader, selection: Selection, copies: pd.DataFrame) -> 
     names = [name for name in memorydata.MAPS if (frame[name] > 0).any()]
     left_column, right = st.columns(2, gap="medium", vertical_alignment="bottom" if names else "top")
     with left_column:
-        _map(reader, frame, "resident_bytes_mean", "On the device, mean over all steps", cell)
+        _map(reader, frame, "resident_bytes_mean", sentences.ON_DEVICE, cell)
     with right:
         if not names:
             st.info("Nothing moved between the tiers while decoding, so there is no map of what moved.")

@@ -58,7 +58,7 @@ def _of_most_effect(reader: TraceReader, step: int) -> dict[str, tuple[Piece, ..
         for line in lines[:MOST]
         for piece in (_pieces(tokens=line.tokens) or _pieces([line.span]))
     ]
-    return {f"the {len(lines[:MOST])} missed spans of most effect": tuple(pieces)} if len(lines) > 1 else {}
+    return {f"the first {len(lines[:MOST])} spans of the ranking": tuple(pieces)} if len(lines) > 1 else {}
 
 
 def _most_missed(reader: TraceReader, step: int, most: int = MOST) -> tuple[list[int], tuple[tuple[int, int], ...]]:

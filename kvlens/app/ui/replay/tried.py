@@ -161,12 +161,12 @@ def outcome(trial: Try, repeated: RunMeta | None) -> None:
     that was tried on; None where it cannot be read."""
     summary = trial.summary
     if summary is None:
-        st.caption("This repeat did not come to an end, so nothing is known of its outcome.")
+        st.caption("This repeat did not finish, so its outcome is not known.")
         return
     answer, numbers = st.columns([5, 6], gap="large")
     how = "with it held" if trial.holds else f"at {visible(trial.otherwise())}"
     if trial.drops:
-        how = "without it" if not trial.mixed else "with what is held and without what is dropped"
+        how = "without it" if not trial.mixed else "with the hold and without the dropped span"
     answer.text(
         f"Answer before: {_line(summary.answer_before)}\nAnswer {how}: {_line(summary.answer_after)}\n"
         f"{'Expected' if summary.answer_known else 'Full KV'}: {_line(summary.expected)}"
@@ -203,9 +203,9 @@ def _came(trial: Try, counterfactual: Counterfactual) -> tuple[str, str]:
     """What came of it, as a figure with its label."""
     words = trial.outcome()
     if not counterfactual.answer_known:
-        return "Beside full KV", words.replace(" full KV", "")
+        return "Compared with full KV", words.replace(" full KV", "")
     if trial.mixed:
-        return "With one, without the other", words.removeprefix("it is ").split(" with ")[0]
+        return "With the hold, without the drop", words.removeprefix("it is ").split(" with ")[0]
     return "The answer" if trial.drops else "Answer restored", words.removeprefix("it ")
 
 
@@ -251,12 +251,12 @@ def made_of(trial: Try, repeated: RunMeta | None) -> str:
             f"{summary.held_tokens} tokens in {counted(heads_held, 'KV head')}, keys and values without tables"
         )
         if repeated is not None and data.keeps_all(str(repeated.method)):
-            parts.append("a copy: the method keeps them on the device itself, and reading them takes no room")
+            parts.append("a copy: the method keeps these tokens on the device anyway")
     parts += [f"{counted(summary.dropped_tokens or 0, 'token')} dropped"] if trial.drops else []
     if "budget" in trial.changed:
         parts.append(f"{si_bytes(held)} held")
         if repeated is None:
-            return " · ".join([*parts, "by how much the budget was changed is not known"])
+            return " · ".join([*parts, "the change of the budget is not known"])
         raised = trial.raised_bytes(repeated.budget_bytes)
         parts.append(f"{si_bytes(abs(raised))} {'less' if raised < 0 else 'more'} of budget")
     more, budget = _more(trial, repeated), trial.budget_bytes if repeated is None else repeated.budget_bytes
