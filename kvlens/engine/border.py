@@ -60,7 +60,8 @@ class Border:
 
     def __init__(self, method: Method) -> None:
         self._hooks: Hooks = method
-        self._overridden = _overridden(method)
+        self.layer_hooks = _overridden(method)
+        """the hooks of a layer's step that the method overrides: the others do nothing, and nobody calls them"""
         self._module, self._context = type(method).__module__, method.context
         self._checks, self._shape = method.checks, method.context.shape
         self._places = 0
@@ -97,15 +98,11 @@ class Border:
 
     # ---- selection
     def written(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
-        if "written" not in self._overridden:
-            return
         handed = (("keys", keys), ("values", values))
         self._call("written", lambda: self._hooks.written(layer, keys, values), handed, layer)
 
     def select(self, layer: int, q: torch.Tensor, spans: int, position: int) -> Selection | None:
         """spans: ids that a selection names, position: of the step's token."""
-        if "select" not in self._overridden:
-            return None
         q = q.clone()  # the method may keep them
         selection = self._call("select", lambda: self._hooks.select(layer, q), (("queries", q),), layer)
         if selection is not None:
@@ -113,8 +110,6 @@ class Border:
         return selection  # type: ignore[no-any-return]
 
     def attended(self, layer: int, heads: range, weights: torch.Tensor, position: torch.Tensor) -> None:
-        if "attended" not in self._overridden:
-            return
         position = position.clone()  # the memory's own table
         handed = (("weights", weights), ("positions", position))
         self._call("attended", lambda: self._hooks.attended(layer, heads, weights, position), handed, layer)

@@ -143,7 +143,8 @@ class Generation:
         self.result = Result([], "", surprisal, [], "", prefill_s, 0.0, [], 0, [])
         if self.sink is not None and store is not None:
             self._begin_full_kv(store, read)
-            session.observer = self.recorder = self._record(self.sink, store.keys)
+            self.recorder = self._record(self.sink, store.keys)
+            session.observer = self.recorder.freezer
             if self.options.phases and store.keys.device.type == "cpu":
                 session.time_phases(PhaseClock())
             self.recorder.prefill(self._prompt_tokens(surprisal.known), prefill_us, session.prefill_peak)

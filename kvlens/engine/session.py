@@ -108,9 +108,10 @@ class Session:
         """New tokens of one layer: keys, values [H_kv, m, D], post-RoPE."""
         if self.decoding:
             self.memory.write(layer, keys[:, 0], values[:, 0])
-            phase = self.clock.enter("score")
-            self.border.written(layer, keys[:, 0], values[:, 0])
-            self.clock.enter(phase)
+            if "written" in self.border.layer_hooks:
+                phase = self.clock.enter("score")
+                self.border.written(layer, keys[:, 0], values[:, 0])
+                self.clock.enter(phase)
         elif self.observed.peeking:
             self.observed.peek_write(layer, keys, values)
         else:
@@ -125,17 +126,11 @@ class Session:
         memory, clock = self.memory, self.clock
         if layer in memory.recaller.under_way:
             memory.recaller.land(layer)
-        phase = clock.enter("score")
-        ranking_query = scored(q[0, :, 0], scaling)
-        if layer in self._ahead:
-            selection = self._ahead.pop(layer)
-        else:
-            selection = self.border.select(layer, ranking_query, memory.spans.capacity, self._position)
-            if selection is not None:
-                memory.recaller.recall(layer, selection, later=False)
-        if selection is not None and self.counterfactual is not None:
-            selection = self.counterfactual.counted(layer, selection)
-        clock.enter("attend")
+        selects = layer in self._ahead or "select" in self.border.layer_hooks
+        phase = clock.enter("score" if selects else "attend")
+        selection = self._select(layer, q, scaling) if selects else None
+        if selects:
+            clock.enter("attend")
         outs, biases = [], []
         for part, pool in enumerate(memory.hot.parts[layer]):
             part_queries = q if len(pool.heads) == self.shape.kv_heads else q[:, self._query_heads(pool.heads)]
@@ -156,6 +151,21 @@ class Session:
             memory.recaller.recall(layer, selection, later=True)
         clock.enter(phase)
         return out
+
+    def _select(self, layer: int, q: torch.Tensor, scaling: float) -> Selection | None:
+        """Return what the method selects for a layer with the step's queries q [1, Hq, 1, D], or selected before; the
+        spans to be attended now are on their way."""
+        if layer in self._ahead:
+            selection = self._ahead.pop(layer)
+        else:
+            memory = self.memory
+            queries = scored(q[0, :, 0], scaling)
+            selection = self.border.select(layer, queries, memory.spans.capacity, self._position)
+            if selection is not None:
+                memory.recaller.recall(layer, selection, later=False)
+        if selection is None or self.counterfactual is None:
+            return selection
+        return self.counterfactual.counted(layer, selection)
 
     def look_ahead(self, layer: int, q: torch.Tensor) -> None:
         """The method selects for `layer` before its query is known: q [Hq, D] is an estimate, as `scored`. What it asks

@@ -197,6 +197,12 @@ class Pool:
             return zones.kept + self.used["window"]
         return zones.kept + min(zones.window, position - self.window_origin + 1)
 
+    def live_slots(self, layer: int, position: int) -> Slots | None:
+        """Return views of a layer's live slots when everything up to `position` is written, if they are exactly the
+        first ones, else None."""
+        live = self.live_prefix(position)
+        return None if live is None else self.slots(layer).between(0, live)
+
     def take_bag(self, victims: torch.Tensor | None, position: int, span: int) -> None:
         """Give the token at `position` the places of `victims`, int64 [l, h], counted from the window's first slot;
         None: the first place that was never used. Raises AssertionError where no place is left."""

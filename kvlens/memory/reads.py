@@ -103,6 +103,10 @@ class Reads:
         """Return the slots that a step's attention in a part of the layer goes through, and their bias and pages, see
         `bias`."""
         self.log.attended = layer
+        if selection is None and self._packed is None and self._distance is None and self._counterfactual is None:
+            slots = self.hot.parts[layer][part].live_slots(layer, self.hot.newest)
+            if slots is not None:
+                return slots, None, None
         bias, live = self.bias(layer, selection, part)
         return self.slots(layer, bias, part), bias, live
 

@@ -17,7 +17,6 @@ import torch
 from kvlens.instruments import SpanKeys
 from kvlens.memory.ledger import Entry
 from kvlens.memory.memory import Memory
-from kvlens.memory.placement import Selection
 from kvlens.methods.base import Method
 from kvlens.recording.decisions import decisions_between
 from kvlens.recording.facts import Seen, Settled, StepFacts
@@ -92,9 +91,10 @@ class Recorder:
         self.oracle, self._follow, self._full_kv = oracle, follow, full_kv
         self.full_kv_ns = 0
         """spent by full KV so far"""
-        self._freezer, self._tally = Freezer(memory, not method.selects_between_steps), tally
+        self.freezer, self._tally = Freezer(memory, not method.selects_between_steps), tally
+        """observes the session's layers"""
         if coverage:
-            self._freezer.watch_keys(keys, max_new)
+            self.freezer.watch_keys(keys, max_new)
         self._lost_between = 0
         """lost steps so far that `oracle` does not choose"""
         self._owners = None if oracle is None else Owners(keys.shape[2] + max_new, keys.device)
@@ -111,16 +111,6 @@ class Recorder:
         self._thread.start()
 
     # ---- the engine's thread -----------------------------------------------------------------------------------------
-    def layer(
-        self,
-        layer: int,
-        q: torch.Tensor,
-        biases: Sequence[torch.Tensor | None],
-        scaling: float,
-        selection: Selection | None,
-    ) -> None:
-        self._freezer.layer(layer, q, biases, scaling, selection)
-
     def prefill(self, tokens: list[PromptToken], prefill_us: int, peak_bytes: int) -> None:
         """Prefill has ended and the prompt is placed."""
         memory = self.memory
@@ -150,7 +140,7 @@ class Recorder:
         began, full_kv_ns = time.perf_counter_ns(), self.full_kv_ns
         if self._error is not None:
             raise self._error
-        shot, memory = self._freezer.snapshot(position), self.memory
+        shot, memory = self.freezer.snapshot(position), self.memory
         if self._owners is not None and (sampled := self._sampled(facts)):
             shot.owner, shot.sampled = self._owners.follow(memory.spans.rows), sampled
         self._complete_newest()  # its copies in the background have landed before this step's attention
