@@ -9,7 +9,7 @@ import torch
 
 from kvlens import methods
 from kvlens.engine.session import Session
-from kvlens.memory.hot_tier import FREE
+from kvlens.memory.slots import FREE
 from kvlens.methods.base import Method
 from kvlens.methods.given import Peeked, Rotate, RunContext, StepEnd
 from kvlens.shape import KVShape

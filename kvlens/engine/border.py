@@ -24,12 +24,13 @@ from kvlens.engine.unchanged import Mark
 from kvlens.hangs import Hang, Watch, giving_up, limit
 from kvlens.memory.budget import BudgetAccount, BudgetInfeasible
 from kvlens.memory.layout import Layout
+from kvlens.memory.memory import Memory
 from kvlens.memory.placement import Placement, Selection
 from kvlens.memory.span_table import SpanTable
 from kvlens.methods.answers import BagChange, WindowLeave
 from kvlens.methods.base import Method
 from kvlens.methods.faults import BUDGET, CHANGED, RAISED, MethodFault, hangs, limited
-from kvlens.methods.given import MemoryView, Prefilled, Reading, RunContext, StepEnd
+from kvlens.methods.given import Prefilled, Reading, RunContext, StepEnd
 from kvlens.methods.hooks import Hooks, Selecting
 from kvlens.shortage import shortage
 
@@ -115,15 +116,15 @@ class Border:
         self._call("attended", lambda: self._hooks.attended(layer, heads, weights, position), handed, layer)
 
     # ---- lifecycle
-    def decode_end(self, end: StepEnd, memory: MemoryView) -> WindowLeave | BagChange | None:
-        view = _View(memory.spans, memory.window_start, memory.read_window)
+    def decode_end(self, end: StepEnd, memory: Memory) -> WindowLeave | BagChange | None:
+        view = _View(memory.spans, memory.hot.oldest, memory.hot.read_window)
         names = ("lengths", "log lengths", "starts", "selectable", "device")
         handed = [
             (f"table of spans ({name})", table) for name, table in zip(names, memory.spans.tensors(), strict=True)
         ]
         change = self._call("decode_end", lambda: self._hooks.decode_end(end, view), handed)
         if change is not None:
-            outputs.change(self._checks, change, self._shape, self._places, end.position, memory.window_start)
+            outputs.change(self._checks, change, self._shape, self._places, end.position, memory.hot.oldest)
         return change  # type: ignore[no-any-return]
 
     def count_held(self, account: BudgetAccount, step: int | None = None) -> None:

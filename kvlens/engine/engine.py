@@ -22,8 +22,8 @@ from kvlens.engine.prefill import Reader, ReadPrompt, prefill
 from kvlens.engine.rotary import rotary_of
 from kvlens.engine.session import Session
 from kvlens.engine.whole_length import refuse_border, whole_length
+from kvlens.holds import Drop, Hold, check
 from kvlens.memory.budget import Budget
-from kvlens.memory.holds import Drop, Hold, check
 from kvlens.methods.base import Method
 from kvlens.methods.full import FullKV
 from kvlens.methods.given import RunContext
@@ -124,7 +124,8 @@ class Engine:
         arithmetic costs no prefill here; another places the prompt. read: what reads the prompt; None: the model does,
         for this rehearsal alone."""
         context = self.context(prompt, budget, options)
-        check(holds, drops, context.shape, context.prompt_tokens + context.max_new)
+        if holds or drops:
+            check(holds, drops, context.shape, context.prompt_tokens + context.max_new)
         self.sampling(prompt, options)
         session = Session(method, params, context, holds=holds, drops=drops)
         try:
@@ -170,7 +171,8 @@ class Engine:
         """
         options = options or Options()
         context = self.context(prompt, budget, options)
-        check(holds, drops, context.shape, context.prompt_tokens + context.max_new)
+        if holds or drops:
+            check(holds, drops, context.shape, context.prompt_tokens + context.max_new)
         oracle = self.sampling(prompt, options)
         session = Session(method, params, context, holds=holds, drops=drops)
         run = Generation(

@@ -11,7 +11,7 @@ import torch
 from kvlens.engine.border import scored
 from kvlens.kernels.attend import add_received, decode_attention
 from kvlens.memory.budget import BudgetAccount
-from kvlens.memory.hot_tier import PromptStore
+from kvlens.memory.slots import PromptStore
 from kvlens.methods.given import Inputs, Peeked, Prefilled, RunContext
 from kvlens.methods.needs import Needs
 

@@ -12,20 +12,20 @@ import torch
 from kvlens.engine.border import WALKED_STEPS, Border, make_method, scored
 from kvlens.engine.observed import Observed
 from kvlens.engine.reading import reading_attention
+from kvlens.holds import Drop, Hold
 from kvlens.kernels.attend import attention_weights, decode_attention, prefill_attention
+from kvlens.link.transfers import TransferLog
 from kvlens.memory.budget import BudgetAccount
-from kvlens.memory.clock import NoClock
 from kvlens.memory.counterfactual import Counterfactual
-from kvlens.memory.holds import Drop, Hold
-from kvlens.memory.hot_tier import PromptStore
-from kvlens.memory.ledger import Ledger
 from kvlens.memory.memory import Memory
 from kvlens.memory.placement import Selection
+from kvlens.memory.slots import PromptStore
 from kvlens.methods.answers import WindowLeave
 from kvlens.methods.base import Method
 from kvlens.methods.calibration import calibrated
 from kvlens.methods.given import Peeked, RunContext, StepEnd
 from kvlens.methods.needs import Needs
+from kvlens.phases import NoClock
 from kvlens.shape import KVShape
 
 
@@ -72,7 +72,7 @@ class Session:
         if holds or drops:
             heads, positions = context.shape.kv_heads, n + context.max_new
             self.counterfactual = Counterfactual(holds, drops, heads, n, positions, context.device)
-        self.account, self.ledger = BudgetAccount(), Ledger()
+        self.account, self.transfers = BudgetAccount(), TransferLog()
         self.prompt: PromptStore | None = PromptStore(context.shape, context.dtype, context.device, n)
         """None: the prompt has been placed"""
         self.account.hold("prompt", self.prompt.keys, self.prompt.values)
@@ -124,8 +124,8 @@ class Session:
             peeking = self.observed.peeking
             return self.observed.peek_attend(layer, q, scaling) if peeking else self._prefill(layer, q, scaling)
         memory, clock = self.memory, self.clock
-        if layer in memory.recaller.under_way:
-            memory.recaller.land(layer)
+        if layer in memory.arrivals.under_way:
+            memory.arrivals.land(layer)
         selects = layer in self._ahead or "select" in self.border.layer_hooks
         phase = clock.enter("score" if selects else "attend")
         selection = self._select(layer, q, scaling) if selects else None
@@ -232,7 +232,7 @@ class Session:
             store,
             context.prompt_tokens + context.max_new,
             account,
-            self.ledger,
+            self.transfers,
             context.rotate,
             self.counterfactual,
         )
@@ -259,7 +259,7 @@ class Session:
 
     def time_phases(self, clock: NoClock) -> None:
         """Time the steps to come with this clock."""
-        self.clock = self.memory.recaller.clock = clock
+        self.clock = self.memory.arrivals.clock = clock
 
     def between_steps(self, step: int, previous: StepEnd | None) -> None:
         """What `begin_step` does before the new token gets its slots."""

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from kvlens.holds import joined, without
 from kvlens.lens.own import Own
 from kvlens.lens.place import Ranking
-from kvlens.memory.ranges import joined, without
 from kvlens.meta import Held
 from kvlens.store.reader import TraceReader
 

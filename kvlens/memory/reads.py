@@ -12,12 +12,12 @@ from kvlens.kernels.choice import Backend
 from kvlens.kernels.pool_attend import Live, page_of
 from kvlens.kernels.slot_tables import Codes, SlotReads, slot_bias, tables_by
 from kvlens.memory.counterfactual import Counterfactual
-from kvlens.memory.hot_tier import FREE, ROLE, HotTier, Pool, Slots
+from kvlens.memory.hot_tier import HotTier, Pool
 from kvlens.memory.layout import Layout
-from kvlens.memory.ledger import MemoryLog
+from kvlens.memory.log import MemoryLog
 from kvlens.memory.packed_zone import PackedZone
 from kvlens.memory.placement import Selection
-from kvlens.memory.shared_slots import SharedSlots
+from kvlens.memory.slots import FREE, ROLE, SharedSlots, Slots
 from kvlens.memory.span_table import SpanTable
 
 CODES = Codes(ROLE["coarse"], ROLE["resident"], ROLE["reconstructed"], FREE)

@@ -29,7 +29,7 @@ class StepFacts:
     loss: Loss | None = None
     """against the full-KV reference; None: not compared"""
     phases: dict[str, int] | None = None
-    """microseconds in each phase (kvlens.memory.clock), together dur_us; None: not timed"""
+    """microseconds in each phase (kvlens.phases), together dur_us; None: not timed"""
 
 
 @dataclass(frozen=True, kw_only=True)

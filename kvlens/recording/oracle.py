@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 from kvlens.instruments import Oracle
 from kvlens.kernels.attend import attention_weights
-from kvlens.memory.hot_tier import ROLE
+from kvlens.memory.slots import ROLE
 from kvlens.memory.span_table import WINDOW
 from kvlens.recording.snapshot import Attended, Snapshot
 from kvlens.recording.unread import read_positions

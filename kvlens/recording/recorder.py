@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from kvlens.instruments import SpanKeys
-from kvlens.memory.ledger import Entry
+from kvlens.link.transfers import Entry
 from kvlens.memory.memory import Memory
 from kvlens.methods.base import Method
 from kvlens.recording.decisions import decisions_between
@@ -130,7 +130,7 @@ class Recorder:
             span_keys=self._span_keys(),
             decisions=decisions_between(cuts, self.method.drain_decided()),
         )
-        self._tally.opened(memory.ledger.opened)
+        self._tally.opened(memory.transfers.opened)
         self._tally.rows(record.transfers)
         self.sink.prefill(record)
 
@@ -153,7 +153,7 @@ class Recorder:
             resident_bytes=account.resident,
             peak_bytes=account.peak,
             cold_bytes=memory.cold.bytes,
-            kv=self._kv_columns(memory.ledger.opened),
+            kv=self._kv_columns(memory.transfers.opened),
             events=memory.log.take_events(),
             spans=memory.spans.take_new(),
             span_heads=memory.log.take_stored(),
@@ -187,7 +187,7 @@ class Recorder:
             return
         seen, self._newest = self._newest, None
         step = seen.facts.step
-        settled = Settled(seen, self.memory.take_transfers(step), self.memory.ledger.waited_ns(step) // 1000)
+        settled = Settled(seen, self.memory.take_transfers(step), self.memory.transfers.waited_ns(step) // 1000)
         self._tally.rows(settled.transfers)
         self._batch.append(settled)
         if len(self._batch) >= self._together(seen.shot):
@@ -215,7 +215,7 @@ class Recorder:
     def finish(self) -> None:
         """Wait for copies under way, measure what is in flight and end the thread. Raises what the sink raised."""
         if self._newest is not None:
-            self.memory.recaller.settle()
+            self.memory.arrivals.settle()
         self._complete_newest()
         if self._batch:
             self._hand_over()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from kvlens.memory.hot_tier import FREE, ROLE
+from kvlens.memory.slots import FREE, ROLE
 from kvlens.recording.snapshot import Attended
 
 

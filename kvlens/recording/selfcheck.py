@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from kvlens.link.transfers import Entry, TransferLog
 from kvlens.memory.budget import BudgetAccount
-from kvlens.memory.ledger import Entry, Ledger
 from kvlens.recording.snapshot import Measured
 from kvlens.rows import MASS_COLUMNS, SelfCheck, TransferRow
 from kvlens.shape import KVShape
@@ -28,7 +28,7 @@ def worse(error: float, other: float) -> float:
 class Tally:
     """Counts what the self-checks compare."""
 
-    def __init__(self, shape: KVShape, ledger: Ledger, account: BudgetAccount) -> None:
+    def __init__(self, shape: KVShape, ledger: TransferLog, account: BudgetAccount) -> None:
         self._shape, self._ledger, self._account = shape, ledger, account
         self.worst_mass = self.worst_oracle = 0.0
         self.oracle_rows = self.oracle_expected = 0

@@ -21,7 +21,7 @@ def describe(request: RunRequest, planned: Plan, pairing: Pairing, prepared: Pre
 
     from kvlens.engine.generation_rules import rules_of
     from kvlens.kernels.attend import planned_on
-    from kvlens.memory.cuda_link import link_name
+    from kvlens.link.cuda_link import link_name
 
     loaded, prompt, params = prepared.engine.loaded, prepared.prompt, planned.params
     against = pairing.reference

@@ -31,7 +31,7 @@ cautious round figure: five methods on the demo model (509 prompt tokens, 150 st
 whole estimate"""
 DECISION_BYTES = 16
 """stored bytes per row of the table decision, with the lists of refused and missed spans. Events that come with a
-decision take more: SeKV's run of the five above took 109 bytes a row beside full KV's"""
+decision take more: the run of the five above with most events took 109 bytes a row beside full KV's"""
 TRACE_BASE_BYTES = 1_100_000
 TOKEN_BYTES = 120
 """of a trace per prompt token, as measured on the demo model from 246 to 1,999 tokens: most of it are keys of spans"""

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from kvlens import methods
+from kvlens.holds import Drop, Hold
 from kvlens.memory.budget import WHOLE, Budget
-from kvlens.memory.holds import Drop, Hold
 from kvlens.meta import RunMeta
 from kvlens.metaparts import OBJECT
 from kvlens.rows import SpanRow

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from kvlens import methods
-from kvlens.memory.holds import Drop, Hold
+from kvlens.holds import Drop, Hold
 from kvlens.models.find import default_model
 from kvlens.recording import sampling
 from kvlens.text.chat import CHOICES

@@ -22,9 +22,9 @@ from kvlens.kernels.pool_attend import Live
 from kvlens.lens.facts import NOTHING, Facts
 from kvlens.lens.place import Ranking
 from kvlens.lens.reasons import Reason, explain, reason
-from kvlens.memory.hot_tier import FREE, ROLE
 from kvlens.memory.placement import Selection
 from kvlens.memory.reads import Reads
+from kvlens.memory.slots import FREE, ROLE
 from kvlens.meta import Held
 from kvlens.runs.carrying import carry_out
 from kvlens.runs.request import RunRequest

@@ -13,9 +13,9 @@ from kvlens.demo.tasks import make_prompt
 from kvlens.kernels.pool_attend import Live
 from kvlens.lens.facts import Facts
 from kvlens.lens.reasons import reason
-from kvlens.memory.hot_tier import ROLE
 from kvlens.memory.placement import Selection
 from kvlens.memory.reads import Reads
+from kvlens.memory.slots import ROLE
 from kvlens.runs.carrying import carry_out
 from kvlens.runs.request import RunRequest
 from kvlens.store.reader import TraceReader

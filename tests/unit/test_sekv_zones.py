@@ -14,9 +14,9 @@ from test_sekv_method import PARAMS, SHAPE, Trial, tensor
 
 from kvlens.engine.session import Session
 from kvlens.memory.budget import BudgetInfeasible
-from kvlens.memory.hot_tier import FREE, ROLE
 from kvlens.memory.layout import shared_slot_bytes
-from kvlens.memory.shared_zone import SharedZone
+from kvlens.memory.slots import FREE, ROLE
+from kvlens.memory.zones import SharedZone
 from kvlens.methods.given import StepEnd
 from kvlens.methods.sekv.params import PRESETS, SeKVParameters
 from kvlens.shape import KVShape

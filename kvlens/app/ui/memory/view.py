@@ -23,7 +23,7 @@ from kvlens.app.ui.memory import data as memorydata
 from kvlens.app.ui.memory.phases import phases
 from kvlens.app.ui.memory.states import where_spans_lay
 from kvlens.app.ui.memory.use import use
-from kvlens.memory.holds import Drop, Hold, held_bytes, tokens_of
+from kvlens.holds import Drop, Hold, held_bytes, tokens_of
 from kvlens.store.errors import NotRecorded
 from kvlens.store.export import TIMELINE, export
 from kvlens.tables.latency import latency
