@@ -19,8 +19,7 @@ import torch
 
 from kvlens import interrupts
 from kvlens.engine import outputs
-from kvlens.engine.holdings import UNANNOUNCED, Holdings
-from kvlens.engine.unchanged import Mark
+from kvlens.engine.holdings import UNANNOUNCED, Holdings, Mark
 from kvlens.hangs import Hang, Watch, giving_up, limit
 from kvlens.memory.budget import BudgetAccount, BudgetInfeasible
 from kvlens.memory.layout import Layout
@@ -102,9 +101,12 @@ class Border:
         handed = (("keys", keys), ("values", values))
         self._call("written", lambda: self._hooks.written(layer, keys, values), handed, layer)
 
-    def select(self, layer: int, q: torch.Tensor, spans: int, position: int) -> Selection | None:
-        """spans: ids that a selection names, position: of the step's token."""
-        q = q.clone()  # the method may keep them
+    def select(
+        self, layer: int, q: torch.Tensor, spans: int, position: int, scaling: float | None = None
+    ) -> Selection | None:
+        """spans: ids that a selection names, position: of the step's token. scaling: of the model's queries; None: q is
+        as `scored`."""
+        q = (q if scaling is None else scored(q, scaling)).clone()  # the method may keep them
         selection = self._call("select", lambda: self._hooks.select(layer, q), (("queries", q),), layer)
         if selection is not None:
             outputs.selection(self._checks, selection, layer, self._shape, spans, position)

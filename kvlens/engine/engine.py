@@ -19,9 +19,8 @@ from kvlens.engine.loop import Generation
 from kvlens.engine.models import LoadedModel, refuse_window
 from kvlens.engine.options import Cancelled, Options, Progress, Result
 from kvlens.engine.prefill import Reader, ReadPrompt, prefill
-from kvlens.engine.rotary import rotary_of
+from kvlens.engine.rotary import refuse_border, rotary_of, whole_length
 from kvlens.engine.session import Session
-from kvlens.engine.whole_length import refuse_border, whole_length
 from kvlens.holds import Drop, Hold, check
 from kvlens.memory.budget import Budget
 from kvlens.methods.base import Method

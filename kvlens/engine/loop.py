@@ -15,9 +15,9 @@ from kvlens.engine.hf_attention import SessionCache
 from kvlens.engine.models import LoadedModel
 from kvlens.engine.options import Cancelled, Options, Progress, Result
 from kvlens.engine.prefill import Reader, ReadPrompt, prefill
+from kvlens.engine.rotary import frequencies_vary
 from kvlens.engine.session import Session
 from kvlens.engine.steps import Course, SessionStep, Step
-from kvlens.engine.whole_length import frequencies_vary
 from kvlens.memory.slots import PromptStore
 from kvlens.phases import PhaseClock
 from kvlens.recording.recorder import Follower, Recorder, StepFacts

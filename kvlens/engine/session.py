@@ -9,7 +9,7 @@ from typing import Protocol
 
 import torch
 
-from kvlens.engine.border import WALKED_STEPS, Border, make_method, scored
+from kvlens.engine.border import WALKED_STEPS, Border, make_method
 from kvlens.engine.observed import Observed
 from kvlens.engine.reading import reading_attention
 from kvlens.holds import Drop, Hold
@@ -159,8 +159,7 @@ class Session:
             selection = self._ahead.pop(layer)
         else:
             memory = self.memory
-            queries = scored(q[0, :, 0], scaling)
-            selection = self.border.select(layer, queries, memory.spans.capacity, self._position)
+            selection = self.border.select(layer, q[0, :, 0], memory.spans.capacity, self._position, scaling)
             if selection is not None:
                 memory.recaller.recall(layer, selection, later=False)
         if selection is None or self.counterfactual is None:

@@ -22,11 +22,10 @@ from kvlens.lens.search import Found, Head
 from kvlens.lens.trials import Trials
 from kvlens.meta import Counterfactual, Tested
 from kvlens.meta import Search as SearchMeta
-from kvlens.runs.modelsource import BY_NAME, ModelSource
 from kvlens.runs.preflight import refuse
 from kvlens.runs.readings import reading, shared
 from kvlens.runs.repeat import Past, read_run, reload
-from kvlens.runs.request import Report
+from kvlens.runs.request import BY_NAME, ModelSource, Report
 
 if TYPE_CHECKING:
     from kvlens.engine.comparison import Reference

@@ -96,8 +96,10 @@ class Arrivals:
             self.clock.enter("copy")
             for arrival in self.under_way.pop(layer):
                 self._name(layer, arrival)
-            self.clock.enter(phase)
-        self.parts.log(layer)
+            if phase != "copy":
+                self.clock.enter(phase)
+        if layer in self.parts.zones:
+            self.parts.log(layer)
 
     def _name(self, layer: int, arrival: _Arrival) -> None:
         units, entry, pool = arrival.units, arrival.ticket.entry, arrival.pool
@@ -108,7 +110,8 @@ class Arrivals:
         self._spans.mark(layer, np.stack((units.kv_heads, units.spans)), hot=True)
         kind, sizes = ARRIVAL.get(entry.cause, "recall"), entry.sizes.astype(np.float64)
         self._log.events_of(kind, layer, entry.kv_heads, entry.spans, sizes)
-        self.parts.forget(layer, entry.kv_heads, entry.spans)
+        if layer in self.parts.zones:
+            self.parts.forget(layer, entry.kv_heads, entry.spans)
 
     def settle(self) -> None:
         """Wait until every copy under way has ended, without naming its slots: the run is over, and no step waits for

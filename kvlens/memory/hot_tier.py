@@ -70,9 +70,10 @@ class Pool:
         if layout.weighted:
             self.weight = torch.zeros(*size[:2], zones.coarse, device=device)
 
-    def slots(self, layer: int) -> Slots:
-        """Return views of one layer's slots, of the pool's KV heads."""
-        return Slots(*(tensor[layer - self.layers.start] for tensor in self.tensors()))
+    def slots(self, layer: int, end: int | None = None) -> Slots:
+        """Return views of one layer's slots, of the pool's KV heads: those below `end`, None: all."""
+        row = layer - self.layers.start
+        return Slots(*(tensor[row, :, :end] for tensor in self.tensors()))
 
     def held(self, layer: int) -> Slots:
         """Return views of one layer's slots in the held zone."""
@@ -157,7 +158,7 @@ class Pool:
         """Return views of a layer's live slots when everything up to `position` is written, if they are exactly the
         first ones, else None."""
         live = self.live_prefix(position)
-        return None if live is None else self.slots(layer).between(0, live)
+        return None if live is None else self.slots(layer, live)
 
     def take_bag(self, victims: torch.Tensor | None, position: int, span: int) -> None:
         """Give the token at `position` the places of `victims`, int64 [l, h], counted from the window's first slot;

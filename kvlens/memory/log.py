@@ -211,26 +211,24 @@ class RecalledParts:
 
     def __init__(self, spans: SpanTable, kv_heads: int, log: MemoryLog) -> None:
         self._spans, self._kv_heads, self._log = spans, kv_heads, log
-        self._zones: dict[int, Zone] = {}
+        self.zones: dict[int, Zone] = {}
+        """of the layers that recall parts of spans; of other layers nothing is logged"""
         self._logged: dict[int, np.ndarray] = {}
         """of the layers that recall parts of spans, int64 [H_kv, S]: tokens that were logged; 0 of other spans"""
 
     def watch(self, layer: int, zone: Zone) -> None:
         """Follow the zone of a layer that recalls tokens or parts of spans."""
-        self._zones[layer] = zone
+        self.zones[layer] = zone
         if layer not in self._logged:
             self._logged[layer] = np.zeros((self._kv_heads, self._spans.capacity), np.int64)
 
     def forget(self, layer: int, kv_heads: np.ndarray, spans: np.ndarray) -> None:
         """Expect nothing of units [n] whose arrival was logged: that event stands for all of a span."""
-        if layer in self._logged:
-            self._logged[layer][kv_heads, spans] = 0
+        self._logged[layer][kv_heads, spans] = 0
 
     def log(self, layer: int) -> None:
         """Log what the zone of a layer has in part."""
-        if layer not in self._logged:
-            return
-        tokens = self._zones[layer].tokens(self._spans)
+        tokens = self.zones[layer].tokens(self._spans)
         in_part = np.where(tokens < self._spans.host_lengths, tokens, 0)
         in_part[:, WINDOW] = 0
         heads, spans = np.nonzero((in_part > 0) & (in_part != self._logged[layer]))

@@ -132,8 +132,7 @@ class Reads:
         elif pool.shares:
             slots = self._with_shared(pool, layer, held)
         else:
-            slots = pool.slots(layer)
-            slots = slots if held else slots.between(0, pool.start["held"])
+            slots = pool.slots(layer, None if held else pool.start["held"])
         if selection is not None and len(pool.heads) < self.hot.shape.kv_heads:
             selection = selection.of(heads)
         reads = slot_reads(slots, self.spans, self.spans.is_hot[layer, heads], self._group, selection)
@@ -162,7 +161,7 @@ class Reads:
             held = self._counterfactual is not None and self._counterfactual.holds(layer)
             return self._with_shared(pool, layer, held)
         live = pool.live_prefix(self.hot.newest) if bias is None else bias.shape[-1]
-        slots = pool.slots(layer).between(0, pool.zones.slots if live is None else live)
+        slots = pool.slots(layer, live)
         if self._distance is None or pool.dense:
             return slots
         return self._distance.seen(slots, layer, self.hot.newest, pool.start["held"])
@@ -170,7 +169,7 @@ class Reads:
     def _with_shared(self, pool: Pool, layer: int, held: bool) -> Slots:
         """Return copies of a layer's slots with those of the shared zone behind them, and behind these the held zone
         where it is attended."""
-        slots = pool.slots(layer).between(0, pool.start["held"])
+        slots = pool.slots(layer, pool.start["held"])
         whole = slots.beside(self._shared[self._layout.shared_zone(layer)].of(layer, pool.heads))
         return whole.beside(pool.held(layer)) if held else whole
 

@@ -40,16 +40,14 @@ class Recaller:
         """shared: the slots that KV heads share; empty: none are."""
         self.shape, self.layout, self.hot, self.cold, self.spans = hot.shape, layout, hot, cold, spans
         self._arrivals, self._log = arrivals, log
-        self.zones = [
-            RecallZone(self.shape.kv_heads, spans.capacity, *self._recall_slots(layer), cold.page)
-            for layer in range(self.shape.layers)
-        ]
+        self.zones: dict[int, RecallZone] = {}
+        """of the layers that recall spans"""
         self.shared_slots = shared
         self.shared_zones = [
             SharedZone(layers, self.shape.kv_heads, spans.capacity, size)
             for layers, size in zip(layout.sharing(self.shape.layers), layout.shared, strict=True)
         ]
-        self._lengths = torch.from_numpy(spans.host_lengths)
+        self._lengths, self._token_bytes = torch.from_numpy(spans.host_lengths), hot.shape.head_token_bytes
         self.token_zones: dict[int, TokenZone] = {}
         """of the layers that recall single tokens"""
         self.start_step()
@@ -79,7 +77,7 @@ class Recaller:
         cause, arrivals = selection.later_cause if later else selection.cause, self._arrivals
         phase = arrivals.clock.enter("plan")
         if selection.rows is not None or selection.tokens is not None:
-            zone = self.zones[layer] if selection.rows is None else self._token_zone(layer)
+            zone = self._zone(layer) if selection.rows is None else self._token_zone(layer)
             arrivals.parts.watch(layer, zone)
         if due.any():
             if selection.rows is not None:
@@ -103,7 +101,7 @@ class Recaller:
         if not selection.requested.shape[1]:
             return None
         assert selection.tokens is None or self.cold.page == 1, "of a page all tokens are read"
-        plan = self.zones[layer].plan(
+        plan = self._zone(layer).plan(
             selection.requested.cpu(),
             self._lengths,
             torch.from_numpy(due),
@@ -113,7 +111,7 @@ class Recaller:
             equal_reuse=selection.equal_reuse,
         )
         assert not (selection.fits and plan.refused.size), "the method promised that its requests fit"
-        ideal = plan.counts.pop("ideal_tokens") * self.shape.head_token_bytes
+        ideal = plan.counts.pop("ideal_tokens") * self._token_bytes
         self._count(layer, plan.counts)
         if truncated:
             self.counts["ideal_bytes"][layer] = np.where(due, ideal, self.counts["ideal_bytes"][layer])
@@ -163,6 +161,12 @@ class Recaller:
         self._log.events_of(DEPARTURE.get(cause, "release"), layer, *departed)
         return Missing.by_token(plan, self.spans) if len(plan.heads) else None
 
+    def _zone(self, layer: int) -> RecallZone:
+        if layer not in self.zones:
+            slots = self._recall_slots(layer)
+            self.zones[layer] = RecallZone(self.shape.kv_heads, self.spans.capacity, *slots, self.cold.page)
+        return self.zones[layer]
+
     def _token_zone(self, layer: int) -> TokenZone:
         if layer not in self.token_zones:
             start, size = self.hot.pool(layer).start["recall"], self.layout.of(layer).recall
@@ -175,7 +179,7 @@ class Recaller:
 
     def _give_up(self, layer: int, plan: Plan, cause: str) -> None:
         if plan.freed.any():
-            zone = self.zones[layer]
+            zone = self._zone(layer)
             for pool in self.hot.parts[layer]:
                 if pool.zones.recall:
                     role = pool.role[layer - pool.layers.start, :, zone.first_slot : zone.first_slot + zone.size]

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from kvlens.memory.budget import BudgetInfeasible
 from kvlens.methods.answers import Decided, FactorForm, Note
-from kvlens.methods.hookchecks import HookChecks
+from kvlens.methods.faults import HookChecks
+from kvlens.methods.fitting import Sizing
 from kvlens.methods.hooks import Lifecycle, Placing, Selecting
 from kvlens.methods.needs import Needs
-from kvlens.methods.sizing import Sizing
 
 if TYPE_CHECKING:
     import torch

@@ -23,9 +23,8 @@ from kvlens.recording.facts import Seen, Settled, StepFacts
 from kvlens.recording.freezing import Freezer
 from kvlens.recording.measure import alike, measure, sketch
 from kvlens.recording.oracle import Owners
-from kvlens.recording.ranges import check_figures
 from kvlens.recording.sampling import OracleSampling
-from kvlens.recording.selfcheck import Tally
+from kvlens.recording.selfcheck import Tally, check_figures
 from kvlens.recording.snapshot import Snapshot
 from kvlens.recording.spankeys import span_keys
 from kvlens.rows import JournalRow, PrefillRecord, PromptToken, TraceSink

@@ -9,7 +9,7 @@ from kvlens import __version__, tasks
 from kvlens.meta import Held, Machine, ModelInfo, RunMeta
 from kvlens.methods.naming import stand_in
 from kvlens.models.device import AUTO
-from kvlens.runs.machine import machine
+from kvlens.runs.fingerprint import machine
 from kvlens.runs.preparing import Pairing, Plan, Prepared
 from kvlens.runs.request import RunRequest, default_budget
 

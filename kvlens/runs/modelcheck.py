@@ -180,7 +180,7 @@ def check_model(engine: Engine, fingerprint: str) -> ModelCheck:
 
 def prompt_tokens(engine: Engine) -> tuple[int, int | None]:
     """Return the number of tokens that the comparison reads, and the border that they pass, if any."""
-    from kvlens.engine.whole_length import border_of
+    from kvlens.engine.rotary import border_of
 
     border = border_of(engine.loaded.model.config)
     return (SHORT if border is None else math.ceil(PAST * border) + 1), border

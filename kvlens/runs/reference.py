@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvlens.engine.comparison import Reference
-from kvlens.private import KEPT_MODE
+from kvlens.files import KEPT_MODE
 from kvlens.runs.preparing import Pairing, Prepared, plan, reference_key
 from kvlens.runs.readings import reading
 from kvlens.runs.request import Report, RunRequest

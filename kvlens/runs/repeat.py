@@ -16,11 +16,10 @@ from kvlens.meta import RunMeta
 from kvlens.metaparts import OBJECT
 from kvlens.rows import SpanRow
 from kvlens.runs.lanes import SingleRun
-from kvlens.runs.modelsource import BY_NAME, ModelSource
 from kvlens.runs.preparing import Pairing, Prepared, plan, prepare, reference_key
 from kvlens.runs.readings import shared
 from kvlens.runs.reference import obtain
-from kvlens.runs.request import Report, RunRequest
+from kvlens.runs.request import BY_NAME, ModelSource, Report, RunRequest
 from kvlens.runs.storedprompt import stored_prompt
 from kvlens.runs.storing import Stored, store
 from kvlens.runs.watching import Audience

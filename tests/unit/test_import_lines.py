@@ -19,7 +19,7 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     # the ground: typed rows, shapes, texts and numbers in words, and the toy model's language
     ("rows", "decisions", "instruments", "metaparts", "meta", "shape", "text", "intervals", "shortage"),
     ("holds", "phases"),
-    ("plugins", "interrupts", "hangs", "private", "storeys", "callpackage", "demo", "statistics", "workers"),
+    ("plugins", "interrupts", "hangs", "files", "storeys", "callpackage", "demo", "statistics", "workers"),
     ("models",),
     ("spans",),
     ("kernels",),

@@ -12,7 +12,7 @@ from typing import Any
 from kvlens.lab.bench.sweep.place import Place
 from kvlens.lab.bench.sweep.request import SweepRequest
 from kvlens.lab.bench.trials import Trial
-from kvlens.runs.freed import give_back
+from kvlens.runs.carrying import give_back
 from kvlens.workers.lanes import Crew, Job, Lane, open_lanes
 
 
