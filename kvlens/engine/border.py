@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ import torch
 
 from kvlens import interrupts
 from kvlens.engine import outputs
-from kvlens.engine.holdings import UNANNOUNCED, Holdings, Mark
+from kvlens.engine.holdings import UNANNOUNCED, Handed, Holdings, Mark, refuse_broken, tensors_of, weights_of
 from kvlens.hangs import Hang, Watch, giving_up, limit
 from kvlens.memory.budget import BudgetAccount, BudgetInfeasible
 from kvlens.memory.layout import Layout
@@ -33,8 +33,6 @@ from kvlens.methods.given import Prefilled, Reading, RunContext, StepEnd
 from kvlens.methods.hooks import Hooks, Selecting
 from kvlens.shortage import shortage
 
-Handed = Sequence[tuple[str, torch.Tensor | None]]
-"""the tensors that a hook is handed, by name"""
 WALKED_STEPS = 16
 """steps between two counts of what a method holds unannounced"""
 
@@ -82,14 +80,14 @@ class Border:
         return outputs.reading(self._checks, answer, layer, self._shape, tokens, keys.shape[1])
 
     def prefill_end(self, prompt: Prefilled) -> tuple[Layout, Placement]:
-        self._prompt = _tensors(prompt)
-        weights = [] if prompt.inputs is None else _weights(prompt.inputs.modules)
+        self._prompt = tensors_of(prompt)
+        weights = [] if prompt.inputs is None else weights_of(prompt.inputs.modules)
         self.holdings.lend(weights)
         handed = (*self._prompt, *(("weights of the model", weight) for weight in weights))
         try:
             answer = self._call("prefill_end", lambda: self._hooks.prefill_end(prompt), handed, refuses=True)
         except MethodFault:
-            _refuse_broken(prompt)
+            refuse_broken(prompt)
             raise
         layout, placement = outputs.placed(self._checks, answer, self._context)
         heads = ((layer, head) for layer in range(self._shape.layers) for head in range(self._shape.kv_heads))
@@ -235,31 +233,3 @@ def _overridden(method: Method) -> frozenset[str]:
     return frozenset(
         name for name in hooks if getattr(getattr(method, name), "__func__", None) is not getattr(Selecting, name)
     )
-
-
-def _tensors(prompt: Prefilled) -> Handed:
-    """The tensors of a prompt, by the names that a sentence uses."""
-    named = [
-        ("keys", prompt.keys),
-        ("values", prompt.values),
-        ("queries", prompt.last_queries),
-        ("surprisals", prompt.surprisal),
-        ("received attention", prompt.received),
-    ]
-    if prompt.peeked is not None:
-        peeked = prompt.peeked
-        named += [("peeked queries", peeked.queries), ("peeked keys", peeked.keys), ("peeked values", peeked.values)]
-    if prompt.inputs is not None:
-        named.append(("inputs", prompt.inputs.hidden))
-    return named
-
-
-def _weights(modules: Sequence[Any]) -> list[torch.Tensor]:
-    """Parameters and buffers of the model's modules that a method is handed."""
-    return [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
-
-
-def _refuse_broken(prompt: Prefilled) -> None:
-    """Raises ValueError if the model itself computed no finite keys and values, so that no method is to blame."""
-    if not (bool(prompt.keys.isfinite().all()) and bool(prompt.values.isfinite().all())):
-        raise ValueError("the model computes keys or values that are not finite for this prompt: use --dtype float32.")

@@ -27,7 +27,7 @@ from kvlens.methods.base import Method
 from kvlens.methods.full import FullKV
 from kvlens.methods.given import RunContext
 from kvlens.methods.needs import Needs
-from kvlens.recording.recorder import Follower
+from kvlens.recording.facts import Follower
 from kvlens.recording.sampling import OracleSampling, resolve
 from kvlens.rows import TraceSink
 from kvlens.text.prompts import Prompt
@@ -98,7 +98,7 @@ class Engine:
                     prefill_chunk,
                     lambda count, total: progress("prefill", count, total),
                 )
-            keys, values, queries_read, peeked, sums = session.read()
+            keys, values, queries_read, peeked, sums = session.observed.read()
             return ReadPrompt(prompt.ids, keys, values, queries_read, peeked, surprisal, sums)
         finally:
             session.close()

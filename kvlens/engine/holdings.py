@@ -18,12 +18,14 @@ import functools
 import sys
 import types
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+
+from kvlens.methods.given import Prefilled
 
 PLAIN = (str, bytes, int, float, complex, bool, type(None), range, slice, torch.dtype, torch.device, torch.Size)
 """types that hold no tensor"""
@@ -212,3 +214,35 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
     """The numbers as integers, so that NaN equals itself."""
     tensor = tensor.detach()
     return tensor.view(BITS[tensor.element_size()]) if tensor.dtype.is_floating_point else tensor
+
+
+Handed = Sequence[tuple[str, torch.Tensor | None]]
+"""the tensors that a hook is handed, by name"""
+
+
+def tensors_of(prompt: Prefilled) -> Handed:
+    """The tensors of a prompt, by the names that a sentence uses."""
+    named = [
+        ("keys", prompt.keys),
+        ("values", prompt.values),
+        ("queries", prompt.last_queries),
+        ("surprisals", prompt.surprisal),
+        ("received attention", prompt.received),
+    ]
+    if prompt.peeked is not None:
+        peeked = prompt.peeked
+        named += [("peeked queries", peeked.queries), ("peeked keys", peeked.keys), ("peeked values", peeked.values)]
+    if prompt.inputs is not None:
+        named.append(("inputs", prompt.inputs.hidden))
+    return named
+
+
+def weights_of(modules: Sequence[Any]) -> list[torch.Tensor]:
+    """Parameters and buffers of the model's modules that a method is handed."""
+    return [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
+
+
+def refuse_broken(prompt: Prefilled) -> None:
+    """Raises ValueError if the model itself computed no finite keys and values, so that no method is to blame."""
+    if not (bool(prompt.keys.isfinite().all()) and bool(prompt.values.isfinite().all())):
+        raise ValueError("the model computes keys or values that are not finite for this prompt: use --dtype float32.")

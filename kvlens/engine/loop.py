@@ -20,7 +20,8 @@ from kvlens.engine.session import Session
 from kvlens.engine.steps import Course, SessionStep, Step
 from kvlens.memory.slots import PromptStore
 from kvlens.phases import PhaseClock
-from kvlens.recording.recorder import Follower, Recorder, StepFacts
+from kvlens.recording.facts import Follower
+from kvlens.recording.recorder import Recorder, StepFacts
 from kvlens.recording.sampling import OracleSampling
 from kvlens.recording.selfcheck import Tally
 from kvlens.rows import PromptToken, SelfCheck, TraceSink
@@ -126,7 +127,7 @@ class Generation:
         else:
             read = read if isinstance(read, ReadPrompt) else read()
             assert read.ids == self.prompt.ids
-            session.adopt(read.keys, read.values, read.last_queries, read.peeked, read.received)
+            session.observed.adopt(read.keys, read.values, read.last_queries, read.peeked, read.received)
             surprisal = read.surprisal
             start_time -= read.ahead_ns / 1e9
             session.transfers.zero_ns -= read.ahead_ns

@@ -5,12 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Protocol
 
 import torch
 
 from kvlens.engine.border import WALKED_STEPS, Border, make_method
-from kvlens.engine.observed import Observed
+from kvlens.engine.observed import LayerObserver, Observed
 from kvlens.engine.reading import reading_attention
 from kvlens.holds import Drop, Hold
 from kvlens.kernels.attend import attention_weights, decode_attention, prefill_attention
@@ -23,24 +22,10 @@ from kvlens.memory.slots import PromptStore
 from kvlens.methods.answers import WindowLeave
 from kvlens.methods.base import Method
 from kvlens.methods.calibration import calibrated
-from kvlens.methods.given import Peeked, RunContext, StepEnd
+from kvlens.methods.given import RunContext, StepEnd
 from kvlens.methods.needs import Needs
 from kvlens.phases import NoClock
 from kvlens.shape import KVShape
-
-
-class LayerObserver(Protocol):
-    """Sees each layer's decision after the attention has been computed; must change nothing."""
-
-    def layer(
-        self,
-        layer: int,
-        q: torch.Tensor,
-        biases: Sequence[torch.Tensor | None],
-        scaling: float,
-        selection: Selection | None,
-    ) -> None:
-        """biases: of each part of the layer, [h, G, C]; one part where all its KV heads have equal zones."""
 
 
 class Session:
@@ -185,31 +170,9 @@ class Session:
         return prefill_attention(q, keys, values, scaling)
 
     def _query_heads(self, heads: range) -> slice:
-        """The query heads of some KV heads."""
         return slice(heads.start * self.shape.group, heads.stop * self.shape.group)
 
     # ---- called by the engine
-    def read(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Peeked, torch.Tensor | None]:
-        """Copies of keys, values [L, H_kv, n, D] and last queries [L, Hq, w, D] of the prompt that has been put
-        through, and what was seen of its last token."""
-        assert self.prompt is not None
-        return self.prompt.keys.clone(), self.prompt.values.clone(), *self.observed.read()
-
-    def adopt(
-        self,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        queries: torch.Tensor,
-        peeked: Peeked,
-        received: torch.Tensor | None,
-    ) -> None:
-        """Take a prompt that another session has read, instead of prefilling. Raises ValueError when the method needs
-        what was not read."""
-        assert self.prompt is not None
-        self.observed.adopt(queries, peeked if self.needs.peek else None, received, keys.shape[2])
-        for layer in range(self.shape.layers):
-            self.prompt.append(layer, keys[layer], values[layer])
-
     def finish_prefill(self, surprisal: torch.Tensor | None) -> None:
         """The prompt is in: the method divides the device and places it. surprisal float32 [n], nats, NaN at position
         0; None: the method does not need it.

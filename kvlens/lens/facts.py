@@ -16,6 +16,7 @@ import pandas as pd
 from kvlens.holds import joined, without
 from kvlens.lens.own import Own
 from kvlens.lens.place import Ranking
+from kvlens.lens.spanstates import DEPARTURES, HOT, states_of
 from kvlens.meta import Held
 from kvlens.store.reader import TraceReader
 
@@ -23,9 +24,6 @@ ROUNDING = 1e-4
 """regret above it is no rounding of the two masses it is the difference of"""
 NOTHING = 1e-6
 """mass up to which a recorded zero may be a small mass, rounded"""
-HOT = ("resident", "reconstructed")
-ARRIVALS = {"recall", "prefetch", "correction", "zoom_in"}
-DEPARTURES = {"release", "zoom_out"}
 
 
 @dataclass(frozen=True)
@@ -80,7 +78,7 @@ class Facts:
             row.born_step,
             row.state == "coarse" and "kept" not in set(own_rows["kind"]),
             own_rows,
-            _states(reader, step, layer, kv_head, events, waits),
+            states_of(reader, step, layer, kv_head, events, waits),
             waits,
             similarity,
             Ranking.of(reader, step, layer, kv_head, span),
@@ -262,29 +260,3 @@ def _uncorrected(reader: TraceReader, step: int, layer: int, kv_head: int) -> fl
     line = reader.head_timeline(layer, kv_head * (reader.q_heads // reader.kv_heads)).set_index("step")
     similarity, corrected = (float(line[name].get(step, np.nan)) for name in ("similarity", "corrected"))
     return similarity if corrected == 0 and not np.isnan(similarity) else None
-
-
-def _states(
-    reader: TraceReader, step: int, layer: int, kv_head: int, events: pd.DataFrame, waits: bool
-) -> dict[int, str]:
-    """Where each span lay while the step attended. events: of the KV head.
-
-    Traces of schema 5 and before have the state at the end of a step; there what went after the attention is known by
-    how the method waits.
-    """
-    frame = reader.span_states(step, layer, kv_head)
-    states = {int(span): str(state) for span, state in zip(frame["span"], frame["state"], strict=True)}
-    now = events[events["step"] == step]
-    if now["after_attention"].notna().any():
-        return states
-    rows = set(now.loc[now["kind"].isin(DEPARTURES), "span"].astype(int)) if waits else set()
-    if not rows:
-        return states
-    came = set(now.loc[now["kind"].isin(ARRIVALS), "span"].astype(int))
-    forms = reader.span_heads(layer, kv_head)
-    factors = set(forms.loc[forms["form"] == "factors", "span"].astype(int))
-    frame = reader.span_states(step - 1, layer, kv_head)
-    earlier = dict(zip(frame["span"].astype(int), frame["state"].astype(str), strict=True))
-    for span in rows:
-        states[span] = ("reconstructed" if span in factors else "resident") if span in came else earlier[span]
-    return states

@@ -3,9 +3,12 @@ measured. Each stage is made once and changed by nobody; the record is built fro
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
+import torch
 
 from kvlens.decisions import Decisions
 from kvlens.instruments import CutRow, Loss
@@ -95,3 +98,22 @@ class Settled:
             oracle=measured.oracle,
             decisions=Decisions.joined([part for part in (between, measured.decisions) if part is not None]),
         )
+
+
+class Follower(Protocol):
+    """Watches a run that is recorded; must change nothing."""
+
+    def seen(self, seen: Seen) -> None:
+        """A step has ended: once each, in order, on the engine's thread."""
+
+    def sketched(self, step: int, attended: np.ndarray, coverage: np.ndarray | None) -> None:
+        """Attended tokens [L, H_kv] and coverage [L, Hq] (None: not recorded) of some steps, on the second thread,
+        before they are measured."""
+
+
+class FullKVAttention(Protocol):
+    """Full KV of the run's prompt, fed the run's own tokens."""
+
+    def attention(self, tokens: Sequence[int], layers: Sequence[Sequence[int]]) -> list[torch.Tensor | None]:
+        """Return full KV's own attention at the next steps, float32 [l, H_kv, G, n] of each step's `layers`; None of a
+        step without layers, or where it cannot be had. tokens: what the run chose, or was fed, at these steps."""

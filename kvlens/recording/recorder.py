@@ -7,20 +7,18 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Sequence
 from itertools import groupby
-from typing import Protocol
 
 import numpy as np
 import torch
 
 from kvlens.instruments import SpanKeys
-from kvlens.link.transfers import Entry
 from kvlens.memory.memory import Memory
 from kvlens.methods.base import Method
 from kvlens.recording.decisions import decisions_between
-from kvlens.recording.facts import Seen, Settled, StepFacts
+from kvlens.recording.facts import Follower, FullKVAttention, Seen, Settled, StepFacts
 from kvlens.recording.freezing import Freezer
+from kvlens.recording.kvcolumns import kv_columns
 from kvlens.recording.measure import alike, measure, sketch
 from kvlens.recording.oracle import Owners
 from kvlens.recording.sampling import OracleSampling
@@ -39,25 +37,6 @@ SKETCHED_S = 0.5
 """a run that is followed shows a sketch of a step at most so often, where the second thread has time for it"""
 IN_FLIGHT = 3
 """batches that may wait to be measured before the engine's thread has to wait"""
-
-
-class Follower(Protocol):
-    """Watches a run that is recorded; must change nothing."""
-
-    def seen(self, seen: Seen) -> None:
-        """A step has ended: once each, in order, on the engine's thread."""
-
-    def sketched(self, step: int, attended: np.ndarray, coverage: np.ndarray | None) -> None:
-        """Attended tokens [L, H_kv] and coverage [L, Hq] (None: not recorded) of some steps, on the second thread,
-        before they are measured."""
-
-
-class FullKVAttention(Protocol):
-    """Full KV of the run's prompt, fed the run's own tokens."""
-
-    def attention(self, tokens: Sequence[int], layers: Sequence[Sequence[int]]) -> list[torch.Tensor | None]:
-        """Return full KV's own attention at the next steps, float32 [l, H_kv, G, n] of each step's `layers`; None of a
-        step without layers, or where it cannot be had. tokens: what the run chose, or was fed, at these steps."""
 
 
 class Recorder:
@@ -152,7 +131,7 @@ class Recorder:
             resident_bytes=account.resident,
             peak_bytes=account.peak,
             cold_bytes=memory.cold.bytes,
-            kv=self._kv_columns(memory.transfers.opened),
+            kv=kv_columns(memory, self._tally),
             events=memory.log.take_events(),
             spans=memory.spans.take_new(),
             span_heads=memory.log.take_stored(),
@@ -236,34 +215,6 @@ class Recorder:
             )
             for note in self.method.drain_journal()
         ]
-
-    def _kv_columns(self, opened: list[Entry]) -> dict[str, np.ndarray]:
-        memory, shape = self.memory, self.memory.shape
-        size = (shape.layers, shape.kv_heads)
-        moved = {name: np.zeros(size) for name in ("h2d", "d2h", "blocking")}
-        for entry in opened:
-            at = (entry.layers, entry.kv_heads)
-            np.add.at(moved[entry.direction], at, entry.sizes)
-            if entry.direction == "h2d" and entry.blocking:
-                np.add.at(moved["blocking"], at, entry.sizes)
-        self._tally.opened(opened)
-        return {
-            "h2d_bytes": moved["h2d"],
-            "d2h_bytes": moved["d2h"],
-            "blocking_bytes": moved["blocking"],
-            "resident_bytes": self._resident(),
-            **memory.recaller.counts,
-        }
-
-    def _resident(self) -> np.ndarray:
-        """Bytes per (layer, KV head): its slots with their tables; what all share (span tables, a method's index
-        tensors) in equal parts, rounded down."""
-        shape, slots = self.memory.shape, np.zeros((self.memory.shape.layers, self.memory.shape.kv_heads))
-        for layer in range(shape.layers):
-            for heads, zones in self.memory.layout.parts(layer, shape.kv_heads):
-                slots[layer, heads.start : heads.stop] = zones.head_bytes(shape)
-        shared = self.memory.account.resident - int(slots.sum())
-        return slots + max(0, shared) // slots.size
 
     # ---- the second thread -------------------------------------------------------------------------------------------
     def _work(self) -> None:

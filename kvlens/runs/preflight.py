@@ -246,7 +246,5 @@ def fits(model: str, method: str) -> list[dict[str, Any]]:
 
 
 def _too_long(found: Foreseen, steps: int) -> str:
-    return (
-        f"Prompt and output are {found.tokens + steps:,} tokens, the model takes {found.positions:,}: shorten the "
-        "prompt or lower --max-new."
-    )
+    tokens = f"Prompt and output are {found.tokens + steps:,} tokens, the model takes {found.positions:,}"
+    return f"{tokens}: shorten the prompt or lower --max-new."

@@ -25,7 +25,7 @@ from kvlens.lens.knob import Knob, knob_in, knob_of
 from kvlens.lens.pieces import Piece
 from kvlens.lens.reasons import explain
 from kvlens.lens.severity import outcome_table
-from kvlens.lens.tries import tries_in
+from kvlens.lens.trylist import tries_in
 from kvlens.lens.whatif import whatif
 from kvlens.memory.budget import BudgetInfeasible
 from kvlens.meta import RunMeta

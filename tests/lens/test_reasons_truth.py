@@ -21,7 +21,8 @@ from kvlens.demo.tasks import make_prompt
 from kvlens.kernels.pool_attend import Live
 from kvlens.lens.facts import NOTHING, Facts
 from kvlens.lens.place import Ranking
-from kvlens.lens.reasons import Reason, explain, reason
+from kvlens.lens.reasonkinds import Reason
+from kvlens.lens.reasons import explain, reason
 from kvlens.memory.placement import Selection
 from kvlens.memory.reads import Reads
 from kvlens.memory.slots import FREE, ROLE

@@ -388,7 +388,7 @@ def _with_nan_keys(trial: Trial, method: type) -> None:
     keys[0, 0, 3, 0] = float("nan")
     context = replace(made.session.context, budget_bytes=HALF)
     session = type(made.session)(method, method.Parameters(window=4, peek=False), context)
-    session.adopt(keys, keys, torch.zeros(SHAPE.layers, SHAPE.q_heads, N, SHAPE.head_dim), None, None)  # type: ignore[arg-type]
+    session.observed.adopt(keys, keys, torch.zeros(SHAPE.layers, SHAPE.q_heads, N, SHAPE.head_dim), None, None)  # type: ignore[arg-type]
     session.finish_prefill(None)
 
 

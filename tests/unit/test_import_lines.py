@@ -17,9 +17,9 @@ HEAVY = ("torch", "transformers", "umap")
 
 ROOMS: tuple[tuple[str, ...], ...] = (
     # the ground: typed rows, shapes, texts and numbers in words, and the toy model's language
-    ("rows", "decisions", "instruments", "metaparts", "meta", "shape", "text", "intervals", "shortage"),
+    ("rows", "decisions", "instruments", "metaparts", "meta", "shape", "text", "intervals", "shortage", "files"),
     ("holds", "phases"),
-    ("plugins", "interrupts", "hangs", "files", "storeys", "callpackage", "demo", "statistics", "workers"),
+    ("plugins", "interrupts", "hangs", "storeys", "callpackage", "demo", "statistics", "workers"),
     ("models",),
     ("spans",),
     ("kernels",),

@@ -15,7 +15,7 @@ from kvlens.engine.comparison import Reference
 from kvlens.engine.engine import Engine, Options
 from kvlens.engine.prefill import ReadPrompt
 from kvlens.holds import Hold, Triple, holds_of
-from kvlens.lab.bench.trials import Prompts, Trial
+from kvlens.lab.bench.trialprompts import Prompts, Trial
 from kvlens.lab.results.explain_table import RANDOM, SHOWN, TOPS
 from kvlens.lens.attribution import attribute
 from kvlens.lens.trials import restores

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from kvlens.lab.gpu.choices import DRAWS, MOVED, TIE, Choice, Probe, Verdict, compare, first_pair, flips, watched
+from kvlens.lab.gpu.choices import DRAWS, MOVED, Probe, compare, first_pair, flips, watched
 from kvlens.lab.gpu.failures import sentence
 from kvlens.lab.gpu.part import Bench, Part
 from kvlens.lab.gpu.settings import on_device
+from kvlens.lab.gpu.verdicts import TIE, Choice, Verdict
 from kvlens.lab.results.gpu import CheckRow
 from kvlens.rows import PrefillRecord, StepRecord
 

@@ -25,7 +25,8 @@ from kvlens.holds import Hold
 from kvlens.lab.bench import kept as keeping
 from kvlens.lab.bench.lostcase import References
 from kvlens.lab.bench.provenance import about
-from kvlens.lab.bench.trials import DEPTHS, Prompts, Trial, chosen, header
+from kvlens.lab.bench.trialprompts import DEPTHS, Prompts, Trial
+from kvlens.lab.bench.trials import chosen, header
 from kvlens.lab.studies.ledger_page import write_page
 from kvlens.lab.studies.ledger_table import FRONTIER, summarise
 from kvlens.ledger.frontier import find_frontier

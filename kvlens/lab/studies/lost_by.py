@@ -31,7 +31,8 @@ from kvlens.engine.models import load
 from kvlens.holds import holds_of
 from kvlens.lab.bench.lostcase import Case, References
 from kvlens.lab.bench.provenance import about
-from kvlens.lab.bench.trials import Prompts, Trial, chosen, header
+from kvlens.lab.bench.trialprompts import Prompts, Trial
+from kvlens.lab.bench.trials import chosen, header
 from kvlens.memory.budget import Budget
 from kvlens.models.find import default_model
 
