@@ -12,8 +12,10 @@ import torch
 
 from kvlens.decisions import Decisions
 from kvlens.instruments import CutRow, Loss
+from kvlens.memory.memory import Memory
 from kvlens.methods.answers import Decided
 from kvlens.recording.decisions import decisions_between
+from kvlens.recording.selfcheck import Tally
 from kvlens.recording.snapshot import Measured, Snapshot
 from kvlens.rows import EventRow, JournalRow, SpanHeadRow, SpanRow, StepRecord, TransferRow
 
@@ -117,3 +119,33 @@ class FullKVAttention(Protocol):
     def attention(self, tokens: Sequence[int], layers: Sequence[Sequence[int]]) -> list[torch.Tensor | None]:
         """Return full KV's own attention at the next steps, float32 [l, H_kv, G, n] of each step's `layers`; None of a
         step without layers, or where it cannot be had. tokens: what the run chose, or was fed, at these steps."""
+
+
+def kv_columns(memory: Memory, tally: Tally) -> dict[str, np.ndarray]:
+    """Return the columns [L, H_kv] of the step that ends; the tally counts the copies that it began."""
+    size, opened = (memory.shape.layers, memory.shape.kv_heads), memory.transfers.opened
+    moved = {name: np.zeros(size) for name in ("h2d", "d2h", "blocking")}
+    for entry in opened:
+        place = (entry.layers, entry.kv_heads)
+        np.add.at(moved[entry.direction], place, entry.sizes)
+        if entry.direction == "h2d" and entry.blocking:
+            np.add.at(moved["blocking"], place, entry.sizes)
+    tally.opened(opened)
+    return {
+        "h2d_bytes": moved["h2d"],
+        "d2h_bytes": moved["d2h"],
+        "blocking_bytes": moved["blocking"],
+        "resident_bytes": _resident(memory),
+        **memory.recaller.counts,
+    }
+
+
+def _resident(memory: Memory) -> np.ndarray:
+    """Return the bytes per (layer, KV head): its slots with their tables; what all share (span tables, a method's index
+    tensors) in equal parts, rounded down."""
+    shape, slots = memory.shape, np.zeros((memory.shape.layers, memory.shape.kv_heads))
+    for layer in range(shape.layers):
+        for heads, zones in memory.layout.parts(layer, shape.kv_heads):
+            slots[layer, heads.start : heads.stop] = zones.head_bytes(shape)
+    shared = memory.account.resident - int(slots.sum())
+    return slots + max(0, shared) // slots.size

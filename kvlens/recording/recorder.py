@@ -16,9 +16,8 @@ from kvlens.instruments import SpanKeys
 from kvlens.memory.memory import Memory
 from kvlens.methods.base import Method
 from kvlens.recording.decisions import decisions_between
-from kvlens.recording.facts import Follower, FullKVAttention, Seen, Settled, StepFacts
+from kvlens.recording.facts import Follower, FullKVAttention, Seen, Settled, StepFacts, kv_columns
 from kvlens.recording.freezing import Freezer
-from kvlens.recording.kvcolumns import kv_columns
 from kvlens.recording.measure import alike, measure, sketch
 from kvlens.recording.oracle import Owners
 from kvlens.recording.sampling import OracleSampling

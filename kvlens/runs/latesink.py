@@ -1,4 +1,6 @@
-"""A sink that begins its trace with the first record, so that a run which is refused before leaves no file."""
+"""What reaches a trace late. The trace begins with the first record, so that a run which is refused before leaves no
+file. Surprisals that the method did not need are computed when the last step has ended, so that the first comes
+sooner."""
 
 from __future__ import annotations
 
@@ -7,10 +9,13 @@ from typing import TYPE_CHECKING, Protocol
 from kvlens.meta import RunMeta
 from kvlens.rows import PrefillRecord, StepRecord
 from kvlens.runs.effects import Lost
+from kvlens.runs.request import Report
+from kvlens.shortage import shortage
 
 if TYPE_CHECKING:
     import numpy as np
 
+    from kvlens.engine.surprisal import Surprisals
     from kvlens.recording.facts import Seen
     from kvlens.store.writer import TraceWriter
 
@@ -71,3 +76,32 @@ class LateSink:
     def text(self) -> str:
         """What was generated so far, token by token."""
         return "".join(self._pieces)
+
+
+SURPRISAL_PHASE = "surprisal"
+"""how far this is, as it is reported"""
+
+
+def add_surprisals(surprisals: Surprisals, writer: TraceWriter, follow: Report, tell: Report) -> str | None:
+    """Have the trace know them -> why it does not; None: it does. What `follow` raises to stop, and whatever goes
+    wrong, costs them and nothing else: the run has ended. `tell`, which stops nothing, hears of the end."""
+    from kvlens.engine.engine import Cancelled
+
+    rows = 0
+
+    def follow_rows(finished: int, total: int) -> None:
+        nonlocal rows
+        rows = total
+        follow(SURPRISAL_PHASE, finished, total)
+
+    try:
+        results = surprisals.whole(follow_rows)
+    except Cancelled:
+        return "it was cancelled"
+    except Exception as failure:
+        short = shortage(failure)
+        return str(short) if short is not None else f"it failed ({type(failure).__name__}: {failure})"
+    writer.surprisals(results.numpy(force=True))
+    if rows:
+        tell(SURPRISAL_PHASE, rows, rows)
+    return None

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING
 
 from kvlens.meta import Counterfactual, Outcome
 from kvlens.rows import SelfCheck
-from kvlens.runs import surprisals
 from kvlens.runs.describing import describe
 from kvlens.runs.effects import Lost
-from kvlens.runs.latesink import LateSink, Watcher
+from kvlens.runs.latesink import LateSink, Watcher, add_surprisals
 from kvlens.runs.modelcheck import EQUAL, UNCHECKED, ModelCheck
 from kvlens.runs.preparing import Pairing, Plan, Prepared
 from kvlens.runs.readings import full_reading, reading
@@ -112,7 +111,7 @@ def store(
         checks, kept_tokens = result.checks, read is not None and read.kept
         no_surprisal, start_time = None, time.monotonic()
         if sink.surprisals_wait:
-            no_surprisal = surprisals.add(result.surprisal, writer, follow, tell)
+            no_surprisal = add_surprisals(result.surprisal, writer, follow, tell)
         surprisal_s = time.monotonic() - start_time
         peak = None if raced else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         if read is not None:
