@@ -243,7 +243,7 @@ MOVES = tuple(f"../../{name}.py" for name in (*LINK, *MEMORY))
 PART = Part(
     "engine",
     measure,
-    ("tier.py", "choices.py", "settings.py", *MOVES),
+    ("tier.py", "choices.py", "verdicts.py", "settings.py", *MOVES),
     "free the device's memory; this part takes a few MB",
     runs_methods=True,
 )
