@@ -138,8 +138,7 @@ class Session:
         return out
 
     def _select(self, layer: int, q: torch.Tensor, scaling: float) -> Selection | None:
-        """Return what the method selects for a layer with the step's queries q [1, Hq, 1, D], or selected before; the
-        spans to be attended now are on their way."""
+        """Return what the method selects for a layer by q [1, Hq, 1, D], or selected before. Recalls have begun."""
         if layer in self._ahead:
             selection = self._ahead.pop(layer)
         else:

@@ -8,7 +8,6 @@ gives up spans only after its attention.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -16,7 +15,7 @@ import pandas as pd
 from kvlens.holds import joined, without
 from kvlens.lens.own import Own
 from kvlens.lens.place import Ranking
-from kvlens.lens.spanstates import DEPARTURES, HOT, states_of
+from kvlens.lens.spanstates import DEPARTURES, HOT, states_of, uncorrected
 from kvlens.meta import Held
 from kvlens.store.reader import TraceReader
 
@@ -61,7 +60,7 @@ class Facts:
         row = reader.span(span)
         events = reader.events(step=None, layer=layer, kv_head=kv_head)
         own_rows = events[(events["span"] == span) & (events["step"] <= step)]
-        similarity = _uncorrected(reader, step, layer, kv_head)
+        similarity = uncorrected(reader, step, layer, kv_head)
         waits = similarity is not None or bool(Own.of(reader).say("waits", reader.meta.config))
         heads = reader.oracle_step(step)
         listed = heads[(heads["layer"] == layer) & (heads["kv_head"] == kv_head) & (heads["span"] == span)]
@@ -240,23 +239,3 @@ class Facts:
         spans = self.reader.spans()
         coarse = set(spans.loc[spans["state"] == "coarse", "span"].astype(int))
         return sum(state in HOT for span, state in self.states.items() if span in coarse)
-
-    def rebuilt(self) -> str:
-        """'rebuilt from factors of rank ...', with their errors."""
-        rows = self.reader.span_heads(self.layer, self.kv_head)
-        rows = rows[rows["span"] == self.span]
-        if rows.empty:
-            return "rebuilt from low-rank factors whose rank and error were not recorded"
-        row: Any = rows.iloc[0]
-        return (
-            f"rebuilt from factors of rank {int(row['rank_k'])} (keys, relative error {row['err_k']:.2f}) and "
-            f"{int(row['rank_v'])} (values, relative error {row['err_v']:.2f})"
-        )
-
-
-def _uncorrected(reader: TraceReader, step: int, layer: int, kv_head: int) -> float | None:
-    """Similarity of the queries of a KV head that was not corrected at the step; None: it was, or the method does not
-    correct."""
-    line = reader.head_timeline(layer, kv_head * (reader.q_heads // reader.kv_heads)).set_index("step")
-    similarity, corrected = (float(line[name].get(step, np.nan)) for name in ("similarity", "corrected"))
-    return similarity if corrected == 0 and not np.isnan(similarity) else None

@@ -13,7 +13,7 @@ from kvlens.lens.own import Own, Told
 from kvlens.lens.place import Ranking
 from kvlens.lens.quantised import in_bits
 from kvlens.lens.reasonkinds import BY_A_DROP, Reason
-from kvlens.lens.spanstates import HOT
+from kvlens.lens.spanstates import HOT, rebuilt
 from kvlens.store.reader import TraceReader
 
 
@@ -112,7 +112,7 @@ def _attended(facts: Facts) -> Reason:
         which = facts.ranking.words() if facts.ranking.wanted else ""
         return Reason("some_heads", f"it was on the device{which}: {heads}")
     if facts.state == "reconstructed":
-        return Reason("rank_truncated", f"it was attended as {facts.rebuilt()}")
+        return Reason("rank_truncated", f"it was attended as {_rebuilt(facts)}")
     if facts.exact_only and not facts.short:
         return Reason("attended", "it was on the device and read; full attention would have given it no more")
     if facts.averaged:
@@ -216,7 +216,7 @@ def _summarised(facts: Facts) -> Reason:
 def _on_the_device(facts: Facts) -> Reason:
     """Which query heads read it token by token is known where all or none of the spans on the device were read so."""
     ranking, raw = facts.ranking, facts.state == "resident"
-    lay = "its tokens were on the device" if raw else f"it was on the device as {facts.rebuilt()}"
+    lay = "its tokens were on the device" if raw else f"it was on the device as {_rebuilt(facts)}"
     if ranking.rank is not None and not ranking.wanted:
         unasked = f"{lay}, but no query head asked for them at this step"
         return Reason("coarse_only", f"{unasked}, only its summary was attended: {ranking.cut()}")
@@ -229,6 +229,10 @@ def _on_the_device(facts: Facts) -> Reason:
             return Reason(
                 "attended", "its tokens were on the device and attended exactly; this head's mass went to other entries"
             )
-        return Reason("rank_truncated", f"it was attended as {facts.rebuilt()}")
+        return Reason("rank_truncated", f"it was attended as {_rebuilt(facts)}")
     which = "which query heads of the group read that, and which its summary alone, was not recorded"
     return Reason("by_query_head", f"{lay}; {which}")
+
+
+def _rebuilt(facts: Facts) -> str:
+    return rebuilt(facts.reader, facts.layer, facts.kv_head, facts.span)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pandas as pd
 
 from kvlens.store.reader import TraceReader
@@ -39,3 +42,24 @@ def states_of(
     for span in rows:
         states[span] = ("reconstructed" if span in factors else "resident") if span in came else earlier[span]
     return states
+
+
+def uncorrected(reader: TraceReader, step: int, layer: int, kv_head: int) -> float | None:
+    """Similarity of the queries of a KV head that was not corrected at the step; None: it was, or the method does not
+    correct."""
+    line = reader.head_timeline(layer, kv_head * (reader.q_heads // reader.kv_heads)).set_index("step")
+    similarity, corrected = (float(line[name].get(step, np.nan)) for name in ("similarity", "corrected"))
+    return similarity if corrected == 0 and not np.isnan(similarity) else None
+
+
+def rebuilt(reader: TraceReader, layer: int, kv_head: int, span: int) -> str:
+    """'rebuilt from factors of rank ...', with their errors."""
+    rows = reader.span_heads(layer, kv_head)
+    rows = rows[rows["span"] == span]
+    if rows.empty:
+        return "rebuilt from low-rank factors whose rank and error were not recorded"
+    row: Any = rows.iloc[0]
+    return (
+        f"rebuilt from factors of rank {int(row['rank_k'])} (keys, relative error {row['err_k']:.2f}) and "
+        f"{int(row['rank_v'])} (values, relative error {row['err_v']:.2f})"
+    )

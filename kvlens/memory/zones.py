@@ -168,11 +168,6 @@ class SharedZone:
         self._stamped = 0
         """no unit has a larger stamp"""
 
-    @property
-    def used(self) -> int:
-        """Slots that hold something."""
-        return int(self.tables.live.sum())
-
     def plan(self, layer: int, requested: torch.Tensor, score: torch.Tensor, lengths: torch.Tensor) -> Plan:
         """Fit what a layer requests beside what the other layers asked for last, the highest gates first, write that
         down and return it. requested int64 [H_kv, W] span ids, -1: none; score [H_kv, S]: gates before their sigmoid;

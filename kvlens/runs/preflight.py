@@ -38,10 +38,8 @@ TOKEN_BYTES = 120
 SPAN_TOKENS = 16
 """tokens of a span whose mean key is stored, for each layer and KV head, as float32"""
 ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
-POINTS = ((1024, "20%"), (4096, "10%"))
-"""prompt tokens and budgets at which every method must run by itself"""
-NEW = 64
-"""tokens generated there"""
+POINTS, NEW = ((1024, "20%"), (4096, "10%")), 64
+"""prompt tokens and budgets at which every method must run by itself, and tokens generated there"""
 UNKNOWN = (
     "prompt_tokens",
     "full_kv_bytes",
