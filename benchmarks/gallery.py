@@ -30,7 +30,8 @@ from kvlens.app.ui.replay.lenschoices import choices_of
 from kvlens.engine.engine import Engine
 from kvlens.engine.models import load
 from kvlens.lab.bench.provenance import about, origin
-from kvlens.lab.bench.trials import DEPTHS, settings
+from kvlens.lab.bench.trialprompts import DEPTHS
+from kvlens.lab.bench.trials import settings
 from kvlens.lens.asked import Asked as Holding
 from kvlens.lens.lines import ranges_in_words
 from kvlens.lens.pieces import Piece

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from kvlens import PACKAGE
-from kvlens.runs.machine import machine
+from kvlens.runs.fingerprint import machine
 
 LIST = Path(__file__).with_name("mutations.toml")
 FOLDERS = ("kvlens", "kernels", "store", "pages", "tests", "benchmarks", ".streamlit")

@@ -49,6 +49,7 @@ GROUPS = {
             "kernels/**/*.py",
             "kvlens/lab/gpu/**/*.py",
             "kvlens/memory/*.py",
+            "kvlens/link/*.py",
             "tests/static*.py",
             "tests/fake*.py",
             "requirements*.txt",

@@ -105,7 +105,7 @@ def _say(diagnosis: Diagnosis, remedies: list[Remedy], changes: list[Any], folde
 
 
 def _row(cause: Cause) -> list[Any]:
-    from kvlens.lens.reasons import cause as cause_words
+    from kvlens.lens.reasonkinds import cause as cause_words
     from kvlens.methods.naming import titled
 
     heads = ", ".join(f"L{layer} KV{head} ({n})" for (layer, head), n in cause.heads[:HEADS])

@@ -18,10 +18,9 @@ from kvlens.lens.tipping import MOST, Probe, Tip, find_tip
 from kvlens.lens.tries import Try
 from kvlens.lens.whatif import trials_of
 from kvlens.memory.budget import Budget, BudgetInfeasible, percent_up
-from kvlens.runs.modelsource import BY_NAME, ModelSource
 from kvlens.runs.readings import keeping
 from kvlens.runs.repeat import read_run, reload
-from kvlens.runs.request import Report
+from kvlens.runs.request import BY_NAME, ModelSource, Report
 from kvlens.store.reader import TraceReader
 
 if TYPE_CHECKING:

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from kvlens.holds import joined
 from kvlens.lens.attribution import missed as ordered
 from kvlens.lens.facts import Facts
 from kvlens.lens.lines import Line, inside
 from kvlens.lens.output import becoming
-from kvlens.lens.reasons import Reason, reason
-from kvlens.memory.ranges import joined
+from kvlens.lens.reasonkinds import Reason
+from kvlens.lens.reasons import reason
 from kvlens.store.reader import TraceReader
 
 LEAST_MASS, LEAST_EFFECT = 0.005, 0.05

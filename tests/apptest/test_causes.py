@@ -9,7 +9,7 @@ from test_pages import words
 from uiruns import Visit
 
 from kvlens.lens.diagnosis import Wanted, diagnose
-from kvlens.lens.reasons import KINDS
+from kvlens.lens.reasonkinds import KINDS
 from tests.synthetic import write_synthetic
 
 

@@ -21,7 +21,7 @@ from kvlens.app.ui.common import sentences
 from kvlens.app.ui.compare import asked
 from kvlens.app.ui.compare import groups as comparegroups
 from kvlens.lens.diagnosis import Wanted, diagnose
-from kvlens.lens.reasons import cause
+from kvlens.lens.reasonkinds import cause
 from kvlens.runs import races
 from kvlens.runs.races import Lane, RaceInfo
 from tests.synthetic import write_synthetic

@@ -18,9 +18,10 @@ from kvlens.app.ui.common import data, lensdata, lensjobs, sentences
 from kvlens.app.ui.common.request import TryChoice
 from kvlens.app.ui.replay import draft
 from kvlens.app.ui.replay.draft import Draft, parse
-from kvlens.app.ui.replay.tried import made_of
+from kvlens.app.ui.replay.trydetails import made_of
 from kvlens.lens.pieces import Piece
-from kvlens.lens.tries import Try, tries_in
+from kvlens.lens.tries import Try
+from kvlens.lens.trylist import tries_in
 from kvlens.meta import Counterfactual, RunMeta
 from kvlens.metaparts import Held
 from kvlens.store.reader import TraceReader, list_runs

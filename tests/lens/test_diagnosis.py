@@ -16,7 +16,7 @@ from kvlens.demo.encode import demo_encode
 from kvlens.demo.tasks import make_prompt
 from kvlens.lens.diagnosis import NOT_RECORDED, Cause, Lost, Wanted, diagnose
 from kvlens.lens.knob import held_to, limit_of
-from kvlens.lens.reasons import KINDS
+from kvlens.lens.reasonkinds import KINDS
 from kvlens.lens.remedies import Change, attempt
 from kvlens.lens.severity import full_right, outcome
 from kvlens.lens.verdict import verdict

@@ -16,7 +16,7 @@ from kvlens.instruments import Loss, Oracle
 from kvlens.lab.bench import kept as keeping
 from kvlens.lab.bench.explain import ExplainRequest, explain_trial, measure
 from kvlens.lab.bench.provenance import about
-from kvlens.lab.bench.trials import Prompts, Trial
+from kvlens.lab.bench.trialprompts import Prompts, Trial
 from kvlens.lab.commands.results import beside, results, write
 from kvlens.lab.results.explain_table import ARMS, FULL_KV, OWN_QUERY, document, markdown, summarise
 from kvlens.lens.attribution import attribute_records

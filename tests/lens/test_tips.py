@@ -13,7 +13,7 @@ import kvlens
 from kvlens.cli.main import app
 from kvlens.lens.tipping import Probe, Tip, find_tip
 from kvlens.lens.tips import Axis, CannotTip, stored_tip, tips
-from kvlens.lens.tries import tries_in
+from kvlens.lens.trylist import tries_in
 from kvlens.store.reader import TraceReader
 
 

@@ -15,8 +15,8 @@ import torch
 from support import ListSink, makes, preset_of, random_llama, random_prompt, run, share_of
 
 from kvlens import methods
+from kvlens.holds import Drop, Hold
 from kvlens.kernels import attend, pool_attend
-from kvlens.memory.holds import Drop, Hold
 
 NAMES = makes()
 NEW = 3

@@ -18,7 +18,8 @@ from kvlens.app.report.tried import tried
 from kvlens.app.report.whatif import _said as verdict_on
 from kvlens.app.report.whatif import whatif
 from kvlens.cli.lens import sentences
-from kvlens.lens.tries import outcome, tries_in
+from kvlens.lens.tries import outcome
+from kvlens.lens.trylist import tries_in
 from kvlens.lens.verdict import Verdict, verdict
 from kvlens.meta import Counterfactual
 from kvlens.store.reader import TraceReader

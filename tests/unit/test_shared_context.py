@@ -17,7 +17,8 @@ from kvlens.engine.engine import Engine
 from kvlens.engine.models import load
 from kvlens.lab.bench.sweep.place import Place
 from kvlens.lab.bench.sweep.trace import carry_out_stored
-from kvlens.lab.bench.trials import Prompts, Trial, carry_out
+from kvlens.lab.bench.trialprompts import Prompts, Trial
+from kvlens.lab.bench.trials import carry_out
 from kvlens.lab.training.demo.tokenizer import load_tokenizer
 from kvlens.store.reader import TraceReader
 from kvlens.tasks.encoding import encoding_of

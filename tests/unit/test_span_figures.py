@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 from kvlens.app.data import spanmap as umapjob
 from kvlens.app.figures.projection import pca, projection_figure
 from kvlens.app.figures.spancolors import UNKNOWN, shown
+from kvlens.app.figures.spanlanes import Curve, Lane
 from kvlens.app.figures.spanlengths import length_histogram
-from kvlens.app.figures.spans import Curve, Lane, surprisal_figure
+from kvlens.app.figures.spans import surprisal_figure
 from kvlens.app.figures.states import STATE_COLORS
 from kvlens.app.ui.spans import map as spansmap
 from kvlens.spans import Span

@@ -14,7 +14,7 @@ from kvlens.demo.encode import demo_encode
 from kvlens.lab.bench.sweep import file as sweepfile
 from kvlens.lab.bench.sweep.request import SweepRequest
 from kvlens.lab.bench.sweep.run import sweep
-from kvlens.lab.bench.trials import Trial
+from kvlens.lab.bench.trialprompts import Trial
 from kvlens.lens.severity import outcome
 from kvlens.tasks import Encoding
 from kvlens.workers.lanes import Lane, WorkerLost

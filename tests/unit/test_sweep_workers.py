@@ -19,7 +19,7 @@ from kvlens.lab.bench.sweep.place import Place
 from kvlens.lab.bench.sweep.request import SweepRequest
 from kvlens.lab.bench.sweep.run import sweep
 from kvlens.lab.bench.sweep.work import Worker, lanes, trial_name
-from kvlens.lab.bench.trials import Trial
+from kvlens.lab.bench.trialprompts import Trial
 from kvlens.workers.lanes import Job, ProcessLane, WorkerLost
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 import duckdb
 import pyarrow as pa
 
-from kvlens.private import make_folder, open_file
+from kvlens.files import make_folder, open_file
 from kvlens.store.about import FILE as ABOUT
 from kvlens.store.about import About, read_about
 from kvlens.store.attach import unreadable

@@ -9,6 +9,7 @@ import pandas as pd
 import streamlit as st
 
 from kvlens.app.figures.methods import compresskv as figures
+from kvlens.app.figures.tokenstrip import token_strip
 from kvlens.app.ui.common import parts, sentences
 from kvlens.app.ui.common.widgets import plain
 from kvlens.methods.compresskv.budget import ceiling_of
@@ -185,9 +186,7 @@ def _tokens(reader: TraceReader) -> None:
     part = slice(start, start + STRIP)
     parts.draw(
         reader,
-        figures.token_strip(
-            retained[:, part], None if scores is None else scores[:, part], start, texts[part], needles
-        ),
+        token_strip(retained[:, part], None if scores is None else scores[:, part], start, texts[part], needles),
         key="compresskv_strip",
         alt="Kept tokens with their texts",
         data=_strip(retained, scores, part, texts),

@@ -14,7 +14,8 @@ from kvlens import tasks
 from kvlens.lab.bench import kept as lines_kept
 from kvlens.lab.bench.provenance import about, made_otherwise, origin
 from kvlens.lab.bench.tablerequest import TableRequest
-from kvlens.lab.bench.trials import DEPTHS, NEW_TOKENS, Formats, Trial, carry_out, missing
+from kvlens.lab.bench.trialprompts import DEPTHS, Formats, Trial
+from kvlens.lab.bench.trials import NEW_TOKENS, carry_out, missing
 from kvlens.lab.results.names import TaskNames
 from kvlens.lab.results.summary import grouped, summary
 

@@ -20,7 +20,8 @@ from kvlens import methods
 from kvlens.engine.engine import Engine, Options
 from kvlens.lab.bench.counts import Count, corrected, missed, reused
 from kvlens.lab.bench.provenance import about, origin
-from kvlens.lab.bench.trials import Prompts, chosen, settings
+from kvlens.lab.bench.trialprompts import Prompts
+from kvlens.lab.bench.trials import chosen, settings
 from kvlens.lab.results.names import TaskNames
 from kvlens.memory.budget import Budget
 from kvlens.methods import parts

@@ -101,7 +101,7 @@ def _measure(
     from kvlens.lab.claims.check import check, claiming, planned
     from kvlens.lab.claims.page import verdict_words
     from kvlens.lab.claims.plan import FEWEST, plan_lines
-    from kvlens.runs.machine import machine
+    from kvlens.runs.fingerprint import machine
 
     plans = planned(choice or claiming(model), model, prompts, passages)
     titles = {name: method.title for name, method in methods.registry().items()}

@@ -26,10 +26,10 @@ from kvlens.engine.engine import Engine, Options
 from kvlens.engine.models import load
 from kvlens.engine.session import Session
 from kvlens.lab.bench.provenance import weights
-from kvlens.lab.bench.trials import Prompts
+from kvlens.lab.bench.trialprompts import Prompts
 from kvlens.memory.budget import Budget
 from kvlens.methods.fitting import FIT, Sizes, choose
-from kvlens.runs.machine import machine
+from kvlens.runs.fingerprint import machine
 from kvlens.statistics import sign_test, wilson
 
 TASKS = ("niah_single", "kv_lookup")

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from kvlens.lab.results.names import table_name
+from kvlens.lab.studies.ledger_signals import SIGNALS
 from kvlens.ledger.causes import CAUSES, NAMES, REST
-from kvlens.ledger.signals import SIGNALS
 
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 """marks in the page between which the tables stand"""

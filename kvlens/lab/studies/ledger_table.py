@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from kvlens.lab.studies.ledger_signals import SIGNALS
 from kvlens.ledger.account import LossLedger
 from kvlens.ledger.causes import CODES, REST
-from kvlens.ledger.signals import SIGNALS
 from kvlens.statistics import wilson
 
 DRAWS, LEVEL = 1000, 0.95

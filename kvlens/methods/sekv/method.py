@@ -15,7 +15,8 @@ from kvlens.methods.given import MemoryView, Prefilled, RunContext, StepEnd
 from kvlens.methods.needs import Needs
 from kvlens.methods.segmenter import PromptFacts
 from kvlens.methods.sekv import layout as sekv_layout
-from kvlens.methods.sekv.params import JOURNAL, PRESETS, SeKVParameters
+from kvlens.methods.sekv.journal import JOURNAL
+from kvlens.methods.sekv.params import PRESETS, SeKVParameters
 from kvlens.methods.sekv.segmenters import SEGMENTERS
 from kvlens.methods.sekv.spans import COMPRESSED, segment
 from kvlens.methods.sekv.trained import HEADS, ROUTER

@@ -10,7 +10,8 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from kvlens.app.figures.grid import BESIDE, FEW, FEWER, grid
+from kvlens.app.figures.grid import BESIDE, FEWER, grid
+from kvlens.app.figures.gridcells import FEW
 from kvlens.app.ui.benchmarks import benchview, measured
 from kvlens.app.ui.benchmarks.gridcondition import condition_of
 from kvlens.app.ui.benchmarks.griddata import NAMES, Look, Suite, cells, lines, noise_floor, read_look, suites

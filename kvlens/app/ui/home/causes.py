@@ -10,7 +10,7 @@ import streamlit as st
 from kvlens.app.ui.common import data, places, widgets
 from kvlens.app.ui.common.widgets import plain
 from kvlens.lens.diagnosis import Cause, Diagnosis, Wanted, diagnose
-from kvlens.lens.reasons import KINDS
+from kvlens.lens.reasonkinds import KINDS
 from kvlens.methods.naming import titled
 from kvlens.models.find import short_model
 from kvlens.text.units import counted

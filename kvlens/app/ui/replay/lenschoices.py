@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from kvlens.app.ui.common.data import TraceReader
+from kvlens.holds import joined
 from kvlens.lens.lines import inside, ranges_in_words, ranked
 from kvlens.lens.pieces import Piece
 from kvlens.lens.verdict import Verdict
-from kvlens.memory.ranges import joined
 from kvlens.player.payload import needle_tokens
 
 MOST = 5

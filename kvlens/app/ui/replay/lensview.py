@@ -18,7 +18,7 @@ from kvlens.app.ui.replay.tipping import tipping_point
 from kvlens.lens.knob import knob_in
 from kvlens.lens.lines import mass_name
 from kvlens.lens.severity import severity, unmissed_words
-from kvlens.lens.tries import try_of
+from kvlens.lens.trylist import try_of
 from kvlens.lens.verdict import Missed, Verdict, steps_in_words
 from kvlens.meta import RunMeta
 from kvlens.player.lens import diverged, sampling

@@ -9,7 +9,7 @@ from pydantic import Field, field_validator
 
 from kvlens import tasks
 from kvlens.lab.bench.tablerequest import TableRequest
-from kvlens.lab.bench.trials import DEPTHS, Trial
+from kvlens.lab.bench.trialprompts import DEPTHS, Trial
 from kvlens.lab.results.names import TaskNames
 
 

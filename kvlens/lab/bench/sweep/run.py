@@ -13,7 +13,7 @@ from kvlens.lab.bench import kept as lines_kept
 from kvlens.lab.bench.sweep.place import Place
 from kvlens.lab.bench.sweep.request import SweepRequest
 from kvlens.lab.bench.sweep.work import lanes
-from kvlens.lab.bench.trials import Trial
+from kvlens.lab.bench.trialprompts import Trial
 from kvlens.workers.handing import hand_out
 from kvlens.workers.lanes import Lane
 

@@ -10,7 +10,8 @@ import numpy as np
 from kvlens import tasks
 from kvlens.lab.bench.sweep.file import COLUMNS
 from kvlens.lab.bench.sweep.place import Place
-from kvlens.lab.bench.trials import Prompts, Trial, arm, header, infeasible
+from kvlens.lab.bench.trialprompts import Prompts, Trial
+from kvlens.lab.bench.trials import arm, header, infeasible
 from kvlens.lab.bench.trials import outcome as scored
 from kvlens.lens.severity import outcome
 from kvlens.memory.budget import BudgetInfeasible

@@ -11,8 +11,8 @@ from typing import Any
 
 from kvlens.lab.bench.sweep.place import Place
 from kvlens.lab.bench.sweep.request import SweepRequest
-from kvlens.lab.bench.trials import Trial
-from kvlens.runs.freed import give_back
+from kvlens.lab.bench.trialprompts import Trial
+from kvlens.runs.carrying import give_back
 from kvlens.workers.lanes import Crew, Job, Lane, open_lanes
 
 
@@ -22,7 +22,7 @@ class Worker:
     def __init__(self, place: Place) -> None:
         import torch
 
-        from kvlens.lab.bench.trials import Formats
+        from kvlens.lab.bench.trialprompts import Formats
         from kvlens.runs.request import SMALL
 
         self.place = place

@@ -122,7 +122,7 @@ def measure_ranks(
     engine: Engine, setting: Setting, prompts: int, report: Callable[[str], None]
 ) -> tuple[dict[float, list[Ranked]], tuple[list[Ranked], list[Ranked]]]:
     """Return how the asked pages rank at the first selection, by share attended, and by each part of the score."""
-    from kvlens.lab.bench.trials import Prompts
+    from kvlens.lab.bench.trialprompts import Prompts
 
     make, ranks = Prompts(engine, FIRST_SEED), {keep: list[Ranked]() for keep in KEEP}
     parts = list[Ranked](), list[Ranked]()

@@ -1,5 +1,5 @@
 """The link between the tiers, behind one interface. On a CPU both tiers are host memory and a worker thread does real
-copies ('host-copy'); behind a CUDA device they are copies of its DMA engines ('pcie-dma', kvlens/memory/cuda_link.py).
+copies ('host-copy'); behind a CUDA device they are copies of its DMA engines ('pcie-dma', kvlens/link/cuda_link.py).
 """
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Protocol
 
 import torch
 
-from kvlens.memory.copies import Mark, Piece
-from kvlens.memory.host_memory import HostMemory, Pageable
-from kvlens.memory.ledger import Entry, Ledger
+from kvlens.link.copies import Mark, Piece
+from kvlens.link.host_memory import HostMemory, Pageable
+from kvlens.link.transfers import Entry, TransferLog
 
 
 @dataclass
@@ -24,6 +25,18 @@ class Buffer:
 
     tensor: torch.Tensor
     spread: Mark | None = None
+
+
+class Stage:
+    """Staging buffers, which units take in turn. streamed: all units pass through them, and one is filled while the
+    other is spread."""
+
+    def __init__(self, buffers: Sequence[Buffer], streamed: bool) -> None:
+        self.buffers, self.streamed, self._turns = buffers, streamed, count()
+
+    def next(self) -> Buffer:
+        """Return the buffer that has waited longest."""
+        return self.buffers[next(self._turns) % len(self.buffers)]
 
 
 class Moving(Protocol):
@@ -52,7 +65,8 @@ class Part:
 
 
 class Batch(Protocol):
-    """Many units on their way to the device as one entry of the ledger, told in two ways that come to the same bits."""
+    """Many units on their way to the device as one entry of the transfer log, told in two ways that come to the same
+    bits."""
 
     def whole(self) -> tuple[Sequence[Moving], Callable[[], None] | None]:
         """All of them at once, for a link whose two sides are one memory, and what follows outside the moving time."""
@@ -67,13 +81,13 @@ class Ticket(Protocol):
     entry: Entry
 
     def wait(self) -> None:
-        """The model's work goes on when the job is done; how long it stood still gets into the ledger. Raises what the
-        job raised."""
+        """The model's work goes on when the job is done; how long it stood still gets into the transfer log.
+        Raises what the job raised."""
 
 
 class Link(Protocol):
-    """Copies between the tiers, each with its entry in the ledger. `host`: the memory that the cold tier has to lie
-    in."""
+    """Copies between the tiers, each with its entry in the transfer log. `host`: the memory that the cold tier has to
+    lie in."""
 
     name: str
     host: HostMemory
@@ -81,14 +95,14 @@ class Link(Protocol):
     """how long the host waited without the model's work having to"""
 
     def submit(self, entry: Entry, moves: Sequence[Pieces]) -> Ticket:
-        """Begin the moves of one ledger entry. Raises AssertionError when the moves' bytes are not the entry's, so that
-        the ledger cannot lie."""
+        """Begin the moves of one entry of the transfer log. Raises AssertionError when the moves' bytes are not the
+        entry's, so that the log cannot lie."""
 
     def bring(self, entry: Entry, batch: Batch) -> Ticket:
-        """Begin a batch of one ledger entry. Raises as `submit`."""
+        """Begin a batch of one entry of the transfer log. Raises as `submit`."""
 
     def resolve(self, step: int | None = None) -> None:
-        """Copies begun up to `step` (None: ever) have their times in the ledger afterwards."""
+        """Copies begun up to `step` (None: ever) have their times in the transfer log afterwards."""
 
     def quiet(self) -> None:
         """The host waits until everything that was submitted has ended: it may read what was copied."""
@@ -98,8 +112,8 @@ class Link(Protocol):
 
 
 class _HostTicket:
-    def __init__(self, entry: Entry, ledger: Ledger) -> None:
-        self.entry, self._ledger = entry, ledger
+    def __init__(self, entry: Entry, transfers: TransferLog) -> None:
+        self.entry, self._transfers = entry, transfers
         self._done = threading.Event()
         self._error: BaseException | None = None
 
@@ -115,7 +129,7 @@ class _HostTicket:
         if not self._done.is_set():
             start = time.perf_counter_ns()
             self._done.wait()
-            self._ledger.stood_still(self.entry, self._ledger.step, time.perf_counter_ns() - start)
+            self._transfers.stood_still(self.entry, self._transfers.step, time.perf_counter_ns() - start)
         if self._error is not None:
             raise self._error
 
@@ -133,8 +147,8 @@ class HostLink:
 
     name = "host-copy"
 
-    def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
+    def __init__(self, transfers: TransferLog) -> None:
+        self._transfers = transfers
         self.host: HostMemory = Pageable()
         self.host_wait_ns = 0
         self._newest: _HostTicket | None = None
@@ -150,7 +164,7 @@ class HostLink:
 
     def _begin(self, entry: Entry, moves: Sequence[Moving], then: Callable[[], None] | None) -> Ticket:
         check(entry, sum(move.bytes for move in moves))
-        self._newest = ticket = _HostTicket(entry, self._ledger)
+        self._newest = ticket = _HostTicket(entry, self._transfers)
         self._jobs.put(_Job(ticket, moves, then))
         return ticket
 
@@ -186,4 +200,4 @@ class HostLink:
 
 def check(entry: Entry, moved: int) -> None:
     """Raises AssertionError when so many bytes are not the entry's."""
-    assert moved == entry.bytes, f"{moved} bytes moved, {entry.bytes} in the ledger"
+    assert moved == entry.bytes, f"{moved} bytes moved, {entry.bytes} in the transfer log"

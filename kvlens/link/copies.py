@@ -89,16 +89,16 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Numbers:
-    """Stretches of a flat pool, one after the other, into `target` [N]: `first`, `count` int64 [n] of each."""
+    """Stretches of a flat pool, one after the other, into `target` [N]: `begins`, `count` int64 [n] of each."""
 
     target: torch.Tensor
     pool: torch.Tensor
-    first: np.ndarray
+    begins: np.ndarray
     count: np.ndarray
 
     def run(self) -> None:
         within = np.arange(self.count.sum()) - np.repeat(self.count.cumsum() - self.count, self.count)
-        index = torch.from_numpy(np.repeat(self.first, self.count) + within)
+        index = torch.from_numpy(np.repeat(self.begins, self.count) + within)
         torch.index_select(self.pool, 0, index, out=self.target)
 
     @property

@@ -1,17 +1,20 @@
 """Holds and drops, what a counterfactual does with token ranges for chosen (layer, KV head), whatever the method does
-with them: a hold keeps them exactly on the device, a drop keeps them out of the attention. No torch."""
+with them: a hold keeps them exactly on the device, a drop keeps them out of the attention. And ranges of positions:
+joined, cut, and what remains of holds and drops where others name the same tokens. No torch."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, TypeVar
 
 from kvlens.rows import SpanRow
 from kvlens.shape import KVShape
 
 Triple = tuple[int, int, int]
 """(layer, KV head, span)"""
+Range = tuple[int, int]
+"""positions [start, end)"""
 
 
 @dataclass(frozen=True)
@@ -107,3 +110,47 @@ def holds_of(triples: Sequence[Triple], spans: Mapping[int, SpanRow], from_step:
         Hold(span, spans[span].tok_start, spans[span].tok_end, tuple(sorted(set(head_list))), from_step)
         for span, head_list in heads.items()
     ]
+
+
+_Kind = TypeVar("_Kind", Hold, Drop)
+
+
+def joined(ranges: Iterable[Range]) -> tuple[Range, ...]:
+    """Return ranges in order, those that touch as one."""
+    pairs: list[tuple[int, int]] = []
+    for start, end in sorted(ranges):
+        if pairs and start <= pairs[-1][1]:
+            pairs[-1] = pairs[-1][0], max(end, pairs[-1][1])
+        else:
+            pairs.append((start, end))
+    return tuple(pairs)
+
+
+def without(whole: Range, taken_ranges: Iterable[Range]) -> tuple[Range, ...]:
+    """Return the parts of a range that no taken range covers."""
+    free_ranges: list[Range] = []
+    start, end = whole
+    for first_token, last in joined(taken_ranges):
+        if start < min(first_token, end):
+            free_ranges.append((start, min(first_token, end)))
+        start = max(start, last)
+    return (*free_ranges, (start, end)) if start < end else tuple(free_ranges)
+
+
+def less(ranges: Iterable[_Kind], named_holds: Iterable[Hold] | Iterable[Drop]) -> tuple[_Kind, ...]:
+    """Return of holds or drops what `named_holds` lacks for the same KV head, whatever step it begins at."""
+    named = tuple(named_holds)
+    remaining: list[_Kind] = []
+    for hold in ranges:
+        groups: dict[tuple[Range, ...], list[tuple[int, int]]] = {}
+        whole = hold.tok_start, hold.tok_end
+        for head in hold.heads:
+            taken_ranges = (
+                (named_hold.tok_start, named_hold.tok_end) for named_hold in named if head in named_hold.heads
+            )
+            groups.setdefault(without(whole, taken_ranges), []).append(head)
+        for heads_by_range, heads in groups.items():
+            for start, end in heads_by_range:
+                rest = hold.whole and (start, end) == whole
+                remaining.append(replace(hold, tok_start=start, tok_end=end, heads=tuple(heads), whole=rest))
+    return tuple(remaining)

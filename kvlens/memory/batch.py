@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import count
 
 import numpy as np
 import torch
 
+from kvlens.link.copies import Move, Numbers, Tokens
+from kvlens.link.host_link import Moving, Part, Stage
 from kvlens.memory.codec import Units
 from kvlens.memory.cold_tier import ColdTier
-from kvlens.memory.copies import Move, Numbers, Tokens
-from kvlens.memory.hot_tier import ROLE, Pool
-from kvlens.memory.link import Buffer, Moving, Part
-from kvlens.memory.recall_zone import Plan, TokenPlan
-from kvlens.memory.shared_zone import SharedPlan
+from kvlens.memory.hot_tier import Pool
+from kvlens.memory.slots import ROLE
 from kvlens.memory.span_table import SpanTable
+from kvlens.memory.zones import Plan, TokenPlan
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,7 @@ class Missing:
     within: np.ndarray | None = None
 
     @staticmethod
-    def by_span(plan: Plan | SharedPlan, cold: ColdTier, layer: int) -> Missing:
+    def by_span(plan: Plan, cold: ColdTier, layer: int) -> Missing:
         """Return the units that a layer's KV heads miss, in the plan's order."""
         heads, spans, firsts, counts = plan.missing
         return Missing(heads, spans, firsts, counts, plan.slots, cold.packed(layer, heads, spans))
@@ -65,33 +64,21 @@ class Missing:
         ends = self.counts.cumsum()
         return np.arange(len(self.slots)) - np.repeat(ends - self.counts - self.firsts, self.counts)
 
-    def named(self, starts: np.ndarray, first: int) -> np.ndarray:
-        """Return int64 [5, tokens]: KV head, counted from `first` on, slot, position, span and role of every token.
+    def named(self, starts: np.ndarray, first_head: int) -> np.ndarray:
+        """Return int64 [5, tokens]: KV head from `first_head` on, slot, position, span and role of every token.
         starts int64 [S]: first position of each span."""
         roles = np.where(self.packed, ROLE["reconstructed"], ROLE["resident"])
         heads, begins, spans, roles = np.repeat(
-            np.stack((self.kv_heads - first, starts[self.spans], self.spans, roles)), self.counts, axis=1
+            np.stack((self.kv_heads - first_head, starts[self.spans], self.spans, roles)), self.counts, axis=1
         )
         return np.stack((heads, self.slots, begins + self.offsets(), spans, roles))
 
-    def where(self, chosen: np.ndarray) -> Missing:
-        """Return the units that are `chosen` bool [n]."""
-        tokens = self.each(chosen)
+    def where(self, mask: np.ndarray) -> Missing:
+        """Return the units in `mask` bool [n]."""
+        tokens = self.each(mask)
         within = None if self.within is None else self.within[tokens]
-        heads, spans, firsts, counts = (x[chosen] for x in (self.kv_heads, self.spans, self.firsts, self.counts))
-        return Missing(heads, spans, firsts, counts, self.slots[tokens], self.packed[chosen], within)
-
-
-class Stage:
-    """Staging buffers, which units take in turn. streamed: all units pass through them, and one is filled while the
-    other is spread."""
-
-    def __init__(self, buffers: Sequence[Buffer], streamed: bool) -> None:
-        self.buffers, self.streamed, self._turns = buffers, streamed, count()
-
-    def next(self) -> Buffer:
-        """Return the buffer that has waited longest."""
-        return self.buffers[next(self._turns) % len(self.buffers)]
+        heads, spans, firsts, counts = (x[mask] for x in (self.kv_heads, self.spans, self.firsts, self.counts))
+        return Missing(heads, spans, firsts, counts, self.slots[tokens], self.packed[mask], within)
 
 
 @dataclass(frozen=True)
@@ -115,8 +102,8 @@ class Target:
 
 
 class RecallBatch:
-    """Missing units as the link carries them (kvlens.memory.link.Batch), into the target's slots. longest: tokens of a
-    span that can be requested."""
+    """Missing units as the link carries them (kvlens.link.host_link.Batch), into the target's slots. longest: tokens of
+    a span that can be requested."""
 
     def __init__(
         self, layer: int, units: Missing, target: Target, cold: ColdTier, spans: SpanTable, stage: Stage, longest: int

@@ -18,10 +18,10 @@ from functools import partial
 
 import torch
 
-from kvlens.memory.copies import Mark, Piece, Stream, Streams, cuda_streams
-from kvlens.memory.host_memory import HostMemory, cuda_pinned
-from kvlens.memory.ledger import Entry, Ledger
-from kvlens.memory.link import Batch, HostLink, Link, Part, Pieces, Ticket, check
+from kvlens.link.copies import Mark, Piece, Stream, Streams, cuda_streams
+from kvlens.link.host_link import Batch, HostLink, Link, Part, Pieces, Ticket, check
+from kvlens.link.host_memory import HostMemory, cuda_pinned
+from kvlens.link.transfers import Entry, TransferLog
 
 REBASE_NS = 10_000_000_000
 """CUDA gives the time between two events as a float of milliseconds: beyond this distance microseconds get lost, so a
@@ -57,8 +57,8 @@ class CudaLink:
 
     name = "pcie-dma"
 
-    def __init__(self, ledger: Ledger, streams: Streams, host: HostMemory) -> None:
-        self._ledger, self._streams, self.host = ledger, streams, host
+    def __init__(self, transfers: TransferLog, streams: Streams, host: HostMemory) -> None:
+        self._transfers, self._streams, self.host = transfers, streams, host
         self.host_wait_ns = 0
         self._copies: list[_Timed] = []
         self._waits: list[_Timed] = []
@@ -129,7 +129,7 @@ class CudaLink:
             compute = self._streams.compute
             wait_start = compute.mark(timed=True)
             compute.wait(ticket.done)  # rule 3
-            self._waits.append(_Timed(ticket.entry, wait_start, compute.mark(timed=True), self._ledger.step))
+            self._waits.append(_Timed(ticket.entry, wait_start, compute.mark(timed=True), self._transfers.step))
             self._waited[id(ticket.stream)] = ticket.turn
         if ticket.error is not None:
             raise ticket.error
@@ -148,7 +148,7 @@ class CudaLink:
         due, self._waits = _split(self._waits, step)
         for timed in due:
             self._reach(timed.end)
-            self._ledger.stood_still(timed.entry, timed.step, timed.start.elapsed_ns(timed.end))
+            self._transfers.stood_still(timed.entry, timed.step, timed.start.elapsed_ns(timed.end))
 
     def quiet(self) -> None:
         start_ns = time.perf_counter_ns()
@@ -190,11 +190,11 @@ def _split(timed: list[_Timed], step: int | None) -> tuple[list[_Timed], list[_T
     return due, [wait for wait in timed if step is not None and wait.entry.step > step]
 
 
-def link_for(device: torch.device, ledger: Ledger) -> Link:
+def link_for(device: torch.device, transfers: TransferLog) -> Link:
     """Return the link between `device` and the cold tier."""
     if device.type != "cuda":
-        return HostLink(ledger)
-    return CudaLink(ledger, cuda_streams(device), cuda_pinned(device))
+        return HostLink(transfers)
+    return CudaLink(transfers, cuda_streams(device), cuda_pinned(device))
 
 
 def link_name(device: torch.device) -> str:

@@ -1,16 +1,15 @@
-"""The ledger of bytes: no byte moves between the tiers without a line here; and the log of everything else that happens
-in the memory."""
+"""The log of transfers: no byte moves between the tiers without a line here."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
-from kvlens.rows import CAUSES, CutRow, EventRow, SpanHeadRow, TransferRow
+from kvlens.rows import CAUSES, TransferRow
 
 
 @dataclass
@@ -62,7 +61,7 @@ class Entry:
         ]
 
 
-class Ledger:
+class TransferLog:
     """Collects entries in the order they were opened; `drain` hands over the finished ones since the last call."""
 
     def __init__(self) -> None:
@@ -122,90 +121,3 @@ class Ledger:
     def discard(self) -> None:
         """Discard the rows of the copies that have ended; `total` stays."""
         self._open = [entry for entry in self._open if not entry.end_ns]
-
-
-_Batch = tuple[int, bool, int | None, Sequence[str], Sequence[int | None], Sequence[int | None], Sequence[float | None]]
-"""step, whether the layer had attended in it, layer; kinds, KV heads, spans, values"""
-
-
-class MemoryLog:
-    """What happened in the memory, in order, until the recorder takes it. What a layer's KV heads do at once is one
-    entry; rows are made when the recorder takes them. `step`: of what is logged from now on; `attended`: the layer that
-    attended last in it, later layers are still to come."""
-
-    def __init__(self) -> None:
-        self.step = self.attended = -1
-        self._events: list[_Batch] = []
-        self._cuts: list[Callable[[], list[CutRow]]] = []
-        self._stored: list[Callable[[], list[SpanHeadRow]]] = []
-
-    def event(
-        self,
-        kind: str,
-        layer: int | None = None,
-        kv_head: int | None = None,
-        span: int | None = None,
-        value: float | None = None,
-    ) -> None:
-        """Log one event."""
-        self._events.append((self.step, self._after(layer), layer, (kind,), (kv_head,), (span,), (value,)))
-
-    def events_of(
-        self,
-        kinds: str | Sequence[str],
-        layer: int | None,
-        kv_heads: np.ndarray,
-        spans: np.ndarray,
-        values: np.ndarray | None = None,
-    ) -> None:
-        """Log an event for each unit (KV head, span) [n] of a layer (None: of all), in this order. kinds: one for all,
-        or one of each; values: NaN: none."""
-        if not len(spans):
-            return
-        named = (kinds,) * len(spans) if isinstance(kinds, str) else kinds
-        recorded = np.full(len(spans), None)
-        if values is not None:
-            recorded[~np.isnan(values)] = values[~np.isnan(values)]
-        units = kv_heads.tolist(), spans.tolist(), recorded.tolist()
-        self._events.append((self.step, self._after(layer), layer, named, *units))
-
-    def _after(self, layer: int | None) -> bool:
-        return layer is not None and layer <= self.attended
-
-    def cuts(self, rows: Callable[[], list[CutRow]]) -> None:
-        """Log ranks, scores and cuts of tokens that were not kept. rows: makes the rows when they are taken; nothing
-        that it reads may change by then."""
-        self._cuts.append(rows)
-
-    def stored(self, rows: Callable[[], list[SpanHeadRow]]) -> None:
-        """Log how spans are stored in the cold tier, or packed. rows: makes the rows when they are taken."""
-        self._stored.append(rows)
-
-    def __iter__(self) -> Iterator[EventRow]:
-        for step, after_event, layer, kinds, kv_heads, spans, values in self._events:
-            for kind, kv_head, span, value in zip(kinds, kv_heads, spans, values, strict=True):
-                yield EventRow(step, layer, kv_head, None, kind, span, value, after_event)
-
-    def take_events(self) -> list[EventRow]:
-        """Return the events since the last call."""
-        rows = list(self)
-        self._events.clear()
-        return rows
-
-    def take_cuts(self) -> list[CutRow]:
-        """Return the cuts since the last call."""
-        makers, self._cuts = self._cuts, []
-        return [row for make in makers for row in make()]
-
-    def forget_cuts(self) -> None:
-        """Let go of the cuts since the last call, and of the scores that they are made from: nobody takes them."""
-        self._cuts = []
-
-    def take_stored(self) -> list[SpanHeadRow]:
-        """Return how the spans are stored that were stored or packed since the last call."""
-        makers, self._stored = self._stored, []
-        return [row for make in makers for row in make()]
-
-    def discard(self) -> None:
-        """Discard what nobody has taken: nothing is recorded."""
-        self._events, self._cuts, self._stored = [], [], []

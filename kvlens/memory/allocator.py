@@ -9,19 +9,21 @@ from functools import partial
 import numpy as np
 import torch
 
+from kvlens.link.host_link import Link
+from kvlens.link.transfers import TransferLog
 from kvlens.memory.codec import Cut
 from kvlens.memory.cold_tier import ColdTier
 from kvlens.memory.counterfactual import Counterfactual
 from kvlens.memory.evictions import Evictions, token_names
-from kvlens.memory.hot_tier import FREE, ROLE, HotTier, Pool
-from kvlens.memory.ledger import Ledger, MemoryLog
-from kvlens.memory.link import Link
+from kvlens.memory.hot_tier import HotTier, Pool
+from kvlens.memory.log import MemoryLog
 from kvlens.memory.placement import Placement
+from kvlens.memory.slots import FREE, ROLE
 from kvlens.memory.span_table import SpanTable
 from kvlens.rows import SpanRow
 
 
-class Placer:
+class Allocator:
     """Writes the tiers' slots, rows and tables where a placement says so. Owns nothing."""
 
     def __init__(
@@ -31,12 +33,12 @@ class Placer:
         spans: SpanTable,
         evictions: Evictions,
         counterfactual: Counterfactual | None,
-        ledger: Ledger,
+        transfers: TransferLog,
         link: Link,
         log: MemoryLog,
     ) -> None:
         self._hot, self._cold, self._spans, self._evictions = hot, cold, spans, evictions
-        self._counterfactual, self._ledger, self._link, self._log = counterfactual, ledger, link, log
+        self._counterfactual, self._transfers, self._link, self._log = counterfactual, transfers, link, log
 
     def open_spans(self, placement: Placement) -> list[int]:
         """Return the ids that the placement's spans get, and log them."""
@@ -134,7 +136,7 @@ class Placer:
     def _offload(
         self, placement: Placement, keys: torch.Tensor, values: torch.Tensor, start: int, ids: list[int], cause: str
     ) -> None:
-        """Move all spans that leave for the cold tier: one entry of the ledger, one move for each layer and form."""
+        """Move all spans that leave for the cold tier: one entry of the log, one move for each layer and form."""
         codec, cold, shape, layers = placement.codec, self._cold, self._hot.shape, self._cold.layers
         assert codec is not None
         cold.codec = codec
@@ -148,7 +150,7 @@ class Placer:
         moves, stored = cold.put(cuts, codec.pack(keys, values, start, cuts), keys, values, start, stays)
         number, row, kv_head = stored.here.nonzero()
         layer, span = np.array(layers)[row], np.array([cut.span for cut in cuts])[number]
-        entry = self._ledger.open(layer, kv_head, span, "d2h", cause, stored.size[stored.here], blocking=True)
+        entry = self._transfers.open(layer, kv_head, span, "d2h", cause, stored.size[stored.here], blocking=True)
         ticket = self._link.submit(entry, moves)
         self._log.stored(partial(stored.rows, entry))
         for cut in cuts:
