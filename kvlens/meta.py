@@ -201,6 +201,11 @@ class RunMeta(Outcome):
             raise ValueError(f"{self.q_heads} query heads do not make groups of {self.kv_heads} KV heads")
         return self
 
+    def lacks(self, table: str) -> bool:
+        """Return True if a table was not recorded: its rows stayed behind, or another engine did not write it."""
+        written = None if self.imported is None else self.imported.tables
+        return table in self.left_out or (written is not None and table not in written)
+
     @property
     def sampled(self) -> Sampled | None:
         """Which of full attention's masses the trace has; None where they were not recorded, or stayed behind when the

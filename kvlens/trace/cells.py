@@ -121,7 +121,7 @@ def _range(name: str, column: Column, sizes: Mapping[str, int], between: bool) -
 
 def _cast(array: pa.Array, kind: str) -> tuple[pa.Array, np.ndarray] | None:
     """(the array in the format's type, which integers are too large); None: another type."""
-    given, fits = array.type, np.zeros(len(array), bool)
+    given, too_large = array.type, np.zeros(len(array), bool)
     if kind == TEXT:
         texts = given.value_type if pa.types.is_dictionary(given) else given
         if not (pa.types.is_string(texts) or pa.types.is_large_string(texts)):
@@ -131,17 +131,22 @@ def _cast(array: pa.Array, kind: str) -> tuple[pa.Array, np.ndarray] | None:
             total = pc.sum(pc.take(sizes, array.indices)).as_py() or 0
             if total > MOST_TEXTS:
                 raise MemoryError(f"a column of texts has {total:,} bytes")
-        return array.cast(pa.string()), fits
+        return array.cast(pa.string()), too_large
     if kind == FLAG:
-        return (array, fits) if pa.types.is_boolean(given) else None
+        return (array, too_large) if pa.types.is_boolean(given) else None
     if kind == INTEGER:
+        if pa.types.is_floating(given):  # whole numbers, as an array with NaN has to write them
+            try:
+                return array.cast(pa.int64()), too_large
+            except pa.ArrowInvalid:
+                return None
         if not pa.types.is_integer(given):
             return None
         if pa.types.is_uint64(given):
             large = pc.fill_null(pc.greater(array, pa.scalar(2**63 - 1, pa.uint64())), False)
-            fits = large.to_numpy(zero_copy_only=False)
+            too_large = large.to_numpy(zero_copy_only=False)
             array = pc.if_else(large, pa.scalar(0, pa.uint64()), array)
-        return array.cast(pa.int64()), fits
+        return array.cast(pa.int64()), too_large
     if not (pa.types.is_floating(given) or pa.types.is_integer(given)):
         return None
-    return array.cast(_ITEM[kind], safe=False), fits
+    return array.cast(_ITEM[kind], safe=False), too_large

@@ -80,6 +80,8 @@ class Head(BaseModel):
             raise ValueError(f"q_heads is no multiple of kv_heads ({self.q_heads}, {self.kv_heads})")
         if bool(self.tables) == (self.database is not None):
             raise ValueError("name the files of the tables in `tables`, or one file in `database`")
+        if self.budget is not None and self.budget_bytes is None:
+            raise ValueError("`budget` needs `budget_bytes`, what it comes to")
         if any(end < start for start, end in self.needle):
             raise ValueError("a range of `needle` ends before its start")
         return self

@@ -81,6 +81,7 @@ class Writer:
         self.positions = 0
         self.spent_s = 0.0
         self._spent_before_step, self._inside = 0.0, False
+        pa.array(np.zeros(1))  # the first conversion loads pandas where it is installed, which is no step's time
         self._spans: list[tuple[int, int, int, str]] = []
         self._pending: dict[str, list[dict[str, Any]]] = {}
 

@@ -31,7 +31,7 @@ def use(reader: TraceReader, copies: pd.DataFrame) -> None:
     truncated reuse."""
     st.markdown("##### Moved, and not used")
     if copies.empty:
-        st.info("Nothing moved to the device while decoding, so nothing was moved in vain.")
+        st.info(parts.unmoved(reader, "Nothing moved to the device while decoding, so nothing was moved in vain."))
         return
     if not memorydata.judged(copies):
         st.info("Which spans query heads attended was not recorded in this run, so the use of what moved is not known.")

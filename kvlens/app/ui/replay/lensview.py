@@ -204,6 +204,8 @@ def _without_loss(reader: TraceReader, table: pd.DataFrame, busy: bool) -> None:
         pairs = int((table["reference"] == reader.uid).sum())
         references = f"It is the reference of {counted(pairs, 'other run')}." if pairs else ""
         st.markdown(f"**This run is full KV itself.** {references}")
+    elif reader.meta.imported is not None:
+        st.markdown("**What this run lost against full KV was not recorded** in the trace.")
     else:
         left_column, right = st.columns([3, 1], vertical_alignment="center")
         left_column.markdown(
