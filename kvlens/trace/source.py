@@ -129,7 +129,9 @@ class Source:
             else:
                 with guarded(self.folder / file, read_only=True) as con:
                     yield self._database(con, name)
-        except (duckdb.Error, pa.ArrowException, OSError, OverflowError, MemoryError) as error:
+        except (MemoryError, duckdb.OutOfMemoryException) as error:
+            raise self._too_large(name, file, sentence(error)) from error
+        except (duckdb.Error, pa.ArrowException, OSError, OverflowError) as error:
             raise self._unreadable(name, file, error) from error
 
     def _parquet(self, name: str, file: str, handle: BinaryIO) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
