@@ -137,7 +137,7 @@ def decode(model: Llama, text: str, folder: Path, page: int, room: int, new: int
             writer.compare(logits.numpy(), best.numpy(), model.text)
             reference.append(int(best.argmax()))
         output.append(int(logits.argmax()))
-        cold = model.token_bytes * (len(cache.keys[0]) - 1) // page * page
+        cold = model.token_bytes * page * ((len(cache.keys[0]) - 1) // page)  # of pages that are whole
         times = {"t_us": int(1e6 * (started - began)), "dur_us": int(1e6 * took)}
         writer.step(output[-1], model.text(output[-1]), **times, resident_bytes=held, peak_bytes=held, cold_bytes=cold)
     while len(reference) < new and model.stop not in reference:  # what full KV goes on to say

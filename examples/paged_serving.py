@@ -54,7 +54,7 @@ class Request:
     def __init__(self, number: int, text: str, model: Llama, pool: Pool, folder: Path) -> None:
         self.number, self.model, self.pool = number, model, pool
         self.ids = model.tokens.encode(text).ids
-        self.prompt, self.table, self.hashes, self.cached = len(self.ids), [], [], 0
+        self.prompt, self.table, self.hashes, self.cached, self.named = len(self.ids), [], [], 0, 0
         sizes = {"layers": model.layers, "q_heads": model.q_heads, "kv_heads": model.kv_heads, "head_dim": model.dim}
         about = {"method": "prefix cache", "model": "demo", "parameters": {"page": pool.page}, "dtype": "float32"}
         about |= {"token_bytes": model.token_bytes, "device": "cpu", "prompt_text": text, "temperature": 0.0}
@@ -75,7 +75,7 @@ class Request:
             if place is None:
                 break
             self.table.append(place)
-        self.cached = len(self.table) * page
+        self.cached, self.named = len(self.table) * page, len(self.table)
         self.forward(self.ids[self.cached : -1], self.cached)
 
     def forward(self, ids: list[int], start: int) -> tuple[Tensor, np.ndarray]:
@@ -95,8 +95,9 @@ class Request:
             attended, weights = model.attend(q, k, v, read)
             heads.append(weights[:, -1].numpy())
             x = model.finish(layer, x, attended)
-        for start_of_page in range(len(self.hashes) * page, end // page * page, page):
-            self.pool.by_hash.setdefault(self._hash(start_of_page), self.table[start_of_page // page])
+        for number in range(self.named, end // page):
+            self.pool.by_hash.setdefault(self._hash(number * page), self.table[number])
+        self.named = end // page
         return model.logits(x[-1]), np.stack(heads)
 
     def _hash(self, start: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def trace(written: Path, tmp_path: Path) -> Iterator[Path]:
+def trace(written: Path, tmp_path: Path) -> Path:
     """A copy of a trace with every table, each in one file."""
     folder = tmp_path / "trace"
     folder.mkdir()
@@ -41,7 +41,7 @@ def trace(written: Path, tmp_path: Path) -> Iterator[Path]:
         pq.write_table(whole, folder / f"{table}.parquet")
         head["tables"][table] = [f"{table}.parquet"]
     (folder / "trace.json").write_text(json.dumps(head))
-    yield folder
+    return folder
 
 
 def change(folder: Path, table: str, edit: Change, schema: bool = True) -> None:
