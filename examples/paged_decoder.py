@@ -59,15 +59,17 @@ class PagedCache:
         best = scores.argsort(-1, descending=True)[:, :room]
         read = torch.zeros(len(scores), n, dtype=torch.bool)
         read[:, : self.page] = read[:, closed * self.page :] = True
-        for head, chosen in enumerate((best + 1).tolist()):
-            for slot, page in enumerate(chosen):
+        for head, best_pages in enumerate((best + 1).tolist()):
+            for slot, page in enumerate(best_pages):
                 tokens = slice(page * self.page, (page + 1) * self.page)
                 pair = self.keys[layer][tokens, head], self.values[layer][tokens, head]
                 self.slots[layer, head, slot] = torch.stack(pair)
                 read[head, tokens] = True
             if log is not None:
-                log.selection(layer, head, self.hot[layer][head], chosen, scores[head, best[head]].tolist(), closed - 1)
-            self.hot[layer][head] = set(chosen)
+                log.selection(
+                    layer, head, self.hot[layer][head], best_pages, scores[head, best[head]].tolist(), closed - 1
+                )
+            self.hot[layer][head] = set(best_pages)
         return read.repeat_interleave(group, 0)[:, None]
 
 
@@ -91,36 +93,42 @@ class Log:
         self.moved = np.zeros((self.model.layers, self.model.kv_heads))
 
     def attention(self, weights: Tensor, full: object) -> None:
-        began = time.perf_counter()  # full attention is computed for the trace alone
+        start_time = time.perf_counter()  # full attention is computed for the trace alone
         self.read.append(weights.numpy())
         self.full.append(full().numpy())
-        self.aside_s += time.perf_counter() - began
+        self.aside_s += time.perf_counter() - start_time
 
-    def selection(self, layer: int, head: int, had: set, chosen: list, scores: list, candidates: int) -> None:
+    def selection(self, layer: int, head: int, hot_pages: set, pages: list, scores: list, candidates: int) -> None:
         place = {"step": self.writer.steps, "layer": layer, "kv_head": head}
         size = 2 * self.page * self.model.dim * 4
-        for page in sorted(had.difference(chosen)):
+        for page in sorted(hot_pages.difference(pages)):
             self.writer.row("event", kind="release", span=page, **place)
-        for page in sorted(set(chosen) - had):
+        for page in sorted(set(pages) - hot_pages):
             self.writer.row("event", kind="recall", span=page, value=float(size), **place)
             self.moved[layer, head] += size
-        taken = [True] * len(chosen)
-        self.writer.row("kv_span", span=chosen, score=scores, chosen=taken, n_candidates=candidates, **place)
+        self.writer.row(
+            "kv_span", span=pages, score=scores, chosen=[True] * len(pages), n_candidates=candidates, **place
+        )
 
 
-def decode(model: Llama, text: str, folder: Path, page: int, room: int, new: int, **asked: object) -> str:
-    """Answer a prompt under page selection and write the trace. asked: answer, needle. Returns the output."""
+def decode(model: Llama, text: str, folder: Path, page: int, room: int, new: int, **about: object) -> str:
+    """Answer a prompt under page selection and write the trace. about: answer, needle. Returns the output."""
     encoding = model.tokens.encode(text)
     ids, characters = encoding.ids, np.array(encoding.offsets)
     held = model.token_bytes * page * (room + 2)
     sizes = {"layers": model.layers, "q_heads": model.q_heads, "kv_heads": model.kv_heads, "head_dim": model.dim}
     sizes |= {"token_bytes": model.token_bytes, "full_kv_bytes": model.token_bytes * (len(ids) + new)}
-    method = {"method": "top-k pages", "parameters": {"page": page, "pages": room}, "budget_bytes": held}
-    asked |= {"model": "demo", "prompt_text": text, "max_new": new, "temperature": 0.0}
-    writer = Writer(folder, engine="paged_decoder 1.0", dtype="float32", device="cpu", **sizes, **method, **asked)
+    method = {
+        "method": "top-k pages",
+        "parameters": {"page": page, "pages": room},
+        "budget_bytes": held,
+        "budget": f"{room + 2} pages",
+    }
+    about |= {"model": "demo", "prompt_text": text, "max_new": new, "temperature": 0.0}
+    writer = Writer(folder, engine="paged_decoder 1.0", dtype="float32", device="cpu", **sizes, **method, **about)
     writer.prompt(ids, [model.text(i) for i in ids], char_start=characters[:, 0], char_end=characters[:, 1])
     cache, full, log = PagedCache(model, page, room), PagedCache(model, page, None), Log(writer, model, page, len(ids))
-    began = time.perf_counter()
+    run_start = time.perf_counter()
     for each in (cache, full):
         each.forward(ids[:-1])
     output: list[int] = []
@@ -138,7 +146,7 @@ def decode(model: Llama, text: str, folder: Path, page: int, room: int, new: int
             reference.append(int(best.argmax()))
         output.append(int(logits.argmax()))
         cold = model.token_bytes * page * ((len(cache.keys[0]) - 1) // page)  # of pages that are whole
-        times = {"t_us": int(1e6 * (started - began)), "dur_us": int(1e6 * took)}
+        times = {"t_us": int(1e6 * (started - run_start)), "dur_us": int(1e6 * took)}
         writer.step(output[-1], model.text(output[-1]), **times, resident_bytes=held, peak_bytes=held, cold_bytes=cold)
     while len(reference) < new and model.stop not in reference:  # what full KV goes on to say
         reference.append(int(full.forward([reference[-1]]).argmax()))
@@ -155,9 +163,9 @@ if __name__ == "__main__":
     parser.add_argument("--needle", default="", help="words of the prompt that hold the answer")
     for name, value in (("--page", 16), ("--pages", 4), ("--new", 12)):
         parser.add_argument(name, type=int, default=value)
-    given = parser.parse_args()
+    options = parser.parse_args()
     torch.set_grad_enabled(False)
-    text, words = given.prompt.read_text(), given.needle
+    text, words = options.prompt.read_text(), options.needle
     needle = [[text.index(words), text.index(words) + len(words)]] if words else []
-    sizes = given.page, given.pages, given.new
-    print(decode(Llama(given.model), text, given.trace, *sizes, answer=given.answer, needle=needle))
+    sizes = options.page, options.pages, options.new
+    print(decode(Llama(options.model), text, options.trace, *sizes, answer=options.answer, needle=needle))

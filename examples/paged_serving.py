@@ -108,15 +108,15 @@ class Request:
         self.hashes[start // self.pool.page :] = [name]
         return name
 
-    def log_pages(self, first: int, last: int) -> None:
+    def log_pages(self, start: int, stop: int) -> None:
         """A page is a span once it is whole; a shared one names the other requests."""
-        for page in range(first, last):
-            others = sorted(self.pool.holders[self.table[page]] - {self.number})
-            kind = "shared page" if others else "page"
-            reason = f"Shared with requests {', '.join(map(str, others))}." if others else "Of this request alone."
+        for page in range(start, stop):
+            sharers = sorted(self.pool.holders[self.table[page]] - {self.number})
+            kind = "shared page" if sharers else "page"
+            reason = f"Shared with requests {', '.join(map(str, sharers))}." if sharers else "Of this request alone."
             self.writer.span(page, page * self.pool.page, (page + 1) * self.pool.page, kind=kind, reason=reason)
 
-    def step(self, began: float) -> bool:
+    def step(self, run_start: float) -> bool:
         """Decode one token and log it. False: the output has ended."""
         position = self.prompt - 1 + self.writer.steps
         if self.writer.steps:
@@ -129,7 +129,7 @@ class Request:
         self.writer.attention(weights)
         for name, value in (("shared_bytes", shared), ("pool_bytes", self.pool.bytes)):
             self.writer.row("journal", step=self.writer.steps, name=name, values=[float(value)])
-        times = {"t_us": int(1e6 * (started - began)), "dur_us": int(1e6 * took)}
+        times = {"t_us": int(1e6 * (started - run_start)), "dur_us": int(1e6 * took)}
         self.writer.step(self.ids[-1], self.model.text(self.ids[-1]), **times, resident_bytes=held, peak_bytes=held)
         return self.ids[-1] != self.model.stop
 
@@ -150,10 +150,10 @@ def serve(model: Llama, texts: list[str], folder: Path, page: int, new: int) -> 
         request.admit()
     for request in requests:  # all are admitted, so that each knows with whom it shares
         request.log_pages(0, (request.prompt - 1) // page)
-    outputs, running, began = {}, list(requests), time.perf_counter()
-    for left in reversed(range(new)):
+    outputs, running, run_start = {}, list(requests), time.perf_counter()
+    for remaining in reversed(range(new)):
         for request in list(running):
-            if not request.step(began) or not left:
+            if not request.step(run_start) or not remaining:
                 running.remove(request)
                 outputs[request.number] = request.end()
     return [outputs[number] for number in range(len(texts))]
@@ -166,7 +166,9 @@ if __name__ == "__main__":
     parser.add_argument("prompts", type=Path, nargs="+")
     for name, value in (("--page", 16), ("--new", 12)):
         parser.add_argument(name, type=int, default=value)
-    given = parser.parse_args()
+    options = parser.parse_args()
     torch.set_grad_enabled(False)
-    for said in serve(Llama(given.model), [p.read_text() for p in given.prompts], given.traces, given.page, given.new):
-        print(said)
+    for output in serve(
+        Llama(options.model), [p.read_text() for p in options.prompts], options.traces, options.page, options.new
+    ):
+        print(output)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -63,7 +63,7 @@ def column_faults(
 ) -> Iterator[Fault]:
     """The rules of a column that its values break, each with the first row. between: step -1 is allowed."""
 
-    def first(code: str, broken: np.ndarray, rule: str, shown: object = None) -> Iterator[Fault]:
+    def fault_at(code: str, broken: np.ndarray, rule: str, shown: object = None) -> Iterator[Fault]:
         items = np.flatnonzero(broken)
         if not items.size:
             return
@@ -76,34 +76,33 @@ def column_faults(
         if missing.size:
             yield Fault("null", table, name, None, int(missing[0]), "a value", "NULL", int(missing.size))
     if values.rows is not None and name not in _GAPS:
-        yield from first("null", values.flat.is_null().to_numpy(zero_copy_only=False), "a value", "NULL")
+        yield from fault_at("null", values.flat.is_null().to_numpy(zero_copy_only=False), "a value", "NULL")
     kind = _OF_LIST.get(column.kind, column.kind)
     if kind == TEXT:
-        yield from _text_faults(column, values, first)
+        yield from _text_faults(column, values, fault_at)
     elif kind == INTEGER:
         least, most = _range(name, column, sizes, between)
         figures = values.flat.fill_null(int(least)).to_numpy(zero_copy_only=False)
         broken = values.too_large | (figures < least) | (figures > most)
-        yield from first("out_of_range", broken, f"{least:,} to {most:,}")
+        yield from fault_at("out_of_range", broken, f"{least:,} to {most:,}")
     elif kind == FLOAT:
         figures = numbers(values.flat)
         present = values.flat.is_valid().to_numpy(zero_copy_only=False)
         bad = np.isnan(figures) if column.infinite else ~np.isfinite(figures)
-        yield from first("not_finite", present & bad, "a number, or NULL")
+        yield from fault_at("not_finite", present & bad, "a number, or NULL")
         if column.least is not None and column.most is not None:
             low, high = column.least - SHARE_TOLERANCE, column.most + SHARE_TOLERANCE
             broken = present & np.isfinite(figures) & ((figures < low) | (figures > high))
-            yield from first("out_of_range", broken, column.rule)
+            yield from fault_at("out_of_range", broken, column.rule)
 
 
-def _text_faults(column: Column, values: Values, first: object) -> Iterator[Fault]:
-    assert callable(first)
+def _text_faults(column: Column, values: Values, fault_at: Callable[..., Iterator[Fault]]) -> Iterator[Fault]:
     lengths = pc.fill_null(pc.binary_length(values.flat), 0).to_numpy(zero_copy_only=False)
-    yield from first("too_long", lengths > MOST_TEXT, f"at most {MOST_TEXT:,} bytes", int(lengths.max(initial=0)))
+    yield from fault_at("too_long", lengths > MOST_TEXT, f"at most {MOST_TEXT:,} bytes", int(lengths.max(initial=0)))
     if column.words:
-        known = pc.fill_null(pc.is_in(values.flat, pa.array(column.words)), False)
-        unknown = ~known.to_numpy(zero_copy_only=False) & values.flat.is_valid().to_numpy(zero_copy_only=False)
-        yield from first("unknown_word", unknown, column.rule)
+        in_words = pc.fill_null(pc.is_in(values.flat, pa.array(column.words)), False)
+        unknown = ~in_words.to_numpy(zero_copy_only=False) & values.flat.is_valid().to_numpy(zero_copy_only=False)
+        yield from fault_at("unknown_word", unknown, column.rule)
 
 
 def _range(name: str, column: Column, sizes: Mapping[str, int], between: bool) -> tuple[int, int]:
@@ -121,32 +120,32 @@ def _range(name: str, column: Column, sizes: Mapping[str, int], between: bool) -
 
 def _cast(array: pa.Array, kind: str) -> tuple[pa.Array, np.ndarray] | None:
     """(the array in the format's type, which integers are too large); None: another type."""
-    given, too_large = array.type, np.zeros(len(array), bool)
+    stored_type, too_large = array.type, np.zeros(len(array), bool)
     if kind == TEXT:
-        texts = given.value_type if pa.types.is_dictionary(given) else given
+        texts = stored_type.value_type if pa.types.is_dictionary(stored_type) else stored_type
         if not (pa.types.is_string(texts) or pa.types.is_large_string(texts)):
             return None
-        if pa.types.is_dictionary(given):
+        if pa.types.is_dictionary(stored_type):
             sizes = pc.fill_null(pc.binary_length(array.dictionary), 0)
             total = pc.sum(pc.take(sizes, array.indices)).as_py() or 0
             if total > MOST_TEXTS:
                 raise MemoryError(f"a column of texts has {total:,} bytes")
         return array.cast(pa.string()), too_large
     if kind == FLAG:
-        return (array, too_large) if pa.types.is_boolean(given) else None
+        return (array, too_large) if pa.types.is_boolean(stored_type) else None
     if kind == INTEGER:
-        if pa.types.is_floating(given):  # whole numbers, as an array with NaN has to write them
+        if pa.types.is_floating(stored_type):  # whole numbers, as an array with NaN has to write them
             try:
                 return array.cast(pa.int64()), too_large
             except pa.ArrowInvalid:
                 return None
-        if not pa.types.is_integer(given):
+        if not pa.types.is_integer(stored_type):
             return None
-        if pa.types.is_uint64(given):
+        if pa.types.is_uint64(stored_type):
             large = pc.fill_null(pc.greater(array, pa.scalar(2**63 - 1, pa.uint64())), False)
             too_large = large.to_numpy(zero_copy_only=False)
             array = pc.if_else(large, pa.scalar(0, pa.uint64()), array)
         return array.cast(pa.int64()), too_large
-    if not (pa.types.is_floating(given) or pa.types.is_integer(given)):
+    if not (pa.types.is_floating(stored_type) or pa.types.is_integer(stored_type)):
         return None
     return array.cast(_ITEM[kind], safe=False), too_large

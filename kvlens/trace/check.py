@@ -50,13 +50,13 @@ def check(folder: Path) -> Checked:
     sizes = _sizes(source.head, loaded)
     tables: dict[str, pa.Table] = {}
     for name, held in loaded.items():
-        found, table = _check_table(name, held, sizes)
-        faults += found
+        table_faults, table = _check_table(name, held, sizes)
+        faults += table_faults
         tables[name] = table
     if not faults:  # the tables' columns can be trusted now
         for name, table in tables.items():
-            found = [*_between_rows(name, table, source.head, sizes), *_unknown_spans(name, table, tables["span"])]
-            faults += [_placed(fault, loaded[name]) for fault in found]
+            row_faults = [*_between_rows(name, table, source.head, sizes), *_unknown_spans(name, table, tables["span"])]
+            faults += [_placed(fault, loaded[name]) for fault in row_faults]
     if faults:
         raise BadTrace(faults[:MOST_FAULTS])
     return Checked(source.head, tables, sizes["prompt"])
@@ -145,9 +145,9 @@ def _unknown_spans(name: str, table: pa.Table, spans: pa.Table) -> Iterator[Faul
         if pa.types.is_large_list(values.type):
             rows = np.repeat(rows, pc.fill_null(pc.list_value_length(values), 0).to_numpy(zero_copy_only=False))
             values = values.flatten()
-        known = pc.is_in(values, spans["span"].combine_chunks())
+        is_span = pc.is_in(values, spans["span"].combine_chunks())
         broken = np.zeros(table.num_rows, bool)
-        broken[rows[~known.to_numpy(zero_copy_only=False) & values.is_valid().to_numpy(zero_copy_only=False)]] = True
+        broken[rows[~is_span.to_numpy(zero_copy_only=False) & values.is_valid().to_numpy(zero_copy_only=False)]] = True
         yield from _first(name, "unknown_span", column, broken, "a span of the table span")
 
 
@@ -200,9 +200,9 @@ def _heads(table: pa.Table, head: Head, sizes: dict[str, int]) -> Iterator[Fault
 
 
 def _decisions(table: pa.Table, head: Head, sizes: dict[str, int]) -> Iterator[Fault]:
-    asked, granted, refused, missed = (numbers(table[name]) for name in ("asked", "granted", "refused", "missed"))
-    broken = asked != granted + refused + missed
-    yield from _first("decision", "wrong_sum", "asked", broken, "granted + refused + missed", asked)
+    total, granted, refused, missed = (numbers(table[name]) for name in ("asked", "granted", "refused", "missed"))
+    broken = total != granted + refused + missed
+    yield from _first("decision", "wrong_sum", "asked", broken, "granted + refused + missed", total)
     for name, counts in (("refused_span", refused), ("missed_span", missed)):
         lengths = numbers(pc.list_value_length(table[name]))
         rule = f"as many as {name.removesuffix('_span')}"

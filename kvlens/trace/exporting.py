@@ -66,8 +66,8 @@ def _column(table: str, name: str) -> str:
 
 def _head(reader: TraceReader) -> dict[str, Any]:
     meta = reader.meta
-    kept = meta.model_dump(mode="json", include=set(same_keys()))
-    kept |= meta.model_dump(
+    keys = meta.model_dump(mode="json", include=set(same_keys()))
+    keys |= meta.model_dump(
         mode="json",
         include={
             "model",
@@ -80,7 +80,7 @@ def _head(reader: TraceReader) -> dict[str, Any]:
             "prefill_resident_bytes",
         },
     )
-    return {name: value for name, value in kept.items() if value is not None} | {
+    return {name: value for name, value in keys.items() if value is not None} | {
         "format": FORMAT,
         "version": VERSION,
         "engine": f"{OWN_ENGINE} {__version__}",

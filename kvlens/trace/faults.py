@@ -67,8 +67,8 @@ class Fault:
         facts += [f"{self.rows:,} rows break it"] if self.rows is not None and self.rows > 1 else []
         place = terminal(", ".join(where))
         problem, remedy = CODES[self.code].split("; ", 1)
-        said = f"{problem} ({terminal('; '.join(facts))})" if facts else problem
-        return f"{self.code}: {place + ': ' if place else ''}{said}; {remedy}."
+        text = f"{problem} ({terminal('; '.join(facts))})" if facts else problem
+        return f"{self.code}: {place + ': ' if place else ''}{text}; {remedy}."
 
 
 class BadTrace(TraceError):

@@ -10,6 +10,7 @@ import numpy as np
 from kvlens.meta import Imported, ModelInfo, RunMeta, Sampled
 from kvlens.rows import SelfCheck
 from kvlens.store.writer import TraceWriter
+from kvlens.text.units import si_bytes
 from kvlens.trace.cells import numbers
 from kvlens.trace.check import Checked, check
 from kvlens.trace.columns import VERSION
@@ -68,6 +69,7 @@ def _meta(checked: Checked) -> dict[str, Any]:
     prompt = head.prompt_text if head.prompt_text is not None else "".join(texts["text"].take(order).to_pylist())
     return {
         **{name: getattr(head, name) for name in _SAME},
+        "budget": head.budget or (None if head.budget_bytes is None else si_bytes(head.budget_bytes)),
         "prompt_text": prompt,
         "layers": head.layers,
         "q_heads": head.q_heads,

@@ -65,10 +65,10 @@ def renewed(text: str) -> str:
     """Return the page with its generated parts made anew."""
     for name, make in PARTS.items():
         part = f"<!-- {name}: begin -->\n{make()}\n<!-- {name}: end -->"
-        text, found = re.subn(
+        text, replaced = re.subn(
             rf"<!-- {name}: begin -->.*<!-- {name}: end -->", lambda _, new=part: new, text, flags=re.S
         )
-        if not found:
+        if not replaced:
             raise ValueError(f"the page has no part {name}")
     return text
 

@@ -24,13 +24,12 @@ from kvlens.rows import (
     StepRecord,
     TransferRow,
 )
+from kvlens.trace.bystep import BETWEEN, RowsByStep
 from kvlens.trace.cells import numbers
 from kvlens.trace.check import Checked
 from kvlens.trace.tables import TABLES
 
 _REASON = "The trace gives no reason."
-_BETWEEN = -1
-"""the step of rows at the end of prefill"""
 
 
 class Records:
@@ -38,7 +37,7 @@ class Records:
 
     def __init__(self, checked: Checked) -> None:
         self.head, self.prompt = checked.head, checked.prompt
-        self._tables = {name: _Steps(_sorted(name, table)) for name, table in checked.tables.items()}
+        self._tables = {name: RowsByStep(name, table) for name, table in checked.tables.items()}
         self._shapes = {"q_head": self.head.q_heads, "kv_head": self.head.kv_heads}
 
     def prefill(self) -> PrefillRecord:
@@ -46,16 +45,16 @@ class Records:
         head = self.head
         return PrefillRecord(
             tokens=list(self._prompt_tokens()),
-            spans=self._spans(_BETWEEN),
-            span_heads=self._span_heads(_BETWEEN),
-            transfers=self._transfers(_BETWEEN),
-            events=self._events(_BETWEEN),
+            spans=self._spans(BETWEEN),
+            span_heads=self._span_heads(BETWEEN),
+            transfers=self._transfers(BETWEEN),
+            events=self._events(BETWEEN),
             prefill_us=head.prefill_us,
             prefill_peak_bytes=head.prefill_peak_bytes,
             cold_bytes=head.prefill_cold_bytes,
             resident_bytes=head.prefill_resident_bytes,
-            journal=self._journal(_BETWEEN),
-            decisions=self._decisions(_BETWEEN),
+            journal=self._journal(BETWEEN),
+            decisions=self._decisions(BETWEEN),
         )
 
     def steps(self) -> Iterator[StepRecord]:
@@ -258,35 +257,3 @@ class Records:
             reference=reference,
             tail_reference=None if reference is None else self._tail("oracle", step, "tail_reference"),
         )
-
-
-class _Steps:
-    """A table whose rows are ordered by step."""
-
-    def __init__(self, table: pa.Table) -> None:
-        self.table = table
-        name = "born_step" if "born_step" in table.column_names else "step"
-        steps = numbers(table[name]) if name in table.column_names else np.full(table.num_rows, _BETWEEN)
-        self._steps = np.where(np.isnan(steps), _BETWEEN, steps)
-        self._widths: dict[str, int] = {}
-
-    def at(self, step: int) -> pa.Table:
-        """Return the rows of a step."""
-        first, last = np.searchsorted(self._steps, [step, step + 1])
-        return self.table.slice(first, last - first)
-
-    def width(self, column: str) -> int:
-        """Return the length of the longest list of a column."""
-        if column not in self._widths:
-            lengths = numbers(pc.list_value_length(self.table[column]))
-            self._widths[column] = int(np.nanmax(lengths, initial=0))
-        return self._widths[column]
-
-
-def _sorted(name: str, table: pa.Table) -> pa.Table:
-    """Return the rows ordered by step, or the tokens by position; rows of one step keep their order."""
-    column = {"token": "pos", "span": "born_step"}.get(name, "step")
-    if column not in table.column_names:
-        return table
-    values = np.nan_to_num(numbers(table[column]), nan=_BETWEEN)
-    return table.take(pa.array(np.argsort(values, kind="stable")))

@@ -150,10 +150,10 @@ class Source:
         schema = parquet.schema_arrow
         if len(set(schema.names)) != len(schema.names):
             raise BadTrace([Fault("trace_unreadable", name, None, file, rule="one column of each name")])
-        wanted = [column for column in schema.names if column in columns]
-        texts = [column for column in wanted if columns[column].kind == TEXT]  # a text that repeats is decoded once
+        declared = [column for column in schema.names if column in columns]
+        texts = [column for column in declared if columns[column].kind == TEXT]  # a text that repeats is decoded once
         parquet = pq.ParquetFile(handle, read_dictionary=texts, **limits)
-        return parquet.schema_arrow, parquet.iter_batches(_BATCH, columns=wanted, use_threads=False)
+        return parquet.schema_arrow, parquet.iter_batches(_BATCH, columns=declared, use_threads=False)
 
     def _database(self, con: duckdb.DuckDBPyConnection, name: str) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
         rows = con.execute(
@@ -162,12 +162,14 @@ class Source:
             [name],
         ).fetchall()
         names = [row[0] for row in rows]
-        wanted = [column for column in names if column in TABLES[name].columns]
-        if not wanted:
+        declared = [column for column in names if column in TABLES[name].columns]
+        if not declared:
             return pa.schema([]), iter(())
-        listed = ", ".join(f'"{column}"' for column in wanted)
+        listed = ", ".join(f'"{column}"' for column in declared)
         reader = con.sql(f'SELECT {listed} FROM run.main."{name}"').to_arrow_reader(_BATCH)
-        fields = [reader.schema.field(column) if column in wanted else pa.field(column, pa.null()) for column in names]
+        fields = [
+            reader.schema.field(column) if column in declared else pa.field(column, pa.null()) for column in names
+        ]
         return pa.schema(fields), reader
 
     def _joined(self, name: str, file: str, pieces: list[pa.Table]) -> pa.Table:

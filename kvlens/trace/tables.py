@@ -6,67 +6,16 @@ A table has the rows and columns of the stored trace (docs/trace-schema.md) wher
 
 from __future__ import annotations
 
-from kvlens.decisions import DECISION_KINDS, DECISION_UNITS
 from kvlens.rows import CAUSES, EVENT_KINDS, HEAD_COLUMNS, KV_COLUMNS, SPAN_STATES
-from kvlens.store.columnrules import SHARES
-from kvlens.store.schema import UNITS, head_type, kv_type
 from kvlens.tables.column import BYTES, ID, NATS, SHARE, US
-from kvlens.tables.dictionary import DECISIONS, EVENTS, HEAD_STEPS, KV_STEPS, SPANS, STEPS, TRANSFERS
+from kvlens.tables.dictionary import DECISIONS, EVENTS, SPANS, STEPS, TRANSFERS
 from kvlens.trace.columns import FLAG, FLAGS, FLOAT, FLOATS, INTEGER, INTEGERS, TEXT, Column, Table
+from kvlens.trace.documented import decision_column, head_column, id_column, kv_column, mass_column, step_column
 
-_COUNTS = {"USMALLINT": 2**16 - 1, "UINTEGER": 2**32 - 1}
-"""SQL type of a count -> the largest"""
-
-
-def _id(meaning: str, required: bool = True) -> Column:
-    return Column(INTEGER, meaning, ID, required)
-
-
-def _metric(name: str, kind: str, unit: str, meaning: str) -> Column:
-    if kind == "BOOLEAN":
-        return Column(FLAG, meaning, unit)
-    if kind != "FLOAT":
-        return Column(INTEGER, meaning, unit, most=_COUNTS.get(kind))
-    if name in SHARES:
-        return Column(FLOAT, meaning, unit, least=0, most=1)
-    if name in ("qcos", "similarity"):
-        return Column(FLOAT, meaning, unit, least=-1, most=1)
-    return Column(FLOAT, meaning, unit)
-
-
-def _head(name: str) -> Column:
-    documented = HEAD_STEPS[UNITS.get(name, name)]
-    return _metric(name, head_type(name), documented.unit, documented.meaning)
-
-
-def _kv(name: str) -> Column:
-    return _metric(name, kv_type(name), KV_STEPS[name].unit, KV_STEPS[name].meaning)
-
-
-def _decision(name: str) -> Column:
-    meaning, unit = DECISIONS[name].meaning, DECISIONS[name].unit
-    if name in ("score", "cut"):
-        return Column(FLOAT, meaning, unit, infinite=True)
-    words = {"kind": DECISION_KINDS, "unit": DECISION_UNITS}.get(name, ())
-    if words:
-        return Column(TEXT, meaning, required=True, words=words)
-    if name.endswith("_span"):
-        return Column(INTEGERS, meaning.removesuffix(", by spaces"), unit, required=True)
-    return Column(INTEGER, meaning, unit, required=name in ("step", "asked", "granted", "refused", "missed"))
-
-
-_STEP = _id("decode step; 0 is the first generated token")
-_LAYER = _id("layer, counted from 0")
-_KV_HEAD = _id("KV head within the layer")
-_Q_HEAD = _id("query head within the layer")
-
-
-def _masses(meaning: str, required: bool = False) -> Column:
-    return Column(FLOATS, meaning, SHARE, required, 0, 1)
-
-
-def _step(name: str, required: bool = False) -> Column:
-    return Column(INTEGER, STEPS[name].meaning, STEPS[name].unit, required)
+_STEP = id_column("decode step; 0 is the first generated token")
+_LAYER = id_column("layer, counted from 0")
+_KV_HEAD = id_column("KV head within the layer")
+_Q_HEAD = id_column("query head within the layer")
 
 
 TABLES: dict[str, Table] = {
@@ -74,10 +23,10 @@ TABLES: dict[str, Table] = {
         "position",
         "the text of the run",
         {
-            "pos": _id("position; the prompt's first, then one per step"),
+            "pos": id_column("position; the prompt's first, then one per step"),
             "token_id": Column(INTEGER, "of the model's vocabulary", ID, True),
             "text": Column(TEXT, "the token's text", required=True),
-            "step": _id("step that chose the token, or was fed it; NULL: a token of the prompt", False),
+            "step": id_column("step that chose the token, or was fed it; NULL: a token of the prompt", False),
             "char_start": Column(INTEGER, "first character in the prompt's text", "character"),
             "char_end": Column(INTEGER, "character behind the last one", "character"),
             "surprisal": Column(FLOAT, "of a token of the prompt", NATS),
@@ -92,13 +41,13 @@ TABLES: dict[str, Table] = {
         "time and bytes of every step",
         {
             "step": _STEP,
-            "t_us": _step("t_us", True),
-            "dur_us": _step("dur_us", True),
-            "resident_bytes": _step("resident_bytes", True),
-            "peak_bytes": _step("peak_bytes", True),
-            "cold_bytes": _step("cold_bytes"),
-            "wait_us": _step("wait_us"),
-            "record_us": _step("record_us"),
+            "t_us": step_column("t_us", True),
+            "dur_us": step_column("dur_us", True),
+            "resident_bytes": step_column("resident_bytes", True),
+            "peak_bytes": step_column("peak_bytes", True),
+            "cold_bytes": step_column("cold_bytes"),
+            "wait_us": step_column("wait_us"),
+            "record_us": step_column("record_us"),
         },
         ("step",),
         required=True,
@@ -107,7 +56,7 @@ TABLES: dict[str, Table] = {
         "span: a page, chunk, sentence or cluster",
         "the map of the context",
         {
-            "span": _id("number of the span, 0 to 65535"),
+            "span": id_column("number of the span, 0 to 65535"),
             "tok_start": Column(INTEGER, SPANS["tok_start"].meaning, "position", True),
             "tok_end": Column(INTEGER, SPANS["tok_end"].meaning, "position", True),
             "kind": Column(TEXT, f"{SPANS['kind'].meaning}; NULL: span"),
@@ -122,14 +71,14 @@ TABLES: dict[str, Table] = {
     "head_step": Table(
         "step, layer and query head",
         "Heads: where attention went, and what it did not read",
-        {"step": _STEP, "layer": _LAYER, "q_head": _Q_HEAD, **{name: _head(name) for name in HEAD_COLUMNS}},
+        {"step": _STEP, "layer": _LAYER, "q_head": _Q_HEAD, **{name: head_column(name) for name in HEAD_COLUMNS}},
         ("step", "layer", "q_head"),
         required=True,
     ),
     "kv_step": Table(
         "step, layer and KV head",
         "Memory and Heads: bytes moved, read and held by KV head",
-        {"step": _STEP, "layer": _LAYER, "kv_head": _KV_HEAD, **{name: _kv(name) for name in KV_COLUMNS}},
+        {"step": _STEP, "layer": _LAYER, "kv_head": _KV_HEAD, **{name: kv_column(name) for name in KV_COLUMNS}},
         ("step", "layer", "kv_head"),
     ),
     "head_span": Table(
@@ -140,7 +89,7 @@ TABLES: dict[str, Table] = {
             "layer": _LAYER,
             "q_head": _Q_HEAD,
             "span": Column(INTEGERS, "spans with most mass", ID, True),
-            "mass": _masses("the method's attention mass on each", True),
+            "mass": mass_column("the method's attention mass on each", True),
             "tail_mass": Column(FLOAT, "mass on all other spans", SHARE, least=0, most=1),
         },
         ("step", "layer", "q_head"),
@@ -150,9 +99,9 @@ TABLES: dict[str, Table] = {
         "event of a span",
         "Replay: the state of every span by step (recalled, released, evicted)",
         {
-            "step": _id(EVENTS["step"].meaning),
+            "step": id_column(EVENTS["step"].meaning),
             "kind": Column(TEXT, "what happened", required=True, words=EVENT_KINDS),
-            **{name: _id(EVENTS[name].meaning, False) for name in ("layer", "kv_head", "q_head", "span")},
+            **{name: id_column(EVENTS[name].meaning, False) for name in ("layer", "kv_head", "q_head", "span")},
             "value": Column(FLOAT, EVENTS["value"].meaning, infinite=True),
             "after_attention": Column(FLAG, EVENTS["after_attention"].meaning),
         },
@@ -162,10 +111,10 @@ TABLES: dict[str, Table] = {
         "copy between device and host",
         "Memory: copies, their times and what waited for them",
         {
-            "step": _id(TRANSFERS["step"].meaning),
+            "step": id_column(TRANSFERS["step"].meaning),
             "layer": _LAYER,
-            "kv_head": _id(TRANSFERS["kv_head"].meaning, False),
-            "span": _id(TRANSFERS["span"].meaning, False),
+            "kv_head": id_column(TRANSFERS["kv_head"].meaning, False),
+            "span": id_column(TRANSFERS["span"].meaning, False),
             "direction": Column(TEXT, TRANSFERS["direction"].meaning, required=True, words=("h2d", "d2h")),
             "cause": Column(TEXT, "why", required=True, words=CAUSES),
             "bytes": Column(INTEGER, TRANSFERS["bytes"].meaning, BYTES, True),
@@ -180,7 +129,7 @@ TABLES: dict[str, Table] = {
         "span, layer and KV head in another form",
         "Spans: ranks, errors and bytes of what lies in host memory or packed",
         {
-            "span": _id("the span"),
+            "span": id_column("the span"),
             "layer": _LAYER,
             "kv_head": _KV_HEAD,
             "form": Column(TEXT, "raw or factors in host memory; quantised: packed on the device", required=True),
@@ -210,16 +159,16 @@ TABLES: dict[str, Table] = {
     "decision": Table(
         "decision of the method",
         "Method and the ledger: what was asked, granted, refused, missed",
-        {name: _decision(name) for name in DECISIONS},
+        {name: decision_column(name) for name in DECISIONS},
         between=True,
     ),
     "journal": Table(
         "named vector that the method noted",
         "Method: the method's own figures by step",
         {
-            "step": _id(EVENTS["step"].meaning),
-            "layer": _id(EVENTS["layer"].meaning, False),
-            "kv_head": _id(EVENTS["kv_head"].meaning, False),
+            "step": id_column(EVENTS["step"].meaning),
+            "layer": id_column(EVENTS["layer"].meaning, False),
+            "kv_head": id_column(EVENTS["kv_head"].meaning, False),
             "name": Column(TEXT, "name of the vector", required=True),
             "values": Column(FLOATS, "the numbers; NULL: none", required=True),
         },
@@ -251,13 +200,13 @@ TABLES: dict[str, Table] = {
             "layer": _LAYER,
             "q_head": _Q_HEAD,
             "span": Column(INTEGERS, "spans with most of full attention's mass", ID, True),
-            "full_mass": _masses("full attention's mass on each, by the run's own query over all keys", True),
-            "mass": _masses("the method's mass on each", True),
+            "full_mass": mass_column("full attention's mass on each, by the run's own query over all keys", True),
+            "mass": mass_column("the method's mass on each", True),
             "tail_full": Column(FLOAT, "full attention's mass on all other spans", SHARE, True, 0, 1),
-            "unread": _masses("of full_mass, the part on tokens that were not read in any form"),
+            "unread": mass_column("of full_mass, the part on tokens that were not read in any form"),
             "lost_pos": Column(INTEGERS, "positions with most unread mass", "position"),
-            "lost_mass": _masses("full attention's mass on each position"),
-            "reference_mass": _masses("mass of a full-KV run fed the same tokens, on each span"),
+            "lost_mass": mass_column("full attention's mass on each position"),
+            "reference_mass": mass_column("mass of a full-KV run fed the same tokens, on each span"),
             "tail_reference": Column(FLOAT, "the same on all other spans", SHARE, least=0, most=1),
         },
         ("step", "layer", "q_head"),

@@ -40,14 +40,14 @@ def _timed(method: Mth) -> Mth:
 
     @functools.wraps(method)
     def timed(self: Writer, *args: Any, **columns: Any) -> Any:
-        outer, began = self._inside, time.perf_counter()
+        outer, start_time = self._inside, time.perf_counter()
         self._inside = True
         try:
             return method(self, *args, **columns)
         finally:
             self._inside = outer
             if not outer:
-                self.spent_s += time.perf_counter() - began
+                self.spent_s += time.perf_counter() - start_time
 
     return timed  # type: ignore[return-value]
 
@@ -133,7 +133,7 @@ class Writer:
         np.subtract(entropy, (weights * np.log(np.maximum(weights, 1e-20))).sum(-1), out=entropy)
         ids, kinds, mass = self._by_span(weights)
         roles = {"mass_sink": kinds == "sink", "mass_window": kinds == "window"}
-        head = {name: mass[..., chosen].sum(-1) for name, chosen in roles.items()}
+        head = {name: mass[..., spans].sum(-1) for name, spans in roles.items()}
         head["mass_resident"] = mass[..., ~(roles["mass_sink"] | roles["mass_window"])].sum(-1)
         top, listed = self._top(mass, ids)
         tail = np.clip(mass.sum(-1) - np.take_along_axis(mass, top, -1).sum(-1), 0, 1)
@@ -141,21 +141,21 @@ class Writer:
             read = weights > 0
             full = np.asarray(full, np.float32)
             missed = np.where(read, 0, full)
-            _, _, wanted = self._by_span(full)
+            _, _, full_mass = self._by_span(full)
             _, _, unread = self._by_span(missed)
             head["coverage"], head["unread"] = (full * read).sum(-1), missed.sum(-1)
-            head["regret"] = np.maximum(0, wanted - mass).sum(-1)
-            best, best_ids = self._top(wanted, ids)
+            head["regret"] = np.maximum(0, full_mass - mass).sum(-1)
+            best, best_ids = self._top(full_mass, ids)
             places = np.argsort(-missed, -1, kind="stable")[..., :LOST]
             lost = np.take_along_axis(missed, places, -1)
-            shares = {"full_mass": wanted, "mass": mass, "unread": unread}
+            shares = {"full_mass": full_mass, "mass": mass, "unread": unread}
             lists = {name: np.clip(np.take_along_axis(values, best, -1), 0, 1) for name, values in shares.items()}
-            tail_full = np.clip(wanted.sum(-1) - lists["full_mass"].sum(-1), 0, 1)
+            tail_full = np.clip(full_mass.sum(-1) - lists["full_mass"].sum(-1), 0, 1)
             lost_pos = np.where(lost > 0, places, -1)
             self.grid("oracle", span=best_ids, tail_full=tail_full, lost_pos=lost_pos, lost_mass=lost, **lists)
         self.grid("head_step", entropy=entropy, **{name: np.clip(v, 0, 1) for name, v in head.items()}, **columns)
-        taken = np.clip(np.take_along_axis(mass, top, -1), 0, 1)
-        self.grid("head_span", span=np.where(taken > 0, listed, -1), mass=taken, tail_mass=tail)
+        top_mass = np.clip(np.take_along_axis(mass, top, -1), 0, 1)
+        self.grid("head_span", span=np.where(top_mass > 0, listed, -1), mass=top_mass, tail_mass=tail)
 
     @_timed
     def compare(self, logits: np.ndarray, full: np.ndarray, text: Callable[[int], str]) -> None:
