@@ -6,7 +6,6 @@ Usage: python -m kvlens.trace.page docs/trace-format.md
 from __future__ import annotations
 
 import argparse
-import re
 from pathlib import Path
 
 from kvlens.trace.columns import Column
@@ -65,11 +64,11 @@ def renewed(text: str) -> str:
     """Return the page with its generated parts made anew."""
     for name, make in PARTS.items():
         part = f"<!-- {name}: begin -->\n{make()}\n<!-- {name}: end -->"
-        text, replaced = re.subn(
-            rf"<!-- {name}: begin -->.*<!-- {name}: end -->", lambda _, new=part: new, text, flags=re.S
-        )
-        if not replaced:
+        ending = f"<!-- {name}: end -->"
+        start, end = text.find(f"<!-- {name}: begin -->"), text.find(ending)
+        if not 0 <= start < end:
             raise ValueError(f"the page has no part {name}")
+        text = text[:start] + part + text[end + len(ending) :]
     return text
 
 

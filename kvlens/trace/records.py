@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kvlens.decisions import DECISION_KINDS, DECISION_UNITS, NONE, Decisions
+from kvlens.decisions import Decisions
 from kvlens.instruments import Loss, Oracle, Scores
 from kvlens.rows import (
     HEAD_COLUMNS,
@@ -27,6 +27,7 @@ from kvlens.rows import (
 from kvlens.trace.bystep import BETWEEN, RowsByStep
 from kvlens.trace.cells import numbers
 from kvlens.trace.check import Checked
+from kvlens.trace.decisionrows import decisions_of
 from kvlens.trace.tables import TABLES
 
 _REASON = "The trace gives no reason."
@@ -163,34 +164,16 @@ class Records:
     def _decisions(self, step: int) -> Decisions | None:
         held = self._tables.get("decision")
         rows = None if held is None else held.at(step)
-        if rows is None or not rows.num_rows:
-            return None
-        columns: dict[str, np.ndarray] = {}
-        for name in ("layer", "kv_head", "q_head", "candidates"):
-            figures = numbers(rows[name]) if name in rows.column_names else np.full(rows.num_rows, np.nan)
-            columns[name] = np.where(np.isnan(figures), NONE, figures).astype(np.int32)
-        for name, words in (("kind", DECISION_KINDS), ("unit", DECISION_UNITS)):
-            columns[name] = np.array([words.index(word) for word in rows[name].to_pylist()], np.uint8)
-        for name in ("asked", "granted", "refused", "missed"):
-            columns["requested" if name == "asked" else name] = numbers(rows[name]).astype(np.int32)
-        for name in ("score", "cut"):
-            figures = numbers(rows[name]) if name in rows.column_names else np.full(rows.num_rows, np.nan)
-            columns[name] = figures.astype(np.float32)
-        for name in ("refused_span", "missed_span"):
-            columns[name] = numbers(rows[name].combine_chunks().flatten()).astype(np.int32)
-        return Decisions(**columns)
+        return None if rows is None or not rows.num_rows else decisions_of(rows)
 
     # ---- arrays
-    def _places(self, rows: pa.Table, head: str) -> tuple[np.ndarray, np.ndarray]:
-        return numbers(rows["layer"]).astype(np.int64), numbers(rows[head]).astype(np.int64)
-
     def _grids(self, name: str, step: int, columns: tuple[str, ...], kind: type) -> dict[str, np.ndarray]:
         """The columns of a table with a row per layer and head that were recorded: [layers, heads]."""
         if name not in self._tables:
             return {}
         rows, head = self._tables[name].at(step), TABLES[name].key[-1]
-        place = self._places(rows, head)
-        grids = {}
+        place = _places(rows, head)
+        grids: dict[str, np.ndarray] = {}
         for column in columns:
             if column in rows.column_names:
                 grids[column] = np.full((self.head.layers, self._shapes[head]), np.nan, kind)
@@ -214,7 +197,7 @@ class Records:
         rows = held.at(step)
         lengths = np.nan_to_num(numbers(pc.list_value_length(rows[ids]))).astype(np.int64)
         width = held.width(ids)
-        layer, heads = (np.repeat(place, lengths) for place in self._places(rows, head))
+        layer, heads = (np.repeat(place, lengths) for place in _places(rows, head))
         slot = np.arange(len(layer)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
         places = np.full((*shape, width), -1, np.int32)
         places[layer, heads, slot] = numbers(rows[ids].combine_chunks().flatten())
@@ -240,12 +223,8 @@ class Records:
         if not rows:
             return None
         lost, lost_mass, lost_rows = self._lists("oracle", step, ("lost_mass",), "lost_pos")
-        reference = values.get("reference_mass")
-        if reference is not None and np.isnan(reference[spans >= 0]).any():
-            reference = None
-        unread = values.get("unread")
-        if unread is not None and np.isnan(unread[spans >= 0]).any():
-            unread = None
+        whole = {name: mass for name, mass in values.items() if not np.isnan(mass[spans >= 0]).any()}
+        reference, unread = whole.get("reference_mass"), whole.get("unread")
         return Oracle(
             spans,
             values["full_mass"],
@@ -257,3 +236,7 @@ class Records:
             reference=reference,
             tail_reference=None if reference is None else self._tail("oracle", step, "tail_reference"),
         )
+
+
+def _places(rows: pa.Table, head: str) -> tuple[np.ndarray, np.ndarray]:
+    return numbers(rows["layer"]).astype(np.int64), numbers(rows[head]).astype(np.int64)
