@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from test_pages import words
 from traces import write_full, write_minimal
 from uiruns import Visit
 
+from kvlens import methods
 from kvlens.app.report import report_bytes
 from kvlens.player.page import player_html
 from kvlens.store.reader import TraceReader
@@ -31,7 +31,32 @@ def test_every_page_shows_it(visit: Visit, imported: tuple[Path, dict[str, str]]
     folder, uids = imported
     app = visit(folder, page, run=uids[name], step=1)
     assert not app.error, [box.value for box in app.error]
-    print(words(app)[:3000])
+
+
+def test_memory_says_what_the_least_trace_lacks(visit: Visit, imported: tuple[Path, dict[str, str]]) -> None:
+    folder, uids = imported
+    shown = {metric.label: metric.value for metric in visit(folder, "memory", run=uids["minimal"]).metric}
+    lacking = ("Moved to the device", "Moved to host memory", "Moved, not used")
+    assert {shown[name] for name in lacking} == {"not recorded"}
+    assert shown["Peak on the device"] == "1.2 kB"
+    shown = {metric.label: metric.value for metric in visit(folder, "memory", run=uids["full"]).metric}
+    assert (shown["Moved to the device"], shown["Moved to host memory"]) == ("5.12 kB", "0 B")
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_replay_offers_no_repeat(visit: Visit, imported: tuple[Path, dict[str, str]], name: str) -> None:
+    folder, uids = imported
+    app = visit(folder, "replay", run=uids[name], step=1)
+    keys = {button.key for button in app.button}
+    assert not keys & {"find_tip", f"ledger_{uids[name]}_start"}
+    assert not [button for button in app.button if button.proto.type == "primary"]
+
+
+def test_the_form_takes_its_prompt(visit: Visit, imported: tuple[Path, dict[str, str]]) -> None:
+    folder, uids = imported
+    app = visit(folder, "run", like=uids["full"])
+    assert not app.error, [box.value for box in app.error]
+    assert app.selectbox(key="form_method").value == methods.DEFAULT
 
 
 @pytest.mark.parametrize("name", MADE)
