@@ -11,11 +11,12 @@ from typing import Any, Literal
 
 from pydantic import Field, StrictInt, model_validator
 
-from kvlens.metaparts import Counterfactual, Held, Machine, ModelInfo, Sampled, Search, Size, Stored, Tested
+from kvlens.metaparts import Counterfactual, Held, Imported, Machine, ModelInfo, Sampled, Search, Size, Stored, Tested
 
 __all__ = [
     "Counterfactual",
     "Held",
+    "Imported",
     "Machine",
     "ModelInfo",
     "Outcome",
@@ -89,6 +90,8 @@ class RunMeta(Outcome):
     """tables whose rows stayed behind when the run was handed on, see kvlens.app.gallery.bundle"""
     trace_stalls: Size = None
     """how often the engine waited for the disk"""
+    imported: Imported | None = None
+    """of a trace that another engine wrote; None: kvlens carried out the run"""
     # versions and machine
     kvlens: str | None = None
     torch: str | None = None
@@ -197,6 +200,11 @@ class RunMeta(Outcome):
         if self.q_heads % self.kv_heads:
             raise ValueError(f"{self.q_heads} query heads do not make groups of {self.kv_heads} KV heads")
         return self
+
+    def lacks(self, table: str) -> bool:
+        """Return True if a table was not recorded: its rows stayed behind, or another engine did not write it."""
+        written = None if self.imported is None else self.imported.tables
+        return table in self.left_out or (written is not None and table not in written)
 
     @property
     def sampled(self) -> Sampled | None:

@@ -38,6 +38,17 @@ class ModelInfo(Stored):
     """OBJECT: a caller loaded the model and handed it in; None: kvlens loaded it by its name"""
 
 
+class Imported(Stored):
+    """Where a run came from that another engine wrote (docs/trace-format.md)."""
+
+    engine: str | None = None
+    """name and version of the engine"""
+    version: Size = None
+    """of the open trace format"""
+    tables: tuple[str, ...] = ()
+    """tables that the trace had; what the others hold was not recorded"""
+
+
 class Machine(Stored):
     """Where the run was made, in words that name no host."""
 

@@ -14,7 +14,7 @@ import numpy as np
 from kvlens.decisions import Decisions
 from kvlens.instruments import CutRow, Loss, Oracle, Scores, SpanKeys
 
-SCHEMA_VERSION = 11
+SCHEMA_VERSION = 12
 
 #: Roles of an attended entry. For every (step, layer, query head) the masses over these roles add up to 1 (within
 #: 1e-3). sink, anchor, window: full-resolution tokens kept hot for their own reason; resident: exact tokens of a span
@@ -211,9 +211,9 @@ class StepRecord:
     t_us: int
     """start of the step, us since the run began"""
     dur_us: int
-    wait_us: int
-    """time the engine waited for transfers"""
-    record_us: int
+    wait_us: int | None
+    """time the engine waited for transfers; None, as of all below: not recorded"""
+    record_us: int | None
     """time the engine thread spent recording"""
     token_id: int
     text: str
@@ -224,7 +224,7 @@ class StepRecord:
     resident_bytes: int
     peak_bytes: int
     """largest device-resident KV bytes inside the step"""
-    cold_bytes: int
+    cold_bytes: int | None
     head: dict[str, np.ndarray]
     """HEAD_COLUMNS -> float32 [L, Hq]; a missing key = not recorded"""
     kv: dict[str, np.ndarray]
@@ -236,6 +236,8 @@ class StepRecord:
     tail_mass: np.ndarray
     """float32 [L, Hq], mass on the spans that are not among the top K, and what a mean value stands for"""
     transfers: list[TransferRow] = field(default_factory=list)
+    tells_transfers: bool = True
+    """False: single copies were not recorded, and the step's bytes are those of `kv`, where it has them"""
     events: list[EventRow] = field(default_factory=list)
     spans: list[SpanRow] = field(default_factory=list)
     span_heads: list[SpanHeadRow] = field(default_factory=list)
@@ -262,10 +264,11 @@ class PrefillRecord:
     span_heads: list[SpanHeadRow]
     transfers: list[TransferRow]
     events: list[EventRow]
-    prefill_us: int
-    prefill_peak_bytes: int
-    cold_bytes: int
-    resident_bytes: int
+    prefill_us: int | None
+    """None, as of the three below: not recorded"""
+    prefill_peak_bytes: int | None
+    cold_bytes: int | None
+    resident_bytes: int | None
     journal: list[JournalRow] = field(default_factory=list)
     cuts: list[CutRow] = field(default_factory=list)
     span_keys: SpanKeys | None = None

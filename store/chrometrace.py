@@ -35,7 +35,7 @@ def events(reader: TraceReader) -> Iterator[Event]:
     yield from _steps(reader, steps)
     yield from _copies(copies, lane)
     for row in steps.to_dict("records"):
-        held = {"on the device": int(row["resident_bytes"]), "in host memory": int(row["cold_bytes"])}
+        held = {"on the device": int(row["resident_bytes"]), "in host memory": _whole(row["cold_bytes"])}
         yield {"ph": "C", "name": "KV bytes", "pid": PROCESS, "ts": int(row["t_us"]) + int(row["dur_us"]), "args": held}
 
 
@@ -90,7 +90,7 @@ def _steps(reader: TraceReader, steps: pd.DataFrame) -> Iterator[Event]:
     texts = reader.tokens().dropna(subset="step").set_index("step")["text"].to_dict()
     for row in steps.to_dict("records"):
         numbers = ("wait_us", "record_us", "resident_bytes", "peak_bytes", "h2d_bytes", "d2h_bytes")
-        args = {"token": texts.get(row["step"])} | {name: int(row[name]) for name in numbers}
+        args = {"token": texts.get(row["step"])} | {name: _whole(row[name]) for name in numbers}
         yield _slice(
             f"step {row['step']}", "step", STEPS_LANE, int(row["t_us"]), int(row["t_us"]) + int(row["dur_us"]), args
         )

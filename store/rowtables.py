@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
@@ -215,10 +216,15 @@ def phase_rows(records: Sequence[StepRecord]) -> list[SimpleNamespace]:
     ]
 
 
-def moved_bytes(record: StepRecord) -> tuple[int, int]:
-    """Bytes a step moved to the hot tier and to the cold one, by the ledger's rows."""
-    up = sum(row.bytes for row in record.transfers if row.direction == "h2d")
-    return up, sum(row.bytes for row in record.transfers if row.direction == "d2h")
+def moved_bytes(record: StepRecord) -> tuple[int | None, int | None]:
+    """Bytes a step moved to the hot tier and to the cold one, by the ledger's rows. Of a step that records no single
+    copies: by its KV heads, None where a KV head did not record them."""
+    if not record.tells_transfers:
+        sums = [float(record.kv[name].sum()) if name in record.kv else math.nan for name in ("h2d_bytes", "d2h_bytes")]
+        up, down = (None if math.isnan(total) else int(total) for total in sums)
+        return up, down
+    to_device = sum(row.bytes for row in record.transfers if row.direction == "h2d")
+    return to_device, sum(row.bytes for row in record.transfers if row.direction == "d2h")
 
 
 def step_tables(records: Sequence[StepRecord], prompt_tokens: int) -> dict[str, pa.Table]:

@@ -1,4 +1,4 @@
-"""Schema v11 of a run's trace file: one DuckDB file per run, written once, immutable afterwards.
+"""Schema v12 of a run's trace file: one DuckDB file per run, written once, immutable afterwards.
 
 The columns of the per-head tables come from ``kvlens.rows``, so the contract is stated in one place. A change there
 changes the file: raise ``SCHEMA_VERSION`` with it (``tests/unit/test_store_schema.py`` compares the statements with a
@@ -143,9 +143,8 @@ def statements() -> list[str]:
         "CREATE TABLE token (pos UINTEGER NOT NULL, step UINTEGER, token_id INTEGER NOT NULL, text VARCHAR NOT NULL, "
         "char_start UINTEGER, char_end UINTEGER, surprisal FLOAT, logprob FLOAT, next_entropy FLOAT, t_us UBIGINT)",
         "CREATE TABLE step (step UINTEGER NOT NULL, t_us UBIGINT NOT NULL, dur_us UBIGINT NOT NULL, "
-        "wait_us UBIGINT NOT NULL, record_us UBIGINT NOT NULL, resident_bytes UBIGINT NOT NULL, "
-        "peak_bytes UBIGINT NOT NULL, cold_bytes UBIGINT NOT NULL, h2d_bytes UBIGINT NOT NULL, d2h_bytes "
-        "UBIGINT NOT NULL)",
+        "wait_us UBIGINT, record_us UBIGINT, resident_bytes UBIGINT NOT NULL, "
+        "peak_bytes UBIGINT NOT NULL, cold_bytes UBIGINT, h2d_bytes UBIGINT, d2h_bytes UBIGINT)",
         "CREATE TABLE span (span USMALLINT NOT NULL, kind VARCHAR NOT NULL, tok_start UINTEGER NOT NULL, "
         "tok_end UINTEGER NOT NULL, born_step INTEGER NOT NULL, died_step INTEGER, reason VARCHAR NOT NULL, "
         "mean_surprisal FLOAT, state VARCHAR NOT NULL)",

@@ -37,5 +37,8 @@ class SizeRecords:
 
     def _known(self, name: str, size: int | None) -> int:
         if not size:
-            raise NotRecorded(f"The trace of run {self.uid} does not record {name}; make the run again.")
+            remedy = (
+                "make the run again" if self.meta.imported is None else f"log {name} in trace.json and import it again"
+            )
+            raise NotRecorded(f"The trace of run {self.uid} does not record {name}; {remedy}.")
         return size

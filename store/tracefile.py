@@ -47,7 +47,8 @@ class TraceFile:
         self._asked = 0
         """steps that feed a question: their tokens are no output"""
         self._peak = 0
-        self._moved = [0, 0]
+        self._moved: list[int | None] = [0, 0]
+        """bytes to the device and to host memory; None: a step did not record them"""
 
     @classmethod
     def create(cls, path: Path, meta: dict[str, Any]) -> TraceFile:
@@ -237,11 +238,16 @@ class TraceFile:
         if isinstance(job, PrefillRecord):
             self._prompt_tokens = len(job.tokens)
             for row in job.transfers:
-                self._moved[row.direction == "d2h"] += row.bytes
+                to_host = row.direction == "d2h"
+                self._moved[to_host] = _added(self._moved[to_host], row.bytes)
         for record in job.records if isinstance(job, Block) else ():
             up, down = moved_bytes(record)
-            self._moved[0] += up
-            self._moved[1] += down
+            self._moved = [_added(self._moved[0], up), _added(self._moved[1], down)]
             self._peak = max(self._peak, record.peak_bytes)
             if record.step >= self._asked:
                 self._text.append(record.text)
+
+
+def _added(total: int | None, count: int | None) -> int | None:
+    """Return the sum; None if a part of it was not recorded."""
+    return None if total is None or count is None else total + count

@@ -118,6 +118,7 @@ ADDED = {
         },
         {"decision": DECISION, "phase": PHASE},
     ),
+    12: Addition({}, {}),  # of the table step, what an imported trace may lack is NULL
 }
 
 #: Read from the private database; all other tables are read from the file.

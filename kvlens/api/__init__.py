@@ -12,6 +12,7 @@ from kvlens.api.running import run
 from kvlens.api.storedrun import Run
 from kvlens.api.storedstudy import Study
 from kvlens.api.studying import studies, study
+from kvlens.api.tracing import export_trace, import_trace
 from kvlens.api.verdict import Verdict
 
 __all__ = [
@@ -25,6 +26,8 @@ __all__ = [
     "RunError",
     "Study",
     "Verdict",
+    "export_trace",
+    "import_trace",
     "load_model",
     "methods",
     "open",

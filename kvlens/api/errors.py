@@ -113,7 +113,9 @@ def _translate(error: Exception) -> KvlensError | None:
     ]
     for raised, kind, code in kinds:
         if isinstance(error, raised):
-            return kind(getattr(error, "code", code), in_python(str(error)))
+            values = getattr(error, "values", None)
+            named = dict(values) if isinstance(values, dict) else {}
+            return kind(named.pop("code", getattr(error, "code", code)), in_python(str(error)), **named)
     return None
 
 

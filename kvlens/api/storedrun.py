@@ -103,7 +103,10 @@ class Run(RecordedRun):
         **parameters: Any,
     ) -> Run:
         """Repeat the run with another budget or other parameters of its method, and return the repeat."""
+        from kvlens.runs.repeat import check_steered
+
         with translated():
+            check_steered(self.uid, self.meta)
             changed = parameters_of(str(self.meta.method), parameters, ("budget",))
             limit = budget_text(one_budget(budget, budget_tokens, budget_bytes))
         values = {name: str(value) for name, value in changed.items()} | ({} if limit is None else {"budget": limit})

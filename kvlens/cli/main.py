@@ -25,6 +25,7 @@ from kvlens.cli.runs import runs_app
 from kvlens.cli.studies import studies_app
 from kvlens.cli.study import study
 from kvlens.cli.tip import tip
+from kvlens.cli.trace import check_trace, export_folder, import_trace
 from kvlens.models.find import DEMO
 from kvlens.storeys import offered
 
@@ -37,8 +38,9 @@ app = typer.Typer(
 app.add_typer(runs_app, name="runs")
 app.add_typer(models_app, name="models")
 app.add_typer(studies_app, name="studies")
-for command in (run, race, study, gate, pair, whatif, tip, ledger, diagnose, methods, check_method):
+for command in (run, race, study, gate, pair, whatif, tip, ledger, diagnose, methods, check_method, check_trace):
     app.command()(command)
+app.command("import")(import_trace)
 for storey in offered("commands"):
     storey.register(app)
 
@@ -120,7 +122,7 @@ def export(
         typer.Option(
             help="outcome, heads, head-steps, kv-steps, steps, spans, span-mass, decisions, transfers, events, tokens, "
             "journal, cuts, scores, loss, oracle, lost-tokens, effects, missed, readers, span-keys, phases, meta, "
-            "chrome-trace; "
+            "chrome-trace; trace: one run in the open format, into the folder --out; "
             "or dictionary: every column of these tables with its unit, denominator and meaning, without a run"
         ),
     ] = "heads",
@@ -148,6 +150,9 @@ def export(
         return
     if not uids:
         raise typer.BadParameter("Name at least one run; `kvlens runs` lists them.")
+    if what == "trace":
+        export_folder(uids, runs_folder(runs), to)
+        return
     export_runs(uids, runs_folder(runs), what, fmt, out, with_run)
 
 

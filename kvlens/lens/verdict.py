@@ -59,8 +59,8 @@ class Missed:
     """where the span lay for this KV head while the step attended, one of rows.SPAN_STATES; None: not recorded"""
     reason: Reason
     """why it was not attended exactly"""
-    h2d_bytes: int
-    """bytes of this span that moved to the device at the step, over all layers"""
+    h2d_bytes: int | None
+    """bytes of this span that moved to the device at the step, over all layers; None: copies were not recorded"""
     effect: float | None = None
     """logits: what its absence took from the leads of full KV's tokens at `effect_steps` (kvlens.engine.effect); None:
     none was recorded"""
@@ -105,8 +105,8 @@ class Verdict:
     """log-probability of the expected token under full KV, nats"""
     logprob: float
     """and under the method"""
-    h2d_bytes: int
-    """all bytes that moved to the device at the step"""
+    h2d_bytes: int | None
+    """all bytes that moved to the device at the step; None: not recorded"""
     unnamed_bytes: int
     """of these, bytes of copies that name no span"""
     missed: Missed | None
@@ -149,12 +149,21 @@ def verdict(reader: TraceReader, missed: bool = True) -> Verdict | None:
         float(first_loss["kl"]),
         float(first_loss["ref_logprob"]),
         float(first_loss["logprob"]),
-        int(moved["bytes"].sum()),
+        _moved_bytes(reader, step, moved),
         int(moved.loc[moved["span"].isna(), "bytes"].sum()),
         worst,
         missed and worst is None and len(reader.triples(step)) > 0,
         next(iter(inside(reader, step)), None) if missed else None,
     )
+
+
+def _moved_bytes(reader: TraceReader, step: int, moved: pd.DataFrame) -> int | None:
+    """Bytes that moved to the device at a step: of its copies, or, where single copies were not recorded, of the
+    step."""
+    if not reader.meta.lacks("transfer"):
+        return int(moved["bytes"].sum())
+    total = float(reader.steps().set_index("step")["h2d_bytes"].get(step, float("nan")))
+    return None if math.isnan(total) else int(total)
 
 
 def missed_most(reader: TraceReader, step: int, moved: pd.DataFrame | None = None) -> Missed | None:
@@ -189,7 +198,7 @@ def missed_most(reader: TraceReader, step: int, moved: pd.DataFrame | None = Non
         None if pd.isna(worst["unread"]) else float(worst["unread"]),
         facts.state,
         reason(facts),
-        int(moved.loc[moved["span"] == span, "bytes"].sum()),
+        None if reader.meta.lacks("transfer") else int(moved.loc[moved["span"] == span, "bytes"].sum()),
         effect,
         None if effect is None else float(reader.effects(step)["lead"].iloc[0]),
         reader.meta.effect_steps,

@@ -112,6 +112,7 @@ def read_run(runs_dir: Path, uid: str) -> Past:
             reader.loss(),
         )
         steps, layers, kv_heads, whole = reader.n_steps, reader.n_layers, reader.kv_heads, reader.status == "completed"
+    check_steered(uid, meta)
     if not text:
         raise CannotRepeat(f"run {uid} cannot be repeated: its prompt's text was not stored with it.")
     if meta.forced and not meta.reference:
@@ -138,6 +139,15 @@ def read_run(runs_dir: Path, uid: str) -> Past:
         {integer(row.step): (bool(row.agrees), number(row.kl)) for row in loss.itertuples()},
         meta.model_info is not None and meta.model_info.origin == OBJECT,
     )
+
+
+def check_steered(uid: str, meta: RunMeta) -> None:
+    """Raise CannotRepeat if another engine carried out the run: kvlens cannot steer it."""
+    if meta.imported is not None:
+        raise CannotRepeat(
+            f"run {uid} cannot be repeated: another engine carried it out ({meta.imported.engine}); run its prompt "
+            "under a method of kvlens."
+        )
 
 
 def _request(uid: str, meta: RunMeta) -> RunRequest:

@@ -30,7 +30,9 @@ def si_bytes(value: float | None) -> str:
 
 
 def duration(us: float) -> str:
-    """Microseconds in the unit that suits them: '1.29 s', '612 ms', '40 us'."""
+    """Microseconds in the unit that suits them: '1.29 s', '612 ms', '40 us'; NaN is 'not recorded'."""
+    if math.isnan(us):
+        return "not recorded"
     if us >= 999.5e6:
         return f"{us / 1e6:,.0f} s"
     for unit, size in (("s", 1e6), ("ms", 1e3)):

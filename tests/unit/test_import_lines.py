@@ -35,7 +35,7 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     ("lens",),
     ("studies",),
     ("tables", "ledger"),
-    ("player",),
+    ("player", "trace"),
     ("api",),
     ("cli", "__main__"),
     # the lab

@@ -123,7 +123,9 @@ def bytes_moved(reader: TraceReader, figures: Figures) -> str:
             figures.place(transfers.bytes_by_cause(moved, reader.n_steps), "Bytes moved per decode step by cause", note)
         )
     else:
-        parts.append(paragraph("Nothing moved between the tiers while decoding.", "note"))
+        unrecorded = "Single copies between the tiers were not recorded in this run."
+        none = "Nothing moved between the tiers while decoding."
+        parts.append(paragraph(unrecorded if meta.lacks("transfer") else none, "note"))
     return "".join(parts) + by_cause(moved)
 
 

@@ -20,7 +20,8 @@ def api_page(text: str) -> str:
     for table in TABLES:
         mark = f"<!-- columns: {table} -->\n\n"
         old = re.compile(re.escape(mark) + r"(?:\|.*\n)+")
-        text = old.sub(lambda _, mark=mark, table=table: f"{mark}{documentation(table)}\n", text)
+        new = f"{mark}{documentation(table)}\n".replace("\\", r"\\")
+        text = old.sub(new, text)
     return text
 
 

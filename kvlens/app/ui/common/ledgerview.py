@@ -34,7 +34,7 @@ ADDS_UP = (
 def run_ledger(reader: TraceReader) -> None:
     """Draw the ledger of a run that lost its answer, or the button that measures it; nothing for any other run."""
     stored = stored_ledger(data.runs_dir(), reader.uid)
-    if stored is None and "lost" not in outcome(reader).kinds:
+    if stored is None and not _measurable(reader):
         return
     with st.expander(TITLE, expanded=stored is not None):
         if stored is None:
@@ -48,9 +48,14 @@ def run_ledger(reader: TraceReader) -> None:
             _measure(f"ledger_{reader.uid}", [reader.uid, "--frontier"], words, f"Loss ledger of {reader.uid}")
 
 
+def _measurable(reader: TraceReader) -> bool:
+    """Return True for a run that lost its answer and that kvlens can repeat."""
+    return reader.meta.imported is None and "lost" in outcome(reader).kinds
+
+
 def beside_ledgers(runs: dict[str, TraceReader]) -> None:
     """Draw the stored ledgers of runs that are compared, one bar each; those that lost and have none get a button."""
-    lost = {name: reader.uid for name, reader in runs.items() if "lost" in outcome(reader).kinds}
+    lost = {name: reader.uid for name, reader in runs.items() if _measurable(reader)}
     if not lost:
         return
     with st.expander(TITLE):

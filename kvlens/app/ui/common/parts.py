@@ -74,12 +74,19 @@ def draw(
     )
 
 
+def unmoved(reader: TraceReader, sentence: str) -> str:
+    """Return the sentence for a run without copies, or that they were not recorded."""
+    return (
+        "Single copies between the tiers were not recorded in this run." if reader.meta.lacks("transfer") else sentence
+    )
+
+
 def bytes_by_cause(reader: TraceReader) -> None:
     """Bytes moved per step by cause, blocking apart from background; what moved at the end of prefill in words."""
     st.markdown("##### What moved")
     table = reader.transfer_times()
     if table.empty:
-        st.info(sentences.NOTHING_MOVED)
+        st.info(unmoved(reader, sentences.NOTHING_MOVED))
         return
     decode, prefill = table[table["step"] >= 0], table[table["step"] < 0]
     if decode.empty:
@@ -119,7 +126,7 @@ def times(reader: TraceReader) -> None:
     table = reader.transfer_times()
     decode = table[table["step"] >= 0]
     if decode.empty:
-        st.info(sentences.NO_COPY)
+        st.info(unmoved(reader, sentences.NO_COPY))
         return
     per_step = decode.groupby("step", as_index=False)[["moving_us", "wait_us", "bytes", "blocking_bytes", "n"]].sum()
     draw(
@@ -132,10 +139,13 @@ def times(reader: TraceReader) -> None:
     steps = reader.steps()
     moving, waited, spent = (float(each.sum()) for each in (decode["moving_us"], steps["wait_us"], steps["dur_us"]))
     share = f", {waited / spent:.1%} of the {duration(spent)} that decoding took" if spent > 0 else ""
+    wait = f"The engine waited {duration(waited)} for them{share}."
+    if steps["wait_us"].isna().all():
+        wait = "How long the engine waited for them was not recorded."
     st.caption(
         plain(
-            f"Copies took {duration(moving)} added up; they may overlap each other and the computing. The engine "
-            f"waited {duration(waited)} for them{share}. Link: {reader.meta.link or 'not recorded'}."
+            f"Copies took {duration(moving)} added up; they may overlap each other and the computing. {wait} "
+            f"Link: {reader.meta.link or 'not recorded'}."
         )
     )
 

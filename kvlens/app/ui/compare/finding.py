@@ -62,7 +62,7 @@ def finding(reader: TraceReader, verdict: Verdict | None) -> Finding:
         None if missed is None else missed.reason.says,
         peak / full if full else None,
         peak,
-        float(steps["h2d_bytes"].sum()),
+        float(steps["h2d_bytes"].sum(min_count=1)),
     )
 
 

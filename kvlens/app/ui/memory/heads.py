@@ -7,7 +7,7 @@ import pandas as pd
 import streamlit as st
 
 from kvlens.app.figures import memory as figures
-from kvlens.app.ui.common import sentences, session
+from kvlens.app.ui.common import parts, sentences, session
 from kvlens.app.ui.common.chart import chart
 from kvlens.app.ui.common.clicks import cell_clicked
 from kvlens.app.ui.common.data import TraceReader
@@ -27,7 +27,8 @@ def by_head(reader: TraceReader, selection: Selection, copies: pd.DataFrame) -> 
         _map(reader, frame, "resident_bytes_mean", sentences.ON_DEVICE, cell)
     with right:
         if not names:
-            st.info("Nothing moved between the tiers while decoding, so there is no map of what moved.")
+            sentence = "Nothing moved between the tiers while decoding, so there is no map of what moved."
+            st.info(parts.unmoved(reader, sentence))
         else:
             name = st.selectbox(
                 "Bytes",

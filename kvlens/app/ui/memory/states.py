@@ -40,12 +40,16 @@ def where_spans_lay(reader: TraceReader, selection: Selection) -> None:
             f"{len(shown)} of {len(spans)} spans are shown, numbers {start} to {start + len(shown) - 1} in text order; "
             "the slider shows the others."
         )
+    lacking = reader.meta.lacks("event")
     moved = int((changes["step"] >= 0).sum())
     note = "No span changed its state while decoding." if not moved else f"{moved} births and changes while decoding."
+    note += " Replayed from the recorded events"
+    if lacking:
+        note = "Events were not recorded in this run, so states after birth are not known"
     st.caption(
         f"One row per span ever made, in text order, with the tokens it had at its birth; the window's row "
         f"stands for whatever no "
-        f"other span holds. {note} Replayed from the recorded events; colours as in Replay."
+        f"other span holds. {note}; colours as in Replay."
     )
 
 

@@ -31,7 +31,7 @@ def use(reader: TraceReader, copies: pd.DataFrame) -> None:
     truncated reuse."""
     st.markdown("##### Moved, and not used")
     if copies.empty:
-        st.info(sentences.NOTHING_MOVED_IN_VAIN)
+        st.info(parts.unmoved(reader, sentences.NOTHING_MOVED_IN_VAIN))
         return
     if not memorydata.judged(copies):
         st.info(sentences.USE_NOT_KNOWN)

@@ -56,7 +56,7 @@ def totals(reader: TraceReader, copies: pd.DataFrame) -> None:
     """The run in six numbers. `copies` as of `memorydata.moved_spans`."""
     steps, meta = reader.steps(), reader.meta
     budget, full = meta.budget_bytes, meta.full_kv_bytes
-    peak, moved = float(steps["peak_bytes"].max()), float(steps["h2d_bytes"].sum())
+    peak, moved = float(steps["peak_bytes"].max()), _total(steps["h2d_bytes"])
     cells = (
         (
             "Peak on the device",
@@ -65,9 +65,9 @@ def totals(reader: TraceReader, copies: pd.DataFrame) -> None:
         ),
         ("Budget", "no limit" if budget is None else si_bytes(budget), f"full KV {si_bytes(full)}"),
         ("Moved to the device", si_bytes(moved), f"{si_bytes(moved / max(1, len(steps)))} per decode step"),
-        ("Moved to host memory", si_bytes(float(steps["d2h_bytes"].sum())), "while decoding"),
+        ("Moved to host memory", si_bytes(_total(steps["d2h_bytes"])), "while decoding"),
         ("Time per token", *_token_time(reader)),
-        ("Moved, not used", *_redundant(copies)),
+        ("Moved, not used", *(("not recorded", "") if meta.lacks("transfer") else _redundant(copies))),
     )
     for place, (label, value, note) in zip(st.columns(len(cells)), cells, strict=True):
         place.metric(label, value, note, delta_color="off", delta_arrow="off")
@@ -141,8 +141,13 @@ def residency(reader: TraceReader) -> None:
             f"This run is a what-if: {counted(left_out, 'token is', 'tokens are')} dropped, kept out of the attention "
             "of some KV heads. They stay where they lie: no byte is freed or moved by it."
         )
-    if not float(steps["cold_bytes"].max()):
+    if steps["cold_bytes"].eq(0).all():
         st.caption(sentences.NOTHING_IN_HOST_MEMORY)
+
+
+def _total(column: pd.Series) -> float:
+    """Return the sum of a column; NaN if none of it was recorded."""
+    return float(column.sum(min_count=1))
 
 
 def _size_of(reader: TraceReader, held: list[Hold]) -> str:
@@ -158,17 +163,17 @@ def overlap(reader: TraceReader, selection: Selection) -> dict[str, str]:
     st.markdown("##### When copies ran")
     moved = reader.transfer_times()
     if not (moved["step"] >= 0).any():
-        st.info("No copy was made while decoding, so there is nothing to lay beside the steps.")
+        st.info(parts.unmoved(reader, "No copy was made while decoding, so there is nothing to lay beside the steps."))
         return {}
     start, end = _step_range(reader, selection)
     steps = reader.steps()
     steps = steps[(steps["step"] >= start) & (steps["step"] <= end)]
     near = reader.transfers_between(max(0, start - 1), end + 1)
-    parts = near[near["step"] >= start]
-    copies = whole(parts)
+    rows = near[near["step"] >= start]
+    copies = whole(rows)
     chart(
         overlap_figure(steps, copies.head(COPIES)),
-        parts,
+        rows,
         f"{reader.uid}-copies-steps-{start}-{end}",
         "overlap",
         "Copies over time beside the engine's steps",
@@ -182,15 +187,19 @@ def overlap(reader: TraceReader, selection: Selection) -> dict[str, str]:
 
 def _overlap_text(count: int, sums: memorydata.Overlap, link: str) -> str:
     share = f" ({sums.unwaited / sums.moving:.0%})" if sums.moving else ""
+    waited = (
+        f"The engine waited {duration(sums.waited)}, queueing and unpacking included. Each step's waiting taken off "
+        f"its moving time, at least {duration(sums.unwaited)}{share} of the moving was not waited for: a blocking copy "
+        "runs beside the step until the attention that needs it."
+    )
+    if np.isnan(sums.waited):
+        waited = "How long the engine waited was not recorded."
     return (
         f"{counted(count, 'copy belongs', 'copies belong')} to these steps; link: {link}. While the steps ran a copy "
         f"was under way for "
         f"{duration(sums.moving)} (blocking copies {duration(sums.blocking)}, background copies "
         f"{duration(sums.background)}; "
-        f"what overlaps counts once). The engine waited {duration(sums.waited)}, queueing and unpacking "
-        f"included. Each step's waiting "
-        f"taken off its moving time, at least {duration(sums.unwaited)}{share} of the moving was not "
-        f"waited for: a blocking copy runs beside the step until the attention that needs it. Solid: blocking, "
+        f"what overlaps counts once). {waited} Solid: blocking, "
         "hatched: in the background; a bar is at least two pixels wide, however short the copy. Drag to zoom, "
         "double-click to return."
     )

@@ -10,6 +10,7 @@ import streamlit as st
 
 from kvlens.app.ui.common.chart import canvas_menu
 from kvlens.app.ui.common.data import TraceReader
+from kvlens.app.ui.common.parts import unmoved
 from kvlens.app.ui.common.spantext import span_text, window_range
 from kvlens.app.ui.common.state import Selection
 from kvlens.app.ui.common.widgets import plain
@@ -46,7 +47,8 @@ def facts(reader: TraceReader) -> None:
         st.text(
             visible(
                 f"{expected}{fed}: {in_a_line(output_text(reader))} · {limit} · {counted(reader.n_steps, 'step')} · "
-                f"{meta.device}, {meta.dtype} · {drawn}seed {meta.seed} · {passed} · "
+                f"{meta.device or 'device not recorded'}, {meta.dtype or 'dtype not recorded'} · {drawn}"
+                f"seed {'not recorded' if meta.seed is None else meta.seed} · {passed} · "
                 f"{verdict_words(meta.model_check)}{reuse}"
             )
         )
@@ -175,6 +177,9 @@ def _transfers(reader: TraceReader, step: int) -> None:
     times = reader.transfer_times()
     copies = counted(int(times.loc[times["step"] == step, "n"].sum()), "copy", "copies")
     st.markdown(f"##### Moved at step {step}")
+    if reader.meta.lacks("transfer"):
+        st.caption(unmoved(reader, ""))
+        return
     st.caption(
         f"All layers: {si_bytes(sums.get('h2d', 0))} to the device, {si_bytes(sums.get('d2h', 0))} to host memory, "
         f"in {copies}; the engine waited {duration(float(table['wait_us'].sum()))} for them "
@@ -214,7 +219,11 @@ def _events(reader: TraceReader, step: int, layer: int, kv_head: int) -> None:
     table = reader.events(step=step, layer=layer, kv_head=kv_head)
     st.markdown(f"##### Decided at step {step} for L{layer} KV{kv_head}")
     if table.empty:
-        st.caption("No event was logged for this KV head at this step.")
+        lacking = reader.meta.lacks("event")
+        text = (
+            "Events were not recorded in this run." if lacking else "No event was logged for this KV head at this step."
+        )
+        st.caption(text)
         return
     shown = pd.DataFrame(
         {

@@ -87,7 +87,8 @@ def below(reader: TraceReader, selection: Selection) -> None:
     table = data.runs_lately()
     loss = data.loss_verdict(reader)
     outcomes = lensdata.tries(reader.uid, table)
-    if reader.meta.method != methods.REFERENCE and knob_in(reader) is not None:
+    steered = reader.meta.imported is None and reader.meta.method != methods.REFERENCE
+    if steered and knob_in(reader) is not None:
         tipping_point(reader, outcomes, lensjobs.job_of(reader.uid) is not None)
     if outcomes:
         with st.container(border=True, key=tour.TRIED):
@@ -202,6 +203,8 @@ def _without_loss(reader: TraceReader, table: pd.DataFrame, busy: bool) -> None:
         pairs = int((table["reference"] == reader.uid).sum())
         references = f"It is the reference of {counted(pairs, 'other run')}." if pairs else ""
         st.markdown(f"**This run is full KV itself.** {references}")
+    elif reader.meta.imported is not None:
+        st.markdown("**What this run lost against full KV was not recorded** in the trace.")
     else:
         left_column, right = st.columns([3, 1], vertical_alignment="center")
         left_column.markdown(sentences.LOSS_NOT_RECORDED)

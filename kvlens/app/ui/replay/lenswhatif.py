@@ -34,6 +34,10 @@ def form(reader: TraceReader, selection: Selection, verdict: Verdict | None, bus
     suggestion is held; one with nothing to bring back what its answer hangs on, so it is dropped; of another nothing is
     suggested. verdict: None of a run that never left full KV, or was not compared. `outcomes`: of what was tried
     before."""
+    if reader.meta.imported is not None:
+        engine = plain(reader.meta.imported.engine or "another engine")
+        st.caption(f"{engine} carried out this run, so kvlens cannot repeat it with spans held or dropped.")
+        return
     knob = _knob(reader, reader.uid, data.stamp(reader.uid))
     _inside_the_run(reader)
     current_draft = _possible(draft.current(reader.uid), knob)

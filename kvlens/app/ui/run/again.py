@@ -13,6 +13,7 @@ from kvlens.app.ui.common.again import PARAMETER
 from kvlens.app.ui.common.request import PromptChoice
 from kvlens.app.ui.run.preflight import WANTED, budget_key
 from kvlens.app.ui.run.upload import put_file
+from kvlens.models.find import default_model
 from kvlens.runs.request import AUTO, default_preset
 from kvlens.runs.storedprompt import stored_prompt
 from kvlens.store.reader import TraceError, TraceReader
@@ -53,14 +54,15 @@ def fill_form() -> None:
         if not text:
             widgets.error(f"The prompt of run {uid} was not stored with it: upload or paste the prompt.")
             return
-        kind = methods.get(str(meta.method))
+        method = methods.DEFAULT if meta.imported is not None else str(meta.method)
+        kind = methods.get(method)
         overrides = methods.converted(kind, dict((meta.request or {}).get("overrides") or {}))
     except (TraceError, ValueError) as problem:
         widgets.error(str(problem))
         return
     put_file(f"prompt of {uid}.json", PromptChoice(stored_prompt(meta, text), uid).file_text().encode())
     request = meta.request or {}
-    model, method = str(meta.model), str(meta.method)
+    model = str(meta.model) if meta.imported is None else default_model()
     preset = request.get("preset") or meta.preset or default_preset(method, model)
     budget = str(request.get("budget") or ("100%" if kind.keeps_all else AUTO))
     fields = {

@@ -110,7 +110,10 @@ def _mean(nats: np.ndarray) -> float:
 
 
 def _moved(reader: TraceReader, ids: pd.Series, layer: int, kv_head: int) -> np.ndarray:
-    """Bytes of each span to the device for one KV head, all steps; a copy for a whole layer counts in equal parts."""
+    """Bytes of each span to the device for one KV head, all steps; a copy for a whole layer counts in equal parts.
+    NaN: copies were not recorded."""
+    if reader.meta.lacks("transfer"):
+        return np.full(len(ids), np.nan)
     copies = reader.transfers(layer=layer, kv_head=kv_head)
     copies = copies[(copies["direction"] == "h2d") & copies["span"].notna()]
     share = np.where(copies["kv_head"].isna(), copies["bytes"] // reader.kv_heads, copies["bytes"])

@@ -1,0 +1,1 @@
+../kvlens/trace/writer.py
