@@ -331,7 +331,7 @@ def test_what_a_copy_reads_is_held_until_the_copy_has_ended(heads: int) -> None:
 def test_links_refuse_raise_and_close_alike(make: Callable[[TransferLog], Link]) -> None:
     link = make(ledger := TransferLog())
     source, target = torch.arange(12.0).view(3, 4), torch.zeros(2, 8, 4)
-    with pytest.raises(AssertionError, match="48 bytes moved, 47 in the transfer log"):
+    with pytest.raises(AssertionError, match="48 bytes moved, 47 in"):
         link.submit(ledger.open(0, 0, 1, "h2d", "zoom", 47, blocking=True), [Move(target[0], source)])
     index = [6, 0, 1]
     moves = [Move(target[i], source, np.array(index)) for i in (0, 1)]
