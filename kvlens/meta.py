@@ -11,13 +11,14 @@ from typing import Any, Literal
 
 from pydantic import Field, StrictInt, model_validator
 
-from kvlens.metaparts import Counterfactual, Held, Machine, ModelInfo, Sampled, Search, Size, Stored, Tested
+from kvlens.metaparts import Counterfactual, Held, Machine, ModelInfo, Observed, Sampled, Search, Size, Stored, Tested
 
 __all__ = [
     "Counterfactual",
     "Held",
     "Machine",
     "ModelInfo",
+    "Observed",
     "Outcome",
     "RunMeta",
     "Sampled",
@@ -155,6 +156,8 @@ class RunMeta(Outcome):
     """rules of the model's generation_config that were applied to the logits, as greedy `generate` applies them"""
     needle: tuple[tuple[int, int], ...] = ()
     """character ranges [start, end) of the prompt"""
+    observed: Observed | None = None
+    """of a generation that kvlens did not steer; None: a run of kvlens"""
     max_new: Size = None
     seed: StrictInt | None = None
     temperature: float | None = None

@@ -1,0 +1,103 @@
+"""Hooks on a caller's model: where its passes begin and end, what logits they make, and which call of `generate` they
+belong to. All of them are taken off again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+
+from kvlens.observing.calls import watching
+from kvlens.observing.observer import Observer
+from kvlens.observing.refusals import refuse_nested
+
+MARK = "_kvlens_observed"
+
+
+class Heard:
+    """What the hooks learn beside the observer: presses at work, and what `generate` returned."""
+
+    def __init__(self) -> None:
+        self.presses: list[str] = []
+        self.sequence: list[int] | None = None
+        """tokens of the chosen sequence, without padding"""
+        self.sampled = False
+        """the caller's generation drew its tokens"""
+
+
+@contextmanager
+def hooked(model: Any, observer: Observer, heard: Heard) -> Iterator[None]:
+    """Inside, `observer` follows the model. Raises CannotObserve for a model that is observed already, or whose
+    attention cannot be observed."""
+    if MARK in vars(model):
+        raise refuse_nested()
+    base = model.base_model
+
+    def begin(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        _note_presses(model, heard)
+        ids = kwargs.get("input_ids", args[0] if args else None)
+        observer.begin(ids, _padding(kwargs.get("attention_mask")), kwargs.get("past_key_values"))
+
+    def end(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        cache = kwargs.get("past_key_values")
+        observer.end(getattr(output, "past_key_values", None) if cache is None else cache)
+
+    def logits(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        made = getattr(output, "logits", None)
+        if made is not None:
+            observer.logits(made)
+
+    with ExitStack() as stack:
+        stack.enter_context(watching(model, observer))
+        for handle in (
+            base.register_forward_pre_hook(begin, with_kwargs=True),
+            base.register_forward_hook(end, with_kwargs=True),
+            model.register_forward_hook(logits, with_kwargs=True),
+        ):
+            stack.callback(handle.remove)
+        stack.enter_context(_generate_heard(model, observer, heard))
+        yield
+
+
+@contextmanager
+def _generate_heard(model: Any, observer: Observer, heard: Heard) -> Iterator[None]:
+    """Inside, a call of the model's `generate` tells how long its prompt is and what it returned."""
+    original = model.generate
+
+    def generate(*args: Any, **kwargs: Any) -> Any:
+        ids = kwargs.get("input_ids", kwargs.get("inputs", args[0] if args else None))
+        first = observer.announced is None and isinstance(ids, torch.Tensor)
+        if first:
+            observer.announced = ids.shape[1]
+            mask = kwargs.get("attention_mask")
+            if mask is not None and mask.dim() == 2 and observer.row < len(mask):
+                observer.pads = int((mask[observer.row] == 0).sum())
+            heard.sampled = bool(kwargs.get("do_sample", getattr(model.generation_config, "do_sample", False)))
+        result = original(*args, **kwargs)
+        rows = getattr(result, "sequences", result)
+        if first and isinstance(rows, torch.Tensor) and len(rows) > observer.row:
+            heard.sequence = rows[observer.row].tolist()[observer.pads or 0 :]
+        return result
+
+    vars(model)[MARK] = True
+    vars(model)["generate"] = generate
+    try:
+        yield
+    finally:
+        vars(model).pop("generate", None)
+        vars(model).pop(MARK, None)
+
+
+def _padding(mask: Any) -> torch.Tensor | None:
+    return mask if isinstance(mask, torch.Tensor) and mask.dim() == 2 else None
+
+
+def _note_presses(model: Any, heard: Heard) -> None:
+    """Record the kvpress presses whose hooks the attention modules carry."""
+    for module in model.modules():
+        for hook in module._forward_hooks.values():
+            owner = getattr(hook, "__self__", None)
+            if type(owner).__module__.startswith("kvpress") and repr(owner) not in heard.presses:
+                heard.presses.append(repr(owner))
