@@ -73,12 +73,13 @@ def check_attention(model: Any) -> str:
 def watching(model: Any, watcher: Watcher) -> Iterator[None]:
     """Inside, `watcher` sees the model's calls. Afterwards the functions are the ones from before, unless something
     else has wrapped them meanwhile: then the wrapper stays and passes calls through."""
-    name, modules = check_attention(model), attention_modules(model)
+    check_attention(model)
+    modules = attention_modules(model)
     owned = {id(module) for module in modules}
     state = {"open": True}
     with ExitStack() as stack:
         for home in {type(module).__module__ for module in modules}:
-            _wrap_functions(stack, sys.modules[home], name, owned, watcher, state)
+            _wrap_functions(stack, sys.modules[home], owned, watcher, state)
         for kind in _overriding(Cache):
             _wrap_update(stack, kind, watcher, state)
         try:
@@ -87,21 +88,16 @@ def watching(model: Any, watcher: Watcher) -> Iterator[None]:
             state["open"] = False
 
 
-def _wrap_functions(
-    stack: ExitStack, home: Any, name: str, owned: set[int], watcher: Watcher, state: dict[str, bool]
-) -> None:
-    """Wrap the attention function that the model file `home` uses."""
+def _wrap_functions(stack: ExitStack, home: Any, owned: set[int], watcher: Watcher, state: dict[str, bool]) -> None:
+    """Wrap both attention functions that the model file `home` uses: a press may change from one to the other."""
     functions = getattr(home, "ALL_ATTENTION_FUNCTIONS", modeling_utils.ALL_ATTENTION_FUNCTIONS)
-    if name == "eager":
-        original = getattr(home, EAGER)
-        wrapped = _passing(original, owned, watcher, state)
-        setattr(home, EAGER, wrapped)
-        stack.callback(lambda: setattr(home, EAGER, original) if getattr(home, EAGER) is wrapped else None)
-        return
-    before = functions[name]
-    wrapped = _passing(before, owned, watcher, state)
-    functions[name] = wrapped
-    stack.callback(lambda: functions.__setitem__(name, before) if functions[name] is wrapped else None)
+    before = functions["sdpa"]
+    wrapped = functions["sdpa"] = _passing(before, owned, watcher, state)
+    stack.callback(lambda: functions.__setitem__("sdpa", before) if functions["sdpa"] is wrapped else None)
+    if (original := getattr(home, EAGER, None)) is not None:
+        eager = _passing(original, owned, watcher, state)
+        setattr(home, EAGER, eager)
+        stack.callback(lambda: setattr(home, EAGER, original) if getattr(home, EAGER) is eager else None)
 
 
 def _passing(

@@ -111,21 +111,44 @@ class Matcher:
         if (whole := self._written.keys) is None:
             return [(-1, NOTHING, 0.0)] * len(places)
         written = whole[head].float()
-        nearest, error = _nearest(keys[places].float(), written)
-        kind = torch.where(error <= MOST_ERROR, REWRITTEN, NOTHING)
+        nearest, error, compared = _nearest(keys[places].float(), written)
+        kind = torch.where(compared <= MOST_ERROR, REWRITTEN, NOTHING)
         if self._turn is not None:
             plain = self._turn(keys, torch.arange(len(keys), device=keys.device))
             plain_written = self._turn(written, torch.arange(len(written), device=keys.device))
-            turned, turned_error = _nearest(plain[places], plain_written)
+            turned, turned_error, _ = _nearest(plain[places], plain_written)
             same = (turned_error < SAME) & (turned_error < error)
+            turned, repeated = _in_order(plain[places], plain_written, turned, same)
             nearest, error = torch.where(same, turned, nearest), torch.where(same, turned_error, error)
-            kind = torch.where(same, ROTATED, kind)
+            kind = torch.where(same, torch.where(repeated, REWRITTEN, ROTATED), kind)
         nearest = torch.where(kind == NOTHING, -1, nearest)
         return list(zip(nearest.tolist(), kind.tolist(), error.tolist(), strict=True))
 
 
-def _nearest(keys: torch.Tensor, written: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (the row of written [n, D] nearest to each of keys [u, D], the relative distance)."""
-    rows = torch.cat([torch.cdist(part, written).argmin(1) for part in keys.split(ROWS)])
-    target = written[rows]
-    return rows, (keys - target).norm(dim=1) / target.norm(dim=1).clamp(min=1e-12)
+def _nearest(keys: torch.Tensor, written: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return (the row of written [n, D] nearest to each of keys [u, D], the relative distance, the same in the channels
+    that were compared). Channels that are 0 in all keys were pruned: they are not compared."""
+    live = (keys != 0).any(0) | (keys == 0).all()
+    chosen, candidates = keys[:, live], written[:, live]
+    rows = torch.cat([torch.cdist(part, candidates).argmin(1) for part in chosen.split(ROWS)])
+    compared = _distance(chosen, candidates[rows])
+    return rows, _distance(keys, written[rows]), compared
+
+
+def _in_order(
+    keys: torch.Tensor, written: torch.Tensor, nearest: torch.Tensor, same: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return (positions of keys [u, D] that are the `same` as written ones, whether a position is another entry's too).
+    Equal tokens have equal keys in the first layer once rotation is taken back: these go to their positions in order."""
+    rows, repeated, last, taken = nearest.tolist(), torch.zeros_like(same), -1, set()
+    for at in same.nonzero()[:, 0].tolist():
+        alike = (_distance(written, keys[at].expand_as(written)) < SAME).nonzero()[:, 0].tolist()
+        rows[at] = next((place for place in alike if place > last and place not in taken), rows[at])
+        repeated[at] = rows[at] in taken
+        last = rows[at]
+        taken.add(last)
+    return torch.tensor(rows, device=nearest.device), repeated
+
+
+def _distance(keys: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return (keys - target).norm(dim=1) / target.norm(dim=1).clamp(min=1e-12)

@@ -109,9 +109,7 @@ def _reference(
         return None, str(refusal)
     except Exception as failure:
         short = shortage(failure)
-        if short is None:
-            raise
-        return None, str(short)
+        return None, str(short) if short is not None else f"it failed ({type(failure).__name__}: {failure})"
 
 
 def _effects(
