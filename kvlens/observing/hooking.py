@@ -39,7 +39,8 @@ def hooked(model: Any, observer: Observer, heard: Heard) -> Iterator[None]:
     def begin(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         _note_presses(model, heard)
         ids = kwargs.get("input_ids", args[0] if args else None)
-        observer.begin(ids, _padding(kwargs.get("attention_mask")), kwargs.get("past_key_values"))
+        dropped = _dropped_tokens(model) if ids is not None and ids.shape[1] > 1 else frozenset()
+        observer.begin(ids, _padding(kwargs.get("attention_mask")), kwargs.get("past_key_values"), dropped)
 
     def end(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         cache = kwargs.get("past_key_values")
@@ -93,6 +94,13 @@ def _generate_heard(model: Any, observer: Observer, heard: Heard) -> Iterator[No
 
 def _padding(mask: Any) -> torch.Tensor | None:
     return mask if isinstance(mask, torch.Tensor) and mask.dim() == 2 else None
+
+
+def _dropped_tokens(model: Any) -> frozenset[int]:
+    """Return the tokens that a press takes out of the embeddings: a delimiter between context and question."""
+    hooks = model.get_input_embeddings()._forward_hooks.values()
+    owners = (getattr(hook, "__self__", None) for hook in hooks)
+    return frozenset(owner.delimiter_token_id for owner in owners if hasattr(owner, "delimiter_token_id"))
 
 
 def _note_presses(model: Any, heard: Heard) -> None:

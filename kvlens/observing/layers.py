@@ -36,6 +36,8 @@ def hidden_entries(call: Call, row: int) -> torch.Tensor | None:
     batch, heads, places = (torch.as_tensor(part, device=call.key.device) for part in indices)
     hidden = torch.zeros(call.key.shape[1:3], dtype=torch.bool, device=call.key.device)
     chosen = batch == row
+    if not bool((places[chosen] < hidden.shape[1]).all()):
+        return None  # left over from another press: kvpress's own function refuses them
     hidden[heads[chosen], places[chosen]] = True
     return hidden
 

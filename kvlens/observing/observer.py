@@ -116,19 +116,23 @@ class Observer:
         self._length = 0
 
     # ---- passes ------------------------------------------------------------------------------------------------------
-    def begin(self, ids: torch.Tensor | None, mask: torch.Tensor | None, cache: Any) -> None:
-        """The decoder begins a pass over ids [B, m]. mask [B, n]: 0 where a token is padding."""
+    def begin(
+        self, ids: torch.Tensor | None, mask: torch.Tensor | None, cache: Any, dropped: frozenset[int] = frozenset()
+    ) -> None:
+        """The decoder begins a pass over ids [B, m]. mask [B, n]: 0 where a token is padding; dropped: tokens that a
+        press takes out of the embeddings."""
         began = time.perf_counter_ns()
         if self.stopped or ids is None:
-            self._stop("the model was fed embeddings instead of tokens" if ids is None else None)
-            return
+            if not self.tokens:
+                self._stop("the prompt was fed as embeddings instead of tokens")
+            return  # a press looks at the cache by embeddings of its own; keys that it leaves match no token
         if self.row >= len(ids):
             raise refuse_row(self.row, len(ids))
         length = _length(cache)
         if self.steps and length < self._length:
             self._stop("the cache was cut back or exchanged: what follows is another generation")
             return
-        row, start = ids[self.row].tolist(), len(self.tokens)
+        row, start = [token for token in ids[self.row].tolist() if token not in dropped], len(self.tokens)
         if self.pads is None:
             known = mask is not None and mask.shape[1] == len(row)
             self.pads = int((mask[self.row] == 0).sum()) if known and mask is not None else 0
@@ -244,8 +248,8 @@ class Observer:
             self.steps += self._waiting
             self._waiting = []
 
-    def _stop(self, why: str | None) -> None:
-        if self.stopped is None and why is not None:
+    def _stop(self, why: str) -> None:
+        if self.stopped is None:
             self.stopped = why
             self._forget(min(len(self.tokens), self._settled_tokens()))
 
@@ -278,17 +282,19 @@ class Observer:
     def written_keys(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """See kvlens.observing.calls.Watcher."""
         current = self._pass
-        if current is None or self.stopped or layer >= self.shape.layers:
+        if current is None or self.stopped or not 0 <= layer < self.shape.layers:
             return
-        began = time.perf_counter_ns()
         fed = len(self.tokens) - current.start
+        if self.written[layer].count == len(self.tokens):
+            return  # a press reads the prompt once more inside the pass
+        began = time.perf_counter_ns()
         self.written[layer].append(keys[self.row][:, -fed:], values[self.row][:, -fed:])
         current.spent_ns += time.perf_counter_ns() - began
 
     def attends(self, call: Call) -> Call:
         """See kvlens.observing.calls.Watcher."""
         current = self._pass
-        if current is None or self.stopped or not len(current.rows):
+        if current is None or self.stopped or not len(current.rows) or call.layer in current.seen:
             return call
         began = time.perf_counter_ns()
         step = current.first_row - (self.prompt_tokens - 1)
@@ -299,7 +305,7 @@ class Observer:
     def attended(self, call: Call, output: torch.Tensor) -> None:
         """See kvlens.observing.calls.Watcher."""
         current = self._pass
-        if current is None or self.stopped or not len(current.rows):
+        if current is None or self.stopped or not len(current.rows) or call.layer in current.seen:
             return
         began = time.perf_counter_ns()
         current.seen[call.layer] = self._layers[call.layer].finish(call, self.row, output)
