@@ -232,7 +232,9 @@ def compare(name: str, case: Case, room: Room) -> dict[str, Any]:
         "steps": len(observer.steps),
         "kept_tokens": int(found.sum()),
         "rule": "every key" if not case.alters else "count of entries",
-        "kept_equal": bool((own[:, :, :n] == found).all()) if not case.alters else _counts_equal(keys, hidden, observer),
+        "kept_equal": bool((own[:, :, :n] == found).all())
+        if not case.alters
+        else _counts_equal(keys, hidden, observer),
         "exact": entries["exact"],
         "rotated": entries["rotated"],
         "rewritten": entries["rewritten"],

@@ -13,6 +13,7 @@ from kvlens.api.errors import RequestError, translated
 from kvlens.api.models import Given
 from kvlens.api.pieces import Triple
 from kvlens.api.storedrun import Run
+from kvlens.observing.refusals import CannotObserve
 
 if TYPE_CHECKING:
     from kvlens.memory.holds import Drop, Hold
@@ -107,6 +108,9 @@ class observe:  # noqa: N801 - used as a function
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._watch.leave()
+        if isinstance(error, CannotObserve):
+            with translated():
+                raise error
         if error is not None and not self._watch.observer.steps:
             return
         sentence = None if error is None else f"{type(error).__name__}: {error}"
@@ -130,7 +134,9 @@ def _ranges(
     spans = {row.span: row for row in repeat.reader.span_rows() if row.tok_end > row.tok_start}
     unknown = [triple for triple in (*hold, *drop) if int(triple[2]) not in spans]
     if unknown:
-        raise RequestError("unknown_span", f"run {repeat.uid} has no span {unknown[0][2]} of the prompt.", triples=unknown)
+        raise RequestError(
+            "unknown_span", f"run {repeat.uid} has no span {unknown[0][2]} of the prompt.", triples=unknown
+        )
 
     def ranges(kind: Any, triples: Sequence[Triple]) -> Any:
         heads: dict[int, set[tuple[int, int]]] = {}

@@ -25,7 +25,12 @@ class FrameMaker:
         """queries of the step before [L, Hq, D]"""
 
     def frame(
-        self, layers: Sequence[LayerSeen], row: int, position: int, shadow: torch.Tensor | None, sampled: tuple[int, ...]
+        self,
+        layers: Sequence[LayerSeen],
+        row: int,
+        position: int,
+        shadow: torch.Tensor | None,
+        sampled: tuple[int, ...],
     ) -> Snapshot:
         """Return one step. row: of the pass; position: of the token that was fed; shadow [L, H_kv, n, D]; sampled:
         layers whose full attention by span is logged."""

@@ -199,7 +199,9 @@ class Observer:
         layers = [current.seen[layer] for layer in range(self.shape.layers)]
         held, elsewhere = count_bytes(cache, self.shape.layers, self.device)
         peak = max(sum(held[:at]) + now + sum(current.before[at + 1 :]) for at, now in current.now.items())
-        shadow = torch.stack([w for written in self.written if (w := written.keys) is not None]) if self.shadow else None
+        shadow = (
+            torch.stack([w for written in self.written if (w := written.keys) is not None]) if self.shadow else None
+        )
         took = (began - current.began_ns - current.spent_ns) // 1000 // len(current.rows)
         for at in range(len(current.rows)):
             number = current.first_row + at - (self.prompt_tokens - 1)

@@ -35,10 +35,7 @@ def refuse_empty() -> CannotObserve:
 def refuse_row(row: int, rows: int) -> CannotObserve:
     """Return the refusal of a batch row that the batch does not have."""
     return CannotObserve(
-        "no_such_row",
-        f"row={row} is not in a batch of {rows}: pass a row from 0 to {rows - 1}.",
-        row=row,
-        rows=rows,
+        "no_such_row", f"row={row} is not in a batch of {rows}: pass a row from 0 to {rows - 1}.", row=row, rows=rows
     )
 
 

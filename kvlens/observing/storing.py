@@ -20,7 +20,7 @@ from kvlens.metaparts import Observed
 from kvlens.observing.checks import self_checks
 from kvlens.observing.observer import Observer, Taken
 from kvlens.observing.outcome import NextToken, conclude, next_tokens
-from kvlens.observing.preparing import count_asked, describe_caller, prepare_observed, prompt_of
+from kvlens.observing.preparing import describe_caller, prepare_observed, prompt_of, windowed_refusal
 from kvlens.runs.answerend import answer_end, gives_answer
 from kvlens.runs.describing import describe
 from kvlens.runs.preparing import Pairing, Prepared, plan, reference_key
@@ -62,6 +62,7 @@ def store_observed(observer: Observer, block: Block, runs_dir: Path, error: str 
     TraceError.
     """
     loaded, refusal = describe_caller(block.model, block.tokenizer, block.name)
+    refusal = refusal or windowed_refusal(loaded, len(observer.tokens))
     prompt = prompt_of(observer, block.tokenizer, block.answer, block.needle)
     prepared, request = prepare_observed(loaded, prompt, len(observer.steps))
     with lent(loaded):
@@ -119,9 +120,7 @@ def _effects(
     lost = next((n for n, row in enumerate(rows) if row.loss is not None and not row.loss.agrees), None)
     if lost is None or observer.pages is None:
         return None
-    steps = [
-        (row.loss, step.measured.oracle) for row, step in zip(rows[: lost + 1], observer.steps, strict=False)
-    ]
+    steps = [(row.loss, step.measured.oracle) for row, step in zip(rows[: lost + 1], observer.steps, strict=False)]
     if steps[lost][1] is None:
         return None, "full attention was not recorded at the step of loss"
     loaded, prompt = prepared.engine.loaded, prepared.prompt
