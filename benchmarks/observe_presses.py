@@ -1,10 +1,10 @@
 """Every press of kvpress that needs no downloaded weights, under `kvlens.observe`, in the oracle's environment.
 
 `.oracle/bin/python -m benchmarks.observe_presses kvlens/lab/results/observed.json` makes a small random Llama with the
-demo model's tokenizer. Each press generates twice from the same prompt, once observed: the tokens have to be equal. What
-the observer found attended in the last step is compared with the cache itself, read just before that step by another
-rule: every key against every written key. A press that rotates or merges keys is compared with the scores that the
-press made. Fails where a token or a kept set differs.
+demo model's tokenizer. Each press generates twice from the same prompt, once observed: the tokens have to be equal.
+What the observer found in the last step is compared with the cache itself, read just before that step by another rule:
+every key against every written key. A press that rotates, merges or prunes keys has no such rule: there every entry
+of the cache has to be found or reported. Fails where a token or a kept set differs.
 """
 
 from __future__ import annotations

@@ -36,6 +36,8 @@ class Call:
     mask: torch.Tensor | None
     options: dict[str, Any]
     """the call's further arguments"""
+    causal: bool = False
+    """without a mask, query row r attends entries 0 to r: torch's own rule (is_causal)"""
 
     @property
     def layer(self) -> int:
@@ -92,7 +94,7 @@ def _wrap_functions(stack: ExitStack, home: Any, owned: set[int], watcher: Watch
     """Wrap both attention functions that the model file `home` uses: a press may change from one to the other."""
     functions = getattr(home, "ALL_ATTENTION_FUNCTIONS", modeling_utils.ALL_ATTENTION_FUNCTIONS)
     before = functions["sdpa"]
-    wrapped = functions["sdpa"] = _passing(before, owned, watcher, state)
+    wrapped = functions["sdpa"] = _passing(before, owned, watcher, state, causal=True)
     stack.callback(lambda: functions.__setitem__("sdpa", before) if functions["sdpa"] is wrapped else None)
     if (original := getattr(home, EAGER, None)) is not None:
         eager = _passing(original, owned, watcher, state)
@@ -101,9 +103,10 @@ def _wrap_functions(stack: ExitStack, home: Any, owned: set[int], watcher: Watch
 
 
 def _passing(
-    original: Callable[..., Any], owned: set[int], watcher: Watcher, state: dict[str, bool]
+    original: Callable[..., Any], owned: set[int], watcher: Watcher, state: dict[str, bool], causal: bool = False
 ) -> Callable[..., Any]:
-    """Return a function that makes the original's call and shows it to the watcher."""
+    """Return a function that makes the original's call and shows it to the watcher. causal: the original masks what
+    comes later where it is given no mask."""
 
     def attention(
         module: Any,
@@ -116,7 +119,8 @@ def _passing(
     ) -> Any:
         if not state["open"] or id(module) not in owned:
             return original(module, query, key, value, attention_mask, *args, **kwargs)
-        call = watcher.attends(Call(module, query, key, value, attention_mask, kwargs))
+        ordered = causal and bool(kwargs.get("is_causal", getattr(module, "is_causal", True)))
+        call = watcher.attends(Call(module, query, key, value, attention_mask, kwargs, ordered))
         result = original(module, query, call.key, call.value, call.mask, *args, **kwargs)
         watcher.attended(call, result[0])
         return result

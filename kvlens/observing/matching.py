@@ -138,8 +138,8 @@ def _nearest(keys: torch.Tensor, written: torch.Tensor) -> tuple[torch.Tensor, t
 def _in_order(
     keys: torch.Tensor, written: torch.Tensor, nearest: torch.Tensor, same: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (positions of keys [u, D] that are the `same` as written ones, whether a position is another entry's too).
-    Equal tokens have equal keys in the first layer once rotation is taken back: these go to their positions in order."""
+    """Return (positions of keys [u, D] that are the `same` as written ones, whether another entry has the position).
+    Equal tokens have equal keys in the first layer once rotation is taken back: they go to their positions in order."""
     rows, repeated, last, taken = nearest.tolist(), torch.zeros_like(same), -1, set()
     for at in same.nonzero()[:, 0].tolist():
         alike = (_distance(written, keys[at].expand_as(written)) < SAME).nonzero()[:, 0].tolist()

@@ -1,7 +1,8 @@
-"""What a stored observed run shares with other runs: the loaded model, the prompt as it was fed, a request for full KV."""
+"""What an observed run shares with other runs: the loaded model, the prompt that was fed, a request for full KV."""
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -46,7 +47,7 @@ def prompt_of(observer: Observer, tokenizer: Any, answer: str | None, needle: st
     ends = [0]
     for piece in pieces:
         ends.append(ends[-1] + len(piece))
-    offsets = tuple((a, b) if b > a else None for a, b in zip(ends, ends[1:], strict=False))
+    offsets = tuple((a, b) if b > a else None for a, b in itertools.pairwise(ends))
     source = expecting(PromptText("".join(pieces)), answer, needle)
     asked = tuple(step.token for step in observer.steps[: count_asked(observer)])
     return Prompt(source, ids, pieces, offsets, None, asked)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -10,23 +10,21 @@ import numpy as np
 
 from kvlens.engine.comparison import Reference
 from kvlens.engine.effect import effects
-from kvlens.engine.engine import Engine
-from kvlens.engine.models import LoadedModel
 from kvlens.engine.objects import lent
 from kvlens.instruments import Effects
 from kvlens.memory.holds import Drop, Hold
-from kvlens.meta import Held, Outcome, RunMeta
+from kvlens.meta import Outcome, RunMeta
 from kvlens.metaparts import Observed
 from kvlens.observing.checks import self_checks
 from kvlens.observing.observer import Observer, Taken
 from kvlens.observing.outcome import NextToken, conclude, next_tokens
 from kvlens.observing.preparing import describe_caller, prepare_observed, prompt_of, windowed_refusal
+from kvlens.rows import PrefillRecord, PromptToken, StepRecord
 from kvlens.runs.answerend import answer_end, gives_answer
 from kvlens.runs.describing import describe
 from kvlens.runs.preparing import Pairing, Prepared, plan, reference_key
 from kvlens.runs.reference import obtain
 from kvlens.runs.request import Report, RunRequest
-from kvlens.rows import PrefillRecord, PromptToken, StepRecord
 from kvlens.shortage import shortage
 from kvlens.store.reader import TraceReader
 from kvlens.store.writer import TraceWriter

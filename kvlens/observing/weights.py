@@ -16,9 +16,8 @@ def scores_mask(call: Call, row: int, rows: torch.Tensor) -> torch.Tensor:
     entries, queries, device = call.key.shape[2], call.query.shape[2], call.query.device
     if call.mask is None:
         added = torch.zeros(1, len(rows), entries, device=device)
-        if queries > 1:
-            last = rows[:, None] + entries - queries
-            added.masked_fill_(torch.arange(entries, device=device) > last, -torch.inf)
+        if queries > 1 and call.causal:
+            added.masked_fill_(torch.arange(entries, device=device) > rows[:, None], -torch.inf)
         return added
     mask = call.mask.expand(call.query.shape[0], -1, -1, -1)[row][:, :, :entries]
     mask = mask if mask.shape[1] == 1 else mask[:, rows]

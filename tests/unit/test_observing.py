@@ -9,7 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, StaticCache
+from transformers import (
+    DynamicCache,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedTokenizerFast,
+    StaticCache,
+)
 from transformers.models.llama import modeling_llama
 
 import kvlens
@@ -31,7 +39,7 @@ NEW = 6
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Any:
-    return kvlens.load_model("demo").tokenizer
+    return PreTrainedTokenizerFast(tokenizer_file=str(kvlens.PACKAGE / "demo" / "weights" / "tokenizer.json"))
 
 
 @pytest.fixture(scope="module")
@@ -211,6 +219,8 @@ def test_a_static_cache_is_observed(model: Any, tokenizer: Any, ids: torch.Tenso
     whole = 2 * 3 * 2 * 16 * 4 * 96
     assert all(whole <= sum(step.held) < whole + 1024 for step in observer.steps)
     assert observer.cache_name == "StaticCache"
+    assert {step.kinds["nothing"] for step in observer.steps} == {0.0}
+    assert max(step.errors for step in observer.steps) < 1e-5
 
 
 def test_windowed_layers_record_no_full_attention(tokenizer: Any, ids: torch.Tensor, tmp_path: Path) -> None:
@@ -342,7 +352,12 @@ def test_an_error_in_the_block_keeps_what_was_seen(
     model: Any, tokenizer: Any, ids: torch.Tensor, tmp_path: Path
 ) -> None:
     seen = kvlens.observe(model, tokenizer, runs=tmp_path, progress=False)
-    with pytest.raises(ZeroDivisionError), seen:
-        generate(model, ids)
-        _ = 1 // 0
+
+    def fail() -> None:
+        with seen:
+            generate(model, ids)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
     assert (seen.run.status, len(seen.run.steps())) == ("failed", NEW)
