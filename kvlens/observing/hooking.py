@@ -71,7 +71,7 @@ def _generate_heard(model: Any, observer: Observer, heard: Heard) -> Iterator[No
     def generate(*args: Any, **kwargs: Any) -> Any:
         ids = kwargs.get("input_ids", kwargs.get("inputs", args[0] if args else None))
         first = observer.announced is None and isinstance(ids, torch.Tensor)
-        if first:
+        if first and isinstance(ids, torch.Tensor):
             observer.announced = ids.shape[1]
             mask = kwargs.get("attention_mask")
             if mask is not None and mask.dim() == 2 and observer.row < len(mask):
@@ -99,7 +99,7 @@ def _padding(mask: Any) -> torch.Tensor | None:
 def _dropped_tokens(model: Any) -> frozenset[int]:
     """Return the tokens that a press takes out of the embeddings: a delimiter between context and question."""
     hooks = model.get_input_embeddings()._forward_hooks.values()
-    owners = (getattr(hook, "__self__", None) for hook in hooks)
+    owners: list[Any] = [getattr(hook, "__self__", None) for hook in hooks]
     return frozenset(owner.delimiter_token_id for owner in owners if hasattr(owner, "delimiter_token_id"))
 
 

@@ -17,6 +17,7 @@ from kvlens.memory.holds import Drop, Hold, held_bytes, tokens_of
 from kvlens.meta import Counterfactual
 from kvlens.observing.observer import Taken
 from kvlens.runs.answerend import gives_answer
+from kvlens.store.cells import integer, number
 from kvlens.store.reader import TraceReader
 from kvlens.text.prompts import Prompt
 from kvlens.text.token_text import token_text
@@ -40,16 +41,16 @@ def next_tokens(
     text_of = partial(token_text, loaded.tokenizer)
     comparison = None if reference is None else Comparison(reference, loaded.model.config.vocab_size, text_of)
     ids, rows = list(prompt.ids), []
-    for number, step in enumerate(steps):
+    for at, step in enumerate(steps):
         if step.logits is None:
             rows.append(NextToken(None, None, None))
-            comparison = comparison if number < len(prompt.asked) else None
+            comparison = comparison if at < len(prompt.asked) else None
         else:
-            logits = rules.scores(step.logits.to(loaded.model.device), ids, number + 1)
+            logits = rules.scores(step.logits.to(loaded.model.device), ids, at + 1)
             logprobs = logits.float().log_softmax(-1)
             loss = None
-            if comparison is not None and number >= len(prompt.asked):
-                loss = comparison.step(number, logits.float(), step.token)
+            if comparison is not None and at >= len(prompt.asked):
+                loss = comparison.step(at, logits.float(), step.token)
             entropy = float(torch.special.entr(logprobs.exp()).sum())
             rows.append(NextToken(float(logprobs[step.token]), entropy, loss))
         ids.append(step.token)
@@ -67,8 +68,8 @@ def conclude(
     drops: Sequence[Drop],
 ) -> Counterfactual:
     """Return what holding and dropping changed against the observed run that was repeated."""
-    before = {int(row.step): (bool(row.agrees), float(row.kl)) for row in parent.loss().itertuples()}
-    step = next((number for number, (agrees, _) in sorted(before.items()) if not agrees), None)
+    before = {integer(row.step): (bool(row.agrees), number(row.kl)) for row in parent.loss().itertuples()}
+    step = next((at for at, (agrees, _) in sorted(before.items()) if not agrees), None)
     loss = None if step is None or step >= len(losses) else losses[step]
     by_answer, source = gives_answer(loaded, prompt, reference), prompt.source
     full_text = loaded.said(reference.ids[len(prompt.asked) :])

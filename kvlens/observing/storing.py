@@ -199,7 +199,7 @@ def _prefill(observer: Observer, prompt: Prompt, surprisals: list[float | None] 
     assert observer.pages is not None
     nats = surprisals or [None] * len(prompt.ids)
     tokens = [
-        PromptToken(pos, token, piece, *(offset or (None, None)), nats[pos])
+        PromptToken(pos, token, piece, offset[0] if offset else None, offset[1] if offset else None, nats[pos])
         for pos, (token, piece, offset) in enumerate(zip(prompt.ids, prompt.pieces, prompt.offsets, strict=True))
     ]
     first = observer.steps[0]
