@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -14,61 +13,19 @@ from kvlens.observing.calls import Call
 from kvlens.observing.changes import Changes
 from kvlens.observing.frames import FrameMaker, count_kinds, present
 from kvlens.observing.holdings import count_bytes, layer_bytes
-from kvlens.observing.layers import LayerSeen, LayerWatch
+from kvlens.observing.layers import LayerWatch
 from kvlens.observing.matching import Matcher, Turn
 from kvlens.observing.pages import Pages
 from kvlens.observing.refusals import CannotObserve, refuse_row
+from kvlens.observing.taken import Pass, Taken, blank, count_length, follow_pages
 from kvlens.observing.written import Written
 from kvlens.recording.measure import measure
 from kvlens.recording.sampling import OracleSampling
-from kvlens.recording.snapshot import Measured
-from kvlens.rows import EventRow
 from kvlens.shape import KVShape
 
 MOST_ROWS = 128
 """tokens of one pass behind the prompt that are followed as steps"""
 TOP_SPANS, RANKED = 16, 32
-
-
-@dataclass
-class Taken:
-    """One step as it was taken. The token that it chose follows with the next pass."""
-
-    position: int
-    measured: Measured
-    present: torch.Tensor
-    """bool [L, H_kv, prompt]"""
-    kinds: dict[str, float]
-    start_us: int
-    took_us: int = 0
-    record_us: int = 0
-    logits: torch.Tensor | None = None
-    """float32 [V]; None: the pass made no logits"""
-    token: int = -1
-    events: list[EventRow] = field(default_factory=list)
-    held: list[int] = field(default_factory=list)
-    """bytes on the device by layer, when the pass had ended"""
-    peak: int = 0
-    elsewhere: int = 0
-    errors: float = 0.0
-    """how far the weights are from the model's own attention output"""
-
-
-@dataclass
-class _Pass:
-    start: int
-    rows: torch.Tensor
-    first_row: int
-    """position of the first row that is a step"""
-    began_ns: int
-    length_before: int
-    cache: Any
-    multiple: bool
-    seen: dict[int, LayerSeen] = field(default_factory=dict)
-    now: dict[int, int] = field(default_factory=dict)
-    """bytes of each layer while it attends"""
-    before: list[int] = field(default_factory=list)
-    spent_ns: int = 0
 
 
 class Observer:
@@ -97,8 +54,7 @@ class Observer:
         self.pads: int | None = None
         self.prompt_tokens = 0
         self.steps: list[Taken] = []
-        self.cache_name = ""
-        self.packed = False
+        self.cache_name, self.packed = "", False
         self.given_end = 0
         """positions below it were fed several at a time: their tokens were given, not chosen"""
         self.stopped: str | None = None
@@ -106,14 +62,14 @@ class Observer:
         self.failure: CannotObserve | None = None
         self.prefill_us = 0
         self.written = [Written(shadow) for _ in range(shape.layers)]
-        self._layers: list[LayerWatch] = []
-        self._maker: FrameMaker | None = None
         self.pages: Pages | None = None
         self.oracle: OracleSampling | None = None
-        self._pass: _Pass | None = None
+        self._layers: list[LayerWatch] = []
+        self._maker: FrameMaker | None = None
+        self._pass: Pass | None = None
+        self._length = 0
         self._waiting: list[Taken] = []
         """steps of the last pass, whose logits and last token are not known yet"""
-        self._length = 0
 
     # ---- passes ------------------------------------------------------------------------------------------------------
     def begin(
@@ -128,7 +84,7 @@ class Observer:
             return  # a press looks at the cache by embeddings of its own; keys that it leaves match no token
         if self.row >= len(ids):
             raise refuse_row(self.row, len(ids))
-        length = _length(cache)
+        length = count_length(cache)
         if self.steps and length < self._length:
             self._stop("the cache was cut back or exchanged: what follows is another generation")
             return
@@ -146,7 +102,7 @@ class Observer:
         if start >= self.prompt_tokens and len(new) > MOST_ROWS:
             rows = rows[:0]
         held, _ = count_bytes(cache, self.shape.layers, self.device)
-        self._pass = _Pass(start, rows, start + first, began, length, cache, len(new) > 1, before=held)
+        self._pass = Pass(start, rows, start + first, began, length, cache, len(new) > 1, before=held)
         self.tokens += new
         self._pass.spent_ns = time.perf_counter_ns() - began
 
@@ -162,13 +118,12 @@ class Observer:
         current, self._pass = self._pass, None
         if current is None or self.stopped:
             return
-        began = time.perf_counter_ns()
+        began, fed = time.perf_counter_ns(), len(self.tokens) - current.start
         cache = current.cache if cache is None else cache
-        fed = len(self.tokens) - current.start
         if any(written.count != len(self.tokens) for written in self.written):
             self._stop("some layers wrote no keys of some tokens")
             return
-        self._length = _length(cache)
+        self._length = count_length(cache)
         probe = current.start >= self.prompt_tokens and current.multiple and self._length == current.length_before
         if probe or (len(current.rows) == 0 and current.start >= self.prompt_tokens):
             if not probe:
@@ -191,7 +146,7 @@ class Observer:
         for written in self.written:
             written.cut(start)
 
-    def _take(self, current: _Pass, cache: Any, began: int) -> None:
+    def _take(self, current: Pass, cache: Any, began: int) -> None:
         """Make the steps of a pass."""
         assert self.pages is not None
         if self._maker is None:
@@ -219,36 +174,18 @@ class Observer:
                 elsewhere=elsewhere,
                 errors=max(layer.output_error for layer in layers),
             )
-            self._blank(taken.measured)
-            self._follow(taken, number)
+            blank(taken.measured, self.windowed)
+            follow_pages(self.pages, [*self.steps, *self._waiting], taken, number)
             if at + 1 < len(current.rows):
                 taken.token = self.tokens[current.first_row + at + 1]
             self._waiting.append(taken)
         self._waiting[-1].record_us = (time.perf_counter_ns() - began + current.spent_ns) // 1000
 
-    def _blank(self, measured: Measured) -> None:
-        """Full attention of a layer with a sliding window is not recorded."""
-        for name in ("coverage", "selection_recall", "regret", "unread"):
-            if name in measured.head:
-                measured.head[name][sorted(self.windowed)] = float("nan")
-
-    def _follow(self, taken: Taken, number: int) -> None:
-        """Record which pages lost tokens since the step before."""
-        assert self.pages is not None
-        earlier = [*self.steps, *self._waiting]
-        if earlier:
-            events = self.pages.lost(earlier[-1].present, taken.present, number - 1, True)
-            earlier[-1].events += events
-        else:
-            whole = torch.ones_like(taken.present)
-            taken.events += self.pages.lost(whole, taken.present, number, False)
-
     def _settle(self, token: int) -> None:
         """The token that the last pass chose is known."""
         if self._waiting:
             self._waiting[-1].token = token
-            self.steps += self._waiting
-            self._waiting = []
+            self.steps, self._waiting = [*self.steps, *self._waiting], []
 
     def _stop(self, why: str) -> None:
         if self.stopped is None:
@@ -277,8 +214,7 @@ class Observer:
         elif last.logits is not None:
             self._settle(int(last.logits.argmax()))
         else:
-            self.steps += self._waiting[:-1]
-            self._waiting = []
+            self.steps, self._waiting = [*self.steps, *self._waiting[:-1]], []
 
     # ---- layers ------------------------------------------------------------------------------------------------------
     def written_keys(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
@@ -293,10 +229,15 @@ class Observer:
         self.written[layer].append(keys[self.row][:, -fed:], values[self.row][:, -fed:])
         current.spent_ns += time.perf_counter_ns() - began
 
+    def _steps_of(self, call: Call) -> Pass | None:
+        """Return the pass of a call whose rows are steps; None: the call is not followed."""
+        current = self._pass
+        followed = current is not None and not self.stopped and len(current.rows) and call.layer not in current.seen
+        return current if followed else None
+
     def attends(self, call: Call) -> Call:
         """See kvlens.observing.calls.Watcher."""
-        current = self._pass
-        if current is None or self.stopped or not len(current.rows) or call.layer in current.seen:
+        if (current := self._steps_of(call)) is None:
             return call
         began = time.perf_counter_ns()
         step = current.first_row - (self.prompt_tokens - 1)
@@ -306,15 +247,9 @@ class Observer:
 
     def attended(self, call: Call, output: torch.Tensor) -> None:
         """See kvlens.observing.calls.Watcher."""
-        current = self._pass
-        if current is None or self.stopped or not len(current.rows) or call.layer in current.seen:
+        if (current := self._steps_of(call)) is None:
             return
         began = time.perf_counter_ns()
         current.seen[call.layer] = self._layers[call.layer].finish(call, self.row, output)
         current.now[call.layer] = layer_bytes(current.cache, call.layer, self.device)
         current.spent_ns += time.perf_counter_ns() - began
-
-
-def _length(cache: Any) -> int:
-    """Return the tokens that a cache holds, as it counts them; 0 for none."""
-    return 0 if cache is None else int(cache.get_seq_length())

@@ -15,7 +15,7 @@ from kvlens.engine.models import LoadedModel
 from kvlens.instruments import Loss
 from kvlens.memory.holds import Drop, Hold, held_bytes, tokens_of
 from kvlens.meta import Counterfactual
-from kvlens.observing.observer import Taken
+from kvlens.observing.taken import Taken
 from kvlens.runs.answerend import gives_answer
 from kvlens.store.cells import integer, number
 from kvlens.store.reader import TraceReader

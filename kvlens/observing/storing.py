@@ -16,9 +16,10 @@ from kvlens.memory.holds import Drop, Hold
 from kvlens.meta import Outcome, RunMeta
 from kvlens.metaparts import Observed
 from kvlens.observing.checks import self_checks
-from kvlens.observing.observer import Observer, Taken
+from kvlens.observing.observer import Observer
 from kvlens.observing.outcome import NextToken, conclude, next_tokens
 from kvlens.observing.preparing import describe_caller, prepare_observed, prompt_of, windowed_refusal
+from kvlens.observing.taken import Taken
 from kvlens.rows import PrefillRecord, PromptToken, StepRecord
 from kvlens.runs.answerend import answer_end, gives_answer
 from kvlens.runs.describing import describe
