@@ -60,7 +60,6 @@ class Observer:
         self.stopped: str | None = None
         """why later passes are not followed"""
         self.failure: CannotObserve | None = None
-        self.prefill_us = 0
         self.written = [Written(shadow) for _ in range(shape.layers)]
         self.pages: Pages | None = None
         self.oracle: OracleSampling | None = None
@@ -71,7 +70,6 @@ class Observer:
         self._waiting: list[Taken] = []
         """steps of the last pass, whose logits and last token are not known yet"""
 
-    # ---- passes ------------------------------------------------------------------------------------------------------
     def begin(
         self, ids: torch.Tensor | None, mask: torch.Tensor | None, cache: Any, dropped: frozenset[int] = frozenset()
     ) -> None:
@@ -137,8 +135,6 @@ class Observer:
             self.given_end = len(self.tokens)
         if len(current.rows):
             self._take(current, cache, began)
-        else:
-            self.prefill_us = (time.perf_counter_ns() - self.zero_ns) // 1000
 
     def _forget(self, start: int) -> None:
         """Drop a pass that left nothing in the cache: a press looked at the prompt once more."""
@@ -216,7 +212,6 @@ class Observer:
         else:
             self.steps, self._waiting = [*self.steps, *self._waiting[:-1]], []
 
-    # ---- layers ------------------------------------------------------------------------------------------------------
     def written_keys(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """See kvlens.observing.calls.Watcher."""
         current = self._pass

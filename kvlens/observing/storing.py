@@ -179,9 +179,7 @@ def _meta(
             "kernels": block.attention,
             "coverage": observer.shadow,
             "oracle": None if observer.oracle is None else observer.oracle.meta(),
-            "prefill_us": observer.prefill_us,
             "observed": observed,
-            "request": meta.request,
         }
     )
 
@@ -210,7 +208,7 @@ def _prefill(observer: Observer, prompt: Prompt, surprisals: list[float | None] 
         span_heads=[],
         transfers=[],
         events=observer.pages.opened(),
-        prefill_us=first.start_us,
+        prefill_us=first.start_us + first.took_us,
         prefill_peak_bytes=first.peak,
         cold_bytes=first.elsewhere,
         resident_bytes=sum(first.held),
