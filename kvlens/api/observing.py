@@ -16,7 +16,7 @@ from kvlens.api.storedrun import Run
 from kvlens.observing.refusals import CannotObserve
 
 if TYPE_CHECKING:
-    from kvlens.memory.holds import Drop, Hold
+    from kvlens.holds import Drop, Hold
 
 
 class observe:  # noqa: N801 - used as a function
@@ -125,7 +125,7 @@ def _ranges(
     repeat: Run | None, hold: Sequence[Triple], drop: Sequence[Triple]
 ) -> tuple[tuple[Hold, ...], tuple[Drop, ...]]:
     """Return what is held and dropped, as ranges of tokens of the repeated run's spans."""
-    from kvlens.memory.holds import Drop, Hold
+    from kvlens.holds import Drop, Hold
 
     if not hold and not drop:
         return (), ()

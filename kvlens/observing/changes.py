@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import torch
 
-from kvlens.memory.holds import Drop, Hold
+from kvlens.holds import Drop, Hold
 from kvlens.observing.calls import Call
 from kvlens.observing.matching import EXACT, Match
 from kvlens.observing.refusals import refuse_hold

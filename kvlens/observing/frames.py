@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from kvlens.memory.hot_tier import FREE, ROLE
+from kvlens.memory.slots import FREE, ROLE
 from kvlens.observing.layers import LayerSeen
 from kvlens.observing.matching import EXACT, KINDS, NOTHING, REWRITTEN, ROTATED
 from kvlens.observing.pages import Pages

@@ -12,8 +12,8 @@ from kvlens import tasks
 from kvlens.engine.comparison import Comparison, Reference
 from kvlens.engine.generation_rules import GenerationRules
 from kvlens.engine.models import LoadedModel
+from kvlens.holds import Drop, Hold, held_bytes, tokens_of
 from kvlens.instruments import Loss
-from kvlens.memory.holds import Drop, Hold, held_bytes, tokens_of
 from kvlens.meta import Counterfactual
 from kvlens.observing.taken import Taken
 from kvlens.runs.answerend import gives_answer

@@ -11,8 +11,8 @@ import numpy as np
 from kvlens.engine.comparison import Reference
 from kvlens.engine.effect import effects
 from kvlens.engine.objects import lent
+from kvlens.holds import Drop, Hold
 from kvlens.instruments import Effects
-from kvlens.memory.holds import Drop, Hold
 from kvlens.meta import Outcome, RunMeta
 from kvlens.metaparts import Observed
 from kvlens.observing.checks import self_checks

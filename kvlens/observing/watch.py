@@ -12,7 +12,7 @@ import torch
 
 from kvlens.engine.models import LoadedModel, shape_of
 from kvlens.engine.rotary import rotary_of
-from kvlens.memory.holds import Drop, Hold
+from kvlens.holds import Drop, Hold
 from kvlens.observing.calls import attention_modules, check_attention
 from kvlens.observing.changes import layer_changes
 from kvlens.observing.hooking import Heard, hooked
