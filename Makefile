@@ -97,6 +97,8 @@ soak: $(STAMP)
 ORACLE := .oracle
 oracle: $(STAMP) $(ORACLE)/.installed
 	$(BIN)/python -m benchmarks.oracle $(ORACLE)/bin/python kvlens/lab/results/oracle.json
+	$(ORACLE)/bin/python -m benchmarks.observe_presses kvlens/lab/results/observed.json
+	$(BIN)/python -m kvlens.lab.studies.parity --write docs/parity.md
 
 $(ORACLE)/.installed: requirements-oracle.txt
 	$(PYTHON) -m venv $(ORACLE)

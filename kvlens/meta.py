@@ -11,7 +11,19 @@ from typing import Any, Literal
 
 from pydantic import Field, StrictInt, model_validator
 
-from kvlens.metaparts import Counterfactual, Held, Imported, Machine, ModelInfo, Sampled, Search, Size, Stored, Tested
+from kvlens.metaparts import (
+    Counterfactual,
+    Held,
+    Imported,
+    Machine,
+    ModelInfo,
+    Observed,
+    Sampled,
+    Search,
+    Size,
+    Stored,
+    Tested,
+)
 
 __all__ = [
     "Counterfactual",
@@ -19,6 +31,7 @@ __all__ = [
     "Imported",
     "Machine",
     "ModelInfo",
+    "Observed",
     "Outcome",
     "RunMeta",
     "Sampled",
@@ -158,6 +171,8 @@ class RunMeta(Outcome):
     """rules of the model's generation_config that were applied to the logits, as greedy `generate` applies them"""
     needle: tuple[tuple[int, int], ...] = ()
     """character ranges [start, end) of the prompt"""
+    observed: Observed | None = None
+    """of a generation that kvlens did not steer; None: a run of kvlens"""
     max_new: Size = None
     seed: StrictInt | None = None
     temperature: float | None = None

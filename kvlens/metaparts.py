@@ -69,6 +69,40 @@ class Sampled(Stored):
     """lost steps between the chosen ones are recorded too, see kvlens.recording.sampling"""
 
 
+class Observed(Stored):
+    """Of a generation that kvlens did not steer (kvlens.observing): what held its keys and how its positions were
+    found."""
+
+    cache: str | None = None
+    """class of the cache"""
+    presses: tuple[str, ...] = ()
+    """kvpress presses that were at work"""
+    attention: str | None = None
+    """the model's attention implementation"""
+    shadow_bytes: Size = None
+    """of the copy of all keys and values; 0: none was kept"""
+    entries: dict[str, int] = Field({})
+    """attended entries over all steps, layers and KV heads, by how they were matched with the written keys: exact,
+    rotated, rewritten, unmatched"""
+    unmatched_mass: float | None = None
+    """attention on entries that match no written key, mean over steps, layers and query heads: the column
+    `mass_mean` of head_step"""
+    largest_error: float | None = None
+    """of a rewritten entry: relative distance from the written key, of an exact key from the written value"""
+    windowed_layers: tuple[StrictInt, ...] = ()
+    """layers with a sliding window, whose full attention is not recorded"""
+    row: StrictInt = 0
+    """of the batch"""
+    padding: Size = None
+    """tokens on the left of the row that are padding"""
+    sampled: bool | None = None
+    """the caller's generation drew its tokens"""
+    stopped: str | None = None
+    """why later passes were not followed; None: all were"""
+    no_reference: str | None = None
+    """why there is no comparison with full KV; None: there is"""
+
+
 class Held(Stored):
     """A token range [tok_start, tok_end) that a counterfactual kept exactly for some heads from a step on, or that it
     dropped for them: from that step on they do not attend it."""

@@ -6,6 +6,7 @@
 from kvlens.api.catalogue import methods, retrieval_heads, runs, sample, table
 from kvlens.api.errors import Interrupted, KvlensError, MachineError, ModelError, RequestError, RunError
 from kvlens.api.models import load_model
+from kvlens.api.observing import observe
 from kvlens.api.racing import Race, race
 from kvlens.api.running import open_run as open
 from kvlens.api.running import run
@@ -30,6 +31,7 @@ __all__ = [
     "import_trace",
     "load_model",
     "methods",
+    "observe",
     "open",
     "race",
     "retrieval_heads",

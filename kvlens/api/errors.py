@@ -80,7 +80,8 @@ def _translate(error: Exception) -> KvlensError | None:
     from kvlens.memory.budget import BudgetInfeasible
     from kvlens.methods import UnknownMethod
     from kvlens.models.errors import UnsupportedModel
-    from kvlens.runs.repeat import CannotRepeat, ObjectMissing
+    from kvlens.observing.refusals import CannotObserve
+    from kvlens.runs.repeat import CannotRepeat, ObjectMissing, ObservedRun
     from kvlens.shortage import Shortage
     from kvlens.store.errors import RunBusy, RunNotFound, SchemaTooNew, TraceError, UnreadableRun
     from kvlens.text.chat import BadTemplate
@@ -88,6 +89,8 @@ def _translate(error: Exception) -> KvlensError | None:
 
     if isinstance(error, BudgetInfeasible):
         return _infeasible(error)
+    if isinstance(error, CannotObserve):
+        return RequestError(error.code, str(error), **error.values)
     if isinstance(error, ValidationError):
         problem = error.errors()[0]
         name = ".".join(map(str, problem["loc"])) or "request"
@@ -103,6 +106,7 @@ def _translate(error: Exception) -> KvlensError | None:
         (BadTemplate, RequestError, "template_failed"),
         (Shortage, MachineError, "machine_too_small"),
         (ObjectMissing, RunError, "model_object_missing"),
+        (ObservedRun, RunError, "observed_run"),
         (CannotRepeat, RunError, "cannot_repeat"),
         (RunNotFound, RunError, "unknown_run"),
         (RunBusy, RunError, "run_busy"),

@@ -203,4 +203,5 @@ class Run(RecordedRun):
 
     def __repr__(self) -> str:
         meta = self.meta
-        return f"<kvlens.Run {self.uid}: {code_name(meta)} at {meta.budget} on {meta.model}, {self.status}>"
+        budget = "" if meta.observed is not None else f" at {meta.budget}"
+        return f"<kvlens.Run {self.uid}: {code_name(meta)}{budget} on {meta.model}, {self.status}>"

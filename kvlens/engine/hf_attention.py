@@ -57,11 +57,15 @@ class SessionLayer(CacheLayerMixin):
     def get_seq_length(self) -> int:
         return self.session.tokens_seen(self.layer)
 
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.get_seq_length() + query_length, 0
+    def get_mask_sizes(self, query_length: int | torch.Tensor) -> tuple[int, int]:
+        """query_length: before transformers 5.3 the positions of the queries."""
+        queries = len(query_length) if isinstance(query_length, torch.Tensor) else query_length
+        return self.get_seq_length() + queries, 0
 
     def get_max_length(self) -> int:
         return -1
+
+    get_max_cache_shape = get_max_length  # its name before transformers 5.3
 
     def _refuse(self, *args: Any, **kwargs: Any) -> None:
         raise RuntimeError("a kvlens session is driven forward only: no crop, reorder, reset or offload from outside.")

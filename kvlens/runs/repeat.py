@@ -53,6 +53,10 @@ class ObjectMissing(CannotRepeat):
     """The run was made with a model object, which no name on this machine stands for."""
 
 
+class ObservedRun(CannotRepeat):
+    """The run was observed: only the caller's own code can generate it again."""
+
+
 @dataclass(frozen=True)
 class Past:
     """A stored run, as far as repeating it needs."""
@@ -113,6 +117,11 @@ def read_run(runs_dir: Path, uid: str) -> Past:
         )
         steps, layers, kv_heads, whole = reader.n_steps, reader.n_layers, reader.kv_heads, reader.status == "completed"
     check_steered(uid, meta)
+    if meta.observed is not None:
+        raise ObservedRun(
+            f"run {uid} was observed, and kvlens does not steer what made it: run that code again inside "
+            "kvlens.observe(model, tokenizer, repeat=run, hold=[...]). A budget or another method needs kvlens.run."
+        )
     if not text:
         raise CannotRepeat(f"run {uid} cannot be repeated: its prompt's text was not stored with it.")
     if meta.forced and not meta.reference:

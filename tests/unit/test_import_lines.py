@@ -32,7 +32,7 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     ("tasks",),
     ("checking",),
     ("runs",),
-    ("lens",),
+    ("lens", "observing"),
     ("studies",),
     ("tables", "ledger"),
     ("player", "trace"),

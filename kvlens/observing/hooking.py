@@ -1,0 +1,127 @@
+"""Hooks on a caller's model: where its passes begin and end, what logits they make, and which call of `generate` they
+belong to. All of them are taken off again."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+
+from kvlens.observing.calls import watching
+from kvlens.observing.observer import Observer
+from kvlens.observing.refusals import refuse_nested
+
+MARK = "_kvlens_observed"
+
+
+class Heard:
+    """What the hooks learn beside the observer: presses at work, and what `generate` returned."""
+
+    def __init__(self) -> None:
+        self.presses: list[str] = []
+        self.sequence: list[int] | None = None
+        """tokens of the chosen sequence, without padding"""
+        self.sampled = False
+        """the caller's generation drew its tokens"""
+
+
+@contextmanager
+def hooked(model: Any, observer: Observer, heard: Heard) -> Iterator[None]:
+    """Inside, `observer` follows the model. Raises CannotObserve for a model that is observed already, or whose
+    attention cannot be observed."""
+    if MARK in vars(model):
+        raise refuse_nested()
+    base = model.base_model
+
+    def begin(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        _note_presses(model, heard)
+        ids = kwargs.get("input_ids", args[0] if args else None)
+        dropped = _dropped_tokens(model) if ids is not None and ids.shape[1] > 1 else frozenset()
+        observer.begin(ids, _padding(kwargs.get("attention_mask")), kwargs.get("past_key_values"), dropped)
+
+    def end(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        cache = kwargs.get("past_key_values")
+        observer.end(getattr(output, "past_key_values", None) if cache is None else cache)
+
+    def logits(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        made = getattr(output, "logits", None)
+        if made is not None:
+            observer.logits(made)
+
+    with ExitStack() as stack:
+        stack.enter_context(watching(model, observer))
+        for handle in (
+            base.register_forward_pre_hook(begin, with_kwargs=True),
+            base.register_forward_hook(end, with_kwargs=True),
+            model.register_forward_hook(logits, with_kwargs=True),
+        ):
+            stack.callback(handle.remove)
+        stack.enter_context(_generate_heard(model, observer, heard))
+        yield
+
+
+@contextmanager
+def _generate_heard(model: Any, observer: Observer, heard: Heard) -> Iterator[None]:
+    """Inside, a call of the model's `generate` tells how long its prompt is and what it returned."""
+    original = model.generate
+
+    def generate(*args: Any, **kwargs: Any) -> Any:
+        ids = kwargs.get("input_ids", kwargs.get("inputs", args[0] if args else None))
+        first = observer.announced is None and isinstance(ids, torch.Tensor)
+        if first and isinstance(ids, torch.Tensor):
+            observer.announced = ids.shape[1]
+            mask = kwargs.get("attention_mask")
+            if mask is not None and mask.dim() == 2 and observer.row < len(mask):
+                observer.pads = int((mask[observer.row] == 0).sum())
+            heard.sampled = bool(kwargs.get("do_sample", getattr(model.generation_config, "do_sample", False)))
+        result = original(*args, **kwargs)
+        rows = getattr(result, "sequences", result)
+        if first and isinstance(rows, torch.Tensor) and len(rows) > observer.row:
+            heard.sequence = rows[observer.row].tolist()[observer.pads or 0 :]
+        return result
+
+    vars(model)[MARK] = True
+    vars(model)["generate"] = generate
+    try:
+        yield
+    finally:
+        vars(model).pop("generate", None)
+        vars(model).pop(MARK, None)
+
+
+def _padding(mask: Any) -> torch.Tensor | None:
+    return mask if isinstance(mask, torch.Tensor) and mask.dim() == 2 else None
+
+
+def _dropped_tokens(model: Any) -> frozenset[int]:
+    """Return the tokens that a press takes out of the embeddings: a delimiter between context and question."""
+    hooks = model.get_input_embeddings()._forward_hooks.values()
+    owners: list[Any] = [getattr(hook, "__self__", None) for hook in hooks]
+    return frozenset(owner.delimiter_token_id for owner in owners if hasattr(owner, "delimiter_token_id"))
+
+
+def _note_presses(model: Any, heard: Heard) -> None:
+    """Record the kvpress presses whose hooks the attention modules carry."""
+    for module in model.modules():
+        for hook in module._forward_hooks.values():
+            owner = getattr(hook, "__self__", None)
+            if type(owner).__module__.startswith("kvpress") and (name := _press_name(owner)) not in heard.presses:
+                heard.presses.append(name)
+
+
+def _press_name(press: Any) -> str:
+    """Return a press as it was made: its class with the fields that a caller sets, tensors and weights left out."""
+    fields = dataclasses.fields(press) if dataclasses.is_dataclass(press) else ()
+    parts = [(field.name, getattr(press, field.name, None)) for field in fields if field.init]
+    return f"{type(press).__name__}({', '.join(f'{name}={_value(value)}' for name, value in parts)})"
+
+
+def _value(value: Any) -> str:
+    if type(value).__module__.startswith("kvpress"):
+        return _press_name(value)
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_value, value))}]"
+    return repr(value) if isinstance(value, int | float | str | None) else type(value).__name__

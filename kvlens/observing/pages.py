@@ -1,0 +1,69 @@
+"""The spans of an observed run: pages of the prompt, and the window of what follows; and the events that tell where a
+page's tokens went."""
+
+from __future__ import annotations
+
+import torch
+
+from kvlens.memory.span_table import WINDOW
+from kvlens.rows import EventRow, SpanRow
+from kvlens.spans import fixed_chunks
+
+PAGE = 16
+"""tokens of a page, as full KV's runs have them"""
+
+
+class Pages:
+    """Pages of the prompt without its last token; that token and all behind it are the window."""
+
+    def __init__(self, prompt_tokens: int) -> None:
+        self.prompt = prompt_tokens - 1
+        """tokens in pages"""
+        self.spans = fixed_chunks(0, self.prompt, PAGE, kind="page")
+        self.count = len(self.spans) + 1
+        """span ids"""
+
+    def rows(self) -> list[SpanRow]:
+        """Return the spans as they are when prefill ends."""
+        window = SpanRow(WINDOW, "window", self.prompt, self.prompt, -1, "the newest tokens, always attended")
+        return [
+            window,
+            *(
+                SpanRow(number, span.kind, span.tok_start, span.tok_end, -1, span.reason)
+                for number, span in enumerate(self.spans, 1)
+            ),
+        ]
+
+    def opened(self) -> list[EventRow]:
+        """Return the events of prefill."""
+        numbers = range(1, self.count)
+        return [EventRow(-1, None, None, None, "span_open", number, None, False) for number in numbers]
+
+    def spans_of(self, position: torch.Tensor) -> torch.Tensor:
+        """Return the span of each position; the window's for positions that are none."""
+        inside = (position >= 0) & (position < self.prompt)
+        return torch.where(inside, position // PAGE + 1, WINDOW)
+
+    def owner(self, positions: int, device: torch.device) -> torch.Tensor:
+        """Return the span of positions 0 up to `positions`: int64."""
+        return self.spans_of(torch.arange(positions, device=device))
+
+    def lost(self, before: torch.Tensor, after: torch.Tensor, step: int, after_attention: bool) -> list[EventRow]:
+        """Return events for pages that lost or regained tokens between two steps. before, after: bool [L, H_kv, n] of
+        attended prompt positions."""
+        counts = [self._counts(present) for present in (before, after)]
+        events = []
+        for layer, head, page in (counts[0] != counts[1]).nonzero().tolist():
+            had, has = (int(count[layer, head, page]) for count in counts)
+            whole = len(self.spans[page])
+            kind = "evict" if not has else "kept" if has == whole else "thin"
+            value = float(had - has) if has < had else None
+            if has > had and kind == "thin":
+                continue
+            events.append(EventRow(step, layer, head, None, kind, page + 1, value, after_attention))
+        return events
+
+    def _counts(self, present: torch.Tensor) -> torch.Tensor:
+        """Return how many tokens of each page are attended: int64 [L, H_kv, pages]."""
+        padded = torch.nn.functional.pad(present[..., : self.prompt].long(), (0, -self.prompt % PAGE))
+        return padded.unflatten(-1, (-1, PAGE)).sum(-1)

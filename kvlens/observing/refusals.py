@@ -1,0 +1,49 @@
+"""Why a generation cannot be observed, or an observed run cannot be repeated: codes with typed values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class CannotObserve(ValueError):
+    """A generation that cannot be observed. Says what is wrong, then the remedy."""
+
+    def __init__(self, code: str, sentence: str, **values: Any) -> None:
+        super().__init__(sentence)
+        self.code, self.values = code, values
+
+
+def refuse_attention(name: str | None, known: tuple[str, ...]) -> CannotObserve:
+    """Return the refusal of a model whose attention gives no masks that kvlens can read."""
+    return CannotObserve(
+        "attention_without_weights",
+        f"the model attends through '{name}', which keeps its masks and weights to itself: call "
+        "model.set_attn_implementation('sdpa') before kvlens.observe.",
+        attention=name,
+        works=known,
+    )
+
+
+def refuse_empty() -> CannotObserve:
+    """Return the refusal of a block in which the model generated nothing."""
+    return CannotObserve(
+        "nothing_observed",
+        "the model generated no token inside the block: call model.generate, or the model itself with a cache, there.",
+    )
+
+
+def refuse_row(row: int, rows: int) -> CannotObserve:
+    """Return the refusal of a batch row that the batch does not have."""
+    return CannotObserve(
+        "no_such_row", f"row={row} is not in a batch of {rows}: pass a row from 0 to {rows - 1}.", row=row, rows=rows
+    )
+
+
+def refuse_nested() -> CannotObserve:
+    """Return the refusal of a second observation of the same model."""
+    return CannotObserve("already_observed", "the model is observed already: leave the outer block first.")
+
+
+def refuse_hold(code: str, sentence: str, **values: Any) -> CannotObserve:
+    """Return the refusal of a hold or drop."""
+    return CannotObserve(code, sentence, **values)

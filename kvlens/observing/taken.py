@@ -1,0 +1,77 @@
+"""A step as it was taken, and the pass that it is taken from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from kvlens.observing.layers import LayerSeen
+from kvlens.observing.pages import Pages
+from kvlens.recording.snapshot import Measured
+from kvlens.rows import EventRow
+
+
+@dataclass
+class Taken:
+    """One step as it was taken. The token that it chose follows with the next pass."""
+
+    position: int
+    measured: Measured
+    present: torch.Tensor
+    """bool [L, H_kv, prompt]"""
+    kinds: dict[str, float]
+    start_us: int
+    took_us: int = 0
+    record_us: int = 0
+    logits: torch.Tensor | None = None
+    """float32 [V]; None: the pass made no logits"""
+    token: int = -1
+    events: list[EventRow] = field(default_factory=list)
+    held: list[int] = field(default_factory=list)
+    """bytes on the device by layer, when the pass had ended"""
+    peak: int = 0
+    elsewhere: int = 0
+    errors: float = 0.0
+    """how far the weights are from the model's own attention output"""
+
+
+@dataclass
+class Pass:
+    """One pass of the decoder on its way."""
+
+    start: int
+    rows: torch.Tensor
+    first_row: int
+    """position of the first row that is a step"""
+    began_ns: int
+    length_before: int
+    cache: Any
+    multiple: bool
+    seen: dict[int, LayerSeen] = field(default_factory=dict)
+    now: dict[int, int] = field(default_factory=dict)
+    """bytes of each layer while it attends"""
+    before: list[int] = field(default_factory=list)
+    spent_ns: int = 0
+
+
+def blank(measured: Measured, windowed: frozenset[int]) -> None:
+    """Record no full attention of layers with a sliding window."""
+    for name in ("coverage", "selection_recall", "regret", "unread"):
+        if name in measured.head:
+            measured.head[name][sorted(windowed)] = float("nan")
+
+
+def follow_pages(pages: Pages, earlier: Sequence[Taken], taken: Taken, number: int) -> None:
+    """Record which pages lost tokens since the step before. number: of the step that was taken."""
+    if earlier:
+        earlier[-1].events += pages.lost(earlier[-1].present, taken.present, number - 1, True)
+    else:
+        taken.events += pages.lost(torch.ones_like(taken.present), taken.present, number, False)
+
+
+def count_length(cache: Any) -> int:
+    """Return the tokens that a cache holds, as it counts them; 0 for none."""
+    return 0 if cache is None else int(cache.get_seq_length())

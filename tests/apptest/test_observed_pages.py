@@ -1,0 +1,50 @@
+"""Every page opens a run that kvlens did not steer, and shows what was not recorded as such."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import DynamicCache
+from uiruns import Visit
+
+import kvlens
+
+
+@pytest.fixture(scope="module")
+def observed(tmp_path_factory: pytest.TempPathFactory) -> kvlens.Run:
+    folder = tmp_path_factory.mktemp("observed")
+    loaded = kvlens.load_model("demo")
+    model: Any = loaded.model
+    prompt = kvlens.sample("demo")
+    ids = loaded.tokenizer(prompt.text, return_tensors="pt")["input_ids"]
+    model.set_attn_implementation("sdpa")
+    try:
+        with kvlens.observe(model, loaded.tokenizer, answer=prompt.answer, runs=folder, progress=False) as seen:
+            cache, fed = DynamicCache(), ids
+            with torch.no_grad():
+                for step in range(6):
+                    position = torch.tensor([[ids.shape[1] + step - 1]]) if step else None
+                    logits = model(fed, past_key_values=cache, position_ids=position).logits
+                    fed = logits[:, -1:].argmax(-1)
+                    for layer in cache.layers if not step else ():
+                        layer.keys, layer.values = layer.keys[:, :, -90:], layer.values[:, :, -90:]
+    finally:
+        model.set_attn_implementation("kvlens")
+    return seen.run
+
+
+def test_the_run_lost_and_says_which_head_missed_what(observed: kvlens.Run) -> None:
+    verdict = observed.verdict
+    assert verdict.outcome == "lost"
+    assert verdict.reason == "evicted"
+    assert len(observed.missed()) > 0
+    assert observed.events()["kind"].isin(["evict"]).any()
+
+
+@pytest.mark.parametrize("page", ["replay", "heads", "spans", "memory", "compare", "method", "home"])
+def test_a_page_opens_it(visit: Visit, observed: kvlens.Run, page: str) -> None:
+    at = visit(observed.folder, page, run=observed.uid)
+    assert not at.exception
+    assert not at.error
