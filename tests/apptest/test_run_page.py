@@ -21,6 +21,7 @@ from kvlens.app.ui.common.widgets import plain
 from kvlens.app.ui.run import preflight
 from kvlens.demo import tasks as demo_tasks
 from kvlens.demo.encode import demo_encode
+from kvlens.lens.condition import AFTER
 from kvlens.runs.request import AUTO
 from kvlens.store.reader import TraceReader
 from kvlens.text.prompts import decode
@@ -375,6 +376,13 @@ def test_the_question_can_be_fed_after_the_context(
     assert app.radio(key="form_question").value == "in"
     app.radio(key="form_question").set_value("after").run()
     assert not app.error, "a generated task says where its question begins"
+    line = next(text.value for text in app.text if " · n = " in text.value)
+    assert [part for part in line.split(" · ") if not part.endswith("prompt tokens")] == [
+        "demo",
+        AFTER,
+        f"budget {app.text_input(key='form_budget').value}",
+        "n = 1",
+    ]
     app.segmented_control(key="form_source").set_value("Paste").run()
     app.text_area(key="form_text").set_value("The code of the gate is 4821. " * 120).run()
     assert "does not say where its question begins" in app.error[0].value

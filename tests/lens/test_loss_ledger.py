@@ -17,7 +17,6 @@ from kvlens.engine.comparison import Reference
 from kvlens.engine.engine import Engine, Options
 from kvlens.engine.models import load
 from kvlens.instruments import CutRow, Oracle, Scores
-from kvlens.lab.studies.foresight import track_of
 from kvlens.ledger.account import LossLedger, Share, split
 from kvlens.ledger.causes import CODES, INDEX, REST
 from kvlens.ledger.classify import Causes, classify, decided
@@ -28,6 +27,7 @@ from kvlens.ledger.pooled import pooled
 from kvlens.ledger.signals import signals_of, varentropy
 from kvlens.ledger.storage import FILE, stored_ledger
 from kvlens.ledger.story import Story
+from kvlens.ledger.tracks import track_of
 from kvlens.lens.trials import Trials
 from kvlens.memory.budget import Budget
 from kvlens.memory.holds import Drop

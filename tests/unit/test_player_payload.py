@@ -288,7 +288,6 @@ def test_a_hole_of_any_head_is_that_of_the_head_that_lost_most(reader: TraceRead
     assert {marks[1] for _, marks in expected.values()} == {0, 1}
 
 
-
 def test_a_run_without_a_lens_has_no_track_and_no_place_of_it(tmp_path: Path) -> None:
     uid = write_synthetic(tmp_path, 2, 4, 2, 6, 10, lens=False)
     with TraceReader.open(tmp_path, uid) as plain:

@@ -11,6 +11,8 @@ from kvlens import methods
 from kvlens.app.ui.common import data, widgets
 from kvlens.app.ui.common.likely import PLACING, Likely, likely
 from kvlens.app.ui.common.request import MethodChoice, PromptChoice
+from kvlens.lens.condition import asked_condition
+from kvlens.lens.knob import asked_limit
 from kvlens.memory.budget import NO_LIMIT, in_words
 from kvlens.runs.preflight import estimate
 from kvlens.text.prompts import PromptText
@@ -73,6 +75,8 @@ def panel(prompt: PromptChoice, choice: MethodChoice) -> bool:
         return False
     like = likely_of(choice.model, choice.method, figures, choice.against)
     exact = methods.get(choice.method).floor_is_exact
+    limit = asked_limit(choice.method, figures["config"] or {}, choice.budget)
+    widgets.condition_line(asked_condition(choice.model, figures["prompt_tokens"], choice.question, [limit]))
     with st.container(border=True):
         st.caption("Estimate before the run (not measured)")
         columns = st.columns(5)

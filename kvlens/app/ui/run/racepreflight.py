@@ -13,7 +13,8 @@ from kvlens.app.ui.common import widgets
 from kvlens.app.ui.common.likely import PLACING, Likely
 from kvlens.app.ui.common.request import MethodChoice, PromptChoice, Rivals
 from kvlens.app.ui.run.preflight import LEAST_S, budget_said, estimated, likely_of
-from kvlens.lens.knob import attends_by
+from kvlens.lens.condition import asked_condition
+from kvlens.lens.knob import asked_limit, attends_by
 from kvlens.methods.naming import display_name, preset_name
 from kvlens.runs.races import Entrant, RaceRequest
 from kvlens.runs.request import RunRequest
@@ -37,6 +38,11 @@ def panel(prompt: PromptChoice, choice: MethodChoice, rivals: Rivals) -> bool:
         likely_of(lane.model, lane.method, estimate, lane.against)
         for lane, estimate in zip(lanes, estimates, strict=True)
     ]
+    limits = [
+        asked_limit(lane.method, estimate["config"] or {}, lane.budget)
+        for lane, estimate in zip(lanes, estimates, strict=True)
+    ]
+    widgets.condition_line(asked_condition(choice.model, estimates[0]["prompt_tokens"], choice.question, limits))
     with st.container(border=True):
         st.caption("Estimate before the race (not measured)")
         rows = [_row(*each) for each in zip(lanes, estimates, like, strict=True)]
