@@ -14,8 +14,7 @@ from kvlens import methods
 from kvlens.cli.main import app
 from kvlens.demo.encode import demo_encode
 from kvlens.demo.tasks import make_prompt
-from kvlens.lab.bench.sweep.request import SweepRequest
-from kvlens.lab.bench.sweep.run import sweep
+from kvlens.lab.bench.sweep import SweepRequest, sweep
 from kvlens.lab.bench.trials import missing
 from kvlens.memory.budget import Budget, BudgetInfeasible, percent_up
 from kvlens.methods import FIT

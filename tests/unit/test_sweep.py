@@ -11,9 +11,8 @@ from pydantic import ValidationError
 
 from kvlens import tasks
 from kvlens.demo.encode import demo_encode
-from kvlens.lab.bench.sweep import file as sweepfile
-from kvlens.lab.bench.sweep.request import SweepRequest
-from kvlens.lab.bench.sweep.run import sweep
+from kvlens.lab.bench import sweepfile
+from kvlens.lab.bench.sweep import SweepRequest, sweep
 from kvlens.lab.bench.trials import Trial
 from kvlens.lens.severity import outcome
 from kvlens.tasks import Encoding

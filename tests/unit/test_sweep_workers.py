@@ -15,9 +15,8 @@ from typing import Any
 import pytest
 from test_sweep import SMALL
 
+from kvlens.lab.bench.sweep import SweepRequest, sweep
 from kvlens.lab.bench.sweep.place import Place
-from kvlens.lab.bench.sweep.request import SweepRequest
-from kvlens.lab.bench.sweep.run import sweep
 from kvlens.lab.bench.sweep.work import Worker, lanes, trial_name
 from kvlens.lab.bench.trials import Trial
 from kvlens.workers.lanes import Job, ProcessLane, WorkerLost
