@@ -9,9 +9,7 @@ import numpy as np
 
 from kvlens.lens.severity import full_right, outcome
 from kvlens.store.reader import TraceReader
-
-KEPT_OUTPUT = 200
-"""characters of an output"""
+from kvlens.studies.means import output_figures
 
 
 def figures_of(reader: TraceReader) -> dict[str, Any]:
@@ -54,11 +52,6 @@ def figures_of(reader: TraceReader) -> dict[str, Any]:
         "checks_passed": bool(reader.self_checks()["passed"].all()),
     }
     return {name: value for name, value in figures.items() if _is_there(value)}
-
-
-def output_figures(output: str) -> dict[str, str]:
-    """Return the output's beginning, and the whole of it for the task's score, which is not kept."""
-    return {"output": output[:KEPT_OUTPUT], "whole_output": output}
 
 
 FIGURES = {

@@ -9,6 +9,14 @@ import numpy as np
 from kvlens.rows import PrefillRecord, StepRecord
 from kvlens.studies.counts import Count, corrected, reused
 
+KEPT_OUTPUT = 200
+"""characters of an output"""
+
+
+def output_figures(output: str) -> dict[str, str]:
+    """Return the output's beginning, and the whole of it for the task's score, which is not kept."""
+    return {"output": output[:KEPT_OUTPUT], "whole_output": output}
+
 
 class Means:
     """A sink that keeps what the tables need of every step."""

@@ -60,6 +60,8 @@ class TrialRunner:
         """the model with the prompt; a sentence where it cannot be fed"""
         self._references: dict[int, Reference | Trial] = {}
         """seed -> full KV's run, or the trial of an arm that cannot be compared with one"""
+        self._last: Prepared | None = None
+        """of the prompt that was prepared last: the next one may begin with the same tokens"""
         self._asked: tuple[str, tasks.Asked] | None = None
         """(prompt, what its task made) of the prompt that was scored last"""
 
@@ -231,12 +233,17 @@ class TrialRunner:
             if not dtype:
                 self._same_model(base.fingerprint)
             self._bases[dtype] = base
-            return replace(base, kept=reading)
+            self._last = replace(base, kept=reading)
+            return self._last
         base = self._bases[dtype]
         tokenizer = base.engine.loaded.tokenizer
         form = (request.chat, request.system, request.question)
         tokens = tokenize(prompt.source, tokenizer, None, request.max_new, *form, None, request.turns)
-        return replace(base, prompt=tokens, kept=reading)
+        last = self._last
+        if last is not None and last.prompt.ids == tokens.ids and last.engine is base.engine:
+            reading = last.kept or reading  # another question about the same context
+        self._last = replace(base, prompt=tokens, kept=reading)
+        return self._last
 
     def _same_model(self, fingerprint: str) -> None:
         if self._info.fingerprint not in (None, fingerprint):

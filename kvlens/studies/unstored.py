@@ -7,8 +7,7 @@ from typing import Any
 
 from kvlens.runs.preparing import Plan, Prepared
 from kvlens.runs.readings import full_reading, reading
-from kvlens.studies.figures import output_figures
-from kvlens.studies.means import Means
+from kvlens.studies.means import Means, output_figures
 from kvlens.studies.promptrow import StudyPrompt
 from kvlens.tasks import judged
 

@@ -372,7 +372,7 @@ def test_what_is_missing_is_said_before_a_sweep_and_stops_nobody(
         device="cpu",
     )
     lines: list[str] = []
-    _, rows = sweep(request, tmp_path / "kept.jsonl", tmp_path, lambda *_: None, say=lines.append)
+    _, rows = sweep(request, tmp_path, lambda *_: None, say=lines.append)
     assert lines == [said]
     by_method = {row["method"]: row for row in rows}
     assert "kvlens calibrate chess" in by_method["chess"]["refused"]
