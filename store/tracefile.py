@@ -163,6 +163,21 @@ class TraceFile:
         con.commit()
         con.execute("CHECKPOINT")
 
+    def amend(self, effects: Sequence[Effects], extra: dict[str, Any]) -> None:
+        """Add effects and values of the meta to a trace that has ended."""
+        con = self._con
+        layers, heads = (
+            json.loads(con.execute("SELECT value FROM meta WHERE key = ?", [key]).fetchall()[0][0])
+            for key in ("layers", "kv_heads")
+        )
+        con.begin()
+        table = effect_table(effects, (layers, heads), self.last_step() + 1)
+        if table.num_rows:
+            self._insert("effect", table)
+        self._put_meta(extra)
+        con.commit()
+        con.execute("CHECKPOINT")
+
     def close(self) -> None:
         """Closes the connection."""
         self._con.close()

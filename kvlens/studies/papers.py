@@ -34,7 +34,7 @@ class Row:
     study: str
     paper: str
     state: str
-    """same | differs | check: a reader compares them, or the paper was not read | ours: the paper has no such parameter |
+    """same | differs | check: a reader compares them, or the paper was not read | ours: the paper has no such value |
     silent: the paper does not state it"""
 
 

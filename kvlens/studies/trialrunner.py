@@ -21,13 +21,12 @@ from kvlens.runs.request import Report, RunRequest
 from kvlens.shortage import Shortage
 from kvlens.store.errors import TraceError
 from kvlens.store.reader import TraceReader
-from kvlens.store.runinfo import plain
 from kvlens.studies.errors import BadStudy
 from kvlens.studies.figures import figures_of
 from kvlens.studies.plan import Arm, StudyPlan
 from kvlens.studies.promptrow import StudyPrompt
+from kvlens.studies.scoring import Scorer, settings_of
 from kvlens.studies.storage import StudyInfo, Trial
-from kvlens.tasks.encoding import encoding_of
 from kvlens.text.prompts import tokenize
 
 if TYPE_CHECKING:
@@ -62,8 +61,7 @@ class TrialRunner:
         """seed -> full KV's run, or the trial of an arm that cannot be compared with one"""
         self._last: Prepared | None = None
         """of the prompt that was prepared last: the next one may begin with the same tokens"""
-        self._asked: tuple[str, tasks.Asked] | None = None
-        """(prompt, what its task made) of the prompt that was scored last"""
+        self._scorer = Scorer()
 
     @property
     def fingerprint(self) -> str | None:
@@ -182,7 +180,7 @@ class TrialRunner:
         if isinstance(error, Shortage | TraceError | MethodFault):
             return Trial(prompt.id, arm.key(), "failed", message=str(error))
         if isinstance(error, ValueError):
-            figures = None if planned is None else _chosen(planned)
+            figures = None if planned is None else settings_of(planned)
             return Trial(prompt.id, arm.key(), "refused", None, str(error), figures, smallest)
         traceback.print_exception(error)
         return Trial(prompt.id, arm.key(), "failed", message=f"{type(error).__name__}: {error}")
@@ -197,21 +195,12 @@ class TrialRunner:
         """The trial of these figures, with the task's own score and what the preset chose. planned: None of full
         KV."""
         if prompt.drawn:
-            figures["score"] = self._score(prompt, str(figures.pop("whole_output")))
+            tokenizer = self._bases[arm.dtype].engine.loaded.tokenizer
+            figures["score"] = self._scorer.score(prompt, str(figures["whole_output"]), tokenizer)
         if planned is not None:
-            figures |= _chosen(planned)
+            figures |= settings_of(planned)
         figures.pop("whole_output", None)
         return Trial(prompt.id, arm.key(), "completed", uid, figures=figures)
-
-    def _score(self, prompt: StudyPrompt, output: str) -> float | None:
-        """0..1 by the prompt's task, with all that is known of the prompt; None where the task cannot score it here."""
-        if self._asked is None or self._asked[0] != prompt.id:
-            tokenizer = self._bases[""].engine.loaded.tokenizer
-            self._asked = prompt.id, tasks.remake(prompt.drawn, encoding_of(tokenizer))
-        try:
-            return tasks.get(str(prompt.drawn["task"])).grade(self._asked[1], output)
-        except tasks.Unscored:
-            return None
 
     def _request(self, prompt: StudyPrompt, arm: Arm) -> RunRequest:
         changes: dict[str, object] = {"device": settle(self._plan.shared.device)}
@@ -251,8 +240,3 @@ class TrialRunner:
             raise BadStudy(
                 "model_changed", f"{model} has changed since study {self._info.id} began: begin a new study."
             )
-
-
-def _chosen(planned: Plan) -> dict[str, Any]:
-    """The preset that a trial was run with, and the parameters that it chose."""
-    return {"ran_preset": planned.preset, "fitted": plain(dict(planned.chosen.fitted))}
