@@ -128,7 +128,7 @@ class Study:
             return False
         if origins is None:
             return True
-        if trial.origin != origins[self._arms[trial.arm].method]:
+        if trial.origin != origins.get(self._arms[trial.arm].method):
             return False
         return trial.uid is None or (self._runs / trial.uid / "trace.duckdb").is_file()
 
