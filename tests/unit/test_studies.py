@@ -287,8 +287,8 @@ def test_an_arm_beside_its_paper_marks_what_differs() -> None:
         rows = {row.setting: row for row in beside_paper(results, arm.key())}
         if arm.method == "snapkv":
             states[arm.overrides["kernel"], arm.question] = rows["kernel"].state, rows["question"].state
-        stated = {"snapkv": "check", "compresskv": "silent"}  # no source was read; the paper does not state it
-        assert rows["number format of KV"].state == stated.get(arm.method, "check")
+        stated = {"snapkv": "check", "freekv": "silent"}  # no source was read; the paper is silent
+        assert rows["number format of KV"].state == stated[arm.method]
     assert states == {
         (1, "in"): ("differs", "same"),
         (1, "after"): ("differs", "differs"),
