@@ -25,9 +25,8 @@ WILL = {True: "yes", None: "may be refused", False: "will be refused"}
 
 
 def panel(prompt: PromptChoice, choice: MethodChoice, rivals: Rivals, head: DeltaGenerator) -> bool:
-    """Draws the estimate of every lane, and the condition into the page's head; True when the race can be started: a method
-    that is refused is a lane that says
-    why."""
+    """Draws the estimate of every lane, and the race's condition into the page's head; True when the race can be
+    started: a method that is refused is a lane that says why."""
     try:
         race = race_of(choice, rivals)
         race.check()
