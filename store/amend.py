@@ -54,11 +54,12 @@ def is_outstanding(folder: Path) -> bool:
     return False
 
 
-def add_effects(folder: Path, effects: Effects | None, extra: dict[str, Any]) -> None:
+def add_effects(folder: Path, effects: Effects | None, heads: tuple[int, int], extra: dict[str, Any]) -> None:
     """Replace a completed run's trace by a copy with its effects. Readers see the old trace or the new one.
 
     Args:
         effects: None: there are none; `extra` says why.
+        heads: layers, KV heads.
         extra: values of the meta that change.
 
     Raises OSError, duckdb.Error or TraceError; the trace is the old one then."""
@@ -67,7 +68,7 @@ def add_effects(folder: Path, effects: Effects | None, extra: dict[str, Any]) ->
         shutil.copyfile(trace, copy)
         file = TraceFile.reopen(copy, SCHEMA_VERSION)
         try:
-            file.amend(() if effects is None else (effects,), extra)
+            file.amend(() if effects is None else (effects,), heads, extra)
         finally:
             file.close()
         os.replace(copy, trace)
@@ -81,9 +82,11 @@ def add_effects(folder: Path, effects: Effects | None, extra: dict[str, Any]) ->
     write_info(folder, info | {"disk_bytes": size, "extra": {**(info.get("extra") or {}), **extra}}, durable=True)
 
 
-def amend(folder: Path, effects: Effects | None, no_effects: str | None, seconds: float) -> None:
+def amend(
+    folder: Path, effects: Effects | None, heads: tuple[int, int], no_effects: str | None, seconds: float
+) -> None:
     """Add to a stored run what came of its effects, found in so many seconds. A trace that cannot be replaced stays as
     it is: `is_outstanding` then tells that nobody computes them."""
     found = {} if effects is None else {"effect_steps": effects.steps, "effect_order": effects.order}
     with contextlib.suppress(OSError, duckdb.Error, TraceError):
-        add_effects(folder, effects, {"no_effects": no_effects, "effect_s": round(seconds, 4), **found})
+        add_effects(folder, effects, heads, {"no_effects": no_effects, "effect_s": round(seconds, 4), **found})

@@ -163,20 +163,13 @@ class TraceFile:
         con.commit()
         con.execute("CHECKPOINT")
 
-    def amend(self, effects: Sequence[Effects], extra: dict[str, Any]) -> None:
-        """Add effects and values of the meta to a trace that has ended."""
-        con = self._con
-        layers, heads = (
-            json.loads(con.execute("SELECT value FROM meta WHERE key = ?", [key]).fetchall()[0][0])
-            for key in ("layers", "kv_heads")
-        )
-        con.begin()
-        table = effect_table(effects, (layers, heads), self.last_step() + 1)
-        if table.num_rows:
-            self._insert("effect", table)
+    def amend(self, effects: Sequence[Effects], heads: tuple[int, int], extra: dict[str, Any]) -> None:
+        """Add effects, and values of the meta, to a trace that has ended. heads: layers, KV heads."""
+        self._con.begin()
+        self._insert("effect", effect_table(effects, heads, self.last_step() + 1))
         self._put_meta(extra)
-        con.commit()
-        con.execute("CHECKPOINT")
+        self._con.commit()
+        self._con.execute("CHECKPOINT")
 
     def close(self) -> None:
         """Closes the connection."""

@@ -207,7 +207,9 @@ def store(
             report("effect", 0, 1)
             start_time = time.monotonic()
             effects, no_effects = lost.effects(prepared, planned, pairing, reader, follow, check)
-            amend(writer.folder, effects, no_effects, time.monotonic() - start_time)
+            shape = engine.loaded.shape
+            heads = shape.layers, shape.kv_heads
+            amend(writer.folder, effects, heads, no_effects, time.monotonic() - start_time)
     return stored
 
 

@@ -21,6 +21,11 @@ def effects_line(reader: TraceReader) -> None:
         st.caption(f"Effects on the choice: not recorded, {LEFT_OFF}.")
 
 
+def why_none(reader: TraceReader) -> str | None:
+    """Return why the run has no effects; None where they are on their way, which `effects_line` says, or recorded."""
+    return None if reader.meta.no_effects == PENDING else reader.meta.no_effects
+
+
 def _wait(uid: str, stamp: int) -> None:
     """stamp: of the trace that the page shows."""
     if data.stamp(uid) != stamp or not is_outstanding(data.runs_dir() / uid):

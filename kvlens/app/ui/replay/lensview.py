@@ -23,7 +23,6 @@ from kvlens.lens.verdict import Missed, Verdict, choices_in_words
 from kvlens.meta import RunMeta
 from kvlens.player.lens import diverged, sampling
 from kvlens.player.payload import needle_tokens
-from kvlens.store.amend import PENDING
 from kvlens.store.cells import row_of_largest
 from kvlens.store.errors import TraceError
 from kvlens.text.units import counted, si_bytes
@@ -135,7 +134,7 @@ def _effects(reader: TraceReader, loss: Verdict) -> list[str]:
     to find, or why there are none; nothing of a trace that never had them."""
     effects = reader.effects(loss.step)
     if effects.empty:
-        why = None if reader.meta.no_effects == PENDING else reader.meta.no_effects
+        why = awaited.why_none(reader)
         return [f"**Effect on the choice**: not recorded, {plain(why)}."] if why else []
     strongest = effects.head(MOST_EFFECTS)
     named = " · ".join(
