@@ -87,11 +87,11 @@ def test_full_kv_and_the_run_are_two_lanes(tmp_path: Path) -> None:
 
 
 def rows_of(runs: Path, uid: str) -> dict[str, list[tuple[object, ...]]]:
-    """Table -> rows of a trace, but for times and names."""
+    """Table -> rows of a trace, but for tables with times."""
     with duckdb.connect(str(runs / uid / "trace.duckdb"), read_only=True) as con:
         names = [str(name) for (name,) in con.execute("SHOW TABLES").fetchall()]
         return {
-            name: con.execute(f"SELECT * FROM {name}").fetchall()
+            name: [tuple(map(repr, row)) for row in con.execute(f"SELECT * FROM {name}").fetchall()]
             for name in names
             if name not in ("meta", "step", "transfer", "phase", "event")
         }
