@@ -41,7 +41,8 @@ def picture(curves: pd.DataFrame, areas: Sequence[Mapping[str, Any]]) -> str:
     row_of = {row["signal"]: row for row in areas}
     for place, (signal, points) in enumerate(curves.groupby("signal", sort=False)):
         color, y = COLORS[place % len(COLORS)], TOP + 20 + place * ROW
-        places = (f"{_x(point.alarms)} {_y(point.caught)}" for point in points.itertuples())
+        pairs = zip(points["alarms"].tolist(), points["caught"].tolist(), strict=True)
+        places = (f"{_x(alarms)} {_y(caught)}" for alarms, caught in pairs)
         parts.append(f'<path d="M{"L".join(places)}" fill="none" stroke="{color}" stroke-width="2"/>')
         row, x = row_of[str(signal)], LEFT + SIDE + 24
         parts.append(f'<path d="M{x} {y - 4}h22" stroke="{color}" stroke-width="3"/>')
