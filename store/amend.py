@@ -87,6 +87,6 @@ def amend(
 ) -> None:
     """Add to a stored run what came of its effects, found in so many seconds. A trace that cannot be replaced stays as
     it is: `is_outstanding` then tells that nobody computes them."""
-    found = {} if effects is None else {"effect_steps": effects.steps, "effect_order": effects.order}
+    places = {} if effects is None else {"effect_steps": effects.steps, "effect_order": effects.order}
     with contextlib.suppress(OSError, duckdb.IOException, duckdb.OutOfMemoryException, TraceError):
-        add_effects(folder, effects, heads, {"no_effects": no_effects, "effect_s": round(seconds, 4), **found})
+        add_effects(folder, effects, heads, {"no_effects": no_effects, "effect_s": round(seconds, 4), **places})

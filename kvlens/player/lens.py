@@ -186,8 +186,9 @@ def worst(reader: TraceReader, index: pd.Series) -> dict[str, np.ndarray]:
     lost = reader.holes(LEAST_HOLE).assign(summary=False)
     if len(shortfalls := _summary_losses(reader)):
         lost = pd.concat([lost, shortfalls], ignore_index=True)
-    most = lost.groupby(["step", "span"])["mass"].idxmax() if len(lost) else []
-    table = lost.loc[most].rename(columns={"mass": "hole"})
+    table = lost.rename(columns={"mass": "hole"})
+    if len(table):
+        table = table.loc[table.groupby(["step", "span"])["hole"].idxmax()]
     heads = (table["layer"].to_numpy(np.int64) * reader.q_heads + table["q_head"].to_numpy(np.int64)).astype(np.int32)
     more = {"worst_head": heads, "worst_summary": table["summary"].to_numpy(np.uint8)}
     return sparse("worst", table, reader.n_steps, index, ("hole",)) | more
@@ -197,8 +198,9 @@ def _summary_losses(reader: TraceReader) -> pd.DataFrame:
     """`reader.summary_losses` of the steps at which the span was a summary for that KV head, with summary = True."""
     lost, group = reader.summary_losses(LEAST_HOLE), reader.q_heads // reader.kv_heads
     parts = []
-    for (layer, kv_head), part in lost.groupby(["layer", lost["q_head"] // group]):
-        changes = reader.state_changes(int(layer), int(kv_head)).astype({"step": np.int64, "span": np.int64})
+    for _, part in lost.groupby(["layer", lost["q_head"] // group]):
+        layer, kv_head = int(part["layer"].iloc[0]), int(part["q_head"].iloc[0]) // group
+        changes = reader.state_changes(layer, kv_head).astype({"step": np.int64, "span": np.int64})
         rows = part.astype({"step": np.int64, "span": np.int64}).sort_values("step", kind="stable")
         states = pd.merge_asof(rows, changes.sort_values("step", kind="stable"), on="step", by="span")
         parts.append(states[states["state"] == "coarse"].drop(columns="state"))

@@ -25,8 +25,8 @@ def measure(prepared: Prepared, planned: Plan, prompt: StudyPrompt, cancelled: C
     result = run(
         tokens, planned.method, planned.params, planned.budget, planned.options, sink, tell, cancelled, read=read
     )
-    means, asked = sink.figures(), len(tokens.asked)
-    prompt_tokens = len(tokens.ids) + asked
+    means, question_tokens = sink.figures(), len(tokens.asked)
+    prompt_tokens = len(tokens.ids) + question_tokens
     full = prepared.engine.loaded.shape.full_kv_bytes(prompt_tokens + planned.options.max_new)
     right = None if source.answer is None else judged(source.task, source.answer, result.text, source.answers)
     figures: dict[str, Any] = {
@@ -35,7 +35,7 @@ def measure(prepared: Prepared, planned: Plan, prompt: StudyPrompt, cancelled: C
         "right": right,
         **output_figures(result.text),
         "prompt_tokens": prompt_tokens,
-        "steps": len(result.ids) - asked,
+        "steps": len(result.ids) - question_tokens,
         "coverage": means["coverage"],
         "selection_recall": means["selection_recall"],
         "attended_tokens": means["attended_tokens"],

@@ -125,9 +125,12 @@ def test_a_sweep_reads_the_context_of_several_questions_once(tmp_path: Path, mon
     path.write_text(json.dumps({"context": "The value of every key is its number. " * 20, "multi_turns": turns}) + "\n")
     monkeypatch.setattr("kvlens.engine.engine.Engine", Counting)
     readings: list[int] = []
-    monkeypatch.setattr(
-        Counting, "read", lambda self, *given, **named: (readings.append(1), Engine.read(self, *given, **named))[1]
-    )
+
+    def read(self: Engine, *given: Any, **named: Any) -> Any:
+        readings.append(1)
+        return Engine.read(self, *given, **named)
+
+    monkeypatch.setattr(Counting, "read", read)
     request = SweepRequest(
         model="demo",
         methods=("streaming_llm",),

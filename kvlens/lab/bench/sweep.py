@@ -21,7 +21,7 @@ from kvlens.workers.lanes import Crew
 class SweepRequest(TableRequest):
     """What to measure."""
 
-    tasks: TaskNames = Field(default_factory=lambda given: tasks.usual(given["model"])[:1])
+    tasks: TaskNames = Field(default_factory=lambda fields: tasks.usual(fields["model"])[:1])
     budgets: tuple[str, ...] = ("10%", "20%")
     lengths: tuple[int, ...] = (512, 1024, 2048)
     depths: tuple[float, ...] = DEPTHS

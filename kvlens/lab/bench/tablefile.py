@@ -73,8 +73,8 @@ def _list(texts: Sequence[str]) -> str:
 
 
 def _read(table: Path) -> PlanFile:
-    own = TABLES / f"{table.name}.toml"
-    return read_plan(own if not table.is_file() and own.is_file() else table)
+    shipped = TABLES / f"{table.name}.toml"
+    return read_plan(shipped if not table.is_file() and shipped.is_file() else table)
 
 
 def _cells(read: PlanFile, table: Path) -> list[dict[str, str]]:

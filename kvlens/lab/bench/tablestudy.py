@@ -126,9 +126,9 @@ def stored_rows(kind: str, request: TableRequest, runs_dir: Path) -> list[dict[s
     prompts = storage.read_prompts(runs_dir, study_id)
     keys = {arm.key() for arm in request.arms()}
     places = set(request.places())
-    wanted = [prompt for prompt in prompts if _place(prompt) in places]
+    table_prompts = [prompt for prompt in prompts if _place(prompt) in places]
     trials = storage.read_trials(runs_dir, study_id)
-    return _rows(request, wanted, trials, [(trial.prompt, trial.arm) for trial in trials if trial.arm in keys])
+    return _rows(request, table_prompts, trials, [(trial.prompt, trial.arm) for trial in trials if trial.arm in keys])
 
 
 def study_name(kind: str, request: TableRequest) -> str:
