@@ -121,7 +121,12 @@ def test_the_run_can_be_opened_before_its_effects_and_has_them_in_the_end(tmp_pa
         assert early.meta.effect_order == late.meta.effect_order != ()
         assert early.meta.effect_steps == late.meta.effect_steps
         assert early.self_checks()["passed"].all()
-    assert sorted(path.name for path in (tmp_path / uid).iterdir()) == ["prompt.txt", "run.json", "trace.duckdb"]
+    assert sorted(path.name for path in (tmp_path / uid).iterdir()) == [
+        "lock",
+        "prompt.txt",
+        "run.json",
+        "trace.duckdb",
+    ]
     assert not is_outstanding(tmp_path / uid)
 
 
