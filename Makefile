@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev
 
-.PHONY: app test test-all tested browsers busy lint js types release-check resolve wheel-test soak oracle clean
+.PHONY: app test test-all tested browsers busy lint js types docs release-check resolve wheel-test soak oracle clean
 
 app: $(STAMP)
 	$(BIN)/streamlit run app.py
@@ -44,6 +44,9 @@ lint: $(DEV_STAMP) js
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python tests/vaguenames.py
+	$(BIN)/python tests/prose.py
+	$(BIN)/python tests/doclinks.py
+	$(BIN)/python tests/readability.py
 
 # eslint, the types of `// @ts-check`, and unit tests in Node.js. Without npm they are left out, except in CI.
 js:
@@ -56,6 +59,17 @@ node_modules/.package-lock.json: package-lock.json
 
 types: $(DEV_STAMP)
 	nice -n 19 $(BIN)/mypy
+
+# The site of docs/, into site/. Generated parts are made anew first. Its builder has an environment of its own.
+DOCS := .docs
+docs: $(STAMP) $(DOCS)/.installed
+	$(BIN)/python -m kvlens.lab.studies.generated_pages
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --quiet
+
+$(DOCS)/.installed: requirements-docs.txt
+	$(PYTHON) -m venv $(DOCS)
+	$(DOCS)/bin/python -m pip install --quiet -r requirements-docs.txt
+	touch $@
 
 # Whether this commit can be tagged: one version, a clean tree, a wheel of that version, no path of a machine, no
 # command in README that does not exist.
@@ -91,7 +105,7 @@ $(ORACLE)/.installed: requirements-oracle.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(ORACLE) node_modules .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(ORACLE) $(DOCS) site node_modules .mypy_cache .ruff_cache .hypothesis
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "$(PYTHON) cannot make environments: install your system's python3-venv package."; exit 1; }

@@ -6,7 +6,7 @@ each, the seeds are gone through in order, from another seed on for each method;
 gives and the method does not is the one. It is then run as `kvlens run --against-full --oracle all` does, and of what
 the Replay offers to hold each is held, as `kvlens whatif` does; shown is what brings the answer back with the fewest
 bytes and leaves a tenth of the KL at the step of loss. `--methods`: others keep what they have.
-docs/reading-a-loss.md quotes them; `--doc` renews that and makes nothing."""
+docs/evidence/gallery.md quotes them; `--doc` renews that and makes nothing."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ from kvlens.app.ui.replay.lenschoices import choices_of
 from kvlens.engine.engine import Engine
 from kvlens.engine.models import load
 from kvlens.lab.bench.provenance import about, origin
-from kvlens.lab.bench.trials import DEPTHS, settings
+from kvlens.lab.bench.trialprompts import DEPTHS
+from kvlens.lab.bench.trials import settings
 from kvlens.lens.asked import Asked as Holding
 from kvlens.lens.lines import ranges_in_words
 from kvlens.lens.pieces import Piece
@@ -220,7 +221,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--keep", type=Path, help="folder for the whole runs; default: none is kept")
-    parser.add_argument("--doc", action="store_true", help="renew what docs/reading-a-loss.md quotes, and nothing else")
+    parser.add_argument("--doc", action="store_true", help="renew what evidence/gallery.md quotes, and nothing else")
     options = parser.parse_args()
     if options.doc:
         DOC.write_text(with_losses(DOC.read_text(encoding="utf-8")), encoding="utf-8")

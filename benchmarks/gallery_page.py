@@ -1,11 +1,11 @@
-"""docs/reading-a-loss.md quotes the gallery's losses: each between two marks that name its method."""
+"""docs/evidence/gallery.md quotes the gallery's losses: each between two marks that name its method."""
 
 from __future__ import annotations
 
 from kvlens import PACKAGE
 from kvlens.app import gallery
 
-DOC = PACKAGE.parent / "docs" / "reading-a-loss.md"
+DOC = PACKAGE.parent / "docs" / "evidence" / "gallery.md"
 
 
 def quoted(loss: gallery.Loss) -> str:

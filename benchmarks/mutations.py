@@ -4,8 +4,8 @@ the sources, the few tests that should see it are run there, and the first that 
     python -m benchmarks.mutations [--only WORDS] [--new] [--no-check]
 
 The copies are temporary, the sources stay as they are; what is copied is what lay there when this began. Rows of
-changes that were not made again stay in the result (kvlens/lab/results/mutations.json). docs/reliability.md has what
-was found.
+changes that were not made again stay in the result (kvlens/lab/results/mutations.json). docs/evidence/reliability.md
+says what was found.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from kvlens import PACKAGE
-from kvlens.runs.machine import machine
+from kvlens.runs.fingerprint import machine
 
 LIST = Path(__file__).with_name("mutations.toml")
 FOLDERS = ("kvlens", "kernels", "store", "pages", "tests", "benchmarks", ".streamlit")

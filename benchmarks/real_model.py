@@ -35,7 +35,8 @@ from kvlens.engine.models import LoadedModel, load
 from kvlens.engine.options import Result
 from kvlens.engine.prefill import ReadPrompt
 from kvlens.lab.bench.provenance import about
-from kvlens.lab.bench.trials import Trial, chosen, header
+from kvlens.lab.bench.trialprompts import Trial
+from kvlens.lab.bench.trials import chosen, header
 from kvlens.memory.budget import Budget, BudgetInfeasible
 from kvlens.meta import RunMeta
 from kvlens.models.find import default_model

@@ -25,7 +25,7 @@ from kvlens.engine.engine import Engine, Options
 from kvlens.engine.models import load
 from kvlens.memory.budget import Budget
 from kvlens.meta import RunMeta
-from kvlens.runs.machine import machine
+from kvlens.runs.fingerprint import machine
 from kvlens.store.reader import TraceReader
 from kvlens.store.writer import TraceWriter
 from kvlens.text.prompts import PromptText, tokenize

@@ -4,7 +4,7 @@ python -m benchmarks.soak --minutes 10.
 
 Every attempt runs in a process of its own, forked from this one, which opens no database itself. A sitting goes on
 where the one before it ended: its attempts are other ones, and its counts are added to kvlens/lab/results/soak.json
-with their date and the code they were made with. The figures of docs/reliability.md are those of that file.
+with their date and the code they were made with. The figures of docs/evidence/reliability.md are those of that file.
 
 A sitting in the file may name attempts that are `set_aside` by hand, with all their outcomes and the reason: they stay
 to be read, and no total has them.
@@ -31,7 +31,7 @@ from benchmarks.soakforks import forked
 from kvlens import __version__
 from kvlens.app.ui.common.warm import Warm
 from kvlens.lab.bench.sources import code
-from kvlens.runs.machine import machine
+from kvlens.runs.fingerprint import machine
 from kvlens.store.recover import recover
 from tests.synthetic import write_synthetic
 

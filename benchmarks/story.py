@@ -20,7 +20,7 @@ from typing import Any
 
 from benchmarks.ui import CHROMIUM_ARGUMENTS, start
 from kvlens.models.find import default_model
-from kvlens.runs.machine import machine
+from kvlens.runs.fingerprint import machine
 
 
 def told(url: str, chromium: str) -> dict[str, Any]:

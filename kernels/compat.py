@@ -73,7 +73,7 @@ def power_of_two(**sizes: int) -> None:
 
 def warps(rows: int, columns: int, dtype: torch.dtype) -> int:
     """Warps for a kernel whose largest operand is a tile [rows, columns]: as few as keep it in registers
-    (docs/kernels.md)."""
+    (docs/evidence/kernels.md)."""
     size = rows * columns * dtype.itemsize
     return 4 if size <= 1 << 14 else 8 if size <= 1 << 15 else 16
 

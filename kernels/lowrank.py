@@ -1,4 +1,4 @@
-"""Spans as gated low-rank factors (eq. 6-8, 14, 18, 20: docs/kernels.md, Sources). Tensors in, tensors out.
+"""Spans as gated low-rank factors (eq. 6-8, 14, 18, 20: docs/evidence/kernels.md, Sources). Tensors in, tensors out.
 
 One span of n tokens, one KV head, head size D: K ~ U diag(g) V^T with g = gate * sigma, U [n, r], V [D, r]; values
 alike with their own rank. The factors of both lie in one flat buffer, which is one transfer unit:

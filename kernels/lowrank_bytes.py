@@ -1,4 +1,4 @@
-"""What low-rank factors of a span weigh (eq. 18, 20: docs/kernels.md, Sources). Plain arithmetic, so that sizes can
+"""What low-rank factors of a span weigh (eq. 18, 20: evidence/kernels.md, Sources). Plain arithmetic, so that sizes can
 be asked without torch."""
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ def page_attention_torch(
 
 def tile_pages(page: int, dim: int) -> int:
     """Pages a program reads at a time: 64 entries, 32 of head size 256 (shared memory and registers,
-    docs/kernels.md)."""
+    docs/evidence/kernels.md)."""
     return max(1, (32 if dim > 128 else 64) // page)
 
 

@@ -1,5 +1,5 @@
 """k2: scores of pages from the elementwise bounds of their keys, pooled over the query heads of a group
-(docs/kernels.md, Sources).
+(docs/evidence/kernels.md, Sources).
 
 The bound of a page is one of every token's score: sum_d max(q_d lo_d, q_d hi_d). With q+ = max(q, 0) and q- = min(q, 0)
 that is q+ . hi + q- . lo, two matrix products and nothing of size group x pages x D in between. Selection follows.
@@ -24,7 +24,7 @@ Pooling = Literal["MaxQ", "MeanQ", "MaxQK", "MeanQK", "MaxS", "MeanS"]
 POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
 
 TILE = 64
-"""Pages of one program; at 128 the registers run short at head size 256 (docs/kernels.md)."""
+"""Pages of one program; at 128 the registers run short at head size 256 (docs/evidence/kernels.md)."""
 
 
 def page_scores(

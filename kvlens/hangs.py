@@ -245,6 +245,3 @@ def within(seconds: float | None, name: str, work: Callable[[], T]) -> T:
 def in_words(seconds: float | None) -> str:
     """Return a limit as sentences name it."""
     return "no limit" if seconds is None else f"{seconds:g} s"
-
-
-__all__ = ["Hang", "Watch", "abandoning", "end_process", "giving_up", "in_words", "interruptible", "limit", "within"]

@@ -6,6 +6,7 @@ from kvlens.app.ui.common import data, nav
 from kvlens.app.ui.common.foresightview import foreseeing
 from kvlens.app.ui.common.racelist import race_list
 from kvlens.app.ui.common.submit import sample_buttons
+from kvlens.app.ui.common.terms import show_terms
 from kvlens.app.ui.home.causes import why_lost
 from kvlens.app.ui.home.chosen import chosen
 from kvlens.app.ui.home.gallery import shelf
@@ -17,6 +18,7 @@ hero(sample_buttons)
 table = data.runs()
 if not table.empty:
     st.subheader("Runs", anchor=False)
+    show_terms("Runs")
     ticked = run_list(table)
     if ticked:
         chosen(table, ticked)

@@ -7,6 +7,7 @@ from kvlens.app.ui.common import data, nav
 from kvlens.app.ui.common.jobview import job_list, job_panel
 from kvlens.app.ui.common.racelist import race_list
 from kvlens.app.ui.common.submit import submit, submit_race
+from kvlens.app.ui.common.terms import show_terms
 from kvlens.app.ui.race import form, view
 from kvlens.app.ui.run import again, preflight, racepreflight
 from kvlens.app.ui.run.methodform import method_form
@@ -51,6 +52,7 @@ if not (job or race) or st.toggle("Set up another run", key=f"another_{job or ra
             begun = submit_race(prompt, choice, *racing) if rivals.count else submit(prompt, choice, REPLAY)
             st.query_params.from_dict({"job": begun})
             st.rerun()
+show_terms("New run")
 job_list(job)
 race_list(race)
 worker_line()

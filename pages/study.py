@@ -5,6 +5,7 @@ import streamlit as st
 from kvlens.app.ui.common import nav
 from kvlens.app.ui.common.job import Job
 from kvlens.app.ui.common.jobview import job_panel, manager
+from kvlens.app.ui.common.terms import show_terms
 from kvlens.app.ui.study.form import study_form
 from kvlens.app.ui.study.listed import study_list
 from kvlens.app.ui.study.view import show_study
@@ -17,6 +18,7 @@ def _show_when_there(job: Job) -> None:
 
 
 nav.enter()
+show_terms("Study")
 study, job_id = st.query_params.get("study"), st.query_params.get("job")
 job = None if job_id is None else manager().get(job_id)
 if job is not None and job.study:

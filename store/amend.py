@@ -12,8 +12,8 @@ from typing import Any
 
 import duckdb
 
+from kvlens.files import open_file
 from kvlens.instruments import Effects
-from kvlens.private import open_file
 from kvlens.store.errors import TraceError
 from kvlens.store.files import PLAIN, discard, sync_folder
 from kvlens.store.runinfo import freeze, read_info, write_info

@@ -18,10 +18,9 @@ from kvlens.instruments import Oracle, Scores
 from kvlens.rows import HEAD_COLUMNS, KV_COLUMNS, JournalRow, StepRecord
 from kvlens.store.decisions import copied_decisions, decision_table
 from kvlens.store.errors import TraceError
-from kvlens.store.oracles import copied_oracle, oracle_table
+from kvlens.store.oracles import copied_oracle, copied_scores, oracle_table, score_table
 from kvlens.store.rowtables import check_shape, copied
 from kvlens.store.schema import MAX_SPAN, head_type, kv_type
-from kvlens.store.scores import copied_scores, score_table
 
 _HEAD_INDEX = {name: index for index, name in enumerate(HEAD_COLUMNS)}
 _KV_INDEX = {name: index for index, name in enumerate(KV_COLUMNS)}

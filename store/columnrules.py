@@ -16,6 +16,7 @@ import duckdb
 from kvlens.decisions import DECISION_KINDS, DECISION_UNITS
 from kvlens.rows import CAUSES, EVENT_KINDS, MASS_COLUMNS, SPAN_STATES
 from kvlens.store.schema import statements
+from kvlens.store.sizes import Sizes
 from kvlens.store.versions import ADDED
 
 MOST_INTEGER = (1 << 62) - 1
@@ -75,8 +76,6 @@ INFINITE = (("token", "logprob"), ("loss", "kl"), ("loss", "ref_logprob"), ("los
 """figures that are infinite where a token has no probability at all, as suppressed tokens have none"""
 _OPEN = (("cut", "span"), ("cut", "pos"), ("cut", "rank"))
 """signed lists in which -1 is none"""
-_BETWEEN = ("transfer", "event", "journal", "cut", "decision")
-"""tables with rows of step -1, the end of prefill"""
 KEYS = {
     "meta": ("key",),
     "token": ("pos",),
@@ -107,53 +106,6 @@ class Column:
     """SQL type, ENUM without its values"""
     required: bool
     """NOT NULL"""
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """What ids are checked against."""
-
-    steps: int
-    layers: int
-    q_heads: int
-    kv_heads: int
-    prompt: int
-    """tokens of the prompt"""
-    positions: int
-    """tokens of the prompt and of the steps"""
-    spans: int
-    """ids below it are spans; where ids have gaps, `integrity` looks for each"""
-
-    def limits(self, table: str) -> dict[str, tuple[int, int]]:
-        """Column -> smallest and largest id."""
-        last = self.steps - 1
-        return {
-            "step": (-1 if table in _BETWEEN else 0, last),
-            "born_step": (-1, last),
-            "died_step": (-1, self.steps),
-            "last_step": (-1, last),
-            "layer": (0, self.layers - 1),
-            "q_head": (0, self.q_heads - 1),
-            "kv_head": (0, self.kv_heads - 1),
-            "n_steps": (0, self.steps),
-            "pos": (0, self.positions - 1),
-            "lost_pos": (0, self.positions - 1),
-            "reference_lost_pos": (0, self.positions - 1),
-            "tok_end": (0, self.positions),
-            **dict.fromkeys(("span", "refused_span", "missed_span"), (0, self.spans - 1)),
-        }
-
-    def whole(self) -> dict[str, int]:
-        """Table -> rows of a run whose every step, layer and head has one."""
-        return {
-            "step": self.steps,
-            "token": self.prompt + self.steps,
-            "head_step": self.steps * self.layers * self.q_heads,
-            "kv_step": self.steps * self.layers * self.kv_heads,
-            "head_run": self.layers * self.q_heads,
-            "kv_run": self.layers * self.kv_heads,
-            "layer_step": self.steps * self.layers,
-        }
 
 
 @dataclass(frozen=True)

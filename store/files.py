@@ -13,7 +13,7 @@ import os
 import stat
 from pathlib import Path
 
-from kvlens.private import open_file
+from kvlens.files import open_file
 
 #: A pipe is not waited for, a link is not followed, a child process does not inherit the file.
 PLAIN = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC

@@ -15,8 +15,9 @@ from typing import NoReturn
 import duckdb
 
 from kvlens.meta import RunMeta
-from kvlens.store.columnrules import KEYS, Column, Rule, Sizes, bare, declared, packed, rules, sound
+from kvlens.store.columnrules import KEYS, Column, Rule, bare, declared, packed, rules, sound
 from kvlens.store.errors import DamagedTrace
+from kvlens.store.sizes import Sizes
 from kvlens.store.versions import source
 
 _KNOWN = 4096

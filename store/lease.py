@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from types import TracebackType
 
-from kvlens.private import FILE_MODE
+from kvlens.files import FILE_MODE
 from kvlens.store.errors import RunBusy, TraceError
 from kvlens.store.files import PLAIN
 

@@ -15,7 +15,7 @@ import pandas as pd
 import pyarrow as pa
 
 from kvlens.rows import HEAD_COLUMNS, KV_COLUMNS
-from kvlens.store import queries
+from kvlens.store import headqueries, queries
 from kvlens.store.about import About, read_about
 from kvlens.store.attach import attach, check_trace, read_meta, stored_steps
 from kvlens.store.catalog import derived_status, list_runs
@@ -152,39 +152,39 @@ class TraceReader(SizeRecords, SpanRecords, MethodRecords, MemoryRecords, LensRe
         return self._recorded("kv_run" if self._summary_only else "kv_step", KV_COLUMNS)
 
     def _recorded(self, table: str, columns: tuple[str, ...]) -> list[str]:
-        make = queries.recorded_rollup if table.endswith("_run") else queries.recorded
+        make = headqueries.recorded_rollup if table.endswith("_run") else headqueries.recorded
         counts = self._db.rows(make(table, columns))[0]
         return [name for name, count in zip(columns, counts, strict=True) if count]
 
     def head_cube(self, metric: str) -> np.ndarray:
         """float32 [steps, layers, query heads]; all NaN at trace level 'summary'."""
-        queries.column(metric, HEAD_COLUMNS)
+        headqueries.column(metric, HEAD_COLUMNS)
         return self._cube("head_step", "q_head", metric, self.q_heads)
 
     def kv_cube(self, metric: str) -> np.ndarray:
         """float32 [steps, layers, KV heads]."""
-        queries.column(metric, KV_COLUMNS)
+        headqueries.column(metric, KV_COLUMNS)
         return self._cube("kv_step", "kv_head", metric, self.kv_heads)
 
     def _cube(self, table: str, head: str, metric: str, heads: int) -> np.ndarray:
         shape = (self.n_steps, self.n_layers, heads)
-        sql = queries.cube(table, head, metric)
+        sql = headqueries.cube(table, head, metric)
         return self._db.fill(self.n_steps * self.n_layers * heads, sql, layers=self.n_layers, heads=heads).reshape(
             shape
         )
 
     def head_summary(self, metric: str, start: int = 0, stop: int | None = None, agg: str = "mean") -> np.ndarray:
         """float32 [layers, query heads]: a metric over steps [start, stop)."""
-        queries.column(metric, HEAD_COLUMNS)
-        if agg not in queries.AGGREGATES:
-            raise ValueError(f"{agg!r} is not an aggregate; there are {', '.join(queries.AGGREGATES)}.")
+        headqueries.column(metric, HEAD_COLUMNS)
+        if agg not in headqueries.AGGREGATES:
+            raise ValueError(f"{agg!r} is not an aggregate; there are {', '.join(headqueries.AGGREGATES)}.")
         first_item, last = self._range(start, stop)
         size = self.n_layers * self.q_heads
         if (first_item, last) == (0, self.n_steps) and self._has_rollup():
-            flat = self._db.fill(size, queries.head_summary_rollup(metric, agg), heads=self.q_heads)
+            flat = self._db.fill(size, headqueries.head_summary_rollup(metric, agg), heads=self.q_heads)
         else:
             flat = self._db.fill(
-                size, queries.head_summary(metric, agg), heads=self.q_heads, start=first_item, stop=last
+                size, headqueries.head_summary(metric, agg), heads=self.q_heads, start=first_item, stop=last
             )
         return flat.reshape(self.n_layers, self.q_heads)
 
@@ -199,9 +199,9 @@ class TraceReader(SizeRecords, SpanRecords, MethodRecords, MemoryRecords, LensRe
                 f"Run {self.uid} was recorded at trace level 'summary', which keeps whole-run statistics only."
             )
         if whole and self._has_rollup():
-            return self._db.frame(queries.head_table(source("head_run"), source("kv_run")), **values)
+            return self._db.frame(headqueries.head_table(source("head_run"), source("kv_run")), **values)
         part = "(SELECT * FROM {} WHERE step >= $start AND step < $stop)"
-        sql = queries.head_table(
+        sql = headqueries.head_table(
             head_run_sql(part.format(source("head_step"))), kv_run_sql(part.format(source("kv_step")))
         )
         return self._db.frame(sql, start=first_item, stop=last, **values)

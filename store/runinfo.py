@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from kvlens.private import KEPT_MODE, write_file
+from kvlens.files import KEPT_MODE, write_file
 from kvlens.store.errors import RunNotFound, TraceError, UnreadableRun
 from kvlens.store.files import ordinary, read_plain, replace_plain
 

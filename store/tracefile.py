@@ -12,8 +12,8 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 
+from kvlens.files import close_file
 from kvlens.instruments import Effects
-from kvlens.private import close_file
 from kvlens.rows import PrefillRecord, SelfCheck
 from kvlens.store import rollup
 from kvlens.store.blocks import Block

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import duckdb
 
-from kvlens.private import FOLDER_MODE
+from kvlens.files import FOLDER_MODE
 from kvlens.store.files import ordinary
 from kvlens.store.guarded import guarded
 

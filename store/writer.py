@@ -16,9 +16,9 @@ from typing import Any
 import duckdb
 import numpy as np
 
+from kvlens.files import make_folder, write_file
 from kvlens.instruments import Effects
 from kvlens.meta import RunMeta
-from kvlens.private import make_folder, write_file
 from kvlens.rows import PrefillRecord, SelfCheck, StepRecord
 from kvlens.store.blocks import Block, Shape
 from kvlens.store.errors import MemoryShort, RunBusy, TraceError

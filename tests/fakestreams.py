@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 
 import torch
 
-from kvlens.memory.copies import Mark, Stream, Streams
-from kvlens.memory.cuda_link import CudaLink
-from kvlens.memory.host_memory import PinnedSlabs
-from kvlens.memory.ledger import Ledger
+from kvlens.link.copies import Mark, Stream, Streams
+from kvlens.link.cuda_link import CudaLink
+from kvlens.link.host_memory import PinnedSlabs
+from kvlens.link.transfers import TransferLog
 
 COPY_NS = 1000
 """what a piece of work takes on the fake clock"""
@@ -129,7 +129,7 @@ class FakeDevice:
             raise RuntimeError("cudaHostRegister: out of memory")
         self.pinned[address] = size
 
-    def link(self, ledger: Ledger) -> CudaLink:
+    def link(self, ledger: TransferLog) -> CudaLink:
         return CudaLink(ledger, self.streams, PinnedSlabs(self.register, self.pinned.pop))
 
 

@@ -9,7 +9,7 @@ import torch
 
 from kvlens import methods
 from kvlens.engine.session import Session
-from kvlens.memory.hot_tier import FREE
+from kvlens.memory.slots import FREE
 from kvlens.methods.base import Method
 from kvlens.methods.given import Peeked, Rotate, RunContext, StepEnd
 from kvlens.shape import KVShape
@@ -50,7 +50,7 @@ class Trial:
         seen = self.queries[:, :, max(n - max(128, self.method.needs.queries), 0) :]
         peeked = Peeked(_t(self.last_q), _t(self.last_k), _t(self.last_k))
         received = _t(self.received()) if self.method.needs.received else None
-        self.session.adopt(_t(self.keys), _t(self.values), _t(seen), peeked, received)
+        self.session.observed.adopt(_t(self.keys), _t(self.values), _t(seen), peeked, received)
         self.session.finish_prefill(torch.zeros(n))
         self.end: StepEnd | None = None
         self.outs: dict[int, torch.Tensor] = {}

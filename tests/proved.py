@@ -41,7 +41,7 @@ class Group:
 GROUPS = {
     "kernels": Group(
         ("tests/kernels/test_*.py",),
-        ("kernels/**/*.py", "tests/kernels/*.py", "tests/interpreted.py", "requirements*.txt", "docs/kernels.md"),
+        ("kernels/**/*.py", "tests/kernels/*.py", "tests/interpreted.py", "requirements*.txt", "evidence/kernels.md"),
     ),
     "device": Group(
         ("tests/static/test_*.py", "tests/unit/test_bench_gpu*.py"),
@@ -49,6 +49,7 @@ GROUPS = {
             "kernels/**/*.py",
             "kvlens/lab/gpu/**/*.py",
             "kvlens/memory/*.py",
+            "kvlens/link/*.py",
             "tests/static*.py",
             "tests/fake*.py",
             "requirements*.txt",

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvlens.api.errors import ModelError, translated
-from kvlens.runs.modelsource import BY_NAME
-from kvlens.runs.request import Report, RunRequest
+from kvlens.runs.request import BY_NAME, Report, RunRequest
 
 if TYPE_CHECKING:
     from kvlens.engine.kept import Files
@@ -21,7 +20,7 @@ _in_use: weakref.WeakValueDictionary[Key, LoadedModel] = weakref.WeakValueDictio
 
 
 class Named:
-    """Loads the model of a request by its name, once for all runs that use it (kvlens.runs.modelsource)."""
+    """Loads the model of a request by its name, once for all runs that use it (kvlens.runs.request)."""
 
     named = True
 

@@ -1,4 +1,4 @@
-"""What holds for every run of every method (docs/design.md), as comparisons of records. A comparison returns its first
+"""Truths of every run (docs/concepts.md), as comparisons of records. A comparison returns its first
 mismatch, or None.
 
 Shapes: L layers, Hq query heads, H_kv KV heads.

@@ -88,7 +88,7 @@ def _say(diagnosis: Diagnosis, remedies: list[Remedy], changes: list[Any], folde
         typer.echo(sentence, err=True)
     typer.echo(
         f"{counted(diagnosis.compared, 'run')} compared with full KV, {len(diagnosis.lost)} lost"
-        + (f"; {diagnosis.mild} more left its tokens without losing what was asked for" if diagnosis.mild else "")
+        + (f"; {diagnosis.mild} more diverged and kept the answer" if diagnosis.mild else "")
         + "."
     )
     if diagnosis.causes:
@@ -105,7 +105,7 @@ def _say(diagnosis: Diagnosis, remedies: list[Remedy], changes: list[Any], folde
 
 
 def _row(cause: Cause) -> list[Any]:
-    from kvlens.lens.reasons import cause as cause_words
+    from kvlens.lens.reasonkinds import cause as cause_words
     from kvlens.methods.naming import titled
 
     heads = ", ".join(f"L{layer} KV{head} ({n})" for (layer, head), n in cause.heads[:HEADS])

@@ -115,7 +115,7 @@ def _tiers(cuda: bool) -> dict[str, str]:
     import torch
 
     from kvlens.kernels.attend import planned_on
-    from kvlens.memory.cuda_link import link_name
+    from kvlens.link.cuda_link import link_name
 
     kinds = {f"run on {name}": torch.device(name) for name in ("cpu", "cuda")}
     return {

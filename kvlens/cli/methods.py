@@ -11,7 +11,7 @@ from kvlens.cli.options import DEFAULT_MODEL, AsJson, Model, show_table
 
 PRESSES = (
     "Where kvpress is installed, --method kvpress:NAME runs a press of it that scores tokens, as prompt eviction "
-    "(docs/methods.md)."
+    "(docs/methods/index.md)."
 )
 
 

@@ -8,7 +8,8 @@ from typing import Any
 import typer
 
 from kvlens.cli.options import show_table
-from kvlens.lens.tries import Try, tries_in
+from kvlens.lens.tries import Try
+from kvlens.lens.trylist import tries_in
 from kvlens.store.reader import TraceReader
 from kvlens.text.plaintext import json_text
 from kvlens.text.units import si_bytes

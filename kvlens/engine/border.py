@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,22 +19,20 @@ import torch
 
 from kvlens import interrupts
 from kvlens.engine import outputs
-from kvlens.engine.holdings import UNANNOUNCED, Holdings
-from kvlens.engine.unchanged import Mark
+from kvlens.engine.holdings import UNANNOUNCED, Handed, Holdings, Mark, refuse_broken, tensors_of, weights_of
 from kvlens.hangs import Hang, Watch, giving_up, limit
 from kvlens.memory.budget import BudgetAccount, BudgetInfeasible
 from kvlens.memory.layout import Layout
+from kvlens.memory.memory import Memory
 from kvlens.memory.placement import Placement, Selection
 from kvlens.memory.span_table import SpanTable
 from kvlens.methods.answers import BagChange, WindowLeave
 from kvlens.methods.base import Method
 from kvlens.methods.faults import BUDGET, CHANGED, RAISED, MethodFault, hangs, limited
-from kvlens.methods.given import MemoryView, Prefilled, Reading, RunContext, StepEnd
+from kvlens.methods.given import Prefilled, Reading, RunContext, StepEnd
 from kvlens.methods.hooks import Hooks, Selecting
 from kvlens.shortage import shortage
 
-Handed = Sequence[tuple[str, torch.Tensor | None]]
-"""the tensors that a hook is handed, by name"""
 WALKED_STEPS = 16
 """steps between two counts of what a method holds unannounced"""
 
@@ -60,7 +58,8 @@ class Border:
 
     def __init__(self, method: Method) -> None:
         self._hooks: Hooks = method
-        self._overridden = _overridden(method)
+        self.layer_hooks = _overridden(method)
+        """the hooks of a layer's step that the method overrides: the others do nothing, and nobody calls them"""
         self._module, self._context = type(method).__module__, method.context
         self._checks, self._shape = method.checks, method.context.shape
         self._places = 0
@@ -81,14 +80,14 @@ class Border:
         return outputs.reading(self._checks, answer, layer, self._shape, tokens, keys.shape[1])
 
     def prefill_end(self, prompt: Prefilled) -> tuple[Layout, Placement]:
-        self._prompt = _tensors(prompt)
-        weights = [] if prompt.inputs is None else _weights(prompt.inputs.modules)
+        self._prompt = tensors_of(prompt)
+        weights = [] if prompt.inputs is None else weights_of(prompt.inputs.modules)
         self.holdings.lend(weights)
         handed = (*self._prompt, *(("weights of the model", weight) for weight in weights))
         try:
             answer = self._call("prefill_end", lambda: self._hooks.prefill_end(prompt), handed, refuses=True)
         except MethodFault:
-            _refuse_broken(prompt)
+            refuse_broken(prompt)
             raise
         layout, placement = outputs.placed(self._checks, answer, self._context)
         heads = ((layer, head) for layer in range(self._shape.layers) for head in range(self._shape.kv_heads))
@@ -97,38 +96,35 @@ class Border:
 
     # ---- selection
     def written(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
-        if "written" not in self._overridden:
-            return
         handed = (("keys", keys), ("values", values))
         self._call("written", lambda: self._hooks.written(layer, keys, values), handed, layer)
 
-    def select(self, layer: int, q: torch.Tensor, spans: int, position: int) -> Selection | None:
-        """spans: ids that a selection names, position: of the step's token."""
-        if "select" not in self._overridden:
-            return None
-        q = q.clone()  # the method may keep them
+    def select(
+        self, layer: int, q: torch.Tensor, spans: int, position: int, scaling: float | None = None
+    ) -> Selection | None:
+        """spans: ids that a selection names, position: of the step's token. scaling: of the model's queries; None: q is
+        as `scored`."""
+        q = (q if scaling is None else scored(q, scaling)).clone()  # the method may keep them
         selection = self._call("select", lambda: self._hooks.select(layer, q), (("queries", q),), layer)
         if selection is not None:
             outputs.selection(self._checks, selection, layer, self._shape, spans, position)
         return selection  # type: ignore[no-any-return]
 
     def attended(self, layer: int, heads: range, weights: torch.Tensor, position: torch.Tensor) -> None:
-        if "attended" not in self._overridden:
-            return
         position = position.clone()  # the memory's own table
         handed = (("weights", weights), ("positions", position))
         self._call("attended", lambda: self._hooks.attended(layer, heads, weights, position), handed, layer)
 
     # ---- lifecycle
-    def decode_end(self, end: StepEnd, memory: MemoryView) -> WindowLeave | BagChange | None:
-        view = _View(memory.spans, memory.window_start, memory.read_window)
+    def decode_end(self, end: StepEnd, memory: Memory) -> WindowLeave | BagChange | None:
+        view = _View(memory.spans, memory.hot.oldest, memory.hot.read_window)
         names = ("lengths", "log lengths", "starts", "selectable", "device")
         handed = [
             (f"table of spans ({name})", table) for name, table in zip(names, memory.spans.tensors(), strict=True)
         ]
         change = self._call("decode_end", lambda: self._hooks.decode_end(end, view), handed)
         if change is not None:
-            outputs.change(self._checks, change, self._shape, self._places, end.position, memory.window_start)
+            outputs.change(self._checks, change, self._shape, self._places, end.position, memory.hot.oldest)
         return change  # type: ignore[no-any-return]
 
     def count_held(self, account: BudgetAccount, step: int | None = None) -> None:
@@ -237,31 +233,3 @@ def _overridden(method: Method) -> frozenset[str]:
     return frozenset(
         name for name in hooks if getattr(getattr(method, name), "__func__", None) is not getattr(Selecting, name)
     )
-
-
-def _tensors(prompt: Prefilled) -> Handed:
-    """The tensors of a prompt, by the names that a sentence uses."""
-    named = [
-        ("keys", prompt.keys),
-        ("values", prompt.values),
-        ("queries", prompt.last_queries),
-        ("surprisals", prompt.surprisal),
-        ("received attention", prompt.received),
-    ]
-    if prompt.peeked is not None:
-        peeked = prompt.peeked
-        named += [("peeked queries", peeked.queries), ("peeked keys", peeked.keys), ("peeked values", peeked.values)]
-    if prompt.inputs is not None:
-        named.append(("inputs", prompt.inputs.hidden))
-    return named
-
-
-def _weights(modules: Sequence[Any]) -> list[torch.Tensor]:
-    """Parameters and buffers of the model's modules that a method is handed."""
-    return [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
-
-
-def _refuse_broken(prompt: Prefilled) -> None:
-    """Raises ValueError if the model itself computed no finite keys and values, so that no method is to blame."""
-    if not (bool(prompt.keys.isfinite().all()) and bool(prompt.values.isfinite().all())):
-        raise ValueError("the model computes keys or values that are not finite for this prompt: use --dtype float32.")

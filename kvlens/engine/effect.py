@@ -28,6 +28,7 @@ from kvlens.engine.comparison import Reference
 from kvlens.engine.hf_attention import SessionCache
 from kvlens.engine.models import LoadedModel
 from kvlens.engine.prefill import ReadPrompt
+from kvlens.engine.unread import Query, Unread, unread_of
 from kvlens.instruments import Effects, Loss, Oracle
 from kvlens.rows import SpanRow
 from kvlens.shape import KVShape
@@ -44,31 +45,6 @@ MOST_TRIPLES = 64
 """that are kept, most effect first"""
 _LEAST_READ = 1e-6
 """attention on what was read, below which it counts as this much"""
-
-
-@dataclass
-class Unread:
-    """Which share of full attention's mass on each span a method left unread."""
-
-    owner: torch.Tensor
-    """int64 [steps, n]: the span of each position at each step; `count` where none has it"""
-    count: int
-    """one more than the highest span id"""
-    share: torch.Tensor
-    """float64 [steps, L, Hq, count + 1]"""
-
-    def at(self, layer: int) -> torch.Tensor:
-        """float64 [Hq, steps, n]: of each position."""
-        share = self.share[:, layer]
-        return share.gather(2, self.owner[:, None].expand(-1, share.shape[1], -1)).transpose(0, 1)
-
-
-@dataclass(frozen=True)
-class Query:
-    """What a layer was asked: q [H_kv, G, m, D], and the factor of its scores."""
-
-    q: torch.Tensor
-    scaling: float
 
 
 @dataclass
@@ -169,7 +145,8 @@ def effects(
     begin = max(0, min(losses) + 1 - (most if len(losses) == 1 else (most + 1) // 2))
     losses = {step: loss for step, loss in losses.items() if step < begin + most}
     last = max(losses) + 1
-    unread = _unread([oracle for _, oracle in steps[begin:last]], begin, list(spans), len(read.ids) + last - 1, loaded)
+    oracles, tokens = [oracle for _, oracle in steps[begin:last]], len(read.ids) + last - 1
+    unread = unread_of(oracles, begin, list(spans), tokens, loaded)
     pairs = {step: (int(reference.logits[step].argmax()), loss.top_token) for step, loss in losses.items()}
     moved = []
     for way in _ways():
@@ -183,28 +160,6 @@ def effects(
 
 def _ways() -> list[float]:
     return [(point + 0.5) / POINTS for point in range(POINTS)]
-
-
-def _unread(
-    oracles: Sequence[Oracle | None], begin: int, spans: Sequence[SpanRow], n: int, loaded: LoadedModel
-) -> Unread:
-    """Of the first n positions, in the steps from `begin` on. What no span covers is the window's; nothing is unread of
-    a span that was not listed, and where full attention was not recorded."""
-    count = 1 + max((row.span for row in spans), default=0)
-    window = next((row.span for row in spans if row.kind == "window"), count)
-    owner = np.full((len(oracles), n), window, np.int64)
-    for row in spans:
-        if row.kind != "window":
-            owner[max(0, row.born_step - begin) :, row.tok_start : row.tok_end] = row.span
-    share = np.zeros((len(oracles), loaded.shape.layers, loaded.shape.q_heads, count + 1))
-    for unread, oracle in zip(share, oracles, strict=True):
-        if oracle is None:
-            continue
-        lost = oracle.unread_share
-        layer, head, place = np.nonzero((oracle.span >= 0) & (oracle.span < count))
-        unread[layer, head, oracle.span[layer, head, place]] = lost[layer, head, place]
-    device = loaded.model.device
-    return Unread(torch.from_numpy(owner).to(device), count, torch.from_numpy(share).to(device))
 
 
 def _moved(

@@ -19,16 +19,15 @@ from kvlens.engine.loop import Generation
 from kvlens.engine.models import LoadedModel, refuse_window
 from kvlens.engine.options import Cancelled, Options, Progress, Result
 from kvlens.engine.prefill import Reader, ReadPrompt, prefill
-from kvlens.engine.rotary import rotary_of
+from kvlens.engine.rotary import refuse_border, rotary_of, whole_length
 from kvlens.engine.session import Session
-from kvlens.engine.whole_length import refuse_border, whole_length
+from kvlens.holds import Drop, Hold, check
 from kvlens.memory.budget import Budget
-from kvlens.memory.holds import Drop, Hold, check
 from kvlens.methods.base import Method
 from kvlens.methods.full import FullKV
 from kvlens.methods.given import RunContext
 from kvlens.methods.needs import Needs
-from kvlens.recording.recorder import Follower
+from kvlens.recording.facts import Follower
 from kvlens.recording.sampling import OracleSampling, resolve
 from kvlens.rows import TraceSink
 from kvlens.text.prompts import Prompt
@@ -99,7 +98,7 @@ class Engine:
                     prefill_chunk,
                     lambda count, total: progress("prefill", count, total),
                 )
-            keys, values, queries_read, peeked, sums = session.read()
+            keys, values, queries_read, peeked, sums = session.observed.read()
             return ReadPrompt(prompt.ids, keys, values, queries_read, peeked, surprisal, sums)
         finally:
             session.close()
@@ -124,7 +123,8 @@ class Engine:
         arithmetic costs no prefill here; another places the prompt. read: what reads the prompt; None: the model does,
         for this rehearsal alone."""
         context = self.context(prompt, budget, options)
-        check(holds, drops, context.shape, context.prompt_tokens + context.max_new)
+        if holds or drops:
+            check(holds, drops, context.shape, context.prompt_tokens + context.max_new)
         self.sampling(prompt, options)
         session = Session(method, params, context, holds=holds, drops=drops)
         try:
@@ -170,7 +170,8 @@ class Engine:
         """
         options = options or Options()
         context = self.context(prompt, budget, options)
-        check(holds, drops, context.shape, context.prompt_tokens + context.max_new)
+        if holds or drops:
+            check(holds, drops, context.shape, context.prompt_tokens + context.max_new)
         oracle = self.sampling(prompt, options)
         session = Session(method, params, context, holds=holds, drops=drops)
         run = Generation(

@@ -1,8 +1,15 @@
-"""The tensors that a method holds, found by walking its attributes, whatever `held` announces.
+"""What a method does with tensors beside its answers: those that it holds, and those that a hook changes in place.
 
-A storage counts once and whole. The walk follows containers, objects, closures, partial and bound functions, and of
-a plugin the attributes of its classes and the containers in global variables of its module. It follows no other
-modules and classes.
+The tensors that a method holds are found by walking its attributes, whatever `held` announces. A storage counts once
+and whole. The walk follows containers, objects, closures, partial and bound functions, and of a plugin the attributes
+of its classes and the containers in global variables of its module. It follows no other modules and classes.
+
+A tensor was changed in place if its `_version` grew where torch counts, or if its bits changed where it does not. The
+engine runs under `inference_mode`, which saves about a tenth of a step on a CPU and leaves its tensors without a
+`_version`. Of such a tensor a copy is kept if it is small, as the tensors of a step are. Of a large one, as a prompt
+is, sums of its bits along its last two dimensions are kept: a change that leaves all of them equal is not seen. A
+tensor with a `_version` is not read, so writes through `.data` or numpy are not seen in it; a model's parameters are
+read all the same.
 """
 
 from __future__ import annotations
@@ -11,11 +18,14 @@ import functools
 import sys
 import types
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+
+from kvlens.methods.given import Prefilled
 
 PLAIN = (str, bytes, int, float, complex, bool, type(None), range, slice, torch.dtype, torch.device, torch.Size)
 """types that hold no tensor"""
@@ -149,3 +159,90 @@ def _class_values(kind: type) -> Iterator[Any]:
         module = sys.modules.get(base.__module__)
         names = vars(module).items() if module is not None else ()
         yield from [value for name, value in names if isinstance(value, GLOBAL) and not name.startswith("__")]
+
+
+SMALL = 1 << 18
+"""numbers of a tensor that is copied at most"""
+BITS = {4: torch.int32, 2: torch.int16, 8: torch.int64}
+"""bytes of a number -> the integers of that size"""
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A tensor as it was."""
+
+    tensor: torch.Tensor
+    place: tuple[object, ...]
+    """storage, shape and strides, which `set_` and `resize_` change"""
+    version: int | None
+    bits: tuple[torch.Tensor, ...]
+    """the bits, or their sums"""
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> Mark:
+        """Mark a tensor before a hook sees it."""
+        if not tensor.is_inference() and not isinstance(tensor, torch.nn.Parameter):
+            return cls(tensor, _place(tensor), tensor._version, ())
+        bits = _bits(tensor)
+        return cls(tensor, _place(tensor), None, (bits.clone(),) if bits.numel() <= SMALL else _sums(bits))
+
+    def changed(self) -> bool | torch.Tensor:
+        """Return whether the tensor differs now; on a device a 0-d flag that no one has read."""
+        if _place(self.tensor) != self.place:
+            return True
+        if self.version is not None:
+            return bool(self.tensor._version != self.version)
+        bits = _bits(self.tensor)
+        pairs = list(zip((bits,) if bits.numel() <= SMALL else _sums(bits), self.bits, strict=True))
+        if bits.device.type == "cpu":
+            return not all(torch.equal(now, former) for now, former in pairs)
+        return torch.stack([(now != former).any() for now, former in pairs]).any()
+
+
+def _place(tensor: torch.Tensor) -> tuple[object, ...]:
+    """Where a tensor lies."""
+    return tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride()
+
+
+def _sums(bits: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Sums along the last dimension and along the one before it, int64: a row that moves changes the first, a number
+    that moves within its row the second."""
+    return tuple(bits.sum(dim) for dim in range(max(-2, -bits.dim()), 0))
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    """The numbers as integers, so that NaN equals itself."""
+    tensor = tensor.detach()
+    return tensor.view(BITS[tensor.element_size()]) if tensor.dtype.is_floating_point else tensor
+
+
+Handed = Sequence[tuple[str, torch.Tensor | None]]
+"""the tensors that a hook is handed, by name"""
+
+
+def tensors_of(prompt: Prefilled) -> Handed:
+    """The tensors of a prompt, by the names that a sentence uses."""
+    named = [
+        ("keys", prompt.keys),
+        ("values", prompt.values),
+        ("queries", prompt.last_queries),
+        ("surprisals", prompt.surprisal),
+        ("received attention", prompt.received),
+    ]
+    if prompt.peeked is not None:
+        peeked = prompt.peeked
+        named += [("peeked queries", peeked.queries), ("peeked keys", peeked.keys), ("peeked values", peeked.values)]
+    if prompt.inputs is not None:
+        named.append(("inputs", prompt.inputs.hidden))
+    return named
+
+
+def weights_of(modules: Sequence[Any]) -> list[torch.Tensor]:
+    """Parameters and buffers of the model's modules that a method is handed."""
+    return [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
+
+
+def refuse_broken(prompt: Prefilled) -> None:
+    """Raises ValueError if the model itself computed no finite keys and values, so that no method is to blame."""
+    if not (bool(prompt.keys.isfinite().all()) and bool(prompt.values.isfinite().all())):
+        raise ValueError("the model computes keys or values that are not finite for this prompt: use --dtype float32.")

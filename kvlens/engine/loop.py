@@ -15,12 +15,13 @@ from kvlens.engine.hf_attention import SessionCache
 from kvlens.engine.models import LoadedModel
 from kvlens.engine.options import Cancelled, Options, Progress, Result
 from kvlens.engine.prefill import Reader, ReadPrompt, prefill
+from kvlens.engine.rotary import frequencies_vary
 from kvlens.engine.session import Session
 from kvlens.engine.steps import Course, SessionStep, Step
-from kvlens.engine.whole_length import frequencies_vary
-from kvlens.memory.clock import PhaseClock
-from kvlens.memory.hot_tier import PromptStore
-from kvlens.recording.recorder import Follower, Recorder, StepFacts
+from kvlens.memory.slots import PromptStore
+from kvlens.phases import PhaseClock
+from kvlens.recording.facts import Follower
+from kvlens.recording.recorder import Recorder, StepFacts
 from kvlens.recording.sampling import OracleSampling
 from kvlens.recording.selfcheck import Tally
 from kvlens.rows import PromptToken, SelfCheck, TraceSink
@@ -57,11 +58,11 @@ class Generation:
         )
         self.cache = SessionCache(session, loaded.shape.layers)
         self.sink, self.oracle, self.follow = sink, oracle, follow
-        self.tally = Tally(loaded.shape, session.ledger, session.account)
+        self.tally = Tally(loaded.shape, session.transfers, session.account)
         self.recorder: Recorder | None = None
         """None: the prompt has not been placed, or nothing is recorded"""
         self.generator = torch.Generator().manual_seed(options.seed)
-        self.zero = session.ledger.zero_ns
+        self.zero = session.transfers.zero_ns
         self.compared_ns = 0
         """spent on comparing with the reference, which is no part of any step"""
         self.full_kv: Alongside | None = None
@@ -126,11 +127,11 @@ class Generation:
         else:
             read = read if isinstance(read, ReadPrompt) else read()
             assert read.ids == self.prompt.ids
-            session.adopt(read.keys, read.values, read.last_queries, read.peeked, read.received)
+            session.observed.adopt(read.keys, read.values, read.last_queries, read.peeked, read.received)
             surprisal = read.surprisal
             start_time -= read.ahead_ns / 1e9
-            session.ledger.zero_ns -= read.ahead_ns
-            self.zero = session.ledger.zero_ns
+            session.transfers.zero_ns -= read.ahead_ns
+            self.zero = session.transfers.zero_ns
         n, last = session.context.prompt_tokens, surprisal.last
         nats = surprisal.whole()[:n] if session.needs.surprisal else None
         store = session.prompt
@@ -143,7 +144,8 @@ class Generation:
         self.result = Result([], "", surprisal, [], "", prefill_s, 0.0, [], 0, [])
         if self.sink is not None and store is not None:
             self._begin_full_kv(store, read)
-            session.observer = self.recorder = self._record(self.sink, store.keys)
+            self.recorder = self._record(self.sink, store.keys)
+            session.observer = self.recorder.freezer
             if self.options.phases and store.keys.device.type == "cpu":
                 session.time_phases(PhaseClock())
             self.recorder.prefill(self._prompt_tokens(surprisal.known), prefill_us, session.prefill_peak)

@@ -3,15 +3,17 @@ tokens received, what was seen of its last token, and what layers were given."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Protocol
 
 import torch
 
 from kvlens.engine.border import scored
 from kvlens.kernels.attend import add_received, decode_attention
 from kvlens.memory.budget import BudgetAccount
-from kvlens.memory.hot_tier import PromptStore
+from kvlens.memory.placement import Selection
+from kvlens.memory.slots import PromptStore
 from kvlens.methods.given import Inputs, Peeked, Prefilled, RunContext
 from kvlens.methods.needs import Needs
 
@@ -25,7 +27,7 @@ class Observed:
         """method: its name, for sentences; needs: what to keep."""
         self._method, self._account, self._layers = method, account, context.shape.layers
         self._prompt: PromptStore | None = prompt
-        self._wanted = needs.queries
+        self._wanted, self._peeks = needs.queries, needs.peek
         self._queries: list[torch.Tensor] = [torch.empty(0)] * self._layers
         self._received: torch.Tensor | None = None
         if needs.received:
@@ -90,26 +92,39 @@ class Observed:
         self._account.hold("peeked", peeked.queries, peeked.keys, peeked.values)
 
     # ---- from one session to another, and to the method
-    def read(self) -> tuple[torch.Tensor, Peeked, torch.Tensor | None]:
-        """Last queries [L, Hq, w, D], what was seen of the last token, and the attention received [L, Hq, n]."""
+    def read(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Peeked, torch.Tensor | None]:
+        """Return copies of keys, values [L, H_kv, n, D] of the prompt that has been put through, last queries [L, Hq,
+        w, D], what was seen of the last token, and the attention received [L, Hq, n]."""
         assert self.peeked is not None
-        return torch.stack(self._queries), self.peeked, self._received
+        assert self._prompt is not None
+        keys, values = self._prompt.keys.clone(), self._prompt.values.clone()
+        return keys, values, torch.stack(self._queries), self.peeked, self._received
 
-    def adopt(self, queries: torch.Tensor, peeked: Peeked | None, received: torch.Tensor | None, tokens: int) -> None:
-        """What another session has read of a prompt of so many tokens; peeked None: not wanted. Raises ValueError when
-        the method needs what was not read."""
+    def adopt(
+        self,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        queries: torch.Tensor,
+        peeked: Peeked | None,
+        received: torch.Tensor | None,
+    ) -> None:
+        """Take a prompt that another session has read, as `read` returns it, instead of prefilling. Raises ValueError
+        when the method needs what was not read."""
+        assert self._prompt is not None
         if self._received is not None:
             if received is None:
                 raise ValueError(
                     f"{self._method} needs the attention that prompt tokens received, and it was not read."
                 )
             self._received.copy_(received)
-        if queries.shape[2] < min(self._wanted, tokens):
+        if queries.shape[2] < min(self._wanted, keys.shape[2]):
             raise ValueError(f"{self._method} looks at more prompt queries than were read.")
         for layer in range(self._layers if self._wanted else 0):
             self._queries[layer] = queries[layer, :, -self._wanted :]
-        if peeked is not None:
+        if peeked is not None and self._peeks:
             self._hold(peeked)
+        for layer in range(self._layers):
+            self._prompt.append(layer, keys[layer], values[layer])
 
     def hand_over(self, surprisal: torch.Tensor | None) -> Prefilled:
         """Everything as the method is given it; nothing of it stays here. surprisal float32 [n], nats."""
@@ -124,3 +139,17 @@ class Observed:
         """The method has what was handed over no longer."""
         for name in ("received", "peeked", "inputs"):
             self._account.release(name)
+
+
+class LayerObserver(Protocol):
+    """Sees each layer's decision after the attention has been computed; must change nothing."""
+
+    def layer(
+        self,
+        layer: int,
+        q: torch.Tensor,
+        biases: Sequence[torch.Tensor | None],
+        scaling: float,
+        selection: Selection | None,
+    ) -> None:
+        """biases: of each part of the layer, [h, G, C]; one part where all its KV heads have equal zones."""

@@ -15,8 +15,8 @@ import torch
 from kvlens.memory.layout import Layout
 from kvlens.memory.placement import Placement, Selection
 from kvlens.methods.answers import BagChange, WindowLeave
+from kvlens.methods.faults import HookChecks
 from kvlens.methods.given import Reading, RunContext
-from kvlens.methods.hookchecks import HookChecks
 from kvlens.rows import CAUSES, METHOD_HEAD_COLUMNS, METHOD_KV_COLUMNS, ROLES, SPAN_STATES
 from kvlens.shape import KVShape
 

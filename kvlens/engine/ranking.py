@@ -17,9 +17,8 @@ import numpy as np
 
 from kvlens.engine.effect import MOST_TRIPLES, effects
 from kvlens.engine.options import Options
+from kvlens.holds import Drop, Hold, Triple, holds_of, less
 from kvlens.instruments import Effects
-from kvlens.memory.holds import Drop, Hold, Triple, holds_of
-from kvlens.memory.ranges import less
 from kvlens.rows import PrefillRecord, SpanRow, StepRecord
 
 if TYPE_CHECKING:

@@ -1,13 +1,22 @@
-"""A model's own rotary embedding, applied to keys and taken back: for methods that want keys without their
-positions."""
+"""A model's rotary embedding: applied to keys and taken back, for methods that want keys without their positions; and
+rotary embeddings whose frequencies depend on the length of the whole text (dynamic NTK, LongRoPE).
+
+`generate` reads a prompt at once, so that a model of the second kind computes every key with the frequencies of the
+whole prompt. kvlens reads a prompt in chunks and feeds its last token as step 0: without `whole_length` the first
+chunks would get the frequencies of a shorter text.
+"""
 
 from __future__ import annotations
 
+import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+
+from kvlens.models.errors import UnsupportedModel
 
 CHANGING = ("dynamic", "longrope")
 """Kinds whose frequencies depend on how long the text was when a key was computed: such keys cannot be turned back from
@@ -63,3 +72,81 @@ def rotary_of(model: Any) -> Rotary | None:
         if hasattr(module, "use_rope") and isinstance(getattr(module, "layer_idx", None), int):
             used[module.layer_idx] = bool(module.use_rope)
     return Rotary(embedding, apply, tuple(used))
+
+
+REREAD = frozenset(["phi3"])
+"""families whose `generate` drops the cache and reads the text again when a LongRoPE text passes the border"""
+
+
+@contextmanager
+def whole_length(model: Any, tokens: int) -> Iterator[None]:
+    """Compute rotary frequencies for a text of at least `tokens` tokens, as `generate` does for a prompt of that
+    length. Every run starts from a fresh embedding: dynamic NTK otherwise keeps the frequencies of the longest text
+    that the model has read. Do nothing for embeddings that do not depend on the length."""
+    embedding = getattr(model.base_model, "rotary_emb", None)
+    if embedding is None or changing_type(model.config) is None:
+        yield
+        return
+    plain = inspect.unwrap(type(embedding).forward)  # without the update of frequencies that decorates it
+    refresh(embedding)
+
+    def forward(x: torch.Tensor, position_ids: torch.Tensor) -> Any:
+        last = position_ids.max().clamp(min=tokens - 1).reshape(1, 1)
+        with torch.inference_mode(False), torch.no_grad():  # frequencies serve passes with gradients, too
+            type(embedding).forward(embedding, x, last)  # sets the frequencies for this length
+        with torch.no_grad():
+            return plain(embedding, x, position_ids)
+
+    embedding.forward = forward
+    try:
+        yield
+    finally:
+        del embedding.forward
+
+
+def refresh(embedding: Any) -> None:
+    """Set the frequencies of an embedding back to those of a model that has read nothing."""
+    with torch.inference_mode(False):
+        embedding.inv_freq = embedding.original_inv_freq.to(embedding.inv_freq.device, copy=True)
+    if hasattr(embedding, "max_seq_len_cached"):
+        embedding.max_seq_len_cached = embedding.original_max_seq_len
+
+
+def changing_type(config: Any) -> str | None:
+    """Return the RoPE type of a config if its frequencies depend on the length of the text, else None."""
+    rope = getattr(config, "rope_parameters", None)
+    kind = rope.get("rope_type") if isinstance(rope, dict) else None
+    return kind if kind in CHANGING else None
+
+
+def border_of(config: Any) -> int | None:
+    """Return the number of tokens beyond which frequencies differ from those of short texts; None if they never do."""
+    kind = changing_type(config)
+    if kind is None:
+        return None
+    original = config.rope_parameters.get("original_max_position_embeddings")
+    return int(original if kind == "longrope" and original else config.max_position_embeddings)
+
+
+def frequencies_vary(config: Any, prompt_tokens: int, fed_tokens: int) -> bool:
+    """Return whether steps of one run use different frequencies: dynamic NTK beyond its border, or a text that crosses
+    the border while it decodes."""
+    border = border_of(config)
+    if border is None or fed_tokens <= border:
+        return False
+    return changing_type(config) == "dynamic" or prompt_tokens <= border
+
+
+def refuse_border(config: Any, prompt_tokens: int, fed_tokens: int) -> None:
+    """Raise UnsupportedModel if a text crosses the border at which the model's `generate` reads it again.
+
+    prompt_tokens: of the whole prompt; fed_tokens: prompt and generated tokens that are fed."""
+    if config.model_type not in REREAD or changing_type(config) != "longrope":
+        return
+    border = border_of(config)
+    if border is not None and prompt_tokens <= border < fed_tokens:
+        raise UnsupportedModel(
+            f"{prompt_tokens:,} prompt tokens and the output cross position {border:,}, where this model reads its "
+            f"whole text again with other frequencies: lower --max-new to {border - prompt_tokens + 1} or give a "
+            "longer prompt."
+        )

@@ -5,42 +5,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Protocol
 
 import torch
 
-from kvlens.engine.border import WALKED_STEPS, Border, make_method, scored
-from kvlens.engine.observed import Observed
+from kvlens.engine.border import WALKED_STEPS, Border, make_method
+from kvlens.engine.observed import LayerObserver, Observed
 from kvlens.engine.reading import reading_attention
+from kvlens.holds import Drop, Hold
 from kvlens.kernels.attend import attention_weights, decode_attention, prefill_attention
+from kvlens.link.transfers import TransferLog
 from kvlens.memory.budget import BudgetAccount
-from kvlens.memory.clock import NoClock
 from kvlens.memory.counterfactual import Counterfactual
-from kvlens.memory.holds import Drop, Hold
-from kvlens.memory.hot_tier import PromptStore
-from kvlens.memory.ledger import Ledger
 from kvlens.memory.memory import Memory
 from kvlens.memory.placement import Selection
+from kvlens.memory.slots import PromptStore
 from kvlens.methods.answers import WindowLeave
 from kvlens.methods.base import Method
 from kvlens.methods.calibration import calibrated
-from kvlens.methods.given import Peeked, RunContext, StepEnd
+from kvlens.methods.given import RunContext, StepEnd
 from kvlens.methods.needs import Needs
+from kvlens.phases import NoClock
 from kvlens.shape import KVShape
-
-
-class LayerObserver(Protocol):
-    """Sees each layer's decision after the attention has been computed; must change nothing."""
-
-    def layer(
-        self,
-        layer: int,
-        q: torch.Tensor,
-        biases: Sequence[torch.Tensor | None],
-        scaling: float,
-        selection: Selection | None,
-    ) -> None:
-        """biases: of each part of the layer, [h, G, C]; one part where all its KV heads have equal zones."""
 
 
 class Session:
@@ -72,7 +57,7 @@ class Session:
         if holds or drops:
             heads, positions = context.shape.kv_heads, n + context.max_new
             self.counterfactual = Counterfactual(holds, drops, heads, n, positions, context.device)
-        self.account, self.ledger = BudgetAccount(), Ledger()
+        self.account, self.transfers = BudgetAccount(), TransferLog()
         self.prompt: PromptStore | None = PromptStore(context.shape, context.dtype, context.device, n)
         """None: the prompt has been placed"""
         self.account.hold("prompt", self.prompt.keys, self.prompt.values)
@@ -108,9 +93,10 @@ class Session:
         """New tokens of one layer: keys, values [H_kv, m, D], post-RoPE."""
         if self.decoding:
             self.memory.write(layer, keys[:, 0], values[:, 0])
-            phase = self.clock.enter("score")
-            self.border.written(layer, keys[:, 0], values[:, 0])
-            self.clock.enter(phase)
+            if "written" in self.border.layer_hooks:
+                phase = self.clock.enter("score")
+                self.border.written(layer, keys[:, 0], values[:, 0])
+                self.clock.enter(phase)
         elif self.observed.peeking:
             self.observed.peek_write(layer, keys, values)
         else:
@@ -123,19 +109,13 @@ class Session:
             peeking = self.observed.peeking
             return self.observed.peek_attend(layer, q, scaling) if peeking else self._prefill(layer, q, scaling)
         memory, clock = self.memory, self.clock
-        if layer in memory.recaller.under_way:
-            memory.recaller.land(layer)
-        phase = clock.enter("score")
-        ranking_query = scored(q[0, :, 0], scaling)
-        if layer in self._ahead:
-            selection = self._ahead.pop(layer)
-        else:
-            selection = self.border.select(layer, ranking_query, memory.spans.capacity, self._position)
-            if selection is not None:
-                memory.recaller.recall(layer, selection, later=False)
-        if selection is not None and self.counterfactual is not None:
-            selection = self.counterfactual.counted(layer, selection)
-        clock.enter("attend")
+        if layer in memory.arrivals.under_way:
+            memory.arrivals.land(layer)
+        selects = layer in self._ahead or "select" in self.border.layer_hooks
+        phase = clock.enter("score" if selects else "attend")
+        selection = self._select(layer, q, scaling) if selects else None
+        if selects:
+            clock.enter("attend")
         outs, biases = [], []
         for part, pool in enumerate(memory.hot.parts[layer]):
             part_queries = q if len(pool.heads) == self.shape.kv_heads else q[:, self._query_heads(pool.heads)]
@@ -157,6 +137,19 @@ class Session:
         clock.enter(phase)
         return out
 
+    def _select(self, layer: int, q: torch.Tensor, scaling: float) -> Selection | None:
+        """Return what the method selects for a layer by q [1, Hq, 1, D], or selected before. Recalls have begun."""
+        if layer in self._ahead:
+            selection = self._ahead.pop(layer)
+        else:
+            memory = self.memory
+            selection = self.border.select(layer, q[0, :, 0], memory.spans.capacity, self._position, scaling)
+            if selection is not None:
+                memory.recaller.recall(layer, selection, later=False)
+        if selection is None or self.counterfactual is None:
+            return selection
+        return self.counterfactual.counted(layer, selection)
+
     def look_ahead(self, layer: int, q: torch.Tensor) -> None:
         """The method selects for `layer` before its query is known: q [Hq, D] is an estimate, as `scored`. What it asks
         for is on its way while the layers before run; the layer's attention waits for what has not come by then."""
@@ -176,31 +169,9 @@ class Session:
         return prefill_attention(q, keys, values, scaling)
 
     def _query_heads(self, heads: range) -> slice:
-        """The query heads of some KV heads."""
         return slice(heads.start * self.shape.group, heads.stop * self.shape.group)
 
     # ---- called by the engine
-    def read(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Peeked, torch.Tensor | None]:
-        """Copies of keys, values [L, H_kv, n, D] and last queries [L, Hq, w, D] of the prompt that has been put
-        through, and what was seen of its last token."""
-        assert self.prompt is not None
-        return self.prompt.keys.clone(), self.prompt.values.clone(), *self.observed.read()
-
-    def adopt(
-        self,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        queries: torch.Tensor,
-        peeked: Peeked,
-        received: torch.Tensor | None,
-    ) -> None:
-        """Take a prompt that another session has read, instead of prefilling. Raises ValueError when the method needs
-        what was not read."""
-        assert self.prompt is not None
-        self.observed.adopt(queries, peeked if self.needs.peek else None, received, keys.shape[2])
-        for layer in range(self.shape.layers):
-            self.prompt.append(layer, keys[layer], values[layer])
-
     def finish_prefill(self, surprisal: torch.Tensor | None) -> None:
         """The prompt is in: the method divides the device and places it. surprisal float32 [n], nats, NaN at position
         0; None: the method does not need it.
@@ -222,7 +193,7 @@ class Session:
             store,
             context.prompt_tokens + context.max_new,
             account,
-            self.ledger,
+            self.transfers,
             context.rotate,
             self.counterfactual,
         )
@@ -249,7 +220,7 @@ class Session:
 
     def time_phases(self, clock: NoClock) -> None:
         """Time the steps to come with this clock."""
-        self.clock = self.memory.recaller.clock = clock
+        self.clock = self.memory.arrivals.clock = clock
 
     def between_steps(self, step: int, previous: StepEnd | None) -> None:
         """What `begin_step` does before the new token gets its slots."""

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from kvlens.files import MOST_JSON, RefusedFile, check_ordinary, load_json
 from kvlens.models.errors import UnsupportedModel
 from kvlens.models.sizes import check_sizes, read_config
-from kvlens.text.plainfile import MOST_JSON, RefusedFile, check_ordinary, load_json
 
 TEXTS = (".json", ".jinja", ".txt", ".model")
 """files of a model's folder that are read whole"""

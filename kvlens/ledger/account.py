@@ -9,8 +9,8 @@ from itertools import combinations
 from math import factorial
 from typing import Any
 
+from kvlens.holds import Triple
 from kvlens.ledger.causes import CODES
-from kvlens.memory.holds import Triple
 
 Coalition = frozenset[str]
 """causes that are repaired together"""

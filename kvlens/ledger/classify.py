@@ -10,11 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from kvlens.holds import Hold, Triple, without
 from kvlens.instruments import Oracle, Scores
 from kvlens.ledger.causes import CODES, INDEX, NONE
 from kvlens.ledger.story import STATE, Story
-from kvlens.memory.holds import Hold, Triple
-from kvlens.memory.ranges import without
 from kvlens.rows import StepRecord
 
 FAINT = 1e-9

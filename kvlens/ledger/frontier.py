@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from kvlens.holds import Drop
 from kvlens.ledger.story import Story
-from kvlens.memory.holds import Drop
 
 if TYPE_CHECKING:
     from kvlens.lens.trials import Trials

@@ -14,11 +14,11 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from kvlens.holds import Hold
 from kvlens.ledger.account import Coalition, LossLedger, Share, split
 from kvlens.ledger.classify import Causes, classify
 from kvlens.ledger.story import Story
 from kvlens.lens.own import Own
-from kvlens.memory.holds import Hold
 from kvlens.methods.base import Method
 from kvlens.methods.parts import part
 

@@ -12,9 +12,8 @@ from kvlens.ledger.storage import store_ledger, stored_ledger
 from kvlens.lens.question import Question
 from kvlens.lens.trials import Trials
 from kvlens.lens.whatif import trials_of
-from kvlens.runs.modelsource import BY_NAME, ModelSource
 from kvlens.runs.repeat import read_run, reload
-from kvlens.runs.request import Report
+from kvlens.runs.request import BY_NAME, ModelSource, Report
 
 PHASE = "ledger"
 """of progress"""

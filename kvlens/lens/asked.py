@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
+from kvlens.holds import Drop, Hold
 from kvlens.lens.pieces import Piece
 from kvlens.lens.recut import Part, parts
 from kvlens.lens.search import Head
-from kvlens.memory.holds import Drop, Hold
 from kvlens.rows import SpanRow
 
 _Kind = TypeVar("_Kind", Hold, Drop)

@@ -13,9 +13,9 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import pandas as pd
 
+from kvlens.holds import Triple
 from kvlens.instruments import Loss, Oracle
 from kvlens.lens.reasons import explain
-from kvlens.memory.holds import Triple
 from kvlens.store.reader import TraceReader
 
 

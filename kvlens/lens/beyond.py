@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from kvlens.holds import Drop, Hold, Range, joined, without
 from kvlens.lens.lines import ranges_in_words
 from kvlens.lens.search import Head
-from kvlens.memory.holds import Drop, Hold
-from kvlens.memory.ranges import Range, joined, without
 from kvlens.meta import Held, RunMeta
 from kvlens.text.units import counted
 

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from kvlens.holds import Hold, Triple, held_bytes, holds_of
 from kvlens.lens.attribution import attribute_records
 from kvlens.lens.beyond import in_time, untouched
 from kvlens.lens.fewest import Attempt, Fewest, FewestBytes
 from kvlens.lens.question import Question, unless
-from kvlens.memory.holds import Hold, Triple, held_bytes, holds_of
 from kvlens.runs.repeat import Past
 from kvlens.runs.request import Report
 from kvlens.text.units import counted, si_bytes

@@ -8,14 +8,14 @@ gives up spans only after its attention.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from kvlens.holds import joined, without
 from kvlens.lens.own import Own
 from kvlens.lens.place import Ranking
-from kvlens.memory.ranges import joined, without
+from kvlens.lens.spanstates import DEPARTURES, HOT, states_of, uncorrected
 from kvlens.meta import Held
 from kvlens.store.reader import TraceReader
 
@@ -23,9 +23,6 @@ ROUNDING = 1e-4
 """regret above it is no rounding of the two masses it is the difference of"""
 NOTHING = 1e-6
 """mass up to which a recorded zero may be a small mass, rounded"""
-HOT = ("resident", "reconstructed")
-ARRIVALS = {"recall", "prefetch", "correction", "zoom_in"}
-DEPARTURES = {"release", "zoom_out"}
 
 
 @dataclass(frozen=True)
@@ -63,7 +60,7 @@ class Facts:
         row = reader.span(span)
         events = reader.events(step=None, layer=layer, kv_head=kv_head)
         own_rows = events[(events["span"] == span) & (events["step"] <= step)]
-        similarity = _uncorrected(reader, step, layer, kv_head)
+        similarity = uncorrected(reader, step, layer, kv_head)
         waits = similarity is not None or bool(Own.of(reader).say("waits", reader.meta.config))
         heads = reader.oracle_step(step)
         listed = heads[(heads["layer"] == layer) & (heads["kv_head"] == kv_head) & (heads["span"] == span)]
@@ -80,7 +77,7 @@ class Facts:
             row.born_step,
             row.state == "coarse" and "kept" not in set(own_rows["kind"]),
             own_rows,
-            _states(reader, step, layer, kv_head, events, waits),
+            states_of(reader, step, layer, kv_head, events, waits),
             waits,
             similarity,
             Ranking.of(reader, step, layer, kv_head, span),
@@ -242,49 +239,3 @@ class Facts:
         spans = self.reader.spans()
         coarse = set(spans.loc[spans["state"] == "coarse", "span"].astype(int))
         return sum(state in HOT for span, state in self.states.items() if span in coarse)
-
-    def rebuilt(self) -> str:
-        """'rebuilt from factors of rank ...', with their errors."""
-        rows = self.reader.span_heads(self.layer, self.kv_head)
-        rows = rows[rows["span"] == self.span]
-        if rows.empty:
-            return "rebuilt from low-rank factors whose rank and error were not recorded"
-        row: Any = rows.iloc[0]
-        return (
-            f"rebuilt from factors of rank {int(row['rank_k'])} (keys, relative error {row['err_k']:.2f}) and "
-            f"{int(row['rank_v'])} (values, relative error {row['err_v']:.2f})"
-        )
-
-
-def _uncorrected(reader: TraceReader, step: int, layer: int, kv_head: int) -> float | None:
-    """Similarity of the queries of a KV head that was not corrected at the step; None: it was, or the method does not
-    correct."""
-    line = reader.head_timeline(layer, kv_head * (reader.q_heads // reader.kv_heads)).set_index("step")
-    similarity, corrected = (float(line[name].get(step, np.nan)) for name in ("similarity", "corrected"))
-    return similarity if corrected == 0 and not np.isnan(similarity) else None
-
-
-def _states(
-    reader: TraceReader, step: int, layer: int, kv_head: int, events: pd.DataFrame, waits: bool
-) -> dict[int, str]:
-    """Where each span lay while the step attended. events: of the KV head.
-
-    Traces of schema 5 and before have the state at the end of a step; there what went after the attention is known by
-    how the method waits.
-    """
-    frame = reader.span_states(step, layer, kv_head)
-    states = {int(span): str(state) for span, state in zip(frame["span"], frame["state"], strict=True)}
-    now = events[events["step"] == step]
-    if now["after_attention"].notna().any():
-        return states
-    rows = set(now.loc[now["kind"].isin(DEPARTURES), "span"].astype(int)) if waits else set()
-    if not rows:
-        return states
-    came = set(now.loc[now["kind"].isin(ARRIVALS), "span"].astype(int))
-    forms = reader.span_heads(layer, kv_head)
-    factors = set(forms.loc[forms["form"] == "factors", "span"].astype(int))
-    frame = reader.span_states(step - 1, layer, kv_head)
-    earlier = dict(zip(frame["span"].astype(int), frame["state"].astype(str), strict=True))
-    for span in rows:
-        states[span] = ("reconstructed" if span in factors else "resident") if span in came else earlier[span]
-    return states

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from kvlens.memory.holds import Triple
+from kvlens.holds import Triple
 
 
 @dataclass(frozen=True)

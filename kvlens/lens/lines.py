@@ -14,7 +14,7 @@ from typing import Any
 
 import pandas as pd
 
-from kvlens.memory.ranges import joined
+from kvlens.holds import joined
 from kvlens.store.reader import TraceReader
 
 LEAST = 0.01

@@ -8,12 +8,11 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from kvlens import tasks
+from kvlens.holds import Drop, Hold, held_bytes, less, tokens_of
 from kvlens.instruments import Loss
 from kvlens.lens.beyond import untouched
 from kvlens.lens.search import Found, Head, Measured, Search
 from kvlens.lens.trials import Trials
-from kvlens.memory.holds import Drop, Hold, held_bytes, tokens_of
-from kvlens.memory.ranges import less
 from kvlens.meta import Counterfactual
 from kvlens.meta import Search as SearchMeta
 from kvlens.runs.answerend import answer_end, gives_answer

@@ -6,61 +6,15 @@ method's own journal or parameters know is its part `reasons`' to tell (kvlens.l
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from kvlens.lens.dropped import dropped
-from kvlens.lens.facts import HOT, Facts
+from kvlens.lens.facts import Facts
 from kvlens.lens.lines import lost_of, ranges_in_words
 from kvlens.lens.own import Own, Told
 from kvlens.lens.place import Ranking
 from kvlens.lens.quantised import in_bits
+from kvlens.lens.reasonkinds import BY_A_DROP, Reason
+from kvlens.lens.spanstates import HOT, rebuilt
 from kvlens.store.reader import TraceReader
-
-KINDS = {
-    "held": "a counterfactual held it exactly resident",
-    "dropped": "a counterfactual dropped it: not attended, wherever it lay",
-    "attended": "read exactly: full attention would have given it no more, or the mass went to summaries",
-    "partly_attended": "not all of its tokens were attended by all query heads of the group",
-    "elsewhere": "attended whole, while keys were seen from other positions than their own",
-    "averaged": "read, at least in part; a mean value stood in for the tokens that were not attended",
-    "some_heads": "query heads of the group attended it differently: some read it, others gave it nothing",
-    "evicted": "it was evicted",
-    "evicted_unasked": "evicted before the question was known",
-    "partly_evicted_unasked": "some of its tokens were evicted before the question was known",
-    "partly_evicted": "some of its tokens were evicted",
-    "partly_recalled": "some of its tokens were recalled to the device, the others lay in host memory",
-    "refused": "wanted, but there was no room for it within the budget",
-    "not_corrected": "this step read what the step before had selected, and the queries were taken for similar enough",
-    "one_step_late": "wanted now, moved behind the step's back, readable from the next step on",
-    "below_the_cut": "scored below what was chosen",
-    "passed_over": "not chosen, though others were that scored less: more than this score decided",
-    "coarse_only": "only its summary was attended",
-    "quantised": "attended whole, in few bits: nothing is missing, its score is off",
-    "rank_truncated": "attended through low-rank factors",
-    "by_query_head": "on the device; which query heads read it token by token and which its summary was not recorded",
-    "unknown": "not recorded",
-}
-"""kind -> what it means"""
-BY_A_DROP = {"attended", "partly_attended", "elsewhere", "some_heads", "quantised", "by_query_head", "unknown"}
-"""kinds that a drop of some of the tokens brings about by itself, or makes false"""
-
-
-@dataclass(frozen=True)
-class Reason:
-    """kind: one of KINDS; says: one sentence without its full stop, of recorded figures."""
-
-    kind: str
-    says: str
-
-    @property
-    def cause(self) -> str:
-        """What it has in common with others of its kind: the words that losses are grouped by."""
-        return cause(self.kind, self.says)
-
-
-def cause(kind: str, says: str) -> str:
-    """What a kind means; of one that is no one's to tell, its sentence."""
-    return KINDS.get(kind, says)
 
 
 def explain(reader: TraceReader, step: int, layer: int, kv_head: int, span: int) -> Reason:
@@ -158,7 +112,7 @@ def _attended(facts: Facts) -> Reason:
         which = facts.ranking.words() if facts.ranking.wanted else ""
         return Reason("some_heads", f"it was on the device{which}: {heads}")
     if facts.state == "reconstructed":
-        return Reason("rank_truncated", f"it was attended as {facts.rebuilt()}")
+        return Reason("rank_truncated", f"it was attended as {_rebuilt(facts)}")
     if facts.exact_only and not facts.short:
         return Reason("attended", "it was on the device and read; full attention would have given it no more")
     if facts.averaged:
@@ -262,7 +216,7 @@ def _summarised(facts: Facts) -> Reason:
 def _on_the_device(facts: Facts) -> Reason:
     """Which query heads read it token by token is known where all or none of the spans on the device were read so."""
     ranking, raw = facts.ranking, facts.state == "resident"
-    lay = "its tokens were on the device" if raw else f"it was on the device as {facts.rebuilt()}"
+    lay = "its tokens were on the device" if raw else f"it was on the device as {_rebuilt(facts)}"
     if ranking.rank is not None and not ranking.wanted:
         unasked = f"{lay}, but no query head asked for them at this step"
         return Reason("coarse_only", f"{unasked}, only its summary was attended: {ranking.cut()}")
@@ -275,6 +229,10 @@ def _on_the_device(facts: Facts) -> Reason:
             return Reason(
                 "attended", "its tokens were on the device and attended exactly; this head's mass went to other entries"
             )
-        return Reason("rank_truncated", f"it was attended as {facts.rebuilt()}")
+        return Reason("rank_truncated", f"it was attended as {_rebuilt(facts)}")
     which = "which query heads of the group read that, and which its summary alone, was not recorded"
     return Reason("by_query_head", f"{lay}; {which}")
+
+
+def _rebuilt(facts: Facts) -> str:
+    return rebuilt(facts.reader, facts.layer, facts.kv_head, facts.span)

@@ -6,9 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
 
+from kvlens.holds import Drop, Hold, joined
 from kvlens.lens.search import Head
-from kvlens.memory.holds import Drop, Hold
-from kvlens.memory.ranges import joined
 from kvlens.rows import SpanRow
 
 _Kind = TypeVar("_Kind", Hold, Drop)

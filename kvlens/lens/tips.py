@@ -17,13 +17,12 @@ from kvlens.lens.knob import Knob, knob_in
 from kvlens.lens.question import Question, unless
 from kvlens.lens.storedtips import percent_of, right_of, stored_probes
 from kvlens.lens.tipping import MOST, Probe, Tip, find_tip
-from kvlens.lens.tries import tries_in
+from kvlens.lens.trylist import tries_in
 from kvlens.lens.whatif import trials_of
 from kvlens.memory.budget import BudgetInfeasible, percent_up
-from kvlens.runs.modelsource import BY_NAME, ModelSource
 from kvlens.runs.readings import keeping
 from kvlens.runs.repeat import Past, read_run, reload
-from kvlens.runs.request import Report
+from kvlens.runs.request import BY_NAME, ModelSource, Report
 from kvlens.store.reader import TraceReader
 
 if TYPE_CHECKING:

@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from kvlens import tasks
-from kvlens.memory.holds import Drop, Hold
-from kvlens.memory.ranges import less
+from kvlens.holds import Drop, Hold, less
 from kvlens.methods.base import Method
 from kvlens.rows import SpanRow, TraceSink
 

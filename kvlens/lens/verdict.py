@@ -9,25 +9,26 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from kvlens.holds import joined
 from kvlens.lens.attribution import missed as ordered
 from kvlens.lens.facts import Facts
 from kvlens.lens.lines import Line, inside
 from kvlens.lens.output import becoming
-from kvlens.lens.reasons import Reason, reason
-from kvlens.memory.ranges import joined
+from kvlens.lens.reasonkinds import Reason
+from kvlens.lens.reasons import reason
 from kvlens.store.reader import TraceReader
 
 LEAST_MASS, LEAST_EFFECT = 0.005, 0.05
 """share of full KV's attention (regret, or unread), and logits of effect: below both nothing is called missed"""
 
 
-def choices_in_words(steps: Sequence[int]) -> str:
-    """Return 'the choice', or 'the 4 choices at lost steps 2-5'."""
+def steps_in_words(steps: Sequence[int]) -> str:
+    """Return 'at the step of loss', or 'over lost steps 2-5'."""
     if len(steps) < 2:
-        return "the choice"
+        return "at the step of loss"
     ranges = joined((step, step + 1) for step in steps)
     named = ", ".join(str(start) if end - start == 1 else f"{start}-{end - 1}" for start, end in ranges)
-    return f"the {len(steps)} choices at lost steps {named}"
+    return f"over lost steps {named}"
 
 
 @dataclass(frozen=True)
@@ -81,13 +82,12 @@ class Missed:
         return f"full KV's mass on it {reference}, own-query mass {own_query}, this run's {mass}"
 
     def effect_words(self) -> str:
-        """Return 'effect on the choices at lost steps 2-5 9.18 logits; full KV's tokens lead by 23.4 together', or the
-        like of one step; '' where it was not recorded."""
+        """Return 'missing it lowers full KV's lead by 9.18 of 23.40 logits, over lost steps 2-5', or the sentence of
+        one step; '' if no effect was recorded."""
         if self.effect is None or self.lead is None:
             return ""
-        where, lead = choices_in_words(self.effect_steps), f"{self.lead:.2f}"
-        leads = f"s lead by {lead} together" if len(self.effect_steps) > 1 else f" leads by {lead}"
-        return f"effect on {where} {self.effect:.2f} logits; full KV's token{leads}"
+        where = f", {steps_in_words(self.effect_steps)}" if len(self.effect_steps) > 1 else ""
+        return f"missing it lowers full KV's lead by {self.effect:.2f} of {self.lead:.2f} logits{where}"
 
 
 @dataclass(frozen=True)

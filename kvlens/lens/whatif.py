@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvlens.holds import Drop, Hold, apart, less
 from kvlens.lens.asked import Asked, drops_for, holds_for, numbers
 from kvlens.lens.beyond import in_time
 from kvlens.lens.cheapest import fewest_bytes
@@ -19,15 +20,12 @@ from kvlens.lens.question import Question
 from kvlens.lens.recut import recut
 from kvlens.lens.search import Found, Head
 from kvlens.lens.trials import Trials
-from kvlens.memory.holds import Drop, Hold, apart
-from kvlens.memory.ranges import less
 from kvlens.meta import Counterfactual, Tested
 from kvlens.meta import Search as SearchMeta
-from kvlens.runs.modelsource import BY_NAME, ModelSource
 from kvlens.runs.preflight import refuse
 from kvlens.runs.readings import reading, shared
 from kvlens.runs.repeat import Past, read_run, reload
-from kvlens.runs.request import Report
+from kvlens.runs.request import BY_NAME, ModelSource, Report
 
 if TYPE_CHECKING:
     from kvlens.engine.comparison import Reference

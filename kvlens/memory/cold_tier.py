@@ -16,11 +16,11 @@ from functools import partial
 import numpy as np
 import torch
 
+from kvlens.link.copies import Move
+from kvlens.link.host_memory import HostMemory, Pageable, pools
+from kvlens.link.transfers import Entry
 from kvlens.memory.codec import Codec, Cut, Packed, RawCodec
-from kvlens.memory.copies import Move
-from kvlens.memory.host_memory import HostMemory, Pageable, pools
 from kvlens.memory.layout import Layout
-from kvlens.memory.ledger import Entry
 from kvlens.memory.span_table import SpanTable
 from kvlens.rows import SpanHeadRow
 from kvlens.shape import KVShape
@@ -42,7 +42,7 @@ class Stored:
     errors: torch.Tensor | None = None
 
     def rows(self, entry: Entry) -> list[SpanHeadRow]:
-        """A row for each line of the units' entry in the ledger, those that are here: span after span, layer after
+        """A row for each line of the units' entry in the log, those that are here: span after span, layer after
         layer."""
         if self.table is None or self.errors is None:
             return [

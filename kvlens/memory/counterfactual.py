@@ -22,10 +22,11 @@ from dataclasses import dataclass, replace
 import torch
 import torch.nn.functional as F
 
-from kvlens.memory.holds import Drop, Hold
-from kvlens.memory.hot_tier import FREE, ROLE, HotTier, PromptStore, Slots
+from kvlens.holds import Drop, Hold
+from kvlens.memory.hot_tier import HotTier
 from kvlens.memory.layout import Layout, Zones
 from kvlens.memory.placement import Selection
+from kvlens.memory.slots import FREE, ROLE, PromptStore, Slots
 from kvlens.memory.span_table import WINDOW, SpanTable
 from kvlens.shape import KVShape
 

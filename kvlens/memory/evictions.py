@@ -3,18 +3,18 @@ next one. Logs ranks, scores and cuts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import torch
 
-from kvlens.memory.hot_tier import FREE, ROLE, HotTier, Pool
-from kvlens.memory.ledger import MemoryLog
+from kvlens.memory.hot_tier import HotTier, Pool
+from kvlens.memory.log import MemoryLog, bag_cuts, cuts, owners
 from kvlens.memory.placement import Eviction, Kept, Placement
+from kvlens.memory.slots import FREE, ROLE
 from kvlens.memory.span_table import WINDOW, SpanTable
-from kvlens.rows import CutRow
 
 
 def token_names(placement: Placement, positions: torch.Tensor, ids: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -44,8 +44,8 @@ class Evictions:
         heads that have nothing left (evict); and of partial and cold spans, the heads that keep all of them on the
         device (kept)."""
         retained = placement.kept
-        owners = _owners(placement, ids, range(len(ids)), end)
-        self._log.cuts(partial(cuts, self._unchanging(retained), owners, self._log.step))
+        owner = owners(placement, ids, range(len(ids)), end)
+        self._log.cuts(partial(cuts, self._unchanging(retained), owner, self._log.step))
         if placement.cold is not None:
             self._log_thinned(placement, placement.cold, ids, end)
         layers, heads = retained.positions.shape[:2]
@@ -75,7 +75,7 @@ class Evictions:
     def _log_thinned(self, placement: Placement, cold: Kept, ids: list[int], end: int) -> None:
         """Log what of the offloaded spans did not go to the cold tier, and the KV heads that have nothing there
         (evict)."""
-        owner = _owners(placement, ids, placement.offload, end)
+        owner = owners(placement, ids, placement.offload, end)
         self._log.cuts(partial(cuts, self._unchanging(cold), owner, self._log.step))
         size = self._hot.shape.layers, self._hot.shape.kv_heads
         moved = cold.mask(end).cpu().long()
@@ -135,7 +135,7 @@ class Evictions:
         units = [(0, 0)] if alike else list(zip(layers.tolist(), heads.tolist(), strict=True))
         score, cut = (None if t is None else t.float().cpu().numpy().copy() for t in (eviction.score, eviction.cut))
         self._log_thinner(units, alike, spans)
-        make_rows = partial(_bag_cuts, self._log.step, units, alike, spans, where, eviction.candidates, score, cut)
+        make_rows = partial(bag_cuts, self._log.step, units, alike, spans, where, eviction.candidates, score, cut)
         self._log.cuts(make_rows)
 
     def _log_thinner(self, units: Sequence[tuple[int, int]], alike: bool, spans: np.ndarray) -> None:
@@ -157,96 +157,3 @@ class Evictions:
         for pool in self._hot.pools:
             full = victims is not None and self._going[pool.index].any()
             pool.take_bag(victims[pool.index] if victims is not None and full else None, position, WINDOW)
-
-
-def _bag_cuts(
-    step: int,
-    units: Sequence[tuple[int, int]],
-    alike: bool,
-    spans: np.ndarray,
-    where: np.ndarray,
-    candidates: int,
-    score: np.ndarray | None,
-    cut: np.ndarray | None,
-) -> list[CutRow]:
-    """One row per (layer, KV head) of `units`, of the token that gave way there; spans, where (positions), score and
-    cut [L, H_kv]."""
-    unit, nothing = np.ones(1, np.int32), np.full(1, np.nan, np.float32)
-    return [
-        CutRow(
-            step,
-            None if alike else layer,
-            None if alike else head,
-            candidates,
-            max(candidates - 1, 0),
-            float("nan") if cut is None else float(cut[layer, head]),
-            spans[layer, head : head + 1].astype(np.int32),
-            unit,
-            where[layer, head : head + 1].astype(np.int32),
-            unit * candidates,
-            nothing if score is None else score[layer, head : head + 1].astype(np.float32),
-        )
-        for layer, head in units
-    ]
-
-
-def _owners(placement: Placement, ids: list[int], selected: Iterable[int], end: int) -> torch.Tensor:
-    """Return int64 [end]: the id of the chosen span that each position is in, -1 where none is."""
-    owner = torch.full((end,), -1, dtype=torch.long)
-    for number in selected:
-        owner[placement.spans[number].tok_start : placement.spans[number].tok_end] = ids[number]
-    return owner
-
-
-def cuts(retained: Kept, owner: torch.Tensor, step: int) -> list[CutRow]:
-    """What was dropped of each span, and where the best of it stood in the ranking: one row per (layer, KV head), with
-    None for a dimension in which all are alike. owner int64 [n]: span id of each position, -1 where the position lies
-    in the window. Empty where the method ranks nothing.
-    """
-    if retained.score is None and not retained.newest:
-        return []
-    n = len(owner)
-    score = torch.arange(n)[None, None] if retained.score is None else retained.score[..., :n]
-    size = torch.broadcast_shapes(score.shape[:2], retained.positions.shape[:2])
-    mask = retained.mask(n).expand(*size, n).cpu().numpy()
-    scores, owners = score.float().expand(*size, n).cpu().numpy(), owner.cpu().numpy()
-    rows = []
-    for layer in range(size[0]):
-        for head in range(size[1]):
-            where = (layer if size[0] > 1 else None, head if size[1] > 1 else None)
-            row = _cut(step, *where, scores[layer, head], mask[layer, head], owners)
-            if row is not None and retained.score is None:  # the scores were positions
-                row = replace(row, cut=float("nan"), score=np.full_like(row.score, np.nan))
-            rows += [] if row is None else [row]
-    return rows
-
-
-def _cut(
-    step: int, layer: int | None, kv_head: int | None, score: np.ndarray, retained: np.ndarray, owner: np.ndarray
-) -> CutRow | None:
-    """Of one KV head, score float32, retained bool and owner int64 [n]. None: it lost nothing that was ranked."""
-    ranked = ~np.isnan(score)
-    dropped = np.flatnonzero(ranked & ~retained & (owner >= 0))
-    if not len(dropped):
-        return None
-    order = np.argsort(-score[ranked], kind="stable")
-    rank = np.zeros(len(score), np.int64)
-    rank[np.flatnonzero(ranked)[order]] = np.arange(1, len(order) + 1)
-    best_first = dropped[np.argsort(rank[dropped])]
-    spans, best_places, counts = np.unique(owner[best_first], return_index=True, return_counts=True)
-    positions = best_first[best_places]
-    stayed = score[ranked & retained]
-    cut = float(stayed.min()) if len(stayed) else float("nan")
-    return CutRow(
-        step=step,
-        layer=layer,
-        kv_head=kv_head,
-        candidates=int(ranked.sum()),
-        kept=len(stayed),
-        cut=cut,
-        span=spans.astype(np.int32),
-        dropped=counts.astype(np.int32),
-        pos=positions.astype(np.int32),
-        rank=rank[positions].astype(np.int32),
-        score=score[positions].astype(np.float32),
-    )

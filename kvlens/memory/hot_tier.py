@@ -1,5 +1,5 @@
 """The hot tier: a pool of slots per layer and KV head, in zones of fixed size, with tables that name the token in each
-slot; and before it the whole prompt, while it is read.
+slot.
 
 A decode step attends these slots only: exact tokens, coarse entries and reconstructed tokens alike, so that one softmax
 over them is the method's attention. Layers that are laid out alike share one set of tensors; where the KV heads of a
@@ -10,63 +10,12 @@ H_kv KV heads of the model, C slots, D head size.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import torch
 
 from kvlens.memory.layout import Layout, Zones
-from kvlens.rows import ROLES
+from kvlens.memory.slots import FREE, ROLE, Slots
 from kvlens.shape import KVShape
-
-ROLE = {name: code for code, name in enumerate(ROLES)}
-FREE = len(ROLES)
-"""Role code of a slot that holds nothing (or a copy that has not landed)."""
-
-
-class PromptStore:
-    """Owns keys, values [L, H_kv, n, D] of the n prompt tokens that prefill covers, and how many of them each layer has
-    seen."""
-
-    def __init__(self, shape: KVShape, dtype: torch.dtype, device: torch.device, tokens: int) -> None:
-        self.tokens = tokens
-        self.keys = torch.zeros(shape.layers, shape.kv_heads, tokens, shape.head_dim, dtype=dtype, device=device)
-        self.values = torch.zeros_like(self.keys)
-        self.seen = [0] * shape.layers
-        """tokens that each layer has seen"""
-
-    def append(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Write a chunk of one layer: keys, values [H_kv, m, D]. Raises AssertionError past the announced number of
-        tokens."""
-        start, m = self.seen[layer], keys.shape[1]
-        assert start + m <= self.tokens, f"layer {layer}: {start + m} prompt tokens, {self.tokens} announced"
-        self.keys[layer, :, start : start + m], self.values[layer, :, start : start + m] = keys, values
-        self.seen[layer] = start + m
-
-    def view(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return keys, values [1, H_kv, seen, D] of the tokens that one layer has seen."""
-        tokens = self.seen[layer]
-        return self.keys[layer, None, :, :tokens], self.values[layer, None, :, :tokens]
-
-
-@dataclass(frozen=True)
-class Slots:
-    """Slots of one layer, of all its KV heads or a part of them: keys, values [h, C, D]; position, span int32 and role
-    uint8 [h, C]. Views, not copies."""
-
-    keys: torch.Tensor
-    values: torch.Tensor
-    position: torch.Tensor
-    span: torch.Tensor
-    role: torch.Tensor
-
-    def between(self, start: int, end: int | None) -> Slots:
-        """Return the slots from `start` on and below `end`."""
-        return Slots(*(tensor[:, start:end] for tensor in vars(self).values()))
-
-    def beside(self, further: Slots) -> Slots:
-        """Return copies of these slots with the other slots behind them."""
-        pairs = zip(vars(self).values(), vars(further).values(), strict=True)
-        return Slots(*(torch.cat(pair, 1) for pair in pairs))
 
 
 class Pool:
@@ -121,9 +70,10 @@ class Pool:
         if layout.weighted:
             self.weight = torch.zeros(*size[:2], zones.coarse, device=device)
 
-    def slots(self, layer: int) -> Slots:
-        """Return views of one layer's slots, of the pool's KV heads."""
-        return Slots(*(tensor[layer - self.layers.start] for tensor in self.tensors()))
+    def slots(self, layer: int, end: int | None = None) -> Slots:
+        """Return views of one layer's slots, of the pool's KV heads: those below `end`, None: all."""
+        row = layer - self.layers.start
+        return Slots(*(tensor[row, :, :end] for tensor in self.tensors()))
 
     def held(self, layer: int) -> Slots:
         """Return views of one layer's slots in the held zone."""
@@ -159,6 +109,13 @@ class Pool:
         self.span[:, :, place] = span.to(torch.int32)
         self.role[:, :, place] = role.to(torch.uint8)
         self.used[zone] += m
+
+    def name(self, layer: int, named: torch.Tensor) -> None:
+        """Name slots of a layer that have been filled: int64 [5, tokens], row, slot, position, span, role."""
+        row, (heads, places, position, span, role) = layer - self.layers.start, named
+        self.position[row, heads, places] = position.to(torch.int32)
+        self.span[row, heads, places] = span.to(torch.int32)
+        self.role[row, heads, places] = role.to(torch.uint8)
 
     def write(self, layer: int, position: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Write the step's token at `position` into its slot: keys, values [H_kv, D]."""
@@ -196,6 +153,12 @@ class Pool:
         if self.bag is not None:
             return zones.kept + self.used["window"]
         return zones.kept + min(zones.window, position - self.window_origin + 1)
+
+    def live_slots(self, layer: int, position: int) -> Slots | None:
+        """Return views of a layer's live slots when everything up to `position` is written, if they are exactly the
+        first ones, else None."""
+        live = self.live_prefix(position)
+        return None if live is None else self.slots(layer, live)
 
     def take_bag(self, victims: torch.Tensor | None, position: int, span: int) -> None:
         """Give the token at `position` the places of `victims`, int64 [l, h], counted from the window's first slot;

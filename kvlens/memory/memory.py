@@ -5,20 +5,22 @@ from __future__ import annotations
 import torch
 
 from kvlens.kernels.attend import runs_on
+from kvlens.link.cuda_link import link_for
+from kvlens.link.transfers import TransferLog
+from kvlens.memory.allocator import Allocator
+from kvlens.memory.arrivals import Arrivals
 from kvlens.memory.budget import BudgetAccount
 from kvlens.memory.cold_tier import ColdTier
 from kvlens.memory.counterfactual import Counterfactual
-from kvlens.memory.cuda_link import link_for
 from kvlens.memory.evictions import Evictions
-from kvlens.memory.hot_tier import FREE, HotTier, PromptStore
+from kvlens.memory.hot_tier import HotTier
 from kvlens.memory.layout import Layout
-from kvlens.memory.ledger import Ledger, MemoryLog
+from kvlens.memory.log import MemoryLog
 from kvlens.memory.packed_zone import PackedZone
 from kvlens.memory.placement import Placement
-from kvlens.memory.placer import Placer
 from kvlens.memory.reads import Distance, Reads, Turn
 from kvlens.memory.recall import Recaller
-from kvlens.memory.shared_slots import SharedSlots
+from kvlens.memory.slots import FREE, PromptStore, SharedSlots
 from kvlens.memory.span_table import WINDOW, SpanTable
 from kvlens.rows import SpanRow, TransferRow
 from kvlens.shape import KVShape
@@ -26,7 +28,7 @@ from kvlens.shape import KVShape
 
 class Memory:
     """One run's KV, from the end of prefill on. Life: `place_prompt`; then per step `start_step`, `leave_window` where
-    tokens leave the window, `feed`, and per layer `write`, `recaller.land`, `recaller.recall`, `reads.part`.
+    tokens leave the window, `feed`, and per layer `write`, `arrivals.land`, `recaller.recall`, `reads.part`.
     """
 
     def __init__(
@@ -36,16 +38,16 @@ class Memory:
         prompt: PromptStore,
         positions: int,
         account: BudgetAccount,
-        ledger: Ledger,
+        transfers: TransferLog,
         turn: Turn | None = None,
         counterfactual: Counterfactual | None = None,
     ) -> None:
         """Take the device's slots. positions: of the whole run; turn: the model's rotary embedding, for a layout whose
         keys are seen from elsewhere; counterfactual None: nothing is held or dropped."""
         dtype, self.device = prompt.keys.dtype, prompt.keys.device
-        self.shape, self.account, self.ledger, self.counterfactual = shape, account, ledger, counterfactual
+        self.shape, self.account, self.transfers, self.counterfactual = shape, account, transfers, counterfactual
         self.layout = layout = layout if counterfactual is None else counterfactual.widen(layout, shape.layers)
-        self.log, self.link = MemoryLog(), link_for(self.device, ledger)
+        self.log, self.link = MemoryLog(), link_for(self.device, transfers)
         self.hot = HotTier(shape, layout, prompt.tokens, dtype, self.device)
         self.spans = SpanTable(layout.span_capacity, self.device, shape.layers, shape.kv_heads)
         self.cold = ColdTier(shape, layout, self.spans, dtype, positions, self.link.host)
@@ -61,10 +63,11 @@ class Memory:
             self.distance = Distance(layout, turn)
         self.shared = [SharedSlots(size, shape.kv_heads, shape.head_dim, dtype, self.device) for size in layout.shared]
         """slots for recalled spans that KV heads share, a set for each shared zone"""
-        self.recaller = Recaller(layout, self.hot, self.shared, self.cold, self.spans, ledger, self.link, self.log)
+        self.arrivals = Arrivals(layout, self.hot, self.shared, self.cold, self.spans, transfers, self.link, self.log)
+        self.recaller = Recaller(layout, self.hot, self.shared, self.cold, self.spans, self.arrivals, self.log)
         self.evictions = Evictions(self.hot, self.spans, self.log)
-        self._placer = Placer(
-            self.hot, self.cold, self.spans, self.evictions, counterfactual, ledger, self.link, self.log
+        self._allocator = Allocator(
+            self.hot, self.cold, self.spans, self.evictions, counterfactual, transfers, self.link, self.log
         )
         backend = runs_on(self.hot.pools[0].keys, biased=True)
         self.reads = Reads(
@@ -78,7 +81,7 @@ class Memory:
                 account.hold(name, *tensors)
             if (size := counterfactual.slot_bytes(shape)) > 0:
                 account.set_apart("held", "hot", size)
-        account.hold("staging", *(buffer.tensor for buffer in self.recaller.buffers))
+        account.hold("staging", *(buffer.tensor for buffer in self.arrivals.buffers))
         account.hold("spans", *self.spans.tensors())
         start, end = layout.window_from, prompt.tokens
         self.spans.add([SpanRow(WINDOW, "window", start, end, -1, "the newest tokens, always attended")])
@@ -91,12 +94,12 @@ class Memory:
             slots = pool.take_window(start, end, WINDOW)
             pool.keys[:, :, slots] = keys[pool.index][:, :, start:end]
             pool.values[:, :, slots] = values[pool.index][:, :, start:end]
-        ids = self._placer.open_spans(placement)
+        ids = self._allocator.open_spans(placement)
         for pool in self.hot.pools:
-            self._placer.keep(pool, placement, keys, values, 0, ids)
+            self._allocator.keep(pool, placement, keys, values, 0, ids)
         if self.packed is not None:
             self.packed.place(self.hot.pools, self._rows(ids), prompt, start)
-        self._placer.place(placement, keys, values, 0, ids, "offload")
+        self._allocator.place(placement, keys, values, 0, ids, "offload")
         self.evictions.log_losses(placement, ids, end)
         self.evictions.log_dense(placement, ids)
         if self.counterfactual is not None:
@@ -107,7 +110,7 @@ class Memory:
         """Move the oldest tokens of the window, positions [start, end), where `placement` says; their slots are free
         afterwards. In dense layers they stay in their slots and only change their name."""
         assert start == self.hot.oldest, (start, self.hot.oldest)
-        ids = self._placer.open_spans(placement)
+        ids = self._allocator.open_spans(placement)
         moving = [pool for pool in self.hot.pools if not pool.dense]
         if self.packed is not None:
             self.packed.leave(moving, self._rows(ids), start, end)
@@ -115,15 +118,15 @@ class Memory:
             keys, values = self.hot.read_window(start, end)
             self.account.hold("leaving", keys, values)
             for pool in moving:
-                self._placer.keep(pool, placement, keys, values, start, ids)
-            self._placer.place(placement, keys, values, start, ids, "leave")
+                self._allocator.keep(pool, placement, keys, values, start, ids)
+            self._allocator.place(placement, keys, values, start, ids, "leave")
             self.account.release("leaving")
         for pool in moving:
             pool.role.index_fill_(2, pool.window_slots(start, end), FREE)
             pool.gaps = True
         for pool in self.hot.pools:
             if pool.dense:
-                self._placer.rename(pool, placement, start, end, ids)
+                self._allocator.rename(pool, placement, start, end, ids)
         self.evictions.log_dense(placement, ids)
         self.hot.oldest = end
 
@@ -132,15 +135,15 @@ class Memory:
 
     def name(self, placement: Placement) -> None:
         """Give tokens of a bag to the placement's spans from now on, in whatever slots they are. Nothing moves."""
-        self.evictions.name(self._placer.open_spans(placement), placement.roles)
+        self.evictions.name(self._allocator.open_spans(placement), placement.roles)
 
     # ------------------------------------------------------------------------------------------------------ decoding
     def start_step(self, step: int) -> None:
-        """Begin a step: the ledger, the account's peak and counts begin anew."""
+        """Begin a step: the transfer log, the account's peak and counts begin anew."""
         self.log.step, self.log.attended = step, -1
         # the host has seen the result of the step before the last one, so it need not wait for these copies
         self.link.resolve(step - 2)
-        self.ledger.start_step(step)
+        self.transfers.start_step(step)
         self.account.start_step()
         self.recaller.start_step()
 
@@ -181,22 +184,13 @@ class Memory:
         by_name = self.account.by_name()
         return by_name.get("held", 0) + by_name.get("dropped", 0)
 
-    @property
-    def window_start(self) -> int:
-        """Position of the oldest token in the window (of a window that evicts by itself: where it began)."""
-        return self.hot.oldest
-
-    def read_window(self, start: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return copies of keys, values [L, H_kv, end - start, D] of window positions."""
-        return self.hot.read_window(start, end)
-
     def take_transfers(self, step: int | None = None) -> list[TransferRow]:
-        """Return the finished copies (of one step that is over), with their measured times; see Ledger.drain."""
+        """Return the finished copies (of one step that is over), with their measured times; see TransferLog.drain."""
         self.link.resolve(step)
-        return self.ledger.drain(step)
+        return self.transfers.drain(step)
 
     def discard(self) -> None:
-        """Discard what the log, the ledger and the span table keep for a recorder: there is none."""
+        """Discard what the log, the transfer log and the span table keep for a recorder: there is none."""
         self.log.discard()
-        self.ledger.discard()
+        self.transfers.discard()
         self.spans.take_new()

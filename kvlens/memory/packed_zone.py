@@ -16,9 +16,10 @@ import torch
 import torch.nn.functional as F
 
 from kvlens.kernels.quantise import Packed, quantise, restore
-from kvlens.memory.hot_tier import ROLE, Pool, PromptStore, Slots
+from kvlens.memory.hot_tier import Pool
 from kvlens.memory.layout import Quantised
-from kvlens.memory.ledger import MemoryLog
+from kvlens.memory.log import MemoryLog
+from kvlens.memory.slots import ROLE, PromptStore, Slots
 from kvlens.memory.span_table import WINDOW
 from kvlens.rows import SpanHeadRow, SpanRow
 from kvlens.shape import KVShape

@@ -12,12 +12,12 @@ from kvlens.kernels.choice import Backend
 from kvlens.kernels.pool_attend import Live, page_of
 from kvlens.kernels.slot_tables import Codes, SlotReads, slot_bias, tables_by
 from kvlens.memory.counterfactual import Counterfactual
-from kvlens.memory.hot_tier import FREE, ROLE, HotTier, Pool, Slots
+from kvlens.memory.hot_tier import HotTier, Pool
 from kvlens.memory.layout import Layout
-from kvlens.memory.ledger import MemoryLog
+from kvlens.memory.log import MemoryLog
 from kvlens.memory.packed_zone import PackedZone
 from kvlens.memory.placement import Selection
-from kvlens.memory.shared_slots import SharedSlots
+from kvlens.memory.slots import FREE, ROLE, SharedSlots, Slots
 from kvlens.memory.span_table import SpanTable
 
 CODES = Codes(ROLE["coarse"], ROLE["resident"], ROLE["reconstructed"], FREE)
@@ -103,6 +103,10 @@ class Reads:
         """Return the slots that a step's attention in a part of the layer goes through, and their bias and pages, see
         `bias`."""
         self.log.attended = layer
+        if selection is None and self._packed is None and self._distance is None and self._counterfactual is None:
+            slots = self.hot.parts[layer][part].live_slots(layer, self.hot.newest)
+            if slots is not None:
+                return slots, None, None
         bias, live = self.bias(layer, selection, part)
         return self.slots(layer, bias, part), bias, live
 
@@ -128,8 +132,7 @@ class Reads:
         elif pool.shares:
             slots = self._with_shared(pool, layer, held)
         else:
-            slots = pool.slots(layer)
-            slots = slots if held else slots.between(0, pool.start["held"])
+            slots = pool.slots(layer, None if held else pool.start["held"])
         if selection is not None and len(pool.heads) < self.hot.shape.kv_heads:
             selection = selection.of(heads)
         reads = slot_reads(slots, self.spans, self.spans.is_hot[layer, heads], self._group, selection)
@@ -158,7 +161,7 @@ class Reads:
             held = self._counterfactual is not None and self._counterfactual.holds(layer)
             return self._with_shared(pool, layer, held)
         live = pool.live_prefix(self.hot.newest) if bias is None else bias.shape[-1]
-        slots = pool.slots(layer).between(0, pool.zones.slots if live is None else live)
+        slots = pool.slots(layer, live)
         if self._distance is None or pool.dense:
             return slots
         return self._distance.seen(slots, layer, self.hot.newest, pool.start["held"])
@@ -166,7 +169,7 @@ class Reads:
     def _with_shared(self, pool: Pool, layer: int, held: bool) -> Slots:
         """Return copies of a layer's slots with those of the shared zone behind them, and behind these the held zone
         where it is attended."""
-        slots = pool.slots(layer).between(0, pool.start["held"])
+        slots = pool.slots(layer, pool.start["held"])
         whole = slots.beside(self._shared[self._layout.shared_zone(layer)].of(layer, pool.heads))
         return whole.beside(pool.held(layer)) if held else whole
 

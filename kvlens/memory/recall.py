@@ -1,44 +1,27 @@
-"""Brings spans from the cold tier into the recall zones, before a step's attention or beside it."""
+"""Recalls: the spans and tokens that a step's selection requests are fitted into the recall zones, before a step's
+attention or beside it; the arrivals bring what is missing."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from kvlens.memory.clock import NoClock
+from kvlens.memory.arrivals import Arrivals
+from kvlens.memory.batch import Missing
 from kvlens.memory.cold_tier import ColdTier
-from kvlens.memory.hot_tier import FREE, HotTier, Pool
+from kvlens.memory.hot_tier import HotTier
 from kvlens.memory.layout import Layout
-from kvlens.memory.ledger import Ledger, MemoryLog
-from kvlens.memory.link import Buffer, Link, Ticket
+from kvlens.memory.log import DEPARTURE, MemoryLog
 from kvlens.memory.placement import Selection
-from kvlens.memory.recall_batch import Missing, RecallBatch, Stage, Target
-from kvlens.memory.recall_zone import Plan, RecallZone, TokenZone
-from kvlens.memory.recalled_parts import RecalledParts
-from kvlens.memory.shared_slots import SharedSlots
-from kvlens.memory.shared_zone import SharedZone
+from kvlens.memory.slots import FREE, SharedSlots
 from kvlens.memory.span_table import SpanTable
-
-ARRIVAL = {"zoom": "zoom_in", "prefetch": "prefetch", "correction": "correction"}
-"""Event that logs a span's arrival, by the cause of its transfer; 'recall' for the others."""
-DEPARTURE = {"zoom": "zoom_out"}
-"""Event that logs that the device gave a span up; 'release' for the others."""
-
-
-@dataclass
-class _Arrival:
-    units: Missing
-    pool: Pool | None
-    """None: the units went to slots that KV heads share"""
-    ticket: Ticket
+from kvlens.memory.zones import Plan, RecallZone, SharedZone, TokenZone
 
 
 class Recaller:
-    """Owns the zones' bookkeeping, the staging buffers, the copies under way and this step's counts. All units that the
-    KV heads of a layer's part miss at once are one entry of the ledger and one job of the link.
+    """Owns the recall zones and this step's counts.
 
     `counts`: per (layer, KV head) of this step: n_recalled, n_reused (spans), recalled_tokens, reused_tokens,
     ideal_bytes (NaN: no recall truncated its reuse).
@@ -51,38 +34,22 @@ class Recaller:
         shared: Sequence[SharedSlots],
         cold: ColdTier,
         spans: SpanTable,
-        ledger: Ledger,
-        link: Link,
+        arrivals: Arrivals,
         log: MemoryLog,
     ) -> None:
         """shared: the slots that KV heads share; empty: none are."""
         self.shape, self.layout, self.hot, self.cold, self.spans = hot.shape, layout, hot, cold, spans
-        self._ledger, self._link, self._log = ledger, link, log
-        keys = hot.pools[0].keys
-        size = layout.staging_bytes // keys.dtype.itemsize
-        self.buffers = [
-            Buffer(torch.zeros(size, dtype=keys.dtype, device=keys.device)) for _ in range(layout.staging_buffers)
-        ]
-        self._stage = Stage(self.buffers, layout.streamed)
-        self.zones = [
-            RecallZone(self.shape.kv_heads, spans.capacity, *self._recall_slots(layer), cold.page)
-            for layer in range(self.shape.layers)
-        ]
+        self._arrivals, self._log = arrivals, log
+        self.zones: dict[int, RecallZone] = {}
+        """of the layers that recall spans"""
         self.shared_slots = shared
         self.shared_zones = [
             SharedZone(layers, self.shape.kv_heads, spans.capacity, size)
             for layers, size in zip(layout.sharing(self.shape.layers), layout.shared, strict=True)
         ]
-        self._lengths = torch.from_numpy(spans.host_lengths)
+        self._lengths, self._token_bytes = torch.from_numpy(spans.host_lengths), hot.shape.head_token_bytes
         self.token_zones: dict[int, TokenZone] = {}
         """of the layers that recall single tokens"""
-        self.under_way: dict[int, list[_Arrival]] = {}
-        """of the layers whose attention has to wait for copies"""
-        self._parts: RecalledParts | None = None
-        """None: no layer has recalled tokens or parts of spans"""
-        self._token_bytes = self.shape.head_token_bytes
-        self.clock = NoClock()
-        """times the phases of recalls"""
         self.start_step()
 
     def _recall_slots(self, layer: int) -> tuple[int, int]:
@@ -107,24 +74,22 @@ class Recaller:
         without a transfer."""
         due = np.ones(self.shape.kv_heads, dtype=bool) if selection.now is None else selection.now.cpu().numpy()
         due = due != later
-        cause, phase = selection.later_cause if later else selection.cause, self.clock.enter("plan")
+        cause, arrivals = selection.later_cause if later else selection.cause, self._arrivals
+        phase = arrivals.clock.enter("plan")
         if selection.rows is not None or selection.tokens is not None:
-            if self._parts is None:
-                self._parts = RecalledParts(self.spans, self.shape.kv_heads, self._log)
-            self._parts.watch(layer)
+            zone = self._zone(layer) if selection.rows is None else self._token_zone(layer)
+            arrivals.parts.watch(layer, zone)
         if due.any():
             if selection.rows is not None:
                 missing = self._missing_tokens(layer, selection.rows, due, cause)
             else:
                 missing = self._missing_spans(layer, selection, due, cause)
             if missing is not None:
-                self.clock.enter("copy")
-                self._fetch(layer, missing, cause, blocking=not later)
-        if not later:
-            self.land(layer)
-        elif layer not in self.under_way:
-            self._log_parts(layer)
-        self.clock.enter(phase)
+                arrivals.clock.enter("copy")
+                arrivals.fetch(layer, missing, cause, blocking=not later)
+        if not later or layer not in arrivals.under_way:
+            arrivals.land(layer)
+        arrivals.clock.enter(phase)
 
     def _missing_spans(self, layer: int, selection: Selection, due: np.ndarray, cause: str) -> Missing | None:
         """Fit the requested spans into the zone, count and log; return what has to come."""
@@ -136,7 +101,7 @@ class Recaller:
         if not selection.requested.shape[1]:
             return None
         assert selection.tokens is None or self.cold.page == 1, "of a page all tokens are read"
-        plan = self.zones[layer].plan(
+        plan = self._zone(layer).plan(
             selection.requested.cpu(),
             self._lengths,
             torch.from_numpy(due),
@@ -161,7 +126,7 @@ class Recaller:
         assert due.all(), "KV heads that share a zone decide together"
         number = self.layout.shared_zone(layer)
         for sharing in self.layout.sharing(self.shape.layers)[number]:
-            self.land(sharing)
+            self._arrivals.land(sharing)
         plan = self.shared_zones[number].plan(layer, selection.requested.cpu(), selection.score.cpu(), self._lengths)
         plan.counts.pop("ideal_tokens")
         self._count(layer, plan.counts)
@@ -170,22 +135,19 @@ class Recaller:
         refused = np.stack((np.full(plan.refused.shape[1], layer), *plan.refused))
         for owner in np.unique(np.concatenate((plan.departed[0], refused[0]))).tolist():
             departed, over = (units[1:, units[0] == owner] for units in (plan.departed, refused))
-            self._mark(owner, departed, hot=False)
+            self.spans.mark(owner, departed, hot=False)
             self._log_departures(owner, departed, over, cause)
         return Missing.by_span(plan, self.cold, layer) if plan.slots.size else None
 
     def _missing_tokens(self, layer: int, rows: torch.Tensor, due: np.ndarray, cause: str) -> Missing | None:
         """Fit single tokens, positions int64 [H_kv, W], into the zone, count and log; return what has to come."""
         kv_heads, capacity, slots = self.shape.kv_heads, self.spans.capacity, self.hot.slots(layer)
-        if layer not in self.token_zones:
-            start, size = self.hot.pool(layer).start["recall"], self.layout.of(layer).recall
-            self.token_zones[layer] = TokenZone(start, size, kv_heads)
-        plan = self.token_zones[layer].plan(rows.cpu().numpy(), np.flatnonzero(due))
+        plan = self._token_zone(layer).plan(rows.cpu().numpy(), np.flatnonzero(due))
         units_before, units_after, came = (
             head * capacity + self.spans.owner[position]
-            for head, position in (plan.before, plan.after, (plan.heads, plan.positions))
+            for head, position in (plan.held_before, plan.held_after, (plan.heads, plan.positions))
         )
-        moved, held = (np.bincount(heads, minlength=kv_heads) for heads in (plan.heads, plan.after[0]))
+        moved, held = (np.bincount(heads, minlength=kv_heads) for heads in (plan.heads, plan.held_after[0]))
         n_recalled, n_reused = (
             np.bincount(units // capacity, minlength=kv_heads)
             for units in (np.unique(came), np.setdiff1d(units_after, came))
@@ -195,28 +157,35 @@ class Recaller:
         freed = torch.from_numpy(plan.freed).to(slots.role.device)
         slots.role[freed[0], freed[1]] = FREE
         departed = np.stack(np.divmod(np.setdiff1d(units_before, units_after), capacity))
-        self._mark(layer, departed, hot=False)
+        self.spans.mark(layer, departed, hot=False)
         self._log.events_of(DEPARTURE.get(cause, "release"), layer, *departed)
         return Missing.by_token(plan, self.spans) if len(plan.heads) else None
+
+    def _zone(self, layer: int) -> RecallZone:
+        if layer not in self.zones:
+            slots = self._recall_slots(layer)
+            self.zones[layer] = RecallZone(self.shape.kv_heads, self.spans.capacity, *slots, self.cold.page)
+        return self.zones[layer]
+
+    def _token_zone(self, layer: int) -> TokenZone:
+        if layer not in self.token_zones:
+            start, size = self.hot.pool(layer).start["recall"], self.layout.of(layer).recall
+            self.token_zones[layer] = TokenZone(start, size, self.shape.kv_heads)
+        return self.token_zones[layer]
 
     def _count(self, layer: int, counts: dict[str, np.ndarray]) -> None:
         for name, count in counts.items():
             self.counts[name][layer] += count
 
-    def _mark(self, layer: int, units: np.ndarray, hot: bool) -> None:
-        """Write whether units int64 [2, n] (KV heads, spans) of a layer have tokens in slots."""
-        heads, spans = torch.from_numpy(units).to(self.spans.is_hot.device)
-        self.spans.is_hot[layer][heads, spans] = hot
-
     def _give_up(self, layer: int, plan: Plan, cause: str) -> None:
         if plan.freed.any():
-            zone = self.zones[layer]
+            zone = self._zone(layer)
             for pool in self.hot.parts[layer]:
                 if pool.zones.recall:
-                    role = pool.role[layer - pool.layers.start, :, zone.first : zone.first + zone.size]
+                    role = pool.role[layer - pool.layers.start, :, zone.first_slot : zone.first_slot + zone.size]
                     role.masked_fill_(plan.freed[pool.index[1]].to(role.device), FREE)
-        self._mark(layer, plan.gone, hot=False)
-        self._log_departures(layer, plan.gone, plan.refused, cause)
+        self.spans.mark(layer, plan.departed, hot=False)
+        self._log_departures(layer, plan.departed, plan.refused, cause)
 
     def _log_departures(self, layer: int, departed: np.ndarray, refused: np.ndarray, cause: str) -> None:
         """Log the units int64 [2, n] that the device gave up and those that it refused."""
@@ -229,72 +198,3 @@ class Recaller:
             self._log.events_of([kinds[number] for number in order], layer, heads, spans, values[order])
         if refused.size:
             self.refused.append(np.stack((np.full(refused.shape[1], layer), *refused)))
-
-    def _fetch(self, layer: int, missing: Missing, cause: str, blocking: bool) -> None:
-        """Begin the copies, one for each part of the layer."""
-        if self.shared_slots:
-            slots = self.shared_slots[self.layout.shared_zone(layer)]
-            self._fetch_into(None, Target(slots.keys[None], slots.values[None], None), layer, missing, cause, blocking)
-            return
-        for pool in self.hot.parts[layer]:
-            in_pool = np.isin(missing.kv_heads, pool.heads)
-            if in_pool.any():
-                units = missing if in_pool.all() else missing.where(in_pool)
-                self._fetch_into(pool, Target.of_pool(pool, layer), layer, units, cause, blocking)
-
-    def _fetch_into(
-        self, pool: Pool | None, target: Target, layer: int, units: Missing, cause: str, blocking: bool
-    ) -> None:
-        whole = self.spans.host_lengths[units.spans] == units.counts
-        assert (whole | ~units.packed).all(), "part of a span can be recalled only where it is stored raw"
-        sizes = units.counts * self._token_bytes
-        if units.packed.any():
-            stored = self.cold.size[self.cold.place[layer], units.kv_heads, units.spans]
-            sizes = np.where(units.packed, stored, sizes)
-        entry = self._ledger.open(layer, units.kv_heads, units.spans, "h2d", cause, sizes, blocking)
-        limits = self.layout.recall_spans
-        assert limits is not None or pool is not None, "a layout with shared zones names the longest span"
-        longest = pool.zones.recall if limits is None and pool is not None else limits[1] if limits else 0
-        batch = RecallBatch(layer, units, target, self.cold, self.spans, self._stage, longest)
-        self.under_way.setdefault(layer, []).append(_Arrival(units, pool, self._link.bring(entry, batch)))
-
-    def land(self, layer: int) -> None:
-        """Wait for this layer's copies under way and name the slots they filled, so that they can be attended."""
-        phase = self.clock.enter("wait")
-        self._wait(layer)
-        self.clock.enter("copy")
-        for arrival in self.under_way.pop(layer, ()):
-            units, entry, pool = arrival.units, arrival.ticket.entry, arrival.pool
-            first_head = 0 if pool is None else pool.heads.start
-            named = torch.from_numpy(units.named(self.spans.host_starts, first_head)).to(self.spans.is_hot.device)
-            if pool is None:
-                self.shared_slots[self.layout.shared_zone(layer)].name(layer, named)
-            else:
-                slots = pool.slots(layer)
-                heads, places, position, span, role = named
-                slots.position[heads, places] = position.to(torch.int32)
-                slots.span[heads, places] = span.to(torch.int32)
-                slots.role[heads, places] = role.to(torch.uint8)
-            self._mark(layer, np.stack((units.kv_heads, units.spans)), hot=True)
-            kind, sizes = ARRIVAL.get(entry.cause, "recall"), entry.sizes.astype(np.float64)
-            self._log.events_of(kind, layer, entry.kv_heads, entry.spans, sizes)
-            if self._parts is not None:
-                self._parts.forget(layer, entry.kv_heads, entry.spans)
-        self._log_parts(layer)
-        self.clock.enter(phase)
-
-    def _log_parts(self, layer: int) -> None:
-        if self._parts is not None:
-            self._parts.log(layer, self.token_zones.get(layer, self.zones[layer]))
-
-    def settle(self) -> None:
-        """Wait until every copy under way has ended, without naming its slots: the run is over, and no step waits for
-        these copies."""
-        self._ledger.step += 1
-        for layer in self.under_way:
-            self._wait(layer)
-
-    def _wait(self, layer: int) -> None:
-        """Wait for the last copy first: the link works in order, so the last one carries the waiting time."""
-        for arrival in reversed(self.under_way.get(layer, ())):
-            arrival.ticket.wait()

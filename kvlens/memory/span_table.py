@@ -66,6 +66,11 @@ class SpanTable:
         """Return int64 [spans, 2] on the host: first position and the one after the last, as they were at birth."""
         return torch.tensor([(row.tok_start, row.tok_end) for row in self.rows], dtype=torch.long).view(-1, 2)
 
+    def mark(self, layer: int, units: np.ndarray, hot: bool) -> None:
+        """Note that a layer's slots have units int64 [2, n], KV heads and spans, or that they have nothing of them."""
+        heads, spans = torch.from_numpy(units).to(self.is_hot.device)
+        self.is_hot[layer][heads, spans] = hot
+
     def take_new(self) -> list[SpanRow]:
         """Return the rows added since the last call."""
         new, self._taken = self.rows[self._taken :], len(self.rows)

@@ -57,7 +57,7 @@ REFERENCE = "full"
 DEFAULT = "sekv"
 """what is run when no method is named"""
 ANSWERING = "no-coarse"
-"""the preset with which it answers the real model's sample prompt; the published one does not (docs/fidelity.md)"""
+"""the preset with which it answers the real model's sample prompt; the published one does not (evidence/sekv.md)"""
 LOSING = "snapkv"
 """what loses the answer of the real model's sample prompt, and has it back when the lost span is held"""
 

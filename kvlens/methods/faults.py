@@ -1,12 +1,25 @@
-"""The error of a method that breaks the contract of a hook."""
+"""The contract of a method's hooks: the error of a method that breaks it, and the checks of what the hooks return, made
+once, where the caller of the hook takes the result.
+
+The engine's border (kvlens/engine/border.py) checks the nine hooks; a family checks the hooks of its own, such as
+`score`. Shapes and types are checked at once. Numbers are checked at once on the host, and on a device together, once
+per step: `settle` reads one flag, when the host has waited for the step anyway. A step that is compiled or captured
+checks no numbers.
+"""
 
 from __future__ import annotations
 
+import math
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 from kvlens.hangs import VARIABLE, Hang, Watch, giving_up, in_words, interruptible, limit
+
+if TYPE_CHECKING:
+    import torch
+
 
 OUTPUT = "hook_output"
 """a hook returned a wrong shape, type, range or number"""
@@ -80,3 +93,139 @@ def limited(method: str, hook: str) -> Iterator[None]:
                 watch.end()
     except Hang as error:
         raise hangs(method, hook) from error
+
+
+Size = tuple[int | str, ...]
+"""a shape; a name stands for any length"""
+NUMBERS = "finite numbers"
+SCORES = "numbers or -inf"
+SHARE_TOLERANCE = 1e-3
+"""error allowed beyond 0..1"""
+
+
+class HookChecks:
+    """The checks of one run's method, and the device's flags that no one has read yet."""
+
+    def __init__(self, method: str) -> None:
+        self.method = method
+        self.enabled = True
+        """False: numbers are not checked, in a step that may not copy to the host (kvlens/lab/gpu/static)"""
+        self.step: int | None = None
+        """the decode step under way; None before decoding"""
+        self._waiting: list[tuple[MethodFault, torch.Tensor]] = []
+        """an error, and the 0-d flag on the device that decides whether it is raised"""
+
+    def fault(
+        self,
+        hook: str,
+        problem: str,
+        expected: str = "",
+        actual: str = "",
+        layer: int | None = None,
+        code: str = OUTPUT,
+    ) -> MethodFault:
+        """Return the error to raise."""
+        return MethodFault(code, self.method, hook, problem, expected, actual, layer, self.step)
+
+    def tensor(
+        self, hook: str, found: Any, sizes: tuple[Size, ...], kinds: str = "float", layer: int | None = None
+    ) -> Any:
+        """Return `found` if it is a tensor of one of `sizes`. kinds: words of float, int, bool. Raises MethodFault."""
+        import torch
+
+        if torch.compiler.is_compiling():
+            return found
+        if not isinstance(found, torch.Tensor):
+            raise self.fault(hook, "returned no tensor", _sizes(sizes), type(found).__name__, layer)
+        shape = tuple(found.shape)
+        if shape not in sizes and not any(_fits(shape, size) for size in sizes):
+            raise self.fault(hook, "returned a wrong shape", _sizes(sizes), str([*shape]), layer)
+        kind = "float" if found.dtype.is_floating_point else "bool" if found.dtype == torch.bool else "int"
+        if kind not in kinds or found.dtype.is_complex:
+            raise self.fault(hook, "returned a wrong type of numbers", kinds, str(found.dtype), layer)
+        return found
+
+    def scores(self, hook: str, found: Any, *sizes: Size, layer: int | None = None) -> torch.Tensor:
+        """Return `found` if it has one of `sizes` and holds numbers to rank by. Raises as `rankable`."""
+        checked: torch.Tensor = self.tensor(hook, found, sizes, "float or int", layer)
+        self.rankable(hook, checked, layer)
+        return checked
+
+    def rankable(self, hook: str, scores: torch.Tensor, layer: int | None = None) -> None:
+        """Refuse NaN and +inf; -inf ranks last. Raises MethodFault, on a device with the next `settle`."""
+        if scores.numel():
+            self._number(hook, scores.max(), SCORES, layer)
+
+    def finite(self, hook: str, found: Any, *sizes: Size, layer: int | None = None) -> torch.Tensor:
+        """Return `found` if it has one of `sizes` and holds finite numbers only. Raises as `rankable`."""
+        checked: torch.Tensor = self.tensor(hook, found, sizes, "float or int", layer)
+        if checked.numel():
+            self._number(hook, checked.abs().max(), NUMBERS, layer)
+        return checked
+
+    def share(self, hook: str, table: torch.Tensor, noun: str, layer: int | None = None) -> None:
+        """Refuse a number of `table`, not empty, outside 0..1, rounding apart. Raises as `rankable`."""
+        import torch
+
+        if not self.enabled or torch.compiler.is_compiling():
+            return
+        wrong = ((table < -SHARE_TOLERANCE) | (table > 1 + SHARE_TOLERANCE)).any()
+        error = self.fault(hook, f"returned a wrong {noun}", "0 to 1", "others", layer)
+        self.decide(error, bool(wrong) if wrong.device.type == "cpu" else wrong)
+
+    def within(self, hook: str, table: torch.Tensor, noun: str, least: int, end: int, layer: int | None = None) -> None:
+        """Refuse a number of `table`, not empty, below `least` or from `end` on. Raises as `rankable`."""
+        import torch
+
+        if not self.enabled or torch.compiler.is_compiling():
+            return
+        problem, expected = f"returned {noun} out of range", f"{least} to {end - 1}"
+        if table.device.type != "cpu":
+            wrong = ((table < least) | (table >= end)).any()
+            self._waiting.append((self.fault(hook, problem, expected, "others", layer), wrong))
+            return
+        low, high = (bound.item() for bound in torch.aminmax(table))
+        if low < least or high >= end:
+            raise self.fault(hook, problem, expected, str(low if low < least else high), layer)
+
+    def _number(self, hook: str, largest: torch.Tensor, expected: str, layer: int | None) -> None:
+        """largest: 0-d; NaN if any number is NaN."""
+        import torch
+
+        if not self.enabled or torch.compiler.is_compiling():
+            return
+        if largest.device.type != "cpu":
+            error = self.fault(hook, "returned wrong numbers", expected, "NaN or inf", layer)
+            self._waiting.append((error, ~(largest < math.inf)))
+            return
+        number = largest.item()
+        if not number < math.inf:
+            raise self.fault(hook, "returned wrong numbers", expected, "NaN" if number != number else "inf", layer)
+
+    def decide(self, error: MethodFault, wrong: bool | torch.Tensor) -> None:
+        """Raise `error` if `wrong`; keep a flag on a device for the next `settle`."""
+        if wrong is True:
+            raise error
+        if wrong is not False:
+            self._waiting.append((error, wrong))
+
+    def settle(self) -> None:
+        """Read the flags of a step on the device, with one copy to the host. Raises MethodFault for the first one."""
+        if not self._waiting:
+            return
+        import torch
+
+        waiting, self._waiting = self._waiting, []
+        for (error, _), wrong in zip(waiting, torch.stack([flag for _, flag in waiting]).tolist(), strict=True):
+            if wrong:
+                raise error
+
+
+def _fits(shape: tuple[int, ...], size: Size) -> bool:
+    return len(shape) == len(size) and all(
+        isinstance(wanted, str) or length == wanted for length, wanted in zip(shape, size, strict=True)
+    )
+
+
+def _sizes(sizes: tuple[Size, ...]) -> str:
+    return " or ".join(f"[{', '.join(map(str, size))}]" for size in sizes)

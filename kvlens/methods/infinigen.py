@@ -66,7 +66,7 @@ class InfiniGen(TokenRetrieval):
 
     Departures: A and the dimensions come from the last prompt queries of this very run and not from a sample offline,
     and are turned after the rotary embedding; a group of query heads chooses together, by its largest score; what was
-    fetched for the step before is not fetched again; the host's pool is not bounded (docs/fidelity.md).
+    fetched for the step before is not fetched again; the host's pool is not bounded (docs/evidence/infinigen.md).
     """
 
     name = "infinigen"

@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from kvlens.files import make_folder, open_file, write_file
 from kvlens.models.errors import UnsupportedModel
-from kvlens.private import make_folder, open_file, write_file
 
 Told = Callable[[str, int, int], None]
 """what is being done ('convert'), done and total"""

@@ -8,11 +8,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kvlens.files import load_json
 from kvlens.models.cache import cache_dir, write_json
 from kvlens.models.convert import PROVENANCE
 from kvlens.models.errors import UnsupportedModel
 from kvlens.models.find import DEMO, HUB_ID, SMOLLM2, SMOLLM2_ABOUT, added, hub_name, located, ready, smollm2_file
-from kvlens.text.plainfile import load_json
 
 TOY = "a toy made here for tests and for seeing the instrument work; no evidence about methods"
 NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,63}")

@@ -7,13 +7,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+from kvlens.files import RefusedFile, check_ordinary
 from kvlens.models.cache import Told
 from kvlens.models.errors import UnsupportedModel
 from kvlens.models.gguf import config_of, plan_weights, values
 from kvlens.models.ggufheader import read_header
 from kvlens.models.ggufvocab import settings_of, tokenizer_of
 from kvlens.models.tensorfile import total_bytes, write_tensors
-from kvlens.text.plainfile import RefusedFile, check_ordinary
 
 PROVENANCE = "kvlens.json"
 """beside the weights: what file they were made of"""

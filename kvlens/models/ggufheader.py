@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kvlens.files import RefusedFile, check_ordinary
 from kvlens.models.errors import UnsupportedModel
-from kvlens.text.plainfile import RefusedFile, check_ordinary
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)

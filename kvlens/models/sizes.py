@@ -8,9 +8,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from kvlens.files import RefusedFile, load_json
 from kvlens.models.errors import UnsupportedModel
 from kvlens.shape import KVShape
-from kvlens.text.plainfile import RefusedFile, load_json
 
 SIZES = {
     "num_hidden_layers": 256,

@@ -3,14 +3,19 @@ measured. Each stage is made once and changed by nobody; the record is built fro
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
+import torch
 
 from kvlens.decisions import Decisions
 from kvlens.instruments import CutRow, Loss
+from kvlens.memory.memory import Memory
 from kvlens.methods.answers import Decided
 from kvlens.recording.decisions import decisions_between
+from kvlens.recording.selfcheck import Tally
 from kvlens.recording.snapshot import Measured, Snapshot
 from kvlens.rows import EventRow, JournalRow, SpanHeadRow, SpanRow, StepRecord, TransferRow
 
@@ -29,7 +34,7 @@ class StepFacts:
     loss: Loss | None = None
     """against the full-KV reference; None: not compared"""
     phases: dict[str, int] | None = None
-    """microseconds in each phase (kvlens.memory.clock), together dur_us; None: not timed"""
+    """microseconds in each phase (kvlens.phases), together dur_us; None: not timed"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,3 +100,52 @@ class Settled:
             oracle=measured.oracle,
             decisions=Decisions.joined([part for part in (between, measured.decisions) if part is not None]),
         )
+
+
+class Follower(Protocol):
+    """Watches a run that is recorded; must change nothing."""
+
+    def seen(self, seen: Seen) -> None:
+        """A step has ended: once each, in order, on the engine's thread."""
+
+    def sketched(self, step: int, attended: np.ndarray, coverage: np.ndarray | None) -> None:
+        """Attended tokens [L, H_kv] and coverage [L, Hq] (None: not recorded) of some steps, on the second thread,
+        before they are measured."""
+
+
+class FullKVAttention(Protocol):
+    """Full KV of the run's prompt, fed the run's own tokens."""
+
+    def attention(self, tokens: Sequence[int], layers: Sequence[Sequence[int]]) -> list[torch.Tensor | None]:
+        """Return full KV's own attention at the next steps, float32 [l, H_kv, G, n] of each step's `layers`; None of a
+        step without layers, or where it cannot be had. tokens: what the run chose, or was fed, at these steps."""
+
+
+def kv_columns(memory: Memory, tally: Tally) -> dict[str, np.ndarray]:
+    """Return the columns [L, H_kv] of the step that ends; the tally counts the copies that it began."""
+    size, opened = (memory.shape.layers, memory.shape.kv_heads), memory.transfers.opened
+    moved = {name: np.zeros(size) for name in ("h2d", "d2h", "blocking")}
+    for entry in opened:
+        place = (entry.layers, entry.kv_heads)
+        np.add.at(moved[entry.direction], place, entry.sizes)
+        if entry.direction == "h2d" and entry.blocking:
+            np.add.at(moved["blocking"], place, entry.sizes)
+    tally.opened(opened)
+    return {
+        "h2d_bytes": moved["h2d"],
+        "d2h_bytes": moved["d2h"],
+        "blocking_bytes": moved["blocking"],
+        "resident_bytes": _resident(memory),
+        **memory.recaller.counts,
+    }
+
+
+def _resident(memory: Memory) -> np.ndarray:
+    """Return the bytes per (layer, KV head): its slots with their tables; what all share (span tables, a method's index
+    tensors) in equal parts, rounded down."""
+    shape, slots = memory.shape, np.zeros((memory.shape.layers, memory.shape.kv_heads))
+    for layer in range(shape.layers):
+        for heads, zones in memory.layout.parts(layer, shape.kv_heads):
+            slots[layer, heads.start : heads.stop] = zones.head_bytes(shape)
+    shared = memory.account.resident - int(slots.sum())
+    return slots + max(0, shared) // slots.size

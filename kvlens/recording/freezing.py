@@ -10,9 +10,10 @@ import torch
 import torch.nn.functional as F
 
 from kvlens.kernels.attend import attention_weights
-from kvlens.memory.hot_tier import FREE, Pool
+from kvlens.memory.hot_tier import Pool
 from kvlens.memory.memory import Memory
 from kvlens.memory.placement import Selection
+from kvlens.memory.slots import FREE
 from kvlens.recording.snapshot import Attended, DecidedStep, PackedReads, Ranked, Snapshot, Zooms
 
 
@@ -71,7 +72,7 @@ class Freezer:
         q = torch.stack([s.q for s in seen]).float()
         shadow = None
         if self.shadow is not None:
-            self.shadow[:, :, position] = memory.read_window(position, position + 1)[0][:, :, 0]
+            self.shadow[:, :, position] = memory.hot.read_window(position, position + 1)[0][:, :, 0]
             shadow = self.shadow[:, :, : position + 1]
         chosen = [s.selection for s in seen]
         ranked = [None if c is None else _ranked(c) for c in chosen]

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from kvlens.instruments import Oracle, Scores
-from kvlens.memory.hot_tier import FREE, ROLE
+from kvlens.memory.slots import FREE, ROLE
 from kvlens.recording.decisions import decisions_at, zoom_columns
 from kvlens.recording.oracle import compare, coverage, full_attention
 from kvlens.recording.selected import selection_recall

@@ -16,10 +16,10 @@ import torch.nn.functional as F
 
 from kvlens.instruments import Oracle
 from kvlens.kernels.attend import attention_weights
-from kvlens.memory.hot_tier import ROLE
+from kvlens.memory.slots import ROLE
 from kvlens.memory.span_table import WINDOW
+from kvlens.recording.selected import read_positions
 from kvlens.recording.snapshot import Attended, Snapshot
-from kvlens.recording.unread import read_positions
 from kvlens.rows import SpanRow
 
 EXACT = (ROLE["sink"], ROLE["anchor"], ROLE["window"], ROLE["resident"])

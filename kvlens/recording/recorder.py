@@ -7,26 +7,21 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Sequence
 from itertools import groupby
-from typing import Protocol
 
 import numpy as np
 import torch
 
 from kvlens.instruments import SpanKeys
-from kvlens.memory.ledger import Entry
 from kvlens.memory.memory import Memory
-from kvlens.memory.placement import Selection
 from kvlens.methods.base import Method
 from kvlens.recording.decisions import decisions_between
-from kvlens.recording.facts import Seen, Settled, StepFacts
+from kvlens.recording.facts import Follower, FullKVAttention, Seen, Settled, StepFacts, kv_columns
 from kvlens.recording.freezing import Freezer
 from kvlens.recording.measure import alike, measure, sketch
 from kvlens.recording.oracle import Owners
-from kvlens.recording.ranges import check_figures
 from kvlens.recording.sampling import OracleSampling
-from kvlens.recording.selfcheck import Tally
+from kvlens.recording.selfcheck import Tally, check_figures
 from kvlens.recording.snapshot import Snapshot
 from kvlens.recording.spankeys import span_keys
 from kvlens.rows import JournalRow, PrefillRecord, PromptToken, TraceSink
@@ -41,25 +36,6 @@ SKETCHED_S = 0.5
 """a run that is followed shows a sketch of a step at most so often, where the second thread has time for it"""
 IN_FLIGHT = 3
 """batches that may wait to be measured before the engine's thread has to wait"""
-
-
-class Follower(Protocol):
-    """Watches a run that is recorded; must change nothing."""
-
-    def seen(self, seen: Seen) -> None:
-        """A step has ended: once each, in order, on the engine's thread."""
-
-    def sketched(self, step: int, attended: np.ndarray, coverage: np.ndarray | None) -> None:
-        """Attended tokens [L, H_kv] and coverage [L, Hq] (None: not recorded) of some steps, on the second thread,
-        before they are measured."""
-
-
-class FullKVAttention(Protocol):
-    """Full KV of the run's prompt, fed the run's own tokens."""
-
-    def attention(self, tokens: Sequence[int], layers: Sequence[Sequence[int]]) -> list[torch.Tensor | None]:
-        """Return full KV's own attention at the next steps, float32 [l, H_kv, G, n] of each step's `layers`; None of a
-        step without layers, or where it cannot be had. tokens: what the run chose, or was fed, at these steps."""
 
 
 class Recorder:
@@ -92,9 +68,10 @@ class Recorder:
         self.oracle, self._follow, self._full_kv = oracle, follow, full_kv
         self.full_kv_ns = 0
         """spent by full KV so far"""
-        self._freezer, self._tally = Freezer(memory, not method.selects_between_steps), tally
+        self.freezer, self._tally = Freezer(memory, not method.selects_between_steps), tally
+        """observes the session's layers"""
         if coverage:
-            self._freezer.watch_keys(keys, max_new)
+            self.freezer.watch_keys(keys, max_new)
         self._lost_between = 0
         """lost steps so far that `oracle` does not choose"""
         self._owners = None if oracle is None else Owners(keys.shape[2] + max_new, keys.device)
@@ -111,16 +88,6 @@ class Recorder:
         self._thread.start()
 
     # ---- the engine's thread -----------------------------------------------------------------------------------------
-    def layer(
-        self,
-        layer: int,
-        q: torch.Tensor,
-        biases: Sequence[torch.Tensor | None],
-        scaling: float,
-        selection: Selection | None,
-    ) -> None:
-        self._freezer.layer(layer, q, biases, scaling, selection)
-
     def prefill(self, tokens: list[PromptToken], prefill_us: int, peak_bytes: int) -> None:
         """Prefill has ended and the prompt is placed."""
         memory = self.memory
@@ -140,7 +107,7 @@ class Recorder:
             span_keys=self._span_keys(),
             decisions=decisions_between(cuts, self.method.drain_decided()),
         )
-        self._tally.opened(memory.ledger.opened)
+        self._tally.opened(memory.transfers.opened)
         self._tally.rows(record.transfers)
         self.sink.prefill(record)
 
@@ -150,7 +117,7 @@ class Recorder:
         began, full_kv_ns = time.perf_counter_ns(), self.full_kv_ns
         if self._error is not None:
             raise self._error
-        shot, memory = self._freezer.snapshot(position), self.memory
+        shot, memory = self.freezer.snapshot(position), self.memory
         if self._owners is not None and (sampled := self._sampled(facts)):
             shot.owner, shot.sampled = self._owners.follow(memory.spans.rows), sampled
         self._complete_newest()  # its copies in the background have landed before this step's attention
@@ -163,7 +130,7 @@ class Recorder:
             resident_bytes=account.resident,
             peak_bytes=account.peak,
             cold_bytes=memory.cold.bytes,
-            kv=self._kv_columns(memory.ledger.opened),
+            kv=kv_columns(memory, self._tally),
             events=memory.log.take_events(),
             spans=memory.spans.take_new(),
             span_heads=memory.log.take_stored(),
@@ -197,7 +164,7 @@ class Recorder:
             return
         seen, self._newest = self._newest, None
         step = seen.facts.step
-        settled = Settled(seen, self.memory.take_transfers(step), self.memory.ledger.waited_ns(step) // 1000)
+        settled = Settled(seen, self.memory.take_transfers(step), self.memory.transfers.waited_ns(step) // 1000)
         self._tally.rows(settled.transfers)
         self._batch.append(settled)
         if len(self._batch) >= self._together(seen.shot):
@@ -225,7 +192,7 @@ class Recorder:
     def finish(self) -> None:
         """Wait for copies under way, measure what is in flight and end the thread. Raises what the sink raised."""
         if self._newest is not None:
-            self.memory.recaller.settle()
+            self.memory.arrivals.settle()
         self._complete_newest()
         if self._batch:
             self._hand_over()
@@ -247,34 +214,6 @@ class Recorder:
             )
             for note in self.method.drain_journal()
         ]
-
-    def _kv_columns(self, opened: list[Entry]) -> dict[str, np.ndarray]:
-        memory, shape = self.memory, self.memory.shape
-        size = (shape.layers, shape.kv_heads)
-        moved = {name: np.zeros(size) for name in ("h2d", "d2h", "blocking")}
-        for entry in opened:
-            at = (entry.layers, entry.kv_heads)
-            np.add.at(moved[entry.direction], at, entry.sizes)
-            if entry.direction == "h2d" and entry.blocking:
-                np.add.at(moved["blocking"], at, entry.sizes)
-        self._tally.opened(opened)
-        return {
-            "h2d_bytes": moved["h2d"],
-            "d2h_bytes": moved["d2h"],
-            "blocking_bytes": moved["blocking"],
-            "resident_bytes": self._resident(),
-            **memory.recaller.counts,
-        }
-
-    def _resident(self) -> np.ndarray:
-        """Bytes per (layer, KV head): its slots with their tables; what all share (span tables, a method's index
-        tensors) in equal parts, rounded down."""
-        shape, slots = self.memory.shape, np.zeros((self.memory.shape.layers, self.memory.shape.kv_heads))
-        for layer in range(shape.layers):
-            for heads, zones in self.memory.layout.parts(layer, shape.kv_heads):
-                slots[layer, heads.start : heads.stop] = zones.head_bytes(shape)
-        shared = self.memory.account.resident - int(slots.sum())
-        return slots + max(0, shared) // slots.size
 
     # ---- the second thread -------------------------------------------------------------------------------------------
     def _work(self) -> None:

@@ -9,7 +9,7 @@ from kvlens import __version__, tasks
 from kvlens.meta import Held, Machine, ModelInfo, RunMeta
 from kvlens.methods.naming import stand_in
 from kvlens.models.device import AUTO
-from kvlens.runs.machine import machine
+from kvlens.runs.fingerprint import machine
 from kvlens.runs.preparing import Pairing, Plan, Prepared
 from kvlens.runs.request import RunRequest, default_budget
 
@@ -21,7 +21,7 @@ def describe(request: RunRequest, planned: Plan, pairing: Pairing, prepared: Pre
 
     from kvlens.engine.generation_rules import rules_of
     from kvlens.kernels.attend import planned_on
-    from kvlens.memory.cuda_link import link_name
+    from kvlens.link.cuda_link import link_name
 
     loaded, prompt, params = prepared.engine.loaded, prepared.prompt, planned.params
     against = pairing.reference

@@ -59,7 +59,7 @@ class Lost:
         stop, and whatever goes wrong, costs the effects and nothing else: the run has ended."""
         from kvlens.engine.effect import reach
         from kvlens.engine.engine import Cancelled
-        from kvlens.engine.whole_length import frequencies_vary
+        from kvlens.engine.rotary import frequencies_vary
 
         if self._step is None:
             return None, None

@@ -1,13 +1,16 @@
-"""Which model a run was made with: a hash of what was loaded, so that a changed file of the same name is noticed."""
+"""Which model a run was made with: a hash of what was loaded, so that a changed file of the same name is noticed; and
+which machine a figure was measured on, in words that name no host."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
+import platform
 import threading
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kvlens.metaparts import OBJECT
 from kvlens.models.errors import UnsupportedModel
@@ -15,6 +18,7 @@ from kvlens.models.find import located, ready, resolve
 
 if TYPE_CHECKING:
     from kvlens.engine.models import LoadedModel
+
 
 _NAMES = (
     "config.json",
@@ -96,3 +100,26 @@ def _in_memory(loaded: LoadedModel) -> str:
         whole.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
         whole.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
     return f"sha256:{whole.hexdigest()}"
+
+
+def machine() -> dict[str, Any]:
+    """Processor model, cores, system, and torch's threads where torch is loaded."""
+    import sys
+
+    facts: dict[str, Any] = {
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "system": (f"{platform.system()} {platform.machine()}"),
+    }
+    if "torch" in sys.modules:
+        facts["threads"] = sys.modules["torch"].get_num_threads()
+    return facts
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.is_file():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

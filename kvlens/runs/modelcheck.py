@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from kvlens.models.cache import cache_dir
+from kvlens.runs.checkprompt import check_prompt
 from kvlens.runs.fingerprint import file_stamp
 from kvlens.store.files import read_plain, write_plain
 from kvlens.text.units import si_bytes
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from kvlens.engine.engine import Engine
-    from kvlens.text.prompts import Prompt
 
 EQUAL, DIFFERS, UNCHECKED = "equal", "differs", "not checked"
 FOLDER = "checks"
@@ -39,8 +39,6 @@ TIE = 1e-3
 FIRST_RUN_WORK = {"cpu": 1e11, "cuda": 1e13}
 """parameters times tokens that a first run may compute twice: seconds, not minutes"""
 _MOST_BYTES = 1 << 16
-SENTENCE = "Item {number} of the list is in room {room}, and its colour is {colour}. "
-COLOURS = ("red", "green", "blue", "white", "black")
 
 
 @dataclass(frozen=True)
@@ -180,7 +178,7 @@ def check_model(engine: Engine, fingerprint: str) -> ModelCheck:
 
 def prompt_tokens(engine: Engine) -> tuple[int, int | None]:
     """Return the number of tokens that the comparison reads, and the border that they pass, if any."""
-    from kvlens.engine.whole_length import border_of
+    from kvlens.engine.rotary import border_of
 
     border = border_of(engine.loaded.model.config)
     return (SHORT if border is None else math.ceil(PAST * border) + 1), border
@@ -197,7 +195,7 @@ def _compare(engine: Engine) -> ModelCheck:
     refusal = _refusal(engine, tokens)
     if refusal:
         return ModelCheck(UNCHECKED, tokens, border, reason=refusal)
-    prompt, start = _prompt(engine, tokens), time.perf_counter()
+    prompt, start = check_prompt(engine, tokens), time.perf_counter()
     full = methods.get(methods.REFERENCE)
     try:
         ours = engine.run(prompt, full, full.Parameters(), None, Options(max_new=NEW), keep_logits=True)
@@ -240,16 +238,6 @@ def _free_bytes(device: str) -> int | None:
             return next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable"))
     except (OSError, StopIteration):
         return None
-
-
-def _prompt(engine: Engine, tokens: int) -> Prompt:
-    """A prompt of plain sentences, cut to so many tokens."""
-    from kvlens.text.prompts import Prompt, PromptText
-
-    tokenizer = engine.loaded.tokenizer
-    lines = (SENTENCE.format(number=n, room=7 * n % 100, colour=COLOURS[n % 5]) for n in range(1, tokens // 4 + 8))
-    ids = tuple(tokenizer("".join(lines))["input_ids"][:tokens])
-    return Prompt(PromptText("x"), ids, ("",) * len(ids), (None,) * len(ids))
 
 
 def _place(engine: Engine, fingerprint: str) -> Path:

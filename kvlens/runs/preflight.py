@@ -31,17 +31,15 @@ cautious round figure: five methods on the demo model (509 prompt tokens, 150 st
 whole estimate"""
 DECISION_BYTES = 16
 """stored bytes per row of the table decision, with the lists of refused and missed spans. Events that come with a
-decision take more: SeKV's run of the five above took 109 bytes a row beside full KV's"""
+decision take more: the run of the five above with most events took 109 bytes a row beside full KV's"""
 TRACE_BASE_BYTES = 1_100_000
 TOKEN_BYTES = 120
 """of a trace per prompt token, as measured on the demo model from 246 to 1,999 tokens: most of it are keys of spans"""
 SPAN_TOKENS = 16
 """tokens of a span whose mean key is stored, for each layer and KV head, as float32"""
 ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
-POINTS = ((1024, "20%"), (4096, "10%"))
-"""prompt tokens and budgets at which every method must run by itself"""
-NEW = 64
-"""tokens generated there"""
+POINTS, NEW = ((1024, "20%"), (4096, "10%")), 64
+"""prompt tokens and budgets at which every method must run by itself, and tokens generated there"""
 UNKNOWN = (
     "prompt_tokens",
     "full_kv_bytes",
@@ -246,7 +244,5 @@ def fits(model: str, method: str) -> list[dict[str, Any]]:
 
 
 def _too_long(found: Foreseen, steps: int) -> str:
-    return (
-        f"Prompt and output are {found.tokens + steps:,} tokens, the model takes {found.positions:,}: shorten the "
-        "prompt or lower --max-new."
-    )
+    tokens = f"Prompt and output are {found.tokens + steps:,} tokens, the model takes {found.positions:,}"
+    return f"{tokens}: shorten the prompt or lower --max-new."

@@ -10,14 +10,13 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from kvlens import methods
+from kvlens.holds import Drop, Hold
 from kvlens.memory.budget import Budget, BudgetInfeasible
-from kvlens.memory.holds import Drop, Hold
 from kvlens.methods import FIT, calibration
 from kvlens.methods.advice import advised
 from kvlens.methods.faults import limited
 from kvlens.methods.fitting import Chosen, Sizes, choose
-from kvlens.runs.modelsource import BY_NAME, ModelSource
-from kvlens.runs.request import SMALL, Report, RunRequest, default_budget, default_preset
+from kvlens.runs.request import BY_NAME, SMALL, ModelSource, Report, RunRequest, default_budget, default_preset
 from kvlens.shortage import shortage
 from kvlens.text.chat import ChatForm
 from kvlens.text.prompts import Prompt, PromptText, refuse_longer

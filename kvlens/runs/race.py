@@ -24,15 +24,14 @@ from kvlens.memory.budget import BudgetInfeasible
 from kvlens.methods.faults import MethodFault, hangs, stray
 from kvlens.methods.naming import stand_in
 from kvlens.models.device import settle
-from kvlens.runs import surprisals
-from kvlens.runs.freed import give_back
+from kvlens.runs.carrying import give_back
 from kvlens.runs.lanes import LaneLog, sizes_of_lanes
-from kvlens.runs.modelsource import BY_NAME, ModelSource
+from kvlens.runs.latesink import SURPRISAL_PHASE
 from kvlens.runs.preflight import refuse
 from kvlens.runs.preparing import Pairing, Prepared, advice, check, plan, prepare, reference_key, sizes_of
 from kvlens.runs.races import REFUSED, Lane, RaceInfo, RaceRequest, new_id, write
 from kvlens.runs.readings import fits, keeping
-from kvlens.runs.request import DEFAULT_SHARE, RunRequest
+from kvlens.runs.request import BY_NAME, DEFAULT_SHARE, ModelSource, RunRequest
 from kvlens.runs.turns import Hearing, Turns
 from kvlens.runs.watching import Audience, Watched
 from kvlens.shortage import Shortage
@@ -204,7 +203,7 @@ class _Race:
 
         def report(phase: str, done: int, total: int) -> None:
             nonlocal decoding
-            decoding = phase in ("decode", surprisals.PHASE, "effect")
+            decoding = phase in ("decode", SURPRISAL_PHASE, "effect")
             if phase == "decode":
                 if place == last and prepared.kept is not None and not fits(prepared, planned):
                     prepared.kept.read = None  # all are placed: it is made again for what left full KV

@@ -15,7 +15,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvlens.private import FOLDER_MODE, close_file
+from kvlens.files import FOLDER_MODE, close_file
 from kvlens.runs.preparing import Kept, Plan, Prepared
 
 if TYPE_CHECKING:

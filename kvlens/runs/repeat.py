@@ -10,17 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from kvlens import methods
+from kvlens.holds import Drop, Hold
 from kvlens.memory.budget import WHOLE, Budget
-from kvlens.memory.holds import Drop, Hold
 from kvlens.meta import RunMeta
 from kvlens.metaparts import OBJECT
 from kvlens.rows import SpanRow
 from kvlens.runs.lanes import SingleRun
-from kvlens.runs.modelsource import BY_NAME, ModelSource
 from kvlens.runs.preparing import Pairing, Prepared, plan, prepare, reference_key
 from kvlens.runs.readings import shared
 from kvlens.runs.reference import obtain
-from kvlens.runs.request import Report, RunRequest
+from kvlens.runs.request import BY_NAME, ModelSource, Report, RunRequest
 from kvlens.runs.storedprompt import stored_prompt
 from kvlens.runs.storing import Stored, store
 from kvlens.runs.watching import Audience

@@ -1,18 +1,22 @@
-"""What a person asked for, checked before any work."""
+"""What a person asked for, checked before any work; and where the model of a request comes from."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from kvlens import methods
-from kvlens.memory.holds import Drop, Hold
+from kvlens.holds import Drop, Hold
 from kvlens.models.find import default_model
 from kvlens.recording import sampling
 from kvlens.text.chat import CHOICES
 from kvlens.text.prompts import QUESTIONS
+
+if TYPE_CHECKING:
+    from kvlens.engine.models import LoadedModel
+
 
 DEFAULT_SHARE = "0.2"
 """budget of methods that do not keep all KV on the device, when none is given"""
@@ -126,3 +130,31 @@ def parse_set(items: list[str], option: str = "--set") -> dict[str, str]:
 
 
 Report = Callable[[str, int, int], None]
+
+
+class ModelSource(Protocol):
+    """Supplies the loaded model of a request."""
+
+    @property
+    def named(self) -> bool:
+        """True: the request's model is a name with files on this machine. False: a caller handed in the object."""
+        ...
+
+    def load(self, request: RunRequest, report: Report) -> LoadedModel:
+        """Return the model, ready to run. Raises UnsupportedModel with one sentence."""
+        ...
+
+
+class ByName:
+    """Loads the model of every request from the files that its name stands for."""
+
+    named = True
+
+    def load(self, request: RunRequest, report: Report) -> LoadedModel:
+        """See ModelSource."""
+        from kvlens.engine.models import load
+
+        return load(request.model, request.device, request.dtype, report)
+
+
+BY_NAME: ModelSource = ByName()

@@ -8,13 +8,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from kvlens.meta import Counterfactual, Outcome, RunMeta
-from kvlens.rows import PrefillRecord, SelfCheck, StepRecord
-from kvlens.runs import surprisals
+from kvlens.meta import Counterfactual, Outcome
+from kvlens.rows import SelfCheck
 from kvlens.runs.describing import describe
 from kvlens.runs.effects import Lost
+from kvlens.runs.latesink import LateSink, Watcher, add_surprisals
 from kvlens.runs.modelcheck import EQUAL, UNCHECKED, ModelCheck
 from kvlens.runs.preparing import Pairing, Plan, Prepared
 from kvlens.runs.readings import full_reading, reading
@@ -23,12 +23,8 @@ from kvlens.shortage import shortage
 from kvlens.store.amend import PENDING, amend, outstanding
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from kvlens.engine.engine import Result
     from kvlens.engine.prefill import ReadPrompt
-    from kvlens.recording.facts import Seen
-    from kvlens.store.writer import TraceWriter
 
 
 @dataclass(frozen=True)
@@ -40,25 +36,6 @@ class Stored:
     text: str
     result: Result | None
     """None: cancelled"""
-
-
-class Watcher(Protocol):
-    """Sees what is stored of a run while it goes on; must change nothing."""
-
-    def begun(self, uid: str) -> None:
-        """The prompt is placed, and the run is there under this id."""
-
-    def seen(self, visited: Seen) -> None:
-        """A step has ended: once each, in order, on the run's thread."""
-
-    def decoded(self, text: str) -> None:
-        """The last step was made and this is the output. The run's surprisals and effects are still to come."""
-
-    def sketched(self, step: int, attended: np.ndarray, coverage: np.ndarray | None) -> None:
-        """See kvlens.recording.recorder.Follower."""
-
-    def step(self, record: StepRecord) -> None:
-        """A step was measured too, some steps later: once each, in order, on the recorder's thread."""
 
 
 def store(
@@ -89,7 +66,7 @@ def store(
     engine, prompt = prepared.engine, prepared.prompt
     writer = TraceWriter(runs_dir, trace_level=request.trace_level)
     lost = None if pairing.reference is None or request.trace_level != "spans" else Lost(pairing.reference)
-    sink = _LateSink(writer, describe(request, planned, pairing, prepared), watcher, lost)
+    sink = LateSink(writer, describe(request, planned, pairing, prepared), watcher, lost)
     status, error, checks = "completed", None, []
     outcome: Outcome | None = None
     result: Result | None = None
@@ -140,7 +117,7 @@ def store(
         checks, kept_tokens = result.checks, read is not None and read.kept
         no_surprisal, start_time = None, time.monotonic()
         if sink.surprisals_wait:
-            no_surprisal = surprisals.add(result.surprisal, writer, follow, tell)
+            no_surprisal = add_surprisals(result.surprisal, writer, follow, tell)
         surprisal_s = time.monotonic() - start_time
         peak = None if raced else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         if read is not None:
@@ -239,42 +216,3 @@ def _model_checks(model_check: ModelCheck | None) -> list[SelfCheck]:
         return []
     passed = model_check.verdict == EQUAL
     return [SelfCheck("model equals its generate", passed, float(model_check.compared), model_check.sentence)]
-
-
-class _LateSink:
-    """Begins the trace when prefill has succeeded, so that a refused run leaves nothing behind."""
-
-    def __init__(self, writer: TraceWriter, meta: RunMeta, watcher: Watcher | None, lost: Lost | None) -> None:
-        self._writer, self._meta, self._watcher, self._lost, self.begun = writer, meta, watcher, lost, False
-        self._asked = meta.asked_steps
-        self._pieces: list[str] = []
-        self.surprisals_wait = False
-        """the prompt was placed, and its tokens' surprisals were not known"""
-
-    def begin_anyhow(self) -> None:
-        """Begin the trace of a run that got no further."""
-        if not self.begun:
-            self._writer.begin(self._meta)
-            self.begun = True
-            if self._watcher is not None:
-                self._watcher.begun(self._writer.uid)
-
-    def prefill(self, record: PrefillRecord) -> None:
-        self.begin_anyhow()
-        self._writer.prefill(record)
-        self.surprisals_wait = record.tokens[-1].surprisal is None
-        if self._lost is not None:
-            self._lost.prefill(record)
-
-    def step(self, record: StepRecord) -> None:
-        if record.step >= self._asked:
-            self._pieces.append(record.text)
-        self._writer.step(record)
-        if self._lost is not None:
-            self._lost.step(record)
-        if self._watcher is not None:
-            self._watcher.step(record)
-
-    def text(self) -> str:
-        """What was generated so far, token by token."""
-        return "".join(self._pieces)

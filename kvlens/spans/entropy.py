@@ -2,7 +2,7 @@
 
 As printed, every token whose surprisal exceeds mu + alpha * sigma is an anchor and what lies between anchors is a
 span; spans below l_min stay raw. On heavy-tailed surprisals this keeps most of the cache at full resolution
-(docs/fidelity.md), so a budget of 10 % cannot hold. `entropy_feasible` is our reading: same signal, same threshold,
+(docs/evidence), so a budget of 10 % cannot hold. `entropy_feasible` is our reading: same signal, same threshold,
 but a floor and a ceiling on the span length and a cap on the anchors.
 """
 

@@ -1,4 +1,4 @@
-"""The span, the statistics of a surprisal sequence, and what every segmenter promises."""
+"""The span, spans of fixed size, the statistics of a surprisal sequence, and what every segmenter promises."""
 
 from __future__ import annotations
 
@@ -82,3 +82,11 @@ def check_partition(spans: Sequence[Span], start: int, end: int) -> None:
         position = span.tok_end
     if position != end:
         raise ValueError(f"the spans end at token {position}, not at {end}")
+
+
+def fixed_chunks(start: int, end: int, size: int, kind: str = "chunk") -> list[Span]:
+    """[start, end) cut every `size` tokens; the last span keeps the rest."""
+    if size < 1:
+        raise ValueError(f"a {kind} needs at least one token, got {size}")
+    cuts = range(start, end, size)
+    return [Span(a, min(a + size, end), kind, f"Every {size} tokens from token {start}.") for a in cuts]

@@ -23,7 +23,14 @@ def sign_test(better: int, worse: int) -> float:
 
 def binomial_above(count: int, n: int, share: float) -> float:
     """Return the exact one-sided p of `count` of n or more, if the true share is at most `share`."""
-    return min(1.0, math.fsum(math.comb(n, k) * share**k * (1 - share) ** (n - k) for k in range(count, n + 1)))
+    if not 0 < share < 1:
+        return float(count <= (n if share >= 1 else 0))
+    whole, hit, miss = math.lgamma(n + 1), math.log(share), math.log1p(-share)
+    exponents = (
+        whole - math.lgamma(k + 1) - math.lgamma(n - k + 1) + k * hit + (n - k) * miss
+        for k in range(max(0, count), n + 1)
+    )
+    return min(1.0, math.fsum(map(math.exp, exponents)))
 
 
 def binomial_below(count: int, n: int, share: float) -> float:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from kvlens.models.device import settle
-from kvlens.runs.modelsource import BY_NAME, ModelSource
+from kvlens.runs.request import BY_NAME, ModelSource
 from kvlens.studies import storage
 from kvlens.studies.errors import BadStudy
 from kvlens.studies.plan import Arm

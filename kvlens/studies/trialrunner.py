@@ -13,11 +13,10 @@ from kvlens import methods, tasks
 from kvlens.memory.budget import BudgetInfeasible
 from kvlens.methods.faults import MethodFault, stray
 from kvlens.models.device import settle
-from kvlens.runs.freed import give_back
-from kvlens.runs.modelsource import BY_NAME, ModelSource
+from kvlens.runs.carrying import give_back
 from kvlens.runs.preparing import Pairing, Plan, Prepared, advice, check, plan, prepare, reference_key, sizes_of
 from kvlens.runs.readings import keeping
-from kvlens.runs.request import Report, RunRequest
+from kvlens.runs.request import BY_NAME, ModelSource, Report, RunRequest
 from kvlens.shortage import Shortage
 from kvlens.store.errors import TraceError
 from kvlens.store.reader import TraceReader

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvlens.store.queries import head_table_columns
+from kvlens.store.headqueries import head_table_columns
 from kvlens.store.schema import UNITS
 from kvlens.tables.column import BYTES, ID, NATS, SHARE, Column
 

@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from kvlens.text.plainfile import MOST_JSON, load_json, read_bounded
+from kvlens.files import MOST_JSON, load_json, read_bounded
 from kvlens.text.rendering import BadTemplate, render
 
 __all__ = ["BadTemplate", "ChatForm", "Template", "choose", "refuse_change", "stop_ids", "template_in", "template_of"]

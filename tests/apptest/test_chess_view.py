@@ -13,6 +13,7 @@ from test_pages import words
 from uiruns import Visit
 
 from kvlens.app.figures.methods import chess as figures
+from kvlens.app.ui.common import sentences
 from kvlens.runs.carrying import carry_out
 from kvlens.runs.request import RunRequest
 from kvlens.text.prompts import PromptText
@@ -43,8 +44,8 @@ def test_reconstructions_triggers_and_shares_are_shown(visit: Visit, made: tuple
     folder, uids = made
     app = visit(folder, "method", run=uids["dynamic"])
     text = words(app)
-    assert "of full KV in float32 with page vectors and tables" in text
-    assert "nothing was copied or moved" in text
+    assert "of full KV in float32 with page vectors" in text
+    assert sentences.NOTHING_COPIED in text
     assert "above 0 nats and above 0 nats² (dashed)" in text.replace("\\", "")
     assert len(charts(app)) == 4
     app.select_slider[0].set_value(app.select_slider[0].options[-1]).run()
@@ -55,15 +56,15 @@ def test_a_run_without_triggers_has_one_selection(visit: Visit, made: tuple[Path
     folder, uids = made
     app = visit(folder, "method", run=uids["never"])
     assert not app.select_slider
-    assert "Never rebuilt after prefill" in words(app).replace("\\", "")
+    assert sentences.NEVER_REBUILT in words(app).replace("\\", "")
 
 
 def test_not_recorded_is_said_as_such(visit: Visit, made: tuple[Path, dict[str, str]]) -> None:
     folder, uids = made
     assert "not recorded" in words(visit(folder, "method", run=uids["summary"]))
     text = words(visit(folder, "method", run=uids["tiny"]))
-    assert "No selection was recorded" in text
-    assert "No page was completed while decoding" in text
+    assert sentences.NO_SELECTION in text
+    assert sentences.NO_PAGE_COMPLETED in text
 
 
 def level(name: str, width: int, score: list[float], kept: list[float]) -> figures.Level:

@@ -14,6 +14,7 @@ from uiruns import Visit
 
 from kvlens.app.figures.methods import compresskv as figures
 from kvlens.app.methods.compresskv import normalised
+from kvlens.app.ui.common import sentences
 from kvlens.runs.carrying import carry_out
 from kvlens.runs.request import RunRequest
 
@@ -42,8 +43,8 @@ def test_calibrated_run_shows_heads_budgets_and_tokens(visit: Visit, made: tuple
     assert len(charts(app)) == 4
     assert "heads=srh, at most 4 per layer" in text
     assert "A head that attends every token alike would score" in text
-    assert "tokens the layers kept L0:" in text
-    assert "The last prompt token belongs to the window" in text
+    assert "the layers kept L0:" in text
+    assert sentences.LAST_TOKEN_IN_WINDOW in text
     app.radio[0].set_value("raw").run()
     assert not app.exception
     assert "share of the answer copied" in words(app)
@@ -55,10 +56,10 @@ def test_a_run_without_calibration_says_what_was_not_recorded(visit: Visit, made
     folder, uids = made
     app = visit(folder, "method", run=uids["bare"])
     text = words(app)
-    assert "Head scores were not recorded: this run used no calibration" in text
-    assert "the same for every layer (layers=equal)" in text
-    assert "Layer errors were not recorded" in text
-    assert "counts it neither in the window nor among the tokens kept (peek=false)" in text
+    assert sentences.NO_HEAD_SCORES in text
+    assert "for every layer (layers=equal)" in text
+    assert sentences.NO_LAYER_ERRORS in text
+    assert "the tokens kept (peek=false)" in text
     assert len(charts(app)) == 3
 
 

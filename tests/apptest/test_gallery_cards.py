@@ -83,7 +83,7 @@ def test_the_marks_come_unasked_in_the_gallery_and_are_offered_elsewhere(visit: 
     assert isinstance(marks, list)
     assert [mark["title"] for mark in marks] == [
         "Lost here",
-        "Wanted this",
+        "The missed span",
         "Why it was missed",
         "See it on the map",
         "Find the head",

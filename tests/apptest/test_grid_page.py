@@ -15,6 +15,7 @@ from kvlens.app.figures.grid import grid, panels
 from kvlens.app.ui.benchmarks import gridview
 from kvlens.app.ui.benchmarks.griddata import Look, Suite, cells, lines, noise_floor, read_look, trials_of
 from kvlens.app.ui.benchmarks.trials import came_out
+from kvlens.app.ui.common import sentences
 from kvlens.lab.bench import sweepfile
 from kvlens.lab.results.summary import summary
 
@@ -151,7 +152,7 @@ def test_a_link_opens_the_cell_with_its_failing_trial_first(visit: Visit, runs: 
         runs.folder, "benchmarks", suite="grid", task="needle", method="freekv", budget="20%", length=512, depth=0.1
     )
     assert any("1 of 2 right" in box.value for box in app.markdown)
-    assert "failing trial with seed 2: expected '2222.', came '1111.'" in " ".join(box.value for box in app.text)
+    assert "trial with seed 2: expected '2222.', came '1111.'" in " ".join(box.value for box in app.text)
     assert list(app.dataframe[0].value["seed"]) == [2, 1]
     assert not [button for button in app.button if "again" in button.label], "its trace is stored: a link, no button"
     assert app.query_params["depth"] == "0.1"
@@ -212,7 +213,7 @@ def test_infeasible_cells_and_files_without_depth_are_said(visit: Visit, runs: R
     flat = [trial | {"length": None, "depth": None, "task": "ruler:vt.jsonl"} for trial in trials()[:5]]
     sweepfile.write(results / "grid.json", ABOUT, flat)
     app = visit(runs.folder, "benchmarks")
-    assert any("no length and depth" in box.value for box in app.info)
+    assert any(sentences.NO_LENGTH_AND_DEPTH in box.value for box in app.info)
     assert app.dataframe[0].value[["method", "n", "score"]].values.tolist() == [["full", 4, 1.0], ["freekv", 1, 1.0]]
 
 

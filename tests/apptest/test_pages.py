@@ -9,6 +9,7 @@ import pytest
 from streamlit.testing.v1 import AppTest
 from uiruns import Runs, Visit
 
+from kvlens.app.ui.common import sentences
 from kvlens.app.ui.common.frame import run_label
 from kvlens.app.ui.replay.details import LONGEST, in_a_line
 from kvlens.models.find import short_model
@@ -36,12 +37,12 @@ def test_home_without_runs_says_what_kvlens_does_and_offers_a_first_run(visit: V
     app = visit(tmp_path)
     assert app.title[0].value == "kvlens"
     assert "brings the answer back" in words(app)
-    assert [button.label for button in app.button if "loss" not in button.label] == ["Run the sample prompt"]
+    assert [button.label for button in app.button if "loss" not in button.label] == [sentences.RUN_SAMPLE]
 
 
 @pytest.mark.parametrize("page", ["replay", "heads"])
 def test_a_page_without_runs_says_what_to_do(visit: Visit, tmp_path: Path, page: str) -> None:
-    assert "There are no runs yet" in words(visit(tmp_path, page))
+    assert sentences.NO_RUNS in words(visit(tmp_path, page))
 
 
 def test_what_a_forced_run_was_fed_is_not_called_its_output() -> None:
@@ -155,7 +156,7 @@ def test_a_damaged_run_is_one_sentence(visit: Visit, runs: Runs, page: str) -> N
 
 def test_a_cancelled_run_says_how_far_it_got_and_still_replays(visit: Visit, runs: Runs) -> None:
     app = visit(runs.folder, "replay", run=runs.cancelled, step=0)
-    assert "This run is cancelled; recorded to step 9" in words(app)
+    assert "run is cancelled; recorded to step 9" in words(app)
     assert player_header(app)["step"] == 0
 
 
@@ -181,7 +182,7 @@ def test_masses_of_a_head_add_up_to_one(visit: Visit, runs: Runs) -> None:
 def test_a_run_without_figures_per_step_says_so(visit: Visit, runs: Runs) -> None:
     app = visit(runs.folder, "replay", run=runs.summary)
     assert "was not recorded" in words(app)
-    assert "All steps: this run keeps no figures per step." in words(visit(runs.folder, "heads", run=runs.summary))
+    assert sentences.NO_FIGURES_PER_STEP in words(visit(runs.folder, "heads", run=runs.summary))
 
 
 def test_heads_shows_the_selected_head_and_restores_range_and_aggregate(visit: Visit, runs: Runs) -> None:

@@ -21,7 +21,7 @@ from kvlens import methods
 from kvlens.app.figures.methodmarks import FAMILY_COLORS, mark
 from kvlens.cli.main import app
 from kvlens.lab.claims.check import claiming
-from kvlens.lens.reasons import KINDS
+from kvlens.lens.reasonkinds import KINDS
 from kvlens.lens.verdict import verdict
 from kvlens.methods.statements import stated
 from kvlens.store.reader import TraceReader

@@ -13,7 +13,7 @@ import pytest
 from streamlit.testing.v1 import AppTest
 from uiruns import ROOT, Visit
 
-from kvlens.app.ui.common import livelanes, submit
+from kvlens.app.ui.common import livelanes, sentences, submit
 from kvlens.app.ui.common.joblog import read_line
 from kvlens.app.ui.common.jobprocess import start_cold
 from kvlens.app.ui.common.jobs import Job, JobManager
@@ -88,7 +88,7 @@ def test_the_form_begins_a_race(visit: Visit, tmp_path: Path, monkeypatch: pytes
     assert lanes.loc["SnapKV", "will run"] == "yes"
     assert lanes.loc["SnapKV", "held to"].endswith(("kB", "MB"))
     app.selectbox(key="form_method").set_value("chess").run()
-    assert next(box for box in app.text_input if box.label == "Budget of the race").value == "30%"
+    assert next(box for box in app.text_input if box.label == sentences.RACE_BUDGET).value == "30%"
     primary(app, "Race 3 methods").click().run()
     ((choice, against),) = asked
     assert (choice.method, choice.budget, against) == ("chess", "30%", ("snapkv", "quest"))

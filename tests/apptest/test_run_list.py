@@ -62,7 +62,7 @@ def test_what_is_looked_for_is_in_the_address_and_a_link_restores_it(visit: Visi
 def test_nothing_found_is_a_sentence_and_a_way_back(visit: Visit, lens: LensRuns) -> None:
     app = visit(lens.folder, find="nowhere", outcome="lost")
     assert not app.dataframe
-    assert "None of the 7 runs is what you look for." in words(app)
+    assert "7 runs matches" in words(app)
     button(app, "Show all runs").click().run()
     assert len(uids(app)) == 4
     assert "find" not in app.query_params

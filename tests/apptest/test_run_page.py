@@ -14,7 +14,7 @@ from streamlit.testing.v1 import AppTest
 from uiruns import ROOT, Visit
 
 from kvlens import methods
-from kvlens.app.ui.common import submit
+from kvlens.app.ui.common import sentences, submit
 from kvlens.app.ui.common.jobs import Job, JobManager
 from kvlens.app.ui.common.jobview import manager, progress_text
 from kvlens.app.ui.common.request import MethodChoice, PromptChoice, changed_parameters, command
@@ -110,7 +110,7 @@ def test_the_real_model_is_what_the_form_opens_with(
     assert (choice.model, choice.preset, prompt.prompt.answer) == ("smollm2", "no-coarse", " 48213")
     home = visit(tmp_path)
     assert [button.label for button in home.button][:2] == [
-        "Watch a real model lose an answer",
+        sentences.WATCH_LOSS,
         "The same prompt under SeKV (no-coarse), which answers",
     ]
 
@@ -184,7 +184,7 @@ def test_an_answer_that_is_not_in_the_text_is_remarked_on(visit: Visit, tmp_path
     app.text_area(key="form_text").set_value("Bread is 3 euro, milk is 2. " * 20 + "Together they are").run()
     for answer, remarks in (("3 EURO", 0), ("5 euro", 1)):
         app.text_input(key="form_answer").set_value(answer).run()
-        assert len([caption for caption in app.caption if "does not stand in the text" in caption.value]) == remarks
+        assert len([caption for caption in app.caption if sentences.ANSWER_NOT_IN_TEXT in caption.value]) == remarks
         assert not app.error
 
 
@@ -383,7 +383,7 @@ def test_the_question_can_be_fed_after_the_context(
     assert re.fullmatch(r"budget \d+\.?\d*%", parts[3]), "the budget that auto stands for"
     app.segmented_control(key="form_source").set_value("Paste").run()
     app.text_area(key="form_text").set_value("The code of the gate is 4821. " * 120).run()
-    assert "does not say where its question begins" in app.error[0].value
+    assert sentences.NO_QUESTION_START in app.error[0].value.replace("\\", "")
     app.text_input(key="form_asked").set_value("What is the code of the gate?").run()
     assert not app.error
     next(button for button in app.button if button.label == "Run").click().run()

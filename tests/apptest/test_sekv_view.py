@@ -12,6 +12,7 @@ from test_pages import words
 from uiruns import Runs, Visit
 
 from kvlens.app.methods import sekv_table
+from kvlens.app.ui.common import sentences
 from kvlens.runs.carrying import carry_out
 from kvlens.runs.request import RunRequest
 from kvlens.store.reader import TraceReader
@@ -54,7 +55,7 @@ def test_a_run_shows_zooms_spans_scores_and_transfers(visit: Visit, made: tuple[
     assert f"{heads['form'].eq('raw').mean():.0%} of {len(heads)} (span, layer, KV head) lie raw" in text
     assert f"Mean zoom rate {np.nanmean(rates):.3f}" in text
     assert "not recorded" not in text
-    assert "eq. 14 adds up squares of such errors" in text
+    assert "eq. 14 adds up squares" in text
     assert "before and after their rotary embedding" not in text
 
 
@@ -77,10 +78,10 @@ def test_a_run_without_zoom_and_factors_says_what_it_has_not(visit: Visit, made:
     folder, uids = made
     text = words(visit(folder, "method", run=uids["off"]))
     assert "Zoom rate was not recorded in this run" in text
-    assert "Ranks were not recorded in this run: its spans lie exactly as they were." in text
-    assert "nothing is rebuilt with an error" in text
+    assert sentences.NO_RANKS in text
+    assert sentences.NO_FACTORS in text
     assert "100% of" in text
-    assert "Scores of spans were not recorded at this step." in text
+    assert sentences.NO_SPAN_SCORES in text
 
 
 def test_a_run_with_whole_heads_says_which_they_are(visit: Visit, made: tuple[Path, dict[str, str]]) -> None:

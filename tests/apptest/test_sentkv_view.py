@@ -12,6 +12,7 @@ from test_pages import words
 from uiruns import Visit
 
 from kvlens.app.methods import sentkv
+from kvlens.app.ui.common import sentences
 from kvlens.runs.carrying import carry_out
 from kvlens.runs.request import RunRequest
 from kvlens.store.reader import TraceReader
@@ -72,7 +73,7 @@ def test_a_run_without_truncation_says_so_and_leaves_dense_layers_out(
     visit: Visit, made: tuple[Path, dict[str, str]]
 ) -> None:
     folder, uids = made
-    assert "This run did not truncate" in words(visit(folder, "method", run=uids["untruncated"]))
+    assert sentences.NOT_TRUNCATED in words(visit(folder, "method", run=uids["untruncated"]))
     with TraceReader.open(folder, uids["untruncated"]) as reader:
         reuse = sentkv.Reuse(reader)
     assert np.isnan(reuse.reused[:, 0]).all()
@@ -82,6 +83,6 @@ def test_a_run_without_truncation_says_so_and_leaves_dense_layers_out(
 def test_a_run_that_keeps_everything_says_what_it_has_not(visit: Visit, made: tuple[Path, dict[str, str]]) -> None:
     folder, uids = made
     text = words(visit(folder, "method", run=uids["everything"]))
-    assert "This run selected nothing after its first step" in text
+    assert sentences.NOTHING_SELECTED in text
     assert "chunks, mean length" in text
-    assert "no layer of this run selects" in text
+    assert sentences.NO_TOKEN_BUDGET in text

@@ -16,6 +16,7 @@ from test_pages import words
 from uiruns import MARKUP, Runs, Visit
 
 from kvlens.app.data.spanmap import settings
+from kvlens.app.ui.common import sentences
 from kvlens.app.ui.spans import map as spansmap
 from kvlens.rows import PrefillRecord
 from kvlens.store.reader import TraceReader
@@ -61,7 +62,7 @@ BOUNDARIES = "Surprisal of each token, and where segmenters cut the text"
 
 
 def test_without_runs_it_says_what_to_do(visit: Visit, tmp_path: Path) -> None:
-    assert "There are no runs yet" in words(visit(tmp_path, "spans"))
+    assert sentences.NO_RUNS in words(visit(tmp_path, "spans"))
 
 
 def test_a_damaged_run_is_one_sentence(visit: Visit, runs: Runs) -> None:
@@ -90,7 +91,7 @@ def test_every_section_of_a_run(visit: Visit, runs: Runs) -> None:
     assert "Spans at step 5, for L1 Q2 (KV0)" in text
     assert "Needle, tokens 5–11" in text
     assert "previews, not this run's spans" in text
-    assert "Distances in PCA are distances of keys" in text
+    assert sentences.PCA_DISTANCES in text
     table = next(frame.value for frame in app.dataframe if "regret (share)" in frame.value)
     with TraceReader.open(runs.folder, runs.whole) as reader:
         oracle = reader.oracle(5, 1, 2).set_index("span")
@@ -145,7 +146,7 @@ def test_the_shared_selection_is_changed_here(visit: Visit, runs: Runs) -> None:
     next(box for box in app.number_input if box.label == "Step").set_value(9).run()
     assert "Spans at step 9, for L0 Q5 (KV1)" in words(app)
     assert (app.query_params["step"], app.query_params["head"]) == ("9", "5")
-    assert "PCA of mean span keys, L0 KV1" in figures(app)
+    assert "mean span keys, L0 KV1" in figures(app)
 
 
 def test_text_of_tokens_is_never_markup(visit: Visit, runs: Runs) -> None:
@@ -159,8 +160,8 @@ def test_text_of_tokens_is_never_markup(visit: Visit, runs: Runs) -> None:
 def test_keys_that_were_not_recorded_are_said(visit: Visit, folder: Path) -> None:
     app = visit(folder, "spans", run=PLAIN)
     text = words(app)
-    assert "The keys of this run's spans were not recorded" in text
-    assert "Full KV's own mass was not recorded" in text
+    assert sentences.NO_SPAN_KEYS in text
+    assert sentences.NO_REFERENCE_MASS in text
     table = next(frame.value for frame in app.dataframe if "regret (share)" in frame.value)
     assert table["mass (share)"].isna().all()
     assert len(figures(app)) == 2
@@ -209,7 +210,7 @@ def test_a_stored_umap_is_shown_and_a_missing_one_is_made_while_pca_stands_in(
     monkeypatch.setattr(spansmap, "maps", Waiting)
     app = visit(tmp_path, "spans", run=uid, proj="umap", layer=1, head=0)
     assert "UMAP is being computed in a process of its own: loading umap-learn" in words(app)
-    assert "PCA of mean span keys, L1 KV0" in figures(app)
+    assert "mean span keys, L1 KV0" in figures(app)
     with TraceReader.open(tmp_path, uid) as reader:
         spans, _, _ = reader.span_keys(1, 0) or (np.empty(0), None, None)
     points = np.random.default_rng(0).normal(size=(len(spans), 2))

@@ -72,7 +72,7 @@ def test_of_three_runs_two_are_played_and_nothing_is_sent(pair: PairRuns, at: Se
     view = page.locator("#player")
     expect(page.locator(".answers tbody tr")).to_have_count(3)
     expect(view).to_have_count(0)
-    page.get_by_text("Step by step: SeKV …sekv (B) laid over FullKV (A)").click()
+    page.get_by_text("Step by step: SeKV …sekv (B) and FullKV (A)").click()
     expect(view).to_have_attribute("data-step", str(PARTED))
     expect(page.locator(".answers tbody tr").first).to_contain_text("full KV itself")
     expect(page.locator("#nowA")).to_contain_text("A · FullKV")

@@ -28,7 +28,7 @@ def test_a_card_opens_a_loss_and_marks_lead_through_it(
     for number, (title, inside) in enumerate(
         (
             ("Lost here", page.get_by_text(f"Lost at step {step}")),
-            ("Wanted this", page.get_by_text("Missed most", exact=True)),
+            ("The missed span", page.get_by_text("Missed most", exact=True)),
             ("Why it was missed", page.get_by_text("Why it was missed", exact=True).first),
             ("See it on the map", page.locator("#map")),
             ("Find the head", page.locator("#heads")),

@@ -1,4 +1,4 @@
-"""The soak of docs/reliability.md in short: kills, damage and hostile files, none of which may lose, hang or crash."""
+"""The soak of reliability.md in short: kills, damage and hostile files, none of which may lose, hang or crash."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every kernel compiles for A100 and H100 without a GPU, fits, does not spill, and is what docs/kernels.md says it
+"""Every kernel compiles for A100 and H100 without a GPU, fits, does not spill, and is what evidence/kernels.md says it
 is."""
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from kvlens.lab.gpu import aot
 from kvlens.lab.gpu.part import kernel_files
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs" / "kernels.md").read_text(encoding="utf-8")
-REWRITE = "run: python -m kvlens.lab.gpu.aot --write docs/kernels.md"
+PAGE = (ROOT / "docs" / "evidence" / "kernels.md").read_text(encoding="utf-8")
+REWRITE = "run: python -m kvlens.lab.gpu.aot --write docs/evidence/kernels.md"
 
 SHARED = {80: 163 * 1024, 90: 227 * 1024}
 """Bytes of shared memory one program may have (CUDA C++ programming guide, table of compute capabilities)."""
@@ -50,7 +50,7 @@ Figures = tuple[int, int, int]
 
 
 def documented() -> dict[tuple[str, str, int], dict[int, Figures]]:
-    """(kernel, case, warps) -> architecture -> figures, from the table of docs/kernels.md."""
+    """(kernel, case, warps) -> architecture -> figures, from the table of docs/evidence/kernels.md."""
     found: dict[tuple[str, str, int], dict[int, Figures]] = {}
     for line in PAGE.split(aot.MARKS[0])[1].split(aot.MARKS[1])[0].splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]

@@ -16,7 +16,7 @@ from kvlens.instruments import Loss, Oracle
 from kvlens.lab.bench import kept as keeping
 from kvlens.lab.bench.explain import ExplainRequest, explain_trial, measure
 from kvlens.lab.bench.provenance import about
-from kvlens.lab.bench.trials import Prompts, Trial
+from kvlens.lab.bench.trialprompts import Prompts, Trial
 from kvlens.lab.commands.results import beside, results, write
 from kvlens.lab.results.explain_table import ARMS, FULL_KV, OWN_QUERY, document, markdown, summarise
 from kvlens.lens.attribution import attribute_records
@@ -158,7 +158,7 @@ def test_the_committed_page_is_made_of_the_committed_figures_the_real_model_firs
     root = Path(__file__).resolve().parents[2]
     found = results(root / "kvlens/lab/results", "explain")
     page = document(found)
-    assert page == (root / "docs/lens-quality.md").read_text(encoding="utf-8")
+    assert page == (root / "docs/evidence/lens-quality.md").read_text(encoding="utf-8")
     assert len(found) > 1
     assert page.index("## smollm2") < page.index("## demo")
 

@@ -8,11 +8,11 @@ import pytest
 from test_counterfactual import FACT, Lost, quiet
 
 from kvlens.cli.lens import sentences
+from kvlens.holds import Triple
 from kvlens.lens.asked import Asked
 from kvlens.lens.fewest import Attempt, Fewest, FewestBytes
 from kvlens.lens.found import found_words
 from kvlens.lens.whatif import whatif
-from kvlens.memory.holds import Triple
 from kvlens.meta import Search
 from kvlens.store.reader import TraceReader, list_runs
 

@@ -13,10 +13,11 @@ from support import ListSink, makes, method_of, random_prompt, run, task_prompt
 from kvlens import methods
 from kvlens.engine.engine import Engine, Options
 from kvlens.engine.hf_attention import attending
+from kvlens.holds import Drop, Hold
 from kvlens.memory.counterfactual import Counterfactual
-from kvlens.memory.holds import Drop, Hold
-from kvlens.memory.hot_tier import FREE, ROLE, HotTier, Slots
+from kvlens.memory.hot_tier import HotTier
 from kvlens.memory.layout import SLOT_TABLE_BYTES, Layout, Zones
+from kvlens.memory.slots import FREE, ROLE, Slots
 from kvlens.memory.span_table import SpanTable
 from kvlens.rows import MASS_COLUMNS, SpanRow
 from kvlens.shape import KVShape

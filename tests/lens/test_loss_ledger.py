@@ -16,6 +16,7 @@ from kvlens import tasks
 from kvlens.engine.comparison import Reference
 from kvlens.engine.engine import Engine, Options
 from kvlens.engine.models import load
+from kvlens.holds import Drop
 from kvlens.instruments import CutRow, Oracle, Scores
 from kvlens.ledger.account import LossLedger, Share, split
 from kvlens.ledger.causes import CODES, INDEX, REST
@@ -30,7 +31,6 @@ from kvlens.ledger.story import Story
 from kvlens.ledger.tracks import track_of
 from kvlens.lens.trials import Trials
 from kvlens.memory.budget import Budget
-from kvlens.memory.holds import Drop
 from kvlens.methods import make_parameters
 from kvlens.rows import EventRow, PrefillRecord, SpanRow, StepRecord
 from kvlens.runs.answerend import answer_end

@@ -12,11 +12,11 @@ from typer.testing import CliRunner
 from kvlens.cli.main import app
 from kvlens.demo.encode import demo_encode
 from kvlens.demo.tasks import make_prompt
+from kvlens.holds import joined
 from kvlens.lens.asked import Asked, holds_for, token_range
 from kvlens.lens.attribution import lost_steps
 from kvlens.lens.lines import LEAST, Line, inside, ranges_in_words, ranked
 from kvlens.lens.reasons import explain
-from kvlens.memory.ranges import joined
 from kvlens.runs.carrying import carry_out
 from kvlens.runs.repeat import read_run
 from kvlens.runs.request import RunRequest

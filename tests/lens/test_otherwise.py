@@ -17,6 +17,7 @@ from uiruns import redate
 from kvlens.app.report.whatif import whatif as report
 from kvlens.cli.lens import sentences
 from kvlens.cli.main import app
+from kvlens.holds import Drop, Hold
 from kvlens.lens.asked import Asked, holds_for
 from kvlens.lens.beyond import in_time
 from kvlens.lens.found import found_words
@@ -24,10 +25,9 @@ from kvlens.lens.knob import Knob, knob_in, knob_of
 from kvlens.lens.pieces import Piece
 from kvlens.lens.reasons import explain
 from kvlens.lens.severity import outcome_table
-from kvlens.lens.tries import tries_in
+from kvlens.lens.trylist import tries_in
 from kvlens.lens.whatif import whatif
 from kvlens.memory.budget import BudgetInfeasible
-from kvlens.memory.holds import Drop, Hold
 from kvlens.meta import RunMeta
 from kvlens.runs.repeat import read_run
 from kvlens.store.reader import TraceReader, list_runs
@@ -226,7 +226,7 @@ def test_an_answer_hangs_on_what_its_head_reads_and_on_nothing_else(lost: Lost) 
     with pytest.raises(ValueError, match=r"the run holds token .* from step 2 on: drop .* not from step 3\.$"):
         in_time((replace(again.drop[0], from_step=3),), (hold,))
     in_time((again.drop[0], Drop(0, 0, FACT, ((1, 0),), 3)), (hold,))
-    assert title == "What if it had not been there"
+    assert title == "Repeated with a drop"
     assert "The answer hangs on it" in section
 
 

@@ -19,10 +19,10 @@ from kvlens.engine.effect import effects
 from kvlens.engine.engine import Engine
 from kvlens.engine.models import load
 from kvlens.engine.ranking import PER_ROUND, ROUNDS, Records, Repeat, triples
+from kvlens.holds import Triple, holds_of
 from kvlens.instruments import Effects
 from kvlens.lens.attribution import attribute
 from kvlens.lens.verdict import verdict
-from kvlens.memory.holds import Triple, holds_of
 from kvlens.methods.full import FullKV
 from kvlens.runs import readings
 from kvlens.runs.answerend import ANSWER_STEPS, answer_end, gives_answer

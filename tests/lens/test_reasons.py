@@ -16,7 +16,8 @@ from kvlens.demo.tasks import make_prompt
 from kvlens.lens import reasons
 from kvlens.lens.attribution import attribute, lost_steps, with_reasons
 from kvlens.lens.place import Ranking
-from kvlens.lens.reasons import KINDS, Reason, explain
+from kvlens.lens.reasonkinds import KINDS, Reason
+from kvlens.lens.reasons import explain
 from kvlens.lens.verdict import verdict
 from kvlens.runs.carrying import carry_out
 from kvlens.runs.request import RunRequest

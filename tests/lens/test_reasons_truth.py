@@ -21,10 +21,11 @@ from kvlens.demo.tasks import make_prompt
 from kvlens.kernels.pool_attend import Live
 from kvlens.lens.facts import NOTHING, Facts
 from kvlens.lens.place import Ranking
-from kvlens.lens.reasons import Reason, explain, reason
-from kvlens.memory.hot_tier import FREE, ROLE
+from kvlens.lens.reasonkinds import Reason
+from kvlens.lens.reasons import explain, reason
 from kvlens.memory.placement import Selection
 from kvlens.memory.reads import Reads
+from kvlens.memory.slots import FREE, ROLE, Slots
 from kvlens.meta import Held
 from kvlens.runs.carrying import carry_out
 from kvlens.runs.request import RunRequest
@@ -90,13 +91,12 @@ def beside(some: tuple[torch.Tensor, ...], more: tuple[torch.Tensor, ...]) -> tu
 def slots(monkeypatch: pytest.MonkeyPatch) -> Table:
     """What the runs of a test attend."""
     seen: Table = {}
-    plain = Reads.bias
+    plain = Reads.part
 
-    def bias(
+    def look(
         reads: Reads, layer: int, selection: Selection | None, part: int = 0
-    ) -> tuple[torch.Tensor | None, Live | None]:
-        made, pages = plain(reads, layer, selection, part)
-        here = reads.slots(layer, made, part)
+    ) -> tuple[Slots, torch.Tensor | None, Live | None]:
+        here, made, pages = plain(reads, layer, selection, part)
         role, span = here.role.clone(), here.span.clone()
         open_ = (
             torch.ones(len(role), reads.hot.shape.group, role.shape[1], dtype=torch.bool)
@@ -105,9 +105,9 @@ def slots(monkeypatch: pytest.MonkeyPatch) -> Table:
         )
         mine = role, span, open_
         seen[reads.log.step, layer] = beside(seen[reads.log.step, layer], mine) if part else mine
-        return made, pages
+        return here, made, pages
 
-    monkeypatch.setattr(Reads, "bias", bias)
+    monkeypatch.setattr(Reads, "part", look)
     return seen
 
 

@@ -149,7 +149,7 @@ def test_a_request_that_makes_no_sense_is_refused_before_a_model_is_loaded(chang
 
 
 def test_a_request_survives_json() -> None:
-    from kvlens.memory.holds import Hold
+    from kvlens.holds import Hold
 
     request = REQUEST.model_copy(update={"hold": (Hold(3, 10, 20, ((0, 1), (2, 0)), 4),), "oracle": "off"})
     assert RunRequest.model_validate_json(request.model_dump_json()) == request

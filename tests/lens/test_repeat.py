@@ -17,9 +17,9 @@ from typer.testing import CliRunner
 from kvlens import methods
 from kvlens.cli.lens import sentences
 from kvlens.cli.main import app
+from kvlens.holds import Hold, held_bytes, tokens_of
 from kvlens.lens.asked import Asked, numbers
 from kvlens.lens.whatif import whatif
-from kvlens.memory.holds import Hold, held_bytes, tokens_of
 from kvlens.meta import Counterfactual, RunMeta
 from kvlens.methods.sekv.params import SeKVParameters
 from kvlens.runs.carrying import carry_out

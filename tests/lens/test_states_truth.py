@@ -13,9 +13,9 @@ from kvlens.demo.tasks import make_prompt
 from kvlens.kernels.pool_attend import Live
 from kvlens.lens.facts import Facts
 from kvlens.lens.reasons import reason
-from kvlens.memory.hot_tier import ROLE
 from kvlens.memory.placement import Selection
 from kvlens.memory.reads import Reads
+from kvlens.memory.slots import ROLE, Slots
 from kvlens.runs.carrying import carry_out
 from kvlens.runs.request import RunRequest
 from kvlens.store.reader import TraceReader
@@ -48,11 +48,11 @@ def test_a_state_is_that_of_the_slots_while_the_step_attended(
 ) -> None:
     seen: dict[tuple[int, int], torch.Tensor] = {}
     latest_reads: list[Reads] = []
-    plain = Reads.bias
+    plain = Reads.part
 
-    def bias(
+    def look(
         reads: Reads, layer: int, selection: Selection | None, part: int = 0
-    ) -> tuple[torch.Tensor | None, Live | None]:
+    ) -> tuple[Slots, torch.Tensor | None, Live | None]:
         if latest_reads[-1:] != [reads]:  # another run begins; the first may be the model's own check
             latest_reads.append(reads)
             seen.clear()
@@ -65,7 +65,7 @@ def test_a_state_is_that_of_the_slots_while_the_step_attended(
         table[pool.heads.start : pool.heads.stop] = counts.float()
         return plain(reads, layer, selection, part)
 
-    monkeypatch.setattr(Reads, "bias", bias)
+    monkeypatch.setattr(Reads, "part", look)
     method, budget, overrides, new = RUNS[name]
     made = make_prompt("multikey", 400, 0.3, 9_100_001, demo_encode())
     source = PromptText(made.text, made.answer, made.needle, "multikey", 1)

@@ -14,7 +14,7 @@ from kvlens.cli.main import app
 from kvlens.lens.storedtips import stored_tip
 from kvlens.lens.tipping import Probe, Tip, find_tip
 from kvlens.lens.tips import Axis, CannotTip, tips
-from kvlens.lens.tries import tries_in
+from kvlens.lens.trylist import tries_in
 from kvlens.store.reader import TraceReader
 
 

@@ -12,7 +12,7 @@ from static_support import CASES, decoder
 from support import random_llama, random_prompt
 from test_compiled import on_random
 
-from kvlens.memory import cuda_link
+from kvlens.link import cuda_link
 from kvlens.memory.codec import Cut
 from kvlens.shortage import Shortage
 
@@ -70,10 +70,10 @@ def test_what_leaves_the_window_is_one_copy_per_layer(small: Any, case: Any, mon
 
     def leaves(*given: Any) -> None:
         issued.clear()
-        before = len(memory.ledger.opened)
+        before = len(memory.transfers.opened)
         leave(*given)
         device.finish()
-        entries = memory.ledger.opened[before:]
+        entries = memory.transfers.opened[before:]
         lines = sum(len(entry.sizes) for entry in entries)
         found.append((len(issued), len(entries), lines, sum(issued) - sum(entry.bytes for entry in entries)))
 
@@ -108,7 +108,7 @@ def test_every_bit_goes_into_its_rows_and_into_no_other(dtype: torch.dtype, monk
         expected[first : first + tokens, :, 1, 0] = values[1].transpose(0, 1).view(torch.int16)
         cut = Cut(span.span, span.tok_start, span.tok_start + tokens)
         moves, stored = cold.put([cut], None, keys, values, span.tok_start)
-        entry = memory.ledger.open(0, 0, span.span, "d2h", "leave", stored.size.ravel(), blocking=True)
+        entry = memory.transfers.open(0, 0, span.span, "d2h", "leave", stored.size.ravel(), blocking=True)
         memory.link.submit(entry, moves).wait()
         device.finish()
         assert torch.equal(pool.view(torch.int16), expected)

@@ -17,7 +17,7 @@ from support import ListSink, Prompts, makes, preset_of, run, share_of
 from kvlens.engine.engine import Engine
 from kvlens.engine.session import Session
 from kvlens.kernels import attend
-from kvlens.memory.cuda_link import CudaLink
+from kvlens.link.cuda_link import CudaLink
 from kvlens.recording.recorder import Recorder
 
 NEW = 4

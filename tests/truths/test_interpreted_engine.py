@@ -1,7 +1,7 @@
 """Sessions that attend through k1: the kernel runs in Triton's interpreter, everything else as always, for every
 method.
 
-The interpreter shows indexing and algebra; it shows neither the arithmetic of a device nor its races (docs/kernels.md).
+The interpreter shows indexing and algebra; it shows neither the arithmetic of a device nor its races (kernels.md).
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import torch
 from support import ListSink, makes, preset_of, random_llama, random_prompt, run, share_of
 
 from kvlens import methods
+from kvlens.holds import Drop, Hold
 from kvlens.kernels import attend, pool_attend
-from kvlens.memory.holds import Drop, Hold
 
 NAMES = makes()
 NEW = 3

@@ -1,4 +1,4 @@
-"""Every registered method against the truths of docs/design.md. A method is in the matrix because it is registered,
+"""Every registered method against the truths of evidence/design.md. A method is in the matrix because it is registered,
 nothing else; beside them, settings with which a method asks of the engine what no other does."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""CHESS written from the paper and docs/fidelity.md in float64 NumPy, slowly, one unit at a time; imports nothing of
+"""CHESS written from the paper and evidence/chess.md in float64 NumPy, slowly, one unit at a time; imports nothing of
 kvlens.
 
 K, V [L, H_kv, n, D] of all tokens so far.

@@ -1,4 +1,4 @@
-"""CompressKV written from the paper and docs/fidelity.md in float64 NumPy, slowly; imports nothing of kvlens.
+"""CompressKV written from the paper and evidence/compresskv.md in float64 NumPy, slowly; imports nothing of kvlens.
 
 K, V [L, H_kv, n, D] of the prompt, its last token included, Q [L, H, w, D] of its last w
 queries; k, v [L, H_kv, D] and q [L, H, D] of a decoded token.

@@ -91,7 +91,7 @@ class Trial:
     def moved(self, layer: int, blocking: bool) -> list[list[int]]:
         """Pages brought to the device since the step began, per KV head, in order."""
         pages: list[list[int]] = [[] for _ in range(self.shape.kv_heads)]
-        for entry in self.session.memory.ledger.opened:
+        for entry in self.session.memory.transfers.opened:
             if entry.direction == "h2d" and entry.blocking == blocking:
                 for _, kv_head, span, size in (line for line in entry.lines() if line[0] == layer):
                     pages[kv_head].append(span - self.first_id)

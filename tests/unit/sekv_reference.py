@@ -1,4 +1,4 @@
-"""SeKV's decode step written from the paper and docs/fidelity.md in float64 NumPy, slowly; imports nothing of kvlens.
+"""SeKV's decode step written from the paper and evidence/sekv.md in float64 NumPy, slowly; imports nothing of kvlens.
 
 One layer at a time. K, V [H_kv, n, D] of the prompt, Q [H, w, D] of its last queries, nats [n] with NaN at 0; k, v
 [H_kv, D] of the decoded token, q [H, D] its query.

@@ -1,4 +1,4 @@
-"""SentKVCompress written from the paper and docs/fidelity.md in float64 NumPy, slowly, token by token; imports nothing
+"""SentKVCompress written from the paper and sentkv.md in float64 NumPy, slowly, token by token; imports nothing
 of kvlens.
 
 One layer. K, V: lists of positions, each [H_kv, D]. Chunks are (first, end) ranges of positions.

@@ -217,9 +217,9 @@ print([name for name in heavy if name in sys.modules])"""
 
 def test_the_docs_are_what_the_results_say() -> None:
     results = [read(path) for path in measured(ROOT / "kvlens/lab/results")]
-    text = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "evidence" / "performance.md").read_text(encoding="utf-8")
     assert with_tables(text, page(results, read_rates())) == text, (
-        "run python -m kvlens.lab.gpu.report --write docs/performance.md"
+        "run python -m kvlens.lab.gpu.report --write docs/evidence/performance.md"
     )
     assert text.count(MARKS[0]) == 1
 

@@ -12,8 +12,9 @@ import torch
 from fakecuda import FakeCuda, on_cuda
 
 from kvlens.lab.gpu import tier
-from kvlens.lab.gpu.choices import DRAWS, TIE, Choice, Probe, Verdict, _placed, _selected, compare, watched
+from kvlens.lab.gpu.choices import DRAWS, Probe, _placed, _selected, compare, watched
 from kvlens.lab.gpu.tier import Ground, Way, choice_row
+from kvlens.lab.gpu.verdicts import TIE, Choice, Verdict
 from kvlens.memory.placement import Blend, Kept, Placement, Selection
 from kvlens.methods.base import Method
 from kvlens.methods.given import RunContext
@@ -138,7 +139,7 @@ def test_without_scores_the_host_is_asked_with_its_query_moved(apart: float, pas
     way = cast(Way, NearWay(apart))
     host: list[Choice] = []
     way.run(cast(Ground, None), None, host)
-    assert [choice.what for choice in host] == ["spans fetched", "spans read", "tokens fetched"]
+    assert [choice.subject for choice in host] == ["spans fetched", "spans read", "tokens fetched"]
     ours = [*host[:2], Choice(0, 0, "tokens fetched", torch.tensor([[False, True, False, False]]))]
     verdict = tier._explained(compare(host, ours), way, cast(Ground, None), (host, ours))
     assert choice_row("m", verdict).passed is passes
@@ -168,10 +169,10 @@ def test_what_is_noted_of_a_device_lies_on_the_host() -> None:
             score=on_cuda(torch.rand(2, 3)),
         )
         chosen = _selected(selection, 0, 1, 6)
-    assert [choice.what for choice in placed] == ["spans", "kept", "cold"]
-    assert placed[1].chosen.tolist() == [[True, False, True, False, False], [False, True, True, True, False]]
-    assert len({choice.what for choice in chosen}) == 6
-    assert chosen[0].chosen.tolist() == [[False, False, True], [True, True, False]]
-    found = [tensor for choice in (*placed, *chosen) for tensor in (choice.chosen, choice.score) if tensor is not None]
+    assert [choice.subject for choice in placed] == ["spans", "kept", "cold"]
+    assert placed[1].table.tolist() == [[True, False, True, False, False], [False, True, True, True, False]]
+    assert len({choice.subject for choice in chosen}) == 6
+    assert chosen[0].table.tolist() == [[False, False, True], [True, True, False]]
+    found = [tensor for choice in (*placed, *chosen) for tensor in (choice.table, choice.score) if tensor is not None]
     assert len(found) == 15
     assert not any(tensor.is_cuda for tensor in found)

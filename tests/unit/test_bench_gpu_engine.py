@@ -12,8 +12,8 @@ import torch
 from kvlens.engine.engine import Engine
 from kvlens.engine.options import Result
 from kvlens.lab.gpu import tier
-from kvlens.lab.gpu.choices import Verdict
 from kvlens.lab.gpu.tier import Ground, Sink, Way, token_row
+from kvlens.lab.gpu.verdicts import Verdict
 
 # tokens
 

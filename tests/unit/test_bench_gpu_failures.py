@@ -9,7 +9,7 @@ import torch
 
 from kvlens.kernels.compat import power_of_two
 from kvlens.lab.gpu.failures import sentence
-from kvlens.memory.host_memory import PinnedSlabs
+from kvlens.link.host_memory import PinnedSlabs
 
 
 def raised(work: Any) -> BaseException:

@@ -109,7 +109,7 @@ def test_of_a_run_whose_trace_is_too_large_less_is_stored(
 
 @pytest.mark.usefixtures("fresh_names")
 def test_a_folder_on_the_path_stands_for_the_models_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As docs/performance.md has it: for a machine where the package is not installed."""
+    """As docs/evidence/performance.md has it: for a machine where the package is not installed."""
     file = tmp_path / find.PACKAGE / find.GGUF_FILE
     file.parent.mkdir()
     file.write_bytes(b"GGUF")
@@ -128,7 +128,7 @@ def test_what_is_missing_is_one_sentence(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(offload, "_model", lambda bench: "nowhere.gguf")
     with pytest.raises(Lacking, match=r"^'nowhere.gguf' is not a model folder: give") as absent:
         list(measure(bench(tmp_path)))
-    assert "docs/performance.md" in absent.value.todo
+    assert "docs/evidence/performance.md" in absent.value.todo
     there = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "duckdb" else there(name))
     with pytest.raises(Lacking, match=r"^the package 'duckdb' is not installed here"):

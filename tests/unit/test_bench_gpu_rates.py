@@ -70,7 +70,7 @@ def test_recorded_rates_are_read_by_name(tmp_path: Path) -> None:
     table = read(file(tmp_path))
     assert {name: table.of(KNOWN[name]) for name in FOUND} == FOUND
     assert table.of(KNOWN["full"]) == {}
-    assert "tasks note of 512 tokens, right answers, budget 20%, 3 prompts, 99 steps" in table.told()
+    assert "right answers, budget 20%, 3 prompts, 99 steps" in table.told()
 
 
 def test_a_setting_that_nobody_recorded_has_the_papers_rates(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from test_cli import kvlens
 from kvlens import methods
 from kvlens.engine.engine import Engine, Options
 from kvlens.lab.bench.rates import RatesRequest, Watch, arms, figures
-from kvlens.lab.bench.trials import Prompts
+from kvlens.lab.bench.trialprompts import Prompts
 from kvlens.lab.gpu.rates import read
 from kvlens.memory.budget import Budget
 from kvlens.rows import StepRecord

@@ -16,16 +16,15 @@ import torch
 from methodtrial import SHAPE, Trial
 
 from kvlens import interrupts
-from kvlens.engine.unchanged import SMALL, Mark
+from kvlens.engine.holdings import SMALL, Mark
 from kvlens.memory.budget import BudgetInfeasible
 from kvlens.memory.placement import Selection
 from kvlens.methods.answers import WindowLeave
 from kvlens.methods.families.decode_eviction import DecodeEviction, DecodeEvictionParameters
 from kvlens.methods.families.prompt_eviction import PromptEviction, PromptEvictionParameters
-from kvlens.methods.faults import BUDGET, CHANGED, OUTPUT, RAISED, MethodFault, stray
+from kvlens.methods.faults import BUDGET, CHANGED, OUTPUT, RAISED, HookChecks, MethodFault, stray
 from kvlens.methods.full import FullKV
 from kvlens.methods.given import Prefilled
-from kvlens.methods.hookchecks import HookChecks
 from kvlens.methods.needs import Needs
 from kvlens.methods.quest import Quest
 
@@ -389,7 +388,7 @@ def _with_nan_keys(trial: Trial, method: type) -> None:
     keys[0, 0, 3, 0] = float("nan")
     context = replace(made.session.context, budget_bytes=HALF)
     session = type(made.session)(method, method.Parameters(window=4, peek=False), context)
-    session.adopt(keys, keys, torch.zeros(SHAPE.layers, SHAPE.q_heads, N, SHAPE.head_dim), None, None)  # type: ignore[arg-type]
+    session.observed.adopt(keys, keys, torch.zeros(SHAPE.layers, SHAPE.q_heads, N, SHAPE.head_dim), None, None)  # type: ignore[arg-type]
     session.finish_prefill(None)
 
 

@@ -18,7 +18,7 @@ from support import ListSink, run, task_prompt
 from kvlens import methods
 from kvlens.engine.session import Session
 from kvlens.memory.budget import BudgetInfeasible
-from kvlens.memory.hot_tier import ROLE
+from kvlens.memory.slots import ROLE
 from kvlens.methods.chess.method import Chess
 from kvlens.methods.chess.params import ChessParameters, Sizes, pages_within
 from kvlens.methods.chess.tree import Tree, page_vectors
@@ -319,7 +319,7 @@ def test_nothing_is_copied_or_moved() -> None:
     slots = trial.session.memory.hot.slots(0)
     assert slots.keys.data_ptr() == storage
     assert torch.equal(slots.keys[:, :50], before)
-    assert trial.session.memory.ledger.total == {"h2d": 0, "d2h": 0}
+    assert trial.session.memory.transfers.total == {"h2d": 0, "d2h": 0}
     assert [row.tok_start for row in trial.session.memory.spans.rows[1:]] == [
         4 * j for j in range(len(trial.session.memory.spans.rows) - 1)
     ]

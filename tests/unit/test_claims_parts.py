@@ -159,6 +159,13 @@ def test_a_rate_is_decided_by_its_interval(uncertain: int, pages: int, holds: bo
     assert f"{uncertain} of {pages} pages" in claim.measured
 
 
+@pytest.mark.parametrize(("uncertain", "more"), [(8, 500), (12, 100), (1, None)])
+def test_a_rate_states_how_many_pages_would_decide_it(uncertain: int, more: int | None) -> None:
+    test = chess.rate(uncertain, 100, 10, "smollm2").test
+    assert test is not None
+    assert test.needs is None if more is None else test.needs is not None and test.needs > more
+
+
 @pytest.mark.parametrize(
     ("rank", "kept", "n", "holds"),
     [
@@ -228,7 +235,7 @@ def test_figures_of_a_map() -> None:
 
 
 def test_the_committed_claims_are_those_that_the_code_states() -> None:
-    """Of every method that was measured as arms; docs/claims.md is made from the committed file."""
+    """Of every method that was measured as arms; docs/evidence/claims.md is made from the committed file."""
     result = json.loads((PACKAGE / "lab" / "results" / "claims-smollm2.json").read_text(encoding="utf-8"))
     compared = {
         name: {(claim["source"], claim["says"]) for claim in part["claims"] if "verdict" in claim["figures"]}
@@ -238,5 +245,5 @@ def test_the_committed_claims_are_those_that_the_code_states() -> None:
     assert len(measured) >= 30
     for name, claims in measured.items():
         assert claims == {(statement.source, statement.says) for statement in statements_of(get(name))}, name
-    page = PACKAGE.parent / "docs" / "claims.md"
+    page = PACKAGE.parent / "docs" / "evidence" / "claims.md"
     assert page.read_text(encoding="utf-8") == document(result, "smollm2")

@@ -45,7 +45,7 @@ def test_equal_tokens_are_said_as_far_as_both_go(runs: PairRuns) -> None:
     found = pair(runs, runs.run, runs.plain)
     assert found.divergence is None
     assert found.steps == 30
-    assert "as far as both go (A has 30 steps, B 20)" in divergence_words(found)
+    assert "as both go (A has 30 steps, B 20)" in divergence_words(found)
 
 
 def test_a_forced_run_says_whose_tokens_it_was_fed(runs: PairRuns) -> None:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from kvlens.engine.session import Session
 from kvlens.memory.budget import BudgetInfeasible
-from kvlens.memory.hot_tier import FREE
+from kvlens.memory.slots import FREE
 from kvlens.methods.compresskv.heads import chosen
 from kvlens.methods.compresskv.method import CompressKV
 from kvlens.methods.compresskv.params import CompressKVParameters

@@ -147,7 +147,7 @@ def test_calibrate_writes_a_file_that_a_run_can_use(demo: Any, tmp_path: Path) -
     loaded = given(CompressKV, params, demo.shape, "anything")["head scores"]
     assert sum(loaded.errors) == pytest.approx(1, abs=1e-4)
     best = {int(head) for head in np.argsort(loaded.scores["srh"][2])[-5:]}
-    assert best == {0, 4, 5, 6, 7}, "docs/demo-model.md: these heads of layer 2 look the answer up"
+    assert best == {0, 4, 5, 6, 7}, "docs/evidence/demo-model.md: these heads of layer 2 look the answer up"
 
 
 def test_ones_own_prompts_and_haystacks(demo: Any, tmp_path: Path) -> None:

@@ -16,11 +16,11 @@ from fakestreams import COPY_NS, FakeDevice
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvlens.memory.copies import Move, Streams
-from kvlens.memory.cuda_link import CudaLink
-from kvlens.memory.host_memory import PinnedSlabs
-from kvlens.memory.ledger import Entry, Ledger
-from kvlens.memory.link import Buffer, HostLink, Link, Part
+from kvlens.link.copies import Move, Streams
+from kvlens.link.cuda_link import CudaLink
+from kvlens.link.host_link import Buffer, HostLink, Link, Part
+from kvlens.link.host_memory import PinnedSlabs
+from kvlens.link.transfers import Entry, TransferLog
 
 SLOTS, DIM, LONGEST = 24, 4, 6
 
@@ -43,7 +43,7 @@ class Pool:
 
     def __init__(self, device: FakeDevice, seed: int) -> None:
         self.device, self.random = device, random.Random(seed)
-        self.ledger = Ledger()
+        self.ledger = TransferLog()
         self.link = device.link(self.ledger)
         self.slots = torch.zeros(SLOTS, DIM)
         self.expected = torch.zeros(SLOTS, DIM)
@@ -171,7 +171,7 @@ def test_a_schedule_finds_out_each_stream_that_does_not_wait(deaf: str) -> None:
     raise AssertionError(f"nothing noticed that stream {deaf} waits for nobody")
 
 
-def entry(ledger: Ledger, source: torch.Tensor, direction: str = "h2d", step: int = 0) -> Entry:
+def entry(ledger: TransferLog, source: torch.Tensor, direction: str = "h2d", step: int = 0) -> Entry:
     ledger.start_step(step)
     return ledger.open(0, 0, 1, direction, "recall", source.nbytes, blocking=True)
 
@@ -184,7 +184,7 @@ def test_two_buffers_overlap_and_one_does_not() -> None:
         found: set[tuple[str, ...]] = set()
         for seed in range(60):
             device = FakeDevice(seed, eager=True)
-            link = device.link(ledger := Ledger())
+            link = device.link(ledger := TransferLog())
             own = [Buffer(torch.zeros(8)) for _ in range(buffers)]
             tickets = []
             for i in range(4):
@@ -209,7 +209,7 @@ def test_two_buffers_overlap_and_one_does_not() -> None:
 
 def test_the_host_never_waits_in_a_step_and_times_come_from_the_marks() -> None:
     device = FakeDevice(lazy=True)
-    link = device.link(ledger := Ledger())
+    link = device.link(ledger := TransferLog())
     source, target = torch.ones(3, 4), torch.zeros(8, 4)
     device.now = 5_000
     ticket = link.submit(entry(ledger, source, step=3), [Move(target, source, np.array([1, 2, 5]))])
@@ -232,7 +232,7 @@ def test_the_host_never_waits_in_a_step_and_times_come_from_the_marks() -> None:
 
 def test_who_waits_for_the_last_copy_has_waited_for_those_before() -> None:
     device = FakeDevice(lazy=True, eager=True)
-    link = device.link(ledger := Ledger())
+    link = device.link(ledger := TransferLog())
     source, target = torch.ones(1, 4), torch.zeros(8, 4)
     tickets = [link.submit(entry(ledger, source), [Move(target, source, np.array([i]))]) for i in range(5)]
     for ticket in reversed(tickets):
@@ -243,7 +243,7 @@ def test_who_waits_for_the_last_copy_has_waited_for_those_before() -> None:
 
 def test_times_keep_their_resolution_far_from_the_beginning() -> None:
     device = FakeDevice()
-    link = device.link(ledger := Ledger())
+    link = device.link(ledger := TransferLog())
     source, target = torch.ones(4), torch.zeros(4)
     starts = []
     for step in range(4):
@@ -279,15 +279,15 @@ class Forgetful:
         pass
 
 
-def forgetful(device: Forgetful) -> Callable[[Ledger], CudaLink]:
+def forgetful(device: Forgetful) -> Callable[[TransferLog], CudaLink]:
     streams = Streams(device, device, device, device)  # type: ignore[arg-type]
     return lambda ledger: CudaLink(ledger, streams, PinnedSlabs(lambda *_: None, lambda _: None))
 
 
 @pytest.mark.parametrize("make", [HostLink, forgetful(Forgetful())], ids=["host", "streams"])
 @pytest.mark.parametrize("staged", [True, False])
-def test_what_cannot_be_unpacked_is_raised_to_who_waits(make: Callable[[Ledger], Link], staged: bool) -> None:
-    link = make(ledger := Ledger())
+def test_what_cannot_be_unpacked_is_raised_to_who_waits(make: Callable[[TransferLog], Link], staged: bool) -> None:
+    link = make(ledger := TransferLog())
     source, buffer = torch.ones(4), Buffer(torch.zeros(4))
 
     def fails() -> None:
@@ -305,7 +305,7 @@ def test_what_cannot_be_unpacked_is_raised_to_who_waits(make: Callable[[Ledger],
 def test_what_a_copy_reads_is_held_until_the_copy_has_ended(heads: int) -> None:
     """Of one entry, and of the heads of a span in one copy, whose tensors nobody but the copy knows."""
     device = Forgetful()
-    link = forgetful(device)(ledger := Ledger())
+    link = forgetful(device)(ledger := TransferLog())
     memory = np.ones(4, dtype=np.float32)
     source, held = torch.from_numpy(memory), weakref.ref(memory)
     if heads:
@@ -328,10 +328,10 @@ def test_what_a_copy_reads_is_held_until_the_copy_has_ended(heads: int) -> None:
 @pytest.mark.parametrize(
     "make", [HostLink, FakeDevice(5).link, FakeDevice(lazy=True).link], ids=["host", "drawn", "lazy"]
 )
-def test_links_refuse_raise_and_close_alike(make: Callable[[Ledger], Link]) -> None:
-    link = make(ledger := Ledger())
+def test_links_refuse_raise_and_close_alike(make: Callable[[TransferLog], Link]) -> None:
+    link = make(ledger := TransferLog())
     source, target = torch.arange(12.0).view(3, 4), torch.zeros(2, 8, 4)
-    with pytest.raises(AssertionError, match="48 bytes moved, 47 in the ledger"):
+    with pytest.raises(AssertionError, match="48 bytes moved, 47 in the transfer log"):
         link.submit(ledger.open(0, 0, 1, "h2d", "zoom", 47, blocking=True), [Move(target[0], source)])
     index = [6, 0, 1]
     moves = [Move(target[i], source, np.array(index)) for i in (0, 1)]

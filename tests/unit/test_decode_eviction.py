@@ -74,12 +74,13 @@ def test_h2o_evicts_the_smallest_sum_beside_the_newest(group: str) -> None:
 
 def test_streaming_llm_keeps_sinks_and_the_newest_and_logs_every_token_it_evicts() -> None:
     trial = Trial("streaming_llm", N, NEW, tokens=PLACES, sinks=4)
+    rows = trial.session.memory.log.take_cuts()
     for step in range(NEW):
         trial.step(step)
+        rows += trial.session.memory.log.take_cuts()
         newest = range(N + step + 1 - (PLACES - 4), N + step + 1)
         for layer in range(SHAPE.layers):
             assert trial.lies(layer, 1) == [0, 1, 2, 3, *newest]
-    rows = trial.session.memory.log.take_cuts()
     assert all((row.layer, row.kv_head) == (None, None) for row in rows)
     gone = [int(row.pos[0]) for row in rows]
     assert gone == list(range(gone[0], N + NEW - (PLACES - 4)))

@@ -13,11 +13,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from kvlens.demo import demo_path, language
 from kvlens.lab.training.demo import english
 from kvlens.lab.training.demo.export import FILES, sha256
+from kvlens.lab.training.demo.loss import hidden_states, rope
 from kvlens.lab.training.demo.measures import Demo, streaming
 from kvlens.lab.training.demo.rows import KINDS, RowMaker, make_batch
 from kvlens.lab.training.demo.schedule import STAGES, scaled_stages
 from kvlens.lab.training.demo.tokenizer import Encoder
-from kvlens.lab.training.demo.train import hidden_states, rope
 
 LENGTH = 512
 SEEDS = range(900_000, 900_004)

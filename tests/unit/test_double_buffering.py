@@ -11,10 +11,10 @@ import torch
 from fakestreams import FakeDevice
 from methodtrial import Trial
 
-from kvlens.memory.copies import Move
-from kvlens.memory.ledger import Ledger
-from kvlens.memory.link import Buffer, Part
-from kvlens.memory.recall_batch import RecallBatch
+from kvlens.link.copies import Move
+from kvlens.link.host_link import Buffer, Part
+from kvlens.link.transfers import TransferLog
+from kvlens.memory.batch import RecallBatch
 
 N, NEW = 80, 6
 STEPS = 4
@@ -38,7 +38,7 @@ def freekv(monkeypatch: pytest.MonkeyPatch) -> tuple[Trial, list[list[int]]]:
 
 def test_pages_pass_through_two_buffers_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     trial, batches = freekv(monkeypatch)
-    buffers = trial.session.memory.recaller.buffers
+    buffers = trial.session.memory.arrivals.buffers
     assert len({buffer.tensor.data_ptr() for buffer in buffers}) == 2
     moved = [buffer for batch in batches for buffer in batch]
     assert len(moved) > 4
@@ -64,7 +64,7 @@ class OnePage:
 def spread_values(buffers: int, broken: frozenset[tuple[str, str]], seed: int) -> list[float]:
     """What is spread of four copies through so many buffers, one value each, on a device with streams."""
     device = FakeDevice(seed, broken=broken)
-    ledger = Ledger()
+    ledger = TransferLog()
     link = device.link(ledger)
     own, values, tickets = [Buffer(torch.zeros(8)) for _ in range(buffers)], [], []
     for number in range(4):

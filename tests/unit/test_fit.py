@@ -201,10 +201,10 @@ def test_a_refusal_names_what_works() -> None:
         usual = "paper" if "paper" in method.presets else None
         return str(refusal(method, preset, usual, choose(method, preset, usual, {}, sizes), {}, sizes))
 
-    assert "run with --preset fit, or raise --budget to 1.0" in said("freekv", "paper", tight())
-    assert "run with --preset fit, or raise --budget to 0." in said("sekv", "paper", tight())
+    assert "fit, or raise --budget to 1.0" in said("freekv", "paper", tight())
+    assert "fit, or raise --budget to 0." in said("sekv", "paper", tight())
     all_kept = said("quest", None, tight())
-    assert "it keeps all KV on the device and saves reading: leave out --budget, and --set keep=0.2 lets it" in all_kept
+    assert "and saves reading: leave out --budget, and --set keep=0.2 lets it" in all_kept
     assert said("full", None, tight()).endswith("saves reading: leave out --budget.")
     freekv = methods.get("freekv")
     smallest = smallest_budget(freekv, None, "paper", {}, tight())

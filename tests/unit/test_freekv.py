@@ -96,8 +96,8 @@ def test_speculation_and_correction_by_hand(tau: float, reads: list[int], correc
 
 
 def settled(trial: Trial) -> list:
-    trial.session.memory.recaller.settle()
-    return trial.session.memory.ledger.drain()
+    trial.session.memory.arrivals.settle()
+    return trial.session.memory.transfers.drain()
 
 
 CASES = [
@@ -168,7 +168,7 @@ def test_the_cases_above_do_correct_and_do_speculate() -> None:
             corrected.append(trial.seen[1][0].head_columns["corrected"])
     share = float(torch.stack(corrected).mean())
     assert 0.1 < share < 0.9
-    assert trial.session.memory.window_start > 101, "decoded tokens became pages"
+    assert trial.session.memory.hot.oldest > 101, "decoded tokens became pages"
 
 
 def test_bytes_at_every_step_are_misses_times_the_unit() -> None:
@@ -179,7 +179,7 @@ def test_bytes_at_every_step_are_misses_times_the_unit() -> None:
             trial.step(step)
             counts = trial.session.memory.recaller.counts
             moved = np.zeros((SHAPE.layers, SHAPE.kv_heads))
-            for entry in trial.session.memory.ledger.opened:
+            for entry in trial.session.memory.transfers.opened:
                 if entry.direction == "h2d":
                     np.add.at(moved, (entry.layers, entry.kv_heads), entry.sizes)
             np.testing.assert_array_equal(moved, counts["n_recalled"] * unit)
@@ -202,7 +202,7 @@ def test_without_any_limit_nothing_leaves_the_device() -> None:
     for step in range(30):
         trial.step(step)
         assert all(selection is None for selection, _ in trial.seen.values())
-    assert trial.session.memory.ledger.total == {"h2d": 0, "d2h": 0}
+    assert trial.session.memory.transfers.total == {"h2d": 0, "d2h": 0}
     enough = Trial(dataclasses.replace(PARAMS, tokens=70), 40).prefill()
     enough.step(0)
     assert enough.seen[2][0] is None, "prompt and output fit into B"
@@ -220,4 +220,4 @@ def test_tiers_are_laid_out_as_in_section_4() -> None:
     assert unit.is_contiguous()
     np.testing.assert_allclose(unit[0].numpy(), trial.keys[1, 0, 3:9], rtol=1e-6)
     assert unit.untyped_storage().data_ptr() == pool.untyped_storage().data_ptr()
-    assert len(memory.recaller.buffers) == 2
+    assert len(memory.arrivals.buffers) == 2

@@ -39,4 +39,4 @@ def test_a_method_without_a_loss_is_one_sentence(tmp_path: Path, capsys: pytest.
     with pytest.raises(SystemExit):
         kvlens("gallery", "full", "--runs", str(tmp_path))
     said = " ".join(capsys.readouterr().err.split())
-    assert "the gallery has no loss of 'full'" in said
+    assert "no loss of 'full'" in said

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import html
 import re
 from pathlib import Path
 
 import pytest
 
+from kvlens.app.ui.common.terms import TERMS, explained
 from kvlens.rows import SPAN_STATES
 from kvlens.text import glossary, words
 
@@ -48,3 +50,12 @@ def test_the_states_are_the_words_that_pages_show() -> None:
 def test_an_unknown_word_is_an_error() -> None:
     with pytest.raises(KeyError):
         glossary.meaning("whatever")
+
+
+def test_every_term_of_a_page_shows_the_glossarys_meaning_on_hover() -> None:
+    for terms in TERMS.values():
+        assert terms
+        for term in terms:
+            assert (
+                html.unescape(explained(term)) == f'<abbr title="{glossary.meaning(term)}" tabindex="0">{term}</abbr>'
+            )

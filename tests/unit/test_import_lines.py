@@ -1,4 +1,4 @@
-"""The one direction of imports (docs/design.md): who may know whom, read from the sources and tried in a fresh
+"""The one direction of imports (docs/evidence/design.md): who may know whom, read from the sources and tried in a fresh
 process."""
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ HEAVY = ("torch", "transformers", "umap")
 
 ROOMS: tuple[tuple[str, ...], ...] = (
     # the ground: typed rows, shapes, texts and numbers in words, and the toy model's language
-    ("rows", "decisions", "instruments", "metaparts", "meta", "shape", "text", "intervals", "shortage"),
-    ("plugins", "interrupts", "hangs", "private", "storeys", "callpackage", "demo", "statistics", "workers"),
+    ("rows", "decisions", "instruments", "metaparts", "meta", "shape", "text", "intervals", "shortage", "files"),
+    ("holds", "phases"),
+    ("plugins", "interrupts", "hangs", "storeys", "callpackage", "demo", "statistics", "workers"),
     ("models",),
     ("spans",),
     ("kernels",),
+    ("link",),
     ("memory",),
     ("methods",),
     ("recording",),
@@ -50,7 +52,7 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     ("app.entry",),
     ("app.methods", "app.commands"),
 )
-"""docs/design.md: a file imports from its own room and from those above it in this list"""
+"""docs/evidence/design.md: a file imports from its own room and from those above it in this list"""
 RANK = {room: rank for rank, rooms in enumerate(ROOMS) for room in rooms}
 
 
@@ -264,7 +266,8 @@ def test_the_engine_knows_no_database_and_no_interface() -> None:
         "kvlens/engine/*.py",
         "kvlens/recording/recorder.py",
         "kvlens/memory/*.py",
-        "kvlens/memory/holds.py",
+        "kvlens/link/*.py",
+        "kvlens/holds.py",
         "kvlens/lens/trials.py",
         "kvlens/lens/search.py",
     )
@@ -276,6 +279,7 @@ def test_the_core_knows_nothing_of_what_only_a_gpu_runs() -> None:
     files = sources(
         "kvlens/engine/*.py",
         "kvlens/memory/*.py",
+        "kvlens/link/*.py",
         "kvlens/recording/*.py",
         "kvlens/runs/*.py",
         "kvlens/lens/*.py",

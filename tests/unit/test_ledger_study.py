@@ -111,7 +111,8 @@ def test_tables_stand_between_the_marks_of_the_page(tmp_path: Path) -> None:
 def test_the_committed_page_is_made_of_the_committed_figures() -> None:
     root = Path(__file__).resolve().parents[2]
     document = json.loads((root / "kvlens/lab/results/loss_ledger.json").read_text(encoding="utf-8"))
-    assert tables(document) in (root / "docs/ledger.md").read_text(encoding="utf-8")
+    assert tables(document) in (root / "docs/evidence/ledger.md").read_text(encoding="utf-8")
     lines = (root / "kvlens/lab/results/loss_ledger_trials.jsonl").read_text(encoding="utf-8").splitlines()
     tracks = tracks_of([json.loads(line) for line in lines])
-    assert picture(roc(tracks), document["signals"]) == (root / "docs/roc.svg").read_text(encoding="utf-8")
+    assert picture(roc(tracks), document["signals"]) == (root / "docs/evidence/roc.svg").read_text(encoding="utf-8")
+    assert tables(document) in (root / "docs/evidence/ledger.md").read_text(encoding="utf-8")

@@ -13,7 +13,7 @@ from kvlens.engine.loop import Generation
 from kvlens.engine.session import Session
 from kvlens.lab.studies.long_generation import WHOLE, growth, line, quarters
 from kvlens.memory.budget import Budget
-from kvlens.memory.hot_tier import FREE
+from kvlens.memory.slots import FREE
 from kvlens.methods.base import FAMILIES
 from kvlens.methods.fitting import Sizes, choose
 
@@ -79,12 +79,12 @@ def test_a_run_that_nobody_records_piles_up_no_log(name: str) -> None:
         with torch.inference_mode():
             Generation(engine.loaded, prompt, session, options).go(None)
         memory = session.memory
-        memory.recaller.settle()
+        memory.arrivals.settle()
         logged = [*memory.log.take_events(), *memory.log.take_cuts(), *memory.take_transfers()]
         steps = {row.step for row in logged} | {span.born_step for span in memory.spans.take_new()}
         assert steps <= {23}, "the last step's alone"
         assert len(memory.log.take_stored()) <= context.shape.layers * context.shape.kv_heads
-        assert memory.ledger.total["d2h"] > 0 or name != "arkvale", "what was counted stays counted"
+        assert memory.transfers.total["d2h"] > 0 or name != "arkvale", "what was counted stays counted"
     finally:
         session.close()
 

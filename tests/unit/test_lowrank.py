@@ -106,7 +106,7 @@ def test_squares_give_the_svd_of_matrices_without_full_rank_too(n: int, d: int, 
 
 @pytest.mark.parametrize(("rank", "shortest"), [(32, 44), (16, 19), (8, 9)])
 def test_factors_pay_only_above_a_length(rank: int, shortest: int) -> None:
-    """The lengths at head size 128 worked out in docs/fidelity.md: r (n + 129) < 128 n."""
+    """The lengths at head size 128 worked out in docs/evidence/sekv.md: r (n + 129) < 128 n."""
     for n in range(1, 200):
         numbers = lowrank_bytes.factor_elements(n, 2 * rank, 128)
         assert (numbers < lowrank_bytes.raw_elements(n, 128)) == (n >= shortest)

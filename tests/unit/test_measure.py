@@ -11,7 +11,7 @@ import torch
 from support import ListSink, random_prompt, run, task_prompt
 
 from kvlens.kernels.pool_attend import Live
-from kvlens.memory.copies import Move
+from kvlens.link.copies import Move
 from kvlens.memory.reads import Reads
 from kvlens.rows import PrefillRecord
 

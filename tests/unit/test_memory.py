@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+from kvlens.link.copies import Move
+from kvlens.link.host_link import HostLink
+from kvlens.link.transfers import TransferLog
 from kvlens.memory.budget import BudgetAccount
-from kvlens.memory.copies import Move
-from kvlens.memory.ledger import Ledger
-from kvlens.memory.link import HostLink
 
 
 def test_account_counts_storage_once_and_refuses_to_pass_its_limit() -> None:
@@ -31,11 +31,11 @@ def test_account_counts_storage_once_and_refuses_to_pass_its_limit() -> None:
 
 
 def test_the_ledger_cannot_lie() -> None:
-    link = HostLink(ledger := Ledger())
+    link = HostLink(ledger := TransferLog())
     source, target = torch.arange(12.0).view(3, 4), torch.zeros(8, 4)
     rows = np.array([6, 0, 3])
     wrong = ledger.open(0, 0, 1, "h2d", "zoom", 47, blocking=True)
-    with pytest.raises(AssertionError, match="48 bytes moved, 47 in the ledger"):
+    with pytest.raises(AssertionError, match="48 bytes moved, 47 in the transfer log"):
         link.submit(wrong, [Move(target, source, rows)])
     right = ledger.open(0, 0, 1, "h2d", "zoom", 48, blocking=True)
     link.submit(right, [Move(target, source, rows)]).wait()
@@ -47,7 +47,7 @@ def test_the_ledger_cannot_lie() -> None:
 
 
 def test_what_fails_on_the_link_is_raised_to_who_waits() -> None:
-    link = HostLink(ledger := Ledger())
+    link = HostLink(ledger := TransferLog())
     entry = ledger.open(0, 0, 1, "d2h", "offload", 16, blocking=True)
     ticket = link.submit(entry, [Move(torch.zeros(3), torch.zeros(4))])
     with pytest.raises(RuntimeError):
@@ -56,7 +56,7 @@ def test_what_fails_on_the_link_is_raised_to_who_waits() -> None:
 
 
 def test_lines_of_one_copy_are_rows_with_its_times_and_one_wait() -> None:
-    link = HostLink(ledger := Ledger())
+    link = HostLink(ledger := TransferLog())
     source, target = torch.arange(12.0).view(3, 4), torch.zeros(3, 4)
     entry = ledger.open([0, 0, 4], [0, 1, 1], [7, 7, 9], "h2d", "recall", [16, 8, 24], blocking=True)
     link.submit(entry, [Move(target, source)])

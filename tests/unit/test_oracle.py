@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvlens.memory.hot_tier import FREE, ROLE
+from kvlens.memory.slots import FREE, ROLE
 from kvlens.recording import oracle
 from kvlens.recording.oracle import Owners, compare, coverage, full_attention
 from kvlens.recording.snapshot import Attended, Snapshot

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import binom
 
 from kvlens import PACKAGE
 from kvlens.lab.claims.family import holm
-from kvlens.lab.results.power import pairs_needed, power, rejection, values_needed
+from kvlens.lab.results.power import MOST, POWER, pairs_needed, power, rejection, trials_between, values_needed
 from kvlens.lab.studies.paired_errors import RULES, largest_error
 from kvlens.statistics import binomial_above, binomial_below
 from kvlens.statistics.paired import (
@@ -143,3 +144,14 @@ def test_the_evidence_page_states_the_largest_errors() -> None:
     for rule in RULES:
         (row,) = (line for line in page.splitlines() if line.startswith(f"| {rule} |"))
         assert row.split("|")[3].strip() == f"{largest_error(rule, 20):.1%}"
+
+
+def test_trials_that_place_a_share_between_two_bounds() -> None:
+    low, high, share, level = 0.05, 0.2, 0.12, 0.01
+    n = trials_between(low, high, share, level)
+    counts = np.random.default_rng(0).binomial(n, share, 4000)
+    above = binom.sf(counts - 1, n, low) <= level
+    below = binom.cdf(counts, n, high) <= level
+    assert POWER - 0.02 <= float((above & below).mean()) <= POWER + 0.06
+    assert trials_between(low, high, 0.08, level) > n, "nearer to a bound"
+    assert trials_between(low, high, 0.0501, level) == MOST

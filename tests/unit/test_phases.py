@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from support import ListSink, random_prompt, run
 
+from kvlens import phases
 from kvlens.app.figures.phases import by_run, by_step
-from kvlens.memory import clock
-from kvlens.memory.clock import PHASES, REST, NoClock, PhaseClock
+from kvlens.phases import PHASES, REST, NoClock, PhaseClock
 from kvlens.store.reader import TraceReader
 from kvlens.tables.latency import latency, phase_means
 from tests.synthetic import write_synthetic
@@ -19,13 +19,13 @@ from tests.synthetic import write_synthetic
 
 def test_time_belongs_to_the_phase_that_was_entered_last(monkeypatch: pytest.MonkeyPatch) -> None:
     ticks = iter([0, 5_000, 9_000, 10_000, 12_000, 20_000])
-    monkeypatch.setattr(clock.time, "perf_counter_ns", lambda: next(ticks))
-    phases = PhaseClock()
-    assert phases.enter("score") == REST
-    assert phases.enter("attend") == "score"
-    assert phases.enter("score") == "attend"
-    assert phases.enter(REST) == "score"
-    spent = phases.take(30_000)
+    monkeypatch.setattr(phases.time, "perf_counter_ns", lambda: next(ticks))
+    clock = PhaseClock()
+    assert clock.enter("score") == REST
+    assert clock.enter("attend") == "score"
+    assert clock.enter("score") == "attend"
+    assert clock.enter(REST) == "score"
+    spent = clock.take(30_000)
     assert {name: took for name, took in spent.items() if took} == {"score": 6, "attend": 1, REST: 23}
 
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from fakestreams import FakeDevice
 
-from kvlens.memory import host_memory
-from kvlens.memory.host_memory import Pageable, PinnedSlabs, pools
+from kvlens.link import host_memory
+from kvlens.link.host_memory import Pageable, PinnedSlabs, pools
 from kvlens.shortage import Shortage
 
 

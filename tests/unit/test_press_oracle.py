@@ -67,7 +67,7 @@ def test_what_was_found_last_is_committed_and_agrees() -> None:
     assert [(row["method"], row["params"]) for row in found["methods"]] == asked, "cases have changed: run make oracle"
     assert [row["method"] for row in found["presses_inside"]] == [case.method for case in INSIDE]
     assert all(agrees(row) for row in (*found["methods"], *found["presses_inside"]))
-    said = (ROOT / "docs/fidelity.md").read_text(encoding="utf-8")
+    said = (ROOT / "docs/evidence/kvpress.md").read_text(encoding="utf-8")
     there, here = (found["versions"][side] for side in ("there", "here"))
     assert (
         f"Last run: {found['date']}, kvpress {there['kvpress']} on transformers {there['transformers']} against" in said

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kvlens import private
+from kvlens import files
 from kvlens.app import gallery
 from kvlens.app.ui.common.scratch import Scratch
 from kvlens.models.cache import make_once, models_dir, write_json
@@ -35,23 +35,23 @@ def open_to_others(top: Path) -> list[tuple[str, str]]:
 
 def test_folders_are_made_private_and_those_that_are_there_stay(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
-    private.make_folder(tmp_path / "a" / "b")
+    files.make_folder(tmp_path / "a" / "b")
     assert open_to_others(tmp_path / "a") == []
     (tmp_path / "a").chmod(0o750)
-    private.make_folder(tmp_path / "a" / "c")
+    files.make_folder(tmp_path / "a" / "c")
     assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o750
     assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o755
     (tmp_path / "file").write_text("x")
     for place in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(NotADirectoryError):
-            private.make_folder(place)
+            files.make_folder(place)
 
 
 def test_a_file_that_was_open_to_others_is_closed_when_it_is_written(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_text("long before")
     path.chmod(0o666)
-    private.write_file(path, b"new")
+    files.write_file(path, b"new")
     assert (path.read_bytes(), stat.S_IMODE(path.stat().st_mode)) == (b"new", 0o600)
 
 

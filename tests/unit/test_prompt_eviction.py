@@ -7,7 +7,7 @@ import pytest
 import torch
 from methodtrial import SHAPE, Trial
 
-from kvlens.memory.evictions import cuts
+from kvlens.memory.log import cuts
 from kvlens.memory.placement import Kept
 
 WINDOW, TOKENS, N = 11, 37, 203

@@ -103,7 +103,7 @@ def test_trials_of_other_parameters_are_run_again(tmp_path: Path) -> None:
 def test_the_committed_page_is_made_of_the_committed_figures_in_the_units_of_the_pages() -> None:
     root = Path(__file__).resolve().parents[2]
     page = document(*(results(root / "kvlens/lab/results", kind) for kind in ("quality", "text")))
-    assert page == (root / "docs/quality.md").read_text(encoding="utf-8")
+    assert page == (root / "docs/evidence/quality.md").read_text(encoding="utf-8")
     assert " kB |" in page
     assert "KiB" not in page
 

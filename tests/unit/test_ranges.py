@@ -15,7 +15,7 @@ from kvlens.engine.models import load
 from kvlens.memory.placement import Selection
 from kvlens.methods.faults import FIGURE, OUTPUT, MethodFault
 from kvlens.methods.full import FullKV
-from kvlens.recording.ranges import TOLERANCE, check_figures
+from kvlens.recording.selfcheck import TOLERANCE, check_figures
 from kvlens.rows import StepRecord
 from kvlens.text.prompts import PromptText, tokenize
 

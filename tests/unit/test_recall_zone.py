@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from recall_oracle import LoopZone
 
-from kvlens.memory.recall_zone import Plan, RecallZone
+from kvlens.memory.zones import Plan, RecallZone
 
 HEADS, FIRST = 2, 100
 
@@ -84,12 +84,12 @@ def test_recalls_are_those_of_the_loops(most: int, size: int, spans: int, longes
         for head in range(HEADS):
             if head not in due:
                 assert all(count[head] == 0 for count in plan.counts.values())
-                assert head not in (*plan.missing[0], *plan.gone[0], *plan.refused[0])
+                assert head not in (*plan.missing[0], *plan.departed[0], *plan.refused[0])
                 assert not plan.freed[head].any()
                 continue
             told = loops[head].plan(wishes[head], cap)
             assert [tuple(row) for of, *row in plan.missing.T.tolist() if of == head] == told.misses
-            assert rows(plan.gone, head) == told.gone, "the least recently wanted goes first"
+            assert rows(plan.departed, head) == told.gone, "the least recently wanted goes first"
             assert rows(plan.refused, head) == told.refused
             fetched = sum(count for *_, count in told.misses)
             assert {name: count[head] for name, count in plan.counts.items()} == {
@@ -112,7 +112,7 @@ def test_least_recently_wanted_goes_first() -> None:
     zone = RecallZone(1, 9, 0, 4)
     planned(zone, 1, 2)
     planned(zone, 1)
-    assert planned(zone, 3).gone.tolist() == [[0], [2]]
+    assert planned(zone, 3).departed.tolist() == [[0], [2]]
 
 
 def test_stamps_grow_when_there_are_fewer_wishes_than_before() -> None:
@@ -120,7 +120,7 @@ def test_stamps_grow_when_there_are_fewer_wishes_than_before() -> None:
     zone = RecallZone(1, 9, 0, 4)
     planned(zone, 4, 5, 6, -1, -1, -1)
     planned(zone, 6)
-    assert planned(zone, 1).gone.tolist() == [[0], [5]]
+    assert planned(zone, 1).departed.tolist() == [[0], [5]]
 
 
 def test_free_slots_are_taken_from_the_first_on() -> None:
@@ -140,7 +140,7 @@ def test_truncated_reuse_gives_up_the_tokens_of_lowest_priority() -> None:
     assert plan.slots.tolist() == [3, 4, 5, 3, 4]
     assert plan.counts["reused_tokens"].tolist() == [3, 3]
     assert plan.counts["ideal_tokens"].tolist() == [0, 2]
-    assert not plan.gone.size
+    assert not plan.departed.size
 
 
 def test_a_zone_without_room_refuses_everything() -> None:

@@ -1,4 +1,4 @@
-"""What becomes of decoded tokens that leave SeKV's window, by preset (docs/fidelity.md, 'Decoded tokens')."""
+"""What becomes of decoded tokens that leave SeKV's window, by preset (docs/evidence/sekv.md, 'Decoded tokens')."""
 
 from __future__ import annotations
 

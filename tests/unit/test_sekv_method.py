@@ -16,7 +16,7 @@ from kvlens.engine.session import Session
 from kvlens.kernels.attend import attention_weights
 from kvlens.lab.training.sekv.files import save_router
 from kvlens.memory.budget import BudgetInfeasible
-from kvlens.memory.hot_tier import ROLE
+from kvlens.memory.slots import ROLE
 from kvlens.methods.given import Rotate, RunContext, StepEnd
 from kvlens.methods.sekv import layout as sekv_layout
 from kvlens.methods.sekv.method import SeKV

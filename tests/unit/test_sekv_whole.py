@@ -17,7 +17,7 @@ from test_sekv_method import PARAMS, SHAPE, Trial, tensor
 from kvlens.lab.gpu.static.decoder import StaticDecoder
 from kvlens.lab.gpu.static.refusal import StaticRefused
 from kvlens.memory.budget import Budget, BudgetInfeasible
-from kvlens.memory.hot_tier import ROLE
+from kvlens.memory.slots import ROLE
 from kvlens.methods.given import StepEnd
 from kvlens.methods.sekv import layout as sekv_layout
 from kvlens.methods.sekv.method import SeKV

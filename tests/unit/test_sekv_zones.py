@@ -14,9 +14,9 @@ from test_sekv_method import PARAMS, SHAPE, Trial, tensor
 
 from kvlens.engine.session import Session
 from kvlens.memory.budget import BudgetInfeasible
-from kvlens.memory.hot_tier import FREE, ROLE
 from kvlens.memory.layout import shared_slot_bytes
-from kvlens.memory.shared_zone import SharedZone
+from kvlens.memory.slots import FREE, ROLE
+from kvlens.memory.zones import SharedZone
 from kvlens.methods.given import StepEnd
 from kvlens.methods.sekv.params import PRESETS, SeKVParameters
 from kvlens.shape import KVShape
@@ -113,7 +113,7 @@ def test_the_largest_gates_stay_until_the_room_is_full(seed: int, zones: str) ->
             np.testing.assert_allclose(out[layer].numpy(), expected.out, atol=2e-4)
     assert decided > refused > 0
     live = sum(int((slots.role != FREE).sum()) for slots in memory.shared)
-    assert sum(zone.used for zone in memory.recaller.shared_zones) == live <= sum(sizes)
+    assert sum(int(zone.tables.live.sum()) for zone in memory.recaller.shared_zones) == live <= sum(sizes)
     assert memory.account.peak <= budget
     trial.session.close()
 
@@ -199,7 +199,7 @@ def test_a_zone_gives_the_room_to_the_layer_with_the_larger_gates() -> None:
     assert ask(0, [2, -1], [math.nan, 3.5]) == ([], [2], []), "of layer 1 counts what it asked for last"
     assert ask(1, [-1, -1], [math.nan, math.nan]) == ([], [], []), "what nobody asks for stays while there is room"
     assert ask(0, [2, -1], [math.nan, 0.5]) == ([2], [], [[1, 0, 1]])
-    assert zone.used == 4
+    assert int(zone.tables.live.sum()) == 4
 
 
 def test_presets_share_as_published() -> None:

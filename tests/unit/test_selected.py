@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from kvlens.memory.hot_tier import FREE, ROLE
+from kvlens.memory.slots import FREE, ROLE
 from kvlens.recording.selected import kth_by_partition, kth_by_sorting, selection_recall
 from kvlens.recording.snapshot import Attended
 

@@ -150,7 +150,7 @@ def test_small_case_worked_out_by_hand() -> None:
     assert selection.requested[0, :2].tolist() == [4, 3]
     assert trial.read(0) == [[{4, 6, 7, 8, 9, 10}]]
     assert counts.counts["recalled_tokens"].item() == 6
-    (entry,) = trial.session.memory.ledger.opened
+    (entry,) = trial.session.memory.transfers.opened
     assert entry.sizes.tolist() == [5 * 16, 16]
     budget = next(note.values for note in method.drain_journal() if note.name == "token_budget")
     assert budget.tolist() == [9, 1, 2, 6]
@@ -315,7 +315,7 @@ def test_without_limits_every_chunk_is_named_and_everything_attended() -> None:
             full = (p / p.sum(-1, keepdims=True)) @ values[layer]
             np.testing.assert_allclose(out[layer].numpy(), full.reshape(4, -1), atol=1e-5)
     assert trial.spans()[-1][1] > 60
-    assert trial.session.memory.ledger.total == {"h2d": 0, "d2h": 0}
+    assert trial.session.memory.transfers.total == {"h2d": 0, "d2h": 0}
     trial.session.close()
 
 

@@ -53,7 +53,7 @@ def test_values_of_the_best_chunks_are_fetched_and_their_keys_rebuilt(group: str
         q, _ = trial.step(step)
         bias, selection = seen[layer]
         moved = dict.fromkeys(range(SHAPE.kv_heads), 0)
-        for entry in memory.ledger.opened:
+        for entry in memory.transfers.opened:
             for of, head, _, size in entry.lines():
                 moved[head] += size * (of == layer)
         slots = memory.reads.slots(layer, bias)

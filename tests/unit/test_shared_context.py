@@ -15,7 +15,8 @@ from kvlens.demo import demo_path
 from kvlens.engine.engine import Engine
 from kvlens.engine.models import load
 from kvlens.lab.bench.sweep import SweepRequest, sweep
-from kvlens.lab.bench.trials import Prompts, Trial, carry_out
+from kvlens.lab.bench.trialprompts import Prompts, Trial
+from kvlens.lab.bench.trials import carry_out
 from kvlens.lab.training.demo.tokenizer import load_tokenizer
 from kvlens.store.reader import TraceReader
 from kvlens.tasks.encoding import encoding_of

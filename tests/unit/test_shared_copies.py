@@ -13,17 +13,17 @@ from fakestreams import COPY_NS, FakeDevice, only
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvlens.memory import cuda_link
-from kvlens.memory.copies import Move, Numbers, Tokens
-from kvlens.memory.cuda_link import CudaLink
-from kvlens.memory.ledger import Ledger
-from kvlens.memory.link import HostLink
+from kvlens.link import cuda_link
+from kvlens.link.copies import Move, Numbers, Tokens
+from kvlens.link.cuda_link import CudaLink
+from kvlens.link.host_link import HostLink
+from kvlens.link.transfers import TransferLog
 from kvlens.store import queries
 
 HEADS, DIM = 3, 4
 
 
-def leaving(link: Any, ledger: Ledger, layers: int, tokens: int, pool: torch.Tensor, first: int) -> Any:
+def leaving(link: Any, ledger: TransferLog, layers: int, tokens: int, pool: torch.Tensor, first: int) -> Any:
     """A span of all KV heads leaves the device, into rows of one token [R, H_kv, 2, 1, D] of each layer's pool."""
     source = torch.randn(layers, HEADS, 2, tokens, DIM)
     moves = [
@@ -43,7 +43,7 @@ def leaving(link: Any, ledger: Ledger, layers: int, tokens: int, pool: torch.Ten
 def test_a_span_is_one_copy_per_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     issued: list[tuple[torch.Tensor, torch.Tensor]] = []
     monkeypatch.setattr(cuda_link, "_copy", issued.extend)
-    link = FakeDevice(eager=True, lazy=True).link(ledger := Ledger())
+    link = FakeDevice(eager=True, lazy=True).link(ledger := TransferLog())
     leaving(link, ledger, 2, 5, torch.zeros(2, 9, HEADS, 2, 1, DIM), 3)[1].wait()
     assert len(issued) == 2
     assert all(side.is_contiguous() for pair in issued for side in pair), "what a DMA engine can do, and no more"
@@ -55,7 +55,7 @@ def test_a_span_is_one_copy_per_layer(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_number_goes_into_its_row_and_into_no_other(tokens: int, first: int, seed: int) -> None:
     pool = torch.full((2, tokens + 6, HEADS, 2, 1, DIM), -77.0)
     device = FakeDevice(seed)
-    link = device.link(ledger := Ledger())
+    link = device.link(ledger := TransferLog())
     source, ticket = leaving(link, ledger, 2, tokens, pool, first)
     ticket.wait()
     device.finish()
@@ -102,16 +102,16 @@ def test_stretches_of_a_flat_pool_come_one_after_the_other() -> None:
 
 @pytest.mark.parametrize("kind", [HostLink, CudaLink])
 def test_an_entry_answers_for_the_bytes_of_all_its_lines(kind: type) -> None:
-    link = HostLink(ledger := Ledger()) if kind is HostLink else FakeDevice().link(ledger := Ledger())
+    link = HostLink(ledger := TransferLog()) if kind is HostLink else FakeDevice().link(ledger := TransferLog())
     units = torch.zeros(2, 4)
     entry = ledger.open(0, [0, 1], 1, "d2h", "leave", [12, 16], blocking=True)
-    with pytest.raises(AssertionError, match="32 bytes moved, 28 in the ledger"):
+    with pytest.raises(AssertionError, match="32 bytes moved, 28 in the transfer log"):
         link.submit(entry, [Move(torch.zeros(4), unit) for unit in units])
     link.close()
 
 
 def test_what_cannot_be_copied_is_raised_to_who_waits() -> None:
-    link = FakeDevice(eager=True).link(ledger := Ledger())
+    link = FakeDevice(eager=True).link(ledger := TransferLog())
     entry = ledger.open(0, [0, 1], 1, "d2h", "leave", 16, blocking=True)
     ticket = link.submit(entry, [Move(torch.zeros(2, 3), torch.zeros(4)) for _ in range(2)])
     with pytest.raises(RuntimeError, match="cannot go into"):
@@ -122,7 +122,7 @@ def test_what_cannot_be_copied_is_raised_to_who_waits() -> None:
 
 def test_a_copy_of_several_lines_has_one_time_and_is_waited_for_once() -> None:
     device = FakeDevice(eager=True, lazy=True)
-    link = device.link(ledger := Ledger())
+    link = device.link(ledger := TransferLog())
     ledger.start_step(2)
     source, ticket = leaving(link, ledger, 2, 5, torch.zeros(2, 9, HEADS, 2, 1, DIM), 3)
     ticket.wait()

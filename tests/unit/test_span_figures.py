@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 from kvlens.app.data import spanmap as umapjob
 from kvlens.app.figures.projection import pca, projection_figure
 from kvlens.app.figures.spancolors import UNKNOWN, shown
+from kvlens.app.figures.spanlanes import Curve, Lane
 from kvlens.app.figures.spanlengths import length_histogram
-from kvlens.app.figures.spans import Curve, Lane, surprisal_figure
+from kvlens.app.figures.spans import surprisal_figure
 from kvlens.app.figures.states import STATE_COLORS
 from kvlens.app.ui.spans import map as spansmap
 from kvlens.spans import Span
@@ -231,7 +232,7 @@ def test_umap_refuses_in_one_sentence(
 
 def test_umap_of_a_run_that_is_not_there_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert umapjob.main([str(tmp_path), "20260101-000000-none", "0", "0", "5", str(tmp_path / "m.json")]) == 1
-    assert "There is no run 20260101-000000-none" in json.loads(capsys.readouterr().out.splitlines()[-1])["message"]
+    assert "is no run 20260101-000000-none" in json.loads(capsys.readouterr().out.splitlines()[-1])["message"]
 
 
 def test_a_stored_map_of_other_spans_or_settings_is_not_taken(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from test_studies import PLAN, Heard
 
-from kvlens.runs.modelsource import ByName
+from kvlens.runs.request import ByName
 from kvlens.studies import storage
 from kvlens.studies.errors import BadStudy
 from kvlens.studies.promptfile import read_prompts

@@ -12,7 +12,7 @@ from support import ListSink, random_llama, random_prompt, run
 
 from kvlens.engine.ahead import LookAhead
 from kvlens.engine.session import Session
-from kvlens.memory.recall_zone import TokenZone
+from kvlens.memory.zones import TokenZone
 from kvlens.methods.infinigen import InfiniGen
 
 N, NEW, PAGE, SINKS = 93, 20, 8, 2
@@ -85,7 +85,7 @@ def test_bytes_of_single_tokens_and_what_is_told_of_their_spans() -> None:
     for step in range(NEW):
         trial.step(step)
         moved = np.zeros((SHAPE.layers, SHAPE.kv_heads))
-        for entry in memory.ledger.opened:
+        for entry in memory.transfers.opened:
             if entry.direction == "h2d":
                 np.add.at(moved, (entry.layers, entry.kv_heads), entry.sizes)
                 units = list(zip(entry.layers.tolist(), entry.kv_heads.tolist(), entry.spans.tolist(), strict=True))

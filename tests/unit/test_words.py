@@ -12,7 +12,7 @@ import pytest
 from kvlens.app.figures.columns import column_words
 from kvlens.recording.metrics import METRICS
 from kvlens.rows import EVENT_KINDS, HEAD_COLUMNS, KV_COLUMNS, SPAN_STATES
-from kvlens.store.queries import head_table_columns
+from kvlens.store.headqueries import head_table_columns
 from kvlens.text import words
 
 ROOT = Path(__file__).parents[2]

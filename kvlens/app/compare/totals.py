@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from kvlens.memory.clock import PHASES
+from kvlens.phases import PHASES
 from kvlens.store.reader import TraceReader
 from kvlens.tables.latency import latency, phase_means
 from kvlens.text.units import si_bytes

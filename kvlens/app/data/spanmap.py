@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from kvlens.private import make_folder, write_file
+from kvlens.files import make_folder, write_file
 from kvlens.store.reader import TraceError, TraceReader
 
 SEED, MIN_DIST = 0, 0.1

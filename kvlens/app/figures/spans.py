@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -12,40 +10,12 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from kvlens.app.figures.spancolors import UNKNOWN, coloraxis, groups, shown, span_hover
-from kvlens.app.figures.theme import BLUE, GREEN, ORANGE, PURPLE, SELECTED, finish
-from kvlens.spans import Span
+from kvlens.app.figures.spanlanes import Curve, Lane, draw_lane, draw_marks
+from kvlens.app.figures.theme import BLUE, ORANGE, PURPLE, finish
 
-#: Neighbouring spans of a lane, and tokens that are kept as they are: anchors, sinks and what is too short to compress.
-LANE_COLORS = ("#7f98b3", "#c2cfdc", ORANGE)
-KEPT_KINDS = ("sink", "anchor", "short")
 #: More points than this are drawn by WebGL.
 SVG_POINTS = 1500
 LANE_PIXELS, CURVE_PIXELS = 26, 220
-
-
-@dataclass(frozen=True)
-class Curve:
-    """Surprisal of consecutive tokens."""
-
-    first: int
-    """position of the first of them"""
-    text: Sequence[str]
-    nats: np.ndarray
-    """[N], NaN: not recorded"""
-    needle: Sequence[Sequence[int]]
-    """token ranges [start, end)"""
-
-    @property
-    def stop(self) -> int:
-        return self.first + len(self.text)
-
-
-@dataclass(frozen=True)
-class Lane:
-    """A row of spans below the curve."""
-
-    name: str
-    spans: Sequence[Span]
 
 
 def surprisal_figure(
@@ -67,7 +37,7 @@ def surprisal_figure(
     figure = make_subplots(
         2, 1, shared_xaxes=True, vertical_spacing=0.02, row_heights=[CURVE_PIXELS, LANE_PIXELS * rows + 8]
     )
-    inside = table[(table["tok_end"] > curve.first) & (table["tok_start"] < curve.stop)]
+    inside = table[(table["tok_end"] > curve.begin) & (table["tok_start"] < curve.stop)]
     _curve(figure, curve, inside)
     top = float(np.nanmax(curve.nats, initial=1.0))
     _edges(figure, inside, top)
@@ -75,7 +45,7 @@ def surprisal_figure(
         kind = _kind(curve)  # a line drawn as SVG would lie under what WebGL draws
         figure.add_trace(
             kind(
-                x=[curve.first - 0.5, curve.stop - 0.5],
+                x=[curve.begin - 0.5, curve.stop - 0.5],
                 y=[nats, nats],
                 mode="lines",
                 name=subject,
@@ -88,10 +58,10 @@ def surprisal_figure(
         )
     _strip(figure, inside, column, label)
     for row, lane in enumerate(lanes, 1):
-        _lane(figure, lane, row, curve)
-    _marks(figure, curve, inside, selected)
+        draw_lane(figure, lane, row, curve)
+    draw_marks(figure, curve, inside, selected)
     names = ["this run's spans", *(lane.name for lane in lanes)]
-    finish(figure, CURVE_PIXELS + LANE_PIXELS * rows + 150, uirevision=f"spans-{curve.first}-{curve.stop}", legend=True)
+    finish(figure, CURVE_PIXELS + LANE_PIXELS * rows + 150, uirevision=f"spans-{curve.begin}-{curve.stop}", legend=True)
     figure.update_layout(
         title_text="Surprisal of each token, and where segmenters cut the text",
         barmode="overlay",
@@ -103,7 +73,7 @@ def surprisal_figure(
         coloraxis=coloraxis(inside, column, label),
         legend={"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 0},
     )
-    figure.update_xaxes(range=[curve.first - 0.5, curve.stop - 0.5], showgrid=False, zeroline=False)
+    figure.update_xaxes(range=[curve.begin - 0.5, curve.stop - 0.5], showgrid=False, zeroline=False)
     figure.update_xaxes(title_text="token position", row=2, col=1)
     figure.update_yaxes(
         title_text="surprisal (nats)", range=[-0.04 * top, 1.08 * top], fixedrange=True, zeroline=False, row=1, col=1
@@ -124,8 +94,8 @@ def surprisal_figure(
 def _curve(figure: go.Figure, curve: Curve, own_rows: pd.DataFrame) -> None:
     span_of = np.full(len(curve.text), -1, np.int64)
     for span, start, end in zip(own_rows["span"], own_rows["tok_start"], own_rows["tok_end"], strict=True):
-        span_of[max(0, start - curve.first) : max(0, end - curve.first)] = span
-    position = np.arange(curve.first, curve.stop)
+        span_of[max(0, start - curve.begin) : max(0, end - curve.begin)] = span
+    position = np.arange(curve.begin, curve.stop)
     hover = [
         f"token {index} '{shown(text)}'<br>{'surprisal not recorded' if np.isnan(nats) else f'{nats:.2f} nats'}"
         + ("" if span < 0 else f"<br>span {span}")
@@ -202,67 +172,3 @@ def _strip(figure: go.Figure, own_rows: pd.DataFrame, column: str, label: str) -
             row=2,
             col=1,
         )
-
-
-def _lane(figure: go.Figure, lane: Lane, row: int, curve: Curve) -> None:
-    """A heat map of one row: spans are cells of their own width, so that a lane of thousands stays one picture."""
-    spans = [span for span in lane.spans if span.tok_end > curve.first and span.tok_start < curve.stop]
-    if not spans:
-        return
-    codes = [2 if span.kind in KEPT_KINDS else number % 2 for number, span in enumerate(spans)]
-    hover = [
-        (
-            f"{html.escape(lane.name, quote=False)}: {span.kind}, tokens "
-            f"{span.tok_start}–{span.tok_end - 1}<br>{shown(span.reason, 110)}"
-        )
-        for span in spans
-    ]
-    edges = [span.tok_start - 0.5 for span in spans] + [spans[-1].tok_end - 0.5]
-    scale = [(fraction, color) for i, color in enumerate(LANE_COLORS) for fraction in (i / 3, (i + 1) / 3)]
-    figure.add_trace(
-        go.Heatmap(
-            x=edges,
-            y=[row - 0.36, row + 0.36],
-            z=[codes],
-            zmin=-0.5,
-            zmax=2.5,
-            colorscale=scale,
-            showscale=False,
-            hovertext=[hover],
-            hoverinfo="text",
-            name=lane.name,
-        ),
-        row=2,
-        col=1,
-    )
-
-
-def _marks(figure: go.Figure, curve: Curve, own_rows: pd.DataFrame, selected: int | None) -> None:
-    """The needle shaded over both panels, the selected span framed."""
-    for start, end in curve.needle:
-        if end > curve.first and start < curve.stop:
-            for row in (1, 2):
-                figure.add_vrect(
-                    x0=start - 0.5,
-                    x1=end - 0.5,
-                    fillcolor=GREEN,
-                    opacity=0.22 if row == 1 else 0.12,
-                    line_width=0,
-                    row=row,
-                    col=1,
-                )
-            figure.add_annotation(
-                x=(start + end - 1) / 2,
-                y=1.0,
-                xref="x",
-                yref="y domain",
-                text="needle",
-                showarrow=False,
-                yanchor="top",
-                font={"color": GREEN, "size": 12},
-            )
-    for _, span in own_rows[own_rows["span"] == selected].iterrows():
-        edge = {"color": SELECTED, "width": 2}
-        x0, x1 = float(span["tok_start"]) - 0.5, float(span["tok_end"]) - 0.5
-        figure.add_shape(type="rect", x0=x0, x1=x1, y0=-0.46, y1=0.46, line={**edge, "width": 3}, row=2, col=1)
-        figure.add_vrect(x0=x0, x1=x1, line=edge, fillcolor="rgba(0,0,0,0)", row=1, col=1)

@@ -21,9 +21,9 @@ from pathlib import Path
 import duckdb
 import pyarrow as pa
 
+from kvlens.files import make_folder, open_file
 from kvlens.ledger.storage import FILE as LEDGER
 from kvlens.ledger.storage import stored_ledger
-from kvlens.private import make_folder, open_file
 from kvlens.store.about import FILE as ABOUT
 from kvlens.store.about import About, read_about
 from kvlens.store.attach import unreadable

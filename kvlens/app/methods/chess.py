@@ -11,7 +11,7 @@ import streamlit as st
 
 from kvlens.app.figures.methods import chess as figures
 from kvlens.app.figures.methods.chess import DUE, LEVELS, UNCERTAIN, Level, Reconstruction
-from kvlens.app.ui.common import parts
+from kvlens.app.ui.common import parts, sentences
 from kvlens.app.ui.common.widgets import plain
 from kvlens.app.ui.method.journal import journal
 from kvlens.store.reader import TraceReader
@@ -111,17 +111,14 @@ def in_words(reader: TraceReader, run: Run) -> str:
             f" All KV stays on the device: {si_bytes(peak)} at most, {peak / float(full):.1%} of "
             f"{full_kv(reader.meta.dtype)} with page vectors and tables."
         )
-    copies = "nothing was copied or moved" if moved.empty else f"{int(moved['n'].sum())} copies were made"
+    copies = sentences.NOTHING_COPIED if moved.empty else f"{int(moved['n'].sum())} copies were made"
     return f"Per step {attended}.{size} One selection serves all layers and heads; {copies}."
 
 
 def _hierarchy(reader: TraceReader, run: Run) -> None:
     st.markdown("##### What the hierarchy kept")
     if not run.found:
-        st.info(
-            "No selection was recorded: the prompt and what was generated fill less than a page, or the run "
-            "logged no journal."
-        )
+        st.info(sentences.NO_SELECTION)
         return
     names = {"end of prefill" if r.step < 0 else f"step {r.step}": r for r in run.found}
     choice = next(iter(names))
@@ -176,7 +173,7 @@ def _triggers(reader: TraceReader, run: Run) -> None:
     st.markdown("##### When it was uncertain")
     pages = run.pages
     if pages.empty:
-        st.info("No page was completed while decoding, so nothing could trigger a reconstruction.")
+        st.info(sentences.NO_PAGE_COMPLETED)
         return
     entropy, varentropy = pages["entropy_nats"].to_numpy(), pages["varentropy_nats2"].to_numpy()
     if np.isfinite(entropy).any():
@@ -217,7 +214,7 @@ def trigger_words(run: Run) -> str:
         text = {
             "fixed": f"Rebuilt every {run.config.get('interval')} pages, whatever the uncertainty.",
             "every": "Rebuilt at every page.",
-            "never": "Never rebuilt after prefill.",
+            "never": sentences.NEVER_REBUILT,
         }.get(rule, "The trigger was not recorded.")
     return f"{text} A page that holds prompt tokens is not judged. After Fig. 4."
 

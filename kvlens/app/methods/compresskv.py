@@ -9,7 +9,8 @@ import pandas as pd
 import streamlit as st
 
 from kvlens.app.figures.methods import compresskv as figures
-from kvlens.app.ui.common import parts
+from kvlens.app.figures.tokenstrip import token_strip
+from kvlens.app.ui.common import parts, sentences
 from kvlens.app.ui.common.widgets import plain
 from kvlens.methods.compresskv.budget import ceiling_of
 from kvlens.player.payload import needle_tokens
@@ -55,10 +56,7 @@ def _heads(reader: TraceReader) -> None:
     srh, trh, selector = (per_layer(reader, name) for name in ("srh_score", "trh_score", "selector"))
     config = _config(reader)
     if srh is None or trh is None:
-        st.info(
-            "Head scores were not recorded: this run used no calibration, so every head of a layer took part "
-            "in choosing its tokens."
-        )
+        st.info(sentences.NO_HEAD_SCORES)
         return
     kind = st.radio(
         "Scores",
@@ -135,7 +133,7 @@ def _budgets(reader: TraceReader) -> None:
         data=frame,
     )
     rule = "in proportion to the error above the floor" if used else "the same for every layer (layers=equal)"
-    errors_said = "" if errors is not None else " Layer errors were not recorded: this run used no calibration."
+    errors_said = "" if errors is not None else sentences.NO_LAYER_ERRORS
     st.caption(
         plain(
             f"Sec. 3.4: {total:,} tokens over {len(tokens)} layers, {rule}, within the floor m and the ceiling "
@@ -158,10 +156,7 @@ def _tokens(reader: TraceReader) -> None:
     needles = [(int(a), int(b)) for a, b in needle_tokens(tokens[tokens["step"].isna()], reader.meta.needle)]
     window_from = n if scores is None else int(np.isfinite(scores[0]).sum())
     last_said = (
-        (
-            "The last prompt token belongs to the window: its query was seen under full attention when prefill "
-            "ended, and step 0 feeds it."
-        )
+        (sentences.LAST_TOKEN_IN_WINDOW)
         if _last_counts(_config(reader))
         else (
             "The last prompt token is fed at step 0; this run counts it neither in the window nor among the "
@@ -191,9 +186,7 @@ def _tokens(reader: TraceReader) -> None:
     part = slice(start, start + STRIP)
     parts.draw(
         reader,
-        figures.token_strip(
-            retained[:, part], None if scores is None else scores[:, part], start, texts[part], needles
-        ),
+        token_strip(retained[:, part], None if scores is None else scores[:, part], start, texts[part], needles),
         key="compresskv_strip",
         alt="Kept tokens with their texts",
         data=_strip(retained, scores, part, texts),

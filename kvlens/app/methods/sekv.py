@@ -9,7 +9,7 @@ import streamlit as st
 from kvlens.app.figures.methods import sekv as figures
 from kvlens.app.figures.ranking import ranking
 from kvlens.app.methods import sekv_table
-from kvlens.app.ui.common import parts
+from kvlens.app.ui.common import parts, sentences
 from kvlens.app.ui.common.ranking import heading, ranked
 from kvlens.store.reader import TraceReader
 from kvlens.text.units import si_bytes
@@ -101,7 +101,7 @@ def _spans(reader: TraceReader) -> None:
 def _ranks(reader: TraceReader, frame: pd.DataFrame, table: pd.DataFrame) -> None:
     keys, values = (frame[name].to_numpy(np.float64) for name in ("rank_k", "rank_v"))
     if not (np.isfinite(keys).any() or np.isfinite(values).any()):
-        st.info("Ranks were not recorded in this run: its spans lie exactly as they were.")
+        st.info(sentences.NO_RANKS)
         return
     most = reader.meta.config.get("max_rank")
     histogram = figures.rank_histogram(keys, values, None if most is None else int(most))
@@ -128,7 +128,7 @@ def _ranks(reader: TraceReader, frame: pd.DataFrame, table: pd.DataFrame) -> Non
 
 def _errors(reader: TraceReader, table: pd.DataFrame) -> None:
     if not table[["err_k", "err_v"]].notna().any(axis=None):
-        st.info("No span lies as factors in this run, so nothing is rebuilt with an error.")
+        st.info(sentences.NO_FACTORS)
         return
     parts.draw(
         reader,
@@ -195,11 +195,7 @@ def _ranking(reader: TraceReader) -> None:
     frame = ranked(reader, step, layer, kv_head)
     if frame.empty:
         is_whole = (layer, kv_head) in _whole(reader)
-        st.info(
-            f"L{layer} KV{kv_head} keeps every token: it ranks no spans."
-            if is_whole
-            else "Scores of spans were not recorded at this step."
-        )
+        st.info(f"L{layer} KV{kv_head} keeps every token: it ranks no spans." if is_whole else sentences.NO_SPAN_SCORES)
         return
     logits = _thresholds(reader, layer)[kv_head * group : (kv_head + 1) * group]
     lines = {f"Q{kv_head * group + i}": float(value) for i, value in enumerate(logits) if np.isfinite(value)}

@@ -9,7 +9,7 @@ import pandas as pd
 import streamlit as st
 
 from kvlens.app.figures.methods import sentkv as figures
-from kvlens.app.ui.common import parts
+from kvlens.app.ui.common import parts, sentences
 from kvlens.app.ui.common.widgets import plain
 from kvlens.spans.sentences import cut_by
 from kvlens.store.reader import TraceReader
@@ -197,7 +197,7 @@ def _truncation(reader: TraceReader, reuse: Reuse) -> None:
         alt="Bytes to the device per step, had to and did",
     )
     if not reuse.truncated:
-        st.caption("This run did not truncate (truncate=off): every KV head reused all it could.")
+        st.caption(sentences.NOT_TRUNCATED)
         return
     total, least = float(moved.sum()), float(ideal.sum())
     more = f"{total / least - 1:.1%} more" if least else "nothing had to move"
@@ -224,7 +224,7 @@ def _attended(reader: TraceReader) -> None:
     st.markdown("##### What a step attends")
     frame = reader.journal("token_budget")
     if frame.empty:
-        st.info("The token budget was not recorded: no layer of this run selects.")
+        st.info(sentences.NO_TOKEN_BUDGET)
         return
     budget = np.full((reader.n_steps, 3), np.nan)
     for step, values in zip(frame["step"], frame["values"], strict=True):
@@ -257,6 +257,6 @@ def _attended(reader: TraceReader) -> None:
 
 def _nothing_selected(reader: TraceReader) -> None:
     if reader.kv_cube("recalled_tokens").size and np.isfinite(reader.kv_cube("recalled_tokens")).any():
-        st.info("This run selected nothing after its first step: all tokens stayed on the device, or it had one step.")
+        st.info(sentences.NOTHING_SELECTED)
     else:
         st.info("Reused tokens were not recorded per step in this run.")

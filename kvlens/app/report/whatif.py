@@ -35,11 +35,11 @@ def whatif(reader: TraceReader) -> tuple[str, str]:
     if "budget" in meta.changed or not (holds or drops):
         changed.append(("budget", "not recorded" if repeated is None else _budget(repeated), _budget(meta)))
     otherwise = table(("asked for otherwise", "as"), list(meta.changed.items())) if meta.changed else ""
-    title = "What if it had been asked for otherwise"
+    title = "Repeated with other settings"
     if holds or drops:
-        title = "What if it had been there" if holds else "What if it had not been there"
+        title = "Repeated with a hold" if holds else "Repeated with a drop"
     if holds and drops:
-        title = "What if the one had been there, the other not"
+        title = "Repeated with a hold and a drop"
     return (
         title,
         paragraph(_said(came), "verdict")

@@ -19,7 +19,8 @@ from kvlens.engine.engine import Engine, Options
 from kvlens.lab.bench import kept as keeping
 from kvlens.lab.bench.lostcase import Case, References
 from kvlens.lab.bench.provenance import about, made_otherwise, origin
-from kvlens.lab.bench.trials import DEPTHS, Prompts, Trial, arm, chosen, header
+from kvlens.lab.bench.trialprompts import DEPTHS, Prompts, Trial
+from kvlens.lab.bench.trials import arm, chosen, header
 from kvlens.lab.bench.trials import infeasible as too_small
 from kvlens.lab.results.explain_table import FULL_KV, SCOPES, SHOWN, TOPS, point_of, points, pooled, summarise
 from kvlens.memory.budget import Budget, BudgetInfeasible

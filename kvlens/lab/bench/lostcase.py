@@ -14,12 +14,12 @@ from kvlens import methods, tasks
 from kvlens.engine.comparison import Reference
 from kvlens.engine.engine import Engine, Options
 from kvlens.engine.prefill import ReadPrompt
-from kvlens.lab.bench.trials import Prompts, Trial
+from kvlens.holds import Hold, Triple, holds_of
+from kvlens.lab.bench.trialprompts import Prompts, Trial
 from kvlens.lab.results.explain_table import RANDOM, SHOWN, TOPS
 from kvlens.lens.attribution import attribute
 from kvlens.lens.trials import restores
 from kvlens.memory.budget import Budget
-from kvlens.memory.holds import Hold, Triple, holds_of
 from kvlens.methods.fitting import Chosen
 from kvlens.rows import SpanRow
 from kvlens.runs.preparing import Kept, Pairing, Plan, Prepared

@@ -12,7 +12,8 @@ from kvlens import tasks
 from kvlens.lab.bench.provenance import about
 from kvlens.lab.bench.tablerequest import Place, TableRequest
 from kvlens.lab.bench.tablestudy import Measured, Say, Watch, carry_out_table, silent, stored_rows
-from kvlens.lab.bench.trials import DEPTHS, NEW_TOKENS
+from kvlens.lab.bench.trialprompts import DEPTHS
+from kvlens.lab.bench.trials import NEW_TOKENS
 from kvlens.lab.results.names import TaskNames
 from kvlens.lab.results.summary import grouped, summary
 from kvlens.workers.lanes import Crew

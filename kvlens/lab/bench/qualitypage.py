@@ -1,4 +1,4 @@
-"""Quality tables in words: docs/quality.md, made of the result files."""
+"""Quality tables in words: docs/evidence/quality.md, made of the result files."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ keeps no sinks, so that it may lose an answer with the first tokens alone.
 Rows of a method whose preset changed since are as they were measured. `docs/evidence/` has later measurements beside
 them, presets that depart from a paper included.
 
-No preset was chosen on these prompts (docs/fidelity.md says what was chosen on which). Coverage is not an answer:
+No preset was chosen on these prompts ([choices](choices.md) says what was chosen on which). Coverage is not an answer:
 heads that only look at the first tokens fill it, and one lost needle hardly lowers it. A question that is read with its
 context favours methods that drop tokens by what the end of the prompt attends to, since the question is that end.
 """

@@ -19,7 +19,8 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from kvlens import methods
 from kvlens.engine.engine import Engine, Options
 from kvlens.lab.bench.provenance import about, origin
-from kvlens.lab.bench.trials import Prompts, chosen, settings
+from kvlens.lab.bench.trialprompts import Prompts
+from kvlens.lab.bench.trials import chosen, settings
 from kvlens.lab.results.names import TaskNames
 from kvlens.memory.budget import Budget
 from kvlens.methods import parts

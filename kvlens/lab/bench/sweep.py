@@ -13,7 +13,7 @@ from kvlens import tasks
 from kvlens.lab.bench.provenance import about
 from kvlens.lab.bench.tablerequest import Place, TableRequest
 from kvlens.lab.bench.tablestudy import Say, Watch, carry_out_table, silent
-from kvlens.lab.bench.trials import DEPTHS
+from kvlens.lab.bench.trialprompts import DEPTHS
 from kvlens.lab.results.names import TaskNames
 from kvlens.workers.lanes import Crew
 

@@ -50,7 +50,7 @@ def watch(
     session = Session(FullKV, FullKV.Parameters(), engine.context(prompt, None, Options(max_new=max_new)))
     cache = SessionCache(session, loaded.shape.layers)
     try:
-        session.adopt(read.keys, read.values, read.last_queries, read.peeked, read.received)
+        session.observed.adopt(read.keys, read.values, read.last_queries, read.peeked, read.received)
         session.finish_prefill(None)
         session.observer = _Observer(session, watcher)
         ids = [prompt.ids[-1]]

@@ -13,7 +13,8 @@ from kvlens.lab.bench import freetext, kept
 from kvlens.lab.bench.freetext import FreeTextRequest, Passages
 from kvlens.lab.bench.passages import apart
 from kvlens.lab.bench.provenance import origin
-from kvlens.lab.bench.trials import DEPTHS, Prompts, Trial, carry_out
+from kvlens.lab.bench.trialprompts import DEPTHS, Prompts, Trial
+from kvlens.lab.bench.trials import carry_out
 from kvlens.methods.statements import FIGURES, SHORT, Arm, Statement
 
 if TYPE_CHECKING:

@@ -58,13 +58,15 @@ def refuse_others(names: Sequence[str], model: str) -> None:
             raise ValueError(f"'{name}' has no claims; these have: {', '.join(claiming(model))}.")
 
 
-def planned(names: Sequence[str], model: str, prompts: int | None = None) -> dict[str, list[Plan]]:
-    """Return the plan of each method's statements, by method. prompts: as `kvlens.lab.claims.plan.plan`.
+def planned(
+    names: Sequence[str], model: str, prompts: int | None = None, passages: int | None = None
+) -> dict[str, list[Plan]]:
+    """Return the plan of each method's statements, by method. prompts, passages: as `kvlens.lab.claims.plan.plan`.
 
     Raises ValueError as `refuse_others`."""
     refuse_others(names, model)
     statements = {name: statements_of(methods.get(name)) if model != DEMO else () for name in names}
-    return {name: plan(rows, len(rows), prompts) for name, rows in statements.items()}
+    return {name: plan(rows, len(rows), prompts, passages) for name, rows in statements.items()}
 
 
 def check(

@@ -1,4 +1,4 @@
-"""The papers' claims in words: docs/claims.md, made of a result file."""
+"""The papers' claims in words: docs/evidence/claims.md, made of a result file."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from kvlens.text.units import counted
 VERDICTS = {True: "holds", False: "does not hold", None: "is not decided"}
 INTRODUCTION = """# What the papers claim, checked on {model}
 
-Made by `kvlens bench claims --doc docs/claims.md`; with `--judge` it judges stored figures again and runs no model.
+Made by `kvlens bench claims --doc docs/evidence/claims.md`. With `--judge` it judges stored figures and runs no model.
 Figures with their provenance are in `kvlens/lab/results/claims-*.json` and on the Benchmarks page. What the five
-systems' claims rest on, and the toy beside them: [fidelity.md](fidelity.md). Errors of the tests and intervals:
-[evidence/paired.md](evidence/paired.md).
+systems' claims rest on, and the toy beside them: [five-systems.md](five-systems.md). Errors of the tests and intervals:
+[paired.md](paired.md).
 
 A claim is a sentence of a paper, in our words, and what would show it. Most are comparisons: a method as a run of it
 would be at that budget (*presets*) against others on the same prompts.

@@ -75,17 +75,20 @@ def pairs_for(statement: Statement, spread: float, level: float) -> int:
     return max(FEWEST, needed)
 
 
-def plan(statements: Sequence[Statement], claims: int, prompts: int | None = None) -> list[Plan]:
+def plan(
+    statements: Sequence[Statement], claims: int, prompts: int | None = None, passages: int | None = None
+) -> list[Plan]:
     """Return the prompts of each statement of one paper.
 
     claims: number of the paper's claims that are tested; prompts: of each task, for all statements alike; None: as many
-    as each needs."""
+    as each needs; passages: of each statement about text; None: as many as prompts."""
     level, plans = tested_level(claims), []
     for statement in statements:
-        needed = pairs_for(statement, measured_spread(statement), level)
-        if prompts is not None:
-            per_task = prompts
-        elif FIGURES[statement.figure].of_text:
+        needed, of_text = pairs_for(statement, measured_spread(statement), level), FIGURES[statement.figure].of_text
+        given = passages if of_text and passages is not None else prompts
+        if given is not None:
+            per_task = given
+        elif of_text:
             per_task = min(needed, PASSAGES)
         else:
             per_task = math.ceil(needed / len(statement.tasks))

@@ -23,6 +23,9 @@ def claims(
         int | None,
         typer.Option(help="Prompts of each task; default: as many as each claim needs, by a calculation of power."),
     ] = None,
+    passages: Annotated[
+        int | None, typer.Option(help="Passages of each claim about text, 40 at most; default: as --prompts.")
+    ] = None,
     judge: Annotated[
         bool, typer.Option("--judge", help="Judge the figures stored in --out again; run no model.")
     ] = False,
@@ -37,10 +40,13 @@ def claims(
 ) -> None:
     """Check the papers' qualitative claims on a model at hand, and say of each whether it holds there."""
     from kvlens.lab.claims.page import document
+    from kvlens.lab.claims.plan import PASSAGES
     from kvlens.text.outfile import check_file
 
     if prompts is not None and prompts < 1:
         raise ValueError("--prompts must be at least 1.")
+    if passages is not None and not 1 <= passages <= PASSAGES:
+        raise ValueError(f"--passages must be at least 1 and at most {PASSAGES}.")
     check_file(out, "--out")
     check_file(doc, "--doc")
     if out is None and (judge or doc is not None):
@@ -52,7 +58,8 @@ def claims(
         assert out is not None
         _judge_stored(parts, out)
     else:
-        _measure(parts, list(names(methods)), model, prompts, kept_file(kept, "claims", model), out)
+        method_names = list(names(methods))
+        _measure(parts, method_names, model, prompts, passages, kept_file(kept, "claims", model), out)
     if doc is not None:
         doc.write_text(document({"methods": parts}, model), encoding="utf-8")
     sys.stdout.flush()
@@ -76,7 +83,13 @@ def _judge_stored(parts: dict[str, Any], out: Path) -> None:
 
 
 def _measure(
-    parts: dict[str, Any], choice: list[str], model: str, prompts: int | None, file: Path, out: Path | None
+    parts: dict[str, Any],
+    choice: list[str],
+    model: str,
+    prompts: int | None,
+    passages: int | None,
+    file: Path,
+    out: Path | None,
 ) -> None:
     """Print the plan, measure the claims of the methods and print them. parts: gets the claims of each method."""
     import torch
@@ -88,9 +101,9 @@ def _measure(
     from kvlens.lab.claims.check import check, claiming, planned
     from kvlens.lab.claims.page import verdict_words
     from kvlens.lab.claims.plan import FEWEST, plan_lines
-    from kvlens.runs.machine import machine
+    from kvlens.runs.fingerprint import machine
 
-    plans = planned(choice or claiming(model), model, prompts)
+    plans = planned(choice or claiming(model), model, prompts, passages)
     titles = {name: method.title for name, method in methods.registry().items()}
     for line in plan_lines(plans, titles):
         typer.echo(line, err=True)

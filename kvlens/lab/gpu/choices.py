@@ -15,47 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from kvlens.lab.gpu.verdicts import Choice, Verdict
+
 if TYPE_CHECKING:
     from kvlens.memory.placement import Placement, Selection
     from kvlens.methods.base import Method
 
-TIE = 1e-4
-"""scores that lie closer than this share of themselves, or of the head's median one, are equal but for rounding
-(fp32)"""
 MOVED, DRAWS = 1e-5, 16
 """how far a query is moved, as a share of its own numbers, and how often, where a choice has no scores"""
-
-
-@dataclass(frozen=True)
-class Choice:
-    """What one call came to. step -1: when the prompt was placed; layer None: alike in all layers."""
-
-    step: int
-    layer: int | None
-    what: str
-    chosen: torch.Tensor
-    """[H_kv|1, ..., N], bool or numbers"""
-    score: torch.Tensor | None = None
-    """by what it was chosen, of a shape that goes with it; NaN: not by that"""
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """How far two runs chose alike. margin: of the first difference, as a share of the scores; 0: none differs; None:
-    nothing says how close it was."""
-
-    text: str
-    margin: float | None = 0.0
-    step: int | None = None
-    """of the first difference"""
-
-    @property
-    def equal(self) -> bool:
-        return self.step is None
-
-    @property
-    def tie(self) -> bool:
-        return not self.equal and self.margin is not None and self.margin <= TIE
 
 
 @dataclass(frozen=True)
@@ -117,9 +84,9 @@ def watched(method: type[Method], into: list[Choice], probe: Probe | None = None
 def compare(host: Sequence[Choice], ours: Sequence[Choice]) -> Verdict:
     """Where the device's choices first differ from the host's."""
     for number, (item, two) in enumerate(zip(host, ours, strict=False)):
-        if (item.step, item.layer, item.what) != (two.step, two.layer, two.what):
-            return Verdict(f"{_place(item)}: the device chose {two.what} there", None, item.step)
-        if not torch.equal(item.chosen, two.chosen):
+        if (item.step, item.layer, item.subject) != (two.step, two.layer, two.subject):
+            return Verdict(f"{_place(item)}: the device chose {two.subject} there", None, item.step)
+        if not torch.equal(item.table, two.table):
             return _first(list(zip(host[number:], ours[number:], strict=False)))
     if len(host) != len(ours):
         return Verdict(f"{len(host)} choices on the host, {len(ours)} on the device", None, -1)
@@ -129,7 +96,7 @@ def compare(host: Sequence[Choice], ours: Sequence[Choice]) -> Verdict:
 def flips(choice: Choice, two: Choice, choices: Sequence[Sequence[Choice]]) -> int:
     """In how many draws the host, whose query was moved, chose otherwise where the device did."""
     differs = _differs(choice, two)
-    again = [counterpart for draw in choices for counterpart in draw if counterpart.what == choice.what]
+    again = [counterpart for draw in choices for counterpart in draw if counterpart.subject == choice.subject]
     return sum(
         bool((_differs(choice, counterpart) & differs).any()) for counterpart in again if _fit(choice, counterpart)
     )
@@ -137,9 +104,7 @@ def flips(choice: Choice, two: Choice, choices: Sequence[Sequence[Choice]]) -> i
 
 def first_pair(host: Sequence[Choice], ours: Sequence[Choice]) -> tuple[Choice, Choice] | None:
     """The first choice that differs."""
-    return next(
-        (pair for pair in zip(host, ours, strict=False) if not torch.equal(pair[0].chosen, pair[1].chosen)), None
-    )
+    return next((pair for pair in zip(host, ours, strict=False) if not torch.equal(pair[0].table, pair[1].table)), None)
 
 
 def _first(rest: Sequence[tuple[Choice, Choice]]) -> Verdict:
@@ -150,7 +115,7 @@ def _first(rest: Sequence[tuple[Choice, Choice]]) -> Verdict:
     for item, two in rest:
         if item.step != started_job.step or (item.step >= 0 and item.layer != started_job.layer):
             break
-        if not torch.equal(item.chosen, two.chosen):
+        if not torch.equal(item.table, two.table):
             sentences += _heads(item, two)
     worst = max(sentences, key=lambda pair: float("inf") if pair[0] is None else pair[0])
     more = f", and {len(sentences) - 1} more of it" if len(sentences) > 1 else ""
@@ -160,10 +125,10 @@ def _first(rest: Sequence[tuple[Choice, Choice]]) -> Verdict:
 def _heads(choice: Choice, two: Choice) -> list[tuple[float | None, str]]:
     """(margin, words) of every KV head that differs."""
     if not _fit(choice, two):
-        return [(None, f"{_place(choice)}: {tuple(choice.chosen.shape)} and {tuple(two.chosen.shape)} of them")]
+        return [(None, f"{_place(choice)}: {tuple(choice.table.shape)} and {tuple(two.table.shape)} of them")]
     pairs: list[tuple[float | None, str]] = []
     for head in _differs(choice, two).flatten(1).any(1).nonzero().flatten().tolist():
-        place = _place(choice) + (f" KV{head}" if len(choice.chosen) > 1 else "")
+        place = _place(choice) + (f" KV{head}" if len(choice.table) > 1 else "")
         margin = _margin(choice, two, head)
         if margin is None:
             pairs.append((None, f"{place}: no score says how close it was"))
@@ -180,7 +145,7 @@ def _margin(choice: Choice, two: Choice, head: int) -> tuple[float, float] | Non
     larger: the rounding of a sum near zero is that of what was added up. None: something that differs has no score."""
     if choice.score is None or two.score is None:
         return None
-    a, b = choice.chosen[head].double(), two.chosen[head].double()
+    a, b = choice.table[head].double(), two.table[head].double()
     own_rows, counterpart = (
         score[head if len(score) > 1 else 0].double().expand_as(a) for score in (choice.score, two.score)
     )
@@ -189,7 +154,7 @@ def _margin(choice: Choice, two: Choice, head: int) -> tuple[float, float] | Non
     if not concerned.isfinite().all():
         return None
     size = max(float(concerned.abs().max()), float(own_rows[own_rows.isfinite()].abs().quantile(0.5)))
-    if used.any() and remaining.any() and choice.what != "evicted":
+    if used.any() and remaining.any() and choice.subject != "evicted":
         apart = abs(float(own_rows[used].min() - own_rows[remaining].max()))
     else:
         apart = float((own_rows - counterpart)[used | remaining].abs().max())
@@ -244,13 +209,13 @@ def _host(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _fit(choice: Choice, two: Choice) -> bool:
-    return choice.chosen.shape == two.chosen.shape
+    return choice.table.shape == two.table.shape
 
 
 def _differs(choice: Choice, two: Choice) -> torch.Tensor:
-    return choice.chosen != two.chosen
+    return choice.table != two.table
 
 
 def _place(choice: Choice) -> str:
     when = "when the prompt was placed" if choice.step < 0 else f"at step {choice.step}"
-    return f"{choice.what} {when}" + ("" if choice.layer is None else f", L{choice.layer}")
+    return f"{choice.subject} {when}" + ("" if choice.layer is None else f", L{choice.layer}")

@@ -22,7 +22,7 @@ from kvlens.lab.gpu.part import Bench, Part
 from kvlens.lab.gpu.piecewise import piecewise
 from kvlens.lab.gpu.tier import MEMORY, SMALLER, Ground, Sink, Way, moving
 from kvlens.lab.results.gpu import LedgerRow
-from kvlens.memory.ledger import Ledger
+from kvlens.link.transfers import TransferLog
 
 STEPS = 4
 """of the engine's decode, whose every kernel is in the profile"""
@@ -51,7 +51,7 @@ def _events(work: Callable[[], object], bench: Bench) -> list[dict[str, Any]]:
 
 def _copies(bench: Bench) -> list[LedgerRow]:
     """Pages there and back, one copy each, every one with a line in the memory's own ledger."""
-    kv, ledger = bench.model.kv, Ledger()
+    kv, ledger = bench.model.kv, TransferLog()
     present = bench.device.normal(64, kv.kv_heads, 2, PAGE, kv.head_dim)
     copied = {"h2d": 0, "d2h": 0}
 

@@ -132,7 +132,7 @@ def _prepared(bench: Bench, names: Sequence[str]) -> Prepared:
         source = tasks.prompt_of(tasks.ask(task, most, 0.5, 0, counted))
         prepared = prepare(request, source, _silent)
     except UnsupportedModel as problem:
-        todo = "bring the model as docs/performance.md says, or name a GGUF file or a folder by --model"
+        todo = "bring the model as docs/evidence/performance.md says, or name a GGUF file or a folder by --model"
         raise Lacking(str(problem).rstrip("."), todo) from None
     return replace(prepared, kept=keeping([methods.get(name) for name in names]))
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import torch
 
+from kvlens.link.host_link import Batch, Part, Pieces, Ticket
+from kvlens.link.host_memory import HostMemory, Pageable
+from kvlens.link.transfers import Entry, TransferLog
 from kvlens.memory import memory
-from kvlens.memory.host_memory import HostMemory, Pageable
-from kvlens.memory.ledger import Entry, Ledger
-from kvlens.memory.link import Batch, Part, Pieces, Ticket
 
 
 @dataclass
@@ -75,7 +75,7 @@ def piecewise() -> Iterator[Copied]:
     """Inside, every run's link is a PieceLink, and what is yielded counts for them all."""
     copied, make_link = Copied({"h2d": 0, "d2h": 0}, {"h2d": 0, "d2h": 0}), memory.link_for
 
-    def link_for(device: torch.device, ledger: Ledger) -> PieceLink:
+    def link_for(device: torch.device, transfers: TransferLog) -> PieceLink:
         return PieceLink(copied)
 
     memory.link_for = link_for

@@ -2,7 +2,7 @@
 
 Masses come out of k1, from the pass that attends; they are summed up by role and by span in rings on the device, which
 the host reads every 16 steps, and that is in the times. Kvlens's recorder and store run on the host and are not in them
-(docs/benchmarks.md).
+(docs/evidence/benchmarks.md).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""docs/performance.md's tables: `python -m kvlens.lab.gpu.report --write docs/performance.md`. Settings are read from
+"""Tables: `python -m kvlens.lab.gpu.report --write docs/evidence/performance.md`. Settings are read from
 the methods and floors are computed; everything else comes from result files of devices, and where there is none the
 page says so. Dry runs are ignored."""
 
@@ -103,7 +103,7 @@ def with_tables(text: str, tables: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m kvlens.lab.gpu.report", description="Tables of docs/performance.md."
+        prog="python -m kvlens.lab.gpu.report", description="Tables of docs/evidence/performance.md."
     )
     parser.add_argument("--results", type=Path, default=Path("kvlens/lab/results"), help="folder of the result files")
     parser.add_argument("--write", type=Path, help="put the tables into this page, between its marks")

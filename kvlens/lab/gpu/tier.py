@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from kvlens.lab.gpu.choices import DRAWS, MOVED, TIE, Choice, Probe, Verdict, compare, first_pair, flips, watched
+from kvlens.lab.gpu.choices import DRAWS, MOVED, Probe, compare, first_pair, flips, watched
 from kvlens.lab.gpu.failures import sentence
 from kvlens.lab.gpu.part import Bench, Part
 from kvlens.lab.gpu.settings import on_device
+from kvlens.lab.gpu.verdicts import TIE, Choice, Verdict
 from kvlens.lab.results.gpu import CheckRow
 from kvlens.rows import PrefillRecord, StepRecord
 
@@ -139,7 +140,7 @@ def measure(bench: Bench) -> Iterator[CheckRow]:
 def rows(device: torch.device, steps: int = NEW) -> Iterator[CheckRow]:
     """For each method: choices, tokens, bytes by the ledger, self-checks, recording. A method that fails is a failed
     check, and the others go on."""
-    from kvlens.memory.cuda_link import link_name
+    from kvlens.link.cuda_link import link_name
 
     host, ours = Ground.of("cpu", "float32", steps), {dtype: Ground.of(str(device), dtype, steps) for dtype in DTYPES}
     links = f"{link_name(device)} against {link_name(torch.device('cpu'))}"
@@ -236,12 +237,13 @@ def unlike(one: Result, two: Result) -> float:
     return sum(wrong) / len(wrong)
 
 
-LINK = ("cuda_link", "link", "host_memory", "copies", "memory", "placer", "recall_zone", "recall")
-MEMORY = tuple(f"../../memory/{name}.py" for name in LINK)
+LINK = ("link/cuda_link", "link/host_link", "link/host_memory", "link/copies")
+MEMORY = ("memory/memory", "memory/allocator", "memory/zones", "memory/recall", "memory/arrivals")
+MOVES = tuple(f"../../{name}.py" for name in (*LINK, *MEMORY))
 PART = Part(
     "engine",
     measure,
-    ("tier.py", "choices.py", "settings.py", *MEMORY),
+    ("tier.py", "choices.py", "verdicts.py", "settings.py", *MOVES),
     "free the device's memory; this part takes a few MB",
     runs_methods=True,
 )

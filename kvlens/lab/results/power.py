@@ -8,6 +8,7 @@ from statistics import NormalDist
 
 import numpy as np
 
+from kvlens.statistics import binomial_above, binomial_below
 from kvlens.statistics.paired import TIE, Floats, lost_shares, outcomes, probabilities, score
 from kvlens.statistics.student import quantile
 
@@ -83,3 +84,26 @@ def values_needed(distance: float, spread: float, level: float, target: float = 
     while n < MOST and ((quantile(1 - level, n - 1) + quantile(target, n - 1)) * spread / distance) ** 2 > n:
         n += max(1, n // 50)
     return n
+
+
+@lru_cache(maxsize=64)
+def trials_between(low: float, high: float, share: float, level: float, target: float = POWER) -> int:
+    """Return the number of trials that shows a share to lie between two bounds, by exact binomial tests of both.
+
+    share: true share, between the bounds; level: one-sided, of each test. Returns MOST if more are needed."""
+    n = 5
+    while n < MOST and _within_power(n, low, high, share, level) < target:
+        n += max(1, n // 25)
+    return min(n, MOST)
+
+
+def _within_power(n: int, low: float, high: float, share: float, level: float) -> float:
+    """Return the probability that n trials pass both tests."""
+    passing = [
+        count
+        for count in range(math.ceil(n * low), math.floor(n * high) + 1)
+        if max(binomial_above(count, n, low), binomial_below(count, n, high)) <= level
+    ]
+    if not passing:
+        return 0.0
+    return binomial_above(passing[0], n, share) - binomial_above(passing[-1] + 1, n, share)

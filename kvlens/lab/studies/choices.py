@@ -4,7 +4,7 @@ the choice and without it, full KV's answer fed token by token.
     python -m kvlens.lab.studies.choices [--model smollm2] [--prompts 12] [--length 1000] [--minutes 5] [--out FILE]
 
 Prompts of kvlens.tasks in the model's chat form, the question known. A prompt that was run stays in the result; the
-same command again goes on with the next. docs/fidelity.md has what was found.
+same command again goes on with the next. docs/evidence/choices.md has what was found.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from kvlens.engine.engine import Engine, Options
 from kvlens.engine.models import load
 from kvlens.engine.session import Session
 from kvlens.lab.bench.provenance import weights
-from kvlens.lab.bench.trials import Prompts
+from kvlens.lab.bench.trialprompts import Prompts
 from kvlens.memory.budget import Budget
 from kvlens.methods.fitting import FIT, Sizes, choose
-from kvlens.runs.machine import machine
+from kvlens.runs.fingerprint import machine
 from kvlens.statistics import sign_test, wilson
 
 TASKS = ("niah_single", "kv_lookup")

@@ -1,4 +1,4 @@
-"""The loss-ledger study as tables of docs/ledger.md."""
+"""The loss-ledger study as tables of docs/evidence/ledger.md."""
 
 from __future__ import annotations
 

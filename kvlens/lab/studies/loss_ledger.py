@@ -21,10 +21,12 @@ from typing import Any
 from kvlens import methods, tasks
 from kvlens.engine.comparison import Reference
 from kvlens.engine.engine import Engine, Options, Result
+from kvlens.holds import Hold
 from kvlens.lab.bench import kept as keeping
 from kvlens.lab.bench.lostcase import References
 from kvlens.lab.bench.provenance import about
-from kvlens.lab.bench.trials import DEPTHS, Prompts, Trial, chosen, header
+from kvlens.lab.bench.trialprompts import DEPTHS, Prompts, Trial
+from kvlens.lab.bench.trials import chosen, header
 from kvlens.lab.studies.ledger_page import write_page
 from kvlens.lab.studies.ledger_table import FRONTIER, summarise
 from kvlens.ledger.frontier import find_frontier
@@ -32,7 +34,6 @@ from kvlens.ledger.measure import Measure, NothingLost
 from kvlens.ledger.signals import signals_of
 from kvlens.lens.trials import Trials
 from kvlens.memory.budget import Budget, BudgetInfeasible
-from kvlens.memory.holds import Hold
 from kvlens.models.find import default_model
 from kvlens.runs.answerend import answer_end
 

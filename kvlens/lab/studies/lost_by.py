@@ -28,11 +28,12 @@ import torch
 from kvlens import methods
 from kvlens.engine.engine import Engine, Options
 from kvlens.engine.models import load
+from kvlens.holds import holds_of
 from kvlens.lab.bench.lostcase import Case, References
 from kvlens.lab.bench.provenance import about
-from kvlens.lab.bench.trials import Prompts, Trial, chosen, header
+from kvlens.lab.bench.trialprompts import Prompts, Trial
+from kvlens.lab.bench.trials import chosen, header
 from kvlens.memory.budget import Budget
-from kvlens.memory.holds import holds_of
 from kvlens.models.find import default_model
 
 FIRST_SEED, BUDGET, HELD = 8_000_100, "20%", 20

@@ -24,13 +24,13 @@ import torch
 
 from kvlens import methods
 from kvlens.engine.session import Session
+from kvlens.link.transfers import TransferLog
 from kvlens.memory.budget import BudgetAccount
 from kvlens.memory.codec import RawCodec
-from kvlens.memory.hot_tier import PromptStore
 from kvlens.memory.layout import Layout, Zones
-from kvlens.memory.ledger import Ledger
 from kvlens.memory.memory import Memory
 from kvlens.memory.placement import Kept, Placement, Selection
+from kvlens.memory.slots import PromptStore
 from kvlens.methods.given import RunContext
 from kvlens.shape import KVShape
 from kvlens.spans import Span
@@ -63,7 +63,9 @@ def raw() -> Callable[[], Memory]:
     keys, values = prompt(n)
     for layer in range(SHAPE.layers):
         store.append(layer, keys[layer], values[layer])
-    memory = Memory(SHAPE, Layout(Zones(0, 0, n, 8), SPANS + 2, window_from=n), store, n, BudgetAccount(), Ledger())
+    memory = Memory(
+        SHAPE, Layout(Zones(0, 0, n, 8), SPANS + 2, window_from=n), store, n, BudgetAccount(), TransferLog()
+    )
     spans = [Span(i * TOKENS, (i + 1) * TOKENS, "page", "") for i in range(SPANS)]
     every, none = list(range(SPANS)), Kept.everywhere(torch.empty(0, dtype=torch.long))
     placement = Placement(spans, ["cold"] * SPANS, ["resident"] * SPANS, none, offload=every, codec=RawCodec())
@@ -134,7 +136,7 @@ def measure(make: Callable[[], Callable[[], Memory]]) -> dict[str, Any]:
                 profile = cProfile.Profile()
                 profile.runcall(work)
                 row["calls"] = pstats.Stats(profile).total_calls  # type: ignore[attr-defined]
-                row["entries"] = len(memories[0].ledger.opened)
+                row["entries"] = len(memories[0].transfers.opened)
             else:
                 start_time = time.perf_counter()
                 work()

@@ -28,7 +28,8 @@ from kvlens.demo.tasks import score
 from kvlens.engine import models
 from kvlens.engine.engine import Engine, Options
 from kvlens.kernels.lowrank_bytes import raw_bytes
-from kvlens.lab.bench.trials import DEPTHS, NEW_TOKENS, Prompts
+from kvlens.lab.bench.trialprompts import DEPTHS, Prompts
+from kvlens.lab.bench.trials import NEW_TOKENS
 from kvlens.lab.studies.sekv_arms import ROUTER, Case, arms, cases
 from kvlens.lab.studies.sekv_table import summarise, table
 from kvlens.memory.budget import Budget, BudgetInfeasible

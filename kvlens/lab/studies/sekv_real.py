@@ -24,13 +24,13 @@ from kvlens.engine.engine import Engine
 from kvlens.engine.hf_attention import SessionCache
 from kvlens.engine.prefill import ReadPrompt
 from kvlens.lab.bench.provenance import weights
-from kvlens.lab.bench.trials import DEPTHS
+from kvlens.lab.bench.trialprompts import DEPTHS
 from kvlens.lab.studies.sekv_oracles import Oracle, OracleSession
 from kvlens.memory.budget import Budget
 from kvlens.methods.sekv import layout as sekv_layout
 from kvlens.methods.sekv.params import PRESETS, SeKVParameters
 from kvlens.methods.sekv.spans import COMPRESSED, segment
-from kvlens.runs.machine import machine
+from kvlens.runs.fingerprint import machine
 from kvlens.spans import Surprisal
 from kvlens.statistics import wilson
 from kvlens.tasks.encoding import encoding_of

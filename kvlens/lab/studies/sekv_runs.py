@@ -28,7 +28,7 @@ from kvlens.engine.prefill import ReadPrompt
 from kvlens.lab.bench.provenance import weights
 from kvlens.lab.studies.sekv_real import NEW, PUBLISHED, ask, line
 from kvlens.memory.budget import Budget, BudgetInfeasible
-from kvlens.runs.machine import machine
+from kvlens.runs.fingerprint import machine
 from kvlens.text.prompts import Prompt
 
 LENGTH = 2048

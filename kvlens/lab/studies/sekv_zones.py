@@ -16,23 +16,21 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any, ClassVar
+from typing import Any
 
-import numpy as np
 import torch
 
 from kvlens import methods
 from kvlens.engine.engine import Engine, Options
 from kvlens.engine.models import load
 from kvlens.lab.bench.provenance import about
-from kvlens.lab.bench.trials import DEPTHS, Prompts, Trial, chosen, header, outcome
+from kvlens.lab.bench.trialprompts import DEPTHS, Prompts, Trial
+from kvlens.lab.bench.trials import chosen, header, outcome
+from kvlens.lab.studies.sekv_zone_watch import Decisions, Watched
 from kvlens.memory.budget import Budget
 from kvlens.memory.layout import Layout
-from kvlens.memory.placement import Placement
-from kvlens.methods.given import Prefilled
 from kvlens.methods.naming import display_name
 from kvlens.methods.sekv.method import SeKV
-from kvlens.rows import PrefillRecord, StepRecord
 from kvlens.shape import KVShape
 from kvlens.statistics import of_mean, sign_test, wilson
 
@@ -40,57 +38,6 @@ FIRST_SEED, NEW = 8_400_000, 12
 ZONES = ("head", "layer", "model")
 OTHER = "no-coarse"
 FIGURES = ("zoom_rate", "refused_spans", "refused_tokens", "room_used", "h2d_bytes", "logprob", "peak_share")
-
-
-class Watched(SeKV):
-    """SeKV that shows how it laid out the device."""
-
-    layouts: ClassVar[list[Layout]] = []
-
-    def prefill_end(self, prompt: Prefilled) -> tuple[Layout, Placement]:
-        layout, placement = super().prefill_end(prompt)
-        self.layouts[:] = [layout]
-        return layout, placement
-
-
-class Decisions:
-    """A sink that counts what was asked for, granted and refused."""
-
-    def __init__(self) -> None:
-        self.zoom_rate: list[float] = []
-        self.h2d: list[float] = []
-        self.logprobs: list[float] = []
-        self.granted: list[tuple[float, float]] = []
-        """spans and tokens of each step"""
-        self.refused: list[tuple[float, float]] = []
-
-    def prefill(self, record: PrefillRecord) -> None:
-        """Prefill expands nothing."""
-
-    def step(self, record: StepRecord) -> None:
-        kv, over = record.kv, [row.value or 0.0 for row in record.events if row.kind == "refused"]
-        self.zoom_rate.append(float(record.head["zoom_rate"].mean()))
-        self.h2d.append(float(kv["h2d_bytes"].sum()))
-        self.logprobs.append(record.logprob if record.logprob is not None else float("nan"))
-        spans, tokens = (
-            float((kv[f"{came}"] + kv[f"{was}"]).sum())
-            for came, was in (("n_recalled", "n_reused"), ("recalled_tokens", "reused_tokens"))
-        )
-        self.granted.append((spans, tokens))
-        self.refused.append((float(len(over)), sum(over)))
-
-    def figures(self, slots: int) -> dict[str, float]:
-        """Return means over the steps, and shares of all that was asked for. slots: of the model's expanded spans."""
-        granted, refused = np.array(self.granted).sum(0), np.array(self.refused).sum(0)
-        shares = refused / np.maximum(granted + refused, 1)
-        return {
-            "zoom_rate": fmean(self.zoom_rate),
-            "refused_spans": float(shares[0]),
-            "refused_tokens": float(shares[1]),
-            "room_used": float(granted[1] / len(self.granted) / slots),
-            "h2d_bytes": fmean(self.h2d),
-            "logprob": fmean(self.logprobs),
-        }
 
 
 def room(layout: Layout, shape: KVShape) -> int:

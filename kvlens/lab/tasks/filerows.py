@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from kvlens.text.plainfile import RefusedFile, check_ordinary, read_bounded
+from kvlens.files import RefusedFile, check_ordinary, read_bounded
 
 MOST_BYTES = 2 << 30
 """of a benchmark's file, and of the values that its rows hold in memory"""

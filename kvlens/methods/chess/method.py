@@ -32,7 +32,7 @@ class Chess(Method):
     """One selection of pages for all layers and heads, made at the end of prefill and again when a page of generated
     tokens was uncertain (sec. 3). Nothing is copied or moved: a selection is a table of page names, pages that leave
     the window are renamed where they lie. Resident bytes are those of full KV plus page vectors and tables; what
-    shrinks is what is attended. docs/fidelity.md has the choices.
+    shrinks is what is attended. docs/evidence/chess.md has the choices.
     """
 
     name = "chess"

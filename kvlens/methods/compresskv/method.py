@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class CompressKV(PromptEviction):
     """When prefill ends, each layer keeps the tokens that its semantic retrieval heads attend from the last `window`
     prompt positions, the same for all its KV heads, and drops the rest for good. Decoding is plain attention over what
-    is left; decoded tokens are appended and stay. Departures from the paper: docs/fidelity.md.
+    is left; decoded tokens are appended and stay. Departures from the paper: docs/evidence/compresskv.md.
     """
 
     name = "compresskv"

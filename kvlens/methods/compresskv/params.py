@@ -1,5 +1,5 @@
 """CompressKV's parameters and presets: what the paper publishes, and what we decided where it is silent
-(docs/fidelity.md)."""
+(docs/evidence/compresskv.md)."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ class FreeKV(HostPageRetrieval):
     its attention instead. The first decode step has nothing to speculate on and blocks for all heads.
 
     On the device slots lie as [token, KV head, D], and recalled pages come through two buffers (sec. 4.2). Pages that
-    leave the window between two steps are candidates from the next selection on. Departures: docs/fidelity.md.
+    leave the window between two steps are candidates from the next selection on. Departures: docs/evidence/freekv.md.
     """
 
     name = "freekv"

@@ -1,5 +1,5 @@
 """FreeKV's parameters and presets: what the paper publishes, and where it is silent, what we decided
-(docs/fidelity.md)."""
+(docs/evidence/freekv.md)."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class FreeKVParameters(ColdPagesParameters):
 
 #: 'demo' is scaled to 2048 tokens: of 10 % of them (206 tokens per layer and KV head) 128 go to page summaries, 28 to
 #: sinks and window, 16 to a page on its way out, 8 to tables, staging and queries, and one page is left to select.
-#: Larger pages need fewer summaries, but answered less (docs/fidelity.md).
+#: Larger pages need fewer summaries, but answered less (docs/evidence/freekv.md).
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": {"tokens": 2048},
     "paper-long-generation": {"tokens": 2048, "sinks": 512, "window": 512, "tau": 0.9},

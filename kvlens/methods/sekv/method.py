@@ -15,7 +15,8 @@ from kvlens.methods.given import MemoryView, Prefilled, RunContext, StepEnd
 from kvlens.methods.needs import Needs
 from kvlens.methods.segmenter import PromptFacts
 from kvlens.methods.sekv import layout as sekv_layout
-from kvlens.methods.sekv.params import JOURNAL, PRESETS, SeKVParameters
+from kvlens.methods.sekv.journal import JOURNAL
+from kvlens.methods.sekv.params import PRESETS, SeKVParameters
 from kvlens.methods.sekv.segmenters import SEGMENTERS
 from kvlens.methods.sekv.spans import COMPRESSED, segment
 from kvlens.methods.sekv.trained import HEADS, ROUTER
@@ -38,7 +39,7 @@ class SeKV(Method):
     """Resolution-adaptive cache. Per (layer, query head) a span is read through its mean key and value with log|S|
     added to the score, or token by token once its gate sigmoid(q' . K_S / sqrt(d') + log|S|) exceeds tau (eq. 5, 9).
     What is fetched is shared by the group of a KV head; which resolution is read is each query head's own. Departures
-    from the paper: docs/fidelity.md.
+    from the paper: docs/evidence/sekv.md.
 
     With `whole_share` some KV heads keep every token and attend all of them: they have no coarse entries, nothing in
     host memory and nothing to expand.

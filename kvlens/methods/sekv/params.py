@@ -1,5 +1,5 @@
 """SeKV's parameters and presets: what the paper publishes, and where it is silent, what we decided
-(docs/fidelity.md)."""
+(docs/evidence/sekv.md)."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ class SeKVParameters:
 #: 'demo' is scaled to head size 32: of 10 % of 2048 tokens (205 tokens per layer and KV head) about 70 go to coarse
 #: entries and summaries (1.5 per span), 10 to anchors, 35 to sinks and window, 15 to tables, buffers and a leaving
 #: block, 65 to expanded spans.
-#: 'bound' departs from the paper where a real model loses its answers under it (docs/fidelity.md, 'On a real model'):
+#: 'bound' departs from the paper where a real model loses its answers under it (evidence/sekv.md, 'On a real model'):
 #: spans are found by the bound of their keys in place of eq. 5, as many are expanded as the budget holds, and they lie
 #: in host memory as they are, since factors with 95 % of the energy lose digits.
 #: 'no-coarse' answers at half of that budget: what is not expanded is not attended, which leaves the coarse entries'
@@ -233,27 +233,3 @@ PRESETS: dict[str, dict[str, Any]] = {
         "coarse": False,
     },
 }
-
-JOURNAL: dict[str, str] = {
-    "whole": "whole_share only: 1 for each KV head of the layer that keeps every token, 0 for the others; per layer",
-    "logit_tau": "threshold of each query head on the scale of the scores (before the sigmoid), at the end of "
-    "prefill; none: a head that "
-    "expands nothing, or asks for everything (zoom_rate=1)",
-    "spans": "ids of the spans that went to host memory together; every other vector is per span in this order",
-    "rank_k": (
-        "components of the span's keys that the gates keep, per span; also where the span lies raw because "
-        "factors are larger"
-    ),
-    "rank_v": "components of the span's values that the gates keep, per span",
-    "rank_k_post_rope": (
-        "pre_rope only: components that the gates would keep of the same keys after their rotary embedding, per span"
-    ),
-    "err_k_pre_rope": "pre_rope only: relative Frobenius error of the best rank_k components of the keys before "
-    "their rotary "
-    "embedding, per span; the same after turning them to their positions, since a turn keeps the norm",
-    "err_k_post_rope": (
-        "pre_rope only: the same for as many components of the keys after their rotary embedding, per span"
-    ),
-}
-"""What SeKV notes, once per placement (end of prefill, a block leaving the window), per (layer, KV head); `spans` once
-for all."""

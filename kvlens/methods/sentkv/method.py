@@ -17,7 +17,7 @@ class SentKVCompress(ChunkRetrieval):
     """Every prompt chunk but the newest lies in the cold tier; the device holds its element-wise extremes per KV head.
     At each step a token counts as much as its chunk's bound on q . k, the best ones up to the token budget are
     attended, beside sinks and the chunk that is still open. Every KV head reuses as many tokens as the one that can
-    reuse fewest (sec. 4.2.2). Departures from the paper: docs/fidelity.md.
+    reuse fewest (sec. 4.2.2). Departures from the paper: docs/evidence/sentkv.md.
     """
 
     name = "sentkv"

@@ -1,5 +1,5 @@
 """SentKVCompress's parameters and presets: what the paper publishes, and where it is silent, what we decided
-(docs/fidelity.md)."""
+(docs/evidence/sentkv.md)."""
 
 from __future__ import annotations
 

@@ -54,8 +54,7 @@ def show_claims(model: str | None) -> None:
     st.caption(
         plain(
             f"Of {counted(len(frame), 'claim')} of {counted(frame['method'].nunique(), 'paper')} {tally} on the model "
-            f"{about.get('model')}; how many prompts stand behind one is said with it. A claim that does not hold is "
-            f"left as it was found. Measured {where(about)}."
+            f"{about.get('model')}. Each claim shows its number of prompts. Measured {where(about)}."
         )
     )
     download(frame, "kvlens-claims")

@@ -15,6 +15,7 @@ from kvlens.app.figures.gpu import kernel_shares, recording, zero_copy
 from kvlens.app.ui.benchmarks.gpuoffload import show_offload
 from kvlens.app.ui.benchmarks.gpusteps import show_steps
 from kvlens.app.ui.benchmarks.measured import folder
+from kvlens.app.ui.common import sentences
 from kvlens.app.ui.common.chart import chart
 from kvlens.app.ui.common.widgets import error, plain
 from kvlens.lab.gpu.rates import WORDS
@@ -31,13 +32,11 @@ def show_gpu() -> None:
     st.markdown("##### On a GPU")
     results = _results()
     if not results:
-        st.info("Nothing was measured on a GPU yet. docs/performance.md says how it is measured.")
+        st.info("Nothing was measured on a GPU yet. docs/evidence/performance.md says how it is measured.")
         return
     result = _one(results, "gpu_device")
     if result.missing:
-        st.warning(
-            plain(f"Not measured yet: {', '.join(result.missing)}; docs/performance.md says how the rest is measured.")
-        )
+        st.warning(plain(f"Not measured yet: {', '.join(result.missing)}; docs/evidence/performance.md says how."))
     _failures(result)
     _ceilings(result)
     show_offload(rows(result, OffloadRow))
@@ -52,10 +51,7 @@ def show_bus() -> None:
     st.markdown("##### What the bus of a GPU reaches")
     results = {name: result for name, result in _results().items() if _bus(result)}
     if not results:
-        st.caption(
-            "No GPU's bus was measured yet; docs/performance.md says how it is measured. This run's own "
-            "copies are timed above."
-        )
+        st.caption(sentences.NO_BUS)
         return
     _draw_bus(_one(results, "bus_device"))
     st.caption(plain("Measured on that device, not in this run."))

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pandas as pd
 import streamlit as st
 
+from kvlens.app.ui.common import sentences
 from kvlens.app.ui.common.widgets import plain
 from kvlens.lab.gpu.tables import offload_name
 from kvlens.lab.results.offloadrow import OffloadRow
@@ -49,7 +50,7 @@ def _line(row: OffloadRow) -> dict[str, object]:
         "to host memory (MB)": times(row.d2h_bytes, 1e-6),
         "waited (ms)": times(row.waited, 1e3),
         "copies under way (ms)": times(row.moving, 1e3),
-        "beside the model, at least": row.overlapped,
+        sentences.BESIDE_MODEL: row.overlapped,
         "run": row.trace or "",
         "notes": "; ".join(part for part in (*row.wrong, row.note, row.reason or "") if part),
     }

@@ -8,6 +8,7 @@ import pandas as pd
 import streamlit as st
 
 from kvlens.app.figures.gpu import step_times
+from kvlens.app.ui.common import sentences
 from kvlens.app.ui.common.chart import chart
 from kvlens.app.ui.common.widgets import plain
 from kvlens.lab.gpu.rates import words
@@ -88,7 +89,7 @@ def _step_table(step_rows: Sequence[StepRow]) -> pd.DataFrame:
                 "attended by": "k1" if row.kernels == "triton" else "PyTorch",
                 "median (ms)": ms(row.median),
                 "95th percentile (ms)": ms(row.p95),
-                "in the decode loop, mean (ms)": ms(row.loop),
+                sentences.LOOP_TIME: ms(row.loop),
                 "floor (ms)": ms(row.floor),
                 "achieved / floor": row.over_floor,
                 "stall (ms)": ms(row.stall),

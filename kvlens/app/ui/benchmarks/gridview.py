@@ -10,13 +10,14 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from kvlens.app.figures.grid import BESIDE, FEW, FEWER, grid
+from kvlens.app.figures.grid import BESIDE, FEWER, grid
+from kvlens.app.figures.gridcells import FEW
 from kvlens.app.ui.benchmarks import benchview, measured
 from kvlens.app.ui.benchmarks.gridcondition import condition_of
 from kvlens.app.ui.benchmarks.griddata import NAMES, Look, Suite, cells, lines, noise_floor, read_look, suites
 from kvlens.app.ui.benchmarks.gridlines import show_against
 from kvlens.app.ui.benchmarks.trials import show_trials
-from kvlens.app.ui.common import data, session
+from kvlens.app.ui.common import data, sentences, session
 from kvlens.app.ui.common.chart import chart, menu
 from kvlens.app.ui.common.widgets import condition_line, copy_link, error, headings, notice, plain
 from kvlens.lab.bench.qualitypage import ORDER
@@ -103,7 +104,7 @@ def show_grid(model: str | None, view: Look, problems: list[str]) -> None:
     if table.empty:
         _scores(suite, task)
     else:
-        condition_line(condition_of(suite, table))
+        condition_line(condition_of(suite, table), "Benchmarks")
         if view.cell is None:
             _draw(suite, task, table, view, difference)
         else:
@@ -119,7 +120,7 @@ def show_grid(model: str | None, view: Look, problems: list[str]) -> None:
 
 def _scores(suite: Suite, task: str) -> None:
     """A task without a grid: the mean score of every method and budget."""
-    st.info("The prompts of this task have no length and depth to order them by; here are its mean scores.")
+    st.info(sentences.NO_LENGTH_AND_DEPTH)
     frame = lines(suite, task, ()).drop(columns=["budget_share", "infeasible", "rule"])
     st.dataframe(frame, hide_index=True, column_config=headings(frame.columns, benchview.columns()))
     menu(frame, _file(suite, task), "bench_scores", image=False)

@@ -80,7 +80,7 @@ def models() -> list[str]:
 def nothing(text: str, command: str, model: str | None) -> None:
     """That a kind of result is not there, and where it is said how it is made. command: of `kvlens bench`."""
     of_model = f" of {model}" if model else ""
-    st.info(plain(f"No {text}{of_model} yet. docs/benchmarks.md says how the part “{command}” is measured."))
+    st.info(plain(f"No {text}{of_model} yet. docs/evidence/benchmarks.md says how the part “{command}” is measured."))
 
 
 def asked(result: Measured) -> tuple[bool, int]:

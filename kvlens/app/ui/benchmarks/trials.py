@@ -9,7 +9,7 @@ import streamlit as st
 
 from kvlens.app.figures.grid import Cell
 from kvlens.app.ui.benchmarks.griddata import Suite, trials_of
-from kvlens.app.ui.common import data, places
+from kvlens.app.ui.common import data, places, sentences
 from kvlens.app.ui.common.submit import submit_trial
 from kvlens.app.ui.common.widgets import error, plain
 from kvlens.lens.severity import KL_THERE, MARGIN_THERE
@@ -122,7 +122,7 @@ def open_trial(row: dict[str, Any], about: dict[str, Any], is_first: bool) -> No
     model = str(about.get("request", {}).get("model", "demo"))
     left_column, right = st.container(), st.container()
     key = f"bench_rerun_{row['task']}_{row['method']}_{row['budget']}_{row['seed']}"
-    words = "Run this trial again and open it in Replay"
+    words = sentences.RUN_TRIAL_AGAIN
     if left_column.button(words, type="primary", icon=":material/play_arrow:", key=key):
         try:
             job = submit_trial({**row, "model": model})

@@ -7,7 +7,7 @@ from typing import Any
 
 import streamlit as st
 
-from kvlens.app.ui.common import data, session, widgets
+from kvlens.app.ui.common import data, sentences, session, widgets
 from kvlens.app.ui.common.data import TraceError, TraceReader
 from kvlens.app.ui.common.state import Selection
 from kvlens.lens.condition import condition
@@ -26,7 +26,7 @@ def choose_run(title: str) -> tuple[TraceReader, Selection] | None:
         st.subheader(title)
         if selection.run is not None:
             widgets.error(f"There is no run {selection.run[:80]}; it was deleted, or lies in another folder.")
-        st.info("There are no runs yet. Start one, then come back to look at it.")
+        st.info(f"{sentences.NO_RUNS} Start one, then come back to look at it.")
         st.page_link("pages/run.py", label="Start a run", icon=":material/play_arrow:")
         return None
     uids = [str(uid) for uid in table["uid"]]
@@ -59,7 +59,7 @@ def choose_run(title: str) -> tuple[TraceReader, Selection] | None:
         widgets.method_mark(method, run_name(reader.meta))
     with right:
         widgets.copy_link()
-    widgets.condition_line(condition([reader]))
+    widgets.condition_line(condition([reader]), title)
     widgets.notice(problems + clamped)
     widgets.status_banner(reader.status, reader.n_steps, reader.error)
     if not reader.n_steps:

@@ -14,7 +14,7 @@ from typing import Any
 
 from kvlens.app.ui.common.job import Job
 from kvlens.app.ui.common.jobprocess import Process
-from kvlens.private import make_folder
+from kvlens.files import make_folder
 from kvlens.runs.races import LANE_CUT_SHORT, UNFINISHED
 
 RACE_LINES = tuple(f'{{"phase": "{phase}"' for phase in ("frame", "maps", "lane", "race"))

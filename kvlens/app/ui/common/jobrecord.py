@@ -14,7 +14,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from kvlens.app.ui.common.jobprocess import beginning, is_alive
-from kvlens.private import make_folder, open_file, write_file
+from kvlens.files import make_folder, open_file, write_file
 from kvlens.store.files import read_plain
 
 FOLDER = "jobs"

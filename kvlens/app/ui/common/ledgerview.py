@@ -38,7 +38,7 @@ def run_ledger(reader: TraceReader) -> None:
         return
     with st.expander(TITLE, expanded=stored is not None):
         if stored is None:
-            st.markdown("Which cause took how much of the lead that full KV's answer had?")
+            st.markdown("The ledger splits the lost lead into causes. It repeats the run once per set of causes.")
         else:
             _bar(reader, stored[0])
             _sentences(reader, *stored)

@@ -9,7 +9,7 @@ import pandas as pd
 import streamlit as st
 
 from kvlens.app.ui.common import data, lensjobs
-from kvlens.lens import tries as lens
+from kvlens.lens import trylist as lens
 from kvlens.lens.tries import Try
 from kvlens.store.errors import TraceError
 

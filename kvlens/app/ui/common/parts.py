@@ -16,7 +16,7 @@ import streamlit as st
 from kvlens.app.figures import transfers
 from kvlens.app.figures.drawn import drawn, map_frame
 from kvlens.app.figures.heads import head_map as map_figure
-from kvlens.app.ui.common import data, session
+from kvlens.app.ui.common import data, sentences, session
 from kvlens.app.ui.common.chart import Data, chart
 from kvlens.app.ui.common.clicks import cell_clicked
 from kvlens.app.ui.common.summaries import summary
@@ -79,7 +79,7 @@ def bytes_by_cause(reader: TraceReader) -> None:
     st.markdown("##### What moved")
     table = reader.transfer_times()
     if table.empty:
-        st.info("This run moved nothing between the tiers: all it kept stayed on the device.")
+        st.info(sentences.NOTHING_MOVED)
         return
     decode, prefill = table[table["step"] >= 0], table[table["step"] < 0]
     if decode.empty:
@@ -119,7 +119,7 @@ def times(reader: TraceReader) -> None:
     table = reader.transfer_times()
     decode = table[table["step"] >= 0]
     if decode.empty:
-        st.info("No copy was made while decoding, so the engine waited for none.")
+        st.info(sentences.NO_COPY)
         return
     per_step = decode.groupby("step", as_index=False)[["moving_us", "wait_us", "bytes", "blocking_bytes", "n"]].sum()
     draw(

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from kvlens.private import write_file
+from kvlens.files import write_file
 
 _PREFIX = "kvlens-jobs-"
 

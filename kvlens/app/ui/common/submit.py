@@ -8,7 +8,7 @@ from typing import Any
 import streamlit as st
 
 from kvlens import methods, tasks
-from kvlens.app.ui.common import data
+from kvlens.app.ui.common import data, sentences
 from kvlens.app.ui.common.jobview import manager
 from kvlens.app.ui.common.likely import likely
 from kvlens.app.ui.common.request import MethodChoice, PromptChoice, command, race_command
@@ -131,10 +131,10 @@ def sample_buttons() -> None:
         for _, choice in map(sample_choice, (methods.DEFAULT, methods.LOSING))
     )
     if default_model() == DEMO:
-        labels = {methods.DEFAULT: "Run the sample prompt"}
+        labels = {methods.DEFAULT: sentences.RUN_SAMPLE}
     else:
         labels = {
-            methods.LOSING: "Watch a real model lose an answer",
+            methods.LOSING: sentences.WATCH_LOSS,
             methods.DEFAULT: f"The same prompt under {usual} ({methods.ANSWERING}), which answers",
         }
     with st.container(horizontal=True):

@@ -16,6 +16,7 @@ from kvlens.app.figures.columns import column_words
 from kvlens.app.figures.methodmarks import mark
 from kvlens.app.ui.common import session
 from kvlens.app.ui.common.pagewords import page_words
+from kvlens.app.ui.common.terms import show_terms
 from kvlens.store.errors import TraceError
 from kvlens.text.failures import debugging, unexpected
 from kvlens.text.plaintext import visible
@@ -110,12 +111,14 @@ def method_mark(name: str, title: str | None = None, text: str = "") -> None:
     )
 
 
-def condition_line(line: str) -> None:
-    """The condition of what the page shows, below its head; the images of the page's figures have it too."""
+def condition_line(line: str, title: str = "") -> None:
+    """The condition of what the page shows, below its head, and the terms of the page with that title. The images of
+    the page's figures have the condition too."""
     session.set_condition(line)
     if line:
-        with st.container(key="condition"):
-            st.text(visible(line))
+        with st.container(key="condition", horizontal=True, vertical_alignment="center"):
+            st.text(visible(line), width="content")
+            show_terms(title)
 
 
 def copy_link() -> None:

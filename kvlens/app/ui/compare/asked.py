@@ -12,7 +12,7 @@ import streamlit as st
 
 from kvlens import methods
 from kvlens.app.compare.groups import default_pair, partner
-from kvlens.app.ui.common import comparing, data, lensdata, session
+from kvlens.app.ui.common import comparing, data, lensdata, sentences, session
 from kvlens.app.ui.common.comparing import MOST, Comparison
 from kvlens.runs import races
 from kvlens.store.files import read_plain
@@ -54,7 +54,7 @@ def asked(table: pd.DataFrame) -> tuple[Comparison, str | None, list[str]]:
         problems.append(f"a comparison takes at most {MOST} runs, not {len(runs)}; showing the first {MOST}")
         runs = runs[:MOST]
     if len(runs) < min(2, len(target.runs)) and not unknown and (parameters.get("runs") or parameters.get("cmp")):
-        problems.append("one run was named; comparing it with another")
+        problems.append(sentences.ONE_RUN_NAMED)
     runs, run = _completed(runs, run if run in runs else None, table)
     runs = _ordered(runs, table)
     return replace(target, runs=runs, race=target.race if set(runs) <= set(target.runs) else None), run, problems

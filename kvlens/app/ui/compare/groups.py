@@ -10,7 +10,7 @@ import streamlit as st
 
 from kvlens.app.compare.groups import Trial, points, trial
 from kvlens.app.figures.comparepoints import AXES, quality_points
-from kvlens.app.ui.common import data, lensdata
+from kvlens.app.ui.common import data, lensdata, sentences
 from kvlens.app.ui.common.chart import chart
 from kvlens.app.ui.common.widgets import guarded, plain
 from kvlens.store.reader import TraceError, TraceReader
@@ -40,7 +40,7 @@ def _quality() -> None:
             icon=":material/history:",
         )
     if not results:
-        st.info("No run has a known answer yet. The generated tasks of New run come with one.")
+        st.info(sentences.NO_KNOWN_ANSWER)
         return
     table = points(results)
     places = {f"{model} · {task or 'no task named'}": (model, task) for model, task in _cells(table)}

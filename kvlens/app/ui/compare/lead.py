@@ -36,7 +36,7 @@ _MOST = 150
 def side_by_side(compared: Compared) -> None:
     """One row per run, and ways to their replays."""
     runs, findings = compared.runs, compared.findings
-    widgets.condition_line(condition(list(runs.values())))
+    widgets.condition_line(condition(list(runs.values())), "Compare")
     expected = {finding.outcome.expected for finding in findings}
     shared = next(iter(expected)) if len(expected) == 1 else None
     if shared:

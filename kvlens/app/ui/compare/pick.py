@@ -12,7 +12,7 @@ import streamlit as st
 from kvlens import methods
 from kvlens.app.compare.names import short_names
 from kvlens.app.compare.pair import Pair
-from kvlens.app.ui.common import comparing, data, lensdata, session, widgets
+from kvlens.app.ui.common import comparing, data, lensdata, sentences, session, widgets
 from kvlens.app.ui.common.comparing import MOST, Comparison
 from kvlens.app.ui.common.frame import short_label
 from kvlens.app.ui.compare import asked
@@ -62,7 +62,7 @@ def choose() -> Compared | None:
     """Draws the picker and returns the runs; None when there is nothing to compare, said on the page."""
     table = data.runs()
     if len(table) < 2:
-        which = "There are no runs yet." if table.empty else "There is one run, and a comparison takes two."
+        which = sentences.NO_RUNS if table.empty else sentences.ONE_RUN
         st.info(f"{which} Start a run with its full-KV reference, then come back to see what it lost and saved.")
         st.page_link("pages/run.py", label="Start a run", icon=":material/play_arrow:")
         return None
@@ -70,7 +70,7 @@ def choose() -> Compared | None:
     _picker(table, comparison.runs)
     widgets.notice(problems)
     if len(comparison.runs) < 2:
-        st.info("A comparison takes two runs that can be read; choose another one.")
+        st.info(sentences.TWO_READABLE_RUNS)
         comparing.keep(comparison)
         session.write_url(asked.address(comparison))
         return None
@@ -161,7 +161,7 @@ def pair_picker(compared: Compared) -> None:
     names = {reader.uid: name for name, reader in compared.runs.items()}
     a, b = (compared.runs[name].uid for name in (compared.a, compared.b))
     left_column, middle, swap = st.columns([7, 7, 1.6], vertical_alignment="bottom")
-    for place, key, uid, label in ((left_column, "compare_a", a, "A"), (middle, "compare_b", b, "B, laid over A")):
+    for place, key, uid, label in ((left_column, "compare_a", a, "A"), (middle, "compare_b", b, "B (second run)")):
         session.follow(key, uid)
         place.selectbox(
             label,

@@ -94,7 +94,7 @@ def metric_picker(pair: Pair, selection: Selection) -> None:
 def player(compared: Compared, pair: Pair, selection: Selection, on_commit: Callable[[], None]) -> None:
     """Both runs on one cursor, where they are all there is; of more runs two are played when they are looked at."""
     two = len(compared.runs) == 2
-    label = plain(f"Step by step: {compared.b} (B) laid over {compared.a} (A)")
+    label = plain(f"Step by step: {compared.b} (B) and {compared.a} (A)")
     key = f"compare_pair_{'two' if two else 'many'}"
     fold = st.expander(label, expanded=two, key=key, on_change="rerun")
     if fold.open:

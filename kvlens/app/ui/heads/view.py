@@ -12,7 +12,7 @@ import streamlit as st
 from kvlens.app.figures.drawn import map_frame, unit_name
 from kvlens.app.figures.heads import head_histogram, head_map
 from kvlens.app.figures.timeline import head_timeline
-from kvlens.app.ui.common import data, session
+from kvlens.app.ui.common import data, sentences, session
 from kvlens.app.ui.common.chart import chart
 from kvlens.app.ui.common.clicks import cell_clicked, clicked
 from kvlens.app.ui.common.data import TraceReader
@@ -75,7 +75,7 @@ def controls(reader: TraceReader, selection: Selection) -> View | None:
     )
     last = reader.n_steps - 1
     if reader.meta.trace_level == "summary" or last < 1:
-        right.caption("All steps: this run keeps no figures per step." if last else "This run has one step.")
+        right.caption(sentences.NO_FIGURES_PER_STEP if last else "This run has one step.")
         start, end = 0, last
     else:
         start, end = _step_range(reader, right, last)

@@ -10,7 +10,7 @@ import streamlit as st
 from kvlens.app.ui.common import data, places, widgets
 from kvlens.app.ui.common.widgets import plain
 from kvlens.lens.diagnosis import Cause, Diagnosis, Wanted, diagnose
-from kvlens.lens.reasons import KINDS
+from kvlens.lens.reasonkinds import KINDS
 from kvlens.methods.naming import titled
 from kvlens.models.find import short_model
 from kvlens.text.units import counted
@@ -25,7 +25,7 @@ def why_lost(table: pd.DataFrame) -> None:
         return
     stamps = tuple((uid, data.stamp(uid)) for uid in map(str, table["uid"]))
     results = _diagnosed(str(data.runs_dir()), stamps)
-    mild = f"; {results.mild} more left its tokens without losing what was asked for" if results.mild else ""
+    mild = f"; {results.mild} more diverged and kept the answer" if results.mild else ""
     st.text(f"{counted(results.compared, 'run')} compared with full KV, {len(results.lost)} lost{mild}.")
     for sentence in results.unread:
         widgets.error(sentence)
@@ -52,7 +52,7 @@ def _one(cause: Cause) -> None:
         sentences.append(f"Missed most by {heads}.")
     holding, known_values = cause.of_the_answer
     if known_values:
-        sentences.append(f"In {holding} of {known_values} what was missed most holds part of the answer.")
+        sentences.append(f"In {holding} of {known_values} the span missed most holds part of the answer.")
     right.markdown(" ".join(sentences))
     with right.container(horizontal=True):
         for item in cause.lost[:RUNS]:

@@ -26,7 +26,7 @@ def go_on(uids: list[str]) -> None:
     remaining = _listing(str(data.runs_dir())).of(uids, LOOK_S).count(None)
     if not remaining:
         st.rerun()
-    st.caption(f"What came of {remaining} runs is still being read.")
+    st.caption(f"The outcomes of {remaining} runs are still being read.")
 
 
 @st.cache_resource(max_entries=4, show_spinner=False)

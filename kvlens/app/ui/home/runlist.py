@@ -39,7 +39,7 @@ def run_list(table: pd.DataFrame) -> list[str]:
         listed_runs: list[Told | None] = [results[row] for row in rows]
         ticked = by_prompt(shown, listed_runs) if grouped else run_table(shown, listed_runs)
     else:
-        st.info(f"None of the {counted(len(table), 'run')} is what you look for.")
+        st.info(f"None of the {counted(len(table), 'run')} matches the search.")
         st.button("Show all runs", on_click=clear, icon=":material/filter_alt_off:")
     if remaining := [str(uid) for uid, item in zip(table["uid"], results, strict=True) if item is None]:
         reading.go_on(remaining)

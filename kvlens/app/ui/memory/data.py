@@ -7,12 +7,13 @@ import pandas as pd
 import streamlit as st
 
 from kvlens import intervals
+from kvlens.app.ui.common import sentences
 from kvlens.intervals import Overlap
 from kvlens.store.reader import TraceReader
 
 #: What can be mapped by layer and KV head: column of `head_bytes` -> how the page calls it.
 MAPS = {
-    "h2d_bytes_total": "moved to the device, all steps",
+    "h2d_bytes_total": sentences.MOVED_TO_DEVICE,
     "blocking_bytes_total": "of that, blocking",
     "d2h_bytes_total": "moved to host memory, all steps",
     "unlisted_bytes_total": "moved to the device, never among the top spans",

@@ -6,7 +6,7 @@ import pandas as pd
 import streamlit as st
 
 from kvlens.app.figures.memory import mass_curve, use_of_copies
-from kvlens.app.ui.common import parts
+from kvlens.app.ui.common import parts, sentences
 from kvlens.app.ui.common.chart import chart
 from kvlens.app.ui.memory import data as memorydata
 from kvlens.store.reader import TraceReader
@@ -31,10 +31,10 @@ def use(reader: TraceReader, copies: pd.DataFrame) -> None:
     truncated reuse."""
     st.markdown("##### Moved, and not used")
     if copies.empty:
-        st.info("Nothing moved to the device while decoding, so nothing was moved in vain.")
+        st.info(sentences.NOTHING_MOVED_IN_VAIN)
         return
     if not memorydata.judged(copies):
-        st.info("Which spans query heads attended was not recorded in this run, so the use of what moved is not known.")
+        st.info(sentences.USE_NOT_KNOWN)
     else:
         st.caption(DEFINITION)
         left_column, right = st.columns(2, gap="medium")

@@ -13,17 +13,17 @@ import streamlit as st
 from kvlens.app.figures import memory as figures
 from kvlens.app.figures.overlap import COPIES, whole
 from kvlens.app.figures.overlap import overlap as overlap_figure
-from kvlens.app.ui.common import data, parts, session
+from kvlens.app.ui.common import data, parts, sentences
 from kvlens.app.ui.common.chart import chart
-from kvlens.app.ui.common.clicks import cell_clicked
 from kvlens.app.ui.common.data import TraceReader
 from kvlens.app.ui.common.state import Selection, parse_steps
 from kvlens.app.ui.common.widgets import plain
 from kvlens.app.ui.memory import data as memorydata
+from kvlens.app.ui.memory.heads import by_head
 from kvlens.app.ui.memory.phases import phases
 from kvlens.app.ui.memory.states import where_spans_lay
 from kvlens.app.ui.memory.use import use
-from kvlens.memory.holds import Drop, Hold, held_bytes, tokens_of
+from kvlens.holds import Drop, Hold, held_bytes, tokens_of
 from kvlens.store.errors import NotRecorded
 from kvlens.store.export import TIMELINE, export
 from kvlens.tables.latency import latency
@@ -108,7 +108,7 @@ def residency(reader: TraceReader) -> None:
         "residency",
         "KV bytes by tier per decode step",
     )
-    limit = "no limit was set, so there is no budget line" if budget is None else f"the budget is {si_bytes(budget)}"
+    limit = sentences.NO_LIMIT_SET if budget is None else f"the budget is {si_bytes(budget)}"
     prefill = meta.prefill_peak_bytes
     prefill_bytes = "not recorded" if prefill is None else si_bytes(prefill)
     st.caption(
@@ -142,7 +142,7 @@ def residency(reader: TraceReader) -> None:
             "of some KV heads. They stay where they lie: no byte is freed or moved by it."
         )
     if not float(steps["cold_bytes"].max()):
-        st.caption("Nothing lay in host memory at any step.")
+        st.caption(sentences.NOTHING_IN_HOST_MEMORY)
 
 
 def _size_of(reader: TraceReader, held: list[Hold]) -> str:
@@ -209,52 +209,6 @@ def _step_range(reader: TraceReader, selection: Selection) -> tuple[int, int]:
         )
     start, end = cast("tuple[int, int]", st.slider("Steps, first and last", 0, last, key=key, persist_state="session"))
     return int(start), int(end)
-
-
-def by_head(reader: TraceReader, selection: Selection, copies: pd.DataFrame) -> None:
-    """Two maps of bytes by layer and KV head; a click selects the head on every page."""
-    st.markdown("##### Bytes by layer and KV head")
-    frame = memorydata.head_bytes(reader, copies)
-    group = reader.q_heads // reader.kv_heads
-    cell = selection.layer or 0, (selection.head or 0) // group
-    names = [name for name in memorydata.MAPS if (frame[name] > 0).any()]
-    left_column, right = st.columns(2, gap="medium", vertical_alignment="bottom" if names else "top")
-    with left_column:
-        _map(reader, frame, "resident_bytes_mean", "On the device, mean over all steps", cell)
-    with right:
-        if not names:
-            st.info("Nothing moved between the tiers while decoding, so there is no map of what moved.")
-        else:
-            name = st.selectbox(
-                "Bytes",
-                names,
-                key="memory_map",
-                format_func=lambda item: memorydata.MAPS[item],
-                persist_state="session",
-            )
-            text = memorydata.MAPS[str(name)]
-            _map(reader, frame, str(name), f"{text[0].upper()}{text[1:]}", cell)
-    st.caption(
-        f"Click a cell to select its KV head on every page; selected: L{cell[0]} KV{cell[1]}. On the device a "
-        f"KV head has its "
-        "share of its layer's slots; what all share (span tables, a method's index, staging) counts in equal parts."
-    )
-
-
-def _map(reader: TraceReader, frame: pd.DataFrame, column: str, title: str, cell: tuple[int, int]) -> None:
-    values = memorydata.as_map(frame, column, reader.n_layers, reader.kv_heads)
-    if not np.isfinite(values).any():
-        st.info(f"{title}: not recorded in this run.")
-        return
-    key = f"memory_map_{column}_{session.revision()}_{cell[0]}_{cell[1]}"
-    chart(
-        figures.byte_map(values, title, cell, column),
-        frame,
-        f"{reader.uid}-bytes-by-kv-head",
-        key,
-        f"{title}, by layer and KV head",
-        on_select=lambda: cell_clicked(key, reader.q_heads // reader.kv_heads),
-    )
 
 
 def timeline_export(reader: TraceReader) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import streamlit as st
 
 from kvlens import methods
+from kvlens.app.ui.common import sentences
 from kvlens.app.ui.common.parts import about
 from kvlens.app.ui.common.widgets import plain
 from kvlens.app.ui.method import generic
@@ -30,7 +31,7 @@ def title(reader: TraceReader) -> None:
     entry = about(reader)
     if entry is None:
         st.subheader(plain(run_name(reader.meta)))
-        st.caption("This method is not among those listed here, so only what the trace says of it can be shown.")
+        st.caption(sentences.METHOD_NOT_LISTED)
         return
     st.subheader(plain(titled(str(entry["title"]), stand_in(str(reader.meta.method), reader.meta.config))))
     st.text(f"{str(entry['summary']).rstrip('.')}.")

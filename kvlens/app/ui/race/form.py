@@ -8,6 +8,7 @@ from typing import Any
 import streamlit as st
 
 from kvlens import methods
+from kvlens.app.ui.common import sentences
 from kvlens.app.ui.common.request import MethodChoice, Rivals
 from kvlens.app.ui.common.widgets import error
 from kvlens.methods.naming import preset_name
@@ -31,13 +32,13 @@ def rivals_form(catalogue: list[dict[str, Any]], choice: MethodChoice) -> tuple[
         max_selections=MOST - 1,
         placeholder="Other methods: all decode together on this prompt, each beside full KV",
         help="The prompt is read once. Every method is held to the same budget; one that keeps all KV on the device is "
-        "held to that share of the tokens it attends. Others than the one above run as they come.",
+        "held to that share of the tokens it attends. The other methods run with their default parameters.",
     )
     rivals = Rivals(tuple(picked), _variants(catalogue, choice, MOST - 1 - len(picked)))
     if not rivals.count or not methods.get(choice.method).keeps_all:
         return rivals, choice
     budget = st.text_input(
-        "Budget of the race",
+        sentences.RACE_BUDGET,
         f"{float(DEFAULT_SHARE):.0%}",
         key="form_budget",
         persist_state="session",

@@ -39,7 +39,7 @@ def facts(reader: TraceReader) -> None:
         f"self-checks passed {int(checks['passed'].sum())}/{len(checks)}" if len(checks) else "self-checks not recorded"
     )
     drawn = f"temperature {meta.temperature:g}, top-p {meta.top_p or 1:g}, " if meta.temperature else ""
-    reuse = " · prompt kept from an earlier run" if meta.prompt_kept else ""
+    reuse = " · prompt read before" if meta.prompt_kept else ""
     fed = "Fed, full KV's tokens" if meta.forced else "Generated"
     expected = f"Expected answer: {in_a_line(str(meta.answer))} · " if meta.answer else ""
     with st.container(key="facts"):
@@ -148,11 +148,11 @@ def _spans(reader: TraceReader, step: int, layer: int, head: int, label: str, se
     st.dataframe(shown, hide_index=True, width="stretch", column_config=columns, height=min(300, 38 + 35 * len(shown)))
     if reader.tells_moments():
         st.caption(
-            "The mass belongs to the first of the two states; what changed after the attention shows in the second."
+            "The mass is of the state while the span attended. *state after* shows a change after the attention."
         )
     else:
         st.caption(
-            "This trace tells a span's state at the end of the step only, which may not be the one it attended in."
+            "This trace holds a span's state at the end of a step only. The span may have attended in another state."
         )
     st.caption(mass_caption(listed.attrs["tail_mass"], selected, {int(span) for span in table["span"]}))
 
@@ -163,7 +163,7 @@ def mass_caption(tail: float, selected: int | None, listed: set[int]) -> str:
         text = "The mass of the spans that are not listed was not recorded."
     else:
         text = f"Spans that are not listed hold {tail:.4f} together, so the listed ones hold {1 - tail:.4f}."
-    text += " A mass that full attention did not list too is stored to about ±√mass/255."
+    text += " A mass that full attention did not list has a precision of about ±√mass/255."
     if selected is not None and selected not in listed:
         text += f" The selected span {selected} is not in this list."
     return text

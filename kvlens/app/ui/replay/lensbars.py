@@ -9,8 +9,8 @@ import streamlit as st
 from kvlens.app.ui.common.data import TraceReader
 from kvlens.app.ui.common.spantext import span_text, window_range
 from kvlens.app.ui.common.state import Selection
+from kvlens.holds import joined
 from kvlens.lens.lines import LEAST, MASSES, mass_name, ranges_in_words
-from kvlens.memory.ranges import joined
 from kvlens.player.lens import sampling
 from kvlens.player.payload import needle_tokens
 from kvlens.recording.metrics import REGRETS, head_label

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from kvlens.app.ui.common.data import TraceReader
+from kvlens.holds import joined
 from kvlens.lens.lines import inside, ranges_in_words, ranked
 from kvlens.lens.pieces import Piece
 from kvlens.lens.verdict import Verdict
-from kvlens.memory.ranges import joined
 from kvlens.player.payload import needle_tokens
 
 MOST = 5
@@ -58,7 +58,7 @@ def _of_most_effect(reader: TraceReader, step: int) -> dict[str, tuple[Piece, ..
         for line in lines[:MOST]
         for piece in (_pieces(tokens=line.tokens) or _pieces([line.span]))
     ]
-    return {f"the {len(lines[:MOST])} missed spans of most effect": tuple(pieces)} if len(lines) > 1 else {}
+    return {f"the first {len(lines[:MOST])} spans of the ranking": tuple(pieces)} if len(lines) > 1 else {}
 
 
 def _most_missed(reader: TraceReader, step: int, most: int = MOST) -> tuple[list[int], tuple[tuple[int, int], ...]]:

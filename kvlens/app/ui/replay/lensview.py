@@ -7,7 +7,7 @@ import pandas as pd
 import streamlit as st
 
 from kvlens import methods
-from kvlens.app.ui.common import comparing, data, lensdata, lensjobs, places
+from kvlens.app.ui.common import comparing, data, lensdata, lensjobs, places, sentences
 from kvlens.app.ui.common.data import TraceReader
 from kvlens.app.ui.common.spantext import span_text
 from kvlens.app.ui.common.state import Selection
@@ -18,8 +18,8 @@ from kvlens.app.ui.replay.tipping import tipping_point
 from kvlens.lens.knob import knob_in
 from kvlens.lens.lines import mass_name
 from kvlens.lens.severity import severity, unmissed_words
-from kvlens.lens.tries import try_of
-from kvlens.lens.verdict import Missed, Verdict, choices_in_words
+from kvlens.lens.trylist import try_of
+from kvlens.lens.verdict import Missed, Verdict, steps_in_words
 from kvlens.meta import RunMeta
 from kvlens.player.lens import diverged, sampling
 from kvlens.player.payload import needle_tokens
@@ -41,10 +41,10 @@ def banner(reader: TraceReader) -> None:
         attempt = attempt.beyond(repeated)
         if attempt.nothing and attempt.summary is None:
             return  # what it holds and drops is that run's own
-    asks = " it had been there" if attempt.holds else " it had not been there" if attempt.drops else ""
-    asks = " the one had been there, the other not" if attempt.mixed else asks
+    kind = "a hold" if attempt.holds else "a drop" if attempt.drops else "another setting"
+    kind = "a hold and a drop" if attempt.mixed else kind
     with st.container(border=True):
-        st.markdown(f"**What if{asks}:** {plain(attempt.words())}; everything else as in the run it repeats.")
+        st.markdown(f"**Repeat with {kind}:** {plain(attempt.words())}. All else equals the run it repeats.")
         tried.outcome(attempt, repeated)
         if parent:
             place = places.in_run(str(parent))
@@ -142,11 +142,9 @@ def _effects(reader: TraceReader, loss: Verdict) -> list[str]:
         for layer, head, span, effect in strongest[["layer", "kv_head", "span", "effect"]].itertuples(index=False)
     )
     steps, lead = reader.meta.effect_steps, effects["lead"].iloc[0]
-    leads = (
-        f"Full KV's tokens lead by {lead:.2f} together." if len(steps) > 1 else f"Full KV's token leads by {lead:.2f}."
-    )
+    leads = f"Under full KV the lead is {lead:.2f} logits."
     took = "" if reader.meta.effect_s is None else f" Found in {reader.meta.effect_s:.1f} s after the run."
-    return [f"**Effect on {choices_in_words(steps)}**, logits: {plain(f'{named}. {leads}{took}')}"]
+    return [f"**Effects**, logits, {steps_in_words(steps)}: {plain(f'{named}. {leads}{took}')}"]
 
 
 def _inside(reader: TraceReader, loss: Verdict) -> list[str]:
@@ -207,10 +205,7 @@ def _without_loss(reader: TraceReader, table: pd.DataFrame, busy: bool) -> None:
         st.markdown(f"**This run is full KV itself.** {references}")
     else:
         left_column, right = st.columns([3, 1], vertical_alignment="center")
-        left_column.markdown(
-            "**What this run lost against full KV was not recorded.** It can be repeated on full KV's tokens "
-            "and compared at every step."
-        )
+        left_column.markdown(sentences.LOSS_NOT_RECORDED)
         with right:
             _compare(reader, table, busy, "Compare with full KV")
 
@@ -223,10 +218,9 @@ def _contexts(reader: TraceReader, table: pd.DataFrame, busy: bool) -> None:
             st.caption("Forced: this run was fed full KV's tokens, so its contexts are full KV's at every step.")
         return
     st.caption(
-        f"From step {last + 1} on contexts differ: this run went on with its own token, so later steps are not "
-        f"compared."
+        f"Steps from {last + 1} on are not compared: this run continued with its own token, so its context differs."
     )
-    _compare(reader, table, busy, "Compare all steps with full KV")
+    _compare(reader, table, busy, sentences.COMPARE_ALL_STEPS)
 
 
 def _compare(reader: TraceReader, table: pd.DataFrame, busy: bool, label: str) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import streamlit as st
 
 from kvlens import methods
-from kvlens.app.ui.common import data, lensjobs, session
+from kvlens.app.ui.common import data, lensjobs, sentences, session
 from kvlens.app.ui.common.data import TraceReader
 from kvlens.app.ui.common.request import TryChoice
 from kvlens.app.ui.common.state import Selection
@@ -49,7 +49,7 @@ def form(reader: TraceReader, selection: Selection, verdict: Verdict | None, bus
             nothing = not choice.pieces and not choice.drops and not choice.changed
             label, means = _label(choice, current_draft, knob), _means(choice, current_draft, knob)
             if nothing and verdict is None and not hangs:
-                label, means = "Run the list", "List first what is to be held or dropped."
+                label, means = "Run the list", "Add a span to the list first."
             icon = ":material/push_pin:" if choice.pieces or not choice.drops else ":material/visibility_off:"
             why_not = refusal(reader, current_draft.pieces, current_draft.drops, step)
             off = busy or nothing or bool(why_not)
@@ -90,9 +90,9 @@ def _offered(
     missed = None if verdict is None else verdict.missed
     span = selection.span if selection.span is not None else (missed.span if missed is not None else None)
     choices: dict[str, Pieces] = {} if span is None and verdict is not None else choices_of(reader, span, verdict)
-    asks = "Had it not been there?" if hangs else "What if it had been there?"
+    asks = "Drop a span" if hangs else "Hold a span"
     if verdict is None and not hangs:
-        asks = "What if it had, or had not, been there?"
+        asks = "Hold or drop a span"
     first_step = 0 if verdict is None else verdict.step
     if not choices:
         st.markdown(f"**{asks}** Click a token of a span to choose it.")
@@ -116,10 +116,11 @@ def _offered(
     if not choices:
         return (), int(start)
     key = f"hold_what_{reader.uid}_{span}"
-    asks += " Drop" if hangs else " Hold" if verdict is not None else ""
     choice = first_column.selectbox(asks, list(choices), key=key, persist_state="session")
     if any(piece.layer is not None for piece in choices[str(choice)]):
-        second.selectbox("for", ["its KV head"], disabled=True, help="Each for the KV head that missed it.")
+        second.selectbox(
+            "for", ["its KV head"], disabled=True, help="Each span is held for the KV head that missed it."
+        )
         return choices[str(choice)], int(start)
     where = second.selectbox("for", list(places), key=f"hold_for_{reader.uid}_{layer}_{head}", persist_state="session")
     at_layer, at_head = places[str(where)]
@@ -179,27 +180,25 @@ def _listing(current_draft: Draft, offered: Pieces) -> None:
             args=(next_draft,),
             help=f"The list has room for {draft.MOST} pieces."
             if full
-            else f"Click spans in the text or the map and list them: all that is listed is {HELD[verb]} together.",
+            else f"Adds this span to the list. One repeat then has all listed spans {HELD[verb]}.",
         )
 
 
 def _searches(busy: bool, choice: TryChoice, offered: bool) -> str:
     """'heads' or 'bytes' where such a search is asked for."""
     off = busy or bool(choice.drops)
-    why = "A search looks for what to hold: take what is to be dropped off the list first." if choice.drops else None
+    why = "The search works on holds only. Remove the drops first." if choice.drops else None
     with st.popover("Find the least", icon=":material/search:", disabled=off, key=f"least_{off}", help=why):
         heads = st.button(
-            "Find the smallest set of heads",
+            sentences.SMALLEST_SET,
             disabled=not (offered or choice.pieces),
             width="stretch",
-            help="Of what is to be held: repeats the run again and again with it held for some heads, until none "
-            "can be left out.",
+            help="Repeats the run with the hold for fewer and fewer KV heads, until no head can be left out.",
         )
         least = st.button(
             "Restore with the fewest bytes",
             width="stretch",
-            help="Chooses by itself: spans for single KV heads, those missed most first; then leaves out what is not "
-            "needed.",
+            help="Holds the first spans of the ranking, each for one KV head, then removes those that are not needed.",
         )
     return "heads" if heads else "bytes" if least else ""
 
@@ -234,7 +233,7 @@ def _chips(current_draft: Draft) -> None:
                     key=f"chip_{verb}_{piece}",
                     on_click=draft.change,
                     args=(current_draft.toggled((piece,), verb),),
-                    help="Take it off the list",
+                    help="Remove from the list",
                 )
         if current_draft.listed > 1:
             none = replace(current_draft, pieces=(), drops=())

@@ -47,8 +47,8 @@ def marks(loss: Verdict, how: Severity, tried: Counterfactual | None) -> list[di
 
     severity_sentence = f": {how.sentence()}" if how.sentence() else ""
     missed = loss.missed
-    missed_sentence = "Which part of the text was missed is said here, where it was recorded."
-    why = "Where the method had put that part of the text, and why the step could not read it, is said here."
+    missed_sentence = "This line names the missed span, if it was recorded."
+    why = "This line names the reason: where the span was, and why the step could not read it."
     if missed is not None:
         who = "By this run's own query full attention puts" if missed.reference is None else "Full KV puts"
         missed_sentence = (
@@ -59,10 +59,10 @@ def marks(loss: Verdict, how: Severity, tried: Counterfactual | None) -> list[di
         elif hatched(missed):
             missed_sentence += " The cache map shows it hatched red: only its summary was read."
         why = f"The record says so: {missed.reason.says}."
-    back = "The outcome comes here: the answer before and after, and what holding it would have cost."
+    back = "The outcome appears here: the answer before and after, and the bytes of the hold."
     if tried is not None:
         back = (
-            f"It has been done: without, the run said {_line(tried.answer_before)}; with what stands here held it says "
+            f"A repeat has tried it: without the hold the run said {_line(tried.answer_before)}, with the hold it says "
             f"{_line(tried.answer_after)}. {'Expected' if tried.answer_known else 'Full KV'}: {_line(tried.expected)}."
         )
     return [
@@ -72,7 +72,7 @@ def marks(loss: Verdict, how: Severity, tried: Counterfactual | None) -> list[di
             f"Before step {loss.step} both say the same. Here full KV says {loss.expected!r} and this run "
             f"{loss.got!r}{severity_sentence}.",
         ),
-        line("Missed most", "Wanted this", missed_sentence),
+        line("Missed most", "The missed span", missed_sentence),
         line("Why it was", "Why it was missed", why),
         part(
             "#map",

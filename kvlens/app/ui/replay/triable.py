@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvlens.app.ui.common.data import TraceReader
+from kvlens.holds import apart
 from kvlens.lens.asked import Asked, drops_for, holds_for
 from kvlens.lens.pieces import Piece
-from kvlens.memory.holds import apart
 from kvlens.rows import SpanRow
 
 

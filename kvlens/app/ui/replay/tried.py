@@ -17,6 +17,7 @@ from kvlens.app.ui.common.state import Selection
 from kvlens.app.ui.common.widgets import error, plain
 from kvlens.app.ui.replay import draft
 from kvlens.app.ui.replay.draft import Draft
+from kvlens.app.ui.replay.trydetails import line, made_of, more_bytes, nats_text
 from kvlens.lens.found import found_words
 from kvlens.lens.knob import knob_in
 from kvlens.lens.tries import Try
@@ -63,7 +64,7 @@ def in_a_line(trials: list[Try], repeated: RunMeta) -> None:
     parts = [
         shown.brief(),
         f"{label[0].lower()}{label[1:]}: {value}",
-        f"KL {_nats(summary.kl_before)} → {_nats(summary.kl_after)} nats",
+        f"KL {nats_text(summary.kl_before)} → {nats_text(summary.kl_after)} nats",
     ]
     if shown.holds and not shown.mixed and (more := shown.more_bytes(repeated.budget_bytes)) is not None:
         parts.append(si_bytes(more))
@@ -147,7 +148,7 @@ def _row(trial: Try, shown: bool, budget: int | None) -> dict[str, Any]:
     return {
         "": "●" if shown else "",
         "tried": visible(trial.brief()) + (" (found by a search)" if summary.search is not None else ""),
-        "answer": _line(summary.answer_after),
+        "answer": line(summary.answer_after),
         "restored, or stands": trial.outcome(),
         "KL before (nats)": summary.kl_before,
         "KL after (nats)": summary.kl_after,
@@ -161,19 +162,21 @@ def outcome(trial: Try, repeated: RunMeta | None) -> None:
     that was tried on; None where it cannot be read."""
     summary = trial.summary
     if summary is None:
-        st.caption("This repeat did not come to an end, so nothing is known of its outcome.")
+        st.caption("This repeat did not finish, so its outcome is not known.")
         return
     answer, numbers = st.columns([5, 6], gap="large")
     how = "with it held" if trial.holds else f"at {visible(trial.otherwise())}"
     if trial.drops:
-        how = "without it" if not trial.mixed else "with what is held and without what is dropped"
+        how = "without it" if not trial.mixed else "with the hold and without the dropped span"
     answer.text(
-        f"Answer before: {_line(summary.answer_before)}\nAnswer {how}: {_line(summary.answer_after)}\n"
-        f"{'Expected' if summary.answer_known else 'Full KV'}: {_line(summary.expected)}"
+        f"Answer before: {line(summary.answer_before)}\nAnswer {how}: {line(summary.answer_after)}\n"
+        f"{'Expected' if summary.answer_known else 'Full KV'}: {line(summary.expected)}"
     )
     step = summary.step
     cost = (
-        ("It would have cost", si_bytes(_more(trial, repeated))) if trial.holds else ("Budget", si_bytes(trial.budget))
+        ("It would have cost", si_bytes(more_bytes(trial, repeated)))
+        if trial.holds
+        else ("Budget", si_bytes(trial.budget))
     )
     if summary.lifted_tokens and not summary.held_tokens and not trial.changed:
         cost = ("Drop lifted", si_bytes(0))
@@ -185,7 +188,7 @@ def outcome(trial: Try, repeated: RunMeta | None) -> None:
         _came(trial, summary),
         (
             f"KL at step {step}, nats" if step is not None else "KL",
-            f"{_nats(summary.kl_before)} → {_nats(summary.kl_after)}",
+            f"{nats_text(summary.kl_before)} → {nats_text(summary.kl_after)}",
         ),
         cost,
     )
@@ -203,9 +206,9 @@ def _came(trial: Try, counterfactual: Counterfactual) -> tuple[str, str]:
     """What came of it, as a figure with its label."""
     words = trial.outcome()
     if not counterfactual.answer_known:
-        return "Beside full KV", words.replace(" full KV", "")
+        return "Compared with full KV", words.replace(" full KV", "")
     if trial.mixed:
-        return "With one, without the other", words.removeprefix("it is ").split(" with ")[0]
+        return "With the hold, without the drop", words.removeprefix("it is ").split(" with ")[0]
     return "The answer" if trial.drops else "Answer restored", words.removeprefix("it ")
 
 
@@ -219,59 +222,3 @@ def _every_set(trial: Try, search: Search) -> None:
         f"fewest_{trial.uid}",
         "Held bytes and KL of every set that the search held",
     )
-
-
-def _more(trial: Try, repeated: RunMeta | None) -> int | None:
-    """Device bytes beyond the run that was tried on; None where they are not known."""
-    if repeated is not None:
-        return trial.more_bytes(repeated.budget_bytes)
-    return None if trial.summary is None or "budget" in trial.changed else trial.summary.held_bytes
-
-
-def made_of(trial: Try, repeated: RunMeta | None) -> str:
-    """What the bytes are made of, and a share of."""
-    summary = trial.summary
-    if summary is None or (held := summary.held_bytes) is None:
-        return "Its bytes were not recorded."
-    if trial.drops and not trial.holds and not trial.changed:
-        heads = (
-            f"{len(trial.heads)} of {trial.all_heads} KV heads"
-            if len(trial.heads) < trial.all_heads
-            else "all KV heads"
-        )
-        return f"not attended by {heads} · they stay where they lie, no byte is freed"
-    if not trial.holds:
-        return (
-            "" if not (trial.full_kv_bytes and trial.budget) else f"{trial.budget / trial.full_kv_bytes:.1%} of full KV"
-        )
-    parts = [f"{counted(summary.lifted_tokens, 'token')} attended again, 0 B"] if summary.lifted_tokens else []
-    if summary.held_tokens or not parts:
-        heads_held = len({head for hold in trial.holds for head in hold.heads})
-        parts.append(
-            f"{summary.held_tokens} tokens in {counted(heads_held, 'KV head')}, keys and values without tables"
-        )
-        if repeated is not None and data.keeps_all(str(repeated.method)):
-            parts.append("a copy: the method keeps them on the device itself, and reading them takes no room")
-    parts += [f"{counted(summary.dropped_tokens or 0, 'token')} dropped"] if trial.drops else []
-    if "budget" in trial.changed:
-        parts.append(f"{si_bytes(held)} held")
-        if repeated is None:
-            return " · ".join([*parts, "by how much the budget was changed is not known"])
-        raised = trial.raised_bytes(repeated.budget_bytes)
-        parts.append(f"{si_bytes(abs(raised))} {'less' if raised < 0 else 'more'} of budget")
-    more, budget = _more(trial, repeated), trial.budget_bytes if repeated is None else repeated.budget_bytes
-    if more is not None and trial.full_kv_bytes:
-        parts.append(f"{more / trial.full_kv_bytes:.2%} of full KV")
-    if more is not None and budget:
-        parts.append(f"{more / budget:.1%} on top of the budget")
-    return " · ".join(parts)
-
-
-def _line(text: object) -> str:
-    return "not recorded" if text is None else " ".join(visible(text).split()) or "nothing"
-
-
-def _nats(value: float | None) -> str:
-    if value is None:
-        return "not recorded"
-    return "< 0.001" if 0 < value < 0.001 else f"{value:.3g}"

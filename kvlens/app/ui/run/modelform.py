@@ -17,7 +17,10 @@ _CHAT = {
     "on": "on: the model's chat form",
     "off": "off: the text as it is",
 }
-_QUESTION = {"in": "in: read and placed with the context", "after": "after: fed once the context was placed"}
+_QUESTION = {
+    "in": "in: part of the prompt that the method sees first",
+    "after": "after: follows when the method has placed the context",
+}
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import streamlit as st
 
 from kvlens import tasks
+from kvlens.app.ui.common import sentences
 from kvlens.app.ui.common.request import PromptChoice
 from kvlens.app.ui.common.sample import SAMPLE, generate
 from kvlens.app.ui.common.tokens import counting
@@ -36,7 +37,7 @@ def prompt_for(choice: ModelChoice) -> PromptChoice | None:
         return None
     prompt = prompt_form(encoding, choice.model == DEMO)
     if prompt is not None and choice.question == "after" and prompt.prompt.question is None:
-        error("This prompt does not say where its question begins: write the question below the text, or choose 'in'.")
+        error(sentences.NO_QUESTION_START)
         return None
     if stand_in is not None:
         st.caption(plain(f"{stand_in} Until then the toy's tokens count the length."))
@@ -146,7 +147,7 @@ def _expected(prompt: PromptText) -> PromptText:
         ),
     )
     if (words := answer.strip()) and not passage.strip() and words.casefold() not in prompt.text.casefold():
-        st.caption("The expected answer does not stand in the text, so a right output has to be worked out from it.")
+        st.caption(sentences.ANSWER_NOT_IN_TEXT)
     return expecting(prompt, answer, passage)
 
 

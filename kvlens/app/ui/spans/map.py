@@ -15,7 +15,7 @@ import streamlit as st
 
 from kvlens.app.data.spanmap import LEAST_SPANS, MIN_DIST, SEED, settings
 from kvlens.app.figures.projection import pca, projection_figure
-from kvlens.app.ui.common import data, widgets
+from kvlens.app.ui.common import data, sentences, widgets
 from kvlens.app.ui.common.chart import chart
 from kvlens.app.ui.common.data import TraceReader
 from kvlens.app.ui.common.jobs import Job, JobManager
@@ -93,7 +93,7 @@ def key_map(reader: TraceReader, view: View) -> dict[str, str]:
     kv_head = head // (reader.q_heads // reader.kv_heads)
     span_keys = reader.span_keys(layer, kv_head)
     if span_keys is None:
-        st.info("The keys of this run's spans were not recorded, so there is nothing to lay out.")
+        st.info(sentences.NO_SPAN_KEYS)
         return {}
     spans, keys, form = span_keys
     few = len(spans) < LEAST_SPANS
@@ -197,7 +197,7 @@ def _meaning(form: str, name: str, spans: int, few: bool, drawn: int, neighbors:
     if few:
         text += f"{spans} spans are too few for UMAP (at least {LEAST_SPANS}), so there is PCA alone. "
     text += (
-        "Distances in PCA are distances of keys as far as two components show them, and not attention. "
+        f"{sentences.PCA_DISTANCES} "
         if name == "PCA"
         else (
             f"Distances in UMAP are not attention, nor distances of keys: it keeps who the {neighbors} nearest "

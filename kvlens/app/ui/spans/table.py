@@ -6,7 +6,7 @@ import pandas as pd
 import streamlit as st
 
 from kvlens.app.figures.spanlengths import length_histogram
-from kvlens.app.ui.common import session
+from kvlens.app.ui.common import sentences, session
 from kvlens.app.ui.common.chart import chart, menu
 from kvlens.app.ui.common.data import TraceReader
 from kvlens.app.ui.spans.data import View
@@ -77,9 +77,7 @@ def table(reader: TraceReader, view: View) -> None:
         "span_rows",
         image=False,
     )
-    full = (
-        "" if spans["reference"].notna().any() else " Full KV's own mass was not recorded for this head at this step."
-    )
+    full = "" if spans["reference"].notna().any() else sentences.NO_REFERENCE_MASS
     st.caption(
         f"● selected, ★ holds tokens of the needle. Masses are {label}'s at this step; None: the head did not list the "
         f"span among its strongest, or nothing was recorded.{full} Bytes are those of the head's KV head, – "

@@ -8,7 +8,8 @@ import numpy as np
 import pandas as pd
 import streamlit as st
 
-from kvlens.app.figures.spans import Curve, Lane, surprisal_figure
+from kvlens.app.figures.spanlanes import Curve, Lane
+from kvlens.app.figures.spans import surprisal_figure
 from kvlens.app.ui.common import data, session
 from kvlens.app.ui.common.chart import chart
 from kvlens.app.ui.common.clicks import clicked

@@ -25,7 +25,9 @@ def controls(results: Results, running: bool) -> None:
         if results.ended < results.planned and st.button("Go on", key="study_resume", icon=":material/play_arrow:"):
             _submit(resume_command(info.id, runs_dir), title)
         with st.popover("Extend", icon=":material/add:", key=f"study_extend_{info.id}"):
-            budgets = st.text_input("More budgets", key="study_more_budgets", help="Shares of full KV, with commas.")
+            budgets = st.text_input(
+                "More budgets", key="study_more_budgets", help="Shares of full KV, separated by commas."
+            )
             values = {
                 f"{method}.{name}": st.text_input(plain(f"More values of {method}.{name}"), key=f"more_{method}.{name}")
                 for method, grid in info.plan.values.items()

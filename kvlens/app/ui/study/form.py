@@ -40,7 +40,7 @@ def study_form() -> str | None:
         st.subheader("Prompts")
         names = _prompt_names(str(model))
     if not names or not choice.methods:
-        st.caption("Give prompts and at least one method; full KV runs beside them always.")
+        st.caption("Add prompts and at least one method. Full KV always runs too.")
         return None
     try:
         arms = choice.plan().arms()
@@ -108,7 +108,9 @@ def _choice(model: str) -> StudyChoice:
         key="study_methods",
         format_func=lambda name: titles.get(name, name),
     )
-    budgets = st.text_input("Budgets", "10%, 20%, 40%", key="study_budgets", help="Shares of full KV, with commas.")
+    budgets = st.text_input(
+        "Budgets", "10%, 20%, 40%", key="study_budgets", help="Shares of full KV, separated by commas."
+    )
     values, method_names = _values(names, method_names)
     left_column, right_column = st.columns(2)
     questions = left_column.multiselect("Question", ["in", "after"], default=["in"], key="study_questions")

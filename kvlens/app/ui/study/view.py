@@ -22,6 +22,7 @@ from kvlens.studies.paired import compare, sentence_of
 from kvlens.studies.table import Results
 
 POLL_S = 2.0
+QUESTIONS = {"in": "question read with the context", "after": "question fed after the context"}
 _COLUMNS = {
     "label": "arm",
     "n": "n",
@@ -73,7 +74,7 @@ def _heading(results: Results) -> None:
         (
             short_model(plan.shared.model),
             f"{len(results.prompts)} prompts",
-            f"question {' and '.join(plan.questions)}",
+            " and ".join(QUESTIONS[question] for question in plan.questions),
             f"{plan.shared.dtype} KV",
             f"at most {plan.shared.max_new} new tokens",
         )
@@ -109,8 +110,9 @@ def _matrix(results: Results, group: str | None) -> None:
     names = [name for name in _COLUMNS if name in shown and shown[name].notna().any()]
     st.dataframe(shown[names], hide_index=True, column_config={name: _column(name) for name in names}, placeholder="—")
     st.caption(
-        "n: prompts whose answer is judged. Means over trials. Resident: the peak, room kept free for tokens included. "
-        "Time per step is in the download: on a shared machine it is not a figure of the method alone."
+        "An arm is one configuration: method, parameters, budget, place of the question, seed. n: prompts whose answer "
+        "is judged. Other columns are means over trials. resident: the peak on the device. read: what a step reads. "
+        "Both are shares of full KV. A refused arm needs more than its budget. Times per step are in the download."
     )
     with st.container(horizontal=True):
         download(results.frame(), f"kvlens-study-{results.info.id}")
@@ -184,7 +186,7 @@ def _trials(results: Results, group: str | None) -> None:
         height=280,
         placeholder="—",
     )
-    st.caption("Click a row's box to open its Replay.")
+    st.caption("Click the box of a row. A link then opens the Replay of that trial.")
     if (rows_chosen := event["selection"]["rows"]) and rows_chosen[0] < len(frame):
         row = frame.iloc[rows_chosen[0]]
         _replay_link(f"Replay of {row['prompt']} under {row['label']}", row["uid"])

@@ -9,8 +9,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from kvlens.lab.claims import Claim, Setting, Test, setting_of
+from kvlens.lab.claims.family import tested_level
 from kvlens.lab.claims.methods.chess_pages import Ranked, first_selection, rank_asked, rank_by_parts, watching
 from kvlens.lab.claims.plan import FEWEST
+from kvlens.lab.results.power import trials_between
 from kvlens.methods.statements import Statement, arm
 from kvlens.models.find import DEMO
 from kvlens.statistics import binomial_above, binomial_below, mean_interval, wilson
@@ -25,6 +27,12 @@ FIRST_SEED = 6_500_000
 KEEP = (0.1, 0.2, 0.4)
 """shares of attended tokens"""
 RATE_AT = "20%"
+CONTEXT, FED = 896, 256
+"""tokens of a passage that are read, and fed: some 31 pages, about three reconstructions at the paper's frequency"""
+RATE_PASSAGES = 19
+"""all that the text at hand has without common text"""
+MEASURED = 2
+"""claims of the paper that no arms state"""
 EVERY = (5, 20)
 """pages: about every 10"""
 
@@ -35,7 +43,7 @@ STATEMENTS = (
         arm("chess", "20%", trigger="dynamic"),
         (arm("chess", "20%", trigger="fixed"),),
         figure="kl",
-        text=(896, 128),
+        text=(CONTEXT, FED),
     ),
     Statement(
         "CHESS App. C, Fig. 9",
@@ -59,11 +67,12 @@ def claims(engine: Engine, prompts: int, report: Callable[[str], None]) -> list[
     setting = setting_of(engine.loaded.name)
     judged = [rank(setting, *measure_ranks(engine, setting, prompts, report))]
     if engine.loaded.name != DEMO:
-        judged.insert(0, rate(*count_uncertain(engine, prompts, report), prompts, engine.loaded.name))
+        passages = RATE_PASSAGES if prompts >= FEWEST else prompts
+        judged.insert(0, rate(*count_uncertain(engine, passages, report), passages, engine.loaded.name))
     return judged
 
 
-def count_uncertain(engine: Engine, prompts: int, report: Callable[[str], None]) -> tuple[int, int]:
+def count_uncertain(engine: Engine, passages: int, report: Callable[[str], None]) -> tuple[int, int]:
     """Return (pages that were uncertain, pages whose tokens were all fed) on passages of real text."""
     from kvlens.engine.engine import Options
     from kvlens.lab.bench.passages import apart, passage
@@ -72,8 +81,8 @@ def count_uncertain(engine: Engine, prompts: int, report: Callable[[str], None])
 
     loaded, uncertain, complete = engine.loaded, 0, 0
     preset, overrides, _ = settings(Chess, loaded.name, RATE_AT)
-    for index in apart(FIRST_SEED, prompts, 1024):
-        context, fed = passage(FIRST_SEED + index, 896, 128, loaded.tokenizer, loaded.max_positions)
+    for index in apart(FIRST_SEED, passages, CONTEXT + FED):
+        context, fed = passage(FIRST_SEED + index, CONTEXT, FED, loaded.tokenizer, loaded.max_positions)
         options, notes = Options(max_new=len(fed), forced=fed), list[tuple[str, float]]()
         params = chosen(engine, context, Chess, {"preset": preset, "overrides": overrides}, None, options).params
         engine.run(context, watching(partial(_note, notes)), params, None, options)
@@ -87,22 +96,25 @@ def _note(notes: list[tuple[str, float]], name: str, values: torch.Tensor) -> No
     notes.append((name, float(values.ravel()[0])))
 
 
-def rate(uncertain: int, complete: int, prompts: int, model: str) -> Claim:
+def rate(uncertain: int, complete: int, passages: int, model: str) -> Claim:
     """Judge how often dynamic reconstruction comes, by exact binomial tests of the share of pages."""
     (low, high), (often, rarely) = wilson(uncertain / complete, complete), (1 / EVERY[0], 1 / EVERY[1])
     reason = f"The interval does not lie between every {EVERY[0]} and every {EVERY[1]} pages."
     above, below = (binomial_above(uncertain, complete, bound) for bound in (rarely, often))
     under = binomial_below(uncertain, complete, rarely), binomial_below(uncertain, complete, often)
     inside, outside = max(above, under[1]), min(1.0, 2 * min(under[0], below))
+    share, level = uncertain / complete, tested_level(len(STATEMENTS) + MEASURED)
+    needed = trials_between(rarely, often, share, level) if rarely < share < often else None
     return Claim(
         "chess",
         "CHESS App. C",
         "Dynamic reconstruction comes about every 10 pages.",
         f"{uncertain} of {complete} pages trigger, {uncertain / complete:.1%} ({low:.1%} to {high:.1%}, 95 %); "
-        f"{model}, {prompts} passages of 896 tokens, the next 128 fed, {RATE_AT} attended, preset of the model.",
+        f"{model}, {passages} passages of {CONTEXT} tokens, the next {FED} fed, {RATE_AT} attended, "
+        "preset of the model.",
         None,
         figures={"uncertain": uncertain, "pages": complete},
-        test=Test(complete, inside, outside, None, reason, reason),
+        test=Test(complete, inside, outside, needed, reason, reason),
     )
 
 
@@ -110,7 +122,7 @@ def measure_ranks(
     engine: Engine, setting: Setting, prompts: int, report: Callable[[str], None]
 ) -> tuple[dict[float, list[Ranked]], tuple[list[Ranked], list[Ranked]]]:
     """Return how the asked pages rank at the first selection, by share attended, and by each part of the score."""
-    from kvlens.lab.bench.trials import Prompts
+    from kvlens.lab.bench.trialprompts import Prompts
 
     make, ranks = Prompts(engine, FIRST_SEED), {keep: list[Ranked]() for keep in KEEP}
     parts = list[Ranked](), list[Ranked]()

@@ -123,7 +123,7 @@ def mask_heads(
     the largest number only."""
     from kvlens import tasks
     from kvlens.engine.engine import Options
-    from kvlens.lab.bench.trials import Prompts
+    from kvlens.lab.bench.trialprompts import Prompts
     from kvlens.lab.calibrate.projection import heads_off
     from kvlens.methods.full import FullKV
 

@@ -101,7 +101,7 @@ class Cosines:
 def claims(engine: Engine, prompts: int, report: Callable[[str], None]) -> list[Claim]:
     """Check what the queries of full KV show in its own answers to prompts of each task."""
     from kvlens.engine.engine import Options
-    from kvlens.lab.bench.trials import Prompts
+    from kvlens.lab.bench.trialprompts import Prompts
     from kvlens.methods.full import FullKV
 
     setting, make, cosines = setting_of(engine.loaded.name), Prompts(engine, FIRST_SEED), list[np.ndarray]()

@@ -50,7 +50,8 @@ class Watch:
 def watch(engine: Engine, prompts: int, report: Callable[[str], None]) -> dict[str, list[Watch]]:
     """Return one sink per prompt of the model's first task, by budget."""
     from kvlens.engine.engine import Options
-    from kvlens.lab.bench.trials import NEW_TOKENS, Prompts
+    from kvlens.lab.bench.trialprompts import Prompts
+    from kvlens.lab.bench.trials import NEW_TOKENS
     from kvlens.memory.budget import Budget
     from kvlens.methods import get, make_parameters
     from kvlens.runs.request import default_preset

@@ -59,7 +59,7 @@ class Extremes:
 def claims(engine: Engine, prompts: int, report: Callable[[str], None]) -> list[Claim]:
     """Weigh the extremes on prompts of each task, with the paper's parameters."""
     from kvlens.engine.engine import Options
-    from kvlens.lab.bench.trials import Prompts
+    from kvlens.lab.bench.trialprompts import Prompts
     from kvlens.methods import get, make_parameters
 
     setting, make, method = setting_of(engine.loaded.name), Prompts(engine, FIRST_SEED), get("sentkv")

@@ -1,7 +1,7 @@
 """k4: moving pages between host memory and slots, with the change of layout on the way.
 
 A unit is the keys and values of one (page, KV head). In host memory it is one stretch of the pool [pages, H_kv, 2, P,
-D] (HND: docs/kernels.md, Sources), and a unit's number is page * H_kv + head. On the device a page lies in a slot,
+D] (HND: evidence/kernels.md, Sources), and a unit's number is page * H_kv + head. On the device a page lies in a slot,
 token-major or head-major: whatever the strides of the tensors say. Numbers are moved as they are, bit for bit.
 
 On CUDA the pool is pinned host memory that the kernel reads and writes in place: no call per unit, no list on the host,

@@ -15,10 +15,10 @@ from kvlens.kernels.attend import attention_weights, decode_attention
 from kvlens.kernels.choice import Backend
 from kvlens.kernels.pool_attend import Live, attend_slots, live_pages, live_prefix, page_of
 from kvlens.kernels.slot_tables import SlotReads, slot_bias, slot_tables_triton
-from kvlens.memory.hot_tier import Slots
 from kvlens.memory.memory import Memory
 from kvlens.memory.placement import Selection
 from kvlens.memory.reads import slot_reads
+from kvlens.memory.slots import Slots
 
 
 class SlotAttention:
@@ -30,7 +30,7 @@ class SlotAttention:
         smallest = min(pool.zones.slots for pool in memory.hot.pools)
         self.page = 1 if weights else page_of(smallest)  # 1: instruments ask for the mass of every slot
         self._prefix = [
-            not set_between_steps and pool.live_prefix(memory.window_start) is not None for pool in memory.hot.pools
+            not set_between_steps and pool.live_prefix(memory.hot.oldest) is not None for pool in memory.hot.pools
         ]
         self._in_bag = [torch.zeros((), dtype=torch.long, device=memory.device) for _ in memory.hot.pools]
         """tokens in each pool's bag, the step's own included"""

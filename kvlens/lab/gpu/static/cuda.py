@@ -1,5 +1,5 @@
 """All that a static step does on CUDA and nowhere else: pinned memory, the kernel that reads it, a stream for what is
-needed later, capture. Small, and apart, since none of it runs without a GPU (docs/static-step.md says what has been
+needed later, capture. Small, and apart, since none of it runs without a GPU (evidence/static-step.md says what has been
 run)."""
 
 from __future__ import annotations

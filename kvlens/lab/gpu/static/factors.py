@@ -1,4 +1,4 @@
-"""Spans that lie in host memory as gated low-rank factors, reconstructed inside a static step (eq. 8: docs/kernels.md).
+"""Spans that lie in host memory as gated low-rank factors, reconstructed inside a static step (eq. 8).
 
 Units keep the form that kernels/lowrank.py gives them, ranks and all; a table on the device says where each begins.
 What a step misses is found in that table, so shapes depend on the longest span and the largest rank only. On CUDA three

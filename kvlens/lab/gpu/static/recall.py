@@ -11,9 +11,9 @@ from kvlens.lab.gpu.kernels.zone_plan import zone_plan_triton
 from kvlens.lab.gpu.static import cuda
 from kvlens.lab.gpu.static.factors import FactorRows
 from kvlens.memory.cold_tier import Pools
-from kvlens.memory.hot_tier import FREE, ROLE
 from kvlens.memory.memory import Memory
 from kvlens.memory.placement import Selection
+from kvlens.memory.slots import FREE, ROLE
 from kvlens.methods.answers import FactorForm
 from kvlens.rows import SpanRow
 
@@ -57,10 +57,10 @@ class StaticRecall:
         if not self.tables and not cold.bytes:
             return None
         raw = [row.tok_start for row in memory.spans.rows if form is None and row.state in COLD]
-        cold.reserve(min(raw, default=memory.window_start), host)
+        cold.reserve(min(raw, default=memory.hot.oldest), host)
         if form is None or not self.tables:
             return None
-        cold.reserve_packed(0, memory.window_start, host)
+        cold.reserve_packed(0, memory.hot.oldest, host)
         return FactorRows(memory, form)
 
     def _rounds(self, cells: int) -> int:

@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 import torch
 
-from kvlens.memory.hot_tier import FREE, ROLE, Slots
+from kvlens.memory.slots import FREE, ROLE, Slots
 from kvlens.shape import KVShape
 
 Record = Literal["heads", "spans"]

@@ -22,8 +22,9 @@ from kvlens.lab.gpu.static.attend import SlotAttention
 from kvlens.lab.gpu.static.recall import StaticRecall
 from kvlens.lab.gpu.static.ring import Record, Ring
 from kvlens.memory.cold_tier import Pools
-from kvlens.memory.hot_tier import ROLE, Pool
+from kvlens.memory.hot_tier import Pool
 from kvlens.memory.placement import Selection
+from kvlens.memory.slots import ROLE
 from kvlens.memory.span_table import WINDOW
 from kvlens.methods.given import StepEnd
 

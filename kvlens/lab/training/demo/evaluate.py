@@ -1,4 +1,4 @@
-"""Measure the demo model and write the tables of docs/demo-model.md.
+"""Measure the demo model and write the tables of docs/evidence/demo-model.md.
 
 `python -m kvlens.lab.training.demo.evaluate` replaces what stands between the two marks of that file. All values of
 the prompts are drawn afresh from the seed.
@@ -132,7 +132,7 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description="Measure the demo model.")
     parser.add_argument("--model", type=Path, default=demo_path())
-    parser.add_argument("--doc", type=Path, help="markdown file with the two marks, for example docs/demo-model.md")
+    parser.add_argument("--doc", type=Path, help="markdown file with the two marks, for example evidence/demo-model.md")
     parser.add_argument("--scale", type=float, default=1.0, help="share of the full numbers of trials")
     arguments = parser.parse_args()
     torch.set_num_threads(1)

@@ -107,7 +107,7 @@ export class LaneView {
       el.numbers.textContent = "";
       return;
     }
-    const kl = frame.kl !== null ? `KL ${frame.kl.toPrecision(3)} nats \u00b7 ` : lost ? "parted, no KL \u00b7 " : "";
+    const kl = frame.kl !== null ? `KL ${frame.kl.toPrecision(3)} nats \u00b7 ` : lost ? "lost, KL not recorded \u00b7 " : "";
     el.numbers.textContent = `${kl}${formatBytes(frame.resident)} on the device (${Math.round((100 * frame.resident) / race.full_kv_bytes)} %)`
       + ` \u00b7 ${formatBytes(frame.moved)} moved, ${formatBytes(lane.moved[shown - 1])} in all`;
   }

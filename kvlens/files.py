@@ -1,0 +1,109 @@
+"""Files of this machine, written for their owner and read within bounds.
+
+What kvlens writes only its owner may read, whatever the umask: runs, races, jobs, caches, prompts. Files that come from
+elsewhere are ordinary files of a size that is looked at first, and JSON that is not nested without end. A pipe or a
+device, which would block the reader or never end, is refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+FOLDER_MODE = 0o700
+FILE_MODE = 0o600
+KEPT_MODE = 0o400
+"""of files that never change again"""
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder, and those above it that are missing, with mode 0700. A folder that is there keeps its mode. Raises
+    OSError."""
+    missing = []
+    place = path
+    while not place.exists() and place != place.parent:
+        missing.append(place)
+        place = place.parent
+    for folder in reversed(missing):
+        try:
+            os.mkdir(folder, FOLDER_MODE)
+            os.chmod(folder, FOLDER_MODE)
+        except FileExistsError:  # another process made it meanwhile
+            continue
+    if not path.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
+
+
+def open_file(path: Path, flags: int = 0) -> int:
+    """Return a descriptor for writing a file of mode 0600 from its beginning, made where it is missing. `flags`: more
+    flags of os.open. Raises OSError."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | flags, FILE_MODE)
+    with contextlib.suppress(OSError):  # another user's file, or a file system without modes
+        os.fchmod(descriptor, FILE_MODE)
+    return descriptor
+
+
+def close_file(path: Path) -> None:
+    """Take every right on a file from others than its owner, who keeps theirs. Does nothing where that fails."""
+    with contextlib.suppress(OSError):
+        os.chmod(path, path.stat().st_mode & FOLDER_MODE)
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write a file of mode 0600 whole. Raises OSError."""
+    with open(open_file(path), "wb") as file:
+        file.write(data)
+
+
+MOST_JSON = 256 << 20
+"""bytes of a JSON file; the largest tokenizers have some 40 MB"""
+DENSE_FROM, DENSE_SHARE = 1 << 30, 8
+"""a file of more bytes than the first is on the disk with more than one part in the second, unless it has holes"""
+
+
+class RefusedFile(ValueError):
+    """A file that is not read. `code`: not_ordinary | too_large | full_of_holes | not_json | nested_too_deep."""
+
+    def __init__(self, code: str, path: Path, problem: str) -> None:
+        super().__init__(f"{code}: '{path}' {problem}.")
+        self.code, self.path = code, path
+
+
+def check_ordinary(path: Path, most: int | None = None) -> None:
+    """Raise RefusedFile for a pipe, a socket or a device, for more than `most` bytes, and for a large file that is
+    mostly holes. Links are followed. Raises OSError if there is no such file."""
+    about = os.stat(path)
+    if not stat.S_ISREG(about.st_mode):
+        raise RefusedFile("not_ordinary", path, "is no ordinary file: give a file, not a pipe, a device or a folder")
+    if most is not None and about.st_size > most:
+        raise RefusedFile(
+            "too_large", path, f"has {about.st_size:,} bytes, at most {most:,} are read: give a part of it"
+        )
+    if about.st_size > DENSE_FROM and about.st_blocks * 512 * DENSE_SHARE < about.st_size:
+        raise RefusedFile(
+            "full_of_holes", path, f"claims {about.st_size:,} bytes and holds {about.st_blocks * 512:,}: fetch it again"
+        )
+
+
+def read_bounded(path: Path, most: int) -> bytes:
+    """Return the content of an ordinary file of at most `most` bytes. Raises RefusedFile, and OSError."""
+    check_ordinary(path, most)
+    with open(path, "rb") as file:
+        return file.read(most)
+
+
+def load_json(path: Path, most: int = MOST_JSON) -> Any:
+    """Return the value of a JSON file. Raises RefusedFile, and OSError."""
+    try:
+        return json.loads(read_bounded(path, most).decode("utf-8-sig"))
+    except RecursionError:
+        raise RefusedFile("nested_too_deep", path, "is nested too deep to be read: write it flat") from None
+    except RefusedFile:
+        raise
+    except ValueError as error:
+        raise RefusedFile("not_json", path, f"is not valid JSON ({str(error)[:120]}): mend or replace it") from None

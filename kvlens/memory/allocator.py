@@ -1,0 +1,158 @@
+"""Carries out a placement: spans get their ids, kept tokens and coarse entries their slots, and offloaded spans their
+place in the cold tier."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import numpy as np
+import torch
+
+from kvlens.link.host_link import Link
+from kvlens.link.transfers import TransferLog
+from kvlens.memory.codec import Cut
+from kvlens.memory.cold_tier import ColdTier
+from kvlens.memory.counterfactual import Counterfactual
+from kvlens.memory.evictions import Evictions, token_names
+from kvlens.memory.hot_tier import HotTier, Pool
+from kvlens.memory.log import MemoryLog
+from kvlens.memory.placement import Placement
+from kvlens.memory.slots import FREE, ROLE
+from kvlens.memory.span_table import SpanTable
+from kvlens.rows import SpanRow
+
+
+class Allocator:
+    """Writes the tiers' slots, rows and tables where a placement says so. Owns nothing."""
+
+    def __init__(
+        self,
+        hot: HotTier,
+        cold: ColdTier,
+        spans: SpanTable,
+        evictions: Evictions,
+        counterfactual: Counterfactual | None,
+        transfers: TransferLog,
+        link: Link,
+        log: MemoryLog,
+    ) -> None:
+        self._hot, self._cold, self._spans, self._evictions = hot, cold, spans, evictions
+        self._counterfactual, self._transfers, self._link, self._log = counterfactual, transfers, link, log
+
+    def open_spans(self, placement: Placement) -> list[int]:
+        """Return the ids that the placement's spans get, and log them."""
+        rows = [
+            SpanRow(0, span.kind, span.tok_start, span.tok_end, self._log.step, span.reason, span.mean_surprisal, state)
+            for span, state in zip(placement.spans, placement.states, strict=True)
+        ]
+        ids, device = self._spans.add(rows), self._spans.starts.device
+        for span, row in zip(ids, rows, strict=True):
+            self._log.event("span_open", span=span)
+            if self._counterfactual is not None:
+                self._counterfactual.name(self._hot, row.tok_start, row.tok_end, span)
+        resident = [ids[i] for i in placement.selectable]
+        selectable = [ids[i] for i in placement.offload] + resident
+        self._spans.selectable[torch.tensor(selectable, dtype=torch.long, device=device)] = True
+        self._spans.is_hot[:, :, torch.tensor(resident, dtype=torch.long, device=device)] = True
+        for span, row in zip(ids, rows, strict=True):
+            if row.state == "evicted":
+                self._log.event("evict", span=span, value=float(row.tok_end - row.tok_start))
+        return ids
+
+    def keep(
+        self, pool: Pool, placement: Placement, keys: torch.Tensor, values: torch.Tensor, start: int, ids: list[int]
+    ) -> None:
+        """Write the kept tokens into the pool. keys, values [L, H_kv, m, D] of the positions from `start` on."""
+        if pool.dense:
+            end = placement.spans[-1].tok_end if placement.spans else start
+            retained = torch.arange(start, end, device=keys.device)[None, None]
+        else:
+            retained = placement.kept.of(*pool.index)
+        if retained.numel() == 0:
+            return
+        alike, size = retained.shape[:2] == (1, 1), (len(pool.layers), len(pool.heads), retained.shape[2])
+        position = retained[0, 0] if alike else retained.expand(size)
+        index = position - start if alike else (retained - start).clamp(min=0).expand(size)
+
+        def chosen(tokens: torch.Tensor) -> Iterator[torch.Tensor]:
+            # one layer at a time: a method that keeps everything would need the whole prompt's keys once more
+            for row, layer in enumerate(tokens):
+                if alike:
+                    yield layer.index_select(1, index)
+                else:
+                    yield layer.gather(1, index[row].unsqueeze(-1).expand(-1, -1, layer.shape[-1]))
+
+        spans, role = token_names(placement, position, ids)
+        zone = "kept" if pool.bag is None else "window"
+        pool.append(zone, chosen(keys[pool.index]), chosen(values[pool.index]), position, spans, role)
+        pool.gaps |= bool((position < 0).any())
+        if pool.dense:
+            self._spans.is_hot[pool.index][:, :, torch.tensor(ids, dtype=torch.long, device=keys.device)] = True
+        if pool.bag is not None:
+            self._evictions.count(pool, spans.expand(size), role.expand(size))
+
+    def rename(self, pool: Pool, placement: Placement, start: int, end: int, ids: list[int]) -> None:
+        """Give positions [start, end) of the window their new names in their slots."""
+        positions = torch.arange(start, end, device=pool.role.device)
+        slots = pool.window_slots(start, end)
+        spans, role = token_names(placement, positions, ids)
+        pool.span[:, :, slots] = spans.to(torch.int32)
+        pool.role[:, :, slots] = role.to(torch.uint8)
+        self._spans.is_hot[pool.index][:, :, torch.tensor(ids, device=pool.role.device)] = True
+
+    def place(
+        self, placement: Placement, keys: torch.Tensor, values: torch.Tensor, start: int, ids: list[int], cause: str
+    ) -> None:
+        """Place coarse entries, and spans in the cold tier. keys, values [L, H_kv, m, D] from `start` on; cause: of the
+        transfers."""
+        if placement.coarse:
+            self._summarise(placement, ids)
+        if placement.offload:
+            self._offload(placement, keys, values, start, ids, cause)
+
+    def _summarise(self, placement: Placement, ids: list[int]) -> None:
+        """Write the coarse entries into their slots."""
+        assert placement.coarse_keys is not None
+        assert placement.coarse_values is not None
+        device = self._spans.starts.device
+        named = torch.tensor(ids, device=device)
+        begins = torch.tensor([span.tok_start for span in placement.spans], device=device)
+        everywhere = torch.tensor(placement.coarse, device=device)
+        counts, of_heads = placement.coarse_counts, placement.coarse_spans
+        for pool in self._hot.pools:
+            if not pool.dense and pool.zones.coarse:
+                which = everywhere if of_heads is None else of_heads[pool.index]
+                spans = named[which]
+                role = torch.full_like(spans, ROLE["coarse"])
+                if counts is not None and pool.weight is not None:
+                    tokens, used = counts[pool.index], pool.used["coarse"]
+                    role = torch.where(tokens > 0, ROLE["coarse"], FREE)
+                    more = tokens.clamp(min=1).log() - self._spans.log_lengths[spans]
+                    pool.weight[:, :, used : used + spans.shape[-1]] = more
+                keys, values = placement.coarse_keys[pool.index], placement.coarse_values[pool.index]
+                pool.append("coarse", keys, values, begins[which], spans, role)
+
+    def _offload(
+        self, placement: Placement, keys: torch.Tensor, values: torch.Tensor, start: int, ids: list[int], cause: str
+    ) -> None:
+        """Move all spans that leave for the cold tier: one entry of the log, one move for each layer and form."""
+        codec, cold, shape, layers = placement.codec, self._cold, self._hot.shape, self._cold.layers
+        assert codec is not None
+        cold.codec = codec
+        if len(layers) < shape.layers:
+            keys, values = keys[layers], values[layers]
+        cuts = [Cut(ids[i], placement.spans[i].tok_start, placement.spans[i].tok_end) for i in placement.offload]
+        stays = None
+        if placement.cold is not None:
+            mask = placement.cold.mask(start + keys.shape[2])[..., start:].expand(shape.layers, *keys.shape[1:3])
+            stays = mask[layers].cpu().numpy()
+        moves, stored = cold.put(cuts, codec.pack(keys, values, start, cuts), keys, values, start, stays)
+        number, row, kv_head = stored.here.nonzero()
+        layer, span = np.array(layers)[row], np.array([cut.span for cut in cuts])[number]
+        entry = self._transfers.open(layer, kv_head, span, "d2h", cause, stored.size[stored.here], blocking=True)
+        ticket = self._link.submit(entry, moves)
+        self._log.stored(partial(stored.rows, entry))
+        for cut in cuts:
+            self._log.event("offload", span=cut.span, value=float(cut.end - cut.start))
+        ticket.wait()

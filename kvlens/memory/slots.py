@@ -1,0 +1,103 @@
+"""Where keys and values are on the device: the prompt while it is read, the slots of a layer, and the slots of a recall
+zone that several KV heads share, of one layer or of the whole model.
+
+A shared slot belongs to one KV head at a time. An attention kernel with a table of slots per KV head reads them in
+place; here the attention of a layer reads a copy that lasts for this attention. Shapes: M shared slots, h KV heads, C
+slots, D head size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from kvlens.rows import ROLES
+from kvlens.shape import KVShape
+
+ROLE = {name: code for code, name in enumerate(ROLES)}
+FREE = len(ROLES)
+"""Role code of a slot that holds nothing (or a copy that has not landed)."""
+
+
+class PromptStore:
+    """Owns keys, values [L, H_kv, n, D] of the n prompt tokens that prefill covers, and how many of them each layer has
+    seen."""
+
+    def __init__(self, shape: KVShape, dtype: torch.dtype, device: torch.device, tokens: int) -> None:
+        self.tokens = tokens
+        self.keys = torch.zeros(shape.layers, shape.kv_heads, tokens, shape.head_dim, dtype=dtype, device=device)
+        self.values = torch.zeros_like(self.keys)
+        self.seen = [0] * shape.layers
+        """tokens that each layer has seen"""
+
+    def append(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Write a chunk of one layer: keys, values [H_kv, m, D]. Raises AssertionError past the announced number of
+        tokens."""
+        start, m = self.seen[layer], keys.shape[1]
+        assert start + m <= self.tokens, f"layer {layer}: {start + m} prompt tokens, {self.tokens} announced"
+        self.keys[layer, :, start : start + m], self.values[layer, :, start : start + m] = keys, values
+        self.seen[layer] = start + m
+
+    def view(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return keys, values [1, H_kv, seen, D] of the tokens that one layer has seen."""
+        tokens = self.seen[layer]
+        return self.keys[layer, None, :, :tokens], self.values[layer, None, :, :tokens]
+
+
+@dataclass(frozen=True)
+class Slots:
+    """Slots of one layer, of all its KV heads or a part of them: keys, values [h, C, D]; position, span int32 and role
+    uint8 [h, C]. Views, not copies."""
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    position: torch.Tensor
+    span: torch.Tensor
+    role: torch.Tensor
+
+    def between(self, start: int, end: int | None) -> Slots:
+        """Return the slots from `start` on and below `end`."""
+        return Slots(*(tensor[:, start:end] for tensor in vars(self).values()))
+
+    def beside(self, further: Slots) -> Slots:
+        """Return copies of these slots with the other slots behind them."""
+        pairs = zip(vars(self).values(), vars(further).values(), strict=True)
+        return Slots(*(torch.cat(pair, 1) for pair in pairs))
+
+
+class SharedSlots:
+    """Owns keys, values [M, D] and their tables [M]: position, span and owner int32, role uint8. The owner of a slot is
+    layer * KV heads + KV head."""
+
+    def __init__(self, size: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device) -> None:
+        self._kv_heads = kv_heads
+        self.keys = torch.zeros(size, head_dim, dtype=dtype, device=device)
+        self.values = torch.zeros_like(self.keys)
+        self.position = torch.full((size,), -1, dtype=torch.int32, device=device)
+        self.span = torch.zeros(size, dtype=torch.int32, device=device)
+        self.owner = torch.full((size,), -1, dtype=torch.int32, device=device)
+        self.role = torch.full((size,), FREE, dtype=torch.uint8, device=device)
+
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """Return all tensors."""
+        return self.keys, self.values, self.position, self.span, self.owner, self.role
+
+    def name(self, layer: int, named: torch.Tensor) -> None:
+        """Name slots that a layer's KV heads have filled: int64 [5, tokens], KV head, slot, position, span, role."""
+        heads, places, position, span, role = named
+        self.owner[places] = (layer * self._kv_heads + heads).to(torch.int32)
+        self.position[places] = position.to(torch.int32)
+        self.span[places] = span.to(torch.int32)
+        self.role[places] = role.to(torch.uint8)
+
+    def of(self, layer: int, heads: range) -> Slots:
+        """Return copies of the slots of some KV heads of a layer [h, w, ...], w being the most that one of them has;
+        the others are filled up with slots that hold nothing."""
+        codes = layer * self._kv_heads + torch.arange(heads.start, heads.stop, device=self.owner.device)
+        owned = (self.owner == codes[:, None]) & (self.role != FREE)
+        width = int(owned.sum(1).max()) if owned.numel() else 0
+        index = owned.to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, :width]
+        live = owned.gather(1, index)
+        role = torch.where(live, self.role[index], FREE)
+        return Slots(self.keys[index], self.values[index], self.position[index], self.span[index], role)

@@ -1,0 +1,245 @@
+"""The recall zones: which spans are there for each KV head, in which slots, and what has to go.
+
+A zone belongs to a KV head, or several KV heads share it. In a shared zone the spans with the highest gates stay, until
+the zone is full. Layers decide in turn: gates of layers that are still to come in a step are those of the step before.
+
+Host bookkeeping only: it decides (kernels/zone_torch.py says how), `Recaller` moves. Shapes: H_kv KV heads, S span ids,
+W wishes, U units (a span of one KV head), M slots of a shared zone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from kvlens.kernels.zone_tables import CellPlan, Wishes, ZoneTables
+from kvlens.kernels.zone_torch import decide
+from kvlens.memory.span_table import SpanTable
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one recall of a layer does. Tokens; rows go by KV head, then by priority.
+
+    missing int64 [4, n]: KV head, span, which of its tokens comes first, and how many of them have to come; slots int64
+    [sum of these]: where they go; freed bool [H_kv, size]: the zone's slots whose content is given up, taken again or
+    not; departed int64 [2, m]: KV head and span of which nothing is left, the least recently wanted first; refused
+    int64 [2, r]: those that do not fit the zone beside the ones of higher priority. Of a shared zone freed is bool [M],
+    its slots, and departed int64 [3, m], the layer first: spans of other layers may give way.
+    """
+
+    missing: np.ndarray
+    slots: np.ndarray
+    freed: torch.Tensor
+    departed: np.ndarray
+    refused: np.ndarray
+    counts: dict[str, np.ndarray]
+    """int64 [H_kv]: n_recalled, n_reused (spans), recalled_tokens, reused_tokens, ideal_tokens: what had to come if
+    all that is there were reused"""
+
+
+class RecallZone:
+    """Slots [first_slot, first_slot + size) of every KV head of one layer. Spans stay until their slots are needed, the
+    least recently used go first. page: all spans are pages of so many tokens; 1: they have any length."""
+
+    def __init__(self, kv_heads: int, spans: int, first_slot: int, size: int, page: int = 1) -> None:
+        self.first_slot, self.size, self.page = first_slot, size // page * page, page
+        self.tables = ZoneTables.empty(kv_heads, spans, size // page)
+        self._stamped = 0
+        """no span has a larger stamp"""
+
+    def plan(
+        self,
+        requested: torch.Tensor,
+        lengths: torch.Tensor,
+        fire: torch.Tensor,
+        read: torch.Tensor | None = None,
+        *,
+        fits: bool = False,
+        reuse: bool = True,
+        equal_reuse: bool = False,
+    ) -> Plan:
+        """Fit the wishes of the KV heads that `fire` into their zones, write that down and return it: as
+        kvlens.kernels.zone_tables.Wishes has them, on the CPU, with at least one column. lengths [S]: tokens of spans.
+        fits: they never exceed the zone."""
+        wishes = requested.shape[1]
+        clock = -(-self._stamped // wishes)
+        self._stamped = (clock + 1) * wishes
+        planned = Wishes(requested, read, fire, torch.tensor(clock), 1 if fits else None, reuse, equal_reuse)
+        return self._plan(decide(self.tables, planned, lengths, self.page), requested)
+
+    def tokens(self, spans: SpanTable) -> np.ndarray:
+        """Return the tokens of each span in the zone, int64 [H_kv, S]."""
+        return self.tables.held.numpy() * self.page  # type: ignore[no-any-return]
+
+    def _plan(self, plan: CellPlan, requested: torch.Tensor) -> Plan:
+        page, requested_spans = self.page, requested.numpy()
+        count, accepted, present, stay = (x.numpy() for x in (plan.count, plan.accepted, plan.there, plan.stay))
+        missing = np.where(accepted, count - stay, 0)
+        short, over = missing.nonzero(), ((count > 0) & ~accepted).nonzero()
+        slots = self.first_slot + plan.fill.numpy().nonzero()[1][:, None] * page + np.arange(page)
+        heads, spans = plan.gone.numpy().nonzero()
+        order = np.lexsort((self.tables.stamp.numpy()[heads, spans], heads))
+        counts = {
+            "n_recalled": (missing > 0).sum(1),
+            "n_reused": (accepted & (missing == 0)).sum(1),
+            "recalled_tokens": missing.sum(1) * page,
+            "reused_tokens": stay.sum(1) * page,
+            "ideal_tokens": np.where(accepted, count - present, 0).sum(1) * page,
+        }
+        return Plan(
+            np.stack((short[0], requested_spans[short], stay[short] * page, missing[short] * page)),
+            slots.ravel(),
+            plan.freed.repeat_interleave(page, 1) if page > 1 else plan.freed,
+            np.stack((heads[order], spans[order])),
+            np.stack((over[0], requested_spans[over])),
+            counts,
+        )
+
+
+@dataclass(frozen=True)
+class TokenPlan:
+    """What one recall does for some KV heads of a layer. All int64.
+
+    heads, positions, slots [n]: tokens that are to come, KV head after KV head, by ascending position; freed [2, m]: KV
+    head and slot of what gives way; held_before, held_after [2, .]: KV head and position of what they held and hold.
+    """
+
+    heads: np.ndarray
+    positions: np.ndarray
+    slots: np.ndarray
+    freed: np.ndarray
+    held_before: np.ndarray
+    held_after: np.ndarray
+
+
+class TokenZone:
+    """Slots [first_slot, first_slot + size) of every KV head of a layer."""
+
+    def __init__(self, first_slot: int, size: int, kv_heads: int) -> None:
+        self.first_slot = first_slot
+        self.position = np.full((kv_heads, size), -1, np.int64)
+        """[H_kv, size]: what lies where, -1: nothing"""
+
+    def plan(self, requested: np.ndarray, heads: np.ndarray) -> TokenPlan:
+        """Bring the zones of `heads` int64 [n] to hold requested int64 [H_kv, W], -1: nothing. Applies the plan to this
+        bookkeeping and returns it. Raises AssertionError where there is too little room."""
+        missed, freed = [], []
+        held_before = self._held(heads)
+        for head in heads:
+            here = self.position[head]
+            requested_tokens = np.unique(requested[head][requested[head] >= 0])
+            assert len(requested_tokens) <= len(here), (
+                f"{len(requested_tokens)} tokens are requested, there is room for {len(here)}"
+            )
+            evicted = np.flatnonzero((here >= 0) & ~np.isin(here, requested_tokens))
+            new = np.setdiff1d(requested_tokens, here, assume_unique=True)
+            here[evicted] = -1
+            free = np.flatnonzero(here < 0)[: len(new)]
+            here[free] = new
+            missed.append(np.stack((np.full(len(new), head), new, self.first_slot + free)))
+            freed.append(np.stack((np.full(len(evicted), head), self.first_slot + evicted)))
+        owner, positions, slots = np.concatenate(missed, 1)
+        return TokenPlan(owner, positions, slots, np.concatenate(freed, 1), held_before, self._held(heads))
+
+    def tokens(self, spans: SpanTable) -> np.ndarray:
+        """Return the tokens of each span in the zones, int64 [H_kv, S]."""
+        shape = len(self.position), spans.capacity
+        heads, positions = self._held(np.arange(shape[0]))
+        units = heads * shape[1] + spans.owner[positions]
+        return np.bincount(units, minlength=shape[0] * shape[1]).reshape(shape)
+
+    def _held(self, heads: np.ndarray) -> np.ndarray:
+        row, slot = np.nonzero(self.position[heads] >= 0)
+        return np.stack((heads[row], self.position[heads[row], slot]))
+
+
+class SharedZone:
+    """Owns which units the zone holds, and what each layer asked for last. Spans are whole: all tokens or none."""
+
+    def __init__(self, layers: range, kv_heads: int, spans: int, size: int) -> None:
+        """layers: whose KV heads share the zone; size: slots."""
+        self._first, self._kv_heads, self._spans = layers.start, kv_heads, spans
+        self.tables = ZoneTables.empty(1, len(layers) * kv_heads * spans, size)
+        self._requests: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        """of each layer: the units that it asked for when it decided last, and their gates"""
+        self._stamped = 0
+        """no unit has a larger stamp"""
+
+    def plan(self, layer: int, requested: torch.Tensor, score: torch.Tensor, lengths: torch.Tensor) -> Plan:
+        """Fit what a layer requests beside what the other layers asked for last, the highest gates first, write that
+        down and return it. requested int64 [H_kv, W] span ids, -1: none; score [H_kv, S]: gates before their sigmoid;
+        lengths int64 [S]: tokens of spans. All on the host."""
+        heads, columns = (requested >= 0).nonzero(as_tuple=True)
+        spans = requested[heads, columns]
+        codes = (layer - self._first) * self._kv_heads + heads
+        request = codes * self._spans + spans, score[heads, spans].double()
+        assert not request[1].isnan().any(), "a span without a gate was requested"
+        requests = [request, *(self._requests[number] for number in self._requests if number != layer)]
+        units, gates = (torch.cat(column) for column in zip(*requests, strict=True))
+        order = gates.argsort(descending=True, stable=True)
+        wished, gates, is_own = units[order], gates[order], order < len(spans)
+        if not len(wished):  # `decide` needs a column
+            wished, gates, is_own = torch.full((1,), -1), gates.new_zeros(1), torch.zeros(1, dtype=torch.bool)
+        return self._decided(layer, wished, is_own, gates, lengths)
+
+    def _decided(
+        self, layer: int, wished: torch.Tensor, is_own: torch.Tensor, gates: torch.Tensor, lengths: torch.Tensor
+    ) -> Plan:
+        """Units [U] in decreasing order of their gates, and which of them are the layer's own."""
+        clock = -(-self._stamped // len(wished))
+        self._stamped = (clock + 1) * len(wished)
+        all_lengths, fire = lengths.repeat(self.tables.held.shape[1] // self._spans), torch.ones(1, dtype=torch.bool)
+        wishes = Wishes(wished[None], None, fire, torch.tensor(clock), None, reuse=True, equal_reuse=False)
+        plan = decide(self.tables, wishes, all_lengths, 1)
+        count, accepted, stay = (x[0] for x in (plan.count, plan.accepted, plan.stay))
+        assert not ((count - stay)[accepted & ~is_own] > 0).any(), (
+            "another layer's span is here whole, or not wished for"
+        )
+        self._keep(layer, wished, gates, accepted, is_own)
+        missing = torch.where(accepted, count - stay, 0)
+        short, over = (missing > 0).nonzero()[:, 0], ((count > 0) & ~accepted & is_own).nonzero()[:, 0]
+        _, short_heads, short_spans = self._parts(wished[short])
+        _, over_heads, over_spans = self._parts(wished[over])
+        departed = plan.gone[0].nonzero()[:, 0]
+        departed = departed[self.tables.stamp[0, departed].argsort(stable=True)]
+        return Plan(
+            np.stack((short_heads, short_spans, stay[short].numpy(), missing[short].numpy())),
+            plan.fill[0].nonzero()[:, 0].numpy(),
+            plan.freed[0],
+            np.stack(self._parts(departed)),
+            np.stack((over_heads, over_spans)),
+            self._counts(wished, accepted & is_own, count, missing),
+        )
+
+    def _keep(
+        self, layer: int, wished: torch.Tensor, gates: torch.Tensor, accepted: torch.Tensor, is_own: torch.Tensor
+    ) -> None:
+        """Remember what every layer asked for and still has."""
+        layers = wished // (self._kv_heads * self._spans) + self._first
+        for number in {layer, *self._requests}:
+            granted = accepted & (is_own if number == layer else ~is_own & (layers == number))
+            self._requests[number] = wished[granted], gates[granted]
+
+    def _counts(
+        self, wished: torch.Tensor, granted: torch.Tensor, count: torch.Tensor, missing: torch.Tensor
+    ) -> dict[str, np.ndarray]:
+        """Return the counts of Plan for the layer's granted units."""
+        heads = self._parts(wished[granted])[1]
+        tokens, brought = count[granted].numpy(), missing[granted].numpy()
+        figures = {
+            "n_recalled": brought > 0,
+            "n_reused": brought == 0,
+            "recalled_tokens": brought,
+            "reused_tokens": tokens - brought,
+            "ideal_tokens": brought,
+        }
+        return {name: np.bincount(heads, values, self._kv_heads).astype(np.int64) for name, values in figures.items()}
+
+    def _parts(self, units: torch.Tensor) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return layer, KV head and span of units."""
+        codes, spans = np.divmod(units.numpy(), self._spans)
+        layers, heads = np.divmod(codes, self._kv_heads)
+        return layers + self._first, heads, spans
