@@ -18,7 +18,7 @@ import torch
 from kvlens.engine import surprisal
 from kvlens.engine.surprisal import Surprisals
 from kvlens.recording import recorder
-from kvlens.runs import races, surprisals
+from kvlens.runs import races, storing
 from kvlens.runs.carrying import carry_out
 from kvlens.runs.effects import Lost
 from kvlens.runs.entrants import entrants
@@ -130,7 +130,7 @@ def test_every_output_is_whole_before_any_loss_is_explained(tmp_path: Path, monk
     decoded: list[int] = []
     whole_by_then: list[int] = []
     tell = Watched.decoded
-    add, effects = surprisals.add, Lost.effects
+    add, effects = storing.add_surprisals, Lost.effects
 
     def note(self: Watched, text: str) -> None:
         decoded.append(self._number)
@@ -146,7 +146,7 @@ def test_every_output_is_whole_before_any_loss_is_explained(tmp_path: Path, monk
     monkeypatch.setattr(Watched, "decoded", note)
     raced(tmp_path, "streaming_llm")  # full KV's run, and its surprisals, are made here
     decoded.clear()
-    monkeypatch.setattr(surprisals, "add", count(add))
+    monkeypatch.setattr(storing, "add_surprisals", count(add))
     monkeypatch.setattr(Lost, "effects", count(effects))
     info = raced(tmp_path, "streaming_llm", "snapkv", "h2o")
     assert [lane.state for lane in info.lanes] == ["completed"] * 4
