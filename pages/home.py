@@ -3,6 +3,7 @@
 import streamlit as st
 
 from kvlens.app.ui.common import data, nav
+from kvlens.app.ui.common.foresightview import foreseeing
 from kvlens.app.ui.common.racelist import race_list
 from kvlens.app.ui.common.submit import sample_buttons
 from kvlens.app.ui.common.terms import show_terms
@@ -29,6 +30,7 @@ if not table.empty:
             "what it was fed, full KV's tokens."
         )
         why_lost(table)
+        foreseeing([str(uid) for uid in table["uid"]], "kvlens-runs")
     race_list()
 shelf()
 if table.empty:

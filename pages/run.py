@@ -29,6 +29,7 @@ elif race:
     st.query_params["race"] = race
     view.stored(race)
 if not (job or race) or st.toggle("Set up another run", key=f"another_{job or race}"):
+    head = st.container()
     left, right = st.columns(2, gap="large")
     with right:
         st.subheader("Model and method")
@@ -40,7 +41,9 @@ if not (job or race) or st.toggle("Set up another run", key=f"another_{job or ra
         choice = method_form(data.catalogue(), model, prompt)
         rivals, choice = form.rivals_form(data.catalogue(), choice)
     if prompt is not None:
-        ready = racepreflight.panel(prompt, choice, rivals) if rivals.count else preflight.panel(prompt, choice)
+        ready = (
+            racepreflight.panel(prompt, choice, rivals, head) if rivals.count else preflight.panel(prompt, choice, head)
+        )
         label = "Run"
         if rivals.count:
             label = f"Race {rivals.count + 1} {'lanes' if rivals.variants else 'methods'}"

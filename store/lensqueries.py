@@ -84,6 +84,13 @@ HOLES = f"""
       FROM ({_LISTED.format(keys="step, layer, q_head", where="")}))
     WHERE lost >= $least GROUP BY step, span ORDER BY step, span"""
 
+#: What a query head attended in some form and less than full KV did, of spans that begin as summaries.
+SUMMARY_LOSSES = f"""
+    SELECT step, layer, q_head, listed.span AS span, regret::FLOAT AS mass
+    FROM ({_LISTED.format(keys="step, layer, q_head", where="")}) AS listed
+      JOIN run.main.span AS span ON span.span = listed.span AND span.state = 'coarse'
+    WHERE regret >= $least AND coalesce(unread, regret) < $least ORDER BY layer, q_head, step, listed.span"""
+
 #: A small effect is stored as 0.
 _EFFECTS = f"SELECT layer, kv_head, span, effect, lead FROM {source('effect')} WHERE step = $step AND effect > 0"
 

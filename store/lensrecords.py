@@ -100,6 +100,12 @@ class LensRecords:
         `least`."""
         return self._db.frame(lensqueries.HOLES, least=least)
 
+    def summary_losses(self, least: float) -> pd.DataFrame:
+        """What query heads attended less than full KV did, of spans that begin as summaries: step, layer, q_head, span,
+        mass (regret, at least `least`). Spans that a head did not attend in any form are left to `holes`. The state at
+        the step is `state_changes`' to say."""
+        return self._db.frame(lensqueries.SUMMARY_LOSSES, least=least)
+
     def regret_by_step(self) -> pd.DataFrame:
         """Total regret of query heads at the steps that were sampled, by full KV's own mass where it was recorded:
         step, regret_mean, regret_max (over the sampled heads), layer and q_head of the largest. Empty at trace level

@@ -164,6 +164,15 @@ class TraceFile:
         con.commit()
         con.execute("CHECKPOINT")
 
+    def amend(self, effects: Sequence[Effects], heads: tuple[int, int], extra: dict[str, Any]) -> None:
+        """Add effects, and values of the meta, to a trace that has ended. heads: layers, KV heads."""
+        table = effect_table(effects, heads, self.last_step() + 1)
+        self._con.begin()
+        self._insert("effect", table)
+        self._put_meta(extra)
+        self._con.commit()
+        self._con.execute("CHECKPOINT")
+
     def close(self) -> None:
         """Closes the connection."""
         self._con.close()

@@ -18,7 +18,7 @@ from typing import Any
 from playwright.sync_api import Locator, Page, expect
 from uiruns import ROOT
 
-from kvlens.lab.bench.sweep import file as sweepfile
+from kvlens.lab.bench import sweepfile
 
 Open = Callable[..., Page]
 """open_page(url, dark=False)"""

@@ -22,6 +22,25 @@ def question_words(meta: RunMeta) -> str:
     return AFTER if meta.question == "after" or meta.asked_steps else KNOWN
 
 
+def asked_condition(model: str, prompt_tokens: int | None, question: str, limits: Sequence[str]) -> str:
+    """Return the condition of a run, or of the lanes of a race, that is asked for: 'smollm2 · 639 prompt tokens ·
+    question known · budget 20% · n = 1'.
+
+    Args:
+        prompt_tokens: None: not known before the model is loaded.
+        question: in | after.
+        limits: what each run is held to, as `held_to` says it.
+    """
+    parts = (
+        short_model(model),
+        token_words([] if prompt_tokens is None else [prompt_tokens]),
+        AFTER if question == "after" else KNOWN,
+        listed(limits, "budgets"),
+        count_words([1]) + (f" ({len(limits)} runs)" if len(limits) > 1 else ""),
+    )
+    return " · ".join(part for part in parts if part)
+
+
 def condition(runs: Sequence[TraceReader]) -> str:
     """Return 'smollm2 · 639 prompt tokens · question known · budget 20% · n = 1' of one run or of several. n counts the
     prompts; several runs are counted beside it. '' without runs."""

@@ -148,6 +148,11 @@ def attends_by(name: str, config: Mapping[str, Any]) -> str | None:
     return counted(tokens, "attended token") if isinstance(tokens, int) and tokens > 0 else None
 
 
+def asked_limit(name: str, config: Mapping[str, Any], budget: str | None) -> str:
+    """Return what a run that is asked for is held to, as `held_to` says it of a stored one."""
+    return attends_by(name, config) or phrase(in_words(budget))
+
+
 def limit_of(meta: RunMeta) -> str:
     """What a run was held to, the same for '0.2' and '20%': '20%', '20% of attended tokens', 'no limit'."""
     return attends(meta) or of_run(meta.budget, meta.budget_bytes)

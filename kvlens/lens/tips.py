@@ -3,29 +3,33 @@ stored run."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvlens import methods
 from kvlens.lens.knob import Knob, knob_in
 from kvlens.lens.question import Question, unless
-from kvlens.lens.severity import full_right, right
+from kvlens.lens.storedtips import percent_of, right_of, stored_probes
 from kvlens.lens.tipping import MOST, Probe, Tip, find_tip
-from kvlens.lens.tries import Try
+from kvlens.lens.trylist import tries_in
 from kvlens.lens.whatif import trials_of
-from kvlens.memory.budget import Budget, BudgetInfeasible, percent_up
+from kvlens.memory.budget import BudgetInfeasible, percent_up
 from kvlens.runs.readings import keeping
-from kvlens.runs.repeat import read_run, reload
+from kvlens.runs.repeat import Past, read_run, reload
 from kvlens.runs.request import BY_NAME, ModelSource, Report
 from kvlens.store.reader import TraceReader
 
 if TYPE_CHECKING:
+    from kvlens.engine.comparison import Reference
     from kvlens.engine.engine import Result
     from kvlens.meta import Counterfactual
+    from kvlens.runs.preparing import Prepared
 
 BUDGET_STEP = 1.0
 """percent of full KV between a lost and a right budget at which a search ends"""
@@ -62,6 +66,15 @@ class Axis:
         if self.knob is not None:
             return round(value, 1)
         return float(round(value)) if self.whole else round(value, 6)
+
+    def number(self, text: str) -> float | None:
+        """Return the value that `text` writes; None for what is no value of the axis."""
+        if self.knob is not None:
+            return percent_of(text)
+        try:
+            return self.rounded(float(text))
+        except ValueError:
+            return None
 
     def text(self, value: float) -> str:
         """Return the value as a command takes it."""
@@ -120,15 +133,6 @@ def _parameter_axis(
     return Axis(name, start, end, resolution or (1.0 if whole else (end - start) / STEPS), float(value), whole, None)
 
 
-def right_of(reader: TraceReader) -> bool | None:
-    """Return whether a run's answer is right, where full KV's is; else whether its output is full KV's. None: neither
-    is known."""
-    if full_right(reader) and (judged := right(reader)) is not None:
-        return judged
-    reference, output = reader.meta.reference_output, reader.meta.output_text
-    return None if reference is None or reader.meta.forced else output == reference
-
-
 def tips(
     runs_dir: Path,
     uid: str,
@@ -142,82 +146,89 @@ def tips(
     resolution: float | None = None,
     most: int = MOST,
 ) -> Tip:
-    """Search for the value at which a run's answer tips, and store every run that was made for it.
+    """Search for the value at which a run's answer tips, and store every run that was made for it. A value whose repeat
+    is stored is not run again.
 
     Arguments: see `axis_of` and `find_tip`. Raises CannotTip, and ValueError or TraceError with one sentence.
     """
-    from kvlens.runs.preparing import Pairing, plan, reference_key
-    from kvlens.runs.reference import obtain
-    from kvlens.runs.storing import store
-
     past = read_run(runs_dir, uid)
     if past.request.hold or past.request.drop:
         raise CannotTip("has_holds", f"run {uid} holds or drops tokens: search on the run that it repeats.")
     with TraceReader.open(runs_dir, uid) as reader:
         axis, own_right = axis_of(reader, parameter, low, high, resolution), right_of(reader)
-    prepared = replace(reload(past, report, models), kept=keeping([methods.get(past.request.method)]))
-    reference = obtain(prepared, past.request, runs_dir, report, cancelled)
-    base = trials_of(prepared, plan(past.request, prepared), reference, past, report)
-    question = Question.about(past, base, base, report)
+    repeats = _Repeats(runs_dir, past, axis.name, report, cancelled, models)
+    kept_probes = _kept_probes(runs_dir, uid, axis)
     count = 0
 
     def test(value: float) -> Probe:
         nonlocal count
         unless(cancelled)
-        say(f"Trying {axis.name} {axis.text(value)}.")
-        changed = {axis.name: axis.text(value)}
-        request = past.otherwise(changed).model_copy(update={"against": True, "forced_reference": False})
-        planned = plan(request, prepared)
-        pairing = Pairing(reference, reference.uid, reference_key(request, prepared), uid, changed=changed)
-        repeated = replace(question, trials=trials_of(prepared, planned, reference, past, report), _losses={})
-
-        def conclude(result: Result) -> Counterfactual:
-            return repeated.answered(result, (), (), False, None)
-
-        stored = store(prepared, request, planned, pairing, runs_dir, report, cancelled, conclude)
-        unless(cancelled)
+        probe = kept_probes.get(value)
+        if probe is None:
+            say(f"Trying {axis.name} {axis.text(value)}.")
+            probe = repeats.run(value, axis.text(value))
         count += 1
         report("search", count, most)
-        with TraceReader.open(runs_dir, stored.uid) as repeat:
-            judged = right_of(repeat)
-            assert judged is not None, "a repeat is compared with full KV"
-            return Probe(value, judged, stored.uid)
+        return probe
 
-    stored_probes = [Probe(axis.own_value, own_right, uid)] if own_right is not None else []
+    own_probes = [Probe(axis.own_value, own_right, uid)] if own_right is not None else []
     try:
-        return find_tip(axis.name, test, axis.low, axis.high, axis.resolution, most, stored_probes, axis.rounded)
+        return find_tip(axis.name, test, axis.low, axis.high, axis.resolution, most, own_probes, axis.rounded)
     except BudgetInfeasible as refused:
         least = 100 * float(percent_up(refused.smallest / refused.full))
         sentence = f"a value is below what the method can hold: search from {least:.1f} % of full KV on."
         raise CannotTip("bad_ends", sentence) from refused
 
 
-def stored_tip(reader: TraceReader, trials: Iterable[Try], read: Callable[[str], TraceReader]) -> Tip:
-    """Return what the stored repeats of a run at other budgets tell of where it tips.
+def _kept_probes(runs_dir: Path, uid: str, axis: Axis) -> dict[float, Probe]:
+    """The values of the axis at which a repeat of the run is stored."""
+    with contextlib.ExitStack() as stack:
 
-    Args:
-        trials: of the run (kvlens.lens.tries).
-        read: opens a run.
-    """
-    knob = knob_in(reader)
-    if knob is None:
-        return Tip("budget", ())
-    probes = {}
-    for trial in trials:
-        value = trial.changed.get(knob.name)
-        if trial.holds or trial.drops or len(trial.changed) != 1 or value is None:
-            continue
-        share, judged = _percent(value), right_of(read(trial.uid))
-        if share is not None and judged is not None:
-            probes[share] = Probe(share, judged, trial.uid)
-    if probes and (own_right := right_of(reader)) is not None:
-        probes[knob.own] = Probe(knob.own, own_right, reader.uid)
-    return Tip(knob.name, tuple(probes[value] for value in sorted(probes)))
+        def read(run_uid: str) -> TraceReader:
+            return stack.enter_context(TraceReader.open(runs_dir, run_uid))
+
+        return stored_probes(axis.name, tries_in(runs_dir, uid), read, axis.number)
 
 
-def _percent(text: str) -> float | None:
-    try:
-        budget = Budget.parse(text)
-    except ValueError:
-        return None
-    return round(100 * budget.amount, 1) if budget.unit == "share" else None
+class _Repeats:
+    """Repeats a run with one value changed. The model is loaded for the first."""
+
+    def __init__(
+        self, runs_dir: Path, past: Past, axis: str, report: Report, cancelled: Callable[[], bool], models: ModelSource
+    ) -> None:
+        self._runs, self._past, self._axis = runs_dir, past, axis
+        self._report, self._cancelled, self._models = report, cancelled, models
+
+    @cached_property
+    def _ready(self) -> tuple[Prepared, Reference, Question]:
+        """The model with the prompt, full KV's run, and what the run lost."""
+        from kvlens.runs.preparing import plan
+        from kvlens.runs.reference import obtain
+
+        past, report = self._past, self._report
+        prepared = replace(reload(past, report, self._models), kept=keeping([methods.get(past.request.method)]))
+        reference = obtain(prepared, past.request, self._runs, report, self._cancelled)
+        base = trials_of(prepared, plan(past.request, prepared), reference, past, report)
+        return prepared, reference, Question.about(past, base, base, report)
+
+    def run(self, value: float, text: str) -> Probe:
+        """Store a repeat at a value, written as `text`, and return what came of it."""
+        from kvlens.runs.preparing import Pairing, plan, reference_key
+        from kvlens.runs.storing import store
+
+        prepared, reference, question = self._ready
+        past, changed = self._past, {self._axis: text}
+        request = past.otherwise(changed).model_copy(update={"against": True, "forced_reference": False})
+        planned = plan(request, prepared)
+        pairing = Pairing(reference, reference.uid, reference_key(request, prepared), past.uid, changed=changed)
+        repeated = replace(question, trials=trials_of(prepared, planned, reference, past, self._report), _losses={})
+
+        def conclude(result: Result) -> Counterfactual:
+            return repeated.answered(result, (), (), False, None)
+
+        stored = store(prepared, request, planned, pairing, self._runs, self._report, self._cancelled, conclude)
+        unless(self._cancelled)
+        with TraceReader.open(self._runs, stored.uid) as repeat:
+            judged = right_of(repeat)
+            assert judged is not None, "a repeat is compared with full KV"
+            return Probe(value, judged, stored.uid)

@@ -179,10 +179,29 @@ def lost_rows(lost: pd.DataFrame, n_steps: int) -> dict[str, np.ndarray]:
 
 
 def worst(reader: TraceReader, index: pd.Series) -> dict[str, np.ndarray]:
-    """Of every step and span what the query head that lost most did not attend, and which it is: layer * Hq + head.
-    {} without full attention."""
+    """Return of every step and span what the query head that lost most did not attend, whether a summary stood for it
+    there, and which head it is: layer * Hq + head. {} without full attention."""
     if not reader.meta.sampled:
         return {}
-    table = reader.holes(LEAST_HOLE).rename(columns={"mass": "hole"})
+    lost = reader.holes(LEAST_HOLE).assign(summary=False)
+    if len(shortfalls := _summary_losses(reader)):
+        lost = pd.concat([lost, shortfalls], ignore_index=True)
+    table = lost.rename(columns={"mass": "hole"})
+    if len(table):
+        table = table.loc[table.groupby(["step", "span"])["hole"].idxmax()]
     heads = (table["layer"].to_numpy(np.int64) * reader.q_heads + table["q_head"].to_numpy(np.int64)).astype(np.int32)
-    return sparse("worst", table, reader.n_steps, index, ("hole",)) | {"worst_head": heads}
+    more = {"worst_head": heads, "worst_summary": table["summary"].to_numpy(np.uint8)}
+    return sparse("worst", table, reader.n_steps, index, ("hole",)) | more
+
+
+def _summary_losses(reader: TraceReader) -> pd.DataFrame:
+    """`reader.summary_losses` of the steps at which the span was a summary for that KV head, with summary = True."""
+    lost, group = reader.summary_losses(LEAST_HOLE), reader.q_heads // reader.kv_heads
+    parts = []
+    for _, part in lost.groupby(["layer", lost["q_head"] // group]):
+        layer, kv_head = int(part["layer"].iloc[0]), int(part["q_head"].iloc[0]) // group
+        changes = reader.state_changes(layer, kv_head).astype({"step": np.int64, "span": np.int64})
+        rows = part.astype({"step": np.int64, "span": np.int64}).sort_values("step", kind="stable")
+        states = pd.merge_asof(rows, changes.sort_values("step", kind="stable"), on="step", by="span")
+        parts.append(states[states["state"] == "coarse"].drop(columns="state"))
+    return pd.concat(parts, ignore_index=True).assign(summary=True) if parts else lost

@@ -203,7 +203,8 @@ def _stored(
         forced = reference.ids if request.forced_reference else None
         pairing = replace(pairing, reference=reference, reference_uid=reference.uid)
     planned, watcher = plan(request, prepared, forced), None if watched is None else watched.run
-    stored = store(prepared, request, planned, pairing, runs_dir, report, cancelled, watcher=watcher)
+    early = None if watched is None else watched.show_stored
+    stored = store(prepared, request, planned, pairing, runs_dir, report, cancelled, watcher=watcher, early=early)
     if watched is not None:
         watched.end(stored)
     return stored

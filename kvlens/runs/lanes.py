@@ -116,6 +116,10 @@ class SingleRun:
         """Full KV has ended, or was stored before."""
         self._log.show_stored(0, runs_dir, reference.uid, with_frames=not self.full_kv.made)
 
+    def show_stored(self, stored: Stored) -> None:
+        """The run was stored; its effects are being computed."""
+        self._log.change(self._number, {"uid": stored.uid, "text": stored.text, "stored": True})
+
     def end(self, stored: Stored) -> None:
         """The run was stored."""
         self._log.change(self._number, {"uid": stored.uid, "state": stored.status, "text": stored.text})

@@ -102,6 +102,8 @@ class _Race:
         """of torch, for every lane"""
         self._steps: dict[int, int] = {}
         """that each lane has made"""
+        self._decoding: set[int] = set()
+        """places of lanes whose output is not whole yet; the others wait for them before they explain"""
 
     def run(self) -> RaceInfo:
         """Carries it out."""
@@ -124,6 +126,7 @@ class _Race:
         try:
             self.hearing.run([self._full])
             turns = Turns(len(entered))
+            self._decoding = set(range(len(entered)))
             self.hearing.run([partial(self._method, n, turns, place) for place, n in enumerate(entered)])
         finally:
             if self._reference is not None:
@@ -211,21 +214,26 @@ class _Race:
         def cancelled() -> bool:
             if decoding and not turns.left(place):
                 turns.hand_on(place)
+            if watched.ended:
+                self._decoding.discard(place)
+                while self._decoding and not (self._stop() or turns.left(place)):
+                    turns.hand_on(place)
             return self._stop() or turns.left(place)
 
         thread = threading.get_ident()
 
         def abandon(hook: str) -> None:
             self.hearing.tell(self._log.change, number, self._failed(request, hangs(request.method, hook)))
+            self._decoding.discard(place)
             turns.leave(place)
             self.hearing.abandon(thread)
 
         torch.set_num_threads(self._threads)
+        watched = self._watched(number)
         turns.wait(place)
         try:
             planned = plan(request, prepared)
             pairing = Pairing(reference, reference.uid, reference_key(request, prepared))
-            watched = self._watched(number)
             on = self._runs, report, cancelled
             with abandoning(abandon):
                 stored = store(prepared, request, planned, pairing, *on, watcher=watched, raced=len(self._entered()))
@@ -233,6 +241,7 @@ class _Race:
         except BaseException as error:  # a lane's thread receives no signal, so whatever it raises is its own
             ended = self._failed(request, stray(request.method, error))
         finally:
+            self._decoding.discard(place)
             hung = turns.left(place)
             turns.leave(place)
         if not hung:

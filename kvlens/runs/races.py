@@ -136,6 +136,8 @@ class Lane(BaseModel):
     """one sentence on why it was refused or failed"""
     uid: str | None = None
     """of its run; None: nothing was stored"""
+    stored: bool = False
+    """the run can be opened, and its effects are being computed"""
     text: str = ""
     """the output when it ended"""
     lost: int | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import resource
 import time
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from kvlens.runs.preparing import Pairing, Plan, Prepared
 from kvlens.runs.readings import full_reading, reading
 from kvlens.runs.request import Report, RunRequest
 from kvlens.shortage import shortage
+from kvlens.store.amend import PENDING, amend, outstanding
 
 if TYPE_CHECKING:
     from kvlens.engine.engine import Result
@@ -48,9 +50,11 @@ def store(
     keep_logits: bool = False,
     watcher: Watcher | None = None,
     raced: int | None = None,
+    early: Callable[[Stored], None] | None = None,
 ) -> Stored:
     """Run and store. `conclude`: what a counterfactual changed, from what came out, before the trace is closed. While
-    `cancelled` is asked between steps the run stands still, and the time is not its own.
+    `cancelled` is asked between steps the run stands still, and the time is not its own. early: called when the run is
+    stored and its effects are not yet; they are added then. None: the run is stored with its effects.
 
     Raises ValueError when nothing could be decoded; nothing is stored then. Raises Shortage when the machine has too
     little memory or lacks a feature: the run is stored as failed then. Raises the store's TraceError when the trace
@@ -67,6 +71,7 @@ def store(
     outcome: Outcome | None = None
     result: Result | None = None
     phases = ["prefill"]  # the one that was reported last
+    later, waiting = False, contextlib.ExitStack()
 
     def tell(phase: str, finished: int, total: int) -> None:
         phases[0] = phase
@@ -108,6 +113,7 @@ def store(
         writer.hand_over_steps()  # who kills the run during what follows loses none of them
         if watcher is not None:
             watcher.decoded(result.text)
+            requested()  # the other lanes of a race decode before this one explains
         checks, kept_tokens = result.checks, read is not None and read.kept
         no_surprisal, start_time = None, time.monotonic()
         if sink.surprisals_wait:
@@ -117,10 +123,14 @@ def store(
         if read is not None:
             read.learned(result.surprisal)
         no_effects, effects, effect_s = None, None, None
-        if lost is not None and lost.any:
+        reader = read if full is None else lambda: full
+        later = early is not None and lost is not None and lost.any
+        if later:
+            no_effects = PENDING
+            waiting.enter_context(outstanding(writer.folder))
+        elif lost is not None and lost.any:
             start_time, stood = time.monotonic(), writer.stood_s
             report("effect", 0, 1)
-            reader = read if full is None else lambda: full
             effects, no_effects = lost.effects(prepared, planned, pairing, reader, follow, check)
             if effects is not None:
                 writer.effects([effects])
@@ -162,12 +172,22 @@ def store(
         raise
     if not sink.begun:
         raise ValueError("cancelled before anything was decoded.")
-    report("store", 0, 1)
-    checks = [*checks, *_model_checks(prepared.model_check)]
-    ended = outcome or Outcome(output_text=sink.text())
-    writer.finish(status, error, checks, ended.stored())
-    report("store", 1, 1)
-    return Stored(writer.uid, status, ended.output_text or "", result)
+    with waiting:
+        report("store", 0, 1)
+        checks = [*checks, *_model_checks(prepared.model_check)]
+        ended = outcome or Outcome(output_text=sink.text())
+        writer.finish(status, error, checks, ended.stored())
+        report("store", 1, 1)
+        stored = Stored(writer.uid, status, ended.output_text or "", result)
+        if later and early is not None and lost is not None and status == "completed":
+            early(stored)
+            report("effect", 0, 1)
+            start_time = time.monotonic()
+            effects, no_effects = lost.effects(prepared, planned, pairing, reader, follow, check)
+            shape = engine.loaded.shape
+            heads = shape.layers, shape.kv_heads
+            amend(writer.folder, effects, heads, no_effects, time.monotonic() - start_time)
+    return stored
 
 
 def _full_kv(

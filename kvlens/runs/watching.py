@@ -50,6 +50,8 @@ class Watched:
         self._number, self._prompt, self._tell, self._lanes = number, prompt_tokens, tell, lanes
         self.made = False
         """whether there was anything to see: a run that is made now"""
+        self.ended = False
+        """the output is whole"""
 
     def begun(self, uid: str) -> None:
         self._tell(self._lanes.change, self._number, {"uid": uid, "state": "running"})
@@ -59,6 +61,7 @@ class Watched:
         self._tell(self._lanes.frame, frame_of(self._number, visited))
 
     def decoded(self, text: str) -> None:
+        self.ended = True
         self._tell(self._lanes.change, self._number, {"text": text, "state": EXPLAINING})
 
     def sketched(self, step: int, attended: np.ndarray, coverage: np.ndarray | None) -> None:

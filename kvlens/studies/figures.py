@@ -9,6 +9,7 @@ import numpy as np
 
 from kvlens.lens.severity import full_right, outcome
 from kvlens.store.reader import TraceReader
+from kvlens.studies.means import output_figures
 
 
 def figures_of(reader: TraceReader) -> dict[str, Any]:
@@ -16,7 +17,7 @@ def figures_of(reader: TraceReader) -> dict[str, Any]:
 
     outcome (words), kinds (of kvlens.lens.severity.KINDS), right (the output is the expected answer), full_right (full
     KV's is), same_output (the output is full KV's), lost_at_step (the first step whose most probable token is not full
-    KV's), output (its beginning).
+    KV's), kl_there, margin_there and at_stop_token (at that step), output (its beginning), checks_passed.
     """
     came, meta, steps, loss = outcome(reader), reader.meta, reader.steps(), reader.loss()
     full = float(meta.full_kv_bytes or math.nan)
@@ -28,20 +29,27 @@ def figures_of(reader: TraceReader) -> dict[str, Any]:
         "full_right": full_right(reader),
         "same_output": None if meta.reference_output is None else output == meta.reference_output,
         "lost_at_step": came.lost_at,
-        "output": output[:200],
+        **output_figures(output),
+        "kl_there": came.kl,
+        "margin_there": came.margin,
+        "at_stop_token": came.stop,
         "prompt_tokens": (meta.prompt_tokens or 0) + meta.asked_steps,
         "steps": reader.n_steps,
         "kl_nats": _mean(loss["kl"]) if len(loss) else None,
         "coverage": _head_mean(reader, "coverage"),
+        "selection_recall": _head_mean(reader, "selection_recall"),
         "regret": _head_mean(reader, "regret"),
         "resident_share": float(steps["peak_bytes"].max()) / full,
         "resident_bytes": float(steps["peak_bytes"].max()),
+        "read_bytes_per_step": _kv_sum(reader, "read_bytes"),
         "read_share": _kv_sum(reader, "read_bytes") / full,
         "moved_bytes_per_step": _mean(steps["h2d_bytes"]),
+        "offloaded_bytes_per_step": _mean(steps["d2h_bytes"]),
         "attended_tokens": _kv_mean(reader, "attended_tokens"),
         "corrected_share": _corrected(reader),
         "reused_share": _reused(reader),
         "ms_per_step": _mean(steps["dur_us"]) / 1000,
+        "checks_passed": bool(reader.self_checks()["passed"].all()),
     }
     return {name: value for name, value in figures.items() if _is_there(value)}
 
@@ -50,12 +58,19 @@ FIGURES = {
     "right": ("share of prompts with the right answer", "share"),
     "same_output": ("share of prompts with full KV's output", "share"),
     "kl_nats": ("KL(full KV || method), mean over the steps whose contexts are the same", "nats"),
+    "score": ("score by the prompt's own task", "share"),
     "coverage": ("full attention's mass on tokens attended exactly, mean over steps, layers and query heads", "share"),
+    "selection_recall": (
+        "of as many tokens with most of full attention's mass as were attended, the share that was attended",
+        "share",
+    ),
     "regret": ("full attention's mass that a query head misses, mean over steps, layers and query heads", "share"),
     "resident_share": ("most KV bytes on the device inside a step, as a share of full KV", "share"),
     "resident_bytes": ("most KV bytes on the device inside a step", "bytes"),
     "read_share": ("KV bytes that a step reads, as a share of full KV", "share"),
     "moved_bytes_per_step": ("bytes copied to the device per step", "bytes"),
+    "offloaded_bytes_per_step": ("bytes copied to the host per step", "bytes"),
+    "read_bytes_per_step": ("KV bytes that a step reads", "bytes"),
     "attended_tokens": ("tokens in the softmax per step and KV head", "tokens"),
     "corrected_share": ("corrections among the decisions of query heads that speculate", "share"),
     "reused_share": ("selected tokens that were on the device already", "share"),

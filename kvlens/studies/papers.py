@@ -1,5 +1,5 @@
 """An arm of a study beside its method's paper: why a score is not the paper's. Parameters are those of the preset
-`paper`; the rest is what the paper's benchmark does, as far as kvlens has it from a source."""
+`paper`; the rest is what the paper's text or its benchmark says (kvlens.studies.protocols)."""
 
 from __future__ import annotations
 
@@ -20,16 +20,9 @@ from kvlens.store.errors import TraceError
 from kvlens.store.reader import TraceReader
 from kvlens.studies.errors import BadStudy
 from kvlens.studies.plan import Arm
+from kvlens.studies.protocols import BENCHMARKS, NOT_STATED, SETTINGS, protocol_of
 from kvlens.studies.table import Results
 
-PROTOCOLS = {
-    "LongBench": {
-        "prompt form": "the task's template, in the model's chat form but for few-shot and code tasks",
-        "truncation": "context cut in its middle to the model's length",
-        "scoring": "F1, ROUGE-L, accuracy or edit similarity, by task",
-    }
-}
-"""Method.benchmark -> what it does. LongBench: Bai et al. 2024, and its script pred.py, which the lab's task follows"""
 UNKNOWN = "not recorded here"
 
 
@@ -41,7 +34,8 @@ class Row:
     study: str
     paper: str
     state: str
-    """same | differs | check: one of the two values is not recorded here | ours: the paper is silent"""
+    """same | differs | check: a reader compares them, or the paper was not read | ours: the paper has no such value |
+    silent: the paper does not state it"""
 
 
 def beside_paper(results: Results, label: str, runs_dir: Path | None = None) -> list[Row]:
@@ -59,7 +53,7 @@ def beside_paper(results: Results, label: str, runs_dir: Path | None = None) -> 
         raise BadStudy("no_paper", "full KV is what methods are compared with: it has no paper's settings.")
     recorded = {} if runs_dir is None else _recorded(runs_dir, results, arm)
     rows = [*_parameters(method, arm, results, recorded), *_protocol(method, arm, results)]
-    order = ("differs", "check", "ours", "same")
+    order = ("differs", "check", "ours", "silent", "same")
     return sorted(rows, key=lambda row: order.index(row.state))
 
 
@@ -93,30 +87,35 @@ def _parameters(method: type[Method], arm: Arm, results: Results, recorded: Mapp
 
 def _protocol(method: type[Method], arm: Arm, results: Results) -> Iterator[Row]:
     shared = results.info.plan.shared
-    yield Row("model", short_model(shared.model), f"{UNKNOWN}; see {method.paper}", "check")
     used = _judge(results)
-    protocol = PROTOCOLS.get(method.benchmark, {})
+    protocol = protocol_of(method.name, method.benchmark)
+    budget = in_words(arm.budget) if arm.budget else "no limit"
     study = {
+        "model": short_model(shared.model),
         "prompt form": f"chat form {shared.chat}, " + ("the task's template" if used else "the prompt as it is"),
         "truncation": "none: a prompt is whole, or its file cuts it",
         "scoring": ", ".join(used) or "the output contains the answer",
+        "decoding": f"temperature {shared.temperature:g}" if shared.temperature else "greedy",
+        "number format of KV": shared.dtype,
+        "budget": f"{budget} of bytes on the device, tokens that are generated included",
     }
     kind = f"{method.benchmark.lower()}:"
     groups = [prompt.group for prompt in results.prompts]
-    same_benchmark = bool(protocol and used and groups) and all(group.startswith(kind) for group in groups)
+    same_benchmark = bool(method.benchmark and used and groups) and all(group.startswith(kind) for group in groups)
     agrees = {"prompt form": same_benchmark and shared.chat == "auto", "scoring": same_benchmark, "truncation": False}
-    for name, value in study.items():
+    for name in SETTINGS:
         paper = protocol.get(name, UNKNOWN)
-        state = "check" if paper == UNKNOWN else _same(agrees[name])
-        yield Row(name, value, f"{method.benchmark}: {paper}" if name in protocol else paper, state)
+        compared = name in agrees and method.benchmark in BENCHMARKS and name in BENCHMARKS[method.benchmark]
+        yield Row(name, study[name], paper, _same(agrees[name]) if compared else _unjudged(paper))
     queries = method.needs.queries > 0
     reads = "in the prompt: its score reads the last queries" if queries else "its score does not read it"
     same = arm.question == "in" or not queries
     yield Row("question", "in the prompt" if arm.question == "in" else "after the context", reads, _same(same))
-    yield Row("number format of KV", shared.dtype, UNKNOWN, "check")
-    budget = in_words(arm.budget) if arm.budget else "no limit"
-    counted = "bytes on the device, tokens that are generated included"
-    yield Row("budget", f"{budget} of {counted}", UNKNOWN, "check")
+
+
+def _unjudged(paper: str) -> str:
+    """The state of a setting that is text on both sides: a reader compares them."""
+    return "silent" if paper == NOT_STATED else "check"
 
 
 def _judge(results: Results) -> Sequence[str]:

@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
@@ -34,10 +34,15 @@ class Arm(BaseModel):
     """what the method is held to; '' for full KV"""
     question: str = "in"
     seed: int = 0
+    dtype: str = ""
+    """number format, where it is not the study's own: what rounding alone changes"""
 
     def key(self) -> str:
         """Return 12 hex digits that name the whole configuration."""
-        text = json.dumps(self.model_dump(mode="json"), sort_keys=True)
+        fields = self.model_dump(mode="json")
+        if not self.dtype:
+            del fields["dtype"]  # as studies were keyed before there were several formats
+        text = json.dumps(fields, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     def settings(self) -> dict[str, str]:
@@ -48,6 +53,7 @@ class Arm(BaseModel):
             "budget": self.budget,
             "question": self.question,
             "seed": str(self.seed),
+            "dtype": self.dtype,
         }
         return fields | {name: str(value) for name, value in self.overrides.items()}
 
@@ -67,6 +73,13 @@ class StudyPlan(BaseModel):
     budgets: tuple[str, ...] = (DEFAULT_SHARE,)
     questions: tuple[str, ...] = ("in",)
     seeds: tuple[int, ...] = (0,)
+    reference_dtypes: tuple[str, ...] = ()
+    """number formats in which full KV is run once more: the noise floor"""
+    traces: bool = True
+    """every trial is a stored run; without, figures alone are kept, and no trial is compared with full KV step by
+    step"""
+    generation: Literal["shared", "task"] = "shared"
+    """task: tokens at most, temperature, top-p and seed are those of each prompt's task"""
 
     def check(self) -> None:
         """Raise ValueError with one sentence for no method, unknown names and values, and budgets that are none."""
@@ -88,8 +101,9 @@ class StudyPlan(BaseModel):
         """Return all arms, those of full KV first, each once."""
         arms: dict[str, Arm] = {}
         for question, seed in itertools.product(self.questions, self.seeds):
-            arm = Arm(method=methods.REFERENCE, question=question, seed=seed)
-            arms[arm.key()] = arm
+            for dtype in ("", *self.reference_dtypes):
+                arm = Arm(method=methods.REFERENCE, question=question, seed=seed, dtype=dtype)
+                arms[arm.key()] = arm
         for entrant in self.entrants:
             if entrant.method == methods.REFERENCE:
                 continue
@@ -105,9 +119,10 @@ class StudyPlan(BaseModel):
     def request(self, arm: Arm) -> RunRequest:
         """Return the run of an arm. Its budget holds a method that keeps all KV to that share of the tokens it attends,
         where it has a parameter for it, as races and benchmarks do."""
-        shared = self.shared.model_copy(
-            update={"budget": arm.budget or None, "question": arm.question, "seed": arm.seed}
-        )
+        changes = {"budget": arm.budget or None, "question": arm.question, "seed": arm.seed}
+        if arm.dtype:
+            changes["dtype"] = arm.dtype
+        shared = self.shared.model_copy(update=changes)
         if arm.method == methods.REFERENCE:
             return RaceRequest(shared=shared, entrants=()).reference
         entrant = Entrant(method=arm.method, preset=arm.preset, overrides=arm.overrides)
@@ -156,4 +171,6 @@ def _label(arm: Arm, model: str, settings: Sequence[Mapping[str, str]], varied: 
         parts.append(f"question {arm.question}")
     if "seed" in varied:
         parts.append(f"seed {arm.seed}")
+    if arm.dtype:
+        parts.append(f"in {arm.dtype}")
     return " ".join(parts)

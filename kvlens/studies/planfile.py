@@ -17,7 +17,9 @@ from kvlens.studies.errors import BadStudy
 from kvlens.studies.limits import Thresholds
 from kvlens.studies.plan import StudyPlan
 
-AXES = ("name", "prompts", "methods", "budgets", "questions", "seeds", "gate")
+FORMS = ("reference_dtypes", "traces", "generation")
+"""keys of the file that say how the trials are run (kvlens.studies.plan.StudyPlan)"""
+AXES = ("name", "prompts", "methods", "budgets", "questions", "seeds", *FORMS, "gate")
 """keys of the file that are no setting of a run"""
 SETTINGS = (
     "model",
@@ -78,6 +80,7 @@ def read_plan(path: Path) -> PlanFile:
             budgets=_texts(data, "budgets", (DEFAULT_SHARE,)),
             questions=_texts(data, "questions", ("in",)),
             seeds=tuple(_list(data, "seeds", (0,))),
+            **{name: data[name] for name in FORMS if name in data},
         )
         thresholds = Thresholds.model_validate(_table(data.get("gate"), "[gate]"))
     except ValidationError as error:

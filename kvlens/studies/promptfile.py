@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from kvlens import tasks
-from kvlens.studies.promptrow import StudyPrompt, prompt_of
+from kvlens.studies.promptrow import StudyPrompt, prompt_of, task_prompt
 from kvlens.tasks.base import Encoding
 from kvlens.text.prompts import BadPrompt, read_prompt
 
@@ -24,8 +24,8 @@ MOST_BYTES = 256 << 20
 MOST_PROMPTS = 10_000
 DEPTHS = (0.1, 0.3, 0.5, 0.7, 0.9)
 """places of the asked fact in generated prompts, one after the other"""
-DRAWN = {"length": 1024, "prompts": 20, "seed": 0}
-"""what can be set of a generated task, with the defaults"""
+DRAWN = {"length": 1024, "prompts": 20, "seed": 0, "depth": None}
+"""what can be set of a generated task, with the defaults. depth: percent; None: it goes round over DEPTHS"""
 _SET = re.compile(r"(?P<name>[\w-]+)(?P<given>(@\w+=\d+)*)")
 
 
@@ -81,26 +81,26 @@ def _prompts_in(name: str, encoding: Callable[[], Encoding]) -> Iterator[StudyPr
     drawn = _SET.fullmatch(name)
     if drawn is None or drawn["name"] not in tasks.registry():
         raise BadPrompt(f"'{name}' is no file and no task: name a file, KIND:PATH or a task (`kvlens bench tasks`).")
-    values = dict(DRAWN)
+    values: dict[str, Any] = dict(DRAWN)
     for part in drawn["given"].split("@")[1:]:
         setting, _, value = part.partition("=")
         if setting not in values:
             raise BadPrompt(f"a generated task has no setting '{setting}'; it has {', '.join(DRAWN)}.")
         values[setting] = int(value)
-    yield from _of_task(drawn["name"], values["prompts"], values["length"], values["seed"], encoding())
+    depth = None if values["depth"] is None else values["depth"] / 100
+    yield from _of_task(drawn["name"], values["prompts"], values["length"], values["seed"], encoding(), depth)
 
 
-def _of_task(name: str, count: int, length: int | None, seed: int, encoding: Encoding) -> Iterator[StudyPrompt | str]:
-    task = tasks.get(name)
+def _of_task(
+    name: str, count: int, length: int | None, seed: int, encoding: Encoding, depth: float | None = None
+) -> Iterator[StudyPrompt | str]:
+    """depth: of the asked fact in all prompts; None: it goes round."""
     for index in range(count):
-        depth = None if length is None else DEPTHS[index % len(DEPTHS)]
+        place = depth if depth is not None or length is None else DEPTHS[index % len(DEPTHS)]
         try:
-            prompt_text = tasks.ask(task, length, depth, seed + index, encoding, index)
+            yield task_prompt(name, length, place, seed + index, index, encoding, f"{_short(name)}-{index}")
         except ValueError as error:
             yield f"prompt {index} of {name}: {error}"
-            continue
-        source = tasks.prompt_of(prompt_text)
-        yield StudyPrompt(f"{_short(name)}-{index}", source, _short(name))
 
 
 def _of_file(path: Path) -> Iterator[StudyPrompt | str]:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
+from kvlens import tasks
+from kvlens.tasks.base import Encoding
 from kvlens.text.messages import conversation
 from kvlens.text.prompts import BadPrompt, PromptText, asking, checked, expecting
 
@@ -24,6 +27,7 @@ NAMES = (
     "task",
     "seed",
     "question_start",
+    "drawn",
 )
 """names of a row's fields; others are left unread"""
 
@@ -39,11 +43,13 @@ class StudyPrompt:
     """prompts that are also counted apart: a task, a kind of document"""
     system: str | None = None
     turns: tuple[tuple[str, str], ...] = field(default=())
+    drawn: Mapping[str, Any] = field(default_factory=dict)
+    """what makes a prompt of a task again (`kvlens.tasks.remake`): task, length, depth, seed, index; {} of others"""
 
     @property
     def content(self) -> str:
         """What makes two prompts the same one: a repeat is no second observation."""
-        return json.dumps({**self.row(), "id": "", "group": ""}, sort_keys=True, default=str)
+        return json.dumps({**self.row(), "id": "", "group": "", "drawn": {}}, sort_keys=True, default=str)
 
     def row(self) -> dict[str, Any]:
         """Return the prompt as a study's file keeps it, which `prompt_of` reads."""
@@ -60,8 +66,19 @@ class StudyPrompt:
             "question_start": source.question,
             "system": self.system,
             "turns": [list(turn) for turn in self.turns],
+            "drawn": dict(self.drawn),
         }
-        return {name: value for name, value in row.items() if value not in (None, "", [])}
+        return {name: value for name, value in row.items() if value not in (None, "", [], {})}
+
+
+def task_prompt(
+    task: str, length: int | None, depth: float | None, seed: int, index: int, encoding: Encoding, prompt_id: str
+) -> StudyPrompt:
+    """Return prompt `index` of a task, which belongs to the group of its task. Raises ValueError with one sentence."""
+    drawn = {"task": task, "length": length, "depth": depth, "seed": seed, "index": index}
+    kind, colon, path = task.partition(":")
+    group = f"{kind}:{Path(path).name}" if colon else task
+    return StudyPrompt(prompt_id, tasks.prompt_of(tasks.remake(drawn, encoding)), group, drawn=drawn)
 
 
 def prompt_of(row: Mapping[str, Any], default_id: str, name: str) -> StudyPrompt:
@@ -83,7 +100,9 @@ def prompt_of(row: Mapping[str, Any], default_id: str, name: str) -> StudyPrompt
     else:
         source = _plain(row, name)
     source = _answered(source, row, name)
-    return StudyPrompt(_text(row, "id", name) or default_id, source, _group(row, name), system, turns)
+    drawn = row.get("drawn")
+    about = dict(drawn) if isinstance(drawn, Mapping) else {}
+    return StudyPrompt(_text(row, "id", name) or default_id, source, _group(row, name), system, turns, about)
 
 
 def _plain(row: Mapping[str, Any], name: str) -> PromptText:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -54,6 +54,23 @@ class Done:
     """of the worker's model"""
 
 
+@dataclass(frozen=True)
+class Part:
+    """What of a study is run."""
+
+    trials: Collection[tuple[str, str]] | None = None
+    """(prompt, key of the arm); None: all"""
+    origins: Mapping[str, str] | None = None
+    """method -> what makes its trials comparable: a trial of another origin is run again; None: trials stay"""
+
+    def has(self, prompt: str, arm: str) -> bool:
+        """Return whether a trial is part of it."""
+        return self.trials is None or (prompt, arm) in self.trials
+
+
+WHOLE = Part()
+
+
 class StudyWorker:
     """Loads the model once and runs trials of one study, one at a time. It stores runs, and writes no file of the
     study."""
@@ -76,16 +93,23 @@ class Study:
     """A stored study that is carried out."""
 
     def __init__(
-        self, runs_dir: Path, info: StudyInfo, audience: Audience, cancelled: Callable[[], bool], models: ModelSource
+        self,
+        runs_dir: Path,
+        info: StudyInfo,
+        audience: Audience,
+        cancelled: Callable[[], bool],
+        models: ModelSource,
+        part: Part,
     ) -> None:
         self._runs, self._info, self._audience, self._cancelled = runs_dir, info, audience, cancelled
-        self._models = models
+        self._models, self._part = models, part
         self._arms = {arm.key(): arm for arm in info.plan.arms()}
         self._prompts = {prompt.id: prompt for prompt in storage.read_prompts(runs_dir, info.id)}
+        planned = [(prompt, arm) for prompt in self._prompts for arm in self._arms if part.has(prompt, arm)]
         trials = storage.read_trials(runs_dir, info.id)
-        self._ended = {(trial.prompt, trial.arm) for trial in trials if trial.ended}
-        self._done = len(self._ended)
-        self._total = len(self._arms) * len(self._prompts)
+        self._ended = {(trial.prompt, trial.arm) for trial in trials if self._serves(trial)}
+        self._done = len(self._ended & set(planned))
+        self._total = len(planned)
 
     def run(self, crew: Crew) -> bool:
         """Run what has not ended -> whether the study is whole. Raises ValueError or TraceError with one sentence where
@@ -97,11 +121,24 @@ class Study:
             self._run_apart(groups, crew)
         return self._done == self._total
 
+    def _serves(self, trial: Trial) -> bool:
+        """The trial has ended. Where origins count, it is of that origin, and its run is there where it has one."""
+        origins = self._part.origins
+        if not trial.ended or trial.arm not in self._arms:
+            return False
+        if origins is None:
+            return True
+        if trial.origin != origins.get(self._arms[trial.arm].method):
+            return False
+        return trial.uid is None or (self._runs / trial.uid / "trace.duckdb").is_file()
+
     def _pending(self, prompt: str) -> list[Item]:
         """What has not ended of a prompt, in the order in which a reading and a reference serve the most."""
-        arms = [arm for key, arm in self._arms.items() if (prompt, key) not in self._ended]
+        arms = [
+            arm for key, arm in self._arms.items() if (prompt, key) not in self._ended and self._part.has(prompt, key)
+        ]
         questions, seeds = self._info.plan.questions, self._info.plan.seeds
-        arms.sort(key=lambda arm: (questions.index(arm.question), seeds.index(arm.seed)))
+        arms.sort(key=lambda arm: (questions.index(arm.question), arm.dtype, seeds.index(arm.seed)))
         return [Item(prompt, arm.key()) for arm in arms]
 
     def _run_here(self, groups: list[list[Item]]) -> None:
@@ -129,7 +166,9 @@ class Study:
 
     def _finish(self, result: Done) -> None:
         self._keep_model(result.fingerprint)
-        trial = result.trial
+        trial, origins = result.trial, self._part.origins
+        if origins is not None:
+            trial = replace(trial, origin=origins[self._arms[trial.arm].method])
         storage.append(self._runs, self._info.id, trial)
         if trial.ended:
             self._done += 1
@@ -158,15 +197,17 @@ def carry_out(
     cancelled: Callable[[], bool],
     models: ModelSource = BY_NAME,
     crew: Crew | None = None,
+    part: Part = WHOLE,
 ) -> bool:
     """Run what a stored study lacks -> whether it is whole now. Cancelled, every trial that has ended is kept.
 
     Args:
         crew: workers that share the prompts; None: one, in this process. Workers apart finish the trial that they are
             in when the study is cancelled.
+        part: what of the study is run.
 
     Raises StudyBusy while another process carries it out; ValueError or TraceError with one sentence.
     """
     with storage.carried_out_alone(runs_dir, study_id):
         info = storage.read(runs_dir, study_id)
-        return Study(runs_dir, info, audience, cancelled, models).run(crew or Crew())
+        return Study(runs_dir, info, audience, cancelled, models, part).run(crew or Crew())

@@ -67,6 +67,10 @@ class Trial:
     """one sentence on why it was refused or failed"""
     figures: dict[str, Any] | None = None
     """see kvlens.studies.figures"""
+    smallest_share: float | None = None
+    """of full KV, that the method needs where the budget was below it"""
+    origin: str | None = None
+    """what made it: code, weights and settings; None: it was not asked for"""
 
     @property
     def ended(self) -> bool:
@@ -75,12 +79,17 @@ class Trial:
 
 
 def create(
-    runs_dir: Path, plan: StudyPlan, prompts: Sequence[StudyPrompt], thresholds: Thresholds | None = None
+    runs_dir: Path,
+    plan: StudyPlan,
+    prompts: Sequence[StudyPrompt],
+    thresholds: Thresholds | None = None,
+    study_id: str | None = None,
 ) -> StudyInfo:
-    """Store a study that has not begun, and return it. Raises TraceError when it cannot be stored."""
+    """Store a study that has not begun, and return it. study_id: None: a new one. Raises TraceError when it cannot be
+    stored."""
     from kvlens import __version__
 
-    info = StudyInfo(id=new_uid(), created=now(), kvlens=__version__, plan=plan, thresholds=thresholds)
+    info = StudyInfo(id=study_id or new_uid(), created=now(), kvlens=__version__, plan=plan, thresholds=thresholds)
     folder = runs_dir / FOLDER / info.id
     try:
         folder.mkdir(parents=True, mode=0o700)

@@ -175,8 +175,15 @@ def estimated(values: Iterable[Any], figure: str) -> tuple[float, float, float]:
 
 
 def _flat(figures: Mapping[str, Any]) -> dict[str, Any]:
-    """Figures as cells of a table: a list of words is one text."""
-    return {name: " ".join(value) if isinstance(value, list) else value for name, value in figures.items()}
+    """Figures as cells of a table: a list of words is one text, and so is what a preset chose."""
+    cells: dict[str, Any] = {}
+    for name, value in figures.items():
+        if isinstance(value, list):
+            value = " ".join(value)
+        elif isinstance(value, dict):
+            value = ", ".join(f"{key}={item}" for key, item in value.items())
+        cells[name] = value
+    return cells
 
 
 def _columns(arm: Arm) -> dict[str, Any]:

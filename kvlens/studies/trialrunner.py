@@ -7,14 +7,14 @@ import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from kvlens import methods
+from kvlens import methods, tasks
 from kvlens.memory.budget import BudgetInfeasible
 from kvlens.methods.faults import MethodFault, stray
 from kvlens.models.device import settle
 from kvlens.runs.carrying import give_back
-from kvlens.runs.preparing import Pairing, Prepared, advice, check, plan, prepare, reference_key, sizes_of
+from kvlens.runs.preparing import Pairing, Plan, Prepared, advice, check, plan, prepare, reference_key, sizes_of
 from kvlens.runs.readings import keeping
 from kvlens.runs.request import BY_NAME, ModelSource, Report, RunRequest
 from kvlens.shortage import Shortage
@@ -24,6 +24,7 @@ from kvlens.studies.errors import BadStudy
 from kvlens.studies.figures import figures_of
 from kvlens.studies.plan import Arm, StudyPlan
 from kvlens.studies.promptrow import StudyPrompt
+from kvlens.studies.scoring import Scorer, settings_of
 from kvlens.studies.storage import StudyInfo, Trial
 from kvlens.text.prompts import tokenize
 
@@ -49,18 +50,22 @@ class TrialRunner:
         self._models = models
         self._plan: StudyPlan = info.plan
         self._arms = self._plan.arms()
-        self._base: Prepared | None = None
-        self._place: tuple[str, str] | None = None
-        """(prompt, place of the question) of what is prepared"""
+        self._bases: dict[str, Prepared] = {}
+        """number format -> the model in it; '' is the study's own"""
+        self._place: tuple[str, str, str] | None = None
+        """(prompt, place of the question, number format) of what is prepared"""
         self._prepared: Prepared | str = ""
         """the model with the prompt; a sentence where it cannot be fed"""
         self._references: dict[int, Reference | Trial] = {}
         """seed -> full KV's run, or the trial of an arm that cannot be compared with one"""
+        self._last: Prepared | None = None
+        """of the prompt that was prepared last: the next one may begin with the same tokens"""
+        self._scorer = Scorer()
 
     @property
     def fingerprint(self) -> str | None:
         """Of the model; None before the first trial."""
-        return None if self._base is None else self._base.fingerprint
+        return self._bases[""].fingerprint if "" in self._bases else None
 
     def trial(self, prompt: StudyPrompt, arm: Arm) -> Trial | None:
         """Run a trial; None where it was cancelled. Whatever goes wrong in a method's hook is its own trial's.
@@ -68,9 +73,11 @@ class TrialRunner:
         Raises ValueError where the model cannot be loaded, BadStudy `model_changed` where its weights are not those
         that the study began with.
         """
-        prepared = self._prompt(prompt, arm.question)
+        prepared = self._prompt(prompt, arm)
         if isinstance(prepared, str):
             return Trial(prompt.id, arm.key(), "refused", message=prepared)
+        if not self._plan.traces:
+            return self._run_unstored(prompt, prepared, arm)
         reference = self._reference(prompt, arm, prepared)
         if reference is None:
             return None
@@ -86,19 +93,20 @@ class TrialRunner:
         self._references.clear()
         give_back()
 
-    def _prompt(self, prompt: StudyPrompt, question: str) -> Prepared | str:
-        if self._place != (prompt.id, question):
+    def _prompt(self, prompt: StudyPrompt, arm: Arm) -> Prepared | str:
+        place = prompt.id, arm.question, arm.dtype
+        if self._place != place:
             if self._place is not None:
                 self.end_prompt()
-            request = self._request(prompt, Arm(method=methods.REFERENCE, question=question))
-            arms = [arm for arm in self._arms if arm.question == question]
+            full = Arm(method=methods.REFERENCE, question=arm.question, dtype=arm.dtype)
+            arms = [each for each in self._arms if (each.question, each.dtype) == place[1:]]
             try:
-                self._prepared = self._prepare(prompt, request, arms)
+                self._prepared = self._prepare(prompt, self._request(prompt, full), arms, arm.dtype)
             except ValueError as error:
-                if self._base is None or isinstance(error, BadStudy):
+                if arm.dtype not in self._bases or isinstance(error, BadStudy):
                     raise  # the model, not the prompt
                 self._prepared = str(error)
-            self._place = prompt.id, question
+            self._place = place
         return self._prepared
 
     def _reference(self, prompt: StudyPrompt, arm: Arm, prepared: Prepared) -> Reference | Trial | None:
@@ -107,7 +115,7 @@ class TrialRunner:
 
         if arm.seed in self._references:
             return self._references[arm.seed]
-        full = Arm(method=methods.REFERENCE, question=arm.question, seed=arm.seed)
+        full = Arm(method=methods.REFERENCE, question=arm.question, seed=arm.seed, dtype=arm.dtype)
         request = self._request(prompt, full)
         try:
             plan(request, prepared)
@@ -124,6 +132,7 @@ class TrialRunner:
         from kvlens.runs.storing import store
 
         request = self._request(prompt, arm)
+        planned: Plan | None = None
         try:
             check(request)
             planned = plan(request, prepared)
@@ -133,45 +142,96 @@ class TrialRunner:
             fault = stray(arm.method, error)
             if not isinstance(fault, Exception):
                 raise
-            return None if self._cancelled() else self._stopped(prompt, prepared, arm, request, fault)
-        return self._completed(prompt, arm, stored.uid) if stored.status == "completed" else None
+            return None if self._cancelled() else self._stopped(prompt, prepared, arm, request, fault, planned)
+        return self._completed(prompt, arm, stored.uid, planned) if stored.status == "completed" else None
+
+    def _run_unstored(self, prompt: StudyPrompt, prepared: Prepared, arm: Arm) -> Trial | None:
+        """The trial of an arm whose figures alone are kept; None where it was cancelled."""
+        from kvlens.studies.unstored import measure
+
+        request = self._request(prompt, arm).model_copy(update={"oracle": "off", "phases": False})
+        planned: Plan | None = None
+        try:
+            check(request)
+            planned = plan(request, prepared)
+            figures = measure(prepared, planned, prompt, self._cancelled)
+        except BaseException as error:
+            fault = stray(arm.method, error)
+            if not isinstance(fault, Exception):
+                raise
+            return None if self._cancelled() else self._stopped(prompt, prepared, arm, request, fault, planned)
+        return self._ended(prompt, arm, figures, planned)
 
     def _stopped(
-        self, prompt: StudyPrompt, prepared: Prepared, arm: Arm, request: RunRequest, error: Exception
+        self,
+        prompt: StudyPrompt,
+        prepared: Prepared,
+        arm: Arm,
+        request: RunRequest,
+        error: Exception,
+        planned: Plan | None,
     ) -> Trial:
-        """A trial that did not come to its end."""
+        """A trial that did not come to its end. planned: as far as it came."""
+        smallest = None
         if isinstance(error, BudgetInfeasible):
+            smallest = round(error.smallest / error.full, 4)
             error = advice(request, sizes_of(request, prepared), error.smallest)
         if isinstance(error, Shortage | TraceError | MethodFault):
             return Trial(prompt.id, arm.key(), "failed", message=str(error))
         if isinstance(error, ValueError):
-            return Trial(prompt.id, arm.key(), "refused", message=str(error))
+            figures = None if planned is None else settings_of(planned)
+            return Trial(prompt.id, arm.key(), "refused", None, str(error), figures, smallest)
         traceback.print_exception(error)
         return Trial(prompt.id, arm.key(), "failed", message=f"{type(error).__name__}: {error}")
 
-    def _completed(self, prompt: StudyPrompt, arm: Arm, uid: str) -> Trial:
+    def _completed(self, prompt: StudyPrompt, arm: Arm, uid: str, planned: Plan | None = None) -> Trial:
         with TraceReader.open(self._runs, uid) as reader:
-            return Trial(prompt.id, arm.key(), "completed", uid, figures=figures_of(reader))
+            return self._ended(prompt, arm, figures_of(reader), planned, uid)
+
+    def _ended(
+        self, prompt: StudyPrompt, arm: Arm, figures: dict[str, Any], planned: Plan | None, uid: str | None = None
+    ) -> Trial:
+        """The trial of these figures, with the task's own score and what the preset chose. planned: None of full
+        KV."""
+        if prompt.drawn:
+            tokenizer = self._bases[arm.dtype].engine.loaded.tokenizer
+            figures["score"] = self._scorer.score(prompt, str(figures["whole_output"]), tokenizer)
+        if planned is not None:
+            figures |= settings_of(planned)
+        figures.pop("whole_output", None)
+        return Trial(prompt.id, arm.key(), "completed", uid, figures=figures)
 
     def _request(self, prompt: StudyPrompt, arm: Arm) -> RunRequest:
         changes: dict[str, object] = {"device": settle(self._plan.shared.device)}
+        if self._plan.generation == "task" and prompt.drawn:
+            drawn = tasks.get(str(prompt.drawn["task"])).generation(int(prompt.drawn["index"]))
+            changes |= {"max_new": drawn.new_tokens, "temperature": drawn.temperature, "top_p": drawn.top_p}
+            changes |= {"seed": drawn.seed}
         if prompt.system is not None:
             changes["system"] = prompt.system
         if prompt.turns:
             changes["turns"] = prompt.turns
         return self._plan.request(arm).model_copy(update=changes)
 
-    def _prepare(self, prompt: StudyPrompt, request: RunRequest, arms: list[Arm]) -> Prepared:
+    def _prepare(self, prompt: StudyPrompt, request: RunRequest, arms: list[Arm], dtype: str) -> Prepared:
         """The loaded model with the prompt, whose reading serves all methods that are to come. Raises ValueError."""
         reading = keeping([methods.get(arm.method) for arm in arms])
-        if self._base is None:
-            self._base = prepare(request, prompt.source, self._report, models=self._models)
-            self._same_model(self._base.fingerprint)
-            return replace(self._base, kept=reading)
-        tokenizer = self._base.engine.loaded.tokenizer
+        if dtype not in self._bases:
+            base = prepare(request, prompt.source, self._report, models=self._models)
+            if not dtype:
+                self._same_model(base.fingerprint)
+            self._bases[dtype] = base
+            self._last = replace(base, kept=reading)
+            return self._last
+        base = self._bases[dtype]
+        tokenizer = base.engine.loaded.tokenizer
         form = (request.chat, request.system, request.question)
         tokens = tokenize(prompt.source, tokenizer, None, request.max_new, *form, None, request.turns)
-        return replace(self._base, prompt=tokens, kept=reading)
+        last = self._last
+        if last is not None and last.prompt.ids == tokens.ids and last.engine is base.engine:
+            reading = last.kept or reading  # another question about the same context
+        self._last = replace(base, prompt=tokens, kept=reading)
+        return self._last
 
     def _same_model(self, fingerprint: str) -> None:
         if self._info.fingerprint not in (None, fingerprint):

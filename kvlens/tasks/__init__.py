@@ -239,6 +239,7 @@ __all__ = [
     "Generation",
     "Task",
     "UnknownTask",
+    "Unscored",
     "ask",
     "built_in",
     "catalogue",

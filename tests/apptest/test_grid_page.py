@@ -16,7 +16,7 @@ from kvlens.app.ui.benchmarks import gridview
 from kvlens.app.ui.benchmarks.griddata import Look, Suite, cells, lines, noise_floor, read_look, trials_of
 from kvlens.app.ui.benchmarks.trials import came_out
 from kvlens.app.ui.common import sentences
-from kvlens.lab.bench.sweep import file as sweepfile
+from kvlens.lab.bench import sweepfile
 from kvlens.lab.results.summary import summary
 
 ABOUT = {

@@ -137,7 +137,7 @@ def test_the_pages_show_it_in_its_colour(lost: tuple[Path, str], here: None, vis
 def test_the_quality_table_takes_it(installed: Path, kvlens: Command) -> None:
     out = installed / "quality.json"
     asked = f"bench quality --methods full,{NAME} --tasks needle --budgets 20% --length 256 --prompts 1"
-    said = kvlens(*asked.split(), "--out", str(out), "--kept", str(installed / "kept.jsonl"))
+    said = kvlens(*asked.split(), "--out", str(out), "--runs", str(installed / "runs"))
     assert TITLE in said
     lines = {line["method"]: line for line in json.loads(out.read_text(encoding="utf-8"))["lines"]}
     assert lines[NAME]["n"] == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import time
 from pathlib import Path
@@ -21,6 +22,7 @@ from kvlens.app.ui.common.widgets import plain
 from kvlens.app.ui.run import preflight
 from kvlens.demo import tasks as demo_tasks
 from kvlens.demo.encode import demo_encode
+from kvlens.lens.condition import AFTER
 from kvlens.runs.request import AUTO
 from kvlens.store.reader import TraceReader
 from kvlens.text.prompts import decode
@@ -375,6 +377,10 @@ def test_the_question_can_be_fed_after_the_context(
     assert app.radio(key="form_question").value == "in"
     app.radio(key="form_question").set_value("after").run()
     assert not app.error, "a generated task says where its question begins"
+    line = next(text.value for text in app.text if " · n = " in text.value)
+    parts = line.split(" · ")
+    assert (parts[0], parts[2], parts[4]) == ("demo", AFTER, "n = 1")
+    assert re.fullmatch(r"budget \d+\.?\d*%", parts[3]), "the budget that auto stands for"
     app.segmented_control(key="form_source").set_value("Paste").run()
     app.text_area(key="form_text").set_value("The code of the gate is 4821. " * 120).run()
     assert sentences.NO_QUESTION_START in app.error[0].value.replace("\\", "")

@@ -9,11 +9,13 @@ import pytest
 from streamlit.testing.v1 import AppTest
 from uiruns import Runs, Visit
 
+from kvlens.app.ui.common.exportruns import table_file
 from kvlens.app.ui.common.jobs import JobManager
 from kvlens.app.ui.study import form
 from kvlens.app.ui.study.request import StudyChoice, extend_command, resume_command, study_command
 from kvlens.runs.races import Entrant
 from kvlens.runs.request import RunRequest
+from kvlens.store.reader import TraceReader
 from kvlens.studies import storage
 from kvlens.studies.limits import Thresholds
 from kvlens.studies.plan import StudyPlan
@@ -133,3 +135,28 @@ def test_the_command_is_what_the_form_says() -> None:
     assert argv[argv.index("--methods") + 1] == "snapkv,quest"
     assert argv[argv.index("--questions") + 1] == "in,after"
     assert len(choice.plan().arms()) == 2 + 2 * 2 * 2 + 2 * 2
+
+
+def test_any_table_of_all_runs_of_a_study_is_exported(runs: Runs, visit: Visit) -> None:
+    app = visit(runs.folder, "study", study=make_study(runs.folder, runs.whole))
+    stem = next(box.key for box in app.selectbox if box.key.startswith("export_table_")).removeprefix("export_table_")
+    app.selectbox(key=f"export_table_{stem}").set_value("decisions").run()
+    app.button(key=f"export_make_{stem}").click().run()
+    assert not app.exception
+    assert not app.error
+    (saved,) = [item for item in app.get("download_button") if item.proto.label == "Save decisions.csv"]
+    assert saved.proto.url.endswith(".csv")
+    content = table_file([runs.whole, runs.whole], runs.folder, "steps", "csv")
+    header, *lines = content.decode().splitlines()
+    assert {"uid", "method", "outcome", "step"} <= {name.strip('"') for name in header.split(",")}
+    with TraceReader.open(runs.folder, runs.whole) as reader:
+        assert len(lines) == 2 * reader.n_steps
+
+
+def test_the_signals_of_a_study_are_drawn_when_they_are_asked_for(runs: Runs, visit: Visit) -> None:
+    study = make_study(runs.folder, runs.whole)
+    app = visit(runs.folder, "study", study=study)
+    switch = app.toggle(key=f"foresight_kvlens-study-{study}")
+    assert not switch.value
+    switch.set_value(True).run()
+    assert not app.exception

@@ -51,8 +51,6 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
             str(folder / "runs"),
             "--out",
             str(results / "grid.json"),
-            "--kept",
-            str(folder / "kept.jsonl"),
         ],
         cwd=ROOT,
         check=True,

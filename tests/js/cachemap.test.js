@@ -58,6 +58,13 @@ test("a hole of any head names the head that lost most", () => {
   assert.deepEqual(brief(holesAt(view(true), 0)), [[2, 4, 1, 0.4, 3]]);
 });
 
+test("a loss to a summary of any head is a hole of its own kind", () => {
+  const shown = view(true);
+  assert.deepEqual([holesAt(shown, 0)[0].summary, anySummaryHole(shown, 4)], [false, false]);
+  shown.run.arrays.worst_summary = Uint8Array.from([1]);
+  assert.deepEqual([holesAt(shown, 0)[0].summary, anySummaryHole(shown, 4)], [true, true]);
+});
+
 test("steps at which full attention was not recorded are known", () => {
   assert.deepEqual([0, 1, 2, 3].map((step) => sampledAt(view(false), step)), [true, true, false, true]);
   assert.deepEqual([0, 1, 2, 3].map((step) => sampledAt(view(true), step)), [true, false, true, false]);

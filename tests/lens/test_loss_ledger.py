@@ -18,8 +18,6 @@ from kvlens.engine.engine import Engine, Options
 from kvlens.engine.models import load
 from kvlens.holds import Drop
 from kvlens.instruments import CutRow, Oracle, Scores
-from kvlens.lab.studies.foresight import track_of
-from kvlens.lab.studies.ledger_signals import signals_of, varentropy
 from kvlens.ledger.account import LossLedger, Share, split
 from kvlens.ledger.causes import CODES, INDEX, REST
 from kvlens.ledger.classify import Causes, classify, decided
@@ -27,8 +25,10 @@ from kvlens.ledger.frontier import find_frontier
 from kvlens.ledger.measure import Measure, NothingLost
 from kvlens.ledger.ofrun import measure_ledger
 from kvlens.ledger.pooled import pooled
+from kvlens.ledger.signals import signals_of, varentropy
 from kvlens.ledger.storage import FILE, stored_ledger
 from kvlens.ledger.story import Story
+from kvlens.ledger.tracks import track_of
 from kvlens.lens.trials import Trials
 from kvlens.memory.budget import Budget
 from kvlens.methods import make_parameters

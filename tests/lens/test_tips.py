@@ -11,8 +11,9 @@ from typer.testing import CliRunner
 
 import kvlens
 from kvlens.cli.main import app
+from kvlens.lens.storedtips import stored_tip
 from kvlens.lens.tipping import Probe, Tip, find_tip
-from kvlens.lens.tips import Axis, CannotTip, stored_tip, tips
+from kvlens.lens.tips import Axis, CannotTip, tips
 from kvlens.lens.trylist import tries_in
 from kvlens.store.reader import TraceReader
 
@@ -84,6 +85,19 @@ def test_a_lost_run_tips_where_its_budget_holds_the_fact(lost: Lost) -> None:
     own = [probe.uid for probe in tip.probes if probe.uid != lost.uid]
     assert {probe.uid for probe in stored.probes} >= set(own)
     assert stored.right == tip.right
+
+
+def test_a_search_that_is_asked_for_again_runs_nothing(lost: Lost, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does it load the model. A finer search runs the new values alone."""
+    first = tips(lost.runs, lost.uid, quiet, resolution=20)
+    count = len(tries_in(lost.runs, lost.uid))
+    with monkeypatch.context() as patch:
+        patch.setattr("kvlens.lens.tips.reload", None)
+        assert tips(lost.runs, lost.uid, quiet, resolution=20) == first
+    assert len(tries_in(lost.runs, lost.uid)) == count
+    finer = tips(lost.runs, lost.uid, quiet, resolution=4)
+    added = len(tries_in(lost.runs, lost.uid)) - count
+    assert 0 < added < len(finer.probes) - 1
 
 
 def test_the_command_and_the_api_say_the_same(lost: Lost) -> None:

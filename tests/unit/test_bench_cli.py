@@ -46,8 +46,8 @@ def test_a_sweep_of_a_file_writes_its_rows_and_goes_on(tmp_path: Path, capsys: p
         "full",
         "--tasks",
         f"ruler:{data}",
-        "--kept",
-        str(tmp_path / "k.jsonl"),
+        "--runs",
+        str(tmp_path / "runs"),
     ]
     kvlens(*argv, "--prompts", "2", "--out", str(out))
     assert "4 of 4 trials" in capsys.readouterr().out
@@ -73,8 +73,8 @@ def test_bad_options_are_one_sentence(
             "bench",
             "sweep",
             "--no-traces",
-            "--kept",
-            str(tmp_path / "k.jsonl"),
+            "--runs",
+            str(tmp_path / "runs"),
             "--out",
             str(tmp_path / "g.json"),
             *option,
@@ -82,14 +82,15 @@ def test_bad_options_are_one_sentence(
     assert sentence in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["quality", "sweep", "explain"])
-@pytest.mark.parametrize("option", ["--kept", "--out"])
+@pytest.mark.parametrize(
+    ("command", "option"), [("quality", "--out"), ("sweep", "--out"), ("explain", "--out"), ("explain", "--kept")]
+)
 def test_a_place_where_no_file_can_be_is_one_sentence_before_anything_runs(
     tmp_path: Path, command: str, option: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").write_text("not a folder")
-    paths = {"--kept": tmp_path / "k.jsonl", "--out": tmp_path / "o.json"}
+    paths = {"--out": tmp_path / "o.json"} | ({"--kept": tmp_path / "k.jsonl"} if command == "explain" else {})
     more = ("--no-traces",) if command == "sweep" else ()
     for place, why in (
         ("folder", "is a folder: name a file in it."),

@@ -13,7 +13,10 @@ import pytest
 
 from kvlens.app.gallery import bundle
 from kvlens.app.gallery.bundle import hand_on, take_in
-from kvlens.store.errors import TraceError
+from kvlens.ledger.account import LossLedger
+from kvlens.ledger.storage import FILE as LEDGER
+from kvlens.ledger.storage import store_ledger, stored_ledger
+from kvlens.store.errors import TraceError, UnreadableRun
 from kvlens.store.reader import TraceReader
 from kvlens.store.schema import TABLES
 from tests.synthetic import write_synthetic
@@ -78,6 +81,21 @@ def test_a_run_that_is_there_stays(handed: Path, tmp_path: Path) -> None:
     (tmp_path / UID / "note").write_text("mine")
     take_in(handed, tmp_path, (UID,))
     assert (tmp_path / UID / "note").read_text() == "mine"
+
+
+def test_a_stored_ledger_travels_and_a_damaged_one_is_refused(runs: Path, tmp_path: Path) -> None:
+    file, ledger = tmp_path / "run.tar.xz", LossLedger((2,), 1.5, -0.5, (), 2.0, 3, 0.1)
+    store_ledger(runs, UID, ledger, None)
+    try:
+        hand_on(runs, {UID: ()}, file)
+    finally:
+        (runs / UID / LEDGER).unlink()
+    take_in(file, tmp_path / "in", (UID,))
+    assert stored_ledger(tmp_path / "in", UID) == (ledger, None)
+    bad = made(tmp_path / "bad.tar.xz", members(file) | {f"{UID}/{LEDGER}": b"{}"})
+    with pytest.raises(UnreadableRun):
+        take_in(bad, tmp_path / "other", (UID,))
+    assert list((tmp_path / "other").iterdir()) == []
 
 
 def made(path: Path, members: dict[str, bytes | None]) -> Path:

@@ -14,8 +14,7 @@ from kvlens import methods
 from kvlens.cli.main import app
 from kvlens.demo.encode import demo_encode
 from kvlens.demo.tasks import make_prompt
-from kvlens.lab.bench.sweep.request import SweepRequest
-from kvlens.lab.bench.sweep.run import sweep
+from kvlens.lab.bench.sweep import SweepRequest, sweep
 from kvlens.lab.bench.trials import missing
 from kvlens.memory.budget import Budget, BudgetInfeasible, percent_up
 from kvlens.methods import FIT
@@ -373,7 +372,7 @@ def test_what_is_missing_is_said_before_a_sweep_and_stops_nobody(
         device="cpu",
     )
     lines: list[str] = []
-    _, rows = sweep(request, tmp_path / "kept.jsonl", tmp_path, lambda *_: None, say=lines.append)
+    _, rows = sweep(request, tmp_path, lambda *_: None, say=lines.append)
     assert lines == [said]
     by_method = {row["method"]: row for row in rows}
     assert "kvlens calibrate chess" in by_method["chess"]["refused"]

@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 
 from kvlens.lab.studies.ledger_page import BEGIN, END, tables, write_page
-from kvlens.lab.studies.ledger_table import area, foresight, summarise
+from kvlens.lab.studies.ledger_table import summarise, tracks_of
 from kvlens.lab.studies.loss_ledger import TASKS, trial_of
+from kvlens.lab.studies.rocpicture import picture
 from kvlens.ledger.account import LossLedger, Share
+from kvlens.ledger.foresight import area, foresight, roc
 
 NOTHING = {"varentropy": None, "query_change": None, "fetched": None, "unread": None}
 
@@ -67,6 +69,21 @@ def test_the_area_is_the_chance_that_a_lost_step_has_the_larger_signal() -> None
     assert area(values, np.ones(40, bool)) is None
 
 
+def test_the_curve_encloses_the_area_and_has_one_point_per_value() -> None:
+    generator = np.random.default_rng(3)
+    values, lost = generator.integers(0, 6, 40).astype(float), generator.random(40) < 0.4
+    steps = [{"lost": bool(gone), "entropy": value} for value, gone in zip(values, lost, strict=True)]
+    points = roc([steps[:25], steps[25:]])
+    assert set(points["signal"]) == {"entropy"}
+    assert points["threshold"].tolist() == [np.inf, *np.unique(values)[::-1]]
+    for row in points.itertuples():
+        called = values >= row.threshold
+        assert (row.caught, row.alarms) == (pytest.approx(called[lost].mean()), pytest.approx(called[~lost].mean()))
+    assert np.trapezoid(points["caught"], points["alarms"]) == pytest.approx(area(values, lost))
+    assert roc([[step for step in steps if step["lost"]]]).empty, "no kept step"
+    assert picture(points, foresight([steps], draws=5)).count("<path") == 3
+
+
 def test_a_signal_that_no_step_has_has_no_area() -> None:
     lines = {
         line["signal"]: line for line in foresight([row(0, "a", (share("stale", 1.0, True),))["signals"]], draws=5)
@@ -94,4 +111,8 @@ def test_tables_stand_between_the_marks_of_the_page(tmp_path: Path) -> None:
 def test_the_committed_page_is_made_of_the_committed_figures() -> None:
     root = Path(__file__).resolve().parents[2]
     document = json.loads((root / "kvlens/lab/results/loss_ledger.json").read_text(encoding="utf-8"))
+    assert tables(document) in (root / "docs/evidence/ledger.md").read_text(encoding="utf-8")
+    lines = (root / "kvlens/lab/results/loss_ledger_trials.jsonl").read_text(encoding="utf-8").splitlines()
+    tracks = tracks_of([json.loads(line) for line in lines])
+    assert picture(roc(tracks), document["signals"]) == (root / "docs/evidence/roc.svg").read_text(encoding="utf-8")
     assert tables(document) in (root / "docs/evidence/ledger.md").read_text(encoding="utf-8")

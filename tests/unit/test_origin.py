@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from kvlens import PACKAGE, methods
+from kvlens.lab.bench import sweepfile
 from kvlens.lab.bench.provenance import made_otherwise, origin
 from kvlens.lab.bench.sources import code, deciding
-from kvlens.lab.bench.sweep import file as sweepfile
 
 DEMO = "kvlens.tasks.demo"
 

@@ -259,23 +259,33 @@ def test_a_slice_holds_what_full_kv_wanted_of_the_selected_head_at_every_step(re
 
 
 def test_a_hole_of_any_head_is_that_of_the_head_that_lost_most(reader: TraceReader) -> None:
+    """Where that head attended the span as its summary, what the summary did not get is the hole, and is marked."""
     _, arrays = unpack(payload.run_payload(reader, "id", [], []))
     spans = reader.spans()["span"].to_numpy()
     found = {}
     for step in range(reader.n_steps):
         for i in range(*arrays["worst_start"][step : step + 2]):
-            found[step, int(spans[arrays["worst_span"][i]])] = masses(arrays["worst_hole"])[i], arrays["worst_head"][i]
-    expected = {}
+            marks = arrays["worst_head"][i], arrays["worst_summary"][i]
+            found[step, int(spans[arrays["worst_span"][i]])] = masses(arrays["worst_hole"])[i], marks
+    expected: dict[tuple[int, int], tuple[float, tuple[int, int]]] = {}
     for step in range(reader.n_steps):
-        every = reader.oracle_step(step)
-        for span, rows in every.groupby("span"):
-            most = rows.loc[rows["unread"].idxmax()]
-            if most["unread"] >= lens.LEAST_HOLE:
-                expected[step, int(span)] = most["unread"], int(most["layer"] * reader.q_heads + most["q_head"])
+        states = {
+            (layer, kv_head): reader.span_states(step, layer, kv_head).set_index("span")["state"]
+            for layer in range(reader.n_layers)
+            for kv_head in range(reader.kv_heads)
+        }
+        for row in reader.oracle_step(step).itertuples():
+            state = states[row.layer, row.kv_head].get(row.span)
+            summary = row.unread < lens.LEAST_HOLE and state == "coarse"
+            mass = row.regret if summary else row.unread
+            place = step, int(row.span)
+            if mass >= lens.LEAST_HOLE and mass > expected.get(place, (0.0, None))[0]:
+                expected[place] = mass, (int(row.layer * reader.q_heads + row.q_head), int(summary))
     assert found.keys() == expected.keys() != set()
-    for place, (mass, head) in expected.items():
+    for place, (mass, marks) in expected.items():
         np.testing.assert_allclose(found[place][0], mass, atol=1e-5)
-        assert found[place][1] == head
+        assert found[place][1] == marks
+    assert {marks[1] for _, marks in expected.values()} == {0, 1}
 
 
 def test_a_run_without_a_lens_has_no_track_and_no_place_of_it(tmp_path: Path) -> None:

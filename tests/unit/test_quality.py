@@ -16,15 +16,35 @@ from kvlens.lab.bench.qualitypage import document, markdown
 from kvlens.lab.commands.results import beside, results, write
 from kvlens.lab.results.names import measured_on
 from kvlens.statistics import wilson
+from kvlens.store.errors import RunNotFound
+from kvlens.studies import storage
 
-SMALL = {"methods": ("full", "streaming_llm"), "tasks": ("needle",), "budgets": ("20%",), "length": 256, "prompts": 2}
+SMALL: dict[str, Any] = {
+    "methods": ("full", "streaming_llm"),
+    "tasks": ("needle",),
+    "budgets": ("20%",),
+    "length": 256,
+    "prompts": 2,
+}
 
 
-def collect(kept: Path, request: QualityRequest, said: list[str] | None = None) -> tuple[dict[str, Any], list[str]]:
-    run: list[str] = []
+def collect(
+    folder: Path, request: QualityRequest, said: list[str] | None = None
+) -> tuple[dict[str, Any], list[tuple[Any, ...]]]:
+    """Measure -> the result, and (index, method, number format) of the trials that were run."""
+    run: list[tuple[Any, ...]] = []
     lines: list[str] = [] if said is None else said
-    result = measure(request, kept, lambda done, total, row: run.append(row["key"]), lines.append)
-    return result, run
+
+    def watch(done: int, total: int, row: dict[str, Any]) -> None:
+        run.append((row["index"], row["method"], row["dtype"]))
+
+    return measure(request, folder, watch, lines.append), run
+
+
+def trials_file(folder: Path) -> Path:
+    """The one resumable file of the one study in a folder."""
+    (study,) = storage.ids(folder)
+    return storage.folder_of(folder, study) / storage.TRIALS
 
 
 def test_wilson_by_hand() -> None:
@@ -36,17 +56,17 @@ def test_wilson_by_hand() -> None:
 
 
 def test_an_interrupted_table_goes_on_where_it_stopped(tmp_path: Path) -> None:
-    kept = tmp_path / "trials.jsonl"
-    whole, run = collect(kept, QualityRequest(**SMALL))
+    whole, run = collect(tmp_path, QualityRequest(**SMALL))
     assert len(run) == 6
+    kept = trials_file(tmp_path)
     lines = kept.read_text().splitlines()
     kept.write_text(
         "\n".join(lines[:-1]) + "\n" + lines[-1][: len(lines[-1]) // 2]
     )  # killed while writing the last line
-    again, run = collect(kept, QualityRequest(**SMALL))
-    assert run == ["needle/256/1/streaming_llm/20%"]
+    again, run = collect(tmp_path, QualityRequest(**SMALL))
+    assert run == [(1, "full", "bfloat16")]
     assert again["lines"] == whole["lines"]
-    assert collect(kept, QualityRequest(**SMALL))[1] == []
+    assert collect(tmp_path, QualityRequest(**SMALL))[1] == []
     first, _, other = whole["lines"]
     assert 0.9 < first["read_share"] <= 1
     assert 0 < other["read_share"] <= other["resident_share"] <= 0.2
@@ -60,33 +80,24 @@ def test_an_interrupted_table_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert "6 of 6 trials" in table
 
 
-def test_trials_of_other_parameters_are_run_again_and_kept(tmp_path: Path) -> None:
-    kept = tmp_path / "trials.jsonl"
-    collect(kept, QualityRequest(**SMALL))
+def test_trials_of_other_parameters_are_run_again(tmp_path: Path) -> None:
+    collect(tmp_path, QualityRequest(**SMALL))
+    kept = trials_file(tmp_path)
     rows = [json.loads(line) for line in kept.read_text().splitlines()]
+    arm = next(arm.key() for arm in QualityRequest(**SMALL).arms() if arm.method == "streaming_llm")
     for row in rows:
-        if row["method"] == "streaming_llm":
-            row |= {"origin": "0123456789abcdef", "exact": 1.0}
+        if row["arm"] == arm:
+            row |= {"origin": "0123456789abcdef"}
     kept.write_text("".join(json.dumps(row) + "\n" for row in rows))
     said: list[str] = []
-    result, run = collect(kept, QualityRequest(**SMALL), said)
-    (line,) = said
-    assert line.startswith("2 kept trials of streaming_llm were made with other code, weights or settings, 2 of them")
-    assert run == ["needle/256/0/streaming_llm/20%", "needle/256/1/streaming_llm/20%"]
+    result, run = collect(tmp_path, QualityRequest(**SMALL), said)
+    assert len(said) == 1
+    assert run == [(0, "streaming_llm", ""), (1, "streaming_llm", "")]
     assert next(line for line in result["lines"] if line["method"] == "streaming_llm")["n"] == 2
     assert len(kept.read_text().splitlines()) == 8
-    assert collect(kept, QualityRequest(**SMALL), said)[1] == []
-    assert said == [line], "what has been run again is not spoken of again"
-    assert collect(kept, QualityRequest(**{**SMALL, "first_seed": 5}))[1] != []
-
-
-@pytest.mark.parametrize("text", ["not a trial\n", '{"a": 1}\n', "[1]\n"])
-def test_a_file_of_something_else_is_refused(tmp_path: Path, text: str) -> None:
-    kept = tmp_path / "trials.jsonl"
-    kept.write_text(text)
-    with pytest.raises(ValueError, match="does not hold trials"):
-        collect(kept, QualityRequest(**SMALL))
-    assert kept.read_text() == text
+    assert collect(tmp_path, QualityRequest(**SMALL), said)[1] == []
+    assert len(said) == 1, "what has been run again is not spoken of again"
+    assert collect(tmp_path, QualityRequest(**{**SMALL, "first_seed": 5, "prompts": 1}))[1] != []
 
 
 def test_the_committed_page_is_made_of_the_committed_figures_in_the_units_of_the_pages() -> None:
@@ -137,22 +148,27 @@ def test_bad_requests_are_refused_with_a_sentence(change: dict[str, Any], senten
 
 
 def test_a_stopped_table_is_collected_with_whole_prompts_only(tmp_path: Path) -> None:
-    kept, request = tmp_path / "trials.jsonl", QualityRequest(**SMALL)
-    whole, _ = collect(kept, request)
-    assert collected(request, kept)["lines"] == whole["lines"]
+    request = QualityRequest(**SMALL)
+    with pytest.raises(RunNotFound):
+        collected(request, tmp_path)
+    whole, _ = collect(tmp_path, request)
+    assert collected(request, tmp_path)["lines"] == whole["lines"]
+    kept = trials_file(tmp_path)
     rows = [json.loads(line) for line in kept.read_text().splitlines()]
     for row in rows:
         row["origin"] = "0123456789abcdef"
     kept.write_text("".join(json.dumps(row) + "\n" for row in rows[:-1]))
-    half = collected(request, kept)
+    half = collected(request, tmp_path)
     assert (half["about"]["trials"], half["about"]["planned"]) == (3, 6)
     assert [line["n"] for line in half["lines"]] == [1, 1, 1], "the second prompt lacks a method"
     assert set(half["about"]["origins"].values()) == {"0123456789abcdef"}, "what the trials were made with"
     more = QualityRequest(**{**SMALL, "methods": (*SMALL["methods"], "snapkv")})
-    assert [line["n"] for line in collected(more, kept)["lines"]] == [1, 1, 1, 0], "a method that came later is not run"
-    kept.write_text(json.dumps(rows[0]) + "\n")
-    with pytest.raises(ValueError, match="holds no prompt that all of its methods were run on"):
-        collected(request, kept)
+    assert [line["n"] for line in collected(more, tmp_path)["lines"]] == [1, 1, 1, 0], "a method that came later"
+    arm = next(arm.key() for arm in request.arms() if arm.method == "streaming_llm")
+    kept.write_text(
+        "".join(json.dumps(row) + "\n" for row in rows if row["arm"] == arm and "/0" not in row["prompt"][-2:])
+    )
+    assert collected(request, tmp_path)["about"]["trials"] == 1
 
 
 def of(

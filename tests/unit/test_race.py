@@ -18,14 +18,16 @@ import torch
 from kvlens.engine import surprisal
 from kvlens.engine.surprisal import Surprisals
 from kvlens.recording import recorder
-from kvlens.runs import races
+from kvlens.runs import races, storing
 from kvlens.runs.carrying import carry_out
+from kvlens.runs.effects import Lost
 from kvlens.runs.entrants import entrants
 from kvlens.runs.frames import Frame, Maps, of_run
 from kvlens.runs.race import race
 from kvlens.runs.races import Entrant, Lane, RaceInfo, RaceRequest
 from kvlens.runs.request import RunRequest
 from kvlens.runs.turns import Hearing, Turns
+from kvlens.runs.watching import Watched
 from kvlens.store.errors import TraceError
 from kvlens.store.reader import TraceReader
 from kvlens.text.prompts import PromptText
@@ -121,6 +123,34 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RaceInfo, Watc
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(recorder, "SKETCHED_S", 0.0)
         return runs, race(asked, PromptText(TEXT, answer="harbor"), runs, watching, lambda: False), watching
+
+
+def test_every_output_is_whole_before_any_loss_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Surprisals and effects of a lane that ends first wait for the last token of the others."""
+    decoded: list[int] = []
+    whole_by_then: list[int] = []
+    tell = Watched.decoded
+    add, effects = storing.add_surprisals, Lost.effects
+
+    def note(self: Watched, text: str) -> None:
+        decoded.append(self._number)
+        tell(self, text)
+
+    def count(work: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*given: Any) -> Any:
+            whole_by_then.append(len(set(decoded)))
+            return work(*given)
+
+        return counted
+
+    monkeypatch.setattr(Watched, "decoded", note)
+    raced(tmp_path, "streaming_llm")  # full KV's run, and its surprisals, are made here
+    decoded.clear()
+    monkeypatch.setattr(storing, "add_surprisals", count(add))
+    monkeypatch.setattr(Lost, "effects", count(effects))
+    info = raced(tmp_path, "streaming_llm", "snapkv", "h2o")
+    assert [lane.state for lane in info.lanes] == ["completed"] * 4
+    assert set(whole_by_then) == {3}
 
 
 @pytest.mark.parametrize("method", KINDS)

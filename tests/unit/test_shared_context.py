@@ -4,7 +4,6 @@ samples of one problem, each drawn with its own seed."""
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,7 @@ from kvlens.app.ui.common.submit import submit_trial
 from kvlens.demo import demo_path
 from kvlens.engine.engine import Engine
 from kvlens.engine.models import load
-from kvlens.lab.bench.sweep.place import Place
-from kvlens.lab.bench.sweep.trace import carry_out_stored
+from kvlens.lab.bench.sweep import SweepRequest, sweep
 from kvlens.lab.bench.trialprompts import Prompts, Trial
 from kvlens.lab.bench.trials import carry_out
 from kvlens.lab.training.demo.tokenizer import load_tokenizer
@@ -107,14 +105,41 @@ def test_the_app_runs_no_trial_that_was_drawn_as_if_it_were_greedy(tmp_path: Pat
         submit_trial(made | {"budget": ""})
 
 
-def test_a_stored_sample_says_how_it_was_drawn(tmp_path: Path, engine: Counting) -> None:
+def test_a_stored_sample_says_how_it_was_drawn(tmp_path: Path) -> None:
     path = tmp_path / "aime.jsonl"
     path.write_text(json.dumps({"problem": "How much is it? " * 20, "answer": 7}) + "\n")
-    asked = trial(f"aime24:{path}@samples=2@tokens=8", 1)
-    runs = tmp_path / "runs"
-    place = Place(engine.loaded.name, "cpu", "float32", {}, str(runs))
-    for one in (asked, replace(asked, method="full", budget="")):
-        row = carry_out_stored(engine, Prompts(engine), one, place, runs)
-        with TraceReader.open(runs, row["uid"]) as reader:
+    request = SweepRequest(
+        model="demo", methods=("full", "streaming_llm"), tasks=(f"aime24:{path}@samples=2@tokens=8",), budgets=("50%",)
+    )
+    _, rows = sweep(request, tmp_path, lambda *told: None)
+    assert len(rows) == 6
+    for row in rows:
+        with TraceReader.open(tmp_path, row["uid"]) as reader:
             meta = reader.meta
-            assert (meta.temperature, meta.top_p, meta.seed, reader.n_steps <= 8) == (0.6, 0.95, 1, True)
+            assert (meta.temperature, meta.top_p, reader.n_steps <= 8) == (0.6, 0.95, True)
+            assert meta.seed == row["index"]
+
+
+def test_a_sweep_reads_the_context_of_several_questions_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    turns = [{"input": f"What is the value of key {n}?", "answer": str(n)} for n in range(3)]
+    path = tmp_path / "scbench_mf.jsonl"
+    path.write_text(json.dumps({"context": "The value of every key is its number. " * 20, "multi_turns": turns}) + "\n")
+    monkeypatch.setattr("kvlens.engine.engine.Engine", Counting)
+    readings: list[int] = []
+
+    def read(self: Engine, *given: Any, **named: Any) -> Any:
+        readings.append(1)
+        return Engine.read(self, *given, **named)
+
+    monkeypatch.setattr(Counting, "read", read)
+    request = SweepRequest(
+        model="demo",
+        methods=("streaming_llm",),
+        tasks=(f"scbench:{path}",),
+        budgets=("50%",),
+        question="after",
+        traces=False,
+    )
+    _, rows = sweep(request, tmp_path, lambda *told: None)
+    assert len(rows) == 3
+    assert len(readings) == 1

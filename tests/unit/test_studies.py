@@ -27,6 +27,7 @@ from kvlens.studies.papers import beside_paper
 from kvlens.studies.plan import Arm, StudyPlan, labels, parse_values
 from kvlens.studies.promptfile import read_prompts
 from kvlens.studies.promptrow import StudyPrompt
+from kvlens.studies.protocols import NOT_STATED, PAPERS, SETTINGS
 from kvlens.studies.running import carry_out
 from kvlens.studies.storage import StudyInfo, Trial
 from kvlens.studies.table import Results
@@ -286,7 +287,8 @@ def test_an_arm_beside_its_paper_marks_what_differs() -> None:
         rows = {row.setting: row for row in beside_paper(results, arm.key())}
         if arm.method == "snapkv":
             states[arm.overrides["kernel"], arm.question] = rows["kernel"].state, rows["question"].state
-        assert rows["number format of KV"].state == "check"  # no source is recorded
+        stated = {"snapkv": "check", "freekv": "silent"}  # no source was read; the paper is silent
+        assert rows["number format of KV"].state == stated[arm.method]
     assert states == {
         (1, "in"): ("differs", "same"),
         (1, "after"): ("differs", "differs"),
@@ -301,6 +303,22 @@ def test_an_arm_beside_its_paper_marks_what_differs() -> None:
     with pytest.raises(BadStudy) as problem:
         beside_paper(results, "FullKV question in")
     assert problem.value.code == "no_paper"
+
+
+def test_what_a_paper_states_is_beside_the_study_and_its_silence_is_said() -> None:
+    plan = PLAN.model_copy(update={"entrants": tuple(Entrant(method=name) for name in PAPERS), "values": {}})
+    results = Results(StudyInfo(id="20260101-000000-aaaaaa", created="", plan=plan), [StudyPrompt("0", PROMPT)], [])
+    for arm in plan.arms():
+        if arm.method not in PAPERS:
+            continue
+        rows = {row.setting: row for row in beside_paper(results, arm.key())}
+        assert set(PAPERS[arm.method]) <= set(SETTINGS) <= set(rows)
+        for setting, text in PAPERS[arm.method].items():
+            assert rows[setting].paper == text
+            assert (rows[setting].state == "silent") is (text == NOT_STATED)
+            stated = text != NOT_STATED and not text.startswith(NOT_STATED)
+            assert not stated or "(" in text, f"{arm.method}, {setting}: names its section"
+    assert rows["scoring"].state == "differs", "compresskv's is its benchmark's, which the study does not run"
 
 
 def test_a_paper_is_compared_with_values_and_never_with_guesses() -> None:

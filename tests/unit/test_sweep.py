@@ -1,23 +1,32 @@
-"""Sweeps: what is run, that nothing done is lost or done twice, workers in this process, in others, and as actors."""
+"""Sweeps: what is run, that nothing done is lost or done twice, and the study files of published tables."""
 
 from __future__ import annotations
 
 import json
+import shutil
+import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
-from kvlens import tasks
+from kvlens import PACKAGE, tasks
 from kvlens.demo.encode import demo_encode
-from kvlens.lab.bench.sweep import file as sweepfile
-from kvlens.lab.bench.sweep.request import SweepRequest
-from kvlens.lab.bench.sweep.run import sweep
-from kvlens.lab.bench.trialprompts import Trial
+from kvlens.lab.bench import sweepfile, tablefile
+from kvlens.lab.bench.quality import QualityRequest
+from kvlens.lab.bench.sweep import SweepRequest, sweep
+from kvlens.lab.bench.tablefile import quality_request, sweep_request
 from kvlens.lens.severity import outcome
+from kvlens.studies import storage
+from kvlens.studies.promptfile import read_prompts
+from kvlens.studies.storage import StudyBusy
 from kvlens.tasks import Encoding
-from kvlens.workers.lanes import Lane, WorkerLost
+from kvlens.tasks.encoding import encoding
+from kvlens.workers.lanes import Crew
+
+RESULTS = PACKAGE / "lab/results"
 
 SMALL: dict[str, Any] = {
     "methods": ("full", "streaming_llm"),
@@ -30,125 +39,92 @@ SMALL: dict[str, Any] = {
 }
 
 
-class Paper:
-    """A lane that runs nothing; `dies` after so many runs."""
+def run(folder: Path, crew: Crew | None = None, most: int = 1000, **changes: Any) -> tuple[list[Any], list[Any]]:
+    """Carry out SMALL with these changes -> (task, depth, index, method, number format) of the trials that were run,
+    and all rows."""
+    ran: list[Any] = []
 
-    def __init__(self, ran: list[str], dies: int | None = None) -> None:
-        self.ran, self.dies, self.closed = ran, dies, False
+    def watch(count: int, total: int, row: dict[str, Any]) -> None:
+        ran.append(tuple(row[name] for name in ("task", "depth", "index", "method", "dtype")))
 
-    def key(self, trial: Trial) -> str:
-        return f"{trial.task}/{trial.length}/{trial.depth}/{trial.index}/{trial.method}/{trial.budget}/{trial.dtype}"
-
-    def run(self, trial: Trial) -> dict[str, Any]:
-        if self.dies is not None and len(self.ran) >= self.dies:
-            raise WorkerLost("a worker ended")
-        self.ran.append(self.key(trial))
-        return {"key": self.key(trial), **vars(trial), "rule": "none", "exact": 1.0, "uid": None}
-
-    def close(self) -> None:
-        self.closed = True
+    _, rows = sweep(SweepRequest(**SMALL | changes), folder, watch, crew=crew, cancelled=lambda: len(ran) >= most)
+    return ran, list(rows)
 
 
-def on_paper(
-    kept: Path, count: int = 1, dies: int | None = None, **changes: Any
-) -> tuple[list[str], list[dict[str, Any]]]:
-    ran: list[str] = []
-    made = [Paper(ran, dies if place == 0 else None) for place in range(count)]
-    try:
-        _, rows = sweep(
-            SweepRequest(**SMALL | changes),
-            kept,
-            kept.parent,
-            lambda *told: None,
-            open_lanes=lambda request, place: list[Lane](made),
-        )
-    finally:
-        assert all(lane.closed for lane in made)
-    return ran, rows
-
-
-def test_all_cells_get_a_prompt_before_any_gets_a_second(tmp_path: Path) -> None:
-    ran, rows = on_paper(tmp_path / "k.jsonl")
-    assert [key.split("/")[2:4] for key in ran[::3]] == [["0.2", "0"], ["0.8", "0"], ["0.2", "1"], ["0.8", "1"]]
-    assert len(rows) == 12, "the noise floor is a trial of its own"
-    seeds = {(row["depth"], row["index"]): row["seed"] for row in rows}
+def test_all_cells_get_a_prompt_before_any_gets_a_second() -> None:
+    request = SweepRequest(**SMALL)
+    places = list(request.places())
+    assert [(depth, index) for _, _, depth, _, index in places] == [(0.2, 0), (0.8, 0), (0.2, 1), (0.8, 1)]
+    seeds = {(depth, index): seed for _, _, depth, seed, index in places}
     assert len(set(seeds.values())) == 4
     assert SweepRequest(**SMALL | {"lengths": (256, 512)}).seed(256, 0.2, 1) == seeds[0.2, 1], (
         "other lengths leave a cell's seeds alone"
     )
-
-
-@pytest.mark.parametrize("count", [1, 3])
-def test_what_is_done_is_not_done_again(tmp_path: Path, count: int) -> None:
-    kept = tmp_path / "k.jsonl"
-    on_paper(kept, count, prompts=1)
-    ran, rows = on_paper(kept, count)
-    assert len(ran) == 6
-    assert len(rows) == 12
-    assert [(row["index"], row["depth"], row["method"], row["dtype"]) for row in rows[:4]] == [
-        (0, 0.2, "full", ""),
-        (0, 0.2, "full", "bfloat16"),
-        (0, 0.2, "streaming_llm", ""),
-        (0, 0.8, "full", ""),
+    assert [(arm.method, arm.dtype) for arm in request.arms()] == [
+        ("full", ""),
+        ("full", "bfloat16"),
+        ("streaming_llm", ""),
     ]
-    assert on_paper(kept, count)[0] == []
 
 
-def test_a_lost_worker_is_said_and_the_others_go_on(tmp_path: Path) -> None:
-    kept = tmp_path / "k.jsonl"
-    with pytest.raises(WorkerLost, match=r"a worker ended.*what was finished is kept: run the sweep again"):
-        on_paper(kept, 2, dies=2, prompts=4)
-    done = len(kept.read_text().splitlines())
-    assert done >= 2
-    ran, rows = on_paper(kept, 2, prompts=4)
-    assert len(ran) == 24 - done
-    assert len(rows) == 24
+def test_what_is_done_is_not_done_again_and_a_larger_sweep_adds_to_it(tmp_path: Path) -> None:
+    ran, rows = run(tmp_path, depths=(0.5,), prompts=1, most=2)
+    assert (len(ran), len(rows)) == (2, 2), "a stop keeps what has ended"
+    ran, rows = run(tmp_path, depths=(0.5,), prompts=1)
+    assert (len(ran), len(rows)) == (1, 3)
+    ran, rows = run(tmp_path, prompts=1, depths=(0.5, 0.8), methods=("full", "streaming_llm", "snapkv"))
+    assert len(ran) == 5
+    assert [(row["depth"], row["method"], row["dtype"]) for row in rows] == [
+        (depth, *arm)
+        for depth in (0.5, 0.8)
+        for arm in (("full", ""), ("full", "bfloat16"), ("streaming_llm", ""), ("snapkv", ""))
+    ]
+    ran, rows = run(tmp_path, depths=(0.5,), prompts=1)
+    assert (ran, len(rows)) == ([], 3), "a smaller one asks for part of it"
+    assert len(storage.ids(tmp_path)) == 1
 
 
-def test_a_trial_without_its_trace_is_run_again(tmp_path: Path) -> None:
-    kept = tmp_path / "k.jsonl"
-    on_paper(kept, prompts=1)
-    lines = [json.loads(line) for line in kept.read_text().splitlines()]
-    (tmp_path / "20260101-000000-abc").mkdir()
-    (tmp_path / "20260101-000000-abc" / "trace.duckdb").write_bytes(b"")
-    kept.write_text(
-        "".join(
-            json.dumps(line | {"uid": "20260101-000000-abc" if at < 5 else "gone"}) + "\n"
-            for at, line in enumerate(lines)
-        )
-    )
-    assert len(on_paper(kept, prompts=1, traces=True)[0]) == 1
+@pytest.mark.slow
+def test_workers_come_to_the_rows_of_one(tmp_path: Path) -> None:
+    _, alone = run(tmp_path / "a", prompts=1)
+    ran, rows = run(tmp_path / "b", Crew(2), prompts=1)
+    assert len(ran) == 6
+    assert rows == alone
 
 
-def test_time_and_a_stop_end_it_early_with_what_is_done(tmp_path: Path) -> None:
-    kept, ran = tmp_path / "k.jsonl", []
-    about, rows = sweep(
-        SweepRequest(**SMALL),
-        kept,
-        tmp_path,
-        lambda *told: None,
-        lambda: len(ran) == 3,
-        lambda request, place: [Paper(ran)],
-    )
-    assert (len(rows), about["trials"], about["planned"]) == (3, 3, 12)
-    again: list[str] = []
-    about, rows = sweep(
-        SweepRequest(**SMALL | {"minutes": 1e-9}),
-        kept,
-        tmp_path,
-        lambda *told: None,
-        open_lanes=lambda request, place: [Paper(again)],
-    )
-    assert again == []
-    assert len(rows) == 3, "rows of earlier calls count although their turn did not come"
+def test_a_trial_without_its_trace_or_of_other_code_is_run_again(tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"depths": (0.5,), "prompts": 1, "traces": True}
+    _, rows = run(tmp_path, **changes)
+    shutil.rmtree(tmp_path / rows[2]["uid"])
+    assert [row[3] for row in run(tmp_path, **changes)[0]] == ["streaming_llm"]
+    (study,) = storage.ids(tmp_path)
+    trial = next(trial for trial in storage.read_trials(tmp_path, study) if trial.uid == rows[1]["uid"])
+    storage.append(tmp_path, study, replace(trial, origin="0123456789abcdef-0123456789abcdef"))
+    assert [row[3:] for row in run(tmp_path, **changes)[0]] == [("full", "bfloat16")]
+
+
+def test_no_trial_begins_once_the_minutes_are_over(tmp_path: Path) -> None:
+    run(tmp_path, depths=(0.5,), prompts=1, most=1)
+    ran, rows = run(tmp_path, depths=(0.5,), prompts=1, minutes=1e-9)
+    assert (ran, len(rows)) == ([], 1), "rows of earlier calls count although their turn did not come"
+
+
+def test_two_processes_do_not_share_a_sweep(tmp_path: Path) -> None:
+    def second(*told: object) -> None:
+        with pytest.raises(StudyBusy):
+            sweep(SweepRequest(**SMALL | {"prompts": 1}), tmp_path, ignore)
+
+    sweep(SweepRequest(**SMALL | {"prompts": 1, "depths": (0.5,)}), tmp_path, second)
+
+
+def ignore(count: int, total: int, row: dict[str, Any]) -> None:
+    """Nobody watches."""
 
 
 def test_a_real_sweep_and_its_file(tmp_path: Path) -> None:
-    about, rows = sweep(
-        SweepRequest(**SMALL | {"prompts": 1, "depths": (0.5,)}), tmp_path / "k.jsonl", tmp_path, lambda *told: None
-    )
+    about, rows = sweep(SweepRequest(**SMALL | {"prompts": 1, "depths": (0.5,)}), tmp_path, ignore)
     target = tmp_path / "grid.json"
-    sweepfile.write(target, about, rows)
+    sweepfile.write(target, about, list(rows))
     read_about, read_rows = sweepfile.parse(json.loads(target.read_text()), "grid.json")
     assert read_about["planned"] == 3
     assert read_about["machine"]["processor"]
@@ -169,13 +145,10 @@ def test_traces_are_stored_and_opened_from_the_row(tmp_path: Path) -> None:
     from kvlens.store.reader import TraceReader
 
     request = SweepRequest(**SMALL | {"prompts": 1, "depths": (0.5,), "traces": True})
-    kept = tmp_path / "k.jsonl"
-    _, rows = sweep(request, kept, tmp_path / "runs", lambda *told: None)
-    _, plain = sweep(
-        SweepRequest(**request.model_dump() | {"traces": False}), tmp_path / "p.jsonl", tmp_path, lambda *told: None
-    )
+    _, rows = sweep(request, tmp_path / "runs", ignore)
+    _, plain = sweep(SweepRequest(**request.model_dump() | {"traces": False}), tmp_path, ignore)
     for row, other in zip(rows, plain, strict=True):
-        assert row["key"] == other["key"]
+        assert row["origin"] == other["origin"]
         assert row["output"] == other["output"]
         assert row["coverage"] == pytest.approx(other["coverage"], abs=1e-3)
         assert row["selection_recall"] == pytest.approx(other["selection_recall"], rel=1e-5)
@@ -188,19 +161,19 @@ def test_traces_are_stored_and_opened_from_the_row(tmp_path: Path) -> None:
         assert reader.meta.reference == rows[0]["uid"], "the reference is the sweep's own full-KV trial"
         assert len(reader.loss())
         assert outcome(reader).columns().items() >= {name: rows[2][name] for name in JUDGED}.items()
-    sweepfile.write(tmp_path / "grid.json", {}, plain)
+    sweepfile.write(tmp_path / "grid.json", {}, list(plain))
     _, read = sweepfile.parse(json.loads((tmp_path / "grid.json").read_text()), "grid.json")
     words = [f"{'right' if row['exact'] == 1 else 'wrong'} answer" for row in plain]
     assert [[row[name] for name in JUDGED] for row in read] == [[word, None, None, None, None] for word in words]
     assert [row["outcome"].split(",")[0] for row in rows] == words
-    assert sweep(request, kept, tmp_path / "runs", lambda *told: pytest.fail("ran again"))[1] == rows
+    assert sweep(request, tmp_path / "runs", lambda *told: pytest.fail("ran again"))[1] == rows
 
 
 def test_infeasible_and_refused_trials_are_rows(tmp_path: Path) -> None:
     request = SweepRequest(
         **SMALL | {"methods": ("sekv",), "budgets": ("5%",), "lengths": (256, 40_000), "depths": (0.5,), "prompts": 1}
     )
-    _, rows = sweep(request, tmp_path / "k.jsonl", tmp_path, lambda *told: None)
+    _, rows = sweep(request, tmp_path, ignore)
     assert rows[0]["infeasible"] > 0.05
     assert "the model takes" in rows[1]["refused"]
     assert "exact" not in rows[0]
@@ -214,20 +187,11 @@ def test_infeasible_and_refused_trials_are_rows(tmp_path: Path) -> None:
         ({"methods": ("magic",)}, "unknown method 'magic'"),
         ({"budgets": ("64MB",)}, "shares of full KV"),
         ({"depths": (1.5,)}, "between 0"),
-        ({"workers": 0}, "greater than or equal"),
     ],
 )
 def test_bad_requests_are_refused_with_a_sentence(change: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValidationError, match=sentence):
         SweepRequest(**SMALL | change)
-
-
-def test_a_file_of_something_else_is_refused_and_left_alone(tmp_path: Path) -> None:
-    kept = tmp_path / "k.jsonl"
-    kept.write_text('{"a": 1}\n')
-    with pytest.raises(ValueError, match="does not hold trials"):
-        sweep(SweepRequest(**SMALL), kept, tmp_path, lambda *told: None)
-    assert kept.read_text() == '{"a": 1}\n'
 
 
 @pytest.mark.parametrize(
@@ -254,48 +218,41 @@ def test_a_damaged_result_is_a_sentence(content: Any, sentence: str) -> None:
         sweepfile.parse(content, "grid.json")
 
 
-@pytest.mark.parametrize("sign", ["\u2028", "\u2029", "\u0085", "\x0b", "\x1c"])
-def test_a_line_separator_in_an_output_does_not_end_a_line(tmp_path: Path, sign: str) -> None:
-    kept = tmp_path / "k.jsonl"
-    on_paper(kept, prompts=1)
-    lines = [json.loads(line) for line in kept.read_text().split("\n")[:-1]]
-    kept.write_text("".join(json.dumps(line | {"output": f"a{sign}b"}, ensure_ascii=False) + "\n" for line in lines))
-    ran, rows = on_paper(kept, prompts=1)
-    assert ran == []
-    assert {row["output"] for row in rows} == {f"a{sign}b"}
+def test_every_published_table_has_its_study_file() -> None:
+    """The file asks for what the result says was asked, and the one reads as the other."""
+    names = set()
+    for result in sorted([*RESULTS.glob("quality-*.json"), *RESULTS.glob("grid-*.json")]):
+        known: Any = (
+            (QualityRequest, quality_request) if result.stem.startswith("quality") else (SweepRequest, sweep_request)
+        )
+        kind, read = known
+        asked = json.loads(result.read_text(encoding="utf-8"))["about"]["request"]
+        fields = {name: value for name, value in asked.items() if name in kind.model_fields and name != "minutes"}
+        request, file = kind(**fields), tablefile.TABLES / f"{result.stem}.toml"
+        assert read(Path(result.stem)) == request, result.stem
+        assert file.read_text(encoding="utf-8") == tablefile.table_text(request, result.stem)
+        names.add(file.name)
+    assert names == {path.name for path in tablefile.TABLES.iterdir()}
+    assert len(names) >= 12
 
 
-def unused(request: SweepRequest, place: object) -> list[Lane]:
-    raise AssertionError("nothing is opened for a file that is refused")
+def test_a_study_file_draws_the_prompts_of_its_request() -> None:
+    request = SweepRequest(**SMALL)
+    text = tablefile.table_text(request, "small")
+    names = tomllib.loads(text)["prompts"]
+    read = read_prompts(names, lambda: encoding("demo")).prompts
+    drawn = {tuple(prompt.drawn.values()) for prompt in read}
+    assert drawn == set(request.places())
 
 
-def test_a_cut_line_is_taken_off_without_writing_the_file_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = tmp_path / "k.jsonl"
-    on_paper(kept, prompts=1)
-    whole, place = kept.read_bytes(), kept.stat().st_ino
-    kept.write_bytes(whole + b'{"key": "half')
-    monkeypatch.setattr(Path, "write_text", unused)
-    assert on_paper(kept, prompts=1)[0] == []
-    assert (kept.read_bytes(), kept.stat().st_ino) == (whole, place)
-
-
-@pytest.mark.parametrize("text", ["a letter", '{"about": 1}', '{"about": 1}\n', "[1]\n{"])
-def test_a_file_of_something_else_is_refused_as_it_is(tmp_path: Path, text: str) -> None:
-    kept = tmp_path / "k.jsonl"
-    kept.write_text(text)
-    with pytest.raises(ValueError, match="does not hold trials"):
-        sweep(SweepRequest(**SMALL), kept, tmp_path, lambda *told: None, open_lanes=unused)
-    assert kept.read_text() == text
-
-
-def test_two_sweeps_do_not_share_a_file(tmp_path: Path) -> None:
-    kept, told = tmp_path / "k.jsonl", []
-
-    def second(*report: object) -> None:
-        with pytest.raises(ValueError, match=r"another process is measuring into 'k.jsonl'") as caught:
-            sweep(SweepRequest(**SMALL), kept, tmp_path, lambda *told: None, open_lanes=unused)
-        told.append(str(caught.value))
-
-    sweep(SweepRequest(**SMALL), kept, tmp_path, second, open_lanes=lambda request, place: [Paper([])])
-    assert len(told) == 12
-    assert on_paper(kept)[0] == [], "and the file is free again afterwards"
+def test_a_study_file_of_something_else_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "study.toml"
+    text = tablefile.table_text(SweepRequest(**SMALL), "small")
+    for changed in (
+        text.replace("@depth=20", "@depth=30", 1),
+        text.replace('"in"', '"in", "after"'),
+        text + "preset = 'paper'\n",
+    ):
+        file.write_text(changed)
+        with pytest.raises(ValueError, match=r"study\.toml"):
+            sweep_request(file)

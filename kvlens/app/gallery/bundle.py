@@ -1,5 +1,5 @@
 """Runs in one file, to be handed on: a tar archive under xz that holds run.json, prompt.txt and trace.duckdb of each,
-and about.json where it has a name, a note or tags.
+about.json where it has a name, a note or tags, and ledger.json where its loss ledger was measured.
 
 Taking runs in trusts nothing that comes with them: only these names are unpacked, as ordinary files of a bounded size,
 into a folder beside the runs; each trace is then opened behind the reader's walls and read from end to end, and only
@@ -22,6 +22,8 @@ import duckdb
 import pyarrow as pa
 
 from kvlens.files import make_folder, open_file
+from kvlens.ledger.storage import FILE as LEDGER
+from kvlens.ledger.storage import stored_ledger
 from kvlens.store.about import FILE as ABOUT
 from kvlens.store.about import About, read_about
 from kvlens.store.attach import unreadable
@@ -59,6 +61,8 @@ def hand_on(runs_dir: Path, left_out: Mapping[str, Sequence[str]], out: Path) ->
             _add(archive, f"{uid}/trace.duckdb", trace.read_bytes())
             if (wording := read_about(source)) != About():
                 _add(archive, f"{uid}/{ABOUT}", wording.model_dump_json(indent=1).encode())
+            if stored_ledger(runs_dir, uid) is not None:
+                _add(archive, f"{uid}/{LEDGER}", (source / LEDGER).read_bytes())
     out.write_bytes(lzma.compress(whole.getvalue(), preset=9 | lzma.PRESET_EXTREME))
 
 
@@ -123,7 +127,7 @@ def _put(source: Path, target: Path) -> bool:
 
 
 def _unpack(file: Path, folder: Path, uids: Sequence[str]) -> None:
-    may = {f"{uid}/{ABOUT}" for uid in uids}
+    may = {f"{uid}/{name}" for uid in uids for name in (ABOUT, LEDGER)}
     desired = {f"{uid}/{name}" for uid in uids for name in FILES} | may
     remaining = MOST_BYTES
     with tarfile.open(file, "r:xz") as archive:
@@ -149,6 +153,8 @@ def _read_through(folder: Path, uid: str) -> None:
     """Every row of every table of a run, once; its own checks, and that it is the run its name says; what is said of
     it."""
     read_about(folder / uid)
+    if (folder / uid / LEDGER).exists() and stored_ledger(folder, uid) is None:
+        raise UnreadableRun(f"The loss ledger of run {uid} cannot be read; nothing was taken in.")
     with TraceReader.open(folder, uid) as reader:
         try:
             for name in sorted(tables_of(reader.meta.schema_version, TABLES)):

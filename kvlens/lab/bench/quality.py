@@ -1,23 +1,22 @@
-"""The quality table: every method on the same generated prompts at the same budgets. Resumable; one line per trial is
-kept."""
+"""The quality table: every method on the same generated prompts at the same budgets, as a study."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import Field
 
 from kvlens import tasks
-from kvlens.lab.bench import kept as lines_kept
-from kvlens.lab.bench.provenance import about, made_otherwise, origin
-from kvlens.lab.bench.tablerequest import TableRequest
-from kvlens.lab.bench.trialprompts import DEPTHS, Formats, Trial
-from kvlens.lab.bench.trials import NEW_TOKENS, carry_out, missing
+from kvlens.lab.bench.provenance import about
+from kvlens.lab.bench.tablerequest import Place, TableRequest
+from kvlens.lab.bench.tablestudy import Measured, Say, Watch, carry_out_table, silent, stored_rows
+from kvlens.lab.bench.trialprompts import DEPTHS
+from kvlens.lab.bench.trials import NEW_TOKENS
 from kvlens.lab.results.names import TaskNames
 from kvlens.lab.results.summary import grouped, summary
+from kvlens.workers.lanes import Crew
 
 LOST = ("index", "depth", "seed", "preset", "overrides", "answer", "output")
 """what a table keeps of a trial whose answer was wrong, where it is not empty"""
@@ -32,100 +31,69 @@ class QualityRequest(TableRequest):
     prompts: int = Field(25, ge=1)
     first_seed: int = 8_000_000
 
-    def trials(self) -> Iterator[Trial]:
-        """Prompt by prompt, so that an interrupted table has whole prompts."""
+    def places(self) -> Iterator[Place]:
+        """Yield the prompts of all tasks in turn, so that an interrupted table has whole rounds."""
         for index in range(self.prompts):
             for task in self.tasks:
-                for arm in self.arms():
-                    place = DEPTHS[index % len(DEPTHS)], self.first_seed + index
-                    yield Trial(task, self.length, *place, index, *arm)
+                yield task, self.length, DEPTHS[index % len(DEPTHS)], self.first_seed + index, index
 
 
-def key(trial: Trial) -> str:
-    """By which the table knows a trial."""
-    known_values = f"{trial.task}/{trial.length}/{trial.index}/{trial.method}/{trial.budget}"
-    more = ("" if trial.question == "in" else trial.question, trial.dtype)
-    return "/".join((known_values, *filter(None, more)))
-
-
-@lines_kept.alone
 def measure(
     request: QualityRequest,
-    path: Path,
-    report: Callable[[int, int, dict[str, Any]], None],
-    say: Callable[[str], None] = lines_kept.silent,
+    runs_dir: Path,
+    watch: Watch,
+    say: Say = silent,
+    crew: Crew | None = None,
+    cancelled: Callable[[], bool] = lambda: False,
 ) -> dict[str, Any]:
-    """Run what is not in `path` (one JSON line per trial) yet -> the table with its provenance. report(done, total,
-    row); say(line) where kept trials are run again, and of methods that lack figures of the model.
+    """Run what the table's study lacks, and return the table with its provenance. watch(finished, total, row).
+    say(line): where stored trials are run again, and of methods that lack figures of the model.
 
-    Raises ValueError for a file that does not hold trials.
+    Raises StudyBusy while another process measures it.
     """
-    import torch
-
-    origins = {name: origin(request.model, name, request.first_seed) for name in request.methods}
-    planned = list(request.trials())
-    target = {key(trial) for trial in planned}
-    results = lines_kept.read(path, ("key", "method", "origin"), lambda row: row["key"] in target)
-    if line := made_otherwise(results, origins):
-        say(line)
-    for line in missing(request.model, request.methods):
-        say(line)
-    rows = [row for row in results if row["origin"] == origins[row["method"]]]
-    visited = {row["key"] for row in rows}
-    torch.set_num_threads(1)
-    formats = Formats(request.model, dtype=request.dtype, first_seed=request.first_seed, names=request.methods)
-    start_time = time.monotonic()
-    for finished, trial in enumerate(planned):
-        if key(trial) in visited:
-            continue
-        if time.monotonic() - start_time > 60 * request.minutes:
-            break
-        row = {"key": key(trial), **carry_out(*formats.of(trial), trial), "origin": origins[trial.method]}
-        rows.append(row)
-        lines_kept.append(path, row)
-        report(finished + 1, len(planned), row)
-    return _result(request, rows, origins, len(planned))
+    return _result(request, carry_out_table("quality", request, runs_dir, watch, say, crew, cancelled))
 
 
-def collect(request: QualityRequest, path: Path) -> dict[str, Any]:
-    """The table of what is in `path`, whatever code made it, without running anything: of every method the trials of
-    one origin, the last in the file, and of every task the prompts that all methods in the file have been run on, so
-    that a table that was stopped is balanced.
+def collect(request: QualityRequest, runs_dir: Path) -> dict[str, Any]:
+    """Return the table of the trials that its study has, whatever code made them, without running anything: of every
+    method the trials of one origin, the last in the file, and of every task the prompts that all methods that have
+    trials were run on, so that a table that was stopped is balanced.
 
-    Raises ValueError for a file that does not hold trials, or no whole prompt."""
-    planned = {key(trial): trial for trial in request.trials()}
-    results = lines_kept.read(path, ("key", "method", "origin"), lambda row: row["key"] in planned)
-    origins = {row["method"]: row["origin"] for row in results}
-    rows = {row["key"]: row for row in results if row["origin"] == origins[row["method"]]}
-    requested = {name: trial for name, trial in planned.items() if trial.method in origins}
-    gaps = {(trial.task, trial.index) for name, trial in requested.items() if name not in rows}
-    whole = [row for row in rows.values() if (row["task"], row["index"]) not in gaps]
+    Raises ValueError where there is no whole prompt."""
+    rows = stored_rows("quality", request, runs_dir)
+    origins = {row["method"]: row["origin"] for row in rows}
+    rows = [row for row in rows if row["origin"] == origins[row["method"]]]
+    cells = {(row["task"], row["index"], row["method"], row["budget"], row["dtype"]) for row in rows}
+    arms = [arm for arm in request.arms() if arm.method in origins]
+    gaps = {
+        (task, index)
+        for task, _, _, _, index in request.places()
+        for arm in arms
+        if (task, index, arm.method, arm.budget, arm.dtype) not in cells
+    }
+    whole = [row for row in rows if (row["task"], row["index"]) not in gaps]
     if not whole:
-        raise ValueError(f"'{path.name}' holds no prompt that all of its methods were run on: measure more first.")
-    return _result(request, whole, origins, len(planned))
+        raise ValueError("the table's study has no prompt that all of its methods were run on: measure more first.")
+    return _result(request, Measured(whole, origins, request.prompts * len(request.tasks) * len(request.arms())))
 
 
-def _result(
-    request: QualityRequest, rows: list[dict[str, Any]], origins: dict[str, str], planned: int
-) -> dict[str, Any]:
-    result = about(request.methods, request.model) | {
+def _result(request: QualityRequest, measured: Measured) -> dict[str, Any]:
+    product = about(request.methods, request.model) | {
         "request": request.model_dump(mode="json"),
         "depths": DEPTHS,
         "new_tokens": {task: NEW_TOKENS[task] for task in request.tasks},
-        "origins": origins,
-        "trials": len(rows),
-        "planned": planned,
+        "origins": measured.origins,
+        "trials": len(measured.rows),
+        "planned": measured.planned,
     }
-    return {"about": result, "lines": summarise(rows, request)}
+    return {"about": product, "lines": summarise(measured.rows, request)}
 
 
-def summarise(rows: list[dict[str, Any]], request: QualityRequest) -> list[dict[str, Any]]:
+def summarise(rows: Sequence[dict[str, Any]], request: QualityRequest) -> list[dict[str, Any]]:
     """One line per method, budget and task, in the order asked for."""
     basis = ("method", "budget", "dtype", "task")
     groups = grouped(rows, basis)
-    order = dict.fromkeys(
-        tuple(getattr(trial, name) for name in basis) for trial in request.trials() if trial.index == 0
-    )
+    order = [(arm.method, arm.budget, arm.dtype, task) for task in request.tasks for arm in request.arms()]
     return [
         {**dict(zip(basis, cell, strict=True)), **summary(groups.get(cell, [])), "lost": lost(groups.get(cell, []))}
         for cell in order

@@ -18,7 +18,6 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from kvlens import methods
 from kvlens.engine.engine import Engine, Options
-from kvlens.lab.bench.counts import Count, corrected, missed, reused
 from kvlens.lab.bench.provenance import about, origin
 from kvlens.lab.bench.trialprompts import Prompts
 from kvlens.lab.bench.trials import chosen, settings
@@ -27,6 +26,7 @@ from kvlens.memory.budget import Budget
 from kvlens.methods import parts
 from kvlens.models.find import DEMO, default_model
 from kvlens.rows import PrefillRecord, StepRecord
+from kvlens.studies.counts import Count, corrected, missed, reused
 
 OF_METHODS = "kvlens.lab.bench.methods"
 """the package of the methods' own parts (kvlens.methods.parts)"""

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from kvlens import PACKAGE
 
-RUNNER = "kvlens.lab.bench.trials"
-"""what carries out a trial"""
+RUNNERS = ("kvlens.lab.bench.trials", "kvlens.studies.unstored")
+"""what carries out a trial of claims, and of tables"""
 STATED = "kvlens.methods.statements"
 """what a paper says of a method: no part of what runs"""
 DATA = (".json", ".safetensors", ".txt")
@@ -35,7 +35,7 @@ def deciding(modules: Sequence[str], root: Path = PACKAGE) -> tuple[Path, ...]:
     package."""
     own_value = {name.partition(".")[0] for name in modules}
     paths_by_key: dict[str, Path] = {}
-    waiting = [RUNNER, *modules]
+    waiting = [*RUNNERS, *modules]
     while waiting:
         name = waiting.pop()
         if name in paths_by_key or name == STATED or (path := _file(name, own_value, root)) is None:

@@ -3,6 +3,7 @@ table and a sweep, tasks."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
@@ -11,6 +12,12 @@ from kvlens import methods
 from kvlens.lab.results.names import MethodNames, TaskNames
 from kvlens.memory.budget import Budget
 from kvlens.models.find import default_model
+from kvlens.runs.races import Entrant
+from kvlens.runs.request import RunRequest
+from kvlens.studies.plan import Arm, StudyPlan
+
+Place = tuple[str, int | None, float | None, int, int]
+"""task, length, depth, seed, index: what makes a prompt (kvlens.tasks.remake)"""
 
 
 class ComparedRequest(BaseModel):
@@ -45,14 +52,29 @@ class TableRequest(ComparedRequest):
     dtype: str = "float32"
     """what the table is computed in; the noise floor is in another format"""
 
-    def arms(self) -> list[tuple[str, str, str, str]]:
-        """(method, budget, question, number format) that every prompt is run under, '' = the table's own format. The
-        reference has no budget, and stands a second time in another number format: what rounding alone changes."""
-        pairs: list[tuple[str, str, str, str]] = []
-        for name in self.methods:
-            if name == methods.REFERENCE:
-                counterpart = "float32" if self.dtype == "bfloat16" else "bfloat16"
-                pairs += [(name, "", self.question, dtype) for dtype in ("", counterpart)]
-            else:
-                pairs += [(name, budget, self.question, "") for budget in self.budgets]
-        return pairs
+    traces: bool = False
+    """store every trial as a run"""
+    device: str = "cpu"
+
+    def places(self) -> Iterator[Place]:
+        """Yield the prompts, whole rounds first."""
+        raise NotImplementedError
+
+    def plan(self) -> StudyPlan:
+        """Return the study whose trials are the table. Full KV is in every study; it is run a second time in another
+        number format where it is asked for: what rounding alone changes."""
+        counterpart = "float32" if self.dtype == "bfloat16" else "bfloat16"
+        return StudyPlan(
+            shared=RunRequest(model=self.model, dtype=self.dtype, device=self.device),
+            entrants=tuple(Entrant(method=name) for name in self.methods),
+            budgets=self.budgets,
+            questions=(self.question,),
+            reference_dtypes=(counterpart,) if methods.REFERENCE in self.methods else (),
+            traces=self.traces,
+            generation="task",
+        )
+
+    def arms(self) -> list[Arm]:
+        """Return what every prompt is run under, in the order of the methods; full KV where it is asked for."""
+        arms = self.plan().arms()
+        return [arm for name in self.methods for arm in arms if arm.method == name]

@@ -4,14 +4,17 @@ with its provenance."""
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from kvlens.cli.options import DEFAULT_MODEL, Device, Model, RunsDir, runs_folder
-from kvlens.lab.commands.results import PLACE, Kept, Out, beside, kept_file, out_file, results, results_folder, write
+from kvlens.cli.study import RayAddress, Workers
+from kvlens.lab.commands.results import PLACE, Out, beside, out_file, results, results_folder, write
 from kvlens.models.find import SMOLLM2
+from kvlens.workers.lanes import Crew
 
 bench_app = typer.Typer(
     help="Measure the methods; every result carries machine, versions and date.", no_args_is_help=True
@@ -23,6 +26,12 @@ Order = Annotated[
     str, typer.Option(help="in: the question is read and placed with its context; after: fed once that was placed.")
 ]
 Minutes = Annotated[float, typer.Option(help="Stop after this long; run again to continue.")]
+
+
+Table = Annotated[
+    Path | None,
+    typer.Option(help="Study file of a published table, in place of the options above: a path, or the name of one."),
+]
 
 
 def names(text: str) -> tuple[str, ...]:
@@ -39,6 +48,11 @@ def _table(
     return options | {name: names for name, names in named_lists.items() if names}
 
 
+def table_stem(model: str, table: Path | None) -> str:
+    """Return what a result file is named after, besides its kind: the study file of its table, else the model."""
+    return model if table is None else table.stem.partition("-")[2] or table.stem
+
+
 @bench_app.command("quality")
 def quality(
     model: Model = DEFAULT_MODEL,
@@ -52,10 +66,13 @@ def quality(
     seed: Annotated[int, typer.Option(help="Seed of the first prompt.")] = 8_000_000,
     minutes: Minutes = 60.0,
     question: Order = "in",
+    table: Table = None,
+    workers: Workers = 1,
+    ray: RayAddress = None,
+    runs: RunsDir = None,
     out: Out = None,
-    kept: Kept = None,
     collect: Annotated[
-        bool, typer.Option("--collect", help="Run nothing: the table of the whole prompts in --kept, as they are.")
+        bool, typer.Option("--collect", help="Run nothing: the table of the whole prompts of its study, as they are.")
     ] = False,
     doc: Annotated[
         Path | None,
@@ -65,24 +82,25 @@ def quality(
     ] = None,
 ) -> None:
     """Exact match, coverage, attended tokens and bytes of every method on the same generated prompts at the same
-    budgets."""
+    budgets. The table is a study (`kvlens studies list`): run the command again to continue it."""
     from kvlens.lab.bench import quality as bench
     from kvlens.lab.bench.qualitypage import document, markdown
+    from kvlens.lab.bench.tablefile import quality_request
+    from kvlens.runs.stopping import stop_signals
     from kvlens.text.outfile import check_file
 
     check_file(doc, "--doc")
-    target, trials = out_file(out, "quality", model), kept_file(kept, "quality", model)
-    request = bench.QualityRequest(
-        **_table(model, methods, tasks, budgets, prompts, seed, minutes, question), length=length
-    )
-
-    def report(count: int, total: int, row: dict[str, Any]) -> None:
-        typer.echo(f"{count}/{total} {row['key']}: {_came(row, 'exact')}", err=True)
-
-    if collect:
-        result = bench.collect(request, trials)
+    if table is None:
+        asked = _table(model, methods, tasks, budgets, prompts, seed, minutes, question)
+        request = bench.QualityRequest(**asked, length=length)
     else:
-        result = bench.measure(request, trials, report, lambda line: typer.echo(line, err=True))
+        request = quality_request(table).model_copy(update={"minutes": minutes})
+    target, folder = out_file(out, "quality", table_stem(request.model, table)), runs_folder(runs)
+    if collect:
+        result = bench.collect(request, folder)
+    else:
+        crew, report = Crew(workers, ray), partial(_tell, figure="exact")
+        result = bench.measure(request, folder, report, _tell_line, crew, stop_signals())
     write(target, result)
     if doc is not None:
         doc.write_text(document(beside(target, "quality", result), results(target.parent, "text")), encoding="utf-8")
@@ -111,51 +129,54 @@ def sweep(
     traces: Annotated[bool, typer.Option("--traces/--no-traces", help="Store every trial as a run.")] = True,
     device: Device = "auto",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
-    workers: Annotated[int, typer.Option(help="Processes, or actors of the Ray cluster.")] = 1,
-    ray: Annotated[str | None, typer.Option(help="Address of a Ray cluster; needs the package ray.")] = None,
+    table: Table = None,
+    workers: Workers = 1,
+    ray: RayAddress = None,
     runs: RunsDir = None,
     out: Out = None,
-    kept: Kept = None,
 ) -> None:
-    """Method x budget x task x length x depth x seed: one row per trial, one stored run per row. Run again to
-    continue."""
-    from kvlens.lab.bench.sweep import file as sweepfile
-    from kvlens.lab.bench.sweep.request import SweepRequest
-    from kvlens.lab.bench.sweep.run import sweep as run
+    """Method x budget x task x length x depth x seed: one row per trial, one stored run per row. The sweep is a study
+    (`kvlens studies list`): run the command again to continue it."""
+    from kvlens.lab.bench import sweepfile
+    from kvlens.lab.bench.sweep import SweepRequest
+    from kvlens.lab.bench.sweep import sweep as run
+    from kvlens.lab.bench.tablefile import sweep_request
     from kvlens.runs.stopping import stop_signals
 
-    target, trials = out_file(out, "grid", model), kept_file(kept, "sweep", model)
-    request = SweepRequest(
-        **_table(model, methods, tasks, budgets, prompts, seed, minutes, question),
-        lengths=_numbers(lengths, int),
-        depths=_numbers(depths, float),
-        cut=cut,
-        traces=traces,
-        device=device,
-        dtype=dtype,
-        workers=workers,
-        ray=ray,
-    )
-    folder = runs_folder(runs)
-    about, rows = run(
-        request,
-        trials,
-        folder,
-        lambda count, total, row: typer.echo(f"{count}/{total} {_trial(row)}", err=True),
-        stop_signals(),
-        say=lambda line: typer.echo(line, err=True),
-    )
-    sweepfile.write(target, about, rows)
+    if table is None:
+        request = SweepRequest(
+            **_table(model, methods, tasks, budgets, prompts, seed, minutes, question),
+            lengths=_numbers(lengths, int),
+            depths=_numbers(depths, float),
+            cut=cut,
+            traces=traces,
+            device=device,
+            dtype=dtype,
+        )
+    else:
+        request = sweep_request(table).model_copy(update={"minutes": minutes})
+    target = out_file(out, "grid", table_stem(request.model, table))
+    crew, report = Crew(workers, ray), partial(_tell, figure="score")
+    about, rows = run(request, runs_folder(runs), report, _tell_line, crew, stop_signals())
+    sweepfile.write(target, about, list(rows))
     typer.echo(f"{about['trials']} of {about['planned']} trials in {target}")
 
 
-def _trial(row: dict[str, Any]) -> str:
+def _tell(count: int, total: int, row: dict[str, Any], figure: str) -> None:
+    _tell_line(f"{count}/{total} {_trial(row, figure)}")
+
+
+def _tell_line(line: str) -> None:
+    typer.echo(line, err=True)
+
+
+def _trial(row: dict[str, Any], figure: str) -> str:
     place = (
         ""
         if row["length"] is None
         else f" {row['length']} tokens" + ("" if row["depth"] is None else f" at {row['depth']:.0%}")
     )
-    return f"{row['task']}{place} #{row['index']}, {row['method']} {row['budget'] or 'no limit'}: {_came(row, 'score')}"
+    return f"{row['task']}{place} #{row['index']}, {row['method']} {row['budget'] or 'no limit'}: {_came(row, figure)}"
 
 
 def _came(row: dict[str, Any], figure: str) -> str:

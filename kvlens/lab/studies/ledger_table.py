@@ -8,13 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from kvlens.lab.studies.ledger_signals import SIGNALS
 from kvlens.ledger.account import LossLedger
 from kvlens.ledger.causes import CODES, REST
+from kvlens.ledger.foresight import Track, foresight
 from kvlens.statistics import wilson
 
-DRAWS, LEVEL = 1000, 0.95
-"""bootstrap draws of an area's interval, and its level"""
 FRONTIER = "frontier"
 CLOSE = 0.05
 """share of the lost lead that the rest may have"""
@@ -134,55 +132,6 @@ def _median(values: Sequence[float]) -> float | None:
     return float(np.median(values)) if values else None
 
 
-# ---- signals
-Track = list[Row]
-"""the steps of one answer: lost, and a number or None per signal"""
-
-
 def tracks_of(rows: Sequence[Row]) -> list[Track]:
     """Return the steps of the kept trials that were followed."""
     return [row["signals"] for row in rows if row.get("signals")]
-
-
-def foresight(tracks: Sequence[Track], draws: int = DRAWS) -> list[Row]:
-    """Return per signal the area under its ROC curve for "this step's token is lost", with a bootstrap interval over
-    whole answers: signal, n (steps), lost (of these), answers, auc, low, high. An area of .5 foresees nothing."""
-    results = []
-    for signal in SIGNALS:
-        recorded = [
-            [(float(step[signal]), bool(step["lost"])) for step in track if step.get(signal) is not None]
-            for track in tracks
-        ]
-        recorded = [track for track in recorded if track]
-        values, lost = _flat(recorded)
-        row: Row = {
-            "signal": signal,
-            "n": len(values),
-            "lost": int(lost.sum()),
-            "answers": len(recorded),
-            "auc": area(values, lost),
-        }
-        generator, areas = np.random.default_rng(0), []
-        for _ in range(draws if recorded else 0):
-            drawn = area(*_flat([recorded[place] for place in generator.integers(len(recorded), size=len(recorded))]))
-            areas += [] if drawn is None else [drawn]
-        tail = (1 - LEVEL) / 2
-        low, high = np.quantile(areas, [tail, 1 - tail]).tolist() if areas else (None, None)
-        results.append(row | {"low": low, "high": high})
-    return results
-
-
-def _flat(tracks: Sequence[Sequence[tuple[float, bool]]]) -> tuple[np.ndarray, np.ndarray]:
-    pairs = [pair for track in tracks for pair in track]
-    return np.array([value for value, _ in pairs], float), np.array([lost for _, lost in pairs], bool)
-
-
-def area(values: np.ndarray, lost: np.ndarray) -> float | None:
-    """Return the area under the ROC curve: the chance that a lost step has a larger value than a kept one. Ties count
-    half (Mann and Whitney 1947). None if all steps are alike."""
-    if lost.all() or not lost.any():
-        return None
-    order = np.sort(values)
-    ranks = (np.searchsorted(order, values, "left") + np.searchsorted(order, values, "right") + 1) / 2
-    count = int(lost.sum())
-    return float((ranks[lost].sum() - count * (count + 1) / 2) / (count * (len(lost) - count)))

@@ -28,10 +28,10 @@ from kvlens.lab.bench.provenance import about
 from kvlens.lab.bench.trialprompts import DEPTHS, Prompts, Trial
 from kvlens.lab.bench.trials import chosen, header
 from kvlens.lab.studies.ledger_page import write_page
-from kvlens.lab.studies.ledger_signals import signals_of
 from kvlens.lab.studies.ledger_table import FRONTIER, summarise
 from kvlens.ledger.frontier import find_frontier
 from kvlens.ledger.measure import Measure, NothingLost
+from kvlens.ledger.signals import signals_of
 from kvlens.lens.trials import Trials
 from kvlens.memory.budget import Budget, BudgetInfeasible
 from kvlens.models.find import default_model

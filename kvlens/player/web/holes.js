@@ -28,7 +28,8 @@ export function holesAt(view, step) {
     const span = source[`${name}_span`][i];
     const partly = spans[span].kind === "window" || (!worst && PARTIAL.includes(clock.stateAt(span, step)));
     const place = { from: spans[span].start, to: spans[span].end, span, head: worst ? source.worst_head[i] : null };
-    if (mass >= HOLE_LEAST && !partly) holes.push({ ...place, mass, summary: false });
+    const summary = worst && Boolean(source.worst_summary?.[i]);
+    if (mass >= HOLE_LEAST && !partly) holes.push({ ...place, mass, summary });
     else if (!worst && clock.stateAt(span, step) === SUMMARY) {
       const short = decode(source.wanted_regret[i], 0, 1); // what the summary did not get of the span's mass
       if (short >= HOLE_LEAST) holes.push({ ...place, mass: short, summary: true });
@@ -50,7 +51,7 @@ export function holeStrength(mass) {
   return Math.min(1, 0.35 + (0.65 * mass) / HOLE_FULL);
 }
 
-/** Whether some hole of the selected head is a loss to a summary. @param {HoleView} view @param {number} steps */
+/** Whether some hole is a loss to a summary. @param {HoleView} view @param {number} steps */
 export function anySummaryHole(view, steps) {
   return Array.from({ length: steps }, (_, step) => holesAt(view, step)).some((holes) => holes.some((hole) => hole.summary));
 }

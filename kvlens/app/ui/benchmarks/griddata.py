@@ -12,7 +12,7 @@ import pandas as pd
 import streamlit as st
 
 from kvlens.app.figures.grid import Cell
-from kvlens.lab.bench.sweep.file import parse
+from kvlens.lab.bench.sweepfile import parse
 from kvlens.lab.results.formats import WIDE
 from kvlens.lab.results.summary import NOISE, arm_name, grouped, summary
 from kvlens.models.find import DEMO

@@ -29,6 +29,8 @@ class Job:
     tokens_per_s: float | None = None
     uid: str | None = None
     """of the stored run, once there is one; of a race that of full KV"""
+    stored: str | None = None
+    """uid of the run that can be opened while the job computes its effects"""
     race: str | None = None
     """id of the stored race, once it has ended"""
     study: str | None = None

@@ -19,6 +19,7 @@ from kvlens.runs.races import LANE_CUT_SHORT, UNFINISHED
 
 RACE_LINES = tuple(f'{{"phase": "{phase}"' for phase in ("frame", "maps", "lane", "race"))
 """how lines of a race begin: they are kept as they are, for the browser"""
+STORED = '"stored": true'
 LOST = '"agrees": false'
 """of a frame whose token is not full KV's"""
 _POLL_S = 0.05
@@ -60,6 +61,8 @@ def read_line(job: Job, line: str) -> None:
     if line.startswith(RACE_LINES):
         job.lines.append(line)
         job.lost = job.lost or (line.startswith(RACE_LINES[0]) and LOST in line)
+        if line.startswith(RACE_LINES[2]) and STORED in line:
+            job.stored = str(json.loads(line)["uid"])
         return
     report: Any = None
     if line.startswith("{"):

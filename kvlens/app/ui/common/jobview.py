@@ -68,7 +68,7 @@ def job_panel(job_id: str) -> None:
 def leave_later(job: Job) -> None:
     """The job's own page opens when this one is run again. Not at once: a fragment that is polled cannot leave its page
     safely, because a poll that is under way when the page changes brings the old page back, empty."""
-    if job.then and job.state == "done":
+    if job.then and (job.state == "done" or job.stored):
         st.session_state[f"leave_{job.id}"] = True
 
 
@@ -83,7 +83,7 @@ def _place(job: Job) -> dict[str, str]:
     """Where on the job's own page: the new run, or the run it repeats beside it."""
     if job.then == comparing.PAGE and job.about:
         return comparing.at_all_steps(job.about, str(job.uid))
-    return places.in_run(str(job.uid))
+    return places.in_run(str(job.uid or job.stored))
 
 
 def watched(job: Job, ended: bool = False) -> bool:

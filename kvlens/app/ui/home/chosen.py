@@ -1,4 +1,4 @@
-"""What can be done with the runs that are ticked: look, name, note, tag, compare, delete."""
+"""What can be done with the runs that are ticked: look, name, note, tag, compare, export, delete."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import streamlit as st
 
 from kvlens.app.ui.common import data, lensdata, places, widgets
 from kvlens.app.ui.common.comparing import compare_link
+from kvlens.app.ui.common.exportruns import export_menu
 from kvlens.app.ui.common.jobview import links
 from kvlens.store.about import NAME, NOTE, TAGS, About, read_about, said, write_about
 from kvlens.store.reader import TraceError
@@ -27,6 +28,7 @@ def chosen(table: pd.DataFrame, uids: Sequence[str]) -> None:
             st.text(f"{len(uids)} runs")
             compare_link(uids)
             _tag(table, uids)
+        export_menu(uids, "kvlens-runs")
         _delete(table, uids)
 
 

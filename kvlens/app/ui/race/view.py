@@ -32,10 +32,11 @@ def of_job(job_id: str) -> bool:
 
 
 def _single(job: Job) -> None:
-    """A single run as a race of one. When it ends, its page opens: the Replay, at the step of loss."""
+    """A single run as a race of one. When it is stored, its page opens: the Replay, at the step of loss. Effects that
+    are still being computed arrive there."""
     jobview.box(job)
     live_lanes(job)
-    if not job.active and jobview.watched(job, ended=True):
+    if (job.stored or not job.active) and jobview.watched(job, ended=True):
         data.forget_runs()
         jobview.leave_later(job)
         st.rerun()

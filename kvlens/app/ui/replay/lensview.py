@@ -12,7 +12,7 @@ from kvlens.app.ui.common.data import TraceReader
 from kvlens.app.ui.common.spantext import span_text
 from kvlens.app.ui.common.state import Selection
 from kvlens.app.ui.common.widgets import plain
-from kvlens.app.ui.replay import lenswhatif, tour, tried
+from kvlens.app.ui.replay import awaited, lenswhatif, tour, tried
 from kvlens.app.ui.replay.lensbars import token_range
 from kvlens.app.ui.replay.tipping import tipping_point
 from kvlens.lens.knob import knob_in
@@ -74,6 +74,7 @@ def panel(reader: TraceReader, selection: Selection) -> None:
                 _without_loss(reader, table, busy=job is not None)
             else:
                 st.markdown("  \n".join(lines(reader, loss)))
+                awaited.effects_line(reader)
             tried.in_a_line(outcomes, reader.meta)
         with right:
             lenswhatif.form(reader, selection, loss, job is not None, outcomes)
@@ -134,8 +135,8 @@ def _effects(reader: TraceReader, loss: Verdict) -> list[str]:
     to find, or why there are none; nothing of a trace that never had them."""
     effects = reader.effects(loss.step)
     if effects.empty:
-        why = reader.meta.no_effects
-        return [f"**Effects**: not recorded, {plain(why)}."] if why else []
+        why = awaited.why_none(reader)
+        return [f"**Effect on the choice**: not recorded, {plain(why)}."] if why else []
     strongest = effects.head(MOST_EFFECTS)
     named = " · ".join(
         f"L{layer} KV{head} span {span} {effect:.2f}"

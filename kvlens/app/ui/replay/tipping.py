@@ -7,7 +7,7 @@ import streamlit as st
 from kvlens.app.ui.common import data, lensjobs, places
 from kvlens.app.ui.common.data import TraceReader
 from kvlens.app.ui.common.widgets import plain
-from kvlens.lens.tips import stored_tip
+from kvlens.lens.storedtips import stored_tip
 from kvlens.lens.tries import Try
 
 

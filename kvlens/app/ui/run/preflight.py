@@ -6,13 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import streamlit as st
+from streamlit.delta_generator import DeltaGenerator
 
 from kvlens import methods
 from kvlens.app.ui.common import data, widgets
 from kvlens.app.ui.common.likely import PLACING, Likely, likely
 from kvlens.app.ui.common.request import MethodChoice, PromptChoice
+from kvlens.lens.condition import asked_condition
+from kvlens.lens.knob import asked_limit
 from kvlens.memory.budget import NO_LIMIT, in_words
 from kvlens.runs.preflight import estimate
+from kvlens.runs.request import AUTO
 from kvlens.text.prompts import PromptText
 from kvlens.text.units import counted, duration, si_bytes
 
@@ -53,8 +57,8 @@ def estimated(
     return estimate(prompt, model, method, changed, budget, max_new, preset, chat, system, question)
 
 
-def panel(prompt: PromptChoice, choice: MethodChoice) -> bool:
-    """Draws the estimate; True when the run can be started."""
+def panel(prompt: PromptChoice, choice: MethodChoice, head: DeltaGenerator) -> bool:
+    """Draws the estimate, and the run's condition into the page's head; True when the run can be started."""
     try:
         figures = estimated(
             prompt.prompt,
@@ -73,6 +77,9 @@ def panel(prompt: PromptChoice, choice: MethodChoice) -> bool:
         return False
     like = likely_of(choice.model, choice.method, figures, choice.against)
     exact = methods.get(choice.method).floor_is_exact
+    limit = limit_of(choice.method, choice.budget, figures)
+    with head:
+        widgets.condition_line(asked_condition(choice.model, figures["prompt_tokens"], choice.question, [limit]))
     with st.container(border=True):
         st.caption("Estimate before the run (not measured)")
         columns = st.columns(5)
@@ -169,6 +176,14 @@ def _bytes(count: int | None) -> str:
 
 def _tokens(count: int | None) -> str:
     return "unknown" if count is None else f"{count:,} tokens"
+
+
+def limit_of(method: str, budget: str | None, figures: dict[str, Any]) -> str:
+    """What a run is held to, by its estimate: the budget that `auto` stands for, where it is known."""
+    limit, full = figures["budget_bytes"], figures["full_kv_bytes"]
+    if budget == AUTO and full:
+        budget = None if limit is None else f"{100 * limit / full:.1f}%"
+    return asked_limit(method, figures["config"] or {}, budget)
 
 
 def budget_said(figures: dict[str, Any]) -> str:

@@ -7,12 +7,14 @@ from typing import Any
 
 import pandas as pd
 import streamlit as st
+from streamlit.delta_generator import DeltaGenerator
 
 from kvlens import methods
 from kvlens.app.ui.common import widgets
 from kvlens.app.ui.common.likely import PLACING, Likely
 from kvlens.app.ui.common.request import MethodChoice, PromptChoice, Rivals
-from kvlens.app.ui.run.preflight import LEAST_S, budget_said, estimated, likely_of
+from kvlens.app.ui.run.preflight import LEAST_S, budget_said, estimated, likely_of, limit_of
+from kvlens.lens.condition import asked_condition
 from kvlens.lens.knob import attends_by
 from kvlens.methods.naming import display_name, preset_name
 from kvlens.runs.races import Entrant, RaceRequest
@@ -22,9 +24,9 @@ from kvlens.text.units import counted, duration, si_bytes
 WILL = {True: "yes", None: "may be refused", False: "will be refused"}
 
 
-def panel(prompt: PromptChoice, choice: MethodChoice, rivals: Rivals) -> bool:
-    """Draws the estimate of every lane; True when the race can be started: a method that is refused is a lane that says
-    why."""
+def panel(prompt: PromptChoice, choice: MethodChoice, rivals: Rivals, head: DeltaGenerator) -> bool:
+    """Draws the estimate of every lane, and the race's condition into the page's head; True when the race can be
+    started: a method that is refused is a lane that says why."""
     try:
         race = race_of(choice, rivals)
         race.check()
@@ -37,6 +39,9 @@ def panel(prompt: PromptChoice, choice: MethodChoice, rivals: Rivals) -> bool:
         likely_of(lane.model, lane.method, estimate, lane.against)
         for lane, estimate in zip(lanes, estimates, strict=True)
     ]
+    limits = [limit_of(lane.method, lane.budget, estimate) for lane, estimate in zip(lanes, estimates, strict=True)]
+    with head:
+        widgets.condition_line(asked_condition(choice.model, estimates[0]["prompt_tokens"], choice.question, limits))
     with st.container(border=True):
         st.caption("Estimate before the race (not measured)")
         rows = [_row(*each) for each in zip(lanes, estimates, like, strict=True)]

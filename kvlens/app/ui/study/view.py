@@ -9,6 +9,8 @@ import streamlit as st
 
 from kvlens.app.figures.curves import curves
 from kvlens.app.ui.common import data, places
+from kvlens.app.ui.common.exportruns import export_menu
+from kvlens.app.ui.common.foresightview import foreseeing
 from kvlens.app.ui.common.ledgerview import study_ledgers
 from kvlens.app.ui.common.parts import download
 from kvlens.app.ui.common.widgets import plain
@@ -61,6 +63,7 @@ def _study(study_id: str) -> None:
     judgement.checks_of(results)
     judgement.beside_paper_of(results)
     study_ledgers(results)
+    foreseeing(_uids(results), f"kvlens-study-{results.info.id}")
     _trials(results, group)
 
 
@@ -81,6 +84,11 @@ def _heading(results: Results) -> None:
     running = storage.is_running(data.runs_dir(), results.info.id)
     st.progress(share, text=f"{results.ended:,} of {results.planned:,} trials have ended")
     control.controls(results, running)
+
+
+def _uids(results: Results) -> list[str]:
+    """The stored runs of the study, each once."""
+    return list(dict.fromkeys(trial.uid for trial in results.trials if trial.uid is not None))
 
 
 def _group(results: Results) -> str | None:
@@ -106,7 +114,9 @@ def _matrix(results: Results, group: str | None) -> None:
         "is judged. Other columns are means over trials. resident: the peak on the device. read: what a step reads. "
         "Both are shares of full KV. A refused arm needs more than its budget. Times per step are in the download."
     )
-    download(results.frame(), f"kvlens-study-{results.info.id}")
+    with st.container(horizontal=True):
+        download(results.frame(), f"kvlens-study-{results.info.id}")
+        export_menu(_uids(results), f"kvlens-study-{results.info.id}-runs")
 
 
 def _column(name: str) -> Any:

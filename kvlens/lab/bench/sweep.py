@@ -1,22 +1,27 @@
-"""What a sweep is asked to measure, and the trials that come of it."""
+"""Sweeps: method x budget x task x length x depth x seed, as a study."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
 from zlib import crc32
 
 from pydantic import Field, field_validator
 
 from kvlens import tasks
-from kvlens.lab.bench.tablerequest import TableRequest
-from kvlens.lab.bench.trialprompts import DEPTHS, Trial
+from kvlens.lab.bench.provenance import about
+from kvlens.lab.bench.tablerequest import Place, TableRequest
+from kvlens.lab.bench.tablestudy import Say, Watch, carry_out_table, silent
+from kvlens.lab.bench.trialprompts import DEPTHS
 from kvlens.lab.results.names import TaskNames
+from kvlens.workers.lanes import Crew
 
 
 class SweepRequest(TableRequest):
     """What to measure."""
 
-    tasks: TaskNames = Field(default_factory=lambda given: tasks.usual(given["model"])[:1])
+    tasks: TaskNames = Field(default_factory=lambda fields: tasks.usual(fields["model"])[:1])
     budgets: tuple[str, ...] = ("10%", "20%")
     lengths: tuple[int, ...] = (512, 1024, 2048)
     depths: tuple[float, ...] = DEPTHS
@@ -26,11 +31,6 @@ class SweepRequest(TableRequest):
     """tokens a file's prompts are cut to, in their middle; None: they stay whole"""
     first_seed: int = 9_000_000
     traces: bool = True
-    """store every trial as a run"""
-    device: str = "cpu"
-    workers: int = Field(1, ge=1, le=256)
-    ray: str | None = None
-    """address of a Ray cluster; None: processes of this machine"""
 
     @field_validator("depths")
     @classmethod
@@ -40,7 +40,7 @@ class SweepRequest(TableRequest):
                 raise ValueError(f"depth must lie between 0 (start) and 1 (end), not {depth}.")
         return value
 
-    def prompts_of(self, task: str) -> Iterator[tuple[str, int | None, float | None, int, int]]:
+    def prompts_of(self, task: str) -> Iterator[Place]:
         """(task, length, depth, seed, index): one prompt of every cell before the second of any."""
         results = tasks.get(task)
         for index in range(min(self.prompts, results.items or self.prompts)):
@@ -56,10 +56,31 @@ class SweepRequest(TableRequest):
         them."""
         return self.first_seed + 1000 * (crc32(f"{length}/{depth}".encode()) % 1_000_000) + index
 
-    def groups(self) -> list[list[Trial]]:
-        """Trials by prompt, in order: the prompts of all tasks in turn, under every method and budget."""
-        rounds: dict[int, list[tuple[str, int | None, float | None, int, int]]] = {}
+    def places(self) -> Iterator[Place]:
+        """Yield the prompts of all tasks in turn: the first of every cell, then the second of every cell."""
+        rounds: dict[int, list[Place]] = {}
         for task in self.tasks:
             for prompt in self.prompts_of(task):
                 rounds.setdefault(prompt[-1], []).append(prompt)
-        return [[Trial(*prompt, *arm) for arm in self.arms()] for index in sorted(rounds) for prompt in rounds[index]]
+        for index in sorted(rounds):
+            yield from rounds[index]
+
+
+def sweep(
+    request: SweepRequest,
+    runs_dir: Path,
+    watch: Watch,
+    say: Say = silent,
+    crew: Crew | None = None,
+    cancelled: Callable[[], bool] = lambda: False,
+) -> tuple[dict[str, Any], Sequence[dict[str, Any]]]:
+    """Run what the sweep's study lacks, and return its provenance and the rows of all trials asked for that have
+    ended. Arguments and errors: see kvlens.lab.bench.tablestudy.carry_out_table."""
+    measured = carry_out_table("sweep", request, runs_dir, watch, say, crew, cancelled)
+    product = about(request.methods, request.model) | {
+        "request": request.model_dump(mode="json"),
+        "origins": measured.origins,
+        "trials": len(measured.rows),
+        "planned": measured.planned,
+    }
+    return product, measured.rows

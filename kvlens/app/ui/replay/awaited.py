@@ -1,0 +1,37 @@
+"""Effects that are still being computed when Replay opens."""
+
+from __future__ import annotations
+
+import streamlit as st
+
+from kvlens.app.ui.common import data
+from kvlens.app.ui.common.data import TraceReader
+from kvlens.store.amend import LEFT_OFF, PENDING, is_outstanding
+
+POLL_S = 2.0
+
+
+def effects_line(reader: TraceReader) -> None:
+    """Say that the effects are on their way, and draw the page again when they are there; nothing for other runs."""
+    if reader.meta.no_effects != PENDING:
+        return
+    if is_outstanding(data.runs_dir() / reader.uid):
+        st.fragment(_wait, run_every=POLL_S)(reader.uid, data.stamp(reader.uid))
+    else:
+        st.caption(f"Effects on the choice: not recorded, {LEFT_OFF}.")
+
+
+def why_none(reader: TraceReader) -> str | None:
+    """Return why the run has no effects; None where they are on their way, which `effects_line` says, or recorded."""
+    return None if reader.meta.no_effects == PENDING else reader.meta.no_effects
+
+
+def _wait(uid: str, stamp: int) -> None:
+    """stamp: of the trace that the page shows."""
+    if data.stamp(uid) != stamp or not is_outstanding(data.runs_dir() / uid):
+        data.forget_runs()
+        st.rerun()
+    st.caption(
+        ":material/hourglass_top: The effects on the choice are being computed. Until then the verdict names what was "
+        "missed most by regret."
+    )

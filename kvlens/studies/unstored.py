@@ -1,0 +1,52 @@
+"""Figures of a run that is not stored: what a study without traces keeps of a trial."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from kvlens.runs.preparing import Plan, Prepared
+from kvlens.runs.readings import full_reading, reading
+from kvlens.studies.means import Means, output_figures
+from kvlens.studies.promptrow import StudyPrompt
+from kvlens.tasks import judged
+
+
+def measure(prepared: Prepared, planned: Plan, prompt: StudyPrompt, cancelled: Callable[[], bool]) -> dict[str, Any]:
+    """Run a plan and return its figures by the names of kvlens.studies.figures; without a reference there is none that
+    compares with full KV. Raises what the engine raises."""
+    sink, tokens, source = Means(), prepared.prompt, prompt.source
+
+    def tell(phase: str, number: int, total: int) -> None:
+        """Nobody follows the phases of a trial."""
+
+    read = reading(prepared, planned, tell) or full_reading(prepared, planned, tell)
+    run = prepared.engine.run
+    result = run(
+        tokens, planned.method, planned.params, planned.budget, planned.options, sink, tell, cancelled, read=read
+    )
+    means, question_tokens = sink.figures(), len(tokens.asked)
+    prompt_tokens = len(tokens.ids) + question_tokens
+    full = prepared.engine.loaded.shape.full_kv_bytes(prompt_tokens + planned.options.max_new)
+    right = None if source.answer is None else judged(source.task, source.answer, result.text, source.answers)
+    figures: dict[str, Any] = {
+        "outcome": {None: "", True: "right answer", False: "wrong answer"}[right],
+        "kinds": ["unknown" if right is None else "right" if right else "wrong"],
+        "right": right,
+        **output_figures(result.text),
+        "prompt_tokens": prompt_tokens,
+        "steps": len(result.ids) - question_tokens,
+        "coverage": means["coverage"],
+        "selection_recall": means["selection_recall"],
+        "attended_tokens": means["attended_tokens"],
+        "resident_bytes": float(result.peak_bytes),
+        "resident_share": result.peak_bytes / full,
+        "read_bytes_per_step": means["read_bytes_per_step"],
+        "read_share": means["read_bytes_per_step"] / full,
+        "moved_bytes_per_step": means["h2d_bytes_per_step"],
+        "offloaded_bytes_per_step": means["d2h_bytes_per_step"],
+        "corrected_share": means.get("corrected_share"),
+        "reused_share": means.get("reused_share"),
+        "checks_passed": all(check.passed for check in result.checks),
+    }
+    return {name: value for name, value in figures.items() if value is not None}
