@@ -33,12 +33,13 @@ from kvlens.observing.watch import Watch
 
 CONTEXT, NEW = 160, 5
 HALF = {"compression_ratio": 0.5}
+LAYERS, KV_HEADS = 3, 2
 CONFIG = {
     "hidden_size": 64,
     "intermediate_size": 96,
-    "num_hidden_layers": 3,
+    "num_hidden_layers": LAYERS,
     "num_attention_heads": 4,
-    "num_key_value_heads": 2,
+    "num_key_value_heads": KV_HEADS,
     "head_dim": 16,
     "initializer_range": 0.2,
     "max_position_embeddings": 4096,
@@ -133,7 +134,7 @@ DOWNLOADS = {
 }
 
 
-PATTERN = np.random.default_rng(0).random((CONFIG["num_hidden_layers"], CONFIG["num_key_value_heads"]))
+PATTERN = np.random.default_rng(0).random((LAYERS, KV_HEADS))
 
 
 class Room:
@@ -198,7 +199,7 @@ def kept(keys: list[torch.Tensor], hidden: list[Any], observer: Any) -> torch.Te
 
 def compare(name: str, case: Case, room: Room) -> dict[str, Any]:
     """Run one press without and with observation and lay them side by side."""
-    model, row = room.model, {"press": name, "attention": case.attention}
+    model, row = room.model, dict[str, Any](press=name, attention=case.attention)
     model.set_attn_implementation(case.attention)
 
     def made() -> Any:

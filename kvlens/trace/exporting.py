@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from kvlens import __version__
-from kvlens.private import make_folder
+from kvlens.files import make_folder
 from kvlens.store.errors import TraceError
 from kvlens.store.reader import TraceReader
 from kvlens.store.runinfo import sentence
