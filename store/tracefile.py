@@ -22,6 +22,7 @@ from kvlens.store.decisions import copied_decisions, decision_table
 from kvlens.store.effects import effect_table
 from kvlens.store.guarded import guarded
 from kvlens.store.oracles import span_key_table
+from kvlens.store.outcomefacts import OutcomeFacts, facts_at_end
 from kvlens.store.rowtables import copied, loss_rows, moved_bytes, phase_rows, rows_table, step_tables
 from kvlens.store.runinfo import clean_text, plain
 from kvlens.store.schema import ORACLE_CODEC, statements
@@ -163,6 +164,10 @@ class TraceFile:
         con.execute("UPDATE run_state SET status = ?, error = ?", [status, clean_text(error) if error else None])
         con.commit()
         con.execute("CHECKPOINT")
+
+    def outcome_facts(self, folder: Path) -> OutcomeFacts:
+        """Read what a list of runs tells of this run, which has ended. `folder`: the run's."""
+        return facts_at_end(lambda sql: self._con.execute(sql).fetchall(), folder)
 
     def close(self) -> None:
         """Closes the connection."""

@@ -24,6 +24,7 @@ from kvlens.store.blocks import Block, Shape
 from kvlens.store.errors import MemoryShort, RunBusy, TraceError
 from kvlens.store.flusher import Flusher
 from kvlens.store.lease import Lease
+from kvlens.store.outcomefacts import OutcomeFacts, facts_entry
 from kvlens.store.runinfo import check_uid, first_info, freeze, new_uid, now, save_prompt, sentence, write_info
 from kvlens.store.schema import MASS_CODEC, SCHEMA_VERSION, TRACE_LEVELS
 from kvlens.store.tracefile import TraceFile
@@ -61,6 +62,7 @@ class TraceWriter:
         self._n_steps = 0
         self._error: TraceError | None = None
         self._closed = False
+        self._facts: OutcomeFacts | None = None
 
     # ---- a run, from its meta to its end -----------------------------------------------------------------------------
 
@@ -147,6 +149,7 @@ class TraceWriter:
             self._info["status"] = "finalizing"
             self._write_info()
             self._file.finish(status, error, checks, extra | {"trace_stalls": self._flusher.stalls}, self.trace_level)
+            self._facts = self._file.outcome_facts(self.folder)
         except Exception as failure:
             self._abort(self._describe(failure))
         self._close(status, error, extra)
@@ -192,6 +195,7 @@ class TraceWriter:
         try:
             size = sum(path.stat().st_size for path in self.folder.iterdir() if path.is_file())
             self._info |= {"status": status, "error": error, "disk_bytes": size, "extra": extra}
+            self._info["facts"] = facts_entry(self._facts, self.folder / "trace.duckdb")
             self._write_info({"output_text": extra["output_text"]} if "output_text" in extra else {})
         except OSError as failure:
             raise self._describe(failure) from failure
