@@ -18,6 +18,7 @@ from kvlens.models.errors import UnsupportedModel
 from kvlens.models.find import ready
 from kvlens.models.sizes import sizes_in
 from kvlens.recording.sampling import resolve as resolve_sampling
+from kvlens.runs.attending import attended_share, attending, attending_sentence
 from kvlens.runs.preparing import advice, check, chosen
 from kvlens.runs.request import RunRequest, default_budget, default_preset
 from kvlens.runs.room import resized, room_made, with_room
@@ -101,6 +102,7 @@ def refuse(request: RunRequest, prompt: PromptText) -> None:
     or reading can tell."""
     if request.question == "after":
         question_start(prompt)
+    request = attending(request)
     try:
         found = foresee(request, prompt)
     except UnsupportedModel:
@@ -170,6 +172,8 @@ def estimate(
         question=question,
     )
     asked = PromptText(prompt) if isinstance(prompt, str) else prompt
+    share = attended_share(method, request.budget, params)
+    request = attending(request)
     foreseen = foresee(request, asked)
     out: dict[str, Any] = dict.fromkeys(UNKNOWN) | {"warnings": []}
     if isinstance(foreseen, str):
@@ -198,7 +202,7 @@ def estimate(
         "fit": found.said,
         "values": found.fitted,
         "config": asdict(found.params),
-        "room": room_made(request) if request.budget != given else None,
+        "room": room_made(request) if request.budget != given else share and attending_sentence(method, share),
     }
     if kind.reach(found.params, sizes) > foreseen.positions:
         out["feasible"] = False
