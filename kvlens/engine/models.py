@@ -14,6 +14,7 @@ from kvlens.models.errors import UnsupportedModel
 from kvlens.models.find import absent, resolve, stay_offline
 from kvlens.models.importing import uncollected
 from kvlens.models.sizes import context_length
+from kvlens.models.weights import check_memory
 from kvlens.shape import KVShape
 from kvlens.text import chat
 
@@ -184,6 +185,7 @@ def load(name: str, device: str = "cpu", dtype: str = "float32", told: Told = _s
     try:
         if Path(source).is_dir():
             wholeness.check_files(Path(source), name)
+            check_memory(Path(source), name, dtype)
         config = AutoConfig.from_pretrained(source, **safe)
         check_supported(config, name)
         wholeness.check_config(config, name)

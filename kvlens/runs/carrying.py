@@ -14,7 +14,7 @@ from kvlens import methods
 from kvlens.memory.budget import BudgetInfeasible
 from kvlens.models.device import settle
 from kvlens.runs.attending import attended_share, attending, attending_sentence
-from kvlens.runs.preflight import refuse
+from kvlens.runs.preflight import refuse, weights_sentence
 from kvlens.runs.preparing import Pairing, Prepared, advice, check, plan, prepare, reference_key, sizes_of
 from kvlens.runs.readings import keeping, shared
 from kvlens.runs.request import BY_NAME, ModelSource, Report, RunRequest
@@ -66,6 +66,8 @@ def carry_out(
     check(request)
     if models.named:
         refuse(request, source)
+        if line := weights_sentence(request.model, request.dtype):
+            say(line)
     request = request.model_copy(update={"device": settle(request.device)})
     return carry_out_prepared(
         request, prepare(request, source, report, models=models), runs_dir, report, cancelled, say, audience

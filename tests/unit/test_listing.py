@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lensruns import STEP, LensRuns, write_lens_runs
+from lensruns import STEP, LensRuns, forget_runs, without_facts, write_lens_runs
 
 from kvlens.lens import listing
 from kvlens.lens.listing import Listing, Search, budget_of, limit_in, told_of
@@ -45,23 +45,6 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-def _as_before(folder: Path, *uids: str) -> None:
-    """Make the runs ones of a kvlens that wrote no facts into run.json, unknown to this process."""
-    for uid in uids:
-        path = folder / uid / "run.json"
-        path.write_text(
-            json.dumps({key: value for key, value in json.loads(path.read_text()).items() if key != "facts"})
-        )
-    _forget(folder)
-    (folder / FILE).unlink(missing_ok=True)
-
-
-def _forget(folder: Path) -> None:
-    """Begin as another process would."""
-    runcatalogue._catalogue.cache_clear()
-    listing.listing_of.cache_clear()
-
-
 def _lines(folder: Path) -> list[str]:
     """The run ids of the catalogue's lines."""
     return [json.loads(line)["uid"] for line in (folder / FILE).read_text().splitlines() if line]
@@ -71,7 +54,7 @@ def test_no_trace_of_a_finished_run_is_opened_to_list_it(lens: LensRuns, opened:
     uids = [lens.lost, lens.kept, lens.plain]
     by_facts = Listing(lens.folder).of(uids)
     assert opened == []
-    _as_before(lens.folder, *uids)
+    without_facts(lens.folder, *uids)
     assert Listing(lens.folder).of(uids) == by_facts
     assert opened == uids
 
@@ -87,10 +70,10 @@ def test_the_facts_of_a_run_give_the_outcome_of_its_trace(lens: LensRuns) -> Non
 
 def test_a_trace_is_read_once_and_kept_for_the_next_process(lens: LensRuns, opened: list[str]) -> None:
     uids = [lens.lost, lens.kept, lens.plain]
-    _as_before(lens.folder, *uids)
+    without_facts(lens.folder, *uids)
     first = Listing(lens.folder).of(uids)
     assert opened == uids
-    _forget(lens.folder)
+    forget_runs()
     assert Listing(lens.folder).of(uids) == first
     assert opened == uids
     lost, kept, plain = first
@@ -110,7 +93,7 @@ def test_a_killed_list_loses_nothing_that_it_read(
     lens: LensRuns, opened: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     uids = [lens.lost, lens.kept, lens.plain]
-    _as_before(lens.folder, *uids)
+    without_facts(lens.folder, *uids)
     real, count = listing.read_trace, iter(range(10))
 
     def killed(folder: Path, uid: str) -> OutcomeFacts:
@@ -123,12 +106,12 @@ def test_a_killed_list_loses_nothing_that_it_read(
         Listing(lens.folder).of(uids)
     with open(lens.folder / FILE, "ab") as file:
         file.write(b'{"v":1,"uid":"half a li')
-    _forget(lens.folder)
+    forget_runs()
     opened.clear()
     monkeypatch.setattr(listing, "read_trace", real)
     assert all(told is not None and told.begins for told in Listing(lens.folder).of(uids))
     assert opened == uids[2:]
-    _forget(lens.folder)
+    forget_runs()
     assert Listing(lens.folder).of(uids)
     assert opened == uids[2:], "a line after half a line is read"
 
@@ -146,7 +129,7 @@ def test_only_what_is_new_is_read_from_a_folder(tmp_path: Path, monkeypatch: pyt
     uids = [write_synthetic(tmp_path, 2, 4, 2, 4, 8, prompt_tokens=80, uid=f"20260101-00000{k}-aaaa") for k in range(3)]
     first = search_runs(tmp_path, Search())
     assert sorted(read) == uids
-    _forget(tmp_path)
+    forget_runs()
     again = search_runs(tmp_path, Search())
     assert sorted(read) == uids
     assert again.to_json() == first.to_json()
@@ -168,7 +151,7 @@ def test_a_catalogue_of_many_changes_is_written_anew(tmp_path: Path, monkeypatch
         write_about(tmp_path, uid, About(note="n" * number))
         assert list_runs(tmp_path)["note"][0] == "n" * number
     assert len(_lines(tmp_path)) <= 7
-    _forget(tmp_path)
+    forget_runs()
     assert list_runs(tmp_path)["note"][0] == "n" * 11
 
 
@@ -189,7 +172,7 @@ def test_a_list_says_what_a_run_was_held_to_be_it_a_budget_or_not(tmp_path: Path
 
 @pytest.mark.parametrize("spoil", ["not json", "{}", "other form", "other row", "a link"])
 def test_a_file_that_cannot_be_used_is_made_again(lens: LensRuns, opened: list[str], spoil: str) -> None:
-    _as_before(lens.folder, lens.kept)
+    without_facts(lens.folder, lens.kept)
     first = Listing(lens.folder).of([lens.kept])
     opened.clear()
     path = lens.folder / FILE
@@ -203,7 +186,7 @@ def test_a_file_that_cannot_be_used_is_made_again(lens: LensRuns, opened: list[s
         path.symlink_to("/etc/passwd")
     else:
         path.write_text(spoil)
-    _forget(lens.folder)
+    forget_runs()
     assert Listing(lens.folder).of([lens.kept]) == first
     assert opened == [lens.kept]
     assert not path.is_symlink()
@@ -211,7 +194,7 @@ def test_a_file_that_cannot_be_used_is_made_again(lens: LensRuns, opened: list[s
 
 def test_no_time_reads_nothing_and_what_is_written_now_is_asked_again(tmp_path: Path, opened: list[str]) -> None:
     uid = write_synthetic(tmp_path, 2, 4, 2, 4, 8, prompt_tokens=80)
-    _as_before(tmp_path, uid)
+    without_facts(tmp_path, uid)
     known = Listing(tmp_path)
     assert known.of([uid], 0.0) == [None]
     with Lease(tmp_path / uid):
@@ -242,7 +225,7 @@ def test_an_answer_that_full_kv_did_not_give_is_not_among_what_was_lost(tmp_path
 
 
 def test_a_folder_that_cannot_be_written_is_read_all_the_same(lens: LensRuns, monkeypatch: pytest.MonkeyPatch) -> None:
-    _as_before(lens.folder, lens.lost)
+    without_facts(lens.folder, lens.lost)
     real = os.open
 
     def refused(path: Any, flags: int, *rest: Any, **named: Any) -> int:
