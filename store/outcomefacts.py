@@ -80,7 +80,7 @@ def read_facts(rows: Rows, table: Callable[[str], str], meta: RunMeta, prompt: s
     prompt's text, "" where it was not kept."""
     failed = rows(f"SELECT count(*) FROM {table('self_check')} WHERE NOT passed")[0][0]
     compared = rows(f"SELECT count(*) FROM {table('loss')}")[0][0]
-    first = rows(
+    lost_steps = rows(
         f"SELECT l.step, l.ref_token, l.top_token, l.kl, l.logprob, t.token_id, t.logprob FROM {table('loss')} l "
         f"LEFT JOIN {table('token')} t ON t.step = l.step WHERE NOT l.agrees ORDER BY l.step LIMIT 1"
     )
@@ -89,7 +89,7 @@ def read_facts(rows: Rows, table: Callable[[str], str], meta: RunMeta, prompt: s
     return OutcomeFacts(
         failed=failed > 0,
         compared=compared > 0,
-        loss=_loss(first[0]) if first else None,
+        loss=_loss(lost_steps[0]) if lost_steps else None,
         method=meta.method,
         sizes={name: value for name, value in meta.config.items() if name in _SIZES and _is_number(value)},
         budget=meta.budget,

@@ -104,10 +104,10 @@ class Catalogue:
                 if entry is None or entry.stamp != stamp:
                     row, facts = read(self.folder / uid)
                     trace, outcome = facts or (None, None)
-                    kept = entry if outcome is None and entry is not None else None
+                    previous = entry if outcome is None and entry is not None else None
                     entry = Entry(stamp, row, trace, outcome)
-                    if kept is not None:
-                        entry = replace(entry, trace=kept.trace, facts=kept.facts, problem=kept.problem)
+                    if previous is not None:
+                        entry = replace(entry, trace=previous.trace, facts=previous.facts, problem=previous.problem)
                     self._entries[uid] = entry
                     news.append(uid)
                 present[uid] = entry
@@ -202,10 +202,10 @@ def catalogue_of(folder: Path) -> Catalogue:
 def _runs(root: Path) -> Iterator[tuple[str, Stamp]]:
     """Yield the run ids of a folder with the stamps of their files."""
     try:
-        found = list(os.scandir(root))
+        items = list(os.scandir(root))
     except OSError:
         return
-    for item in found:
+    for item in items:
         with contextlib.suppress(TraceError, OSError):
             check_uid(item.name)
             if item.is_dir():

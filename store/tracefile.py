@@ -134,14 +134,9 @@ class TraceFile:
                     self._merge(dict(tables))
                 con.execute("UPDATE run_state SET last_step = ?", [job.records[-1].step])
             elif isinstance(job, PrefillRecord):
-                self._put_meta(
-                    {
-                        "prefill_us": job.prefill_us,
-                        "prefill_peak_bytes": job.prefill_peak_bytes,
-                        "prefill_cold_bytes": job.cold_bytes,
-                        "prefill_resident_bytes": job.resident_bytes,
-                    }
-                )
+                figures = {"us": job.prefill_us, "peak_bytes": job.prefill_peak_bytes}
+                figures |= {"cold_bytes": job.cold_bytes, "resident_bytes": job.resident_bytes}
+                self._put_meta({f"prefill_{name}": value for name, value in figures.items()})
             elif isinstance(job, np.ndarray):
                 put_surprisals(con, job, self._prompt_tokens)
             con.commit()

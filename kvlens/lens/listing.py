@@ -68,11 +68,11 @@ class Listing:
 
     def _told(self, uid: str, entry: Entry) -> Told:
         """Return what is told of an entry, derived once."""
-        known_entry, told = self._known.get(uid, (None, None))
-        if told is None or known_entry is not entry:
-            told = told_of(entry.facts, entry.problem)
-            self._known[uid] = entry, told
-        return told
+        known_entry, listed_run = self._known.get(uid, (None, None))
+        if listed_run is None or known_entry is not entry:
+            listed_run = told_of(entry.facts, entry.problem)
+            self._known[uid] = entry, listed_run
+        return listed_run
 
     def _read(self, uid: str, trace: tuple[int, int] | None) -> Told:
         """Read the facts of a run from its trace and keep them. A run that is being written, and one that DuckDB lacks

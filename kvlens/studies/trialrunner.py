@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 class TrialRunner:
     """Runs the trials of a study one by one.
 
-    Trials of one prompt and place of the question that follow each other share the prompt's reading; those of one seed
-    share full KV's run."""
+    Trials of one prompt and place of the question that follow each other share the prompt's reading. Questions that are
+    fed after one context share it too. Trials of one seed share full KV's run."""
 
     def __init__(
         self,
@@ -88,12 +88,13 @@ class TrialRunner:
 
     def _prompt(self, prompt: StudyPrompt, question: str) -> Prepared | str:
         if self._place != (prompt.id, question):
+            previous = self._prepared
             if self._place is not None:
                 self.end_prompt()
             request = self._request(prompt, Arm(method=methods.REFERENCE, question=question))
             arms = [arm for arm in self._arms if arm.question == question]
             try:
-                self._prepared = self._prepare(prompt, request, arms)
+                self._prepared = self._prepare(prompt, request, arms, previous)
             except ValueError as error:
                 if self._base is None or isinstance(error, BadStudy):
                     raise  # the model, not the prompt
@@ -161,8 +162,9 @@ class TrialRunner:
             changes["turns"] = prompt.turns
         return self._plan.request(arm).model_copy(update=changes)
 
-    def _prepare(self, prompt: StudyPrompt, request: RunRequest, arms: list[Arm]) -> Prepared:
-        """The loaded model with the prompt, whose reading serves all methods that are to come. Raises ValueError."""
+    def _prepare(self, prompt: StudyPrompt, request: RunRequest, arms: list[Arm], previous: Prepared | str) -> Prepared:
+        """The loaded model with the prompt, whose reading serves all methods that are to come. A context that the
+        prompt before had too, of a question that is fed after it, is not read again. Raises ValueError."""
         reading = keeping([methods.get(arm.method) for arm in arms])
         if self._base is None:
             self._base = prepare(request, prompt.source, self._report, models=self._models)
@@ -171,6 +173,8 @@ class TrialRunner:
         tokenizer = self._base.engine.loaded.tokenizer
         form = (request.chat, request.system, request.question)
         tokens = tokenize(prompt.source, tokenizer, None, request.max_new, *form, None, request.turns)
+        if isinstance(previous, Prepared) and previous.prompt.ids == tokens.ids:
+            reading = previous.kept
         return replace(self._base, prompt=tokens, kept=reading)
 
     def _same_model(self, fingerprint: str) -> None:
