@@ -173,7 +173,7 @@ class TrialRunner:
         tokenizer = self._base.engine.loaded.tokenizer
         form = (request.chat, request.system, request.question)
         tokens = tokenize(prompt.source, tokenizer, None, request.max_new, *form, None, request.turns)
-        if isinstance(previous, Prepared) and previous.prompt.ids == tokens.ids:
+        if isinstance(previous, Prepared) and previous.kept is not None and previous.prompt.ids == tokens.ids:
             reading = previous.kept
         return replace(self._base, prompt=tokens, kept=reading)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ TEXT = "the red key opens the old door and the green key opens the new one " * 6
 KEEPING = [
     name
     for name in methods.BUILT_IN
-    if methods.get(name).keeps_all and "keep" in methods.get(name).Parameters.__dataclass_fields__
+    if methods.get(name).keeps_all and "keep" in {field.name for field in fields(methods.get(name).Parameters)}
 ]
 
 
