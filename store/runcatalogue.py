@@ -18,7 +18,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from kvlens.private import FILE_MODE
+from kvlens.files import FILE_MODE
 from kvlens.store.errors import TraceError
 from kvlens.store.files import PLAIN, read_plain, write_plain
 from kvlens.store.outcomefacts import OutcomeFacts, parsed_facts
