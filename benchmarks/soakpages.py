@@ -102,8 +102,7 @@ def _rounds(folder: Path, seconds: float) -> Iterator[int]:
     too. Bytes after each."""
     from kvlens.demo.encode import demo_encode
     from kvlens.demo.tasks import make_prompt
-    from kvlens.lab.bench.sweep.request import SweepRequest
-    from kvlens.lab.bench.sweep.run import sweep
+    from kvlens.lab.bench.sweep import SweepRequest, sweep
     from kvlens.runs.carrying import carry_out
     from kvlens.runs.request import RunRequest
     from kvlens.store.recover import delete_run
@@ -120,9 +119,7 @@ def _rounds(folder: Path, seconds: float) -> Iterator[int]:
         assert _show("replay", {"run": uid})
         delete_run(folder, uid)
         if number % SWEEP_EVERY == 0:
-            _, rows = sweep(
-                SweepRequest(model="demo", first_seed=number, **SWEEP), folder / f"{number}.jsonl", folder, _silent
-            )
+            _, rows = sweep(SweepRequest(model="demo", first_seed=number, **SWEEP), folder, _silent)
             assert len(rows) == 3
             for row in rows:
                 delete_run(folder, row["uid"])

@@ -159,6 +159,15 @@ class SpanKeys:
     """float32 [L, H_kv, S, D]"""
 
 
+MOST_KEY_BYTES = 256 << 20
+"""bytes of mean span keys that a trace holds at most; a run whose spans need more records none"""
+
+
+def span_key_bytes(layers: int, kv_heads: int, spans: int, head_dim: int) -> int:
+    """Bytes that the mean keys of so many spans take, as float32."""
+    return 4 * layers * kv_heads * spans * head_dim
+
+
 @dataclass(frozen=True)
 class Effects:
     """What the choices of lost steps owe to what was not read: (layer, KV head, span), most important first

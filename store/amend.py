@@ -16,6 +16,7 @@ from kvlens.files import open_file
 from kvlens.instruments import Effects
 from kvlens.store.errors import TraceError
 from kvlens.store.files import PLAIN, discard, sync_folder
+from kvlens.store.outcomefacts import facts_entry
 from kvlens.store.runinfo import freeze, read_info, write_info
 from kvlens.store.schema import SCHEMA_VERSION
 from kvlens.store.tracefile import TraceFile
@@ -69,6 +70,7 @@ def add_effects(folder: Path, effects: Effects | None, heads: tuple[int, int], e
         file = TraceFile.reopen(copy, SCHEMA_VERSION)
         try:
             file.amend(() if effects is None else (effects,), heads, extra)
+            facts = file.outcome_facts(folder)
         finally:
             file.close()
         os.replace(copy, trace)
@@ -79,7 +81,8 @@ def add_effects(folder: Path, effects: Effects | None, heads: tuple[int, int], e
     sync_folder(folder)
     info = read_info(folder)
     size = sum(path.stat().st_size for path in folder.iterdir() if path.is_file() and path.name != LOCK)
-    write_info(folder, info | {"disk_bytes": size, "extra": {**(info.get("extra") or {}), **extra}}, durable=True)
+    changed = {"disk_bytes": size, "extra": {**(info.get("extra") or {}), **extra}, "facts": facts_entry(facts, trace)}
+    write_info(folder, info | changed, durable=True)
 
 
 def amend(

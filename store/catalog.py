@@ -1,4 +1,5 @@
-"""The list of runs, from their run.json and about.json files alone: no trace is opened."""
+"""The list of runs, from their run.json and about.json files alone: no trace is opened. What was read is kept in the
+folder's catalogue."""
 
 from __future__ import annotations
 
@@ -10,36 +11,11 @@ import pandas as pd
 from kvlens.store.about import About, read_about
 from kvlens.store.errors import TraceError
 from kvlens.store.lease import is_held
-from kvlens.store.runinfo import CREATED_US, SUMMARY, check_uid, read_info
+from kvlens.store.outcomefacts import OutcomeFacts, stored_facts, trace_stamp
+from kvlens.store.runcatalogue import ABOUT, FLAGS, NUMBERS, TEXTS, Entry, catalogue_of
+from kvlens.store.runinfo import CREATED_US, SUMMARY, read_info
 
-ABOUT = ("name", "note", "tags", "about_error")
-"""what about.json adds to a row; about_error: one sentence where it cannot be read, else None"""
 _ALIVE = ("created", "running", "finalizing")
-_TEXTS = (
-    "model",
-    "method",
-    "preset",
-    "stand_in",
-    "dtype",
-    "task",
-    "output_text",
-    "error",
-    "reference",
-    "parent",
-    "reference_key",
-)
-_NUMBERS = (
-    "prompt_tokens",
-    "steps",
-    "max_new",
-    "duration_s",
-    "peak_bytes",
-    "full_kv_bytes",
-    "budget_bytes",
-    "h2d_bytes",
-    "d2h_bytes",
-    "disk_bytes",
-)
 
 
 def derived_status(folder: Path, status: str) -> str:
@@ -52,20 +28,34 @@ def list_runs(runs_dir: Path) -> pd.DataFrame:
 
     A run whose run.json cannot be read is a row with status 'unreadable' and the reason; one whose about.json cannot be
     read has no name, and the reason."""
-    rows: list[dict[str, Any]] = []
-    root = Path(runs_dir)
-    folders = [path for path in root.iterdir() if path.is_dir()] if root.is_dir() else []
-    for folder in folders:
-        try:
-            check_uid(folder.name)
-        except TraceError:
-            continue
-        rows.append(_row(folder) | _about(folder))
+    rows = [_now(Path(runs_dir), entry.row) for entry in run_entries(Path(runs_dir))]
     frame = pd.DataFrame(rows, columns=[*SUMMARY, *ABOUT, CREATED_US])
-    for name in (*_NUMBERS, CREATED_US):
+    for name in (*NUMBERS, CREATED_US):
         frame[name] = pd.to_numeric(frame[name], errors="coerce")
     keys = ["created", CREATED_US, "uid"]
     return frame.sort_values(keys, ascending=False, na_position="last", ignore_index=True).drop(columns=CREATED_US)
+
+
+def run_entries(runs_dir: Path) -> list[Entry]:
+    """Return the catalogue's entry of each run of a folder; runs that changed since the last look are read again."""
+    return catalogue_of(runs_dir).entries(_read)
+
+
+def _now(root: Path, row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row with the status that the run has now: a process that wrote it may have ended."""
+    return row | {"status": derived_status(root / row["uid"], row["status"])} if row["status"] in _ALIVE else row
+
+
+def _read(folder: Path) -> tuple[dict[str, Any], tuple[tuple[int, int], OutcomeFacts] | None]:
+    """Return the row of a run, and its facts with the stamp of their trace if run.json holds them."""
+    try:
+        info = read_info(folder)
+    except TraceError as error:
+        unread = {"uid": folder.name, "status": "unreadable", "created": "", "error": str(error)}
+        return unread | _about(folder), None
+    trace = trace_stamp(folder / "trace.duckdb")
+    facts = stored_facts(info, trace)
+    return _row(folder, info) | _about(folder), None if facts is None or trace is None else (trace, facts)
 
 
 def _about(folder: Path) -> dict[str, Any]:
@@ -76,22 +66,13 @@ def _about(folder: Path) -> dict[str, Any]:
     return dict(zip(ABOUT, (about.name, about.note, about.tags, error), strict=True))
 
 
-def _row(folder: Path) -> dict[str, Any]:
-    try:
-        info = read_info(folder)
-    except TraceError as error:
-        return {"uid": folder.name, "status": "unreadable", "created": "", "error": str(error)}
+def _row(folder: Path, info: dict[str, Any]) -> dict[str, Any]:
     row = {name: info.get(name) for name in SUMMARY}
-    row |= {
-        "uid": folder.name,
-        "status": derived_status(folder, info["status"]),
-        "created": str(info.get("created") or ""),
-    }
-    for name in _TEXTS:
+    row |= {"uid": folder.name, "status": info["status"], "created": str(info.get("created") or "")}
+    for name in TEXTS:
         row[name] = None if row[name] is None else str(row[name])
-    row |= {name: bool(row[name]) for name in ("forced", "hold", "drop", "changed")}
-    row["budget"] = None if row["budget"] is None else str(row["budget"])
-    row |= {name: _number(row[name], whole=name != "duration_s") for name in _NUMBERS}
+    row |= {name: bool(row[name]) for name in FLAGS}
+    row |= {name: _number(row[name], whole=name != "duration_s") for name in NUMBERS}
     return row | {CREATED_US: _number(info.get(CREATED_US), whole=True)}
 
 

@@ -26,7 +26,8 @@ def number(cell: object) -> float:
 
 def records(frame: pd.DataFrame) -> list[dict[str, object]]:
     """Return each row as a dictionary from column names to cells."""
-    return [{str(name): cell for name, cell in row.items()} for row in frame.to_dict("records")]
+    names, columns = [str(name) for name in frame.columns], [frame[name].tolist() for name in frame.columns]
+    return [dict(zip(names, cells, strict=True)) for cells in zip(*columns, strict=True)]
 
 
 def row_of_largest(frame: pd.DataFrame, column: str) -> pd.Series | None:

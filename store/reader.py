@@ -20,10 +20,10 @@ from kvlens.store.about import About, read_about
 from kvlens.store.attach import attach, check_trace, read_meta, stored_steps
 from kvlens.store.catalog import derived_status, list_runs
 from kvlens.store.errors import RunBusy, RunNotFound, SchemaTooNew, TraceError, UnreadableRun
-from kvlens.store.files import read_plain
 from kvlens.store.lensrecords import LensRecords
 from kvlens.store.memoryrecords import MemoryRecords
 from kvlens.store.methodrecords import MethodRecords
+from kvlens.store.outcomefacts import OutcomeFacts, read_facts, read_prompt
 from kvlens.store.rollup import head_run_sql, kv_run_sql
 from kvlens.store.runinfo import read_info, run_dir
 from kvlens.store.session import Session
@@ -120,10 +120,11 @@ class TraceReader(SizeRecords, SpanRecords, MethodRecords, MemoryRecords, LensRe
 
     def prompt_text(self) -> str:
         """The prompt as text; empty when it was not kept."""
-        try:
-            return read_plain(self._folder / "prompt.txt").decode("utf-8")
-        except (OSError, ValueError):
-            return ""
+        return read_prompt(self._folder)
+
+    def outcome_facts(self) -> OutcomeFacts:
+        """What a list of runs tells of this run."""
+        return read_facts(self._db.rows, source, self.meta, self.prompt_text())
 
     def transfers(self, step: int | None = None, layer: int | None = None, kv_head: int | None = None) -> pd.DataFrame:
         """Copies between tiers; a copy for all KV heads of a layer belongs to each of them."""

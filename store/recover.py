@@ -17,6 +17,7 @@ from kvlens.store.errors import RunBusy, TraceError, UnreadableRun
 from kvlens.store.files import ordinary
 from kvlens.store.guarded import guarded
 from kvlens.store.lease import Lease
+from kvlens.store.outcomefacts import facts_entry
 from kvlens.store.runinfo import freeze, read_info, run_dir, sentence, write_info
 from kvlens.store.schema import SCHEMA_VERSION
 from kvlens.store.tracefile import TraceFile
@@ -63,7 +64,7 @@ def recover(runs_dir: Path, uid: str) -> Recovered:
                     error = info.get("error") or "The process that wrote this run ended before it could finish it."
                     error = f"{error} {lost}" if lost else error
                     file.finish(status, error, [], {"recovered": True}, info.get("trace_level", "spans"))
-                totals = file.totals()
+                totals, facts = file.totals(), file.outcome_facts(folder)
             finally:
                 file.close()
         except duckdb.Error as problem:
@@ -81,6 +82,7 @@ def recover(runs_dir: Path, uid: str) -> Recovered:
             "steps": steps,
         }
         info["progress"] = {"step": steps, "max_new": info.get("max_new")}
+        info["facts"] = facts_entry(facts, trace)
         info["disk_bytes"] = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
         try:
             write_info(folder, info, durable=True)

@@ -22,6 +22,7 @@ from kvlens.store.decisions import copied_decisions, decision_table
 from kvlens.store.effects import effect_table
 from kvlens.store.guarded import guarded
 from kvlens.store.oracles import span_key_table
+from kvlens.store.outcomefacts import OutcomeFacts, facts_at_end
 from kvlens.store.rowtables import copied, loss_rows, moved_bytes, phase_rows, rows_table, step_tables
 from kvlens.store.runinfo import clean_text, plain
 from kvlens.store.schema import ORACLE_CODEC, statements
@@ -133,14 +134,9 @@ class TraceFile:
                     self._merge(dict(tables))
                 con.execute("UPDATE run_state SET last_step = ?", [job.records[-1].step])
             elif isinstance(job, PrefillRecord):
-                self._put_meta(
-                    {
-                        "prefill_us": job.prefill_us,
-                        "prefill_peak_bytes": job.prefill_peak_bytes,
-                        "prefill_cold_bytes": job.cold_bytes,
-                        "prefill_resident_bytes": job.resident_bytes,
-                    }
-                )
+                figures = {"us": job.prefill_us, "peak_bytes": job.prefill_peak_bytes}
+                figures |= {"cold_bytes": job.cold_bytes, "resident_bytes": job.resident_bytes}
+                self._put_meta({f"prefill_{name}": value for name, value in figures.items()})
             elif isinstance(job, np.ndarray):
                 put_surprisals(con, job, self._prompt_tokens)
             con.commit()
@@ -172,6 +168,10 @@ class TraceFile:
         self._put_meta(extra)
         self._con.commit()
         self._con.execute("CHECKPOINT")
+
+    def outcome_facts(self, folder: Path) -> OutcomeFacts:
+        """Read what a list of runs tells of this run, which has ended. `folder`: the run's."""
+        return facts_at_end(lambda sql: self._con.execute(sql).fetchall(), folder)
 
     def close(self) -> None:
         """Closes the connection."""

@@ -24,14 +24,14 @@ from kvlens.store.blocks import Block, Shape
 from kvlens.store.errors import MemoryShort, RunBusy, TraceError
 from kvlens.store.flusher import Flusher
 from kvlens.store.lease import Lease
+from kvlens.store.outcomefacts import OutcomeFacts, facts_entry
 from kvlens.store.runinfo import check_uid, first_info, freeze, new_uid, now, save_prompt, sentence, write_info
 from kvlens.store.schema import MASS_CODEC, SCHEMA_VERSION, TRACE_LEVELS
 from kvlens.store.tracefile import TraceFile
 
 #: A block is flushed when it is full or this old, so that a slow run loses little when it dies.
 _BLOCK_AGE_S = 5.0
-#: Room kept on disk so that a run can still be marked failed when the disk is full.
-_RESERVE_BYTES = 64 * 1024
+_RESERVE_BYTES = 64 * 1024  # room kept on disk so that a run can still be marked failed when the disk is full
 
 
 class TraceWriter:
@@ -61,6 +61,7 @@ class TraceWriter:
         self._n_steps = 0
         self._error: TraceError | None = None
         self._closed = False
+        self._facts: OutcomeFacts | None = None
 
     # ---- a run, from its meta to its end -----------------------------------------------------------------------------
 
@@ -71,9 +72,8 @@ class TraceWriter:
             make_folder(self.folder)
             self._lease = Lease(self.folder)
         except OSError as error:
-            raise TraceError(
-                f"The run folder {self.folder} cannot be made ({sentence(error)}); check --runs."
-            ) from error
+            why = f"The run folder {self.folder} cannot be made ({sentence(error)}); check --runs."
+            raise TraceError(why) from error
         try:
             self._create(meta.stored())
         except BaseException as error:
@@ -81,9 +81,8 @@ class TraceWriter:
             self._closed = True
             if isinstance(error, TraceError) or not isinstance(error, Exception):
                 raise
-            raise TraceError(
-                f"Run {self.uid} cannot be created ({sentence(error)}); check the disk and --runs."
-            ) from error
+            why = f"Run {self.uid} cannot be created ({sentence(error)}); check the disk and --runs."
+            raise TraceError(why) from error
         self._flusher.start(self._file, f"kvlens-trace-{self.uid}")
 
     def prefill(self, record: PrefillRecord) -> None:
@@ -131,8 +130,7 @@ class TraceWriter:
     def finish(self, status: str, error: str | None, checks: list[SelfCheck], extra: dict[str, Any]) -> None:
         """Ends the run: last block, self-checks, rollups, checkpoint; afterwards its files are immutable.
 
-        After a failure of the trace itself this raises that failure again when asked to complete, and else returns.
-        """
+        After a failure of the trace itself this raises that failure again when asked to complete, and else returns."""
         if status not in ("completed", "failed", "cancelled"):
             raise ValueError(f"A run ends completed, failed or cancelled, not {status!r}.")
         if self._closed or self._shape is None:
@@ -147,6 +145,7 @@ class TraceWriter:
             self._info["status"] = "finalizing"
             self._write_info()
             self._file.finish(status, error, checks, extra | {"trace_stalls": self._flusher.stalls}, self.trace_level)
+            self._facts = self._file.outcome_facts(self.folder)
         except Exception as failure:
             self._abort(self._describe(failure))
         self._close(status, error, extra)
@@ -191,7 +190,8 @@ class TraceWriter:
         (self.folder / ".reserve").unlink(missing_ok=True)
         try:
             size = sum(path.stat().st_size for path in self.folder.iterdir() if path.is_file())
-            self._info |= {"status": status, "error": error, "disk_bytes": size, "extra": extra}
+            facts = facts_entry(self._facts, self.folder / "trace.duckdb")
+            self._info |= {"status": status, "error": error, "disk_bytes": size, "extra": extra, "facts": facts}
             self._write_info({"output_text": extra["output_text"]} if "output_text" in extra else {})
         except OSError as failure:
             raise self._describe(failure) from failure

@@ -3,11 +3,14 @@ loss."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
 from writtenonce import written_once
 
+from kvlens.lens import listing
+from kvlens.store import runcatalogue
 from tests.synthetic import write_synthetic
 
 STEP = 9
@@ -71,3 +74,20 @@ def write_lens_runs(folder: Path) -> LensRuns:
     kept = write("kept", 5, loss_step=12)
     plain = write("plain", 6, lens=False, reference=None)
     return LensRuns(folder, lost, repeated, forced, held, kept, plain, full)
+
+
+def without_facts(folder: Path, *uids: str) -> None:
+    """Make the runs ones of a kvlens that wrote no facts into run.json, unknown to this process."""
+    for uid in uids:
+        path = folder / uid / "run.json"
+        path.write_text(
+            json.dumps({key: value for key, value in json.loads(path.read_text()).items() if key != "facts"})
+        )
+    forget_runs()
+    (folder / runcatalogue.FILE).unlink(missing_ok=True)
+
+
+def forget_runs() -> None:
+    """Begin as another process would."""
+    runcatalogue._catalogue.cache_clear()
+    listing.listing_of.cache_clear()

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
+from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -44,11 +45,25 @@ def writable(path: Path | None) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
 
 
+WRAPPED_ROWS = 200
+"""rows of a table that is fitted to the terminal, at most: fitting takes about a millisecond a row"""
+
+
 def show_table(columns: list[str], rows: list[list[Any]]) -> None:
-    """A table on stdout, one line per row."""
+    """A table on stdout, one line per row. A long one is not fitted to the terminal's width."""
+    if len(rows) > WRAPPED_ROWS:
+        cells = [columns, *([_cell(value) for value in row] for row in rows)]
+        widths = [max(map(cell_len, column)) for column in zip(*cells, strict=True)]
+        lines = ("  ".join(set_cell_size(*pair) for pair in zip(row, widths, strict=True)).rstrip() for row in cells)
+        typer.echo("\n".join(lines))
+        return
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
         table.add_column(column, no_wrap=column in ("uid", "family", "name", "parameter", "status"))
     for row in rows:
-        table.add_row(*(Text("" if v is None or v != v else terminal(v).replace("\n", " ")[:160]) for v in row))
+        table.add_row(*(Text(_cell(value)) for value in row))
     out.print(table)
+
+
+def _cell(value: Any) -> str:
+    return "" if value is None or value != value else terminal(value).replace("\n", " ")[:160]

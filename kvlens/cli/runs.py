@@ -110,7 +110,7 @@ def runs_list(
     listed["outcome"] = listed["outcome"].where(listed["problem"].isna(), listed["problem"])
     listed = listed.rename(columns={"held_to": "held to", "dtype": "KV in"})
     shown = [name for name in columns if name not in ("name", "tags") or listed[name].map(len).any()]
-    show_table(shown, [[row[name] for name in shown] for _, row in listed.iterrows()])
+    show_table(shown, list(map(list, zip(*(listed[name].tolist() for name in shown), strict=True))))
 
 
 @runs_app.command("note")

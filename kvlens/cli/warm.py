@@ -68,12 +68,14 @@ def keep_model() -> None:
 
     from kvlens.engine import kept
     from kvlens.engine.models import load
+    from kvlens.hostmemory import host_bytes
     from kvlens.models.find import default_model
     from kvlens.runs.fingerprint import fingerprint
 
     name = default_model()
     files = kept.files_of(name)  # nothing is converted here: a first run shows how far that is
-    if not files or kept.kept(name) is not None or sum(size for _, size, _ in files) > MOST_SHARE * _free():
+    most = MOST_SHARE * (host_bytes() or 0)
+    if not files or kept.kept(name) is not None or sum(size for _, size, _ in files) > most:
         return
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -85,12 +87,6 @@ def keep_model() -> None:
     finally:
         torch.set_num_threads(threads)
     kept.keep(name, loaded)
-
-
-def _free() -> int:
-    """Bytes of memory that could be taken."""
-    with open("/proc/meminfo", encoding="ascii") as file:
-        return next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable"))
 
 
 def serve(channel: socket.socket) -> None:

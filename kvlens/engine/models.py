@@ -14,6 +14,7 @@ from kvlens.models.errors import UnsupportedModel
 from kvlens.models.find import absent, resolve, stay_offline
 from kvlens.models.importing import uncollected
 from kvlens.models.sizes import context_length
+from kvlens.models.weights import check_memory
 from kvlens.shape import KVShape
 from kvlens.text import chat
 
@@ -151,12 +152,10 @@ def shape_of(config: Any, itemsize: int) -> KVShape:
     return KVShape(config.num_hidden_layers, q_heads, kv_heads, head_dim, itemsize)
 
 
-def _silent(what: str, done: int, total: int) -> None:
-    """Progress nobody asked for."""
-
-
 @uncollected()
-def load(name: str, device: str = "cpu", dtype: str = "float32", told: Told = _silent) -> LoadedModel:
+def load(
+    name: str, device: str = "cpu", dtype: str = "float32", told: Told = lambda what, done, total: None
+) -> LoadedModel:
     """Load a decoder for kvlens. device: auto (CUDA where there is one), cpu or cuda[:N]; dtype: float32, bfloat16 or
     float16. told(what, done, total): how far the first use of a GGUF file is.
 
@@ -184,6 +183,7 @@ def load(name: str, device: str = "cpu", dtype: str = "float32", told: Told = _s
     try:
         if Path(source).is_dir():
             wholeness.check_files(Path(source), name)
+            check_memory(Path(source), name, dtype)
         config = AutoConfig.from_pretrained(source, **safe)
         check_supported(config, name)
         wholeness.check_config(config, name)

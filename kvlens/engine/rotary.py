@@ -22,6 +22,9 @@ CHANGING = ("dynamic", "longrope")
 """Kinds whose frequencies depend on how long the text was when a key was computed: such keys cannot be turned back from
 their positions alone."""
 
+LEAST_POSITIONS, MOST_POSITIONS = 1024, 65_536
+"""positions of a table of angles: 64 MB in float32 at 128 dimensions; the angles of later positions are computed"""
+
 
 class Rotary:
     """Turns keys by the model's own frequencies, scaling and layout (halves or pairs, all dimensions or the first
@@ -32,6 +35,8 @@ class Rotary:
         self, embedding: Any, apply: Callable[..., tuple[torch.Tensor, torch.Tensor]], used: tuple[bool, ...]
     ) -> None:
         self._embedding, self._apply, self.used = embedding, apply, used
+        self._tables: dict[torch.dtype, tuple[torch.Tensor, torch.Tensor]] = {}
+        """cos and sin [1, N, d] of positions 0 to N - 1, on the CPU"""
 
     def __call__(
         self, keys: torch.Tensor, positions: torch.Tensor, layer: int | None = None, back: bool = False
@@ -47,7 +52,7 @@ class Rotary:
             return torch.stack([self(k, positions, index, back) for index, k in enumerate(wide)])
         if layer is not None and not self.used[layer]:
             return wide
-        cos, sin = (part.to(wide.dtype) for part in self._embedding(wide, positions[None]))
+        cos, sin = self._angles(wide, positions)
         turned, rest = wide[..., : cos.shape[-1]], wide[..., cos.shape[-1] :]
         flat = turned.reshape(1, -1, *turned.shape[-2:])
         if back:
@@ -57,6 +62,25 @@ class Rotary:
             sin = -sin
         flat = self._apply(flat, flat, cos, sin)[0]
         return torch.cat((flat.view_as(turned), rest), -1)
+
+    def _angles(self, wide: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return cos and sin [1, m, d] of positions [m] in the dtype of `wide`. On the CPU they are rows of a table,
+        which is computed once for all layers and steps; its numbers are those that the embedding gives."""
+        if positions.device.type == "cpu" and positions.numel():
+            least, most = (int(bound) for bound in positions.aminmax())
+            if least >= 0 and most < MOST_POSITIONS:
+                tables = self._tables.get(wide.dtype)
+                if tables is None or most >= tables[0].shape[1]:
+                    count = max(LEAST_POSITIONS, 1 << most.bit_length())
+                    with torch.inference_mode(False), torch.no_grad():  # gradients may pass through its rows later
+                        tables = self._computed(wide, torch.arange(count))
+                    self._tables[wide.dtype] = tables
+                return tables[0].index_select(1, positions), tables[1].index_select(1, positions)
+        return self._computed(wide, positions)
+
+    def _computed(self, wide: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        cos, sin = self._embedding(wide, positions[None])
+        return cos.to(wide.dtype), sin.to(wide.dtype)
 
 
 def rotary_of(model: Any) -> Rotary | None:

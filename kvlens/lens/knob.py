@@ -16,6 +16,7 @@ from kvlens.methods.advice import refusal
 from kvlens.methods.fitting import Sizes, choose
 from kvlens.runs.request import default_preset
 from kvlens.shape import KVShape
+from kvlens.store.outcomefacts import OutcomeFacts
 from kvlens.store.reader import TraceReader
 from kvlens.text.units import counted, full_kv
 
@@ -156,6 +157,11 @@ def asked_limit(name: str, config: Mapping[str, Any], budget: str | None) -> str
 def limit_of(meta: RunMeta) -> str:
     """What a run was held to, the same for '0.2' and '20%': '20%', '20% of attended tokens', 'no limit'."""
     return attends(meta) or of_run(meta.budget, meta.budget_bytes)
+
+
+def limit_by(facts: OutcomeFacts) -> str:
+    """The same of a run's recorded facts."""
+    return attends_by(str(facts.method), facts.sizes) or of_run(facts.budget, facts.budget_bytes)
 
 
 def limit_with_format(meta: RunMeta) -> str:

@@ -1,46 +1,33 @@
 """What a list of runs says of each beyond its run.json: what came of it, and which prompt it answered.
 
-Read from the trace once and kept in the folder of runs, known by when the trace was last changed and by the sources
-that decide what an outcome is called. The file may be deleted at any time."""
+Outcomes are derived from recorded facts (kvlens.store.outcomefacts): those in run.json, else those that the folder's
+catalogue keeps, else those of the trace, which is then opened once."""
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import os
-import secrets
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
-
-from kvlens import tasks
-from kvlens.lens.knob import limit_of
-from kvlens.lens.severity import KINDS, Outcome, outcome
+from kvlens.lens.knob import limit_by
+from kvlens.lens.severity import KINDS, Outcome, outcome_of
 from kvlens.memory.budget import of_run
 from kvlens.models.find import short_model
+from kvlens.store.catalog import run_entries
 from kvlens.store.errors import MemoryShort
-from kvlens.store.files import read_plain, write_plain
+from kvlens.store.outcomefacts import EXCERPT, OutcomeFacts, trace_stamp
 from kvlens.store.reader import RunBusy, TraceError, TraceReader
-from kvlens.text.plaintext import visible
-
-FILE = ".outcomes.json"
-SHOWN = 200
-"""characters that are kept of a prompt's beginning, of its end and of the expected answer"""
+from kvlens.store.runcatalogue import Entry, catalogue_of
 
 
-class Told(BaseModel):
+@dataclass(frozen=True)
+class Told:
     """What is told of a run."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    stamp: int
-    """when its trace was last changed, ns"""
     outcome: Outcome
     prompt: str | None = None
     """names the prompt by its text; None: the text was not kept"""
@@ -53,98 +40,73 @@ class Told(BaseModel):
     """code of the error by which its trace cannot be read; '': it was read"""
 
 
-class _Kept(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-    rules: str
-    runs: dict[str, Told]
-
-
 class Listing:
     """What is known of the runs of one folder. May be used from several threads."""
 
     def __init__(self, runs_dir: Path) -> None:
         self._folder, self._lock = runs_dir, threading.Lock()
-        self._known = _read(runs_dir / FILE)
+        self._known: dict[str, tuple[Entry, Told]] = {}
 
     def of(self, uids: Sequence[str], within_s: float = float("inf")) -> list[Told | None]:
         """In the order of `uids`; nothing is known of a run that is being written. None: not read yet, since those
         before it took `within_s` seconds."""
         with self._lock:
-            until, news = time.monotonic() + within_s, False
+            until, catalogue = time.monotonic() + within_s, catalogue_of(self._folder)
+            if any(catalogue.entry(uid) is None for uid in uids):
+                run_entries(self._folder)
             listed_runs: list[Told | None] = []
+            root = str(self._folder)
             for uid in uids:
-                stamp, known_run = _stamp(self._folder, uid), self._known.get(uid)
-                if known_run is None or known_run.stamp != stamp:
-                    known_run = None
-                    if time.monotonic() < until:
-                        try:
-                            self._known[uid] = known_run = _told(self._folder, uid, stamp)
-                            news = True
-                        except (RunBusy, MemoryShort):
-                            known_run = Told(stamp=stamp, outcome=Outcome(""))
-                listed_runs.append(known_run)
-            if news:
-                self._keep()
+                entry, trace = catalogue.entry(uid), trace_stamp(f"{root}/{uid}/trace.duckdb")
+                if entry is not None and trace is not None and entry.trace == trace:
+                    listed_runs.append(self._told(uid, entry))
+                elif time.monotonic() < until:
+                    listed_runs.append(self._read(uid, trace))
+                else:
+                    listed_runs.append(None)
             return listed_runs
 
-    def _keep(self) -> None:
-        """A folder that cannot be written is read again the next time."""
-        known_runs = {
-            uid: listed_run
-            for uid, listed_run in self._known.items()
-            if listed_run.stamp == _stamp(self._folder, uid) and (self._folder / uid).is_dir()
-        }
-        temporary = self._folder / f"{FILE}.{os.getpid()}.{secrets.token_hex(4)}"
-        content = _Kept(rules=_rules(), runs=known_runs).model_dump_json().encode("utf-8", "replace")
-        with contextlib.suppress(OSError):
-            write_plain(temporary, content, durable=False)
-            os.replace(temporary, self._folder / FILE)
+    def _told(self, uid: str, entry: Entry) -> Told:
+        """Return what is told of an entry, derived once."""
+        known_entry, listed_run = self._known.get(uid, (None, None))
+        if listed_run is None or known_entry is not entry:
+            listed_run = told_of(entry.facts, entry.problem)
+            self._known[uid] = entry, listed_run
+        return listed_run
+
+    def _read(self, uid: str, trace: tuple[int, int] | None) -> Told:
+        """Read the facts of a run from its trace and keep them. A run that is being written, and one that DuckDB lacks
+        memory for, is asked again the next time: neither is the trace's fault."""
+        try:
+            facts, problem = read_trace(self._folder, uid), ""
+        except (RunBusy, MemoryShort):
+            return told_of(None, "")
+        except TraceError as error:
+            facts, problem = None, getattr(error, "code", "trace_failed")
+        if trace is not None:
+            catalogue_of(self._folder).keep(uid, trace, facts, problem)
+        return told_of(facts, problem)
 
 
-def _read(path: Path) -> dict[str, Told]:
-    try:
-        stored = _Kept.model_validate_json(read_plain(path))
-    except (OSError, ValidationError):
-        return {}
-    return stored.runs if stored.rules == _rules() else {}
+@lru_cache(maxsize=4)
+def listing_of(folder: Path) -> Listing:
+    """Return the listing of a folder that this process uses."""
+    return Listing(folder)
 
 
-@cache
-def _rules() -> str:
-    """Names the sources that say what an outcome is: another version of them reads the traces again."""
-    digest = hashlib.sha256()
-    for folder in (Path(__file__).parent, Path(tasks.__file__).parent):
-        for path in sorted(folder.rglob("*.py")):
-            digest.update(path.read_bytes())
-    return digest.hexdigest()[:16]
+def read_trace(folder: Path, uid: str) -> OutcomeFacts:
+    """Read the recorded facts of a run from its trace. Raises TraceError."""
+    with TraceReader.open(folder, uid) as reader:
+        return reader.outcome_facts()
 
 
-def _stamp(folder: Path, uid: str) -> int:
-    try:
-        return (folder / uid / "trace.duckdb").stat().st_mtime_ns
-    except (OSError, ValueError):
-        return 0
-
-
-def _told(folder: Path, uid: str, stamp: int) -> Told:
-    """Raises RunBusy, and MemoryShort where DuckDB lacks memory: neither is the trace's fault."""
-    try:
-        with TraceReader.open(folder, uid) as reader:
-            came, text = outcome(reader), reader.prompt_text()
-            name = reader.meta.prompt_sha256 or (hashlib.sha256(text.encode()).hexdigest() if text else None)
-            limit = limit_of(reader.meta)
-    except (RunBusy, MemoryShort):
-        raise
-    except TraceError as error:
-        return Told(stamp=stamp, outcome=Outcome(""), problem=getattr(error, "code", "trace_failed"))
-    came = replace(came, expected=came.expected and came.expected[:SHOWN])
-    begins, ends = _line(text[:SHOWN]), _line(text[-SHOWN:])
-    return Told(stamp=stamp, outcome=came, prompt=name and name[:64], begins=begins, ends=ends, limit=limit)
-
-
-def _line(text: str) -> str:
-    return " ".join(visible(text).split())
+def told_of(facts: OutcomeFacts | None, problem: str) -> Told:
+    """Return what a list tells of a run with these facts, or with this problem."""
+    if facts is None:
+        return Told(Outcome(""), problem=problem)
+    came = outcome_of(facts)
+    came = replace(came, expected=came.expected and came.expected[:EXCERPT])
+    return Told(came, facts.prompt, facts.begins, facts.ends, limit_by(facts))
 
 
 def limit_in(row: Mapping[Any, Any], listed_run: Told | None) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from kvlens.lens.listing import Listing, Search, limit_in
+from kvlens.lens.listing import Search, limit_in, listing_of
 from kvlens.lens.severity import Outcome
 from kvlens.store.cells import records
 from kvlens.store.reader import list_runs
@@ -22,14 +22,15 @@ def search_runs(folder: Path, search: Search) -> pd.DataFrame:
     Raises ValueError for an outcome that does not exist."""
     search.check()
     frame = list_runs(folder)
-    outcomes_stored = Listing(folder).of(list(frame["uid"]))
-    matches = [search.takes(row, outcome) for row, outcome in zip(records(frame), outcomes_stored, strict=True)]
-    rows = [(row, outcome) for row, outcome, take in zip(records(frame), outcomes_stored, matches, strict=True) if take]
+    outcomes_stored, listed_rows = listing_of(folder).of(frame["uid"].tolist()), records(frame)
+    matches = [search.takes(row, outcome) for row, outcome in zip(listed_rows, outcomes_stored, strict=True)]
+    rows = [(row, outcome) for row, outcome, take in zip(listed_rows, outcomes_stored, matches, strict=True) if take]
     outcomes = [None if outcome is None else outcome.outcome for _, outcome in rows]
     listed = frame[np.array(matches, bool)].copy()
     listed["held_to"] = [limit_in(row, outcome) for row, outcome in rows]
     listed["problem"] = [(outcome is not None and outcome.problem) or None for _, outcome in rows]
+    columns = [None if outcome is None else outcome.columns() for outcome in outcomes]
     for name in Outcome("").columns():
-        listed[name] = [None if outcome is None else outcome.columns()[name] for outcome in outcomes]
+        listed[name] = [None if values is None else values[name] for values in columns]
     listed.attrs |= {"stored": len(frame), "problems": frame["about_error"].dropna().tolist()}
     return listed

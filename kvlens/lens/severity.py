@@ -9,8 +9,9 @@ from typing import Any
 import pyarrow as pa
 
 from kvlens import tasks
-from kvlens.lens.verdict import LEAST_EFFECT, LEAST_MASS, Verdict, verdict
+from kvlens.lens.verdict import LEAST_EFFECT, LEAST_MASS, Verdict
 from kvlens.meta import RunMeta
+from kvlens.store.outcomefacts import LossFacts, OutcomeFacts
 from kvlens.store.reader import TraceReader
 
 NEAR_TIE = 0.5
@@ -93,23 +94,32 @@ def unmissed_words(loss_verdict: Verdict, cost: Severity) -> str:
 
 
 def severity(reader: TraceReader, loss_verdict: Verdict) -> Severity:
-    """From recorded columns alone."""
-    meta, loss, tokens = reader.meta, reader.loss(), reader.tokens()
-    lost = loss[loss["step"] == loss_verdict.step].iloc[0]
-    step_token = tokens[tokens["step"] == loss_verdict.step]
-    pair = int(lost["ref_token"]), int(lost["top_token"])
-    margin = None
-    if len(step_token) and int(step_token["token_id"].iloc[0]) == pair[1] and not meta.temperature:
-        difference = float(step_token["logprob"].iloc[0]) - float(lost["logprob"])
-        margin = difference if difference >= 0 else None  # NaN too: not recorded
-    stop = any(token in meta.stop_ids for token in pair)
-    return Severity(right(reader), full_right(reader), meta.reference_output, stop, margin)
+    """Return how much the step of loss took, from recorded columns alone."""
+    facts = reader.outcome_facts()
+    assert facts.loss is not None
+    assert facts.loss.step == loss_verdict.step
+    return _severity(facts, facts.loss)
+
+
+def _severity(facts: OutcomeFacts, loss: LossFacts) -> Severity:
+    pair, margin = (loss.ref_token, loss.top_token), None
+    followed = loss.token == loss.top_token and not facts.temperature
+    if followed and loss.token_logprob is not None and loss.ref_top_logprob is not None:
+        difference = loss.token_logprob - loss.ref_top_logprob
+        margin = difference if difference >= 0 else None
+    stop = any(token in facts.stop_ids for token in pair)
+    reference = facts.reference_output
+    return Severity(_right(facts), _is_expected(facts, reference), reference, stop, margin)
 
 
 def right(reader: TraceReader) -> bool | None:
     """Whether the output is the expected answer; None where none is known, it cannot be scored here, or the run was fed
     its tokens."""
-    return None if reader.meta.forced else _is_expected(reader.meta, reader.meta.output_text)
+    return _right(reader.meta)
+
+
+def _right(run: RunMeta | OutcomeFacts) -> bool | None:
+    return None if run.forced else _is_expected(run, run.output_text)
 
 
 def full_right(reader: TraceReader) -> bool | None:
@@ -118,10 +128,10 @@ def full_right(reader: TraceReader) -> bool | None:
     return _is_expected(reader.meta, reader.meta.reference_output)
 
 
-def _is_expected(meta: RunMeta, answer: str | None) -> bool | None:
-    if not meta.answer or answer is None:
+def _is_expected(run: RunMeta | OutcomeFacts, answer: str | None) -> bool | None:
+    if not run.answer or answer is None:
         return None
-    return tasks.judged(meta.task, meta.answer, answer, meta.answers)
+    return tasks.judged(run.task, run.answer, answer, run.answers)
 
 
 def _short(text: str) -> str:
@@ -194,19 +204,24 @@ def failed_checks(reader: TraceReader) -> list[str]:
 def outcome(reader: TraceReader) -> Outcome:
     """From recorded columns; what was missed is not asked, so it is quick. A run that failed a self-check has no other
     outcome: no list counts it as right or wrong."""
-    if failed_checks(reader):
-        return Outcome("self-check failed", reader.meta.answer, kinds=("unsound",))
-    loss_verdict, answer, expected = verdict(reader, missed=False), right(reader), reader.meta.answer
+    return outcome_of(reader.outcome_facts())
+
+
+def outcome_of(facts: OutcomeFacts) -> Outcome:
+    """Return the outcome of a run by its recorded facts, as `outcome` does."""
+    expected = facts.answer
+    if facts.failed:
+        return Outcome("self-check failed", expected, kinds=("unsound",))
+    answer, loss = _right(facts), facts.loss
     answered = {True: ("right",), False: ("wrong",), None: ()}[answer]
-    if loss_verdict is not None:
-        cost = severity(reader, loss_verdict)
+    if loss is not None:
+        cost = _severity(facts, loss)
         kinds = (*answered, "diverged" if cost.mild else "lost")
-        return Outcome(cost.words(), expected, loss_verdict.step, loss_verdict.kl, kinds, cost.margin, cost.stop)
-    compared = len(reader.loss()) > 0
-    kinds = (*answered, "kept") if compared else answered or ("unknown",)
+        return Outcome(cost.words(), expected, loss.step, loss.kl, kinds, cost.margin, cost.stop)
+    kinds = (*answered, "kept") if facts.compared else answered or ("unknown",)
     if answer is None:
-        return Outcome("nothing lost" if compared else "", expected, kinds=kinds)
-    words = "right answer" if answer else "wrong answer, as full KV" if compared else "wrong answer"
+        return Outcome("nothing lost" if facts.compared else "", expected, kinds=kinds)
+    words = "right answer" if answer else "wrong answer, as full KV" if facts.compared else "wrong answer"
     return Outcome(words, expected, kinds=kinds)
 
 

@@ -7,11 +7,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from kvlens.instruments import SpanKeys
+from kvlens import instruments
+from kvlens.instruments import SpanKeys, span_key_bytes
 from kvlens.rows import SpanRow
-
-MOST_NUMBERS = 8_000_000
-"""numbers kept at most; with more spans, heads or layers nothing is recorded"""
 
 
 def span_keys(
@@ -20,12 +18,12 @@ def span_keys(
     """keys [L, H_kv, n, D] of the prompt as the cache holds them; rows: its spans; rotate: the model's rotary
     embedding, taken back before averaging, or None.
 
-    None when there are no spans or more than MOST_NUMBERS numbers. Works on one layer at a time: as much memory as
-    float32 keys of it.
+    None when there are no spans, or their keys need more than `MOST_KEY_BYTES`. Works on one layer at a time: as much
+    memory as float32 keys of it.
     """
     layers, kv_heads, n, head_dim = keys.shape
     known_values = [row for row in rows if row.tok_start < min(row.tok_end, n)]
-    if not known_values or layers * kv_heads * len(known_values) * head_dim > MOST_NUMBERS:
+    if not known_values or span_key_bytes(layers, kv_heads, len(known_values), head_dim) > instruments.MOST_KEY_BYTES:
         return None
     owner = torch.full((n,), len(known_values), dtype=torch.long)
     for index, row in enumerate(known_values):

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 from kvlens import methods
 from kvlens.memory.budget import BudgetInfeasible
 from kvlens.models.device import settle
-from kvlens.runs.preflight import refuse
+from kvlens.runs.attending import attended_share, attending, attending_sentence
+from kvlens.runs.preflight import refuse, weights_sentence
 from kvlens.runs.preparing import Pairing, Prepared, advice, check, plan, prepare, reference_key, sizes_of
 from kvlens.runs.readings import keeping, shared
 from kvlens.runs.request import BY_NAME, ModelSource, Report, RunRequest
@@ -65,6 +66,8 @@ def carry_out(
     check(request)
     if models.named:
         refuse(request, source)
+        if line := weights_sentence(request.model, request.dtype):
+            say(line)
     request = request.model_copy(update={"device": settle(request.device)})
     return carry_out_prepared(
         request, prepare(request, source, report, models=models), runs_dir, report, cancelled, say, audience
@@ -145,6 +148,9 @@ def _stored_with_room(
     """Store the run; return it with the request as it was run. A request that names no budget gets the least that the
     method can hold, also where only reading the prompt shows how much that is. Raises BudgetInfeasible for a budget
     that is named."""
+    if (share := attended_share(request.method, request.budget, request.overrides)) is not None:
+        say(attending_sentence(request.method, share))
+        request = attending(request)
     run = with_room(request, sizes_of(request, prepared))
     while True:
         planned = plan(run, prepared)

@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from kvlens.hostmemory import host_bytes
 from kvlens.models.cache import cache_dir
 from kvlens.runs.checkprompt import check_prompt
 from kvlens.runs.fingerprint import file_stamp
@@ -233,11 +234,7 @@ def _free_bytes(device: str) -> int | None:
         import torch
 
         return int(torch.cuda.mem_get_info()[0])
-    try:
-        with open("/proc/meminfo", encoding="ascii") as file:
-            return next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable"))
-    except (OSError, StopIteration):
-        return None
+    return host_bytes()
 
 
 def _place(engine: Engine, fingerprint: str) -> Path:

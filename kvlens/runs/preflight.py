@@ -17,7 +17,9 @@ from kvlens.methods.fitting import Chosen, Sizes, choose
 from kvlens.models.errors import UnsupportedModel
 from kvlens.models.find import ready
 from kvlens.models.sizes import sizes_in
+from kvlens.models.weights import NUMBER_BYTES, ModelBeyondMemory, check_memory, dtype_sentence
 from kvlens.recording.sampling import resolve as resolve_sampling
+from kvlens.runs.attending import attended_share, attending, attending_sentence
 from kvlens.runs.preparing import advice, check, chosen
 from kvlens.runs.request import RunRequest, default_budget, default_preset
 from kvlens.runs.room import resized, room_made, with_room
@@ -37,7 +39,6 @@ TOKEN_BYTES = 120
 """of a trace per prompt token, as measured on the demo model from 246 to 1,999 tokens: most of it are keys of spans"""
 SPAN_TOKENS = 16
 """tokens of a span whose mean key is stored, for each layer and KV head, as float32"""
-ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
 POINTS, NEW = ((1024, "20%"), (4096, "10%")), 64
 """prompt tokens and budgets at which every method must run by itself, and tokens generated there"""
 UNKNOWN = (
@@ -83,7 +84,8 @@ def foresee(request: RunRequest, prompt: PromptText) -> Foreseen | str:
     source = ready(request.model)
     if source is None:
         return f"'{request.model}' has not been converted yet: its size is known when it has been loaded once."
-    shape, positions = sizes_in(source, ITEMSIZE.get(request.dtype, 4))
+    check_memory(source, request.model, request.dtype if request.dtype in NUMBER_BYTES else "float32")
+    shape, positions = sizes_in(source, NUMBER_BYTES.get(request.dtype, 4))
     if not (source / "tokenizer.json").is_file():
         return "The model has no tokenizer.json: its tokens can be counted only when it has been loaded."
     counted = encoding_in(source, request.chat, request.system, request.turns)
@@ -101,8 +103,11 @@ def refuse(request: RunRequest, prompt: PromptText) -> None:
     or reading can tell."""
     if request.question == "after":
         question_start(prompt)
+    request = attending(request)
     try:
         found = foresee(request, prompt)
+    except ModelBeyondMemory:
+        raise
     except UnsupportedModel:
         return  # loading says what is wrong with the model
     if isinstance(found, str):
@@ -117,6 +122,15 @@ def refuse(request: RunRequest, prompt: PromptText) -> None:
     refused = _refusal(request, run, found.sizes)
     if refused is not None:
         raise refused
+
+
+def weights_sentence(model: str, dtype: str) -> str:
+    """Return what the number format of a large model's weights costs; '' where nothing is to be said."""
+    try:
+        folder = ready(model)
+    except UnsupportedModel:
+        return ""
+    return "" if folder is None else dtype_sentence(folder, dtype)
 
 
 def _refusal(request: RunRequest, found: Chosen, sizes: Sizes) -> BudgetInfeasible | None:
@@ -170,6 +184,8 @@ def estimate(
         question=question,
     )
     asked = PromptText(prompt) if isinstance(prompt, str) else prompt
+    share = attended_share(method, request.budget, params)
+    request = attending(request)
     foreseen = foresee(request, asked)
     out: dict[str, Any] = dict.fromkeys(UNKNOWN) | {"warnings": []}
     if isinstance(foreseen, str):
@@ -198,7 +214,7 @@ def estimate(
         "fit": found.said,
         "values": found.fitted,
         "config": asdict(found.params),
-        "room": room_made(request) if request.budget != given else None,
+        "room": room_made(request) if request.budget != given else share and attending_sentence(method, share),
     }
     if kind.reach(found.params, sizes) > foreseen.positions:
         out["feasible"] = False
@@ -223,7 +239,7 @@ def fits(model: str, method: str) -> list[dict[str, Any]]:
     kind, source = methods.get(method), ready(model)
     if source is None:
         return []
-    shape, found = sizes_in(source, ITEMSIZE["float32"])[0], []
+    shape, found = sizes_in(source, NUMBER_BYTES["float32"])[0], []
     for tokens, share in POINTS:
         budget = Budget.parse(default_budget(method) if kind.keeps_all else share)
         sizes = Sizes(shape, tokens - 1, NEW, budget.bytes(shape, tokens + NEW))

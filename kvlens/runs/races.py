@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from kvlens import methods
 from kvlens.files import make_folder
-from kvlens.memory.budget import Budget
+from kvlens.runs.attending import SHARE, attended_share
 from kvlens.runs.frames import Frame, Maps
 from kvlens.runs.request import DEFAULT_SHARE, RunRequest
 from kvlens.store.errors import RunNotFound, TraceError, UnreadableRun
@@ -89,13 +89,13 @@ class RaceRequest(BaseModel):
 
     def _lane(self, entrant: Entrant) -> tuple[RunRequest, str | None]:
         method, budget, wording = methods.get(entrant.method), self.shared.budget or DEFAULT_SHARE, None
-        overrides, limit = dict(entrant.overrides), Budget.parse(budget)
+        overrides = dict(entrant.overrides)
         if method.keeps_all:
             wording = "Keeps all KV on the device and saves reading."
-            parameters = {parameter["name"] for parameter in methods.entry(entrant.method)["parameters"]}
-            if "keep" in parameters and limit.unit == "share" and limit.amount < 1:
-                overrides.setdefault("keep", limit.amount)
-                share = methods.converted(method, {"keep": overrides["keep"]})["keep"]
+            if (share := attended_share(entrant.method, budget, overrides)) is not None:
+                overrides[SHARE] = share
+            if SHARE in overrides:
+                share = methods.converted(method, {SHARE: overrides[SHARE]})[SHARE]
                 wording = f"Keeps all KV on the device and attends {share * 100:.3g} % of it."
         changes = {
             "method": entrant.method,

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvlens.files import FOLDER_MODE, close_file
+from kvlens.hostmemory import host_bytes
 from kvlens.runs.preparing import Kept, Plan, Prepared
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ FOLDER = "KVLENS_READINGS"
 """environment variable: the folder; without it nothing is kept"""
 MOST_BYTES = 1 << 30
 """of the folder; what was used longest ago goes first"""
+FREE_SHARE = 0.25
+"""of the free memory, that a reading takes at most: a run's own copy of the KV and its attention lie beside it"""
 QUERIES = 128
 """the last queries that are kept at least, so that one reading serves many methods"""
 Told = Callable[[str, int, int], None]
@@ -114,10 +117,10 @@ def reading(prepared: Prepared, planned: Plan, told: Told, ahead: bool = False) 
 
 def shared(prepared: Prepared, planned: Plan) -> Prepared:
     """Return what the budget check, the reference, the run and its effects share: one reading of the prompt, where it
-    is small enough to stay in memory beside them. A run that reads the prompt under attention of its own has the
+    is small enough for the free memory beside them. A run that reads the prompt under attention of its own has the
     reference's reading for full KV beside it, whatever its size."""
     needs_full = planned.method.needs_with(planned.params).reading
-    if prepared.kept is not None or not (needs_full or _size(prepared, planned) <= MOST_BYTES // 2):
+    if prepared.kept is not None or not (needs_full or _size(prepared, planned) <= _room(prepared)):
         return prepared
     return replace(prepared, kept=keeping([planned.method]))
 
@@ -129,6 +132,19 @@ def full_reading(prepared: Prepared, planned: Plan, progress: Told) -> ReadPromp
         return prepared.kept.read
     named = os.environ.get(FOLDER)
     return Reading(prepared, planned, Path(named) if named and fits(prepared, planned) else None, progress, False)()
+
+
+def _room(prepared: Prepared) -> int:
+    """Bytes that a reading may take beside the runs that share it: a share of the memory that is free where the model
+    is, and what a folder would keep of it at least."""
+    device = prepared.engine.loaded.model.device
+    if device.type == "cuda":
+        import torch
+
+        free = int(torch.cuda.mem_get_info(device)[0])
+    else:
+        free = host_bytes() or 0
+    return max(MOST_BYTES // 2, int(FREE_SHARE * free))
 
 
 def fits(prepared: Prepared, planned: Plan) -> bool:

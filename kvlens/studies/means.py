@@ -42,6 +42,7 @@ class Means:
         self.read.append(float(record.kv["read_bytes"].sum()))
         self.h2d.append(float(record.kv["h2d_bytes"].sum()))
         self.d2h.append(float(record.kv["d2h_bytes"].sum()))
+        assert record.cold_bytes is not None  # NULL in imported traces alone
         self.cold.append(float(record.cold_bytes))
         if record.step:  # at the first step nothing can be on the device yet
             on_device, selected = reused(record)

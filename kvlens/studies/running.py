@@ -151,7 +151,7 @@ class Study:
                 if trial is None:
                     return
                 self._finish(Done(trial, runner.fingerprint))
-            runner.end_prompt()
+        runner.end_prompt()
 
     def _run_apart(self, groups: list[list[Item]], crew: Crew) -> None:
         if not self._models.named:

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 class TrialRunner:
     """Runs the trials of a study one by one.
 
-    Trials of one prompt and place of the question that follow each other share the prompt's reading; those of one seed
-    share full KV's run."""
+    Trials of one prompt and place of the question that follow each other share the prompt's reading. Questions that are
+    fed after one context share it too. Trials of one seed share full KV's run."""
 
     def __init__(
         self,

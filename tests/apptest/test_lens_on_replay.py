@@ -10,7 +10,7 @@ from urllib.parse import parse_qs
 
 import pandas as pd
 import pytest
-from lensruns import SPAN, STEP, SUMMARY, LensRuns, write_lens_runs
+from lensruns import SPAN, STEP, SUMMARY, LensRuns, without_facts, write_lens_runs
 from streamlit.testing.v1 import AppTest
 from test_pages import player_header, words
 from uiruns import Visit
@@ -20,7 +20,6 @@ from kvlens.app.ui.common.jobview import manager
 from kvlens.app.ui.common.request import TryChoice, pair_command, whatif_command
 from kvlens.app.ui.home import reading
 from kvlens.app.ui.replay.lensview import more
-from kvlens.lens import listing
 from kvlens.lens.pieces import Piece
 from kvlens.lens.verdict import Verdict, verdict
 from kvlens.store.lease import Lease
@@ -261,6 +260,7 @@ def test_the_runs_page_says_what_came_of_each(visit: Visit, lens: LensRuns, foun
 
 def test_a_run_that_is_being_written_is_read_when_it_has_ended(visit: Visit, tmp_path: Path) -> None:
     uid = write_lens_runs(tmp_path).lost
+    without_facts(tmp_path, uid)
 
     def said(app: AppTest) -> object:
         return app.dataframe[0].value.set_index("run").loc[uid, "outcome"]
@@ -285,7 +285,7 @@ def test_runs_that_point_at_each_other_stand_by_themselves() -> None:
 def test_a_slow_disk_fills_the_table_look_by_look(
     visit: Visit, lens: LensRuns, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (lens.folder / listing.FILE).unlink(missing_ok=True)
+    without_facts(lens.folder, *(path.parent.name for path in lens.folder.glob("*/run.json")))
     monkeypatch.setattr(reading, "LOOK_S", 0.0)
     assert set(visit(lens.folder).dataframe[0].value["outcome"]) == {reading.UNREAD}
     monkeypatch.setattr(reading, "LOOK_S", 60.0)

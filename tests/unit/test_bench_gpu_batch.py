@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from kvlens.hostmemory import host_bytes
 from kvlens.lab.gpu import decode, decoding, plain
 from kvlens.lab.gpu.device import DryDevice
 from kvlens.lab.gpu.floors import LLAMA_8B, Traffic, traffic
@@ -164,7 +165,7 @@ def test_the_offloaded_cache_is_refused_before_the_host_dies(
 
 
 def test_host_memory_is_the_least_of_what_kernel_and_group_leave(tmp_path: Path) -> None:
-    assert plain.host_bytes(tmp_path) is None
+    assert host_bytes(tmp_path) is None
     for name, text in {
         "proc/meminfo": "MemTotal: 99 kB\nMemAvailable:       50 kB\n",
         "sys/fs/cgroup/memory.max": "max\n",
@@ -173,9 +174,9 @@ def test_host_memory_is_the_least_of_what_kernel_and_group_leave(tmp_path: Path)
     }.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    assert plain.host_bytes(tmp_path) == 51200
+    assert host_bytes(tmp_path) == 51200
     (tmp_path / "sys/fs/cgroup/memory.max").write_text("31000\n")
-    assert plain.host_bytes(tmp_path) == 30400
+    assert host_bytes(tmp_path) == 30400
 
 
 # order, headlines, tables

@@ -288,7 +288,7 @@ def test_arithmetic_refuses_before_the_model_loads(
         ("sekv", "paper", "0.4"): "run with --preset fit",
         ("freekv", "paper", "0.2"): "run with --preset fit",
         ("streaming_llm", None, "1tok"): "raise --budget to",
-        ("quest", None, "0.2"): "leave out --budget",
+        ("quest", None, "64tok"): "leave out --budget",
     }.items():
         name, preset, budget = change
         with pytest.raises(BudgetInfeasible, match=words):
@@ -318,7 +318,7 @@ def test_the_estimate_says_preset_values_and_what_would_work(source: PromptText)
     less = estimate(source, "demo", "freekv", {}, "0.02", 6, "paper")["instead"]
     assert less["preset"] == FIT
     assert estimate(source, "demo", "freekv", {}, less["budget"], 6, FIT)["feasible"] is True
-    assert estimate(source, "demo", "quest", {}, "0.2", 6)["instead"] == {"budget": "100%"}
+    assert estimate(source, "demo", "quest", {}, "64tok", 6)["instead"] == {"budget": "100%"}
 
 
 @pytest.mark.parametrize("name", ["sekv", "sentkv", "infinigen", "razorattention", "freekv", "snapkv"])

@@ -18,6 +18,7 @@ HEAVY = ("torch", "transformers", "umap")
 ROOMS: tuple[tuple[str, ...], ...] = (
     # the ground: typed rows, shapes, texts and numbers in words, and the toy model's language
     ("rows", "decisions", "instruments", "metaparts", "meta", "shape", "text", "intervals", "shortage", "files"),
+    ("hostmemory",),
     ("holds", "phases"),
     ("plugins", "interrupts", "hangs", "storeys", "callpackage", "demo", "statistics", "workers"),
     ("models",),

@@ -1,18 +1,27 @@
-"""What is kept of the runs of a list: read once, again when a run or the rules change, and never trusted."""
+"""What is kept of the runs of a list: read once, again when a run changes, and never trusted."""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
-from lensruns import STEP, LensRuns, write_lens_runs
+from lensruns import STEP, LensRuns, forget_runs, without_facts, write_lens_runs
 
 from kvlens.lens import listing
-from kvlens.lens.listing import FILE, Listing, Search, Told, budget_of, limit_in
+from kvlens.lens.listing import Listing, Search, budget_of, limit_in, told_of
+from kvlens.lens.runlist import search_runs
+from kvlens.lens.severity import outcome
+from kvlens.store import catalog, runcatalogue
+from kvlens.store.about import About, write_about
 from kvlens.store.catalog import list_runs
 from kvlens.store.lease import Lease
+from kvlens.store.outcomefacts import OutcomeFacts
+from kvlens.store.reader import TraceReader
+from kvlens.store.runcatalogue import FILE
 from tests.synthetic import write_synthetic
 
 
@@ -26,20 +35,45 @@ def lens(tmp_path_factory: pytest.TempPathFactory) -> LensRuns:
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The runs whose traces are opened."""
     found: list[str] = []
-    real = listing._told
+    real = listing.read_trace
 
-    def told(folder: Path, uid: str, stamp: int) -> Told:
+    def read(folder: Path, uid: str) -> OutcomeFacts:
         found.append(uid)
-        return real(folder, uid, stamp)
+        return real(folder, uid)
 
-    monkeypatch.setattr(listing, "_told", told)
+    monkeypatch.setattr(listing, "read_trace", read)
     return found
+
+
+def _lines(folder: Path) -> list[str]:
+    """The run ids of the catalogue's lines."""
+    return [json.loads(line)["uid"] for line in (folder / FILE).read_text().splitlines() if line]
+
+
+def test_no_trace_of_a_finished_run_is_opened_to_list_it(lens: LensRuns, opened: list[str]) -> None:
+    uids = [lens.lost, lens.kept, lens.plain]
+    by_facts = Listing(lens.folder).of(uids)
+    assert opened == []
+    without_facts(lens.folder, *uids)
+    assert Listing(lens.folder).of(uids) == by_facts
+    assert opened == uids
+
+
+def test_the_facts_of_a_run_give_the_outcome_of_its_trace(lens: LensRuns) -> None:
+    for uid in (lens.lost, lens.kept, lens.plain):
+        (told,) = Listing(lens.folder).of([uid])
+        with TraceReader.open(lens.folder, uid) as reader:
+            assert told is not None
+            assert outcome(reader) == told.outcome
+            assert told_of(reader.outcome_facts(), "") == told
 
 
 def test_a_trace_is_read_once_and_kept_for_the_next_process(lens: LensRuns, opened: list[str]) -> None:
     uids = [lens.lost, lens.kept, lens.plain]
+    without_facts(lens.folder, *uids)
     first = Listing(lens.folder).of(uids)
     assert opened == uids
+    forget_runs()
     assert Listing(lens.folder).of(uids) == first
     assert opened == uids
     lost, kept, plain = first
@@ -53,6 +87,72 @@ def test_a_trace_is_read_once_and_kept_for_the_next_process(lens: LensRuns, open
     os.utime(lens.folder / lens.lost / "trace.duckdb", ns=(1, 1))
     assert Listing(lens.folder).of(uids)[1:] == first[1:]
     assert opened == [*uids, lens.lost], "a trace that changed is read again"
+
+
+def test_a_killed_list_loses_nothing_that_it_read(
+    lens: LensRuns, opened: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uids = [lens.lost, lens.kept, lens.plain]
+    without_facts(lens.folder, *uids)
+    real, count = listing.read_trace, iter(range(10))
+
+    def killed(folder: Path, uid: str) -> OutcomeFacts:
+        if next(count) == 2:
+            raise KeyboardInterrupt
+        return real(folder, uid)
+
+    monkeypatch.setattr(listing, "read_trace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        Listing(lens.folder).of(uids)
+    with open(lens.folder / FILE, "ab") as file:
+        file.write(b'{"v":1,"uid":"half a li')
+    forget_runs()
+    opened.clear()
+    monkeypatch.setattr(listing, "read_trace", real)
+    assert all(told is not None and told.begins for told in Listing(lens.folder).of(uids))
+    assert opened == uids[2:]
+    forget_runs()
+    assert Listing(lens.folder).of(uids)
+    assert opened == uids[2:], "a line after half a line is read"
+
+
+def test_only_what_is_new_is_read_from_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By count: run.json of each run once, also by the next process; of a run that was added, renamed or ended anew."""
+    read: list[str] = []
+    real = catalog.read_info
+
+    def read_info(folder: Path) -> dict[str, Any]:
+        read.append(folder.name)
+        return real(folder)
+
+    monkeypatch.setattr(catalog, "read_info", read_info)
+    uids = [write_synthetic(tmp_path, 2, 4, 2, 4, 8, prompt_tokens=80, uid=f"20260101-00000{k}-aaaa") for k in range(3)]
+    first = search_runs(tmp_path, Search())
+    assert sorted(read) == uids
+    forget_runs()
+    again = search_runs(tmp_path, Search())
+    assert sorted(read) == uids
+    assert again.to_json() == first.to_json()
+    uids.append(write_synthetic(tmp_path, 2, 4, 2, 4, 8, prompt_tokens=80, uid="20260101-000004-aaaa"))
+    write_about(tmp_path, uids[0], About(name="The port"))
+    listed = search_runs(tmp_path, Search()).set_index("uid")
+    assert sorted(read[3:]) == [uids[0], uids[3]]
+    assert listed["name"][uids[0]] == "The port"
+    assert len(_lines(tmp_path)) == 5
+    shutil.rmtree(tmp_path / uids[1])
+    assert sorted(search_runs(tmp_path, Search())["uid"]) == [uids[0], *uids[2:]]
+    assert len(read) == 5
+
+
+def test_a_catalogue_of_many_changes_is_written_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runcatalogue, "_BATCH", 4)
+    uid = write_synthetic(tmp_path, 2, 4, 2, 4, 8, prompt_tokens=80)
+    for number in range(12):
+        write_about(tmp_path, uid, About(note="n" * number))
+        assert list_runs(tmp_path)["note"][0] == "n" * number
+    assert len(_lines(tmp_path)) <= 7
+    forget_runs()
+    assert list_runs(tmp_path)["note"][0] == "n" * 11
 
 
 def test_a_list_says_what_a_run_was_held_to_be_it_a_budget_or_not(tmp_path: Path) -> None:
@@ -70,18 +170,23 @@ def test_a_list_says_what_a_run_was_held_to_be_it_a_budget_or_not(tmp_path: Path
     assert limit_in(rows[0], None) == budget_of(rows[0]), "of a trace that was not read yet"
 
 
-@pytest.mark.parametrize("spoil", ["not json", "{}", "other rules", "a link"])
+@pytest.mark.parametrize("spoil", ["not json", "{}", "other form", "other row", "a link"])
 def test_a_file_that_cannot_be_used_is_made_again(lens: LensRuns, opened: list[str], spoil: str) -> None:
+    without_facts(lens.folder, lens.kept)
     first = Listing(lens.folder).of([lens.kept])
     opened.clear()
     path = lens.folder / FILE
-    if spoil == "other rules":
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"rules": "those of another version"}))
+    lines = [json.loads(line) for line in path.read_text().splitlines() if line]
+    if spoil == "other form":
+        path.write_text("".join(json.dumps(line | {"v": 0}) + "\n" for line in lines))
+    elif spoil == "other row":
+        path.write_text("".join(json.dumps(line | {"row": line["row"] | {"model": 7}}) + "\n" for line in lines))
     elif spoil == "a link":
         path.unlink()
         path.symlink_to("/etc/passwd")
     else:
         path.write_text(spoil)
+    forget_runs()
     assert Listing(lens.folder).of([lens.kept]) == first
     assert opened == [lens.kept]
     assert not path.is_symlink()
@@ -89,13 +194,13 @@ def test_a_file_that_cannot_be_used_is_made_again(lens: LensRuns, opened: list[s
 
 def test_no_time_reads_nothing_and_what_is_written_now_is_asked_again(tmp_path: Path, opened: list[str]) -> None:
     uid = write_synthetic(tmp_path, 2, 4, 2, 4, 8, prompt_tokens=80)
+    without_facts(tmp_path, uid)
     known = Listing(tmp_path)
     assert known.of([uid], 0.0) == [None]
     with Lease(tmp_path / uid):
         (busy,) = known.of([uid])
     assert busy is not None
     assert busy.outcome.words == ""
-    assert not (tmp_path / FILE).exists()
     (told,) = known.of([uid])
     assert told is not None
     assert told.outcome.words == "other token"
@@ -119,19 +224,16 @@ def test_an_answer_that_full_kv_did_not_give_is_not_among_what_was_lost(tmp_path
     assert found == {"lost": {"58214", None}, "diverged": {"1951"}, "wrong": {"1951", "58214", None}}
 
 
-def test_runs_that_are_gone_are_not_kept(tmp_path: Path) -> None:
-    uid = write_synthetic(tmp_path, 2, 4, 2, 4, 8, prompt_tokens=80)
-    Listing(tmp_path).of([uid, "20990101-000000-absent"])
-    assert list(json.loads((tmp_path / FILE).read_text())["runs"]) == [uid]
-
-
 def test_a_folder_that_cannot_be_written_is_read_all_the_same(lens: LensRuns, monkeypatch: pytest.MonkeyPatch) -> None:
-    (lens.folder / FILE).unlink(missing_ok=True)
+    without_facts(lens.folder, lens.lost)
+    real = os.open
 
-    def refused(*_: object, **__: object) -> None:
-        raise PermissionError
+    def refused(path: Any, flags: int, *rest: Any, **named: Any) -> int:
+        if str(path).endswith(FILE):
+            raise PermissionError
+        return real(path, flags, *rest, **named)
 
-    monkeypatch.setattr(listing, "write_plain", refused)
+    monkeypatch.setattr(runcatalogue.os, "open", refused)
     (told,) = Listing(lens.folder).of([lens.lost])
     assert told is not None
     assert told.outcome.lost_at == STEP

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,12 +12,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvlens.app.ui.spans.map import why_no_keys
 from kvlens.memory.slots import FREE, ROLE
 from kvlens.recording import oracle
 from kvlens.recording.oracle import Owners, compare, coverage, full_attention
 from kvlens.recording.snapshot import Attended, Snapshot
 from kvlens.recording.spankeys import span_keys
 from kvlens.rows import SpanRow
+from kvlens.store.reader import TraceReader
+from tests.synthetic import write_synthetic
 
 LAYERS, KV_HEADS, GROUP, HEAD, SPANS, SLOTS, SCALING = 3, 2, 2, 4, 7, 9, 0.4
 Q_HEADS = KV_HEADS * GROUP
@@ -206,10 +210,19 @@ def test_mean_span_keys_equal_a_plain_mean(turned: bool) -> None:
 
 def test_too_many_span_keys_are_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     keys, rows = torch.ones(2, 3, 20, HEAD), [SpanRow(0, "window", 0, 20, -1, "")]
-    monkeypatch.setattr("kvlens.recording.spankeys.MOST_NUMBERS", 2 * 3 * HEAD)
+    monkeypatch.setattr("kvlens.instruments.MOST_KEY_BYTES", 4 * 2 * 3 * HEAD)
     assert span_keys(keys, rows, None) is not None
     assert span_keys(keys, [*rows, SpanRow(1, "page", 0, 5, -1, "")], None) is None
     assert span_keys(keys, [], None) is None
+
+
+def test_a_page_tells_why_span_keys_are_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bytes that they would take, where these are why."""
+    uid = write_synthetic(tmp_path, 2, 4, 2, 2, 8, prompt_tokens=80, lens=False)
+    with TraceReader.open(tmp_path, uid) as reader:
+        assert "MB" not in why_no_keys(reader)
+        monkeypatch.setattr("kvlens.app.ui.spans.map.MOST_KEY_BYTES", 1_000)
+        assert "10.2 kB" in why_no_keys(reader)
 
 
 def test_keys_of_16_bits_are_copied_to_32_one_layer_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:

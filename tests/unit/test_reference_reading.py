@@ -11,6 +11,7 @@ import pytest
 
 from kvlens.engine import engine, loop
 from kvlens.meta import RunMeta
+from kvlens.runs import readings
 from kvlens.runs.carrying import carry_out
 from kvlens.runs.preparing import prepare
 from kvlens.runs.readings import FOLDER
@@ -60,6 +61,18 @@ def test_one_prefill_serves_reference_run_and_effects(tmp_path: Path, prefills: 
     assert meta.no_reference_masses is None
     assert len(prefills) == 1
     assert (meta.prompt_kept, meta.prefill_s) == (True, None)
+
+
+@pytest.mark.parametrize(("free", "count"), [(1 << 40, 1), (0, 2)])
+def test_free_memory_decides_whether_one_prefill_serves(
+    tmp_path: Path, prefills: list[str], monkeypatch: pytest.MonkeyPatch, free: int, count: int
+) -> None:
+    """However large the prompt is: what a folder keeps is no limit to what memory holds."""
+    monkeypatch.setattr(readings, "MOST_BYTES", 0)
+    monkeypatch.setattr(readings, "host_bytes", lambda: free)
+    request = RunRequest(model="demo", method="snapkv", against=True, budget="90%", max_new=2, trace_level="heads")
+    carry_out(request, PromptText(TEXT), tmp_path, lambda *told: None, lambda: False)
+    assert len(prefills) == count
 
 
 @pytest.mark.parametrize("kept_folder", [False, True])

@@ -11,6 +11,7 @@ import torch
 import transformers
 from support import BASE, loaded, random_prompt
 
+from kvlens import methods
 from kvlens.engine.engine import Engine, Options
 from kvlens.engine.rotary import rotary_of
 
@@ -154,3 +155,36 @@ def test_a_run_knows_its_models_rotary(tiny: Any) -> None:
     context = Engine(tiny).context(random_prompt(20), None, Options(max_new=2))
     assert context.rotate is not None
     assert context.rotate.used == (True,) * 3
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_table_holds_the_numbers_that_the_embedding_gives(family: str, dtype: torch.dtype) -> None:
+    """Bit for bit, at single positions and at many, also where the table has to grow."""
+    rotary = rotary_of(build(family))
+    assert rotary is not None
+    keys = torch.zeros(1, 1, 1, 16, dtype=dtype)
+    for positions in (torch.tensor([3]), torch.tensor([2_000, 0, 7]), torch.arange(333), torch.tensor([70_000, 5])):
+        for own, computed in zip(rotary._angles(keys, positions), rotary._computed(keys, positions), strict=True):
+            assert torch.equal(own, computed)
+
+
+def test_angles_are_computed_once_for_all_layers_and_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By count: a step of a method that turns keys and queries in every layer computes no angles beside the model's."""
+    engine = Engine(loaded(build("llama")))
+    counted = [0]
+    embedding = type(engine.loaded.model.base_model.rotary_emb)
+    forward = embedding.forward
+
+    def counting(self: Any, *more: Any, **named: Any) -> Any:
+        counted[0] += 1
+        return forward(self, *more, **named)
+
+    monkeypatch.setattr(embedding, "forward", counting)
+    prompt, counts = random_prompt(200), []
+    for steps in (2, 10):
+        counted[0] = 0
+        params = methods.make_parameters(methods.get("infllm"), "demo", {})
+        engine.run(prompt, methods.get("infllm"), params, None, Options(max_new=steps, ignore_eos=True))
+        counts.append(counted[0])
+    assert counts[1] - counts[0] == 8, "the model's own, once a step"

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from kvlens.store.catalog import ABOUT, list_runs
+from kvlens.store.catalog import list_runs
+from kvlens.store.runcatalogue import ABOUT
 from kvlens.store.runinfo import CREATED_US, SUMMARY
 from tests.synthetic import write_synthetic
 

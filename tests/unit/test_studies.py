@@ -104,6 +104,23 @@ def test_every_arm_is_run_on_every_prompt_which_is_read_once(
             assert reader.meta.output_text is not None
 
 
+def test_questions_after_one_context_share_its_reading(tmp_path: Path, readings: list[int]) -> None:
+    """The context is read once for all questions, methods and budgets; another context is read for itself."""
+    context, other = ("the red key opens the old door . " * 20, "the green lamp lights the new hall . " * 20)
+    rows = [
+        {"context": context, "question": "the red key opens", "answer": "door"},
+        {"context": context, "question": "the old door", "answer": "key"},
+        {"context": other, "question": "the green lamp", "answer": "hall"},
+    ]
+    read = study_prompts(rows, "demo", Named(), "auto", None)
+    plan = PLAN.model_copy(update={"values": {}, "questions": ("after",)})
+    info = storage.create(tmp_path, plan, read.prompts)
+    assert carry_out(tmp_path, info.id, Heard(), lambda: False)
+    assert len(readings) == 2
+    trials = storage.read_trials(tmp_path, info.id)
+    assert sum(trial.state == "completed" for trial in trials) >= 6
+
+
 def test_a_trial_is_the_run_that_it_would_be_alone(tmp_path: Path, prompts: tuple[StudyPrompt, ...]) -> None:
     from kvlens.runs.carrying import carry_out as run_alone
 

@@ -53,7 +53,7 @@ def hand_on(runs_dir: Path, left_out: Mapping[str, Sequence[str]], out: Path) ->
                 held = tables_of(reader.meta.schema_version, TABLES)
             _copy(source / "trace.duckdb", trace, held, tables)
             info = read_info(source)
-            kept_tokens = {name: value for name, value in info.items() if name != "pid"} | {
+            kept_tokens = {name: value for name, value in info.items() if name not in ("pid", "facts")} | {
                 "disk_bytes": trace.stat().st_size
             }
             _add(archive, f"{uid}/run.json", json.dumps(kept_tokens, ensure_ascii=False, indent=1).encode())

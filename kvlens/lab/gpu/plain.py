@@ -7,15 +7,14 @@ layer's keys and values there after their use and back a layer ahead. Several se
 
 from __future__ import annotations
 
-import contextlib
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 
+from kvlens.hostmemory import host_bytes
 from kvlens.lab.gpu.device import Step, p95
 from kvlens.lab.gpu.model import random_model
 from kvlens.lab.gpu.part import Bench
@@ -44,32 +43,6 @@ def refused(bench: Bench, name: str, context: int, batch: int, link: float | Non
     if wait > SECONDS and not bench.dry:
         return f"left out: {FEWEST} steps would hold the bus for {wait:.0f} s at the least"
     return None
-
-
-GROUPS = (
-    ("memory.max", "memory.current", "memory.stat", "inactive_file"),
-    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_inactive_file"),
-)
-"""where a control group of either version says its limit, what is used of it, and how much of that are files it can
-forget"""
-
-
-def host_bytes(system: Path = Path("/")) -> int | None:
-    """Host memory that can still be had, by the kernel and by the limit that this process's group is under; None: not
-    known."""
-
-    def number(path: str, name: str) -> int:
-        lines = (line.split() for line in (system / path).read_text(encoding="ascii").splitlines())
-        return next(int(words[1]) for words in lines if words[0] == name)
-
-    rows = []
-    with contextlib.suppress(OSError, StopIteration, ValueError, IndexError):
-        rows.append(1024 * number("proc/meminfo", "MemAvailable:"))
-    for limit, used, stat, files in GROUPS:
-        with contextlib.suppress(OSError, StopIteration, ValueError, IndexError):  # 'max' is no limit, and no number
-            most, now = (int((system / "sys/fs/cgroup" / name).read_text(encoding="ascii")) for name in (limit, used))
-            rows.append(most - now + number(f"sys/fs/cgroup/{stat}", files))
-    return max(0, min(rows)) if rows else None
 
 
 @torch.inference_mode()

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pandas as pd
 import streamlit as st
 
 from kvlens.app.ui.common import data
-from kvlens.lens.listing import Listing, Told
+from kvlens.lens.listing import Told, listing_of
 
 LOOK_S = 1.0
 """how long one look at the table may read traces that were not read before"""
@@ -17,18 +15,13 @@ UNREAD = "not read yet"
 
 def told(table: pd.DataFrame) -> list[Told | None]:
     """In the order of the table. None: not read yet; see `go_on`."""
-    return _listing(str(data.runs_dir())).of(list(map(str, table["uid"])), LOOK_S)
+    return listing_of(data.runs_dir()).of(list(map(str, table["uid"])), LOOK_S)
 
 
 @st.fragment(run_every=0.5)
 def go_on(uids: list[str]) -> None:
     """Reads these runs behind the page, which is drawn again when it has."""
-    remaining = _listing(str(data.runs_dir())).of(uids, LOOK_S).count(None)
+    remaining = listing_of(data.runs_dir()).of(uids, LOOK_S).count(None)
     if not remaining:
         st.rerun()
     st.caption(f"The outcomes of {remaining} runs are still being read.")
-
-
-@st.cache_resource(max_entries=4, show_spinner=False)
-def _listing(folder: str) -> Listing:
-    return Listing(Path(folder))

@@ -21,8 +21,10 @@ from kvlens.app.ui.common.data import TraceReader
 from kvlens.app.ui.common.jobs import Job, JobManager
 from kvlens.app.ui.spans.data import COLOURS, View
 from kvlens.app.ui.spans.view import span_clicked
+from kvlens.instruments import MOST_KEY_BYTES, span_key_bytes
 from kvlens.models.cache import cache_dir
 from kvlens.store.files import read_plain
+from kvlens.text.units import si_bytes
 
 NEIGHBORS = (5, 15, 30, 50)
 KINDS = {"pca": "PCA", "umap": "UMAP"}
@@ -86,6 +88,19 @@ def load_map(path: Path, spans: np.ndarray, expected: dict[str, object]) -> np.n
     return points if same and points.shape == (len(spans), 2) and np.isfinite(points).all() else None
 
 
+def why_no_keys(reader: TraceReader) -> str:
+    """Return why a run has no keys of its spans."""
+    meta, spans = reader.meta, reader.spans()
+    count = int((spans["born_step"] < 0).sum())
+    needed = span_key_bytes(meta.layers, meta.kv_heads, count, meta.head_dim or 0)
+    if needed > MOST_KEY_BYTES:
+        return (
+            f"The keys of this run's {count:,} spans would take {si_bytes(needed)}. A trace holds "
+            f"{si_bytes(MOST_KEY_BYTES)} of them at most, so none were recorded."
+        )
+    return sentences.NO_SPAN_KEYS
+
+
 def key_map(reader: TraceReader, view: View) -> dict[str, str]:
     """Choice of the map, the map, and what it means; returns URL parameters."""
     st.markdown("##### Keys of the spans")
@@ -93,7 +108,7 @@ def key_map(reader: TraceReader, view: View) -> dict[str, str]:
     kv_head = head // (reader.q_heads // reader.kv_heads)
     span_keys = reader.span_keys(layer, kv_head)
     if span_keys is None:
-        st.info(sentences.NO_SPAN_KEYS)
+        st.info(why_no_keys(reader))
         return {}
     spans, keys, form = span_keys
     few = len(spans) < LEAST_SPANS
