@@ -76,7 +76,7 @@ def apart(work: Callable[[Path], Any], longest_s: float) -> Any:
         )
 
 
-def opened(base: Path, selection: list[Kind]) -> Callable[[Path], list[str]]:
+def open_kinds(base: Path, selection: list[Kind]) -> Callable[[Path], list[str]]:
     """Work for `apart`: open each kind. Returns `done` or the code of the refusal per kind, '' where the file does not
     take the damage."""
 
@@ -129,7 +129,7 @@ def main() -> None:
         rows = [earlier_rows[kind.name] for kind in selection]
     for start in range(0, 0 if rows else len(selection), BATCH):
         batch = selection[start : start + BATCH]
-        results = apart(opened(base, batch), LONGEST_S)
+        results = apart(open_kinds(base, batch), LONGEST_S)
         if isinstance(results, dict):
             raise SystemExit(f"opening ended: {results}")
         rows += [

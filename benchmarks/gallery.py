@@ -32,9 +32,9 @@ from kvlens.engine.models import load
 from kvlens.lab.bench.provenance import about, origin
 from kvlens.lab.bench.trialprompts import DEPTHS
 from kvlens.lab.bench.trials import settings
-from kvlens.lens.asked import Asked as Holding
 from kvlens.lens.lines import ranges_in_words
 from kvlens.lens.pieces import Piece
+from kvlens.lens.trial_request import TrialRequest as Holding
 from kvlens.lens.verdict import verdict
 from kvlens.lens.whatif import whatif
 from kvlens.memory.budget import BudgetInfeasible
@@ -45,7 +45,7 @@ from kvlens.runs.fingerprint import fingerprint
 from kvlens.runs.preparing import Prepared, plan
 from kvlens.runs.request import RunRequest
 from kvlens.store.reader import TraceReader
-from kvlens.tasks import Asked
+from kvlens.tasks import TaskPrompt
 from kvlens.tasks.encoding import encoding_of
 from kvlens.text.prompts import PromptText, tokenize
 
@@ -62,10 +62,10 @@ HOLDS = 8
 
 
 @dataclass(frozen=True)
-class Found:
+class LostPrompt:
     """A prompt that a method loses."""
 
-    asked: Asked
+    asked: TaskPrompt
     length: int
     depth: float
     seed: int
@@ -81,7 +81,7 @@ class Search:
         self.engine, self.print = Engine(self.loaded), fingerprint(self.loaded)
         self._full: dict[tuple[int, int], bool] = {}
 
-    def prompts(self, first_seed: int) -> Iterator[tuple[int, float, int, Asked]]:
+    def prompts(self, first_seed: int) -> Iterator[tuple[int, float, int, TaskPrompt]]:
         """(length, depth, seed, prompt), lengths first; seeds from `first_seed` on."""
         encoding = encoding_of(self.loaded.tokenizer)
         for length in LENGTHS:
@@ -89,7 +89,7 @@ class Search:
                 depth = DEPTHS[seed % len(DEPTHS)]
                 yield length, depth, seed, tasks.ask(tasks.get(TASK), length, depth, seed, encoding)
 
-    def first(self, method: str) -> Found | None:
+    def find_first(self, method: str) -> LostPrompt | None:
         """The first prompt that is lost; None where the method loses none of them, or none is within its budget."""
         _, overrides, rule = settings(methods.get(method), self.loaded.name, BUDGET)
         request = RunRequest(
@@ -110,7 +110,7 @@ class Search:
                 continue
             try:
                 if not self.right(request, source):
-                    return Found(prompt, length, depth, seed, tried, request)
+                    return LostPrompt(prompt, length, depth, seed, tried, request)
             except BudgetInfeasible:
                 continue
         return None
@@ -129,7 +129,7 @@ def silent(phase: str, done: int, total: int) -> None:
     """Nobody watches."""
 
 
-def recorded(candidate: Found, runs: Path, folder: Path) -> gallery.Loss:
+def recorded(candidate: LostPrompt, runs: Path, folder: Path) -> gallery.Loss:
     """The loss run for real, what was missed held, both written as one file."""
     source = tasks.prompt_of(candidate.asked)
     uid, status, text = carry_out(candidate.request, source, runs, silent, lambda: False)
@@ -239,7 +239,7 @@ def main() -> None:
         provenance = dict(gallery.index().about)
     with tempfile.TemporaryDirectory() as temporary:
         for name in names:
-            candidate = search.first(name)
+            candidate = search.find_first(name)
             if candidate is None:
                 print(f"{name}: loses none of these prompts at {BUDGET}", flush=True)
                 continue

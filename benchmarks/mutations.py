@@ -101,7 +101,7 @@ def check(tree: Path, choice: Sequence[Mutation]) -> None:
             raise SystemExit(f"{failed} fails without any change, so it says nothing.")
 
 
-def tried(plain: Path, mutation: Mutation) -> dict[str, Any]:
+def try_mutation(plain: Path, mutation: Mutation) -> dict[str, Any]:
     """One row of the result. plain: a copy without a change."""
     start_time = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="kvlens-mutations-") as name:
@@ -147,7 +147,7 @@ def main() -> None:
         if not options.no_check:
             check(plain, choice)
         for each in choice:
-            row = tried(plain, each)
+            row = try_mutation(plain, each)
             print(f"{row['first_failure']}  ({row['seconds']} s)  {each.file}: {each.says}", flush=True)
             known_values = merged(known_values, [row])
             result = {"machine": machine(), "date": time.strftime("%Y-%m-%d", time.gmtime()), "rows": known_values}

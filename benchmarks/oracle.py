@@ -65,7 +65,7 @@ def load(folder: Path) -> LoadedModel:
     return LoadedModel("random", model, NoTokenizer(), shape_of(model.config, 4), 2048, True, frozenset())
 
 
-def seen(method: type[Method], scores: dict[int, torch.Tensor], counts: list[int] | None) -> type[Method]:
+def note_scores(method: type[Method], scores: dict[int, torch.Tensor], counts: list[int] | None) -> type[Method]:
     """The method, whose scores are noted, and which keeps so many tokens in each layer, if that is said."""
 
     def placed(self: Any, layer: int, score: torch.Tensor, mask: torch.Tensor) -> None:
@@ -84,7 +84,7 @@ def seen(method: type[Method], scores: dict[int, torch.Tensor], counts: list[int
 def ours(loaded: LoadedModel, fed: tuple[int, ...], case: Case, counts: list[int] | None = None) -> Made:
     """Of a prompt without its last token, or, where the method peeks, with it."""
     scores: dict[int, torch.Tensor] = {}
-    method, n = seen(methods.get(case.method), scores, counts), len(fed) - (not case.peeks)
+    method, n = note_scores(methods.get(case.method), scores, counts), len(fed) - (not case.peeks)
     prompt, options = Prompt(PromptText("x"), fed, ("",) * len(fed), (None,) * len(fed)), Options(max_new=2)
     context = Engine(loaded).context(prompt, None, options)
     session = Session(method, methods.make_parameters(method, None, case.params), context)
@@ -107,7 +107,7 @@ def ours(loaded: LoadedModel, fed: tuple[int, ...], case: Case, counts: list[int
 def first_keys(session: Session, rotate: Any) -> np.ndarray:
     """Keys of the first layer as attention sees them, moved together so that the first of them lies at 0."""
     slots, n = session.memory.hot.slots(0), session.context.prompt_tokens
-    near = session.memory.distance.seen(slots, 0, n, slots.role.shape[1])  # type: ignore[union-attr]
+    near = session.memory.distance.rotate_slots(slots, 0, n, slots.role.shape[1])  # type: ignore[union-attr]
     order = torch.where(slots.position < 0, n, slots.position).argsort(1)[:, : int((slots.position[0] >= 0).sum())]
     keys = near.keys.gather(1, order[..., None].expand(-1, -1, near.keys.shape[-1]))
     return rotate(keys, torch.full((keys.shape[1],), n - keys.shape[1]), 0, back=True).numpy()

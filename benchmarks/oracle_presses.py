@@ -22,7 +22,7 @@ import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 
 
-def made(parts: list[list[Any]]) -> Any:
+def build_press(parts: list[list[Any]]) -> Any:
     """The press; a press around another has it as its first field."""
     press = None
     for name, fields in reversed(parts):
@@ -54,7 +54,9 @@ def scores(press: Any, model: Any, ids: torch.Tensor) -> tuple[np.ndarray, list[
     return np.stack(rows), [held.values[0] for held in cache.layers]
 
 
-def kept(press: Any, model: Any, ids: torch.Tensor, whole: list[torch.Tensor]) -> tuple[np.ndarray, np.ndarray | None]:
+def list_kept(
+    press: Any, model: Any, ids: torch.Tensor, whole: list[torch.Tensor]
+) -> tuple[np.ndarray, np.ndarray | None]:
     """What stays of a prompt that is read under the press: positions by their values, which no press changes."""
     cache = DynamicCache()
     with press(model):
@@ -82,9 +84,9 @@ def main(folder: Path) -> None:
     ids = torch.tensor(np.load(folder / "ids.npy"))[None]
     for request in json.loads((folder / "presses.json").read_text(encoding="utf-8")):
         read = ids[:, : request["tokens"]]
-        press = made(request["press"])
+        press = build_press(request["press"])
         score, whole = scores(press, model, read)
-        mask, keys = kept(press, model, read, whole)
+        mask, keys = list_kept(press, model, read, whole)
         path = folder / f"{request['name']}.npz"
         if keys is None:
             np.savez(path, score=score, kept=mask)

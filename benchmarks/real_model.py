@@ -148,7 +148,7 @@ def measure(
     previous: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """All ratios, and the milliseconds behind them; `names`: the methods beside FullKV; `previous`: what an earlier
-    sitting found, with which `kept` will be asked. Raises SystemExit, before anything is measured, where that was
+    sitting found, with which `keep_lines` will be asked. Raises SystemExit, before anything is measured, where that was
     measured on something else."""
     torch.set_num_threads(1)
     speed = Speed(model, length)
@@ -210,7 +210,7 @@ def refuse_other(previous: dict[str, Any], now: dict[str, Any]) -> None:
         raise SystemExit("the file holds figures of another model, prompt or machine: give another --out.")
 
 
-def kept(previous: dict[str, Any], now: dict[str, Any]) -> list[dict[str, Any]]:
+def keep_lines(previous: dict[str, Any], now: dict[str, Any]) -> list[dict[str, Any]]:
     """Lines of arms that were measured before and not now, each with the date of its sitting."""
     arms, date = {line["arm"] for line in now["ratios"]}, previous["about"]["date"]
     now["about"]["presets"] = previous["about"]["presets"] | now["about"]["presets"]
@@ -241,7 +241,7 @@ def main() -> None:
     print("cold start: " + ", ".join(f"{name} {value:.1f}" for name, value in result["cold"].items()))
     if options.out:
         if previous is not None:
-            result["ratios"] += kept(previous, result)
+            result["ratios"] += keep_lines(previous, result)
         options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 

@@ -44,11 +44,15 @@ def measure(rounds: int) -> dict[str, Any]:
     for name, budget in (("full", None), ("streaming_llm", "0.2"), ("sekv", "0.2")):
         method = methods.get(name)
         params = methods.make_parameters(method, "demo" if "demo" in method.presets else None, {})
-        table[name] = _one(loaded, prompt, method, params, None if budget is None else Budget.parse(budget), rounds)
+        table[name] = _time_method(
+            loaded, prompt, method, params, None if budget is None else Budget.parse(budget), rounds
+        )
     return table
 
 
-def _one(loaded: Any, prompt: Any, method: Any, params: Any, budget: Budget | None, rounds: int) -> dict[str, float]:
+def _time_method(
+    loaded: Any, prompt: Any, method: Any, params: Any, budget: Budget | None, rounds: int
+) -> dict[str, float]:
     engine, plain, recorded, own_value, sizes = Engine(loaded), [], [], [], []
     for _ in range(rounds):
         options = Options(max_new=STEPS, ignore_eos=True)

@@ -127,7 +127,7 @@ def _begun(folder: Path, ended: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def _kept(folder: Path) -> str:
+def _read_killed(folder: Path) -> str:
     """Of a run that was killed: recovered and read; of one that had ended by then, read."""
     results = list((folder / "runs").glob("*"))
     if not results:
@@ -150,7 +150,7 @@ def kill_run(folder: Path, draw: random.Random) -> str:
         _begun(folder, lambda: process.poll() is not None)
         time.sleep(6 * draw.random())
         process.kill()
-    return _kept(folder)
+    return _read_killed(folder)
 
 
 def kill_warm(folder: Path, draw: random.Random, warm: Warm) -> str:
@@ -167,7 +167,7 @@ def kill_warm(folder: Path, draw: random.Random, warm: Warm) -> str:
         warm._parent.kill()
     process.wait(LONGEST_S)
     process.stdout.close()
-    return _kept(folder)
+    return _read_killed(folder)
 
 
 def _over(process: Forked) -> bool:

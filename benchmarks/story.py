@@ -23,7 +23,7 @@ from kvlens.models.find import default_model
 from kvlens.runs.fingerprint import machine
 
 
-def told(url: str, chromium: str) -> dict[str, Any]:
+def time_story(url: str, chromium: str) -> dict[str, Any]:
     """Seconds of the story: to the first page, from the sample's click to its verdict, from a hold's to its outcome."""
     from playwright.sync_api import sync_playwright
 
@@ -58,7 +58,7 @@ def told(url: str, chromium: str) -> dict[str, Any]:
     return mapping
 
 
-def opened(url: str, chromium: str) -> dict[str, Any]:
+def time_cards(url: str, chromium: str) -> dict[str, Any]:
     """Seconds from the click on a card of the gallery to its verdict and what holding gave back, and to the first of
     the marks, which waits until the page stands still; of the first card and, with the page's code loaded, of the
     second."""
@@ -96,7 +96,7 @@ def main() -> None:
     parser.add_argument("--gallery", action="store_true", help="the gallery alone; no model is loaded")
     options = parser.parse_args()
     mapping: dict[str, Any] = {}
-    for tell in [opened] if options.gallery else [opened, told]:
+    for tell in [time_cards] if options.gallery else [time_cards, time_story]:
         with tempfile.TemporaryDirectory() as folder:
             process, url, health = start(Path(folder))
             try:

@@ -119,31 +119,31 @@ class Oracle:
     """float32 [L, Hq, M]: full KV's own mass on each"""
 
     @property
-    def wanted(self) -> np.ndarray:
+    def wanted_mass(self) -> np.ndarray:
         """float32 [L, Hq, K]: full KV's own mass where it was recorded, else the own-query mass."""
         return self.full if self.reference is None else self.reference
 
     @property
     def wanted_unread(self) -> np.ndarray | None:
-        """float32 [L, Hq, K]: of `wanted`, the mass on tokens attended in no form; None: not recorded."""
+        """float32 [L, Hq, K]: of `wanted_mass`, the mass on tokens attended in no form; None: not recorded."""
         return self.unread if self.reference is None else self.reference_unread
 
     @property
     def unread_share(self) -> np.ndarray:
         """float64 [L, Hq, K], 0..1: which share of the span the query head did not read as full attention does: of
-        `wanted` what lies on tokens attended in no form, or, where more, of the own-query mass what the method's lacks.
-        A query that has drifted from full KV's is no part of it."""
+        `wanted_mass` what lies on tokens attended in no form, or, where more, of the own-query mass what the method's
+        lacks. A query that has drifted from full KV's is no part of it."""
         own_query = self.full.astype(np.float64)
         share = np.maximum(0.0, own_query - self.mass) / np.maximum(own_query, _LEAST_MASS)
         if self.wanted_unread is not None:
-            share = np.maximum(share, self.wanted_unread / np.maximum(self.wanted, _LEAST_MASS))
+            share = np.maximum(share, self.wanted_unread / np.maximum(self.wanted_mass, _LEAST_MASS))
         return np.minimum(1.0, share)
 
     @property
     def regret(self) -> np.ndarray:
-        """float64 [L, Hq, K]: `wanted` minus the method's mass, where positive, and at most the share of `wanted` that
-        was not read."""
-        full = self.wanted.astype(np.float64)
+        """float64 [L, Hq, K]: `wanted_mass` minus the method's mass, where positive, and at most the share of
+        `wanted_mass` that was not read."""
+        full = self.wanted_mass.astype(np.float64)
         return np.minimum(np.maximum(0.0, full - self.mass), full * self.unread_share)
 
 

@@ -17,7 +17,7 @@ class Stored(BaseModel):
 
     model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="allow", protected_namespaces=())
 
-    def stored(self) -> dict[str, Any]:
+    def to_row(self) -> dict[str, Any]:
         """As the table holds it: what was given, other versions' keys included."""
         return self.model_dump(exclude_unset=True)
 

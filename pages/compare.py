@@ -6,7 +6,7 @@ import streamlit as st
 from kvlens.app.ui.common import nav, session, widgets
 from kvlens.app.ui.common.ledgerview import beside_ledgers
 from kvlens.app.ui.common.state import from_player
-from kvlens.app.ui.compare import asked, lead, maps, pick, tables, view
+from kvlens.app.ui.compare import lead, maps, pick, requested_runs, tables, view
 from kvlens.app.ui.compare.groups import quality
 from kvlens.app.ui.compare.player import committed
 
@@ -34,7 +34,7 @@ def body() -> None:
         view.player(compared, pair, choice, on_commit)
     maps.maps(compared, pair, beside, choice)
     maps.curves(compared, beside, choice)
-    session.write_url(asked.address(compared.comparison))
+    session.write_url(requested_runs.address(compared.comparison))
 
 
 st.subheader("Compare")

@@ -8,10 +8,10 @@ from kvlens.app.ui.common.racelist import race_list
 from kvlens.app.ui.common.submit import sample_buttons
 from kvlens.app.ui.common.terms import show_terms
 from kvlens.app.ui.home.causes import why_lost
-from kvlens.app.ui.home.chosen import chosen
 from kvlens.app.ui.home.gallery import shelf
 from kvlens.app.ui.home.hero import hero
 from kvlens.app.ui.home.runlist import run_list
+from kvlens.app.ui.home.ticked_runs import draw_ticked
 
 nav.enter()
 hero(sample_buttons)
@@ -21,7 +21,7 @@ if not table.empty:
     show_terms("Runs")
     ticked = run_list(table)
     if ticked:
-        chosen(table, ticked)
+        draw_ticked(table, ticked)
     else:
         st.caption(
             "A click on a run opens it; tick runs to name, tag, compare or delete them. Newest first; bytes are "

@@ -38,7 +38,7 @@ def body() -> None:
     with st.expander("Tables of this step: what was wanted, attended, moved and decided"):
         left, right = st.columns([11, 9], gap="medium")
         with left:
-            lensbars.wanted(reader, chosen)
+            lensbars.draw_reference_bars(reader, chosen)
             details.attended(reader, chosen)
         with right:
             details.decided(reader, chosen)

@@ -27,7 +27,7 @@ if job:
         job_panel(job)
 elif race:
     st.query_params["race"] = race
-    view.stored(race)
+    view.draw_stored(race)
 if not (job or race) or st.toggle("Set up another run", key=f"another_{job or race}"):
     head = st.container()
     left, right = st.columns(2, gap="large")

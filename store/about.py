@@ -75,7 +75,7 @@ def write_about(runs_dir: Path, uid: str, about: About) -> None:
         ) from error
 
 
-def said(
+def change_about(
     about: About, name: str | None = None, note: str | None = None, tags: Iterable[str] = (), untags: Iterable[str] = ()
 ) -> About:
     """`about` with another name or note (None: as it is), with `tags` and without `untags`. Raises ValueError with one

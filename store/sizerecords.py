@@ -26,16 +26,16 @@ class SizeRecords:
 
     def max_new(self) -> int:
         """Return the requested number of steps. Raises NotRecorded."""
-        return self._known("max_new", self.meta.max_new)
+        return self._require_size("max_new", self.meta.max_new)
 
     def kv_shape(self) -> KVShape:
         """Return the sizes of the run's model. Raises NotRecorded."""
-        head_dim = self._known("head_dim", self.meta.head_dim)
+        head_dim = self._require_size("head_dim", self.meta.head_dim)
         numbers = self.n_layers * self.kv_heads * 2 * head_dim
-        token_bytes = self._known("token_bytes", self.meta.token_bytes)
+        token_bytes = self._require_size("token_bytes", self.meta.token_bytes)
         return KVShape(self.n_layers, self.q_heads, self.kv_heads, head_dim, token_bytes // numbers)
 
-    def _known(self, name: str, size: int | None) -> int:
+    def _require_size(self, name: str, size: int | None) -> int:
         if not size:
             remedy = (
                 "make the run again" if self.meta.imported is None else f"log {name} in trace.json and import it again"

@@ -75,7 +75,7 @@ class TraceWriter:
             why = f"The run folder {self.folder} cannot be made ({sentence(error)}); check --runs."
             raise TraceError(why) from error
         try:
-            self._create(meta.stored())
+            self._create(meta.to_row())
         except BaseException as error:
             self._lease.release()
             self._closed = True

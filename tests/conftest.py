@@ -101,11 +101,11 @@ def prompts(demo: Any) -> Prompts:
 @pytest.fixture(scope="module")
 def loaded_once(demo: Any) -> Iterator[None]:
     """For tests that carry out many runs by request: the toy is in memory, as in the app's warm process."""
-    from kvlens.engine import kept
+    from kvlens.engine import model_cache
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kept, "_kept", {})
-        kept.keep("demo", demo)
+        patch.setattr(model_cache, "_kept", {})
+        model_cache.keep_model("demo", demo)
         yield
 
 

@@ -11,7 +11,7 @@ from kvlens import methods
 from kvlens.engine.session import Session
 from kvlens.memory.slots import FREE
 from kvlens.methods.base import Method
-from kvlens.methods.given import Peeked, Rotate, RunContext, StepEnd
+from kvlens.methods.run_inputs import Peeked, Rotate, RunContext, StepEnd
 from kvlens.shape import KVShape
 
 SHAPE = KVShape(layers=2, q_heads=6, kv_heads=2, head_dim=24, itemsize=4)

@@ -10,7 +10,7 @@ from kvlens.api.errors import ModelError, translated
 from kvlens.runs.request import BY_NAME, Report, RunRequest
 
 if TYPE_CHECKING:
-    from kvlens.engine.kept import Files
+    from kvlens.engine.model_cache import Files
     from kvlens.engine.models import LoadedModel
 
     Key = tuple[str, str, str, Files]
@@ -30,7 +30,7 @@ class Named:
 
     def load(self, request: RunRequest, report: Report) -> LoadedModel:
         """See ModelSource."""
-        from kvlens.engine.kept import files_of
+        from kvlens.engine.model_cache import files_of
         from kvlens.models.device import settle
 
         key = request.model, settle(request.device), request.dtype, files_of(request.model)

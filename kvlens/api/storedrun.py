@@ -17,8 +17,8 @@ from kvlens.methods.naming import code_name
 
 if TYPE_CHECKING:
     from kvlens.ledger.account import LossLedger
-    from kvlens.lens.asked import Asked
     from kvlens.lens.tipping import Tip
+    from kvlens.lens.trial_request import TrialRequest
     from kvlens.meta import Counterfactual
 
 FRAME_HEIGHT = 760
@@ -164,12 +164,12 @@ class Run(RecordedRun):
         return tuple((layer, head, hold.span) for hold in self.meta.hold for layer, head in hold.heads)
 
     def _repeat(self, progress: bool | None, **changes: Any) -> Run:
-        from kvlens.lens.asked import Asked
+        from kvlens.lens.trial_request import TrialRequest
         from kvlens.lens.whatif import whatif
 
         shown = self._progress if progress is None else progress
         with carrying(self._models, shown) as job:
-            change: Asked = Asked(**changes)
+            change: TrialRequest = TrialRequest(**changes)
             bars = job.progress
             stored, _ = whatif(self.folder, self.uid, change, bars.report, job.cancelled, bars.say, self._models)
         repeat = Run(self.folder, stored.uid, self._models, shown)

@@ -44,13 +44,13 @@ def diagnose(
     from kvlens.lens.remedies import Change, attempt
     from kvlens.runs.stopping import stop_signals
 
-    changes = [Change.of(text) for text in try_ or ()]
+    changes = [Change.parse(text) for text in try_ or ()]
     folder, cancelled = runs_folder(runs), stop_signals()
     diagnosis = look(folder, Wanted(method, model, budget, task))
     if not diagnosis.compared:  # a name that is none is said, not counted
         if method is not None:
             methods.get(method)
-        _stored(folder, model=model, task=task)
+        _check_stored(folder, model=model, task=task)
     if changes and len({loss.method for loss in diagnosis.lost}) > 1:
         raise ValueError("a change is one method's: add --method NAME.")
     remedies: list[Remedy] = []
@@ -61,7 +61,7 @@ def diagnose(
         except BaseException as error:
             bar.failed(error)
             raise
-        bar.done("", "completed")
+        bar.end_run("", "completed")
         if remedies[-1].most:
             break  # the smallest that helps most of them
     if as_json:
@@ -70,7 +70,7 @@ def diagnose(
     _say(diagnosis, remedies, changes, folder)
 
 
-def _stored(folder: Path, **named: str | None) -> None:
+def _check_stored(folder: Path, **named: str | None) -> None:
     """Raises ValueError with one sentence for a name that no stored run has."""
     from kvlens.store.reader import list_runs
 

@@ -55,7 +55,7 @@ def ledger(
     except BaseException as error:
         reporter.failed(error)
         raise
-    reporter.done(uids[0], "completed")
+    reporter.end_run(uids[0], "completed")
     if progress_json:
         return
     if as_json:
@@ -120,7 +120,7 @@ def _percent(logits: float, lost: float) -> str:
 def _plain(uid: str, ledger: LossLedger, frontier: Frontier | None) -> dict[str, Any]:
     return {
         "uid": uid,
-        **ledger.stored(),
+        **ledger.to_json(),
         "lost": ledger.lost,
         "frontier": None if frontier is None else {**vars(frontier), "share": frontier.share},
     }

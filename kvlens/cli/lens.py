@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvlens.cli.options import AsJson, ProgressJson, RunsDir, err, runs_folder
-from kvlens.lens.found import found_words
 from kvlens.lens.search import MOST
+from kvlens.lens.search_words import describe_search
 from kvlens.text.units import counted
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def whatif(
     other parameters, everything else as it was. The last line of stdout is the new run's uid."""
     from kvlens.cli.tries import listed
 
-    typed_options = {str(option.opts[0]) for option in context.command.params if _said(context, option.name)}
+    typed_options = {str(option.opts[0]) for option in context.command.params if _is_given(context, option.name)}
     if tried:
         if beside := sorted(typed_options - {"uid", "--list", "--json", "--runs"}):
             raise ValueError(f"--list runs nothing: leave out {', '.join(beside)}, or --list.")
@@ -99,8 +99,8 @@ def whatif(
         raise ValueError("--most goes with --fewest-bytes: it says how many sets that tries.")
     if as_json:
         raise ValueError("--json goes with --list; --progress-json reports a run in JSON lines.")
-    from kvlens.lens.asked import Asked, token_range
     from kvlens.lens.pieces import Piece
+    from kvlens.lens.trial_request import TrialRequest, token_range
     from kvlens.lens.whatif import whatif as repeat
     from kvlens.runs.request import parse_set
 
@@ -109,17 +109,17 @@ def whatif(
         raise ValueError("--set budget: give the budget with --budget.")
     if budget is not None:
         changed["budget"] = budget
-    request = Asked(
+    request = TrialRequest(
         tuple(span or ()),
         layers,
         heads,
         from_step,
         search,
         tuple(map(token_range, tokens or ())),
-        tuple(map(Piece.of, hold or ())),
+        tuple(map(Piece.parse, hold or ())),
         changed,
         most if fewest_bytes else None,
-        tuple(Piece.of(text, "--drop") for text in drop or ()),
+        tuple(Piece.parse(text, "--drop") for text in drop or ()),
     )
 
     def work(folder: Path, reporter: Bar | JsonLines, cancelled: Callable[[], bool], audience: Audience | None) -> Done:
@@ -129,7 +129,7 @@ def whatif(
     _carry_out(work, runs, progress_json)
 
 
-def _said(context: typer.Context, name: str | None) -> bool:
+def _is_given(context: typer.Context, name: str | None) -> bool:
     """The option stands on the command line."""
     source = None if name is None else context.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
@@ -172,7 +172,7 @@ def sentences(summary: Counterfactual | None) -> list[str]:
     if (summary.dropped_tokens is None and not summary.lifted_tokens) or summary.held_tokens:
         lines.append(f"held           {summary.held_tokens:,} tokens, {summary.held_bytes:,} bytes of keys and values")
     if (search := summary.search) is not None:
-        lines.append(f"search         {found_words(search)}")
+        lines.append(f"search         {describe_search(search)}")
     return lines
 
 
@@ -198,7 +198,7 @@ def _carry_out(
     except BaseException as error:
         reporter.failed(error)
         raise
-    reporter.done(stored.uid, stored.status)
+    reporter.end_run(stored.uid, stored.status)
     if not progress_json:
         sys.stdout.writelines(f"{line}\n" for line in (*lines, stored.uid))
     if stored.status != "completed":

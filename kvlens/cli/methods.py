@@ -38,7 +38,7 @@ def methods(
         for sentence in registered.refused().values():
             typer.echo(sentence, err=True)
     else:
-        _one(entries[0], model)
+        _print_method(entries[0], model)
 
 
 def _title(method: dict[str, Any], model: str) -> str:
@@ -49,7 +49,7 @@ def _title(method: dict[str, Any], model: str) -> str:
     return preset_name(method["name"], default_preset(method["name"], model))
 
 
-def _one(method: dict[str, Any], model: str) -> None:
+def _print_method(method: dict[str, Any], model: str) -> None:
     """A method's parameters, a column for what `fit` makes of each at every point."""
     typer.echo(f"{_title(method, model)} ({method['name']}): {method['summary']}\n{method['paper']}")
     typer.echo(f"family: {method['family'].replace('_', ' ')}")

@@ -101,7 +101,7 @@ def add(
         catalogue.remove(entry.name)
         raise
     finally:
-        bar.done("", "")
+        bar.end_run("", "")
     if as_json:
         typer.echo(json.dumps(catalogue.entry(entry.name).as_json(), ensure_ascii=False))
     else:

@@ -71,7 +71,7 @@ class JsonLines:
     def maps(self, maps: Maps) -> None:
         self._line(maps_line(maps))
 
-    def done(self, uid: str, status: str, race: str | None = None) -> None:
+    def end_run(self, uid: str, status: str, race: str | None = None) -> None:
         self._object({"phase": "done", "uid": uid, "status": status, **({} if race is None else {"race": race})})
 
     def failed(self, error: BaseException) -> None:
@@ -122,7 +122,7 @@ class Bar:
     def say(self, line: str) -> None:
         self._progress.console.print(terminal(line), markup=False, highlight=False)
 
-    def done(self, uid: str, status: str) -> None:
+    def end_run(self, uid: str, status: str) -> None:
         self._progress.stop()
 
     def failed(self, error: BaseException) -> None:

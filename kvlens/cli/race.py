@@ -100,7 +100,7 @@ def race(
             audience.stop()
     stopped = any(lane.state == "cancelled" for lane in result.lanes)
     if isinstance(audience, JsonLines):
-        audience.done(str(result.lanes[0].uid), "cancelled" if stopped else "completed", result.id)
+        audience.end_run(str(result.lanes[0].uid), "cancelled" if stopped else "completed", result.id)
     elif as_json:
         typer.echo(result.model_dump_json())
     else:

@@ -149,7 +149,7 @@ def run(
             raise
         raise fault from error
     for uid, status, _ in outcomes:
-        reporter.done(uid, status)
+        reporter.end_run(uid, status)
     if not progress_json and len(sources) > 1:
         _table(ask or [], outcomes)
     elif not progress_json:

@@ -124,12 +124,12 @@ def runs_note(
     as_json: AsJson = False,
 ) -> None:
     """Name a run, note something of it, tag it; prints what is said of it then. Its record stays as it is."""
-    from kvlens.store.about import read_about, said, write_about
+    from kvlens.store.about import change_about, read_about, write_about
     from kvlens.store.runinfo import run_dir
 
     folder = runs_folder(runs)
     previous = read_about(run_dir(folder, uid))
-    about = said(previous, name, note, tag or (), untag or ())
+    about = change_about(previous, name, note, tag or (), untag or ())
     if about != previous:
         write_about(folder, uid, about)
     if as_json:
@@ -187,7 +187,7 @@ def runs_show(uid: str, runs: RunsDir = None, as_json: AsJson = False) -> None:
         )
         shown: dict[str, Any] = {
             "uid": reader.uid,
-            **_said(reader),
+            **_about_fields(reader),
             "status": reader.status,
             "error": reader.error,
             **meta.pick(keys),
@@ -210,7 +210,7 @@ def runs_show(uid: str, runs: RunsDir = None, as_json: AsJson = False) -> None:
         typer.echo(f"self-check      {'pass' if check['passed'] else 'FAIL'}  {detail}")
 
 
-def _said(reader: TraceReader) -> dict[str, Any]:
+def _about_fields(reader: TraceReader) -> dict[str, Any]:
     """Its name, note and tags; the reason where they cannot be read."""
     from kvlens.store.reader import TraceError
 

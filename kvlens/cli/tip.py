@@ -49,7 +49,7 @@ def tip(
     except BaseException as error:
         reporter.failed(error)
         raise
-    reporter.done((result.right or result.lost or result.probes[0]).uid, "completed")
+    reporter.end_run((result.right or result.lost or result.probes[0]).uid, "completed")
     if as_json:
         probes = [vars(probe) for probe in result.probes]
         typer.echo(

@@ -47,5 +47,5 @@ def _plain(trial: Try, budget: int | None) -> dict[str, Any]:
         "from_step": trial.from_step,
         "changed": trial.changed,
         "more_bytes": trial.more_bytes(budget),
-        **({} if trial.summary is None else trial.summary.stored()),
+        **({} if trial.summary is None else trial.summary.to_row()),
     }

@@ -68,9 +68,9 @@ class LookAhead:
         return self.glance.q
 
     def _hook(self, layer: int) -> Any:
-        def before(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        def note_inputs(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             q = self.query(layer, args, kwargs)
             if q is not None:
                 self.session.look_ahead(layer, q)
 
-        return before
+        return note_inputs

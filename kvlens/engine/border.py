@@ -29,8 +29,8 @@ from kvlens.memory.span_table import SpanTable
 from kvlens.methods.answers import BagChange, WindowLeave
 from kvlens.methods.base import Method
 from kvlens.methods.faults import BUDGET, CHANGED, RAISED, MethodFault, hangs, limited
-from kvlens.methods.given import Prefilled, Reading, RunContext, StepEnd
 from kvlens.methods.hooks import Hooks, Selecting
+from kvlens.methods.run_inputs import Prefilled, Reading, RunContext, StepEnd
 from kvlens.shortage import shortage
 
 WALKED_STEPS = 16
@@ -46,7 +46,7 @@ def scored(q: torch.Tensor, scaling: float) -> torch.Tensor:
 
 @dataclass
 class _View:
-    """The part of the memory that a method may read (kvlens.methods.given.MemoryView)."""
+    """The part of the memory that a method may read (kvlens.methods.run_inputs.MemoryView)."""
 
     spans: SpanTable
     window_start: int
@@ -91,7 +91,7 @@ class Border:
             raise
         layout, placement = outputs.placed(self._checks, answer, self._context)
         heads = ((layer, head) for layer in range(self._shape.layers) for head in range(self._shape.kv_heads))
-        self._places = max(layout.of(*place).slots for place in heads)
+        self._places = max(layout.zones_of(*place).slots for place in heads)
         return layout, placement
 
     # ---- selection
@@ -169,7 +169,7 @@ class Border:
         self, hook: str, call: Callable[[], Any], handed: Handed, layer: int | None = None, refuses: bool = False
     ) -> Any:
         """refuses: a ValueError is a sentence for the user, not a fault."""
-        marks = [(name, Mark.of(tensor)) for name, tensor in handed if tensor is not None]
+        marks = [(name, Mark.take(tensor)) for name, tensor in handed if tensor is not None]
         try:
             self._watch.begin(hook)
             try:

@@ -67,7 +67,7 @@ class FullAttention:
     """by layer [H_kv, G, m, D], in the graph"""
 
     @classmethod
-    def after(cls, read: ReadPrompt, unread: Unread, way: float) -> FullAttention:
+    def continue_from(cls, read: ReadPrompt, unread: Unread, way: float) -> FullAttention:
         keys, values = list(read.keys.unbind()), list(read.values.unbind())
         return cls(keys, values, unread, way, [k[:, :0] for k in keys], [v[:, :0] for v in values])
 
@@ -116,7 +116,7 @@ class FullAttention:
         return values.to(torch.promote_types(values.dtype, torch.float32))
 
     def _remainder(self, layer: int, weights: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        rest = weights * (1 - self.unread.at(layer)).reshape(weights.shape).to(weights.dtype)
+        rest = weights * (1 - self.unread.read_layer(layer)).reshape(weights.shape).to(weights.dtype)
         return rest @ values / rest.sum(-1, keepdim=True).clamp(min=_LEAST_READ)
 
 
@@ -175,7 +175,7 @@ def _moved(
     of the way. pairs: full KV's token and the method's, by lost step. The steps before `begin` leave their keys and
     values alone."""
     fed = torch.tensor([[read.ids[-1], *ids[: max(pairs)]]], device=loaded.model.device)
-    session = FullAttention.after(read, unread, way)
+    session = FullAttention.continue_from(read, unread, way)
     cache = SessionCache(session, loaded.shape.layers)
     with torch.inference_mode(False):
         if begin:
@@ -197,7 +197,7 @@ def _moved(
 def _by_span(session: FullAttention, layer: int, slope: torch.Tensor) -> np.ndarray:
     """[H_kv, spans]. slope: gradient of the lead by the layer's output [H_kv, G, m, D]."""
     weights, values, left = session.parts(layer)
-    shares = session.unread.at(layer).reshape(weights.shape)
+    shares = session.unread.read_layer(layer).reshape(weights.shape)
     owner = session.unread.owner
     rows = []
     for head, towards in enumerate(slope.double()):  # one KV head at a time: in float64 the weights are large

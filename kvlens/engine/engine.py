@@ -25,8 +25,8 @@ from kvlens.holds import Drop, Hold, check
 from kvlens.memory.budget import Budget
 from kvlens.methods.base import Method
 from kvlens.methods.full import FullKV
-from kvlens.methods.given import RunContext
 from kvlens.methods.needs import Needs
+from kvlens.methods.run_inputs import RunContext
 from kvlens.recording.facts import Follower
 from kvlens.recording.sampling import OracleSampling, resolve
 from kvlens.rows import TraceSink

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from kvlens.methods.given import Prefilled
+from kvlens.methods.run_inputs import Prefilled
 
 PLAIN = (str, bytes, int, float, complex, bool, type(None), range, slice, torch.dtype, torch.device, torch.Size)
 """types that hold no tensor"""
@@ -56,7 +56,7 @@ class Holdings:
 
     def lend(self, tensors: Iterable[torch.Tensor]) -> None:
         """Take note of tensors that belong to the model, which a hook is handed."""
-        self._others().update(storages_of(tensors))
+        self._foreign_bytes().update(storages_of(tensors))
 
     def unannounced(self, announced: Iterable[torch.Tensor], memory: Iterable[int]) -> dict[int, int]:
         """Return the bytes of each storage that the method holds, without those that it announces, those of the model
@@ -64,7 +64,7 @@ class Holdings:
         method = self._method
         held = held_storages(method, [method.context, method._journal], self._device)
         calibration = held_storages(method.context.calibration, [], self._device)  # modules are moved where they are
-        counted = {*storages_of(announced), *self._others(), *memory, *calibration}
+        counted = {*storages_of(announced), *self._foreign_bytes(), *memory, *calibration}
         shape = method.context.shape
         least = max(COUNTER_BYTES, shape.layers * shape.kv_heads)
         hidden = {address: size for address, size in held.items() if size > least and address not in counted}
@@ -85,7 +85,7 @@ class Holdings:
                 kept_out.add(address)
         return {address: size for address, size in hidden.items() if address not in kept_out}
 
-    def _others(self) -> dict[int, int]:
+    def _foreign_bytes(self) -> dict[int, int]:
         if self._foreign is None:
             self._foreign = held_storages(self._method.context, [], self._device)
         return self._foreign
@@ -179,7 +179,7 @@ class Mark:
     """the bits, or their sums"""
 
     @classmethod
-    def of(cls, tensor: torch.Tensor) -> Mark:
+    def take(cls, tensor: torch.Tensor) -> Mark:
         """Mark a tensor before a hook sees it."""
         if not tensor.is_inference() and not isinstance(tensor, torch.nn.Parameter):
             return cls(tensor, _place(tensor), tensor._version, ())

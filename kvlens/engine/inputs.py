@@ -7,7 +7,7 @@ from typing import Any, Self
 import torch
 
 from kvlens.engine.hf_attention import attention_modules
-from kvlens.methods.given import Inputs
+from kvlens.methods.run_inputs import Inputs
 
 
 class Gathering:
@@ -34,11 +34,11 @@ class Gathering:
             self._hooks.pop().remove()
 
     def _hook(self, layer: int) -> Any:
-        def before(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        def note_inputs(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             hidden = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
             self._given[layer].append(hidden[0])
 
-        return before
+        return note_inputs
 
     def gathered(self) -> Inputs:
         """All of it; nothing is kept here afterwards."""

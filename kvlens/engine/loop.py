@@ -82,7 +82,7 @@ class Generation:
         self.session.border.count_held(self.session.account)
         result = self.result
         result.unannounced_bytes = self.session.border.holdings.bytes
-        result.text = self.loaded.said(result.ids[self.asked :])
+        result.text = self.loaded.decode(result.ids[self.asked :])
         result.checks = self.stop_recording()
         result.kernels = "+".join(sorted(self.session.kernels))
         result.link_host_wait_s = self.session.memory.link.host_wait_ns / 1e9

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from kvlens.engine.kept import kept
+from kvlens.engine.model_cache import find_model
 from kvlens.models.convert import PROVENANCE
 from kvlens.models.device import settle
 from kvlens.models.errors import UnsupportedModel
@@ -87,7 +87,7 @@ class LoadedModel:
     origin: str | None = None
     """kvlens.metaparts.OBJECT: a caller loaded the model and handed it in; None: kvlens loaded it by its name"""
 
-    def said(self, ids: Sequence[int]) -> str:
+    def decode(self, ids: Sequence[int]) -> str:
         """The output that these tokens are, as a run's meta has it."""
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
 
@@ -163,7 +163,7 @@ def load(
     with a model, reads safetensors and GGUF only, and asks the network for nothing.
     """
     stay_offline()
-    if (device, dtype) == ("cpu", "float32") and (cached := kept(name)) is not None:
+    if (device, dtype) == ("cpu", "float32") and (cached := find_model(name)) is not None:
         return cast(LoadedModel, cached)
     source = resolve(name, told)
     import torch

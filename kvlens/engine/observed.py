@@ -14,8 +14,8 @@ from kvlens.kernels.attend import add_received, decode_attention
 from kvlens.memory.budget import BudgetAccount
 from kvlens.memory.placement import Selection
 from kvlens.memory.slots import PromptStore
-from kvlens.methods.given import Inputs, Peeked, Prefilled, RunContext
 from kvlens.methods.needs import Needs
+from kvlens.methods.run_inputs import Inputs, Peeked, Prefilled, RunContext
 
 
 class Observed:

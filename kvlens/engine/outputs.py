@@ -16,7 +16,7 @@ from kvlens.memory.layout import Layout
 from kvlens.memory.placement import Placement, Selection
 from kvlens.methods.answers import BagChange, WindowLeave
 from kvlens.methods.faults import HookChecks
-from kvlens.methods.given import Reading, RunContext
+from kvlens.methods.run_inputs import Reading, RunContext
 from kvlens.rows import CAUSES, METHOD_HEAD_COLUMNS, METHOD_KV_COLUMNS, ROLES, SPAN_STATES
 from kvlens.shape import KVShape
 
@@ -69,7 +69,7 @@ def _room(checks: HookChecks, hook: str, placement: Placement, layout: Layout, s
     counts = (placement.kept.positions >= 0).sum(-1).expand(shape.layers, shape.kv_heads).tolist()
     for layer, heads in enumerate(counts):
         for head, count in enumerate(heads):
-            zone = layout.of(layer, head).kept
+            zone = layout.zones_of(layer, head).kept
             if count > zone and not layout.dense_at(layer, head):
                 expected, actual = f"at most {zone} tokens", f"{count} of KV head {head}"
                 raise checks.fault(hook, "keeps more tokens than its kept zone holds", expected, actual, layer)

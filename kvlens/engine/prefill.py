@@ -15,13 +15,13 @@ from kvlens.engine.models import LoadedModel
 from kvlens.engine.session import Session
 from kvlens.engine.surprisal import Surprisals
 from kvlens.methods.base import Method
-from kvlens.methods.given import Peeked
+from kvlens.methods.run_inputs import Peeked
 from kvlens.text.prompts import Prompt
 
 
 @dataclass(frozen=True)
 class ReadPrompt:
-    """A prompt after prefill, before any method has placed it. Shapes as in kvlens.methods.given.Prefilled."""
+    """A prompt after prefill, before any method has placed it. Shapes as in kvlens.methods.run_inputs.Prefilled."""
 
     ids: tuple[int, ...]
     keys: torch.Tensor

@@ -128,7 +128,7 @@ class Repeat:
                 break
             whole, spans = whole or latest, watched.holdable
             remaining = {triple: effect for triple, effect in triples(latest) if triple not in ranking}
-            ranking |= {triple: remaining.pop(triple) for triple in list(_first(remaining, spans))}
+            ranking |= {triple: remaining.pop(triple) for triple in list(_take_first(remaining, spans))}
             holds = holds_of([triple for triple in ranking if triple[2] in spans], spans)
         if whole is None:
             return None
@@ -137,7 +137,7 @@ class Repeat:
         return _effects(whole, dict(list(ranking.items())[:MOST_TRIPLES]))
 
 
-def _first(ranking: Mapping[Triple, float], spans: Mapping[int, SpanRow]) -> Iterator[Triple]:
+def _take_first(ranking: Mapping[Triple, float], spans: Mapping[int, SpanRow]) -> Iterator[Triple]:
     """Give the beginning of a ranking that holds PER_ROUND triples which can be held."""
     count = 0
     for triple in ranking:
@@ -152,7 +152,7 @@ def triples(effects: Effects) -> list[tuple[Triple, float]]:
     return list(zip(effects.order, effects.effect.tolist(), strict=True))
 
 
-def chosen(effects: Effects, keep: Callable[[Triple], bool]) -> Effects:
+def choose_effects(effects: Effects, keep: Callable[[Triple], bool]) -> Effects:
     """Return the effects of the triples for which `keep` is true, in the same order."""
     return _effects(effects, {triple: effect for triple, effect in triples(effects) if keep(triple)})
 

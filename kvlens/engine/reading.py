@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from kvlens.kernels.attend import partial_attention, prefill_attention
-from kvlens.methods.given import Rotate
 from kvlens.methods.hooks import Placing
+from kvlens.methods.run_inputs import Rotate
 
 
 def reading_attention(

@@ -22,8 +22,8 @@ from kvlens.memory.slots import PromptStore
 from kvlens.methods.answers import WindowLeave
 from kvlens.methods.base import Method
 from kvlens.methods.calibration import calibrated
-from kvlens.methods.given import RunContext, StepEnd
 from kvlens.methods.needs import Needs
+from kvlens.methods.run_inputs import RunContext, StepEnd
 from kvlens.phases import NoClock
 from kvlens.shape import KVShape
 

@@ -15,7 +15,7 @@ from kvlens.engine.ahead import LookAhead
 from kvlens.engine.hf_attention import SessionCache
 from kvlens.engine.models import LoadedModel
 from kvlens.engine.session import Session
-from kvlens.methods.given import StepEnd
+from kvlens.methods.run_inputs import StepEnd
 from kvlens.text.prompts import Prompt
 from kvlens.text.token_text import TokenStream
 

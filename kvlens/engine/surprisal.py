@@ -46,7 +46,7 @@ class Surprisals:
         asked yet"""
 
     @classmethod
-    def of(cls, nats: torch.Tensor) -> Surprisals:
+    def wrap(cls, nats: torch.Tensor) -> Surprisals:
         """That are known: float32 [tokens]."""
         surprisals = cls(None, ())
         surprisals._last, surprisals.known = float(nats[-1]), nats
@@ -56,7 +56,7 @@ class Surprisals:
     def restored(cls, loaded: LoadedModel, ids: Sequence[int], tensors: Mapping[str, torch.Tensor]) -> Surprisals:
         """From what `state` gave. Raises KeyError where that is not in `tensors`."""
         if "surprisal" in tensors:
-            return cls.of(tensors["surprisal"])
+            return cls.wrap(tensors["surprisal"])
         surprisals = cls(loaded, ids)
         surprisals._waiting, surprisals._end = [tensors["hidden"]], tensors["hidden"][-1:]
         return surprisals

@@ -24,7 +24,7 @@ class Unread:
     share: torch.Tensor
     """float64 [steps, L, Hq, count + 1]"""
 
-    def at(self, layer: int) -> torch.Tensor:
+    def read_layer(self, layer: int) -> torch.Tensor:
         """float64 [Hq, steps, n]: of each position."""
         share = self.share[:, layer]
         return share.gather(2, self.owner[:, None].expand(-1, share.shape[1], -1)).transpose(0, 1)

@@ -70,13 +70,13 @@ class LossLedger:
             return self.rest
         return next((share.logits for share in self.shares if share.cause == cause), 0.0)
 
-    def stored(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Return the ledger as JSON can hold it."""
         return asdict(self)
 
     @classmethod
-    def of(cls, fields: dict[str, Any]) -> LossLedger:
-        """Return the ledger that `stored` wrote. Raises KeyError, TypeError or ValueError for anything else."""
+    def from_json(cls, fields: dict[str, Any]) -> LossLedger:
+        """Return the ledger that `to_json` wrote. Raises KeyError, TypeError or ValueError for anything else."""
         shares = tuple(
             Share(**{**share, "worst_triple": None if share["worst_triple"] is None else tuple(share["worst_triple"])})
             for share in fields["shares"]

@@ -82,7 +82,7 @@ def classify(story: Story, question_steps: int, always_waits: bool = False) -> C
     for record, state in zip(story.steps, states, strict=True):
         unread, lacking = _unread(record.oracle, story)
         waits = _waits(record, story, always_waits)[:, :, None]
-        chosen_spans, ranked = _chosen(record.scores, story)
+        chosen_spans, ranked = _chosen_spans(record.scores, story)
         refused_spans = _refused(record, story)
         has_no_room = np.where(waits, refused_before, refused_spans)
         late_spans = decided(record, story, "missed")
@@ -127,14 +127,14 @@ def _unread(oracle: Oracle | None, story: Story) -> tuple[np.ndarray, np.ndarray
         return unread, lacking
     layer, head, place = np.nonzero((oracle.span >= 0) & (oracle.span < story.count))
     where = layer, head // story.shape.group, oracle.span[layer, head, place]
-    mass = oracle.wanted[layer, head, place].astype(np.float64)
+    mass = oracle.wanted_mass[layer, head, place].astype(np.float64)
     np.add.at(lacking, where, mass * oracle.unread_share[layer, head, place])
     if oracle.wanted_unread is not None:
         np.add.at(unread, where, oracle.wanted_unread[layer, head, place].astype(np.float64))
     return unread, lacking
 
 
-def _chosen(scores: Scores | None, story: Story) -> tuple[np.ndarray, np.ndarray]:
+def _chosen_spans(scores: Scores | None, story: Story) -> tuple[np.ndarray, np.ndarray]:
     """Return bool [L, H_kv, S]: spans that the step's query chose; and bool [L, H_kv]: the step ranked spans."""
     chosen_spans = np.zeros(story.size, bool)
     if scores is None:

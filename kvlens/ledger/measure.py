@@ -18,7 +18,7 @@ from kvlens.holds import Hold
 from kvlens.ledger.account import Coalition, LossLedger, Share, split
 from kvlens.ledger.classify import Causes, classify
 from kvlens.ledger.story import Story
-from kvlens.lens.own import Own
+from kvlens.lens.method_reasons import MethodReasons
 from kvlens.methods.base import Method
 from kvlens.methods.parts import part
 
@@ -37,8 +37,8 @@ class NothingLost(ValueError):
 
 def always_waits(method: type[Method], params: Any) -> bool:
     """Return whether, with these parameters, every selection of the method is read from the next step on."""
-    reasons = Own(part(method, "reasons", "kvlens.lens.methods"))
-    return bool(reasons.say("waits", dataclasses.asdict(params)))
+    reasons = MethodReasons(part(method, "reasons", "kvlens.lens.methods"))
+    return bool(reasons.ask("waits", dataclasses.asdict(params)))
 
 
 class Measure:

@@ -27,7 +27,7 @@ def stored_ledger(runs_dir: Path, uid: str) -> tuple[LossLedger, Frontier | None
         if fields["format"] != FORMAT:
             return None
         frontier = fields["frontier"]
-        return LossLedger.of(fields["ledger"]), None if frontier is None else Frontier(**frontier)
+        return LossLedger.from_json(fields["ledger"]), None if frontier is None else Frontier(**frontier)
     except (OSError, TraceError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
@@ -36,7 +36,7 @@ def store_ledger(runs_dir: Path, uid: str, ledger: LossLedger, frontier: Frontie
     """Keep a ledger beside its run, in the place of an older one. Raises TraceError with one sentence."""
     folder = run_dir(runs_dir, uid)
     target, temporary = folder / FILE, folder / f".{FILE}.{os.getpid()}.{secrets.token_hex(4)}"
-    fields = {"format": FORMAT, "ledger": ledger.stored(), "frontier": None if frontier is None else vars(frontier)}
+    fields = {"format": FORMAT, "ledger": ledger.to_json(), "frontier": None if frontier is None else vars(frontier)}
     try:
         replace_plain(target, temporary, json.dumps(fields, allow_nan=False).encode(), durable=False)
     except OSError as error:

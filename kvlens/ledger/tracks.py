@@ -24,21 +24,21 @@ def track_of(reader: TraceReader) -> Track:
     fetched, reused = (_kv_sums(reader, name) for name in ("n_recalled", "n_reused"))
     rows: Track = []
     for step in compared:
-        moved = _at(fetched, step) + _at(reused, step)
+        moved = _value_at(fetched, step) + _value_at(reused, step)
         rows.append(
             {
                 "lost": not bool(loss.at[step, "agrees"]),
                 "entropy": _known(entropy.get(step, float("nan"))),
                 "varentropy": None,
-                "query_change": _known(1 - _at(change, step)),
-                "fetched": _known(_at(fetched, step) / moved) if moved > 0 else None,
-                "unread": _known(_at(unread, step)),
+                "query_change": _known(1 - _value_at(change, step)),
+                "fetched": _known(_value_at(fetched, step) / moved) if moved > 0 else None,
+                "unread": _known(_value_at(unread, step)),
             }
         )
     return rows
 
 
-def _at(values: np.ndarray | None, step: int) -> float:
+def _value_at(values: np.ndarray | None, step: int) -> float:
     return float("nan") if values is None or step >= len(values) else float(values[step])
 
 

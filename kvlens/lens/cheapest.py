@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from kvlens.holds import Hold, Triple, held_bytes, holds_of
 from kvlens.lens.attribution import attribute_records
-from kvlens.lens.beyond import in_time, untouched
 from kvlens.lens.fewest import Attempt, Fewest, FewestBytes
+from kvlens.lens.hold_changes import check_steps, drop_from_holds
 from kvlens.lens.question import Question, unless
 from kvlens.runs.repeat import Past
 from kvlens.runs.request import Report
@@ -53,13 +53,13 @@ def fewest_bytes(
     ranking = [triple for triple in order if triple[2] in spans][:CANDIDATES]
     if not ranking:
         raise ValueError(f"run {past.uid} missed no span that could be held: what it lost lies elsewhere.")
-    in_time(holds_of(ranking, spans, from_step), trials.drops)
+    check_steps(holds_of(ranking, spans, from_step), trials.drops)
     tried: list[Attempt] = []
 
     def test(triples: tuple[Triple, ...]) -> Attempt:
         unless(cancelled)
         holds = tuple(holds_of(triples, spans, from_step))
-        beside = untouched(holds, trials.drops)
+        beside = drop_from_holds(holds, trials.drops)
         best = min((trial.held_bytes for trial in tried if trial.restored), default=None)
         so_far = "nothing is back yet" if best is None else f"back with {si_bytes(best)}"
         doing = "Holding" if beside else "Lifting the drop of"
@@ -78,7 +78,7 @@ def fewest_bytes(
         return search
 
     def cost(triple: Triple) -> int:
-        return held_bytes(untouched(holds_of((triple,), spans), trials.drops), shape)
+        return held_bytes(drop_from_holds(holds_of((triple,), spans), trials.drops), shape)
 
     search = FewestBytes(test, cost, most).run(ranking)
     best_triples = search.best.triples if search.best is not None else tuple(ranking)

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from kvlens.holds import joined, without
-from kvlens.lens.own import Own
+from kvlens.lens.method_reasons import MethodReasons
 from kvlens.lens.place import Ranking
 from kvlens.lens.spanstates import DEPARTURES, HOT, states_of, uncorrected
 from kvlens.meta import Held
@@ -56,12 +56,12 @@ class Facts:
     own-query mass, as a head reads with the run's query and no other"""
 
     @classmethod
-    def of(cls, reader: TraceReader, step: int, layer: int, kv_head: int, span: int) -> Facts:
+    def gather(cls, reader: TraceReader, step: int, layer: int, kv_head: int, span: int) -> Facts:
         row = reader.span(span)
         events = reader.events(step=None, layer=layer, kv_head=kv_head)
         own_rows = events[(events["span"] == span) & (events["step"] <= step)]
         similarity = uncorrected(reader, step, layer, kv_head)
-        waits = similarity is not None or bool(Own.of(reader).say("waits", reader.meta.config))
+        waits = similarity is not None or bool(MethodReasons.load(reader).ask("waits", reader.meta.config))
         heads = reader.oracle_step(step)
         listed = heads[(heads["layer"] == layer) & (heads["kv_head"] == kv_head) & (heads["span"] == span)]
         listed = listed.assign(**{name: listed[f"own_{name}"] for name in ("regret", "unread")})
@@ -80,11 +80,11 @@ class Facts:
             states_of(reader, step, layer, kv_head, events, waits),
             waits,
             similarity,
-            Ranking.of(reader, step, layer, kv_head, span),
+            Ranking.read(reader, step, layer, kv_head, span),
             listed,
         )
 
-    def told(self, step: int) -> set[str]:
+    def list_kinds(self, step: int) -> set[str]:
         """Kinds of the span's events of a step."""
         return set(self.events.loc[self.events["step"] == step, "kind"])
 
@@ -156,19 +156,19 @@ class Facts:
         return None if rows.empty else int(rows["value"].iloc[-1])
 
     @property
-    def before(self) -> Ranking:
+    def previous_ranking(self) -> Ranking:
         """The ranking of the step before."""
-        return Ranking.of(self.reader, self.step - 1, self.layer, self.kv_head, self.span)
+        return Ranking.read(self.reader, self.step - 1, self.layer, self.kv_head, self.span)
 
     @property
     def refused(self) -> bool:
         """The selection that this step read wanted it, and it did not fit."""
-        return "refused" in self.told(self.step - 1 if self.waits else self.step)
+        return "refused" in self.list_kinds(self.step - 1 if self.waits else self.step)
 
     @property
     def given_up(self) -> bool:
         """The device's copy went at this step."""
-        return bool(self.told(self.step) & DEPARTURES)
+        return bool(self.list_kinds(self.step) & DEPARTURES)
 
     @property
     def moving(self) -> bool:

@@ -51,7 +51,7 @@ class Knob:
         """As a command takes it."""
         return f"{share:g}%" if self.name == "budget" else f"{share / 100:g}"
 
-    def said(self, share: float) -> str:
+    def describe(self, share: float) -> str:
         """'30%', or 'keep 30%'."""
         return f"{share:g}%" if self.name == "budget" else f"{self.name} {share:g}%"
 
@@ -59,8 +59,8 @@ class Knob:
         """The same where one is chosen: 'keep 20% (as it was)'; 'tokens=96, 10.2% attended (as it was)' where the
         parameter says nothing of the run."""
         if share != self.own:
-            return self.said(share)
-        return f"{f'{self.was}, {share:g}% attended' if self.was else self.said(share)} (as it was)"
+            return self.describe(share)
+        return f"{f'{self.was}, {share:g}% attended' if self.was else self.describe(share)} (as it was)"
 
     def share(self, value: str) -> float | None:
         """The percent that a command's value is; None where it is no share that is offered."""

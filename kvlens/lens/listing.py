@@ -25,7 +25,7 @@ from kvlens.store.runcatalogue import Entry, catalogue_of
 
 
 @dataclass(frozen=True)
-class Told:
+class ListedRun:
     """What is told of a run."""
 
     outcome: Outcome
@@ -45,16 +45,16 @@ class Listing:
 
     def __init__(self, runs_dir: Path) -> None:
         self._folder, self._lock = runs_dir, threading.Lock()
-        self._known: dict[str, tuple[Entry, Told]] = {}
+        self._known: dict[str, tuple[Entry, ListedRun]] = {}
 
-    def of(self, uids: Sequence[str], within_s: float = float("inf")) -> list[Told | None]:
+    def read(self, uids: Sequence[str], within_s: float = float("inf")) -> list[ListedRun | None]:
         """In the order of `uids`; nothing is known of a run that is being written. None: not read yet, since those
         before it took `within_s` seconds."""
         with self._lock:
             until, catalogue = time.monotonic() + within_s, catalogue_of(self._folder)
             if any(catalogue.entry(uid) is None for uid in uids):
                 run_entries(self._folder)
-            listed_runs: list[Told | None] = []
+            listed_runs: list[ListedRun | None] = []
             root = str(self._folder)
             for uid in uids:
                 entry, trace = catalogue.entry(uid), trace_stamp(f"{root}/{uid}/trace.duckdb")
@@ -66,7 +66,7 @@ class Listing:
                     listed_runs.append(None)
             return listed_runs
 
-    def _told(self, uid: str, entry: Entry) -> Told:
+    def _told(self, uid: str, entry: Entry) -> ListedRun:
         """Return what is told of an entry, derived once."""
         known_entry, listed_run = self._known.get(uid, (None, None))
         if listed_run is None or known_entry is not entry:
@@ -74,7 +74,7 @@ class Listing:
             self._known[uid] = entry, listed_run
         return listed_run
 
-    def _read(self, uid: str, trace: tuple[int, int] | None) -> Told:
+    def _read(self, uid: str, trace: tuple[int, int] | None) -> ListedRun:
         """Read the facts of a run from its trace and keep them. A run that is being written, and one that DuckDB lacks
         memory for, is asked again the next time: neither is the trace's fault."""
         try:
@@ -100,16 +100,16 @@ def read_trace(folder: Path, uid: str) -> OutcomeFacts:
         return reader.outcome_facts()
 
 
-def told_of(facts: OutcomeFacts | None, problem: str) -> Told:
+def told_of(facts: OutcomeFacts | None, problem: str) -> ListedRun:
     """Return what a list tells of a run with these facts, or with this problem."""
     if facts is None:
-        return Told(Outcome(""), problem=problem)
+        return ListedRun(Outcome(""), problem=problem)
     came = outcome_of(facts)
     came = replace(came, expected=came.expected and came.expected[:EXCERPT])
-    return Told(came, facts.prompt, facts.begins, facts.ends, limit_by(facts))
+    return ListedRun(came, facts.prompt, facts.begins, facts.ends, limit_by(facts))
 
 
-def limit_in(row: Mapping[Any, Any], listed_run: Told | None) -> str:
+def limit_in(row: Mapping[Any, Any], listed_run: ListedRun | None) -> str:
     """What a list says that a run was held to; of one whose trace was not read, its budget."""
     return listed_run.limit if listed_run is not None and listed_run.limit else budget_of(row)
 
@@ -142,7 +142,7 @@ class Search:
             kind_list = "; ".join(f"{kind} ({means})" for kind, means in KINDS.items())
             raise ValueError(f"'{self.outcome}' is no outcome; there are {kind_list}.")
 
-    def takes(self, row: Mapping[str, Any], listed_run: Told | None) -> bool:
+    def takes(self, row: Mapping[str, Any], listed_run: ListedRun | None) -> bool:
         """row: of `store.catalog.list_runs`. A run that was not read yet has no outcome and no prompt."""
         model = _text(row["model"])
         if self.method and row["method"] != self.method:

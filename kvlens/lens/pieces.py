@@ -29,7 +29,7 @@ class Piece:
     """None: all of the layer's"""
 
     @classmethod
-    def of(cls, text: str, option: str = "--hold") -> Piece:
+    def parse(cls, text: str, option: str = "--hold") -> Piece:
         """'40', 't396-401', '40.L2', '40.L2.KV1'. Raises ValueError with one sentence."""
         match = _WRITTEN.fullmatch(text.strip())
         if match is None:
@@ -49,11 +49,11 @@ class Piece:
         layer = "" if self.layer is None else f".L{self.layer}"
         return place + layer + ("" if self.kv_head is None else f".KV{self.kv_head}")
 
-    def what(self) -> str:
+    def describe_tokens(self) -> str:
         """'span 40', 'tokens 396-401'."""
         return f"span {self.span}" if self.tokens is None else ranges_in_words((self.tokens,))
 
-    def whose(self) -> str:
+    def describe_heads(self) -> str:
         """'all KV heads', 'KV heads of L2', 'L2 KV1'."""
         if self.layer is None:
             return "all KV heads"

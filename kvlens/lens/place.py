@@ -25,7 +25,7 @@ class Ranking:
     """chosen ones among the recorded that scored less than this one"""
 
     @classmethod
-    def of(cls, reader: TraceReader, step: int, layer: int, kv_head: int, span: int) -> Ranking:
+    def read(cls, reader: TraceReader, step: int, layer: int, kv_head: int, span: int) -> Ranking:
         frame = reader.scores(step, layer, kv_head)
         row = frame[frame["span"] == span]
         is_ranked = len(row) > 0

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from kvlens import tasks
 from kvlens.holds import Drop, Hold, held_bytes, less, tokens_of
 from kvlens.instruments import Loss
-from kvlens.lens.beyond import untouched
-from kvlens.lens.search import Found, Head, Measured, Search
+from kvlens.lens.hold_changes import drop_from_holds
+from kvlens.lens.search import Head, Measured, Search, SearchResult
 from kvlens.lens.trials import Trials
 from kvlens.meta import Counterfactual
 from kvlens.meta import Search as SearchMeta
@@ -55,7 +55,7 @@ class Question:
 
         source, reference = past.source, trials_before.reference
         question_tokens = len(trials_before.prompt.asked)
-        full_text = trials_before.engine.loaded.said(reference.ids[question_tokens:])
+        full_text = trials_before.engine.loaded.decode(reference.ids[question_tokens:])
         by_answer = gives_answer(trials_before.engine.loaded, trials_before.prompt, reference)
         free_text = past.text if past.whole and not past.forced else again(trials_before.free).text
         known_values = past.losses
@@ -132,7 +132,7 @@ class Question:
         candidates: Sequence[Head],
         report: Report,
         cancelled: Callable[[], bool],
-    ) -> Found:
+    ) -> SearchResult:
         """The fewest of `candidates` that bring the answer back, as greedy search finds them; `held`: the holds for
         some. What it makes small is the sum of KL(full || method) over the steps from the step of loss to the end of
         the answer."""
@@ -179,7 +179,7 @@ class Question:
             loss = loss or self.losses(holds)[step]
         text = self.trials.free(holds).text if forced else result.text
         back = self._is_right(text) if self.by_answer else loss is not None and loss.agrees
-        lifted, beside = 0, untouched(holds, self.trials.drops)
+        lifted, beside = 0, drop_from_holds(holds, self.trials.drops)
         if beside != holds and self.lifting(holds).trials.free(beside).text == text:
             lifted, holds = tokens_of(less(holds, less(holds, self.trials.drops))), beside
         return Counterfactual(

@@ -1,7 +1,8 @@
 """Why a span that full attention wanted was not attended exactly: read from what the run recorded, never guessed.
 
 One reason per (step, layer, KV head, span). What the trace does not hold is said to be not recorded. What only a
-method's own journal or parameters know is its part `reasons`' to tell (kvlens.lens.own); no method is named here.
+method's own journal or parameters know is its part `reasons`' to tell (kvlens.lens.method_reasons); no method is named
+here.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from kvlens.lens.dropped import dropped
 from kvlens.lens.facts import Facts
 from kvlens.lens.lines import lost_of, ranges_in_words
-from kvlens.lens.own import Own, Told
+from kvlens.lens.method_reasons import MethodReasons, Told
 from kvlens.lens.place import Ranking
 from kvlens.lens.quantised import in_bits
 from kvlens.lens.reasonkinds import BY_A_DROP, Reason
@@ -19,7 +20,7 @@ from kvlens.store.reader import TraceReader
 
 def explain(reader: TraceReader, step: int, layer: int, kv_head: int, span: int) -> Reason:
     """Why the span was not attended exactly by a KV head at a step."""
-    return reason(Facts.of(reader, step, layer, kv_head, span))
+    return reason(Facts.gather(reader, step, layer, kv_head, span))
 
 
 def reason(facts: Facts) -> Reason:
@@ -49,7 +50,7 @@ def _of_the_method(facts: Facts) -> Reason:
         unasked = facts.unasked(facts.dropped_at())
         rest = "" if facts.ranking.candidates is None else f"; what is left of it: {facts.ranking.cut()}"
         return Reason("partly_evicted_unasked" if unasked else "partly_evicted", dropped_tokens + unasked + rest)
-    method_reason: Told | None = Own.of(facts.reader).say("told", facts)
+    method_reason: Told | None = MethodReasons.load(facts.reader).ask("told", facts)
     if method_reason is not None:
         return Reason(*method_reason)
     # before schema 6 a state spoke of all KV heads, and another one's tokens may be what made the span partial
@@ -141,12 +142,12 @@ def _not_read(facts: Facts) -> Reason:
     or where its state or the selection that was read says so."""
     ranking = facts.ranking
     if facts.waits and facts.similarity is not None:
-        previous_step = facts.before
+        previous_step = facts.previous_ranking
         if previous_step.wanted:
             return Reason(
                 "attended", f"step {facts.step - 1} had selected it, so that it was on the device and attended exactly"
             )
-        why = Own.of(facts.reader).say("unmoved", facts) or f"query similarity {facts.similarity:.2f}"
+        why = MethodReasons.load(facts.reader).ask("unmoved", facts) or f"query similarity {facts.similarity:.2f}"
         sentence = f"not corrected: {why}, so this step read what step {facts.step - 1} had selected"
         if ranking.wanted:
             return Reason(
@@ -196,7 +197,7 @@ def _summarised(facts: Facts) -> Reason:
             )
         return Reason("coarse_only", f"only its summary was attended: {ranking.cut()}")
     if facts.refused:
-        words = facts.before.words()
+        words = facts.previous_ranking.words()
         return Reason(
             "refused",
             f"step {facts.step - 1} wanted it for this step{words}, but it did not fit the room for recalled tokens",
@@ -209,7 +210,7 @@ def _summarised(facts: Facts) -> Reason:
             "coarse_only",
             "only its summary was attended: the step before chooses what is on the device, and this is the first",
         )
-    chose = f"at step {facts.step - 1}, which chose what is on the device now, {facts.before.cut()}"
+    chose = f"at step {facts.step - 1}, which chose what is on the device now, {facts.previous_ranking.cut()}"
     return Reason("coarse_only", f"only its summary was attended: {chose}")
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvlens.engine import kept
+from kvlens.engine import model_cache
 from kvlens.lens.diagnosis import Lost
 from kvlens.lens.severity import right, severity
 from kvlens.lens.verdict import verdict
@@ -28,7 +28,7 @@ class Change:
     value: str
 
     @classmethod
-    def of(cls, text: str) -> Change:
+    def parse(cls, text: str) -> Change:
         """'budget=30%'. Raises ValueError with one sentence."""
         name, sign, value = (part.strip() for part in text.partition("="))
         if not (sign and name and value):
@@ -119,8 +119,8 @@ def _load_once(request: RunRequest) -> None:
     """The model of the run stays in memory for the next one."""
     from kvlens.engine.models import load
 
-    if settle(request.device) == "cpu" and request.dtype == "float32" and kept.kept(request.model) is None:
-        kept.keep(request.model, load(request.model))
+    if settle(request.device) == "cpu" and request.dtype == "float32" and model_cache.find_model(request.model) is None:
+        model_cache.keep_model(request.model, load(request.model))
 
 
 def _restored(runs_dir: Path, uid: str) -> bool:

@@ -22,7 +22,7 @@ def search_runs(folder: Path, search: Search) -> pd.DataFrame:
     Raises ValueError for an outcome that does not exist."""
     search.check()
     frame = list_runs(folder)
-    outcomes_stored, listed_rows = listing_of(folder).of(frame["uid"].tolist()), records(frame)
+    outcomes_stored, listed_rows = listing_of(folder).read(frame["uid"].tolist()), records(frame)
     matches = [search.takes(row, outcome) for row, outcome in zip(listed_rows, outcomes_stored, strict=True)]
     rows = [(row, outcome) for row, outcome, take in zip(listed_rows, outcomes_stored, matches, strict=True) if take]
     outcomes = [None if outcome is None else outcome.outcome for _, outcome in rows]

@@ -22,7 +22,7 @@ class Measured:
 
 
 @dataclass
-class Found:
+class SearchResult:
     """What the search came to."""
 
     heads: tuple[Head, ...]
@@ -50,7 +50,7 @@ class Search:
         self._measured: dict[frozenset[Head], Measured] = {}
         self._back: dict[frozenset[Head], bool] = {}
 
-    def run(self, candidates: Sequence[Head]) -> Found:
+    def run(self, candidates: Sequence[Head]) -> SearchResult:
         """Add the candidate that lowers the divergence most until the answer is back, then leave out what is not
         needed.
 
@@ -59,13 +59,13 @@ class Search:
         """
         everything = tuple(candidates)
         if not self._answers(everything):
-            return Found((), False, self.tried, self._look(everything).kl)
+            return SearchResult((), False, self.count_tried, self._look(everything).kl)
         heads, alone = self._forward(candidates)
         needed_heads = self._prune(heads)
-        return Found(tuple(sorted(needed_heads)), True, self.tried, self._look(needed_heads).kl, alone)
+        return SearchResult(tuple(sorted(needed_heads)), True, self.count_tried, self._look(needed_heads).kl, alone)
 
     @property
-    def tried(self) -> int:
+    def count_tried(self) -> int:
         """Sets of heads so far."""
         return len(self._measured.keys() | self._back.keys())
 
@@ -97,12 +97,12 @@ class Search:
         key = frozenset(heads)
         if key not in self._measured:
             self._measured[key] = self._measure(heads)
-            self._tell(self.tried)
+            self._tell(self.count_tried)
         return self._measured[key]
 
     def _answers(self, heads: tuple[Head, ...]) -> bool:
         key = frozenset(heads)
         if key not in self._back:
             self._back[key] = self._restored(heads)
-            self._tell(self.tried)
+            self._tell(self.count_tried)
         return self._back[key]

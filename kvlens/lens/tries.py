@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from kvlens.lens.beyond import beyond, kept_of
+from kvlens.lens.hold_changes import describe_kept, new_holds
 from kvlens.lens.knob import asked_in_words
 from kvlens.lens.pieces import Piece, pieces_of
 from kvlens.meta import Counterfactual, Held, RunMeta
@@ -87,9 +87,9 @@ class Try:
         """The same without what the run it repeats held or dropped already."""
         return replace(
             self,
-            holds=beyond(self.holds, had.hold),
-            drops=beyond(self.drops, had.drop),
-            kept=kept_of(self.holds, self.drops, had),
+            holds=new_holds(self.holds, had.hold),
+            drops=new_holds(self.drops, had.drop),
+            kept=describe_kept(self.holds, self.drops, had),
         )
 
     @property
@@ -109,7 +109,7 @@ class Try:
                     f"span {token_range.span} ({where})" if token_range.whole else f"{where} of span {token_range.span}"
                 )
                 named.setdefault(where if self.changed else name, []).extend(token_range.heads)
-            phrases += self._said(named, verb + " for {heads} from step {step} on", verb)
+            phrases += self._name_groups(named, verb + " for {heads} from step {step} on", verb)
         return self._joined(phrases)
 
     def brief(self) -> str:
@@ -118,8 +118,8 @@ class Try:
         for pieces, verb in ((self.pieces, "held"), (self.dropped_pieces, "dropped")):
             named: dict[str, list[tuple[int, int]]] = {}
             for piece in pieces:
-                named.setdefault(piece.what(), []).extend(piece.heads(self.layers, self.kv_heads))
-            phrases += self._said(named, verb + " for {heads} from step {step}", verb)
+                named.setdefault(piece.describe_tokens(), []).extend(piece.heads(self.layers, self.kv_heads))
+            phrases += self._name_groups(named, verb + " for {heads} from step {step}", verb)
         return self._joined(phrases)
 
     def _joined(self, phrases: list[str]) -> str:
@@ -128,11 +128,11 @@ class Try:
             return "; ".join([*phrases, self.otherwise()]) + kept_note
         return "; ".join(phrases) or "nothing held or dropped that the run did not hold or drop already"
 
-    def _said(self, named: dict[str, list[tuple[int, int]]], alike: str, apart: str) -> list[str]:
+    def _name_groups(self, named: dict[str, list[tuple[int, int]]], alike: str, apart: str) -> list[str]:
         """What is named beside the heads it is held or dropped for; said once where they are the same for all."""
         groups: dict[str, list[str]] = {}
         for name, heads in named.items():
-            groups.setdefault(self._whose(sorted(set(heads))), []).append(name)
+            groups.setdefault(self._name_heads(sorted(set(heads))), []).append(name)
         phrases = []
         if len(groups) == 1:
             ((head_names, names),) = groups.items()
@@ -150,7 +150,7 @@ class Try:
         """'budget 30%', 'no limit', 'sinks 6'."""
         return ", ".join(asked_in_words(*change) for change in self.changed.items())
 
-    def _whose(self, heads: list[tuple[int, int]]) -> str:
+    def _name_heads(self, heads: list[tuple[int, int]]) -> str:
         whole = len(heads) == self.all_heads and len(heads) > 1
         if whole:
             return f"all {len(heads)} KV heads"

@@ -181,7 +181,7 @@ def missed_most(reader: TraceReader, step: int, moved: pd.DataFrame | None = Non
         moved = reader.transfers(step=step)
         moved = moved[moved["direction"] == "h2d"]
     row = reader.span(span)
-    facts = Facts.of(reader, step, layer, kv_head, span)
+    facts = Facts.gather(reader, step, layer, kv_head, span)
     effect = None if pd.isna(worst["effect"]) else float(worst["effect"])
     return Missed(
         layer,

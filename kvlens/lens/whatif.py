@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvlens.holds import Drop, Hold, apart, less
-from kvlens.lens.asked import Asked, drops_for, holds_for, numbers
-from kvlens.lens.beyond import in_time
 from kvlens.lens.cheapest import fewest_bytes
 from kvlens.lens.fewest import Fewest
+from kvlens.lens.hold_changes import check_steps
 from kvlens.lens.question import Question
-from kvlens.lens.recut import recut
-from kvlens.lens.search import Found, Head
+from kvlens.lens.search import Head, SearchResult
+from kvlens.lens.span_parts import recut
+from kvlens.lens.trial_request import TrialRequest, drops_for, holds_for, numbers
 from kvlens.lens.trials import Trials
 from kvlens.meta import Counterfactual, Tested
 from kvlens.meta import Search as SearchMeta
@@ -42,7 +42,7 @@ def _nobody(line: str) -> None:
 def whatif(
     runs_dir: Path,
     uid: str,
-    change: Asked,
+    change: TrialRequest,
     report: Report,
     cancelled: Callable[[], bool] = lambda: False,
     say: Callable[[str], None] = _nobody,
@@ -70,8 +70,8 @@ def whatif(
     heads, holds = _holds(past, change, bool(changed))
     drops = drops_for(past, change)
     apart(holds, drops)
-    in_time(holds, past.request.drop)
-    in_time(drops, past.request.hold)
+    check_steps(holds, past.request.drop)
+    check_steps(drops, past.request.hold)
     request = past.otherwise(changed)
     if changed and models.named:
         refuse(request, past.source)
@@ -124,7 +124,7 @@ def whatif(
     return stored, answers[0] if answers else None
 
 
-def _holds(past: Past, change: Asked, changed: bool) -> tuple[tuple[Head, ...], tuple[Hold, ...]]:
+def _holds(past: Past, change: TrialRequest, changed: bool) -> tuple[tuple[Head, ...], tuple[Hold, ...]]:
     """(the KV heads that anything is to be held for, what is to be held). Raises ValueError with one sentence."""
     if change.from_step >= past.steps:
         raise ValueError(f"--from-step {change.from_step}: run {past.uid} has {past.steps} steps, counted from 0.")
@@ -165,7 +165,7 @@ def trials_of(
     )
 
 
-def _heads_found(result: Found) -> SearchMeta:
+def _heads_found(result: SearchResult) -> SearchMeta:
     return SearchMeta(
         heads=result.heads,
         tried=result.tried,

@@ -75,14 +75,14 @@ class PinnedSlabs:
 
     def expect(self, size: int) -> None:
         """One slab for all of it, unless it fits what is left of the last one."""
-        if size > self._left():
+        if size > self._count_free():
             self._add(size)
 
     def take(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         size = math.prod(shape) * dtype.itemsize
         if not size:
             return torch.empty(*shape, dtype=dtype)
-        if size > self._left():
+        if size > self._count_free():
             self._add(max(size, self.held // SLACK, LEAST))
         slab = self._slabs[-1][self._used : self._used + size]
         self._used += _aligned(size)
@@ -95,7 +95,7 @@ class PinnedSlabs:
         for slab in slabs:
             self._unregister(slab.data_ptr())
 
-    def _left(self) -> int:
+    def _count_free(self) -> int:
         return len(self._slabs[-1]) - self._used if self._slabs else 0
 
     def _add(self, size: int) -> None:

@@ -68,7 +68,7 @@ class Allocator:
             end = placement.spans[-1].tok_end if placement.spans else start
             retained = torch.arange(start, end, device=keys.device)[None, None]
         else:
-            retained = placement.kept.of(*pool.index)
+            retained = placement.kept.select(*pool.index)
         if retained.numel() == 0:
             return
         alike, size = retained.shape[:2] == (1, 1), (len(pool.layers), len(pool.heads), retained.shape[2])
@@ -152,7 +152,7 @@ class Allocator:
         layer, span = np.array(layers)[row], np.array([cut.span for cut in cuts])[number]
         entry = self._transfers.open(layer, kv_head, span, "d2h", cause, stored.size[stored.here], blocking=True)
         ticket = self._link.submit(entry, moves)
-        self._log.stored(partial(stored.rows, entry))
+        self._log.log_stored(partial(stored.rows, entry))
         for cut in cuts:
             self._log.event("offload", span=cut.span, value=float(cut.end - cut.start))
         ticket.wait()

@@ -136,7 +136,7 @@ class Counterfactual:
             return layout
         width = {layer: zone.since.shape[1] for layer, zone in self._zones.items()}
         zones = [
-            tuple(replace(layout.of(layer, head), held=width.get(layer, 0)) for head in range(self.kv_heads))
+            tuple(replace(layout.zones_of(layer, head), held=width.get(layer, 0)) for head in range(self.kv_heads))
             for layer in range(layers)
         ]
         return replace(layout, zones=tuple(heads if len(set(heads)) > 1 else heads[0] for heads in zones))

@@ -135,7 +135,7 @@ class Layout:
     """fewest and most tokens of a span that may be wished for, those of decoded tokens included; None: any. Only
     kvlens/lab/gpu/static asks"""
 
-    def of(self, layer: int, kv_head: int = 0) -> Zones:
+    def zones_of(self, layer: int, kv_head: int = 0) -> Zones:
         zones = self.zones[layer] if isinstance(self.zones, tuple) else self.zones
         return zones[kv_head] if isinstance(zones, tuple) else zones
 
@@ -145,7 +145,7 @@ class Layout:
 
     def parts(self, layer: int, kv_heads: int) -> tuple[tuple[range, Zones], ...]:
         """Runs of consecutive KV heads of a layer that have equal zones."""
-        runs = groupby(range(kv_heads), key=lambda head: (self.of(layer, head), self.dense_at(layer, head)))
+        runs = groupby(range(kv_heads), key=lambda head: (self.zones_of(layer, head), self.dense_at(layer, head)))
         members = [(list(run), zones) for (zones, _), run in runs]
         return tuple((range(heads[0], heads[-1] + 1), zones) for heads, zones in members)
 

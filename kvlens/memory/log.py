@@ -42,7 +42,7 @@ class MemoryLog:
         value: float | None = None,
     ) -> None:
         """Log one event."""
-        self._events.append((self.step, self._after(layer), layer, (kind,), (kv_head,), (span,), (value,)))
+        self._events.append((self.step, self._has_attended(layer), layer, (kind,), (kv_head,), (span,), (value,)))
 
     def events_of(
         self,
@@ -61,9 +61,9 @@ class MemoryLog:
         if values is not None:
             recorded[~np.isnan(values)] = values[~np.isnan(values)]
         units = kv_heads.tolist(), spans.tolist(), recorded.tolist()
-        self._events.append((self.step, self._after(layer), layer, named, *units))
+        self._events.append((self.step, self._has_attended(layer), layer, named, *units))
 
-    def _after(self, layer: int | None) -> bool:
+    def _has_attended(self, layer: int | None) -> bool:
         return layer is not None and layer <= self.attended
 
     def cuts(self, rows: Callable[[], list[CutRow]]) -> None:
@@ -71,7 +71,7 @@ class MemoryLog:
         that it reads may change by then."""
         self._cuts.append(rows)
 
-    def stored(self, rows: Callable[[], list[SpanHeadRow]]) -> None:
+    def log_stored(self, rows: Callable[[], list[SpanHeadRow]]) -> None:
         """Log how spans are stored in the cold tier, or packed. rows: makes the rows when they are taken."""
         self._stored.append(rows)
 

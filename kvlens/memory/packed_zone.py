@@ -169,7 +169,7 @@ class PackedZone:
 
     def _log_errors(self, spans: Sequence[SpanRow], keys: list[torch.Tensor], values: list[torch.Tensor]) -> None:
         """Log the errors by span, of each layer float32 [h, spans]; of values those of the first spans are known."""
-        self._log.stored(partial(_rows, list(spans), torch.stack(keys), torch.stack(values) if values else None))
+        self._log.log_stored(partial(_rows, list(spans), torch.stack(keys), torch.stack(values) if values else None))
 
 
 def _rows(spans: list[SpanRow], keys: torch.Tensor, values: torch.Tensor | None) -> list[SpanHeadRow]:

@@ -50,7 +50,7 @@ class Kept:
         order = order[..., : int(mask.sum(-1).max())] if mask.numel() else order
         return cls(torch.where(order < n, order, -1), score)
 
-    def of(self, layers: slice, heads: slice) -> torch.Tensor:
+    def select(self, layers: slice, heads: slice) -> torch.Tensor:
         """The positions of some layers and KV heads, int64 [l|1, h|1, m], without columns that none of them fills."""
         positions = self.positions
         if positions.shape[0] > 1:
@@ -194,7 +194,7 @@ class Selection:
     kv_columns: dict[str, torch.Tensor] = field(default_factory=dict)
     """columns of kvlens.rows.KV_COLUMNS, [H_kv]"""
 
-    def of(self, heads: slice) -> Selection:
+    def take_heads(self, heads: slice) -> Selection:
         """What some of the KV heads attend."""
         tokens, positions = (None if table is None else table[heads] for table in (self.tokens, self.positions))
         return replace(self, fine=self.fine[heads], requested=self.requested[heads], tokens=tokens, positions=positions)

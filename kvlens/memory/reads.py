@@ -38,7 +38,7 @@ class Distance:
     def __init__(self, layout: Layout, turn: Turn) -> None:
         self._layout, self._turn = layout, turn
 
-    def seen(self, slots: Slots, layer: int, position: int, until: int) -> Slots:
+    def rotate_slots(self, slots: Slots, layer: int, position: int, until: int) -> Slots:
         """Return one layer's slots as the token at `position` sees them: keys of the slots below `until` are copies,
         the others as they are."""
         true = slots.position.clamp(min=0).long()
@@ -134,7 +134,7 @@ class Reads:
         else:
             slots = pool.slots(layer, None if held else pool.start["held"])
         if selection is not None and len(pool.heads) < self.hot.shape.kv_heads:
-            selection = selection.of(heads)
+            selection = selection.take_heads(heads)
         reads = slot_reads(slots, self.spans, self.spans.is_hot[layer, heads], self._group, selection)
         live: Live | None = None
         if self.by == "torch":
@@ -164,13 +164,13 @@ class Reads:
         slots = pool.slots(layer, live)
         if self._distance is None or pool.dense:
             return slots
-        return self._distance.seen(slots, layer, self.hot.newest, pool.start["held"])
+        return self._distance.rotate_slots(slots, layer, self.hot.newest, pool.start["held"])
 
     def _with_shared(self, pool: Pool, layer: int, held: bool) -> Slots:
         """Return copies of a layer's slots with those of the shared zone behind them, and behind these the held zone
         where it is attended."""
         slots = pool.slots(layer, pool.start["held"])
-        whole = slots.beside(self._shared[self._layout.shared_zone(layer)].of(layer, pool.heads))
+        whole = slots.beside(self._shared[self._layout.shared_zone(layer)].copy_slots(layer, pool.heads))
         return whole.beside(pool.held(layer)) if held else whole
 
     def together(self, layers: range, bias: torch.Tensor | None, part: int = 0) -> Slots:

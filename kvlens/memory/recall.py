@@ -169,7 +169,7 @@ class Recaller:
 
     def _token_zone(self, layer: int) -> TokenZone:
         if layer not in self.token_zones:
-            start, size = self.hot.pool(layer).start["recall"], self.layout.of(layer).recall
+            start, size = self.hot.pool(layer).start["recall"], self.layout.zones_of(layer).recall
             self.token_zones[layer] = TokenZone(start, size, self.shape.kv_heads)
         return self.token_zones[layer]
 

@@ -91,7 +91,7 @@ class SharedSlots:
         self.span[places] = span.to(torch.int32)
         self.role[places] = role.to(torch.uint8)
 
-    def of(self, layer: int, heads: range) -> Slots:
+    def copy_slots(self, layer: int, heads: range) -> Slots:
         """Return copies of the slots of some KV heads of a layer [h, w, ...], w being the most that one of them has;
         the others are filled up with slots that hold nothing."""
         codes = layer * self._kv_heads + torch.arange(heads.start, heads.stop, device=self.owner.device)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from kvlens.methods.families import kept_tokens
 from kvlens.methods.families.kept_tokens import Tokens
-from kvlens.methods.given import Prefilled
 from kvlens.methods.parameters import param
+from kvlens.methods.run_inputs import Prefilled
 from kvlens.methods.snapkv import SnapKV, SnapKVParameters
 
 

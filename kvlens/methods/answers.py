@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import torch
 
     from kvlens.memory.placement import Eviction, Placement
-    from kvlens.methods.given import Rotate
+    from kvlens.methods.run_inputs import Rotate
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     import torch
 
-    from kvlens.methods.given import RunContext
     from kvlens.methods.modelfigures import Calibration
+    from kvlens.methods.run_inputs import RunContext
     from kvlens.methods.segmenter import PromptFacts, RunSizes, Segmenter
     from kvlens.methods.statements import Statement
     from kvlens.shape import KVShape

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from kvlens.methods.base import Method
-from kvlens.methods.given import RunContext
 from kvlens.methods.modelfigures import Calibration, Content
+from kvlens.methods.run_inputs import RunContext
 from kvlens.shape import KVShape
 
 
@@ -29,10 +29,10 @@ def require(method: type[Method], params: Any, model: str) -> None:
 def calibrated(method: type[Method], params: Any, context: RunContext) -> RunContext:
     """The context with all that the method asks for. Raises ValueError with one sentence when something is missing or
     does not fit the model."""
-    return replace(context, calibration=given(method, params, context.shape, context.model_name))
+    return replace(context, calibration=read_figures(method, params, context.shape, context.model_name))
 
 
-def given(method: type[Method], params: Any, shape: KVShape, model: str) -> dict[str, Any]:
+def read_figures(method: type[Method], params: Any, shape: KVShape, model: str) -> dict[str, Any]:
     """Kind -> figures, of the kinds that the parameters ask for. Raises as `calibrated`."""
     figures = {}
     for calibration in method.calibrations:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kvlens.methods.families.prompt_eviction import PromptEviction, PromptEvictionParameters
-from kvlens.methods.given import Prefilled
 from kvlens.methods.needs import Needs
 from kvlens.methods.parameters import param
+from kvlens.methods.run_inputs import Prefilled
 from kvlens.methods.snapkv import OBSERVED
 
 if TYPE_CHECKING:

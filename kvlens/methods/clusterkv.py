@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from kvlens.methods.families.cold_plan import Plan
 from kvlens.methods.families.token_retrieval import TokenRetrieval, TokenRetrievalParameters
 from kvlens.methods.fitting import clamp, tokens_within
-from kvlens.methods.given import Prefilled
 from kvlens.methods.parameters import param
+from kvlens.methods.run_inputs import Prefilled
 from kvlens.shape import KVShape
 
 if TYPE_CHECKING:

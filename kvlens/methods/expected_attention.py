@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kvlens.methods.families.prompt_eviction import PromptEviction, PromptEvictionParameters
-from kvlens.methods.given import Prefilled, RunContext
 from kvlens.methods.needs import Needs
 from kvlens.methods.parameters import param
+from kvlens.methods.run_inputs import Prefilled, RunContext
 
 if TYPE_CHECKING:
     import torch

@@ -57,8 +57,8 @@ class MethodFault(ValueError):
 
     def __str__(self) -> str:
         values = f" (expected {self.expected}, got {self.actual})" if self.expected else ""
-        known = ((name, getattr(self, name)) for name in ("step", "layer"))
-        place = ", ".join(f"{name} {number}" for name, number in known if number is not None)
+        places = ((name, getattr(self, name)) for name in ("step", "layer"))
+        place = ", ".join(f"{name} {number}" for name, number in places if number is not None)
         return f"{self.code}: {self.method}.{self.hook} {self.problem}{values}{f' at {place}' if place else ''}."
 
 

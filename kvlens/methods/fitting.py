@@ -78,15 +78,15 @@ def fitted(method: type[Method], sizes: Sizes) -> dict[str, Any]:
         return {}
     budget = sizes.budget_bytes
     room = budget if budget is None or method.floor_is_exact else int(MARGIN * budget)
-    found: list[tuple[int, dict[str, Any]]] = []
+    fits: list[tuple[int, dict[str, Any]]] = []
     for share in SHARES:
-        asked = None if budget is None else int(share * budget)
-        values = dict(rule(sizes.shape, sizes.prompt_tokens, sizes.max_new, asked))
+        allowed_bytes = None if budget is None else int(share * budget)
+        values = dict(rule(sizes.shape, sizes.prompt_tokens, sizes.max_new, allowed_bytes))
         floor = sizes.floor(method, make_parameters(method, None, values))
         if room is None or floor <= room:
             return values
-        found.append((floor, values))
-    return min(found, key=lambda pair: pair[0])[1]
+        fits.append((floor, values))
+    return min(fits, key=lambda pair: pair[0])[1]
 
 
 def choose(
@@ -110,15 +110,15 @@ def choose(
     floor, limit = sizes.floor(method, fit), sizes.budget_bytes
     if plain is not None and preset is None and limit is not None and max(limit, plain.floor) < floor:
         return plain
-    given = {f.name: getattr(fit, f.name) for f in dataclasses.fields(fit)}
+    fitted_values = {f.name: getattr(fit, f.name) for f in dataclasses.fields(fit)}
     usually = {f.name: f.default for f in dataclasses.fields(fit)}
-    came = {name: value for name, value in given.items() if name in values or value != usually[name]}
+    came = {name: value for name, value in fitted_values.items() if name in values or value != usually[name]}
     neither = _misfit(fit, sizes)
     if neither is not None:
         too = " either" if plain is not None and _misfit(plain.params, sizes) else ""
         neither = f", which does not fit this prompt{too} ({neither})"
-    said = f"{why}running `{FIT}`{neither or ''}: {listed(came) or 'the defaults'}."
-    return Chosen(FIT, fit, values, floor, said[0].upper() + said[1:])
+    sentence = f"{why}running `{FIT}`{neither or ''}: {listed(came) or 'the defaults'}."
+    return Chosen(FIT, fit, values, floor, sentence[0].upper() + sentence[1:])
 
 
 def _why_not(method: type[Method], chosen: Chosen, sizes: Sizes) -> str:
@@ -127,25 +127,25 @@ def _why_not(method: type[Method], chosen: Chosen, sizes: Sizes) -> str:
     if limit is not None and chosen.floor > limit:
         about = "" if method.floor_is_exact else "about "
         need = f"need {about}{chosen.floor / full:.1%} of full KV, the budget is {limit / full:.1%}"
-        return f"{whose(chosen.preset)} {need}; "
+        return f"{describe_preset(chosen.preset)} {need}; "
     misfit = _misfit(chosen.params, sizes)
-    return "" if misfit is None else f"{whose(chosen.preset)} do not fit this prompt ({misfit}); "
+    return "" if misfit is None else f"{describe_preset(chosen.preset)} do not fit this prompt ({misfit}); "
 
 
 def _misfit(params: Any, sizes: Sizes) -> str | None:
     """Why parameters make no sense for a prompt of that length; None: they do."""
-    asked = getattr(params, "misfit", None)
-    return None if asked is None else asked(sizes.prompt_tokens)
+    check = getattr(params, "misfit", None)
+    return None if check is None else check(sizes.prompt_tokens)
 
 
 def rule_of(method: type[Method]) -> str:
     """What the preset `fit` does, as the rule's docstring says it, on one line."""
     rule = getattr(method.Parameters, "fit", None)
-    said = inspect.getdoc(rule) if rule is not None else None
-    return " ".join((said or "The defaults: nothing in them depends on the prompt's length.").split())
+    docstring = inspect.getdoc(rule) if rule is not None else None
+    return " ".join((docstring or "The defaults: nothing in them depends on the prompt's length.").split())
 
 
-def whose(preset: str | None) -> str:
+def describe_preset(preset: str | None) -> str:
     """The numbers of a preset, in words."""
     return "the paper's numbers" if preset in (None, "paper") else f"the numbers of preset {preset}"
 

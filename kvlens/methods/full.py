@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from kvlens.memory.layout import Layout, Zones
 from kvlens.methods.base import Method
-from kvlens.methods.given import Prefilled
 from kvlens.methods.parameters import param
+from kvlens.methods.run_inputs import Prefilled
 from kvlens.methods.segmenter import PromptFacts
 from kvlens.shape import KVShape
 from kvlens.spans import Span, fixed_chunks
@@ -60,9 +60,9 @@ class FullKV(Method):
         context, n = self.context, self.context.prompt_tokens
         self.refuse_below(self.floor_bytes(self.params, context.shape, n, context.max_new))
         spans = self.segments(self.params, context, ())
-        kept = torch.arange(n, device=context.device)
+        positions = torch.arange(n, device=context.device)
         return _layout(self.params, n, context.max_new), Placement(
-            spans, ["resident"] * len(spans), ["resident"] * len(spans), Kept.everywhere(kept)
+            spans, ["resident"] * len(spans), ["resident"] * len(spans), Kept.everywhere(positions)
         )
 
 

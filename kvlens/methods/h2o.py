@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kvlens.methods.families.decode_eviction import DecodeEviction, DecodeEvictionParameters
-from kvlens.methods.given import Prefilled
 from kvlens.methods.needs import Needs
 from kvlens.methods.parameters import param
+from kvlens.methods.run_inputs import Prefilled
 from kvlens.shape import KVShape
 
 if TYPE_CHECKING:
@@ -65,8 +65,8 @@ class H2O(DecodeEviction):
     def attended(self, layer: int, heads: range, weights: torch.Tensor, position: torch.Tensor) -> None:
         from kvlens.methods.families.window_attention import grouped
 
-        seen = grouped(weights.flatten(0, 1), weights.shape[1], self.params.group)[:, : self._sums.shape[-1]]
-        self._sums[layer, heads.start : heads.stop, : seen.shape[-1]] += seen
+        received = grouped(weights.flatten(0, 1), weights.shape[1], self.params.group)[:, : self._sums.shape[-1]]
+        self._sums[layer, heads.start : heads.stop, : received.shape[-1]] += received
 
     def priority(self) -> torch.Tensor:
         return self._sums

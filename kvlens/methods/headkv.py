@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from kvlens.methods.families import kept_tokens
 from kvlens.methods.families.kept_tokens import Tokens
 from kvlens.methods.families.retrieval_heads import HeadMap, head_map
-from kvlens.methods.given import Prefilled
 from kvlens.methods.parameters import param
+from kvlens.methods.run_inputs import Prefilled
 from kvlens.methods.snapkv import SnapKV, SnapKVParameters
 
 
@@ -95,15 +95,15 @@ class HeadKV(SnapKV):
         each = total / shape.layers - window
         floor = window + int(each - each / p.beta)
         counts = kept_tokens.allocate(self._scores(), total * heads, floor, n)
-        found = [counts[layer * heads : (layer + 1) * heads] for layer in range(shape.layers)]
-        for layer, row in enumerate(found):
+        layer_counts = [counts[layer * heads : (layer + 1) * heads] for layer in range(shape.layers)]
+        for layer, row in enumerate(layer_counts):
             self.note("head_budget_tokens", torch.tensor(row, dtype=torch.float32), layer)
-        return found
+        return layer_counts
 
     def _scores(self) -> list[float]:
         """Of every KV head of the model, layer by layer."""
-        found: HeadMap = self.context.calibration["retrieval heads"]
+        head_map: HeadMap = self.context.calibration["retrieval heads"]
         group = self.context.shape.group
-        rows: list[list[float]] = getattr(found, self.params.score)
-        groups = [row[at : at + group] for row in rows for at in range(0, len(row), group)]
+        rows: list[list[float]] = getattr(head_map, self.params.score)
+        groups = [row[start : start + group] for row in rows for start in range(0, len(row), group)]
         return [max(scores) if self.params.agree == "max" else sum(scores) / group for scores in groups]

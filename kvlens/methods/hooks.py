@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from kvlens.memory.layout import Layout
     from kvlens.memory.placement import Placement, Selection
     from kvlens.methods.answers import BagChange, Note, WindowLeave
-    from kvlens.methods.given import MemoryView, Prefilled, Reading, StepEnd
+    from kvlens.methods.run_inputs import MemoryView, Prefilled, Reading, StepEnd
 
 
 class Placing(Protocol):

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from kvlens.methods.answers import WindowLeave
 from kvlens.methods.families.cold_plan import Plan
 from kvlens.methods.families.token_retrieval import TokenRetrieval, TokenRetrievalParameters
-from kvlens.methods.given import MemoryView, Prefilled, StepEnd
 from kvlens.methods.needs import Needs
 from kvlens.methods.parameters import param
+from kvlens.methods.run_inputs import MemoryView, Prefilled, StepEnd
 from kvlens.shape import KVShape
 
 if TYPE_CHECKING:
@@ -116,8 +116,8 @@ class InfiniGen(TokenRetrieval):
 
     # ------------------------------------------------------------------------------------------------------ decoding
     def score(self, at: int, q: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-        found = (q @ self._turn[at].float()) @ index.transpose(-1, -2)
-        return found.amax(1) * q.shape[-1] ** -0.5
+        logits = (q @ self._turn[at].float()) @ index.transpose(-1, -2)
+        return logits.amax(1) * q.shape[-1] ** -0.5
 
     def count(self, score: torch.Tensor) -> torch.Tensor:
         import torch

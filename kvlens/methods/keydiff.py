@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kvlens.methods.families.prompt_eviction import PromptEviction, PromptEvictionParameters
-from kvlens.methods.given import Prefilled, Reading, RunContext
 from kvlens.methods.needs import Needs
 from kvlens.methods.parameters import param
+from kvlens.methods.run_inputs import Prefilled, Reading, RunContext
 
 if TYPE_CHECKING:
     import torch
@@ -80,10 +80,10 @@ class KeyDiff(PromptEviction):
 
     @property
     def block(self) -> int:
-        some = self.total(self.params, self.context) < self.context.shape.layers * (
+        evicts = self.total(self.params, self.context) < self.context.shape.layers * (
             self.context.prompt_tokens + self.last
         )
-        return self.params.block if some else 0
+        return self.params.block if evicts else 0
 
     def reading(self, layer: int, keys: torch.Tensor, tokens: int) -> Reading | None:
         import torch
@@ -92,11 +92,11 @@ class KeyDiff(PromptEviction):
             return None
         n, most = keys.shape[1], self.tokens(None, self.total(self.params, self.context))[layer][0] - self.last
         new = torch.ones(len(keys), tokens, dtype=torch.bool, device=keys.device)
-        before = self._alive.get(layer, new[:, :0])
+        alive = self._alive.get(layer, new[:, :0])
         causal = new[:1, :1].expand(tokens, tokens).tril().expand(len(keys), -1, -1)
-        reading = Reading(torch.cat((before[:, None].expand(-1, tokens, -1), causal), 2))
-        there = torch.cat((before, new), 1)
-        self._alive[layer], cut = self._cut(layer, keys, there, most) if n > most else (there, None)
+        reading = Reading(torch.cat((alive[:, None].expand(-1, tokens, -1), causal), 2))
+        positions = torch.cat((alive, new), 1)
+        self._alive[layer], cut = self._cut(layer, keys, positions, most) if n > most else (positions, None)
         self._cuts.setdefault(layer, []).append(keys.new_full((len(keys),), torch.nan) if cut is None else cut)
         return reading
 
@@ -106,10 +106,10 @@ class KeyDiff(PromptEviction):
 
         newest = there.shape[1] - max(self.params.window - self.last, 0)
         rank = unlike(keys, there)[:, :newest].masked_fill(~there[:, :newest], torch.nan)
-        kept = there.clone()
-        kept[:, :newest] = self.choose(rank, [most - (there.shape[1] - newest)] * len(keys))
+        kept_positions = there.clone()
+        kept_positions[:, :newest] = self.choose(rank, [most - (there.shape[1] - newest)] * len(keys))
         self._ranked[layer] = rank
-        return kept, rank.masked_fill(~kept[:, :newest], torch.inf).amin(1)
+        return kept_positions, rank.masked_fill(~kept_positions[:, :newest], torch.inf).amin(1)
 
     def prefill_end(self, prompt: Prefilled) -> tuple[Layout, Placement]:
         placed = super().prefill_end(prompt)

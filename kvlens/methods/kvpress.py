@@ -19,9 +19,9 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from kvlens.methods.families.prompt_eviction import PromptEviction, PromptEvictionParameters
-from kvlens.methods.given import Inputs, Prefilled
 from kvlens.methods.needs import Needs
 from kvlens.methods.parameters import param
+from kvlens.methods.run_inputs import Inputs, Prefilled
 
 if TYPE_CHECKING:
     import torch
@@ -49,15 +49,15 @@ class PressParameters(PromptEvictionParameters):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.made(0.0)
+        self.build(0.0)
 
-    def made(self, ratio: float) -> Any:
+    def build(self, ratio: float) -> Any:
         """The press, set to remove that share of tokens. Raises ValueError with what it says of values it does not
         take."""
         try:
             return self.press(**{RATIO: ratio}, **{name: getattr(self, name) for name in self.own})
         except (AssertionError, ValueError, TypeError) as error:
-            raise ValueError(f"{_said(error)}.") from None
+            raise ValueError(f"{_reason(error)}.") from None
 
 
 class Press(PromptEviction):
@@ -75,20 +75,20 @@ class Press(PromptEviction):
         import torch
 
         assert prompt.inputs is not None
-        kept, n = self.tokens(None, self.total(self.params, self.context))[layer][0], prompt.keys.shape[2]
-        press = self.params.made(max(0.0, 1 - (kept + 0.5) / n))
-        given: dict[str, Any] = {}
+        kept_count, n = self.tokens(None, self.total(self.params, self.context))[layer][0], prompt.keys.shape[2]
+        press = self.params.build(max(0.0, 1 - (kept_count + 0.5) / n))
+        arguments: dict[str, Any] = {}
         hidden = prompt.inputs.hidden[layer][None]
         if prompt.inputs.rotary is not None:
-            given["position_embeddings"] = prompt.inputs.rotary(hidden, torch.arange(n, device=hidden.device)[None])
+            arguments["position_embeddings"] = prompt.inputs.rotary(hidden, torch.arange(n, device=hidden.device)[None])
         keys, values = prompt.keys[layer][None], prompt.values[layer][None]
         with lent(prompt.inputs, layer) as module, torch.random.fork_rng():
             torch.manual_seed(self.context.seed * 1_000_003 + layer)
             try:
-                score = press.score(module, hidden, keys, values, None, given)
+                score = press.score(module, hidden, keys, values, None, arguments)
             except Exception as error:
                 raise NoPress(
-                    f"{self.name} cannot be run here: its score needs what kvlens does not give ({_said(error)})."
+                    f"{self.name} cannot be run here: its score needs what kvlens does not give ({_reason(error)})."
                 ) from error
         if tuple(score.shape) != tuple(keys.shape[:3]) or bool(score.isnan().any()):
             raise NoPress(f"{self.name} cannot be run here: its score is not one number per KV head and token.")
@@ -110,7 +110,7 @@ def lent(inputs: Inputs, layer: int) -> Iterator[Any]:
             del vars(module)["rotary_emb"]
 
 
-def _said(error: BaseException) -> str:
+def _reason(error: BaseException) -> str:
     """The first line of what an error says, or its kind."""
     return next(iter(str(error).strip().splitlines()), "").rstrip(".") or type(error).__name__
 
@@ -119,37 +119,41 @@ def _said(error: BaseException) -> str:
 @cache
 def press_method(name: str) -> type[Method]:
     """The method `kvpress:NAME`. Raises NoPress with one sentence."""
-    library, asked = _library(), name.removeprefix(PREFIX)
+    library, label = _library(), name.removeprefix(PREFIX)
     presses = _presses(library)
-    known = ", ".join(sorted(one for one, press in presses.items() if not _lacks(press)))
-    if asked not in presses:
-        raise NoPress(f"kvpress has no press '{asked}'; those that kvlens can run: {known}.")
-    found = presses[asked]
-    lacks = _lacks(found)
+    known_names = ", ".join(sorted(listed_name for listed_name, press in presses.items() if not _lacks(press)))
+    if label not in presses:
+        raise NoPress(f"kvpress has no press '{label}'; those that kvlens can run: {known_names}.")
+    press_class = presses[label]
+    lacks = _lacks(press_class)
     if lacks:
-        raise NoPress(f"{name} cannot be run: {lacks}; those that kvlens can run: {known}.")
+        raise NoPress(f"{name} cannot be run: {lacks}; those that kvlens can run: {known_names}.")
     version = getattr(library, "__version__", None) or _version()
     fields = [
-        (f.name, type(f.default), param(f.default, f"of {asked}, as kvpress has it"))
-        for f in dataclasses.fields(found)
+        (f.name, type(f.default), param(f.default, f"of {label}, as kvpress has it"))
+        for f in dataclasses.fields(press_class)
         if _settable(f)
     ]
-    own = tuple(name for name, _, _ in fields)
+    own_fields = tuple(name for name, _, _ in fields)
     parameters = dataclasses.make_dataclass(
-        f"{asked}Parameters", fields, bases=(PressParameters,), frozen=True, namespace={"press": found, "own": own}
+        f"{label}Parameters",
+        fields,
+        bases=(PressParameters,),
+        frozen=True,
+        namespace={"press": press_class, "own": own_fields},
     )
-    parameters.__qualname__ = f"{asked} of kvpress {version}"  # what origins of results are told apart by
-    about = next(iter((inspect.getdoc(found) or "").splitlines()), "").rstrip(".")
+    parameters.__qualname__ = f"{label} of kvpress {version}"  # what origins of results are told apart by
+    about = next(iter((inspect.getdoc(press_class) or "").splitlines()), "").rstrip(".")
     return type(
-        asked,
+        label,
         (Press,),
         {
             "__module__": __name__,
             "__doc__": Press.__doc__,
             "name": name,
-            "title": f"{asked} (kvpress)",
-            "paper": f"kvpress {version}: {about or asked}",
-            "summary": f"drops prompt tokens once, when prefill ends: each KV head keeps what {asked} scores highest",
+            "title": f"{label} (kvpress)",
+            "paper": f"kvpress {version}: {about or label}",
+            "summary": f"drops prompt tokens once, when prefill ends: each KV head keeps what {label} scores highest",
             "Parameters": parameters,
         },
     )
@@ -165,23 +169,27 @@ def _library() -> Any:
         )
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    before = dict(ALL_ATTENTION_FUNCTIONS.items())
+    functions_before = dict(ALL_ATTENTION_FUNCTIONS.items())
     try:
         return importlib.import_module("kvpress")
     except ModuleNotFoundError as error:
         raise NoPress(f"kvpress is installed and needs '{error.name}': `pip install {error.name}`.") from None
     except ImportError as error:
-        raise NoPress(f"kvpress cannot be imported beside this transformers: {_said(error)}.") from None
+        raise NoPress(f"kvpress cannot be imported beside this transformers: {_reason(error)}.") from None
     finally:
-        for name, function in before.items():
+        for name, function in functions_before.items():
             ALL_ATTENTION_FUNCTIONS[name] = function
 
 
 def _presses(library: Any) -> dict[str, Any]:
     """Name -> class of the presses it has, its two bases left out."""
     bases = library.BasePress, library.ScorerPress
-    classes = {name: found for name, found in vars(library).items() if inspect.isclass(found)}
-    return {name: found for name, found in classes.items() if issubclass(found, bases[0]) and found not in bases}
+    classes = {name: press_class for name, press_class in vars(library).items() if inspect.isclass(press_class)}
+    return {
+        name: press_class
+        for name, press_class in classes.items()
+        if issubclass(press_class, bases[0]) and press_class not in bases
+    }
 
 
 def _version() -> str:
@@ -210,5 +218,5 @@ def _open(f: dataclasses.Field[Any]) -> bool:
 
 def _settable(f: dataclasses.Field[Any]) -> bool:
     """A number, a switch or a text that neither the budget nor kvlens itself says."""
-    taken = {RATIO, *(own.name for own in dataclasses.fields(PressParameters))}
-    return f.init and f.name not in taken and isinstance(f.default, (bool, int, float, str))
+    reserved = {RATIO, *(field.name for field in dataclasses.fields(PressParameters))}
+    return f.init and f.name not in reserved and isinstance(f.default, (bool, int, float, str))

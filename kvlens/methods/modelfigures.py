@@ -50,8 +50,8 @@ class Calibration:
 
     def file(self, method: str, params: Any, model: str) -> Path:
         """Where the figures are. Raises ValueError with one sentence when there are none."""
-        given = str(getattr(params, self.parameter))
-        path = Path(given).expanduser() if given else self.shipped.get(model)
+        source = str(getattr(params, self.parameter))
+        path = Path(source).expanduser() if source else self.shipped.get(model)
         made_by = self.made_by.format(model=model)
         if path is None:
             raise ValueError(

@@ -79,8 +79,8 @@ def make_parameters(method: type[Method], preset: str | None, overrides: dict[st
     values: dict[str, Any] = {}
     if preset and preset != FIT:
         if preset not in method.presets:
-            known = ", ".join([*sorted(method.presets), FIT])
-            raise ValueError(f"{method.name} has no preset '{preset}'; its presets: {known}.")
+            preset_names = ", ".join([*sorted(method.presets), FIT])
+            raise ValueError(f"{method.name} has no preset '{preset}'; its presets: {preset_names}.")
         values.update(method.presets[preset])
     values.update(converted(method, overrides))
     try:

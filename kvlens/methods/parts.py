@@ -19,7 +19,7 @@ PARTS = {
     "view": "show(reader): draws below the title of the Method page",
     "claims": "STATEMENTS: the paper's claims as comparisons; claims(engine, prompts, report) -> list[Claim]: others",
     "commands": "calibrate, train: functions that become `kvlens calibrate NAME` and `kvlens train NAME`",
-    "reasons": "reasons that only this method's journal holds (kvlens.lens.own)",
+    "reasons": "reasons that only this method's journal holds (kvlens.lens.method_reasons)",
     "rates": "ARMS: the rates of its decisions that `kvlens bench rates` records",
     "gpu": "SETTINGS, HEADLINES, ON_DEVICE: its settings for `kvlens bench gpu`",
 }

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from kvlens.methods.families.cold_plan import Plan
 from kvlens.methods.families.token_retrieval import TokenRetrieval, TokenRetrievalParameters
 from kvlens.methods.fitting import clamp, tokens_within
-from kvlens.methods.given import Prefilled, RunContext
 from kvlens.methods.parameters import param
+from kvlens.methods.run_inputs import Prefilled, RunContext
 from kvlens.shape import KVShape
 
 if TYPE_CHECKING:
@@ -115,12 +115,14 @@ class PQCache(TokenRetrieval):
         if not keys.shape[2]:
             return keys.new_zeros(*keys.shape[:3], self.params.parts)
         codes = []
-        for at, of_layer in enumerate(keys):
+        for layer, of_layer in enumerate(keys):
             pieces = of_layer.float().unflatten(-1, (self.params.parts, -1)).transpose(1, 2).flatten(0, 1)
             if not self._known:
-                found, _ = kmeans(pieces, self._centroids.shape[3], self.params.rounds, self.context.seed, cosine=False)
-                self._centroids[at] = found.view(self._centroids.shape[1:])
-            code = nearest(pieces, self._centroids[at].float().flatten(0, 1), cosine=False)
+                new_centroids, _ = kmeans(
+                    pieces, self._centroids.shape[3], self.params.rounds, self.context.seed, cosine=False
+                )
+                self._centroids[layer] = new_centroids.view(self._centroids.shape[1:])
+            code = nearest(pieces, self._centroids[layer].float().flatten(0, 1), cosine=False)
             codes.append(code.unflatten(0, (keys.shape[1], -1)).transpose(1, 2))
         self._known = True
         return torch.stack(codes)
@@ -136,12 +138,12 @@ class PQCache(TokenRetrieval):
         table = pieces @ self._centroids[at].float().transpose(-1, -2)  # [H_kv, parts, G, centroids]
         code = index.transpose(1, 2)[:, :, None].expand(-1, -1, q.shape[1], -1)
         scores = table.gather(3, code).sum(1) * q.shape[-1] ** -0.5
-        there = torch.arange(scores.shape[-1], device=q.device) < self._filled * self.params.page
-        weights = scores.masked_fill(~there, float("-inf")).log_softmax(-1)  # logarithms do not underflow
+        is_indexed = torch.arange(scores.shape[-1], device=q.device) < self._filled * self.params.page
+        weights = scores.masked_fill(~is_indexed, float("-inf")).log_softmax(-1)  # logarithms do not underflow
         return weights.logsumexp(1) if self.params.group == "sum" else weights.amax(1)
 
 
 def centroids(params: Any, plan: Plan) -> int:
     """Of a piece: as many as the bits can name, and no more than keys that are there to find them."""
-    first = (plan.pages_now or 1) * params.page
-    return int(min(2**params.bits, first))
+    first_tokens = (plan.pages_now or 1) * params.page
+    return int(min(2**params.bits, first_tokens))

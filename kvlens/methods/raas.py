@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from kvlens.methods.answers import BagChange
 from kvlens.methods.families.decode_eviction import DecodeEviction, DecodeEvictionParameters
-from kvlens.methods.given import MemoryView, Prefilled, StepEnd
 from kvlens.methods.needs import Needs
 from kvlens.methods.parameters import param
+from kvlens.methods.run_inputs import MemoryView, Prefilled, StepEnd
 from kvlens.methods.segmenter import RunSizes
 from kvlens.shape import KVShape
 
@@ -99,8 +99,8 @@ class RaaS(DecodeEviction):
         elif budget is None:
             pages = most
         else:
-            one, two = (cls._bytes(params, run.shape, n, new, sinks + many * page) for many in (1, 2))
-            pages = 1 + (budget - one) // (two - one)
+            one_place, two = (cls._bytes(params, run.shape, n, new, sinks + many * page) for many in (1, 2))
+            pages = 1 + (budget - one_place) // (two - one_place)
         return sinks + page * min(most, max(pages, cls._fewest(params, n)))
 
     @classmethod
@@ -127,22 +127,22 @@ class RaaS(DecodeEviction):
     def worth(self, prompt: Prefilled, layer: int) -> torch.Tensor:
         import torch
 
-        first, page = self.sinks(self.params, prompt.keys.shape[2]), self.params.page
-        paged = prompt.keys[layer, :, first:].float().unflatten(1, (-1, page))
+        sinks, page = self.sinks(self.params, prompt.keys.shape[2]), self.params.page
+        paged = prompt.keys[layer, :, sinks:].float().unflatten(1, (-1, page))
         share = shares(prompt.last_queries[layer, :, -1], paged.amin(2), paged.amax(2))
-        return torch.nn.functional.pad(share.repeat_interleave(page, -1), (first, 0))
+        return torch.nn.functional.pad(share.repeat_interleave(page, -1), (sinks, 0))
 
     def entered(self, kept: torch.Tensor, prompt: Prefilled) -> None:
         import torch
 
         p, shape, n = self.params, self.context.shape, self.context.prompt_tokens
-        first, places = self.sinks(p, n), kept.shape[-1]
-        size = (shape.layers, shape.kv_heads, (places - first) // p.page)
+        sinks, places = self.sinks(p, n), kept.shape[-1]
+        size = (shape.layers, shape.kv_heads, (places - sinks) // p.page)
         self._low = torch.zeros(*size, shape.head_dim, dtype=prompt.keys.dtype, device=kept.device)
         self._high = torch.zeros_like(self._low)
         self._stamp = torch.full(size, -1, dtype=torch.int32, device=kept.device)
-        self._filled = (self.room(places) - first) // p.page
-        for layer, positions in enumerate(kept[..., first : first + self._filled * p.page]):
+        self._filled = (self.room(places) - sinks) // p.page
+        for layer, positions in enumerate(kept[..., sinks : sinks + self._filled * p.page]):
             index = positions[..., None].expand(-1, -1, shape.head_dim)
             paged = prompt.keys[layer].gather(1, index).unflatten(1, (-1, p.page))
             self._low[layer, :, : self._filled], self._high[layer, :, : self._filled] = paged.amin(2), paged.amax(2)
@@ -158,16 +158,16 @@ class RaaS(DecodeEviction):
 
     # --------------------------------------------------------------------------------------------------------- decoding
     def written(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
-        at = self._slot[layer, :, None, None].expand(-1, 1, keys.shape[-1])
+        slot_index = self._slot[layer, :, None, None].expand(-1, 1, keys.shape[-1])
         for table, extreme in ((self._low[layer], keys.minimum), (self._high[layer], keys.maximum)):
-            new = extreme(table.gather(1, at)[:, 0]) if self._inside else keys
-            table.scatter_(1, at, new[:, None])
+            new = extreme(table.gather(1, slot_index)[:, 0]) if self._inside else keys
+            table.scatter_(1, slot_index, new[:, None])
 
     def select(self, layer: int, q: torch.Tensor) -> None:
         """Stamp the pages that the queries attend. Everything on the device is attended."""
-        there = slice(self._filled)
-        share = shares(q, self._low[layer, :, there].float(), self._high[layer, :, there].float())
-        self._stamp[layer, :, there].masked_fill_(share > self.params.alpha, self._step)
+        filled = slice(self._filled)
+        share = shares(q, self._low[layer, :, filled].float(), self._high[layer, :, filled].float())
+        self._stamp[layer, :, filled].masked_fill_(share > self.params.alpha, self._step)
 
     def priority(self) -> torch.Tensor:
         """Timestamps by page: [L, H_kv, P]."""
@@ -187,8 +187,8 @@ class RaaS(DecodeEviction):
         from kvlens.memory.placement import Eviction
 
         p, n, coming = self.params, self.context.prompt_tokens, end.position + 1
-        first, inside = self.sinks(p, n), (coming - n) % p.page
-        start = self._position[..., first :: p.page]
+        sinks, inside = self.sinks(p, n), (coming - n) % p.page
+        start = self._position[..., sinks :: p.page]
         spared = start >= coming - self._recent(0) + 1
         spared |= (start < n) if p.keep_prompt else (start < 0)
         if inside == 0:
@@ -200,7 +200,7 @@ class RaaS(DecodeEviction):
             for layer, stamp in enumerate(two[..., 0]):
                 self.note("unwanted_steps", end.step - stamp, layer)
         candidates = int((~spared[0, 0]).sum()) * p.page if inside == 0 else p.page - inside
-        return Eviction(first + self._slot * p.page + inside, candidates, self._told[0], self._told[1])
+        return Eviction(sinks + self._slot * p.page + inside, candidates, self._told[0], self._told[1])
 
     def held(self) -> dict[str, tuple[torch.Tensor, ...]]:
         if not hasattr(self, "_low"):

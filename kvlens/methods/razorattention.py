@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from kvlens.memory.layout import SLOT_TABLE_BYTES, Layout, Zones
 from kvlens.methods.base import Method
 from kvlens.methods.families.retrieval_heads import HeadMap, head_count, head_map
-from kvlens.methods.given import Prefilled
 from kvlens.methods.parameters import param
+from kvlens.methods.run_inputs import Prefilled
 from kvlens.methods.segmenter import PromptFacts
 from kvlens.shape import KVShape
 from kvlens.spans import Span, fixed_chunks
@@ -132,10 +132,10 @@ class RazorAttention(Method):
         spans = [Span(0, sinks, "sink", f"The first {sinks} tokens are kept by every head.")] if sinks else []
         device = prompt.keys.device
         if window >= n or until == sinks:
-            kept = Kept.everywhere(torch.arange(until, device=device))
-            return layout, Placement(spans, ["resident"] * len(spans), ["sink"] * len(spans), kept)
+            kept_tokens = Kept.everywhere(torch.arange(until, device=device))
+            return layout, Placement(spans, ["resident"] * len(spans), ["sink"] * len(spans), kept_tokens)
         every = torch.arange(until, device=device)
-        kept = Kept.ragged(
+        kept_tokens = Kept.ragged(
             [
                 [every if (layer, head) in heads else every[:sinks] for head in range(shape.kv_heads)]
                 for layer in range(shape.layers if heads else 1)
@@ -148,18 +148,18 @@ class RazorAttention(Method):
             Span(page.tok_start, page.tok_end, "page", f"Between first and newest tokens: {retrieve}.")
             for page in fixed_chunks(sinks, until, p.page, kind="page")
         ]
-        gone = "resident" if len(heads) == shape.layers * shape.kv_heads else "partial" if heads else "evicted"
-        states = ["resident"] * len(spans) + ["coarse"] * len(mean) + [gone] * len(pages)
+        middle_state = "resident" if len(heads) == shape.layers * shape.kv_heads else "partial" if heads else "evicted"
+        states = ["resident"] * len(spans) + ["coarse"] * len(mean) + [middle_state] * len(pages)
         roles = ["sink"] * len(spans) + ["resident"] * (len(mean) + len(pages))
-        placement = Placement([*spans, *mean, *pages], states, roles, kept)
+        placement = Placement([*spans, *mean, *pages], states, roles, kept_tokens)
         if p.compensate:
             counts = torch.full((shape.layers, shape.kv_heads, 1), until - sinks, device=device)
             for layer, head in heads:
                 counts[layer, head] = 0
             placement.coarse, placement.coarse_counts = [len(spans)], counts
             placement.coarse_keys, placement.coarse_values = (
-                of[:, :, sinks:until].mean(2, keepdim=True, dtype=torch.float32).to(of.dtype)
-                for of in (prompt.keys, prompt.values)
+                tensor[:, :, sinks:until].mean(2, keepdim=True, dtype=torch.float32).to(tensor.dtype)
+                for tensor in (prompt.keys, prompt.values)
             )
         return layout, placement
 
@@ -167,9 +167,12 @@ class RazorAttention(Method):
         """(layer, KV head) that keep everything."""
         if not self.params.calibrated:
             return set()
-        found: HeadMap = self.context.calibration["retrieval heads"]
+        head_map: HeadMap = self.context.calibration["retrieval heads"]
         group = self.context.shape.group
-        return {*found.best("echo", self.params.echo, group), *found.best("induction", self.params.induction, group)}
+        return {
+            *head_map.best("echo", self.params.echo, group),
+            *head_map.best("induction", self.params.induction, group),
+        }
 
 
 def _spread(count: int, shape: KVShape) -> set[tuple[int, int]]:

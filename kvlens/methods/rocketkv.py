@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from kvlens.memory.layout import Layout
 from kvlens.methods.families import kept_tokens
 from kvlens.methods.fitting import clamp
-from kvlens.methods.given import Prefilled
 from kvlens.methods.parameters import param
+from kvlens.methods.run_inputs import Prefilled
 from kvlens.methods.segmenter import PromptFacts
 from kvlens.methods.snapkv import SnapKV, SnapKVParameters
 from kvlens.shape import KVShape
@@ -69,11 +69,11 @@ class Stages:
     """B, tokens whose reading a step may cost"""
 
     @classmethod
-    def of(cls, p: RocketKVParameters, read: int, prompt_tokens: int, max_new: int) -> Stages:
+    def plan(cls, p: RocketKVParameters, read: int, prompt_tokens: int, max_new: int) -> Stages:
         """By the paper's split (sec. 3.4), the window and one more token at least."""
         whole = prompt_tokens + int(p.peek)
-        kept = p.tokens or max(capacity(read, prompt_tokens + 1 + max_new) - max_new, p.least)
-        return cls(min(kept, whole), min(kept, whole) - int(p.peek) + max_new, read)
+        kept_tokens = p.tokens or max(capacity(read, prompt_tokens + 1 + max_new) - max_new, p.least)
+        return cls(min(kept_tokens, whole), min(kept_tokens, whole) - int(p.peek) + max_new, read)
 
     @property
     def ratio(self) -> float:
@@ -86,7 +86,7 @@ class Stages:
         return max(1, min(int(self.ratio), ceil(self.ratio**0.5)))
 
     @property
-    def chosen(self) -> int:
+    def chosen_tokens(self) -> int:
         """Tokens attended at a step; the other half of B pays for choosing them."""
         return max(1, round(self.read / 2))
 
@@ -131,20 +131,20 @@ class RocketKV(SnapKV):
         """The most that the budget holds, or what `attended` asks for."""
         sizes, whole = (prompt_tokens, max_new), prompt_tokens + 1 + max_new
         if params.attended:
-            return Stages.of(params, min(params.attended, whole), *sizes)
+            return Stages.plan(params, min(params.attended, whole), *sizes)
 
         def fits(read: int) -> bool:
             if params.tokens:
                 return capacity(read, whole) <= params.tokens + max_new
-            return budget is None or cls._bytes(params, Stages.of(params, read, *sizes), shape, *sizes) <= budget
+            return budget is None or cls._bytes(params, Stages.plan(params, read, *sizes), shape, *sizes) <= budget
 
         low, high = 1, whole
         if fits(whole):
-            return Stages.of(params, whole, *sizes)
+            return Stages.plan(params, whole, *sizes)
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (middle, high) if fits(middle) else (low, middle)
-        return Stages.of(params, low, *sizes)
+        return Stages.plan(params, low, *sizes)
 
     @classmethod
     def total(cls, params: RocketKVParameters, prompt: PromptFacts) -> int:
@@ -156,8 +156,8 @@ class RocketKV(SnapKV):
         sizes = prompt_tokens, max_new
         if params.attended or params.tokens:
             return cls._bytes(params, cls.stages(params, shape, *sizes, None), shape, *sizes)
-        ends = (Stages.of(params, read, *sizes) for read in (1, prompt_tokens + 1 + max_new))
-        return min(cls._bytes(params, made, shape, *sizes) for made in ends)
+        ends = (Stages.plan(params, read, *sizes) for read in (1, prompt_tokens + 1 + max_new))
+        return min(cls._bytes(params, stages, shape, *sizes) for stages in ends)
 
     @classmethod
     def _bytes(cls, p: RocketKVParameters, made: Stages, shape: KVShape, prompt_tokens: int, max_new: int) -> int:
@@ -173,13 +173,13 @@ class RocketKV(SnapKV):
         from kvlens.methods.families.kept_index import KeptIndex
 
         context, shape, n = self.context, self.context.shape, self.context.prompt_tokens
-        self._made = made = self.stages(self.params, shape, n, context.max_new, context.budget_bytes)
+        self._made = stages = self.stages(self.params, shape, n, context.max_new, context.budget_bytes)
         self._masks: list[torch.Tensor] = []
         layout, placement = super().prefill_end(prompt)
-        figures = [made.kept, made.chunk, made.components(shape.head_dim), made.chosen]
+        figures = [stages.kept, stages.chunk, stages.components(shape.head_dim), stages.chosen_tokens]
         self.note("stages", torch.tensor(figures, dtype=torch.float32))
-        if made.ratio > 1:
-            self._index = KeptIndex(prompt.keys, torch.stack(self._masks), context.max_new, made.chunk)
+        if stages.ratio > 1:
+            self._index = KeptIndex(prompt.keys, torch.stack(self._masks), context.max_new, stages.chunk)
             self._window_from, self._ids = layout.window_from, layout.span_capacity
         self._masks.clear()
         return layout, placement
@@ -193,15 +193,15 @@ class RocketKV(SnapKV):
             self._index.add(layer, keys)
 
     def select(self, layer: int, q: torch.Tensor) -> Selection | None:
-        made, shape = self._made, self.context.shape
-        if made.ratio <= 1 or self._index.tokens(layer) <= made.chosen:
+        stages, shape = self._made, self.context.shape
+        if stages.ratio <= 1 or self._index.tokens(layer) <= stages.chosen_tokens:
             return None
         low, high, lengths = self._index.chunks(layer)
-        components = made.components(shape.head_dim)
+        components = stages.components(shape.head_dim)
         weights = chunk_weights(q.float().unflatten(0, (shape.kv_heads, -1)), low, high, lengths, components)
         read = components * len(lengths) * low.element_size()
         return self._index.selection(
-            layer, weights.transpose(1, 2), made.chosen, self._spans(q.device), self._ids, read
+            layer, weights.transpose(1, 2), stages.chosen_tokens, self._spans(q.device), self._ids, read
         )
 
     def _spans(self, device: torch.device) -> torch.Tensor:
@@ -229,10 +229,10 @@ def chunk_weights(
     import torch
 
     best = q.abs().sum(1).topk(components, -1).indices
-    own = q.gather(-1, best[:, None].expand(-1, q.shape[1], -1))
-    taken = best[:, None].expand(-1, low.shape[1], -1)
+    best_query = q.gather(-1, best[:, None].expand(-1, q.shape[1], -1))
+    best_index = best[:, None].expand(-1, low.shape[1], -1)
     upward = q.sum(1).gather(-1, best)[:, None] > 0
-    bound = torch.where(upward, high.gather(-1, taken), low.gather(-1, taken)).float()
-    covered = own.abs().sum(-1, keepdim=True) / q.abs().sum(-1, keepdim=True).clamp(min=1e-20)
-    scores = own @ bound.transpose(-1, -2) * (q.shape[-1] * covered).clamp(min=1e-20).rsqrt()
+    bound = torch.where(upward, high.gather(-1, best_index), low.gather(-1, best_index)).float()
+    covered = best_query.abs().sum(-1, keepdim=True) / q.abs().sum(-1, keepdim=True).clamp(min=1e-20)
+    scores = best_query @ bound.transpose(-1, -2) * (q.shape[-1] * covered).clamp(min=1e-20).rsqrt()
     return (scores + lengths.log()).softmax(-1) / lengths

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from kvlens.memory.layout import Layout, Zones
 from kvlens.methods.base import Method
-from kvlens.methods.given import Prefilled
 from kvlens.methods.parameters import param
+from kvlens.methods.run_inputs import Prefilled
 from kvlens.methods.segmenter import PromptFacts
 from kvlens.shape import KVShape
 from kvlens.spans import Span
@@ -84,38 +84,38 @@ class SemantiCache(Method):
             return p.entries if p.entries < most else 0
         if budget is None or _layout(p, prompt_tokens, max_new, 0).bytes(shape) <= budget:
             return 0
-        one, two = (_layout(p, prompt_tokens, max_new, many).bytes(shape) for many in (1, 2))
-        return min(most, max(1, 1 + (budget - one) // (two - one)))
+        one_entry, two = (_layout(p, prompt_tokens, max_new, many).bytes(shape) for many in (1, 2))
+        return min(most, max(1, 1 + (budget - one_entry) // (two - one_entry)))
 
     @classmethod
     def floor_bytes(cls, params: SemantiCacheParameters, shape: KVShape, prompt_tokens: int, max_new: int) -> int:
-        asked = cls.entries(params, shape, prompt_tokens, max_new, 0 if not params.entries else None)
+        count = cls.entries(params, shape, prompt_tokens, max_new, 0 if not params.entries else None)
         whole = _layout(params, prompt_tokens, max_new, 0).bytes(shape)
-        return min(whole, _layout(params, prompt_tokens, max_new, asked).bytes(shape))
+        return min(whole, _layout(params, prompt_tokens, max_new, count).bytes(shape))
 
     @classmethod
     def segments(cls, params: SemantiCacheParameters, prompt: PromptFacts, surprisal: Sequence[float]) -> list[Span]:
         n = prompt.prompt_tokens
         entries = cls.entries(params, prompt.shape, n, prompt.max_new, prompt.budget_bytes)
         sinks, until = min(params.sinks, n), max(n - params.window, min(params.sinks, n))
-        first = [Span(0, sinks, "sink", f"The first {sinks} tokens are kept as they are.")] if sinks else []
+        sink_spans = [Span(0, sinks, "sink", f"The first {sinks} tokens are kept as they are.")] if sinks else []
         ends, begin = [], sinks
-        for at in range(sinks, until):
-            mark = mark_of(prompt.tokens[at], params.marks) if at < len(prompt.tokens) else None
-            if mark is not None or at + 1 - begin == params.longest or at + 1 == until:
+        for position in range(sinks, until):
+            mark = mark_of(prompt.tokens[position], params.marks) if position < len(prompt.tokens) else None
+            if mark is not None or position + 1 - begin == params.longest or position + 1 == until:
                 shown = "" if mark is None else mark.text.replace("\n", "\\n")
                 why = (
                     f"Ends after '{shown}'."
                     if shown
                     else "Ends with the prompt."
-                    if at + 1 == until
+                    if position + 1 == until
                     else "As long as may be."
                 )
-                ends.append((at + 1, why))
-                begin = at + 1
+                ends.append((position + 1, why))
+                begin = position + 1
         joined = ends if not entries else ends[::-1][:: -(-len(ends) // entries)][::-1] if ends else []
         begins = [sinks, *(end for end, _ in joined)]
-        return [*first, *(Span(a, b, "chunk", why) for a, (b, why) in zip(begins, joined, strict=False))]
+        return [*sink_spans, *(Span(a, b, "chunk", why) for a, (b, why) in zip(begins, joined, strict=False))]
 
     # ------------------------------------------------------------------------------------------------------- the prompt
     def prefill_end(self, prompt: Prefilled) -> tuple[Layout, Placement]:
@@ -128,19 +128,21 @@ class SemantiCache(Method):
         entries = self.entries(p, shape, n, context.max_new, context.budget_bytes)
         layout = _layout(p, n, context.max_new, entries)
         spans = self.segments(p, context, ())
-        chunks = [at for at, span in enumerate(spans) if span.kind == "chunk"]
+        chunks = [number for number, span in enumerate(spans) if span.kind == "chunk"]
         roles = ["sink" if span.kind == "sink" else "resident" for span in spans]
         until = layout.window_from
         if not entries:
             every = Kept.everywhere(torch.arange(until, device=prompt.keys.device))
             return layout, Placement(spans, ["resident"] * len(spans), roles, every)
         states = ["coarse" if span.kind == "chunk" else "resident" for span in spans]
-        kept = Kept.everywhere(torch.arange(min(p.sinks, n), device=prompt.keys.device))
-        placement = Placement(spans, states, roles, kept, coarse=chunks)
-        made = [self._merged(prompt, layer, [spans[at] for at in chunks], entries) for layer in range(shape.layers)]
-        keys, values, counts, of = (torch.stack(parts) for parts in zip(*made, strict=True))
+        sink_tokens = Kept.everywhere(torch.arange(min(p.sinks, n), device=prompt.keys.device))
+        placement = Placement(spans, states, roles, sink_tokens, coarse=chunks)
+        merged_layers = [
+            self._merged(prompt, layer, [spans[number] for number in chunks], entries) for layer in range(shape.layers)
+        ]
+        keys, values, counts, owner = (torch.stack(parts) for parts in zip(*merged_layers, strict=True))
         placement.coarse_keys, placement.coarse_values = keys, values
-        placement.coarse_counts, placement.coarse_spans = counts, of + chunks[0]
+        placement.coarse_counts, placement.coarse_spans = counts, owner + chunks[0]
         return layout, placement
 
     def _merged(
@@ -152,27 +154,27 @@ class SemantiCache(Method):
 
         from kvlens.methods.families.clusters import clustered, fitting
 
-        first, end = chunks[0].tok_start, chunks[-1].tok_end
-        keys, values = (of[layer, :, first:end].float() for of in (prompt.keys, prompt.values))
-        starts = torch.tensor([chunk.tok_start - first for chunk in chunks], device=keys.device)
+        start, end = chunks[0].tok_start, chunks[-1].tok_end
+        keys, values = (tensor[layer, :, start:end].float() for tensor in (prompt.keys, prompt.values))
+        starts = torch.tensor([chunk.tok_start - start for chunk in chunks], device=keys.device)
         lengths = torch.tensor([len(chunk) for chunk in chunks], device=keys.device)
         threshold = fitting(keys, starts, lengths, entries, HALVINGS)
         seed = clustered(keys, starts, lengths, threshold)
-        own = seed == torch.arange(seed.shape[1], device=keys.device)
-        entry = (own.cumsum(-1) - 1).gather(-1, seed)
+        is_seed = seed == torch.arange(seed.shape[1], device=keys.device)
+        entry = (is_seed.cumsum(-1) - 1).gather(-1, seed)
         counts = torch.zeros(len(keys), entries, device=keys.device).scatter_add_(
             1, entry, torch.ones_like(keys[..., 0])
         )
         wide = entry[..., None].expand(keys.shape)
         empty = torch.zeros(len(keys), entries, keys.shape[-1], device=keys.device)
         mean_keys, mean_values = (
-            empty.scatter_add(1, wide, of) / counts.clamp(min=1)[..., None] for of in (keys, values)
+            empty.scatter_add(1, wide, tensor) / counts.clamp(min=1)[..., None] for tensor in (keys, values)
         )
         chunk = torch.repeat_interleave(torch.arange(len(chunks), device=keys.device), lengths).expand_as(entry)
         of_entry = torch.zeros_like(counts, dtype=torch.long).scatter_(1, entry, chunk)
         members = torch.zeros_like(counts).scatter_add_(1, entry, keys.norm(dim=-1)) / counts.clamp(min=1)
-        some = counts > 1
-        ratio = torch.where(some, mean_keys.norm(dim=-1) / members.clamp(min=1e-20), 0).sum(-1) / some.sum(-1)
+        is_merged = counts > 1
+        ratio = torch.where(is_merged, mean_keys.norm(dim=-1) / members.clamp(min=1e-20), 0).sum(-1) / is_merged.sum(-1)
         self.note("threshold", threshold, layer)
         self.note("shortened", ratio, layer)
         dtype = prompt.keys.dtype

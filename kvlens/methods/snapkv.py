@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from kvlens.methods.families.prompt_eviction import PromptEviction, PromptEvictionParameters
 from kvlens.methods.fitting import clamp, tokens_within
-from kvlens.methods.given import Prefilled
 from kvlens.methods.needs import Needs
 from kvlens.methods.parameters import param
+from kvlens.methods.run_inputs import Prefilled
 from kvlens.shape import KVShape
 
 if TYPE_CHECKING:
@@ -44,8 +44,8 @@ class SnapKVParameters(PromptEvictionParameters):
     def fit(cls, shape: KVShape, prompt_tokens: int, max_new: int, budget_bytes: int | None) -> dict[str, Any]:
         """The window is a 32nd of the kept tokens, as 32 of 1,024 in the paper (sec. 5.2); 8 at least (ours: fewer
         queries rank poorly) and the paper's 32 at most. As many prompt tokens as the byte budget holds."""
-        kept = tokens_within(shape, budget_bytes, prompt_tokens + max_new) - max_new
-        return {"window": clamp(kept / 32, 8, 32), "tokens": 0}
+        kept_tokens = tokens_within(shape, budget_bytes, prompt_tokens + max_new) - max_new
+        return {"window": clamp(kept_tokens / 32, 8, 32), "tokens": 0}
 
 
 class SnapKV(PromptEviction):
@@ -73,5 +73,5 @@ class SnapKV(PromptEviction):
         p, shape = self.params, self.context.shape
         peeked = prompt.peeked if p.peek else None
         inside = self.context.prompt_tokens - before
-        seen: Any = window.observed(prompt, layer, range(shape.q_heads), shape.group, inside, peeked)
-        return window.grouped(window.pooled(window.received(*seen), p.kernel, p.pool), shape.group, p.group)
+        observed: Any = window.observed(prompt, layer, range(shape.q_heads), shape.group, inside, peeked)
+        return window.grouped(window.pooled(window.received(*observed), p.kernel, p.pool), shape.group, p.group)

@@ -10,8 +10,8 @@ from kvlens.memory.layout import Layout, Zones
 from kvlens.methods.answers import WindowLeave
 from kvlens.methods.base import Method
 from kvlens.methods.fitting import clamp
-from kvlens.methods.given import MemoryView, Prefilled, StepEnd
 from kvlens.methods.parameters import param
+from kvlens.methods.run_inputs import MemoryView, Prefilled, StepEnd
 from kvlens.methods.segmenter import PromptFacts
 from kvlens.shape import KVShape
 from kvlens.spans import Span, fixed_chunks
@@ -66,8 +66,8 @@ class SparQParameters:
         """Nothing would be left out."""
         if self.keep or self.tokens < prompt_tokens:
             return None
-        said = f"it is {counted(prompt_tokens + 1, 'token')}, all attended"
-        return f"{said}, since up to {self.tokens:,} are besides a step's own"
+        sentence = f"it is {counted(prompt_tokens + 1, 'token')}, all attended"
+        return f"{sentence}, since up to {self.tokens:,} are besides a step's own"
 
 
 class SparQ(Method):
@@ -121,8 +121,8 @@ class SparQ(Method):
         self._none = torch.full((shape.kv_heads, 0), -1, dtype=torch.long, device=context.device)
         spans = self.segments(p, context, ())
         resident = ["resident"] * len(spans)
-        kept = Kept.everywhere(torch.arange(len(spans) * p.page, device=context.device))
-        return _layout(p, shape, n, context.max_new), Placement(spans, resident, resident, kept)
+        placement = Kept.everywhere(torch.arange(len(spans) * p.page, device=context.device))
+        return _layout(p, shape, n, context.max_new), Placement(spans, resident, resident, placement)
 
     # --------------------------------------------------------------------------------------------------------- decoding
     def count(self, context_tokens: int) -> int:
@@ -149,18 +149,18 @@ class SparQ(Method):
         together = weights.sum(1)
         forced = together.clone()
         forced[:, n - 1 - p.local :] = torch.inf
-        chosen = torch.zeros_like(together, dtype=torch.bool)
-        chosen.scatter_(-1, forced.topk(tokens + 1, -1).indices, True)
+        is_chosen = torch.zeros_like(together, dtype=torch.bool)
+        is_chosen.scatter_(-1, forced.topk(tokens + 1, -1).indices, True)
         blend = None
         if self._values is not None:
-            share = (weights * chosen[:, None]).sum(-1).clamp(max=1)
+            share = (weights * is_chosen[:, None]).sum(-1).clamp(max=1)
             blend = Blend(share, self._values[layer] / n, torch.nn.functional.pad(weights, (0, later)))
-        positions = torch.nn.functional.pad(chosen, (0, later))
+        positions = torch.nn.functional.pad(is_chosen, (0, later))
         index = min(p.components, shape.head_dim) * n * self._rows.element_size()
         if self._values is not None:
             index += shape.head_dim * self._values.element_size()
         return Selection(
-            self._spans(chosen, False).any(-1)[:, None].expand(-1, shape.group, -1),
+            self._spans(is_chosen, False).any(-1)[:, None].expand(-1, shape.group, -1),
             self._none,
             positions=positions[:, None].expand(-1, shape.group, -1),
             blend=blend,
@@ -186,9 +186,9 @@ class SparQ(Method):
             return None
         start = end.position + 1 - page
         self._pages += 1
-        kept = Kept.everywhere(torch.arange(start, start + page, device=self._rows.device))
+        placement = Kept.everywhere(torch.arange(start, start + page, device=self._rows.device))
         span = Span(start, start + page, "page", "A full page.")
-        return WindowLeave(start, start + page, Placement([span], ["resident"], ["resident"], kept))
+        return WindowLeave(start, start + page, Placement([span], ["resident"], ["resident"], placement))
 
     def held(self) -> dict[str, tuple[torch.Tensor, ...]]:
         if not hasattr(self, "_rows"):
@@ -202,11 +202,11 @@ def approximate(q: torch.Tensor, rows: torch.Tensor, components: int) -> torch.T
     D, n] -> float32 [H_kv, G, n], rows add up to 1."""
     q = q.float()
     best = q.abs().sum(1).topk(min(components, q.shape[-1]), -1).indices
-    own = q.gather(-1, best[:, None].expand(-1, q.shape[1], -1))
-    taken = rows.gather(1, best[..., None].expand(-1, -1, rows.shape[-1])).float()
-    covered = own.abs().sum(-1, keepdim=True) / q.abs().sum(-1, keepdim=True).clamp(min=1e-20)
+    best_query = q.gather(-1, best[:, None].expand(-1, q.shape[1], -1))
+    best_rows = rows.gather(1, best[..., None].expand(-1, -1, rows.shape[-1])).float()
+    covered = best_query.abs().sum(-1, keepdim=True) / q.abs().sum(-1, keepdim=True).clamp(min=1e-20)
     scale = (q.shape[-1] * covered).clamp(min=1e-20).rsqrt()
-    return (own @ taken * scale).softmax(-1)
+    return (best_query @ best_rows * scale).softmax(-1)
 
 
 def _layout(p: SparQParameters, shape: KVShape, n: int, max_new: int) -> Layout:

@@ -87,7 +87,7 @@ class Statement:
         return self.first, *self.others, *self.beside
 
 
-def stated(method: type) -> tuple[Statement, ...]:
+def list_statements(method: type) -> tuple[Statement, ...]:
     """The statements of the own paper of a method's class: what it is derived from has others."""
-    found: tuple[Statement, ...] = vars(method).get("statements", ())
-    return found
+    statements: tuple[Statement, ...] = vars(method).get("statements", ())
+    return statements

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kvlens.methods.families.decode_eviction import DecodeEviction, DecodeEvictionParameters
-from kvlens.methods.given import Prefilled
 from kvlens.methods.needs import Needs
 from kvlens.methods.parameters import param
+from kvlens.methods.run_inputs import Prefilled
 from kvlens.shape import KVShape
 
 if TYPE_CHECKING:

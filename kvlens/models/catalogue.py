@@ -74,7 +74,7 @@ def label(name: str) -> str:
 
 def entry(name: str) -> ModelEntry:
     """Raises UnsupportedModel for a name that stands for nothing; a model that is there and broken says its problem."""
-    base = _known(name)
+    base = _describe_known(name)
     try:
         path, folder = located(name), ready(name)
     except UnsupportedModel as error:
@@ -172,7 +172,7 @@ def calibrations(name: str) -> list[str]:
     return sorted(kinds)
 
 
-def _known(name: str) -> dict[str, Any]:
+def _describe_known(name: str) -> dict[str, Any]:
     if name == DEMO:
         return {"name": name, "title": f"demo: {TOY}", "toy": True, "licence": "Apache-2.0", "source": "part of kvlens"}
     if name == SMOLLM2:

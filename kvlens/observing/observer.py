@@ -156,7 +156,7 @@ class Observer:
         took = (began - current.began_ns - current.spent_ns) // 1000 // len(current.rows)
         for at in range(len(current.rows)):
             number = current.first_row + at - (self.prompt_tokens - 1)
-            sampled = () if self.oracle is None else tuple(set(self.oracle.at(number)) - self.windowed)
+            sampled = () if self.oracle is None else tuple(set(self.oracle.choose_layers(number)) - self.windowed)
             shot = self._maker.frame(layers, at, current.first_row + at, shadow, tuple(sorted(sampled)))
             taken = Taken(
                 current.first_row + at,

@@ -72,7 +72,7 @@ def conclude(
     step = next((at for at, (agrees, _) in sorted(before.items()) if not agrees), None)
     loss = None if step is None or step >= len(losses) else losses[step]
     by_answer, source = gives_answer(loaded, prompt, reference), prompt.source
-    full_text = loaded.said(reference.ids[len(prompt.asked) :])
+    full_text = loaded.decode(reference.ids[len(prompt.asked) :])
     expected = source.answer if by_answer and source.answer is not None else full_text
     old = parent.meta.output_text or ""
 

@@ -70,7 +70,7 @@ def store_observed(observer: Observer, block: Block, runs_dir: Path, error: str 
             reference, no_reference = _reference(prepared, request, runs_dir, report)
         rows = next_tokens(loaded, prompt, observer.steps, reference)
         lost = None if reference is None else _effects(prepared, observer, rows, reference)
-    output = loaded.said([step.token for step in observer.steps[len(prompt.asked) :]])
+    output = loaded.decode([step.token for step in observer.steps[len(prompt.asked) :]])
     whatif = None
     if block.parent is not None and reference is not None:
         losses = [row.loss for row in rows]
@@ -95,7 +95,7 @@ def store_observed(observer: Observer, block: Block, runs_dir: Path, error: str 
         kernels=block.attention,
         whatif=whatif,
     )
-    writer.finish("failed" if error else "completed", error, self_checks(observer, rows, loaded), ended.stored())
+    writer.finish("failed" if error else "completed", error, self_checks(observer, rows, loaded), ended.to_row())
     return writer.uid
 
 

@@ -28,7 +28,7 @@ def head_messages(reader: TraceReader, identity: str, place: Place) -> Iterator[
         first = place.head if layer == place.layer else 0
         for head in sorted(range(reader.q_heads), key=lambda head: (head != first, head)):
             masses = sparse("head", records.of_head(records.masses, head), reader.n_steps, index)
-            wanted = wanted_arrays(records.wanted(head), reader.n_steps, index)
+            wanted = wanted_arrays(records.read_wanted(head), reader.n_steps, index)
             here = replace(place, layer=layer, head=head)
             header = {"payload": identity, "rev": 0}
             yield layer, head, pack_slice(header, here, states[head // group], masses, wanted)
@@ -50,7 +50,7 @@ class _Layer:
         first, last = np.searchsorted(table["q_head"].to_numpy(np.int64), (head, head + 1))
         return table.iloc[first:last]
 
-    def wanted(self, head: int) -> Wanted | None:
+    def read_wanted(self, head: int) -> Wanted | None:
         if not self._sampled:
             return None
         return Wanted(*(self.of_head(table, head) for table in (self._listed, self._lost, self._tails)))

@@ -175,7 +175,7 @@ def _describe(reader: TraceReader, name: str, load: bool, arrays: dict[str, np.n
     }
     if load:
         values = cube(reader, name)
-        lo, hi = metric.seen(values)
+        lo, hi = metric.value_range(values)
         entry |= {"lo": lo, "hi": hi, "seen": [lo, hi], "natural": metric.bounds(values)}
         arrays[f"cube:{name}"] = quantise(values, entry["lo"], entry["hi"])
     return entry

@@ -105,7 +105,7 @@ class Settled:
 class Follower(Protocol):
     """Watches a run that is recorded; must change nothing."""
 
-    def seen(self, seen: Seen) -> None:
+    def note_step(self, seen: Seen) -> None:
         """A step has ended: once each, in order, on the engine's thread."""
 
     def sketched(self, step: int, attended: np.ndarray, coverage: np.ndarray | None) -> None:
@@ -130,7 +130,7 @@ def kv_columns(memory: Memory, tally: Tally) -> dict[str, np.ndarray]:
         np.add.at(moved[entry.direction], place, entry.sizes)
         if entry.direction == "h2d" and entry.blocking:
             np.add.at(moved["blocking"], place, entry.sizes)
-    tally.opened(opened)
+    tally.count_entries(opened)
     return {
         "h2d_bytes": moved["h2d"],
         "d2h_bytes": moved["d2h"],

@@ -57,25 +57,28 @@ class Freezer:
         scaling: float,
         selection: Selection | None,
     ) -> None:
-        seen = _Seen(q, biases, scaling, selection)
+        layer_inputs = _Seen(q, biases, scaling, selection)
         shared = len(self.memory.layout.shared) == 1  # later layers may take the slots of this one
         if shared or (selection is not None and selection.now is not None):
-            seen.frozen = self._freeze(range(layer, layer + 1), [seen]), self.memory.spans.is_hot[layer].clone()
-        self._seen.append(seen)
+            layer_inputs.frozen = (
+                self._freeze(range(layer, layer + 1), [layer_inputs]),
+                self.memory.spans.is_hot[layer].clone(),
+            )
+        self._seen.append(layer_inputs)
 
     def snapshot(self, position: int) -> Snapshot:
         """The step whose token lies at `position`; nothing has been rearranged since its attention."""
-        seen, memory = self._seen, self.memory
+        layer_inputs, memory = self._seen, self.memory
         groups: list[Attended] = []
         for layers, members in self._alike(range(memory.shape.layers)):
             groups.append(members[0].frozen[0] if members[0].frozen is not None else self._freeze(layers, members))
-        q = torch.stack([s.q for s in seen]).float()
+        q = torch.stack([s.q for s in layer_inputs]).float()
         shadow = None
         if self.shadow is not None:
             self.shadow[:, :, position] = memory.hot.read_window(position, position + 1)[0][:, :, 0]
             shadow = self.shadow[:, :, : position + 1]
-        chosen = [s.selection for s in seen]
-        ranked = [None if c is None else _ranked(c) for c in chosen]
+        selections = [s.selection for s in layer_inputs]
+        ranked = [None if c is None else _ranked(c) for c in selections]
         shot = Snapshot(
             groups,
             q,
@@ -85,12 +88,12 @@ class Freezer:
             self._columns("head_columns", memory.shape.q_heads),
             self._columns("kv_columns", memory.shape.kv_heads),
             shadow,
-            seen[0].scaling,
+            layer_inputs[0].scaling,
             memory.spans.capacity,
             entry_bytes=memory.shape.head_token_bytes,
             packed=None if memory.packed is None else PackedReads(*memory.packed.saved, memory.packed.values_until),
             decided=self._decided(),
-            index_bytes=tuple(0 if c is None else c.index_bytes for c in chosen),
+            index_bytes=tuple(0 if c is None else c.index_bytes for c in selections),
         )
         self._previous, self._seen = q, []
         return shot

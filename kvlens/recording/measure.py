@@ -39,43 +39,43 @@ def alike(shot: Snapshot) -> tuple[object, ...]:
 
 def measure(shots: list[Snapshot], top_k: int, ranked: int) -> list[Measured]:
     """All columns of some steps that are `alike`; the `top_k` spans by mass, the `ranked` best candidates by score."""
-    first, steps = shots[0], len(shots)
-    groups = [_together([shot.groups[i] for shot in shots]) for i in range(len(first.groups))]
-    parts = [_masses(group, first.spans, steps) for group in groups]
+    first_shot, steps = shots[0], len(shots)
+    groups = [_together([shot.groups[i] for shot in shots]) for i in range(len(first_shot.groups))]
+    parts = [_masses(group, first_shot.spans, steps) for group in groups]
     roles, mass, entropy, tokens, coarse = (torch.cat(column, 1) for column in zip(*parts, strict=True))
     columns = {name: roles[..., code] for code, name in enumerate(MASS_COLUMNS)}
     columns["entropy"] = entropy
-    if first.previous_q is not None:
+    if first_shot.previous_q is not None:
         now, before = (
             torch.stack([shot.q for shot in shots]),
             torch.stack([s.previous_q for s in shots if s.previous_q is not None]),
         )
         columns["qcos"] = torch.cosine_similarity(now, before, dim=-1)
-    if first.zooms is not None:
+    if first_shot.zooms is not None:
         columns |= _zoom_columns([shot.zooms for shot in shots if shot.zooms is not None])
     oracles: list[Oracle | None] = [None] * steps
     missed: list[dict[str, np.ndarray]] = [{} for _ in shots]
     oracle_worst = [0.0] * steps
-    if first.shadow is not None:
+    if first_shot.shadow is not None:
         full = full_attention(shots)
         columns["coverage"] = coverage(full, groups)
         columns["selection_recall"] = selection_recall(full, groups)
         oracles, missed, oracle_worst = compare(shots, full, mass, groups, top_k)
-    columns |= {name: torch.stack([shot.head_columns[name] for shot in shots]) for name in first.head_columns}
+    columns |= {name: torch.stack([shot.head_columns[name] for shot in shots]) for name in first_shot.head_columns}
     index = torch.tensor([shot.index_bytes for shot in shots], device=tokens.device)[..., None]
     kv_columns = {"attended_tokens": tokens, "attended_coarse": coarse}
-    kv_columns["read_bytes"] = (tokens + coarse) * first.entry_bytes + index
-    if first.packed is not None:
+    kv_columns["read_bytes"] = (tokens + coarse) * first_shot.entry_bytes + index
+    if first_shot.packed is not None:
         kv_columns["read_bytes"] = kv_columns["read_bytes"] - _saved(groups, shots)
-    kv_columns |= {name: torch.stack([shot.kv_columns[name] for shot in shots]) for name in first.kv_columns}
+    kv_columns |= {name: torch.stack([shot.kv_columns[name] for shot in shots]) for name in first_shot.kv_columns}
     worst = (roles[..., : len(MASS_COLUMNS)].sum(-1) - 1).abs().flatten(1).amax(1).tolist()
     head = {name: column.numpy(force=True).astype(np.float32) for name, column in columns.items()}
     decided = [None if shot.decided is None else decisions_at(shot.decided) for shot in shots]
-    if first.zooms is not None:
-        zooms = [zoom_columns(step, *first.q.shape[:2]) for step in decided]
+    if first_shot.zooms is not None:
+        zooms = [zoom_columns(step, *first_shot.q.shape[:2]) for step in decided]
         missed = [columns | step for columns, step in zip(missed, zooms, strict=True)]
     kv = {name: column.numpy(force=True).astype(float) for name, column in kv_columns.items()}
-    top = mass.topk(min(top_k, first.spans), -1)
+    top = mass.topk(min(top_k, first_shot.spans), -1)
     top_span = torch.where(top.values > 0, top.indices, -1).numpy(force=True).astype(np.int32)
     tail = (mass.sum(-1) - top.values.sum(-1)).clamp(min=0) + roles[..., ROLE["mean"]]
     top_mass, tail_mass, scores = top.values.numpy(force=True), tail.numpy(force=True), _scores(shots, ranked)
@@ -136,19 +136,19 @@ def _masses(group: Attended, spans: int, steps: int) -> tuple[torch.Tensor, ...]
 
 def _attended(group: Attended) -> tuple[torch.Tensor, torch.Tensor]:
     """Tokens and coarse entries [T * l, H_kv] that some query head of the KV head attends."""
-    seen = group.role != FREE if group.bias is None else (group.bias > -math.inf).any(2)
-    coarse = (seen & (group.role == ROLE["coarse"])).sum(-1)
-    return seen.sum(-1) - coarse, coarse
+    is_attended = group.role != FREE if group.bias is None else (group.bias > -math.inf).any(2)
+    coarse = (is_attended & (group.role == ROLE["coarse"])).sum(-1)
+    return is_attended.sum(-1) - coarse, coarse
 
 
 def sketch(shot: Snapshot) -> tuple[np.ndarray, np.ndarray | None]:
     """Of one step alone, for whoever watches: attended tokens [L, H_kv], and coverage [L, Hq] where all keys are kept.
     What is recorded is measured with other steps, and may differ from this in the last bits."""
     tokens = torch.cat([_attended(group)[0] for group in shot.groups])
-    found = None
+    coverages = None
     if shot.shadow is not None:
-        found = coverage(full_attention([shot]), shot.groups)[0].numpy(force=True).astype(np.float32)
-    return tokens.numpy(force=True).astype(float), found
+        coverages = coverage(full_attention([shot]), shot.groups)[0].numpy(force=True).astype(np.float32)
+    return tokens.numpy(force=True).astype(float), coverages
 
 
 def _saved(groups: list[Attended], shots: list[Snapshot]) -> torch.Tensor:
@@ -156,13 +156,13 @@ def _saved(groups: list[Attended], shots: list[Snapshot]) -> torch.Tensor:
     packed = [shot.packed for shot in shots if shot.packed is not None]
     parts = []
     for group in groups:
-        seen = group.role == ROLE["quantised"]
+        is_quantised = group.role == ROLE["quantised"]
         if group.bias is not None:
-            seen &= (group.bias > -math.inf).any(2)
-        until = torch.tensor([p.values_until for p in packed], device=seen.device)
-        seen, position = (x.unflatten(0, (len(shots), -1)) for x in (seen, group.position))
-        values = (seen & (position < until[:, None, None, None])).sum(-1)
-        parts.append(seen.sum(-1) * packed[0].key_bytes + values * packed[0].value_bytes)
+            is_quantised &= (group.bias > -math.inf).any(2)
+        until = torch.tensor([p.values_until for p in packed], device=is_quantised.device)
+        is_quantised, position = (x.unflatten(0, (len(shots), -1)) for x in (is_quantised, group.position))
+        values = (is_quantised & (position < until[:, None, None, None])).sum(-1)
+        parts.append(is_quantised.sum(-1) * packed[0].key_bytes + values * packed[0].value_bytes)
     return torch.cat(parts, 1).round().long()
 
 
@@ -186,17 +186,17 @@ def _scores(shots: list[Snapshot], top: int) -> list[Scores | None]:
     requested = torch.stack(
         [F.pad(ranked.requested, (0, wishes - ranked.requested.shape[1]), value=-1) for ranked in all_ranked]
     )
-    known = score.isfinite()
-    best = score.masked_fill(~known, -math.inf).topk(min(top, score.shape[-1]), -1)
-    listed = known.gather(-1, best.indices)
-    wanted = _members(requested, known)
-    read = [torch.zeros_like(known[0]) if ranked.chosen is None else ranked.chosen for ranked in all_ranked]
-    wanted |= torch.stack(read)
+    is_scored = score.isfinite()
+    best = score.masked_fill(~is_scored, -math.inf).topk(min(top, score.shape[-1]), -1)
+    listed = is_scored.gather(-1, best.indices)
+    is_requested = _members(requested, is_scored)
+    read = [torch.zeros_like(is_scored[0]) if ranked.chosen is None else ranked.chosen for ranked in all_ranked]
+    is_requested |= torch.stack(read)
     columns = (
         (torch.where(listed, best.indices, -1).int(), -1),
         (best.values.masked_fill(~listed, math.nan), math.nan),
-        (wanted.gather(-1, best.indices) & listed, False),
-        (known.sum(-1).int(), 0),
+        (is_requested.gather(-1, best.indices) & listed, False),
+        (is_scored.sum(-1).int(), 0),
     )
     whole = []
     for column, filling in columns:

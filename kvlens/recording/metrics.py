@@ -48,7 +48,7 @@ class Metric:
         hi = self.hi if self.hi is not None else float(finite.max(initial=lo))
         return lo, (hi if hi > lo else lo + 1.0)
 
-    def seen(self, values: np.ndarray) -> tuple[float, float]:
+    def value_range(self, values: np.ndarray) -> tuple[float, float]:
         """Smallest and largest recorded value (their larger size, both ways, for a signed metric); never empty."""
         finite = values[np.isfinite(values)]
         lo, hi = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)

@@ -55,8 +55,10 @@ def full_attention(shots: Sequence[Snapshot]) -> torch.Tensor:
     layers, kv_heads, n, head_dim = longest.shape
     q = torch.stack([shot.q for shot in shots], 1).unflatten(2, (kv_heads, -1)).transpose(1, 2)
     steps, group = q.shape[2:4]
-    seen = torch.tensor([shot.shadow.shape[2] for shot in shots if shot.shadow is not None], device=longest.device)
-    unwritten = (torch.arange(n, device=longest.device) >= seen[:, None]).repeat_interleave(group, 0)
+    token_counts = torch.tensor(
+        [shot.shadow.shape[2] for shot in shots if shot.shadow is not None], device=longest.device
+    )
+    unwritten = (torch.arange(n, device=longest.device) >= token_counts[:, None]).repeat_interleave(group, 0)
     bias = unwritten.new_zeros(unwritten.shape, dtype=torch.float32).masked_fill(unwritten, -math.inf)
     rows = q.reshape(layers, -1, head_dim)
     # one layer at a time where keys have 16 bits: in float32 those of all layers are twice the whole cache
@@ -70,7 +72,7 @@ def coverage(full: torch.Tensor, groups: Sequence[Attended]) -> torch.Tensor:
     """Share of full attention's mass [T, L, Hq] on positions whose tokens the query head attended exactly. groups: of T
     steps each. A slot that holds no token yet may have any position: -1, or the position of a token still to be
     decoded."""
-    covered, first, steps, last = [], 0, full.shape[2], full.shape[-1] - 1
+    covered, first_layer, steps, last = [], 0, full.shape[2], full.shape[-1] - 1
     for group in groups:
         exact = torch.isin(group.role, torch.tensor(EXACT, dtype=group.role.dtype, device=group.role.device))
         attended = exact[:, :, None].expand_as(group.weights)
@@ -79,9 +81,9 @@ def coverage(full: torch.Tensor, groups: Sequence[Attended]) -> torch.Tensor:
         attended = attended.unflatten(0, (steps, -1))
         layers = attended.shape[1]
         where = group.position.long().clamp(0, last).unflatten(0, (steps, -1))[:, :, :, None].expand_as(attended)
-        mass = full[first : first + layers].movedim(2, 0).gather(-1, where)
+        mass = full[first_layer : first_layer + layers].movedim(2, 0).gather(-1, where)
         covered.append(torch.where(attended, mass, 0.0).sum(-1).flatten(2, 3))
-        first += layers
+        first_layer += layers
     return torch.cat(covered, 1)
 
 
@@ -106,9 +108,9 @@ def compare(
     owners = [owner for t in steps if (owner := shots[t].owner) is not None]
     read = read_positions(groups, len(shots), steps, torch.stack([owner[:n] for owner in owners]))[:, layers]
     read_mass = mass[steps][:, layers]
-    by_query = [_Masses.of(full[layers][:, :, steps].movedim(2, 0), read, owners, mass.shape[-1])]
+    by_query = [_Masses.sum_spans(full[layers][:, :, steps].movedim(2, 0), read, owners, mass.shape[-1])]
     if (attention := _reference(shots, steps, n)) is not None:
-        by_query.append(_Masses.of(attention, read, owners, mass.shape[-1]))
+        by_query.append(_Masses.sum_spans(attention, read, owners, mass.shape[-1]))
     lacking = (by_query[0].spans - read_mass).clamp(min=0) / by_query[0].spans.clamp(min=1e-12)
     most = torch.stack([masses.spans for masses in by_query]).amax(0)
     top = most.topk(min(top_k, most.shape[-1]), -1)
@@ -145,7 +147,9 @@ class _Masses:
     lost: torch.Tensor
 
     @classmethod
-    def of(cls, attention: torch.Tensor, read: torch.Tensor, owners: Sequence[torch.Tensor], spans: int) -> _Masses:
+    def sum_spans(
+        cls, attention: torch.Tensor, read: torch.Tensor, owners: Sequence[torch.Tensor], spans: int
+    ) -> _Masses:
         """attention, read [t, l, H_kv, G, n]; spans: S."""
         lost = attention.masked_fill(read, 0.0)
         return cls(by_span(attention, owners, spans), by_span(lost, owners, spans), lost)
@@ -186,13 +190,13 @@ def _reference(shots: Sequence[Snapshot], steps: Sequence[int], n: int) -> torch
 def by_span(rows: torch.Tensor, owners: Sequence[torch.Tensor], spans: int) -> torch.Tensor:
     """Masses by position [t, l, H_kv, G, n] added over spans [t, l, Hq, S]. owners: of each step the span of each
     position, int64 [>= n]; steps with the same table share one sum."""
-    found = []
+    span_sums = []
     for _, run in groupby(range(len(owners)), key=lambda t: id(owners[t])):
-        at = list(run)
-        flat = rows[at].flatten(0, 3).t().contiguous()  # positions first: whole rows are added
-        sums = flat.new_zeros(spans, flat.shape[1]).index_add_(0, owners[at[0]][: len(flat)], flat)
-        found.append(sums.t().unflatten(0, rows[at].shape[:-1]))
-    return torch.cat(found).flatten(2, 3)
+        layers = list(run)
+        flat = rows[layers].flatten(0, 3).t().contiguous()  # positions first: whole rows are added
+        sums = flat.new_zeros(spans, flat.shape[1]).index_add_(0, owners[layers[0]][: len(flat)], flat)
+        span_sums.append(sums.t().unflatten(0, rows[layers].shape[:-1]))
+    return torch.cat(span_sums).flatten(2, 3)
 
 
 def _whole(values: torch.Tensor, filling: float, layers: list[int], count: int) -> np.ndarray:

@@ -107,7 +107,7 @@ class Recorder:
             span_keys=self._span_keys(),
             decisions=decisions_between(cuts, self.method.drain_decided()),
         )
-        self._tally.opened(memory.transfers.opened)
+        self._tally.count_entries(memory.transfers.opened)
         self._tally.rows(record.transfers)
         self.sink.prefill(record)
 
@@ -140,7 +140,7 @@ class Recorder:
             record_us=(time.perf_counter_ns() - began - (self.full_kv_ns - full_kv_ns)) // 1000,
         )
         if self._follow is not None:
-            self._follow.seen(self._newest)
+            self._follow.note_step(self._newest)
             if self._queue.empty() and time.monotonic() - self._sketched >= SKETCHED_S:
                 self._queue.put(self._newest)
                 self._sketched = time.monotonic()
@@ -149,9 +149,9 @@ class Recorder:
         """Return the layers of which a step's full attention by span is logged."""
         if self.oracle is None:
             return ()
-        lost = facts.loss is not None and not facts.loss.agrees and not self.oracle.at(facts.step)
+        lost = facts.loss is not None and not facts.loss.agrees and not self.oracle.choose_layers(facts.step)
         self._lost_between += lost
-        return self.oracle.at(facts.step, self._lost_between if lost else 0)
+        return self.oracle.choose_layers(facts.step, self._lost_between if lost else 0)
 
     def _span_keys(self) -> SpanKeys | None:
         keys, self._prompt_keys = self._prompt_keys, None
@@ -235,7 +235,7 @@ class Recorder:
             steps = list(run)
             shots = [settled.seen.shot for settled in steps]
             for settled, measured in zip(steps, measure(shots, self.top_k, RANKED_SPANS), strict=True):
-                self._tally.measured(measured, len(settled.seen.shot.sampled))
+                self._tally.count_step(measured, len(settled.seen.shot.sampled))
                 record = settled.record(measured)
                 check_figures(self.method.name, record)
                 self.sink.step(record)

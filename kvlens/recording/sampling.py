@@ -27,7 +27,7 @@ class OracleSampling:
     layers: tuple[int, ...]
     losses: bool = False
 
-    def at(self, step: int, lost: int = 0) -> tuple[int, ...]:
+    def choose_layers(self, step: int, lost: int = 0) -> tuple[int, ...]:
         """Return the layers to record at a step, none between the chosen steps. lost: which lost step between the
         chosen ones it is, from 1 on; 0: nothing was lost at it."""
         return self.layers if step % self.every == 0 or (self.losses and 0 < lost <= MOST_LOST) else ()

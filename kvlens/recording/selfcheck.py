@@ -48,7 +48,7 @@ class Tally:
         self.over_budget += limit is not None and not peak <= limit
         self.no_numbers += not all(map(math.isfinite, next_token))
 
-    def measured(self, step: Measured, sampled: int) -> None:
+    def count_step(self, step: Measured, sampled: int) -> None:
         """sampled: layers whose full attention was to be measured at this step."""
         self.worst_mass = worse(self.worst_mass, step.worst)
         numbers = [np.isfinite(step.head[name]) for name in ("entropy", *MASS_COLUMNS)]
@@ -58,7 +58,7 @@ class Tally:
             self.worst_oracle = worse(self.worst_oracle, step.oracle_worst)
             self.oracle_rows += int(np.isfinite(step.oracle.tail_full).sum())
 
-    def opened(self, entries: list[Entry]) -> None:
+    def count_entries(self, entries: list[Entry]) -> None:
         for entry in entries:
             self.kv_bytes[entry.direction] += entry.bytes
 

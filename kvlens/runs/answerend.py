@@ -17,7 +17,7 @@ ANSWER_STEPS = 32
 
 def gives_answer(loaded: LoadedModel, prompt: Prompt, reference: Reference) -> bool:
     """Return whether the prompt's answer is known and full KV gives it."""
-    source, text = prompt.source, loaded.said(reference.ids[len(prompt.asked) :])
+    source, text = prompt.source, loaded.decode(reference.ids[len(prompt.asked) :])
     return source.answer is not None and tasks.is_right(source.task, source.answer, text, source.answers)
 
 
@@ -33,6 +33,6 @@ def answer_end(loaded: LoadedModel, prompt: Prompt, reference: Reference, step: 
     source = prompt.source
     assert source.answer is not None
     for end in ends:
-        if tasks.is_right(source.task, source.answer, loaded.said(ids[question_tokens:end]), source.answers):
+        if tasks.is_right(source.task, source.answer, loaded.decode(ids[question_tokens:end]), source.answers):
             return min(end + 1, last)
     return next((end for end in ends if "\n" in decode([ids[end - 1]])), last)

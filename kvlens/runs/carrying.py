@@ -178,14 +178,14 @@ def _advised(
 ) -> Stored:
     """The stored run; where its budget cannot be kept, the refusal says what would do."""
     try:
-        return _stored(request, prepared, runs_dir, report, cancelled, audience)
+        return _store_run(request, prepared, runs_dir, report, cancelled, audience)
     except BudgetInfeasible as error:
         raise advice(request, sizes_of(request, prepared), error.smallest) from None
     finally:
         give_back()
 
 
-def _stored(
+def _store_run(
     request: RunRequest,
     prepared: Prepared,
     runs_dir: Path,

@@ -78,7 +78,7 @@ def describe(request: RunRequest, planned: Plan, pairing: Pairing, prepared: Pre
         oracle=None if oracle is None else oracle.meta(),
         request=request.model_dump(mode="json", exclude={"forced", "hold", "drop"} | _left_out(request)),
         reference=pairing.reference_uid,
-        reference_output=None if against is None else loaded.said(against.ids[len(prompt.asked) :]),
+        reference_output=None if against is None else loaded.decode(against.ids[len(prompt.asked) :]),
         reference_key=pairing.reference_key,
         parent=pairing.parent,
         hold=tuple(Held(**dataclasses.asdict(hold)) for hold in pairing.holds),

@@ -94,7 +94,7 @@ class Lost:
         check: Callable[[], None],
     ) -> Effects | None:
         from kvlens.engine.effect import POINTS
-        from kvlens.engine.ranking import ROUNDS, Repeat, chosen
+        from kvlens.engine.ranking import ROUNDS, Repeat, choose_effects
 
         assert self._step is not None
         engine, prompt, needs = prepared.engine, prepared.prompt, planned.method.needs
@@ -131,4 +131,4 @@ class Lost:
         if result is None:
             return None
         ids = {row.span for row in self._spans}
-        return chosen(result, lambda triple: triple[2] in ids)
+        return choose_effects(result, lambda triple: triple[2] in ids)

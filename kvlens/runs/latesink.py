@@ -26,7 +26,7 @@ class Watcher(Protocol):
     def begun(self, uid: str) -> None:
         """The prompt is placed, and the run is there under this id."""
 
-    def seen(self, visited: Seen) -> None:
+    def note_step(self, visited: Seen) -> None:
         """A step has ended: once each, in order, on the run's thread."""
 
     def decoded(self, text: str) -> None:

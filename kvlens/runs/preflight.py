@@ -20,7 +20,7 @@ from kvlens.models.sizes import sizes_in
 from kvlens.models.weights import NUMBER_BYTES, ModelBeyondMemory, check_memory, dtype_sentence
 from kvlens.recording.sampling import resolve as resolve_sampling
 from kvlens.runs.attending import attended_share, attending, attending_sentence
-from kvlens.runs.preparing import advice, check, chosen
+from kvlens.runs.preparing import advice, check, choose_parameters
 from kvlens.runs.request import RunRequest, default_budget, default_preset
 from kvlens.runs.room import resized, room_made, with_room
 from kvlens.shape import KVShape
@@ -91,11 +91,13 @@ def foresee(request: RunRequest, prompt: PromptText) -> Foreseen | str:
     counted = encoding_in(source, request.chat, request.system, request.turns)
     tokens = counted.special + len(counted.encode(prompt.text)) + len(counted.encode(prompt.answer_prefix))
     limit = budget.bytes(shape, tokens + request.max_new)
-    asked = 0
+    question_tokens = 0
     if request.question == "after" and prompt.question is not None:
-        asked = sum(len(counted.encode(text)) for text in (prompt.text[prompt.question :], prompt.answer_prefix))
-    sizes = Sizes(shape, max(1, tokens - asked - 1), asked + request.max_new, limit)
-    return Foreseen(sizes, positions, asked)
+        question_tokens = sum(
+            len(counted.encode(text)) for text in (prompt.text[prompt.question :], prompt.answer_prefix)
+        )
+    sizes = Sizes(shape, max(1, tokens - question_tokens - 1), question_tokens + request.max_new, limit)
+    return Foreseen(sizes, positions, question_tokens)
 
 
 def refuse(request: RunRequest, prompt: PromptText) -> None:
@@ -105,21 +107,21 @@ def refuse(request: RunRequest, prompt: PromptText) -> None:
         question_start(prompt)
     request = attending(request)
     try:
-        found = foresee(request, prompt)
+        foreseen = foresee(request, prompt)
     except ModelBeyondMemory:
         raise
     except UnsupportedModel:
         return  # loading says what is wrong with the model
-    if isinstance(found, str):
+    if isinstance(foreseen, str):
         return
-    request = with_room(request, found.sizes)
-    found = replace(found, sizes=resized(request, found.sizes))
-    run, sizes = chosen(request, found.sizes), found.sizes
+    request = with_room(request, foreseen.sizes)
+    foreseen = replace(foreseen, sizes=resized(request, foreseen.sizes))
+    run, sizes = choose_parameters(request, foreseen.sizes), foreseen.sizes
     if request.forced is not None:
         sizes = replace(sizes, max_new=len(request.forced))
-    if methods.get(request.method).reach(run.params, sizes) > found.positions:
-        raise BadPrompt(_too_long(found, sizes.max_new - (found.asked if request.forced is None else 0)))
-    refused = _refusal(request, run, found.sizes)
+    if methods.get(request.method).reach(run.params, sizes) > foreseen.positions:
+        raise BadPrompt(_too_long(foreseen, sizes.max_new - (foreseen.asked if request.forced is None else 0)))
+    refused = _refusal(request, run, foreseen.sizes)
     if refused is not None:
         raise refused
 
@@ -183,44 +185,46 @@ def estimate(
         system=system,
         question=question,
     )
-    asked = PromptText(prompt) if isinstance(prompt, str) else prompt
+    source = PromptText(prompt) if isinstance(prompt, str) else prompt
     share = attended_share(method, request.budget, params)
     request = attending(request)
-    foreseen = foresee(request, asked)
+    foreseen = foresee(request, source)
     out: dict[str, Any] = dict.fromkeys(UNKNOWN) | {"warnings": []}
     if isinstance(foreseen, str):
         out["warnings"].append(foreseen)
         return out
-    given, request = request.budget, with_room(request, foreseen.sizes)
+    requested_budget, request = request.budget, with_room(request, foreseen.sizes)
     sizes, tokens = resized(request, foreseen.sizes), foreseen.tokens
     shape, limit, full = sizes.shape, sizes.budget_bytes, sizes.full_kv_bytes
-    found, kind = chosen(request, sizes), methods.get(method)
+    choice, kind = choose_parameters(request, sizes), methods.get(method)
     step_bytes = TRACE_ROW_BYTES * shape.layers * shape.q_heads + DECISION_BYTES * decision_rows(kind.family, shape)
     token_bytes = max(TOKEN_BYTES, 4 * shape.layers * shape.kv_heads * shape.head_dim // SPAN_TOKENS)
     sampled = resolve_sampling("auto", shape.layers, shape.q_heads, tokens)
-    refused = _refusal(request, found, sizes)
-    fits = limit is None or found.floor <= limit or given is None
+    refused = _refusal(request, choice, sizes)
+    fits = limit is None or choice.floor <= limit or requested_budget is None
     out |= {
         "prompt_tokens": tokens,
         "full_kv_bytes": full,
         "budget_bytes": limit,
-        "min_budget_bytes": found.floor,
+        "min_budget_bytes": choice.floor,
         "feasible": True if fits else None if refused is None else False,
         "oracle_every": None if sampled is None else sampled.every,
         "trace_bytes": TRACE_BASE_BYTES + token_bytes * tokens + step_bytes * sizes.max_new,
         "step_bytes": step_bytes,
         "steps": sizes.max_new,
-        "preset": found.preset,
-        "fit": found.said,
-        "values": found.fitted,
-        "config": asdict(found.params),
-        "room": room_made(request) if request.budget != given else share and attending_sentence(method, share),
+        "preset": choice.preset,
+        "fit": choice.said,
+        "values": choice.fitted,
+        "config": asdict(choice.params),
+        "room": room_made(request)
+        if request.budget != requested_budget
+        else share and attending_sentence(method, share),
     }
-    if kind.reach(found.params, sizes) > foreseen.positions:
+    if kind.reach(choice.params, sizes) > foreseen.positions:
         out["feasible"] = False
         out["warnings"].append(_too_long(foreseen, max_new))
     if not fits:
-        would = advice(request, sizes, found.floor)
+        would = advice(request, sizes, choice.floor)
         out["instead"] = {"budget": "100%"} if kind.keeps_all else would.would_do
         out["min_budget_bytes"] = would.likely or would.smallest
     if refused is not None:
@@ -239,14 +243,14 @@ def fits(model: str, method: str) -> list[dict[str, Any]]:
     kind, source = methods.get(method), ready(model)
     if source is None:
         return []
-    shape, found = sizes_in(source, NUMBER_BYTES["float32"])[0], []
+    shape, fitting = sizes_in(source, NUMBER_BYTES["float32"])[0], []
     for tokens, share in POINTS:
         budget = Budget.parse(default_budget(method) if kind.keeps_all else share)
         sizes = Sizes(shape, tokens - 1, NEW, budget.bytes(shape, tokens + NEW))
         usual = default_preset(method, model)
         plain = sizes.floor(kind, methods.make_parameters(kind, usual, {}))
         run, fit = (choose(kind, preset, usual, {}, sizes) for preset in (None, FIT))
-        found.append(
+        fitting.append(
             {
                 "tokens": tokens,
                 "budget": None if kind.keeps_all else share,
@@ -256,7 +260,7 @@ def fits(model: str, method: str) -> list[dict[str, Any]]:
                 "usual_needs": round(plain / sizes.full_kv_bytes, 4),
             }
         )
-    return found
+    return fitting
 
 
 def _too_long(found: Foreseen, steps: int) -> str:

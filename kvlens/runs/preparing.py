@@ -105,14 +105,14 @@ def check(request: RunRequest) -> tuple[type[Method], Budget]:
     return method, Budget.parse(request.budget or default_budget(request.method))
 
 
-def chosen(request: RunRequest, sizes: Sizes) -> Chosen:
+def choose_parameters(request: RunRequest, sizes: Sizes) -> Chosen:
     """The parameters of a request, and how they came to be. Raises ValueError with one sentence."""
     method = methods.get(request.method)
     usual = default_preset(request.method, request.model)
     with limited(request.method, "floor_bytes"):
-        found = choose(method, request.preset, usual, request.overrides, sizes)
-    calibration.require(method, found.params, request.model)
-    return found
+        choice = choose(method, request.preset, usual, request.overrides, sizes)
+    calibration.require(method, choice.params, request.model)
+    return choice
 
 
 def advice(request: RunRequest, sizes: Sizes, needed: int) -> BudgetInfeasible:
@@ -133,10 +133,10 @@ def plan(request: RunRequest, prepared: Prepared, forced: tuple[int, ...] | None
     either way. Raises ValueError with one sentence, also for a prompt too long for the model under this method."""
     method, budget = check(request)
     sizes = sizes_of(request, prepared)
-    found = chosen(request, sizes)
-    reach = method.reach(found.params, sizes)
+    choice = choose_parameters(request, sizes)
+    reach = method.reach(choice.params, sizes)
     refuse_longer(sizes.prompt_tokens + 1, sizes.max_new, prepared.engine.loaded.max_positions, reach)
-    return Plan(method, found, budget, _options(request, forced))
+    return Plan(method, choice, budget, _options(request, forced))
 
 
 def reference_key(request: RunRequest, prepared: Prepared) -> str:
@@ -146,7 +146,7 @@ def reference_key(request: RunRequest, prepared: Prepared) -> str:
 
     from kvlens.engine.generation_rules import rules_of
 
-    said = {
+    fields = {
         "model": prepared.fingerprint,
         "prompt": list(prepared.prompt.ids),
         "dtype": request.dtype,
@@ -162,10 +162,10 @@ def reference_key(request: RunRequest, prepared: Prepared) -> str:
     }
     rules = rules_of(prepared.engine.loaded.model)
     if rules:
-        said["generation_rules"] = rules
+        fields["generation_rules"] = rules
     if prepared.prompt.asked:
-        said["asked"] = list(prepared.prompt.asked)
-    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+        fields["asked"] = list(prepared.prompt.asked)
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
 
 
 def _options(request: RunRequest, forced: tuple[int, ...] | None = None) -> Options:
@@ -208,8 +208,8 @@ def prepare(
         if short is None:
             raise
         raise short from failure
-    asked = (request.chat, request.system, request.question)
-    prompt = tokenize(source, loaded.tokenizer, None, request.max_new, *asked, form, request.turns)
+    form_fields = (request.chat, request.system, request.question)
+    prompt = tokenize(source, loaded.tokenizer, None, request.max_new, *form_fields, form, request.turns)
     if request.threads or loaded.info["parameters"] < SMALL:
         import torch
 

@@ -81,10 +81,10 @@ class _Race:
         self._requests = [request.reference]
         self._lanes = [Lane(method=methods.REFERENCE)]
         self._request = request
-        for entrant, (asked, note) in zip(request.entrants, request.lanes(), strict=True):
-            self._requests.append(asked)
+        for entrant, (lane_request, note) in zip(request.entrants, request.lanes(), strict=True):
+            self._requests.append(lane_request)
             differs = request.difference(entrant)
-            self._lanes.append(Lane(method=asked.method, preset=asked.preset, differs=differs, note=note))
+            self._lanes.append(Lane(method=lane_request.method, preset=lane_request.preset, differs=differs, note=note))
         self._info = RaceInfo(
             id=new_id(),
             created=now(),
@@ -156,10 +156,10 @@ class _Race:
     def _plan(self, request: RunRequest) -> None:
         number = self._requests.index(request)
         lane, planned = self._lanes[number], plan(request, self._prepared)
-        said, config = planned.chosen.said, dataclasses.asdict(planned.params)
+        planned_words, config = planned.chosen.said, dataclasses.asdict(planned.params)
         lane.stand_in = stand_in(request.method, config)
         lane.differs = self._request.difference(self._request.entrants[number - 1], config)
-        lane.note = " ".join(sentence for sentence in (lane.note, said) if sentence) or None
+        lane.note = " ".join(sentence for sentence in (lane.note, planned_words) if sentence) or None
 
     def _entered(self) -> list[int]:
         """Lanes of methods that were not refused."""
@@ -209,16 +209,16 @@ class _Race:
                     prepared.kept.read = None  # all are placed: it is made again for what left full KV
                 self.hearing.tell(self._step, number, done, total)
             elif phase in ("prefill", "place"):
-                self.hearing.tell(self._before, number, phase, done, total)
+                self.hearing.tell(self._report_phase, number, phase, done, total)
 
         def cancelled() -> bool:
-            if decoding and not turns.left(place):
+            if decoding and not turns.has_left(place):
                 turns.hand_on(place)
             if watched.ended:
                 self._decoding.discard(place)
-                while self._decoding and not (self._stop() or turns.left(place)):
+                while self._decoding and not (self._stop() or turns.has_left(place)):
                     turns.hand_on(place)
-            return self._stop() or turns.left(place)
+            return self._stop() or turns.has_left(place)
 
         thread = threading.get_ident()
 
@@ -234,15 +234,17 @@ class _Race:
         try:
             planned = plan(request, prepared)
             pairing = Pairing(reference, reference.uid, reference_key(request, prepared))
-            on = self._runs, report, cancelled
+            surroundings = self._runs, report, cancelled
             with abandoning(abandon):
-                stored = store(prepared, request, planned, pairing, *on, watcher=watched, raced=len(self._entered()))
+                stored = store(
+                    prepared, request, planned, pairing, *surroundings, watcher=watched, raced=len(self._entered())
+                )
             ended = {"uid": stored.uid, "state": stored.status, "text": stored.text}
         except BaseException as error:  # a lane's thread receives no signal, so whatever it raises is its own
             ended = self._failed(request, stray(request.method, error))
         finally:
             self._decoding.discard(place)
-            hung = turns.left(place)
+            hung = turns.has_left(place)
             turns.leave(place)
         if not hung:
             self.hearing.tell(self._log.change, number, ended)
@@ -266,7 +268,7 @@ class _Race:
         self._steps[number] = done
         self.audience.report("decode", sum(self._steps.values()), total * len(self._entered()))
 
-    def _before(self, number: int, phase: str, done: int, total: int) -> None:
+    def _report_phase(self, number: int, phase: str, done: int, total: int) -> None:
         """A lane is not decoding yet."""
         self.audience.report(phase, done, total)
         if self._lanes[number].state != phase:

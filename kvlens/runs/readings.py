@@ -51,34 +51,34 @@ class Reading:
         """where it lies; None: nowhere, or its surprisals lie there too"""
 
     def __call__(self) -> ReadPrompt:
-        prompt, method, kept = self._prepared.prompt, self._planned.method, self._prepared.kept
-        if kept is not None and kept.read is not None and kept.read.serves(method):
-            return kept.read if self._ahead else self._taken(kept, kept.read)
+        prompt, method, holder = self._prepared.prompt, self._planned.method, self._prepared.kept
+        if holder is not None and holder.read is not None and holder.read.serves(method):
+            return holder.read if self._ahead else self._take(holder, holder.read)
         path = None if self._folder is None else self._folder / f"{_key(self._prepared, self._planned)}.safetensors"
-        found = None if path is None else _load(path, self._prepared)
-        queries = max(QUERIES, method.needs.queries, 0 if kept is None else kept.queries)
-        received = method.needs.received or (kept is not None and kept.received)
-        if found is None or not found.serves(method) or (received and found.received is None):
+        reading = None if path is None else _load(path, self._prepared)
+        queries = max(QUERIES, method.needs.queries, 0 if holder is None else holder.queries)
+        received = method.needs.received or (holder is not None and holder.received)
+        if reading is None or not reading.serves(method) or (received and reading.received is None):
             chunk = self._planned.options.prefill_chunk
-            received = received or (found is not None and found.received is not None)
+            received = received or (reading is not None and reading.received is not None)
             start_ns = time.perf_counter_ns()
-            found = self._prepared.engine.read(prompt, chunk, queries, received, self._told)
-            if self._ahead and kept is not None:
-                kept.ahead_ns = time.perf_counter_ns() - start_ns
+            reading = self._prepared.engine.read(prompt, chunk, queries, received, self._told)
+            if self._ahead and holder is not None:
+                holder.ahead_ns = time.perf_counter_ns() - start_ns
             if path is not None:
                 with contextlib.suppress(OSError):  # a full disk costs the next run its head start, nothing else
-                    _save(path, found)
+                    _save(path, reading)
         else:
             self.kept = True
             if path is not None:
                 with contextlib.suppress(OSError):
                     os.utime(path)
-        self._path = path if found.surprisal.known is None else None
-        if kept is not None:
-            kept.read = found
-        return found
+        self._path = path if reading.surprisal.known is None else None
+        if holder is not None:
+            holder.read = reading
+        return reading
 
-    def _taken(self, holder: Kept, read: ReadPrompt) -> ReadPrompt:
+    def _take(self, holder: Kept, read: ReadPrompt) -> ReadPrompt:
         """Return a reading that is at hand, for a run. The first run after a budget check counts its reading."""
         spent_ns, holder.ahead_ns = holder.ahead_ns, 0
         self.kept = not spent_ns
@@ -162,7 +162,7 @@ def _size(prepared: Prepared, planned: Plan) -> int:
 def _key(prepared: Prepared, planned: Plan) -> str:
     import torch
 
-    said = {
+    fields = {
         "model": prepared.fingerprint,
         "prompt": list(prepared.prompt.ids),
         "dtype": str(prepared.engine.loaded.model.dtype),
@@ -170,7 +170,7 @@ def _key(prepared: Prepared, planned: Plan) -> str:
         "threads": torch.get_num_threads(),
         "prefill_chunk": planned.options.prefill_chunk,
     }
-    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:32]
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:32]
 
 
 def _save(path: Path, read: ReadPrompt) -> None:
@@ -202,9 +202,9 @@ def _put(path: Path, tensors: dict[str, torch.Tensor]) -> None:
         raise OSError(str(error)) from error
     finally:
         part.unlink(missing_ok=True)
-    kept = sorted(path.parent.glob("*.safetensors"), key=lambda file: file.stat().st_mtime_ns, reverse=True)
+    files = sorted(path.parent.glob("*.safetensors"), key=lambda file: file.stat().st_mtime_ns, reverse=True)
     total = 0
-    for file in kept:
+    for file in files:
         total += file.stat().st_size
         if total > MOST_BYTES:
             file.unlink(missing_ok=True)
@@ -217,33 +217,33 @@ def _load(path: Path, prepared: Prepared) -> ReadPrompt | None:
 
     from kvlens.engine.prefill import ReadPrompt
     from kvlens.engine.surprisal import Surprisals
-    from kvlens.methods.given import Peeked
+    from kvlens.methods.run_inputs import Peeked
 
     ids = prepared.prompt.ids
     try:
-        found = load_file(path) | _known(path, len(ids))
-        peeked = Peeked(*(found[f"peeked.{field.name}"] for field in fields(Peeked)))
+        tensors = load_file(path) | _read_surprisals(path, len(ids))
+        peeked = Peeked(*(tensors[f"peeked.{field.name}"] for field in fields(Peeked)))
         return ReadPrompt(
             ids,
-            found["keys"],
-            found["values"],
-            found["last_queries"],
+            tensors["keys"],
+            tensors["values"],
+            tensors["last_queries"],
             peeked,
-            Surprisals.restored(prepared.engine.loaded, ids, found),
-            found.get("received"),
+            Surprisals.restored(prepared.engine.loaded, ids, tensors),
+            tensors.get("received"),
         )
     except (OSError, SafetensorError, KeyError):
         return None
 
 
-def _known(path: Path, tokens: int) -> dict[str, torch.Tensor]:
+def _read_surprisals(path: Path, tokens: int) -> dict[str, torch.Tensor]:
     """{"surprisal": float32 [tokens]} where a run has put them beside a reading; {} where none has, or what lies there
     is damaged: then they are computed again."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     try:
-        found = load_file(_beside(path))["surprisal"]
+        surprisal = load_file(_beside(path))["surprisal"]
     except (OSError, SafetensorError, KeyError):
         return {}
-    return {"surprisal": found} if found.shape == (tokens,) else {}
+    return {"surprisal": surprisal} if surprisal.shape == (tokens,) else {}

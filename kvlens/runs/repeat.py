@@ -133,9 +133,9 @@ def read_run(runs_dir: Path, uid: str) -> Past:
     return Past(
         uid,
         request,
-        _asked(request, meta),
+        _original_request(request, meta),
         stored_prompt(meta, text),
-        None if not meta.chat else ChatForm.stored(meta.chat),
+        None if not meta.chat else ChatForm.read_stored(meta.chat),
         tuple(prompt.sort_values("pos")["token_id"].tolist()),
         spans,
         layers,
@@ -163,15 +163,18 @@ def _request(uid: str, meta: RunMeta) -> RunRequest:
     """The run's request; what was compared or fed is not part of it."""
     if "config" not in meta.model_fields_set:
         raise CannotRepeat(f"run {uid} cannot be repeated: its trace does not say how it was made (no config).")
-    kept = meta.request or {name: value for name, value in meta.pick(_OLD).items() if value is not None}
+    stored_fields = meta.request or {name: value for name, value in meta.pick(_OLD).items() if value is not None}
     # a trace from before the chat form was fed its text as it is
     config = _later_parameters(meta) | meta.config
-    said = {"chat": "off", **kept, "overrides": config, "against": False, "forced_reference": False}
-    said["preset"] = meta.preset  # which one it came to, not which one was asked for
-    said["budget"] = _still_taken(said.get("budget"), meta.budget_bytes)
+    fields = {"chat": "off", **stored_fields, "overrides": config, "against": False, "forced_reference": False}
+    fields["preset"] = meta.preset  # which one it came to, not which one was asked for
+    fields["budget"] = _still_taken(fields.get("budget"), meta.budget_bytes)
     try:
-        held, dropped = (Hold(**one.stored()) for one in meta.hold), (Drop(**one.stored()) for one in meta.drop)
-        return RunRequest(**said, hold=tuple(held), drop=tuple(dropped))
+        held, dropped = (
+            (Hold(**token_range.to_row()) for token_range in meta.hold),
+            (Drop(**token_range.to_row()) for token_range in meta.drop),
+        )
+        return RunRequest(**fields, hold=tuple(held), drop=tuple(dropped))
     except (TypeError, ValueError) as error:
         raise CannotRepeat(
             f"run {uid} cannot be repeated: its trace does not say how it was made ({type(error).__name__})."
@@ -187,13 +190,13 @@ def _still_taken(budget: str | None, limit: int | None) -> str | None:
     return budget
 
 
-def _asked(request: RunRequest, meta: RunMeta) -> RunRequest:
+def _original_request(request: RunRequest, meta: RunMeta) -> RunRequest:
     """The request before a preset was chosen and its numbers were filled in."""
-    kept = meta.request or {}
-    if "overrides" not in kept:
+    stored_fields = meta.request or {}
+    if "overrides" not in stored_fields:
         return request
-    overrides = _later_parameters(meta) | dict(kept["overrides"] or {})
-    return request.model_copy(update={"preset": kept.get("preset"), "overrides": overrides})
+    overrides = _later_parameters(meta) | dict(stored_fields["overrides"] or {})
+    return request.model_copy(update={"preset": stored_fields.get("preset"), "overrides": overrides})
 
 
 def _later_parameters(meta: RunMeta) -> dict[str, Any]:

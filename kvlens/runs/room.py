@@ -8,7 +8,7 @@ from kvlens import methods
 from kvlens.memory.budget import NO_LIMIT, WHOLE, Budget, BudgetInfeasible, in_words, percent_up
 from kvlens.methods.advice import refusal
 from kvlens.methods.fitting import Sizes
-from kvlens.runs.preparing import chosen
+from kvlens.runs.preparing import choose_parameters
 from kvlens.runs.request import DEFAULT_SHARE, RunRequest, default_preset
 
 
@@ -20,7 +20,7 @@ def with_room(request: RunRequest, sizes: Sizes) -> RunRequest:
         return request
     usual = replace(sizes, budget_bytes=Budget.parse(DEFAULT_SHARE).bytes(sizes.shape, _tokens(sizes)))
     preset = default_preset(request.method, request.model)
-    refused = refusal(method, request.preset, preset, chosen(request, usual), request.overrides, usual)
+    refused = refusal(method, request.preset, preset, choose_parameters(request, usual), request.overrides, usual)
     return request if refused is None else wider(request, refused)
 
 

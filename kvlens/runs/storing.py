@@ -176,7 +176,7 @@ def store(
         report("store", 0, 1)
         checks = [*checks, *_model_checks(prepared.model_check)]
         ended = outcome or Outcome(output_text=sink.text())
-        writer.finish(status, error, checks, ended.stored())
+        writer.finish(status, error, checks, ended.to_row())
         report("store", 1, 1)
         stored = Stored(writer.uid, status, ended.output_text or "", result)
         if later and early is not None and lost is not None and status == "completed":

@@ -36,7 +36,7 @@ class Turns:
         if following != lane:
             self._has[following].release()
 
-    def left(self, lane: int) -> bool:
+    def has_left(self, lane: int) -> bool:
         """Return True if this lane has left: its thread, which hung, must stop when it comes back."""
         return not self._going[lane]
 

@@ -34,7 +34,7 @@ class Audience(Protocol):
         """A step of a lane was sketched, or measured: then once more, which counts."""
 
 
-class Told(Protocol):
+class LaneListener(Protocol):
     """What hears of a lane: kvlens.runs.lanes.LaneLog."""
 
     def frame(self, frame: Frame) -> None: ...
@@ -45,7 +45,7 @@ class Told(Protocol):
 class Watched:
     """Makes frames and maps of a lane's steps (kvlens.runs.storing.Watcher), and tells them."""
 
-    def __init__(self, number: int, prompt_tokens: int, tell: Callable[..., None], lanes: Told) -> None:
+    def __init__(self, number: int, prompt_tokens: int, tell: Callable[..., None], lanes: LaneListener) -> None:
         """tell(hear, *values): calls `hear(*values)`, on the thread that the lanes belong to."""
         self._number, self._prompt, self._tell, self._lanes = number, prompt_tokens, tell, lanes
         self.made = False
@@ -56,7 +56,7 @@ class Watched:
     def begun(self, uid: str) -> None:
         self._tell(self._lanes.change, self._number, {"uid": uid, "state": "running"})
 
-    def seen(self, visited: Seen) -> None:
+    def note_step(self, visited: Seen) -> None:
         self.made = True
         self._tell(self._lanes.frame, frame_of(self._number, visited))
 

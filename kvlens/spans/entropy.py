@@ -71,7 +71,7 @@ def entropy_paper(
     """
     values = finite(nats, start)
     end = start + len(values)
-    cut = _Cutter(values, start, stats or Surprisal.of(values, start), alpha)
+    cut = _Cutter(values, start, stats or Surprisal.measure(values, start), alpha)
     first_item = min(max(start, sinks), end)
     spans = cut.sinks(first_item)
     high = values > cut.threshold
@@ -112,7 +112,7 @@ def entropy_feasible(
         raise ValueError(f"need 1 <= l_min and l_max >= 2 * l_min, got l_min {l_min}, l_max {l_max}")
     values = finite(nats, start)
     end = start + len(values)
-    cut = _Cutter(values, start, stats or Surprisal.of(values, start), alpha)
+    cut = _Cutter(values, start, stats or Surprisal.measure(values, start), alpha)
     first_item = min(max(start, sinks), end)
     spans = cut.sinks(first_item)
     if first_item == end:

@@ -39,7 +39,7 @@ class Surprisal:
     sigma: float
 
     @classmethod
-    def of(cls, nats: Sequence[float] | FloatArray, start: int = 0) -> Surprisal:
+    def measure(cls, nats: Sequence[float] | FloatArray, start: int = 0) -> Surprisal:
         """Over `nats` [N] of the tokens start..start+N; token 0 has no surprisal and does not count."""
         values = finite(nats, start)[1 if start == 0 else 0 :]
         return cls(float(values.mean()), float(values.std())) if len(values) else cls(0.0, 0.0)

@@ -28,7 +28,7 @@ def gate_study(
         raise BadStudy("no_method", "a gate judges methods beside full KV: name another method.")
     answered = sum(prompt.source.answer is not None for prompt in prompts)
     check_possible(thresholds, len(prompts), answered)
-    info = None if anew else _stored(runs_dir, plan, prompts)
+    info = None if anew else _find_stored(runs_dir, plan, prompts)
     if info is None:
         return storage.create(runs_dir, plan, prompts, thresholds)
     if info.thresholds != thresholds:
@@ -38,7 +38,7 @@ def gate_study(
     return info
 
 
-def _stored(runs_dir: Path, plan: StudyPlan, prompts: Sequence[StudyPrompt]) -> StudyInfo | None:
+def _find_stored(runs_dir: Path, plan: StudyPlan, prompts: Sequence[StudyPrompt]) -> StudyInfo | None:
     rows = [prompt.row() for prompt in prompts]
     for study_id in storage.ids(runs_dir):
         try:

@@ -15,7 +15,7 @@ class Scorer:
     """Scores outputs, prompt by prompt: a prompt of a task is made again once for all its arms."""
 
     def __init__(self) -> None:
-        self._asked: tuple[str, tasks.Asked] | None = None
+        self._asked: tuple[str, tasks.TaskPrompt] | None = None
         """(id of the prompt, what its task made) of the prompt that was scored last"""
 
     def score(self, prompt: StudyPrompt, output: str, tokenizer: Any) -> float | None:

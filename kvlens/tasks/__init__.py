@@ -21,7 +21,7 @@ from kvlens.plugins import plugins
 from kvlens.storeys import offered
 from kvlens.tasks import filename
 from kvlens.tasks.answers import RULE, contains
-from kvlens.tasks.base import Asked, Encode, Encoding, Generation, Task, Unscored
+from kvlens.tasks.base import Encode, Encoding, Generation, Task, TaskPrompt, Unscored
 from kvlens.text.prompts import PromptText
 
 BUILT_IN = {
@@ -80,7 +80,7 @@ def _fault(name: str, found: Any) -> str | None:
         return "is no kvlens.tasks.base.Task"
     if found.name != name:
         return f"calls itself '{found.name}': both names must be one"
-    _told(found)  # what every list asks of it
+    _describe_task(found)  # what every list asks of it
     return None
 
 
@@ -105,8 +105,8 @@ def get(name: str) -> Task:
     """A task by name, or the task of a file by KIND:PATH. Raises UnknownTask or ValueError with one sentence."""
     kind, sign, path = name.partition(":")
     if sign and kind in file_kinds():
-        file, given = filename.split(path)
-        return _open(name, kind, file, given, _stamp(Path(file)))
+        file, settings = filename.split(path)
+        return _open(name, kind, file, settings, _stamp(Path(file)))
     tasks = registry()
     if name not in tasks and name in refused():
         raise UnknownTask(refused()[name])
@@ -120,21 +120,21 @@ def get(name: str) -> Task:
 
 def _stamp(path: Path) -> int:
     try:
-        found = path.stat()
+        file_stat = path.stat()
     except (OSError, ValueError):
         raise ValueError(f"there is no benchmark file '{path}'.") from None
-    if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
+    if not (stat.S_ISREG(file_stat.st_mode) or stat.S_ISDIR(file_stat.st_mode)):
         raise ValueError(f"'{path}' is neither a file nor a folder.")
-    return found.st_mtime_ns
+    return file_stat.st_mtime_ns
 
 
 def _size(path: Path) -> int:
     """Bytes; 0 where there is none, or it is a folder."""
     try:
-        found = path.stat()
+        file_stat = path.stat()
     except (OSError, ValueError):
         return 0
-    return found.st_size if stat.S_ISREG(found.st_mode) else 0
+    return file_stat.st_size if stat.S_ISREG(file_stat.st_mode) else 0
 
 
 @lru_cache(maxsize=16)
@@ -147,18 +147,18 @@ def _open(name: str, kind: str, path: str, given: tuple[tuple[str, str], ...], s
 
 def catalogue() -> list[dict[str, Any]]:
     """The generated tasks as plain data, in order."""
-    return [_told(task) for task in registry().values()]
+    return [_describe_task(task) for task in registry().values()]
 
 
-def _told(task: Task) -> dict[str, Any]:
+def _describe_task(task: Task) -> dict[str, Any]:
     names = ("name", "title", "summary", "metric", "new_tokens", "demo_language", "placed")
     return {name: getattr(task, name) for name in names}
 
 
 def parameters() -> dict[str, dict[str, int | str]]:
     """Kind of file -> what can be set behind its path, with the defaults; kinds without parameters are left out."""
-    found = {kind: dict(getattr(_load(path), "parameters", {})) for kind, path in file_kinds().items()}
-    return {kind: given for kind, given in found.items() if given}
+    settings_by_kind = {kind: dict(getattr(_load(path), "parameters", {})) for kind, path in file_kinds().items()}
+    return {kind: settings for kind, settings in settings_by_kind.items() if settings}
 
 
 def score(task: str, answer: str, output: str) -> float:
@@ -204,27 +204,29 @@ def usual(model: str) -> tuple[str, ...]:
     return TOY if model == DEMO else PROSE
 
 
-def ask(task: Task, length: int | None, depth: float | None, seed: int, encoding: Encoding, index: int = 0) -> Asked:
+def ask(
+    task: Task, length: int | None, depth: float | None, seed: int, encoding: Encoding, index: int = 0
+) -> TaskPrompt:
     """A prompt of a task in the form it will be fed in: `length` tokens in all, with the chat form's and the opening's.
 
     Raises ValueError with one sentence."""
-    made = task.make(length, depth, seed, encoding.encode, encoding.special, index)
+    prompt = task.make(length, depth, seed, encoding.encode, encoding.special, index)
     if not encoding.chat:
-        return replace(made, opening="")
-    cue, before = made.cue if made.text.endswith(made.cue) else "", len(encoding.encode(made.text))
-    more = len(encoding.encode(made.opening)) - (before - len(encoding.encode(made.text.removesuffix(cue))))
+        return replace(prompt, opening="")
+    cue, tokens_before = prompt.cue if prompt.text.endswith(prompt.cue) else "", len(encoding.encode(prompt.text))
+    more = len(encoding.encode(prompt.opening)) - (tokens_before - len(encoding.encode(prompt.text.removesuffix(cue))))
     if length is not None and more != 0:
-        made = task.make(length, depth, seed, encoding.encode, encoding.special + more, index)
-    return replace(made, text=made.text.removesuffix(cue))
+        prompt = task.make(length, depth, seed, encoding.encode, encoding.special + more, index)
+    return replace(prompt, text=prompt.text.removesuffix(cue))
 
 
-def prompt_of(asked: Asked) -> PromptText:
+def prompt_of(asked: TaskPrompt) -> PromptText:
     """What is tokenized, and stored with a run."""
     needle = tuple(asked.needle)
     return PromptText(asked.text, asked.answer, needle, asked.task, asked.seed, asked.opening, asked.question)
 
 
-def remake(trial: Mapping[str, Any], encoding: Encoding) -> Asked:
+def remake(trial: Mapping[str, Any], encoding: Encoding) -> TaskPrompt:
     """The very prompt of a trial, from its keys task, length, depth, seed and index. Raises ValueError with one
     sentence."""
     task = get(str(trial["task"]))
@@ -233,11 +235,11 @@ def remake(trial: Mapping[str, Any], encoding: Encoding) -> Asked:
 
 __all__ = [
     "BUILT_IN",
-    "Asked",
     "Encode",
     "Encoding",
     "Generation",
     "Task",
+    "TaskPrompt",
     "UnknownTask",
     "Unscored",
     "ask",

@@ -21,7 +21,7 @@ Encode = Callable[[str], list[int]]
 
 
 @dataclass(frozen=True)
-class Asked:
+class TaskPrompt:
     """One prompt of a task (without special tokens), what is expected of it, and where the asked facts stand in its
     text."""
 
@@ -80,7 +80,7 @@ class Task(ABC):
     @abstractmethod
     def make(
         self, length: int | None, depth: float | None, seed: int, encode: Encode, special: int = 1, index: int = 0
-    ) -> Asked:
+    ) -> TaskPrompt:
         """A prompt of `length` tokens in all, `special` of which the tokenizer adds. Raises ValueError with one
         sentence."""
 
@@ -92,7 +92,7 @@ class Task(ABC):
     def score(self, answer: str, output: str) -> float:
         """0..1, from the answer's text alone, as a stored run keeps it."""
 
-    def grade(self, request: Asked, output: str) -> float:
+    def grade(self, request: TaskPrompt, output: str) -> float:
         """0..1; like `score`, with all that is known of the prompt."""
         return self.score(request.answer, output)
 

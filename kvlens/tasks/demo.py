@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvlens.demo.tasks import make_prompt, score
-from kvlens.tasks.base import Asked, Encode, Task, check_place
+from kvlens.tasks.base import Encode, Task, TaskPrompt, check_place
 
 
 class DemoTask(Task):
@@ -17,11 +17,11 @@ class DemoTask(Task):
 
     def make(
         self, length: int | None, depth: float | None, seed: int, encode: Encode, special: int = 1, index: int = 0
-    ) -> Asked:
+    ) -> TaskPrompt:
         tokens, place = check_place(self.name, length, depth)
         result = make_prompt(self.name, tokens, place, seed, encode)
         question, answers = result.text.rindex("\nQuestion:"), (result.answer,)
-        return Asked(
+        return TaskPrompt(
             result.text, result.answer, result.needle, self.name, tokens, place, seed, index, answers, question=question
         )
 

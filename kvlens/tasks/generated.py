@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 
 from kvlens.tasks import texts
-from kvlens.tasks.base import Asked, Encode, Task, check_place
+from kvlens.tasks.base import Encode, Task, TaskPrompt, check_place
 from kvlens.tasks.layout import Content, compose
 
 SEPARATOR = ", "
@@ -29,14 +29,14 @@ class Generated(Task):
 
     def make(
         self, length: int | None, depth: float | None, seed: int, encode: Encode, special: int = 1, index: int = 0
-    ) -> Asked:
+    ) -> TaskPrompt:
         tokens, place = check_place(self.name, length, depth if self.placed else 0.5)
         rng = random.Random(f"{self.name}/{seed}")
         content, answers = self.content(rng, place)
         text, needle = self.lay(content, tokens, rng, encode, special)
         at = place if self.placed else None
         expected = " " + SEPARATOR.join(answers)
-        return Asked(
+        return TaskPrompt(
             text,
             expected,
             needle,

@@ -67,7 +67,7 @@ class ChatForm:
     """the template drops white space at the text's ends"""
 
     @classmethod
-    def stored(cls, chat: Mapping[str, Any]) -> ChatForm:
+    def read_stored(cls, chat: Mapping[str, Any]) -> ChatForm:
         """Return the form of a stored run: the very text around its prompt, whatever the template writes today."""
         return cls(
             str(chat["before"]),
@@ -81,9 +81,13 @@ class ChatForm:
     def around(self, text: str) -> tuple[str, int, tuple[int, int]]:
         """(the text as it is fed, where its first character stands or would stand in it, the range of it that is
         fed)."""
-        first = len(text) - len(text.lstrip()) if self.trims else 0
-        last = max(first, len(text.rstrip()) if self.trims else len(text))
-        return f"{self.before}{text[first:last]}{self.after}", len(self.before) - first, (first, last)
+        leading_spaces = len(text) - len(text.lstrip()) if self.trims else 0
+        last = max(leading_spaces, len(text.rstrip()) if self.trims else len(text))
+        return (
+            f"{self.before}{text[leading_spaces:last]}{self.after}",
+            len(self.before) - leading_spaces,
+            (leading_spaces, last),
+        )
 
     def meta(self) -> dict[str, Any]:
         """For the trace; with the prompt's text and the answer's prefix, the whole text as it is fed."""
@@ -115,32 +119,39 @@ def choose(
         if turns:
             raise BadTemplate("a conversation of several turns needs the chat form, which this run does not have.")
         return None
-    first = [] if system is None else [{"role": "system", "content": system}]
-    first += [{"role": role, "content": text} for role, text in turns]
-    marked = [[*first, {"role": "user", "content": content}] for content in (MARK, f" {MARK} ")]
+    opening_messages = [] if system is None else [{"role": "system", "content": system}]
+    opening_messages += [{"role": role, "content": text} for role, text in turns]
+    marked = [[*opening_messages, {"role": "user", "content": content}] for content in (MARK, f" {MARK} ")]
     plain, spaced = template.render(*((messages, True) for messages in marked))
-    before, found, after = plain.partition(MARK)
-    if not found:
+    text_before, mark, text_after = plain.partition(MARK)
+    if not mark:
         raise BadTemplate("the model's chat template leaves out what the user says: run with --chat off.")
-    if system is not None and system.strip() not in before + after:
+    if system is not None and system.strip() not in text_before + text_after:
         raise BadTemplate("the model's chat template has no place for a system message: leave out --system.")
-    trims = spaced == f"{before}{MARK}{after}"
-    if not trims and spaced != f"{before} {MARK} {after}":
+    trims = spaced == f"{text_before}{MARK}{text_after}"
+    if not trims and spaced != f"{text_before} {MARK} {text_after}":
         raise BadTemplate("the model's chat template changes what the user says: run with --chat off.")
-    return ChatForm(before, after, template.name, template.sha256, system, trims)
+    return ChatForm(text_before, text_after, template.name, template.sha256, system, trims)
 
 
 def refuse_change(template: Template, form: ChatForm, text: str, turns: Sequence[tuple[str, str]] = ()) -> None:
     """Raise BadTemplate if the template changes this very text, for example by its content; names the first place.
     turns: the earlier ones of the form."""
-    first = [] if form.system is None else [{"role": "system", "content": form.system}]
-    first += [{"role": role, "content": said} for role, said in turns]
-    (rendered,) = template.render(([*first, {"role": "user", "content": text}], True))
+    messages = [] if form.system is None else [{"role": "system", "content": form.system}]
+    messages += [{"role": role, "content": turn_text} for role, turn_text in turns]
+    (rendered,) = template.render(([*messages, {"role": "user", "content": text}], True))
     fed = form.around(text)[0]
     if rendered == fed:
         return
-    at = next((at for at, (ours, theirs) in enumerate(zip(fed, rendered, strict=False)) if ours != theirs), len(fed))
-    place = max(0, at - len(form.before))
+    first_difference = next(
+        (
+            first_difference
+            for first_difference, (ours, theirs) in enumerate(zip(fed, rendered, strict=False))
+            if ours != theirs
+        ),
+        len(fed),
+    )
+    place = max(0, first_difference - len(form.before))
     raise BadTemplate(
         f"the model's chat template changes this text at character {place:,} ({text[place : place + 20]!r}): run with "
         "--chat off, or change the text there."
@@ -149,37 +160,37 @@ def refuse_change(template: Template, form: ChatForm, text: str, turns: Sequence
 
 def template_of(tokenizer: Any) -> Template | None:
     """The chat template of a transformers tokenizer, the one named default where it has several."""
-    found = getattr(tokenizer, "chat_template", None)
-    if isinstance(found, dict):
-        found = found.get("default")
+    template = getattr(tokenizer, "chat_template", None)
+    if isinstance(template, dict):
+        template = template.get("default")
     specials = {name: str(token) for name in SPECIALS if (token := getattr(tokenizer, name, None)) is not None}
-    return Template(found, specials) if isinstance(found, str) and found else None
+    return Template(template, specials) if isinstance(template, str) and template else None
 
 
 def template_in(folder: Path) -> Template | None:
     """The chat template that lies in a model's folder."""
     try:
-        said = load_json(folder / "tokenizer_config.json")
+        config = load_json(folder / "tokenizer_config.json")
     except (OSError, ValueError):
         return None
-    if not isinstance(said, dict):
+    if not isinstance(config, dict):
         return None
-    found = said.get("chat_template")
-    if isinstance(found, list):
-        entries = [entry for entry in found if isinstance(entry, dict)]
-        found = next((entry.get("template") for entry in entries if entry.get("name") == "default"), None)
+    template = config.get("chat_template")
+    if isinstance(template, list):
+        entries = [entry for entry in template if isinstance(entry, dict)]
+        template = next((entry.get("template") for entry in entries if entry.get("name") == "default"), None)
     apart = folder / "chat_template.jinja"
     if apart.is_file():
         try:
-            found = read_bounded(apart, MOST_JSON).decode("utf-8")
+            template = read_bounded(apart, MOST_JSON).decode("utf-8")
         except (OSError, ValueError):
             return None
     texts = {
         name: token.get("content", "") if isinstance(token, dict) else token
         for name in SPECIALS
-        if (token := said.get(name))
+        if (token := config.get(name))
     }
-    return Template(found, texts) if isinstance(found, str) and found else None
+    return Template(template, texts) if isinstance(template, str) and template else None
 
 
 def stop_ids(tokenizer: Any) -> frozenset[int]:
@@ -188,7 +199,7 @@ def stop_ids(tokenizer: Any) -> frozenset[int]:
     template = template_of(tokenizer)
     if template is None:
         return frozenset()
-    special = {at for at, token in tokenizer.added_tokens_decoder.items() if token.special}
+    special = {token_id for token_id, token in tokenizer.added_tokens_decoder.items() if token.special}
     behind = tokenizer.encode(template.end_of_answer(), add_special_tokens=False)
-    first = next((token for token in behind if token in special), None)
-    return frozenset(token for token in (first, tokenizer.eos_token_id) if token is not None)
+    first_special = next((token for token in behind if token in special), None)
+    return frozenset(token for token in (first_special, tokenizer.eos_token_id) if token is not None)

@@ -128,7 +128,7 @@ def expecting(prompt: PromptText, answer: str | None, passage: str | None) -> Pr
         prompt = checked(replace(prompt, answer=answer.strip()), "the expected answer")
     if passage and passage.strip():
         words = passage.strip()
-        places = [found.span() for found in re.finditer(re.escape(words), prompt.text)]
+        places = [match.span() for match in re.finditer(re.escape(words), prompt.text)]
         if not places:
             raise BadPrompt(f"the passage '{words[:60]}' is not in the prompt: give it exactly as it stands there.")
         prompt = replace(prompt, needle=tuple(places))
@@ -149,7 +149,7 @@ def _from_json(text: str, name: str) -> PromptText:
     except (TypeError, ValueError, OverflowError):
         raise BadPrompt(f'{name}: "needle" must be a list of [start, end] character ranges.') from None
     answer, task, seed = data.get("answer"), data.get("task"), data.get("seed")
-    prefix, asked = data.get("answer_prefix"), data.get("question")
+    prefix, question = data.get("answer_prefix"), data.get("question")
     if isinstance(answer, int) and not isinstance(answer, bool):
         answer = str(answer)
     alternatives = data.get("answers")
@@ -162,7 +162,7 @@ def _from_json(text: str, name: str) -> PromptText:
             task if isinstance(task, str) else None,
             seed if isinstance(seed, int) and 0 <= seed < 1 << 63 else None,
             prefix if isinstance(prefix, str) else "",
-            _without_cr(text, asked) if isinstance(asked, int) and not isinstance(asked, bool) else None,
+            _without_cr(text, question) if isinstance(question, int) and not isinstance(question, bool) else None,
             tuple(item for item in alternatives if isinstance(item, str)) if isinstance(alternatives, list) else (),
         ),
         name,
@@ -200,7 +200,7 @@ def tokenize(
         form = choose(template, chat, system, turns)
         if form is not None and template is not None:
             refuse_change(template, form, source.text, turns)
-    fed, begin, kept = (source.text, 0, (0, len(source.text))) if form is None else form.around(source.text)
+    fed, begin, kept_range = (source.text, 0, (0, len(source.text))) if form is None else form.around(source.text)
     fed += source.answer_prefix
     fast = bool(getattr(tokenizer, "is_fast", False))
     encoded = tokenizer(fed, return_offsets_mapping=fast, return_attention_mask=False, add_special_tokens=form is None)
@@ -211,7 +211,7 @@ def tokenize(
         refuse_longer(len(ids), max_new, max_positions)
     ranges = encoded["offset_mapping"] if fast else [(0, 0)] * len(ids)
     pieces = prompt_pieces(fed, ids, ranges, tokenizer.decode)
-    offsets = tuple(_inside(int(a) - begin, int(b) - begin, *kept) for a, b in ranges)
+    offsets = tuple(_inside(int(a) - begin, int(b) - begin, *kept_range) for a, b in ranges)
     cut = len(ids) if question == "in" else _cut(source, [b for _, b in ranges], begin)
     return Prompt(source, tuple(ids[:cut]), pieces[:cut], offsets[:cut], form, tuple(ids[cut:]))
 
@@ -240,7 +240,7 @@ def _cut(source: PromptText, ends: Sequence[int], begin: int) -> int:
     """The first token that holds a character of the question; ends: where tokens end in the text as it is fed, which
     has the source's first character at `begin`. Raises BadPrompt where there is none, or no context before it."""
     start = question_start(source)
-    cut = next((at for at, end in enumerate(ends) if end > begin + start), None)
+    cut = next((first_token for first_token, end in enumerate(ends) if end > begin + start), None)
     if cut is None:
         raise BadPrompt("the model's tokenizer does not say where tokens stand in the text: run with --question in.")
     if cut < 2:

@@ -18,8 +18,8 @@ from uiruns import Visit
 
 from kvlens.app.figures.methodmarks import mark
 from kvlens.app.ui.common import sentences
-from kvlens.app.ui.compare import asked
 from kvlens.app.ui.compare import groups as comparegroups
+from kvlens.app.ui.compare import requested_runs
 from kvlens.lens.diagnosis import Wanted, diagnose
 from kvlens.lens.reasonkinds import cause
 from kvlens.runs import races
@@ -259,7 +259,7 @@ def test_too_many_runs_and_one_named_twice(visit: Visit, pair: PairRuns, monkeyp
     app = visit(pair.folder, "compare", run=pair.run, cmp=pair.run)
     assert sentences.ONE_RUN_NAMED in warned(app)
     assert at(app, "run", "against") == [pair.run, pair.reference]
-    monkeypatch.setattr(asked, "MOST", 2)
+    monkeypatch.setattr(requested_runs, "MOST", 2)
     app = visit(pair.folder, "compare", runs=f"{pair.run},{pair.plain},{pair.reference}")
     assert "takes at most 2 runs, not 3; showing the first 2" in warned(app)
     assert at(app, "runs") == [f"{pair.run},{pair.plain}"]
@@ -383,5 +383,5 @@ def test_a_prompts_name_is_told_though_another_session_empties_what_is_known(
             self.clear()
 
     monkeypatch.setenv("KVLENS_RUNS", str(pair.folder))
-    monkeypatch.setattr(asked, "_prompts", lambda folder: Emptied())
-    assert len(asked.prompt_of(pair.run) or "") == 64
+    monkeypatch.setattr(requested_runs, "_prompts", lambda folder: Emptied())
+    assert len(requested_runs.prompt_of(pair.run) or "") == 64

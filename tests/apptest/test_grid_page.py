@@ -134,7 +134,7 @@ def test_a_look_survives_its_url() -> None:
     look = Look("grid", "needle", "freekv", "20%", 512, 0.1)
     assert read_look(look.query()) == (look, [])
     assert read_look({"length": "x", "depth": "0.5"})[1] == ["length 'x' is not a number; ignored"]
-    assert Look("grid", "needle").at(("full", "", 512, 0.1)).cell == ("full", "", 512, 0.1)
+    assert Look("grid", "needle").move_to(("full", "", 512, 0.1)).cell == ("full", "", 512, 0.1)
 
 
 def test_a_files_task_is_shown_without_its_folder() -> None:

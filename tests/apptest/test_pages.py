@@ -49,7 +49,7 @@ def test_what_a_forced_run_was_fed_is_not_called_its_output() -> None:
     def page() -> None:
         import pandas as pd
 
-        from kvlens.app.ui.home.chosen import run_details
+        from kvlens.app.ui.home.ticked_runs import run_details
 
         rows = [("20260101-000000-own", False), ("20260101-000001-fed", True)]
         table = pd.DataFrame(

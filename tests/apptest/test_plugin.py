@@ -23,7 +23,7 @@ from kvlens.cli.main import app
 from kvlens.lab.claims.check import claiming
 from kvlens.lens.reasonkinds import KINDS
 from kvlens.lens.verdict import verdict
-from kvlens.methods.statements import stated
+from kvlens.methods.statements import list_statements
 from kvlens.store.reader import TraceReader
 
 PLUGIN = ROOT / "tests" / "plugin"
@@ -146,7 +146,7 @@ def test_the_quality_table_takes_it(installed: Path, kvlens: Command) -> None:
 
 def test_its_claims_can_be_checked(here: None) -> None:
     assert NAME in claiming("smollm2")
-    assert stated(methods.get(NAME))[0].first.method == NAME
+    assert list_statements(methods.get(NAME))[0].first.method == NAME
 
 
 BROKEN = {

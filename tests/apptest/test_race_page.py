@@ -19,7 +19,7 @@ from kvlens.app.ui.common.jobprocess import start_cold
 from kvlens.app.ui.common.jobs import Job, JobManager
 from kvlens.app.ui.common.request import MethodChoice, race_command
 from kvlens.app.ui.race import view
-from kvlens.app.ui.race.stored import lines_of
+from kvlens.app.ui.race.race_lines import lines_of
 from kvlens.app.ui.run import racepreflight
 from kvlens.runs import races
 from kvlens.runs.entrants import entrants
@@ -159,13 +159,13 @@ def test_only_what_is_new_is_sent_while_a_race_goes_on(monkeypatch: pytest.Monke
     sent = []
     for _ in range(12):
         job.lines.append("{}")
-        sent.append(livelanes._first(job))
+        sent.append(livelanes._first_line(job))
         now[0] += 0.5
     assert sent[:6] == [0] * 6, "every line is sent for some seconds"
     assert sent[-1] == 12 - 1 - livelanes.AGAIN_S / 0.5 - 1 + 1
     session["race_lacking"] = 2
-    assert livelanes._first(job) == 2, "what the browser lacks is sent once more"
-    assert livelanes._first(job) > 2
+    assert livelanes._first_line(job) == 2, "what the browser lacks is sent once more"
+    assert livelanes._first_line(job) > 2
 
 
 def test_a_race_that_goes_on_ends_with_its_finding(

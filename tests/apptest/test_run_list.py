@@ -13,8 +13,8 @@ from streamlit.testing.v1 import AppTest
 from test_pages import words
 from uiruns import Visit, redate
 
-from kvlens.app.ui.home.chosen import _repeats
 from kvlens.app.ui.home.runtable import table_key
+from kvlens.app.ui.home.ticked_runs import _repeats
 from kvlens.store.about import FILE, About, read_about, write_about
 from kvlens.store.lease import Lease
 from tests.synthetic import write_synthetic

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from lookup_model import save, text
 
-from kvlens.lens.asked import Asked
 from kvlens.lens.search import Measured, Search
+from kvlens.lens.trial_request import TrialRequest
 from kvlens.lens.whatif import whatif
 from kvlens.runs.carrying import carry_out
 from kvlens.runs.request import RunRequest
@@ -41,7 +41,7 @@ class Lost:
         self.span = int(spans[(spans.tok_start <= FACT) & (spans.tok_end > FACT)]["span"].iloc[0])
 
     def whatif(self, layers: str = "all", heads: str = "all", **asked: Any) -> Any:
-        return whatif(self.runs, self.uid, Asked((self.span,), layers, heads, **asked), quiet)[1]
+        return whatif(self.runs, self.uid, TrialRequest((self.span,), layers, heads, **asked), quiet)[1]
 
 
 @pytest.fixture(scope="module", params=HEADS[1:3], ids=lambda head: f"layer{head[0]}-kv{head[1]}")
@@ -81,7 +81,7 @@ def test_the_search_returns_exactly_that_head(one: tuple[Lost, tuple[int, int]])
 
 def test_a_search_tells_how_far_it_is_from_its_first_trial_on(two: Lost) -> None:
     told: list[tuple[str, int, int]] = []
-    whatif(two.runs, two.uid, Asked((two.span,), search=True), lambda *place: told.append(place))
+    whatif(two.runs, two.uid, TrialRequest((two.span,), search=True), lambda *place: told.append(place))
     first = next(place for place, (phase, *_) in enumerate(told) if phase == "search")
     before = [phase for phase, *_ in told[:first]]
     assert "prefill" in before
@@ -97,7 +97,7 @@ def test_a_search_tells_how_far_it_is_from_its_first_trial_on(two: Lost) -> None
 def test_a_search_can_be_cancelled_before_its_first_trial(two: Lost) -> None:
     stored = len(list_runs(two.runs))
     with pytest.raises(ValueError, match="cancelled while searching; nothing was stored"):
-        whatif(two.runs, two.uid, Asked((two.span,), search=True), quiet, lambda: True)
+        whatif(two.runs, two.uid, TrialRequest((two.span,), search=True), quiet, lambda: True)
     assert len(list_runs(two.runs)) == stored
 
 
@@ -131,7 +131,7 @@ def test_without_a_known_answer_full_kvs_token_decides(tmp_path: Path) -> None:
 
 def test_what_is_stored_of_it(one: tuple[Lost, tuple[int, int]]) -> None:
     lost, (layer, head) = one
-    stored, summary = whatif(lost.runs, lost.uid, Asked((lost.span,), str(layer), str(head)), quiet)
+    stored, summary = whatif(lost.runs, lost.uid, TrialRequest((lost.span,), str(layer), str(head)), quiet)
     with TraceReader.open(lost.runs, stored.uid) as reader:
         meta, loss = reader.meta, reader.loss()
         assert all(reader.self_checks()["passed"])

@@ -144,7 +144,7 @@ def test_a_change_is_tried_on_all_that_lost(losses: Path, tmp_path: Path) -> Non
     lost = diagnose(runs, Wanted(method="streaming_llm")).lost
     assert len(lost) == 2, "the toy loses both"
     before = set(list_runs(runs)["uid"])
-    remedy = attempt(runs, lost, Change.of("budget=90%"), lambda *_: None, lambda: False)
+    remedy = attempt(runs, lost, Change.parse("budget=90%"), lambda *_: None, lambda: False)
     assert (remedy.restored, remedy.most) == (2, True)
     for one in remedy.tried:
         assert one.uid not in before
@@ -152,12 +152,12 @@ def test_a_change_is_tried_on_all_that_lost(losses: Path, tmp_path: Path) -> Non
             assert reader.meta.budget == "90%"
             assert reader.meta.config["sinks"] == 4, "all else is as it was"
             assert str(reader.meta.output_text).strip() == str(reader.meta.answer).strip()
-    same = attempt(runs, lost[:1], Change.of("sinks=6"), lambda *_: None, lambda: False)
+    same = attempt(runs, lost[:1], Change.parse("sinks=6"), lambda *_: None, lambda: False)
     with TraceReader.open(runs, str(same.tried[0].uid)) as reader:
         assert (reader.meta.config["sinks"], reader.meta.budget) == (6, "10%")
     with pytest.raises(ValueError, match="cancelled"):
-        attempt(runs, lost, Change.of("sinks=5"), lambda *_: None, lambda: True)
-    small = attempt(runs, lost[:1], Change.of("budget=0.1%"), lambda *_: None, lambda: False)
+        attempt(runs, lost, Change.parse("sinks=5"), lambda *_: None, lambda: True)
+    small = attempt(runs, lost[:1], Change.parse("budget=0.1%"), lambda *_: None, lambda: False)
     assert (small.restored, small.tried[0].uid) == (0, None)
     assert "smallest" in str(small.tried[0].refused) or "needs" in str(small.tried[0].refused)
 
@@ -175,7 +175,7 @@ def test_an_answer_that_full_kv_does_not_give_is_never_restored(losses: Path, tm
     lost = diagnose(runs, Wanted(method="streaming_llm")).lost
     assert [one.outcome for one in lost] == ["wrong answer"] * 2
     for change in ("budget=90%", "sinks=6"):
-        remedy = attempt(runs, lost[:1], Change.of(change), lambda *_: None, lambda: False)
+        remedy = attempt(runs, lost[:1], Change.parse(change), lambda *_: None, lambda: False)
         assert remedy.restored == 0
         with TraceReader.open(runs, str(remedy.tried[0].uid)) as reader:
             assert full_right(reader) is False

@@ -9,9 +9,9 @@ from test_counterfactual import FACT, Lost, quiet
 
 from kvlens.cli.lens import sentences
 from kvlens.holds import Triple
-from kvlens.lens.asked import Asked
 from kvlens.lens.fewest import Attempt, Fewest, FewestBytes
-from kvlens.lens.found import found_words
+from kvlens.lens.search_words import describe_search
+from kvlens.lens.trial_request import TrialRequest
 from kvlens.lens.whatif import whatif
 from kvlens.meta import Search
 from kvlens.store.reader import TraceReader, list_runs
@@ -101,7 +101,7 @@ def test_it_finds_the_heads_that_carry_the_needle_and_the_span_it_lies_in(two: L
         if phase == "search":
             told.append((done, total))
 
-    stored, summary = whatif(two.runs, two.uid, Asked(fewest=20), report, say=said.append)
+    stored, summary = whatif(two.runs, two.uid, TrialRequest(fewest=20), report, say=said.append)
     assert summary is not None
     search = summary.search
     assert search is not None
@@ -122,11 +122,11 @@ def test_it_finds_the_heads_that_carry_the_needle_and_the_span_it_lies_in(two: L
 
 
 def test_as_many_sets_as_were_allowed(two: Lost) -> None:
-    _, summary = whatif(two.runs, two.uid, Asked(fewest=1), quiet)
+    _, summary = whatif(two.runs, two.uid, TrialRequest(fewest=1), quiet)
     assert summary is not None
     assert summary.search is not None
     assert (summary.search.triples, summary.search.tried, summary.search.ended) == ((), 1, False)
-    said = found_words(summary.search)
+    said = describe_search(summary.search)
     assert said.startswith("The one set tried, as many as were allowed (1), does not bring the answer back")
     assert said.endswith("all candidates are held, which the search did not try.")
     assert summary.restored is True, "of all candidates, which are held"
@@ -157,33 +157,33 @@ def test_as_many_sets_as_were_allowed(two: Lost) -> None:
     ],
 )
 def test_the_words_claim_no_more_than_was_tried(search: Search, said: str) -> None:
-    assert found_words(search) == said
+    assert describe_search(search) == said
 
 
 def test_it_can_be_cancelled_and_leaves_nothing(two: Lost) -> None:
-    whatif(two.runs, two.uid, Asked((two.span,)), quiet)  # so that full KV's run is there
+    whatif(two.runs, two.uid, TrialRequest((two.span,)), quiet)  # so that full KV's run is there
     stored = len(list_runs(two.runs))
     with pytest.raises(ValueError, match="cancelled while searching; nothing was stored"):
-        whatif(two.runs, two.uid, Asked(fewest=20), quiet, lambda: True)
+        whatif(two.runs, two.uid, TrialRequest(fewest=20), quiet, lambda: True)
     assert len(list_runs(two.runs)) == stored
 
 
 def test_what_lost_nothing_is_not_searched(tmp_path: Path) -> None:
     lost = Lost(tmp_path, ((0, 0),), 0.4, 1.0)
-    back, _ = whatif(lost.runs, lost.uid, Asked((lost.span,)), quiet)
+    back, _ = whatif(lost.runs, lost.uid, TrialRequest((lost.span,)), quiet)
     with pytest.raises(ValueError, match="lost nothing that could be brought back"):
-        whatif(lost.runs, back.uid, Asked(fewest=3), quiet)
+        whatif(lost.runs, back.uid, TrialRequest(fewest=3), quiet)
 
 
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        (Asked((1,), fewest=3), "chooses what to hold"),
-        (Asked(search=True, fewest=3), "chooses what to hold"),
-        (Asked(fewest=0), "at least one set"),
-        (Asked(fewest=3, from_step=99), "--from-step 99"),
+        (TrialRequest((1,), fewest=3), "chooses what to hold"),
+        (TrialRequest(search=True, fewest=3), "chooses what to hold"),
+        (TrialRequest(fewest=0), "at least one set"),
+        (TrialRequest(fewest=3, from_step=99), "--from-step 99"),
     ],
 )
-def test_what_goes_not_together_is_one_sentence(two: Lost, asked: Asked, said: str) -> None:
+def test_what_goes_not_together_is_one_sentence(two: Lost, asked: TrialRequest, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         whatif(two.runs, two.uid, asked, quiet)

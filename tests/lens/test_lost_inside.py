@@ -13,10 +13,10 @@ from kvlens.cli.main import app
 from kvlens.demo.encode import demo_encode
 from kvlens.demo.tasks import make_prompt
 from kvlens.holds import joined
-from kvlens.lens.asked import Asked, holds_for, token_range
 from kvlens.lens.attribution import lost_steps
 from kvlens.lens.lines import LEAST, Line, inside, ranges_in_words, ranked
 from kvlens.lens.reasons import explain
+from kvlens.lens.trial_request import TrialRequest, holds_for, token_range
 from kvlens.runs.carrying import carry_out
 from kvlens.runs.repeat import read_run
 from kvlens.runs.request import RunRequest
@@ -97,19 +97,19 @@ def test_the_lens_names_the_tokens_and_holding_the_five_lines_missed_most_restor
 def test_a_range_of_tokens_is_held_by_the_spans_it_lies_in(uid: str, folder: Path) -> None:
     past = read_run(folder, uid)
     window = past.positions - 2
-    holds = holds_for(past, Asked(tokens=((2, 6), (window, window + 2))), ((0, 0),))
+    holds = holds_for(past, TrialRequest(tokens=((2, 6), (window, window + 2))), ((0, 0),))
     sink, page = (next(row for row in past.spans if row.kind == kind) for kind in ("sink", "page"))
     assert [(h.span, h.tok_start, h.tok_end, h.whole) for h in holds] == [
         (sink.span, 2, 4, False),
         (page.span, 4, 6, False),
         (0, window, window + 2, False),
     ]
-    (all_of_it,) = holds_for(past, Asked(tokens=((0, 4),)), ((0, 0),))
+    (all_of_it,) = holds_for(past, TrialRequest(tokens=((0, 4),)), ((0, 0),))
     assert all_of_it.whole
     with pytest.raises(ValueError, match=f"has no token {past.positions}"):
-        holds_for(past, Asked(tokens=((3, past.positions + 1),)), ((0, 0),))
+        holds_for(past, TrialRequest(tokens=((3, past.positions + 1),)), ((0, 0),))
     with pytest.raises(ValueError, match="say what to hold"):
-        holds_for(past, Asked(), ((0, 0),))
+        holds_for(past, TrialRequest(), ((0, 0),))
 
 
 @pytest.mark.parametrize(("text", "found"), [("396-401", (396, 402)), ("7", (7, 8)), (" 3-3 ", (3, 4))])

@@ -18,13 +18,13 @@ from kvlens.app.report.whatif import whatif as report
 from kvlens.cli.lens import sentences
 from kvlens.cli.main import app
 from kvlens.holds import Drop, Hold
-from kvlens.lens.asked import Asked, holds_for
-from kvlens.lens.beyond import in_time
-from kvlens.lens.found import found_words
+from kvlens.lens.hold_changes import check_steps
 from kvlens.lens.knob import Knob, knob_in, knob_of
 from kvlens.lens.pieces import Piece
 from kvlens.lens.reasons import explain
+from kvlens.lens.search_words import describe_search
 from kvlens.lens.severity import outcome_table
+from kvlens.lens.trial_request import TrialRequest, holds_for
 from kvlens.lens.trylist import tries_in
 from kvlens.lens.whatif import whatif
 from kvlens.memory.budget import BudgetInfeasible
@@ -54,8 +54,8 @@ def test_nothing_tried_yet(tmp_path: Path) -> None:
 
 
 def test_another_budget_is_the_same_request_with_it_compared_with_the_same_reference(lost: Lost) -> None:
-    held, _ = whatif(lost.runs, lost.uid, Asked((lost.span,)), quiet)
-    stored, summary = whatif(lost.runs, lost.uid, Asked(changed={"budget": "90%"}), quiet)
+    held, _ = whatif(lost.runs, lost.uid, TrialRequest((lost.span,)), quiet)
+    stored, summary = whatif(lost.runs, lost.uid, TrialRequest(changed={"budget": "90%"}), quiet)
     before, after = meta(lost, lost.uid), meta(lost, stored.uid)
     assert summary is not None
     assert (summary.restored, summary.answer_after) == (True, "a5")
@@ -77,12 +77,12 @@ def test_another_budget_is_the_same_request_with_it_compared_with_the_same_refer
 def test_a_lower_budget_that_cannot_be_kept_is_refused_before_anything_is_made(lost: Lost) -> None:
     stored = len(list_runs(lost.runs))
     with pytest.raises(BudgetInfeasible, match="raise --budget"):
-        whatif(lost.runs, lost.uid, Asked(changed={"budget": "1%"}), quiet)
+        whatif(lost.runs, lost.uid, TrialRequest(changed={"budget": "1%"}), quiet)
     assert len(list_runs(lost.runs)) == stored
 
 
 def test_a_parameter_and_a_hold_go_together_and_a_try_can_be_tried_on(lost: Lost) -> None:
-    asked = Asked(pieces=(Piece(lost.span, None, 1, 0),), changed={"budget": "40%", "sinks": "8"})
+    asked = TrialRequest(pieces=(Piece(lost.span, None, 1, 0),), changed={"budget": "40%", "sinks": "8"})
     stored, summary = whatif(lost.runs, lost.uid, asked, quiet)
     assert summary is not None
     assert summary.restored is True
@@ -104,7 +104,7 @@ def test_a_hold_in_a_run_that_is_cut_otherwise_is_told_of_by_that_runs_own_spans
     changed = {"budget": "60%", "page": str(2 * size)}
     told, had = {}, {}
     for pieces in ((lost.span,), (lost.span - 1, lost.span, lost.span + 1)):
-        stored, summary = whatif(lost.runs, lost.uid, Asked(pieces, changed=changed), quiet)
+        stored, summary = whatif(lost.runs, lost.uid, TrialRequest(pieces, changed=changed), quiet)
         assert summary is not None
         assert summary.held_tokens == len(pieces) * size
         with TraceReader.open(lost.runs, stored.uid) as reader:
@@ -122,20 +122,20 @@ def test_a_hold_in_a_run_that_is_cut_otherwise_is_told_of_by_that_runs_own_spans
     assert only in {span for span, _ in had[3]}
     one = next(one for one in tries_in(lost.runs, lost.uid) if one.uid == stored.uid)
     past = read_run(lost.runs, lost.uid)
-    again = holds_for(past, Asked(pieces=one.pieces), ((0, 0),))
+    again = holds_for(past, TrialRequest(pieces=one.pieces), ((0, 0),))
     assert {hold.span for hold in again if hold.whole} == {lost.span - 1, lost.span, lost.span + 1}, (
         "what a try held is asked for again in the words of the run it was tried on"
     )
     assert "span" not in one.words()
     assert f"page {2 * size}" in one.words()
-    back, _ = whatif(lost.runs, stored.uid, Asked(changed={"page": str(size)}), quiet)
+    back, _ = whatif(lost.runs, stored.uid, TrialRequest(changed={"page": str(size)}), quiet)
     assert sorted(hold.span for hold in meta(lost, back.uid).hold) == [lost.span - 1, lost.span, lost.span + 1]
     assert all(hold.whole for hold in meta(lost, back.uid).hold)
 
 
 @pytest.mark.parametrize("how", ["heads", "bytes"])
 def test_a_search_at_a_budget_that_suffices_says_that_nothing_has_to_be_held(lost: Lost, how: str) -> None:
-    asked = Asked((lost.span,), search=True) if how == "heads" else Asked(fewest=9)
+    asked = TrialRequest((lost.span,), search=True) if how == "heads" else TrialRequest(fewest=9)
     stored, summary = whatif(lost.runs, lost.uid, replace(asked, changed={"budget": "90%"}), quiet)
     assert summary is not None
     assert summary.restored is True
@@ -143,7 +143,7 @@ def test_a_search_at_a_budget_that_suffices_says_that_nothing_has_to_be_held(los
     assert search is not None
     assert (search.needless, search.tried, search.heads, search.triples) == (True, 1, (), ())
     assert (meta(lost, stored.uid).hold, summary.held_bytes) == ((), 0)
-    assert found_words(search).startswith("Nothing has to be held")
+    assert describe_search(search).startswith("Nothing has to be held")
     _, summary = whatif(lost.runs, lost.uid, replace(asked, changed={"budget": "40%"}), quiet)
     assert summary is not None
     assert summary.search is not None
@@ -154,12 +154,15 @@ def test_a_search_at_a_budget_that_suffices_says_that_nothing_has_to_be_held(los
 def test_only_the_piece_of_the_head_that_carries_the_needle_brings_it_back(lost: Lost) -> None:
     for layer, head in ((0, 0), (0, 1), (1, 0), (1, 1)):
         _, summary = whatif(
-            lost.runs, lost.uid, Asked(pieces=(Piece(tokens=(FACT, FACT + 1), layer=layer, kv_head=head),)), quiet
+            lost.runs,
+            lost.uid,
+            TrialRequest(pieces=(Piece(tokens=(FACT, FACT + 1), layer=layer, kv_head=head),)),
+            quiet,
         )
         assert summary is not None
         assert summary.restored is ((layer, head) == (1, 0))
     pieces = (Piece(lost.span, None, 0, 1), Piece(lost.span, None, 1))
-    _, summary = whatif(lost.runs, lost.uid, Asked(pieces=pieces, search=True), quiet)
+    _, summary = whatif(lost.runs, lost.uid, TrialRequest(pieces=pieces, search=True), quiet)
     assert summary is not None
     assert summary.search is not None
     assert summary.search.heads == ((1, 0),), "of the heads that the pieces name"
@@ -167,7 +170,7 @@ def test_only_the_piece_of_the_head_that_carries_the_needle_brings_it_back(lost:
 
 def test_an_answer_hangs_on_what_its_head_reads_and_on_nothing_else(lost: Lost) -> None:
     """Dropped of full KV's own run, which is right; and of the run that lost, which has nothing to lose by it."""
-    asked = Asked(drops=(Piece(lost.span),), changed={"budget": "90%"})
+    asked = TrialRequest(drops=(Piece(lost.span),), changed={"budget": "90%"})
     stored, summary = whatif(lost.runs, lost.uid, asked, quiet)
     assert summary is not None
     assert (summary.restored, summary.stands) == (False, None)
@@ -208,24 +211,26 @@ def test_an_answer_hangs_on_what_its_head_reads_and_on_nothing_else(lost: Lost) 
         assert explain(reader, 0, 0, 0, drop.span).kind != "dropped"
         title, section = report(reader)
         assert outcome_table(reader)["what_if"].to_pylist() == ["drop"]
-    _, back = whatif(lost.runs, str(hangs.run_uid), Asked(pieces=(Piece(tokens=(FACT, FACT + 1), layer=1),)), quiet)
+    _, back = whatif(
+        lost.runs, str(hangs.run_uid), TrialRequest(pieces=(Piece(tokens=(FACT, FACT + 1), layer=1),)), quiet
+    )
     assert back is not None
     assert back.restored, "what a run dropped and is now to hold is dropped no longer"
     assert (back.lifted_tokens, back.held_tokens) == (1, 1), "full KV has it anyway, and the other head is asked for"
     assert back.held_bytes == 2 * 16 * 4, "one token of that head"
     assert "drop lifted    1 token, 0 bytes" in "\n".join(sentences(back))
-    _, found = whatif(lost.runs, str(hangs.run_uid), Asked(fewest=9), quiet)
+    _, found = whatif(lost.runs, str(hangs.run_uid), TrialRequest(fewest=9), quiet)
     assert found is not None
     assert found.search is not None
     assert (found.restored, found.lifted_tokens, found.held_bytes) == (True, 1, 0)
     assert min(one.held_bytes for one in found.search.tests if one.restored) == found.held_bytes
-    for late in (Asked(tokens=((FACT, FACT + 1),), from_step=1), Asked(fewest=9, from_step=1)):
+    for late in (TrialRequest(tokens=((FACT, FACT + 1),), from_step=1), TrialRequest(fewest=9, from_step=1)):
         with pytest.raises(ValueError, match=f"the run drops token {FACT} for layer 1, KV head 0 from step 0 on: hold"):
             whatif(lost.runs, str(hangs.run_uid), late, quiet)
     hold = Hold(0, FACT, FACT + 1, ((1, 0),), 2)
     with pytest.raises(ValueError, match=r"the run holds token .* from step 2 on: drop .* not from step 3\.$"):
-        in_time((replace(again.drop[0], from_step=3),), (hold,))
-    in_time((again.drop[0], Drop(0, 0, FACT, ((1, 0),), 3)), (hold,))
+        check_steps((replace(again.drop[0], from_step=3),), (hold,))
+    check_steps((again.drop[0], Drop(0, 0, FACT, ((1, 0),), 3)), (hold,))
     assert title == "Repeated with a drop"
     assert "The answer hangs on it" in section
 
@@ -265,8 +270,8 @@ def test_the_list_tells_every_try_newest_first(tmp_path: Path) -> None:
     argv = ["--hold", f"{mine.span}.L1.KV0", "--hold", f"t{FACT}.L0", "--runs", str(mine.runs), "--progress-json"]
     first = CliRunner().invoke(app, ["whatif", mine.uid, *argv])
     assert first.exit_code == 0, first.output
-    budget, _ = whatif(mine.runs, mine.uid, Asked(changed={"budget": "90%"}), quiet)
-    found, _ = whatif(mine.runs, mine.uid, Asked(fewest=9), quiet)
+    budget, _ = whatif(mine.runs, mine.uid, TrialRequest(changed={"budget": "90%"}), quiet)
+    found, _ = whatif(mine.runs, mine.uid, TrialRequest(fewest=9), quiet)
     held = json.loads(first.stdout.splitlines()[-1])["uid"]
     for second, uid in enumerate((held, budget.uid, found.uid)):
         redate(mine.runs / uid / "run.json", f"2026-01-01T00:00:0{second}+00:00")
@@ -299,7 +304,7 @@ def test_the_shares_are_those_that_the_method_can_keep_to(lost: Lost) -> None:
     assert list(fewer.shares) == sorted(fewer.shares)
     below = max(share for share in knob.shares if share < fewer.shares[0])
     for share, refused in ((fewer.shares[0], False), (below, True)):
-        asked = Asked(changed={"budget": knob.value(share), "sinks": "60"})
+        asked = TrialRequest(changed={"budget": knob.value(share), "sinks": "60"})
         if refused:
             with pytest.raises(BudgetInfeasible):
                 whatif(lost.runs, lost.uid, asked, quiet)

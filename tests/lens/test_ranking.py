@@ -183,7 +183,7 @@ class Said:
 
     tokenizer: Words
 
-    def said(self, ids: Sequence[int]) -> str:
+    def decode(self, ids: Sequence[int]) -> str:
         return self.tokenizer.decode(ids)
 
 

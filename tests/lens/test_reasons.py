@@ -206,7 +206,7 @@ def test_equal_scores_are_in_order() -> None:
         table = frame.assign(chosen=frame["span"].isin(chosen))
         table.attrs["candidates"] = 4
         reader: Any = SimpleNamespace(scores=lambda step, layer, kv_head, table=table: table)
-        told[chosen] = [Ranking.of(reader, 0, 0, 0, span).passed_over for span in (4, 5, 6, 7, 8)]
+        told[chosen] = [Ranking.read(reader, 0, 0, 0, span).passed_over for span in (4, 5, 6, 7, 8)]
     assert told == {
         (4, 5): [False, False, False, False, False],
         (4, 7): [False, True, True, False, False],

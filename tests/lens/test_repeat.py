@@ -18,12 +18,12 @@ from kvlens import methods
 from kvlens.cli.lens import sentences
 from kvlens.cli.main import app
 from kvlens.holds import Hold, held_bytes, tokens_of
-from kvlens.lens.asked import Asked, numbers
+from kvlens.lens.trial_request import TrialRequest, numbers
 from kvlens.lens.whatif import whatif
 from kvlens.meta import Counterfactual, RunMeta
 from kvlens.methods.sekv.params import SeKVParameters
 from kvlens.runs.carrying import carry_out
-from kvlens.runs.repeat import CannotRepeat, _asked, _request, pair, read_run
+from kvlens.runs.repeat import CannotRepeat, _original_request, _request, pair, read_run
 from kvlens.runs.request import RunRequest
 from kvlens.shape import KVShape
 from kvlens.store.errors import TraceError
@@ -113,12 +113,12 @@ def test_a_forced_pair_compares_every_step_within_the_same_budget(folder: Folder
 
 
 def test_whatif_holds_several_spans_and_starts_from_a_forced_run_as_well(folder: Folder) -> None:
-    free, summary = whatif(folder.path, folder.uid, Asked(tuple(folder.spans)), quiet)
+    free, summary = whatif(folder.path, folder.uid, TrialRequest(tuple(folder.spans)), quiet)
     assert summary.restored is True
     assert summary.answer_after.strip() == folder.source.answer.strip()
     assert folder.meta(free.uid).forced is False
     paired, _ = pair(folder.path, folder.uid, True, quiet, never)
-    forced, again = whatif(folder.path, paired.uid, Asked(tuple(folder.spans)), quiet)
+    forced, again = whatif(folder.path, paired.uid, TrialRequest(tuple(folder.spans)), quiet)
     assert folder.meta(forced.uid).forced is True
     assert again.kl_before == pytest.approx(summary.kl_before, rel=1e-6), "a trace keeps float32"
     the_same = again.model_copy(update={"kl_before": summary.kl_before})
@@ -134,18 +134,18 @@ def test_whatif_holds_several_spans_and_starts_from_a_forced_run_as_well(folder:
 
 
 def test_a_held_run_can_be_repeated_with_its_hold(folder: Folder) -> None:
-    first, _ = whatif(folder.path, folder.uid, Asked(tuple(folder.spans[:1]), "0-2", "1", 1), quiet)
+    first, _ = whatif(folder.path, folder.uid, TrialRequest(tuple(folder.spans[:1]), "0-2", "1", 1), quiet)
     (held,) = folder.meta(first.uid).hold
     assert held.heads == ((0, 1), (1, 1), (2, 1))
     second, _ = pair(folder.path, first.uid, False, quiet, never)
     assert folder.meta(second.uid).hold == (held,)
     assert folder.ids(second.uid) == folder.ids(first.uid)
-    third, _ = whatif(folder.path, first.uid, Asked((1,), "5", "0"), quiet)
+    third, _ = whatif(folder.path, first.uid, TrialRequest((1,), "5", "0"), quiet)
     assert [h.span for h in folder.meta(third.uid).hold] == [held.span, 1]
 
 
 def test_the_span_is_resident_in_the_stored_states_from_that_step_on(folder: Folder) -> None:
-    stored, _ = whatif(folder.path, folder.uid, Asked(tuple(folder.spans[:1]), "2", "1", 2), quiet)
+    stored, _ = whatif(folder.path, folder.uid, TrialRequest(tuple(folder.spans[:1]), "2", "1", 2), quiet)
     with TraceReader.open(folder.path, stored.uid) as reader:
         at = [(2, 0), (2, 1), (1, 1)]
         states = [
@@ -157,16 +157,16 @@ def test_the_span_is_resident_in_the_stored_states_from_that_step_on(folder: Fol
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        (Asked((9999,)), "no span 9999"),
-        (Asked((0,)), "span 0 is the window"),
-        (Asked((1,), "0,6"), "--layers 0,6: the model has 6"),
-        (Asked((1,), "all", "2"), "--heads 2: the model has 2"),
-        (Asked((1,), "x"), "--layers x: give all, or numbers"),
-        (Asked((1,), "3-1"), "--layers 3-1"),
-        (Asked((1,), from_step=50), "--from-step 50: run"),
+        (TrialRequest((9999,)), "no span 9999"),
+        (TrialRequest((0,)), "span 0 is the window"),
+        (TrialRequest((1,), "0,6"), "--layers 0,6: the model has 6"),
+        (TrialRequest((1,), "all", "2"), "--heads 2: the model has 2"),
+        (TrialRequest((1,), "x"), "--layers x: give all, or numbers"),
+        (TrialRequest((1,), "3-1"), "--layers 3-1"),
+        (TrialRequest((1,), from_step=50), "--from-step 50: run"),
     ],
 )
-def test_a_wrong_question_is_a_sentence_and_stores_nothing(folder: Folder, asked: Asked, said: str) -> None:
+def test_a_wrong_question_is_a_sentence_and_stores_nothing(folder: Folder, asked: TrialRequest, said: str) -> None:
     before = len(list_runs(folder.path))
     with pytest.raises(ValueError, match=said):
         whatif(folder.path, folder.uid, asked, quiet)
@@ -201,12 +201,12 @@ def test_a_step_of_loss_beside_a_right_answer_is_not_called_no_loss() -> None:
 
 
 def test_a_search_where_nothing_was_lost_is_a_sentence(folder: Folder) -> None:
-    kept, _ = whatif(folder.path, folder.uid, Asked(tuple(folder.spans)), quiet)
+    kept, _ = whatif(folder.path, folder.uid, TrialRequest(tuple(folder.spans)), quiet)
     before = len(list_runs(folder.path))
     with pytest.raises(ValueError, match="lost nothing"):
-        whatif(folder.path, kept.uid, Asked((1,), search=True), quiet)
+        whatif(folder.path, kept.uid, TrialRequest((1,), search=True), quiet)
     assert len(list_runs(folder.path)) == before
-    assert whatif(folder.path, kept.uid, Asked((1,)), quiet)[1].restored is None
+    assert whatif(folder.path, kept.uid, TrialRequest((1,)), quiet)[1].restored is None
 
 
 def test_bytes_of_overlapping_holds_count_once() -> None:
@@ -227,7 +227,7 @@ def copy(folder: Folder, tmp_path: Path) -> Path:
 def refused(runs: Path, uid: str) -> str:
     before = len(list_runs(runs))
     with pytest.raises((ValueError, TraceError)) as error:
-        whatif(runs, uid, Asked((1,)), quiet)
+        whatif(runs, uid, TrialRequest((1,)), quiet)
     assert len(list_runs(runs)) == before, "nothing is stored"
     return str(error.value)
 
@@ -278,14 +278,14 @@ def test_a_parameter_that_came_later_keeps_its_default(preset: str) -> None:
     asked = {"method": "sekv", "preset": None, "overrides": {"window": 40}}
     meta = RunMeta(layers=1, q_heads=1, kv_heads=1, method="sekv", preset=preset, request=asked, config=config)
     assert _request("u", meta).overrides["zones"] == "layer"
-    assert _asked(_request("u", meta), meta).overrides == {"window": 40}
+    assert _original_request(_request("u", meta), meta).overrides == {"window": 40}
     old = meta.model_copy(update={"config": {name: value for name, value in config.items() if name != "zones"}})
-    for request in (_request("u", old), _asked(_request("u", old), old)):
+    for request in (_request("u", old), _original_request(_request("u", old), old)):
         assert (request.overrides["zones"], request.overrides["window"]) == ("head", 40)
 
 
 def test_an_old_trace_is_repeated_from_what_it_says(folder: Folder) -> None:
-    said = folder.meta(folder.uid).stored()
+    said = folder.meta(folder.uid).to_row()
     meta = {key: value for key, value in said.items() if key not in ("request", "hold", "reference_key")}
     request = _request(folder.uid, RunMeta.model_validate(meta))
     for budget, limit, again in (("200%", None, "100%"), ("1.0", None, "1.0"), ("20", 5, "20"), ("0.2", None, "0.2")):
@@ -321,5 +321,5 @@ def test_the_commands_end_with_the_uid(folder: Folder) -> None:
 def test_cancelling_a_search_stores_nothing(folder: Folder) -> None:
     before, calls = len(list_runs(folder.path)), iter(range(10**6))
     with pytest.raises(ValueError, match="cancelled while searching"):
-        whatif(folder.path, folder.uid, Asked(tuple(folder.spans), search=True), quiet, lambda: next(calls) > 2)
+        whatif(folder.path, folder.uid, TrialRequest(tuple(folder.spans), search=True), quiet, lambda: next(calls) > 2)
     assert len(list_runs(folder.path)) == before

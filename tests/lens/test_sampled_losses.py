@@ -22,10 +22,12 @@ from kvlens.store.reader import TraceReader
 @pytest.mark.parametrize("step", range(7))
 def test_a_lost_step_is_recorded_as_the_chosen_ones_are(step: int) -> None:
     found = OracleSampling(3, (1, 2), losses=True)
-    assert found.at(step, 1) == (1, 2)
-    assert found.at(step, 0) == ((1, 2) if step % 3 == 0 else ())
-    assert found.at(step, MOST_LOST + 1) == found.at(step, 0)
-    assert OracleSampling(3, (1, 2)).at(step, 1) == found.at(step, 0), "not where the steps were asked for by number"
+    assert found.choose_layers(step, 1) == (1, 2)
+    assert found.choose_layers(step, 0) == ((1, 2) if step % 3 == 0 else ())
+    assert found.choose_layers(step, MOST_LOST + 1) == found.choose_layers(step, 0)
+    assert OracleSampling(3, (1, 2)).choose_layers(step, 1) == found.choose_layers(step, 0), (
+        "not where the steps were asked for by number"
+    )
 
 
 def test_a_meta_says_that_lost_steps_are_recorded() -> None:

@@ -87,7 +87,7 @@ def test_a_state_is_that_of_the_slots_while_the_step_attended(
                     true = {"cold": there == 0, "evicted": there == 0, "partial": in_part, "partly_recalled": in_part}
                     assert true.get(state, there == whole), (step, layer, kv_head, span, state, there, whole)
                     if state == "partly_recalled" and told[state] <= LOOKED_UP:
-                        assert Facts.of(reader, step, layer, kv_head, span).on_device == there
+                        assert Facts.gather(reader, step, layer, kv_head, span).on_device == there
                     kept_late += int(layer == 0 and state == "resident" and spans["born_step"][span] >= 0)
         listed = reader.head_spans(2, 0, 0)
         now = reader.span_states(2, 0, 0).set_index("span")
@@ -119,7 +119,7 @@ def one_reason_names_the_part(runs: Path, uid: str) -> None:
     with TraceReader.open(runs, uid) as reader:
         states = reader.state_changes(reader.n_layers - 1, 0)
         row = states[states["state"] == "partly_recalled"].iloc[0]
-        facts = Facts.of(reader, int(row["step"]), reader.n_layers - 1, 0, int(row["span"]))
+        facts = Facts.gather(reader, int(row["step"]), reader.n_layers - 1, 0, int(row["span"]))
         assert facts.state == "partly_recalled"
         dropped_before = reader.meta.method == "sentencekv"
         assert reason(facts).kind == ("partly_evicted" if dropped_before else "partly_recalled")

@@ -53,7 +53,7 @@ def test_every_row_is_what_it_is_alone(demo: Any, asked: list[Any], case: Case) 
         for one, session in zip(alone, batch.sessions, strict=True):
             assert one.session.ring is not None
             assert session.ring is not None
-            expected, told = one.session.ring.told(), session.ring.told()
+            expected, told = one.session.ring.collect(), session.ring.collect()
             np.testing.assert_allclose(told.mass, expected.mass, atol=1e-5)
             np.testing.assert_array_equal(told.attended, expected.attended)
             np.testing.assert_array_equal(told.moved, expected.moved)

@@ -82,7 +82,7 @@ def test_a_decode_through_k1_is_the_decode_through_pytorch(case: Any) -> None:
         assert plain.decode(STEPS) == through.decode(STEPS)
         assert plain.session.ring is not None
         assert through.session.ring is not None
-        expected, found = plain.session.ring.told(), through.session.ring.told()
+        expected, found = plain.session.ring.collect(), through.session.ring.collect()
     finally:
         plain.close()
         through.close()

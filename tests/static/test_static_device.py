@@ -147,7 +147,7 @@ def test_a_step_on_the_device_can_be_captured(
 
         made.session.step = captured  # type: ignore[method-assign]
         found, moved = made.decode(STEPS), made.moved_bytes()
-        told = made.session.ring.told() if ring else None
+        told = made.session.ring.collect() if ring else None
         made.close()
     assert not device.pinned
     assert len(calls[1]) > 100
@@ -160,7 +160,7 @@ def test_a_step_on_the_device_can_be_captured(
     assert torch.equal(moved, plain.moved_bytes())
     if told is not None:
         assert plain.session.ring is not None
-        expected = plain.session.ring.told()
+        expected = plain.session.ring.collect()
         np.testing.assert_allclose(told.mass, expected.mass, atol=1e-4)
         np.testing.assert_array_equal(told.attended, expected.attended)
         np.testing.assert_array_equal(told.moved, expected.moved)

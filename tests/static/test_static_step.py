@@ -59,7 +59,7 @@ def test_same_tokens_masses_and_bytes_as_the_engine(demo: Any, asked: Any, engin
             ids.append(token)
         assert ids == expected.ids
         assert static.session.ring is not None
-        told, moved = static.session.ring.told(), static.moved_bytes()
+        told, moved = static.session.ring.collect(), static.moved_bytes()
     finally:
         static.close()
     assert len(told.mass) == len(sink.steps) == STEPS

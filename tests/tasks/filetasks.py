@@ -28,7 +28,7 @@ def write_parquet(path: Path, *rows: dict[str, Any]) -> Path:
     return path
 
 
-def ask(spec: str, index: int = 0, length: int | None = None) -> tasks.Asked:
+def ask(spec: str, index: int = 0, length: int | None = None) -> tasks.TaskPrompt:
     return tasks.get(spec).make(length, None, 0, by_word, 1, index)
 
 

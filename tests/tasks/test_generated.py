@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from kvlens import tasks
 from kvlens.demo.encode import demo_encode
 from kvlens.lab.tasks import frequent, shelves, tracking
-from kvlens.tasks import Asked, Encode, Encoding, layout, texts
+from kvlens.tasks import Encode, Encoding, TaskPrompt, layout, texts
 
 NAMES = [name for name, task in tasks.registry().items() if not task.demo_language]
 PLACED = [name for name in NAMES if tasks.get(name).placed and name != "variable_tracking"]
@@ -48,11 +48,11 @@ def encoders() -> dict[str, Encode]:
     return {"demo": demo_encode(), "words": by_word, "pairs": by_pair, "characters": lambda text: list(text.encode())}
 
 
-def make(name: str, length: int, depth: float, seed: int, encode: Encode = by_word, special: int = 1) -> Asked:
+def make(name: str, length: int, depth: float, seed: int, encode: Encode = by_word, special: int = 1) -> TaskPrompt:
     return tasks.get(name).make(length, depth, seed, encode, special)
 
 
-def derived(asked: Asked) -> list[str]:
+def derived(asked: TaskPrompt) -> list[str]:
     """The answer's parts, found in the text by a reader that knows the language of the tasks but not the generator."""
     assert asked.question is not None
     text, question = asked.text[: asked.question], asked.text[asked.question :]

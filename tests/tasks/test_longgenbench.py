@@ -10,7 +10,7 @@ import pytest
 from filetasks import ask, grade, write
 
 from kvlens import tasks
-from kvlens.lab.tasks.longgenbench_liu import said
+from kvlens.lab.tasks.longgenbench_liu import split_answers
 
 DIARY = {
     "prompt": "Write a diary of 4 weeks. *** started ***\n#*# Week 1 (January):",
@@ -126,8 +126,8 @@ def test_liu_of_choices(tmp_path: Path) -> None:
 
 
 def test_how_an_output_is_cut_into_answers() -> None:
-    assert said("Answer_9:\none\ntwo.\n\nAnswer_10:\nthree") == ["one\ntwo.", "three"]
-    assert said("no form at all") == []
+    assert split_answers("Answer_9:\none\ntwo.\n\nAnswer_10:\nthree") == ["one\ntwo.", "three"]
+    assert split_answers("no form at all") == []
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from kvlens.engine.hf_attention import SessionCache
 from kvlens.engine.models import SUPPORTED
 from kvlens.engine.session import Session
 from kvlens.methods.families import window_attention
-from kvlens.methods.given import StepEnd
+from kvlens.methods.run_inputs import StepEnd
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 10000.0, "original_max_position_embeddings": 512}
 FAMILIES: dict[str, dict[str, Any]] = {family: {} for family in sorted(SUPPORTED)} | {

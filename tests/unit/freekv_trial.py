@@ -10,7 +10,7 @@ import torch
 from kvlens.engine.session import Session
 from kvlens.methods.freekv.method import FreeKV
 from kvlens.methods.freekv.params import FreeKVParameters
-from kvlens.methods.given import RunContext, StepEnd
+from kvlens.methods.run_inputs import RunContext, StepEnd
 from kvlens.shape import KVShape
 
 SHAPE = KVShape(layers=3, q_heads=4, kv_heads=2, head_dim=8, itemsize=4)

@@ -14,7 +14,7 @@ from kvlens.app.gallery import bundle
 from kvlens.app.report import report_bytes
 from kvlens.cli.main import main
 from kvlens.store import about
-from kvlens.store.about import About, read_about, said, write_about
+from kvlens.store.about import About, change_about, read_about, write_about
 from kvlens.store.errors import TraceError, UnreadableRun
 from kvlens.store.reader import TraceReader, list_runs
 from kvlens.store.recover import delete_run, recover
@@ -62,10 +62,10 @@ def test_what_was_said_is_read_and_leaves_the_record_alone(runs: Path) -> None:
 
 
 def test_changes_are_of_one_line_and_bounded() -> None:
-    changed = said(GIVEN, name="  a \n name ", tags=["to show", " new  one "], untags=["needle"])
+    changed = change_about(GIVEN, name="  a \n name ", tags=["to show", " new  one "], untags=["needle"])
     assert changed == About(name="a name", note=GIVEN.note, tags=("to show", "new one"))
-    assert said(changed, name="", note="") == About(tags=("to show", "new one"))
-    assert said(About(), name="\ud800").name == "?"
+    assert change_about(changed, name="", note="") == About(tags=("to show", "new one"))
+    assert change_about(About(), name="\ud800").name == "?"
     for wrong, sentence in (
         ({"name": "x" * 81}, "a name has at most 80 characters, this one 81."),
         ({"note": "x" * 2001}, "a note has at most 2,000 characters, this one 2,001."),
@@ -75,7 +75,7 @@ def test_changes_are_of_one_line_and_bounded() -> None:
         ({"untags": ["gone"]}, "the run has no tag 'gone' to take away; it has needle, to show."),
     ):
         with pytest.raises(ValueError) as problem:  # noqa: PT011
-            said(GIVEN, **wrong)  # type: ignore[arg-type]
+            change_about(GIVEN, **wrong)  # type: ignore[arg-type]
         assert str(problem.value) == sentence
 
 
@@ -211,4 +211,4 @@ def test_the_command_names_and_finds(
 
 
 def test_what_cannot_be_seen_is_named(runs: Path) -> None:
-    assert said(About(), name="a\u202eb", tags=["c\x1b"]) == About(name="a⟨U+202E⟩b", tags=("c⟨U+001B⟩",))
+    assert change_about(About(), name="a\u202eb", tags=["c\x1b"]) == About(name="a⟨U+202E⟩b", tags=("c⟨U+001B⟩",))

@@ -48,7 +48,7 @@ def test_a_run_is_stored_with_what_it_attends_and_says_it(tmp_path: Path) -> Non
     with TraceReader.open(tmp_path, uid) as reader:
         assert (status, reader.meta.budget_bytes, reader.meta.config["keep"]) == ("completed", None, 0.2)
     assert len(lines) == 1
-    (told,) = Listing(tmp_path).of([uid])
+    (told,) = Listing(tmp_path).read([uid])
     assert told is not None
     assert told.limit == "20% of attended tokens"
 

@@ -21,7 +21,7 @@ from kvlens.lab.gpu.part import Bench, Part
 from kvlens.lab.gpu.rates import read as read_rates
 from kvlens.lab.gpu.report import MARKS, page, with_tables
 from kvlens.lab.gpu.run import Request, measure
-from kvlens.lab.gpu.schema import measured, read
+from kvlens.lab.gpu.schema import list_files, read
 from kvlens.lab.gpu.settings import BASELINES, settings
 from kvlens.lab.results.gpu import StepRow
 
@@ -216,7 +216,7 @@ print([name for name in heavy if name in sys.modules])"""
 
 
 def test_the_docs_are_what_the_results_say() -> None:
-    results = [read(path) for path in measured(ROOT / "kvlens/lab/results")]
+    results = [read(path) for path in list_files(ROOT / "kvlens/lab/results")]
     text = (ROOT / "docs" / "evidence" / "performance.md").read_text(encoding="utf-8")
     assert with_tables(text, page(results, read_rates())) == text, (
         "run python -m kvlens.lab.gpu.report --write docs/evidence/performance.md"

@@ -13,7 +13,7 @@ from kvlens.hostmemory import host_bytes
 from kvlens.lab.gpu import decode, decoding, plain
 from kvlens.lab.gpu.device import DryDevice
 from kvlens.lab.gpu.floors import LLAMA_8B, Traffic, traffic
-from kvlens.lab.gpu.headlines import at_papers, compare, known
+from kvlens.lab.gpu.headlines import at_papers, compare, list_measurable
 from kvlens.lab.gpu.part import Bench
 from kvlens.lab.gpu.rates import RateTable
 from kvlens.lab.gpu.report import page
@@ -197,9 +197,9 @@ def test_whole_steps_of_eight_come_after_those_of_one_and_before_what_is_extra()
     ]
 
 
-@pytest.mark.parametrize("name", [h.name for h in known() if h.over[2] == 8])
+@pytest.mark.parametrize("name", [h.name for h in list_measurable() if h.over[2] == 8])
 def test_headlines_of_eight_sequences_take_whole_steps_of_eight(name: str) -> None:
-    headline = next(h for h in known() if h.name == name)
+    headline = next(h for h in list_measurable() if h.name == name)
     over, under = (
         {"method": m, "context": c, "batch": b, "median": t, "peak_bytes": 1, "rates": KNOWN[m].rates}
         for (m, c, b), t in ((headline.over, 0.04), (headline.under, 0.01))

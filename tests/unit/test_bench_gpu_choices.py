@@ -17,7 +17,7 @@ from kvlens.lab.gpu.tier import Ground, Way, choice_row
 from kvlens.lab.gpu.verdicts import TIE, Choice, Verdict
 from kvlens.memory.placement import Blend, Kept, Placement, Selection
 from kvlens.methods.base import Method
-from kvlens.methods.given import RunContext
+from kvlens.methods.run_inputs import RunContext
 from kvlens.spans import Span
 
 SCORES = torch.tensor([[4.0, 3.0, 2.0, 1.0], [8.0, 7.0, 6.0, 5.0]])

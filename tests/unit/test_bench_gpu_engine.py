@@ -98,7 +98,7 @@ def moved(ground: Ground, share: float) -> Ground:
 
 @pytest.fixture(scope="module")
 def host() -> Ground:
-    return Ground.of("cpu", "float32", 6)
+    return Ground.build("cpu", "float32", 6)
 
 
 @pytest.mark.parametrize(("share", "passes"), [(1e-6, True), (1e-3, False)])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kvlens.lab.gpu.floors import LLAMA_8B, Traffic, traffic
-from kvlens.lab.gpu.headlines import at_papers, compare, known
+from kvlens.lab.gpu.headlines import at_papers, compare, list_measurable
 from kvlens.lab.gpu.settings import Headline, everything, settings
 from kvlens.lab.results.gpu import HeadlineRow
 
@@ -85,7 +85,7 @@ def at_rates(headline: Headline, steps: list[dict[str, Any]]) -> HeadlineRow:
 
 
 def test_headlines_say_ours_and_what_bytes_allow() -> None:
-    by_name = {headline.name: headline for headline in known()}
+    by_name = {headline.name: headline for headline in list_measurable()}
     steps = [
         step_row("full", 32768, 8, 9.0, 1),
         step_row("full", 32768, 1, 0.012, 1),

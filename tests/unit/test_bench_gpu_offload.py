@@ -181,7 +181,7 @@ def test_a_method_that_is_refused_says_what_it_needs(tmp_path: Path, monkeypatch
 
 @pytest.fixture(scope="module")
 def ground() -> Ground:
-    return Ground.of("cpu", "float32", 2)
+    return Ground.build("cpu", "float32", 2)
 
 
 def engine_rows(ground: Ground, way: Way) -> list[LedgerRow]:

@@ -15,7 +15,7 @@ import torch
 from kvlens.lab.gpu import decode, decoding, rates
 from kvlens.lab.gpu.device import DryDevice
 from kvlens.lab.gpu.floors import LLAMA_8B, traffic
-from kvlens.lab.gpu.headlines import compared, known
+from kvlens.lab.gpu.headlines import compared, list_measurable
 from kvlens.lab.gpu.part import Bench
 from kvlens.lab.gpu.rates import Line, RateTable, read, swept, words
 from kvlens.lab.gpu.report import page
@@ -68,9 +68,9 @@ def file(folder: Path, **changes: Any) -> Path:
 def test_recorded_rates_are_read_by_name(tmp_path: Path) -> None:
     assert {name: setting.rates for name, setting in settings().items() if setting.rates} == PAPERS
     table = read(file(tmp_path))
-    assert {name: table.of(KNOWN[name]) for name in FOUND} == FOUND
-    assert table.of(KNOWN["full"]) == {}
-    assert "right answers, budget 20%, 3 prompts, 99 steps" in table.told()
+    assert {name: table.choose(KNOWN[name]) for name in FOUND} == FOUND
+    assert table.choose(KNOWN["full"]) == {}
+    assert "right answers, budget 20%, 3 prompts, 99 steps" in table.describe()
 
 
 def test_a_setting_that_nobody_recorded_has_the_papers_rates(tmp_path: Path) -> None:
@@ -79,9 +79,9 @@ def test_a_setting_that_nobody_recorded_has_the_papers_rates(tmp_path: Path) -> 
     del held["methods"]["sentkv"]
     path.write_text(json.dumps(held))
     table = read(path)
-    assert table.of(KNOWN["sentkv"]) == PAPERS["sentkv"]
+    assert table.choose(KNOWN["sentkv"]) == PAPERS["sentkv"]
     assert table.source(KNOWN["sentkv"], PAPERS["sentkv"]) == "papers"
-    assert table.of(KNOWN["freekv"]) == FOUND["freekv"]
+    assert table.choose(KNOWN["freekv"]) == FOUND["freekv"]
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_whole_steps_move_what_recorded_rates_ask_for() -> None:
     assert moved("freekv", 512, FOUND["freekv"]).host_bytes != moved("freekv", 512, PAPERS["freekv"]).host_bytes
     bench = Bench(DryDevice(), (512,), (1,), {"entries": {"ceilings": {"rows": CEILINGS}}}, TABLE)
     for name in FOUND:
-        row = decode.cell(bench, KNOWN[name], 512, bench.rates.of(KNOWN[name]))
+        row = decode.cell(bench, KNOWN[name], 512, bench.rates.choose(KNOWN[name]))
         assert (row.reason, row.rates_from, row.rates) == (None, "recorded", FOUND[name])
         assert row.counted_bytes == row.host_bytes == moved(name, 512, FOUND[name], bench.model).host_bytes
 
@@ -170,7 +170,7 @@ def test_whole_steps_are_asked_for_at_recorded_rates(part: str, monkeypatch: pyt
     for each in decode.decodes(256, 2) if part == "decode" else decode.compiled(256):
         list(each.run(bench))
     assert set(asked) == set(KNOWN if part == "decode" else settings())
-    assert all(given == TABLE.of(KNOWN[name]) for name, given in asked.items())
+    assert all(given == TABLE.choose(KNOWN[name]) for name, given in asked.items())
 
 
 def test_sweeps_keep_their_grid_and_gain_the_papers_rates() -> None:
@@ -198,7 +198,7 @@ def test_a_row_says_where_its_rates_come_from() -> None:
 
 
 def test_a_headline_stands_at_both_rates_with_its_floor_at_the_same() -> None:
-    headline = next(h for h in known() if (h.over[0], h.over[2]) == ("blocking", 1))
+    headline = next(h for h in list_measurable() if (h.over[0], h.over[2]) == ("blocking", 1))
     steps = [
         {"method": name, "context": 32768, "batch": 1, "median": time, "peak_bytes": 1, "rates": given}
         for name, time, given in (
@@ -221,7 +221,7 @@ def test_headlines_without_rates_stand_once() -> None:
     names = [row.name for row in compared(LLAMA_8B, [], 3e12, 52e9, TABLE)]
     assert names.count("CHESS against FullKV at 32K") == 1
     assert names.count("SeKV memory at 128K") == 2
-    assert [row.name for row in compared(LLAMA_8B, [], 3e12, 52e9, RateTable())] == [h.name for h in known()]
+    assert [row.name for row in compared(LLAMA_8B, [], 3e12, 52e9, RateTable())] == [h.name for h in list_measurable()]
 
 
 def test_tables_show_both_where_they_differ() -> None:
@@ -238,7 +238,7 @@ def test_tables_show_both_where_they_differ() -> None:
 def test_replayed_corrections_are_drawn_at_the_recorded_rate() -> None:
     bench = Bench(DryDevice(), (1024,), (1,), {"entries": {}}, TABLE)
     with torch.inference_mode():
-        made = decoding.begin(bench, KNOWN["freekv"], 1024, bench.rates.of(KNOWN["freekv"]))
+        made = decoding.begin(bench, KNOWN["freekv"], 1024, bench.rates.choose(KNOWN["freekv"]))
     assert float(made.replays[0].waits.float().mean()) == pytest.approx(0.8, abs=0.05)
     assert made.replays[0].missed / made.replays[0].wanted == 0.75
     made.close()

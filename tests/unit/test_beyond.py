@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvlens.lens.beyond import beyond, kept_of
+from kvlens.lens.hold_changes import describe_kept, new_holds
 from kvlens.meta import Held, RunMeta
 
 
@@ -30,11 +30,11 @@ A, B = (0, 0), (1, 1)
     ],
 )
 def test_what_is_left(holds: list[Held], had: list[Held], left: list[Held]) -> None:
-    assert list(beyond(holds, had)) == left
+    assert list(new_holds(holds, had)) == left
 
 
 def test_what_both_drop_is_counted_by_positions_once() -> None:
     """For a same KV head, whichever spans either names them by."""
     had = RunMeta(layers=2, q_heads=2, kv_heads=2, drop=(held(9, 0, 4, A), held(10, 2, 8, A), held(3, 0, 99, B)))
-    assert kept_of((), (held(3, 1, 6, A), held(4, 3, 20, A)), had) == "7 tokens dropped"
-    assert kept_of((held(3, 1, 6, A),), (held(3, 8, 20, A),), had) == ""
+    assert describe_kept((), (held(3, 1, 6, A), held(4, 3, 20, A)), had) == "7 tokens dropped"
+    assert describe_kept((held(3, 1, 6, A),), (held(3, 8, 20, A),), had) == ""

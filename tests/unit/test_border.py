@@ -24,9 +24,9 @@ from kvlens.methods.families.decode_eviction import DecodeEviction, DecodeEvicti
 from kvlens.methods.families.prompt_eviction import PromptEviction, PromptEvictionParameters
 from kvlens.methods.faults import BUDGET, CHANGED, OUTPUT, RAISED, HookChecks, MethodFault, stray
 from kvlens.methods.full import FullKV
-from kvlens.methods.given import Prefilled
 from kvlens.methods.needs import Needs
 from kvlens.methods.quest import Quest
+from kvlens.methods.run_inputs import Prefilled
 
 N, NEW = 60, 4
 HALF = SHAPE.full_kv_bytes(N + NEW) // 2
@@ -240,7 +240,7 @@ def test_bits_of_small_and_large_tensors(dtype: torch.dtype, size: int) -> None:
     with torch.inference_mode():
         table = torch.zeros(size, dtype=dtype)
         table[3] = float("nan")
-        mark = Mark.of(table)
+        mark = Mark.take(table)
         assert mark.changed() is False, "NaN equals itself"
         table[5] = 1
         assert mark.changed() is True
@@ -440,7 +440,7 @@ def test_only_hooks_that_a_method_overrides_are_called(
 ) -> None:
     """A hook that is called has its tensors marked: `select` queries, `written` keys and values."""
     trial = Trial(method, N, NEW)
-    mark, marked = Mark.of, []
-    monkeypatch.setattr(Mark, "of", lambda tensor: marked.append(tensor) or mark(tensor))
+    mark, marked = Mark.take, []
+    monkeypatch.setattr(Mark, "take", lambda tensor: marked.append(tensor) or mark(tensor))
     trial.step(0)
     assert len(marked) == marks_per_layer * SHAPE.layers

@@ -159,7 +159,7 @@ def test_a_stored_form_is_fed_whatever_the_template_writes_today() -> None:
         tokenizer("Today is Tuesday. " + CHATML),
         4096,
         8,
-        form=ChatForm.stored(first.form.meta()),
+        form=ChatForm.read_stored(first.form.meta()),
     )
     assert again.ids == first.ids
     assert again.form == first.form

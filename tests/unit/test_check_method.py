@@ -26,8 +26,8 @@ from kvlens.checking.models import RecordList
 from kvlens.cli.main import app
 from kvlens.methods.base import Method
 from kvlens.methods.families.prompt_eviction import PromptEviction, PromptEvictionParameters
-from kvlens.methods.given import Prefilled
 from kvlens.methods.needs import Needs
+from kvlens.methods.run_inputs import Prefilled
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "adding-a-method.md"

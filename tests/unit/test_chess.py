@@ -22,7 +22,7 @@ from kvlens.memory.slots import ROLE
 from kvlens.methods.chess.method import Chess
 from kvlens.methods.chess.params import ChessParameters, Sizes, pages_within
 from kvlens.methods.chess.tree import Tree, page_vectors
-from kvlens.methods.given import RunContext, StepEnd
+from kvlens.methods.run_inputs import RunContext, StepEnd
 from kvlens.shape import KVShape
 
 SHAPE = KVShape(layers=2, q_heads=4, kv_heads=2, head_dim=8, itemsize=4)
@@ -469,4 +469,4 @@ def test_bad_parameters_give_one_sentence() -> None:
 def test_sizes_need_no_torch_and_grow_with_the_prompt() -> None:
     floors = [Chess.floor_bytes(PARAMS, SHAPE, n, 16) for n in (3, 50, 200, 800)]
     assert floors == sorted(floors)
-    assert Sizes.of(ChessParameters(), 128 * 1024, 1).grids == 64
+    assert Sizes.count(ChessParameters(), 128 * 1024, 1).grids == 64

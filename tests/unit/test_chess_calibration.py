@@ -19,7 +19,7 @@ from kvlens.methods.calibration import calibrated
 from kvlens.methods.chess.method import Chess
 from kvlens.methods.chess.params import ChessParameters
 from kvlens.methods.chess.trigger import page_uncertainty
-from kvlens.methods.given import RunContext
+from kvlens.methods.run_inputs import RunContext
 from kvlens.shape import KVShape
 from kvlens.text.prompts import BadPrompt, PromptText
 

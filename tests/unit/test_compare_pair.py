@@ -30,7 +30,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> PairRuns:
 
 
 def pair(runs: PairRuns, a: str, b: str) -> Pair:
-    return Pair.of(TraceReader.open(runs.folder, a), TraceReader.open(runs.folder, b))
+    return Pair.read(TraceReader.open(runs.folder, a), TraceReader.open(runs.folder, b))
 
 
 def test_runs_of_one_prompt_part_at_the_first_other_token(runs: PairRuns) -> None:

@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 from kvlens.engine.session import Session
 from kvlens.memory.budget import BudgetInfeasible
 from kvlens.memory.slots import FREE
-from kvlens.methods.compresskv.heads import chosen
+from kvlens.methods.compresskv.heads import choose_heads
 from kvlens.methods.compresskv.method import CompressKV
 from kvlens.methods.compresskv.params import CompressKVParameters
 from kvlens.methods.families import kept_tokens
-from kvlens.methods.given import RunContext
+from kvlens.methods.run_inputs import RunContext
 from kvlens.shape import KVShape
 
 SHAPE = KVShape(layers=3, q_heads=8, kv_heads=2, head_dim=8, itemsize=4)
@@ -271,7 +271,7 @@ def test_every_prompt_token_has_one_slot(n: int, tokens: int, window: int, max_n
     come on top."""
     tokens = min(max(tokens, min(window, n + last)), n + last)
     layout = kept_tokens.layout([[tokens]] * 2, window, n, max_new, 16, last)
-    zones, inside = layout.of(0), n - layout.window_from
+    zones, inside = layout.zones_of(0), n - layout.window_from
     assert zones.kept + zones.window == tokens + max_new - last
     assert inside >= 0
     assert zones.window == inside + max_new
@@ -281,7 +281,7 @@ def test_every_prompt_token_has_one_slot(n: int, tokens: int, window: int, max_n
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=16), st.integers(1, 20))
 def test_choosing_heads(scores: list[int], count: int) -> None:
-    heads = chosen([float(s) for s in scores], len(scores), count, "all")
+    heads = choose_heads([float(s) for s in scores], len(scores), count, "all")
     if max(scores) == 0:
         assert heads == list(range(len(scores)))
         return
@@ -292,10 +292,10 @@ def test_choosing_heads(scores: list[int], count: int) -> None:
 
 
 def test_unscored_layers_and_equal_scores() -> None:
-    assert chosen([0.0, 0.0, 0.0], 3, 2, "all") == [0, 1, 2]
-    assert chosen([0.0, 0.0, 0.0], 3, 2, "first") == [0, 1]
-    assert chosen([0.0, 0.5, 0.5], 3, 1, "all") == [1]
-    assert chosen(None, 3, 1, "first") == [0, 1, 2]
+    assert choose_heads([0.0, 0.0, 0.0], 3, 2, "all") == [0, 1, 2]
+    assert choose_heads([0.0, 0.0, 0.0], 3, 2, "first") == [0, 1]
+    assert choose_heads([0.0, 0.5, 0.5], 3, 1, "all") == [1]
+    assert choose_heads(None, 3, 1, "first") == [0, 1, 2]
 
 
 @pytest.mark.parametrize("params", [UNCALIBRATED, BEFORE, dataclasses.replace(UNCALIBRATED, window=1, floor=1)])

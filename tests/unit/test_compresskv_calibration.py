@@ -134,7 +134,7 @@ def test_the_answer_span_is_the_answer(demo: Any) -> None:
 
 
 def test_calibrate_writes_a_file_that_a_run_can_use(demo: Any, tmp_path: Path) -> None:
-    from kvlens.methods.calibration import given
+    from kvlens.methods.calibration import read_figures
     from kvlens.methods.compresskv.method import CompressKV
 
     seen: list[dict[str, Any]] = []
@@ -144,7 +144,7 @@ def test_calibrate_writes_a_file_that_a_run_can_use(demo: Any, tmp_path: Path) -
     assert found["provenance"]["settings"]["minimal"] == 32
     assert len(seen) == 6
     params = CompressKV.Parameters(calibration=str(path))
-    loaded = given(CompressKV, params, demo.shape, "anything")["head scores"]
+    loaded = read_figures(CompressKV, params, demo.shape, "anything")["head scores"]
     assert sum(loaded.errors) == pytest.approx(1, abs=1e-4)
     best = {int(head) for head in np.argsort(loaded.scores["srh"][2])[-5:]}
     assert best == {0, 4, 5, 6, 7}, "docs/evidence/demo-model.md: these heads of layer 2 look the answer up"

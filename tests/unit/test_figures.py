@@ -77,7 +77,7 @@ def test_shares_use_the_whole_range_unless_asked_to_fit(values: np.ndarray) -> N
 
 def test_signed_metrics_are_symmetric_around_zero() -> None:
     assert metric_of("qcos").bounds(np.array([0.2, 0.9])) == (-1.0, 1.0)
-    assert metric_of("qcos").seen(np.array([0.2, 0.9])) == (-0.9, 0.9)
+    assert metric_of("qcos").value_range(np.array([0.2, 0.9])) == (-0.9, 0.9)
 
 
 @pytest.mark.parametrize("builder", [head_map, head_histogram])

@@ -55,7 +55,7 @@ def test_a_larger_budget_is_used_and_never_passed() -> None:
     floor, rooms = FreeKV.floor_bytes(params, SHAPE, 200, 30), []
     for more in (0, 3000, 9000, 10**6):
         trial = Trial(params, 200, budget=floor + more).prefill()
-        rooms.append(trial.session.memory.layout.of(1).recall)
+        rooms.append(trial.session.memory.layout.zones_of(1).recall)
         for step in range(12):
             trial.step(step)
             assert trial.session.memory.account.peak <= floor + more

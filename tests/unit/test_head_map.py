@@ -15,7 +15,7 @@ from support import task_prompt
 from kvlens import methods
 from kvlens.lab.calibrate.copying import _Copying, answer_tokens, needle_scores
 from kvlens.lab.studies.head_texts import NeedleIn, alike
-from kvlens.methods.calibration import given
+from kvlens.methods.calibration import read_figures
 from kvlens.methods.families.retrieval_heads import SHIPPED
 from kvlens.shape import KVShape
 from kvlens.tasks.texts import CALIBRATION, sentences
@@ -92,9 +92,9 @@ def test_a_map_without_needle_scores_is_refused_where_they_are_asked_for(
     method = methods.get(name)
     needing, content = (method.Parameters(calibration=old, **values) for values in (asks, otherwise))
     with pytest.raises(ValueError, match=r"^'old.json' has no scores of needle prompts: run `kvlens calibrate heads "):
-        given(method, needing, SHAPE, "demo")
-    assert given(method, content, SHAPE, "demo")["retrieval heads"].needle is None
-    shipped = given(method, method.Parameters(**asks), SHAPE, "demo")["retrieval heads"]
+        read_figures(method, needing, SHAPE, "demo")
+    assert read_figures(method, content, SHAPE, "demo")["retrieval heads"].needle is None
+    shipped = read_figures(method, method.Parameters(**asks), SHAPE, "demo")["retrieval heads"]
     assert len(shipped.needle) == SHAPE.layers
 
 

@@ -20,7 +20,7 @@ from kvlens.engine.models import LoadedModel, load
 from kvlens.memory.budget import Budget
 from kvlens.methods.faults import BUDGET, MethodFault
 from kvlens.methods.full import FullKV
-from kvlens.methods.given import Prefilled
+from kvlens.methods.run_inputs import Prefilled
 from kvlens.methods.snapkv import SnapKV
 from kvlens.text.prompts import PromptText, tokenize
 

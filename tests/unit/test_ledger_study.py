@@ -22,7 +22,7 @@ NOTHING = {"varentropy": None, "query_change": None, "fetched": None, "unread": 
 def row(index: int, method: str, shares: tuple[Share, ...] = (), **more: Any) -> dict[str, Any]:
     ledger = LossLedger((0,), 6.0, -4.0, shares, 10.0 - sum(share.logits for share in shares), 4, 0.0)
     steps = [{"lost": False, "entropy": 1.0} | NOTHING, {"lost": True, "entropy": 2.0} | NOTHING]
-    lost = {"ledger": ledger.stored(), "signals": steps, "peak_bytes": 400, "full_bytes": 1000} if shares else {}
+    lost = {"ledger": ledger.to_json(), "signals": steps, "peak_bytes": 400, "full_bytes": 1000} if shares else {}
     base = {"method": method, "task": TASKS[0], "question": "in", "index": index, "lost": bool(shares)}
     return base | {"right": not shares} | lost | more
 

@@ -52,16 +52,16 @@ def _lines(folder: Path) -> list[str]:
 
 def test_no_trace_of_a_finished_run_is_opened_to_list_it(lens: LensRuns, opened: list[str]) -> None:
     uids = [lens.lost, lens.kept, lens.plain]
-    by_facts = Listing(lens.folder).of(uids)
+    by_facts = Listing(lens.folder).read(uids)
     assert opened == []
     without_facts(lens.folder, *uids)
-    assert Listing(lens.folder).of(uids) == by_facts
+    assert Listing(lens.folder).read(uids) == by_facts
     assert opened == uids
 
 
 def test_the_facts_of_a_run_give_the_outcome_of_its_trace(lens: LensRuns) -> None:
     for uid in (lens.lost, lens.kept, lens.plain):
-        (told,) = Listing(lens.folder).of([uid])
+        (told,) = Listing(lens.folder).read([uid])
         with TraceReader.open(lens.folder, uid) as reader:
             assert told is not None
             assert outcome(reader) == told.outcome
@@ -71,10 +71,10 @@ def test_the_facts_of_a_run_give_the_outcome_of_its_trace(lens: LensRuns) -> Non
 def test_a_trace_is_read_once_and_kept_for_the_next_process(lens: LensRuns, opened: list[str]) -> None:
     uids = [lens.lost, lens.kept, lens.plain]
     without_facts(lens.folder, *uids)
-    first = Listing(lens.folder).of(uids)
+    first = Listing(lens.folder).read(uids)
     assert opened == uids
     forget_runs()
-    assert Listing(lens.folder).of(uids) == first
+    assert Listing(lens.folder).read(uids) == first
     assert opened == uids
     lost, kept, plain = first
     assert lost is not None
@@ -85,7 +85,7 @@ def test_a_trace_is_read_once_and_kept_for_the_next_process(lens: LensRuns, open
     assert lost.prompt == kept.prompt is not None
     assert lost.begins
     os.utime(lens.folder / lens.lost / "trace.duckdb", ns=(1, 1))
-    assert Listing(lens.folder).of(uids)[1:] == first[1:]
+    assert Listing(lens.folder).read(uids)[1:] == first[1:]
     assert opened == [*uids, lens.lost], "a trace that changed is read again"
 
 
@@ -103,16 +103,16 @@ def test_a_killed_list_loses_nothing_that_it_read(
 
     monkeypatch.setattr(listing, "read_trace", killed)
     with pytest.raises(KeyboardInterrupt):
-        Listing(lens.folder).of(uids)
+        Listing(lens.folder).read(uids)
     with open(lens.folder / FILE, "ab") as file:
         file.write(b'{"v":1,"uid":"half a li')
     forget_runs()
     opened.clear()
     monkeypatch.setattr(listing, "read_trace", real)
-    assert all(told is not None and told.begins for told in Listing(lens.folder).of(uids))
+    assert all(told is not None and told.begins for told in Listing(lens.folder).read(uids))
     assert opened == uids[2:]
     forget_runs()
-    assert Listing(lens.folder).of(uids)
+    assert Listing(lens.folder).read(uids)
     assert opened == uids[2:], "a line after half a line is read"
 
 
@@ -164,7 +164,7 @@ def test_a_list_says_what_a_run_was_held_to_be_it_a_budget_or_not(tmp_path: Path
     ]
     uids.append(write_synthetic(tmp_path, 2, 4, 2, 4, 8, seed=3, prompt_tokens=100))
     rows = list_runs(tmp_path).set_index("uid").loc[uids].reset_index().to_dict("records")
-    told = Listing(tmp_path).of(uids)
+    told = Listing(tmp_path).read(uids)
     words = [limit_in(row, one) for row, one in zip(rows, told, strict=True)]
     assert words == ["25% of attended tokens", "64 attended tokens", "no limit", budget_of(rows[-1])]
     assert limit_in(rows[0], None) == budget_of(rows[0]), "of a trace that was not read yet"
@@ -173,7 +173,7 @@ def test_a_list_says_what_a_run_was_held_to_be_it_a_budget_or_not(tmp_path: Path
 @pytest.mark.parametrize("spoil", ["not json", "{}", "other form", "other row", "a link"])
 def test_a_file_that_cannot_be_used_is_made_again(lens: LensRuns, opened: list[str], spoil: str) -> None:
     without_facts(lens.folder, lens.kept)
-    first = Listing(lens.folder).of([lens.kept])
+    first = Listing(lens.folder).read([lens.kept])
     opened.clear()
     path = lens.folder / FILE
     lines = [json.loads(line) for line in path.read_text().splitlines() if line]
@@ -187,7 +187,7 @@ def test_a_file_that_cannot_be_used_is_made_again(lens: LensRuns, opened: list[s
     else:
         path.write_text(spoil)
     forget_runs()
-    assert Listing(lens.folder).of([lens.kept]) == first
+    assert Listing(lens.folder).read([lens.kept]) == first
     assert opened == [lens.kept]
     assert not path.is_symlink()
 
@@ -196,15 +196,15 @@ def test_no_time_reads_nothing_and_what_is_written_now_is_asked_again(tmp_path: 
     uid = write_synthetic(tmp_path, 2, 4, 2, 4, 8, prompt_tokens=80)
     without_facts(tmp_path, uid)
     known = Listing(tmp_path)
-    assert known.of([uid], 0.0) == [None]
+    assert known.read([uid], 0.0) == [None]
     with Lease(tmp_path / uid):
-        (busy,) = known.of([uid])
+        (busy,) = known.read([uid])
     assert busy is not None
     assert busy.outcome.words == ""
-    (told,) = known.of([uid])
+    (told,) = known.read([uid])
     assert told is not None
     assert told.outcome.words == "other token"
-    (absent,) = known.of(["20990101-000000-absent"])
+    (absent,) = known.read(["20990101-000000-absent"])
     assert absent is not None
     assert absent.outcome.kinds == ("unknown",)
 
@@ -216,7 +216,7 @@ def test_an_answer_that_full_kv_did_not_give_is_not_among_what_was_lost(tmp_path
         for full in ("1951", "58214", None)
     }
     rows = {row["uid"]: row for row in list_runs(tmp_path).to_dict("records")}
-    told = dict(zip(said.values(), Listing(tmp_path).of(list(said.values())), strict=True))
+    told = dict(zip(said.values(), Listing(tmp_path).read(list(said.values())), strict=True))
     found = {
         kind: {full for full, uid in said.items() if Search(outcome=kind).takes(rows[uid], told[uid])}
         for kind in ("lost", "diverged", "wrong")
@@ -234,7 +234,7 @@ def test_a_folder_that_cannot_be_written_is_read_all_the_same(lens: LensRuns, mo
         return real(path, flags, *rest, **named)
 
     monkeypatch.setattr(runcatalogue.os, "open", refused)
-    (told,) = Listing(lens.folder).of([lens.lost])
+    (told,) = Listing(lens.folder).read([lens.lost])
     assert told is not None
     assert told.outcome.lost_at == STEP
     assert not (lens.folder / FILE).exists()
@@ -242,7 +242,7 @@ def test_a_folder_that_cannot_be_written_is_read_all_the_same(lens: LensRuns, mo
 
 def test_all_words_are_looked_for_everywhere(lens: LensRuns) -> None:
     rows = {row["uid"]: row for row in list_runs(lens.folder).to_dict("records")}
-    (told,) = Listing(lens.folder).of([lens.lost])
+    (told,) = Listing(lens.folder).read([lens.lost])
     row = rows[lens.lost] | {"name": "The Port", "tags": ("to show",), "model": "/some/where/small"}
     assert told is not None
     for wanted in (

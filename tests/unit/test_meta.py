@@ -56,8 +56,8 @@ def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
     writer.begin(WHOLE)
     writer.finish("completed", None, [], {"output_text": "x"})
     with TraceReader.open(tmp_path, writer.uid) as reader:
-        assert {name: getattr(reader.meta, name) for name in WHOLE.stored()} == {
-            name: getattr(WHOLE, name) for name in WHOLE.stored()
+        assert {name: getattr(reader.meta, name) for name in WHOLE.to_row()} == {
+            name: getattr(WHOLE, name) for name in WHOLE.to_row()
         }
         assert (reader.meta.output_text, reader.meta.run_uid) == ("x", writer.uid)
         assert reader.meta.seed is None, "what nobody said was not recorded"
@@ -65,7 +65,7 @@ def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
 
 def test_the_keys_of_another_version_are_kept(tmp_path: Path) -> None:
     with TraceReader.open(tmp_path, stored(tmp_path, {"invented_later": [1], "seed": None})) as reader:
-        assert reader.meta.stored()["invented_later"] == [1]
+        assert reader.meta.to_row()["invented_later"] == [1]
         assert reader.meta.seed is None
 
 

@@ -130,7 +130,7 @@ def test_the_host_family_takes_what_the_budget_leaves(more: int) -> None:
     for step in range(30):
         trial.step(step)
         peaks.append(trial.session.memory.account.peak)
-    room = trial.session.memory.layout.of(1).recall
+    room = trial.session.memory.layout.zones_of(1).recall
     assert max(peaks) <= floor + more
     assert max(peaks) == floor or more
     assert {0: room == PAGE, 4000: room > PAGE, 10**7: room == 0}[more]

@@ -12,8 +12,8 @@ from support import ListSink, random_llama, random_prompt
 from kvlens.engine.engine import Engine, Options
 from kvlens.lab.calibrate.fullrun import watch
 from kvlens.methods.full import FullKV
-from kvlens.methods.given import Peeked, Prefilled
 from kvlens.methods.needs import Needs
+from kvlens.methods.run_inputs import Peeked, Prefilled
 from kvlens.text.prompts import Prompt
 
 

@@ -19,15 +19,15 @@ from kvlens.meta import Held
     ],
 )
 def test_a_piece_is_read_as_it_is_written(text: str, piece: Piece, what: str, whose: str) -> None:
-    assert Piece.of(text) == piece
+    assert Piece.parse(text) == piece
     assert str(piece) == text
-    assert (piece.what(), piece.whose()) == (what, whose)
+    assert (piece.describe_tokens(), piece.describe_heads()) == (what, whose)
 
 
 @pytest.mark.parametrize("text", ["", "x", "40.KV1", "t", "t5-", "-3", "40.L", "4 0", "t9-3", "٤", "1234567890"])
 def test_what_is_no_piece_is_one_sentence(text: str) -> None:
     with pytest.raises(ValueError, match=r"--hold .*(give SPAN or|lower position)"):
-        Piece.of(text)
+        Piece.parse(text)
 
 
 def test_a_piece_names_its_heads() -> None:

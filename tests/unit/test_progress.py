@@ -18,7 +18,7 @@ def test_the_bar_follows_a_total_that_grows(monkeypatch: pytest.MonkeyPatch) -> 
     for tried in (0, 4, 5, 9):
         bar.report("search", tried, max(tried, 4))
     bar._progress.refresh()
-    bar.done("uid", "completed")
+    bar.end_run("uid", "completed")
     said = out.getvalue()
     assert "9/9" in said
     assert "9/4" not in said

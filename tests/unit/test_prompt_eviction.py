@@ -91,8 +91,8 @@ def test_what_is_dropped_is_logged_with_rank_and_cut() -> None:
 
 def test_kept_tokens_may_differ_in_number_by_layer_and_head() -> None:
     ragged = Kept.ragged([[torch.tensor([1, 4]), torch.tensor([2])], [torch.tensor([0]), torch.tensor([0, 1, 5])]])
-    assert ragged.of(slice(0, 1), slice(0, 2)).tolist() == [[[1, 4], [2, -1]]]
-    assert ragged.of(slice(0, 2), slice(1, 2)).tolist() == [[[2, -1, -1]], [[0, 1, 5]]]
+    assert ragged.select(slice(0, 1), slice(0, 2)).tolist() == [[[1, 4], [2, -1]]]
+    assert ragged.select(slice(0, 2), slice(1, 2)).tolist() == [[[2, -1, -1]], [[0, 1, 5]]]
     assert ragged.mask(6).sum(-1).tolist() == [[2, 1], [1, 3]]
     again = Kept.masked(ragged.mask(6))
     assert torch.equal(again.positions, ragged.positions)

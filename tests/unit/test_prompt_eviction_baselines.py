@@ -14,8 +14,8 @@ from methodtrial import SHAPE, Trial
 from test_prompt_eviction import best, window_scores
 
 from kvlens.methods.families.kept_tokens import allocate, rounded
-from kvlens.methods.given import RunContext
 from kvlens.methods.pyramidkv import falling, falling_by_whole_steps
+from kvlens.methods.run_inputs import RunContext
 
 WINDOW, TOKENS, N = 11, 37, 203
 WHOLE = N + 1

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks import real_model
 from benchmarks.cold_start import once
-from benchmarks.real_model import Times, kept, measure, ratios
+from benchmarks.real_model import Times, keep_lines, measure, ratios
 
 
 def times(prefill: float, step: float, after: float = 0.0, total: float = 1.0) -> Times:
@@ -43,7 +43,7 @@ def test_lines_that_were_not_measured_again_stay_with_their_date() -> None:
         "ratios": [{"arm": "full", "ratio": 1.0}, {"arm": "snapkv", "ratio": 2.0}],
     }
     now = {"about": about | {"date": "now", "presets": {"full": None}}, "ratios": [{"arm": "full", "ratio": 3.0}]}
-    assert kept(before, now) == [{"date": "then", "arm": "snapkv", "ratio": 2.0}]
+    assert keep_lines(before, now) == [{"date": "then", "arm": "snapkv", "ratio": 2.0}]
     assert now["about"]["presets"] == {"full": None, "snapkv": "paper"}
 
 

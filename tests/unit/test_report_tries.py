@@ -14,8 +14,8 @@ from kvlens.app.figures.states import STATE_COLORS
 from kvlens.app.report import report_bytes
 from kvlens.app.report import strip as strips
 from kvlens.app.report.strip import strip, token_states
-from kvlens.app.report.tried import tried
-from kvlens.app.report.whatif import _said as verdict_on
+from kvlens.app.report.trial_section import describe_trials
+from kvlens.app.report.whatif import _describe_outcome as verdict_on
 from kvlens.app.report.whatif import whatif
 from kvlens.cli.lens import sentences
 from kvlens.lens.tries import outcome
@@ -45,7 +45,7 @@ def test_a_lifted_drop_that_proved_the_loss_is_not_priced_as_a_hold(tmp_path: Pa
     hold = {"span": SPAN, "tok_start": 40, "tok_end": 48, "heads": [[0, 1]], "from_step": 0}
     uid = write_synthetic(tmp_path, 2, 4, 2, 12, 14, parent=runs.kept, hold=[hold], whatif=came)
     with TraceReader.open(tmp_path, runs.kept) as reader:
-        assert "the run says '4172' (drop lifted, 0 B)." in html.unescape(tried(reader))
+        assert "the run says '4172' (drop lifted, 0 B)." in html.unescape(describe_trials(reader))
     with TraceReader.open(tmp_path, uid) as reader:
         section = html.unescape(whatif(reader)[1])
     assert "8 tokens, 0 B" in section
@@ -67,7 +67,7 @@ def test_a_report_names_the_cheapest_try_that_proved_the_loss_and_lists_all(tmp_
         )
         redate(tmp_path / uid / "run.json", f"2026-03-03T00:00:0{number}+00:00")
     with TraceReader.open(tmp_path, runs.repeated) as reader:
-        said = html.unescape(tried(reader))
+        said = html.unescape(describe_trials(reader))
         whole = html.unescape(report_bytes(reader).decode())
     assert (
         f"Proved by trying: with span {SPAN} (tokens 40–47) held exactly resident for L0 KV1, L1 KV0 from step {STEP} "
@@ -96,7 +96,7 @@ def test_a_report_on_a_what_if_says_which_of_both_it_is(tmp_path: Path) -> None:
             return html.unescape(report_bytes(reader).decode())
 
     with TraceReader.open(tmp_path, runs.held) as reader:
-        (own,), before = (hold.stored() for hold in reader.meta.hold), reader.meta.budget_bytes
+        (own,), before = (hold.to_row() for hold in reader.meta.hold), reader.meta.budget_bytes
     assert before is not None
     budget = f"budget</th><td>{si_bytes(before)}</td><td>9 MB</td>"
     raised = {"changed": {"budget": "50%"}, "budget_bytes": 9_000_000}
@@ -128,7 +128,7 @@ def test_where_nothing_came_back_the_report_says_so(tmp_path: Path) -> None:
     said = {"changed": {"budget": "50%"}, "whatif": SUMMARY | {"restored": False}}
     write_synthetic(tmp_path, 2, 4, 2, 12, 14, parent=runs.lost, **said)
     with TraceReader.open(tmp_path, runs.lost) as reader:
-        assert "1 try, none of" in tried(reader)
+        assert "1 try, none of" in describe_trials(reader)
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_an_outcome_is_said_of_the_answer_only_where_it_is_known(
 
 def test_a_run_that_nothing_was_tried_on_has_no_such_section(lens: LensRuns) -> None:
     with TraceReader.open(lens.folder, lens.lost) as reader:
-        assert tried(reader) == ""
+        assert describe_trials(reader) == ""
         assert "What was tried on it" not in report_bytes(reader).decode()
 
 

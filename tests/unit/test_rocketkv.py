@@ -71,7 +71,7 @@ def test_the_split_is_the_papers_and_ends_at_everything() -> None:
     assert capacity(512, 2048) == int(2048 / 4 ** (0.2 + 0.06 * 2))
     assert capacity(1, 2**16) == int(2**16 / 2 ** (16 * 0.8)), "alpha is .8 at most"
     assert capacity(300, 300) == 300
-    all_of_it = Stages.of(RocketKVParameters(), 300, 279, 20)
+    all_of_it = Stages.plan(RocketKVParameters(), 300, 279, 20)
     assert (all_of_it.kept, all_of_it.ratio < 1) == (280, True)
 
 
@@ -84,5 +84,5 @@ def test_the_most_is_kept_that_the_bytes_hold(share: float) -> None:
         assert trial.session.memory.account.peak <= budget
     method = type(trial.session.method)
     made = trial.session.method.stages(trial.session.method.params, SHAPE, N, NEW, budget)
-    more = Stages.of(trial.session.method.params, made.read + 1, N, NEW)
+    more = Stages.plan(trial.session.method.params, made.read + 1, N, NEW)
     assert method._bytes(trial.session.method.params, more, SHAPE, N, NEW) > budget

@@ -11,7 +11,7 @@ import pytest
 from kvlens import methods
 from kvlens.demo.encode import demo_encode
 from kvlens.demo.tasks import make_prompt
-from kvlens.engine import kept
+from kvlens.engine import model_cache
 from kvlens.memory.budget import WHOLE, BudgetInfeasible
 from kvlens.runs.carrying import carry_out
 from kvlens.runs.preflight import estimate, refuse
@@ -35,8 +35,8 @@ def prompt_of(tokens: int, model: str) -> str:
 @pytest.fixture
 def real_model(smollm2: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The real model is in memory, as in the app's warm process."""
-    monkeypatch.setattr(kept, "_kept", {})
-    kept.keep("smollm2", smollm2)
+    monkeypatch.setattr(model_cache, "_kept", {})
+    model_cache.keep_model("smollm2", smollm2)
 
 
 @pytest.mark.usefixtures("loaded_once")

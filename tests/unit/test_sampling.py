@@ -88,4 +88,4 @@ def test_the_words() -> None:
 
 @given(every=st.integers(1, 9), step=st.integers(0, 100))
 def test_steps_between_are_skipped(every: int, step: int) -> None:
-    assert OracleSampling(every, (1, 2)).at(step) == ((1, 2) if step % every == 0 else ())
+    assert OracleSampling(every, (1, 2)).choose_layers(step) == ((1, 2) if step % every == 0 else ())

@@ -47,4 +47,4 @@ def test_a_block_shorter_than_l_min_stays_as_it_is(seed: int) -> None:
 def test_the_rank_is_the_number_of_components_that_are_stored() -> None:
     gates = torch.tensor([[0.01, 0.5, 0.9], [0.01, 0.02, 0.03], [0.9, 0.01, 0.5]])
     parts = Parts(torch.zeros(3, 4, 3), torch.ones(3, 3), gates, torch.zeros(3, 3, 4), torch.ones(3))
-    assert parts.rank(0.05).tolist() == [3, 1, 2] == parts.kept(0.05).sum(-1).tolist()
+    assert parts.rank(0.05).tolist() == [3, 1, 2] == parts.choose_kept(0.05).sum(-1).tolist()

@@ -17,7 +17,7 @@ from kvlens.kernels.attend import attention_weights
 from kvlens.lab.training.sekv.files import save_router
 from kvlens.memory.budget import BudgetInfeasible
 from kvlens.memory.slots import ROLE
-from kvlens.methods.given import Rotate, RunContext, StepEnd
+from kvlens.methods.run_inputs import Rotate, RunContext, StepEnd
 from kvlens.methods.sekv import layout as sekv_layout
 from kvlens.methods.sekv.method import SeKV
 from kvlens.methods.sekv.params import SeKVParameters

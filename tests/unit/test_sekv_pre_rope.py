@@ -15,7 +15,7 @@ from support import BASE, ListSink, loaded, random_llama, random_prompt, run
 from test_sekv_method import PARAMS, SHAPE, Trial, full_attention, tensor
 
 from kvlens.engine.rotary import rotary_of
-from kvlens.methods.given import Rotate, StepEnd
+from kvlens.methods.run_inputs import Rotate, StepEnd
 from kvlens.methods.sekv.params import SeKVParameters
 
 PRE = dataclasses.replace(PARAMS, pre_rope=True)

@@ -18,7 +18,7 @@ from kvlens.lab.gpu.static.decoder import StaticDecoder
 from kvlens.lab.gpu.static.refusal import StaticRefused
 from kvlens.memory.budget import Budget, BudgetInfeasible
 from kvlens.memory.slots import ROLE
-from kvlens.methods.given import StepEnd
+from kvlens.methods.run_inputs import StepEnd
 from kvlens.methods.sekv import layout as sekv_layout
 from kvlens.methods.sekv.method import SeKV
 from kvlens.methods.sekv.params import PRESETS, SeKVParameters
@@ -164,7 +164,7 @@ def test_the_budget_holds_and_the_smallest_has_no_whole_heads(heads: str, zoom: 
         trial = Trial(params, N, budget=budget, max_new=NEW).prefill()
         memory = trial.session.memory
         held = sum(t.untyped_storage().nbytes() for t in memory.hot.tensors())
-        zones = [memory.layout.of(layer, head).head_bytes(SHAPE) for layer, head in np.ndindex(2, 2)]
+        zones = [memory.layout.zones_of(layer, head).head_bytes(SHAPE) for layer, head in np.ndindex(2, 2)]
         assert held == sum(zones)
         for step in range(NEW):
             trial.step(step, StepEnd(step - 1, N + step - 1, float(trial.rng.exponential()), 1.0) if step else None)

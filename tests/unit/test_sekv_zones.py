@@ -17,7 +17,7 @@ from kvlens.memory.budget import BudgetInfeasible
 from kvlens.memory.layout import shared_slot_bytes
 from kvlens.memory.slots import FREE, ROLE
 from kvlens.memory.zones import SharedZone
-from kvlens.methods.given import StepEnd
+from kvlens.methods.run_inputs import StepEnd
 from kvlens.methods.sekv.params import PRESETS, SeKVParameters
 from kvlens.shape import KVShape
 

@@ -42,7 +42,7 @@ def tally(spoil: Any = None, sampled: int = 2, limit: int | None = 100, logprob:
         if step == 1 and spoil is not None:
             measured = spoil(measured) or measured
         counts.step(limit, 50, logprob if step == 1 else -0.5)
-        counts.measured(measured, sampled)
+        counts.count_step(measured, sampled)
     return counts.checks()
 
 

@@ -13,8 +13,8 @@ import torch
 
 from kvlens.engine.session import Session
 from kvlens.memory.budget import BudgetInfeasible
-from kvlens.methods.given import RunContext, StepEnd
 from kvlens.methods.parameters import make_parameters
+from kvlens.methods.run_inputs import RunContext, StepEnd
 from kvlens.methods.sentkv.method import SentKVCompress
 from kvlens.methods.sentkv.params import SentKVParameters
 from kvlens.shape import KVShape

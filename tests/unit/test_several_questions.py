@@ -116,7 +116,7 @@ def test_what_is_wrong_with_any_of_them_is_said_before_the_first_is_run(
 def test_runs_before_one_that_fails_are_kept_and_named(
     runs: Path, context: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stored, asked = carrying._stored, []
+    stored, asked = carrying._store_run, []
 
     def failing(*given: Any) -> Any:
         asked.append(given)
@@ -124,7 +124,7 @@ def test_runs_before_one_that_fails_are_kept_and_named(
             raise ValueError("the disk is full.")
         return stored(*given)
 
-    monkeypatch.setattr(carrying, "_stored", failing)
+    monkeypatch.setattr(carrying, "_store_run", failing)
     with pytest.raises(SystemExit):
         kvlens("run", str(context), "--model", "demo", "--method", "h2o", "--question", "after", *asks(*QUESTIONS))
     said = capsys.readouterr()

@@ -98,7 +98,7 @@ def test_every_method_that_says_its_cut_is_among_the_runs() -> None:
 def test_a_runs_own_cut_is_what_it_recorded(made: tuple[Path, dict[str, str]], name: str) -> None:
     folder, uids = made
     with TraceReader.open(folder, uids[name]) as reader:
-        again = spancuts.own_cut(reader, Text.of(reader, reader.tokens()))
+        again = spancuts.own_cut(reader, Text.read(reader, reader.tokens()))
         assert again is not None
         assert [(span.tok_start, span.tok_end, span.kind) for span in again] == recorded(reader)
         assert len(again) > (0 if name == "streaming-whole" else 3)
@@ -117,12 +117,12 @@ def test_a_runs_own_cut_is_what_it_recorded(made: tuple[Path, dict[str, str]], n
 def test_the_same_parameters_give_the_same_preview_whatever_run_is_looked_at(made: tuple[Path, dict[str, str]]) -> None:
     folder, uids = made
     with TraceReader.open(folder, uids["sentkv"]) as reader, TraceReader.open(folder, uids["freekv"]) as other:
-        named = {cut.name: cut for cut in spancuts.previews(other, Text.of(other, other.tokens()))}
+        named = {cut.name: cut for cut in spancuts.previews(other, Text.read(other, other.tokens()))}
         preview = named["sentence chunks (SentKVCompress)"]
         assert [(s.tok_start, s.tok_end, s.kind) for s in preview.spans] == recorded(reader)
         assert preview.settings == "length 20, deviation 8, marks auto, sinks 4"
     with TraceReader.open(folder, uids["chess"]) as reader:
-        cuts = {cut.name: cut.spans for cut in spancuts.previews(reader, Text.of(reader, reader.tokens()))}
+        cuts = {cut.name: cut.spans for cut in spancuts.previews(reader, Text.read(reader, reader.tokens()))}
         config = reader.meta.config
         pages, chunks, grids = (cuts[f"{level} (CHESS)"] for level in ("pages", "chunks", "grids"))
         assert [(s.tok_start, s.tok_end, s.kind) for s in pages] == recorded(reader)
@@ -136,8 +136,8 @@ def test_a_higher_threshold_has_fewer_boundaries_and_the_runs_own_alpha_has_its_
 ) -> None:
     folder, uids = made
     with TraceReader.open(folder, uids["sekv-paper"]) as reader:
-        text = Text.of(reader, reader.tokens())
-        rule = spancuts.Threshold.of(reader, text)
+        text = Text.read(reader, reader.tokens())
+        rule = spancuts.Threshold.choose(reader, text)
         assert rule is not None
         assert (rule.params.segmentation, rule.alpha) == ("paper", 1.5)
         usual = rule.cut(text, rule.alpha)
@@ -145,7 +145,7 @@ def test_a_higher_threshold_has_fewer_boundaries_and_the_runs_own_alpha_has_its_
         counts = [len(rule.cut(text, alpha).spans) for alpha in (1.5, 2.5, 50.0)]
         assert counts[0] > counts[1] > counts[2] == 2  # sinks and one span
     with TraceReader.open(folder, uids["freekv"]) as reader:
-        other = spancuts.Threshold.of(reader, Text.of(reader, reader.tokens()))
+        other = spancuts.Threshold.choose(reader, Text.read(reader, reader.tokens()))
         assert other is not None
         assert other.alpha == 1.0
 
@@ -153,7 +153,7 @@ def test_a_higher_threshold_has_fewer_boundaries_and_the_runs_own_alpha_has_its_
 def test_settings_that_are_not_this_versions_are_not_guessed(tmp_path: Path) -> None:
     uid = write_synthetic(tmp_path, 2, 4, 2, 4, 12, prompt_tokens=200)
     with TraceReader.open(tmp_path, uid) as reader:
-        text = Text.of(reader, reader.tokens())
+        text = Text.read(reader, reader.tokens())
         assert spancuts.own_parameters(reader) is None
         assert spancuts.own_cut(reader, text) is None
         every = sum(len(methods.get(name).segmenters) for name in methods.registry())
@@ -168,7 +168,7 @@ def test_a_surprisal_that_is_missing_is_one_sentence(tmp_path: Path) -> None:
         frame = reader.tokens()
         frame.loc[7, "surprisal"] = np.nan
         with pytest.raises(ValueError, match="the surprisal of token 7 is not a finite number"):
-            spancuts.previews(reader, Text.of(reader, frame))
+            spancuts.previews(reader, Text.read(reader, frame))
 
 
 def test_boundaries_inside_the_needle() -> None:
@@ -189,6 +189,6 @@ def test_where_a_papers_numbers_leave_nothing_to_cut_the_preset_that_fits_cuts()
     cuts = spancuts.previews(reader, text)
     assert [cut.name for cut in cuts if not cut.spans] == []
     assert {cut.preset for cut in cuts if "SeKV" in cut.name} == {"fit"}
-    rule = spancuts.Threshold.of(reader, text)
+    rule = spancuts.Threshold.choose(reader, text)
     assert rule is not None
     assert len(rule.cut(text, rule.alpha).spans) > 5

@@ -65,7 +65,7 @@ def test_feasible_rule_by_hand() -> None:
 
 def test_reasons_carry_the_numbers() -> None:
     h = [0, 1, 1, 1, 9, 8, 1, 1, 1, 1, 7, 1, 1, 1, 1, 1]
-    stats = Surprisal.of(h)
+    stats = Surprisal.measure(h)
     anchor = next(s for s in entropy_feasible(h, l_min=3, l_max=6, sinks=1) if s.kind == "anchor")
     assert "9.00 nats" in anchor.reason
     assert f"{stats.threshold(1.0):.2f}" in anchor.reason
@@ -76,7 +76,7 @@ def test_reasons_carry_the_numbers() -> None:
 def test_paper_partition(h: list[float], start: int, alpha: float, l_min: int, sinks: int) -> None:
     spans = entropy_paper(h, alpha, l_min, start=start, sinks=sinks)
     check_partition(spans, start, start + len(h))
-    threshold = Surprisal.of(h, start).threshold(alpha)
+    threshold = Surprisal.measure(h, start).threshold(alpha)
     for span in spans:
         inside = [t > threshold for t in h[span.tok_start - start : span.tok_end - start]]
         if span.tok_start == 0:

@@ -15,15 +15,15 @@ from kvlens.engine.engine import Engine
 from kvlens.lab.bench.passages import apart, begins, passage
 from kvlens.lab.bench.sources import running
 from kvlens.lab.bench.trials import changed, settings
-from kvlens.lab.claims import Claim, arms, check, judged, page, written
+from kvlens.lab.claims import Claim, arm_evidence, arms, check, page, written
 from kvlens.lab.claims.arms import Place, Rows, places
 from kvlens.lab.claims.check import claiming, planned, refuse_others, statements_of
 from kvlens.lab.claims.family import decide
 from kvlens.lab.claims.plan import PASSAGES, plan_lines
-from kvlens.lab.claims.stored import judge_again
+from kvlens.lab.claims.stored_claims import judge_again
 from kvlens.memory.budget import Budget
 from kvlens.methods.fitting import Sizes, choose
-from kvlens.methods.statements import FIGURES, Arm, Statement, arm, stated
+from kvlens.methods.statements import FIGURES, Arm, Statement, arm, list_statements
 from kvlens.shape import KVShape
 from kvlens.tasks.texts import sentences
 
@@ -41,8 +41,8 @@ def test_every_paper_is_asked() -> None:
     statements = (Statement("S", "says", arm("own"), (arm("full"),)),)
     own = type("Own", (methods.get("snapkv"),), {"name": "own", "statements": statements})
     derived = type("Derived", (own,), {"name": "derived"})
-    assert stated(own) == statements
-    assert stated(derived) == ()
+    assert list_statements(own) == statements
+    assert list_statements(derived) == ()
     assert statements_of(derived) == ()
 
 
@@ -85,7 +85,7 @@ FIRST, OTHER = arm("snapkv", "40%"), arm("snapkv", "40%", kernel=1)
 
 def decided(statement: Statement, rows: Rows, prompts: int, model: str = "smollm2") -> Any:
     """The claim of a paper that states nothing else."""
-    (claim,) = decide([judged.judge(statement, "snapkv", rows, prompts, TITLES, model, 1)])
+    (claim,) = decide([arm_evidence.judge(statement, "snapkv", rows, prompts, TITLES, model, 1)])
     return claim
 
 
@@ -259,7 +259,7 @@ def test_trials_are_kept_and_not_run_again(demo: Any, tmp_path: Path, monkeypatc
     )
     engine, said = Engine(demo), list[str]()
     file = tmp_path / "kept.jsonl"
-    asked = arms.wanted([text, needle], 1)
+    asked = arms.list_arms([text, needle], 1)
     rows = arms.measure(asked, file, engine, said.append)
     at: list[Place] = [("text 96+64", "in", 0), ("niah_single", "in", 0)]
     assert list(asked) == at

@@ -14,7 +14,7 @@ from kvlens import methods
 from kvlens.api.models import Named
 from kvlens.api.studyprompts import study_prompts
 from kvlens.engine.engine import Engine
-from kvlens.methods.given import Prefilled
+from kvlens.methods.run_inputs import Prefilled
 from kvlens.methods.snapkv import SnapKV
 from kvlens.runs.races import Entrant
 from kvlens.runs.request import RunRequest

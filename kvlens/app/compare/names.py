@@ -15,13 +15,13 @@ def run_name(reader: TraceReader) -> str:
     parts = [naming.code_name(meta)]
     parts += [f"({meta.preset})"] if meta.preset else []
     parts += [held_to(meta)]
-    return " ".join([*parts, *_done(reader)])
+    return " ".join([*parts, *_list_changes(reader)])
 
 
 def short_names(runs: Sequence[TraceReader]) -> list[str]:
     """Each run by what its method is called and as much more as tells it from the others: budget, preset, model, the
     end of its uid. That it was fed another's tokens, or that ranges were held, is always said. No two are alike."""
-    names = [" ".join([naming.run_name(run.meta), *_done(run)]) for run in runs]
+    names = [" ".join([naming.run_name(run.meta), *_list_changes(run)]) for run in runs]
     for more in _MORE:
         words = [more(run) for run in runs]
         words_by_name = {
@@ -34,7 +34,7 @@ def short_names(runs: Sequence[TraceReader]) -> list[str]:
     return names
 
 
-def _done(reader: TraceReader) -> list[str]:
+def _list_changes(reader: TraceReader) -> list[str]:
     return (["forced"] if reader.meta.forced else []) + (
         (["with held ranges"] if reader.meta.hold else []) + (["with dropped ranges"] if reader.meta.drop else [])
     )

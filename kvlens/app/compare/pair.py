@@ -30,7 +30,7 @@ class Pair:
     """the first step at which other tokens were chosen; None: there is none, or `apart`"""
 
     @classmethod
-    def of(cls, a: TraceReader, b: TraceReader) -> Pair:
+    def read(cls, a: TraceReader, b: TraceReader) -> Pair:
         """Reads both runs' tokens once."""
         first_tokens, second = a.tokens(), b.tokens()
         apart = reads_otherwise(a, b, first_tokens, second)

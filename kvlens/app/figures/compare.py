@@ -108,7 +108,7 @@ def _template(metric: Metric) -> str:
 
 
 def _hover(values: np.ndarray, name: str, metric: Metric, group: int, signed: bool) -> list[list[str]]:
-    def said(value: float) -> str:
+    def describe(value: float) -> str:
         if not signed or not np.isfinite(value):
             return value_text(value, metric)
         word = "more in B" if value > 0 else "less in B" if value < 0 else "the same"
@@ -116,7 +116,7 @@ def _hover(values: np.ndarray, name: str, metric: Metric, group: int, signed: bo
 
     name = html.escape(name)  # Plotly reads markup in hovers, and a run's name comes out of its trace
     return [
-        [f"{name}, {head_label(layer, head, group)}: {said(float(value))}" for head, value in enumerate(row)]
+        [f"{name}, {head_label(layer, head, group)}: {describe(float(value))}" for head, value in enumerate(row)]
         for layer, row in enumerate(values)
     ]
 

@@ -66,7 +66,7 @@ def restored(frame: pd.DataFrame, titles: dict[str, str]) -> go.Figure:
             x=list(labels.values()),
             y=names,
             z=[[None if cell is None else cell["restored_share"] for cell in row] for row in rows],
-            customdata=[["not run" if cell is None else _said(cell) for cell in row] for row in rows],
+            customdata=[["not run" if cell is None else _share_words(cell) for cell in row] for row in rows],
             hovertemplate="%{y}<br>%{customdata}<extra></extra>",
             zmin=0,
             zmax=1,
@@ -104,7 +104,7 @@ def _inked(figure: go.Figure, names: list[str], labels: list[str], rows: list[li
         )
 
 
-def _said(cell: dict[Any, Any]) -> str:
+def _share_words(cell: dict[Any, Any]) -> str:
     return (
         f"{cell['restored_share']:.2f} of {cell['n']} lost answers restored (95 % {cell['low']:.2f} to "
         f"{cell['high']:.2f})"

@@ -37,7 +37,7 @@ def head_map(
     [layer, query head], so that a click can be read back."""
     layers, heads = values.shape
     group = heads // kv_heads
-    lo, hi = metric.seen(values) if fit else metric.bounds(values)
+    lo, hi = metric.value_range(values) if fit else metric.bounds(values)
     figure = make_subplots(
         2,
         2,

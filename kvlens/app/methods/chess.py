@@ -126,7 +126,7 @@ def _hierarchy(reader: TraceReader, run: Run) -> None:
         choice = str(st.select_slider("Reconstruction", list(names), key=f"chess_reconstruction_{reader.uid}"))
     parts.draw(
         reader,
-        figures.strips(names[choice], asked(reader)),
+        figures.strips(names[choice], needle_ranges(reader)),
         key="chess_strips",
         alt="Scores and kept units of grids, chunks and pages, by token position",
         data=table(run),
@@ -140,7 +140,7 @@ def _hierarchy(reader: TraceReader, run: Run) -> None:
     )
 
 
-def asked(reader: TraceReader) -> list[tuple[int, int]]:
+def needle_ranges(reader: TraceReader) -> list[tuple[int, int]]:
     """Token ranges [start, stop) of the prompt that hold what is asked for; [] where that is not known."""
     tokens = reader.tokens().dropna(subset=["char_start", "char_end"])
     ranges = []

@@ -56,7 +56,7 @@ class Reuse:
             cube[:1] = np.nan  # nothing has been selected before step 0
 
     @property
-    def known(self) -> bool:
+    def is_known(self) -> bool:
         return bool(np.isfinite(self.reused).any())
 
 
@@ -134,7 +134,7 @@ def _ranges(table: pd.DataFrame) -> list[str]:
 
 def _over_steps(reader: TraceReader, reuse: Reuse) -> None:
     st.markdown("##### How much was reused")
-    if not reuse.known:
+    if not reuse.is_known:
         _nothing_selected(reader)
         return
     step, _, _ = parts.selected(reader)
@@ -169,7 +169,7 @@ def _over_steps(reader: TraceReader, reuse: Reuse) -> None:
 
 def _by_head(reader: TraceReader, reuse: Reuse) -> None:
     st.markdown("##### Which heads reuse")
-    if not reuse.known:
+    if not reuse.is_known:
         st.info("No tokens were wanted after the first step, so there is nothing to show by head.")
         return
     maps = [np.full(cube.shape[1:], np.nan) for cube in (reuse.reused, reuse.reusable)]
@@ -186,7 +186,7 @@ def _by_head(reader: TraceReader, reuse: Reuse) -> None:
 
 def _truncation(reader: TraceReader, reuse: Reuse) -> None:
     st.markdown("##### What truncation cost")
-    if not reuse.known:
+    if not reuse.is_known:
         st.info("Nothing was recalled after the first step, so truncation cost nothing.")
         return
     moved, ideal = (np.nansum(cube, axis=(1, 2)) for cube in (reuse.moved, reuse.ideal))

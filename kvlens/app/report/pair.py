@@ -19,7 +19,7 @@ from kvlens.text.units import counted
 
 def two_runs(a: TraceReader, b: TraceReader, figures: Figures) -> list[tuple[str, str]]:
     """(title, HTML) of every section, in order."""
-    pair = Pair.of(a, b)
+    pair = Pair.read(a, b)
     sections = [
         ("A and B", names(pair)),
         ("What was set differently", settings(pair)),

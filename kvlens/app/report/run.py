@@ -8,7 +8,7 @@ from kvlens import methods, tasks
 from kvlens.app.report.markup import Figures, folded, paragraph, table, verbatim
 from kvlens.app.report.runfigures import bytes_moved, head_maps, loss_over_steps, spans_at
 from kvlens.app.report.strip import strip
-from kvlens.app.report.tried import tried
+from kvlens.app.report.trial_section import describe_trials
 from kvlens.app.report.whatif import whatif
 from kvlens.lens.output import output_text
 from kvlens.lens.severity import full_right, severity, unmissed_words
@@ -39,7 +39,7 @@ def facts(reader: TraceReader) -> str:
     kind = "forced: fed the reference's tokens" if meta.forced else "free: decodes on its own tokens"
     rows = [
         ("run", reader.uid),
-        *_said(reader),
+        *_about_rows(reader),
         ("status", reader.status + (f" ({reader.error})" if reader.error else "")),
         ("started", meta.started),
         ("model", meta.model),
@@ -66,14 +66,14 @@ def _sampling(meta: RunMeta) -> str:
     return ", ".join(f"{name} {'not recorded' if value is None else value}" for name, value in values)
 
 
-def _said(reader: TraceReader) -> list[tuple[str, str]]:
+def _about_rows(reader: TraceReader) -> list[tuple[str, str]]:
     """Its name, tags and note, where it has any."""
     try:
-        given = reader.about()
+        run_about = reader.about()
     except TraceError as problem:
         return [("name, tags and note", str(problem))]
-    rows = (("name", given.name), ("tags", ", ".join(given.tags)), ("note", given.note))
-    return [(what, text) for what, text in rows if text]
+    rows = (("name", run_about.name), ("tags", ", ".join(run_about.tags)), ("note", run_about.note))
+    return [(label, text) for label, text in rows if text]
 
 
 def _titled(meta: RunMeta) -> str:
@@ -102,9 +102,9 @@ def verdict_text(reader: TraceReader, found: Verdict | None) -> str:
         f"{how.headline(found.step)}: full KV says {found.expected!r}, this run {found.got!r}{means}; "
         f"{found.loss_words()}. Moved to the device at this step: {si_bytes(found.h2d_bytes)}."
     )
-    said = [paragraph(text, "verdict")]
+    paragraphs = [paragraph(text, "verdict")]
     if (missed := found.missed) is None:
-        said.append(paragraph(f"What was missed there: {unmissed_words(found, how)}."))
+        paragraphs.append(paragraph(f"What was missed there: {unmissed_words(found, how)}."))
     else:
         where = "not recorded" if missed.state is None else f"{STATES[missed.state]} ({STATE_MEANINGS[missed.state]})"
         tokens = reader.tokens()
@@ -113,7 +113,7 @@ def verdict_text(reader: TraceReader, found: Verdict | None) -> str:
         if not effect and reader.meta.no_effects:
             effect = f"; by regret, since effects on the choice were not recorded: {reader.meta.no_effects}"
         heads = f"L{missed.layer} KV{missed.kv_head} (query head Q{missed.q_head} most)"
-        said.append(
+        paragraphs.append(
             paragraph(
                 f"Missed most by {heads}: span {missed.span}, {missed.kind}, tokens "
                 f"{missed.tok_start}–{missed.tok_end - 1}, {words!r}. "
@@ -122,7 +122,7 @@ def verdict_text(reader: TraceReader, found: Verdict | None) -> str:
                 f"{si_bytes(missed.h2d_bytes)} were known to be its own."
             )
         )
-    return "".join(said)
+    return "".join(paragraphs)
 
 
 def answer(reader: TraceReader) -> str:
@@ -158,11 +158,11 @@ def parameters(reader: TraceReader) -> str:
     rows = []
     for name, value in config.items():
         item = described.get(name) or {}
-        by = "not described here" if not item else "our decision" if item.get("ours") else "the paper"
+        origin = "not described here" if not item else "our decision" if item.get("ours") else "the paper"
         paper = printed.get(name, item.get("default"))
-        if by == "the paper" and value != paper:
-            by = f"this run, instead of the paper preset's {_switch(paper)}"
-        rows.append((name, _switch(value), item.get("symbol") or "", by, item.get("doc") or ""))
+        if origin == "the paper" and value != paper:
+            origin = f"this run, instead of the paper preset's {_switch(paper)}"
+        rows.append((name, _switch(value), item.get("symbol") or "", origin, item.get("doc") or ""))
     intro = paragraph(f"{entry['title']} {entry['summary']}. Paper: {entry['paper']}") if entry else ""
     return intro + table(("parameter", "value", "symbol", "decided by", "meaning"), rows)
 
@@ -185,14 +185,16 @@ def conditions(reader: TraceReader) -> str:
     rows = [(name.replace("_", " "), _switch(value)) for name, value in meta.pick(names).items()]
     rows.append(("the model's own generate", verdict_words(meta.model_check)))
     rows.append(("full attention by span", sampling.words(meta.oracle, reader.n_layers)))
-    rows += [("machine", None)] if meta.machine is None else list(meta.machine.stored().items())
+    rows += [("machine", None)] if meta.machine is None else list(meta.machine.to_row().items())
     checks = reader.self_checks()
     passed = [
         (str(row.name_), "pass" if row.passed else "FAIL", str(row.detail))
         for row in checks.rename(columns={"name": "name_"}).itertuples()
     ]
-    said = table(("self-check", "result", "detail"), passed) if passed else paragraph("Self-checks: not recorded.")
-    return table(("condition", "value"), rows) + said
+    check_table = (
+        table(("self-check", "result", "detail"), passed) if passed else paragraph("Self-checks: not recorded.")
+    )
+    return table(("condition", "value"), rows) + check_table
 
 
 def _switch(value: Any) -> Any:
@@ -202,19 +204,19 @@ def _switch(value: Any) -> Any:
 
 def one_run(reader: TraceReader, figures: Figures) -> list[tuple[str, str]]:
     """(title, HTML) of every section, in order."""
-    found = verdict(reader)
+    loss = verdict(reader)
     counterfactual = [whatif(reader)] if reader.meta.interfered or reader.meta.changed else []
-    proof = [("What was tried on it", made)] if (made := tried(reader)) else []
+    proof = [("What was tried on it", trial_html)] if (trial_html := describe_trials(reader)) else []
     return [
-        ("Verdict", verdict_text(reader, found)),
+        ("Verdict", verdict_text(reader, loss)),
         ("What the run is", facts(reader)),
         ("The answer", answer(reader)),
         *counterfactual,
         *proof,
-        ("The text at the step of loss", strip(reader, found)),
-        ("What was lost, step by step", loss_over_steps(reader, figures, found)),
-        ("Which spans were missed", spans_at(reader, figures, found)),
-        ("Which heads", head_maps(reader, figures, found)),
+        ("The text at the step of loss", strip(reader, loss)),
+        ("What was lost, step by step", loss_over_steps(reader, figures, loss)),
+        ("Which spans were missed", spans_at(reader, figures, loss)),
+        ("Which heads", head_maps(reader, figures, loss)),
         ("Memory and copies", bytes_moved(reader, figures)),
         ("The method's parameters", parameters(reader)),
         ("Versions, machine, self-checks", conditions(reader)),

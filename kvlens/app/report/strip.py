@@ -30,17 +30,17 @@ def strip(reader: TraceReader, found: Verdict | None) -> str:
     written = int(tokens["step"].isna().sum()) + found.step
     states = token_states(reader, found.step, missed.layer, missed.kv_head, written)
     marks = _marks(reader, found, tokens, written)
-    first = max(0, min(missed.tok_start - MOST // 2, written - MOST))
-    last = min(written, first + MOST)
+    first_token = max(0, min(missed.tok_start - MOST // 2, written - MOST))
+    last = min(written, first_token + MOST)
     pieces = [
         _piece(passage(tokens, run[0], run[-1] + 1), state, mark)
-        for (state, mark), places in groupby(range(first, last), key=lambda at: (states[at], int(marks[at])))
+        for (state, mark), places in groupby(range(first_token, last), key=lambda at: (states[at], int(marks[at])))
         for run in [list(places)]
     ]
-    before, after = (
-        f'<span class="cut">… {counted(n, "token")} …</span>' if n else "" for n in (first, written - last)
+    prefix, suffix = (
+        f'<span class="cut">… {counted(n, "token")} …</span>' if n else "" for n in (first_token, written - last)
     )
-    shown = [state for state in STATE_COLORS if state in set(states[first:last])]
+    shown = [state for state in STATE_COLORS if state in set(states[first_token:last])]
     legend = "".join(
         f'<span style="background:{STATE_COLORS[state]}55">{safe(STATES[state])}</span> {safe(STATE_MEANINGS[state])}; '
         for state in shown
@@ -51,7 +51,7 @@ def strip(reader: TraceReader, found: Verdict | None) -> str:
         "Bold: the needle."
     )
     return (
-        f'<p class="strip">{before}{"".join(pieces)}{after}</p><p class="legend">{legend}no colour: not recorded.</p>'
+        f'<p class="strip">{prefix}{"".join(pieces)}{suffix}</p><p class="legend">{legend}no colour: not recorded.</p>'
         + paragraph(note, "note")
     )
 
@@ -63,12 +63,12 @@ def token_states(reader: TraceReader, step: int, layer: int, kv_head: int, writt
     lay = dict(reader.span_states(step, layer, kv_head)[["span", "state"]].itertuples(index=False, name=None))
     alive = spans[(spans["born_step"] <= step) & ~(spans["died_step"] <= step)]
     window = (alive["kind"] == "window").any()
-    found: list[str | None] = ["resident" if window and lay else None] * written
+    states: list[str | None] = ["resident" if window and lay else None] * written
     for span, start, end in alive.loc[alive["kind"] != "window", ["span", "tok_start", "tok_end"]].itertuples(
         index=False, name=None
     ):
-        found[int(start) : min(int(end), written)] = [lay.get(span)] * (min(int(end), written) - int(start))
-    return found
+        states[int(start) : min(int(end), written)] = [lay.get(span)] * (min(int(end), written) - int(start))
+    return states
 
 
 def _marks(reader: TraceReader, found: Verdict, tokens: pd.DataFrame, written: int) -> np.ndarray:
@@ -77,8 +77,8 @@ def _marks(reader: TraceReader, found: Verdict, tokens: pd.DataFrame, written: i
     missed, marks = found.missed, np.zeros(written, int)
     group = reader.q_heads // reader.kv_heads
     lost = reader.lost_tokens(found.step)
-    mine = lost[(lost["layer"] == missed.layer) & (lost["q_head"] // group == missed.kv_head)]
-    holes = mine["pos"].to_numpy(int)
+    head_rows = lost[(lost["layer"] == missed.layer) & (lost["q_head"] // group == missed.kv_head)]
+    holes = head_rows["pos"].to_numpy(int)
     marks[np.unique(holes[holes < written])] |= HOLE
     starts, ends = (tokens[name].to_numpy(float, na_value=np.nan)[:written] for name in ("char_start", "char_end"))
     for start, end in reader.meta.needle:

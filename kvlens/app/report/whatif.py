@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvlens.app.report.markup import paragraph, table
-from kvlens.lens.beyond import beyond, kept_of
+from kvlens.lens.hold_changes import describe_kept, new_holds
 from kvlens.lens.tries import outcome
 from kvlens.memory.budget import NO_LIMIT
 from kvlens.meta import Counterfactual, Held, RunMeta
@@ -17,9 +17,9 @@ from kvlens.text.units import counted, si_bytes
 def whatif(reader: TraceReader) -> tuple[str, str]:
     """(title, HTML). Holds and drops that the repeated run had itself are no part of it, where that run can be read."""
     meta, repeated = reader.meta, _repeated(reader)
-    holds = beyond(meta.hold, () if repeated is None else repeated.hold)
-    drops = beyond(meta.drop, () if repeated is None else repeated.drop)
-    kept_sentence = "" if repeated is None or not meta.changed else kept_of(meta.hold, meta.drop, repeated)
+    holds = new_holds(meta.hold, () if repeated is None else repeated.hold)
+    drops = new_holds(meta.drop, () if repeated is None else repeated.drop)
+    kept_sentence = "" if repeated is None or not meta.changed else describe_kept(meta.hold, meta.drop, repeated)
     if not holds and not drops and not meta.changed:
         holds, drops = meta.hold, meta.drop  # a run that held or dropped something, repeated as it was
     came = meta.whatif or Counterfactual()
@@ -42,7 +42,7 @@ def whatif(reader: TraceReader) -> tuple[str, str]:
         title = "Repeated with a hold and a drop"
     return (
         title,
-        paragraph(_said(came), "verdict")
+        paragraph(_describe_outcome(came), "verdict")
         + otherwise
         + (paragraph(f"With {kept_sentence}, as in the run it repeats.", "note") if kept_sentence else "")
         + _ranges("held exactly", holds)
@@ -51,7 +51,7 @@ def whatif(reader: TraceReader) -> tuple[str, str]:
     )
 
 
-def _said(came: Counterfactual) -> str:
+def _describe_outcome(came: Counterfactual) -> str:
     back = came.restored if came.stands is None else came.stands
     if back is not None and (not came.answer_known or (came.held_tokens and came.dropped_tokens)):
         subject = "The answer:" if came.answer_known else "Its tokens, beside full KV's:"

@@ -26,7 +26,7 @@ from kvlens.runs.preparing import Kept, Pairing, Plan, Prepared
 from kvlens.runs.request import RunRequest
 from kvlens.runs.storing import store
 from kvlens.store.reader import TraceReader
-from kvlens.tasks import Asked
+from kvlens.tasks import TaskPrompt
 from kvlens.text.prompts import Prompt
 
 NO_LIMIT = "1.0"
@@ -73,7 +73,7 @@ class Case:
         engine: Engine,
         prompt: Prompt,
         read: ReadPrompt,
-        request: Asked,
+        request: TaskPrompt,
         trial: Trial,
         choice: Chosen,
         budget: Budget | None,

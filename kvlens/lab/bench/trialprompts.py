@@ -10,7 +10,7 @@ from kvlens import methods, tasks
 from kvlens.engine.engine import Engine
 from kvlens.engine.prefill import ReadPrompt
 from kvlens.methods.base import Method
-from kvlens.tasks import Asked
+from kvlens.tasks import TaskPrompt
 from kvlens.tasks.encoding import encoding_of
 from kvlens.text.prompts import Prompt, tokenize
 
@@ -49,16 +49,16 @@ class Prompts:
         self._methods = [methods.get(name) for name in names]
         self._encoding = encoding_of(engine.loaded.tokenizer)
         self._key: tuple[Any, ...] | None = None
-        self._asked: Asked | None = None
+        self._asked: TaskPrompt | None = None
         self._prompt: Prompt | None = None
         self._read: ReadPrompt | None = None
 
-    def __call__(self, task: str, length: int, index: int) -> tuple[Asked, Prompt, ReadPrompt]:
+    def __call__(self, task: str, length: int, index: int) -> tuple[TaskPrompt, Prompt, ReadPrompt]:
         """Prompt `index` of the quality table, whose depth goes round with the index."""
         trial = Trial(task, length, DEPTHS[index % len(DEPTHS)], self.first_seed + index, index, "", "")
         return self.asked(trial), self.prompt(trial), self.read(trial)
 
-    def asked(self, trial: Trial) -> Asked:
+    def asked(self, trial: Trial) -> TaskPrompt:
         """The trial's prompt as text. Raises ValueError with one sentence."""
         if self._asked is None or self._key != trial.prompt:
             self._prompt = None

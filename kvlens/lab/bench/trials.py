@@ -16,7 +16,7 @@ from kvlens.methods.base import Method
 from kvlens.methods.fitting import Chosen, Sizes, choose
 from kvlens.runs.request import default_preset
 from kvlens.studies.means import Means
-from kvlens.tasks import Asked
+from kvlens.tasks import TaskPrompt
 from kvlens.text.prompts import Prompt
 
 NEW_TOKENS = {name: task.new_tokens for name, task in tasks.registry().items()}
@@ -95,7 +95,7 @@ def chosen(
     context = engine.context(prompt, limit, options)
     sizes = Sizes(context.shape, context.prompt_tokens, context.max_new, context.budget_bytes)
     choice = choose(method, None, row["preset"], row["overrides"], sizes)
-    calibration.given(method, choice.params, context.shape, context.model_name)
+    calibration.read_figures(method, choice.params, context.shape, context.model_name)
     return choice
 
 
@@ -131,7 +131,7 @@ def infeasible(error: BudgetInfeasible) -> dict[str, Any]:
     return {"infeasible": round(error.smallest / error.full, 4)}
 
 
-def outcome(prompt: Asked, output: str) -> dict[str, Any]:
+def outcome(prompt: TaskPrompt, output: str) -> dict[str, Any]:
     """Score and texts of a trial; `exact` is a full score."""
     right = tasks.get(prompt.task).grade(prompt, output)
     return {"exact": float(right == 1.0), "score": right, "output": output[:200], "answer": prompt.answer[:200]}

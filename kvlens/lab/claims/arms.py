@@ -48,7 +48,7 @@ def places(statement: Statement, prompts: int) -> list[Place]:
     return [(task, statement.question, index) for index in range(prompts) for task in statement.tasks]
 
 
-def wanted(statements: Iterable[Statement], prompts: int) -> Wanted:
+def list_arms(statements: Iterable[Statement], prompts: int) -> Wanted:
     """Every arm of the statements on each of its places."""
     arms_by_place: Wanted = {}
     for statement in statements:
@@ -64,7 +64,7 @@ def measure(arms_by_place: Wanted, file: Path, engine: Engine, report: Callable[
     names = sorted({arm.method for arms in arms_by_place.values() for arm in arms})
     model = engine.loaded.name
     origins = {name: _origin(model, name) for name in names}
-    rows = _kept(file, arms_by_place, origins)
+    rows = _read_kept(file, arms_by_place, origins)
     total, count = sum(map(len, arms_by_place.values())), len(rows)
     reading, passages = Prompts(engine, FIRST_SEED, names), dict[str, Passages]()
     for place in sorted(arms_by_place, key=lambda place: (place[2], place)):
@@ -115,7 +115,7 @@ def _origin(model: str, name: str) -> str:
     return origin(model, name, FIRST_SEED, LENGTH, digest)
 
 
-def _kept(file: Path, arms_by_place: Wanted, origins: Mapping[str, str]) -> Rows:
+def _read_kept(file: Path, arms_by_place: Wanted, origins: Mapping[str, str]) -> Rows:
     """Trials of earlier calls that are asked for and comparable."""
     trials = {_key(arm, place): (arm, place) for place, arms in arms_by_place.items() for arm in arms}
     stored_rows = kept.read(file, NEEDED, lambda row: row["key"] in trials)

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 from kvlens import methods
 from kvlens.lab.claims import Claim
-from kvlens.lab.claims.arms import Wanted, measure, wanted
+from kvlens.lab.claims.arm_evidence import judge
+from kvlens.lab.claims.arms import Wanted, list_arms, measure
 from kvlens.lab.claims.family import decide
-from kvlens.lab.claims.judged import judge
 from kvlens.lab.claims.plan import Plan, plan
 from kvlens.methods import parts
 from kvlens.methods.base import Method
-from kvlens.methods.statements import Statement, stated
+from kvlens.methods.statements import Statement, list_statements
 from kvlens.models.find import DEMO
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ OF_METHODS = "kvlens.lab.claims.methods"
 
 def statements_of(method: type[Method]) -> tuple[Statement, ...]:
     """Return the statements of the method's own paper."""
-    return getattr(parts.part(method, "claims", OF_METHODS), "STATEMENTS", ()) or stated(method)
+    return getattr(parts.part(method, "claims", OF_METHODS), "STATEMENTS", ()) or list_statements(method)
 
 
 def claiming(model: str) -> list[str]:
@@ -36,11 +36,11 @@ def claiming(model: str) -> list[str]:
     return [
         name
         for name, method in methods.registry().items()
-        if (model != DEMO and statements_of(method)) or _measured(method) is not None
+        if (model != DEMO and statements_of(method)) or _find_claims(method) is not None
     ]
 
 
-def _measured(method: type[Method]) -> Callable[..., list[Claim]] | None:
+def _find_claims(method: type[Method]) -> Callable[..., list[Claim]] | None:
     """Return the function that measures the method's other claims; None if it has none."""
     return getattr(parts.part(method, "claims", OF_METHODS), "claims", None)
 
@@ -78,12 +78,12 @@ def check(
     again. Raises ValueError for a file of something else."""
     model, arms_by_place = engine.loaded.name, Wanted()
     for row in (row for rows in plans.values() for row in rows):
-        for place, arms in wanted([row.statement], row.prompts).items():
+        for place, arms in list_arms([row.statement], row.prompts).items():
             arms_by_place.setdefault(place, {}).update(arms)
     trials = measure(arms_by_place, file, engine, report)
     titles = {name: method.title for name, method in methods.registry().items()}
     for name, rows in plans.items():
-        measured = _measured(methods.get(name))
+        measured = _find_claims(methods.get(name))
         more = [] if measured is None else measured(engine, prompts, report)
         count = len(rows) + sum(claim.test is not None for claim in more)
         compared = [judge(row.statement, name, trials, row.prompts, titles, model, count) for row in rows]

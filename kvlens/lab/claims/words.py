@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+from kvlens.lab.claims.arm_pairs import ArmPair, Compare
 from kvlens.lab.claims.arms import ANSWER, LENGTH
-from kvlens.lab.claims.compared import Compare, Compared
 from kvlens.lab.claims.plan import FEWEST
 from kvlens.methods.statements import FIGURES, Arm, Figure, Statement
 from kvlens.statistics import of_mean, wilson
@@ -52,7 +52,7 @@ def arm_figure(row: Mapping[str, Any], figure: str) -> str:
     return ", ".join((f"{row['arm']} {result}", *shares))
 
 
-def gain_words(figure: Figure, pair: Compared) -> str:
+def gain_words(figure: Figure, pair: ArmPair) -> str:
     """Return '+0.10 (-0.05 to +0.28)': the gain with its 95 % interval."""
     digits = 2 if figure is FIGURES["exact"] else 3
     bounds = f" ({pair.bounds[0]:+.{digits}f} to {pair.bounds[1]:+.{digits}f})" if pair.bounds else ""
@@ -67,7 +67,7 @@ class Wording:
     """of methods"""
     model: str
 
-    def measured(self, compare: Compare, prompts: int) -> str:
+    def describe_figures(self, compare: Compare, prompts: int) -> str:
         """Return the figures, with n, intervals, presets and the condition."""
         statement, rows = compare.statement, compare.records
         count = 1 + len(statement.others)
@@ -110,7 +110,7 @@ class Wording:
         return " ".join((*refuted, *refused)), " ".join((*undecided, *refused))
 
 
-def _against(compare: Compare, pair: Compared, name: str) -> str:
+def _against(compare: Compare, pair: ArmPair, name: str) -> str:
     """Return the sentence on a comparison that fails; '' if its interval does not."""
     margin, bounds = compare.figure.margin, pair.bounds
     if bounds is None or not pair.is_enough:
@@ -124,7 +124,7 @@ def _against(compare: Compare, pair: Compared, name: str) -> str:
     return ""
 
 
-def _doubt(compare: Compare, pair: Compared, name: str, needed: int | None) -> str:
+def _doubt(compare: Compare, pair: ArmPair, name: str, needed: int | None) -> str:
     """Return the sentence on a comparison that is not decided; '' if its interval is."""
     margin, bounds = compare.figure.margin, pair.bounds
     if not pair.is_enough:

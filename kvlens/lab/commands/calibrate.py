@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvlens.cli.options import DEFAULT_MODEL, Device, Model
-from kvlens.lab.commands.found import Found
+from kvlens.lab.commands.method_commands import MethodCommands
 
 if TYPE_CHECKING:
     from kvlens.engine.models import LoadedModel
     from kvlens.text.prompts import PromptText
 
-calibrate_app = typer.Typer(help="Measure what a method needs to know of a model.", no_args_is_help=True, cls=Found)
+calibrate_app = typer.Typer(
+    help="Measure what a method needs to know of a model.", no_args_is_help=True, cls=MethodCommands
+)
 
 Texts = Annotated[list[Path] | None, typer.Argument(help="UTF-8 prompts to calibrate on; none: generated ones.")]
 Dtype = Annotated[str, typer.Option(help="float32, bfloat16 or float16.")]
@@ -64,7 +66,7 @@ def read_texts(texts: list[Path] | None) -> list[PromptText]:
     return [decode(path.read_bytes(), path.name) for path in texts or []]
 
 
-def told(texts: list[Path] | None) -> list[dict[str, Any]]:
+def describe_files(texts: list[Path] | None) -> list[dict[str, Any]]:
     """The files that were measured on, for the provenance: name, bytes and SHA-256 of each."""
     contents = [(path.name, path.read_bytes()) for path in texts or []]
     return [{"name": name, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()} for name, data in contents]

@@ -68,7 +68,7 @@ def claims(
 def _judge_stored(parts: dict[str, Any], out: Path) -> None:
     """Judge stored claims again, print those whose verdict changed, and write them. parts: changed in place."""
     from kvlens.lab.claims.page import VERDICTS
-    from kvlens.lab.claims.stored import judge_again
+    from kvlens.lab.claims.stored_claims import judge_again
 
     again, count = judge_again({"methods": parts})["methods"], 0
     for name, part in again.items():

@@ -65,10 +65,10 @@ def _replaced(result: dict[str, Any], fresh: dict[str, Any]) -> bool:
         outcome_rows["about"].get("request", outcome_rows["about"]) for outcome_rows in (result, fresh)
     )
     sample, more = (set(request.get("budgets", ())) for request in (item, counterpart))
-    return _measured(item) == _measured(counterpart) and sample <= more
+    return _sort_key(item) == _sort_key(counterpart) and sample <= more
 
 
-def _measured(mapping: dict[str, Any]) -> tuple[Any, ...]:
+def _sort_key(mapping: dict[str, Any]) -> tuple[Any, ...]:
     """Model, length, place of the question and tasks: what a page has one table of, or several at other budgets."""
     return mapping["model"], mapping["length"], mapping.get("question", "in"), sorted(mapping.get("tasks", ()))
 

@@ -9,10 +9,10 @@ from typing import Annotated, Any
 
 import typer
 
-from kvlens.lab.commands.found import Found
+from kvlens.lab.commands.method_commands import MethodCommands
 
 train_app = typer.Typer(
-    help="Train the embedded demo model or a method's own parameters.", no_args_is_help=True, cls=Found
+    help="Train the embedded demo model or a method's own parameters.", no_args_is_help=True, cls=MethodCommands
 )
 
 

@@ -158,17 +158,17 @@ def _zone(page: int, wishes: int, cells: int, variant: str) -> object:
     """A zone in the midst of a layer's slots."""
     spans, slots = 4112 if page > 1 else 8197, cells * page + 1000
 
-    def made(*size: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+    def zeros(*size: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
         return torch.zeros(HEADS, *size, dtype=dtype)
 
-    position, name, role = (made(slots, dtype=dtype)[:, 500:-500] for dtype in (torch.int32, torch.int32, torch.uint8))
-    fire, is_hot = (made(*size, dtype=torch.bool) for size in ((), (spans,)))
-    read = made(GROUP, spans) if variant in ("parts", "equal") else None
-    packed = made(spans, 4)[..., 1] if variant == "factors" else None
+    position, name, role = (zeros(slots, dtype=dtype)[:, 500:-500] for dtype in (torch.int32, torch.int32, torch.uint8))
+    fire, is_hot = (zeros(*size, dtype=torch.bool) for size in ((), (spans,)))
+    read = zeros(GROUP, spans) if variant in ("parts", "equal") else None
+    packed = zeros(spans, 4)[..., 1] if variant == "factors" else None
     return zone_plan_triton(
         ZoneTables.empty(HEADS, spans, cells),
         Names(position, name, role, is_hot, (0, 1, 2)),
-        Wishes(made(wishes), read, fire, torch.zeros((), dtype=torch.int64), 1, variant != "anew", variant == "equal"),
+        Wishes(zeros(wishes), read, fire, torch.zeros((), dtype=torch.int64), 1, variant != "anew", variant == "equal"),
         Source(torch.zeros(spans), _ints(spans), packed, page, 512, 1 << 14),
     )
 

@@ -87,7 +87,7 @@ def compare(host: Sequence[Choice], ours: Sequence[Choice]) -> Verdict:
         if (item.step, item.layer, item.subject) != (two.step, two.layer, two.subject):
             return Verdict(f"{_place(item)}: the device chose {two.subject} there", None, item.step)
         if not torch.equal(item.table, two.table):
-            return _first(list(zip(host[number:], ours[number:], strict=False)))
+            return _judge_first(list(zip(host[number:], ours[number:], strict=False)))
     if len(host) != len(ours):
         return Verdict(f"{len(host)} choices on the host, {len(ours)} on the device", None, -1)
     return Verdict(f"all {len(host)} are equal")
@@ -107,7 +107,7 @@ def first_pair(host: Sequence[Choice], ours: Sequence[Choice]) -> tuple[Choice, 
     return next((pair for pair in zip(host, ours, strict=False) if not torch.equal(pair[0].table, pair[1].table)), None)
 
 
-def _first(rest: Sequence[tuple[Choice, Choice]]) -> Verdict:
+def _judge_first(rest: Sequence[tuple[Choice, Choice]]) -> Verdict:
     """The verdict on the first difference: of one layer, or, when the prompt is placed, of every layer, since all of
     them were chosen from what was read alike."""
     started_job = rest[0][0]

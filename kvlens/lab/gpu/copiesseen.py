@@ -24,7 +24,7 @@ class CopiesSeen:
     def begun(self, uid: str) -> None:
         """The row has it from the store."""
 
-    def seen(self, visited: Seen) -> None:
+    def note_step(self, visited: Seen) -> None:
         """What is wanted is known when the step's copies have ended."""
 
     def decoded(self, text: str) -> None:

@@ -193,7 +193,7 @@ def followers() -> set[str]:
 def _cells(name: str, context: int, batch: int, those: Sequence[Setting], smaller: str) -> Part:
     def measure(bench: Bench) -> Iterator[StepRow]:
         for setting in those:
-            yield cell(bench, setting, context, bench.rates.of(setting), batch=batch)
+            yield cell(bench, setting, context, bench.rates.choose(setting), batch=batch)
 
     return Part(name, measure, FILES, smaller, runs_methods=True)
 
@@ -214,7 +214,7 @@ def compiled(context: int) -> list[Part]:
 
     def part(setting: Setting) -> Part:
         def measure(bench: Bench) -> Iterator[StepRow]:
-            yield cell(bench, setting, context, bench.rates.of(setting), "compiled")
+            yield cell(bench, setting, context, bench.rates.choose(setting), "compiled")
 
         return Part(f"compiled {context} {setting.name}", measure, FILES, SMALLER, runs_methods=True)
 

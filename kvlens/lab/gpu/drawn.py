@@ -1,5 +1,5 @@
 """What kernels are checked and timed on: a recall zone with wishes to it, spans that factors bring into one, and slots
-with who reads what of them, pages that k1 attends. What is drawn on the CPU, `there` brings to a device."""
+with who reads what of them, pages that k1 attends. What is drawn on the CPU, `copy_to` brings to a device."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def zone_wishes(zone: Zone, heads: int, group: int, step: int, fires: float = 1.
     return Wishes(requested, read, torch.rand(heads) < fires, torch.tensor(step), rounds, True, zone.parts)
 
 
-def there(value: Any, device: torch.device) -> Any:
+def copy_to(value: Any, device: torch.device) -> Any:
     """The same on a device: a dataclass of tensors and of what is none. Tables are copied, so that two plans do not
     share them."""
     fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}

@@ -83,11 +83,11 @@ def _equal(result: DataclassInstance, reference: DataclassInstance) -> bool:
 def _zones(bench: Bench) -> Iterator[CheckRow]:
     for zone in drawn.SMALL_ZONES if bench.dry else drawn.ZONES:
         reference = drawn.zone_tables(zone, HEADS)
-        ours = [drawn.there(value, bench.device.at) for value in reference]
+        ours = [drawn.copy_to(value, bench.device.at) for value in reference]
         equal = True
         for step in range(1, 9):
             wishes = drawn.zone_wishes(zone, HEADS, GROUP, step, 0.8)
-            results = zone_plan.zone_plan(ours[0], ours[1], drawn.there(wishes, bench.device.at), ours[2])
+            results = zone_plan.zone_plan(ours[0], ours[1], drawn.copy_to(wishes, bench.device.at), ours[2])
             exact = zone_torch.zone_plan_torch(*reference[:2], wishes, reference[2])
             for tables in (ours[0], reference[0]):
                 tables.stamp[:, 0] = (
@@ -104,7 +104,7 @@ def _zones(bench: Bench) -> Iterator[CheckRow]:
 def _arrived(bench: Bench, dtype: torch.dtype) -> Iterator[CheckRow]:
     for spans, places, longest in ((40, 6, 16),) if bench.dry else ((513, 51, 64), (2048, 204, 64)):
         exact = drawn.arrived(HEADS, spans, places, longest, DIM, dtype)
-        ours, listed = drawn.there(exact, bench.device.at), []
+        ours, listed = drawn.copy_to(exact, bench.device.at), []
         for source in (ours, exact):
             results = arrivals(source.came, source.meta, places, DIM, dtype.itemsize)
             fill_cells(
@@ -124,7 +124,7 @@ def _tables(bench: Bench) -> Iterator[CheckRow]:
     ):
         reads = drawn.slots_read(HEADS, GROUP, count, count // 16, parts)
         exact = slot_tables.slot_tables(reads, page)
-        results = slot_tables.slot_tables(drawn.there(reads, bench.device.at), page)
+        results = slot_tables.slot_tables(drawn.copy_to(reads, bench.device.at), page)
         name = f"slot tables, {count} slots, pages of {page}{', spans read in part' if parts else ''}"
         for subject, item, two in zip(
             ("table", "lengths", "counts", "bias", "rows"), results.tensors(), exact.tensors(), strict=True

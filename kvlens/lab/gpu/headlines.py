@@ -32,7 +32,7 @@ def at_papers(setting: Setting) -> Rates:
     return setting.rates
 
 
-def known() -> list[Headline]:
+def list_measurable() -> list[Headline]:
     """Headlines both of whose sides are there to be measured, and say what their step moves."""
     named = {name for name, setting in everything().items() if setting.shape is not None}
     return [headline for headline in headlines() if {headline.over[0], headline.under[0]} <= named]
@@ -80,9 +80,9 @@ def compared(
     """Every headline: once where nothing in it depends on rates, else at the papers' and, where there are any, at
     recorded ones."""
     headline_rows = []
-    for headline in known():
+    for headline in list_measurable():
         sides = [everything()[name] for name, _, _ in (headline.over, headline.under)]
-        ways: list[tuple[RateSource, RatesOf]] = [("papers", at_papers), ("recorded", table.of)]
+        ways: list[tuple[RateSource, RatesOf]] = [("papers", at_papers), ("recorded", table.choose)]
         if not any(side.rates for side in sides):
             ways = [("none", at_papers)]
         elif not any(side.name in table.lines for side in sides):

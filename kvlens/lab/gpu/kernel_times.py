@@ -170,8 +170,8 @@ def _moves(bench: Bench) -> Iterator[KernelRow]:
 def _zone_step(bench: Bench, zone: drawn.Zone, plan: Planner) -> Step:
     """Two plans, with other wishes each, so that something is missing every time."""
     kv, position = bench.model.kv, bench.device.at
-    tables, names, source = (drawn.there(value, position) for value in drawn.zone_tables(zone, kv.kv_heads))
-    turns = [drawn.there(drawn.zone_wishes(zone, kv.kv_heads, kv.group, step), position) for step in (1, 2)]
+    tables, names, source = (drawn.copy_to(value, position) for value in drawn.zone_tables(zone, kv.kv_heads))
+    turns = [drawn.copy_to(drawn.zone_wishes(zone, kv.kv_heads, kv.group, step), position) for step in (1, 2)]
     return lambda: [plan(tables, names, wishes, source) for wishes in turns]
 
 
@@ -187,7 +187,7 @@ def _zones(bench: Bench) -> Iterator[KernelRow]:
 def _arrived_step(
     bench: Bench, spans: int, places: int, list_: Callable[..., Arrivals], fill: Callable[..., None]
 ) -> Step:
-    source = drawn.there(
+    source = drawn.copy_to(
         drawn.arrived(bench.model.kv.kv_heads, spans, places, SPAN, bench.model.kv.head_dim), bench.device.at
     )
 
@@ -226,7 +226,7 @@ def _arrived(bench: Bench) -> Iterator[KernelRow]:
 
 def _table_step(bench: Bench, count: int, page: int, make: Callable[[SlotReads, int], Live]) -> Step:
     kv = bench.model.kv
-    reads = drawn.there(
+    reads = drawn.copy_to(
         drawn.slots_read(kv.kv_heads, kv.group, count, max(1, count // PAGE), parts=False), bench.device.at
     )
     return lambda: make(reads, page)

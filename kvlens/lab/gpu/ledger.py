@@ -99,7 +99,7 @@ def _copies(bench: Bench) -> list[LedgerRow]:
 def _engine(bench: Bench) -> Iterator[LedgerRow]:
     """Rows of the ledger, as a trace would have them, against the copies of the link."""
     device, steps = str(bench.device.at), 2 if bench.dry else STEPS
-    ground = Ground.of(device, "float32", steps)
+    ground = Ground.build(device, "float32", steps)
     for way in (replace(way, steps=steps) for way in bench.keep("moving", moving)):
         label = f"engine, {way.title}, {steps} steps"
         try:

@@ -9,7 +9,7 @@ import torch
 
 from kvlens.engine.models import LoadedModel
 from kvlens.lab.gpu.part import Bench
-from kvlens.methods.given import Peeked
+from kvlens.methods.run_inputs import Peeked
 from kvlens.text.prompts import Prompt, PromptText
 
 if TYPE_CHECKING:  # it loads transformers
@@ -78,6 +78,6 @@ def random_prompt(bench: Bench, context: int) -> tuple[Prompt, ReadPrompt]:
     nats[0] = torch.nan
     peeked = Peeked(of_layers(kv.q_heads, 1), of_layers(kv.kv_heads, 1), of_layers(kv.kv_heads, 1))
     queries = of_layers(kv.q_heads, min(OBSERVED, n))
-    surprisal = Surprisals.of(nats.to(bench.device.at))
+    surprisal = Surprisals.wrap(nats.to(bench.device.at))
     read = ReadPrompt(tuple(ids), of_layers(kv.kv_heads, n), of_layers(kv.kv_heads, n), queries, peeked, surprisal)
     return Prompt(PromptText("random"), tuple(ids), pieces, (None,) * context), read

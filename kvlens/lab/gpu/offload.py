@@ -96,7 +96,7 @@ def _model(bench: Bench) -> str:
     return DEMO if bench.dry else bench.offloaded
 
 
-def _asked(bench: Bench, row: dict[str, Any]) -> bool:
+def _is_same_model(bench: Bench, row: dict[str, Any]) -> bool:
     """A row of another model is none of this call's."""
     return bool(row["model"] == _model(bench))
 
@@ -149,7 +149,7 @@ def _row(bench: Bench, prepared: Prepared, name: str, traced: bool) -> OffloadRo
         plain = _run(prepared, planned, None)
         visited = CopiesSeen()
         if traced:
-            recorded, trace, visited, wording = _stored(bench, prepared, request, planned)
+            recorded, trace, visited, wording = _store_run(bench, prepared, request, planned)
             row = replace(row, trace=trace, note=" ".join(filter(None, (row.note, wording))))
         else:
             recorded = _run(prepared, planned, visited)
@@ -183,7 +183,7 @@ def _run(prepared: Prepared, planned: Plan, sink: CopiesSeen | None) -> Result:
     )
 
 
-def _stored(
+def _store_run(
     bench: Bench, prepared: Prepared, request: RunRequest, planned: Plan
 ) -> tuple[Result, str | None, CopiesSeen, str]:
     """The run, the uid of its trace, its figures, and what was stored where that is less than usual. A trace that is
@@ -220,4 +220,4 @@ def _silent(phase: str, count: int, total: int) -> None:
 
 
 FILES = ("offload.py", "copiesseen.py", "tier.py", *MEMORY)
-PART = Part(NAME, measure, FILES, SMALLER, runs_methods=True, asked=_asked)
+PART = Part(NAME, measure, FILES, SMALLER, runs_methods=True, asked=_is_same_model)

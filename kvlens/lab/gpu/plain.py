@@ -53,7 +53,7 @@ def timed(bench: Bench, name: str, context: int, batch: int) -> dict[str, Any]:
     loaded = bench.keep_alone("model", lambda: random_model(bench))
     with attending(loaded.model, "sdpa"):
         bench.device.reset_peak()
-        cache, forward = _made(bench, loaded.model, name, context, batch)
+        cache, forward = _make_cache(bench, loaded.model, name, context, batch)
         step = _step(bench, forward, cache, batch)
         start_time = time.monotonic()
         bench.device.times(step, 1)
@@ -85,7 +85,7 @@ def _step(bench: Bench, forward: Callable[..., Any], cache: Any, batch: int) -> 
     return step
 
 
-def _made(bench: Bench, model: Any, name: str, context: int, batch: int) -> tuple[Any, Callable[..., Any]]:
+def _make_cache(bench: Bench, model: Any, name: str, context: int, batch: int) -> tuple[Any, Callable[..., Any]]:
     """A cache that holds `context` random tokens of every sequence in every layer, and what is called with it."""
     from transformers import DynamicCache, StaticCache
 

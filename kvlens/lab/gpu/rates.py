@@ -40,7 +40,7 @@ class RateTable:
     def recorded(self) -> bool:
         return bool(self.lines)
 
-    def of(self, setting: Setting) -> Rates:
+    def choose(self, setting: Setting) -> Rates:
         """What a step is replayed at unless it is swept: the recorded rates, else the papers'."""
         line = self.lines.get(setting.name)
         return setting.rates if line is None else line.rates
@@ -53,7 +53,7 @@ class RateTable:
             return "recorded"
         return "papers" if rates == setting.rates else "set"
 
-    def told(self) -> str:
+    def describe(self) -> str:
         """One sentence: where the rates of a result come from."""
         if not self.recorded:
             return MISSING

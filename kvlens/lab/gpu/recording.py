@@ -43,7 +43,7 @@ def measure(bench: Bench) -> list[RecordingRow]:
     recording_rows: list[RecordingRow] = []
     for recording in KINDS:
         ring, record = (0, "heads") if recording == "off" else (RING, recording)
-        result = begin(bench, setting, context, bench.rates.of(setting), ring, record)
+        result = begin(bench, setting, context, bench.rates.choose(setting), ring, record)
         try:
             result.steps(1 if bench.dry else WARM)
             for graph in (False, True):

@@ -15,7 +15,7 @@ from kvlens.lab.gpu.floors import StepShape
 from kvlens.memory.layout import Layout
 from kvlens.memory.placement import Placement, Selection
 from kvlens.methods.base import Method
-from kvlens.methods.given import Prefilled, RunContext
+from kvlens.methods.run_inputs import Prefilled, RunContext
 
 TURNS = 256
 """steps after which drawn corrections come again"""
@@ -37,7 +37,7 @@ class Replay:
         lengths = {i: len(placement.spans[i - 1]) for i in self.cold}
         longest = max(lengths.values(), default=1)
         full = [i for i in self.cold if lengths[i] == longest]
-        recall = layout.of(kv.layers - 1).recall
+        recall = layout.zones_of(kv.layers - 1).recall
         target = min(self.shape.wanted, recall // longest)
         self.missed = max(1, round(self.shape.missed / max(1, self.shape.wanted) * target))
         while target + self.missed > len(full) and target > 1:

@@ -13,7 +13,7 @@ from kvlens.lab.gpu.floors import LLAMA_8B, traffic
 from kvlens.lab.gpu.headlines import DEVICE_RATE, LINK_RATE, compared
 from kvlens.lab.gpu.rates import WORDS, RateTable
 from kvlens.lab.gpu.run import BATCHES, CONTEXTS
-from kvlens.lab.gpu.schema import measured, read
+from kvlens.lab.gpu.schema import list_files, read
 from kvlens.lab.gpu.settings import Setting, everything, settings
 from kvlens.lab.gpu.tables import HEADLINE_HEAD, device, headline, table
 from kvlens.lab.results.gpu import Result
@@ -52,7 +52,7 @@ def _rates(rate_table: RateTable) -> list[str]:
                 label = "{:.2f} ({:.2f} to {:.2f})".format(line.rates[name], *line.percentiles[name])
             cells.append([setting.label, name, f"{value:g}" + " (ours)" * (name in setting.ours), label])
     head = ("method", "rate", "the papers'", "recorded (10th to 90th percentile over steps)")
-    return ["## Replayed rates", "", rate_table.told(), "", *table(head, cells)]
+    return ["## Replayed rates", "", rate_table.describe(), "", *table(head, cells)]
 
 
 def _floors(rate_table: RateTable) -> list[str]:
@@ -74,7 +74,7 @@ def _floor_rows(setting: Setting, rate_table: RateTable) -> list[list[str]]:
     if setting.shape is None:
         return []
     for position in (
-        [setting.rates] if rate_table.of(setting) == setting.rates else [setting.rates, rate_table.of(setting)]
+        [setting.rates] if rate_table.choose(setting) == setting.rates else [setting.rates, rate_table.choose(setting)]
     ):
         moved = [
             traffic(setting.shape(kv, context, position), LLAMA_8B, batch) for context in CONTEXTS for batch in BATCHES
@@ -108,7 +108,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=Path("kvlens/lab/results"), help="folder of the result files")
     parser.add_argument("--write", type=Path, help="put the tables into this page, between its marks")
     options = parser.parse_args()
-    tables = page([read(path) for path in measured(options.results)], rates.read())
+    tables = page([read(path) for path in list_files(options.results)], rates.read())
     if options.write:
         options.write.write_text(with_tables(options.write.read_text(encoding="utf-8"), tables), encoding="utf-8")
     else:

@@ -110,17 +110,17 @@ def measure(request: Request, say: Say, device: DryDevice | None = None) -> Path
     rates = read()
     if not rates.recorded:
         say(MISSING)
-    header = {"dry_run": device.dry, "device": facts, "versions": versions, "note": f"{NOTE} {rates.told()}"}
+    header = {"dry_run": device.dry, "device": facts, "versions": versions, "note": f"{NOTE} {rates.describe()}"}
     result = begin(path, header)
     runs, until = request.out / f"{path.stem}-runs", time.monotonic() + 60 * request.minutes
     bench = Bench(device, contexts, batches, result, rates, offloaded=request.model, runs=runs, until=until)
     parts = [
         part for part in all_parts(contexts, batches) if not request.parts or part.name.startswith(tuple(request.parts))
     ]
-    missing = [part.name for part in parts if not _done(bench, part)]
+    missing = [part.name for part in parts if not _is_done(bench, part)]
     # what failed before comes last, so that a part which breaks the device does not keep the others from being measured
     order = sorted(
-        (part for part in parts if not _done(bench, part)), key=lambda p: (_arithmetic(p), _broke(result, p))
+        (part for part in parts if not _is_done(bench, part)), key=lambda p: (_arithmetic(p), _broke(result, p))
     )
     wording = False
     for part in order:
@@ -165,7 +165,7 @@ def _whole(entry: dict[str, Any] | None, part: Part) -> bool:
     return bool(entry and entry["status"] == "done" and entry["sources"] == part.sources)
 
 
-def _done(bench: Bench, part: Part) -> bool:
+def _is_done(bench: Bench, part: Part) -> bool:
     """It is whole, and all of it is of what this call asks for."""
     entry = bench.result["entries"].get(part.name)
     return _whole(entry, part) and len(bench.held(part)) == len(entry["rows"]) and not _arithmetic(part)

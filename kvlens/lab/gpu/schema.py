@@ -23,6 +23,6 @@ def read(path: Path) -> Result:
         ) from None
 
 
-def measured(folder: Path) -> list[Path]:
+def list_files(folder: Path) -> list[Path]:
     """Files of GPU results in a folder, dry runs among them, by name."""
     return sorted(folder.glob("gpu-*.json"))

@@ -147,7 +147,7 @@ def unlimited(params: Any, kv: KVShape, context: int, max_new: int, rates: Rates
 
 
 # ---------------------------------------------------------------------------------------------- transformers alone
-def _kept(kv: KVShape, context: int, rates: Rates) -> StepShape:
+def _keep_all(kv: KVShape, context: int, rates: Rates) -> StepShape:
     return StepShape(context, context)
 
 
@@ -164,8 +164,10 @@ EAGER, STATIC, OFFLOADED = "hf_eager", "hf_static", "hf_offloaded"
 BASELINES = {
     setting.name: setting
     for setting in (
-        _baseline(EAGER, "transformers, eager", _kept, "`DynamicCache`, SDPA, no graph"),
-        _baseline(STATIC, "transformers, compiled", _kept, "`StaticCache`, SDPA, `torch.compile` (reduce-overhead)"),
+        _baseline(EAGER, "transformers, eager", _keep_all, "`DynamicCache`, SDPA, no graph"),
+        _baseline(
+            STATIC, "transformers, compiled", _keep_all, "`StaticCache`, SDPA, `torch.compile` (reduce-overhead)"
+        ),
         _baseline(
             OFFLOADED,
             "transformers, offloaded cache",

@@ -64,7 +64,7 @@ class Ground:
     read: ReadPrompt
 
     @classmethod
-    def of(cls, device: str, dtype: str, steps: int) -> Ground:
+    def build(cls, device: str, dtype: str, steps: int) -> Ground:
         from kvlens import methods
         from kvlens.demo.encode import demo_encode
         from kvlens.demo.tasks import make_prompt
@@ -120,7 +120,7 @@ def ways(steps: int) -> list[Way]:
 
 def moving() -> list[Way]:
     """Those whose KV moves between the tiers, found by what a step on the host asks of the memory."""
-    host, moved = Ground.of("cpu", "float32", 1), []
+    host, moved = Ground.build("cpu", "float32", 1), []
     for way in ways(1):
         sink = Sink()
         way.run(host, sink)
@@ -142,7 +142,10 @@ def rows(device: torch.device, steps: int = NEW) -> Iterator[CheckRow]:
     check, and the others go on."""
     from kvlens.link.cuda_link import link_name
 
-    host, ours = Ground.of("cpu", "float32", steps), {dtype: Ground.of(str(device), dtype, steps) for dtype in DTYPES}
+    host, ours = (
+        Ground.build("cpu", "float32", steps),
+        {dtype: Ground.build(str(device), dtype, steps) for dtype in DTYPES},
+    )
     links = f"{link_name(device)} against {link_name(torch.device('cpu'))}"
     for way in ways(steps):
         label = f"{way.title}, demo, fp32, {steps} steps, {links}"

@@ -94,7 +94,7 @@ def cosines(queries: torch.Tensor, group: int) -> dict[str, float]:
     return {"first layer": float(cosine[:, 0].mean()), "other layers": float(cosine[:, 1:].mean()), **below}
 
 
-def measured(engine: Engine, prompts: Prompts, task: str, length: int, index: int) -> dict[str, Any]:
+def measure_prompt(engine: Engine, prompts: Prompts, task: str, length: int, index: int) -> dict[str, Any]:
     """One prompt under all arms: per arm its divergence from full KV in nats, mean over the answer's tokens, and
     whether each of them stayed the most probable one."""
     request, prompt, read = prompts(task, length, index)
@@ -180,7 +180,7 @@ def main() -> None:
         for task in TASKS:
             if (task, index) in known_names or time.monotonic() - start_time > 60 * options.minutes:
                 continue
-            rows.append(measured(engine, prompts, task, options.length, index))
+            rows.append(measure_prompt(engine, prompts, task, options.length, index))
             print(json.dumps(rows[-1]), flush=True)
             result = {"about": about, "length": options.length, "lines": lines(rows), "rows": rows}
             options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")

@@ -32,7 +32,7 @@ def summarise(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def _ledgers(rows: Iterable[Row]) -> list[LossLedger]:
-    return [LossLedger.of(row["ledger"]) for row in rows if row["lost"]]
+    return [LossLedger.from_json(row["ledger"]) for row in rows if row["lost"]]
 
 
 def by_method(rows: Sequence[Row]) -> list[Row]:

@@ -80,7 +80,7 @@ class Ledgers:
         short = max(1, end + BEHIND - len(prompt.asked))
         usual, options = options, replace(options, max_new=min(short, options.max_new), planned=options.max_new)
         try:
-            trials, free = self._first(trial, row, reference, usual, options)
+            trials, free = self._run_first(trial, row, reference, usual, options)
         except ValueError as error:
             return row | {"refused": str(error)}
         task_prompt = self.prompts.asked(trial)
@@ -101,9 +101,9 @@ class Ledgers:
         if right:
             return row
         ledger = measure.account(answers)
-        return row | {"lost": True, "ledger": ledger.stored(), "cpu_s": time.process_time() - cpu_before}
+        return row | {"lost": True, "ledger": ledger.to_json(), "cpu_s": time.process_time() - cpu_before}
 
-    def _first(
+    def _run_first(
         self, trial: Trial, row: dict[str, Any], reference: Reference, usual: Options, options: Options
     ) -> tuple[Trials, Result]:
         """Return repeats of the trial and its free run, at the smallest feasible budget where the one asked for is too
@@ -112,17 +112,17 @@ class Ledgers:
         limit = Budget.parse(trial.budget) if row["rule"] == "resident bytes" else None
         read = self.prompts.read(trial, method)
 
-        def at(limit: Budget | None) -> tuple[Trials, Result]:
+        def run_at(limit: Budget | None) -> tuple[Trials, Result]:
             params = chosen(self.engine, prompt, method, row, limit, usual).params
             trials = Trials(self.engine, prompt, method, params, limit, options, reference, reader=lambda: read)
             return trials, trials.free(())
 
         try:
-            return at(limit)
+            return run_at(limit)
         except BudgetInfeasible as error:
             lifted = Budget.parse(f"{min(1.0, LIFT * error.smallest / error.full):.4f}")
             row["held_to"] = round(lifted.amount, 4)
-            return at(lifted)
+            return run_at(lifted)
 
     def frontier(self, trial: Trial) -> dict[str, Any]:
         """One prompt -> its oracle frontier."""

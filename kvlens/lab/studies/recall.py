@@ -31,7 +31,7 @@ from kvlens.memory.layout import Layout, Zones
 from kvlens.memory.memory import Memory
 from kvlens.memory.placement import Kept, Placement, Selection
 from kvlens.memory.slots import PromptStore
-from kvlens.methods.given import RunContext
+from kvlens.methods.run_inputs import RunContext
 from kvlens.shape import KVShape
 from kvlens.spans import Span
 

@@ -107,7 +107,7 @@ def session(engine: Engine, prompt: Prompt, read: ReadPrompt, arm: Oracle, set_:
     limit = Budget.parse(budget).bytes(shape, len(prompt.ids) + NEW)
     nats = read.surprisal.whole()[:n].tolist()
     cap = sekv_layout.anchor_cap(params, shape, limit)
-    spans = segment(params, nats[: n - params.window], 0, Surprisal.of(nats), cap)
+    spans = segment(params, nats[: n - params.window], 0, Surprisal.measure(nats), cap)
     plan = sekv_layout.plan(params, spans, n, NEW)
     sized = dataclasses.replace(params, coarse=params.coarse != arm.other_room)
     room = plan.recall_within(sized, shape, limit, n)

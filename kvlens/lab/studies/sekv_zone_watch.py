@@ -9,7 +9,7 @@ import numpy as np
 
 from kvlens.memory.layout import Layout
 from kvlens.memory.placement import Placement
-from kvlens.methods.given import Prefilled
+from kvlens.methods.run_inputs import Prefilled
 from kvlens.methods.sekv.method import SeKV
 from kvlens.rows import PrefillRecord, StepRecord
 

@@ -42,7 +42,9 @@ FIGURES = ("zoom_rate", "refused_spans", "refused_tokens", "room_used", "h2d_byt
 
 def room(layout: Layout, shape: KVShape) -> int:
     """Return the slots for expanded spans of all KV heads."""
-    of_heads = sum(layout.of(layer, head).recall for layer in range(shape.layers) for head in range(shape.kv_heads))
+    of_heads = sum(
+        layout.zones_of(layer, head).recall for layer in range(shape.layers) for head in range(shape.kv_heads)
+    )
     return of_heads + sum(layout.shared)
 
 

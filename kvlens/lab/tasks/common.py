@@ -11,7 +11,7 @@ import random
 from bisect import bisect_right
 
 from kvlens.tasks import words
-from kvlens.tasks.base import Asked, Encode, check_place
+from kvlens.tasks.base import Encode, TaskPrompt, check_place
 from kvlens.tasks.generated import SEPARATOR, Generated
 from kvlens.tasks.layout import Content
 
@@ -37,7 +37,7 @@ class CommonWords(Generated):
 
     def make(
         self, length: int | None, depth: float | None, seed: int, encode: Encode, special: int = 1, index: int = 0
-    ) -> Asked:
+    ) -> TaskPrompt:
         tokens, _ = check_place(self.name, length, 0.5)
         rng = random.Random(f"{self.name}/{seed}")
         often, seldom = SHORT_REPEATS if tokens < LONG else LONG_REPEATS
@@ -61,7 +61,7 @@ class CommonWords(Generated):
             count -= 1
         text, expected = render(count), " " + SEPARATOR.join(common)
         opening, behind = "The 10 most common words of this list are", len(text) - len(TAIL)
-        return Asked(
+        return TaskPrompt(
             text, expected, (), self.name, tokens, None, seed, index, tuple(common), opening=opening, question=behind
         )
 

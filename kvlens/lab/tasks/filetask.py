@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from kvlens.lab.tasks.filerows import Rows, read_rows, unpacked
-from kvlens.tasks.base import CUE, Asked, Encode, Task
+from kvlens.tasks.base import CUE, Encode, Task, TaskPrompt
 from kvlens.text.units import counted
 
 
@@ -72,7 +72,7 @@ class FileTask(Task):
 
     def make(
         self, length: int | None, depth: float | None, seed: int, encode: Encode, special: int = 1, index: int = 0
-    ) -> Asked:
+    ) -> TaskPrompt:
         if not 0 <= index < self.items:
             raise ValueError(f"'{self.path.name}' has {counted(self.items, 'prompt')}; there is no number {index}.")
         posed = self.pose(index)
@@ -82,7 +82,7 @@ class FileTask(Task):
             context = cut_middle(context, length - special, encode, behind)
             if posed.context and not context:
                 raise ValueError(f"{length} tokens do not hold the question of prompt {index} of '{self.path.name}'.")
-        return Asked(
+        return TaskPrompt(
             context + posed.question,
             " " + posed.answers[0],
             (),
@@ -101,7 +101,7 @@ class FileTask(Task):
     def score(self, answer: str, output: str) -> float:
         return self.measure(output, (answer.strip(),), {})
 
-    def grade(self, request: Asked, output: str) -> float:
+    def grade(self, request: TaskPrompt, output: str) -> float:
         return self.measure(output, request.answers, request.facts)
 
     def wrong(self, number: int, problem: str) -> ValueError:

@@ -14,7 +14,7 @@ import random
 from bisect import bisect_right
 
 from kvlens.tasks import words
-from kvlens.tasks.base import Asked, Encode, check_place
+from kvlens.tasks.base import Encode, TaskPrompt, check_place
 from kvlens.tasks.generated import SEPARATOR, Generated
 from kvlens.tasks.layout import Content
 
@@ -41,7 +41,7 @@ class FrequentWords(Generated):
 
     def make(
         self, length: int | None, depth: float | None, seed: int, encode: Encode, special: int = 1, index: int = 0
-    ) -> Asked:
+    ) -> TaskPrompt:
         tokens, _ = check_place(self.name, length, 0.5)
         rng = random.Random(f"{self.name}/{seed}")
         vocabulary = [DOTS, *words.distinct(rng, max(ASKED + 1, tokens // PER_WORD), "coded")]
@@ -69,7 +69,7 @@ class FrequentWords(Generated):
         text, request = render(drawn), tuple(vocabulary[1 : ASKED + 1])
         opening, behind = "The 3 code words that appear most often are", len(text) - len(TAIL)
         expected = " " + SEPARATOR.join(request)
-        return Asked(
+        return TaskPrompt(
             text, expected, (), self.name, tokens, None, seed, index, request, opening=opening, question=behind
         )
 

@@ -56,13 +56,13 @@ class Gsm8k(Reasoning):
         rest = self._examples or [
             self.lines[(position + step) % len(self.lines)][1] for step in range(1, self.shots + 1)
         ]
-        worked = "\n\n".join(f"{_asked(line)} {line['answer'].strip()}" for line in rest[: self.shots])
+        worked = "\n\n".join(f"{_write_question(line)} {line['answer'].strip()}" for line in rest[: self.shots])
         line = self.lines[position][1]
-        context, request = HEAD + worked, ("\n\n" if worked else "") + _asked(line)
+        context, request = HEAD + worked, ("\n\n" if worked else "") + _write_question(line)
         return Posed(context, (f"{final(line['answer']):f}",), question=request, cue=CUE)
 
     def ask(self, line: dict[str, Any]) -> Posed:
-        return Posed(HEAD, (f"{final(line['answer']):f}",), question=_asked(line), cue=CUE)
+        return Posed(HEAD, (f"{final(line['answer']):f}",), question=_write_question(line), cue=CUE)
 
     def measure(self, output: str, answers: tuple[str, ...], facts: Mapping[str, Any]) -> float:
         source = final(output)
@@ -92,5 +92,5 @@ def final(text: str) -> Decimal | None:
         return None
 
 
-def _asked(line: Mapping[str, Any]) -> str:
+def _write_question(line: Mapping[str, Any]) -> str:
     return f"Question: {line['question'].strip()}{CUE}"

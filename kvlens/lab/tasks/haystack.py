@@ -15,7 +15,7 @@ import random
 import re
 from pathlib import Path
 
-from kvlens.tasks.base import Asked, Encode, Task, check_place
+from kvlens.tasks.base import Encode, Task, TaskPrompt, check_place
 from kvlens.tasks.generated import SEPARATOR, string_match_all
 from kvlens.tasks.layout import Content, compose
 
@@ -39,22 +39,22 @@ class Haystack(Task):
         self.sentences = [sentence for file in files for sentence in _sentences(file)]
         if not self.sentences:
             raise ValueError(f"'{path.name}' holds no sentences: give a .txt file or a folder of them.")
-        self.needle, self.question, self.phrases = _own(folder / "needle.json")
+        self.needle, self.question, self.phrases = _read_needle(folder / "needle.json")
 
     def make(
         self, length: int | None, depth: float | None, seed: int, encode: Encode, special: int = 1, index: int = 0
-    ) -> Asked:
+    ) -> TaskPrompt:
         tokens, place = check_place(self.name, length, depth)
         rng = random.Random(f"haystack/{seed}")
         content = Content([self.needle], [place], tail=f"\n\nQuestion: {self.question} Answer:")
         text, ranges = compose("haystack", content, tokens, rng, encode, special, self.sentences)
         expected, behind = " " + SEPARATOR.join(self.phrases), len(text) - len(content.tail)
-        return Asked(text, expected, ranges, self.name, tokens, place, seed, index, self.phrases, question=behind)
+        return TaskPrompt(text, expected, ranges, self.name, tokens, place, seed, index, self.phrases, question=behind)
 
     def score(self, answer: str, output: str) -> float:
         return string_match_all(output, answer.strip().split(SEPARATOR))
 
-    def grade(self, asked: Asked, output: str) -> float:
+    def grade(self, asked: TaskPrompt, output: str) -> float:
         return string_match_all(output, asked.answers)
 
 
@@ -68,7 +68,7 @@ def _sentences(file: Path) -> list[str]:
     return [part for part in re.split(r"(?<=[.!?])\s+", " ".join(text.split())) if part]
 
 
-def _own(path: Path) -> tuple[str, str, tuple[str, ...]]:
+def _read_needle(path: Path) -> tuple[str, str, tuple[str, ...]]:
     """(needle, question, key phrases) of needle.json, or the original's. Raises ValueError naming the field that is
     missing."""
     if not path.is_file():

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from kvlens.tasks import texts, words
-from kvlens.tasks.base import Asked, Encode
+from kvlens.tasks.base import Encode, TaskPrompt
 from kvlens.tasks.generated import Generated
 from kvlens.tasks.layout import Content
 
@@ -109,7 +109,7 @@ class AnswerKinds(Generated):
 
     def make(
         self, length: int | None, depth: float | None, seed: int, encode: Encode, special: int = 1, index: int = 0
-    ) -> Asked:
+    ) -> TaskPrompt:
         prompt = super().make(length, depth, seed, encode, special, index)
         content, _ = self.content(random.Random(f"{self.name}/{seed}"), 0.5)
         assert isinstance(content, Fact)

@@ -107,7 +107,7 @@ class LongGenBenchLiu(FileTask):
         return f"{steps}The answer is {self._right(line)}."
 
     def measure(self, output: str, answers: tuple[str, ...], facts: Mapping[str, Any]) -> float:
-        target, source = answers[0].split(SEPARATOR), said(output)
+        target, source = answers[0].split(SEPARATOR), split_answers(output)
         pattern = r"[ABCD]" if self.choices else r"\d*\.?\d+"
         right = 0
         for answer, text in zip(target, source, strict=False):
@@ -116,7 +116,7 @@ class LongGenBenchLiu(FileTask):
         return right / len(target)
 
 
-def said(output: str) -> list[str]:
+def split_answers(output: str) -> list[str]:
     """The answers of an output in their order."""
     pieces = "\n".join(output.split("Answer_"))
     return [results.strip() for results in re.findall(r"(?<=:\n)(.*?)(?=\n\n|$)", pieces, re.DOTALL)]

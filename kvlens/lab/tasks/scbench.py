@@ -156,9 +156,11 @@ class SCBench(FileTask):
     def _behind(self, turns: Sequence[Mapping[str, Any]], number: int) -> str:
         """What stands behind the context where turn `number` is asked."""
         earlier = turns[:number] if self.turns == "earlier" else ()
-        return "".join(self._question(turn) + self._said(turn) for turn in earlier) + self._question(turns[number])
+        return "".join(self._question(turn) + self._write_answer(turn) for turn in earlier) + self._question(
+            turns[number]
+        )
 
-    def _said(self, turn: Mapping[str, Any]) -> str:
+    def _write_answer(self, turn: Mapping[str, Any]) -> str:
         """A turn's reference answer, as it stands behind its question."""
         sentence = ", ".join(_answers(turn))
         if self._kind(turn) == "choice_eng":

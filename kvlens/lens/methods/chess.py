@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from kvlens.lens.facts import Facts
-from kvlens.lens.own import Told, newest
+from kvlens.lens.method_reasons import Told, read_newest
 
 
 def told(facts: Facts) -> Told | None:
@@ -20,7 +20,8 @@ def told(facts: Facts) -> Told | None:
     number = row.tok_start // page
     units = {"grid": number // (chunk_pages * grid_chunks), "chunk": number // chunk_pages, "page": number}
     results = {
-        level: (newest(reader, f"{level}_kept", step), newest(reader, f"{level}_score", step)[0]) for level in units
+        level: (read_newest(reader, f"{level}_kept", step), read_newest(reader, f"{level}_score", step)[0])
+        for level in units
     }
     (of_pages, position), scores = results["page"]
     if of_pages is None or scores is None:

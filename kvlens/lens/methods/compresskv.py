@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 
 from kvlens.lens.facts import Facts
-from kvlens.lens.own import Told, newest
+from kvlens.lens.method_reasons import Told, read_newest
 
 
 def told(facts: Facts) -> Told | None:
@@ -15,8 +15,8 @@ def told(facts: Facts) -> Told | None:
     row = reader.span(facts.span)
     if facts.state not in ("partial", "resident") or row.born_step >= 0:
         return None
-    kept_tokens, _ = newest(reader, "kept_tokens", step, layer)
-    score, _ = newest(reader, "token_score", step, layer)
+    kept_tokens, _ = read_newest(reader, "kept_tokens", step, layer)
+    score, _ = read_newest(reader, "token_score", step, layer)
     if kept_tokens is None or score is None:
         return None
     position = slice(row.tok_start, row.tok_end)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from kvlens.lens.facts import Facts
-from kvlens.lens.own import Told
+from kvlens.lens.method_reasons import Told
 
 
 def told(facts: Facts) -> Told | None:

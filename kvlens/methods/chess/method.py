@@ -12,7 +12,7 @@ from kvlens.methods.chess.journal import JOURNAL
 from kvlens.methods.chess.params import PRESETS, ChessParameters, Sizes, pages_within
 from kvlens.methods.chess.segmenters import SEGMENTERS
 from kvlens.methods.chess.trigger import THRESHOLDS, page_uncertainty, thresholds
-from kvlens.methods.given import MemoryView, Prefilled, RunContext, StepEnd
+from kvlens.methods.run_inputs import MemoryView, Prefilled, RunContext, StepEnd
 from kvlens.methods.segmenter import PromptFacts
 from kvlens.shape import KVShape
 from kvlens.spans import Span
@@ -61,7 +61,7 @@ class Chess(Method):
         self._thresholds = thresholds(params, context.calibration.get("thresholds"))
         if params.keys == "unrotated" and context.rotate is None:
             raise ValueError(f"chess: the keys of '{context.model_name}' cannot be turned back; use keys=rotated.")
-        self._sizes = Sizes.of(params, context.prompt_tokens, context.max_new)
+        self._sizes = Sizes.count(params, context.prompt_tokens, context.max_new)
         self._uncertainty: list[tuple[float, float]] = []
         """(entropy, varentropy) of the distributions produced at positions prompt_tokens, prompt_tokens + 1, ..."""
         self._since = 0
@@ -70,11 +70,13 @@ class Chess(Method):
 
     @classmethod
     def floor_bytes(cls, params: Any, shape: KVShape, prompt_tokens: int, max_new: int) -> int:
-        return Sizes.of(params, prompt_tokens, max_new).bytes(params, shape, prompt_tokens, max_new)
+        return Sizes.count(params, prompt_tokens, max_new).bytes(params, shape, prompt_tokens, max_new)
 
     @classmethod
     def segments(cls, params: Any, prompt: PromptFacts, surprisal: Sequence[float]) -> list[Span]:
-        return [_span(params, page) for page in range(Sizes.of(params, prompt.prompt_tokens, prompt.max_new).leaving)]
+        return [
+            _span(params, page) for page in range(Sizes.count(params, prompt.prompt_tokens, prompt.max_new).leaving)
+        ]
 
     # ---- end of prefill
     def prefill_end(self, prompt: Prefilled) -> tuple[Layout, Placement]:

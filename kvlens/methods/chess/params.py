@@ -178,7 +178,7 @@ class Sizes:
     spans: int
 
     @classmethod
-    def of(cls, p: ChessParameters, prompt_tokens: int, max_new: int) -> Sizes:
+    def count(cls, p: ChessParameters, prompt_tokens: int, max_new: int) -> Sizes:
         pages = (prompt_tokens + max_new - 1) // p.page
         chunks = -(-pages // p.chunk_pages)
         leaving = max(0, prompt_tokens // p.page - p.window_pages)

@@ -22,7 +22,7 @@ def page_uncertainty(values: list[tuple[float, float]], varentropy: str) -> tupl
     return mean, spread / len(values)
 
 
-def measured(found: Content, params: ChessParameters, shape: KVShape) -> tuple[float, float]:
+def read_thresholds(found: Content, params: ChessParameters, shape: KVShape) -> tuple[float, float]:
     """Entropy and varentropy above which a page of the parameters' size is uncertain. Raises ValueError with what to do
     where pages of that size were not measured."""
     sizes = found.figures["pages"]
@@ -54,5 +54,5 @@ THRESHOLDS = Calibration(
     "kvlens calibrate chess --model {model} --out FILE",
     "use trigger=fixed, which needs none",
     lambda params: params.trigger == "dynamic" and not params.thresholds_given,
-    measured,
+    read_thresholds,
 )

@@ -26,7 +26,7 @@ class HeadFigures:
     """semantic retrieval score of a head that attends all tokens alike; None: the file does not say"""
 
 
-def measured(found: Content, params: CompressKVParameters, shape: KVShape) -> HeadFigures:
+def read_figures(found: Content, params: CompressKVParameters, shape: KVShape) -> HeadFigures:
     """The figures of a file. Raises ValueError with one sentence where some are missing."""
     figures = found.figures
     scores = {kind: [[float(x) for x in row] for row in figures["scores"][kind]] for kind in HEADS if kind != "all"}
@@ -51,11 +51,11 @@ FIGURES = Calibration(
     "kvlens calibrate compresskv --model {model} --out FILE",
     "set heads=all and layers=equal, which need none",
     lambda params: params.calibrated,
-    measured,
+    read_figures,
 )
 
 
-def chosen(scores: Sequence[float] | None, q_heads: int, count: int, unscored: str) -> list[int]:
+def choose_heads(scores: Sequence[float] | None, q_heads: int, count: int, unscored: str) -> list[int]:
     """Query heads that choose a layer's tokens: the `count` best by score, the lower index first among equals; all of
     them without scores, and, unless `unscored` is 'first', where no head has any."""
     everyone = list(range(q_heads))

@@ -6,13 +6,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvlens.methods.compresskv import budget
-from kvlens.methods.compresskv.heads import FIGURES, HeadFigures, chosen
+from kvlens.methods.compresskv.heads import FIGURES, HeadFigures, choose_heads
 from kvlens.methods.compresskv.params import OBSERVED, PRESETS, CompressKVParameters
 from kvlens.methods.families import kept_tokens
 from kvlens.methods.families.kept_tokens import Tokens
 from kvlens.methods.families.prompt_eviction import PromptEviction
-from kvlens.methods.given import Prefilled, RunContext
 from kvlens.methods.needs import Needs
+from kvlens.methods.run_inputs import Prefilled, RunContext
 
 if TYPE_CHECKING:
     import torch
@@ -100,7 +100,7 @@ class CompressKV(PromptEviction):
     def _selectors(self, layer: int) -> list[int]:
         p, calibration = self.params, self._calibration
         scores = None if calibration is None or p.heads == "all" else calibration.scores[p.heads][layer]
-        return chosen(scores, self.context.shape.q_heads, p.top_heads, p.unscored)
+        return choose_heads(scores, self.context.shape.q_heads, p.top_heads, p.unscored)
 
     def _note_calibration(self, tokens: list[int]) -> None:
         """Journal: what the calibration said, and what was made of it."""

@@ -10,9 +10,9 @@ from kvlens.memory.layout import SLOT_TABLE_BYTES, Layout, Zones
 from kvlens.methods.answers import BagChange
 from kvlens.methods.families.bag import Bag
 from kvlens.methods.fitting import clamp
-from kvlens.methods.given import MemoryView, Prefilled, RunContext, StepEnd
 from kvlens.methods.modelfigures import Calibration, Content, shipped
 from kvlens.methods.parameters import param
+from kvlens.methods.run_inputs import MemoryView, Prefilled, RunContext, StepEnd
 from kvlens.shape import KVShape
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from kvlens.memory.layout import Layout
 from kvlens.methods.answers import WindowLeave
 from kvlens.methods.base import Method
 from kvlens.methods.families import chunk_plan
-from kvlens.methods.given import MemoryView, Prefilled, RunContext, StepEnd
+from kvlens.methods.run_inputs import MemoryView, Prefilled, RunContext, StepEnd
 from kvlens.methods.segmenter import PromptFacts
 from kvlens.shape import KVShape
 from kvlens.spans import Span

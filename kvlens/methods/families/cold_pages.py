@@ -16,7 +16,7 @@ from kvlens.memory.layout import Layout
 from kvlens.methods.answers import WindowLeave
 from kvlens.methods.base import Method
 from kvlens.methods.families.cold_plan import Plan, smallest_plan, whole_layout
-from kvlens.methods.given import MemoryView, Prefilled, RunContext, StepEnd
+from kvlens.methods.run_inputs import MemoryView, Prefilled, RunContext, StepEnd
 from kvlens.methods.segmenter import PromptFacts
 from kvlens.shape import KVShape
 from kvlens.spans import Span, fixed_chunks

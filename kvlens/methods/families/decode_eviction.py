@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from kvlens.memory.layout import Layout, Zones
 from kvlens.methods.answers import BagChange
 from kvlens.methods.families.bag import Bag
-from kvlens.methods.given import MemoryView, Prefilled, StepEnd
 from kvlens.methods.parameters import param
+from kvlens.methods.run_inputs import MemoryView, Prefilled, StepEnd
 from kvlens.methods.segmenter import RunSizes
 from kvlens.shape import KVShape
 

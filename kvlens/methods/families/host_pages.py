@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from kvlens.methods.families.cold_pages import ColdPages, best
 from kvlens.methods.families.cold_plan import Plan
 from kvlens.methods.families.page_retrieval import PageSummaries
-from kvlens.methods.given import Prefilled
+from kvlens.methods.run_inputs import Prefilled
 from kvlens.shape import KVShape
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from kvlens.memory.layout import Layout, Zones
 from kvlens.methods.answers import WindowLeave
 from kvlens.methods.base import Method
-from kvlens.methods.given import MemoryView, Prefilled, StepEnd
 from kvlens.methods.parameters import param
+from kvlens.methods.run_inputs import MemoryView, Prefilled, StepEnd
 from kvlens.methods.segmenter import PromptFacts
 from kvlens.shape import KVShape
 from kvlens.spans import Span, fixed_chunks

@@ -15,9 +15,9 @@ from kvlens.memory.layout import Layout
 from kvlens.methods.base import Method
 from kvlens.methods.families import kept_tokens
 from kvlens.methods.families.kept_tokens import Tokens
-from kvlens.methods.given import Prefilled
 from kvlens.methods.needs import Needs
 from kvlens.methods.parameters import param
+from kvlens.methods.run_inputs import Prefilled
 from kvlens.methods.segmenter import PromptFacts
 from kvlens.shape import KVShape
 from kvlens.spans import Span, fixed_chunks
@@ -139,9 +139,9 @@ class PromptEviction(Method):
         tokens = self.tokens(prompt, self.total(p, context))
         layout = kept_tokens.layout(tokens, p.window, n, context.max_new, p.page, self.last)
         self.refuse_below(layout.bytes(shape))
-        return layout, self._place(self._kept(prompt, tokens, layout.window_from), self.segments(p, context, ()))
+        return layout, self._place(self._choose_kept(prompt, tokens, layout.window_from), self.segments(p, context, ()))
 
-    def _kept(self, prompt: Prefilled, tokens: Tokens, window_from: int) -> Kept:
+    def _choose_kept(self, prompt: Prefilled, tokens: Tokens, window_from: int) -> Kept:
         import torch
 
         from kvlens.memory.placement import Kept
@@ -167,8 +167,8 @@ class PromptEviction(Method):
     def _checked(self, prompt: Prefilled, layer: int, before: int) -> torch.Tensor:
         """Return the layer's score, checked: float32 [H_kv, before] or [1, before]."""
         sizes = ((self.context.shape.kv_heads, before), (1, before))
-        found = self.score(prompt, layer, before)
-        score: torch.Tensor = self.checks.tensor("score", found, sizes, "float or int", layer)
+        scores = self.score(prompt, layer, before)
+        score: torch.Tensor = self.checks.tensor("score", scores, sizes, "float or int", layer)
         if not self.partial_ranking:
             self.checks.rankable("score", score, layer)
         return score.float()
@@ -183,11 +183,11 @@ class PromptEviction(Method):
         spans, states = [], []
         for page in pages:
             counts = rows[:, page.tok_start : page.tok_end].sum(1)
-            some, whole = int((counts > 0).sum()), bool((counts == len(page)).all())
-            states.append("resident" if whole else "partial" if some else "evicted")
+            nonempty, whole = int((counts > 0).sum()), bool((counts == len(page)).all())
+            states.append("resident" if whole else "partial" if nonempty else "evicted")
             why = (
                 f"{int(counts.min())} to {int(counts.max())} of its {len(page)} tokens are kept, by "
-                f"{'layer and KV head' if by_head else 'layer'}; none in {len(counts) - some}."
+                f"{'layer and KV head' if by_head else 'layer'}; none in {len(counts) - nonempty}."
             )
             spans.append(Span(page.tok_start, page.tok_end, page.kind, page.reason if whole else why))
         return Placement(spans, states, ["resident"] * len(spans), kept)

@@ -17,8 +17,8 @@ def take(score: Tensor, lengths: Tensor, quota: Tensor | int) -> Tensor:
     cut."""
     order = score.argsort(dim=-1, descending=True, stable=True)
     length = lengths[order]
-    before = length.cumsum(-1) - length
-    got = (quota - before).clamp(min=0).minimum(length)
+    offset = length.cumsum(-1) - length
+    got = (quota - offset).clamp(min=0).minimum(length)
     return torch.zeros_like(order).scatter(-1, order, got)
 
 

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from kvlens.methods.families.cold_pages import ColdPages, best
 from kvlens.methods.families.cold_plan import ColdPagesParameters, Plan
-from kvlens.methods.given import Prefilled
 from kvlens.methods.parameters import param
+from kvlens.methods.run_inputs import Prefilled
 from kvlens.shape import KVShape
 
 if TYPE_CHECKING:
@@ -111,15 +111,15 @@ class TokenRetrieval(ColdPages):
         from kvlens.memory.placement import Selection
 
         plan, page, shape = self._plan, self.params.page, self.context.shape
-        at = layer - self.params.dense_layers
-        if plan is None or at < 0:
+        sparse_layer = layer - self.params.dense_layers
+        if plan is None or sparse_layer < 0:
             return None
-        index = self._index[at]
-        there = torch.arange(index.shape[1], device=q.device) < self._filled * page
+        index = self._index[sparse_layer]
+        is_indexed = torch.arange(index.shape[1], device=q.device) < self._filled * page
         entries = index.long() if self.entry_bits else index.float()
-        score = self.score(at, q.float().unflatten(0, (shape.kv_heads, -1)), entries)
-        score = self.checks.tensor("score", score, ((shape.kv_heads, len(there)),), layer=layer)
-        score = score.masked_fill(~there, float("-inf"))
+        score = self.score(sparse_layer, q.float().unflatten(0, (shape.kv_heads, -1)), entries)
+        score = self.checks.tensor("score", score, ((shape.kv_heads, len(is_indexed)),), layer=layer)
+        score = score.masked_fill(~is_indexed, float("-inf"))
         self.checks.rankable("score", score, layer)
         rows, count = best(score, plan.recall), self.count(score)
         if count is not None:
@@ -130,7 +130,9 @@ class TokenRetrieval(ColdPages):
         fine.scatter_(1, spans.masked_fill(rows < 0, 0), True)
         fine[:, 0] = False  # id 0, the window's, stood in for 'no token'
         logged = torch.full(fine.shape, float("nan"), device=q.device)
-        logged[:, plan.first_id :] = score.unflatten(1, (-1, page)).amax(-1).masked_fill(~there[::page], float("nan"))
+        logged[:, plan.first_id :] = (
+            score.unflatten(1, (-1, page)).amax(-1).masked_fill(~is_indexed[::page], float("nan"))
+        )
         return Selection(
             fine[:, None].expand(-1, shape.group, -1),
             self._none,

@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
-from kvlens.methods.given import Peeked
+from kvlens.methods.run_inputs import Peeked
 
 
 class Observed(Protocol):
@@ -28,14 +28,14 @@ def observed(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The window's queries [H, w, D] of some query heads and the keys [H, n, D] they see: the window is the last
     `inside` tokens that prefill covered and, unless it is None, the peeked one after them."""
-    of = torch.tensor(heads, device=prompt.keys.device)
+    head_index = torch.tensor(heads, device=prompt.keys.device)
     queries, keys = (
-        prompt.last_queries[layer, of, prompt.last_queries.shape[2] - inside :],
-        prompt.keys[layer, of // group],
+        prompt.last_queries[layer, head_index, prompt.last_queries.shape[2] - inside :],
+        prompt.keys[layer, head_index // group],
     )
     if peeked is not None:
-        queries = torch.cat([queries, peeked.queries[layer, of]], 1)
-        keys = torch.cat([keys, peeked.keys[layer, of // group]], 1)
+        queries = torch.cat([queries, peeked.queries[layer, head_index]], 1)
+        keys = torch.cat([keys, peeked.keys[layer, head_index // group]], 1)
     return queries, keys
 
 

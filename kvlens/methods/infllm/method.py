@@ -11,9 +11,9 @@ from kvlens.methods.families.cold_pages import best
 from kvlens.methods.families.cold_plan import ColdPagesParameters, Plan
 from kvlens.methods.families.host_pages import HostPageRetrieval
 from kvlens.methods.fitting import tokens_within
-from kvlens.methods.given import MemoryView, Prefilled, RunContext, StepEnd
 from kvlens.methods.needs import Needs
 from kvlens.methods.parameters import param
+from kvlens.methods.run_inputs import MemoryView, Prefilled, RunContext, StepEnd
 from kvlens.shape import KVShape
 
 if TYPE_CHECKING:
@@ -73,11 +73,11 @@ class InfLLMParameters(ColdPagesParameters):
             return room - whole / page * (shape.group / 2 + 1) - 2 * page
 
         page = max((128, 64, 32, 16), key=lambda p: min(4, int(beside(p) * 0.7 // p)))
-        left = max(0.0, beside(page))
+        spare_bytes = max(0.0, beside(page))
         return {
             "tokens": 0,
-            "sinks": max(4, int(left / 32)),
-            "window": max(4, int(left / 4)),
+            "sinks": max(4, int(spare_bytes / 32)),
+            "window": max(4, int(spare_bytes / 4)),
             "page": page,
             "representatives": max(1, page // 32),
             "share": 1.0,
@@ -161,31 +161,35 @@ class InfLLM(HostPageRetrieval):
         return held and {**held, "received": (self._received,)}
 
     def attended(self, layer: int, heads: range, weights: torch.Tensor, position: torch.Tensor) -> None:
-        at = layer - self.params.dense_layers
-        if self._plan is None or at < 0:
+        sparse_layer = layer - self.params.dense_layers
+        if self._plan is None or sparse_layer < 0:
             return
-        mine = weights.masked_fill((position < self._window)[:, None], 0.0)
-        mine = mine if self.params.group == "native" else mine.sum(1, keepdim=True)
-        where = (position.long().clamp(min=0) % self.params.ring)[:, None].expand_as(mine)
-        self._received[at].scatter_add_(2, where, mine)
+        block_weights = weights.masked_fill((position < self._window)[:, None], 0.0)
+        block_weights = block_weights if self.params.group == "native" else block_weights.sum(1, keepdim=True)
+        where = (position.long().clamp(min=0) % self.params.ring)[:, None].expand_as(block_weights)
+        self._received[sparse_layer].scatter_add_(2, where, block_weights)
 
     def summarise(self, keys: torch.Tensor) -> torch.Tensor:
         import torch
 
         assert self._plan is not None
         p, count = self.params, keys.shape[2] * self.params.page
-        first = self._plan.sinks + self._pages * p.page
-        positions = torch.arange(first, first + count, device=keys.device)
+        start = self._plan.sinks + self._pages * p.page
+        positions = torch.arange(start, start + count, device=keys.device)
         sums, self._prompt = self._prompt, None
         if sums is None:
             sums = self._received[..., positions % p.ring]
             self._received[..., positions % p.ring] = 0.0
-            self._window = first + count
+            self._window = start + count
         flat = keys.flatten(2, 3)
-        plain = torch.stack([self._turn(k, positions, at + p.dense_layers, back=True) for at, k in enumerate(flat)])
+        plain = torch.stack(
+            [self._turn(k, positions, sparse_layer + p.dense_layers, back=True) for sparse_layer, k in enumerate(flat)]
+        )
         paged = sums.unflatten(3, (-1, p.page))
-        chosen = torch.zeros_like(paged).scatter(4, paged.topk(p.representatives, -1).indices, 1 / p.representatives)
-        means = torch.einsum("lhrpm,lhpmd->lhprd", chosen, plain.unflatten(2, (-1, p.page)))
+        mean_weights = torch.zeros_like(paged).scatter(
+            4, paged.topk(p.representatives, -1).indices, 1 / p.representatives
+        )
+        means = torch.einsum("lhrpm,lhpmd->lhprd", mean_weights, plain.unflatten(2, (-1, p.page)))
         return means.flatten(3)
 
     # ------------------------------------------------------------------------------------------------------ decoding

@@ -12,7 +12,7 @@ from torch import Tensor
 from kvlens.kernels import lowrank
 from kvlens.kernels.lowrank_bytes import factor_elements, raw_elements
 from kvlens.memory.codec import Cut, Packed, Units
-from kvlens.methods.given import Rotate
+from kvlens.methods.run_inputs import Rotate
 from kvlens.methods.sekv.params import SeKVParameters
 from kvlens.methods.sekv.router import GateMLP
 
@@ -37,19 +37,19 @@ class Parts:
 
     def rank(self, drop: float) -> Tensor:
         """Components that stay, [...]."""
-        return self.kept(drop).sum(-1)
+        return self.choose_kept(drop).sum(-1)
 
-    def kept(self, drop: float) -> Tensor:
+    def choose_kept(self, drop: float) -> Tensor:
         """Which components stay, bool [..., R]: those whose gate is above `drop`, and the strongest."""
-        kept = self.gates > drop
-        kept[..., 0] = True
-        return kept
+        mask = self.gates > drop
+        mask[..., 0] = True
+        return mask
 
     def best_error(self, rank: Tensor) -> Tensor:
         """Relative Frobenius error of the `rank` [...] strongest components, ungated."""
-        kept = torch.arange(self.sigma.shape[-1], device=rank.device) < rank[..., None]
-        left = 1 - (self.sigma.square() * kept).sum(-1) / self.energy.clamp_min(1e-30)
-        return left.clamp_min(0).sqrt()
+        mask = torch.arange(self.sigma.shape[-1], device=rank.device) < rank[..., None]
+        lost_energy = 1 - (self.sigma.square() * mask).sum(-1) / self.energy.clamp_min(1e-30)
+        return lost_energy.clamp_min(0).sqrt()
 
 
 class SpanCodec:
@@ -76,21 +76,21 @@ class SpanCodec:
         """keys, values [L, H_kv, m, D] of the positions from `first` on. Spans of one length are packed together."""
         if self.params.form == "raw":
             return None
-        known = [self.pending.pop(cut.span) for cut in cuts]
+        summaries = [self.pending.pop(cut.span) for cut in cuts]
         size = (*keys.shape[:2], len(cuts))
         table, errors = torch.zeros(*size, 4, dtype=torch.long), torch.full((*size, 2), torch.nan)
         figures: dict[str, Tensor] = {}
         packed: list[tuple[list[int], Tensor, Tensor]] = []
         for places in _alike(cuts, keys.shape[0] * keys.shape[1] * keys.shape[3]):
             group = [cuts[i] for i in places]
-            summary = torch.stack([known[i].float() for i in places], 2)
-            told, units = self._pack_alike(keys, values, first, group, summary)
-            for name, of_group in told.items():
+            summary = torch.stack([summaries[i].float() for i in places], 2)
+            records, units = self._pack_alike(keys, values, first, group, summary)
+            for name, of_group in records.items():
                 figures.setdefault(name, torch.zeros(size, device=keys.device))[:, :, places] = of_group.float()
             table[:, :, places, 1:], errors[:, :, places] = units.shape.cpu(), units.errors.cpu()
             packed.append((places, units.numbers, units.size.cpu()))
         if cuts:
-            self._tell([cut.span for cut in cuts], {name: of.permute(2, 0, 1) for name, of in figures.items()})
+            self._tell([cut.span for cut in cuts], {name: figure.permute(2, 0, 1) for name, figure in figures.items()})
         return _joined(packed, table, errors, keys)
 
     def unpack(self, numbers: Tensor, units: Units) -> tuple[Tensor, Tensor]:
@@ -145,15 +145,15 @@ class SpanCodec:
         """Keys and values [L, H_kv, S, m, D] with their decompositions -> what is stored of them. Errors of keys are
         those of the keys as they were decomposed: turning both sides alike keeps the norm of their difference."""
         m, dim = exact[0].shape[-2:]
-        kept = [part.kept(self.params.gate_drop) for part in parts]
-        ranks = torch.stack([one.sum(-1) for one in kept], -1)
+        kept_masks = [part.choose_kept(self.params.gate_drop) for part in parts]
+        ranks = torch.stack([mask.sum(-1) for mask in kept_masks], -1)
         size = factor_elements(m, ranks.sum(-1), dim)
         if self.params.form == "smaller":
             size = torch.where(size < raw_elements(m, dim), size, 0)
         size = size.masked_fill(self._whole[..., None], 0)
         stored = size > 0
         columns, masks, errors = [], [], []
-        for x, part, keep in zip(exact, parts, kept, strict=True):
+        for x, part, keep in zip(exact, parts, kept_masks, strict=True):
             u, g, v = (y.to(dtype) for y in (part.u, torch.where(keep, part.gates * part.sigma, 0), part.v))
             errors.append(lowrank.relative_error(x.float(), lowrank.reconstruct(u, g, v).float()))
             columns += [u.flatten(-2), g, v.flatten(-2)]

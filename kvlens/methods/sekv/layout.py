@@ -165,7 +165,7 @@ def plan(params: SeKVParameters, spans: Sequence[Span], prompt_tokens: int, max_
     in_window = prompt_tokens - window_from
     leaves = -(-max(0, max_new - params.block) // params.block)
     compressed = [len(span) for span in spans if span.kind in COMPRESSED]
-    kept = sum(len(span) for span in spans if span.kind not in COMPRESSED)
+    kept_tokens = sum(len(span) for span in spans if span.kind not in COMPRESSED)
     per_block_coarse = (
         -(-params.block // params.l_max) if params.segmentation == "chunks" else max(1, params.block // params.l_min)
     )
@@ -173,7 +173,7 @@ def plan(params: SeKVParameters, spans: Sequence[Span], prompt_tokens: int, max_
     if params.segmentation == "paper" or params.block < params.l_min:
         per_block_kept = params.block
     if leaves:
-        kept += leaves * per_block_kept + (params.block if window_from < params.sinks else 0)
+        kept_tokens += leaves * per_block_kept + (params.block if window_from < params.sinks else 0)
     coarse = len(compressed) + leaves * per_block_coarse
     block_spans = leaves * (params.block if params.segmentation == "paper" else per_block_coarse + per_block_kept + 1)
     longest = max([*compressed, params.block if leaves else 0])
@@ -182,7 +182,7 @@ def plan(params: SeKVParameters, spans: Sequence[Span], prompt_tokens: int, max_
     in_blocks = piece_count(params.block, params.piece) + per_block_coarse if params.piece else per_block_coarse
     rows = sum(piece_count(tokens, params.piece) for tokens in compressed) + leaves * in_blocks
     return Plan(
-        kept,
+        kept_tokens,
         coarse,
         len(spans) + block_spans + 2,
         ring,

@@ -11,8 +11,8 @@ from kvlens.memory.budget import BudgetInfeasible
 from kvlens.memory.layout import Layout
 from kvlens.methods.answers import FactorForm, WindowLeave
 from kvlens.methods.base import Method
-from kvlens.methods.given import MemoryView, Prefilled, RunContext, StepEnd
 from kvlens.methods.needs import Needs
+from kvlens.methods.run_inputs import MemoryView, Prefilled, RunContext, StepEnd
 from kvlens.methods.segmenter import PromptFacts
 from kvlens.methods.sekv import layout as sekv_layout
 from kvlens.methods.sekv.journal import JOURNAL
@@ -116,7 +116,7 @@ class SeKV(Method):
     def segments(cls, params: Any, prompt: PromptFacts, surprisal: Sequence[float]) -> list[Span]:
         prefix = max(0, prompt.prompt_tokens - params.window)
         cap = sekv_layout.anchor_cap(params, prompt.shape, prompt.budget_bytes)
-        return segment(params, surprisal[:prefix], 0, Surprisal.of(surprisal), cap)
+        return segment(params, surprisal[:prefix], 0, Surprisal.measure(surprisal), cap)
 
     # ---- end of prefill
     def prefill_end(self, prompt: Prefilled) -> tuple[Layout, Placement]:
@@ -128,7 +128,7 @@ class SeKV(Method):
         context, params = self.context, self.params
         assert prompt.surprisal is not None
         self._nats = prompt.surprisal.tolist()
-        self._stats = Surprisal.of(self._nats)
+        self._stats = Surprisal.measure(self._nats)
         spans, plan = self._cut(context.budget_bytes)
         tokens = sum(len(span) for span in spans if span.kind in COMPRESSED)
         blocks = plan.leaves * params.block
@@ -187,7 +187,7 @@ class SeKV(Method):
 
         device, params = keys.device, self.params
         compressed = [i for i, span in enumerate(spans) if span.kind in COMPRESSED]
-        kept = [t for span in spans if span.kind in ROLES for t in range(span.tok_start, span.tok_end)]
+        positions = [t for span in spans if span.kind in ROLES for t in range(span.tok_start, span.tok_end)]
         weights = self._weights(start, start + keys.shape[2], device)
         ranges = [(spans[i].tok_start - start, spans[i].tok_end - start) for i in compressed]
         mean_keys, mean_values = (sekv_router.span_means(x, weights, ranges) for x in (keys, values))
@@ -199,7 +199,7 @@ class SeKV(Method):
             spans,
             [away if span.kind in COMPRESSED else "resident" for span in spans],
             [ROLES.get(span.kind, "resident") for span in spans],
-            Kept.everywhere(torch.tensor(kept, dtype=torch.long, device=device)),
+            Kept.everywhere(torch.tensor(positions, dtype=torch.long, device=device)),
             coarse=compressed if params.coarse else [],
             coarse_keys=mean_keys,
             coarse_values=mean_values,

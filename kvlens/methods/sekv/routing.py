@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from kvlens.methods.given import RunContext
+from kvlens.methods.run_inputs import RunContext
 from kvlens.methods.sekv import router as sekv_router
 from kvlens.methods.sekv.params import BY_PIECE, SeKVParameters
 from kvlens.methods.sekv.spans import pieces
@@ -57,8 +57,8 @@ class Routing:
     def _make_pieces(self, pieces: int, context: RunContext) -> None:
         shape, device = context.shape, context.device
         size, exact = (shape.layers, shape.kv_heads, pieces * self.per_piece), self.params.index == "exact"
-        kept = context.dtype if exact else torch.int8
-        self.table = torch.zeros(*size, shape.head_dim, dtype=kept, device=device)
+        stored_dtype = context.dtype if exact else torch.int8
+        self.table = torch.zeros(*size, shape.head_dim, dtype=stored_dtype, device=device)
         self.scale = torch.ones(1, 1, 1, 1, device=device) if exact else torch.zeros(*size, 1, device=device)
         self.owner = torch.full((pieces,), -1, dtype=torch.long, device=device)
         """row of the span that a piece is of, -1: not in use"""
@@ -82,13 +82,13 @@ class Routing:
     ) -> torch.Tensor:
         """Rows for spans `ids` with mean keys [L, H_kv, S, D], which lie at `ranges` of keys [L, H_kv, m, D] with
         weights [m] (eq. 2) -> their summaries averaged over the group [L, H_kv, S, d'], an input of trained gates."""
-        first = self._used[0]
-        rows = slice(first, first + len(ids))
+        first_span = self._used[0]
+        rows = slice(first_span, first_span + len(ids))
         self.span[rows] = torch.tensor(ids, dtype=torch.long)
         self.length[rows] = torch.tensor([end - start for start, end in ranges], dtype=self.length.dtype)
         self._used[0] += len(ids)
         if self.by_piece:
-            self._add_pieces(first, ranges, keys, weights)
+            self._add_pieces(first_span, ranges, keys, weights)
             return mean_keys
         summary = sekv_router.summaries(self._heads(self.weight), mean_keys.float())
         self.table[:, :, rows] = summary.to(self.table.dtype)
@@ -99,21 +99,21 @@ class Routing:
     ) -> None:
         """Pieces of the spans whose rows begin at `first`."""
         cuts = [pieces(start, end, self.params.piece) for start, end in ranges]
-        of = [first + place for place, of_span in enumerate(cuts) for _ in of_span]
+        piece_spans = [first + place for place, of_span in enumerate(cuts) for _ in of_span]
         parts = [part for of_span in cuts for part in of_span]
         if self.params.router == "mean":
-            found = sekv_router.span_means(keys, weights, parts)
+            new_pieces = sekv_router.span_means(keys, weights, parts)
         else:
-            found = sekv_router.ranges_of_keys(keys, parts)
-        at = slice(self._used[1], self._used[1] + len(of))
-        rows = slice(at.start * self.per_piece, at.stop * self.per_piece)
+            new_pieces = sekv_router.ranges_of_keys(keys, parts)
+        row_slice = slice(self._used[1], self._used[1] + len(piece_spans))
+        rows = slice(row_slice.start * self.per_piece, row_slice.stop * self.per_piece)
         if self.params.index == "exact":
-            self.table[:, :, rows] = found.to(self.table.dtype)
+            self.table[:, :, rows] = new_pieces.to(self.table.dtype)
         else:
-            self.table[:, :, rows], self.scale[:, :, rows] = sekv_router.to_bytes(found)
-        self.owner[at] = torch.tensor(of, dtype=torch.long)
-        self.tokens[at] = torch.tensor([b - a for a, b in parts], dtype=self.tokens.dtype)
-        self._used[1] += len(of)
+            self.table[:, :, rows], self.scale[:, :, rows] = sekv_router.to_bytes(new_pieces)
+        self.owner[row_slice] = torch.tensor(piece_spans, dtype=torch.long)
+        self.tokens[row_slice] = torch.tensor([b - a for a, b in parts], dtype=self.tokens.dtype)
+        self._used[1] += len(piece_spans)
 
     def fit_threshold(self, queries: torch.Tensor, prompt_tokens: int, ends: torch.Tensor) -> None:
         """Thresholds of a router that has none from the last prompt queries [L, Hq, w, D]; a span counts for queries

@@ -54,14 +54,14 @@ def selection(
         zoomable = empty[0, 0].scatter(0, routing.span, alive)
     priority = best.masked_fill(~(z.any(1) & alive), float("-inf"))
     order = priority.argsort(dim=-1, descending=True, stable=True)
-    wanted = routing.span[order].masked_fill(priority.gather(-1, order) == float("-inf"), -1)
+    wishes = routing.span[order].masked_fill(priority.gather(-1, order) == float("-inf"), -1)
     if not params.reconstruction:
-        z, wanted = torch.zeros_like(z), torch.full_like(wanted, -1)
+        z, wishes = torch.zeros_like(z), torch.full_like(wishes, -1)
     highest = score[:, 0].unflatten(0, (shape.kv_heads, -1)).masked_fill(~alive[..., None, :], float("-inf"))
     later = torch.zeros(shape.kv_heads, dtype=torch.bool, device=q.device) if params.zoom == "next" else None
     return Selection(
         empty.scatter(2, index, z),
-        wanted,
+        wishes,
         now=later,
         cause="zoom",
         later_cause="zoom",

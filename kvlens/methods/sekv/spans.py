@@ -20,9 +20,9 @@ def segment(
 ) -> list[Span]:
     """Spans of the tokens start..start+N, whose surprisals are `nats` [N]; anchor_cap holds for the feasible rule."""
     if params.segmentation == "chunks":
-        first = min(max(start, params.sinks), start + len(nats))
-        sinks = [Span(start, first, "sink", "The first tokens are always kept.")] if first > start else []
-        return sinks + fixed_chunks(first, start + len(nats), params.l_max)
+        first_token = min(max(start, params.sinks), start + len(nats))
+        sinks = [Span(start, first_token, "sink", "The first tokens are always kept.")] if first_token > start else []
+        return sinks + fixed_chunks(first_token, start + len(nats), params.l_max)
     if params.segmentation == "paper":
         spans = entropy_paper(nats, params.alpha, params.l_min, start=start, stats=stats, sinks=params.sinks)
     else:

@@ -10,8 +10,8 @@ from kvlens.memory.layout import Layout
 from kvlens.methods.answers import WindowLeave
 from kvlens.methods.base import Method
 from kvlens.methods.families.cold_pages import best
-from kvlens.methods.given import MemoryView, Prefilled, RunContext, StepEnd
 from kvlens.methods.needs import Needs
+from kvlens.methods.run_inputs import MemoryView, Prefilled, RunContext, StepEnd
 from kvlens.methods.segmenter import PromptFacts, Segmenter
 from kvlens.methods.sentencekv.params import OBSERVED, USUAL, Plan, SentenceKVParameters, closes, cut, planned, whole
 from kvlens.shape import KVShape
@@ -74,8 +74,8 @@ class SentenceKV(Method):
         n, sinks = prompt.prompt_tokens, min(params.sinks, prompt.prompt_tokens)
         marks = [mark_of(piece, params.marks) for piece in prompt.tokens[sinks:n]]
         sentences = [span for span in cut(params, marks, sinks) if span.tok_end <= n - params.window]
-        first = [Span(0, sinks, "sink", f"The first {sinks} tokens are always attended.")] if sinks else []
-        return [*first, *sentences]
+        sink_spans = [Span(0, sinks, "sink", f"The first {sinks} tokens are always attended.")] if sinks else []
+        return [*sink_spans, *sentences]
 
     # ----------------------------------------------------------------------------------------------------- the prompt
     def prefill_end(self, prompt: Prefilled) -> tuple[Layout, Placement]:
@@ -92,21 +92,21 @@ class SentenceKV(Method):
         self._plan = plan = Plan(p, context.shape, len(sentences), start, n, context.max_new)
         device = context.device
         if _fits_whole(plan, context.budget_bytes):
-            kept = Kept.everywhere(torch.arange(start, device=device))
-            return whole(plan), Placement(spans, ["resident"] * len(spans), roles, kept)
+            placement = Kept.everywhere(torch.arange(start, device=device))
+            return whole(plan), Placement(spans, ["resident"] * len(spans), roles, placement)
         recall = plan.within(context.budget_bytes)
         if recall is None:
             raise BudgetInfeasible(self.name, context.budget_bytes or 0, _least(plan), context.full_kv_bytes)
         self._recall = recall
-        cold = self._chosen(prompt, plan)
+        cold = self._choose_tokens(prompt, plan)
         self._allocate(prompt, sentences, cold.mask(n))
-        offload = [at for at, role in enumerate(roles) if role == "resident"]
+        offload = [number for number, role in enumerate(roles) if role == "resident"]
         states = ["resident" if role == "sink" else "cold" for role in roles]
         sinks = Kept.everywhere(torch.arange(plan.sinks, device=device))
         placed = Placement(spans, states, roles, sinks, offload=offload, codec=RawCodec(), cold=cold)
         return plan.layout(recall), placed
 
-    def _chosen(self, prompt: Prefilled, plan: Plan) -> Any:
+    def _choose_tokens(self, prompt: Prefilled, plan: Plan) -> Any:
         """Which of the sentences' tokens each KV head keeps, and by what score: as SnapKV ranks."""
         import torch
 
@@ -115,14 +115,14 @@ class SentenceKV(Method):
 
         p, shape, n = self.params, self.context.shape, plan.prompt_tokens
         score = torch.full((shape.layers, shape.kv_heads, n), torch.nan, device=self.context.device)
-        inside, mine = min(p.window, prompt.last_queries.shape[2]), slice(plan.sinks, plan.window_from)
+        inside, context_slice = min(p.window, prompt.last_queries.shape[2]), slice(plan.sinks, plan.window_from)
         for layer in range(shape.layers):
-            seen = window.observed(prompt, layer, range(shape.q_heads), shape.group, inside, None)
-            paid = window.pooled(window.received(*seen), p.kernel, "max")
-            score[layer, :, mine] = window.grouped(paid, shape.group, "mean")[:, mine]
+            observed = window.observed(prompt, layer, range(shape.q_heads), shape.group, inside, None)
+            paid = window.pooled(window.received(*observed), p.kernel, "max")
+            score[layer, :, context_slice] = window.grouped(paid, shape.group, "mean")[:, context_slice]
         room = int(p.factor * (p.sinks + p.window + self._recall)) - p.sinks - p.window
         count = max(1, min(room, plan.window_from - plan.sinks))
-        order = score[..., mine].argsort(dim=-1, descending=True, stable=True)[..., :count]
+        order = score[..., context_slice].argsort(dim=-1, descending=True, stable=True)[..., :count]
         mask = torch.zeros(score.shape, dtype=torch.bool, device=score.device)
         return Kept.masked(mask.scatter(2, order + plan.sinks, True), score)
 
@@ -167,16 +167,16 @@ class SentenceKV(Method):
         mean = (self._asked[layer] / (self._queries + 1)).unflatten(0, (shape.kv_heads, -1))
         score = (mean @ self._index[layer].float().transpose(-1, -2)).mean(1)
         owner = self._owner.clamp(min=0).long().expand(shape.kv_heads, -1)
-        there = self._there[layer] & (self._owner >= 0)
-        left = torch.zeros_like(score).scatter_add(1, owner, there.float()) > 0
-        score = score.masked_fill(~left, float("-inf"))
-        rows = best(score.gather(1, owner).masked_fill(~there, float("-inf")), self._recall)
+        is_stored = self._there[layer] & (self._owner >= 0)
+        has_tokens = torch.zeros_like(score).scatter_add(1, owner, is_stored.float()) > 0
+        score = score.masked_fill(~has_tokens, float("-inf"))
+        rows = best(score.gather(1, owner).masked_fill(~is_stored, float("-inf")), self._recall)
         spans = owner.gather(1, rows.clamp(min=0)) + plan.first_id
         fine = torch.zeros(shape.kv_heads, plan.first_id + plan.rows, dtype=torch.bool, device=q.device)
         fine.scatter_(1, spans.masked_fill(rows < 0, 0), True)
         fine[:, 0] = False  # id 0, the window's, stood in for 'no token'
         logged = torch.full(fine.shape, float("nan"), device=q.device)
-        logged[:, plan.first_id :] = score.masked_fill(~left, float("nan"))
+        logged[:, plan.first_id :] = score.masked_fill(~has_tokens, float("nan"))
         reads = self._kept * self._index.shape[-1] * self._index.element_size()
         return Selection(
             fine[:, None].expand(-1, shape.group, -1), self._none, rows=rows, score=logged, index_bytes=reads

@@ -80,12 +80,12 @@ def closes(params: SentenceKVParameters, tokens: int, mark: Mark | None) -> str 
 
 def cut(params: SentenceKVParameters, marks: Sequence[Mark | None], start: int) -> list[Span]:
     """Sentences of the tokens from `start` on that have ended, by the marks of these tokens."""
-    spans, at = [], start
+    spans, start_token = [], start
     for place, mark in enumerate(marks, start + 1):
-        why = closes(params, place - at, mark)
+        why = closes(params, place - start_token, mark)
         if why is not None:
-            spans.append(Span(at, place, "sentence", why))
-            at = place
+            spans.append(Span(start_token, place, "sentence", why))
+            start_token = place
     return spans
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kvlens.memory.codec import Cut, Packed, Units
-from kvlens.methods.given import Rotate
+from kvlens.methods.run_inputs import Rotate
 
 
 def decompose(keys: Tensor, rank: int) -> tuple[Tensor, Tensor]:
@@ -38,15 +38,15 @@ class ValueCodec:
         """Chunks of one length, one after the other from `first` on; layer after layer, KV head after KV head."""
         layers, heads, _, dim = values.shape
         length, device = cuts[0].end - cuts[0].start, values.device
-        mine = slice(cuts[0].start - first, cuts[-1].end - first)
-        numbers = values[:, :, mine].reshape(-1)
+        token_slice = slice(cuts[0].start - first, cuts[-1].end - first)
+        numbers = values[:, :, token_slice].reshape(-1)
         positions = torch.arange(cuts[0].start, cuts[-1].end, device=device).expand(heads, -1)
         errors = torch.zeros(layers, heads, len(cuts), 2)
         for layer in range(layers):
-            exact = keys[layer, :, mine].float()
+            exact = keys[layer, :, token_slice].float()
             off = self.rebuilt(layer, torch.arange(heads, device=device), positions) - exact
-            of, whole = (x.square().sum(-1).unflatten(1, (len(cuts), -1)).sum(-1) for x in (off, exact))
-            errors[layer, ..., 0] = (of / whole.clamp(min=1e-20)).sqrt().cpu()
+            error_energy, whole = (x.square().sum(-1).unflatten(1, (len(cuts), -1)).sum(-1) for x in (off, exact))
+            errors[layer, ..., 0] = (error_energy / whole.clamp(min=1e-20)).sqrt().cpu()
         size = torch.full(errors.shape[:3], length * dim, dtype=torch.long)
         table = torch.zeros(*size.shape, 4, dtype=torch.long)
         table[..., 0] = torch.arange(heads * len(cuts)).view(heads, -1) * length * dim

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from kvlens.memory.layout import Layout
 from kvlens.methods.base import Method
 from kvlens.methods.families.cold_pages import best
-from kvlens.methods.given import Prefilled, RunContext
+from kvlens.methods.run_inputs import Prefilled, RunContext
 from kvlens.methods.segmenter import PromptFacts, Segmenter
 from kvlens.methods.shadowkv.params import Plan, ShadowKVParameters
 from kvlens.shape import KVShape
@@ -86,16 +86,16 @@ class ShadowKV(Method):
         self._recall = plan.within(context.budget_bytes)
         spans = self.segments(p, context, ())
         if self._recall is None:
-            kept = Kept.everywhere(torch.arange(plan.window_from, device=context.device))
+            placement = Kept.everywhere(torch.arange(plan.window_from, device=context.device))
             resident = ["resident"] * len(spans)
-            return plan.whole(), Placement(spans, resident, resident, kept)
+            return plan.whole(), Placement(spans, resident, resident, placement)
         self._allocate(plan, prompt)
-        kept = Kept.masked(self._outlier.repeat_interleave(p.chunk, -1))
+        placement = Kept.masked(self._outlier.repeat_interleave(p.chunk, -1))
         return plan.layout(self._recall), Placement(
             spans,
             ["cold"] * len(spans),
             ["anchor"] * len(spans),
-            kept,
+            placement,
             offload=list(range(len(spans))),
             codec=ValueCodec(self._tokens, self._basis, self._turn),
         )

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from kvlens.methods.families.decode_eviction import DecodeEviction, DecodeEvictionParameters
-from kvlens.methods.given import Prefilled, Reading, RunContext
 from kvlens.methods.needs import Needs
 from kvlens.methods.parameters import param
+from kvlens.methods.run_inputs import Prefilled, Reading, RunContext
 from kvlens.methods.segmenter import RunSizes
 
 if TYPE_CHECKING:
@@ -90,10 +90,10 @@ class StreamingLLM(DecodeEviction):
         if n <= places:
             return None
         every = torch.arange(n, device=keys.device)
-        own = every[n - tokens :, None]
-        window = every > own - (places - self.params.sinks)
-        seen = (every <= own) & (window | (every < self.params.sinks))
-        return Reading(seen[None], self.params.sinks, (own[:, 0] + 1 - places).clamp(min=0))
+        new_positions = every[n - tokens :, None]
+        window = every > new_positions - (places - self.params.sinks)
+        mask = (every <= new_positions) & (window | (every < self.params.sinks))
+        return Reading(mask[None], self.params.sinks, (new_positions[:, 0] + 1 - places).clamp(min=0))
 
     def prefill_end(self, prompt: Prefilled) -> tuple[Layout, Placement]:
         layout, placement = super().prefill_end(prompt)

@@ -13,7 +13,7 @@ import streamlit as st
 from kvlens.app.figures.methodmarks import mark
 from kvlens.app.figures.quality import AXES, COSTS, quality, table
 from kvlens.app.figures.qualityranks import ranked
-from kvlens.app.ui.benchmarks import measured
+from kvlens.app.ui.benchmarks import result_files
 from kvlens.app.ui.benchmarks.trials import READ
 from kvlens.app.ui.common import data
 from kvlens.app.ui.common.chart import chart
@@ -43,12 +43,12 @@ def where(about: dict[str, Any]) -> str:
 def show_quality(model: str | None) -> None:
     """Exact match of every method against what it cost on a model, and the table behind it."""
     st.markdown("##### Quality at equal budgets")
-    results, damaged = measured.of("quality", model)
+    results, damaged = result_files.list_results("quality", model)
     if not results:
         if not damaged:
-            measured.nothing("quality table was measured", "quality", model)
+            result_files.nothing("quality table was measured", "quality", model)
         return
-    result = _one(joined(results))
+    result = _choose_table(joined(results))
     try:
         about = result.content["about"]
         request = about["request"]
@@ -113,28 +113,30 @@ def _low(title: str) -> str:
     return title[0].lower() + title[1:]
 
 
-def joined(results: list[measured.Measured]) -> list[measured.Measured]:
+def joined(results: list[result_files.ResultFile]) -> list[result_files.ResultFile]:
     """Tables that differ in their budgets alone are one, named by its files."""
     names = {id(result.content): result.name for result in results}
     groups = alike(result.content for result in results)
     return [
-        measured.Measured(" and ".join(names[id(part)] for part in members), results[0].model, one(members))
+        result_files.ResultFile(" and ".join(names[id(part)] for part in members), results[0].model, one(members))
         for members in groups
     ]
 
 
-def _one(measured_results: list[measured.Measured]) -> measured.Measured:
+def _choose_table(measured_results: list[result_files.ResultFile]) -> result_files.ResultFile:
     """The table to show, chosen where a model has several: by length and by the question's order."""
     if len(measured_results) == 1:
         return measured_results[0]
-    names = {result.name: result for result in sorted(measured_results, key=measured.asked)}
+    names = {result.name: result for result in sorted(measured_results, key=result_files.sort_key)}
     if st.session_state.get("bench_table") not in names:
         st.session_state["bench_table"] = next(iter(names))
-    choice = st.segmented_control("Table", list(names), key="bench_table", required=True, format_func=_said(names))
+    choice = st.segmented_control(
+        "Table", list(names), key="bench_table", required=True, format_func=_label_tables(names)
+    )
     return names[str(choice)]
 
 
-def _said(names: dict[str, measured.Measured]) -> Callable[[str], str]:
+def _label_tables(names: dict[str, result_files.ResultFile]) -> Callable[[str], str]:
     """How a table is offered: what it was asked, with its tasks and budgets where another was asked as much."""
     requests = {name: result.content["about"].get("request", {}) for name, result in names.items()}
 

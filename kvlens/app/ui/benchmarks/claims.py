@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from kvlens.app.ui.benchmarks import measured
+from kvlens.app.ui.benchmarks import result_files
 from kvlens.app.ui.benchmarks.benchview import where
 from kvlens.app.ui.common.parts import download
 from kvlens.app.ui.common.widgets import error, plain
@@ -23,10 +23,10 @@ WIDTHS = {"method": 140, "where": 290, "claim": 740, "here": 130}
 def show_claims(model: str | None) -> None:
     """The papers' qualitative claims and whether they hold on the model that was measured."""
     st.markdown("##### What the papers claim, checked")
-    results, damaged = measured.of("claims", model)
+    results, damaged = result_files.list_results("claims", model)
     if not results:
         if not damaged:
-            measured.nothing("claims were checked", "claims", model)
+            result_files.nothing("claims were checked", "claims", model)
         return
     result = results[0]
     try:
@@ -39,7 +39,7 @@ def show_claims(model: str | None) -> None:
         return
     counts = frame["here"].value_counts()
     tally = ", ".join(f"{counts.get(verdict, 0)} {verb}" for verdict, verb in PLURAL.items())
-    shown, choice = _chosen(frame, model)
+    shown, choice = _choose_claims(frame, model)
     event = st.dataframe(
         shown[list(WIDTHS)],
         hide_index=True,
@@ -50,7 +50,7 @@ def show_claims(model: str | None) -> None:
         column_config={name: st.column_config.TextColumn(width=width) for name, width in WIDTHS.items()},
     )
     rows = event["selection"]["rows"]
-    _one(shown.iloc[int(rows[0]) if rows and rows[0] < len(shown) else 0], not rows)
+    _draw_claim(shown.iloc[int(rows[0]) if rows and rows[0] < len(shown) else 0], not rows)
     st.caption(
         plain(
             f"Of {counted(len(frame), 'claim')} of {counted(frame['method'].nunique(), 'paper')} {tally} on the model "
@@ -60,7 +60,7 @@ def show_claims(model: str | None) -> None:
     download(frame, "kvlens-claims")
 
 
-def _chosen(frame: pd.DataFrame, model: str | None) -> tuple[pd.DataFrame, str]:
+def _choose_claims(frame: pd.DataFrame, model: str | None) -> tuple[pd.DataFrame, str]:
     """The claims of the method and with the verdicts that are wanted, and a word for what was wanted."""
     left_column, right = st.columns([1, 2], vertical_alignment="bottom")
     method = left_column.selectbox("Claims of", [ALL, *dict.fromkeys(frame["method"])], key=f"claims_of_{model}")
@@ -78,7 +78,7 @@ def _chosen(frame: pd.DataFrame, model: str | None) -> tuple[pd.DataFrame, str]:
     return shown.reset_index(drop=True), "_".join((method, *target))
 
 
-def _one(claim: pd.Series[Any], is_first: bool) -> None:
+def _draw_claim(claim: pd.Series[Any], is_first: bool) -> None:
     """All that was measured of a claim."""
     with st.container(border=True):
         st.text(f"{claim['where']}: {claim['claim']}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import streamlit as st
 
 from kvlens.app.figures.explain import restored, table
-from kvlens.app.ui.benchmarks import measured
+from kvlens.app.ui.benchmarks import result_files
 from kvlens.app.ui.benchmarks.benchview import where
 from kvlens.app.ui.common import data
 from kvlens.app.ui.common.chart import chart
@@ -15,10 +15,10 @@ from kvlens.app.ui.common.widgets import error, plain
 def show_explain(model: str | None) -> None:
     """The measured table of a model as a map, or how to measure it."""
     st.markdown("##### How often the lens is right")
-    results, damaged = measured.of("explain", model)
+    results, damaged = result_files.list_results("explain", model)
     if not results:
         if not damaged:
-            measured.nothing("lost answers were explained", "explain", model)
+            result_files.nothing("lost answers were explained", "explain", model)
         return
     result = results[0]
     try:

@@ -14,12 +14,12 @@ from kvlens.app.figures.drawn import drawn
 from kvlens.app.figures.gpu import kernel_shares, recording, zero_copy
 from kvlens.app.ui.benchmarks.gpuoffload import show_offload
 from kvlens.app.ui.benchmarks.gpusteps import show_steps
-from kvlens.app.ui.benchmarks.measured import folder
+from kvlens.app.ui.benchmarks.result_files import folder
 from kvlens.app.ui.common import sentences
 from kvlens.app.ui.common.chart import chart
 from kvlens.app.ui.common.widgets import error, plain
 from kvlens.lab.gpu.rates import WORDS
-from kvlens.lab.gpu.schema import measured, read
+from kvlens.lab.gpu.schema import list_files, read
 from kvlens.lab.gpu.settings import title
 from kvlens.lab.results.gpu import CeilingRow, CheckRow, HeadlineRow, KernelRow, LedgerRow, RecordingRow, Result
 from kvlens.lab.results.offloadrow import OffloadRow
@@ -34,7 +34,7 @@ def show_gpu() -> None:
     if not results:
         st.info("Nothing was measured on a GPU yet. docs/evidence/performance.md says how it is measured.")
         return
-    result = _one(results, "gpu_device")
+    result = _choose_result(results, "gpu_device")
     if result.missing:
         st.warning(plain(f"Not measured yet: {', '.join(result.missing)}; docs/evidence/performance.md says how."))
     _failures(result)
@@ -53,11 +53,11 @@ def show_bus() -> None:
     if not results:
         st.caption(sentences.NO_BUS)
         return
-    _draw_bus(_one(results, "bus_device"))
+    _draw_bus(_choose_result(results, "bus_device"))
     st.caption(plain("Measured on that device, not in this run."))
 
 
-def _one(results: dict[str, Result], key: str) -> Result:
+def _choose_result(results: dict[str, Result], key: str) -> Result:
     """The result to show, chosen where there are several, with on what it was measured."""
     names = list(results)
     result = results[str(st.selectbox("Device", names, key=key) if len(names) > 1 else names[0])]
@@ -73,7 +73,7 @@ def _one(results: dict[str, Result], key: str) -> Result:
 def _results() -> dict[str, Result]:
     """Device -> result, dry runs left out; a file that is none is one sentence."""
     results_by_key = {}
-    for path in measured(folder()):
+    for path in list_files(folder()):
         try:
             result = read(path)
         except ValueError as problem:

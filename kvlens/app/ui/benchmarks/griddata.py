@@ -59,7 +59,7 @@ class Look:
             return None
         return self.method, self.budget or "", self.length, self.depth
 
-    def at(self, cell: Cell | None) -> Look:
+    def move_to(self, cell: Cell | None) -> Look:
         """The same look at another cell, or at none."""
         method, budget, length, depth = cell or (None, None, None, None)
         return replace(self, method=method, budget=budget or None, length=length, depth=depth)

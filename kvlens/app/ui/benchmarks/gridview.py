@@ -12,7 +12,7 @@ import streamlit as st
 
 from kvlens.app.figures.grid import BESIDE, FEWER, grid
 from kvlens.app.figures.gridcells import FEW
-from kvlens.app.ui.benchmarks import benchview, measured
+from kvlens.app.ui.benchmarks import benchview, result_files
 from kvlens.app.ui.benchmarks.gridcondition import condition_of
 from kvlens.app.ui.benchmarks.griddata import NAMES, Look, Suite, cells, lines, noise_floor, read_look, suites
 from kvlens.app.ui.benchmarks.gridlines import show_against
@@ -51,11 +51,11 @@ def _keep(view: Look) -> None:
 def choose_model(view: Look, problems: list[str]) -> str | None:
     """The model whose results are shown: a switch where several were measured, the real one first; None where none
     was."""
-    results = measured.models()
+    results = result_files.models()
     if not results:
         return None
     target = view.model
-    if target is None and view.suite in (sweeps := suites(measured.folder())[0]):
+    if target is None and view.suite in (sweeps := suites(result_files.folder())[0]):
         target = sweeps[view.suite].model
     if target is not None and target not in results:
         problems.append(f"nothing was measured on the model {target[:40]!r}; showing {results[0]}")
@@ -75,7 +75,7 @@ def choose_model(view: Look, problems: list[str]) -> str | None:
 
 def has_sweep(model: str | None) -> bool:
     """Whether there is a sweep of the model to show."""
-    return any(suite.model == model for suite in suites(measured.folder())[0].values())
+    return any(suite.model == model for suite in suites(result_files.folder())[0].values())
 
 
 def show_grid(model: str | None, view: Look, problems: list[str]) -> None:
@@ -84,14 +84,14 @@ def show_grid(model: str | None, view: Look, problems: list[str]) -> None:
         view = Look()
     left_column, right = st.columns([6, 1], vertical_alignment="bottom")
     left_column.markdown("##### Where the answer is lost")
-    every, damaged = suites(measured.folder())
+    every, damaged = suites(result_files.folder())
     results = {name: suite for name, suite in every.items() if suite.model == model}
     for sentence in damaged:
         error(f"{sentence[0].upper()}{sentence[1:]}")
     if not results:
         notice(problems)
         if not damaged:
-            measured.nothing("sweep was measured", "sweep", model)
+            result_files.nothing("sweep was measured", "sweep", model)
         _keep(Look(model=model))
         return
     with right:
@@ -99,7 +99,7 @@ def show_grid(model: str | None, view: Look, problems: list[str]) -> None:
     suite, task, difference = _controls(results, view, problems)
     table = cells(suite, task, difference)
     view = Look(suite.name, task, view.method, view.budget, view.length, view.depth, model)
-    view = _known(view, table, problems)
+    view = _keep_known_cell(view, table, problems)
     notice(problems)
     if table.empty:
         _scores(suite, task)
@@ -163,17 +163,17 @@ def _file(suite: Suite, task: str) -> str:
     return re.sub(r"[^0-9A-Za-z._-]+", "-", f"kvlens-{suite.name}-{task}")
 
 
-def _known(view: Look, table: pd.DataFrame, problems: list[str]) -> Look:
+def _keep_known_cell(view: Look, table: pd.DataFrame, problems: list[str]) -> Look:
     """The look, without a cell that the sweep does not have."""
     if view.cell is None:
         return view
     if table.empty:
-        return view.at(None)
+        return view.move_to(None)
     rows = table[["method", "budget", "length", "depth"]].itertuples(index=False, name=None)
     if view.cell in set(rows):
         return view
     problems.append("the selected cell is not in this sweep; none selected")
-    return view.at(None)
+    return view.move_to(None)
 
 
 def _draw(suite: Suite, task: str, table: pd.DataFrame, view: Look, difference: bool) -> None:
@@ -214,5 +214,5 @@ def _clicked(key: str, view: Look) -> None:
     target: Any = points[0].get("customdata") if points else None
     if isinstance(target, list) and len(target) == 4:
         cell = (str(target[0]), str(target[1]), int(target[2]), float(target[3]))
-        st.session_state[_LOOK] = view.at(None if cell == view.cell else cell)
+        st.session_state[_LOOK] = view.move_to(None if cell == view.cell else cell)
         st.session_state[_WRITTEN] = {name: st.query_params[name] for name in NAMES if name in st.query_params}

@@ -9,7 +9,7 @@ import streamlit as st
 
 from kvlens.app.figures.quality import table
 from kvlens.app.figures.qualitycost import cost_rows, quality_cost
-from kvlens.app.ui.benchmarks import benchview, measured
+from kvlens.app.ui.benchmarks import benchview, result_files
 from kvlens.app.ui.common import data
 from kvlens.app.ui.common.parts import download
 from kvlens.app.ui.common.widgets import plain
@@ -20,10 +20,10 @@ from kvlens.models import catalogue
 
 def show_leading(model: str | None) -> None:
     """Draw the picture of the model's quality table that is name below, else of its first; nothing without one."""
-    results = [result for result in measured.files("quality")[0] if result.model == model]
+    results = [result for result in result_files.files("quality")[0] if result.model == model]
     name = st.session_state.get("bench_table")
     try:
-        tables = sorted(benchview.joined(results), key=measured.asked)
+        tables = sorted(benchview.joined(results), key=result_files.sort_key)
         result = next((each for each in tables if each.name == name), tables[0] if tables else None)
         if result is None:
             return

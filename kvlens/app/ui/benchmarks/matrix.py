@@ -9,7 +9,7 @@ import pandas as pd
 import streamlit as st
 
 from kvlens.app.figures.qualitymatrix import COSTS, FREE_TEXT, Cell, cells, matrix, shade
-from kvlens.app.ui.benchmarks import measured
+from kvlens.app.ui.benchmarks import result_files
 from kvlens.app.ui.benchmarks.trials import open_trial
 from kvlens.app.ui.common import data
 from kvlens.app.ui.common.parts import download
@@ -33,8 +33,8 @@ MEANT = {
 
 def show_matrix(model: str | None) -> None:
     """Every method in every table of the model; nothing where there is no table."""
-    tables = [item for item in measured.files("quality")[0] if item.model == model]
-    whole = joined(item.content for item in sorted(tables, key=measured.asked))
+    tables = [item for item in result_files.files("quality")[0] if item.model == model]
+    whole = joined(item.content for item in sorted(tables, key=result_files.sort_key))
     results = [*whole, *(item.content for item in _texts(model))]
     try:
         every = cells(results)
@@ -44,7 +44,7 @@ def show_matrix(model: str | None) -> None:
     if not every:
         return
     st.markdown("##### Every method in every table")
-    outcome_rows = _chosen(every, str(model))
+    outcome_rows = _choose_cells(every, str(model))
     frame = matrix(outcome_rows)
     columns = [name for name in frame.columns if name not in FIXED]
     matches = [name for name in columns if not name.startswith(FREE_TEXT)]
@@ -90,7 +90,7 @@ def show_matrix(model: str | None) -> None:
     download(_long(every), "kvlens-quality-matrix")
 
 
-def _chosen(cells_by_key: dict[tuple[str, str], Cell], model: str) -> dict[tuple[str, str], Cell]:
+def _choose_cells(cells_by_key: dict[tuple[str, str], Cell], model: str) -> dict[tuple[str, str], Cell]:
     """The cells of the budgets and tasks that are chosen; at first of the share that a run is held to by itself."""
     budgets = sorted({cell.budget for cell in cells_by_key.values()}, key=lambda budget: Budget.parse(budget).amount)
     usual = f"{float(DEFAULT_SHARE):.0%}"
@@ -122,10 +122,10 @@ def _pills(label: str, options: Iterable[str], model: str, default: Sequence[str
     )
 
 
-def _texts(model: str | None) -> list[measured.Measured]:
+def _texts(model: str | None) -> list[result_files.ResultFile]:
     """Tables of free text; of a damaged one it is said here, since nothing else shows it."""
     whole = []
-    for item in measured.of("text", model)[0]:
+    for item in result_files.list_results("text", model)[0]:
         try:
             damaged = any("kl" not in line for line in item.content["lines"])
             matrix(cells([item.content]))

@@ -119,7 +119,7 @@ def _key() -> bytes:
     """Return the user's key, made where it is missing; a key of this process alone where it cannot be kept."""
     path = key_file()
     with contextlib.suppress(OSError):
-        if (key := _stored(path)) is not None:
+        if (key := _read_key(path)) is not None:
             return key
         make_folder(path.parent)
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
@@ -127,12 +127,12 @@ def _key() -> bytes:
         with contextlib.suppress(FileExistsError):  # another server made one meanwhile
             os.link(temporary, path)
         temporary.unlink()
-        if (key := _stored(path)) is not None:
+        if (key := _read_key(path)) is not None:
             return key
     return secrets.token_bytes(_KEY_BYTES)
 
 
-def _stored(path: Path) -> bytes | None:
+def _read_key(path: Path) -> bytes | None:
     """Return the key in the file; None unless it is this user's own file that nobody else may read."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)

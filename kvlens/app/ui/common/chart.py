@@ -105,7 +105,7 @@ def _menu(
     for a file to be made fails where the script runs at that moment. An error then is a sentence in the menu: the page
     around it does not run."""
 
-    def opened() -> None:
+    def draw_menu() -> None:
         _buttons(data, name, key)
         if images is not None:
             images(key=f"{key}_image", data=about)
@@ -114,7 +114,7 @@ def _menu(
         shown = st.popover("Save", type="tertiary", icon=":material/download:", key=f"{key}_menu", on_change="rerun")
         if shown.open:
             with shown:
-                guarded(opened)()
+                guarded(draw_menu)()
 
 
 def _buttons(data: Data, name: str, key: str) -> None:

@@ -34,14 +34,14 @@ class Comparison:
         return results | ({"against": self.against} if self.against else {})
 
 
-def kept() -> Comparison | None:
+def read_comparison() -> Comparison | None:
     """What the Compare page showed last in this session."""
     comparison: Comparison | None = st.session_state.get(_KEPT)
     return comparison
 
 
 def _runs() -> tuple[str, ...]:
-    results = kept()
+    results = read_comparison()
     return results.runs if results else ()
 
 

@@ -45,7 +45,7 @@ def refusal(headers: Mapping[str, str], hosts: list[str]) -> str | None:
     """The sentence why a request is not answered; None for one that is. `headers`: lower-case names; a browser sends
     Origin with every WebSocket, and Sec-Fetch-* to addresses of this machine."""
     host = headers.get("host", "").lower()
-    if not _known(host, hosts):
+    if not _is_allowed(host, hosts):
         return f"This server does not go by the name '{_short(host)}'; name it in server.allowedHosts if it should."
     origin = headers.get("origin")
     if origin is not None and origin.lower() not in (f"http://{host}", f"https://{host}"):
@@ -58,7 +58,7 @@ def refusal(headers: Mapping[str, str], hosts: list[str]) -> str | None:
     return None
 
 
-def _known(host: str, hosts: list[str]) -> bool:
+def _is_allowed(host: str, hosts: list[str]) -> bool:
     """Whether the Host is one of those allowed: as they are, '*.example.org' for all below it, '*' for all."""
     try:
         name = (urlsplit(f"//{host}").hostname or "").rstrip(".")

@@ -35,7 +35,7 @@ def statistics_file(reader: TraceReader, start: int, stop: int, whole: bool, fmt
 
 
 @st.cache_data(max_entries=16, show_spinner=False)
-def _made(_reader: TraceReader, uid: str, changed: int, start: int, stop: int, whole: bool, fmt: str) -> bytes:
+def _make_file(_reader: TraceReader, uid: str, changed: int, start: int, stop: int, whole: bool, fmt: str) -> bytes:
     return statistics_file(_reader, start, stop, whole, fmt)
 
 
@@ -63,7 +63,7 @@ def _buttons(reader: TraceReader, start: int, stop: int, whole: bool) -> None:
         for fmt in ("csv", "parquet"):
             st.download_button(
                 f"Per-head statistics as {'CSV' if fmt == 'csv' else 'Parquet'}",
-                _made(reader, reader.uid, data.stamp(reader.uid), start, stop, whole, fmt),
+                _make_file(reader, reader.uid, data.stamp(reader.uid), start, stop, whole, fmt),
                 f"{reader.uid}-heads{part}.{fmt}",
                 _MIME[fmt],
                 key=f"download_{fmt}",

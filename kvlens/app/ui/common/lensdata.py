@@ -46,7 +46,7 @@ def roles(table: pd.DataFrame) -> list[str]:
     references = table["reference"].dropna().value_counts()
     words = []
     for _, row in table.iterrows():
-        if _tried(row):
+        if _is_trial(row):
             words.append(f"what-if of …{row['parent'][-6:]}" if _text(row["parent"]) else "what-if")
         elif _text(row["reference"]):
             words.append("against full KV, forced" if _true(row["forced"]) else "against full KV")
@@ -63,7 +63,7 @@ def owners(table: pd.DataFrame) -> list[str | None]:
     stored: set[str] = set(table["uid"])
     under: dict[str, str] = {}
     for _, row in table.iterrows():
-        if row["parent"] in stored and (_tried(row) or _true(row["forced"])):
+        if row["parent"] in stored and (_is_trial(row) or _true(row["forced"])):
             under[row["uid"]] = row["parent"]
     for _, row in table.iterrows():
         if row["reference"] in stored:
@@ -92,7 +92,7 @@ def related(table: pd.DataFrame, uid: str) -> list[tuple[str, str]]:
         if row[column] in stored
     ]
     for _, repeat in table[table["parent"] == uid].iterrows():
-        label = "What-if" if _tried(repeat) else "Forced repeat"
+        label = "What-if" if _is_trial(repeat) else "Forced repeat"
         entries.append((f"{label} of {str(repeat['created'])[11:16]}", str(repeat["uid"])))
     return entries[:8]
 
@@ -111,7 +111,7 @@ def _true(value: object) -> bool:
     return value is not None and value == value and bool(value)
 
 
-def _tried(row: Mapping[str, Any] | pd.Series) -> bool:
+def _is_trial(row: Mapping[str, Any] | pd.Series) -> bool:
     """The run is a what-if: something was held, or asked for otherwise."""
     return _true(row.get("hold")) or _true(row.get("changed"))
 

@@ -23,11 +23,11 @@ _LACKING = "race_lacking"
 def live_lanes(job: Job) -> None:
     """Draws the lanes of a job that has any."""
     if job.lines:
-        start = _first(job) if job.active else 0
+        start = _first_line(job) if job.active else 0
         draw_lanes(job.id, job.lines[0], job.lines[start:], start, not job.active)
 
 
-def _first(job: Job) -> int:
+def _first_line(job: Job) -> int:
     """The first line to send: those before it were sent for AGAIN_S seconds, and the browser does not lack them."""
     key, now = f"race_sent_{job.id}", time.monotonic()
     sent: list[tuple[float, int]] = st.session_state.setdefault(key, [])
@@ -39,14 +39,14 @@ def _first(job: Job) -> int:
 
 def _gap() -> None:
     """The browser has not all lines: a page that is opened again begins with none."""
-    st.session_state[_LACKING] = lanes_component.wanted()
+    st.session_state[_LACKING] = lanes_component.read_wanted_line()
 
 
 def draw_lanes(race: str, head: str, lines: Sequence[str], start: int, ended: bool) -> None:
     """Draws lanes; a click on one that has ended opens its Replay. lines: from number `start` on; head: the first."""
     looks = [_look(lane["method"], lane.get("stand_in", "")) for lane in json.loads(head)["lanes"]]
     lanes_component.lanes(race, lines, start, looks, ended, _gap, lambda: None)
-    clicked = lanes_component.opened()
+    clicked = lanes_component.read_clicked_step()
     if ended and isinstance(clicked, Mapping):
         _open(lines, clicked.get("lane"), clicked.get("step"))
 

@@ -177,7 +177,7 @@ class TryChoice:
 
 
 def _in_words(pieces: tuple[Piece, ...]) -> str:
-    return ", ".join(f"{piece.what()} for {piece.whose()}" for piece in pieces)
+    return ", ".join(f"{piece.describe_tokens()} for {piece.describe_heads()}" for piece in pieces)
 
 
 def whatif_command(uid: str, choice: TryChoice, runs_dir: Path) -> list[str]:

@@ -92,7 +92,7 @@ def _row(name: str, reader: TraceReader, finding: Finding, letter: str, expected
     cells = (
         run,
         sentence,
-        _left(finding, reader),
+        _describe_loss(finding, reader),
         _missed(finding),
         _device(finding),
         _safe(si_bytes(finding.h2d_bytes)),
@@ -111,7 +111,7 @@ def _outcome(finding: Finding) -> str:
     return f'<span style="{wrong}">{_safe(words)}</span>'
 
 
-def _left(finding: Finding, reader: TraceReader) -> str:
+def _describe_loss(finding: Finding, reader: TraceReader) -> str:
     """At which step, and KL there."""
     if finding.outcome.lost_at is None:
         return f'<span style="{_FAINT}">{_never(finding, reader)}</span>'

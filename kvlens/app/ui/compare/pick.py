@@ -15,7 +15,7 @@ from kvlens.app.compare.pair import Pair
 from kvlens.app.ui.common import comparing, data, lensdata, sentences, session, widgets
 from kvlens.app.ui.common.comparing import MOST, Comparison
 from kvlens.app.ui.common.frame import short_label
-from kvlens.app.ui.compare import asked
+from kvlens.app.ui.compare import requested_runs
 from kvlens.app.ui.compare.finding import Finding, finding, in_focus
 from kvlens.store.reader import TraceError, TraceReader
 
@@ -35,7 +35,7 @@ class Compared:
     @property
     def findings(self) -> list[Finding]:
         """What came of each, in order."""
-        return [found(reader) for reader in self.runs.values()]
+        return [find_loss(reader) for reader in self.runs.values()]
 
     @property
     def stem(self) -> str:
@@ -45,16 +45,16 @@ class Compared:
 
     def pair(self) -> Pair:
         """The two that are laid over each other; reads their tokens."""
-        return Pair.of(self.runs[self.a], self.runs[self.b])
+        return Pair.read(self.runs[self.a], self.runs[self.b])
 
 
-def found(reader: TraceReader) -> Finding:
+def find_loss(reader: TraceReader) -> Finding:
     """What came of the run, found once."""
-    return _found(reader, reader.uid, data.stamp(reader.uid))
+    return _find_loss(reader, reader.uid, data.stamp(reader.uid))
 
 
 @st.cache_data(max_entries=128, show_spinner="Reading the runs…")
-def _found(_reader: TraceReader, uid: str, changed: int) -> Finding:
+def _find_loss(_reader: TraceReader, uid: str, changed: int) -> Finding:
     return finding(_reader, data.loss_verdict(_reader))
 
 
@@ -66,15 +66,15 @@ def choose() -> Compared | None:
         st.info(f"{which} Start a run with its full-KV reference, then come back to see what it lost and saved.")
         st.page_link("pages/run.py", label="Start a run", icon=":material/play_arrow:")
         return None
-    comparison, focus, problems = asked.asked(table)
+    comparison, focus, problems = requested_runs.read_request(table)
     _picker(table, comparison.runs)
     widgets.notice(problems)
     if len(comparison.runs) < 2:
         st.info(sentences.TWO_READABLE_RUNS)
         comparing.keep(comparison)
-        session.write_url(asked.address(comparison))
+        session.write_url(requested_runs.address(comparison))
         return None
-    readers = _opened(comparison.runs)
+    readers = _open_runs(comparison.runs)
     if len(readers) < 2:
         return None
     return _compared(readers, replace(comparison, runs=tuple(reader.uid for reader in readers)), focus)
@@ -82,13 +82,13 @@ def choose() -> Compared | None:
 
 def current() -> Compared | None:
     """The runs that `choose` found, for a part of the page that runs again by itself."""
-    kept_tokens = comparing.kept()
+    kept_tokens = comparing.read_comparison()
     if kept_tokens is None or len(kept_tokens.runs) < 2:
         return None
     return _compared([data.open_run(uid) for uid in kept_tokens.runs], kept_tokens, session.selection()[0].run)
 
 
-def _opened(uids: Sequence[str]) -> list[TraceReader]:
+def _open_runs(uids: Sequence[str]) -> list[TraceReader]:
     """The runs that can be read and decoded something; of the others the page says what is wrong."""
     readers = []
     for uid in uids:
@@ -115,7 +115,7 @@ def _compared(readers: Sequence[TraceReader], comparison: Comparison, focus: str
     uids = [reader.uid for reader in readers]
     full = {reader.uid for reader in readers if _is_full(reader)}
     if focus not in uids:
-        focus = in_focus([found(reader) for reader in readers], full)
+        focus = in_focus([find_loss(reader) for reader in readers], full)
     reference = readers[uids.index(str(focus))].meta.reference
     rest = [uid for uid in uids if uid != focus]
     against = next(uid for uid in (comparison.against, reference, *sorted(full), *rest) if uid in rest)
@@ -130,8 +130,8 @@ def _compared(readers: Sequence[TraceReader], comparison: Comparison, focus: str
 def _picker(table: pd.DataFrame, runs: tuple[str, ...]) -> None:
     """Runs of the first one's prompt come first."""
     labels = {str(row["uid"]): short_label(row) for row in lensdata.rows(table)}
-    prompt = asked.prompt_of(runs[0]) if runs else None
-    options = sorted(labels, key=lambda uid: prompt is None or asked.prompt_of(uid) != prompt)
+    prompt = requested_runs.prompt_of(runs[0]) if runs else None
+    options = sorted(labels, key=lambda uid: prompt is None or requested_runs.prompt_of(uid) != prompt)
     left_column, link = st.columns([14, 1.6], vertical_alignment="bottom")
     session.follow("compare_runs", list(runs))
     left_column.multiselect(
@@ -151,9 +151,9 @@ def _picker(table: pd.DataFrame, runs: tuple[str, ...]) -> None:
 
 def _picked() -> None:
     """Other runs: the one in focus stays where it is among them; the race they may have been is one no more."""
-    runs, kept_tokens = tuple(st.session_state["compare_runs"]), comparing.kept() or Comparison()
+    runs, kept_tokens = tuple(st.session_state["compare_runs"]), comparing.read_comparison() or Comparison()
     choice = session.selection()[0].run
-    asked.change(Comparison(runs, kept_tokens.against), {} if choice in runs else {"run": None, "span": None})
+    requested_runs.change(Comparison(runs, kept_tokens.against), {} if choice in runs else {"run": None, "span": None})
 
 
 def pair_picker(compared: Compared) -> None:
@@ -190,4 +190,4 @@ def _pair_picked(comparison: Comparison, a: str, b: str) -> None:
 
 
 def _show(comparison: Comparison, a: str, b: str) -> None:
-    asked.change(replace(comparison, against=a), {"run": b, "span": None})
+    requested_runs.change(replace(comparison, against=a), {"run": b, "span": None})

@@ -31,7 +31,7 @@ def why_lost(table: pd.DataFrame) -> None:
         widgets.error(sentence)
     for cause in results.causes:
         with st.container(border=True):
-            _one(cause)
+            _draw_cause(cause)
 
 
 @st.cache_data(max_entries=4, show_spinner="Reading what was lost, run by run")
@@ -40,7 +40,7 @@ def _diagnosed(folder: str, stamps: tuple[tuple[str, int], ...]) -> Diagnosis:
     return diagnose(Path(folder), Wanted())
 
 
-def _one(cause: Cause) -> None:
+def _draw_cause(cause: Cause) -> None:
     left_column, right = st.columns([2, 3], vertical_alignment="center")
     with left_column:
         widgets.method_mark(cause.method, titled(data.titles().get(cause.method, cause.method), cause.stand_in))

@@ -7,14 +7,14 @@ import streamlit as st
 
 from kvlens.app.ui.common.comparing import compare_link
 from kvlens.app.ui.home.runtable import run_table
-from kvlens.lens.listing import Told
+from kvlens.lens.listing import ListedRun
 from kvlens.text.plaintext import visible
 
 MOST = 10
 """prompts that are shown at once"""
 
 
-def by_prompt(table: pd.DataFrame, listed_runs: list[Told | None]) -> list[str]:
+def by_prompt(table: pd.DataFrame, listed_runs: list[ListedRun | None]) -> list[str]:
     """Draws the prompts, that of the newest run first, and returns the runs that are ticked."""
     groups: dict[str, list[int]] = {}
     for row, item in enumerate(listed_runs):
@@ -25,11 +25,11 @@ def by_prompt(table: pd.DataFrame, listed_runs: list[Told | None]) -> list[str]:
     )
     for prompt, rows in list(groups.items())[: None if every else MOST]:
         with st.container(border=True):
-            ticked += _one(prompt, table.iloc[rows].reset_index(drop=True), [listed_runs[row] for row in rows])
+            ticked += _draw_prompt(prompt, table.iloc[rows].reset_index(drop=True), [listed_runs[row] for row in rows])
     return ticked
 
 
-def _one(prompt: str, table: pd.DataFrame, listed_runs: list[Told | None]) -> list[str]:
+def _draw_prompt(prompt: str, table: pd.DataFrame, listed_runs: list[ListedRun | None]) -> list[str]:
     known_values = next((item for item in listed_runs if item is not None and item.prompt), None)
     left_column, right = st.columns([6, 1], vertical_alignment="center")
     if not prompt or known_values is None:
@@ -43,7 +43,7 @@ def _one(prompt: str, table: pd.DataFrame, listed_runs: list[Told | None]) -> li
     return run_table(table, listed_runs, ("expected", "task", "prompt tokens"))
 
 
-def score(listed_runs: list[Told | None]) -> str:
+def score(listed_runs: list[ListedRun | None]) -> str:
     """'Expected 4172: 2 of 3 right; 1 left full KV.', of the runs of one prompt."""
     came = [item.outcome for item in listed_runs if item is not None]
     known_values = [item.right for item in came if item.right is not None]

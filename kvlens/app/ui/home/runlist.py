@@ -12,7 +12,7 @@ from kvlens.app.ui.home import reading
 from kvlens.app.ui.home.prompts import by_prompt
 from kvlens.app.ui.home.runtable import run_table
 from kvlens.app.ui.home.search import clear, search
-from kvlens.lens.listing import Told
+from kvlens.lens.listing import ListedRun
 from kvlens.text.units import counted
 
 
@@ -21,7 +21,7 @@ def run_list(table: pd.DataFrame) -> list[str]:
     are counted there, and shown on request or where nothing else is found."""
     target, grouped = search(table)
     roles, owners = lensdata.roles(table), lensdata.owners(table)
-    results = reading.told(table)
+    results = reading.read_listed(table)
     takes = [target.takes(row, item) for row, item in zip(lensdata.rows(table), results, strict=True)]
     folded = [row for row, owner in enumerate(owners) if owner is not None and takes[row]]
     rows = [row for row, owner in enumerate(owners) if owner is None and takes[row]]
@@ -36,7 +36,7 @@ def run_list(table: pd.DataFrame) -> list[str]:
     ticked: list[str] = []
     if rows:
         shown = table.assign(role=roles).iloc[rows].reset_index(drop=True)
-        listed_runs: list[Told | None] = [results[row] for row in rows]
+        listed_runs: list[ListedRun | None] = [results[row] for row in rows]
         ticked = by_prompt(shown, listed_runs) if grouped else run_table(shown, listed_runs)
     else:
         st.info(f"None of the {counted(len(table), 'run')} matches the search.")

@@ -9,7 +9,7 @@ import streamlit as st
 
 from kvlens.app.ui.common import data, places
 from kvlens.app.ui.home.reading import UNREAD
-from kvlens.lens.listing import Told, limit_in
+from kvlens.lens.listing import ListedRun, limit_in
 from kvlens.lens.severity import KL_THERE, MARGIN_THERE
 from kvlens.models.find import short_model
 from kvlens.text.units import si_bytes
@@ -18,7 +18,7 @@ ROW, HEAD, MOST = 35, 40, 560
 """heights in pixels"""
 
 
-def shown_runs(table: pd.DataFrame, listed_runs: list[Told | None]) -> pd.DataFrame:
+def shown_runs(table: pd.DataFrame, listed_runs: list[ListedRun | None]) -> pd.DataFrame:
     """What is shown of each run, in the order of the table. Names, tags and notes have columns where there are any."""
     came = [None if item is None else item.outcome for item in listed_runs]
     shown = pd.DataFrame(
@@ -53,7 +53,7 @@ def shown_runs(table: pd.DataFrame, listed_runs: list[Told | None]) -> pd.DataFr
     return shown.drop(columns=[name for name in ("name", "tags", "note") if not shown[name].map(len).any()])
 
 
-def run_table(table: pd.DataFrame, listed_runs: list[Told | None], without: tuple[str, ...] = ()) -> list[str]:
+def run_table(table: pd.DataFrame, listed_runs: list[ListedRun | None], without: tuple[str, ...] = ()) -> list[str]:
     """Draws runs and returns those that are ticked; a click on a run opens it. `without`: columns that are left out."""
     shown = shown_runs(table, listed_runs).drop(columns=list(without), errors="ignore")
     uids = list(map(str, table["uid"]))

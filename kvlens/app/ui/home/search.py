@@ -33,7 +33,7 @@ def search(table: pd.DataFrame) -> tuple[Search, bool]:
     _named_by_code(methods)
     models = [short_model(str(model)) for model in table["model"].dropna()]
     rows = [
-        _one(column, key, label, options, sentence)
+        _draw_filter(column, key, label, options, sentence)
         for column, key, label, options, sentence in (
             (fields[1], METHOD, "Any method", sorted(methods), None),
             (fields[2], MODEL, "Any model", list(dict.fromkeys(models)), None),
@@ -62,7 +62,7 @@ def clear() -> None:
         st.session_state[key] = None
 
 
-def _one(
+def _draw_filter(
     column: st.delta_generator.DeltaGenerator, key: str, label: str, options: list[str], means: str | None
 ) -> str | None:
     results = column.selectbox(

@@ -126,7 +126,7 @@ def residency(reader: TraceReader) -> None:
         size = si_bytes(meta.unannounced_bytes)
         st.caption(plain(f"The method holds {size} that it does not announce. The bytes on the device count them."))
     if holds := meta.hold:
-        held = [Hold(**part.stored()) for part in holds]
+        held = [Hold(**part.to_row()) for part in holds]
         size = _size_of(reader, held)
         st.caption(
             plain(
@@ -136,7 +136,7 @@ def residency(reader: TraceReader) -> None:
             )
         )
     if drops := meta.drop:
-        left_out = tokens_of([Drop(**part.stored()) for part in drops])
+        left_out = tokens_of([Drop(**part.to_row()) for part in drops])
         st.caption(
             f"This run is a what-if: {counted(left_out, 'token is', 'tokens are')} dropped, kept out of the attention "
             "of some KV heads. They stay where they lie: no byte is freed or moved by it."

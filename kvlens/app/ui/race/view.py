@@ -8,7 +8,7 @@ from kvlens.app.ui.common import comparing, data, jobview, widgets
 from kvlens.app.ui.common.jobs import Job
 from kvlens.app.ui.common.livelanes import draw_lanes, live_lanes
 from kvlens.app.ui.common.racelist import finding
-from kvlens.app.ui.race.stored import lines_of
+from kvlens.app.ui.race.race_lines import lines_of
 from kvlens.memory.budget import in_words, phrase
 from kvlens.runs import races
 from kvlens.store.reader import TraceError
@@ -53,13 +53,13 @@ def _going(job: Job) -> None:
             jobview.ended(job)
     live_lanes(job)
     if job.race:
-        _after(job.race)
+        _draw_links(job.race)
     if not job.active and jobview.watched(job, ended=True):
         data.forget_runs()
         st.rerun()
 
 
-def stored(race_id: str) -> None:
+def draw_stored(race_id: str) -> None:
     """Draws a race as it was stored."""
     try:
         race = races.read(data.runs_dir(), race_id)
@@ -73,7 +73,7 @@ def stored(race_id: str) -> None:
         st.text(visible(f"Race on {race.model}, {limit}, {race.created[:16].replace('T', ' ')} UTC"))
         _finding(race_id)
     draw_lanes(race.id, lines[0], lines, 0, True)
-    _after(race_id)
+    _draw_links(race_id)
 
 
 def _finding(race_id: str) -> None:
@@ -86,7 +86,7 @@ def _finding(race_id: str) -> None:
     st.markdown(widgets.plain(sentence))
 
 
-def _after(race_id: str) -> None:
+def _draw_links(race_id: str) -> None:
     """Links that stay: the race itself, and its lanes as a comparison."""
     try:
         race = races.read(data.runs_dir(), race_id)

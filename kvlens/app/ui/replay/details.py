@@ -76,7 +76,7 @@ def conditions(reader: TraceReader) -> None:
     with right.expander("Self-checks and conditions"):
         st.dataframe(checks.assign(name=checks["name"].str.replace("_", " ")), hide_index=True, width="stretch")
         rest = {
-            key: value for key, value in meta.stored().items() if key not in ("config", "prompt_text", "model_info")
+            key: value for key, value in meta.to_row().items() if key not in ("config", "prompt_text", "model_info")
         }
         st.code(visible(json.dumps(rest, indent=1, ensure_ascii=False)), language="json", height=240)
 

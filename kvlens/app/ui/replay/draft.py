@@ -77,7 +77,7 @@ def _listed(text: str, most: int) -> tuple[Piece, ...]:
     pieces: dict[Piece, None] = {}
     for written in text.split("_")[:most]:
         try:
-            pieces[Piece.of(written)] = None
+            pieces[Piece.parse(written)] = None
         except ValueError:
             continue
     return tuple(pieces)

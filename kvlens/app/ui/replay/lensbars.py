@@ -16,7 +16,7 @@ from kvlens.player.payload import needle_tokens
 from kvlens.recording.metrics import REGRETS, head_label
 
 
-def wanted(reader: TraceReader, selection: Selection) -> None:
+def draw_reference_bars(reader: TraceReader, selection: Selection) -> None:
     """The figures at the selected step; one sentence where full attention's masses were not recorded."""
     step, layer, head = selection.step or 0, selection.layer or 0, selection.head or 0
     label = head_label(layer, head, reader.q_heads // reader.kv_heads)

@@ -12,7 +12,7 @@ from kvlens.app.ui.common.data import TraceReader
 from kvlens.app.ui.common.spantext import span_text
 from kvlens.app.ui.common.state import Selection
 from kvlens.app.ui.common.widgets import plain
-from kvlens.app.ui.replay import awaited, lenswhatif, tour, tried
+from kvlens.app.ui.replay import awaited, lenswhatif, tour, trial_outcome
 from kvlens.app.ui.replay.lensbars import token_range
 from kvlens.app.ui.replay.tipping import tipping_point
 from kvlens.lens.knob import knob_in
@@ -45,7 +45,7 @@ def banner(reader: TraceReader) -> None:
     kind = "a hold and a drop" if attempt.mixed else kind
     with st.container(border=True):
         st.markdown(f"**Repeat with {kind}:** {plain(attempt.words())}. All else equals the run it repeats.")
-        tried.outcome(attempt, repeated)
+        trial_outcome.outcome(attempt, repeated)
         if parent:
             place = places.in_run(str(parent))
             st.page_link(
@@ -75,7 +75,7 @@ def panel(reader: TraceReader, selection: Selection) -> None:
             else:
                 st.markdown("  \n".join(lines(reader, loss)))
                 awaited.effects_line(reader)
-            tried.in_a_line(outcomes, reader.meta)
+            trial_outcome.in_a_line(outcomes, reader.meta)
         with right:
             lenswhatif.form(reader, selection, loss, job is not None, outcomes)
         if job is not None:
@@ -93,7 +93,7 @@ def below(reader: TraceReader, selection: Selection) -> None:
         tipping_point(reader, outcomes, lensjobs.job_of(reader.uid) is not None)
     if outcomes:
         with st.container(border=True, key=tour.TRIED):
-            tried.tried(reader, outcomes, selection)
+            trial_outcome.draw_trials(reader, outcomes, selection)
     if loss is not None:
         with st.expander("More of this loss"):
             st.markdown("\n\n".join(more(reader, loss)))

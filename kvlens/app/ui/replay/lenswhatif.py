@@ -17,7 +17,7 @@ from kvlens.app.ui.replay import draft, tour
 from kvlens.app.ui.replay.draft import Draft
 from kvlens.app.ui.replay.lenschoices import choices_of
 from kvlens.app.ui.replay.triable import refusal
-from kvlens.app.ui.replay.tried import shown_of
+from kvlens.app.ui.replay.trial_outcome import shown_of
 from kvlens.lens.knob import Knob, knob_in
 from kvlens.lens.pieces import Piece
 from kvlens.lens.severity import right
@@ -133,7 +133,7 @@ def _offered(
 
 def _label(choice: TryChoice, current_draft: Draft, knob: Knob | None) -> str:
     """What the button will do."""
-    suffix = "" if knob is None or current_draft.share is None else f" at {knob.said(current_draft.share)}"
+    suffix = "" if knob is None or current_draft.share is None else f" at {knob.describe(current_draft.share)}"
     if current_draft.listed:
         verbs = (["hold"] if current_draft.pieces else []) + (["drop"] if current_draft.drops else [])
         return f"{' and '.join(verbs).capitalize()} the list{suffix}"
@@ -148,7 +148,7 @@ def _means(choice: TryChoice, current_draft: Draft, knob: Knob | None) -> str:
     if choice.drops:
         label = "those listed to drop" if choice.pieces else "these tokens"
         phrases.append(f"without attending {label}, which stay where they lie")
-    phrases += [] if knob is None or current_draft.share is None else [f"at {knob.said(current_draft.share)}"]
+    phrases += [] if knob is None or current_draft.share is None else [f"at {knob.describe(current_draft.share)}"]
     return f"Repeats the run {', '.join(phrases)}, all else the same."
 
 
@@ -232,7 +232,7 @@ def _chips(current_draft: Draft) -> None:
         for verb, pieces in (("hold", current_draft.pieces), ("drop", current_draft.drops)):
             for piece in pieces:
                 st.button(
-                    plain(f"{verb} {piece.what()} · {piece.whose()}"),
+                    plain(f"{verb} {piece.describe_tokens()} · {piece.describe_heads()}"),
                     icon=":material/close:",
                     key=f"chip_{verb}_{piece}",
                     on_click=draft.change,

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 from kvlens.app.ui.common.data import TraceReader
 from kvlens.holds import apart
-from kvlens.lens.asked import Asked, drops_for, holds_for
 from kvlens.lens.pieces import Piece
+from kvlens.lens.trial_request import TrialRequest, drops_for, holds_for
 from kvlens.rows import SpanRow
 
 
 @dataclass(frozen=True)
 class _Run:
-    """As kvlens.lens.asked.Named has it."""
+    """As kvlens.lens.trial_request.Named has it."""
 
     uid: str
     layers: int
@@ -28,7 +28,7 @@ def refusal(reader: TraceReader, holds: tuple[Piece, ...], drops: tuple[Piece, .
         return ""
     prompt = int(reader.tokens()["step"].isna().sum())
     run = _Run(reader.uid, reader.n_layers, reader.kv_heads, reader.span_rows(), prompt - 1 + reader.n_steps)
-    request = Asked(pieces=holds, drops=drops, from_step=step)
+    request = TrialRequest(pieces=holds, drops=drops, from_step=step)
     try:
         apart(holds_for(run, request, ()) if holds else (), drops_for(run, request))
     except ValueError as error:

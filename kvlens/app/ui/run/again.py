@@ -31,7 +31,7 @@ class StartValues:
     preset: str | None
     values: dict[str, Any]
 
-    def of(self, method: str, preset: str) -> dict[str, Any]:
+    def read(self, method: str, preset: str) -> dict[str, Any]:
         """Return the values for the form of a method and preset; {} for another one than the run's."""
         return self.values if (method, preset) == (self.method, self.preset) else {}
 

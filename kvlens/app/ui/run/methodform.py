@@ -140,7 +140,7 @@ def _parameters(entry: dict[str, Any], preset: str, base: dict[str, Any]) -> dic
         return {}
     values: dict[str, Any] = {}
     papers = entry["presets"].get("paper", {})
-    run_values = start_values().of(entry["name"], preset)
+    run_values = start_values().read(entry["name"], preset)
     with st.expander(f"Parameters of {plain(entry['title'])} ({len(entry['parameters'])})"):
         st.caption("A dagger (†) marks a choice of ours where the paper is silent.")
         columns = st.columns(2)

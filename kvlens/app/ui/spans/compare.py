@@ -57,7 +57,7 @@ def what_if(
     st.text(
         f"PREVIEW, {preview.name}: threshold {threshold:.2f} nats, {len(preview.spans)} spans instead of "
         f"{len(usual.spans)}; "
-        f"{len(come)} boundaries come{_some(come)}, {len(removed_edges)} go{_some(removed_edges)}. "
+        f"{len(come)} boundaries come{_edge_words(come)}, {len(removed_edges)} go{_edge_words(removed_edges)}. "
         + (
             f"The needle would cross {spancuts.crossing_text(inside)}."
             if inside
@@ -69,7 +69,7 @@ def what_if(
     )
 
 
-def _some(edges: list[int]) -> str:
+def _edge_words(edges: list[int]) -> str:
     return f" ({spancuts.crossing_text(edges)})" if edges else ""
 
 

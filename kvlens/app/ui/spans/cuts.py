@@ -35,7 +35,7 @@ class Text:
     """nats; NaN for token 0"""
 
     @classmethod
-    def of(cls, reader: TraceReader, tokens: pd.DataFrame) -> Text:
+    def read(cls, reader: TraceReader, tokens: pd.DataFrame) -> Text:
         """Return the text of a run. tokens: the reader's. Raises NotRecorded if the trace lacks a size."""
         meta, prompt = reader.meta, tokens[tokens["step"].isna()].iloc[:-1]
         return cls(
@@ -51,7 +51,7 @@ class Text:
     @property
     def stats(self) -> Surprisal:
         """Mean and deviation of the recorded surprisals. Raises ValueError where some were not recorded."""
-        return Surprisal.of(self.surprisal)
+        return Surprisal.measure(self.surprisal)
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ class Threshold:
     """as a Cut's"""
 
     @classmethod
-    def of(cls, reader: TraceReader, text: Text) -> Threshold | None:
+    def choose(cls, reader: TraceReader, text: Text) -> Threshold | None:
         """By the run's own parameters where it was cut so, else by those that a run of the first method that cuts so
         would have. None: no method here does."""
         own_value, own_settings = own_segmenter(reader), own_parameters(reader)

@@ -30,7 +30,7 @@ class Tokens:
     """token ranges [start, end)"""
 
     @classmethod
-    def of(cls, reader: TraceReader, frame: pd.DataFrame) -> Tokens:
+    def read(cls, reader: TraceReader, frame: pd.DataFrame) -> Tokens:
         generated = frame["step"].notna().to_numpy()
         nats = np.where(
             generated,
@@ -143,4 +143,4 @@ class View:
 def other_cuts(_reader: TraceReader, uid: str, changed: int) -> list[Cut]:
     """What the segmenters make of the run's text, kept while the trace stays as it is (`changed`). ValueError: it
     cannot be cut."""
-    return previews(_reader, Text.of(_reader, _reader.tokens()))
+    return previews(_reader, Text.read(_reader, _reader.tokens()))

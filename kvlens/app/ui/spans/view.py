@@ -66,7 +66,7 @@ def controls(reader: TraceReader, selection: Selection) -> View:
         persist_state="session",
     )
     frame = reader.tokens()
-    tokens = Tokens.of(reader, frame)
+    tokens = Tokens.read(reader, frame)
     return View(selection, str(column), frame, tokens, span_table(reader, tokens, frame, selection))
 
 
@@ -74,7 +74,7 @@ def boundaries(reader: TraceReader, view: View) -> dict[str, str]:
     """The text with every cut of it, badges about the needle, the table of segmenters, the what-if; returns URL
     parameters."""
     try:
-        text = Text.of(reader, view.frame)
+        text = Text.read(reader, view.frame)
     except NotRecorded as problem:
         st.info(plain(f"Only this run's own spans are drawn. {problem}"))
         _draw(reader, view, [], [])
@@ -86,7 +86,7 @@ def boundaries(reader: TraceReader, view: View) -> dict[str, str]:
         st.info(plain(f"Only this run's own spans are drawn: {why}, so other segmenters cannot cut this text."))
         _draw(reader, view, [], [])
         return {}
-    rule = Threshold.of(reader, text)
+    rule = Threshold.choose(reader, text)
     cuts = [cut for cut in rest if not spancuts.is_own(reader, cut)]
     if rule is None:
         _draw(reader, view, cuts, [])

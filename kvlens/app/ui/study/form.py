@@ -67,7 +67,7 @@ def _prompt_names(model: str) -> list[str]:
             help='One prompt a line: {"question": ..., "context": ..., "answer": ...}; also CSV with such columns, '
             "chat messages as JSON, or a text a file.",
         )
-        return [_stored(file) for file in files]
+        return [_store_upload(file) for file in files]
     usual = list(tasks.usual(model))
     task = st.selectbox("Task", usual, key="study_task")
     length = st.number_input("Tokens of a prompt", 64, 131_072, 1024, 64, key="study_length")
@@ -75,7 +75,7 @@ def _prompt_names(model: str) -> list[str]:
     return [f"{task}@length={length}@prompts={count}"]
 
 
-def _stored(file: Any) -> str:
+def _store_upload(file: Any) -> str:
     """The path of an uploaded file, kept for the job once per session."""
     key = f"study_file_{file.file_id}"
     if key not in st.session_state:

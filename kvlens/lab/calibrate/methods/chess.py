@@ -16,7 +16,7 @@ from kvlens.lab.calibrate.texts import sentences
 from kvlens.methods.answers import WindowLeave
 from kvlens.methods.chess.trigger import page_uncertainty
 from kvlens.methods.full import FullKV, FullParameters
-from kvlens.methods.given import MemoryView, StepEnd
+from kvlens.methods.run_inputs import MemoryView, StepEnd
 from kvlens.text.chat import template_of
 from kvlens.text.prompts import BadPrompt, PromptText, tokenize
 

@@ -21,7 +21,7 @@ from kvlens.lab.calibrate.methods.compresskv_scores import KINDS, HeadScores, La
 from kvlens.lab.calibrate.projection import output_projections
 from kvlens.lab.calibrate.provenance import provenance, save
 from kvlens.lab.calibrate.texts import sentences
-from kvlens.methods.compresskv.heads import chosen
+from kvlens.methods.compresskv.heads import choose_heads
 from kvlens.methods.families import window_attention as window
 from kvlens.text.chat import template_of
 from kvlens.text.prompts import Prompt, PromptText, tokenize
@@ -163,7 +163,7 @@ def calibrate(
             f"smaller --length."
         )
     means = {kind: total / counted for kind, total in sums.items()}
-    heads = [chosen(row.tolist(), shape.q_heads, settings.top_heads, "all") for row in means["srh"]]
+    heads = [choose_heads(row.tolist(), shape.q_heads, settings.top_heads, "all") for row in means["srh"]]
     errors, finished = torch.zeros(shape.layers, dtype=torch.float64), 0
     for trial in make_trials(loaded, source, trials, length, settings):
         read = engine.read(trial.prompt, queries=settings.window)

@@ -70,11 +70,11 @@ STATEMENTS = (
 
 def claims(engine: Engine, prompts: int, report: Callable[[str], None]) -> list[Claim]:
     """Check what calibration and masked heads show. Raises ValueError for a model without a calibration."""
-    from kvlens.methods.calibration import given
+    from kvlens.methods.calibration import read_figures
     from kvlens.methods.compresskv.method import CompressKV
 
     loaded = engine.loaded
-    figures: HeadFigures = given(CompressKV, CompressKV.Parameters(), loaded.shape, loaded.name)["head scores"]
+    figures: HeadFigures = read_figures(CompressKV, CompressKV.Parameters(), loaded.shape, loaded.name)["head scores"]
     setting = setting_of(loaded.name)
     orders = {kind: ranked(figures.scores[kind]) for kind in ("srh", "trh")}
     orders[CONTROL] = orders["srh"][::-1]

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from kvlens.cli.options import DEFAULT_MODEL, Device, Model
-from kvlens.lab.commands.calibrate import Dtype, Texts, load_model, read_texts, told
+from kvlens.lab.commands.calibrate import Dtype, Texts, describe_files, load_model, read_texts
 from kvlens.lab.commands.train import show
 
 
@@ -39,4 +39,4 @@ def calibrate(
     if sources and excerpts:
         sources = measuring.excerpts(loaded, sources, excerpts, max_new)
     result = sources or measuring.generated(loaded, prompts, max_new)
-    typer.echo(str(measuring.calibrate(loaded, result, out, max_new, percentile, show, told(texts))))
+    typer.echo(str(measuring.calibrate(loaded, result, out, max_new, percentile, show, describe_files(texts))))

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from kvlens.cli.options import DEFAULT_MODEL, Device, Model
-from kvlens.lab.commands.calibrate import Dtype, Texts, load_model, read_texts, told
+from kvlens.lab.commands.calibrate import Dtype, Texts, describe_files, load_model, read_texts
 from kvlens.lab.commands.train import show
 
 
@@ -29,5 +29,5 @@ def calibrate(
 
     loaded = load_model(model, device, dtype)
     sources = read_texts(texts) or None
-    written = measuring.calibrate(loaded, sources, out, trials, length, show, texts=told(texts))
+    written = measuring.calibrate(loaded, sources, out, trials, length, show, texts=describe_files(texts))
     typer.echo(str(written))

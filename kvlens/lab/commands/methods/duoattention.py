@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from kvlens.cli.options import DEFAULT_MODEL, Device, Model
-from kvlens.lab.commands.calibrate import Dtype, Texts, load_model, read_texts, told
+from kvlens.lab.commands.calibrate import Dtype, Texts, describe_files, load_model, read_texts
 from kvlens.lab.commands.train import show
 
 
@@ -34,5 +34,5 @@ def calibrate(
 
     settings = training.Settings(steps, length, keys, words, sinks, recent, rate, weight, seed)
     argument = [source.text for source in read_texts(texts)]
-    written = training.calibrate(load_model(model, device, dtype), out, argument, settings, show, told(texts))
+    written = training.calibrate(load_model(model, device, dtype), out, argument, settings, show, describe_files(texts))
     typer.echo(str(written))

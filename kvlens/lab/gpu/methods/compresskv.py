@@ -11,16 +11,16 @@ from kvlens.methods.compresskv.method import CompressKV
 from kvlens.shape import KVShape
 
 
-def kept(context: int) -> int:
+def count_kept(context: int) -> int:
     return min(2048, context)
 
 
 def overrides(context: int) -> dict[str, Any]:
-    return {**CompressKV.untrained, "tokens": kept(context)}
+    return {**CompressKV.untrained, "tokens": count_kept(context)}
 
 
 def shape(kv: KVShape, context: int, rates: Rates) -> StepShape:
-    return StepShape(kept(context), kept(context))
+    return StepShape(count_kept(context), count_kept(context))
 
 
 SETTINGS = (

@@ -2,7 +2,7 @@
 
 from kvlens.lab.gpu.static.batch import BatchDecoder
 from kvlens.lab.gpu.static.decoder import StaticDecoder
-from kvlens.lab.gpu.static.ring import Ring, Told
+from kvlens.lab.gpu.static.ring import Ring, RingRecord
 from kvlens.lab.gpu.static.session import StaticSession
 
-__all__ = ["BatchDecoder", "Ring", "StaticDecoder", "StaticSession", "Told"]
+__all__ = ["BatchDecoder", "Ring", "RingRecord", "StaticDecoder", "StaticSession"]

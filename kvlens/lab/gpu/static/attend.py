@@ -79,11 +79,11 @@ class SlotAttention:
         for number, live in self._shared.items():
             pool = memory.hot.pools[number]
             if self._prefix[number]:
-                live.become(self._first(number, position[0]))
+                live.become(self._live_prefix(number, position[0]))
             else:
                 live.become(slot_tables_triton(self._reads(pool.layers.start, selection), self.page))
 
-    def _first(self, number: int, position: torch.Tensor) -> Live:
+    def _live_prefix(self, number: int, position: torch.Tensor) -> Live:
         pool = self.memory.hot.pools[number]
         zones = pool.zones
         if pool.bag is None:

@@ -23,7 +23,7 @@ from kvlens.lab.gpu.static.session import StaticSession
 class Lanes(Protocol):
     """Where the sequences' attention paths go."""
 
-    def of(self, row: int) -> AbstractContextManager[object]:
+    def enter(self, row: int) -> AbstractContextManager[object]:
         """What is issued inside sees what was issued before outside and in this row's lane, and nothing of the other
         rows'."""
 
@@ -34,7 +34,7 @@ class Lanes(Protocol):
 class OneLane:
     """Without streams: row after row."""
 
-    def of(self, row: int) -> AbstractContextManager[object]:
+    def enter(self, row: int) -> AbstractContextManager[object]:
         return nullcontext()
 
     def join(self) -> None:
@@ -53,7 +53,7 @@ class StreamLanes:
         # somebody's side stream
         self._streams = [torch.cuda.Stream(device, priority=-1) for _ in range(rows)]
 
-    def of(self, row: int) -> AbstractContextManager[object]:
+    def enter(self, row: int) -> AbstractContextManager[object]:
         stream = self._streams[row]
         stream.wait_stream(torch.cuda.current_stream(self._device))
         return torch.cuda.stream(stream)
@@ -81,14 +81,14 @@ class BatchSessions:
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """The step's tokens: keys, values [B, H_kv, 1, D]."""
         for row, session in enumerate(self.sessions):
-            with self.lanes.of(row):
+            with self.lanes.enter(row):
                 session.write(layer, keys[row], values[row])
 
     def attend(self, layer: int, q: torch.Tensor, scaling: float) -> torch.Tensor:
         """q [B, Hq, 1, D] -> attention output of the same shape."""
         rows = []
         for row, session in enumerate(self.sessions):
-            with self.lanes.of(row):
+            with self.lanes.enter(row):
                 rows.append(session.attend(layer, q[row : row + 1], scaling))
         self.lanes.join()
         return torch.cat(rows)
@@ -123,7 +123,7 @@ class BatchDecoder(Driver):
 
     def _step(self) -> torch.Tensor:
         for row, session in enumerate(self.sessions):
-            with self.seam.lanes.of(row):
+            with self.seam.lanes.enter(row):
                 session.begin()
         self.seam.lanes.join()
         positions = torch.stack([session.position for session in self.sessions])

@@ -16,7 +16,7 @@ from kvlens.engine.loop import Generation, decode
 from kvlens.engine.steps import Course
 from kvlens.lab.gpu.static import cuda
 from kvlens.lab.gpu.static.session import StaticSession
-from kvlens.methods.given import StepEnd
+from kvlens.methods.run_inputs import StepEnd
 
 
 class Driver(ABC):

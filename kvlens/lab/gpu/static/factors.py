@@ -28,14 +28,14 @@ class FactorRows:
 
     def __init__(self, memory: Memory, form: FactorForm) -> None:
         shape, layout = memory.shape, memory.layout
-        shortest, longest = layout.recall_spans or (1, layout.of(0).recall)
+        shortest, longest = layout.recall_spans or (1, layout.zones_of(0).recall)
         self.cold, self.form, self.head_dim, self.tokens = memory.cold, form, shape.head_dim, longest
         self.rank = min(form.max_rank, longest, shape.head_dim)
         self._shortest = max(1, shortest)
         self.meta = self.cold.table.to(memory.device, copy=True)
         self._published = self.cold.version
         self._starts = memory.spans.starts
-        self._most = max(layout.of(layer).recall for layer in range(shape.layers)) // self._shortest
+        self._most = max(layout.zones_of(layer).recall for layer in range(shape.layers)) // self._shortest
         self.kernels: Backend = "torch"
         self._scratch: tuple[torch.Tensor, ...] = ()
 

@@ -41,7 +41,7 @@ class StaticRecall:
         shape, device, spans = memory.shape, memory.device, memory.spans.capacity
         self.tables: dict[int, ZoneTables] = {}
         for layer in range(shape.layers):
-            cells = memory.layout.of(layer).recall // self.cold.page
+            cells = memory.layout.zones_of(layer).recall // self.cold.page
             if cells:
                 self.tables[layer] = ZoneTables.empty(shape.kv_heads, spans, cells, device)
         self.moved = torch.zeros(2, shape.layers, shape.kv_heads, dtype=torch.long, device=device)
@@ -125,7 +125,7 @@ class StaticRecall:
 
     def _zone(self, layer: int) -> slice:
         start = self.memory.hot.pool(layer).start["recall"]
-        return slice(start, start + self.memory.layout.of(layer).recall)
+        return slice(start, start + self.memory.layout.zones_of(layer).recall)
 
     def _cells(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of the zone, [H_kv, tokens, D]."""

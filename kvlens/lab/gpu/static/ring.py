@@ -16,7 +16,7 @@ Record = Literal["heads", "spans"]
 
 
 @dataclass
-class Told:
+class RingRecord:
     """Steps so far. mass float32 [T, L, Hq, roles]: attention mass by role of the entry (kvlens.rows.ROLES); attended,
     moved int64 [T, L, H_kv] tokens in the softmax, [T, 2, L, H_kv] bytes moved before the attention and after it; spans
     float16 [T, L, H_kv, S]: attention mass of each span, mean over the query heads of the group (S = 0: not
@@ -93,6 +93,6 @@ class Ring:
         """Copies of the rows that have been written since the ring was last read."""
         return tuple(x[: self._waiting].numpy(force=True).copy() for x in self._rings)
 
-    def told(self) -> Told:
+    def collect(self) -> RingRecord:
         """All steps so far, those still in the ring included."""
-        return Told(*(np.concatenate(part) for part in zip(*self._flushed, self._rows(), strict=True)))
+        return RingRecord(*(np.concatenate(part) for part in zip(*self._flushed, self._rows(), strict=True)))

@@ -26,7 +26,7 @@ from kvlens.memory.hot_tier import Pool
 from kvlens.memory.placement import Selection
 from kvlens.memory.slots import ROLE
 from kvlens.memory.span_table import WINDOW
-from kvlens.methods.given import StepEnd
+from kvlens.methods.run_inputs import StepEnd
 
 
 @dataclass(frozen=True)

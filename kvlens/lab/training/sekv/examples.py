@@ -102,7 +102,7 @@ def read(
     prefix_tokens = len(ids) - suffix
     nats = _surprisal(logits[: prefix_tokens - 1], tokens[0, 1:prefix_tokens])
     compressed_to = prefix_tokens - params.window
-    spans = segment(params, nats[: max(0, compressed_to)].tolist(), 0, Surprisal.of(nats.tolist()), anchor_cap)
+    spans = segment(params, nats[: max(0, compressed_to)].tolist(), 0, Surprisal.measure(nats.tolist()), anchor_cap)
     spans = [span for span in spans if span.kind in COMPRESSED]
     if not spans:
         return None

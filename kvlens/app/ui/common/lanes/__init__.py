@@ -35,17 +35,17 @@ def lanes(
     on_open: Callable[[], None],
 ) -> None:
     """Mounts the lanes. lines: as `kvlens race --progress-json` says them, from number `start` on; looks: of each lane
-    its title, colour and character. `on_gap` is called when lines before `start` did not come, see `wanted`; `on_open`
-    after a click on a lane, see `opened`."""
+    its title, colour and character. `on_gap` is called when lines before `start` did not come, see `read_wanted_line`;
+    `on_open` after a click on a lane, see `read_clicked_step`."""
     data = {"id": race, "lines": list(lines), "first": start, "looks": list(looks), "ended": ended}
     _lanes(key=KEY, data=data, on_from_change=on_gap, on_open_change=on_open)
 
 
-def wanted() -> object:
+def read_wanted_line() -> object:
     """The first line that the browser lacks: untrusted."""
     return session.component_value(KEY, "from")
 
 
-def opened() -> object:
+def read_clicked_step() -> object:
     """The lane and the step that were clicked: untrusted."""
     return session.component_value(KEY, "open")

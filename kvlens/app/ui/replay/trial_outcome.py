@@ -18,8 +18,8 @@ from kvlens.app.ui.common.widgets import error, plain
 from kvlens.app.ui.replay import draft
 from kvlens.app.ui.replay.draft import Draft
 from kvlens.app.ui.replay.trydetails import line, made_of, more_bytes, nats_text
-from kvlens.lens.found import found_words
 from kvlens.lens.knob import knob_in
+from kvlens.lens.search_words import describe_search
 from kvlens.lens.tries import Try
 from kvlens.meta import Counterfactual, RunMeta, Search
 from kvlens.store.errors import TraceError
@@ -28,7 +28,7 @@ from kvlens.text.plaintext import visible
 from kvlens.text.units import counted, si_bytes
 
 
-def tried(reader: TraceReader, trials: list[Try], selection: Selection) -> None:
+def draw_trials(reader: TraceReader, trials: list[Try], selection: Selection) -> None:
     """The outcome of the try that is looked at, the ways from it, and a list of all. `trials`: newest first."""
     shown = shown_of(trials)
     if shown is not None:
@@ -56,7 +56,7 @@ def tried(reader: TraceReader, trials: list[Try], selection: Selection) -> None:
 
 
 def in_a_line(trials: list[Try], repeated: RunMeta) -> None:
-    """The outcome of the try that is looked at, in one line; `tried` has the whole of it. Nothing without one."""
+    """The outcome of the try that is looked at, in one line; `draw_trials` has the whole of it. Nothing without one."""
     shown = shown_of(trials)
     if shown is None or (summary := shown.summary) is None:
         return
@@ -196,7 +196,7 @@ def outcome(trial: Try, repeated: RunMeta | None) -> None:
         column.metric(label, value)
     numbers.caption(plain(made_of(trial, repeated)))
     if (search := summary.search) is not None:
-        st.markdown(plain(found_words(search)))
+        st.markdown(plain(describe_search(search)))
         if search.tests:
             with st.expander(f"{counted(len(search.tests), 'set')} tried: bytes against restored"):
                 _every_set(trial, search)

@@ -26,7 +26,7 @@ def files_of(name: str) -> Files:
     return tuple((str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in paths)
 
 
-def kept(name: str) -> Any:
+def find_model(name: str) -> Any:
     """The LoadedModel of this name, if it is kept and its files are what they were; else None."""
     if name not in _kept:
         return None
@@ -34,7 +34,7 @@ def kept(name: str) -> Any:
     return loaded if files == files_of(name) else None
 
 
-def keep(name: str, loaded: Any) -> None:
+def keep_model(name: str, loaded: Any) -> None:
     """Keeps a model in place of the one before."""
     _kept.clear()
     _kept[name] = files_of(name), loaded

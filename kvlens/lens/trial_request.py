@@ -9,8 +9,8 @@ from typing import Protocol, TypeVar
 
 from kvlens.holds import Drop, Hold
 from kvlens.lens.pieces import Piece
-from kvlens.lens.recut import Part, parts
 from kvlens.lens.search import Head
+from kvlens.lens.span_parts import Part, parts
 from kvlens.rows import SpanRow
 
 _Kind = TypeVar("_Kind", Hold, Drop)
@@ -38,7 +38,7 @@ MOST_DIGITS = 9
 
 
 @dataclass(frozen=True)
-class Asked:
+class TrialRequest:
     """What to hold and to drop, whole spans and ranges of tokens, and what to change. layers, kv_heads: 'all' or like
     0,2-4."""
 
@@ -97,7 +97,7 @@ def token_range(text: str) -> tuple[int, int]:
 
 
 def holds_for(
-    past: Named, request: Asked, heads: tuple[Head, ...], only: frozenset[Head] | None = None
+    past: Named, request: TrialRequest, heads: tuple[Head, ...], only: frozenset[Head] | None = None
 ) -> tuple[Hold, ...]:
     """The spans and ranges of tokens in the run, held for `heads`, and the pieces, each for its own; all of them for
     those in `only` where that is given. Raises ValueError, one sentence, for what the run does not have."""
@@ -116,7 +116,7 @@ def holds_for(
     return _ranges(Hold, past, wanted_pieces, request.from_step)
 
 
-def drops_for(past: Named, request: Asked) -> tuple[Drop, ...]:
+def drops_for(past: Named, request: TrialRequest) -> tuple[Drop, ...]:
     """What is to be dropped, in the run. Raises ValueError, one sentence, for what the run does not have."""
     wanted_pieces = [(piece, piece.heads(past.layers, past.kv_heads)) for piece in request.drops]
     return _ranges(Drop, past, wanted_pieces, request.from_step)

@@ -11,13 +11,13 @@ from kvlens.app.ui.common import data, lensdata, places, widgets
 from kvlens.app.ui.common.comparing import compare_link
 from kvlens.app.ui.common.exportruns import export_menu
 from kvlens.app.ui.common.jobview import links
-from kvlens.store.about import NAME, NOTE, TAGS, About, read_about, said, write_about
+from kvlens.store.about import NAME, NOTE, TAGS, About, change_about, read_about, write_about
 from kvlens.store.reader import TraceError
 from kvlens.store.recover import delete_run
 from kvlens.text.units import counted
 
 
-def chosen(table: pd.DataFrame, uids: Sequence[str]) -> None:
+def draw_ticked(table: pd.DataFrame, uids: Sequence[str]) -> None:
     """table: all runs."""
     if len(uids) == 1:
         run_details(table, uids[0])
@@ -89,7 +89,7 @@ def _tag(table: pd.DataFrame, uids: Sequence[str]) -> None:
 def _save(changes: Mapping[str, tuple[About, str | None, str | None, list[str]]]) -> None:
     """Of each run: what is said of it, another name, another note, tags to add."""
     try:
-        result = {uid: said(about, name, note, tags) for uid, (about, name, note, tags) in changes.items()}
+        result = {uid: change_about(about, name, note, tags) for uid, (about, name, note, tags) in changes.items()}
         for uid, about in result.items():
             write_about(data.runs_dir(), uid, about)
     except (ValueError, TraceError) as problem:

@@ -8,8 +8,8 @@ from statistics import fmean
 from typing import Any
 
 from kvlens.lab.claims import Claim, Test
+from kvlens.lab.claims.arm_pairs import Compare, Record
 from kvlens.lab.claims.arms import Rows, places
-from kvlens.lab.claims.compared import Compare, Record
 from kvlens.lab.claims.family import tested_level
 from kvlens.lab.claims.plan import FEWEST, pairs_for
 from kvlens.lab.claims.words import SHARES, Wording, arm_words
@@ -83,7 +83,7 @@ def weigh(
         method,
         statement.source,
         statement.says,
-        wording.measured(compare, prompts),
+        wording.describe_figures(compare, prompts),
         None,
         undecided,
         {

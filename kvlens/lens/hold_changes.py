@@ -12,7 +12,7 @@ from kvlens.meta import Held, RunMeta
 from kvlens.text.units import counted
 
 
-def beyond(holds: Iterable[Held], had: Iterable[Held]) -> tuple[Held, ...]:
+def new_holds(holds: Iterable[Held], had: Iterable[Held]) -> tuple[Held, ...]:
     """Of `holds`, the positions that `had` does not hold for the same KV head from that step or an earlier one on,
     whichever spans either names them by."""
     ranges_by_head: dict[Head, list[tuple[Range, int]]] = {}
@@ -35,7 +35,7 @@ def beyond(holds: Iterable[Held], had: Iterable[Held]) -> tuple[Held, ...]:
     return tuple(new_holds)
 
 
-def shared(ranges: Iterable[Held], had: Iterable[Held]) -> int:
+def count_shared(ranges: Iterable[Held], had: Iterable[Held]) -> int:
     """Positions that `ranges` and `had` name for a same KV head."""
     earlier_holds = tuple(had)
     both = (
@@ -47,13 +47,13 @@ def shared(ranges: Iterable[Held], had: Iterable[Held]) -> int:
     return sum(end - start for start, end in joined((start, end) for start, end in both if start < end))
 
 
-def kept_of(holds: Iterable[Held], drops: Iterable[Held], had: RunMeta) -> str:
+def describe_kept(holds: Iterable[Held], drops: Iterable[Held], had: RunMeta) -> str:
     """What of holds and drops the run that is repeated had too: '8 tokens held, 12 tokens dropped'; '' for nothing."""
-    both = (shared(holds, had.hold), "held"), (shared(drops, had.drop), "dropped")
+    both = (count_shared(holds, had.hold), "held"), (count_shared(drops, had.drop), "dropped")
     return ", ".join(f"{counted(tokens, 'token')} {verb}" for tokens, verb in both if tokens)
 
 
-def untouched(holds: Iterable[Hold], drops: Iterable[Drop]) -> tuple[Hold, ...]:
+def drop_from_holds(holds: Iterable[Hold], drops: Iterable[Drop]) -> tuple[Hold, ...]:
     """Of holds, those of which `drops` name no token, head by head."""
     named = tuple(drops)
     remaining: list[Hold] = []
@@ -65,7 +65,7 @@ def untouched(holds: Iterable[Hold], drops: Iterable[Drop]) -> tuple[Hold, ...]:
     return tuple(remaining)
 
 
-def in_time(requested: Iterable[Hold] | Iterable[Drop], had: Iterable[Hold] | Iterable[Drop]) -> None:
+def check_steps(requested: Iterable[Hold] | Iterable[Drop], had: Iterable[Hold] | Iterable[Drop]) -> None:
     """Raises ValueError, one sentence, where something asked begins at a later step than the opposite that the run
     has of the same tokens and KV head: `less` takes that away from its first step on, so the steps between would be
     otherwise too."""

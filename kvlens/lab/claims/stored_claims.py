@@ -7,9 +7,9 @@ from typing import Any
 
 from kvlens import methods
 from kvlens.lab.claims import Claim, read, written
+from kvlens.lab.claims.arm_evidence import weigh
 from kvlens.lab.claims.check import statements_of
 from kvlens.lab.claims.family import decide
-from kvlens.lab.claims.judged import weigh
 from kvlens.lab.claims.words import Wording
 from kvlens.methods.statements import FIGURES, Statement
 

@@ -21,7 +21,7 @@ Record = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Compared:
+class ArmPair:
     """The first arm against another on the prompts that both could be held to. Differences count as gains of the
     first, whatever the figure's sense."""
 
@@ -99,19 +99,19 @@ class Compare:
         """Return the figures of the trials of one arm that could be held."""
         return [value for value in self.records[place]["values"] if value is not None]
 
-    def pair(self, place: int) -> Compared:
+    def pair(self, place: int) -> ArmPair:
         """Return the gains of the first arm over the arm at a place, prompt by prompt."""
         sign = 1 if self.figure.more_is_better else -1
         rows = zip(self.records[0]["values"], self.records[place]["values"], strict=True)
         pairs = [(value, counterpart) for value, counterpart in rows if value is not None and counterpart is not None]
         gains = tuple(sign * (value - counterpart) for value, counterpart in pairs)
-        return Compared(gains, tuple(counterpart for _, counterpart in pairs), self.statement.figure == "exact")
+        return ArmPair(gains, tuple(counterpart for _, counterpart in pairs), self.statement.figure == "exact")
 
     @property
-    def pairs(self) -> list[Compared]:
+    def pairs(self) -> list[ArmPair]:
         """Return the comparisons with each of the statement's other arms."""
         return [self.pair(place) for place in range(1, 1 + len(self.statement.others))]
 
-    def too_few_answers(self, pair: Compared) -> bool:
+    def too_few_answers(self, pair: ArmPair) -> bool:
         """Return whether so few of the other arm's answers are right that hardly any can be lost against it."""
         return self.statement.verdict != "better" and pair.is_exact and pair.answered < ANSWERED

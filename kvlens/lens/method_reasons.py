@@ -24,24 +24,24 @@ Told = tuple[str, str]
 
 
 @dataclass(frozen=True)
-class Own:
+class MethodReasons:
     """A method's part `reasons`, or what stands in for it."""
 
     module: ModuleType | None
 
     @classmethod
-    def of(cls, reader: TraceReader) -> Own:
+    def load(cls, reader: TraceReader) -> MethodReasons:
         """Of the run's method; nothing of one that is not installed here."""
         method = methods.registry().get(str(reader.meta.method))
         return cls(None if method is None else part(method, "reasons", "kvlens.lens.methods"))
 
-    def say(self, name: str, *about: Any) -> Any | None:
+    def ask(self, name: str, *about: Any) -> Any | None:
         """What its function of that name says; None: it has none, or that says nothing."""
         function = getattr(self.module, name, None)
         return None if function is None else function(*about)
 
 
-def newest(reader: TraceReader, name: str, step: int, layer: int | None = None) -> tuple[np.ndarray | None, int]:
+def read_newest(reader: TraceReader, name: str, step: int, layer: int | None = None) -> tuple[np.ndarray | None, int]:
     """The vector of the journal that was noted last up to a step (of a layer), and when; (None, -1) where there is
     none."""
     frame = reader.journal(name)

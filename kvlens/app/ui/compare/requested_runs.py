@@ -24,12 +24,12 @@ KNOWN = 4000
 _WRITTEN = "kvlens_comparison_written"
 
 
-def asked(table: pd.DataFrame) -> tuple[Comparison, str | None, list[str]]:
+def read_request(table: pd.DataFrame) -> tuple[Comparison, str | None, list[str]]:
     """The runs to show, which of them is in focus if that is known, and what was wrong with those asked for."""
     choice, problems = session.selection()
     uids, run = set(table["uid"]), choice.run
     parameters = {name: st.query_params[name] for name in PARAMETERS if name in st.query_params}
-    kept_tokens = comparing.kept()
+    kept_tokens = comparing.read_comparison()
     if parameters and parameters != st.session_state.get(_WRITTEN):  # a pasted link, Back, a link of another page
         st.session_state[_WRITTEN] = parameters
         target, run, sentence = _of_address(parameters, run)

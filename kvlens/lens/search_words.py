@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from kvlens.meta import Search
 
 
-def found_words(search: Search) -> str:
+def describe_search(search: Search) -> str:
     """A sentence or two."""
     if search.needless:
         return "Nothing has to be held: what was asked for otherwise brings the answer back by itself."

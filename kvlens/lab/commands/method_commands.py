@@ -14,7 +14,7 @@ OF_METHODS = "kvlens.lab.commands.methods"
 """the package of the methods' own parts (kvlens.methods.parts)"""
 
 
-class Found(TyperGroup):
+class MethodCommands(TyperGroup):
     """A group whose commands are its own and, by the method's name, the function of the group's name in a method's part
     `commands`: `kvlens calibrate NAME` is `calibrate` there. Raises ValueError for a method that brings none."""
 

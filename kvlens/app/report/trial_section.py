@@ -13,7 +13,7 @@ MOST = 40
 """tries in the table, the newest"""
 
 
-def tried(reader: TraceReader) -> str:
+def describe_trials(reader: TraceReader) -> str:
     """A sentence on the cheapest try that brought the answer back, and the table of all; '' where nothing was tried."""
     trials = tries_in(reader.runs_dir, reader.uid)
     if not trials:

@@ -26,7 +26,7 @@ def folder() -> Path:
 
 
 @dataclass(frozen=True)
-class Measured:
+class ResultFile:
     """One result file."""
 
     name: str
@@ -34,7 +34,7 @@ class Measured:
     content: dict[str, Any]
 
 
-def files(kind: str) -> tuple[list[Measured], list[str]]:
+def files(kind: str) -> tuple[list[ResultFile], list[str]]:
     """The results of a kind, KIND.json and KIND-*.json, and one sentence per file that is none."""
     rows, problems = [], []
     for path in sorted([*folder().glob(f"{kind}.json"), *folder().glob(f"{kind}-*.json")]):
@@ -47,7 +47,7 @@ def files(kind: str) -> tuple[list[Measured], list[str]]:
         if model is None:
             problems.append(f"the file {path.name} lacks fields this version needs; measure it again{kind}.")
         else:
-            rows.append(Measured(path.name, model, content))
+            rows.append(ResultFile(path.name, model, content))
     return rows, problems
 
 
@@ -60,7 +60,7 @@ def _model(content: Any) -> str | None:
         return None
 
 
-def of(kind: str, model: str | None) -> tuple[list[Measured], bool]:
+def list_results(kind: str, model: str | None) -> tuple[list[ResultFile], bool]:
     """The results of a kind on a model, and whether a file of the kind was damaged, which is said here."""
     results, problems = files(kind)
     for sentence in problems:
@@ -83,7 +83,7 @@ def nothing(text: str, command: str, model: str | None) -> None:
     st.info(plain(f"No {text}{of_model} yet. docs/evidence/benchmarks.md says how the part “{command}” is measured."))
 
 
-def asked(result: Measured) -> tuple[bool, int]:
+def sort_key(result: ResultFile) -> tuple[bool, int]:
     """The question with its context before the question after it, short prompts before long ones."""
     request = result.content["about"].get("request", {})
     return request.get("question", "in") == "after", int(request.get("length", 0))
