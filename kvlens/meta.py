@@ -216,6 +216,11 @@ class RunMeta(Outcome):
             raise ValueError(f"{self.q_heads} query heads do not make groups of {self.kv_heads} KV heads")
         return self
 
+    @property
+    def is_steered(self) -> bool:
+        """Return True if kvlens carried out the run and can repeat it: the run was neither imported nor observed."""
+        return self.imported is None and self.observed is None
+
     def lacks(self, table: str) -> bool:
         """Return True if a table was not recorded: its rows stayed behind, or another engine did not write it."""
         written = None if self.imported is None else self.imported.tables

@@ -117,11 +117,6 @@ def read_run(runs_dir: Path, uid: str) -> Past:
         )
         steps, layers, kv_heads, whole = reader.n_steps, reader.n_layers, reader.kv_heads, reader.status == "completed"
     check_steered(uid, meta)
-    if meta.observed is not None:
-        raise ObservedRun(
-            f"run {uid} was observed, and kvlens does not steer what made it: run that code again inside "
-            "kvlens.observe(model, tokenizer, repeat=run, hold=[...]). A budget or another method needs kvlens.run."
-        )
     if not text:
         raise CannotRepeat(f"run {uid} cannot be repeated: its prompt's text was not stored with it.")
     if meta.forced and not meta.reference:
@@ -151,11 +146,17 @@ def read_run(runs_dir: Path, uid: str) -> Past:
 
 
 def check_steered(uid: str, meta: RunMeta) -> None:
-    """Raise CannotRepeat if another engine carried out the run: kvlens cannot steer it."""
+    """Raise CannotRepeat if kvlens did not carry out the run: another engine did, or the caller's own code
+    (ObservedRun)."""
     if meta.imported is not None:
         raise CannotRepeat(
             f"run {uid} cannot be repeated: another engine carried it out ({meta.imported.engine}); run its prompt "
             "under a method of kvlens."
+        )
+    if meta.observed is not None:
+        raise ObservedRun(
+            f"run {uid} was observed, and kvlens does not steer what made it: run that code again inside "
+            "kvlens.observe(model, tokenizer, repeat=run, hold=[...]). A budget or another method needs kvlens.run."
         )
 
 

@@ -72,7 +72,8 @@ class Writer:
         self.folder.mkdir(parents=True, exist_ok=True)
         if (self.folder / "trace.json").exists():
             raise FileExistsError(f"{self.folder} holds a trace: choose another folder.")
-        self.head: dict[str, Any] = {"format": FORMAT, "version": VERSION, "engine": engine}
+        created = time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime())
+        self.head: dict[str, Any] = {"format": FORMAT, "version": VERSION, "engine": engine, "created": created}
         self.head |= {"layers": layers, "q_heads": q_heads, "kv_heads": kv_heads, "steps": 0, "complete": False}
         self.head |= {"tables": {}, **about}
         self.layers, self.q_heads, self.kv_heads, self.block = layers, q_heads, kv_heads, block

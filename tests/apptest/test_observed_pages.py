@@ -10,6 +10,7 @@ from transformers import DynamicCache
 from uiruns import Visit
 
 import kvlens
+from kvlens.app.ui.common.sentences import OBSERVED_HOLD
 
 
 @pytest.fixture(scope="module")
@@ -48,3 +49,12 @@ def test_a_page_opens_it(visit: Visit, observed: kvlens.Run, page: str) -> None:
     at = visit(observed.folder, page, run=observed.uid)
     assert not at.exception
     assert not at.error
+
+
+def test_replay_offers_no_repeat_of_it(visit: Visit, observed: kvlens.Run) -> None:
+    at = visit(observed.folder, "replay", run=observed.uid)
+    assert OBSERVED_HOLD in [caption.value for caption in at.caption]
+    assert not [button.label for button in at.button if button.label in ("Hold it resident", "Where does it tip?")]
+    with pytest.raises(kvlens.RunError) as refusal:
+        observed.tips()
+    assert refusal.value.code == "observed_run"

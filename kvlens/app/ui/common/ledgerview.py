@@ -50,7 +50,7 @@ def run_ledger(reader: TraceReader) -> None:
 
 def _measurable(reader: TraceReader) -> bool:
     """Return True for a run that lost its answer and that kvlens can repeat."""
-    return reader.meta.imported is None and "lost" in outcome(reader).kinds
+    return reader.meta.is_steered and "lost" in outcome(reader).kinds
 
 
 def beside_ledgers(runs: dict[str, TraceReader]) -> None:

@@ -61,3 +61,7 @@ SMALLEST_SET = "Find the smallest set of heads"
 TWO_READABLE_RUNS = "A comparison takes two runs that can be read; choose another one."
 USE_NOT_KNOWN = "Which spans query heads attended was not recorded in this run, so the use of what moved is not known."
 WATCH_LOSS = "Watch a real model lose an answer"
+OBSERVED_HOLD = (
+    "Your own code generated this run, so this page cannot repeat it. To hold or drop spans, generate again inside "
+    "`kvlens.observe(model, tokenizer, repeat=run, hold=[...])`."
+)

@@ -88,7 +88,7 @@ def below(reader: TraceReader, selection: Selection) -> None:
     table = data.runs_lately()
     loss = data.loss_verdict(reader)
     outcomes = lensdata.tries(reader.uid, table)
-    steered = reader.meta.imported is None and reader.meta.method != methods.REFERENCE
+    steered = reader.meta.is_steered and reader.meta.method != methods.REFERENCE
     if steered and knob_in(reader) is not None:
         tipping_point(reader, outcomes, lensjobs.job_of(reader.uid) is not None)
     if outcomes:

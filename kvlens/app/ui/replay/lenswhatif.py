@@ -38,6 +38,9 @@ def form(reader: TraceReader, selection: Selection, verdict: Verdict | None, bus
         engine = plain(reader.meta.imported.engine or "another engine")
         st.caption(f"{engine} carried out this run, so kvlens cannot repeat it with spans held or dropped.")
         return
+    if reader.meta.observed is not None:
+        st.caption(sentences.OBSERVED_HOLD)
+        return
     knob = _knob(reader, reader.uid, data.stamp(reader.uid))
     _inside_the_run(reader)
     current_draft = _possible(draft.current(reader.uid), knob)

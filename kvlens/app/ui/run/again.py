@@ -54,7 +54,7 @@ def fill_form() -> None:
         if not text:
             widgets.error(f"The prompt of run {uid} was not stored with it: upload or paste the prompt.")
             return
-        method = methods.DEFAULT if meta.imported is not None else str(meta.method)
+        method = str(meta.method) if meta.is_steered else methods.DEFAULT
         kind = methods.get(method)
         overrides = methods.converted(kind, dict((meta.request or {}).get("overrides") or {}))
     except (TraceError, ValueError) as problem:
@@ -62,7 +62,7 @@ def fill_form() -> None:
         return
     put_file(f"prompt of {uid}.json", PromptChoice(stored_prompt(meta, text), uid).file_text().encode())
     request = meta.request or {}
-    model = str(meta.model) if meta.imported is None else default_model()
+    model = str(meta.model) if meta.is_steered else default_model()
     preset = request.get("preset") or meta.preset or default_preset(method, model)
     budget = str(request.get("budget") or ("100%" if kind.keeps_all else AUTO))
     fields = {
