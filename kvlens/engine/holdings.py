@@ -62,8 +62,10 @@ class Holdings:
         """Return the bytes of each storage that the method holds, without those that it announces, those of the model
         and those at the addresses `memory`, which the run holds anyway."""
         method = self._method
-        held = held_storages(method, [method.context, method._journal], self._device)
-        calibration = held_storages(method.context.calibration, [], self._device)  # modules are moved where they are
+        context = method.context
+        not_its_own = [context, method._journal, context.rotate]  # the model's table of angles grows with positions
+        held = held_storages(method, not_its_own, self._device)
+        calibration = held_storages(context.calibration, [], self._device)  # modules are moved where they are
         counted = {*storages_of(announced), *self._foreign_bytes(), *memory, *calibration}
         shape = method.context.shape
         least = max(COUNTER_BYTES, shape.layers * shape.kv_heads)

@@ -65,8 +65,9 @@ class Rotary:
 
     def _angles(self, wide: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return cos and sin [1, m, d] of positions [m] in the dtype of `wide`. On the CPU they are rows of a table,
-        which is computed once for all layers and steps; its numbers are those that the embedding gives."""
-        if positions.device.type == "cpu" and positions.numel():
+        which is computed once for all layers and steps; its numbers are those that the embedding gives. A compiled step
+        cannot ask for the bounds of its positions, and computes them."""
+        if positions.device.type == "cpu" and positions.numel() and not torch.compiler.is_compiling():
             least, most = (int(bound) for bound in positions.aminmax())
             if least >= 0 and most < MOST_POSITIONS:
                 tables = self._tables.get(wide.dtype)
