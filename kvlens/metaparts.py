@@ -69,6 +69,10 @@ class Sampled(Stored):
     """lost steps between the chosen ones are recorded too, see kvlens.recording.sampling"""
 
 
+OBSERVED = "observed"
+"""the method of such runs"""
+
+
 class Observed(Stored):
     """Of a generation that kvlens did not steer (kvlens.observing): what held its keys and how its positions were
     found."""

@@ -9,7 +9,7 @@ from kvlens.lens.facts import Facts
 
 
 def dropped(facts: Facts) -> str | None:
-    """One sentence without its full stop; None: no cut was recorded for this span and KV head."""
+    """Return what was evicted, without the last full stop; None: no cut was recorded for this span and KV head."""
     rows = facts.reader.cuts(facts.step, facts.layer, facts.kv_head, facts.span)
     if rows.empty:
         return None
@@ -22,9 +22,9 @@ def dropped(facts: Facts) -> str | None:
     if last["score"] is None or math.isnan(float(last["score"])):
         return f"{sentence}, by their position"
     best = rows.iloc[int(rows["rank"].argmin())]
-    stayed = "" if math.isnan(float(best["cut"])) else f", the lowest that stayed {float(best['cut']):.3g}"
-    rank, candidates = int(best["rank"]), int(best["candidates"])
+    stayed = "" if math.isnan(float(best["cut"])) else f", lowest kept score {float(best['cut']):.3g}"
+    rank, candidates, kept = (int(best[name]) for name in ("rank", "candidates", "kept"))
     return (
-        f"{sentence}, the best of them, token {int(best['pos'])}, rank {rank} of {candidates} by the method's score "
-        f"({float(best['score']):.3g}{stayed}), {int(best['kept'])} kept"
+        f"{sentence}. The method kept {kept} of {candidates} tokens by score. Token {int(best['pos'])} came closest: "
+        f"rank {rank} (score {float(best['score']):.3g}{stayed})"
     )

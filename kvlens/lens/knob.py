@@ -12,6 +12,7 @@ import numpy as np
 from kvlens import methods
 from kvlens.memory.budget import Budget, in_words, of_run, phrase
 from kvlens.meta import RunMeta
+from kvlens.metaparts import OBSERVED
 from kvlens.methods.advice import refusal
 from kvlens.methods.fitting import Sizes, choose
 from kvlens.runs.request import default_preset
@@ -27,6 +28,8 @@ KEPT = "keep"
 parameters say"""
 COUNTED = "tokens"
 """of these, the one that says how many, where a method has it"""
+NOT_RECORDED = "budget not recorded"
+"""limit of an observed run: the caller's own code set it"""
 
 
 def asked_in_words(name: str, value: str) -> str:
@@ -156,11 +159,13 @@ def asked_limit(name: str, config: Mapping[str, Any], budget: str | None) -> str
 
 def limit_of(meta: RunMeta) -> str:
     """What a run was held to, the same for '0.2' and '20%': '20%', '20% of attended tokens', 'no limit'."""
-    return attends(meta) or of_run(meta.budget, meta.budget_bytes)
+    return NOT_RECORDED if meta.observed is not None else attends(meta) or of_run(meta.budget, meta.budget_bytes)
 
 
 def limit_by(facts: OutcomeFacts) -> str:
     """The same of a run's recorded facts."""
+    if facts.method == OBSERVED:
+        return NOT_RECORDED
     return attends_by(str(facts.method), facts.sizes) or of_run(facts.budget, facts.budget_bytes)
 
 
@@ -172,4 +177,6 @@ def limit_with_format(meta: RunMeta) -> str:
 
 def held_to(meta: RunMeta) -> str:
     """The same where nothing beside says that it is a budget: 'budget 20%', '20% of attended tokens', 'no limit'."""
-    return attends(meta) or phrase(of_run(meta.budget, meta.budget_bytes))
+    return (
+        NOT_RECORDED if meta.observed is not None else attends(meta) or phrase(of_run(meta.budget, meta.budget_bytes))
+    )

@@ -78,7 +78,9 @@ class Severity:
         if self.stop:
             parts.append("one of the two tokens ends the output")
         if self.near_tie:
-            parts.append(f"a near tie: its logit is {self.margin:.2g} above, less than {NEAR_TIE}")
+            parts.append(
+                f"near tie: this run's token leads full KV's by {self.margin:.2g} logits, less than {NEAR_TIE}"
+            )
         return "; ".join(parts)
 
 

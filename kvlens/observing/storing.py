@@ -14,7 +14,7 @@ from kvlens.engine.objects import lent
 from kvlens.holds import Drop, Hold
 from kvlens.instruments import Effects
 from kvlens.meta import Outcome, RunMeta
-from kvlens.metaparts import Observed
+from kvlens.metaparts import OBSERVED, Observed
 from kvlens.observing.checks import self_checks
 from kvlens.observing.observer import Observer
 from kvlens.observing.outcome import NextToken, conclude, next_tokens
@@ -31,9 +31,6 @@ from kvlens.store.reader import TraceReader
 from kvlens.store.writer import TraceWriter
 from kvlens.text.prompts import Prompt
 from kvlens.text.token_text import TokenStream
-
-METHOD = "observed"
-"""what an observed run's trace has for its method"""
 
 
 @dataclass(frozen=True)
@@ -167,7 +164,7 @@ def _meta(
     config = {"cache": observer.cache_name, "presses": list(block.presses), "attention": block.attention}
     return meta.model_copy(
         update={
-            "method": METHOD,
+            "method": OBSERVED,
             "preset": None,
             "fit": None,
             "config": config,

@@ -47,13 +47,14 @@ def table(app: AppTest, column: str) -> Any:
 
 
 def test_a_stored_study_is_shown_with_intervals_and_a_curve(runs: Runs, visit: Visit) -> None:
-    app = visit(runs.folder, "study", study=make_study(runs.folder, runs.whole))
+    study = make_study(runs.folder, runs.whole)
+    app = visit(runs.folder, "study", study=study)
     frame = table(app, "interval").set_index("label")
     assert frame.loc["SnapKV 10%", ["n", "right"]].tolist() == [3, pytest.approx(1 / 3)]
     assert frame.loc["SnapKV 40%", "interval"] == "44% to 100%"
     assert app.selectbox(key="study_axis").options == ["budget"]
-    app.selectbox(key="study_a").set_value("SnapKV 40%")
-    app.selectbox(key="study_b").set_value("SnapKV 10%").run()
+    app.selectbox(key=f"study_a_{study}").set_value("SnapKV 40%")
+    app.selectbox(key=f"study_b_{study}").set_value("SnapKV 10%").run()
     assert len(table(app, "right under")) == 2
     assert not app.exception
 

@@ -26,11 +26,8 @@ def told(facts: Facts) -> Told | None:
     ranked = np.isfinite(score)
     best = np.nanmax(np.where(dropped, score[position], np.nan))
     rank = int((score[ranked] > best).sum()) + 1
-    where = (
-        f"rank {rank} of {int(ranked.sum())} by the choosing heads' attention, "
-        f"{int((kept_tokens[ranked] == 1).sum())} kept"
-    )
     return "partly_evicted", (
-        f"{int(dropped.sum())} of its {len(dropped)} tokens were evicted at the end of prefill in this layer, "
-        f"the best of them {where}"
+        f"{int(dropped.sum())} of its {len(dropped)} tokens were evicted at the end of prefill in this layer. The layer "
+        f"kept {int((kept_tokens[ranked] == 1).sum())} of {int(ranked.sum())} tokens by the choosing heads' attention. "
+        f"The span's best evicted token has rank {rank}"
     )

@@ -79,7 +79,12 @@ def study_ledgers(results: Results) -> None:
         [*ledgers, *((WHOLE, ledger) for _, ledger in ledgers if len(arms) > 1)],
         f"kvlens-study-{results.info.id}-ledger",
     )
-    st.caption(f"Ledgers of {len(ledgers)} of {counted(len(lost), 'lost answer')}. Each answer counts alike.")
+    lost_answers = counted(len(lost), "lost answer")
+    st.caption(
+        f"{len(ledgers)} of {lost_answers} have a ledger. A bar is the mean of their shares."
+        if ledgers
+        else f"No ledger of the {lost_answers} is measured yet."
+    )
     _distances(results)
     if len(ledgers) < len(lost):
         words = f"Measure {counted(len(lost) - len(ledgers), 'ledger')}"

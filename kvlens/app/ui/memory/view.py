@@ -24,6 +24,8 @@ from kvlens.app.ui.memory.phases import phases
 from kvlens.app.ui.memory.states import where_spans_lay
 from kvlens.app.ui.memory.use import use
 from kvlens.holds import Drop, Hold, held_bytes, tokens_of
+from kvlens.lens.knob import NOT_RECORDED
+from kvlens.meta import RunMeta
 from kvlens.store.errors import NotRecorded
 from kvlens.store.export import TIMELINE, export
 from kvlens.tables.latency import latency
@@ -63,7 +65,7 @@ def totals(reader: TraceReader, copies: pd.DataFrame) -> None:
             si_bytes(peak),
             f"{peak / full:.1%} of {full_kv(meta.dtype)}" if full else "full KV not recorded",
         ),
-        ("Budget", "no limit" if budget is None else si_bytes(budget), f"full KV {si_bytes(full)}"),
+        ("Budget", _budget(meta), f"full KV {si_bytes(full)}"),
         ("Moved to the device", si_bytes(moved), f"{si_bytes(moved / max(1, len(steps)))} per decode step"),
         ("Moved to host memory", si_bytes(_total(steps["d2h_bytes"])), "while decoding"),
         ("Time per token", *_token_time(reader)),
@@ -108,7 +110,8 @@ def residency(reader: TraceReader) -> None:
         "residency",
         "KV bytes by tier per decode step",
     )
-    limit = sentences.NO_LIMIT_SET if budget is None else f"the budget is {si_bytes(budget)}"
+    no_line = sentences.NO_LIMIT_SET if meta.observed is None else NOT_RECORDED
+    limit = no_line if budget is None else f"the budget is {si_bytes(budget)}"
     prefill = meta.prefill_peak_bytes
     prefill_bytes = "not recorded" if prefill is None else si_bytes(prefill)
     st.caption(
@@ -143,6 +146,13 @@ def residency(reader: TraceReader) -> None:
         )
     if steps["cold_bytes"].eq(0).all():
         st.caption(sentences.NOTHING_IN_HOST_MEMORY)
+
+
+def _budget(meta: RunMeta) -> str:
+    """Return the budget in bytes, 'no limit', or 'not recorded' of an observed run."""
+    if meta.budget_bytes is not None:
+        return si_bytes(meta.budget_bytes)
+    return "no limit" if meta.observed is None else "not recorded"
 
 
 def _total(column: pd.Series) -> float:

@@ -17,6 +17,9 @@ def effects_line(reader: TraceReader) -> None:
         return
     if is_outstanding(data.runs_dir() / reader.uid):
         st.fragment(_wait, run_every=POLL_S)(reader.uid, data.stamp(reader.uid))
+    elif data.open_run(reader.uid).meta.no_effects != PENDING:  # they were stored after this page opened the trace
+        data.forget_runs()
+        st.rerun()
     else:
         st.caption(f"Effects on the choice: not recorded, {LEFT_OFF}.")
 

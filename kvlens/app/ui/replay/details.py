@@ -14,6 +14,7 @@ from kvlens.app.ui.common.parts import unmoved
 from kvlens.app.ui.common.spantext import span_text, window_range
 from kvlens.app.ui.common.state import Selection
 from kvlens.app.ui.common.widgets import plain
+from kvlens.lens.knob import NOT_RECORDED
 from kvlens.lens.output import output_text
 from kvlens.memory.budget import NO_LIMIT
 from kvlens.methods.naming import run_name
@@ -32,7 +33,8 @@ def facts(reader: TraceReader) -> None:
     """What came out beside the expected answer, and how the run was made; failed self-checks."""
     meta = reader.meta
     budget, full = meta.budget_bytes, meta.full_kv_bytes
-    limit = NO_LIMIT if budget is None else si_bytes(budget)
+    no_limit = NO_LIMIT if meta.observed is None else NOT_RECORDED
+    limit = no_limit if budget is None else si_bytes(budget)
     if budget is not None and full:
         limit += f" of {full_kv(meta.dtype)}'s {si_bytes(full)}"
     checks = reader.self_checks()

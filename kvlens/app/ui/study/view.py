@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import combinations
 from typing import Any
 
 import pandas as pd
@@ -150,8 +151,10 @@ def _paired(results: Results) -> None:
         return
     st.markdown("##### Two arms on the same prompts")
     left_column, right_column = st.columns(2)
-    a = left_column.selectbox("A", names, key="study_a")
-    b = right_column.selectbox("B", names, index=1, key="study_b")
+    first, second = _first_pair(results, names)
+    study = results.info.id
+    a = left_column.selectbox("A", names, index=names.index(first), key=f"study_a_{study}")
+    b = right_column.selectbox("B", names, index=names.index(second), key=f"study_b_{study}")
     if a == b:
         st.caption("Choose two different arms.")
         return
@@ -168,6 +171,16 @@ def _paired(results: Results) -> None:
         with st.container(horizontal=True):
             for name, uid in ((a, split.uid_a), (b, split.uid_b)):
                 _replay_link(f"Replay of {name}", uid)
+
+
+def _first_pair(results: Results, names: list[str]) -> tuple[str, str]:
+    """Return the first two arms with a prompt whose answers are judged under both; the first two arms if there are
+    none."""
+    frame = results.frame()
+    judged = frame[(frame["state"] == "completed") & frame["right"].notna()] if "right" in frame else frame.iloc[:0]
+    prompts = {label: set(part["prompt"]) for label, part in judged.groupby("label")} if len(judged) else {}
+    pairs = (pair for pair in combinations(names, 2) if prompts.get(pair[0], set()) & prompts.get(pair[1], set()))
+    return next(pairs, (names[0], names[1]))
 
 
 def _trials(results: Results, group: str | None) -> None:
