@@ -78,7 +78,7 @@ def check_memory(folder: Path, name: str, dtype: str) -> None:
 def dtype_sentence(folder: Path, dtype: str) -> str:
     """Return what the number format costs, where the files hold a smaller one and the weights are large; else ''."""
     weights = weights_in(folder)
-    if weights is None or weights.dtype not in NUMBER_BYTES:
+    if weights is None or not {weights.dtype, dtype} <= NUMBER_BYTES.keys():
         return ""
     needed, stored = weights.bytes_in(dtype), weights.bytes_in(weights.dtype)
     if needed <= stored or needed < WORTH_SAYING:

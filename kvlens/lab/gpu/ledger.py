@@ -20,7 +20,7 @@ from kvlens.lab.gpu.floors import PAGE
 from kvlens.lab.gpu.kernels.page_moves import gather
 from kvlens.lab.gpu.part import Bench, Part
 from kvlens.lab.gpu.piecewise import piecewise
-from kvlens.lab.gpu.tier import MEMORY, SMALLER, Ground, Sink, Way, moving
+from kvlens.lab.gpu.tier import MOVES, SMALLER, Ground, Sink, Way, moving
 from kvlens.lab.results.gpu import LedgerRow
 from kvlens.link.transfers import TransferLog
 
@@ -182,7 +182,7 @@ def _zero_copy(bench: Bench) -> LedgerRow:
 PART = Part(
     "ledger",
     measure,
-    ("ledger.py", "piecewise.py", "tier.py", *MEMORY),
+    ("ledger.py", "piecewise.py", "tier.py", *MOVES),
     "free the host's memory; this part pins 4 GB",
     runs_methods=True,
 )

@@ -19,7 +19,7 @@ from kvlens import methods
 from kvlens.lab.gpu.copiesseen import CopiesSeen
 from kvlens.lab.gpu.failures import Lacking, sentence
 from kvlens.lab.gpu.part import Bench, Part
-from kvlens.lab.gpu.tier import MEMORY, moving
+from kvlens.lab.gpu.tier import MOVES, moving
 from kvlens.lab.results.offloadrow import OffloadRow
 from kvlens.memory.budget import BudgetInfeasible
 from kvlens.models.errors import UnsupportedModel
@@ -219,5 +219,5 @@ def _silent(phase: str, count: int, total: int) -> None:
     """The bench reports parts, not phases."""
 
 
-FILES = ("offload.py", "copiesseen.py", "tier.py", *MEMORY)
+FILES = ("offload.py", "copiesseen.py", "tier.py", *MOVES)
 PART = Part(NAME, measure, FILES, SMALLER, runs_methods=True, asked=_is_same_model)

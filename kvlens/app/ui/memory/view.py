@@ -57,7 +57,7 @@ def show(reader: TraceReader, selection: Selection) -> dict[str, str]:
 def totals(reader: TraceReader, copies: pd.DataFrame) -> None:
     """The run in six numbers. `copies` as of `memorydata.moved_spans`."""
     steps, meta = reader.steps(), reader.meta
-    budget, full = meta.budget_bytes, meta.full_kv_bytes
+    full = meta.full_kv_bytes
     peak, moved = float(steps["peak_bytes"].max()), _total(steps["h2d_bytes"])
     cells = (
         (
