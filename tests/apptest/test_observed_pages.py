@@ -54,7 +54,7 @@ def test_a_page_opens_it(visit: Visit, observed: kvlens.Run, page: str) -> None:
 def test_replay_offers_no_repeat_of_it(visit: Visit, observed: kvlens.Run) -> None:
     at = visit(observed.folder, "replay", run=observed.uid)
     assert OBSERVED_HOLD in [caption.value for caption in at.caption]
-    assert not [button.label for button in at.button if button.label in ("Hold it resident", "Where does it tip?")]
+    assert not [button.label for button in at.button if button.key == "find_tip" or button.label == "Hold it resident"]
     with pytest.raises(kvlens.RunError) as refusal:
         observed.tips()
     assert refusal.value.code == "observed_run"

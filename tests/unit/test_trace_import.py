@@ -49,7 +49,7 @@ def minimal(runs: Path) -> TraceReader:
 
 def test_the_run_names_its_engine(full: TraceReader) -> None:
     meta = full.meta
-    assert meta.method == "top-k pages in toy 0.1"
+    assert meta.method.split(" in ") == ["top-k pages", "toy 0.1"]
     assert meta.imported is not None
     assert (meta.imported.engine, meta.imported.version) == ("toy 0.1", 1)
     assert (full.status, full.n_steps, meta.prompt_tokens, meta.answer) == ("completed", STEPS, PROMPT, "o7")
