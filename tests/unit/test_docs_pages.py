@@ -80,10 +80,12 @@ def test_generated_pages_are_those_of_the_code() -> None:
     assert stale == [], "run: python -m kvlens.lab.studies.generated_pages"
 
 
-def test_evidence_has_a_command_and_its_index_lists_every_file() -> None:
+def test_evidence_has_a_date_and_a_command_and_its_index_lists_every_file() -> None:
     folder = ROOT / "docs" / "evidence"
     index = (folder / "index.md").read_text(encoding="utf-8")
     files = [path for path in folder.glob("*.md") if path.stem != "index"]
     assert [path.name for path in files if f"]({path.name})" not in index] == []
+    texts = {path.name: path.read_text(encoding="utf-8") for path in files}
+    assert [name for name, text in texts.items() if not re.search(r"\b20\d\d-\d\d-\d\d\b", text)] == []
     command = re.compile(r"`(?:kvlens|python -m|pytest|make|python tests/)[^`]*`|^(?:kvlens|python) ", re.MULTILINE)
-    assert [path.name for path in files if not command.search(path.read_text(encoding="utf-8"))] == []
+    assert [name for name, text in texts.items() if not command.search(text)] == []

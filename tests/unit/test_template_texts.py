@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -52,4 +53,5 @@ def test_templates_come_once_from_tokenizers_and_files(tmp_path: Path) -> None:
     main([str(tmp_path), "--write", str(tmp_path / "page.md")])
     page = (tmp_path / "page.md").read_text(encoding="utf-8")
     assert "| one turn | 2 | 0 | 0 | 0 | 2 |" in page
+    assert re.search(r"\b20\d\d-\d\d-\d\d\b", page)
     assert PLAIN not in page, "templates of others are not copied"

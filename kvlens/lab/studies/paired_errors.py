@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from datetime import date
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +26,8 @@ RULES: dict[str, Callable[[int], Floats]] = {}
 """rule -> for n pairs, True for every outcome that passes (order of `outcomes`)"""
 TEXT = """# Errors of the rules for *as good*
 
-Made by `python -m kvlens.lab.studies.paired_errors --write docs/evidence/paired.md`: exact, by enumeration, no model.
+Made by `python -m kvlens.lab.studies.paired_errors --write docs/evidence/paired.md`: exact, by enumeration, no model,
+on {day}.
 
 The true loss is {margin:.0%}, the margin of exact match. A rule should find it *as good* in at most {nominal:.1%} of
 cases. The table shows the largest probability over {shares} shares of discordant pairs. Newcombe's interval depends on
@@ -69,11 +71,13 @@ def largest_error(rule: str, n: int) -> float:
     )
 
 
-def page() -> str:
-    """Return the page with all rules and sizes."""
+def page(day: str) -> str:
+    """Return the page with all rules and sizes. day: on which they were computed, as ISO 8601."""
     rows = [f"| {rule} | " + " | ".join(f"{largest_error(rule, n):.1%}" for n in SIZES) + " |" for rule in RULES]
     heads, lines = " | ".join(f"n = {n}" for n in SIZES), " | ".join("---:" for _ in SIZES)
-    return TEXT.format(margin=MARGIN, nominal=NOMINAL, shares=SHARES, heads=heads, lines=lines, rows="\n".join(rows))
+    return TEXT.format(
+        day=day, margin=MARGIN, nominal=NOMINAL, shares=SHARES, heads=heads, lines=lines, rows="\n".join(rows)
+    )
 
 
 def main() -> None:
@@ -81,11 +85,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", type=Path, help="file to write")
     target = parser.parse_args().write
+    text = page(date.today().isoformat())
     if target is None:
-        print(page())
+        print(text)
     else:
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(page(), encoding="utf-8")
+        target.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

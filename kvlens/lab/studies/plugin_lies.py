@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -114,8 +115,8 @@ def record(engine: Any, prompt: Any, method: type[Any]) -> tuple[list[bytes], in
     return records.figures, result.unannounced_bytes
 
 
-def page(rows: list[Caught]) -> str:
-    """Return the table with its sums, as Markdown."""
+def page(rows: list[Caught], day: str) -> str:
+    """Return the table with its sums, as Markdown. day: on which the lies were told, as ISO 8601."""
     caught = sum(row.caught for row in rows)
     lines = [
         "# Lies of a plugin, and who catches them",
@@ -135,7 +136,7 @@ def page(rows: list[Caught]) -> str:
         "",
         "`tests/fault/test_plugin_faults.py` has plugins that end the process, print or hang at import.",
         "",
-        "Made by `python -m kvlens.lab.studies.plugin_lies --write docs/evidence/plugin-lies.md`.",
+        f"Made by `python -m kvlens.lab.studies.plugin_lies --write docs/evidence/plugin-lies.md` on {day}.",
     ]
     return "\n".join(lines) + "\n"
 
@@ -144,7 +145,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", type=Path, help="the page to write; without it the page is printed")
     options = parser.parse_args()
-    text = page(tell_all())
+    text = page(tell_all(), date.today().isoformat())
     if options.write is None:
         print(text, end="")
     else:

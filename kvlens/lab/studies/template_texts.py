@@ -12,6 +12,7 @@ import argparse
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +32,10 @@ CONVERSATIONS: dict[str, tuple[str | None, tuple[tuple[str, str], ...]]] = {
 EQUAL, BOTH, REFUSED, DIFFERENT = "equal", "refused by both", "refused by kvlens", "differs"
 PAGE = """# Published chat templates
 
-Made by `python -m kvlens.lab.studies.template_texts FOLDER... --write docs/evidence/templates.md`. kvlens puts a user's
-text into a template; transformers {version} renders the same conversation by `apply_chat_template`. *Equal* means equal
-byte for byte. *Refused by both* means that the template itself raises an error, for example on a system message.
+Made by `python -m kvlens.lab.studies.template_texts FOLDER... --write docs/evidence/templates.md` on {day}.
+kvlens puts a user's text into a template; transformers {version} renders the same conversation by
+`apply_chat_template`. *Equal* means equal byte for byte. *Refused by both* means that the template itself raises an
+error, for example on a system message.
 
 The templates are {count} different ones, from these public repositories: {sources}. They are not part of kvlens.
 
@@ -123,8 +125,8 @@ def measure(folders: Iterable[Path]) -> dict[tuple[str, str], dict[str, Result]]
     }
 
 
-def page(results: dict[tuple[str, str], dict[str, Result]]) -> str:
-    """Return the page of the evidence."""
+def page(results: dict[tuple[str, str], dict[str, Result]], day: str) -> str:
+    """Return the page of the evidence. day: on which the templates were compared, as ISO 8601."""
     import transformers
 
     verdicts = (EQUAL, BOTH, REFUSED, DIFFERENT)
@@ -141,6 +143,7 @@ def page(results: dict[tuple[str, str], dict[str, Result]]) -> str:
     ]
     sources = dict.fromkeys(name.split("/")[0].replace("+", "/") for name, _ in results)
     return PAGE.format(
+        day=day,
         version=transformers.__version__,
         count=len(results),
         sources=", ".join(sources),
@@ -167,7 +170,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("folders", nargs="+", type=Path)
     parser.add_argument("--write", type=Path, help="file to write")
     options: Any = parser.parse_args(arguments)
-    text = page(measure(options.folders))
+    text = page(measure(options.folders), date.today().isoformat())
     if options.write is None:
         print(text)
     else:
