@@ -110,10 +110,10 @@ def index() -> str:
     return "\n".join(lines)
 
 
-def replaced(page: str, generated: str) -> str:
+def replace_marked(page: str, generated: str, begin: str = BEGIN, end: str = END) -> str:
     """Return a page with a new generated part between its two marks."""
-    before, _, rest = page.partition(BEGIN)
-    return f"{before}{BEGIN}\n{generated}\n{END}{rest.partition(END)[2]}"
+    before, _, rest = page.partition(begin)
+    return f"{before}{begin}\n{generated}\n{end}{rest.partition(end)[2]}"
 
 
 def pages(folder: Path) -> dict[Path, str]:
@@ -121,7 +121,7 @@ def pages(folder: Path) -> dict[Path, str]:
     texts = {folder / "index.md": index()} | {
         folder / f"{entry['name']}.md": head(entry["name"]) for entry in methods.catalogue()
     }
-    return {path: replaced(_present(path), generated) for path, generated in texts.items()}
+    return {path: replace_marked(_present(path), generated) for path, generated in texts.items()}
 
 
 def _present(path: Path) -> str:
