@@ -87,7 +87,7 @@ class LossLedger:
         if not all(type(figure) in (int, float) and math.isfinite(figure) for figure in figures):
             raise ValueError("a figure of the ledger is no number")
         parts = sum(share.logits for share in shares) + ledger.rest
-        if ledger.lost <= 0 or abs(ledger.lost - parts) > 1e-3 * max(1.0, ledger.lost):
+        if abs(ledger.lost - parts) > 1e-3 * max(1.0, ledger.lost):
             raise ValueError("the ledger does not add up")
         if not {share.cause for share in shares} <= set(CODES):
             raise ValueError("the ledger names a cause that there is not")

@@ -13,6 +13,7 @@ from test_pages import words
 from uiruns import Visit
 
 from kvlens.app.figures.methods import compresskv as figures
+from kvlens.app.figures.tokenstrip import token_strip
 from kvlens.app.methods.compresskv import normalised
 from kvlens.app.ui.common import sentences
 from kvlens.runs.carrying import carry_out
@@ -77,7 +78,7 @@ def test_l1_normalisation() -> None:
 
 def test_token_texts_are_shown_literally() -> None:
     kept = np.array([[1.0, 0.0]])
-    figure = figures.token_strip(kept, None, 5, ["<b>x</b>", " \n"], [])
+    figure = token_strip(kept, None, 5, ["<b>x</b>", " \n"], [])
     assert list(figure.layout.xaxis.ticktext) == ["&lt;b&gt;x&lt;/b&gt;", "␣⏎"]
     assert "&lt;b&gt;" in figures.kept_map(kept, [], ["<b>", "y"], 2).data[0].text[0][0]
 

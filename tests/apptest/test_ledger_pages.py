@@ -61,7 +61,7 @@ def test_a_ledger_without_a_lost_lead_has_neither_shares_nor_a_bar(lost: tuple[P
     page = visit(folder, "replay", run=uid)
     assert [chart for chart in page.get("plotly_chart") if bars in chart.proto.id]
     for lead in (-2.0, -1.0 - 2.0):
-        store_ledger(folder, uid, replace(LEDGER, lead_full=lead), None)
+        store_ledger(folder, uid, replace(LEDGER, lead_full=lead, rest=lead + 2.0 - 11.0), None)
         page = visit(folder, "replay", run=uid)
         assert not page.error
         (told,) = [element.value for element in page.markdown if "9.00 logits" in element.value]
