@@ -307,7 +307,7 @@ def test_a_try_on_a_run_that_held_something_is_told_without_it(
     runs = write_lens_runs(tmp_path)
     with TraceReader.open(tmp_path, runs.held) as reader:
         (own,) = reader.meta.hold
-    renamed = own.stored() | {"span": 4, "whole": False}
+    renamed = own.to_row() | {"span": 4, "whole": False}
     both = [renamed, {"span": 7, "tok_start": 56, "tok_end": 64, "heads": [[0, 0]], "from_step": STEP + 1}]
     one = write_synthetic(tmp_path, 2, 4, 2, 12, 14, seed=3, parent=runs.held, hold=both, whatif=SUMMARY)
     forced = write_synthetic(tmp_path, 2, 4, 2, 12, 14, seed=3, parent=runs.held, hold=[renamed], forced=True)
