@@ -234,7 +234,7 @@ def test_slots_of_a_head_are_its_own() -> None:
     trial.step(0)
     (slots,) = session.memory.shared
     for layer in range(SHAPE.layers):
-        read = slots.of(layer, range(SHAPE.kv_heads))
+        read = slots.copy_slots(layer, range(SHAPE.kv_heads))
         for head in range(SHAPE.kv_heads):
             live = read.role[head] == ROLE["resident"]
             positions = read.position[head, live].long().numpy()
