@@ -84,7 +84,7 @@ class Observed(Stored):
     attention: str | None = None
     """the model's attention implementation"""
     shadow_bytes: Size = None
-    """of the copy of all keys and values; 0: none was kept"""
+    """of the copy of all keys and values, with the room for more of them; 0: none was kept"""
     entries: dict[str, int] = Field({})
     """attended entries over all steps, layers and KV heads, by how they were matched with the written keys: exact,
     rotated, rewritten, unmatched"""

@@ -12,7 +12,7 @@ import torch
 
 from kvlens.observing.calls import watching
 from kvlens.observing.observer import Observer
-from kvlens.observing.refusals import refuse_nested
+from kvlens.observing.refusals import count_padding, refuse_beams, refuse_nested
 
 MARK = "_kvlens_observed"
 
@@ -66,17 +66,20 @@ def hooked(model: Any, observer: Observer, heard: Heard) -> Iterator[None]:
 @contextmanager
 def _generate_heard(model: Any, observer: Observer, heard: Heard) -> Iterator[None]:
     """Inside, a call of the model's `generate` tells how long its prompt is and what it returned."""
-    original = model.generate
+    original, own = model.generate, vars(model).get("generate")
 
     def generate(*args: Any, **kwargs: Any) -> Any:
         ids = kwargs.get("input_ids", kwargs.get("inputs", args[0] if args else None))
         first = observer.announced is None and isinstance(ids, torch.Tensor)
         if first and isinstance(ids, torch.Tensor):
-            observer.announced = ids.shape[1]
+            settings = kwargs, kwargs.get("generation_config", args[1] if len(args) > 1 else None)
+            if (beams := int(_setting("num_beams", model, *settings) or 1)) > 1:
+                raise refuse_beams(beams)
             mask = kwargs.get("attention_mask")
             if mask is not None and mask.dim() == 2 and observer.row < len(mask):
-                observer.pads = int((mask[observer.row] == 0).sum())
-            heard.sampled = bool(kwargs.get("do_sample", getattr(model.generation_config, "do_sample", False)))
+                observer.pads = count_padding(mask, observer.row)
+            observer.announced = ids.shape[1]
+            heard.sampled = bool(_setting("do_sample", model, *settings))
         result = original(*args, **kwargs)
         rows = getattr(result, "sequences", result)
         if first and isinstance(rows, torch.Tensor) and len(rows) > observer.row:
@@ -88,8 +91,17 @@ def _generate_heard(model: Any, observer: Observer, heard: Heard) -> Iterator[No
     try:
         yield
     finally:
-        vars(model).pop("generate", None)
+        if vars(model).get("generate") is generate:
+            vars(model).pop("generate")
+            vars(model).update({} if own is None else {"generate": own})
         vars(model).pop(MARK, None)
+
+
+def _setting(name: str, model: Any, keywords: dict[str, Any], config: Any) -> Any:
+    """Return a setting of a call of `generate`: its keyword's, its generation_config's, the model's; None: none has
+    it."""
+    found = keywords.get(name), getattr(config, name, None), getattr(model.generation_config, name, None)
+    return next((value for value in found if value is not None), None)
 
 
 def _padding(mask: Any) -> torch.Tensor | None:
