@@ -87,7 +87,7 @@ class Observed(Stored):
     """of the copy of all keys and values, with the room for more of them; 0: none was kept"""
     entries: dict[str, int] = Field({})
     """attended entries over all steps, layers and KV heads, by how they were matched with the written keys: exact,
-    rotated, rewritten, unmatched"""
+    rotated, rewritten, unmatched. ambiguous: those among them of which more equal keys were written than stayed"""
     unmatched_mass: float | None = None
     """attention on entries that match no written key, mean over steps, layers and query heads: the column
     `mass_mean` of head_step"""

@@ -34,6 +34,7 @@ from kvlens.text.token_text import TokenStream
 
 DRAWN: dict[str, Any] = {"temperature": None, "top_p": None, "seed": None}
 """of a generation that drew its tokens: kvlens does not see with which values"""
+COUNTED = ("exact", "rotated", "rewritten", "ambiguous")
 
 
 @dataclass(frozen=True)
@@ -148,7 +149,7 @@ def _meta(
     key = reference_key(request, prepared)
     pairing = Pairing(reference, uid, key, parent, block.holds, block.drops)
     meta = describe(request, plan(request, prepared), pairing, prepared)
-    kinds = {name: int(sum(step.kinds[name] for step in observer.steps)) for name in ("exact", "rotated", "rewritten")}
+    kinds = {name: int(sum(step.kinds[name] for step in observer.steps)) for name in COUNTED}
     observed = Observed(
         cache=observer.cache_name or None,
         presses=tuple(block.presses),
