@@ -76,8 +76,8 @@ def _answer(action: str, words: list[str]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Carry out one action and print its answer as JSON. Arguments: bytes of memory, `check` or `import`, folders, the run's
-    uid."""
+    """Carry out one action and print its answer as JSON. Arguments: bytes of memory, `check` or `import`, folders, the
+    run's uid."""
     memory, action, *words = sys.argv[1:]
     for limit, most in ((resource.RLIMIT_AS, int(memory)), (resource.RLIMIT_CPU, MOST_SECONDS)):
         with contextlib.suppress(ValueError, OSError):  # a lower limit holds already
