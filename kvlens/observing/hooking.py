@@ -120,20 +120,20 @@ def _note_presses(model: Any, heard: Heard) -> None:
     for module in model.modules():
         for hook in module._forward_hooks.values():
             owner = getattr(hook, "__self__", None)
-            if type(owner).__module__.startswith("kvpress") and (name := _press_name(owner)) not in heard.presses:
+            if type(owner).__module__.startswith("kvpress") and (name := press_name(owner)) not in heard.presses:
                 heard.presses.append(name)
 
 
-def _press_name(press: Any) -> str:
+def press_name(press: Any) -> str:
     """Return a press as it was made: its class with the fields that a caller sets, tensors and weights left out."""
     fields = dataclasses.fields(press) if dataclasses.is_dataclass(press) else ()
-    parts = [(field.name, getattr(press, field.name, None)) for field in fields if field.init]
+    parts = [(field.name, getattr(press, field.name, None)) for field in fields if field.init and field.name[0] != "_"]
     return f"{type(press).__name__}({', '.join(f'{name}={_value(value)}' for name, value in parts)})"
 
 
 def _value(value: Any) -> str:
     if type(value).__module__.startswith("kvpress"):
-        return _press_name(value)
+        return press_name(value)
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_value, value))}]"
     return repr(value) if isinstance(value, int | float | str | None) else type(value).__name__
