@@ -12,8 +12,6 @@ import importlib
 import importlib.metadata
 import importlib.util
 import inspect
-import re
-import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from kvlens.methods.families.prompt_eviction import PromptEviction, PromptEvictionParameters
 from kvlens.methods.needs import Needs
 from kvlens.methods.parameters import param
+from kvlens.methods.pressrequirements import distribution, missing_requirements, pip_commands
 from kvlens.methods.run_inputs import Inputs, Prefilled
 
 if TYPE_CHECKING:
@@ -33,8 +32,6 @@ if TYPE_CHECKING:
 PREFIX = "kvpress:"
 RATIO = "compression_ratio"
 """the press's field that follows from kvlens's budget"""
-REQUIRED = ("accelerate", "cachetools", "datasets", "fire", "peft", "requests")
-"""what kvpress 0.5.5 requires beside what kvlens does"""
 
 
 class NoPress(ValueError):
@@ -163,39 +160,11 @@ def press_method(name: str) -> type[Method]:
     )
 
 
-def missing_requirements() -> list[str]:
-    """Return what kvpress requires and this environment lacks, as pip takes it; the versions of what is there are not
-    asked for: kvpress wants an older transformers."""
-    try:
-        required = importlib.metadata.requires("kvpress") or []
-    except importlib.metadata.PackageNotFoundError:
-        required = list(REQUIRED)
-    plain = [line.partition(";")[0].strip() for line in required if "extra ==" not in line]
-    return [line for line in plain if not _is_installed(_name(line))]
-
-
-def _name(requirement: str) -> str:
-    return re.split(r"[^\w.-]", requirement, maxsplit=1)[0]
-
-
-def _is_installed(name: str) -> bool:
-    try:
-        importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return True
-
-
-def _command(missing: list[str]) -> list[str]:
-    """Return the command that installs what is missing; none where nothing is."""
-    return [f"pip install {' '.join(shlex.quote(line) for line in missing)}"] if missing else []
-
-
 def _library() -> Any:
     """kvpress. Importing it wraps the attention functions that transformers knows, for presses that mask; kvlens runs
     none of them, so the functions are put back."""
     if importlib.util.find_spec("kvpress") is None:
-        command = " && ".join([*_command(missing_requirements()), "pip install --no-deps kvpress"])
+        command = " && ".join([*pip_commands(missing_requirements()), "pip install --no-deps kvpress"])
         raise NoPress(f"kvpress is not installed: `{command}` leaves kvlens its transformers.")
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -204,9 +173,9 @@ def _library() -> Any:
         return importlib.import_module("kvpress")
     except ModuleNotFoundError as error:
         missing, module = missing_requirements(), str(error.name).partition(".")[0]
-        missing += [] if module in [_name(line).replace("-", "_") for line in missing] else [module]
+        missing += [] if module in [distribution(line).replace("-", "_") for line in missing] else [module]
         named = ", ".join(f"'{name}'" for name in missing)
-        raise NoPress(f"kvpress is installed and needs {named}: `{_command(missing)[0]}`.") from None
+        raise NoPress(f"kvpress is installed and needs {named}: `{pip_commands(missing)[0]}`.") from None
     except ImportError as error:
         raise NoPress(f"kvpress cannot be imported beside this transformers: {_reason(error)}.") from None
     finally:

@@ -11,7 +11,7 @@ from uiruns import Visit
 
 import kvlens
 from kvlens.app.ui.common.sentences import OBSERVED_HOLD
-from kvlens.app.ui.replay.details import observed_conditions
+from kvlens.app.ui.replay.conditions import observed_conditions
 from kvlens.meta import Observed
 
 

@@ -24,7 +24,8 @@ from kvlens.cli.main import main
 from kvlens.engine.engine import Engine, Options
 from kvlens.engine.loop import Generation
 from kvlens.engine.session import Session
-from kvlens.methods.kvpress import NoPress, missing_requirements, press_method
+from kvlens.methods.kvpress import NoPress, press_method
+from kvlens.methods.pressrequirements import missing_requirements
 
 N, TOKENS = 141, 37
 RUNNABLE = "DrawnPress, NormPress, QueryPress, SharePress, WeightsPress, WholePress"
@@ -244,7 +245,7 @@ def test_all_that_kvpress_lacks_is_named_at_once(presses: Any, monkeypatch: pyte
 
 
 def test_one_command_installs_kvpress_and_what_it_lacks(nothing: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvlens.methods.kvpress.REQUIRED", ("torch", "nosuchpackage"))
+    monkeypatch.setattr("kvlens.methods.pressrequirements.REQUIRED", ("torch", "nosuchpackage"))
     with pytest.raises(NoPress) as refusal:
         press_method("kvpress:NormPress")
     assert "`pip install nosuchpackage && pip install --no-deps kvpress`" in str(refusal.value)

@@ -14,10 +14,10 @@ from kvlens.app.ui.common.parts import unmoved
 from kvlens.app.ui.common.spantext import span_text, window_range
 from kvlens.app.ui.common.state import Selection
 from kvlens.app.ui.common.widgets import plain
+from kvlens.app.ui.replay.conditions import observed_conditions
 from kvlens.lens.knob import NOT_RECORDED
 from kvlens.lens.output import output_text
 from kvlens.memory.budget import NO_LIMIT
-from kvlens.meta import Observed
 from kvlens.methods.naming import run_name
 from kvlens.player.payload import cube
 from kvlens.recording.metrics import head_label, metric_of
@@ -84,20 +84,6 @@ def conditions(reader: TraceReader) -> None:
             key: value for key, value in meta.to_row().items() if key not in ("config", "prompt_text", "model_info")
         }
         st.code(visible(json.dumps(rest, indent=1, ensure_ascii=False)), language="json", height=240)
-
-
-def observed_conditions(observed: Observed) -> list[str]:
-    """What was seen of a run that kvlens did not steer, a sentence each."""
-    mass, ambiguous = observed.unmatched_mass, observed.entries.get("ambiguous", 0)
-    unmatched = "not recorded" if mass is None else f"{mass:.4f}"
-    drawn = {None: "not recorded", True: "yes", False: "no"}[observed.sampled]
-    return [
-        f"Attention on keys that match no written key: {unmatched}.",
-        *([f"Entries of which more equal keys were written than stayed: {ambiguous:,}."] if ambiguous else []),
-        f"The generation drew its tokens: {drawn}.",
-        f"Later passes that were not followed: {observed.stopped or 'none'}.",
-        f"No comparison with full KV: {observed.no_reference or 'there is one'}.",
-    ]
 
 
 def attended(reader: TraceReader, selection: Selection) -> None:
