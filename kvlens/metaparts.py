@@ -100,7 +100,7 @@ class Observed(Stored):
     padding: Size = None
     """tokens on the left of the row that are padding"""
     sampled: bool | None = None
-    """the caller's generation drew its tokens"""
+    """the caller's generation drew its tokens; False too of a loop that chose the most probable token at each step"""
     stopped: str | None = None
     """why later passes were not followed; None: all were"""
     no_reference: str | None = None

@@ -24,8 +24,8 @@ class Heard:
         self.presses: list[str] = []
         self.sequence: list[int] | None = None
         """tokens of the chosen sequence, without padding"""
-        self.sampled = False
-        """the caller's generation drew its tokens"""
+        self.sampled: bool | None = None
+        """the caller's generation drew its tokens; None: no call of `generate` said"""
 
 
 @contextmanager
@@ -66,7 +66,7 @@ def hooked(model: Any, observer: Observer, heard: Heard) -> Iterator[None]:
 @contextmanager
 def _generate_heard(model: Any, observer: Observer, heard: Heard) -> Iterator[None]:
     """Inside, a call of the model's `generate` tells how long its prompt is and what it returned."""
-    original, own = model.generate, vars(model).get("generate")
+    original, replaced = model.generate, vars(model).get("generate")
 
     def generate(*args: Any, **kwargs: Any) -> Any:
         ids = kwargs.get("input_ids", kwargs.get("inputs", args[0] if args else None))
@@ -93,15 +93,15 @@ def _generate_heard(model: Any, observer: Observer, heard: Heard) -> Iterator[No
     finally:
         if vars(model).get("generate") is generate:
             vars(model).pop("generate")
-            vars(model).update({} if own is None else {"generate": own})
+            vars(model).update({} if replaced is None else {"generate": replaced})
         vars(model).pop(MARK, None)
 
 
 def _setting(name: str, model: Any, keywords: dict[str, Any], config: Any) -> Any:
     """Return a setting of a call of `generate`: its keyword's, its generation_config's, the model's; None: none has
     it."""
-    found = keywords.get(name), getattr(config, name, None), getattr(model.generation_config, name, None)
-    return next((value for value in found if value is not None), None)
+    values = keywords.get(name), getattr(config, name, None), getattr(model.generation_config, name, None)
+    return next((value for value in values if value is not None), None)
 
 
 def _padding(mask: Any) -> torch.Tensor | None:

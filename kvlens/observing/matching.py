@@ -86,12 +86,11 @@ class Matcher:
         which entries are ambiguous)."""
         numbers = torch.where(live, numbers, torch.iinfo(torch.int64).max)
         ordered, order = numbers.sort(stable=True)
-        first = torch.searchsorted(ordered, ordered)
-        rank = torch.arange(ordered.shape[1], device=ordered.device) - first
+        rank = torch.arange(ordered.shape[1], device=ordered.device) - torch.searchsorted(ordered, ordered)
         further = (place + torch.empty_like(rank).scatter_(1, order, rank)).clamp(max=self._sorted.shape[1] - 1)
-        left = torch.searchsorted(ordered, numbers, right=True) - torch.searchsorted(ordered, numbers)
+        entries = torch.searchsorted(ordered, numbers, right=True) - torch.searchsorted(ordered, numbers)
         written = torch.searchsorted(self._sorted, numbers, right=True) - torch.searchsorted(self._sorted, numbers)
-        return torch.where(self._sorted.gather(1, further) == numbers, further, place), written > left
+        return torch.where(self._sorted.gather(1, further) == numbers, further, place), written > entries
 
     def _compare_values(self, values: torch.Tensor, hit: torch.Tensor, match: Match) -> None:
         """Mark exact keys whose values are not the written ones."""
@@ -113,9 +112,9 @@ class Matcher:
             names = numbers[head, places].tolist()
             new = [at for at, name in enumerate(names) if name not in memory]
             if new:
-                taken = set(match.position[head][match.kind[head] != NOTHING].tolist())
-                taken |= {memory[name][0] for name in names if name in memory}
-                rows = self._searched(keys[head], head, places[new], taken)
+                elsewhere = set(match.position[head][match.kind[head] != NOTHING].tolist())
+                elsewhere |= {memory[name][0] for name in names if name in memory}
+                rows = self._searched(keys[head], head, places[new], elsewhere)
                 memory.update(zip([names[at] for at in new], rows, strict=True))
             if not names:
                 continue
@@ -125,8 +124,8 @@ class Matcher:
             match.error[head, places] = torch.tensor(error, device=keys.device)
             match.ambiguous[head, places] = torch.tensor(ambiguous, device=keys.device)
 
-    def _searched(self, keys: torch.Tensor, head: int, places: torch.Tensor, taken: set[int]) -> list[Found]:
-        """Return what was found of entries `places` of keys [C, D] of one KV head. taken: positions of its other
+    def _searched(self, keys: torch.Tensor, head: int, places: torch.Tensor, elsewhere: set[int]) -> list[Found]:
+        """Return what was found of entries `places` of keys [C, D] of one KV head. elsewhere: positions of its other
         entries."""
         if (whole := self._written.keys) is None:
             return [(-1, NOTHING, 0.0, False)] * len(places)
@@ -139,7 +138,7 @@ class Matcher:
             plain_written = self._turn(written, torch.arange(len(written), device=keys.device))
             turned, turned_error, _ = _nearest(plain[places], plain_written)
             same = (turned_error < SAME) & (turned_error < error)
-            turned, repeated, ambiguous = _in_order(plain[places], plain_written, turned, same, taken)
+            turned, repeated, ambiguous = _in_order(plain[places], plain_written, turned, same, elsewhere)
             nearest, error = torch.where(same, turned, nearest), torch.where(same, turned_error, error)
             kind = torch.where(same, torch.where(repeated, REWRITTEN, ROTATED), kind)
         nearest = torch.where(kind == NOTHING, -1, nearest)
@@ -150,29 +149,29 @@ def _nearest(keys: torch.Tensor, written: torch.Tensor) -> tuple[torch.Tensor, t
     """Return (the row of written [n, D] nearest to each of keys [u, D], the relative distance, the same in the channels
     that were compared). Channels that are 0 in all keys were pruned: they are not compared."""
     live = (keys != 0).any(0) | (keys == 0).all()
-    chosen, candidates = keys[:, live], written[:, live]
-    rows = torch.cat([torch.cdist(part, candidates).argmin(1) for part in chosen.split(ROWS)])
-    compared = _distance(chosen, candidates[rows])
+    live_keys, candidates = keys[:, live], written[:, live]
+    rows = torch.cat([torch.cdist(part, candidates).argmin(1) for part in live_keys.split(ROWS)])
+    compared = _distance(live_keys, candidates[rows])
     return rows, _distance(keys, written[rows]), compared
 
 
 def _in_order(
-    keys: torch.Tensor, written: torch.Tensor, nearest: torch.Tensor, same: torch.Tensor, taken: set[int]
+    keys: torch.Tensor, written: torch.Tensor, nearest: torch.Tensor, same: torch.Tensor, elsewhere: set[int]
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return (positions of keys [u, D] that are the `same` as written ones, whether another entry has the position,
     whether more equal keys were written than are left). Equal tokens have equal keys in the first layer once rotation
-    is taken back: they go to their positions in order. taken: positions of other entries, which no key gets."""
+    is taken back: they go to their positions in order. elsewhere: positions of other entries, which no key gets."""
     rows, repeated, ambiguous = nearest.tolist(), torch.zeros_like(same), torch.zeros_like(same)
     alike = {
         at: tuple((_distance(written, keys[at].expand_as(written)) < SAME).nonzero()[:, 0].tolist())
         for at in same.nonzero()[:, 0].tolist()
     }
-    left, others, last, taken = Counter(alike.values()), taken, -1, set(taken)
+    entries, last, taken = Counter(alike.values()), -1, set(elsewhere)
     for at, places in alike.items():
         open_places = [place for place in places if place not in taken]
         rows[at] = next((place for place in open_places if place > last), (open_places or rows[at : at + 1])[0])
         repeated[at] = rows[at] in taken
-        ambiguous[at] = sum(place not in others for place in places) > left[places]
+        ambiguous[at] = sum(place not in elsewhere for place in places) > entries[places]
         last = rows[at]
         taken.add(last)
     return torch.tensor(rows, device=nearest.device), repeated, ambiguous

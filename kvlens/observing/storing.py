@@ -52,7 +52,7 @@ class Block:
     drops: tuple[Drop, ...] = ()
     parent: TraceReader | None = None
     presses: list[str] = field(default_factory=list)
-    sampled: bool = False
+    sampled: bool | None = None
 
 
 def store_observed(observer: Observer, block: Block, runs_dir: Path, error: str | None, report: Report) -> str:
@@ -181,7 +181,7 @@ def _meta(
             "coverage": observer.shadow,
             "oracle": None if observer.oracle is None else observer.oracle.meta(),
             "max_new": None,
-            **(DRAWN if block.sampled else {}),
+            **({} if block.sampled is False else DRAWN),
             "observed": observed,
         }
     )

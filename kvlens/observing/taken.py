@@ -82,5 +82,7 @@ def count_length(cache: Any) -> int:
 
 def chose_greedily(steps: Sequence[Taken], given_end: int) -> bool:
     """Return True if every step behind the given tokens chose the most probable token of its logits."""
-    chosen = [step for step in steps if step.logits is not None and step.position + 1 >= given_end]
-    return all(step.logits is not None and int(step.logits.argmax()) == step.token for step in chosen)
+    return all(
+        step.logits is None or step.position + 1 < given_end or int(step.logits.argmax()) == step.token
+        for step in steps
+    )

@@ -449,6 +449,17 @@ def test_a_drawn_token_is_never_invented(model: Any, tokenizer: Any, ids: torch.
     assert [step.token for step in watch.observer.steps] == drawn[:-1]
 
 
+@pytest.mark.parametrize(("greedy", "sampled"), [(True, False), (False, None)])
+def test_a_loop_of_ones_own_says_only_that_it_was_greedy(
+    model: Any, tokenizer: Any, ids: torch.Tensor, tmp_path: Path, greedy: bool, sampled: bool | None
+) -> None:
+    with kvlens.observe(model, tokenizer, runs=tmp_path, progress=False, compare=False) as seen:
+        decode_cut(model, ids, list(range(70))) if greedy else sample(model, ids, 4)
+    assert seen.run.meta.observed is not None
+    assert seen.run.meta.observed.sampled is sampled
+    assert (seen.run.meta.seed is None) is not greedy
+
+
 def test_bytes_of_a_batch_are_the_rows_share(model: Any, tokenizer: Any, ids: torch.Tensor) -> None:
     _, alone = watched(model, tokenizer, ids)
     _, among = watched(model, tokenizer, ids.repeat(4, 1))

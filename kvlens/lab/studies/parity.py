@@ -39,19 +39,19 @@ def own_methods(results: Path = RESULTS) -> dict[str, tuple[str, str]]:
     return found
 
 
-def _cells(row: dict[str, Any], own: dict[str, tuple[str, str]]) -> list[str]:
+def _cells(row: dict[str, Any], methods: dict[str, tuple[str, str]]) -> list[str]:
     """Return the table's cells of one press."""
-    method, made = own.get(row["press"], ("-", ""))
-    first = [
+    method, kept_by = methods.get(row["press"], ("-", ""))
+    names = [
         f"`{row.get('made', row['press'])}`",
-        f"`{method}`: `{made}`" if made else method,
+        f"`{method}`: `{kept_by}`" if kept_by else method,
         "yes" if row["by_score"] else "-",
     ]
     if "failed" in row:
-        return [*first, f"failed: {row['failed']}", *["-"] * 8]
+        return [*names, f"failed: {row['failed']}", *["-"] * 8]
     kept = "equal" if row["rule"] == EVERY_KEY else "all entries found"
     return [
-        *first,
+        *names,
         "equal" if row["tokens_equal"] else "differ",
         kept if row["kept_equal"] else "differs",
         *(f"{row[name]:,}" for name in ("exact", "rotated", "rewritten", "ambiguous", "unmatched")),
