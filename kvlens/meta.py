@@ -222,9 +222,11 @@ class RunMeta(Outcome):
         return self.imported is None and self.observed is None
 
     def lacks(self, table: str) -> bool:
-        """Return True if a table was not recorded: its rows stayed behind, or another engine did not write it."""
+        """Return True if a table was not recorded: its rows stayed behind, another engine did not write it, or an
+        observed cache moved its own bytes."""
         written = None if self.imported is None else self.imported.tables
-        return table in self.left_out or (written is not None and table not in written)
+        unseen = self.observed is not None and table == "transfer"
+        return unseen or table in self.left_out or (written is not None and table not in written)
 
     @property
     def sampled(self) -> Sampled | None:

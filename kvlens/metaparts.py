@@ -84,10 +84,10 @@ class Observed(Stored):
     attention: str | None = None
     """the model's attention implementation"""
     shadow_bytes: Size = None
-    """of the copy of all keys and values; 0: none was kept"""
+    """of the copy of all keys and values, with the room for more of them; 0: none was kept"""
     entries: dict[str, int] = Field({})
     """attended entries over all steps, layers and KV heads, by how they were matched with the written keys: exact,
-    rotated, rewritten, unmatched"""
+    rotated, rewritten, unmatched. ambiguous: those among them of which more equal keys were written than stayed"""
     unmatched_mass: float | None = None
     """attention on entries that match no written key, mean over steps, layers and query heads: the column
     `mass_mean` of head_step"""
@@ -100,7 +100,7 @@ class Observed(Stored):
     padding: Size = None
     """tokens on the left of the row that are padding"""
     sampled: bool | None = None
-    """the caller's generation drew its tokens"""
+    """the caller's generation drew its tokens; False too of a loop that chose the most probable token at each step"""
     stopped: str | None = None
     """why later passes were not followed; None: all were"""
     no_reference: str | None = None

@@ -44,7 +44,7 @@ class observe:  # noqa: N801 - used as a function
 
     Raises:
         RequestError: `attention_without_weights`, `already_observed`, `layers_without_attention`; when the block ends
-            `nothing_observed`, `no_such_row`, `bad_prompt`.
+            `nothing_observed`, `bad_prompt`; inside it `no_such_row`, `padding_right`, `beams`.
 
     >>> with kvlens.observe(model, tokenizer, answer="48213") as seen:  # doctest: +SKIP
     ...     model.generate(**inputs)

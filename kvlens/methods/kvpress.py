@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from kvlens.methods.families.prompt_eviction import PromptEviction, PromptEvictionParameters
 from kvlens.methods.needs import Needs
 from kvlens.methods.parameters import param
+from kvlens.methods.pressrequirements import distribution, missing_requirements, pip_commands
 from kvlens.methods.run_inputs import Inputs, Prefilled
 
 if TYPE_CHECKING:
@@ -163,17 +164,18 @@ def _library() -> Any:
     """kvpress. Importing it wraps the attention functions that transformers knows, for presses that mask; kvlens runs
     none of them, so the functions are put back."""
     if importlib.util.find_spec("kvpress") is None:
-        raise NoPress(
-            "kvpress is not installed: `pip install --no-deps kvpress` puts it beside kvlens, whose transformers pip "
-            "would exchange otherwise; kvlens then says what else it needs."
-        )
+        command = " && ".join([*pip_commands(missing_requirements()), "pip install --no-deps kvpress"])
+        raise NoPress(f"kvpress is not installed: `{command}` leaves kvlens its transformers.")
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     functions_before = dict(ALL_ATTENTION_FUNCTIONS.items())
     try:
         return importlib.import_module("kvpress")
     except ModuleNotFoundError as error:
-        raise NoPress(f"kvpress is installed and needs '{error.name}': `pip install {error.name}`.") from None
+        missing, module = missing_requirements(), str(error.name).partition(".")[0]
+        missing += [] if module in [distribution(line).replace("-", "_") for line in missing] else [module]
+        named = ", ".join(f"'{name}'" for name in missing)
+        raise NoPress(f"kvpress is installed and needs {named}: `{pip_commands(missing)[0]}`.") from None
     except ImportError as error:
         raise NoPress(f"kvpress cannot be imported beside this transformers: {_reason(error)}.") from None
     finally:

@@ -156,4 +156,4 @@ def _wrap_update(stack: ExitStack, kind: type, watcher: Watcher, state: dict[str
             state["inside"] = not outermost
 
     kind.update = update  # type: ignore[attr-defined]
-    stack.callback(lambda: setattr(kind, "update", original))
+    stack.callback(lambda: setattr(kind, "update", original) if vars(kind).get("update") is update else None)

@@ -60,6 +60,7 @@ class Changes:
             torch.cat([match.position, places.expand(heads, -1)], 1),
             torch.cat([match.kind, missing[:, places].to(torch.uint8) * EXACT], 1),
             torch.cat([match.error, match.error.new_zeros(heads, len(places))], 1),
+            torch.cat([match.ambiguous, match.ambiguous.new_zeros(heads, len(places))], 1),
         )
         return changed, whole, new
 

@@ -86,13 +86,14 @@ def present(layers: Sequence[LayerSeen], row: int, tokens: int) -> torch.Tensor:
 
 
 def count_kinds(layers: Sequence[LayerSeen], row: int) -> dict[str, float]:
-    """Return entries by kind over layers and KV heads, the largest error and the mass on entries without a position
-    (mean over layers and query heads)."""
-    counts: dict[str, float] = dict.fromkeys((*KINDS, "error", "unmatched"), 0.0)
+    """Return entries by kind over layers and KV heads, of these the ambiguous ones, the largest error and the mass on
+    entries without a position (mean over layers and query heads)."""
+    counts: dict[str, float] = dict.fromkeys((*KINDS, "ambiguous", "error", "unmatched"), 0.0)
     for layer in layers:
         seen = layer.attended[:, row]
         for code in (EXACT, ROTATED, REWRITTEN):
             counts[KINDS[code]] += int((seen & (layer.match.kind == code)).sum())
+        counts["ambiguous"] += int((seen & layer.match.ambiguous).sum())
         weights = layer.weights[:, row].unflatten(0, (len(seen), -1))
         free = (layer.match.kind == NOTHING)[:, None] & (weights > 0)
         counts[KINDS[NOTHING]] += int(free.any(1).sum())

@@ -12,7 +12,7 @@ import torch
 
 from kvlens.observing.calls import watching
 from kvlens.observing.observer import Observer
-from kvlens.observing.refusals import refuse_nested
+from kvlens.observing.refusals import count_padding, refuse_beams, refuse_nested
 
 MARK = "_kvlens_observed"
 
@@ -24,8 +24,8 @@ class Heard:
         self.presses: list[str] = []
         self.sequence: list[int] | None = None
         """tokens of the chosen sequence, without padding"""
-        self.sampled = False
-        """the caller's generation drew its tokens"""
+        self.sampled: bool | None = None
+        """the caller's generation drew its tokens; None: no call of `generate` said"""
 
 
 @contextmanager
@@ -66,17 +66,20 @@ def hooked(model: Any, observer: Observer, heard: Heard) -> Iterator[None]:
 @contextmanager
 def _generate_heard(model: Any, observer: Observer, heard: Heard) -> Iterator[None]:
     """Inside, a call of the model's `generate` tells how long its prompt is and what it returned."""
-    original = model.generate
+    original, replaced = model.generate, vars(model).get("generate")
 
     def generate(*args: Any, **kwargs: Any) -> Any:
         ids = kwargs.get("input_ids", kwargs.get("inputs", args[0] if args else None))
         first = observer.announced is None and isinstance(ids, torch.Tensor)
         if first and isinstance(ids, torch.Tensor):
-            observer.announced = ids.shape[1]
+            settings = kwargs, kwargs.get("generation_config", args[1] if len(args) > 1 else None)
+            if (beams := int(_setting("num_beams", model, *settings) or 1)) > 1:
+                raise refuse_beams(beams)
             mask = kwargs.get("attention_mask")
             if mask is not None and mask.dim() == 2 and observer.row < len(mask):
-                observer.pads = int((mask[observer.row] == 0).sum())
-            heard.sampled = bool(kwargs.get("do_sample", getattr(model.generation_config, "do_sample", False)))
+                observer.pads = count_padding(mask, observer.row)
+            observer.announced = ids.shape[1]
+            heard.sampled = bool(_setting("do_sample", model, *settings))
         result = original(*args, **kwargs)
         rows = getattr(result, "sequences", result)
         if first and isinstance(rows, torch.Tensor) and len(rows) > observer.row:
@@ -88,8 +91,17 @@ def _generate_heard(model: Any, observer: Observer, heard: Heard) -> Iterator[No
     try:
         yield
     finally:
-        vars(model).pop("generate", None)
+        if vars(model).get("generate") is generate:
+            vars(model).pop("generate")
+            vars(model).update({} if replaced is None else {"generate": replaced})
         vars(model).pop(MARK, None)
+
+
+def _setting(name: str, model: Any, keywords: dict[str, Any], config: Any) -> Any:
+    """Return a setting of a call of `generate`: its keyword's, its generation_config's, the model's; None: none has
+    it."""
+    values = keywords.get(name), getattr(config, name, None), getattr(model.generation_config, name, None)
+    return next((value for value in values if value is not None), None)
 
 
 def _padding(mask: Any) -> torch.Tensor | None:
@@ -108,20 +120,20 @@ def _note_presses(model: Any, heard: Heard) -> None:
     for module in model.modules():
         for hook in module._forward_hooks.values():
             owner = getattr(hook, "__self__", None)
-            if type(owner).__module__.startswith("kvpress") and (name := _press_name(owner)) not in heard.presses:
+            if type(owner).__module__.startswith("kvpress") and (name := press_name(owner)) not in heard.presses:
                 heard.presses.append(name)
 
 
-def _press_name(press: Any) -> str:
+def press_name(press: Any) -> str:
     """Return a press as it was made: its class with the fields that a caller sets, tensors and weights left out."""
     fields = dataclasses.fields(press) if dataclasses.is_dataclass(press) else ()
-    parts = [(field.name, getattr(press, field.name, None)) for field in fields if field.init]
+    parts = [(field.name, getattr(press, field.name, None)) for field in fields if field.init and field.name[0] != "_"]
     return f"{type(press).__name__}({', '.join(f'{name}={_value(value)}' for name, value in parts)})"
 
 
 def _value(value: Any) -> str:
     if type(value).__module__.startswith("kvpress"):
-        return _press_name(value)
+        return press_name(value)
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_value, value))}]"
     return repr(value) if isinstance(value, int | float | str | None) else type(value).__name__

@@ -5,6 +5,7 @@ Shapes of one layer: H KV heads, n written positions, C entries that attention r
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -26,14 +27,20 @@ Turn = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """takes the rotary embedding of keys [m, D] at positions [m] away"""
 
 
+Found = tuple[int, int, float, bool]
+"""position, kind, error and ambiguous of one entry"""
+
+
 @dataclass
 class Match:
     """position int64 [H, C], -1: none; kind uint8 [H, C]; error float32 [H, C]: relative distance of the key, of an
-    exact key that of the value."""
+    exact key that of the value; ambiguous bool [H, C]: more equal keys were written than entries are left, and which of
+    them stayed cannot be known."""
 
     position: torch.Tensor
     kind: torch.Tensor
     error: torch.Tensor
+    ambiguous: torch.Tensor
 
 
 class Matcher:
@@ -46,18 +53,20 @@ class Matcher:
         self._version = -1
         self._repeats = False
         """two positions have the same key"""
-        self._remembered: list[dict[int, tuple[int, int, float]]] = []
+        self._remembered: list[dict[int, Found]] = []
 
     def match(self, keys: torch.Tensor, values: torch.Tensor, live: torch.Tensor) -> Match:
         """Return the positions of the entries [H, C, D]; entries that are not live (bool [H, C]) have none."""
         self._refresh()
         numbers = digests(keys)
         place = torch.searchsorted(self._sorted, numbers).clamp(max=self._sorted.shape[1] - 1)
+        ambiguous = torch.zeros_like(live)
         if self._repeats:
-            place = self._told_apart(place, numbers)
+            place, ambiguous = self._told_apart(place, numbers, live)
         hit = (self._sorted.gather(1, place) == numbers) & live
         position = torch.where(hit, self._order.gather(1, place), -1)
-        match = Match(position, hit.to(torch.uint8) * EXACT, torch.zeros(numbers.shape, device=keys.device))
+        error = torch.zeros(numbers.shape, device=keys.device)
+        match = Match(position, hit.to(torch.uint8) * EXACT, error, ambiguous & hit)
         self._compare_values(values, hit, match)
         searched = live & ~hit
         if bool(searched.any()):
@@ -70,12 +79,18 @@ class Matcher:
             self._repeats = bool((self._sorted[:, 1:] == self._sorted[:, :-1]).any())
             self._version = self._written.version
 
-    def _told_apart(self, place: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-        """Equal keys of several positions (a model without rotation) go to these positions in order."""
+    def _told_apart(
+        self, place: torch.Tensor, numbers: torch.Tensor, live: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Equal keys of several positions (a model without rotation) go to these positions in order. Returns (places,
+        which entries are ambiguous)."""
+        numbers = torch.where(live, numbers, torch.iinfo(torch.int64).max)
         ordered, order = numbers.sort(stable=True)
         rank = torch.arange(ordered.shape[1], device=ordered.device) - torch.searchsorted(ordered, ordered)
         further = (place + torch.empty_like(rank).scatter_(1, order, rank)).clamp(max=self._sorted.shape[1] - 1)
-        return torch.where(self._sorted.gather(1, further) == numbers, further, place)
+        entries = torch.searchsorted(ordered, numbers, right=True) - torch.searchsorted(ordered, numbers)
+        written = torch.searchsorted(self._sorted, numbers, right=True) - torch.searchsorted(self._sorted, numbers)
+        return torch.where(self._sorted.gather(1, further) == numbers, further, place), written > entries
 
     def _compare_values(self, values: torch.Tensor, hit: torch.Tensor, match: Match) -> None:
         """Mark exact keys whose values are not the written ones."""
@@ -97,57 +112,69 @@ class Matcher:
             names = numbers[head, places].tolist()
             new = [at for at, name in enumerate(names) if name not in memory]
             if new:
-                rows = self._searched(keys[head], head, places[new])
+                elsewhere = set(match.position[head][match.kind[head] != NOTHING].tolist())
+                elsewhere |= {memory[name][0] for name in names if name in memory}
+                rows = self._searched(keys[head], head, places[new], elsewhere)
                 memory.update(zip([names[at] for at in new], rows, strict=True))
             if not names:
                 continue
-            position, kind, error = zip(*(memory[name] for name in names), strict=True)
+            position, kind, error, ambiguous = zip(*(memory[name] for name in names), strict=True)
             match.position[head, places] = torch.tensor(position, device=keys.device)
             match.kind[head, places] = torch.tensor(kind, dtype=torch.uint8, device=keys.device)
             match.error[head, places] = torch.tensor(error, device=keys.device)
+            match.ambiguous[head, places] = torch.tensor(ambiguous, device=keys.device)
 
-    def _searched(self, keys: torch.Tensor, head: int, places: torch.Tensor) -> list[tuple[int, int, float]]:
-        """Return (position, kind, error) of entries `places` of keys [C, D] of one KV head."""
+    def _searched(self, keys: torch.Tensor, head: int, places: torch.Tensor, elsewhere: set[int]) -> list[Found]:
+        """Return what was found of entries `places` of keys [C, D] of one KV head. elsewhere: positions of its other
+        entries."""
         if (whole := self._written.keys) is None:
-            return [(-1, NOTHING, 0.0)] * len(places)
+            return [(-1, NOTHING, 0.0, False)] * len(places)
         written = whole[head].float()
         nearest, error, compared = _nearest(keys[places].float(), written)
         kind = torch.where(compared <= MOST_ERROR, REWRITTEN, NOTHING)
+        ambiguous = torch.zeros_like(kind, dtype=torch.bool)
         if self._turn is not None:
             plain = self._turn(keys, torch.arange(len(keys), device=keys.device))
             plain_written = self._turn(written, torch.arange(len(written), device=keys.device))
             turned, turned_error, _ = _nearest(plain[places], plain_written)
             same = (turned_error < SAME) & (turned_error < error)
-            turned, repeated = _in_order(plain[places], plain_written, turned, same)
+            turned, repeated, ambiguous = _in_order(plain[places], plain_written, turned, same, elsewhere)
             nearest, error = torch.where(same, turned, nearest), torch.where(same, turned_error, error)
             kind = torch.where(same, torch.where(repeated, REWRITTEN, ROTATED), kind)
         nearest = torch.where(kind == NOTHING, -1, nearest)
-        return list(zip(nearest.tolist(), kind.tolist(), error.tolist(), strict=True))
+        return list(zip(nearest.tolist(), kind.tolist(), error.tolist(), ambiguous.tolist(), strict=True))
 
 
 def _nearest(keys: torch.Tensor, written: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return (the row of written [n, D] nearest to each of keys [u, D], the relative distance, the same in the channels
     that were compared). Channels that are 0 in all keys were pruned: they are not compared."""
     live = (keys != 0).any(0) | (keys == 0).all()
-    chosen, candidates = keys[:, live], written[:, live]
-    rows = torch.cat([torch.cdist(part, candidates).argmin(1) for part in chosen.split(ROWS)])
-    compared = _distance(chosen, candidates[rows])
+    live_keys, candidates = keys[:, live], written[:, live]
+    rows = torch.cat([torch.cdist(part, candidates).argmin(1) for part in live_keys.split(ROWS)])
+    compared = _distance(live_keys, candidates[rows])
     return rows, _distance(keys, written[rows]), compared
 
 
 def _in_order(
-    keys: torch.Tensor, written: torch.Tensor, nearest: torch.Tensor, same: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (positions of keys [u, D] that are the `same` as written ones, whether another entry has the position).
-    Equal tokens have equal keys in the first layer once rotation is taken back: they go to their positions in order."""
-    rows, repeated, last, taken = nearest.tolist(), torch.zeros_like(same), -1, set()
-    for at in same.nonzero()[:, 0].tolist():
-        alike = (_distance(written, keys[at].expand_as(written)) < SAME).nonzero()[:, 0].tolist()
-        rows[at] = next((place for place in alike if place > last and place not in taken), rows[at])
+    keys: torch.Tensor, written: torch.Tensor, nearest: torch.Tensor, same: torch.Tensor, elsewhere: set[int]
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return (positions of keys [u, D] that are the `same` as written ones, whether another entry has the position,
+    whether more equal keys were written than are left). Equal tokens have equal keys in the first layer once rotation
+    is taken back: they go to their positions in order. elsewhere: positions of other entries, which no key gets."""
+    rows, repeated, ambiguous = nearest.tolist(), torch.zeros_like(same), torch.zeros_like(same)
+    alike = {
+        at: tuple((_distance(written, keys[at].expand_as(written)) < SAME).nonzero()[:, 0].tolist())
+        for at in same.nonzero()[:, 0].tolist()
+    }
+    entries, last, taken = Counter(alike.values()), -1, set(elsewhere)
+    for at, places in alike.items():
+        open_places = [place for place in places if place not in taken]
+        rows[at] = next((place for place in open_places if place > last), (open_places or rows[at : at + 1])[0])
         repeated[at] = rows[at] in taken
+        ambiguous[at] = sum(place not in elsewhere for place in places) > entries[places]
         last = rows[at]
         taken.add(last)
-    return torch.tensor(rows, device=nearest.device), repeated
+    return torch.tensor(rows, device=nearest.device), repeated, ambiguous
 
 
 def _distance(keys: torch.Tensor, target: torch.Tensor) -> torch.Tensor:

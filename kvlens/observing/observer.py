@@ -16,9 +16,9 @@ from kvlens.observing.holdings import count_bytes, layer_bytes
 from kvlens.observing.layers import LayerWatch
 from kvlens.observing.matching import Matcher, Turn
 from kvlens.observing.pages import Pages
-from kvlens.observing.refusals import CannotObserve, refuse_row
-from kvlens.observing.taken import Pass, Taken, blank, count_length, follow_pages
-from kvlens.observing.written import Written
+from kvlens.observing.refusals import CannotObserve, count_padding, refuse_row
+from kvlens.observing.taken import Pass, Taken, blank, chose_greedily, count_length, follow_pages
+from kvlens.observing.written import Shadow, Written
 from kvlens.recording.measure import measure
 from kvlens.recording.sampling import OracleSampling
 from kvlens.shape import KVShape
@@ -46,7 +46,8 @@ class Observer:
         full attention; changes(layer, prompt tokens, written): a counterfactual's."""
         self.shape, self.row, self.shadow, self.device = shape, row, shadow, device
         self._turn, self.windowed, self._sampling, self._changes = turn, windowed, sampling, changes
-        self.zero_ns = time.perf_counter_ns()
+        self.zero_ns = 0
+        """when the first pass began"""
         self.tokens: list[int] = []
         """of every position that was fed"""
         self.announced: int | None = None
@@ -60,7 +61,8 @@ class Observer:
         self.stopped: str | None = None
         """why later passes are not followed"""
         self.failure: CannotObserve | None = None
-        self.written = [Written(shadow) for _ in range(shape.layers)]
+        self.copies = Shadow(shape.layers) if shadow else None
+        self.written = [Written(self.copies, layer) for layer in range(shape.layers)]
         self.pages: Pages | None = None
         self.oracle: OracleSampling | None = None
         self._layers: list[LayerWatch] = []
@@ -88,10 +90,10 @@ class Observer:
             return
         row, start = [token for token in ids[self.row].tolist() if token not in dropped], len(self.tokens)
         if self.pads is None:
-            known = mask is not None and mask.shape[1] == len(row)
-            self.pads = int((mask[self.row] == 0).sum()) if known and mask is not None else 0
+            self.pads = 0 if mask is None or mask.shape[1] != len(row) else count_padding(mask, self.row)
         pads = 0 if start else self.pads
         if not start:
+            self.zero_ns = began
             self.prompt_tokens = self.announced - pads if self.announced else len(row) - pads
             self._ready()
         new = row[pads:]
@@ -99,8 +101,8 @@ class Observer:
         rows = torch.arange(pads + first, len(row), device=self.device)
         if start >= self.prompt_tokens and len(new) > MOST_ROWS:
             rows = rows[:0]
-        held, _ = count_bytes(cache, self.shape.layers, self.device)
-        self._pass = Pass(start, rows, start + first, began, length, cache, len(new) > 1, before=held)
+        held, _ = count_bytes(cache, self.shape.layers, self.device, len(ids))
+        self._pass = Pass(start, rows, start + first, began, length, cache, len(new) > 1, len(ids), held)
         self.tokens += new
         self._pass.spent_ns = time.perf_counter_ns() - began
 
@@ -148,11 +150,9 @@ class Observer:
         if self._maker is None:
             self._maker = FrameMaker(self.shape, self.pages, self.packed, self.windowed)
         layers = [current.seen[layer] for layer in range(self.shape.layers)]
-        held, elsewhere = count_bytes(cache, self.shape.layers, self.device)
+        held, elsewhere = count_bytes(cache, self.shape.layers, self.device, current.batch)
         peak = max(sum(held[:at]) + now + sum(current.before[at + 1 :]) for at, now in current.now.items())
-        shadow = (
-            torch.stack([w for written in self.written if (w := written.keys) is not None]) if self.shadow else None
-        )
+        shadow = None if self.copies is None else self.copies.keys(len(self.tokens))
         took = (began - current.began_ns - current.spent_ns) // 1000 // len(current.rows)
         for at in range(len(current.rows)):
             number = current.first_row + at - (self.prompt_tokens - 1)
@@ -207,7 +207,7 @@ class Observer:
         last = self._waiting[-1]
         if chosen is not None and len(chosen) > last.position + 1:
             self._settle(chosen[last.position + 1])
-        elif last.logits is not None:
+        elif last.logits is not None and chose_greedily(self.steps, self.given_end):
             self._settle(int(last.logits.argmax()))
         else:
             self.steps, self._waiting = [*self.steps, *self._waiting[:-1]], []
@@ -246,5 +246,5 @@ class Observer:
             return
         began = time.perf_counter_ns()
         current.seen[call.layer] = self._layers[call.layer].finish(call, self.row, output)
-        current.now[call.layer] = layer_bytes(current.cache, call.layer, self.device)
+        current.now[call.layer] = layer_bytes(current.cache, call.layer, self.device, current.batch)
         current.spent_ns += time.perf_counter_ns() - began

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 
 class CannotObserve(ValueError):
     """A generation that cannot be observed. Says what is wrong, then the remedy."""
@@ -36,6 +38,29 @@ def refuse_row(row: int, rows: int) -> CannotObserve:
     """Return the refusal of a batch row that the batch does not have."""
     return CannotObserve(
         "no_such_row", f"row={row} is not in a batch of {rows}: pass a row from 0 to {rows - 1}.", row=row, rows=rows
+    )
+
+
+def count_padding(mask: torch.Tensor, row: int) -> int:
+    """Return how many tokens on the left of a row are padding. mask [B, n]: 0 where a token is. Raises CannotObserve
+    for padding elsewhere: positions behind it are not the row's own."""
+    pads = int((mask[row] == 0).sum())
+    if bool(mask[row, :pads].any()):
+        raise CannotObserve(
+            "padding_right",
+            f"row {row} has padding that is not on its left: set tokenizer.padding_side='left'.",
+            row=row,
+            padding=pads,
+        )
+    return pads
+
+
+def refuse_beams(beams: int) -> CannotObserve:
+    """Return the refusal of a beam search, whose rows exchange their pasts."""
+    return CannotObserve(
+        "beams",
+        f"num_beams={beams} keeps several sequences, which exchange their caches: generate with num_beams=1.",
+        beams=beams,
     )
 
 

@@ -32,6 +32,10 @@ from kvlens.store.writer import TraceWriter
 from kvlens.text.prompts import Prompt
 from kvlens.text.token_text import TokenStream
 
+DRAWN: dict[str, Any] = {"temperature": None, "top_p": None, "seed": None}
+"""of a generation that drew its tokens: kvlens does not see with which values"""
+COUNTED = ("exact", "rotated", "rewritten", "ambiguous")
+
 
 @dataclass(frozen=True)
 class Block:
@@ -48,7 +52,7 @@ class Block:
     drops: tuple[Drop, ...] = ()
     parent: TraceReader | None = None
     presses: list[str] = field(default_factory=list)
-    sampled: bool = False
+    sampled: bool | None = None
 
 
 def store_observed(observer: Observer, block: Block, runs_dir: Path, error: str | None, report: Report) -> str:
@@ -83,7 +87,7 @@ def store_observed(observer: Observer, block: Block, runs_dir: Path, error: str 
         writer.effects([made])
     ended = Outcome(
         output_text=output,
-        stopped="eos" if observer.steps[-1].token in loaded.eos else "length",
+        stopped="eos" if observer.steps[-1].token in loaded.eos else None,
         no_effects=no_effects,
         effect_steps=() if made is None else made.steps,
         effect_order=() if made is None else made.order,
@@ -145,12 +149,12 @@ def _meta(
     key = reference_key(request, prepared)
     pairing = Pairing(reference, uid, key, parent, block.holds, block.drops)
     meta = describe(request, plan(request, prepared), pairing, prepared)
-    kinds = {name: int(sum(step.kinds[name] for step in observer.steps)) for name in ("exact", "rotated", "rewritten")}
+    kinds = {name: int(sum(step.kinds[name] for step in observer.steps)) for name in COUNTED}
     observed = Observed(
         cache=observer.cache_name or None,
         presses=tuple(block.presses),
         attention=block.attention,
-        shadow_bytes=sum(written.bytes for written in observer.written),
+        shadow_bytes=0 if observer.copies is None else observer.copies.bytes,
         entries=kinds | {"unmatched": int(sum(step.kinds["nothing"] for step in observer.steps))},
         unmatched_mass=float(np.mean([step.kinds["unmatched"] for step in observer.steps])),
         largest_error=max(step.kinds["error"] for step in observer.steps),
@@ -176,6 +180,8 @@ def _meta(
             "kernels": block.attention,
             "coverage": observer.shadow,
             "oracle": None if observer.oracle is None else observer.oracle.meta(),
+            "max_new": None,
+            **({} if block.sampled is False else DRAWN),
             "observed": observed,
         }
     )
@@ -219,7 +225,7 @@ def _step(observer: Observer, number: int, step: Taken, row: NextToken, text: st
         step=number,
         t_us=step.start_us,
         dur_us=step.took_us,
-        wait_us=0,
+        wait_us=None,
         record_us=step.record_us,
         token_id=step.token,
         text=text,
@@ -233,6 +239,7 @@ def _step(observer: Observer, number: int, step: Taken, row: NextToken, text: st
         top_span=measured.top_span,
         top_mass=measured.top_mass,
         tail_mass=measured.tail_mass,
+        tells_transfers=False,
         events=step.events,
         loss=row.loss,
         oracle=measured.oracle,

@@ -50,10 +50,13 @@ class Pass:
     length_before: int
     cache: Any
     multiple: bool
+    batch: int
+    """rows that were fed"""
+    before: list[int]
+    """bytes of each layer when it began"""
     seen: dict[int, LayerSeen] = field(default_factory=dict)
     now: dict[int, int] = field(default_factory=dict)
     """bytes of each layer while it attends"""
-    before: list[int] = field(default_factory=list)
     spent_ns: int = 0
 
 
@@ -75,3 +78,11 @@ def follow_pages(pages: Pages, earlier: Sequence[Taken], taken: Taken, number: i
 def count_length(cache: Any) -> int:
     """Return the tokens that a cache holds, as it counts them; 0 for none."""
     return 0 if cache is None else int(cache.get_seq_length())
+
+
+def chose_greedily(steps: Sequence[Taken], given_end: int) -> bool:
+    """Return True if every step behind the given tokens chose the most probable token of its logits."""
+    return all(
+        step.logits is None or step.position + 1 < given_end or int(step.logits.argmax()) == step.token
+        for step in steps
+    )

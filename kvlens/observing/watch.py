@@ -21,6 +21,7 @@ from kvlens.observing.observer import Observer
 from kvlens.observing.preparing import describe_caller
 from kvlens.observing.refusals import CannotObserve, refuse_empty
 from kvlens.observing.storing import Block, store_observed
+from kvlens.observing.taken import chose_greedily
 from kvlens.recording.sampling import resolve
 from kvlens.runs.request import Report
 from kvlens.store.reader import TraceReader
@@ -99,7 +100,9 @@ class Watch:
         observer.finish(heard.sequence)
         if not observer.steps:
             raise refuse_empty()
-        block = replace(self._block, presses=heard.presses, sampled=heard.sampled)
+        greedy = chose_greedily(observer.steps, observer.given_end)
+        sampled = heard.sampled if heard.sampled is not None else False if greedy else None
+        block = replace(self._block, presses=heard.presses, sampled=sampled)
         return store_observed(observer, block, runs_dir, error, report)
 
 

@@ -1,4 +1,4 @@
-"""The shadow copy of one layer: keys and values as the model wrote them, by position."""
+"""The shadow copy: keys and values as the model wrote them, by position."""
 
 from __future__ import annotations
 
@@ -15,14 +15,54 @@ def digests(vectors: torch.Tensor) -> torch.Tensor:
     return (mixed ^ (mixed >> 31)).sum(-1)
 
 
-class Written:
-    """Owns what one layer wrote of one sequence: digests of keys and values, int64 [2, H_kv, n], and, where they are
-    copied, keys and values [2, H_kv, n, D]."""
+ROOM = 256
+"""positions by which the shadow copy grows, at least"""
 
-    def __init__(self, copied: bool) -> None:
-        """copied: keep keys and values; else only their digests, 16 bytes for each position and KV head."""
-        self._copied = copied
-        self._pairs: list[torch.Tensor] = []
+
+class Shadow:
+    """Owns the copies of all layers in one tensor [2, L, H_kv, room, D], which grows by a quarter."""
+
+    def __init__(self, layers: int) -> None:
+        self._layers = layers
+        self._pairs: torch.Tensor | None = None
+
+    def put(self, layer: int, start: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Copy keys, values [H_kv, m, D] of one layer to the positions from `start` on."""
+        end = start + keys.shape[1]
+        if self._pairs is None or end > self._pairs.shape[3]:
+            self._grow(end, keys)
+        assert self._pairs is not None
+        self._pairs[0, layer, :, start:end] = keys.detach()
+        self._pairs[1, layer, :, start:end] = values.detach()
+
+    def _grow(self, end: int, keys: torch.Tensor) -> None:
+        room = end + max(ROOM, end // 4)
+        whole = keys.new_zeros(2, self._layers, keys.shape[0], room, keys.shape[2], requires_grad=False)
+        if self._pairs is not None:
+            whole[:, :, :, : self._pairs.shape[3]] = self._pairs
+        self._pairs = whole
+
+    def keys(self, count: int) -> torch.Tensor | None:
+        """Return the keys of all layers up to `count`, [L, H_kv, n, D], a view; None: nothing was copied."""
+        return None if self._pairs is None else self._pairs[0, :, :, :count]
+
+    def pair(self, layer: int, count: int) -> torch.Tensor | None:
+        """Return keys and values of one layer up to `count`, [2, H_kv, n, D], a view; None: nothing was copied."""
+        return None if self._pairs is None else self._pairs[:, layer, :, :count]
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the tensor, its room included."""
+        return 0 if self._pairs is None else self._pairs.nbytes
+
+
+class Written:
+    """Owns what one layer wrote of one sequence: digests of keys and values, int64 [2, H_kv, n], and its part of the
+    shadow copy, where there is one."""
+
+    def __init__(self, shadow: Shadow | None, layer: int) -> None:
+        """shadow: None: only digests are kept, 16 bytes for each position and KV head."""
+        self._shadow, self._layer = shadow, layer
         self._digests: list[torch.Tensor] = []
         self.count = 0
         """positions written"""
@@ -30,10 +70,10 @@ class Written:
         """changes with every change of what is held"""
 
     def append(self, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Take keys, values [H_kv, m, D] of the next positions."""
+        """Take keys, values [H_kv, m, D] of the next positions. Keys of another size than the values are not copied."""
         self._digests.append(torch.stack([digests(keys), digests(values)]))
-        if self._copied and keys.shape == values.shape:
-            self._pairs.append(torch.stack([keys.detach(), values.detach()]))
+        if self._shadow is not None and keys.shape == values.shape:
+            self._shadow.put(self._layer, self.count, keys, values)
         self.count += keys.shape[1]
         self.version += 1
 
@@ -41,7 +81,6 @@ class Written:
         """Forget the positions from `count` on."""
         if count < self.count:
             self._digests = [self.digests[:, :, :count].clone()]
-            self._pairs = [self._whole()[:, :, :count].clone()] if self._pairs else []
             self.count, self.version = count, self.version + 1
 
     @property
@@ -54,19 +93,12 @@ class Written:
     @property
     def keys(self) -> torch.Tensor | None:
         """[H_kv, n, D]; None: only digests are kept"""
-        return self._whole()[0] if self._pairs else None
+        return None if (pair := self._pair()) is None else pair[0]
 
     @property
     def values(self) -> torch.Tensor | None:
         """[H_kv, n, D]; None: only digests are kept"""
-        return self._whole()[1] if self._pairs else None
+        return None if (pair := self._pair()) is None else pair[1]
 
-    def _whole(self) -> torch.Tensor:
-        if len(self._pairs) > 1:
-            self._pairs = [torch.cat(self._pairs, 2)]
-        return self._pairs[0]
-
-    @property
-    def bytes(self) -> int:
-        """Bytes of the copied keys and values."""
-        return sum(pair.nbytes for pair in self._pairs)
+    def _pair(self) -> torch.Tensor | None:
+        return None if self._shadow is None else self._shadow.pair(self._layer, self.count)

@@ -55,7 +55,9 @@ def check(folder: Path) -> Checked:
         tables[name] = table
     if not faults:  # the tables' columns can be trusted now
         for name, table in tables.items():
-            row_faults = [*_between_rows(name, table, source.head, sizes), *_unknown_spans(name, table, tables["span"])]
+            most = {"span": tables["span"].num_rows, "lost_pos": sizes["pos"]}
+            row_faults = [*_long_lists(name, table, most), *_between_rows(name, table, source.head, sizes)]
+            row_faults += _unknown_spans(name, table, tables["span"])
             faults += [_placed(fault, loaded[name]) for fault in row_faults]
     if faults:
         raise BadTrace(faults[:MOST_FAULTS])
@@ -149,6 +151,15 @@ def _unknown_spans(name: str, table: pa.Table, spans: pa.Table) -> Iterator[Faul
         broken = np.zeros(table.num_rows, bool)
         broken[rows[~is_span.to_numpy(zero_copy_only=False) & values.is_valid().to_numpy(zero_copy_only=False)]] = True
         yield from _first(name, "unknown_span", column, broken, "a span of the table span")
+
+
+def _long_lists(name: str, table: pa.Table, most: dict[str, int]) -> Iterator[Fault]:
+    """Lists of ids that have more items than there are ids: all rows are stored as wide as the longest list. most: of
+    each column."""
+    for column, count in most.items():
+        if column in table.column_names and pa.types.is_large_list(table.schema.field(column).type):
+            lengths = np.nan_to_num(numbers(pc.list_value_length(table[column])))
+            yield from _first(name, "duplicate", column, lengths > count, f"at most {count}, each id once", lengths)
 
 
 def _packed(table: pa.Table, key: tuple[str, ...], sizes: dict[str, int]) -> np.ndarray:

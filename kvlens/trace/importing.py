@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ import numpy as np
 
 from kvlens.meta import Imported, ModelInfo, RunMeta, Sampled
 from kvlens.rows import SelfCheck
+from kvlens.store.errors import TraceError
+from kvlens.store.recover import delete_run
 from kvlens.store.writer import TraceWriter
 from kvlens.text.units import si_bytes
 from kvlens.trace.cells import numbers
@@ -35,15 +38,29 @@ def same_keys() -> tuple[str, ...]:
 CHECKED = SelfCheck("trace_format", True, None, "the trace passed every rule of the open format (kvlens check-trace)")
 
 
-def import_checked(folder: Path, runs_dir: Path) -> str:
-    """Check a trace and store it as a run, in this process. Returns the run's uid. Raises BadTrace, and TraceError
-    where the run cannot be written."""
+def import_checked(folder: Path, runs_dir: Path, uid: str | None = None) -> str:
+    """Check a trace and store it as a run, in this process. Return its uid, which may be given. Raises BadTrace, and
+    TraceError where the run cannot be written; whatever is raised, no run is left."""
     checked = check(folder)
+    writer = TraceWriter(runs_dir, uid)
+    new = not writer.folder.exists()
+    try:
+        writer.begin(RunMeta.model_validate(_meta(checked)))
+        _write(writer, checked)
+    except BaseException:
+        if new:
+            with contextlib.suppress(Exception):
+                writer.finish("failed", None, [], {})
+            with contextlib.suppress(TraceError):
+                delete_run(runs_dir, writer.uid)
+        raise
+    return writer.uid
+
+
+def _write(writer: TraceWriter, checked: Checked) -> None:
+    """Store a trace in a run that has begun."""
     records, head = Records(checked), checked.head
-    writer = TraceWriter(runs_dir)
-    writer.begin(RunMeta.model_validate(_meta(checked)))
-    prefill = records.prefill()
-    writer.prefill(prefill)
+    writer.prefill(records.prefill())
     texts: list[str] = []
     for record in records.steps():
         writer.step(record)
@@ -53,7 +70,6 @@ def import_checked(folder: Path, runs_dir: Path) -> str:
     status = "completed" if head.complete else "cancelled"
     error = None if head.complete else f"{head.engine} ended before the run did; {head.steps} committed steps are here."
     writer.finish(status, error, [CHECKED], {"output_text": output, "stopped": head.stopped})
-    return writer.uid
 
 
 def engine_method(head: Head) -> str:

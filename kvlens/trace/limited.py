@@ -16,7 +16,8 @@ from typing import Any
 from kvlens import PACKAGE
 from kvlens.store.errors import TraceError
 from kvlens.store.reader import TraceReader
-from kvlens.store.runinfo import sentence
+from kvlens.store.recover import delete_run
+from kvlens.store.runinfo import new_uid, sentence
 from kvlens.trace.check import check
 from kvlens.trace.faults import BadTrace, Fault
 from kvlens.trace.importing import import_checked
@@ -36,7 +37,13 @@ def check_trace(folder: Path, memory: int = MOST_MEMORY) -> dict[str, Any]:
 def import_trace(folder: Path, runs_dir: Path, memory: int = MOST_MEMORY) -> str:
     """Check a trace, store it as a run and return the run's uid. Raises BadTrace, and TraceError where the run cannot
     be written."""
-    uid = str(_limited(["import", str(folder.absolute()), str(runs_dir.absolute())], memory)["uid"])
+    uid = new_uid()
+    try:
+        _limited(["import", str(folder.absolute()), str(runs_dir.absolute()), uid], memory)
+    except BaseException:
+        with contextlib.suppress(TraceError):  # the process was killed, or has left none
+            delete_run(runs_dir, uid)
+        raise
     with TraceReader.open(runs_dir, uid):
         return uid
 
@@ -58,10 +65,10 @@ def _limited(arguments: list[str], memory: int) -> dict[str, Any]:
     return dict(answer)
 
 
-def _answer(action: str, places: list[Path]) -> dict[str, Any]:
+def _answer(action: str, words: list[str]) -> dict[str, Any]:
     if action == "import":
-        return {"uid": import_checked(*places)}
-    checked = check(*places)
+        return {"uid": import_checked(Path(words[0]), Path(words[1]), words[2])}
+    checked = check(Path(words[0]))
     head = checked.head
     rows = {name: table.num_rows for name, table in checked.tables.items()}
     summary = {"engine": head.engine, "method": head.method, "model": head.model}
@@ -69,13 +76,14 @@ def _answer(action: str, places: list[Path]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Carry out one action and print its answer as JSON. Arguments: bytes of memory, `check` or `import`, folders."""
-    memory, action, *places = sys.argv[1:]
+    """Carry out one action and print its answer as JSON. Arguments: bytes of memory, `check` or `import`, folders, the
+    run's uid."""
+    memory, action, *words = sys.argv[1:]
     for limit, most in ((resource.RLIMIT_AS, int(memory)), (resource.RLIMIT_CPU, MOST_SECONDS)):
         with contextlib.suppress(ValueError, OSError):  # a lower limit holds already
             resource.setrlimit(limit, (most, most))
     try:
-        answer = _answer(action, [Path(place) for place in places])
+        answer = _answer(action, words)
     except BadTrace as bad:
         answer = {"faults": [asdict(fault) for fault in bad.faults]}
     except MemoryError:

@@ -220,7 +220,8 @@ class Writer:
         """End the trace; rows of a step that did not end are left out. about: keys of trace.json that are known now
         (output_text, stopped, ...)."""
         for table, parts in self._pending.items():
-            self._pending[table] = [part for part in parts if part.get("step", [-1])[0] != self.steps]
+            steps = [part.get("step", part.get("born_step", [-1]))[0] for part in parts]
+            self._pending[table] = [part for part, step in zip(parts, steps, strict=True) if step != self.steps]
         self._pending = {table: parts for table, parts in self._pending.items() if parts}
         self.head |= {"complete": True, **about}
         self.commit()

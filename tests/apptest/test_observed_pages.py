@@ -11,6 +11,8 @@ from uiruns import Visit
 
 import kvlens
 from kvlens.app.ui.common.sentences import OBSERVED_HOLD
+from kvlens.app.ui.replay.conditions import observed_conditions
+from kvlens.meta import Observed
 
 
 @pytest.fixture(scope="module")
@@ -58,3 +60,16 @@ def test_replay_offers_no_repeat_of_it(visit: Visit, observed: kvlens.Run) -> No
     with pytest.raises(kvlens.RunError) as refusal:
         observed.tips()
     assert refusal.value.code == "observed_run"
+
+
+def test_replay_says_what_was_seen_of_it(visit: Visit, observed: kvlens.Run) -> None:
+    at = visit(observed.folder, "replay", run=observed.uid)
+    assert observed.meta.observed is not None
+    said = "\n".join(observed_conditions(observed.meta.observed))
+    assert said in [text.value for text in at.text]
+
+
+def test_conditions_of_an_observed_run_name_every_limit() -> None:
+    seen = Observed(stopped="cut back", unmatched_mass=0.25, sampled=True, no_reference="off", entries={"ambiguous": 3})
+    said = observed_conditions(seen)
+    assert [any(value in line for line in said) for value in ("cut back", "0.2500", "yes", "off", "3")] == [True] * 5

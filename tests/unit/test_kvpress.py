@@ -4,11 +4,14 @@ kept is what the press itself keeps of the stock model's cache."""
 from __future__ import annotations
 
 import copy
+import importlib
+import importlib.metadata
 import importlib.util
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -22,6 +25,7 @@ from kvlens.engine.engine import Engine, Options
 from kvlens.engine.loop import Generation
 from kvlens.engine.session import Session
 from kvlens.methods.kvpress import NoPress, press_method
+from kvlens.methods.pressrequirements import missing_requirements
 
 N, TOKENS = 141, 37
 RUNNABLE = "DrawnPress, NormPress, QueryPress, SharePress, WeightsPress, WholePress"
@@ -195,7 +199,7 @@ def test_without_kvpress_the_command_says_how_to_have_it(
         main()
     said = capsys.readouterr().err.strip()
     assert ended.value.code == 1
-    assert "kvpress is not installed: `pip install --no-deps kvpress`" in said
+    assert "pip install --no-deps kvpress`" in said
     assert len(said.splitlines()) == 1
     assert not (tmp_path / "runs").exists()
 
@@ -203,7 +207,7 @@ def test_without_kvpress_the_command_says_how_to_have_it(
 def test_what_kvpress_lacks_is_named(presses: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "kvpress").mkdir()
     for line, says in (
-        ("import cachetools_that_is_not_there", "needs 'cachetools_that_is_not_there'"),
+        ("import cachetools_that_is_not_there", "'cachetools_that_is_not_there'"),
         (
             "raise ImportError('cannot import name X')",
             "cannot be imported beside this transformers: cannot import name X.",
@@ -228,3 +232,20 @@ def test_the_list_of_methods_says_that_there_are_presses(
             main()
         assert not ended.value.code
         assert expected in capsys.readouterr().out
+
+
+def test_all_that_kvpress_lacks_is_named_at_once(presses: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    required = ["first<2,>=1", "torch>=2", "transformers<5.3", "second", "third; extra == 'eval'"]
+    monkeypatch.setattr(importlib.metadata, "requires", lambda name: required)
+    monkeypatch.setattr(importlib, "import_module", Mock(side_effect=ModuleNotFoundError(name="first")))
+    assert missing_requirements() == ["first<2,>=1", "second"]
+    with pytest.raises(NoPress) as refusal:
+        press_method("kvpress:NormPress")
+    assert "`pip install 'first<2,>=1' second`" in str(refusal.value)
+
+
+def test_one_command_installs_kvpress_and_what_it_lacks(nothing: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvlens.methods.pressrequirements.REQUIRED", ("torch", "nosuchpackage"))
+    with pytest.raises(NoPress) as refusal:
+        press_method("kvpress:NormPress")
+    assert "`pip install nosuchpackage && pip install --no-deps kvpress`" in str(refusal.value)

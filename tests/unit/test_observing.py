@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers import (
     DynamicCache,
+    GenerationConfig,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -22,6 +23,7 @@ from transformers.models.llama import modeling_llama
 
 import kvlens
 from kvlens.observing.watch import Watch
+from kvlens.observing.written import ROOM, Shadow, Written
 
 SIZES: dict[str, Any] = {
     "hidden_size": 64,
@@ -136,7 +138,7 @@ def test_a_block_becomes_a_stored_run(model: Any, tokenizer: Any, ids: torch.Ten
     assert full.meta.method == "full"
     assert run.meta.observed is not None
     assert run.meta.observed.cache == "DynamicCache"
-    assert run.meta.observed.shadow_bytes == 2 * 3 * 2 * 16 * 4 * (70 + NEW - 1)
+    assert run.meta.observed.shadow_bytes == 2 * 3 * 2 * 16 * 4 * (70 + ROOM)
 
 
 def test_full_kv_observed_equals_full_kv_run(model: Any, tokenizer: Any, ids: torch.Tensor, tmp_path: Path) -> None:
@@ -297,7 +299,7 @@ def test_a_pass_that_leaves_nothing_is_no_step(model: Any, tokenizer: Any, ids: 
     observer.finish(None)
     assert observer.stopped is None
     assert len(observer.tokens) == 72
-    assert [step.position for step in observer.steps] == [69, 70, 71]
+    assert [step.position for step in observer.steps] == [69, 70]  # what the last pass chose was not fed
 
 
 def test_without_a_shadow_exact_keys_are_found(model: Any, tokenizer: Any, ids: torch.Tensor, tmp_path: Path) -> None:
@@ -361,3 +363,150 @@ def test_an_error_in_the_block_keeps_what_was_seen(
     with pytest.raises(ZeroDivisionError):
         fail()
     assert (seen.run.status, len(seen.run.steps())) == ("failed", NEW)
+
+
+def sample(model: Any, ids: torch.Tensor, steps: int) -> list[int]:
+    """Decode by a loop that draws its tokens."""
+    cache, fed, drawn = DynamicCache(), ids, []
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for _ in range(steps):
+            logits = model(fed, past_key_values=cache).logits[:, -1]
+            fed = torch.multinomial((logits / 4).softmax(-1), 1, generator=generator)
+            drawn.append(int(fed))
+    return drawn
+
+
+def test_what_was_not_seen_is_not_recorded(model: Any, tokenizer: Any, ids: torch.Tensor, tmp_path: Path) -> None:
+    with kvlens.observe(model, tokenizer, runs=tmp_path, progress=False, compare=False) as seen:
+        model.generate(input_ids=ids, max_new_tokens=3, do_sample=True, temperature=1.7)
+    run = seen.run
+    assert run.steps()[["wait_us", "h2d_bytes", "d2h_bytes"]].isna().all(axis=None)
+    assert run.meta.lacks("transfer")
+    meta = run.meta
+    assert (meta.max_new, meta.temperature, meta.top_p, meta.seed, meta.stopped) == (None,) * 5
+    assert meta.observed is not None
+    assert meta.observed.sampled is True
+
+
+def test_times_count_from_the_first_pass(model: Any, tokenizer: Any, ids: torch.Tensor, tmp_path: Path) -> None:
+    with kvlens.observe(model, tokenizer, runs=tmp_path, progress=False, compare=False) as seen:
+        generate(model, ids)
+    steps = seen.run.steps()
+    assert steps["t_us"].iloc[0] == 0
+    assert seen.run.meta.prefill_us == steps["dur_us"].iloc[0]
+
+
+def test_padding_on_the_right_is_refused(model: Any, tokenizer: Any, ids: torch.Tensor, tmp_path: Path) -> None:
+    padded = torch.cat([ids, torch.zeros(1, 10, dtype=torch.long)], 1)
+    mask = (torch.arange(80) < 70).long()[None]
+    for feed in (model.generate, model):
+        with (
+            pytest.raises(kvlens.RequestError) as refusal,
+            kvlens.observe(model, tokenizer, runs=tmp_path, progress=False),
+        ):
+            feed(input_ids=padded, attention_mask=mask)
+        assert (refusal.value.code, refusal.value.values) == ("padding_right", {"row": 0, "padding": 10})
+
+
+@pytest.mark.parametrize("place", ["keyword", "config", "model"])
+def test_beams_are_refused(model: Any, tokenizer: Any, ids: torch.Tensor, tmp_path: Path, place: str) -> None:
+    before = model.generation_config
+    beams = GenerationConfig(num_beams=3, max_new_tokens=2)
+    model.generation_config = beams if place == "model" else before
+    keywords = {"keyword": {"num_beams": 3}, "config": {"generation_config": beams}, "model": {}}[place]
+    try:
+        with (
+            pytest.raises(kvlens.RequestError) as refusal,
+            kvlens.observe(model, tokenizer, runs=tmp_path, progress=False),
+        ):
+            model.generate(input_ids=ids, **keywords)
+    finally:
+        model.generation_config = before
+    assert (refusal.value.code, refusal.value.values) == ("beams", {"beams": 3})
+
+
+def test_a_passed_generation_config_says_whether_tokens_are_drawn(
+    model: Any, tokenizer: Any, ids: torch.Tensor
+) -> None:
+    watch = Watch(model, tokenizer)
+    watch.open()
+    try:
+        model.generate(ids, GenerationConfig(do_sample=True, max_new_tokens=2))
+    finally:
+        watch.leave()
+    assert watch._heard.sampled
+
+
+def test_a_drawn_token_is_never_invented(model: Any, tokenizer: Any, ids: torch.Tensor) -> None:
+    watch = Watch(model, tokenizer)
+    watch.open()
+    try:
+        drawn = sample(model, ids, 5)
+    finally:
+        watch.leave()
+    watch.observer.finish(None)
+    assert [step.token for step in watch.observer.steps] == drawn[:-1]
+
+
+@pytest.mark.parametrize(("greedy", "sampled"), [(True, False), (False, None)])
+def test_a_loop_of_ones_own_says_only_that_it_was_greedy(
+    model: Any, tokenizer: Any, ids: torch.Tensor, tmp_path: Path, greedy: bool, sampled: bool | None
+) -> None:
+    with kvlens.observe(model, tokenizer, runs=tmp_path, progress=False, compare=False) as seen:
+        decode_cut(model, ids, list(range(70))) if greedy else sample(model, ids, 4)
+    assert seen.run.meta.observed is not None
+    assert seen.run.meta.observed.sampled is sampled
+    assert (seen.run.meta.seed is None) is not greedy
+
+
+def test_bytes_of_a_batch_are_the_rows_share(model: Any, tokenizer: Any, ids: torch.Tensor) -> None:
+    _, alone = watched(model, tokenizer, ids)
+    _, among = watched(model, tokenizer, ids.repeat(4, 1))
+    assert [step.held for step in among.steps] == [step.held for step in alone.steps]
+    assert [step.peak for step in among.steps] == [step.peak for step in alone.steps]
+
+
+def test_what_the_caller_had_set_comes_back(model: Any, tokenizer: Any, ids: torch.Tensor) -> None:
+    original, update = model.generate, DynamicCache.update
+    owner = next(kind for kind in DynamicCache.__mro__ if "update" in vars(kind))
+
+    def mine(*args: Any, **keywords: Any) -> Any:
+        return original(*args, **keywords)
+
+    def later(*args: Any, **keywords: Any) -> Any:
+        return update(*args, **keywords)
+
+    model.generate = mine
+    watch = Watch(model, tokenizer)
+    watch.open()
+    owner.update = later
+    watch.leave()
+    try:
+        assert model.generate is mine
+        assert owner.update is later
+    finally:
+        owner.update = update
+        del model.generate
+
+
+def test_the_shadow_copy_is_not_copied_again_for_each_pass() -> None:
+    shadow = Shadow(2)
+    layers = [Written(shadow, layer) for layer in range(2)]
+    keys = torch.randn(3, 40, 8)
+    places = set()
+    for at in range(40):
+        for layer in layers:
+            layer.append(keys[:, at : at + 1], -keys[:, at : at + 1])
+        whole = shadow.keys(at + 1)
+        assert whole is not None
+        places.add(whole.data_ptr())
+    assert len(places) == 1
+    layers[0].cut(7)
+    layers[0].append(keys[:, 7:9] + 1, keys[:, 7:9])
+    own = layers[0].keys
+    assert own is not None
+    assert torch.equal(own, torch.cat([keys[:, :7], keys[:, 7:9] + 1], 1))
+    values = layers[1].values
+    assert values is not None
+    assert torch.equal(values, -keys)

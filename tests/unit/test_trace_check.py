@@ -109,6 +109,8 @@ EDITS = {
     "an event of no span": ("event", put("span", 3, 777), ("unknown_span", "span", 3)),
     "an event of no kind": ("event", put("kind", 3, "gone"), ("unknown_word", "kind", 3)),
     "an unlisted span": ("head_span", put("span", 2, [777]), ("unequal_lists", "mass", 2)),
+    "more spans than there are": ("head_span", put("span", 2, [0] * 7), ("duplicate", "span", 2)),
+    "more positions than there are": ("oracle", put("lost_pos", 2, [0] * 999), ("duplicate", "lost_pos", 2)),
     "lists of two lengths": ("head_span", put("mass", 2, [0.5]), ("unequal_lists", "mass", 2)),
     "a mass that is NaN": ("head_span", put("mass", 2, [float("nan")] * 6), ("not_finite", "mass", 2)),
     "a mass that is NULL": ("oracle", put("mass", 2, [None] * 6), ("null", "mass", 2)),

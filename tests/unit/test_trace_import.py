@@ -16,7 +16,10 @@ import kvlens
 from kvlens.lens.verdict import verdict
 from kvlens.store.export import EXPORTS, TIMELINE, export
 from kvlens.store.reader import TraceReader
+from kvlens.trace.faults import BadTrace
 from kvlens.trace.importing import import_checked
+from kvlens.trace.limited import import_trace
+from kvlens.trace.records import Records
 
 ROOT = Path(__file__).resolve().parents[2]
 KILLED = """
@@ -152,3 +155,47 @@ def test_the_commands_store_a_trace_and_end_with_a_fault(tmp_path: Path) -> None
     refused = command("import", str(folder))
     assert (refused.returncode, refused.stdout) == (1, "")
     assert refused.stderr.startswith("kvlens: trace_too_new")
+
+
+def test_a_span_that_was_born_in_a_step_that_did_not_end_is_left_out(tmp_path: Path) -> None:
+    from kvlens.trace import Writer
+
+    writer = Writer(tmp_path / "t", layers=LAYERS, q_heads=KV_HEADS, kv_heads=KV_HEADS, engine="toy 0.1")
+    writer.prompt([1, 2], ["a", "b"])
+    writer.span(0, 0, 2, kind="window")
+    writer.grid("head_step", mass_window=np.ones((LAYERS, KV_HEADS)))
+    writer.step(3, "c", t_us=0, dur_us=1, resident_bytes=1, peak_bytes=1)
+    writer.span(1, 2, 3)
+    writer.close()
+    with TraceReader.open(tmp_path / "runs", import_checked(tmp_path / "t", tmp_path / "runs")) as reader:
+        assert reader.spans()["span"].tolist() == [0]
+
+
+@pytest.mark.parametrize("failure", [MemoryError, KeyboardInterrupt, ValueError])
+def test_an_import_that_fails_leaves_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: type[BaseException]
+) -> None:
+    def fail(self: Records, step: int) -> None:
+        if step == 2:
+            raise failure
+
+    monkeypatch.setattr(Records, "_oracle", fail)
+    with pytest.raises(failure):
+        import_checked(write_full(tmp_path / "t"), tmp_path / "runs")
+    assert list((tmp_path / "runs").iterdir()) == []
+
+
+def test_an_import_whose_process_is_killed_leaves_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process dies while the run is written, as one does whose memory has ended."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\n"
+        "if 'import' in sys.orig_argv:\n"
+        "    import os\n"
+        "    from kvlens.trace.records import Records\n"
+        "    Records._oracle = lambda self, step: os._exit(9) if step == 2 else None\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    with pytest.raises(BadTrace) as raised:
+        import_trace(write_full(tmp_path / "t"), tmp_path / "runs")
+    assert raised.value.faults[0].value == "exit status 9"
+    assert list((tmp_path / "runs").iterdir()) == []

@@ -14,24 +14,60 @@ from typing import Any
 from kvlens import PACKAGE
 
 RESULTS = PACKAGE / "lab" / "results"
+EVERY_KEY = "every key"
+"""the rule by which a kept set is compared: each key with each written key"""
 
 
-def own_methods() -> dict[str, str]:
-    """Return press -> the method of kvlens that `make oracle` found to keep the same tokens."""
-    rows = json.loads((RESULTS / "oracle.json").read_text(encoding="utf-8"))["methods"]
-    found: dict[str, str] = {}
+def expression(chain: list[list[Any]]) -> str:
+    """Return presses that wrap each other, the outermost first, as one expression. The share that is removed is left
+    out: it follows from the budget."""
+    (name, fields), *inner = chain
+    parts = [expression(inner)] if inner else []
+    parts += [f"{field}={value}" for field, value in fields.items() if field != "compression_ratio"]
+    return f"{name}({', '.join(parts)})" if parts else str(name)
+
+
+def own_methods(results: Path = RESULTS) -> dict[str, tuple[str, str]]:
+    """Return press -> (the method of kvlens that `make oracle` found to keep the same tokens, the press's whole
+    expression there)."""
+    rows = json.loads((results / "oracle.json").read_text(encoding="utf-8"))["methods"]
+    found: dict[str, tuple[str, str]] = {}
     for row in rows:
         press, method = row["press"][0][0], str(row["method"])
         if not method.startswith("kvpress:") and row["sets_equal"]:
-            found.setdefault(press, method)
+            found.setdefault(press, (method, expression(row["press"])))
     return found
 
 
-def page() -> str:
-    """Return the page."""
-    result: dict[str, Any] = json.loads((RESULTS / "observed.json").read_text(encoding="utf-8"))
-    own, rows = own_methods(), result["rows"]
-    equal = sum(bool(row["tokens_equal"] and row["kept_equal"]) for row in rows)
+def _cells(row: dict[str, Any], methods: dict[str, tuple[str, str]]) -> list[str]:
+    """Return the table's cells of one press."""
+    method, kept_by = methods.get(row["press"], ("-", ""))
+    names = [
+        f"`{row.get('made', row['press'])}`",
+        f"`{method}`: `{kept_by}`" if kept_by else method,
+        "yes" if row["by_score"] else "-",
+    ]
+    if "failed" in row:
+        return [*names, f"failed: {row['failed']}", *["-"] * 8]
+    kept = "equal" if row["rule"] == EVERY_KEY else "all entries found"
+    return [
+        *names,
+        "equal" if row["tokens_equal"] else "differ",
+        kept if row["kept_equal"] else "differs",
+        *(f"{row[name]:,}" for name in ("exact", "rotated", "rewritten", "ambiguous", "unmatched")),
+        f"{row['cpu_s']:.2f}",
+        f"{row['observed_cpu_s']:.2f}",
+    ]
+
+
+def page(results: Path = RESULTS) -> str:
+    """Return the page. results: folder of observed.json and oracle.json."""
+    result: dict[str, Any] = json.loads((results / "observed.json").read_text(encoding="utf-8"))
+    own, rows = own_methods(results), result["rows"]
+    alike = sum(bool(row.get("tokens_equal")) for row in rows)
+    comparable = [row for row in rows if row.get("rule") == EVERY_KEY]
+    counted = [row for row in rows if row.get("rule") not in (None, EVERY_KEY)]
+    failed, missing = [row["press"] for row in rows if "failed" in row], result["not_listed"]
     lines = [
         "# Parity with kvpress and transformers",
         "",
@@ -39,43 +75,42 @@ def page() -> str:
         "`kvlens/lab/results/observed.json` and `oracle.json`.",
         "",
         f"kvpress {result['kvpress']}, transformers {result['transformers']}, torch {result['torch']}; a random Llama "
-        f"of 3 layers, 4 query heads and 2 KV heads, {result['context_tokens']} context tokens, float32, CPU.",
-        f"Of {len(rows)} presses {equal} have equal tokens with and without observation, and equal kept sets.",
+        f"of 3 layers, 4 query heads and 2 KV heads, {result['context_tokens']} context tokens, float32, CPU. "
+        "kvpress's current main branch was not measured.",
+        "",
+        f"Tokens are equal with and without observation for {alike} of {len(rows)} presses. "
+        f"{sum(bool(row['kept_equal']) for row in comparable)} of {len(comparable)} comparable kept sets are equal; of "
+        f"{len(counted)} presses only the number of entries can be compared.",
+        f"Failed: {', '.join(failed) or 'none'}. Presses of kvpress that are in no table: "
+        f"{', '.join(missing) or 'none'}.",
         "",
         "| column | meaning |",
         "| --- | --- |",
-        "| own method | kvlens's method that keeps the same tokens (`make oracle`) |",
+        "| press | as it was made here |",
+        "| own method | kvlens's method, and the press's expression whose tokens it keeps (`make oracle`), without the "
+        "share that is removed |",
         "| by score | `kvpress:NAME` runs the press inside kvlens |",
         "| tokens | equal with and without `kvlens.observe` |",
         "| kept set | *equal*: the positions found equal those of the cache, by a comparison of every key with every "
         "written key. *all entries found*: the press alters keys or values, so that only the number of entries can be "
-        "compared |",
+        "compared, none of which is unmatched |",
         "| exact, rotated, rewritten | attended entries by their match (docs/observing.md), over all steps |",
+        "| ambiguous | of these, entries of which more equal keys were written than stayed |",
         "",
         "## Presses",
         "",
-        "| press | own method | by score | tokens | kept set | exact | rotated | rewritten | unmatched | CPU s | "
-        "observed CPU s |",
-        "| --- | --- | --- | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| press | own method | by score | tokens | kept set | exact | rotated | rewritten | ambiguous | unmatched | "
+        "CPU s | observed CPU s |",
+        "| --- | --- | --- | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
-    for row in rows:
-        kept = "equal" if row["rule"] == "every key" else "all entries found"
-        cells = [
-            row["press"],
-            f"`{own[row['press']]}`" if row["press"] in own else "-",
-            "yes" if row["by_score"] else "-",
-            "equal" if row["tokens_equal"] else "differ",
-            kept if row["kept_equal"] else "differs",
-            *(f"{row[name]:,}" for name in ("exact", "rotated", "rewritten", "unmatched")),
-            f"{row['cpu_s']:.2f}",
-            f"{row['observed_cpu_s']:.2f}",
-        ]
-        lines.append(f"| {' | '.join(cells)} |")
+    lines += [f"| {' | '.join(_cells(row, own))} |" for row in rows]
     lines += ["", "Not measured, for lack of what they download:", "", "| press | needs |", "| --- | --- |"]
     lines += [f"| {press} | {what} |" for press, what in sorted(result["need_downloads"].items())]
     lines += ["", "Test: `benchmarks/observe_presses.py`, which fails where a token or a kept set differs.", ""]
     lines += [
         "## Caches",
+        "",
+        "Written by hand, not generated. The suite runs under transformers 5.23; other versions were run once by hand.",
         "",
         "| cache | transformers | tokens | positions | test |",
         "| --- | --- | --- | --- | --- |",
@@ -89,7 +124,7 @@ CACHES = (
     ("DynamicCache", "4.56, 5.2, 5.23", "equal", "exact", _TESTS),
     ("StaticCache", "4.56, 5.2, 5.23", "equal", "exact", _TESTS),
     ("sliding-window layers", "4.56, 5.23", "equal", "exact; full attention not recorded", _TESTS),
-    ("QuantizedCache, HQQ, 4 bits", "4.56, 5.2", "equal", "rewritten, largest relative error 0.12", "by hand"),
+    ("QuantizedCache, HQQ, 4 bits", "4.56, 5.2", "equal", "rewritten", "by hand"),
     ("QuantizedCache, quanto", "-", "not measured", "its extension did not build in time", "-"),
     ("offloaded caches", "-", "not measured", "transformers needs CUDA for them", "-"),
 )

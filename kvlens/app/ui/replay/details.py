@@ -14,6 +14,7 @@ from kvlens.app.ui.common.parts import unmoved
 from kvlens.app.ui.common.spantext import span_text, window_range
 from kvlens.app.ui.common.state import Selection
 from kvlens.app.ui.common.widgets import plain
+from kvlens.app.ui.replay.conditions import observed_conditions
 from kvlens.lens.knob import NOT_RECORDED
 from kvlens.lens.output import output_text
 from kvlens.memory.budget import NO_LIMIT
@@ -76,6 +77,8 @@ def conditions(reader: TraceReader) -> None:
     with left_column.expander("Effective configuration"):
         st.code(visible(json.dumps(meta.config, indent=1, ensure_ascii=False)), language="json")
     with right.expander("Self-checks and conditions"):
+        if meta.observed is not None:
+            st.text(visible("\n".join(observed_conditions(meta.observed))))
         st.dataframe(checks.assign(name=checks["name"].str.replace("_", " ")), hide_index=True, width="stretch")
         rest = {
             key: value for key, value in meta.to_row().items() if key not in ("config", "prompt_text", "model_info")

@@ -1,0 +1,19 @@
+"""Conditions of a run that kvlens did not steer, in sentences."""
+
+from __future__ import annotations
+
+from kvlens.meta import Observed
+
+
+def observed_conditions(observed: Observed) -> list[str]:
+    """What was seen of a run that kvlens did not steer, a sentence each."""
+    mass, ambiguous = observed.unmatched_mass, observed.entries.get("ambiguous", 0)
+    unmatched = "not recorded" if mass is None else f"{mass:.4f}"
+    drawn = {None: "not recorded", True: "yes", False: "no"}[observed.sampled]
+    return [
+        f"Attention on keys that match no written key: {unmatched}.",
+        *([f"Entries of which more equal keys were written than stayed: {ambiguous:,}."] if ambiguous else []),
+        f"The generation drew its tokens: {drawn}.",
+        f"Later passes that were not followed: {observed.stopped or 'none'}.",
+        f"No comparison with full KV: {observed.no_reference or 'there is one'}.",
+    ]

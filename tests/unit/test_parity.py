@@ -1,0 +1,66 @@
+"""The parity table says what was measured, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kvlens
+from kvlens.lab.studies.parity import RESULTS, expression, own_methods, page
+
+PAGE = kvlens.PACKAGE.parent / "docs" / "parity.md"
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    for name in ("observed.json", "oracle.json"):
+        shutil.copy(RESULTS / name, tmp_path / name)
+    return tmp_path
+
+
+def changed(results: Path, press: str, **keys: Any) -> list[str]:
+    """Return the page's lines when a press's row has other keys."""
+    result = json.loads((results / "observed.json").read_text())
+    row = next(row for row in result["rows"] if row["press"] == press)
+    if "failed" in keys:
+        row.clear()
+    row |= {"press": press, "by_score": False, **keys}
+    (results / "observed.json").write_text(json.dumps(result))
+    return page(results).splitlines()
+
+
+def test_the_page_is_made_from_the_results() -> None:
+    assert PAGE.read_text(encoding="utf-8") == page(), "run python -m kvlens.lab.studies.parity --write docs/parity.md"
+
+
+def test_only_comparable_sets_are_called_equal(results: Path) -> None:
+    rows = json.loads((results / "observed.json").read_text())["rows"]
+    comparable = sum(row["rule"] == "every key" for row in rows)
+    assert comparable < len(rows)
+    assert f"{comparable} of {comparable} comparable kept sets" in page(results)
+    assert f"{comparable - 1} of {comparable} comparable kept sets" in "\n".join(
+        changed(results, "KnormPress", kept_equal=False)
+    )
+
+
+def test_a_press_that_failed_and_one_that_is_in_no_table_are_named(results: Path) -> None:
+    result = json.loads((results / "observed.json").read_text())
+    (results / "observed.json").write_text(json.dumps(result | {"not_listed": ["NewPress"]}))
+    lines = changed(results, "CURPress", failed="ValueError: x")
+    row = next(line for line in lines if line.startswith("| `CURPress`"))
+    assert "failed: ValueError: x" in row
+    assert row.count("|") == 13
+    summary = next(line for line in lines if line.startswith("Failed: "))
+    assert "CURPress" in summary
+    assert "NewPress" in summary
+
+
+def test_nested_presses_are_named_whole() -> None:
+    own = own_methods()
+    assert own["BlockPress"] == ("keydiff", "BlockPress(KeyDiffPress, block_size=16)")
+    assert own["KeyRerotationPress"][1].startswith("KeyRerotationPress(StreamingLLMPress(")
+    assert expression([["KnormPress", {"compression_ratio": 0.5}]]) == "KnormPress"
