@@ -13,8 +13,8 @@ import pytest
 from pydantic import ValidationError
 
 from kvlens import PACKAGE, tasks
-from kvlens.demo.encode import demo_encode
 from kvlens.app.ui.benchmarks.trials import came_out
+from kvlens.demo.encode import demo_encode
 from kvlens.lab.bench import sweepfile, tablefile, tablestudy
 from kvlens.lab.bench.quality import QualityRequest, lost
 from kvlens.lab.bench.sweep import SweepRequest, sweep
@@ -103,7 +103,7 @@ def test_a_text_at_another_place_is_a_prompt_of_its_own(tmp_path: Path, monkeypa
 def test_an_output_that_nobody_can_score_is_not_judged(tmp_path: Path) -> None:
     request = QualityRequest(methods=("full",), tasks=("needle",), length=256)
     prompt, arm = task_prompt("needle", 256, 0.5, 1, 0, encoding("demo"), "a"), request.arms()[0]
-    figures = {name: 1 for name in tablestudy.RECORDED.values()} | {"score": None}
+    figures = dict.fromkeys(tablestudy.RECORDED.values(), 1) | {"score": None}
     row = tablestudy.row_of("demo", prompt, arm, Trial("a", arm.key(), "completed", figures=figures))
     judged = row | {"exact": 1.0, "score": 1.0}
     cell = summary([row, judged])
