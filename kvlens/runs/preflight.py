@@ -10,10 +10,12 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from kvlens import methods
+from kvlens.engine.model_cache import find_model
 from kvlens.memory.budget import Budget, BudgetInfeasible
 from kvlens.methods import FIT
 from kvlens.methods.advice import refusal
 from kvlens.methods.fitting import Chosen, Sizes, choose
+from kvlens.models.device import expected
 from kvlens.models.errors import UnsupportedModel
 from kvlens.models.find import ready
 from kvlens.models.sizes import sizes_in
@@ -84,7 +86,8 @@ def foresee(request: RunRequest, prompt: PromptText) -> Foreseen | str:
     source = ready(request.model)
     if source is None:
         return f"'{request.model}' has not been converted yet: its size is known when it has been loaded once."
-    check_memory(source, request.model, request.dtype if request.dtype in NUMBER_BYTES else "float32")
+    if not _is_kept(request):
+        check_memory(source, request.model, request.dtype if request.dtype in NUMBER_BYTES else "float32")
     shape, positions = sizes_in(source, NUMBER_BYTES.get(request.dtype, 4))
     if not (source / "tokenizer.json").is_file():
         return "The model has no tokenizer.json: its tokens can be counted only when it has been loaded."
@@ -98,6 +101,11 @@ def foresee(request: RunRequest, prompt: PromptText) -> Foreseen | str:
         )
     sizes = Sizes(shape, max(1, tokens - question_tokens - 1), question_tokens + request.max_new, limit)
     return Foreseen(sizes, positions, question_tokens)
+
+
+def _is_kept(request: RunRequest) -> bool:
+    """This process has the model in memory already (kvlens.engine.model_cache)."""
+    return (expected(request.device), request.dtype) == ("cpu", "float32") and find_model(request.model) is not None
 
 
 def refuse(request: RunRequest, prompt: PromptText) -> None:
