@@ -13,7 +13,7 @@ from kvlens.runs import storing
 from kvlens.runs.carrying import carry_out
 from kvlens.runs.frames import Frame, Maps, of_run
 from kvlens.runs.races import EXPLAINING, Lane, RaceInfo
-from kvlens.runs.repeat import pair
+from kvlens.runs.repeatpair import pair
 from kvlens.runs.request import RunRequest
 from kvlens.store.amend import PENDING, is_outstanding
 from kvlens.store.reader import TraceReader
