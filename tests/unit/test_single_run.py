@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import pytest
 
 from kvlens.engine.effect import POINTS
 from kvlens.engine.ranking import ROUNDS
+from kvlens.meta import Outcome
 from kvlens.runs import storing
 from kvlens.runs.carrying import carry_out
 from kvlens.runs.frames import Frame, Maps, of_run
@@ -147,8 +149,12 @@ def test_effects_that_are_cancelled_leave_the_stored_run(tmp_path: Path) -> None
 def test_a_run_that_fails_at_its_end_leaves_no_effects_outstanding(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(**outcome: object) -> None:
-        raise ArithmeticError
+    outcome_of = storing.Outcome
+
+    def fail(**outcome: Any) -> Outcome:
+        if outcome["no_effects"] == PENDING:
+            raise ArithmeticError
+        return outcome_of(**outcome)
 
     monkeypatch.setattr(storing, "Outcome", fail)
     with pytest.raises(ArithmeticError) as failure:  # keeps the frames alive, as a notebook does

@@ -90,9 +90,9 @@ def test_what_is_done_is_not_done_again_and_a_larger_sweep_adds_to_it(tmp_path: 
 def test_a_text_at_another_place_is_a_prompt_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     draw = tablestudy.task_prompt
 
-    def same_text(task: str, length: int, depth: float, *place: Any) -> StudyPrompt:
-        prompt = draw(task, 256, 0.5, *place)
-        return replace(prompt, drawn={**prompt.drawn, "length": length, "depth": depth})
+    def same_text(task: str, length: int, depth: float, seed: int, index: int, *others: Any) -> StudyPrompt:
+        prompt = draw(task, 256, 0.5, 1, 0, *others)
+        return replace(prompt, drawn={**prompt.drawn, "length": length, "depth": depth, "seed": seed, "index": index})
 
     monkeypatch.setattr(tablestudy, "task_prompt", same_text)
     run(tmp_path, prompts=1, depths=(0.5,), methods=("full",))
