@@ -107,7 +107,7 @@ def test_an_output_that_nobody_can_score_is_not_judged(tmp_path: Path) -> None:
     row = tablestudy.row_of("demo", prompt, arm, Trial("a", arm.key(), "completed", figures=figures))
     judged = row | {"exact": 1.0, "score": 1.0}
     cell = summary([row, judged])
-    assert (row["exact"], cell["n"], cell["exact"], lost([row])) == (None, 1, 1.0, [])
+    assert (row["exact"], cell["n"], cell["unjudged"], cell["exact"], lost([row])) == (None, 1, 1, 1.0, [])
     sweepfile.write(tmp_path / "a.json", {}, [row])
     _, (parsed,) = sweepfile.parse(json.loads((tmp_path / "a.json").read_text()), "a")
     assert (parsed["exact"], parsed["outcome"], parsed["infeasible"], parsed["steps"]) == (None, None, None, 1)
