@@ -16,6 +16,7 @@ from kvlens.files import open_file
 from kvlens.instruments import Effects
 from kvlens.store.errors import TraceError
 from kvlens.store.files import PLAIN, discard, sync_folder
+from kvlens.store.lease import Lease
 from kvlens.store.outcomefacts import facts_entry
 from kvlens.store.runinfo import freeze, read_info, write_info
 from kvlens.store.schema import SCHEMA_VERSION
@@ -25,8 +26,10 @@ LOCK = ".effects"
 """of a run's folder; held by the process that computes the effects"""
 PENDING = "they are being computed"
 """why a stored trace has none yet (meta `no_effects`)"""
-LEFT_OFF = "the process that computed them ended before it had them"
-"""the same where that process is gone"""
+LEFT_OFF = "they were not stored: the process ended or the disk was full"
+"""the same where nobody computes them"""
+_COPIES = ".trace.*.duckdb*"
+"""copies of a trace that are given its effects; one that is left over is of a process that was killed"""
 
 
 @contextlib.contextmanager
@@ -55,6 +58,11 @@ def is_outstanding(folder: Path) -> bool:
     return False
 
 
+def why_none(folder: Path, no_effects: str | None) -> str | None:
+    """Return why a stored run has no effects, of what its meta says: PENDING only while some process computes them."""
+    return LEFT_OFF if no_effects == PENDING and not is_outstanding(folder) else no_effects
+
+
 def add_effects(folder: Path, effects: Effects | None, heads: tuple[int, int], extra: dict[str, Any]) -> None:
     """Replace a completed run's trace by a copy with its effects. Readers see the old trace or the new one.
 
@@ -63,26 +71,34 @@ def add_effects(folder: Path, effects: Effects | None, heads: tuple[int, int], e
         heads: layers, KV heads.
         extra: values of the meta that change.
 
-    Raises OSError, duckdb.Error or TraceError; the trace is the old one then."""
+    Raises RunBusy where the run is deleted meanwhile, OSError, duckdb.Error or TraceError; the trace is the old one
+    then."""
     trace, copy = folder / "trace.duckdb", folder / f".trace.{os.getpid()}.duckdb"
-    try:
-        shutil.copyfile(trace, copy)
-        file = TraceFile.reopen(copy, SCHEMA_VERSION)
+    with Lease(folder):
+        _discard_copies(folder)
         try:
-            file.amend(() if effects is None else (effects,), heads, extra)
-            facts = file.outcome_facts(folder)
-        finally:
-            file.close()
-        os.replace(copy, trace)
-    except BaseException:
-        discard(copy)
-        raise
-    freeze(folder)
-    sync_folder(folder)
-    info = read_info(folder)
-    size = sum(path.stat().st_size for path in folder.iterdir() if path.is_file() and path.name != LOCK)
-    changed = {"disk_bytes": size, "extra": {**(info.get("extra") or {}), **extra}, "facts": facts_entry(facts, trace)}
-    write_info(folder, info | changed, durable=True)
+            shutil.copyfile(trace, copy)
+            file = TraceFile.reopen(copy, SCHEMA_VERSION)
+            try:
+                file.amend(() if effects is None else (effects,), heads, extra)
+                facts = file.outcome_facts(folder)
+            finally:
+                file.close()
+            os.replace(copy, trace)
+        except BaseException:
+            _discard_copies(folder)
+            raise
+        freeze(folder)
+        sync_folder(folder)
+        info = read_info(folder)
+        size = sum(path.stat().st_size for path in folder.iterdir() if path.is_file() and path.name != LOCK)
+        info |= {"disk_bytes": size, "extra": {**(info.get("extra") or {}), **extra}}
+        write_info(folder, info | {"facts": facts_entry(facts, trace)}, durable=True)
+
+
+def _discard_copies(folder: Path) -> None:
+    for path in folder.glob(_COPIES):
+        discard(path)
 
 
 def amend(

@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from kvlens.meta import RunMeta
 from kvlens.store import queries
+from kvlens.store.amend import is_outstanding
 from kvlens.store.columnrules import MOST_META
 from kvlens.store.errors import DamagedTrace, MemoryShort, RunBusy, SchemaTooNew, TraceError, UnmadeTrace, UnreadableRun
 from kvlens.store.files import ordinary
@@ -37,7 +38,7 @@ def attach(runs_dir: Path, uid: str) -> duckdb.DuckDBPyConnection:
     """A hardened connection with the run's file attached as `run`."""
     folder = run_dir(runs_dir, uid)
     path = folder / "trace.duckdb"
-    if is_held(folder):
+    if is_held(folder) and not _gets_effects(folder):
         raise RunBusy(f"Run {uid} is still being written; wait until it ends, its progress is in run.json.")
     if not ordinary(path):
         raise unmade(uid) if not path.is_symlink() else linked(uid)
@@ -55,6 +56,11 @@ def attach(runs_dir: Path, uid: str) -> duckdb.DuckDBPyConnection:
             raise unreadable(uid, error) from error
         raise
     return con
+
+
+def _gets_effects(folder: Path) -> bool:
+    """The run is whole, and a copy of its trace is given effects."""
+    return is_outstanding(folder) and read_info(folder)["status"] == "completed"
 
 
 def unmade(uid: str) -> UnmadeTrace:

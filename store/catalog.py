@@ -9,10 +9,11 @@ from typing import Any
 import pandas as pd
 
 from kvlens.store.about import About, read_about
+from kvlens.store.catalogueentry import ABOUT, FLAGS, NUMBERS, TEXTS, UNREADABLE, Entry
 from kvlens.store.errors import TraceError
 from kvlens.store.lease import is_held
 from kvlens.store.outcomefacts import OutcomeFacts, stored_facts, trace_stamp
-from kvlens.store.runcatalogue import ABOUT, FLAGS, NUMBERS, TEXTS, Entry, catalogue_of
+from kvlens.store.runcatalogue import catalogue_of
 from kvlens.store.runinfo import CREATED_US, SUMMARY, read_info
 
 _ALIVE = ("created", "running", "finalizing")
@@ -51,7 +52,7 @@ def _read(folder: Path) -> tuple[dict[str, Any], tuple[tuple[int, int], OutcomeF
     try:
         info = read_info(folder)
     except TraceError as error:
-        unread = {"uid": folder.name, "status": "unreadable", "created": "", "error": str(error)}
+        unread = {"uid": folder.name, "status": UNREADABLE, "created": "", "error": str(error)}
         return unread | _about(folder), None
     trace = trace_stamp(folder / "trace.duckdb")
     facts = stored_facts(info, trace)

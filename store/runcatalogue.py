@@ -2,86 +2,33 @@
 
 `.catalogue.jsonl` in the folder holds one line per run that was read, the newest last; a line counts while the files it
 was read from are as they were. Lines are appended as runs are read, so a process that is killed loses one line at most.
-A damaged line is passed over, and the file may be deleted at any time."""
+A damaged line is passed over, and the file may be deleted at any time. What could not be read is no line: a later
+version of kvlens may read it."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import secrets
 import stat
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from kvlens.files import FILE_MODE
+from kvlens.store.catalogueentry import Entry, Stamp, entry_line, parse_line
 from kvlens.store.errors import TraceError
 from kvlens.store.files import PLAIN, read_plain, write_plain
-from kvlens.store.outcomefacts import OutcomeFacts, parsed_facts
-from kvlens.store.runinfo import CREATED_US, check_uid
+from kvlens.store.outcomefacts import OutcomeFacts
+from kvlens.store.runinfo import check_uid
 
 FILE = ".catalogue.jsonl"
-VERSION = 1
-"""of a line's form"""
 _MOST_BYTES = 1 << 30
 _BATCH = 256
 """lines that are appended at once"""
-TEXTS = (
-    "model",
-    "method",
-    "preset",
-    "stand_in",
-    "budget",
-    "dtype",
-    "task",
-    "output_text",
-    "error",
-    "reference",
-    "parent",
-    "reference_key",
-)
-NUMBERS = (
-    "prompt_tokens",
-    "steps",
-    "max_new",
-    "duration_s",
-    "peak_bytes",
-    "full_kv_bytes",
-    "budget_bytes",
-    "h2d_bytes",
-    "d2h_bytes",
-    "disk_bytes",
-)
-FLAGS = ("forced", "hold", "drop", "changed")
-ABOUT = ("name", "note", "tags", "about_error")
-"""what about.json adds to a row; about_error: one sentence where it cannot be read, else None"""
-_TYPES: dict[str, Any] = (
-    dict.fromkeys((*TEXTS, "about_error"), (str, type(None)))
-    | dict.fromkeys((*NUMBERS, CREATED_US), (float, int, type(None)))
-    | dict.fromkeys(("uid", "status", "created", "name", "note"), str)
-    | dict.fromkeys(FLAGS, (bool, type(None)))
-    | {"tags": tuple}
-)
-Stamp = tuple[int, ...]
-"""(time of change in ns, bytes, inode) of run.json, then of about.json; -1: no such file"""
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A run as its files were when they were read."""
-
-    stamp: Stamp
-    row: dict[str, Any]
-    """of `list_runs`"""
-    trace: tuple[int, int] | None = None
-    """(time of change in ns, bytes) of the trace that `facts` or `problem` were read from"""
-    facts: OutcomeFacts | None = None
-    problem: str = ""
-    """code of the error by which the trace cannot be read"""
 
 
 class Catalogue:
@@ -130,7 +77,8 @@ class Catalogue:
             entry = self._entries.get(uid)
             if entry is not None:
                 self._entries[uid] = replace(entry, trace=trace, facts=facts, problem=problem)
-                self._append([uid])
+                if facts is not None:
+                    self._append([uid])
 
     def _refresh(self) -> None:
         """Read the lines that were added since the last look; all of them if the file is another one."""
@@ -152,14 +100,15 @@ class Catalogue:
         for line in content[end:].splitlines():
             self._lines += 1
             with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):
-                uid, entry = _parsed(line)
+                uid, entry = parse_line(line)
                 self._entries[uid] = entry
 
     def _append(self, uids: list[str]) -> None:
         """Append the lines of runs; a folder that cannot be written is left as it is."""
-        if not uids:
+        lines = [entry_line(uid, self._entries[uid]) for uid in uids if self._entries[uid].was_read]
+        if not lines:
             return
-        text = b"".join(_line(uid, self._entries[uid]) for uid in uids)
+        text = b"".join(lines)
         with contextlib.suppress(OSError):
             path = self.folder / FILE
             if path.is_symlink():
@@ -169,7 +118,7 @@ class Catalogue:
                 status = os.fstat(fd)
                 if stat.S_ISREG(status.st_mode):
                     os.write(fd, b"\n" + text)  # after half a line of a process that was killed
-                    self._lines += len(uids)
+                    self._lines += len(lines)
                     if (status.st_ino, status.st_size) == self._end or not status.st_size:
                         self._end = status.st_ino, status.st_size + len(text) + 1
             finally:
@@ -179,10 +128,11 @@ class Catalogue:
         """Replace the file by one line per run."""
         temporary = self.folder / f"{FILE}.{os.getpid()}.{secrets.token_hex(4)}"
         with contextlib.suppress(OSError):
-            write_plain(temporary, b"".join(_line(uid, entry) for uid, entry in self._entries.items()), durable=False)
+            lines = [entry_line(uid, entry) for uid, entry in self._entries.items() if entry.was_read]
+            write_plain(temporary, b"".join(lines), durable=False)
             os.replace(temporary, self.folder / FILE)
             status = os.lstat(self.folder / FILE)
-            self._lines, self._end = len(self._entries), (status.st_ino, status.st_size)
+            self._lines, self._end = len(lines), (status.st_ino, status.st_size)
 
 
 @lru_cache(maxsize=4)
@@ -218,25 +168,3 @@ def _stamp(path: str) -> Stamp:
     except OSError:
         return (-1,)
     return status.st_mtime_ns, status.st_size, status.st_ino
-
-
-def _line(uid: str, entry: Entry) -> bytes:
-    values = {"v": VERSION, "uid": uid, "stamp": entry.stamp, "row": entry.row}
-    if entry.trace is not None:
-        values |= {"trace": entry.trace, "problem": entry.problem}
-        values |= {"facts": None if entry.facts is None else entry.facts.model_dump(mode="json")}
-    return json.dumps(values, separators=(",", ":")).encode() + b"\n"
-
-
-def _parsed(line: bytes) -> tuple[str, Entry]:
-    """Return the run id and the entry of a line. Raises ValueError, TypeError or KeyError for a line that `_line` did
-    not make."""
-    values = json.loads(line)
-    row, uid = values["row"], values["uid"]
-    row["tags"] = tuple(map(str, row["tags"]))
-    if values["v"] != VERSION or row["uid"] != uid or not all(isinstance(row.get(key), _TYPES[key]) for key in row):
-        raise ValueError
-    trace, facts, problem = values.get("trace"), parsed_facts(values.get("facts")), str(values.get("problem", ""))
-    if facts is None and not problem:
-        trace = None
-    return uid, Entry(tuple(values["stamp"]), row, trace and tuple(trace), facts, problem)

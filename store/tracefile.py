@@ -17,13 +17,12 @@ from kvlens.instruments import Effects
 from kvlens.rows import PrefillRecord, SelfCheck
 from kvlens.store import rollup
 from kvlens.store.blocks import Block
+from kvlens.store.blocktables import block_tables, prefill_tables
 from kvlens.store.checks import stored_checks
-from kvlens.store.decisions import copied_decisions, decision_table
 from kvlens.store.effects import effect_table
 from kvlens.store.guarded import guarded
-from kvlens.store.oracles import span_key_table
 from kvlens.store.outcomefacts import OutcomeFacts, facts_at_end
-from kvlens.store.rowtables import copied, loss_rows, moved_bytes, phase_rows, rows_table, step_tables
+from kvlens.store.rowtables import moved_bytes, rows_table
 from kvlens.store.runinfo import clean_text, plain
 from kvlens.store.schema import ORACLE_CODEC, statements
 from kvlens.store.surprisals import put_surprisals
@@ -115,9 +114,9 @@ class TraceFile:
     def flush(self, job: Job, trace_level: str) -> None:
         """Writes one job in one transaction."""
         if isinstance(job, Block):
-            tables = self._block_tables(job, trace_level)
+            tables = block_tables(job, self._prompt_tokens, trace_level)
         elif isinstance(job, PrefillRecord):
-            tables = self._prefill_tables(job, trace_level)
+            tables = prefill_tables(job, self._heads, trace_level)
         elif isinstance(job, np.ndarray):
             tables = []
         else:
@@ -189,49 +188,6 @@ class TraceFile:
             self._con.execute("DELETE FROM meta WHERE list_contains(?, key)", [list(values)])
             sentences = [json.dumps(plain(value), ensure_ascii=False) for value in values.values()]
             self._con.execute("INSERT INTO meta SELECT unnest(?), unnest(?)", [list(values), sentences])
-
-    def _block_tables(self, block: Block, trace_level: str) -> list[tuple[str, pa.Table]]:
-        records = block.records
-        tables = list(step_tables(records, self._prompt_tokens).items())
-        for name, rows in (
-            ("span", [row for record in records for row in record.spans]),
-            ("span_head", [row for record in records for row in record.span_heads]),
-            ("transfer", [row for record in records for row in record.transfers]),
-            ("event", [row for record in records for row in record.events]),
-            ("journal", block.journal),
-            ("cut", [row for record in records for row in record.cuts]),
-            ("loss", loss_rows(records)),
-            ("phase", phase_rows(records)),
-        ):
-            tables.append((name, rows_table(name, rows)))
-        tables += [
-            ("head_step", block.head_table()),
-            ("kv_step", block.kv_table()),
-            ("decision", block.decision_table()),
-        ]
-        if trace_level == "spans":
-            tables += [
-                ("head_span", block.span_table()),
-                ("kv_span", block.score_table()),
-                ("oracle", block.oracle_table()),
-            ]
-        return tables
-
-    def _prefill_tables(self, record: PrefillRecord, trace_level: str) -> list[tuple[str, pa.Table]]:
-        tables = [
-            ("token", rows_table("prompt", record.tokens)),
-            ("span", rows_table("span", record.spans)),
-            ("span_head", rows_table("span_head", record.span_heads)),
-            ("transfer", rows_table("transfer", record.transfers)),
-            ("event", rows_table("event", record.events)),
-            ("journal", rows_table("journal", copied(record.journal))),
-            ("cut", rows_table("cut", record.cuts)),
-        ]
-        if record.decisions is not None:
-            tables.append(("decision", decision_table([(-1, copied_decisions(-1, record.decisions))])))
-        if trace_level == "spans" and record.span_keys is not None:
-            tables.append(("span_key", span_key_table(record.span_keys, self._heads)))
-        return tables
 
     def _merge(self, tables: dict[str, pa.Table]) -> None:
         self._con.register("block_heads", tables["head_step"])

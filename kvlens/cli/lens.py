@@ -31,7 +31,7 @@ def pair(
     progress_json: ProgressJson = False,
 ) -> None:
     """Repeat a stored run beside its full-KV reference. The last line of stdout is the new run's uid."""
-    from kvlens.runs.repeat import pair as repeat
+    from kvlens.runs.repeatpair import pair as repeat
 
     def work(folder: Path, reporter: Bar | JsonLines, cancelled: Callable[[], bool], audience: Audience | None) -> Done:
         stored, reference = repeat(folder, uid, forced, reporter.report, cancelled, audience)

@@ -22,7 +22,7 @@ def methods(
 ) -> None:
     """The methods, or one method with its parameters: the paper's, and what the preset `fit` comes to on a model."""
     from kvlens import methods as registered
-    from kvlens.runs.preflight import fits
+    from kvlens.runs.usualfit import fits
 
     entries = registered.catalogue() if name is None else [registered.entry(name)]
     for entry in entries if as_json or name is not None else ():

@@ -18,10 +18,11 @@ from kvlens.lens.severity import KINDS, Outcome, outcome_of
 from kvlens.memory.budget import of_run
 from kvlens.models.find import short_model
 from kvlens.store.catalog import run_entries
+from kvlens.store.catalogueentry import Entry
 from kvlens.store.errors import MemoryShort
 from kvlens.store.outcomefacts import EXCERPT, OutcomeFacts, trace_stamp
 from kvlens.store.reader import RunBusy, TraceError, TraceReader
-from kvlens.store.runcatalogue import Entry, catalogue_of
+from kvlens.store.runcatalogue import catalogue_of
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,8 @@ NUMBER_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 """bytes of a number in each format that a model may be loaded in"""
 _STORED = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 _MOST_HEADER = 1 << 27
+OTHER_FORMAT, OTHER_MODEL = "take --dtype bfloat16", "take a smaller model"
+"""remedies for weights that need more than the free memory; pages offer no number format"""
 WORTH_SAYING = 1 << 30
 """bytes of weights from which the number format is worth a sentence"""
 
@@ -71,7 +73,7 @@ def check_memory(folder: Path, name: str, dtype: str) -> None:
     if weights is None or free is None or (needed := weights.bytes_in(dtype)) <= free:
         return
     smaller = weights.bytes_in("bfloat16")
-    remedy = "take --dtype bfloat16" if smaller < needed and smaller <= free else "take a smaller model"
+    remedy = OTHER_FORMAT if smaller < needed and smaller <= free else OTHER_MODEL
     raise ModelBeyondMemory(name, dtype, needed, free, remedy)
 
 

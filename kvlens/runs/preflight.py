@@ -10,10 +10,11 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from kvlens import methods
-from kvlens.memory.budget import Budget, BudgetInfeasible
-from kvlens.methods import FIT
+from kvlens.engine.model_cache import find_model
+from kvlens.memory.budget import BudgetInfeasible
 from kvlens.methods.advice import refusal
-from kvlens.methods.fitting import Chosen, Sizes, choose
+from kvlens.methods.fitting import Chosen, Sizes
+from kvlens.models.device import expected
 from kvlens.models.errors import UnsupportedModel
 from kvlens.models.find import ready
 from kvlens.models.sizes import sizes_in
@@ -21,7 +22,7 @@ from kvlens.models.weights import NUMBER_BYTES, ModelBeyondMemory, check_memory,
 from kvlens.recording.sampling import resolve as resolve_sampling
 from kvlens.runs.attending import attended_share, attending, attending_sentence
 from kvlens.runs.preparing import advice, check, choose_parameters
-from kvlens.runs.request import RunRequest, default_budget, default_preset
+from kvlens.runs.request import RunRequest, default_preset
 from kvlens.runs.room import resized, room_made, with_room
 from kvlens.shape import KVShape
 from kvlens.tasks.encoding import encoding_in
@@ -39,8 +40,6 @@ TOKEN_BYTES = 120
 """of a trace per prompt token, as measured on the demo model from 246 to 1,999 tokens: most of it are keys of spans"""
 SPAN_TOKENS = 16
 """tokens of a span whose mean key is stored, for each layer and KV head, as float32"""
-POINTS, NEW = ((1024, "20%"), (4096, "10%")), 64
-"""prompt tokens and budgets at which every method must run by itself, and tokens generated there"""
 UNKNOWN = (
     "prompt_tokens",
     "full_kv_bytes",
@@ -84,7 +83,8 @@ def foresee(request: RunRequest, prompt: PromptText) -> Foreseen | str:
     source = ready(request.model)
     if source is None:
         return f"'{request.model}' has not been converted yet: its size is known when it has been loaded once."
-    check_memory(source, request.model, request.dtype if request.dtype in NUMBER_BYTES else "float32")
+    if not _is_kept(request):
+        check_memory(source, request.model, request.dtype if request.dtype in NUMBER_BYTES else "float32")
     shape, positions = sizes_in(source, NUMBER_BYTES.get(request.dtype, 4))
     if not (source / "tokenizer.json").is_file():
         return "The model has no tokenizer.json: its tokens can be counted only when it has been loaded."
@@ -98,6 +98,11 @@ def foresee(request: RunRequest, prompt: PromptText) -> Foreseen | str:
         )
     sizes = Sizes(shape, max(1, tokens - question_tokens - 1), question_tokens + request.max_new, limit)
     return Foreseen(sizes, positions, question_tokens)
+
+
+def _is_kept(request: RunRequest) -> bool:
+    """This process has the model in memory already (kvlens.engine.model_cache)."""
+    return (expected(request.device), request.dtype) == ("cpu", "float32") and find_model(request.model) is not None
 
 
 def refuse(request: RunRequest, prompt: PromptText) -> None:
@@ -235,32 +240,6 @@ def estimate(
             f"{kind.title} {need} {limit / full:.1%}: the run may be refused once its spans are known."
         )
     return out
-
-
-def fits(model: str, method: str) -> list[dict[str, Any]]:
-    """What a method runs with on a model at POINTS when nothing is set: {"tokens", "budget", "preset", "fit" (values of
-    the preset `fit`), "needs" and "usual_needs" (shares of full KV)}; [] where the model's sizes are not known yet."""
-    kind, source = methods.get(method), ready(model)
-    if source is None:
-        return []
-    shape, fitting = sizes_in(source, NUMBER_BYTES["float32"])[0], []
-    for tokens, share in POINTS:
-        budget = Budget.parse(default_budget(method) if kind.keeps_all else share)
-        sizes = Sizes(shape, tokens - 1, NEW, budget.bytes(shape, tokens + NEW))
-        usual = default_preset(method, model)
-        plain = sizes.floor(kind, methods.make_parameters(kind, usual, {}))
-        run, fit = (choose(kind, preset, usual, {}, sizes) for preset in (None, FIT))
-        fitting.append(
-            {
-                "tokens": tokens,
-                "budget": None if kind.keeps_all else share,
-                "preset": run.preset,
-                "fit": fit.fitted,
-                "needs": round(fit.floor / sizes.full_kv_bytes, 4),
-                "usual_needs": round(plain / sizes.full_kv_bytes, 4),
-            }
-        )
-    return fitting
 
 
 def _too_long(found: Foreseen, steps: int) -> str:

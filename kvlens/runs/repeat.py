@@ -4,7 +4,7 @@ again."""
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,14 +15,9 @@ from kvlens.memory.budget import WHOLE, Budget
 from kvlens.meta import RunMeta
 from kvlens.metaparts import OBJECT
 from kvlens.rows import SpanRow
-from kvlens.runs.lanes import SingleRun
-from kvlens.runs.preparing import Pairing, Prepared, plan, prepare, reference_key
-from kvlens.runs.readings import shared
-from kvlens.runs.reference import obtain
+from kvlens.runs.preparing import Prepared, prepare
 from kvlens.runs.request import BY_NAME, ModelSource, Report, RunRequest
 from kvlens.runs.storedprompt import stored_prompt
-from kvlens.runs.storing import Stored, store
-from kvlens.runs.watching import Audience
 from kvlens.store.cells import integer, number
 from kvlens.store.reader import TraceReader
 from kvlens.text.chat import ChatForm
@@ -230,30 +225,3 @@ def reload(past: Past, report: Report, models: ModelSource = BY_NAME) -> Prepare
             "tokens than it did then."
         )
     return prepared
-
-
-def pair(
-    runs_dir: Path,
-    uid: str,
-    forced: bool,
-    report: Report,
-    cancelled: Callable[[], bool],
-    audience: Audience | None = None,
-) -> tuple[Stored, str]:
-    """Repeat a stored run beside its full-KV reference, which is made where it is not stored -> (the new run, the
-    reference's uid). audience: sees both, as a race of one."""
-    past = read_run(runs_dir, uid)
-    prepared = reload(past, report)
-    prepared = shared(prepared, plan(past.request, prepared))
-    request = past.request.model_copy(update={"against": True, "forced_reference": forced})
-    watched = None if audience is None else SingleRun(audience, prepared, request, plan(request, prepared))
-    reference = obtain(prepared, request, runs_dir, report, cancelled, None if watched is None else watched.full_kv)
-    if watched is not None:
-        watched.show_reference(runs_dir, reference)
-    pairing = Pairing(reference, reference.uid, reference_key(request, prepared), uid, request.hold, request.drop)
-    planned = plan(request, prepared, reference.ids if forced else None)
-    watcher = None if watched is None else watched.run
-    stored = store(prepared, request, planned, pairing, runs_dir, report, cancelled, watcher=watcher)
-    if watched is not None:
-        watched.end(stored)
-    return stored, reference.uid

@@ -161,6 +161,7 @@ def store(
     except Cancelled as stopped:
         status, error, checks = "cancelled", "Cancelled by the user.", stopped.checks
     except Exception as failure:
+        waiting.close()
         short = shortage(failure, "decode" if sink.begun else phases[0])
         if short is not None:
             sink.begin_anyhow()  # the prompt was right and the machine too small: that is a run that failed
@@ -169,6 +170,9 @@ def store(
             writer.finish("failed", sentence, [], {"output_text": sink.text()})
         if short is not None:
             raise short from failure
+        raise
+    except BaseException:
+        waiting.close()
         raise
     if not sink.begun:
         raise ValueError("cancelled before anything was decoded.")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from kvlens.studies.plan import StudyPlan
 from kvlens.studies.promptrow import StudyPrompt
 from kvlens.studies.storage import StudyInfo
 
-AXES = ("budgets", "questions", "seeds")
+AXES = ("budgets", "questions", "seeds", "reference_dtypes")
 """of a plan, besides methods and values of parameters"""
 
 
@@ -46,8 +47,17 @@ def _joined(method: str, name: str, own_values: Sequence[Any], added: Sequence[A
     return tuple(joined[value] for value in ordered)
 
 
-def extend(runs_dir: Path, study_id: str, more: StudyPlan, prompts: Sequence[StudyPrompt]) -> StudyInfo:
+def extend(
+    runs_dir: Path,
+    study_id: str,
+    more: StudyPlan,
+    prompts: Sequence[StudyPrompt],
+    key: Callable[[StudyPrompt], Hashable] = attrgetter("content"),
+) -> StudyInfo:
     """Add arms and prompts to a stored study, and return it; its trials stay. A prompt that it has already is left out.
+
+    Args:
+        key: prompts of one key are one prompt.
 
     Raises StudyBusy while a process carries it out, BadStudy `other_methods`, TraceError.
     """
@@ -56,9 +66,9 @@ def extend(runs_dir: Path, study_id: str, more: StudyPlan, prompts: Sequence[Stu
         info = info.model_copy(update={"plan": extended(info.plan, more)})
         info.plan.check()
         stored_prompts = storage.read_prompts(runs_dir, study_id)
-        contents, ids = [prompt.content for prompt in stored_prompts], {prompt.id for prompt in stored_prompts}
+        keys, ids = {key(prompt) for prompt in stored_prompts}, {prompt.id for prompt in stored_prompts}
         for prompt in prompts:
-            if prompt.content not in contents:
+            if key(prompt) not in keys:
                 name = next(name for name in _names(prompt.id) if name not in ids)
                 ids.add(name)
                 stored_prompts.append(replace(prompt, id=name))

@@ -139,7 +139,7 @@ def read_prompts(runs_dir: Path, study_id: str) -> list[StudyPrompt]:
 
 
 def read_trials(runs_dir: Path, study_id: str) -> list[Trial]:
-    """Return the newest trial of every prompt and arm, in the order of the file. A last line that was cut is none."""
+    """Return the newest trial of every prompt and arm, in the order in which they ended. A cut last line is none."""
     try:
         data = read_plain(folder_of(runs_dir, study_id) / TRIALS, _MOST_BYTES).decode("utf-8", "replace")
     except FileNotFoundError:
@@ -150,6 +150,7 @@ def read_trials(runs_dir: Path, study_id: str) -> list[Trial]:
     for line in data[: data.rfind("\n") + 1].split("\n"):
         trial = _trial(line)
         if trial is not None:
+            trials.pop((trial.prompt, trial.arm), None)
             trials[trial.prompt, trial.arm] = trial
     return list(trials.values())
 

@@ -23,7 +23,8 @@ from kvlens.lens.whatif import whatif
 from kvlens.meta import Counterfactual, RunMeta
 from kvlens.methods.sekv.params import SeKVParameters
 from kvlens.runs.carrying import carry_out
-from kvlens.runs.repeat import CannotRepeat, _original_request, _request, pair, read_run
+from kvlens.runs.repeat import CannotRepeat, _original_request, _request, read_run
+from kvlens.runs.repeatpair import pair
 from kvlens.runs.request import RunRequest
 from kvlens.shape import KVShape
 from kvlens.store.errors import TraceError

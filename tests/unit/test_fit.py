@@ -23,9 +23,11 @@ from kvlens.methods.chess.trigger import SHIPPED
 from kvlens.methods.fitting import MARGIN, Sizes, choose, fitted, rule_of
 from kvlens.runs import preparing
 from kvlens.runs.carrying import carry_out
-from kvlens.runs.preflight import NEW, POINTS, estimate, fits
-from kvlens.runs.repeat import pair, read_run
+from kvlens.runs.preflight import estimate
+from kvlens.runs.repeat import read_run
+from kvlens.runs.repeatpair import pair
 from kvlens.runs.request import RunRequest, default_budget, default_preset
+from kvlens.runs.usualfit import NEW, POINTS, fits
 from kvlens.shape import KVShape
 from kvlens.store.reader import TraceReader
 from kvlens.text.prompts import PromptText

@@ -170,7 +170,7 @@ def test_a_list_says_what_a_run_was_held_to_be_it_a_budget_or_not(tmp_path: Path
     assert limit_in(rows[0], None) == budget_of(rows[0]), "of a trace that was not read yet"
 
 
-@pytest.mark.parametrize("spoil", ["not json", "{}", "other form", "other row", "a link"])
+@pytest.mark.parametrize("spoil", ["not json", "{}", "other form", "other row", "no status", "a link"])
 def test_a_file_that_cannot_be_used_is_made_again(lens: LensRuns, opened: list[str], spoil: str) -> None:
     without_facts(lens.folder, lens.kept)
     first = Listing(lens.folder).read([lens.kept])
@@ -181,6 +181,10 @@ def test_a_file_that_cannot_be_used_is_made_again(lens: LensRuns, opened: list[s
         path.write_text("".join(json.dumps(line | {"v": 0}) + "\n" for line in lines))
     elif spoil == "other row":
         path.write_text("".join(json.dumps(line | {"row": line["row"] | {"model": 7}}) + "\n" for line in lines))
+    elif spoil == "no status":
+        for line in lines:
+            del line["row"]["status"]
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     elif spoil == "a link":
         path.unlink()
         path.symlink_to("/etc/passwd")
@@ -189,7 +193,27 @@ def test_a_file_that_cannot_be_used_is_made_again(lens: LensRuns, opened: list[s
     forget_runs()
     assert Listing(lens.folder).read([lens.kept]) == first
     assert opened == [lens.kept]
+    assert lens.kept in set(list_runs(lens.folder)["uid"])
     assert not path.is_symlink()
+
+
+def test_what_could_not_be_read_is_asked_again_by_the_next_process(lens: LensRuns, opened: list[str]) -> None:
+    without_facts(lens.folder, lens.kept)
+    run, trace = lens.folder / "20260101-000000-aaaaaa", lens.folder / lens.kept / "trace.duckdb"
+    whole = trace.read_bytes()
+    trace.write_bytes(b"x" * len(whole))
+    run.mkdir()
+    (run / "run.json").write_text("no JSON")
+    for _ in range(2):
+        (told,) = Listing(lens.folder).read([lens.kept])
+        assert told is not None
+        assert told.problem
+        assert set(list_runs(lens.folder).query("status == 'unreadable'")["uid"]) == {run.name}
+    assert opened == [lens.kept], "a process asks once"
+    assert run.name not in _lines(lens.folder)
+    forget_runs()
+    assert Listing(lens.folder).read([lens.kept]) == [told]
+    assert opened == [lens.kept] * 2
 
 
 def test_no_time_reads_nothing_and_what_is_written_now_is_asked_again(tmp_path: Path, opened: list[str]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kvlens.store.catalog import list_runs
-from kvlens.store.runcatalogue import ABOUT
+from kvlens.store.catalogueentry import ABOUT
 from kvlens.store.runinfo import CREATED_US, SUMMARY
 from tests.synthetic import write_synthetic
 

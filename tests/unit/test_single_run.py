@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import pytest
 
 from kvlens.engine.effect import POINTS
 from kvlens.engine.ranking import ROUNDS
+from kvlens.meta import Outcome
+from kvlens.runs import storing
 from kvlens.runs.carrying import carry_out
 from kvlens.runs.frames import Frame, Maps, of_run
 from kvlens.runs.races import EXPLAINING, Lane, RaceInfo
-from kvlens.runs.repeat import pair
+from kvlens.runs.repeatpair import pair
 from kvlens.runs.request import RunRequest
 from kvlens.store.amend import PENDING, is_outstanding
 from kvlens.store.reader import TraceReader
@@ -141,6 +144,25 @@ def test_effects_that_are_cancelled_leave_the_stored_run(tmp_path: Path) -> None
     assert status == "completed"
     with TraceReader.open(tmp_path, uid) as reader:
         assert reader.meta.no_effects not in (None, PENDING)
+
+
+def test_a_run_that_fails_at_its_end_leaves_no_effects_outstanding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outcome_of = storing.Outcome
+
+    def fail(**outcome: Any) -> Outcome:
+        if outcome["no_effects"] == PENDING:
+            raise ArithmeticError
+        return outcome_of(**outcome)
+
+    monkeypatch.setattr(storing, "Outcome", fail)
+    with pytest.raises(ArithmeticError) as failure:  # keeps the frames alive, as a notebook does
+        carry_out(REQUEST, PROMPT, tmp_path, ignore, lambda: False, audience=Watching())
+    assert failure.traceback
+    runs = [path for path in tmp_path.iterdir() if (path / "run.json").is_file()]
+    assert runs
+    assert not any(is_outstanding(run) for run in runs)
 
 
 def ignore(phase: str, done: int, total: int) -> None:

@@ -356,6 +356,20 @@ def test_a_value_is_the_same_however_it_is_written() -> None:
     assert len({arm.key() for arm in grown.arms()}) == len(grown.arms())
 
 
+def test_an_extended_plan_has_the_number_formats_of_both() -> None:
+    more = PLAN.model_copy(update={"reference_dtypes": ("bfloat16",)})
+    arms = [(arm.method, arm.dtype) for arm in extended(PLAN, more).arms()]
+    assert ("full", "bfloat16") in arms
+
+
+def test_trials_come_in_the_order_in_which_they_ended(tmp_path: Path, prompts: tuple[StudyPrompt, ...]) -> None:
+    info = storage.create(tmp_path, PLAN, prompts)
+    for prompt, origin in (("needle-0", "old"), ("needle-1", "old"), ("needle-0", "new")):
+        storage.append(tmp_path, info.id, Trial(prompt, "arm", "completed", figures={}, origin=origin))
+    trials = storage.read_trials(tmp_path, info.id)
+    assert [(trial.prompt, trial.origin) for trial in trials] == [("needle-1", "old"), ("needle-0", "new")]
+
+
 def test_an_extended_study_runs_what_is_new_alone(tmp_path: Path, prompts: tuple[StudyPrompt, ...]) -> None:
     plan = PLAN.model_copy(update={"budgets": ("40%",)})
     info = storage.create(tmp_path, plan, prompts[:1])

@@ -13,15 +13,18 @@ import pytest
 from pydantic import ValidationError
 
 from kvlens import PACKAGE, tasks
+from kvlens.app.ui.benchmarks.trials import came_out
 from kvlens.demo.encode import demo_encode
-from kvlens.lab.bench import sweepfile, tablefile
-from kvlens.lab.bench.quality import QualityRequest
+from kvlens.lab.bench import sweepfile, tablefile, tablestudy
+from kvlens.lab.bench.quality import QualityRequest, lost
 from kvlens.lab.bench.sweep import SweepRequest, sweep
 from kvlens.lab.bench.tablefile import quality_request, sweep_request
+from kvlens.lab.results.summary import summary
 from kvlens.lens.severity import outcome
 from kvlens.studies import storage
 from kvlens.studies.promptfile import read_prompts
-from kvlens.studies.storage import StudyBusy
+from kvlens.studies.promptrow import StudyPrompt, task_prompt
+from kvlens.studies.storage import StudyBusy, Trial
 from kvlens.tasks import Encoding
 from kvlens.tasks.encoding import encoding
 from kvlens.workers.lanes import Crew
@@ -82,6 +85,48 @@ def test_what_is_done_is_not_done_again_and_a_larger_sweep_adds_to_it(tmp_path: 
     ran, rows = run(tmp_path, depths=(0.5,), prompts=1)
     assert (ran, len(rows)) == ([], 3), "a smaller one asks for part of it"
     assert len(storage.ids(tmp_path)) == 1
+
+
+def test_a_text_at_another_place_is_a_prompt_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = tablestudy.task_prompt
+
+    def same_text(task: str, length: int, depth: float, seed: int, index: int, *others: Any) -> StudyPrompt:
+        prompt = draw(task, 256, 0.5, 1, 0, *others)
+        return replace(prompt, drawn={**prompt.drawn, "length": length, "depth": depth, "seed": seed, "index": index})
+
+    monkeypatch.setattr(tablestudy, "task_prompt", same_text)
+    run(tmp_path, prompts=1, depths=(0.5,), methods=("full",))
+    ran, rows = run(tmp_path, prompts=1, depths=(0.5,), lengths=(288,), methods=("full",))
+    assert (len(ran), [row["length"] for row in rows]) == (2, [288, 288])
+
+
+def test_an_output_that_nobody_can_score_is_not_judged(tmp_path: Path) -> None:
+    request = QualityRequest(methods=("full",), tasks=("needle",), length=256)
+    prompt, arm = task_prompt("needle", 256, 0.5, 1, 0, encoding("demo"), "a"), request.arms()[0]
+    figures = dict.fromkeys(tablestudy.RECORDED.values(), 1) | {"score": None}
+    row = tablestudy.row_of("demo", prompt, arm, Trial("a", arm.key(), "completed", figures=figures))
+    judged = row | {"exact": 1.0, "score": 1.0}
+    cell = summary([row, judged])
+    assert (row["exact"], cell["n"], cell["unjudged"], cell["exact"], lost([row])) == (None, 1, 1, 1.0, [])
+    sweepfile.write(tmp_path / "a.json", {}, [row])
+    _, (parsed,) = sweepfile.parse(json.loads((tmp_path / "a.json").read_text()), "a")
+    assert (parsed["exact"], parsed["outcome"], parsed["infeasible"], parsed["steps"]) == (None, None, None, 1)
+    assert came_out([parsed]) == "1 prompt, none judged"
+
+
+@pytest.mark.parametrize("method", ["quest", "chess", "sparq"])
+@pytest.mark.parametrize(("budget", "rule"), [("20%", "attended tokens"), ("100%", "none")])
+def test_a_row_says_the_parameters_that_its_run_had(method: str, budget: str, rule: str) -> None:
+    request = SweepRequest(**SMALL | {"methods": (method,), "budgets": (budget,)})
+    (arm,) = request.arms()
+    prompt = task_prompt("needle", 256, 0.5, 1, 0, encoding("demo"), "a")
+    row = tablestudy.row_of("demo", prompt, arm, Trial("a", arm.key(), "completed", figures={}))
+    assert (row["overrides"], row["rule"]) == (request.plan().request(arm).overrides, rule)
+
+
+def test_the_trials_of_a_table_run_on_one_thread() -> None:
+    request = SweepRequest(**SMALL)
+    assert {request.plan().request(arm).threads for arm in request.plan().arms()} == {1}
 
 
 @pytest.mark.slow

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from kvlens.app.ui.common.pagewords import page_words
 from kvlens.demo import demo_path
-from kvlens.engine import models
+from kvlens.engine import model_cache, models
 from kvlens.models import weights
 from kvlens.models.weights import ModelBeyondMemory, Weights, check_memory, dtype_sentence, weights_in
 from kvlens.runs.preflight import foresee, refuse
@@ -58,3 +59,24 @@ def test_a_run_is_refused_before_its_model_is_loaded(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", None)
     with pytest.raises(ModelBeyondMemory):
         models.load(str(demo_path()), "cpu", "bfloat16")
+
+
+def test_a_model_that_is_in_memory_already_needs_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weights, "host_bytes", lambda: 1_000)
+    monkeypatch.setattr(model_cache, "_kept", {"demo": (model_cache.files_of("demo"), object())})
+    prompt = PromptText("the red key opens the old door " * 20)
+    request = RunRequest(model="demo", method="streaming_llm", budget="50%", max_new=4, device="cpu")
+    refuse(request, prompt)
+    with pytest.raises(ModelBeyondMemory):
+        refuse(request.model_copy(update={"dtype": "bfloat16"}), prompt)
+
+
+def test_pages_offer_no_number_format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_weights(tmp_path, "BF16", 8_000_000_000)
+    said = []
+    for free in (20_000_000_000, 10_000_000_000):
+        monkeypatch.setattr(weights, "host_bytes", lambda free=free: free)
+        with pytest.raises(ModelBeyondMemory) as refused:
+            check_memory(tmp_path, "m", "float32")
+        said.append(page_words(str(refused.value)).rpartition(": ")[2])
+    assert said[0] == said[1]

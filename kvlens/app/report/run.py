@@ -18,6 +18,7 @@ from kvlens.meta import RunMeta
 from kvlens.methods.naming import run_name
 from kvlens.recording import sampling
 from kvlens.runs.modelcheck import verdict_words
+from kvlens.store.amend import why_none
 from kvlens.store.reader import TraceError, TraceReader
 from kvlens.text.passages import passage
 from kvlens.text.units import full_kv, si_bytes
@@ -110,8 +111,9 @@ def verdict_text(reader: TraceReader, found: Verdict | None) -> str:
         tokens = reader.tokens()
         words = passage(tokens, missed.tok_start, missed.tok_end)[:160]
         effect = f"; {missed.effect_words()}" if missed.effect_words() else ""
-        if not effect and reader.meta.no_effects:
-            effect = f"; by regret, since effects on the choice were not recorded: {reader.meta.no_effects}"
+        why = why_none(reader.runs_dir / reader.uid, reader.meta.no_effects)
+        if not effect and why:
+            effect = f"; by regret, since effects on the choice were not recorded: {why}"
         heads = f"L{missed.layer} KV{missed.kv_head} (query head Q{missed.q_head} most)"
         paragraphs.append(
             paragraph(

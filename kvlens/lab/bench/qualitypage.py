@@ -179,7 +179,7 @@ def _preset(by_task: dict[str, dict[str, Any]]) -> str:
 
 def _cell(line: dict[str, Any] | None) -> str:
     if line is None or not (line["n"] or line["infeasible"]):
-        return "not run"
+        return "not judged" if line is not None and line.get("unjudged") else "not run"
     if not line["n"]:
         return f"infeasible, needs {line['smallest_feasible']:.0%}"
     extra = f" (+{line['infeasible']} infeasible)" if line["infeasible"] else ""

@@ -48,7 +48,7 @@ def table_text(request: QualityRequest | SweepRequest, name: str) -> str:
     return (
         f'name = "{name}"\nmodel = "{request.model}"\nprompts = [\n{names}]\n'
         f"budgets = {_list(request.budgets)}\nquestions = {_list(plan.questions)}\n"
-        f'dtype = "{request.dtype}"\ndevice = "{request.device}"\n'
+        f'dtype = "{request.dtype}"\ndevice = "{request.device}"\nthreads = {plan.shared.threads}\n'
         f"reference_dtypes = {_list(plan.reference_dtypes)}\ntraces = {str(request.traces).lower()}\n"
         f'generation = "task"\n{entrants}'
     )

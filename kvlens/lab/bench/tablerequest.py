@@ -62,10 +62,11 @@ class TableRequest(ComparedRequest):
 
     def plan(self) -> StudyPlan:
         """Return the study whose trials are the table. Full KV is in every study; it is run a second time in another
-        number format where it is asked for: what rounding alone changes."""
+        number format where it is asked for: what rounding alone changes. All run on one
+        thread: sums depend on their number."""
         counterpart = "float32" if self.dtype == "bfloat16" else "bfloat16"
         return StudyPlan(
-            shared=RunRequest(model=self.model, dtype=self.dtype, device=self.device),
+            shared=RunRequest(model=self.model, dtype=self.dtype, device=self.device, threads=1),
             entrants=tuple(Entrant(method=name) for name in self.methods),
             budgets=self.budgets,
             questions=(self.question,),

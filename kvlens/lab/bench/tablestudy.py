@@ -154,7 +154,7 @@ def _study(kind: str, request: TableRequest, runs_dir: Path) -> tuple[StudyInfo,
     except RunNotFound:
         info = storage.create(runs_dir, plan, prompts, study_id=study_id)
     else:
-        info = extend(runs_dir, study_id, plan, prompts)
+        info = extend(runs_dir, study_id, plan, prompts, key=lambda prompt: (prompt.content, _place(prompt)))
     by_place = {_place(prompt): prompt for prompt in storage.read_prompts(runs_dir, study_id)}
     return info, [by_place[_place(prompt)] for prompt in prompts]
 
@@ -184,7 +184,8 @@ def _rows(
 
 def row_of(model: str, prompt: StudyPrompt, arm: Arm, trial: Trial) -> dict[str, Any]:
     """Return a trial as a row of a result file: what was asked, and the figures; `infeasible` (the smallest share that
-    can be kept) where the budget was below it, `refused` (a sentence) where it could not be run."""
+    can be kept) where the budget was below it, `refused` (a sentence) where it could not be run. `exact` is None where
+    the task could not score the output."""
     preset, overrides, rule = settings(methods.get(arm.method), model, arm.budget)
     row = {**prompt.drawn, "method": arm.method, "budget": arm.budget, "question": arm.question, "dtype": arm.dtype}
     row |= {"rule": rule, "origin": trial.origin}
@@ -195,7 +196,9 @@ def row_of(model: str, prompt: StudyPrompt, arm: Arm, trial: Trial) -> dict[str,
             return row | {"infeasible": trial.smallest_share}
         return row | {"refused": trial.message or trial.state}
     row |= {column: figures[name] for column, name in RECORDED.items() if name in figures}
-    row |= {"exact": float(figures.get("score") == 1.0), "answer": (prompt.source.answer or "")[:200], "uid": trial.uid}
+    score = figures.get("score")
+    row |= {"exact": None if score is None else float(score == 1.0), "uid": trial.uid}
+    row |= {"answer": (prompt.source.answer or "")[:200]}
     if trial.uid is not None:
         row |= {column: figures.get(name) for column, name in COMPARED.items()}
     return row

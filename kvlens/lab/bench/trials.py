@@ -25,15 +25,15 @@ NEW_TOKENS = {name: task.new_tokens for name, task in tasks.registry().items()}
 
 def settings(method: type[Method], model: str, budget: str) -> tuple[str | None, dict[str, Any], str]:
     """(preset, overrides, rule) by which a method is held to a share of full KV. Methods that keep every token on the
-    device are held to a share of attended tokens instead, where they have a parameter `keep` for it; FullKV is held to
-    nothing."""
+    device are held to a share of attended tokens instead, where they have a parameter `keep` for it. FullKV is held to
+    nothing, nor are they at 100 %: that is no limit, as in runs (kvlens.runs.attending)."""
     preset = default_preset(method.name, model)
     if not budget:
         return preset, {}, "none"
     if not method.keeps_all:
         return preset, {}, "resident bytes"
     share = Budget.parse(budget).amount
-    return preset, {"keep": share}, "attended tokens"
+    return (preset, {"keep": share}, "attended tokens") if share < 1 else (preset, {}, "none")
 
 
 def header(trial: Trial, model: str) -> dict[str, Any]:

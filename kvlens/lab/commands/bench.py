@@ -181,7 +181,7 @@ def _trial(row: dict[str, Any], figure: str) -> str:
 
 def _came(row: dict[str, Any], figure: str) -> str:
     if figure in row:
-        return f"{figure} {row[figure]:.2f}"
+        return "not judged" if row[figure] is None else f"{figure} {row[figure]:.2f}"
     return row.get("refused") or f"infeasible, needs {row['infeasible']:.1%}"
 
 

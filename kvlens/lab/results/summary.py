@@ -24,8 +24,9 @@ MEANS = (
 
 def summary(members: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The trials of one cell -> n, infeasible, refused, rule, presets (name: trials), smallest_feasible (share, mean
-    over the infeasible), and where n > 0 exact with its 95 % Wilson interval (low, high), attended_share,
-    failed_self_checks and the means of MEANS, None where no trial has the figure."""
+    over the infeasible). unjudged, the trials that were run and have no score, is there where it is not 0. Where n > 0:
+    exact with its 95 % Wilson interval (low, high), attended_share, failed_self_checks and the means of MEANS, None
+    where no trial has the figure."""
     judged = [row for row in members if row.get("exact") is not None]
     infeasible = [row["infeasible"] for row in members if row.get("infeasible") is not None]
     line: dict[str, Any] = {
@@ -35,6 +36,9 @@ def summary(members: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "presets": dict(Counter(row.get("preset") or "defaults" for row in members)),
         "smallest_feasible": fmean(infeasible) if infeasible else None,
     }
+    ran = [row for row in members if row.get("infeasible") is None and row.get("refused") is None]
+    if unjudged := sum(row.get("exact") is None for row in ran):
+        line["unjudged"] = unjudged
     if judged:
         exact = fmean(row["exact"] for row in judged)
         line |= dict(zip(("exact", "low", "high"), (exact, *wilson(exact, len(judged))), strict=True))

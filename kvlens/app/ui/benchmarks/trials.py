@@ -46,6 +46,8 @@ def came_out(rows: list[dict[str, Any]]) -> str:
         return f"{sum(row['exact'] == 1 for row in finished)} of {len(finished)} right"
     if not rows:
         return "not run"
+    if all(row["score"] is None and row["steps"] for row in rows):
+        return f"{counted(len(rows), 'prompt')}, none judged"
     if all(row["infeasible"] is not None for row in rows):
         return f"{counted(len(rows), 'prompt')}, none run: the budget is too small"
     return f"{counted(len(rows), 'prompt')}, none run: refused"
@@ -107,7 +109,7 @@ def open_trial(row: dict[str, Any], about: dict[str, Any], is_first: bool) -> No
         f"The {which} trial with seed {row['seed']}: expected {str(row['answer']).strip()!r}, came "
         f"{str(row['output']).strip()!r}."
     )
-    if row["exact"] is None:
+    if row["refused"] or row["infeasible"] is not None:
         st.text(
             f"The trial with seed {row['seed']} was not run"
             + (f": {row['refused']}" if row["refused"] else " at this budget.")

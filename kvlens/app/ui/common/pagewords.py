@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from kvlens.models.weights import OTHER_FORMAT, OTHER_MODEL
+
 FIELDS = {
     "ask": "Question",
     "budget": "Budget",
@@ -24,5 +26,7 @@ _OPTION = re.compile(r"(?<![\w-])--([a-z][a-z-]*[a-z])")
 
 def page_words(sentence: str) -> str:
     """Return a sentence with its options named as the pages name them: 'raise --budget to 0.3' says 'raise Budget to
-    0.3', and '--set keep=0.3' 'the parameter keep=0.3'. An option without a field is called by its name."""
-    return _OPTION.sub(lambda option: FIELDS.get(option[1], option[1]), _SET.sub("the parameter ", sentence))
+    0.3', and '--set keep=0.3' 'the parameter keep=0.3'. An option without a field is called by its name. The number
+    format has none at all: where it is the remedy, the remedy that pages have takes its place."""
+    sentence = _SET.sub("the parameter ", sentence.replace(OTHER_FORMAT, OTHER_MODEL))
+    return _OPTION.sub(lambda option: FIELDS.get(option[1], option[1]), sentence)

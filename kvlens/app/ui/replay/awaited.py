@@ -6,7 +6,7 @@ import streamlit as st
 
 from kvlens.app.ui.common import data
 from kvlens.app.ui.common.data import TraceReader
-from kvlens.store.amend import LEFT_OFF, PENDING, is_outstanding
+from kvlens.store.amend import PENDING, is_outstanding
 
 POLL_S = 2.0
 
@@ -20,13 +20,6 @@ def effects_line(reader: TraceReader) -> None:
     elif data.open_run(reader.uid).meta.no_effects != PENDING:  # they were stored after this page opened the trace
         data.forget_runs()
         st.rerun()
-    else:
-        st.caption(f"Effects on the choice: not recorded, {LEFT_OFF}.")
-
-
-def why_none(reader: TraceReader) -> str | None:
-    """Return why the run has no effects; None where they are on their way, which `effects_line` says, or recorded."""
-    return None if reader.meta.no_effects == PENDING else reader.meta.no_effects
 
 
 def _wait(uid: str, stamp: int) -> None:

@@ -23,6 +23,7 @@ from kvlens.lens.verdict import Missed, Verdict, steps_in_words
 from kvlens.meta import RunMeta
 from kvlens.player.lens import diverged, sampling
 from kvlens.player.payload import needle_tokens
+from kvlens.store.amend import PENDING, why_none
 from kvlens.store.cells import row_of_largest
 from kvlens.store.errors import TraceError
 from kvlens.text.units import counted, si_bytes
@@ -132,11 +133,11 @@ def more(reader: TraceReader, loss: Verdict) -> list[str]:
 
 def _effects(reader: TraceReader, loss: Verdict) -> list[str]:
     """The triples that come first by effect on the lost choices, over which steps they are added and how long they took
-    to find, or why there are none; nothing of a trace that never had them."""
+    to find, or why there are none; nothing of a trace that never had them, or whose effects are on their way."""
     effects = reader.effects(loss.step)
     if effects.empty:
-        why = awaited.why_none(reader)
-        return [f"**Effect on the choice**: not recorded, {plain(why)}."] if why else []
+        why = why_none(data.runs_dir() / reader.uid, reader.meta.no_effects)
+        return [] if why in (None, PENDING) else [f"**Effect on the choice**: not recorded, {plain(str(why))}."]
     strongest = effects.head(MOST_EFFECTS)
     named = " · ".join(
         f"L{layer} KV{head} span {span} {effect:.2f}"
