@@ -136,7 +136,7 @@ def _effects(reader: TraceReader, loss: Verdict) -> list[str]:
     effects = reader.effects(loss.step)
     if effects.empty:
         why = awaited.why_none(reader)
-        return [f"**Effect on the choice**: not recorded, {plain(why)}."] if why else []
+        return [f"**Effects**: not recorded, {plain(why)}."] if why else []
     strongest = effects.head(MOST_EFFECTS)
     named = " · ".join(
         f"L{layer} KV{head} span {span} {effect:.2f}"
