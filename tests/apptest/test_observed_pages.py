@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import DynamicCache
 from test_pages import words
+from transformers import DynamicCache
 from uiruns import Visit
 
 import kvlens
