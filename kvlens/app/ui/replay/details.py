@@ -152,8 +152,8 @@ def _spans(reader: TraceReader, step: int, layer: int, head: int, label: str, se
     st.dataframe(shown, hide_index=True, width="stretch", column_config=columns, height=min(300, 38 + 35 * len(shown)))
     if reader.tells_moments():
         st.caption(
-            "The mass belongs to the state in which the query head attended the span. *state after* shows a change after "
-            "the attention."
+            "The mass belongs to the state in which the query head attended the span. *state after* shows a change "
+            "after the attention."
         )
     else:
         st.caption(
