@@ -204,18 +204,18 @@ def _summary_losses(reader: TraceReader, holes: pd.DataFrame) -> pd.DataFrame:
     table = above.sort_values("mass", ascending=False, kind="stable")
     group = reader.q_heads // reader.kv_heads
     clocks: dict[tuple[int, int], dict[int, list[tuple[int, str]]]] = {}
-    found: set[tuple[int, int]] = set()
+    places: set[tuple[int, int]] = set()
     rows: list[int] = []
     where = table[["step", "layer", "q_head", "span"]].astype(int).itertuples(index=False, name=None)
     for row, (step, layer, q_head, span) in enumerate(where):
-        if (step, span) in found:
+        if (step, span) in places:
             continue
         head = layer, q_head // group
         if head not in clocks:
             clocks[head] = _states_of_spans(reader, *head)
         states = [state for since, state in clocks[head].get(span, ()) if since <= step]
         if states and states[-1] == "coarse":
-            found.add((step, span))
+            places.add((step, span))
             rows.append(row)
     return table.iloc[rows].assign(summary=True)
 
