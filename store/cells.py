@@ -34,3 +34,8 @@ def row_of_largest(frame: pd.DataFrame, column: str) -> pd.Series | None:
     """Return the first row with the largest number in a column. None if the column holds no number."""
     numbers = frame[column].to_numpy(np.float64, na_value=np.nan)
     return None if np.isnan(numbers).all() else frame.iloc[int(np.nanargmax(numbers))]
+
+
+def recorded_total(column: pd.Series) -> float:
+    """Return the sum of the numbers in a column; NaN if none of them was recorded."""
+    return float(column.sum(min_count=1))

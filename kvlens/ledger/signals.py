@@ -12,7 +12,7 @@ SIGNALS: dict[str, str] = {
     "entropy": "entropy of the next-token distribution, nats",
     "varentropy": "variance of the surprisal under the next-token distribution, nats squared",
     "query_change": "1 - cosine of the step's queries and the last step's, mean over query heads",
-    "fetched": "1 - reuse: share of the selected spans that had to be fetched",
+    "fetched": "1 - reuse: share of the selected spans that had to be recalled",
     "unread": "own-query mass on tokens attended in no form, mean over query heads",
 }
 """name -> what it is; a larger value is taken to foresee a loss"""

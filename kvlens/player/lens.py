@@ -183,8 +183,9 @@ def worst(reader: TraceReader, index: pd.Series) -> dict[str, np.ndarray]:
     there, and which head it is: layer * Hq + head. {} without full attention."""
     if not reader.meta.sampled:
         return {}
-    lost = reader.holes(LEAST_HOLE).assign(summary=False)
-    if len(shortfalls := _summary_losses(reader)):
+    holes = reader.holes(LEAST_HOLE)
+    lost = holes.assign(summary=False)
+    if len(shortfalls := _summary_losses(reader, holes)):
         lost = pd.concat([lost, shortfalls], ignore_index=True)
     table = lost.rename(columns={"mass": "hole"})
     if len(table):
@@ -194,14 +195,34 @@ def worst(reader: TraceReader, index: pd.Series) -> dict[str, np.ndarray]:
     return sparse("worst", table, reader.n_steps, index, ("hole",)) | more
 
 
-def _summary_losses(reader: TraceReader) -> pd.DataFrame:
-    """`reader.summary_losses` of the steps at which the span was a summary for that KV head, with summary = True."""
-    lost, group = reader.summary_losses(LEAST_HOLE), reader.q_heads // reader.kv_heads
-    parts = []
-    for _, part in lost.groupby(["layer", lost["q_head"] // group]):
-        layer, kv_head = int(part["layer"].iloc[0]), int(part["q_head"].iloc[0]) // group
-        changes = reader.state_changes(layer, kv_head).astype({"step": np.int64, "span": np.int64})
-        rows = part.astype({"step": np.int64, "span": np.int64}).sort_values("step", kind="stable")
-        states = pd.merge_asof(rows, changes.sort_values("step", kind="stable"), on="step", by="span")
-        parts.append(states[states["state"] == "coarse"].drop(columns="state"))
-    return pd.concat(parts, ignore_index=True).assign(summary=True) if parts else lost
+def _summary_losses(reader: TraceReader, holes: pd.DataFrame) -> pd.DataFrame:
+    """Return the largest of `reader.summary_losses` of each step and span, where the span was a summary for that KV
+    head and the loss is above the hole there, with summary = True. holes: `reader.holes`, at most one of a step and
+    span. States are read head by head, the largest loss first: the heads of smaller ones are not read."""
+    lost = reader.summary_losses(LEAST_HOLE).merge(holes[["step", "span", "mass"]], "left", ["step", "span"])
+    above = lost[~(lost["mass_x"] <= lost["mass_y"])].rename(columns={"mass_x": "mass"}).drop(columns="mass_y")
+    table = above.sort_values("mass", ascending=False, kind="stable")
+    group = reader.q_heads // reader.kv_heads
+    clocks: dict[tuple[int, int], dict[int, list[tuple[int, str]]]] = {}
+    places: set[tuple[int, int]] = set()
+    rows: list[int] = []
+    where = table[["step", "layer", "q_head", "span"]].astype(int).itertuples(index=False, name=None)
+    for row, (step, layer, q_head, span) in enumerate(where):
+        if (step, span) in places:
+            continue
+        head = layer, q_head // group
+        if head not in clocks:
+            clocks[head] = _states_of_spans(reader, *head)
+        states = [state for since, state in clocks[head].get(span, ()) if since <= step]
+        if states and states[-1] == "coarse":
+            places.add((step, span))
+            rows.append(row)
+    return table.iloc[rows].assign(summary=True)
+
+
+def _states_of_spans(reader: TraceReader, layer: int, kv_head: int) -> dict[int, list[tuple[int, str]]]:
+    """span -> its (step, state), in the order of steps."""
+    states: dict[int, list[tuple[int, str]]] = {}
+    for step, span, state in reader.state_changes(layer, kv_head).itertuples(index=False, name=None):
+        states.setdefault(int(span), []).append((int(step), state))
+    return states

@@ -27,6 +27,8 @@ STATE_MEANINGS = {
 }
 """what these mean, for legends"""
 
+COPIES_NOT_RECORDED = "Single copies between the tiers were not recorded in this run."
+
 _EVENTS = {
     "part": "partly on the device",
     "thin": "first token evicted",

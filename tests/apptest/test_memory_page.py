@@ -112,7 +112,9 @@ def test_tokens_that_were_held_are_said_beside_the_budget(visit: Visit, tmp_path
     hold = {"span": 3, "tok_start": 10, "tok_end": 14, "heads": [[0, 0], [1, 1]], "from_step": 2}
     uid = write_synthetic(tmp_path, 2, 4, 2, 8, 12, hold=[hold])
     # 4 tokens for two (layer, KV head) pairs, keys and values of 64 numbers of two bytes
-    assert "beside the budget, 2.05 kB of keys and" in words(visit(tmp_path, "memory", run=uid))
+    text = words(visit(tmp_path, "memory", run=uid))
+    assert "4 tokens are held" in text
+    assert "beside the budget, 2.05 kB of keys and" in text
 
 
 def test_the_range_of_the_timeline_is_in_the_link(visit: Visit, runs: Runs) -> None:

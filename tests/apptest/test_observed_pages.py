@@ -6,13 +6,17 @@ from typing import Any
 
 import pytest
 import torch
+from test_pages import words
 from transformers import DynamicCache
 from uiruns import Visit
 
 import kvlens
 from kvlens.app.ui.common.sentences import OBSERVED_HOLD
 from kvlens.app.ui.replay.conditions import observed_conditions
+from kvlens.lens.knob import NOT_RECORDED
+from kvlens.lens.verdict import verdict
 from kvlens.meta import Observed
+from kvlens.store.reader import TraceReader
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +55,22 @@ def test_a_page_opens_it(visit: Visit, observed: kvlens.Run, page: str) -> None:
     at = visit(observed.folder, page, run=observed.uid)
     assert not at.exception
     assert not at.error
+
+
+def test_replay_shows_that_full_kvs_mass_and_the_budget_were_not_recorded(visit: Visit, observed: kvlens.Run) -> None:
+    with TraceReader.open(observed.folder, observed.uid) as reader:
+        told = verdict(reader)
+    assert told is not None
+    assert told.missed is not None
+    assert told.missed.reference is None
+    text = words(visit(observed.folder, "replay", run=observed.uid))
+    assert told.missed.mass_words() in text
+    assert NOT_RECORDED in text
+
+
+def test_memory_shows_what_the_run_does_not_record(visit: Visit, observed: kvlens.Run) -> None:
+    shown = {metric.label: metric.value for metric in visit(observed.folder, "memory", run=observed.uid).metric}
+    assert shown["Budget"] == "not recorded"
 
 
 def test_replay_offers_no_repeat_of_it(visit: Visit, observed: kvlens.Run) -> None:

@@ -60,7 +60,9 @@ def test_spans_names_the_size_that_no_segmenter_can_do_without(visit: Visit, bar
 
 def test_memory_leaves_the_held_bytes_out(visit: Visit, bare: tuple[Path, str]) -> None:
     folder, uid = bare
-    assert "10 tokens are held" in words(visit(folder, "memory", run=uid))
+    text = words(visit(folder, "memory", run=uid))
+    assert "10 tokens are held" in text
+    assert "budget, not recorded" in text
 
 
 def test_a_run_that_lost_nothing_and_has_no_kl_is_shown(visit: Visit, tmp_path: Path) -> None:

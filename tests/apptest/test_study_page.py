@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 from streamlit.testing.v1 import AppTest
 from uiruns import Runs, Visit
@@ -13,6 +14,9 @@ from kvlens.app.ui.common.exportruns import table_file
 from kvlens.app.ui.common.jobs import JobManager
 from kvlens.app.ui.study import form
 from kvlens.app.ui.study.request import StudyChoice, extend_command, resume_command, study_command
+from kvlens.ledger.foresight import foresight
+from kvlens.ledger.signals import SIGNALS
+from kvlens.ledger.tracks import tracks_of_runs
 from kvlens.runs.races import Entrant
 from kvlens.runs.request import RunRequest
 from kvlens.store.reader import TraceReader
@@ -162,3 +166,10 @@ def test_the_signals_of_a_study_are_drawn_when_they_are_asked_for(runs: Runs, vi
     assert not switch.value
     switch.set_value(True).run()
     assert not app.exception
+    rows = table(app, "auc").set_index("signal")
+    expected = pd.DataFrame(foresight(tracks_of_runs(runs.folder, [runs.whole]))).set_index("signal")
+    assert rows.index.tolist() == [name for name in SIGNALS if name != "varentropy"], "no row of a signal without steps"
+    assert expected.loc["varentropy", "n"] == 0
+    pd.testing.assert_frame_equal(rows.drop(columns="meaning"), expected.loc[rows.index], check_dtype=False)
+    assert rows["lost"].gt(0).all()
+    assert rows["auc"].between(0, 1).all()

@@ -23,6 +23,7 @@ from kvlens.player import lens, payload
 from kvlens.player.codec import NOT_RECORDED, pack, quantise, unpack
 from kvlens.player.opening import Place
 from kvlens.player.script import WEB
+from kvlens.player.sparse import places
 from kvlens.rows import SPAN_STATES
 from kvlens.store.reader import TraceReader
 from kvlens.text.passages import continued
@@ -286,6 +287,26 @@ def test_a_hole_of_any_head_is_that_of_the_head_that_lost_most(reader: TraceRead
         np.testing.assert_allclose(found[place][0], mass, atol=1e-5)
         assert found[place][1] == marks
     assert {marks[1] for _, marks in expected.values()} == {0, 1}
+
+
+def test_states_are_read_of_the_heads_that_lost_most_alone(
+    reader: TraceReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step, group = 5, reader.q_heads // reader.kv_heads
+    states = reader.span_states(step, 1, 1)
+    span = int(states.loc[states["state"] == "coarse", "span"].iloc[0])
+    rows = [(step, 0, 0, span, 0.1), (step, 1, group, span, 0.3), (step, 2, 0, span, 0.2)]
+    losses = pd.DataFrame(rows, columns=["step", "layer", "q_head", "span", "mass"])
+    real, heads = reader.state_changes, []
+    monkeypatch.setattr(reader, "summary_losses", lambda least: losses)
+    monkeypatch.setattr(reader, "state_changes", lambda *head: heads.append(head) or real(*head))
+    for hole, read in ((0.05, [(1, 1)]), (0.3, [])):
+        holes = pd.DataFrame({"step": [step], "span": [span], "mass": [hole], "layer": [0], "q_head": [1]})
+        monkeypatch.setattr(reader, "holes", lambda least, holes=holes: holes)
+        arrays = lens.worst(reader, places(reader.spans()))
+        assert heads == read, hole
+        assert arrays["worst_summary"].tolist() == [len(read)]
+        heads.clear()
 
 
 def test_a_run_without_a_lens_has_no_track_and_no_place_of_it(tmp_path: Path) -> None:

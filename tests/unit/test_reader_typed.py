@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from kvlens.store.cells import integer, number, records, row_of_largest
+from kvlens.store.cells import integer, number, recorded_total, records, row_of_largest
 from kvlens.store.errors import NotRecorded, UnreadableRun
 from kvlens.store.reader import TraceReader
 from tests.synthetic import write_synthetic
@@ -81,3 +81,9 @@ def test_cells_are_numbers_or_are_refused() -> None:
             integer(cell)
         with pytest.raises(TypeError, match=type(cell).__name__):
             number(cell)
+
+
+def test_a_column_without_numbers_has_no_total() -> None:
+    assert recorded_total(pd.Series([None, 2.0, 3.0], dtype=float)) == 5.0
+    for column in ([None, None], []):
+        assert np.isnan(recorded_total(pd.Series(column, dtype=float)))

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from kvlens.phases import PHASES
+from kvlens.store.cells import recorded_total
 from kvlens.store.reader import TraceReader
 from kvlens.tables.latency import latency, phase_means
 from kvlens.text.units import si_bytes
@@ -68,13 +69,13 @@ def totals(reader: TraceReader) -> list[Total]:
         Total("peak on the device, inside a step", "bytes", _most(steps["peak_bytes"])),
         Total("on the device after a step, mean", "bytes", _mean(steps["resident_bytes"])),
         Total("in host memory, most", "bytes", _most(steps["cold_bytes"])),
-        Total("to the device while decoding", "bytes", _added(steps["h2d_bytes"])),
+        Total("to the device while decoding", "bytes", recorded_total(steps["h2d_bytes"])),
         Total("of that, blocking", "bytes", _of_copies(reader, down["blocking_bytes"])),
-        Total("to host memory while decoding", "bytes", _added(steps["d2h_bytes"])),
+        Total("to host memory while decoding", "bytes", recorded_total(steps["d2h_bytes"])),
         Total("moved at the end of prefill", "bytes", _of_copies(reader, moved.loc[moved["step"] < 0, "bytes"])),
         Total("copies while decoding", "copies", _of_copies(reader, decode["n"])),
         Total("decoding took", "s", float(steps["dur_us"].sum()) / 1e6),
-        Total("of that, waiting for copies", "s", _added(steps["wait_us"]) / 1e6, condition=link),
+        Total("of that, waiting for copies", "s", recorded_total(steps["wait_us"]) / 1e6, condition=link),
         Total("until the first token", "s", times.first_token / 1e6),
         Total("per token after it, mean", "ms", times.per_token / 1e3),
         Total("prompt and all tokens", "s", times.end_to_end / 1e6),
@@ -152,11 +153,6 @@ def _mean(values: pd.Series) -> float:
 
 def _most(values: pd.Series) -> float:
     return float(values.max()) if len(values) else float("nan")
-
-
-def _added(values: pd.Series) -> float:
-    """The sum; NaN if nothing of it was recorded."""
-    return float(values.sum(min_count=1))
 
 
 def _of_copies(reader: TraceReader, values: pd.Series) -> float:

@@ -21,6 +21,7 @@ from kvlens.store.cells import integer, number, records, row_of_largest
 from kvlens.store.reader import TraceReader
 from kvlens.text.passages import passage
 from kvlens.text.units import si_bytes
+from kvlens.text.words import COPIES_NOT_RECORDED
 
 #: How many missed (layer, KV head, span) are named.
 MOST_TRIPLES = 8
@@ -123,9 +124,8 @@ def bytes_moved(reader: TraceReader, figures: Figures) -> str:
             figures.place(transfers.bytes_by_cause(moved, reader.n_steps), "Bytes moved per decode step by cause", note)
         )
     else:
-        unrecorded = "Single copies between the tiers were not recorded in this run."
         none = "Nothing moved between the tiers while decoding."
-        parts.append(paragraph(unrecorded if meta.lacks("transfer") else none, "note"))
+        parts.append(paragraph(COPIES_NOT_RECORDED if meta.lacks("transfer") else none, "note"))
     return "".join(parts) + by_cause(moved)
 
 

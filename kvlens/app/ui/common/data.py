@@ -28,10 +28,6 @@ from kvlens.store.reader import TraceError, TraceReader, list_runs
 LATELY_S = 5.0
 
 
-def _uid(reader: TraceReader) -> str:
-    return reader.uid
-
-
 def runs_dir() -> Path:
     """Folder of all runs: KVLENS_RUNS, or 'runs' in the working directory."""
     return Path(os.environ.get("KVLENS_RUNS", "runs"))

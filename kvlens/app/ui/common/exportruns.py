@@ -32,7 +32,7 @@ def _choices(uids: Sequence[str], stem: str) -> None:
     table = str(st.selectbox("Table", TABLES, index=TABLES.index("steps"), key=f"export_table_{stem}"))
     fmt = str(st.segmented_control("Format", FORMATS, default="csv", key=f"export_format_{stem}", required=True))
     st.caption(
-        "One row of the table per line. The first columns say of which run it is: model, method, every parameter, "
+        "One row of the table per line. The first columns name its run: model, method, every parameter, "
         "budget, task, prompt, question, seed, outcome."
     )
     if not st.button("Make the file", key=f"export_make_{stem}"):

@@ -29,6 +29,7 @@ def foreseeing(uids: Sequence[str], stem: str) -> None:
     if curves.empty:
         st.caption("Needs runs that were compared with full KV, with lost and with kept tokens.")
         return
+    areas = areas[areas["n"] > 0]
     alt = "One ROC curve per signal: lost tokens that it calls lost, against kept tokens that it calls lost."
     chart(roc_curves(curves, areas), curves, f"{stem}-roc", f"roc_{stem}", alt)
     st.dataframe(
@@ -37,7 +38,7 @@ def foreseeing(uids: Sequence[str], stem: str) -> None:
         column_config={
             "signal": st.column_config.Column("signal"),
             "n": st.column_config.Column("steps"),
-            "lost": st.column_config.Column("lost"),
+            "lost": st.column_config.Column("lost steps"),
             "answers": st.column_config.Column("runs"),
             "auc": st.column_config.NumberColumn("area", format="%.2f"),
             "low": st.column_config.NumberColumn("95 % low", format="%.2f"),
@@ -48,9 +49,8 @@ def foreseeing(uids: Sequence[str], stem: str) -> None:
     runs = counted(int(areas["answers"].max()), "run")
     st.caption(
         plain(
-            f"Steps of {runs} that were compared with full KV. A token is lost if another one than full KV's is most "
-            "probable. Area 0.50 foresees nothing; below it a smaller signal goes with a loss. Varentropy is not "
-            "recorded in traces."
+            f"Steps of {runs} that were compared with full KV. A token is lost if the run's most probable token is "
+            "not full KV's. An area of 0.50 foresees nothing. Below 0.50, a smaller signal goes with a loss."
         )
     )
 

@@ -25,6 +25,7 @@ from kvlens.recording.metrics import head_label, metric_of, value_text
 from kvlens.store.export import csv_bytes
 from kvlens.store.reader import TraceReader
 from kvlens.text.units import counted, duration, si_bytes
+from kvlens.text.words import COPIES_NOT_RECORDED
 
 
 def about(reader: TraceReader) -> dict[str, Any] | None:
@@ -76,9 +77,7 @@ def draw(
 
 def unmoved(reader: TraceReader, sentence: str) -> str:
     """Return the sentence for a run without copies, or that they were not recorded."""
-    return (
-        "Single copies between the tiers were not recorded in this run." if reader.meta.lacks("transfer") else sentence
-    )
+    return COPIES_NOT_RECORDED if reader.meta.lacks("transfer") else sentence
 
 
 def bytes_by_cause(reader: TraceReader) -> None:

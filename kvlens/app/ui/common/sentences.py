@@ -4,7 +4,7 @@ Pages show them by name, and tests name them, so that a sentence is mended here 
 
 from __future__ import annotations
 
-ANSWER_NOT_IN_TEXT = "The expected answer does not stand in the text, so a right output has to be worked out from it."
+ANSWER_NOT_IN_TEXT = "The text does not contain the expected answer, so the output must be worked out from the text."
 BESIDE_MODEL = "beside the model, at least"
 COMPARE_ALL_STEPS = "Compare all steps with full KV"
 LAST_TOKEN_IN_WINDOW = (
@@ -28,10 +28,10 @@ NOTHING_SELECTED = (
 NOT_TRUNCATED = "This run did not truncate (truncate=off): every KV head reused all it could."
 NO_BUS = "No GPU's bus was measured yet (docs/evidence/performance.md). This run's own copies are timed above."
 NO_COPY = "No copy was made while decoding, so the engine waited for none."
-NO_FACTORS = "No span lies as factors in this run, so nothing is rebuilt with an error."
+NO_FACTORS = "No span of this run is stored as factors, so no span is rebuilt with an error."
 NO_FIGURES_PER_STEP = "All steps: this run keeps no figures per step."
 NO_HEAD_SCORES = (
-    "Head scores were not recorded: this run used no calibration, so every head of a layer chose its tokens."
+    "Head scores were not recorded: this run used no calibration, so all heads of a layer chose the layer's tokens."
 )
 NO_KNOWN_ANSWER = "No run has a known answer yet. The generated tasks of New run come with one."
 NO_LAYER_ERRORS = " Layer errors were not recorded: this run used no calibration."

@@ -10,6 +10,7 @@ from kvlens.app.ui.common.spantext import span_text
 from kvlens.lens.output import output_text
 from kvlens.lens.severity import Outcome, outcome, severity, unmissed_words
 from kvlens.lens.verdict import Missed, Verdict
+from kvlens.store.cells import recorded_total
 from kvlens.store.reader import TraceReader
 
 EXCERPT = 60
@@ -62,7 +63,7 @@ def finding(reader: TraceReader, verdict: Verdict | None) -> Finding:
         None if missed is None else missed.reason.says,
         peak / full if full else None,
         peak,
-        float(steps["h2d_bytes"].sum(min_count=1)),
+        recorded_total(steps["h2d_bytes"]),
     )
 
 

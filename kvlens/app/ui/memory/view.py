@@ -26,6 +26,7 @@ from kvlens.app.ui.memory.use import use
 from kvlens.holds import Drop, Hold, held_bytes, tokens_of
 from kvlens.lens.knob import NOT_RECORDED
 from kvlens.meta import RunMeta
+from kvlens.store.cells import recorded_total
 from kvlens.store.errors import NotRecorded
 from kvlens.store.export import TIMELINE, export
 from kvlens.tables.latency import latency
@@ -58,7 +59,7 @@ def totals(reader: TraceReader, copies: pd.DataFrame) -> None:
     """The run in six numbers. `copies` as of `memorydata.moved_spans`."""
     steps, meta = reader.steps(), reader.meta
     full = meta.full_kv_bytes
-    peak, moved = float(steps["peak_bytes"].max()), _total(steps["h2d_bytes"])
+    peak, moved = float(steps["peak_bytes"].max()), recorded_total(steps["h2d_bytes"])
     cells = (
         (
             "Peak on the device",
@@ -67,7 +68,7 @@ def totals(reader: TraceReader, copies: pd.DataFrame) -> None:
         ),
         ("Budget", _budget(meta), f"full KV {si_bytes(full)}"),
         ("Moved to the device", si_bytes(moved), f"{si_bytes(moved / max(1, len(steps)))} per decode step"),
-        ("Moved to host memory", si_bytes(_total(steps["d2h_bytes"])), "while decoding"),
+        ("Moved to host memory", si_bytes(recorded_total(steps["d2h_bytes"])), "while decoding"),
         ("Time per token", *_token_time(reader)),
         ("Moved, not used", *(("not recorded", "") if meta.lacks("transfer") else _redundant(copies))),
     )
@@ -153,11 +154,6 @@ def _budget(meta: RunMeta) -> str:
     if meta.budget_bytes is not None:
         return si_bytes(meta.budget_bytes)
     return "no limit" if meta.observed is None else "not recorded"
-
-
-def _total(column: pd.Series) -> float:
-    """Return the sum of a column; NaN if none of it was recorded."""
-    return float(column.sum(min_count=1))
 
 
 def _size_of(reader: TraceReader, held: list[Hold]) -> str:

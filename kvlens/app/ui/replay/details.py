@@ -43,7 +43,7 @@ def facts(reader: TraceReader) -> None:
         f"self-checks passed {int(checks['passed'].sum())}/{len(checks)}" if len(checks) else "self-checks not recorded"
     )
     drawn = f"temperature {meta.temperature:g}, top-p {meta.top_p or 1:g}, " if meta.temperature else ""
-    reuse = " · prompt read before" if meta.prompt_kept else ""
+    reuse = " · prompt reused" if meta.prompt_kept else ""
     fed = "Fed, full KV's tokens" if meta.forced else "Generated"
     expected = f"Expected answer: {in_a_line(str(meta.answer))} · " if meta.answer else ""
     with st.container(key="facts"):
@@ -155,11 +155,13 @@ def _spans(reader: TraceReader, step: int, layer: int, head: int, label: str, se
     st.dataframe(shown, hide_index=True, width="stretch", column_config=columns, height=min(300, 38 + 35 * len(shown)))
     if reader.tells_moments():
         st.caption(
-            "The mass is of the state while the span attended. *state after* shows a change after the attention."
+            "The mass belongs to the state in which the query head attended the span. *state after* shows a change "
+            "after the attention."
         )
     else:
         st.caption(
-            "This trace holds a span's state at the end of a step only. The span may have attended in another state."
+            "This trace holds a span's state at the end of a step only. The query head may have attended the span in "
+            "another state."
         )
     st.caption(mass_caption(listed.attrs["tail_mass"], selected, {int(span) for span in table["span"]}))
 

@@ -137,7 +137,7 @@ def _effects(reader: TraceReader, loss: Verdict) -> list[str]:
     effects = reader.effects(loss.step)
     if effects.empty:
         why = why_none(data.runs_dir() / reader.uid, reader.meta.no_effects)
-        return [] if why in (None, PENDING) else [f"**Effect on the choice**: not recorded, {plain(str(why))}."]
+        return [] if why in (None, PENDING) else [f"**Effects**: not recorded, {plain(str(why))}."]
     strongest = effects.head(MOST_EFFECTS)
     named = " · ".join(
         f"L{layer} KV{head} span {span} {effect:.2f}"

@@ -45,7 +45,7 @@ def method_form(catalogue: list[dict[str, Any]], model: ModelChoice, prompt: Pro
         help=(
             "Peak KV bytes on the device inside a step: a share of full KV (10%), tokens (512tok) or bytes "
             f"(64MB). 100%: no limit. {AUTO}: {float(DEFAULT_SHARE):.0%}, or the least that the method can hold for "
-            "this prompt. A method that keeps all KV attends the share of the tokens that a share says."
+            "this prompt. For a method that keeps all KV, a share limits the tokens it attends."
         ),
     )
     max_new = middle.number_input("Max new tokens", 1, 4096, 64, key="form_max_new", persist_state="session")

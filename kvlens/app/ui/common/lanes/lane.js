@@ -33,6 +33,16 @@ export function mapOf(text) {
   return text === null ? null : Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
 }
 
+/**
+ * A step's KL in words, or why there is none; "" where the run was not compared or has not lost.
+ * @param {number | null} kl nats @param {number} step @param {number | null} lost the step of loss
+ */
+export function klWords(kl, step, lost) {
+  if (kl !== null) return `KL ${kl.toPrecision(3)} nats`;
+  if (lost === null || step < lost) return "";
+  return step > lost ? "after the loss, KL not compared" : "lost, KL not recorded";
+}
+
 export class LaneView {
   /** @param {number} number @param {() => void} onOpen */
   constructor(number, onOpen) {
@@ -107,8 +117,8 @@ export class LaneView {
       el.numbers.textContent = "";
       return;
     }
-    const kl = frame.kl !== null ? `KL ${frame.kl.toPrecision(3)} nats \u00b7 ` : lost ? "lost, KL not recorded \u00b7 " : "";
-    el.numbers.textContent = `${kl}${formatBytes(frame.resident)} on the device (${Math.round((100 * frame.resident) / race.full_kv_bytes)} %)`
+    const kl = klWords(frame.kl, shown - 1, lane.lost);
+    el.numbers.textContent = `${kl && `${kl} \u00b7 `}${formatBytes(frame.resident)} on the device (${Math.round((100 * frame.resident) / race.full_kv_bytes)} %)`
       + ` \u00b7 ${formatBytes(frame.moved)} moved, ${formatBytes(lane.moved[shown - 1])} in all`;
   }
 
