@@ -23,8 +23,8 @@ def dropped(facts: Facts) -> str | None:
         return f"{sentence}, by their position"
     best = rows.iloc[int(rows["rank"].argmin())]
     stayed = "" if math.isnan(float(best["cut"])) else f", lowest kept score {float(best['cut']):.3g}"
-    rank, candidates, kept = (int(best[name]) for name in ("rank", "candidates", "kept"))
+    rank, candidates, n_kept = (int(best[name]) for name in ("rank", "candidates", "kept"))
     return (
-        f"{sentence}. The method kept {kept} of {candidates} tokens by score. Token {int(best['pos'])} came closest: "
+        f"{sentence}. The method kept {n_kept} of {candidates} tokens by score. Token {int(best['pos'])} came closest: "
         f"rank {rank} (score {float(best['score']):.3g}{stayed})"
     )

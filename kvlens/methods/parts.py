@@ -20,6 +20,7 @@ PARTS = {
     "claims": "STATEMENTS: the paper's claims as comparisons; claims(engine, prompts, report) -> list[Claim]: others",
     "commands": "calibrate, train: functions that become `kvlens calibrate NAME` and `kvlens train NAME`",
     "reasons": "reasons that only this method's journal holds (kvlens.lens.method_reasons)",
+    "protocol": "PROTOCOL: how its paper measures quality (kvlens.studies.protocols)",
     "rates": "ARMS: the rates of its decisions that `kvlens bench rates` records",
     "gpu": "SETTINGS, HEADLINES, ON_DEVICE: its settings for `kvlens bench gpu`",
 }

@@ -26,9 +26,9 @@ def told(facts: Facts) -> Told | None:
     ranked = np.isfinite(score)
     best = np.nanmax(np.where(dropped, score[position], np.nan))
     rank = int((score[ranked] > best).sum()) + 1
-    kept, candidates = int((kept_tokens[ranked] == 1).sum()), int(ranked.sum())
+    n_kept, candidates = int((kept_tokens[ranked] == 1).sum()), int(ranked.sum())
     return "partly_evicted", (
         f"{int(dropped.sum())} of its {len(dropped)} tokens were evicted at the end of prefill in this layer. The "
-        f"layer kept {kept} of {candidates} tokens by the choosing heads' attention. The span's best evicted token has "
-        f"rank {rank}"
+        f"layer kept {n_kept} of {candidates} tokens by the choosing heads' attention. The span's best evicted token "
+        f"has rank {rank}"
     )

@@ -151,10 +151,10 @@ def _paired(results: Results) -> None:
         return
     st.markdown("##### Two arms on the same prompts")
     left_column, right_column = st.columns(2)
-    first, second = _first_pair(results, names)
+    arm_a, arm_b = _first_pair(results, names)
     study = results.info.id
-    a = left_column.selectbox("A", names, index=names.index(first), key=f"study_a_{study}")
-    b = right_column.selectbox("B", names, index=names.index(second), key=f"study_b_{study}")
+    a = left_column.selectbox("A", names, index=names.index(arm_a), key=f"study_a_{study}")
+    b = right_column.selectbox("B", names, index=names.index(arm_b), key=f"study_b_{study}")
     if a == b:
         st.caption("Choose two different arms.")
         return
