@@ -159,7 +159,7 @@ def _long_lists(name: str, table: pa.Table, most: dict[str, int]) -> Iterator[Fa
     for column, count in most.items():
         if column in table.column_names and pa.types.is_large_list(table.schema.field(column).type):
             lengths = np.nan_to_num(numbers(pc.list_value_length(table[column])))
-            yield from _first(name, "duplicate", column, lengths > count, f"at most {count}, each id once", lengths)
+            yield from _first(name, "duplicate", column, lengths > count, f"at most {count} items", lengths.astype(int))
 
 
 def _packed(table: pa.Table, key: tuple[str, ...], sizes: dict[str, int]) -> np.ndarray:

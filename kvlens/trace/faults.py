@@ -29,7 +29,7 @@ CODES = {
     "too_long": "the text is too long; shorten it",
     "unknown_word": "the format does not know the word; use a word of the rule",
     "unequal_lists": "two lists of the row have different lengths; log them together",
-    "duplicate": "two rows have the same key; log each row once",
+    "duplicate": "two rows, or two items of a list, have the same key; log each once",
     "misplaced": "the token is not at its place; log the prompt first, then one token per step",
     "reversed": "the end is before the start; swap them",
     "unknown_span": "the table of spans has no span of this number; log the span",
