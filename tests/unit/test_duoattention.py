@@ -38,8 +38,10 @@ def places(file: str, **more: Any) -> dict[str, Any]:
 def test_outputs_are_full_attention_of_one_head_and_streaming_attention_of_the_others(gates: str) -> None:
     trial = Trial("duoattention", N, NEW, **places(gates))
     keys, values = trial.keys.copy(), trial.values.copy()
+    memory, rows = trial.session.memory, []
     for step in range(NEW):
         q, k = trial.step(step)
+        rows += [row for row in memory.log.take_cuts() if row.step >= 0]  # each step's, as a recorder takes them
         keys, values = (np.concatenate([old, k[:, :, None]], 2) for old in (keys, values))
         now = N + step + 1
         for layer, head in np.ndindex(SHAPE.layers, SHAPE.q_heads):
@@ -50,11 +52,9 @@ def test_outputs_are_full_attention_of_one_head_and_streaming_attention_of_the_o
             weights = np.exp(scores - scores.max())
             expected = weights @ values[at][seen] / weights.sum()
             np.testing.assert_allclose(trial.outs[layer][0, head, 0], expected, atol=1e-5)
-    memory = trial.session.memory
     slot = SHAPE.head_token_bytes + SLOT_TABLE_BYTES
     held = sum(t.untyped_storage().nbytes() for t in memory.hot.tensors())
     assert held == (N + NEW + 3 * (SINKS + RECENT)) * slot + SHAPE.layers * SHAPE.kv_heads * 8
-    rows = [row for row in memory.log.take_cuts() if row.step >= 0]
     assert {(row.layer, row.kv_head) for row in rows} == {(0, 0), (0, 1), (1, 1)}
     assert [int(row.pos[0]) for row in rows if row.layer == 1] == list(range(N - RECENT + 1, N + NEW - RECENT))
 
