@@ -41,7 +41,13 @@ class Group:
 GROUPS = {
     "kernels": Group(
         ("tests/kernels/test_*.py",),
-        ("kernels/**/*.py", "tests/kernels/*.py", "tests/interpreted.py", "requirements*.txt", "evidence/kernels.md"),
+        (
+            "kernels/**/*.py",
+            "tests/kernels/*.py",
+            "tests/interpreted.py",
+            "requirements*.txt",
+            "docs/evidence/kernels.md",
+        ),
     ),
     "device": Group(
         ("tests/static/test_*.py", "tests/unit/test_bench_gpu*.py"),

@@ -78,7 +78,9 @@ def test_a_shortage_is_one_sentence_and_a_failed_run(warm: WarmProcess, tmp_path
     prompt.write_text("The river was wide and the bridge was old. The key of Nora is 417. " * 12)
     arguments = ["run", str(prompt), "--method", "freekv", "--budget", "0.5", "--max-new", "60", "--ignore-eos"]
     if what == "decode":  # the first run of a model checks the model, which decodes too
-        assert warm.kvlens(tmp_path, "", *arguments, "--max-new", "2", "--runs", str(tmp_path / "first")).returncode == 0
+        assert (
+            warm.kvlens(tmp_path, "", *arguments, "--max-new", "2", "--runs", str(tmp_path / "first")).returncode == 0
+        )
     ended = warm.kvlens(tmp_path, FAKES[what], *arguments, "--runs", str(runs))
     assert ended.returncode == 1, ended.stdout
     lines = ended.stderr.strip().splitlines()
