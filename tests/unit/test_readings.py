@@ -14,6 +14,7 @@ import safetensors.torch
 import torch
 from safetensors import SafetensorError
 
+from kvlens import hostmemory
 from kvlens.cli import warm as keeping
 from kvlens.engine import model_cache, models
 from kvlens.engine.engine import Engine
@@ -191,10 +192,10 @@ def test_the_process_that_forks_keeps_the_default_model_where_there_is_room(monk
 
     threads = torch.get_num_threads()
     monkeypatch.setattr(model_cache, "_kept", {})
-    monkeypatch.setattr(keeping, "_free", lambda: 1000)
+    monkeypatch.setattr(hostmemory, "host_bytes", lambda: 1000)
     keeping.keep_model()
     assert model_cache.find_model("demo") is None, "the model is more than a share of what is free"
-    monkeypatch.setattr(keeping, "_free", lambda: 1 << 40)
+    monkeypatch.setattr(hostmemory, "host_bytes", lambda: 1 << 40)
     keeping.keep_model()
     model = model_cache.find_model("demo")
     assert model is not None
