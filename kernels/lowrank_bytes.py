@@ -1,4 +1,4 @@
-"""What low-rank factors of a span weigh (eq. 18, 20: evidence/kernels.md, Sources). Plain arithmetic, so that sizes can
+"""What low-rank factors of a span weigh (docs/evidence/kernels.md, Sources: eq. 18, 20). Plain arithmetic, so sizes can
 be asked without torch."""
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ from kvlens import methods
 from kvlens.api.models import Named
 from kvlens.api.studyprompts import study_prompts
 from kvlens.engine.engine import Engine
+from kvlens.methods.parts import part
 from kvlens.methods.run_inputs import Prefilled
 from kvlens.methods.snapkv import SnapKV
 from kvlens.runs.races import Entrant
@@ -27,7 +28,7 @@ from kvlens.studies.papers import beside_paper
 from kvlens.studies.plan import Arm, StudyPlan, labels, parse_values
 from kvlens.studies.promptfile import read_prompts
 from kvlens.studies.promptrow import StudyPrompt
-from kvlens.studies.protocols import NOT_STATED, PAPERS, SETTINGS
+from kvlens.studies.protocols import NOT_STATED, SETTINGS
 from kvlens.studies.running import carry_out
 from kvlens.studies.storage import StudyInfo, Trial
 from kvlens.studies.table import Results
@@ -322,15 +323,23 @@ def test_an_arm_beside_its_paper_marks_what_differs() -> None:
     assert problem.value.code == "no_paper"
 
 
+def protocols() -> dict[str, Mapping[str, str]]:
+    """Return what the papers of methods with a part `protocol` state, by method."""
+    modules = {name: part(kind, "protocol", "kvlens.studies.methods") for name, kind in methods.registry().items()}
+    return {name: module.PROTOCOL for name, module in modules.items() if module is not None}
+
+
 def test_what_a_paper_states_is_beside_the_study_and_its_silence_is_said() -> None:
-    plan = PLAN.model_copy(update={"entrants": tuple(Entrant(method=name) for name in PAPERS), "values": {}})
+    papers = protocols()
+    assert set(papers) == {"sekv", "chess", "freekv", "sentkv", "compresskv"}
+    plan = PLAN.model_copy(update={"entrants": tuple(Entrant(method=name) for name in papers), "values": {}})
     results = Results(StudyInfo(id="20260101-000000-aaaaaa", created="", plan=plan), [StudyPrompt("0", PROMPT)], [])
     for arm in plan.arms():
-        if arm.method not in PAPERS:
+        if arm.method not in papers:
             continue
         rows = {row.setting: row for row in beside_paper(results, arm.key())}
-        assert set(PAPERS[arm.method]) <= set(SETTINGS) <= set(rows)
-        for setting, text in PAPERS[arm.method].items():
+        assert set(papers[arm.method]) <= set(SETTINGS) <= set(rows)
+        for setting, text in papers[arm.method].items():
             assert rows[setting].paper == text
             assert (rows[setting].state == "silent") is (text == NOT_STATED)
             stated = text != NOT_STATED and not text.startswith(NOT_STATED)

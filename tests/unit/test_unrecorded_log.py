@@ -16,7 +16,7 @@ def test_ranks_of_what_was_dropped_are_made_when_they_are_taken(
     demo: Any, prompts: Prompts, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     made: list[str] = []
-    for kind in ("_cut", "_bag_cuts"):
+    for kind in ("cuts", "bag_cuts"):
         plain = getattr(evictions, kind)
 
         def counted(*given: Any, kind: str = kind, plain: Any = plain) -> Any:
