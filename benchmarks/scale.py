@@ -49,8 +49,7 @@ def write_runs(folder: Path, source: Path, count: int) -> None:
 
 
 def list_twice(folder: Path) -> list[tuple[int, float, float]]:
-    """List a folder twice in a process of its own -> (runs, wall seconds, CPU seconds) of each time, without
-    imports."""
+    """List a folder twice in a new process. Return (runs, wall seconds, CPU seconds) of each time, without imports."""
     listing = subprocess.run([sys.executable, "-c", LISTING, str(folder)], check=True, capture_output=True, text=True)
     return [(count, wall, cpu) for count, wall, cpu in json.loads(listing.stdout)]
 

@@ -83,7 +83,9 @@ def _evicted(facts: Facts, ranked: str | None) -> str:
     when = "at a step that was not recorded"
     if step is not None:
         when = "at the end of prefill" if step < 0 else f"at step {step}"
-    return f"it was evicted {when} ({facts.why.rstrip('.')})" + ("" if ranked is None else f": {ranked}")
+    # kvlens cuts an observed run's spans itself, so that the cut is no reason of the caller's cache
+    why = "" if facts.reader.meta.observed is not None else f" ({facts.why.rstrip('.')})"
+    return f"it was evicted {when}{why}" + ("" if ranked is None else f": {ranked}")
 
 
 def _partly_recalled(facts: Facts) -> Reason:

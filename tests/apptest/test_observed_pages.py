@@ -46,6 +46,7 @@ def test_the_run_lost_and_says_which_head_missed_what(observed: kvlens.Run) -> N
     verdict = observed.verdict
     assert verdict.outcome == "lost"
     assert verdict.reason == "evicted"
+    assert "(" not in str(verdict.why), "how kvlens cut the span is no reason of the caller's cache"
     assert len(observed.missed()) > 0
     assert observed.events()["kind"].isin(["evict"]).any()
 
