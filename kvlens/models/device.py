@@ -8,7 +8,7 @@ from pathlib import Path
 from kvlens.models.errors import UnsupportedModel
 from kvlens.models.importing import uncollected
 
-AUTO = "auto"
+AUTO, CPU = "auto", "cpu"
 
 
 def expected(device: str = AUTO) -> str:

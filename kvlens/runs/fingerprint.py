@@ -103,7 +103,7 @@ def _in_memory(loaded: LoadedModel) -> str:
 
 
 def machine() -> dict[str, Any]:
-    """Processor model, cores, system, and torch's threads where torch is loaded."""
+    """Processor model, cores, system; torch's threads where torch is loaded, and the CUDA device where one was used."""
     import sys
 
     facts: dict[str, Any] = {
@@ -112,7 +112,10 @@ def machine() -> dict[str, Any]:
         "system": (f"{platform.system()} {platform.machine()}"),
     }
     if "torch" in sys.modules:
-        facts["threads"] = sys.modules["torch"].get_num_threads()
+        torch = sys.modules["torch"]
+        facts["threads"] = torch.get_num_threads()
+        if torch.cuda.is_initialized():
+            facts["device"] = torch.cuda.get_device_name()
     return facts
 
 

@@ -24,6 +24,7 @@ from kvlens.lab.bench.trials import arm, chosen, header
 from kvlens.lab.bench.trials import infeasible as too_small
 from kvlens.lab.results.explain_table import FULL_KV, SCOPES, SHOWN, TOPS, point_of, points, pooled, summarise
 from kvlens.memory.budget import Budget, BudgetInfeasible
+from kvlens.models.device import CPU, settle
 from kvlens.models.find import DEMO
 
 MAX_PROMPTS = 4
@@ -43,6 +44,8 @@ class ExplainRequest:
     first_seed: int = 9_500_000
     prompts: int | None = None
     """tried per point at most; None: MAX_PROMPTS times `lost`"""
+    device: str = CPU
+    """auto (CUDA where there is one), cpu or cuda"""
 
     def __post_init__(self) -> None:
         if self.length < 64 or self.lost < 1:
@@ -73,13 +76,15 @@ def measure(
     from kvlens.engine.models import load
 
     names = tuple(dict.fromkeys(point[0] for point in request.points))
-    origins = {name: origin(request.model, name, request.length, request.first_seed) for name in names}
+    place = settle(request.device)
+    elsewhere = () if place == CPU else (place,)
+    origins = {name: origin(request.model, name, request.length, request.first_seed, *elsewhere) for name in names}
     results = keeping.read(path, _NEEDED, lambda row: (row["method"], row["task"], row["budget"]) in request.points)
     if line := made_otherwise(results, origins):
         say(line)
     rows = [row for row in results if row["origin"] == origins[row["method"]]]
     torch.set_num_threads(1)
-    engine = Engine(load(request.model))
+    engine = Engine(load(request.model, place))
     prompts = Prompts(engine, request.first_seed, names)
     references = References(engine, prompts)
     visited = {(point_of(row), row["index"]) for row in rows}

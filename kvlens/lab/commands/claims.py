@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from kvlens.cli.options import DEFAULT_MODEL, Model
+from kvlens.cli.options import DEFAULT_MODEL, Device, Model
 from kvlens.lab.commands.bench import names
 from kvlens.lab.commands.results import PLACE, Kept, default_file, kept_file, write
 
@@ -29,6 +29,7 @@ def claims(
     judge: Annotated[
         bool, typer.Option("--judge", help="Judge the figures stored in --out again; run no model.")
     ] = False,
+    device: Device = "cpu",
     out: Annotated[
         Path | None, typer.Option(help="Also write JSON with the figures; claims of other methods in it are kept.")
     ] = None,
@@ -59,7 +60,7 @@ def claims(
         _judge_stored(parts, out)
     else:
         method_names = list(names(methods))
-        _measure(parts, method_names, model, prompts, passages, kept_file(kept, "claims", model), out)
+        _measure(parts, method_names, model, device, prompts, passages, kept_file(kept, "claims", model), out)
     if doc is not None:
         doc.write_text(document({"methods": parts}, model), encoding="utf-8")
     sys.stdout.flush()
@@ -86,6 +87,7 @@ def _measure(
     parts: dict[str, Any],
     choice: list[str],
     model: str,
+    device: str,
     prompts: int | None,
     passages: int | None,
     file: Path,
@@ -101,6 +103,7 @@ def _measure(
     from kvlens.lab.claims.check import check, claiming, planned
     from kvlens.lab.claims.page import verdict_words
     from kvlens.lab.claims.plan import FEWEST, plan_lines
+    from kvlens.models.device import settle
     from kvlens.runs.fingerprint import machine
 
     plans = planned(choice or claiming(model), model, prompts, passages)
@@ -109,6 +112,7 @@ def _measure(
         typer.echo(line, err=True)
     torch.set_num_threads(1)
     count = FEWEST if prompts is None else prompts
+    engine = Engine(load(model, settle(device)))
     about = {
         "kvlens": __version__,
         "torch": torch.__version__,
@@ -117,7 +121,7 @@ def _measure(
         "prompts": count,
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
     }
-    for name, results in check(Engine(load(model)), plans, count, lambda line: typer.echo(line, err=True), file):
+    for name, results in check(engine, plans, count, lambda line: typer.echo(line, err=True), file):
         claims_written = [written(claim) for claim in results]
         for claim in claims_written:
             typer.echo(

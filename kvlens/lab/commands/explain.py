@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from kvlens.cli.options import DEFAULT_MODEL, Model
+from kvlens.cli.options import DEFAULT_MODEL, Device, Model
 from kvlens.lab.commands.results import Kept, Out, beside, kept_file, out_file, write
 
 
@@ -24,6 +24,7 @@ def explain(
     lost: Annotated[int, typer.Option(help="Lost trials per point.")] = 50,
     prompts: Annotated[int | None, typer.Option(help="Prompts per point at most; default: 4 times --lost.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the first prompt.")] = 9_500_000,
+    device: Device = "cpu",
     out: Out = None,
     kept: Kept = None,
     doc: Annotated[
@@ -48,7 +49,7 @@ def explain(
         typer.echo(f"{row['method']} {row['task']} {row['budget']} prompt {row['index']}: {came}", err=True)
 
     result = measure(
-        ExplainRequest(model, choice, length, lost, seed, prompts),
+        ExplainRequest(model, choice, length, lost, seed, prompts, device),
         trials,
         report,
         lambda line: typer.echo(line, err=True),

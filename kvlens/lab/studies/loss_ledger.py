@@ -1,7 +1,7 @@
 """What lost answers of every family owe to which cause, and whether the repair of the largest cause brings them back.
 
     python -m kvlens.lab.studies.loss_ledger [--methods A,B] [--prompts N] [--length TOKENS] [--budget SHARE]
-        [--model MODEL] [--kept FILE] [--out FILE] [--page FILE] [--summarise]
+        [--model MODEL] [--device DEVICE] [--kept FILE] [--out FILE] [--page FILE] [--summarise]
 
 Prompts go round over niah_multikey, niah_kinds and niah_single, and over a question that is known and one that is fed
 after the context was placed. A method that cannot keep to the budget gets 1.02 times its smallest one, which the row
@@ -34,6 +34,7 @@ from kvlens.ledger.measure import Measure, NothingLost
 from kvlens.ledger.signals import signals_of
 from kvlens.lens.trials import Trials
 from kvlens.memory.budget import Budget, BudgetInfeasible
+from kvlens.models.device import CPU, settle
 from kvlens.models.find import default_model
 from kvlens.runs.answerend import answer_end
 
@@ -154,7 +155,9 @@ def _signals(measure: Measure, question_steps: int) -> list[dict[str, Any]]:
     return rows
 
 
-def carry_out(names: tuple[str, ...], model: str, prompts: int, length: int, budget: str, kept_file: Path) -> None:
+def carry_out(
+    names: tuple[str, ...], model: str, device: str, prompts: int, length: int, budget: str, kept_file: Path
+) -> None:
     """Run what is not in `kept_file` yet, prompt by prompt."""
     import torch
 
@@ -164,7 +167,7 @@ def carry_out(names: tuple[str, ...], model: str, prompts: int, length: int, bud
     rows = keeping.read(kept_file, _NEEDED, lambda row: row["length"] == length and row["budget"] == budget)
     finished = {(row["method"], row["index"]) for row in rows}
     unanswered = {row["index"] for row in rows if row.get("full") == "wrong"}
-    engine = Engine(load(model))
+    engine = Engine(load(model, settle(device)))
     ledgers = Ledgers(engine, Prompts(engine, FIRST_SEED, names))
     for index in sorted(set(range(prompts)) - unanswered):
         for name in (*names, FRONTIER):
@@ -185,6 +188,7 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=512)
     parser.add_argument("--budget", default="20%")
     parser.add_argument("--model", default=default_model())
+    parser.add_argument("--device", default=CPU, help="auto (CUDA where there is one), cpu or cuda")
     parser.add_argument("--kept", type=Path, default=Path("loss_ledger.jsonl"))
     parser.add_argument("--out", type=Path, default=Path("kvlens/lab/results/loss_ledger.json"))
     parser.add_argument("--summarise", action="store_true", help="make the table of what is kept; run nothing")
@@ -192,7 +196,7 @@ def main() -> None:
     options = parser.parse_args()
     names = tuple(options.methods.split(","))
     if not options.summarise:
-        carry_out(names, options.model, options.prompts, options.length, options.budget, options.kept)
+        carry_out(names, options.model, options.device, options.prompts, options.length, options.budget, options.kept)
     rows = keeping.read(options.kept, _NEEDED, lambda row: row["length"] == options.length)
     names = tuple(name for name in names if any(row["method"] == name for row in rows))
     setting = {"model": options.model, "length": options.length, "budget": options.budget, "tasks": TASKS}
