@@ -13,6 +13,9 @@ import torch
 from kvlens.kernels.choice import backend
 from kvlens.kernels.compat import jit, next_power_of_two, round_to, rounding, tl
 
+PAGES = 256
+"""whose mass one program computes"""
+
 
 def merge(parts: torch.Tensor, lses: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
     """parts [B, Hq, S, D], lses [B, Hq, S], float32 -> output [B, Hq, D] in `dtype`, LSE [B, Hq] float32.
@@ -46,7 +49,7 @@ def merge_triton(
     out = torch.empty(batch, heads, dim, dtype=dtype, device=parts.device)
     lse = torch.empty(batch, heads, dtype=torch.float32, device=parts.device)
     pages, group = (0, 1) if page_lse is None or n_page is None else (page_lse.shape[2], heads // n_page.shape[1])
-    _merge[(batch * heads,)](
+    _merge[(batch * heads, 1 + -(-pages // PAGES))](
         parts,
         lses,
         out,
@@ -59,7 +62,7 @@ def merge_triton(
         D=dim,
         SP=next_power_of_two(count),
         SB=16,
-        NB=128,
+        NB=PAGES,
         MASS=page_lse is not None,
         **rounding(dtype),
         num_warps=4,
@@ -87,8 +90,8 @@ def _merge(  # type: ignore[no-untyped-def]
     TO: tl.constexpr,
     BY_HAND: tl.constexpr,
 ):
-    """One program per (sequence, query head). Outputs come in blocks of SB parts, so that D = 256 fits the
-    registers."""
+    """For each (sequence, query head) one program merges the outputs, in blocks of SB parts, so that D = 256 fits the
+    registers; every further one turns NB pages' LSE into their mass."""
     row = tl.program_id(0).to(tl.int64)
     every = tl.arange(0, SP)
     lses = tl.load(part_lse_ptr + row * count + every, mask=every < count, other=float("-inf"))
@@ -96,20 +99,21 @@ def _merge(  # type: ignore[no-untyped-def]
     top = tl.where(top == float("-inf"), 0.0, top)
     total = tl.sum(tl.exp(lses - top), 0)
     lse = tl.where(total > 0, top + tl.log(total), float("-inf"))
-    tl.store(lse_ptr + row, lse)
     level = tl.where(total > 0, lse, 0.0)
-    d = tl.arange(0, D)
-    out = tl.zeros((D,), tl.float32)
-    for block_start in range(0, count, SB):
-        part = block_start + tl.arange(0, SB)
-        here = part < count
-        weight = tl.exp(tl.load(part_lse_ptr + row * count + part, mask=here, other=float("-inf")) - level)
-        values = tl.load(part_ptr + (row * count + part)[:, None] * D + d[None, :], mask=here[:, None], other=0.0)
-        out += tl.sum(weight[:, None] * values, 0)
-    tl.store(out_ptr + row * D + d, round_to(out, TO, BY_HAND))
-    if MASS:
+    block = tl.program_id(1)
+    if block == 0:
+        tl.store(lse_ptr + row, lse)
+        d = tl.arange(0, D)
+        out = tl.zeros((D,), tl.float32)
+        for block_start in range(0, count, SB):
+            part = block_start + tl.arange(0, SB)
+            here = part < count
+            weight = tl.exp(tl.load(part_lse_ptr + row * count + part, mask=here, other=float("-inf")) - level)
+            values = tl.load(part_ptr + (row * count + part)[:, None] * D + d[None, :], mask=here[:, None], other=0.0)
+            out += tl.sum(weight[:, None] * values, 0)
+        tl.store(out_ptr + row * D + d, round_to(out, TO, BY_HAND))
+    elif MASS:
         live = tl.load(n_page_ptr + row // G)  # rows of a KV head follow one another
-        for block_start in range(0, pages, NB):
-            page = block_start + tl.arange(0, NB)
-            x = tl.load(page_lse_ptr + row * pages + page, mask=page < live, other=float("-inf"))
-            tl.store(page_lse_ptr + row * pages + page, tl.exp(x - level), mask=page < pages)
+        page = (block - 1) * NB + tl.arange(0, NB)
+        x = tl.load(page_lse_ptr + row * pages + page, mask=page < live, other=float("-inf"))
+        tl.store(page_lse_ptr + row * pages + page, tl.exp(x - level), mask=page < pages)

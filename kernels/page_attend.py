@@ -22,6 +22,8 @@ from kvlens.kernels.merge import merge_triton
 
 PROGRAMS = 132
 """Programs a launch should have at least: the SMs of an H100. Not tuned on one."""
+STAGES = 3
+"""of the loop over pages: two tiles of keys and two of values on their way"""
 
 
 @dataclass(frozen=True)
@@ -154,7 +156,7 @@ def page_attention_triton(
         MASS=mass,
         COMPUTE=compute(keys.dtype),
         num_warps=warps(ppb * page, dim, keys.dtype),
-        num_stages=3,
+        num_stages=STAGES,
         enable_fp_fusion=True,
     )
     out, lse = merge_triton(parts, lses, q.dtype, page_lse, pages.n_page)
@@ -219,13 +221,20 @@ def _split(  # type: ignore[no-untyped-def]
     top = tl.full((GP,), float("-inf"), tl.float32)
     total = tl.zeros((GP,), tl.float32)
     out = tl.zeros((GP, D), tl.float32)
+    # the table is read an iteration ahead: keys and values whose address is known when an iteration begins are fetched
+    # while earlier ones are multiplied, into as many buffers as there are stages less one
+    first = start + entry // P
+    next_slot = tl.load(table_ptr + bh * places + first, mask=first < end, other=0)
+    next_len = tl.load(len_ptr + bh * places + first, mask=first < end, other=0)
     for block_start in range(start, end, PPB):
         place = block_start + entry // P
-        live = place < end
         address = bh * places + place
-        slot = tl.load(table_ptr + address, mask=live, other=0).to(tl.int64)
+        slot = next_slot.to(tl.int64)
         # a column is live when its page is in the table and the page has that entry; nothing else is an address
-        live = live & (t < tl.load(len_ptr + address, mask=live, other=0))
+        live = t < next_len
+        ahead = place + PPB < end
+        next_slot = tl.load(table_ptr + address + PPB, mask=ahead, other=0)
+        next_len = tl.load(len_ptr + address + PPB, mask=ahead, other=0)
         k = tl.load(
             k_ptr + (slot * k_slot + h * k_h + t * k_t)[:, None] + d[None, :], mask=live[:, None], other=0.0
         ).to(COMPUTE)

@@ -52,6 +52,7 @@ class ChunkKV(PromptEviction):
     params: ChunkKVParameters
 
     def score(self, prompt: Prefilled, layer: int, before: int) -> torch.Tensor:
+        from kvlens.kernels.group_sums import sum_by_group
         from kvlens.methods.families import window_attention as window
 
         p, shape = self.params, self.context.shape
@@ -61,7 +62,7 @@ class ChunkKV(PromptEviction):
         window_queries: Any = window.observed(prompt, chooser, range(shape.q_heads), shape.group, inside, peeked)
         each = window.received(*window_queries).sum(0)
         chunk = self._chunks(each)
-        mean = each.new_zeros(int(chunk[-1]) + 1).index_add_(0, chunk, each) / chunk.bincount()
+        mean = sum_by_group(each[None], chunk[None], int(chunk[-1]) + 1)[0] / chunk.bincount()
         return mean[chunk][None]
 
     def choose(self, score: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:

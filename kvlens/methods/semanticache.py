@@ -152,6 +152,7 @@ class SemantiCache(Method):
         chunk it belongs to, int64 [H_kv, entries]."""
         import torch
 
+        from kvlens.kernels.group_sums import sum_by_group
         from kvlens.methods.families.clusters import clustered, fitting
 
         start, end = chunks[0].tok_start, chunks[-1].tok_end
@@ -162,17 +163,13 @@ class SemantiCache(Method):
         seed = clustered(keys, starts, lengths, threshold)
         is_seed = seed == torch.arange(seed.shape[1], device=keys.device)
         entry = (is_seed.cumsum(-1) - 1).gather(-1, seed)
-        counts = torch.zeros(len(keys), entries, device=keys.device).scatter_add_(
-            1, entry, torch.ones_like(keys[..., 0])
-        )
-        wide = entry[..., None].expand(keys.shape)
-        empty = torch.zeros(len(keys), entries, keys.shape[-1], device=keys.device)
+        counts = sum_by_group(torch.ones_like(keys[..., 0]), entry, entries)
         mean_keys, mean_values = (
-            empty.scatter_add(1, wide, tensor) / counts.clamp(min=1)[..., None] for tensor in (keys, values)
+            sum_by_group(tensor, entry, entries) / counts.clamp(min=1)[..., None] for tensor in (keys, values)
         )
         chunk = torch.repeat_interleave(torch.arange(len(chunks), device=keys.device), lengths).expand_as(entry)
         of_entry = torch.zeros_like(counts, dtype=torch.long).scatter_(1, entry, chunk)
-        members = torch.zeros_like(counts).scatter_add_(1, entry, keys.norm(dim=-1)) / counts.clamp(min=1)
+        members = sum_by_group(keys.norm(dim=-1), entry, entries) / counts.clamp(min=1)
         is_merged = counts > 1
         ratio = torch.where(is_merged, mean_keys.norm(dim=-1) / members.clamp(min=1e-20), 0).sum(-1) / is_merged.sum(-1)
         self.note("threshold", threshold, layer)
