@@ -1,7 +1,7 @@
 """Sums of rows by group, in the order of the rows on every device.
 
-PyTorch's scatter_add and index_add of real numbers add atomically on CUDA, so two runs of one prompt differ in their last
-bits. Tensors only. Shapes: H KV heads, N rows, C groups, D numbers of a row.
+PyTorch's scatter_add and index_add of real numbers add atomically on CUDA, so two runs of one prompt differ in their
+last bits. Tensors only. Shapes: H KV heads, N rows, C groups, D numbers of a row.
 """
 
 from __future__ import annotations

@@ -20,10 +20,12 @@ from kvlens.kernels.choice import backend
 from kvlens.kernels.compat import MIN_DOT, compute, jit, next_power_of_two, power_of_two, tl, warps
 from kvlens.kernels.merge import merge_triton
 
-PROGRAMS = 132
-"""Programs a launch should have at least: the SMs of an H100. Not tuned on one."""
+PROGRAMS = 264
+"""Programs a launch should have at least: two for each SM of an H200. Twice as many read more slowly there, at 32,768
+and at 131,072 tokens"""
 STAGES = 3
-"""of the loop over pages: two tiles of keys and two of values on their way"""
+"""of the loop over pages: two tiles of keys and two of values on their way. On an H200 neither three of each nor tiles
+of 32 or 128 entries were faster."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,11 @@ def tile_pages(page: int, dim: int) -> int:
     return max(1, (32 if dim > 128 else 64) // page)
 
 
+def stages(dim: int, dtype: torch.dtype) -> int:
+    """STAGES, and fewer for numbers of four bytes, which spill registers otherwise: two, one of head sizes above 64."""
+    return STAGES if dtype.itemsize < 4 else 2 if dim <= 64 else 1
+
+
 def page_attention_triton(
     q: torch.Tensor,
     keys: torch.Tensor,
@@ -156,7 +163,7 @@ def page_attention_triton(
         MASS=mass,
         COMPUTE=compute(keys.dtype),
         num_warps=warps(ppb * page, dim, keys.dtype),
-        num_stages=STAGES,
+        num_stages=stages(dim, keys.dtype),
         enable_fp_fusion=True,
     )
     out, lse = merge_triton(parts, lses, q.dtype, page_lse, pages.n_page)
@@ -226,22 +233,27 @@ def _split(  # type: ignore[no-untyped-def]
     first = start + entry // P
     next_slot = tl.load(table_ptr + bh * places + first, mask=first < end, other=0)
     next_len = tl.load(len_ptr + bh * places + first, mask=first < end, other=0)
+    if BIAS:
+        next_row = tl.load(bias_row_ptr + bh * places + first, mask=first < end, other=-1)
     for block_start in range(start, end, PPB):
         place = block_start + entry // P
         address = bh * places + place
         slot = next_slot.to(tl.int64)
         # a column is live when its page is in the table and the page has that entry; nothing else is an address
         live = t < next_len
+        if BIAS:
+            row = next_row.to(tl.int64)
         ahead = place + PPB < end
         next_slot = tl.load(table_ptr + address + PPB, mask=ahead, other=0)
         next_len = tl.load(len_ptr + address + PPB, mask=ahead, other=0)
+        if BIAS:
+            next_row = tl.load(bias_row_ptr + address + PPB, mask=ahead, other=-1)
         k = tl.load(
             k_ptr + (slot * k_slot + h * k_h + t * k_t)[:, None] + d[None, :], mask=live[:, None], other=0.0
         ).to(COMPUTE)
         # the scale is applied to the product, so q stays exact in bf16
         s = tl.dot(q, tl.trans(k), input_precision="ieee") * (scaling * LOG2E)
         if BIAS:
-            row = tl.load(bias_row_ptr + address, mask=live, other=-1).to(tl.int64)
             biased = (live & (row >= 0))[None, :] & real[:, None]
             s += LOG2E * tl.load(bias_ptr + (row * bias_r + t)[None, :] + g[:, None] * bias_g, mask=biased, other=0.0)
         s = tl.where(live[None, :], s, float("-inf"))

@@ -5,11 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
 import torch
+
+from kvlens.kernels.token_gather import gather_tokens
 
 Piece = tuple[torch.Tensor, torch.Tensor]
 """(target, source)"""
@@ -77,10 +80,23 @@ class Tokens:
 
     def pieces(self) -> Iterator[Piece]:
         """Tokens of a KV head that lie one after the other on both sides are one piece."""
-        for number, count in _runs(self.slots, self.slots + self.heads * self.keys.shape[1], self.rows):
+        for number, count in self._stretches():
             head, slot, row = int(self.heads[number]), int(self.slots[number]), int(self.rows[number])
             for side, row_start in ((self.keys, row), (self.values, row + self.behind)):
                 yield from _contiguous(side[head].narrow(0, slot, count), self.pool.narrow(0, row_start, count))
+
+    def count_pieces(self) -> int:
+        """How many pieces there are, without making them."""
+        return 2 * sum(1 for _ in self._stretches())
+
+    def gathered(self) -> Callable[[], None]:
+        """The same copy as one launch on the device, which reads the pool in place. The list of tokens is on its way to
+        the device when this returns."""
+        rows = torch.from_numpy(np.stack((self.rows, self.heads, self.slots))).to(self.keys.device)
+        return partial(gather_tokens, self.pool, self.behind, rows, self.keys, self.values)
+
+    def _stretches(self) -> Iterator[tuple[int, int]]:
+        return _runs(self.slots, self.slots + self.heads * self.keys.shape[1], self.rows)
 
     @property
     def bytes(self) -> int:

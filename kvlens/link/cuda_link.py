@@ -6,19 +6,25 @@ Three rules, one line each below, and nothing else orders anything:
    what it reads has been computed;
 2. a copy into a staging buffer begins after the job before has spread what was in it;
 3. the model's stream goes on after what it waits for. The host does not wait with it.
+
+Tokens that lie scattered are fetched by one launch that reads the pinned memory in place, on the same streams and by
+the same rules: a copy costs the host some microseconds, and a step may ask for a thousand of single tokens.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 
-from kvlens.link.copies import Mark, Piece, Stream, Streams, cuda_streams
+from kvlens.kernels.token_gather import fits
+from kvlens.link.copies import Mark, Piece, Stream, Streams, Tokens, cuda_streams
 from kvlens.link.host_link import Batch, HostLink, Link, Part, Pieces, Ticket, check
 from kvlens.link.host_memory import HostMemory, cuda_pinned
 from kvlens.link.transfers import Entry, TransferLog
@@ -26,6 +32,21 @@ from kvlens.link.transfers import Entry, TransferLog
 REBASE_NS = 10_000_000_000
 """CUDA gives the time between two events as a float of milliseconds: beyond this distance microseconds get lost, so a
 nearer event becomes the one that times are counted from"""
+
+
+GATHERED_FROM = 16
+"""pieces from which tokens are fetched by one launch"""
+_gathered_from: ContextVar[float] = ContextVar("gathered_from", default=GATHERED_FROM)
+
+
+@contextlib.contextmanager
+def copying_piecewise() -> Iterator[None]:
+    """Inside, DMA engines make all copies: a profiler sees the bytes of each."""
+    token = _gathered_from.set(math.inf)
+    try:
+        yield
+    finally:
+        _gathered_from.reset(token)
 
 
 class _CudaTicket:
@@ -85,16 +106,17 @@ class CudaLink:
         side = last = streams.d2h if entry.direction == "d2h" else streams.h2d
         ticket = _CudaTicket(self, entry)
         self._release()
-        issued = streams.compute.mark()
-        side.wait(issued)  # rule 1
+        works: list[Callable[[], None]] = []
         try:
+            works += [_work(part.move) for part in parts]
+            issued = streams.compute.mark()
+            side.wait(issued)  # rule 1
             start = end = None
-            for part in parts:
+            for part, work in zip(parts, works, strict=True):
                 if part.buffer is not None and part.buffer.spread is not None:
                     side.wait(part.buffer.spread)  # rule 2
-                pieces = list(part.move.pieces())
                 start = start or side.mark(timed=True)
-                side.run(partial(_copy, pieces))
+                side.run(work)
                 end = side.mark(timed=True)
                 if part.spread is not None and part.buffer is None:
                     side.run(part.spread)
@@ -108,7 +130,7 @@ class CudaLink:
             ticket.error = caught
         ticket.stream, ticket.done = last, last.mark()
         ticket.turn = self._turns[id(last)] = self._turns.get(id(last), 0) + 1
-        self._kept.append((ticket.done, parts))
+        self._kept.append((ticket.done, (parts, works)))
         return ticket
 
     def _spread(self, part: Part, issued: Mark, copied: Mark) -> Stream:
@@ -177,6 +199,13 @@ class CudaLink:
             start_ns = time.perf_counter_ns()
             mark.synchronize()
             self.host_wait_ns += time.perf_counter_ns() - start_ns
+
+
+def _work(move: Pieces) -> Callable[[], None]:
+    """Return what a stream runs to make the copy. Raises RuntimeError where the shapes do not fit."""
+    if isinstance(move, Tokens) and fits(move.pool.shape[1]) and move.count_pieces() >= _gathered_from.get():
+        return move.gathered()
+    return partial(_copy, list(move.pieces()))
 
 
 def _copy(pieces: Sequence[Piece]) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import triton
 
+from kvlens.kernels import page_attend
 from kvlens.lab.gpu import aot
 from kvlens.lab.gpu.part import kernel_files
 
@@ -136,3 +137,34 @@ def test_what_spills_is_status_1(monkeypatch: pytest.MonkeyPatch, capsys: pytest
         monkeypatch.setattr(aot, "compile_all", lambda found, n=spilled: [replace(made, spilled=n)])
         assert aot.main() == int(spilled > 0)
         assert json.loads(capsys.readouterr().out)[0]["spilled"] == spilled
+
+
+LOOK = """
+import json, re
+from types import SimpleNamespace
+from kvlens.lab.gpu import aot
+seen = []
+def keep(kernel, label, arch, compiled):
+    text = compiled.asm["ttgir"]
+    if kernel.__name__ == "_split":
+        tiles = re.findall(r"memdesc<(\\d+)x64x128xbf16", "".join(re.findall(r".*local_alloc : .*", text)))
+        seen.append((label, tiles, re.findall(r"async_wait .*?num = (\\d+)", text)))
+aot._read = keep
+aot.compile_all((90,), {"D 128, page 32, bf16, bare", "D 128, page 32, bf16, bias, mass"})
+print(json.dumps(seen))
+"""
+
+
+def test_k1_fetches_keys_and_values_ahead() -> None:
+    """In the compiled loop there is room for two tiles of keys and two of values, and a tile is multiplied while others
+    are on their way. With the table read in the same iteration there was one of each at any number of stages."""
+    environment = {**os.environ, "TRITON_INTERPRET": "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", LOOK], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    looked = json.loads(done.stdout)
+    assert len(looked) == 2
+    for label, tiles, waits in looked:
+        assert tiles == [str(page_attend.STAGES - 1)] * 2, label
+        assert max(map(int, waits)) > 0, label

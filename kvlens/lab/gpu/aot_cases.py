@@ -17,6 +17,7 @@ from kvlens.kernels.page_attend import Pages, page_attention_triton
 from kvlens.kernels.page_scores import Pooling, page_scores_triton
 from kvlens.kernels.pool_attend import pool_attention
 from kvlens.kernels.slot_tables import Codes, SlotReads, slot_tables_triton
+from kvlens.kernels.token_gather import gather_tokens_triton
 from kvlens.kernels.zone_tables import Names, Source, Wishes, ZoneTables
 from kvlens.lab.gpu.kernels.arrivals import arrivals_triton, fill_cells_triton
 from kvlens.lab.gpu.kernels.lowrank_spans import Spans, attend_triton, reconstruct_triton
@@ -65,6 +66,8 @@ def cases() -> Iterator[Case]:
             yield f"{way}, D {dim}, page {page}, bf16", lambda d=dim, p=page, to=to_pool: _move(d, p, to)  # type: ignore[misc]
     for page in (1, 32):
         yield f"gather in order, D 128, page {page}, bf16", lambda p=page: _move(128, p, False, ordered=True)  # type: ignore[misc]
+    for dim, dtype in ((64, FP16), (128, BF16), (256, BF16), (64, FP32)):
+        yield f"scattered tokens, D {dim}, {_name(dtype)}", partial(_gather, dim, dtype)
     for name, page, wishes, cells, variant in (
         ("pages of 32", 32, 32, 32, ""),
         ("pages of 32, nothing reused", 32, 32, 32, "anew"),
@@ -123,6 +126,12 @@ def _lowrank(dim: int, rank: int, dtype: torch.dtype) -> None:
     reconstruct_triton(spans, torch.zeros(8, 3, dtype=torch.int64), _slots(32, dim, dtype), _slots(32, dim, dtype))
     reads = torch.zeros(1, HEADS * GROUP, 32, dtype=torch.bool)
     attend_triton(torch.empty(1, HEADS * GROUP, dim, dtype=dtype), spans, reads, dim**-0.5)
+
+
+def _gather(dim: int, dtype: torch.dtype) -> None:
+    """Into token-major slots of a layer."""
+    slots = torch.empty(100, HEADS, dim, dtype=dtype).transpose(0, 1)
+    gather_tokens_triton(torch.empty(64, dim, dtype=dtype), 32, torch.zeros(3, 40, dtype=torch.int64), slots, slots)
 
 
 def _move(dim: int, page: int, to_pool: bool, ordered: bool = False) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from kvlens.kernels import slot_tables, zone_torch
+from kvlens.kernels import slot_tables, token_gather, zone_torch
 from kvlens.lab.gpu import drawn
 from kvlens.lab.gpu.floors import PAGE
 from kvlens.lab.gpu.kernels import page_moves, zone_plan
@@ -35,7 +35,7 @@ def ways(bench: Bench) -> list[Way]:
     moved: list[Way] = [
         (f"{check.__name__}, {_named(dtype)}", partial(check, bench, dtype))
         for dtype in DTYPES
-        for check in (_moves, _arrived)
+        for check in (_moves, _tokens, _arrived)
     ]
     return [*moved, *((check.__name__, partial(check, bench)) for check in (_zones, _tables))]
 
@@ -72,6 +72,22 @@ def _moves(bench: Bench, dtype: torch.dtype) -> Iterator[CheckRow]:
     page_moves.offload_torch(expected, start, slot[: len(start)], keys, values)
     bench.device.wait()
     yield _same(f"k4 offload, {_named(dtype)}", back, expected)
+
+
+def _tokens(bench: Bench, dtype: torch.dtype) -> Iterator[CheckRow]:
+    """Scattered tokens out of pinned memory, as the engine's link fetches them."""
+    count, slots, behind = 37 if bench.dry else 5000, 1024, 32
+    pool = bench.device.pinned(8192, DIM, dtype=dtype)
+    pool.copy_(bench.device.normal(*pool.shape, dtype=dtype))
+    places = torch.randperm(HEADS * slots)[:count]
+    listed = torch.stack((torch.randint(0, len(pool) - behind, (count,)), places // slots, places % slots))
+    exact = [torch.zeros(HEADS, slots, DIM, dtype=dtype) for _ in range(2)]
+    present = [x.to(bench.device.at) for x in exact]
+    token_gather.gather_tokens(pool, behind, listed.to(bench.device.at), present[0], present[1])
+    token_gather.gather_tokens_torch(pool, behind, listed, exact[0], exact[1])
+    bench.device.wait()
+    for side, ours, expected in zip(("keys", "values"), present, exact, strict=True):
+        yield _same(f"token gather, {_named(dtype)}: {side}", ours, expected)
 
 
 def _equal(result: DataclassInstance, reference: DataclassInstance) -> bool:

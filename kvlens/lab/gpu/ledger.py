@@ -22,6 +22,7 @@ from kvlens.lab.gpu.part import Bench, Part
 from kvlens.lab.gpu.piecewise import piecewise
 from kvlens.lab.gpu.tier import MOVES, SMALLER, Ground, Sink, Way, moving
 from kvlens.lab.results.gpu import LedgerRow
+from kvlens.link.cuda_link import copying_piecewise
 from kvlens.link.transfers import TransferLog
 
 STEPS = 4
@@ -118,7 +119,8 @@ def _of_engine(bench: Bench, way: Way, ground: Ground, label: str) -> Iterator[L
         visited = {side: (copied.bytes[side], copied.copies[side]) for side in WAYS}
         how = "dry run: bytes that a link wrote piece by piece"
     else:
-        visited, rest = beside_the_model(_events(partial(way.run, ground, sink), bench))
+        with copying_piecewise():
+            visited, rest = beside_the_model(_events(partial(way.run, ground, sink), bench))
         how = f"torch.profiler, Memcpy events beside the model's stream; on it {rest} B of tokens and tables"
     for side, (results, count) in visited.items():
         yield LedgerRow(f"{label}, {side}", sink.bytes[side], results, count, how, sink.bytes[side] == results)
