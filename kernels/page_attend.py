@@ -230,11 +230,11 @@ def _split(  # type: ignore[no-untyped-def]
     out = tl.zeros((GP, D), tl.float32)
     # the table is read an iteration ahead: keys and values whose address is known when an iteration begins are fetched
     # while earlier ones are multiplied, into as many buffers as there are stages less one
-    first = start + entry // P
-    next_slot = tl.load(table_ptr + bh * places + first, mask=first < end, other=0)
-    next_len = tl.load(len_ptr + bh * places + first, mask=first < end, other=0)
+    first_place = start + entry // P
+    next_slot = tl.load(table_ptr + bh * places + first_place, mask=first_place < end, other=0)
+    next_len = tl.load(len_ptr + bh * places + first_place, mask=first_place < end, other=0)
     if BIAS:
-        next_row = tl.load(bias_row_ptr + bh * places + first, mask=first < end, other=-1)
+        next_row = tl.load(bias_row_ptr + bh * places + first_place, mask=first_place < end, other=-1)
     for block_start in range(start, end, PPB):
         place = block_start + entry // P
         address = bh * places + place
