@@ -122,4 +122,4 @@ def test_an_error_in_an_open_menu_is_its_sentence_there(
     app.session_state["spread_menu"] = True
     app.run()
     assert not app.exception
-    assert [error.value for error in app.error] == ["The run is gone\\."]
+    assert [error.value for error in app.error] == ["gone\\."]

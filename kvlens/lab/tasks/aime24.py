@@ -33,7 +33,7 @@ class Aime24(Reasoning):
         if not line["problem"].strip():
             raise self.wrong(number, "has an empty field 'problem'")
         if "answer" not in line:
-            raise self.wrong(number, "lacks the field 'answer'")
+            raise self.wrong(number, "lacks the field 'answer'", "field_missing", field="answer")
         answer = line["answer"]
         if isinstance(answer, bool) or not re.fullmatch(r"[0-9]{1,3}", str(answer).strip()):
             raise self.wrong(number, f"has the answer '{str(answer)[:20]}', which is no number from 000 to 999")
