@@ -104,7 +104,7 @@ def run_dir(runs_dir: Path, uid: str) -> Path:
 
 
 def now() -> str:
-    """This moment, UTC, to the second."""
+    """Return this moment, UTC, to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 

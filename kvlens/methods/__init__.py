@@ -67,7 +67,7 @@ callable_package(__name__)
 
 
 class UnknownMethod(ValueError):
-    pass
+    """A name that no method has."""
 
 
 @cache

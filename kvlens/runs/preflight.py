@@ -101,7 +101,7 @@ def foresee(request: RunRequest, prompt: PromptText) -> Foreseen | str:
 
 
 def _is_kept(request: RunRequest) -> bool:
-    """This process has the model in memory already (kvlens.engine.model_cache)."""
+    """Return True if this process has the model in memory already (kvlens.engine.model_cache)."""
     return (expected(request.device), request.dtype) == ("cpu", "float32") and find_model(request.model) is not None
 
 

@@ -46,7 +46,7 @@ PROSE = ("niah_single", "niah_multikey", "niah_multivalue", "kv_lookup")
 
 
 class UnknownTask(ValueError):
-    pass
+    """A name that no task has."""
 
 
 @cache

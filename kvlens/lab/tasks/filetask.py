@@ -69,7 +69,7 @@ class FileTask(Task):
 
     @abstractmethod
     def measure(self, output: str, answers: tuple[str, ...], facts: Mapping[str, Any]) -> float:
-        """0..1"""
+        """Return the score of an output, 0..1."""
 
     def make(
         self, length: int | None, depth: float | None, seed: int, encode: Encode, special: int = 1, index: int = 0
