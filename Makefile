@@ -26,8 +26,9 @@ browsers: $(DEV_STAMP)
 tested: $(DEV_STAMP)
 	nice -n 15 $(BIN)/python -m pytest -n 3 $(FILES) --ignore=tests/browser $(LEFT_OUT)
 
-# Tests of kernels and of the device path are left out while nothing that they prove has changed since `test-all` passed
-# (tests/proved.py). `make test-all` leaves out nothing and notes what it proved; so does a nightly job.
+# Tests of kernels, of the device path, of the lab and of examples on the real model are left out while nothing that they
+# prove has changed since `test-all` passed (tests/proved.py). `make test-all` leaves out nothing and notes what it proved;
+# so does a nightly job.
 LEFT_OUT = $$($(BIN)/python tests/proved.py skip)
 test-all: $(DEV_STAMP)
 	$(MAKE) --no-print-directory test LEFT_OUT=

@@ -20,10 +20,12 @@ FILE = ROOT / "tests" / "proved.json"
 
 @dataclass(frozen=True)
 class Group:
-    """Test files, and the sources whose change runs them again; glob patterns relative to the repository."""
+    """Test files, and the sources whose change runs them again; glob patterns relative to the repository. Files below
+    the folders `without` are no sources."""
 
     tests: tuple[str, ...]
     sources: tuple[str, ...]
+    without: tuple[str, ...] = ()
 
     def files(self, root: Path = ROOT) -> list[Path]:
         """Return the test files, in order."""
@@ -33,10 +35,17 @@ class Group:
         """Return the SHA-256 of all names and contents."""
         total = hashlib.sha256()
         for path in _matches((*self.tests, *self.sources), root):
-            total.update(path.relative_to(root).as_posix().encode() + b"\0")
+            name = path.relative_to(root).as_posix()
+            if name.startswith(self.without):
+                continue
+            total.update(name.encode() + b"\0")
             total.update(hashlib.sha256(path.read_bytes()).digest())
         return total.hexdigest()
 
+
+CORE = ("kvlens/**/*.py", "kvlens/**/*.toml", "kernels/**/*.py", "store/**/*.py", "tests/*.py", "requirements*.txt")
+"""sources of what runs models; the app is left out, and the lab where no test of a group runs it"""
+APP, LAB, GPU = "kvlens/app/", "kvlens/lab/", "kvlens/lab/gpu/"
 
 GROUPS = {
     "kernels": Group(
@@ -60,6 +69,32 @@ GROUPS = {
             "tests/fake*.py",
             "requirements*.txt",
         ),
+    ),
+    # Code of README, docs and notebooks on the real model.
+    "examples": Group(
+        ("tests/api/test_notebooks.py", "tests/api/test_first_example.py", "tests/unit/test_readme_runs.py"),
+        (*CORE, "README.md", "docs/api.md", "notebooks/*.ipynb", "tests/api/conftest.py"),
+        (APP, LAB),
+    ),
+    # Benchmarks, claims, training, calibration and soak: tools of the lab.
+    "lab": Group(
+        (
+            "tests/unit/test_bench_cli.py",
+            "tests/unit/test_bench_rates.py",
+            "tests/unit/test_*_calibration.py",
+            "tests/unit/test_claims_parts.py",
+            "tests/unit/test_freetext.py",
+            "tests/unit/test_ledger_study.py",
+            "tests/unit/test_mutations.py",
+            "tests/unit/test_plugin_lies.py",
+            "tests/unit/test_real_model_ratios.py",
+            "tests/unit/test_sekv_training.py",
+            "tests/unit/test_sweep.py",
+            "tests/lens/test_explain.py",
+            "tests/fault/test_soak.py",
+        ),
+        (*CORE, "benchmarks/*.py", "benchmarks/*.toml"),
+        (APP, GPU),
     ),
 }
 

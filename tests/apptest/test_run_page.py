@@ -27,10 +27,11 @@ from kvlens.lens.condition import AFTER
 from kvlens.models.catalogue import label
 from kvlens.runs.request import AUTO
 from kvlens.store.reader import TraceReader
-from kvlens.tasks.sample import sample_prompt
 from kvlens.text.prompts import decode
 
 QUESTION = "What is the code of the gate?"
+BEGUN = "library card number"
+"""of the beginning of an answer, which the task gives"""
 
 
 def wait(jobs: JobManager, uid: str, seconds: int = 240) -> Job:
@@ -103,12 +104,12 @@ def test_the_real_model_is_what_the_form_opens_with(
     assert (model.value, model.options[-1]) == ("smollm2", label("demo"))
     assert any("run on: cpu" in caption.value.replace("\\", "") for caption in app.caption)
     assert app.selectbox(key="form_task_real").value == "niah_single"
-    assert any(str(sample_prompt().answer_prefix).strip()[:20] in text.value for text in app.text)
+    assert any(BEGUN in text.value for text in app.text)
     assert {metric.label: metric.value for metric in app.metric}["Prompt"] in (
         f"{tokens:,} tokens" for tokens in range(1004, 1025)
     )
     app.selectbox(key="form_chat").set_value("off").run()
-    assert not [text for text in app.text if str(sample_prompt().answer_prefix).strip()[:20] in text.value]
+    assert not [text for text in app.text if BEGUN in text.value]
     app.text_input(key="form_system").set_value("Be brief.").run()
     assert "System message" in app.error[0].value.replace("\\", "")
     prompt, choice = submit.sample_choice()

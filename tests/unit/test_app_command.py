@@ -36,7 +36,7 @@ class Started:
 
     def get(self, path: str, host: str | None = None, token: str | None = TOKEN) -> int:
         """Return the status of a request with this Host and token."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
         headers = {} if host is None else {"Host": host}
         try:
             connection.request("GET", path, headers=headers | ({"Authorization": f"token {token}"} if token else {}))
@@ -56,7 +56,7 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
     process = subprocess.Popen(argv, cwd=folder, env=environment, stdout=output, stderr=output)
     server = Started(process, port)
     try:
-        for _ in range(600):
+        for _ in range(2400):
             try:
                 server.get("/_stcore/health")
                 break
@@ -66,7 +66,7 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
         yield server
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(120)
 
 
 def test_it_listens_on_the_loopback_only(started: Started) -> None:
@@ -98,7 +98,7 @@ def test_a_foreign_host_is_refused_and_this_machine_is_not(started: Started) -> 
 
 def test_a_port_in_use_ends_with_one_sentence(started: Started) -> None:
     argv = [sys.executable, "-m", "kvlens", "app", "--port", str(started.port)]
-    ended = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+    ended = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=240)
     assert (ended.returncode, ended.stdout) == (1, "")
     assert ended.stderr.startswith("kvlens: port_refused: ")
     assert len(ended.stderr.splitlines()) == 1
@@ -107,7 +107,7 @@ def test_a_port_in_use_ends_with_one_sentence(started: Started) -> None:
 def test_without_its_token_nothing_but_health_is_answered(started: Started) -> None:
     for path in ("/", "/replay", "/_stcore/host-config", "/_stcore/upload_file/a/b", "/media/a", "/favicon.png"):
         assert started.get(path, token=None) == 403
-        assert started.get(path, token="another token of some length") == 403
+        assert started.get(path, token=TOKEN[::-1]) == 403
     assert started.get("/_stcore/health", token=None) == 200
     assert started.get(f"/replay?token={TOKEN.replace(' ', '+')}", token=None) == 303
 
@@ -132,7 +132,7 @@ def test_other_machines_are_let_in_with_the_token_alone(host: str) -> None:
 
 def test_other_machines_are_not_let_in_without_a_token() -> None:
     argv = [sys.executable, "-m", "kvlens", "app", "--port", str(free_port()), "--host", "0.0.0.0", "--no-token"]
-    ended = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+    ended = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=240)
     assert (ended.returncode, ended.stdout) == (1, "")
     assert ended.stderr.startswith("kvlens: token_required: ")
 
