@@ -1,4 +1,5 @@
-"""Which tests need no run since nothing that they prove has changed: `python tests/proved.py skip | write | show`.
+"""Which tests need no run since nothing that they prove has changed: `python tests/proved.py skip`, `types`, `write` or
+`show`.
 
 A group of tests is proved for a digest: of the sources it proves, its own files, and the tested versions. `make
 test-all` runs every group and then writes the digests to tests/proved.json, which is committed. `make test`, and so CI,
@@ -76,6 +77,35 @@ GROUPS = {
         (*CORE, "README.md", "docs/api.md", "notebooks/*.ipynb", "tests/api/conftest.py"),
         (APP, LAB),
     ),
+    # How runs are carried out: studies, workers, gates, races, kept readings, the process that jobs are forked from.
+    "carrying": Group(
+        (
+            "tests/unit/test_gate.py",
+            "tests/unit/test_passage.py",
+            "tests/unit/test_race.py",
+            "tests/unit/test_readings.py",
+            "tests/unit/test_studies.py",
+            "tests/unit/test_study_workers.py",
+            "tests/unit/test_warm.py",
+        ),
+        (*CORE, "docs/studies.md", "docs/architecture.md"),
+        (APP, GPU),
+    ),
+    # What mypy says of every file; with it the test that it sees across borders.
+    "types": Group(
+        ("tests/unit/test_types_border.py",),
+        (
+            "kvlens/**/*.py",
+            "kernels/**/*.py",
+            "store/**/*.py",
+            "pages/*.py",
+            "benchmarks/*.py",
+            "app.py",
+            "tests/api/typed_example.py",
+            "pyproject.toml",
+            "requirements*.txt",
+        ),
+    ),
     # Benchmarks, claims, training, calibration and soak: tools of the lab.
     "lab": Group(
         (
@@ -93,7 +123,7 @@ GROUPS = {
             "tests/lens/test_explain.py",
             "tests/fault/test_soak.py",
         ),
-        (*CORE, "benchmarks/*.py", "benchmarks/*.toml"),
+        (*CORE, "benchmarks/*.py", "benchmarks/*.toml", "kvlens/lab/results/*.json"),
         (APP, GPU),
     ),
 }
@@ -118,6 +148,14 @@ def skip() -> None:
         print(*(f"--ignore={path.relative_to(ROOT)}" for path in files))
 
 
+def types() -> None:
+    """Print the target of the Makefile that checks types, unless they are proved; then say so on stderr."""
+    if "types" in proved():
+        print("Left out: types, unchanged since `make test-all` passed.", file=sys.stderr)
+    else:
+        print("types")
+
+
 def write() -> None:
     """Note that all groups passed as they are now."""
     today = datetime.now(UTC).date().isoformat()
@@ -133,4 +171,4 @@ def show() -> None:
 
 
 if __name__ == "__main__":
-    {"skip": skip, "write": write, "show": show}[sys.argv[1]]()
+    {"skip": skip, "types": types, "write": write, "show": show}[sys.argv[1]]()

@@ -226,7 +226,7 @@ def test_a_link_to_another_runs_try_is_dropped(visit: Visit, lens: LensRuns) -> 
 
 
 def test_a_repeat_that_failed_says_why(visit: Visit, lens: LensRuns, monkeypatch: pytest.MonkeyPatch) -> None:
-    code = 'import sys; print(\'{"phase": "error", "message": "the model has changed."}\'); sys.exit(1)'
+    code = 'import sys; print(\'{"phase": "error", "message": "model changed."}\'); sys.exit(1)'
     monkeypatch.setattr(lensjobs, "whatif_command", lambda uid, hold, runs: [sys.executable, "-c", code])
     app = press(visit(lens.folder, "replay", run=lens.lost), "Hold it resident")
     wait_for_jobs()

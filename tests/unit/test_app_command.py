@@ -48,25 +48,29 @@ class Started:
 @pytest.fixture(scope="module")
 def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
     """A server in an empty folder, of a user whose environment asks for all interfaces."""
-    folder, port = tmp_path_factory.mktemp("elsewhere"), free_port()
+    folder = tmp_path_factory.mktemp("elsewhere")
     asked = {"HOME": str(folder), "STREAMLIT_SERVER_ADDRESS": "0.0.0.0", "KVLENS_TOKEN": TOKEN}
     environment = {**os.environ, "PYTHONPATH": str(ROOT), **asked}
-    argv = [sys.executable, "-m", "kvlens", "app", "--port", str(port), "--runs", "mine"]
-    output = subprocess.DEVNULL
-    process = subprocess.Popen(argv, cwd=folder, env=environment, stdout=output, stderr=output)
-    server = Started(process, port)
+    server = next(filter(None, (begin_server(folder, environment) for _ in range(5))))
     try:
-        for _ in range(2400):
-            try:
-                server.get("/_stcore/health")
-                break
-            except OSError:
-                assert process.poll() is None, "the server ended"
-                time.sleep(0.1)
         yield server
     finally:
-        process.terminate()
-        process.wait(120)
+        server.process.terminate()
+        server.process.wait(120)
+
+
+def begin_server(folder: Path, environment: dict[str, str]) -> Started | None:
+    """Start a server and wait until it answers. None: it ended, since another process took the port before it did."""
+    port, output = free_port(), subprocess.DEVNULL
+    argv = [sys.executable, "-m", "kvlens", "app", "--port", str(port), "--runs", "mine"]
+    server = Started(subprocess.Popen(argv, cwd=folder, env=environment, stdout=output, stderr=output), port)
+    while server.process.poll() is None:
+        try:
+            server.get("/_stcore/health")
+            return server
+        except OSError:
+            time.sleep(0.1)
+    return None
 
 
 def test_it_listens_on_the_loopback_only(started: Started) -> None:

@@ -33,13 +33,13 @@ def test_what_is_unchanged_is_proved(root: Path) -> None:
     [
         ("kernels/deep/b.py", set()),
         ("kernels/new.py", set()),
-        ("tests/kernels/test_a.py", {"device", "examples", "lab"}),
+        ("tests/kernels/test_a.py", {"device", "examples", "lab", "carrying", "types"}),
         ("requirements.txt", set()),
-        ("kvlens/lab/gpu/c.py", {"kernels", "examples", "lab"}),
+        ("kvlens/lab/gpu/c.py", {"kernels", "examples", "lab", "carrying"}),
         ("kvlens/lab/bench/d.py", {"kernels", "device", "examples"}),
         ("kvlens/engine/e.py", {"kernels", "device"}),
-        ("kvlens/app/f.py", {"kernels", "device", "examples", "lab"}),
-        ("README.md", {"kernels", "device", "lab"}),
+        ("kvlens/app/f.py", {"kernels", "device", "examples", "lab", "carrying"}),
+        ("README.md", {"kernels", "device", "lab", "carrying", "types"}),
     ],
 )
 def test_a_change_runs_the_tests_again(root: Path, name: str, remaining: set[str]) -> None:
@@ -62,3 +62,12 @@ def test_the_groups_name_files_that_exist() -> None:
         assert group.files()
         for pattern in (*group.tests, *group.sources):
             assert list(proved.ROOT.glob(pattern)), pattern
+
+
+def test_types_are_a_target_unless_they_are_proved(
+    root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for done, target in (({"types"}, ""), (set(), "types\n")):
+        monkeypatch.setattr(proved, "proved", lambda done=done: done)
+        proved.types()
+        assert capsys.readouterr().out == target
