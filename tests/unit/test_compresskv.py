@@ -351,7 +351,7 @@ def test_a_missing_or_wrong_calibration_is_one_sentence(tmp_path: Path) -> None:
         Trial(dataclasses.replace(PARAMS, calibration=other), 30)
     for number, changes in enumerate(({"layer_error": [1.0]}, {"scores": {}}, {"layer_error": [0.5, 0.7, -0.2]})):
         bad, _ = write_calibration(tmp_path / f"{number}.json", SHAPE, **changes)
-        with raises_code(("scores_missing", "scores_missing", "scores_missing")[number], ValueError):
+        with raises_code(("scores_missing", "other_file", "scores_missing")[number], ValueError):
             Trial(dataclasses.replace(PARAMS, calibration=bad), 30)
 
 

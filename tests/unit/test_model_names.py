@@ -72,7 +72,7 @@ def test_a_named_file_that_has_gone_is_listed_with_its_problem(tmp_path: Path) -
     path.unlink()
     (entry,) = [entry for entry in catalogue.entries() if entry.name == "gone"]
     assert entry.problem is not None
-    assert f"'{path}'" in entry.problem
+    assert "'gone'" in entry.problem
     assert catalogue.remove("gone") == []
 
 
