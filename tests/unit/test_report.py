@@ -157,7 +157,7 @@ def test_pieces_escape() -> None:
     assert "<td>&lt;i&gt;</td>" in table(("a", "b"), [("x", "<i>")])
 
 
-def test_the_report_says_what_was_recorded(alone: str) -> None:
+def test_the_report_says_what_was_recorded(runs: PairRuns, alone: str) -> None:
     said = html.unescape(body(alone))
     assert f"Lost at step {PARTED}" in said
     assert "Missed most by L" in said
