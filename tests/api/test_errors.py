@@ -91,7 +91,7 @@ def test_values_that_are_not_possible(keywords: dict[str, Any], code: str, runs:
 def test_a_refusal_of_the_core_keeps_its_code_and_values() -> None:
     error = refused(kvlens.RequestError, lambda: run(method="snapkv", preset="no-such-preset"))
     assert (error.code, error.values) == ("bad_request", {"preset": "no-such-preset", "detail": "unknown_preset"})
-    error = refused(kvlens.RequestError, lambda: run("a b " * 3000, method="snapkv"))
+    error = refused(kvlens.RequestError, lambda: run("a b " * 40_000, method="snapkv"))
     assert (error.code, error.values["detail"]) == ("bad_prompt", "too_long")
     assert error.values["tokens"] > error.values["most"]
 
