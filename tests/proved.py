@@ -71,9 +71,14 @@ GROUPS = {
             "requirements*.txt",
         ),
     ),
-    # Code of README, docs and notebooks on the real model.
+    # Code of README, docs and notebooks, and the sample prompt, on the real model.
     "examples": Group(
-        ("tests/api/test_notebooks.py", "tests/api/test_first_example.py", "tests/unit/test_readme_runs.py"),
+        (
+            "tests/api/test_notebooks.py",
+            "tests/api/test_first_example.py",
+            "tests/unit/test_readme_runs.py",
+            "tests/unit/test_smollm2.py",
+        ),
         (*CORE, "README.md", "docs/api.md", "notebooks/*.ipynb", "tests/api/conftest.py"),
         (APP, LAB),
     ),
