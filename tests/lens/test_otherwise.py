@@ -144,7 +144,7 @@ def test_a_search_at_a_budget_that_suffices_says_that_nothing_has_to_be_held(los
     assert search is not None
     assert (search.needless, search.tried, search.heads, search.triples) == (True, 1, (), ())
     assert (meta(lost, stored.uid).hold, summary.held_bytes) == ((), 0)
-    assert "L1" not in describe_search(search)
+    assert describe_search(search).startswith("Nothing ")
     _, summary = whatif(lost.runs, lost.uid, replace(asked, changed={"budget": "40%"}), quiet)
     assert summary is not None
     assert summary.search is not None
@@ -190,7 +190,7 @@ def test_an_answer_hangs_on_what_its_head_reads_and_on_nothing_else(lost: Lost) 
     assert hangs.whatif.kl_before == 0
     assert hangs.whatif.kl_after is not None
     assert hangs.whatif.kl_after > 0.1
-    assert sentences(hangs.whatif)[-1] in said
+    assert "hangs on it" in said
     assert [meta.whatif.stands for meta, _ in told.values() if meta.whatif] == [False, True, True]
     (drop,) = hangs.drop
     assert (drop.tok_start, drop.tok_end, drop.heads, hangs.hold, hangs.interfered) == (
@@ -202,7 +202,7 @@ def test_an_answer_hangs_on_what_its_head_reads_and_on_nothing_else(lost: Lost) 
     )
     listed = list_runs(lost.runs).set_index("uid").loc[str(hangs.run_uid)]
     assert (listed["hold"], listed["drop"], listed["changed"]) == (True, True, False), "no run of the method alone"
-    assert len({one.outcome() for one in tries_in(lost.runs, full)}) == 2
+    assert {one.outcome().split()[1] for one in tries_in(lost.runs, full)} == {"hangs", "stands"}
     again = read_run(lost.runs, str(hangs.run_uid)).request
     assert again.drop == (Drop(drop.span, FACT, FACT + 1, ((1, 0),), 0, drop.whole),)
     with TraceReader.open(lost.runs, str(hangs.run_uid)) as reader:
@@ -232,7 +232,7 @@ def test_an_answer_hangs_on_what_its_head_reads_and_on_nothing_else(lost: Lost) 
         check_steps((replace(again.drop[0], from_step=3),), (hold,))
     check_steps((again.drop[0], Drop(0, 0, FACT, ((1, 0),), 3)), (hold,))
     assert title.endswith("drop")
-    assert f"token {FACT}" in section or str(drop.span) in section
+    assert "hangs on it" in section
 
 
 @pytest.mark.parametrize(
