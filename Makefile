@@ -18,7 +18,7 @@ FILES := --dist loadfile --no-loadscope-reorder
 test: export PYTHONDONTWRITEBYTECODE :=
 test: lint
 	@echo "Three at once: types, browsers, and the tests without a browser. Each prints when it has ended."
-	$(MAKE) --no-print-directory --output-sync=target -j 3 browsers tested types
+	$(MAKE) --no-print-directory --output-sync=target -j 3 browsers tested $(TYPES)
 
 browsers: $(DEV_STAMP)
 	$(BIN)/python -m pytest tests/browser
@@ -26,11 +26,13 @@ browsers: $(DEV_STAMP)
 tested: $(DEV_STAMP)
 	nice -n 15 $(BIN)/python -m pytest -n 3 $(FILES) --ignore=tests/browser $(LEFT_OUT)
 
-# Tests of kernels and of the device path are left out while nothing that they prove has changed since `test-all` passed
-# (tests/proved.py). `make test-all` leaves out nothing and notes what it proved; so does a nightly job.
+# Tests of kernels, of the device path, of the lab, of how runs are carried out, of examples on the real model, and types
+# are left out while nothing that they prove has changed since `test-all` passed (tests/proved.py). `make test-all` leaves out nothing and notes what it proved;
+# so does a nightly job.
 LEFT_OUT = $$($(BIN)/python tests/proved.py skip)
+TYPES = $$($(BIN)/python tests/proved.py types)
 test-all: $(DEV_STAMP)
-	$(MAKE) --no-print-directory test LEFT_OUT=
+	$(MAKE) --no-print-directory test LEFT_OUT= TYPES=types
 	$(BIN)/python tests/proved.py write
 
 # The tests several times beside a process that never rests: a test may not depend on what else the machine does.

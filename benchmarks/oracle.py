@@ -52,6 +52,8 @@ class Made:
 
 
 class NoTokenizer:
+    """Stands where a press asks for a tokenizer."""
+
     def decode(self, ids: list[int], skip_special_tokens: bool = False) -> str:
         return ""
 

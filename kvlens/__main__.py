@@ -1,4 +1,4 @@
-"""python -m kvlens"""
+"""Run the command line: python -m kvlens."""
 
 from kvlens.cli.main import main
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, TypeVar
 
+from kvlens.refusal import Refusal
 from kvlens.rows import SpanRow
 from kvlens.shape import KVShape
 
@@ -35,9 +36,15 @@ class _Ranged:
 
     def __post_init__(self) -> None:
         if not 0 <= self.tok_start < self.tok_end:
-            raise ValueError(f"span {self.span} has no tokens to {self.verb} ({self.tok_start} to {self.tok_end}).")
+            raise Refusal(
+                f"span {self.span} has no tokens to {self.verb} ({self.tok_start} to {self.tok_end}).",
+                code="empty_range",
+                span=self.span,
+            )
         if self.from_step < 0:
-            raise ValueError(f"--from-step {self.from_step}: the first step is 0.")
+            raise Refusal(
+                f"--from-step {self.from_step}: the first step is 0.", code="step_below_zero", step=self.from_step
+            )
 
 
 @dataclass(frozen=True)
@@ -80,9 +87,12 @@ def apart(holds: Sequence[Hold], drops: Sequence[Drop]) -> None:
             if start < end and both:
                 layer, kv_head = min(both)
                 which = f"token {start}" if end - start == 1 else f"tokens {start} to {end - 1}"
-                raise ValueError(
+                raise Refusal(
                     f"{which} would be both held and dropped for layer {layer}, KV head {kv_head}: leave one of "
-                    "the two out."
+                    "the two out.",
+                    code="held_and_dropped",
+                    layer=layer,
+                    kv_head=kv_head,
                 )
 
 

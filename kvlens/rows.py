@@ -108,6 +108,8 @@ SPAN_STATES = ("resident", "coarse", "reconstructed", "cold", "evicted", "partia
 
 @dataclass(frozen=True)
 class PromptToken:
+    """A token of the prompt."""
+
     pos: int
     token_id: int
     text: str
@@ -176,6 +178,8 @@ class TransferRow:
 
 @dataclass(frozen=True)
 class EventRow:
+    """What happened to a span."""
+
     step: int
     layer: int | None
     kv_head: int | None
@@ -279,6 +283,8 @@ class PrefillRecord:
 
 @dataclass(frozen=True)
 class SelfCheck:
+    """A check that a run made of itself, and its outcome."""
+
     name: str
     passed: bool
     value: float | None

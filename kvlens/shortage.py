@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from kvlens.refusal import Refusal
 
-class Shortage(ValueError):
+
+class Shortage(Refusal):
     """The machine has too little of something, or lacks a feature: one sentence with what to do about it."""
 
 

@@ -55,7 +55,8 @@ def read_about(folder: Path) -> About:
     except OSError as error:
         why = sentence(error)
     raise UnreadableRun(
-        f"{FILE} of run {folder.name}, its name, note and tags, cannot be read ({why}); mend that file or delete it."
+        f"{FILE} of run {folder.name}, its name, note and tags, cannot be read ({why}); mend that file or delete it.",
+        code="about_unreadable",
     )
 
 

@@ -178,7 +178,10 @@ def read_meta(con: duckdb.DuckDBPyConnection, uid: str) -> RunMeta:
         why = sentence(error)
     except duckdb.Error as error:
         raise unreadable(uid, error) from error
-    raise UnreadableRun(f"The meta table of run {uid} is not what kvlens writes ({why}); restore the file from a copy.")
+    raise UnreadableRun(
+        f"The meta table of run {uid} is not what kvlens writes ({why}); restore the file from a copy.",
+        code="meta_foreign",
+    )
 
 
 def stored_steps(con: duckdb.DuckDBPyConnection, uid: str) -> tuple[str, int, str | None]:

@@ -17,6 +17,9 @@ import pandas as pd
 from kvlens.intervals import lanes
 from kvlens.store.reader import TraceReader
 
+PREFILL, KEPT = "prefill", "prompt kept from an earlier run"
+"""names of the slice in which the prompt was read"""
+
 Event = dict[str, Any]
 #: Process and thread numbers are labels only: one process, one thread per lane.
 PROCESS, STEPS_LANE = 1, 1
@@ -85,8 +88,8 @@ def _steps(reader: TraceReader, steps: pd.DataFrame) -> Iterator[Event]:
     prefill = reader.meta.prefill_us
     if prefill is not None:
         args = {"prompt_tokens": reader.meta.prompt_tokens, "peak_bytes": reader.meta.prefill_peak_bytes}
-        name = "prompt kept from an earlier run" if reader.meta.prompt_kept else "prefill"
-        yield _slice(name, "prefill", STEPS_LANE, 0, int(prefill), args)
+        name = KEPT if reader.meta.prompt_kept else PREFILL
+        yield _slice(name, PREFILL, STEPS_LANE, 0, int(prefill), args)
     texts = reader.tokens().dropna(subset="step").set_index("step")["text"].to_dict()
     for row in steps.to_dict("records"):
         numbers = ("wait_us", "record_us", "resident_bytes", "peak_bytes", "h2d_bytes", "d2h_bytes")

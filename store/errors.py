@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from kvlens.refusal import Coded
 
-class TraceError(Exception):
+
+class TraceError(Coded):
     """A trace cannot be written or read. ``str(error)`` is one sentence meant for the user."""
 
 

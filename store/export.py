@@ -24,6 +24,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
+from kvlens.refusal import Refusal
 from kvlens.rows import HEAD_COLUMNS
 from kvlens.store import chrometrace, lensqueries, queries
 from kvlens.store.attach import unreadable
@@ -102,9 +103,15 @@ def export(
 def check_names(text: str, fmt: str, names: Sequence[str]) -> None:
     """Raises ValueError for a table that is not in `names`, a format that is not in FORMATS, a timeline as a table."""
     if text not in names:
-        raise ValueError(f"{text!r} cannot be exported; choose one of {', '.join(dict.fromkeys(names))}.")
+        raise Refusal(
+            f"{text!r} cannot be exported; choose one of {', '.join(dict.fromkeys(names))}.",
+            code="unknown_table",
+            table=text,
+        )
     if fmt not in FORMATS:
-        raise ValueError(f"{fmt!r} is not an export format; choose one of {', '.join(FORMATS)}.")
+        raise Refusal(
+            f"{fmt!r} is not an export format; choose one of {', '.join(FORMATS)}.", code="unknown_format", format=fmt
+        )
     if text == TIMELINE and fmt != "json":
         raise ValueError(f"{text} is written as json, not as {fmt}; say --format json.")
 

@@ -45,7 +45,11 @@ def recover(runs_dir: Path, uid: str) -> Recovered:
     with Lease(folder):
         info = _info(folder)
         if info.get("recovered") or info["status"] in _ENDED:
-            raise TraceError(f"Run {uid} is {info['status']} and whole; there is nothing to recover.")
+            raise TraceError(
+                f"Run {uid} is {info['status']} and whole; there is nothing to recover.",
+                code="nothing_to_recover",
+                uid=uid,
+            )
         trace = folder / "trace.duckdb"
         if not ordinary(trace):
             raise linked(uid) if trace.is_symlink() else unmade(uid)

@@ -89,7 +89,8 @@ def check_uid(uid: str) -> str:
     """Returns `uid` if it is a well-formed run id, which no path separator or dot can be part of."""
     if not isinstance(uid, str) or not _UID.fullmatch(uid):
         raise RunNotFound(
-            f"{str(uid)[:80]!r} is not a run id; ids look like 20261121-013501-4f9a2c and are listed by `kvlens runs`."
+            f"{str(uid)[:80]!r} is not a run id; ids look like 20261121-013501-4f9a2c and are listed by `kvlens runs`.",
+            code="no_run_id",
         )
     return uid
 
@@ -103,7 +104,7 @@ def run_dir(runs_dir: Path, uid: str) -> Path:
 
 
 def now() -> str:
-    """This moment, UTC, to the second."""
+    """Return this moment, UTC, to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 

@@ -14,7 +14,10 @@ def put_surprisals(con: duckdb.DuckDBPyConnection, nats: np.ndarray, prompt_toke
     as NULL. Raises TraceError for another number of them."""
     if nats.shape != (prompt_tokens,):
         raise TraceError(
-            f"{nats.size} surprisals are logged of a prompt of {prompt_tokens} tokens; this is a bug in what logs them."
+            f"{nats.size} surprisals are logged of a prompt of {prompt_tokens} tokens; this is a fault of kvlens.",
+            code="wrong_count",
+            surprisals=nats.size,
+            tokens=prompt_tokens,
         )
     recorded = pa.array(nats.astype(np.float32), mask=np.isnan(nats))
     con.register("incoming", pa.table({"pos": np.arange(nats.size), "surprisal": recorded}))

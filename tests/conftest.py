@@ -70,6 +70,19 @@ def one_torch_thread() -> None:
     torch.set_num_threads(1)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def ample_memory() -> Iterator[None]:
+    """What is read once or twice, and what is warned of, depends on the free memory of the machine: here there is
+    enough, whatever else runs."""
+    from kvlens.models import weights
+    from kvlens.runs import modelcheck, readings
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (readings, modelcheck, weights):
+            patch.setattr(module, "host_bytes", lambda: 1 << 40)
+        yield
+
+
 @pytest.fixture(scope="module")
 def quick_gc() -> None:
     """For tests of what collects garbage often: as at the beginning, for what models are made of."""

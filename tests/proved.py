@@ -1,4 +1,5 @@
-"""Which tests need no run since nothing that they prove has changed: `python tests/proved.py skip | write | show`.
+"""Which tests need no run since nothing that they prove has changed: `python tests/proved.py skip`, `types`, `write` or
+`show`.
 
 A group of tests is proved for a digest: of the sources it proves, its own files, and the tested versions. `make
 test-all` runs every group and then writes the digests to tests/proved.json, which is committed. `make test`, and so CI,
@@ -20,10 +21,12 @@ FILE = ROOT / "tests" / "proved.json"
 
 @dataclass(frozen=True)
 class Group:
-    """Test files, and the sources whose change runs them again; glob patterns relative to the repository."""
+    """Test files, and the sources whose change runs them again; glob patterns relative to the repository. Files below
+    the folders `without` are no sources."""
 
     tests: tuple[str, ...]
     sources: tuple[str, ...]
+    without: tuple[str, ...] = ()
 
     def files(self, root: Path = ROOT) -> list[Path]:
         """Return the test files, in order."""
@@ -33,10 +36,17 @@ class Group:
         """Return the SHA-256 of all names and contents."""
         total = hashlib.sha256()
         for path in _matches((*self.tests, *self.sources), root):
-            total.update(path.relative_to(root).as_posix().encode() + b"\0")
+            name = path.relative_to(root).as_posix()
+            if name.startswith(self.without):
+                continue
+            total.update(name.encode() + b"\0")
             total.update(hashlib.sha256(path.read_bytes()).digest())
         return total.hexdigest()
 
+
+CORE = ("kvlens/**/*.py", "kvlens/**/*.toml", "kernels/**/*.py", "store/**/*.py", "tests/*.py", "requirements*.txt")
+"""sources of what runs models; the app is left out, and the lab where no test of a group runs it"""
+APP, LAB, GPU = "kvlens/app/", "kvlens/lab/", "kvlens/lab/gpu/"
 
 GROUPS = {
     "kernels": Group(
@@ -61,6 +71,66 @@ GROUPS = {
             "requirements*.txt",
         ),
     ),
+    # Code of README, docs and notebooks, and the sample prompt, on the real model.
+    "examples": Group(
+        (
+            "tests/api/test_notebooks.py",
+            "tests/api/test_first_example.py",
+            "tests/unit/test_readme_runs.py",
+            "tests/unit/test_smollm2.py",
+        ),
+        (*CORE, "README.md", "docs/api.md", "notebooks/*.ipynb", "tests/api/conftest.py"),
+        (APP, LAB),
+    ),
+    # How runs are carried out: studies, workers, gates, races, kept readings, the process that jobs are forked from.
+    "carrying": Group(
+        (
+            "tests/unit/test_gate.py",
+            "tests/unit/test_passage.py",
+            "tests/unit/test_race.py",
+            "tests/unit/test_readings.py",
+            "tests/unit/test_studies.py",
+            "tests/unit/test_study_workers.py",
+            "tests/unit/test_warm.py",
+        ),
+        (*CORE, "docs/studies.md", "docs/architecture.md"),
+        (APP, GPU),
+    ),
+    # What mypy says of every file; with it the test that it sees across borders.
+    "types": Group(
+        ("tests/unit/test_types_border.py",),
+        (
+            "kvlens/**/*.py",
+            "kernels/**/*.py",
+            "store/**/*.py",
+            "pages/*.py",
+            "benchmarks/*.py",
+            "app.py",
+            "tests/api/typed_example.py",
+            "pyproject.toml",
+            "requirements*.txt",
+        ),
+    ),
+    # Benchmarks, claims, training, calibration and soak: tools of the lab.
+    "lab": Group(
+        (
+            "tests/unit/test_bench_cli.py",
+            "tests/unit/test_bench_rates.py",
+            "tests/unit/test_*_calibration.py",
+            "tests/unit/test_claims_parts.py",
+            "tests/unit/test_freetext.py",
+            "tests/unit/test_ledger_study.py",
+            "tests/unit/test_mutations.py",
+            "tests/unit/test_plugin_lies.py",
+            "tests/unit/test_real_model_ratios.py",
+            "tests/unit/test_sekv_training.py",
+            "tests/unit/test_sweep.py",
+            "tests/lens/test_explain.py",
+            "tests/fault/test_soak.py",
+        ),
+        (*CORE, "benchmarks/*.py", "benchmarks/*.toml", "kvlens/lab/results/*.json"),
+        (APP, GPU),
+    ),
 }
 
 
@@ -83,6 +153,14 @@ def skip() -> None:
         print(*(f"--ignore={path.relative_to(ROOT)}" for path in files))
 
 
+def types() -> None:
+    """Print the target of the Makefile that checks types, unless they are proved; then say so on stderr."""
+    if "types" in proved():
+        print("Left out: types, unchanged since `make test-all` passed.", file=sys.stderr)
+    else:
+        print("types")
+
+
 def write() -> None:
     """Note that all groups passed as they are now."""
     today = datetime.now(UTC).date().isoformat()
@@ -98,4 +176,4 @@ def show() -> None:
 
 
 if __name__ == "__main__":
-    {"skip": skip, "write": write, "show": show}[sys.argv[1]]()
+    {"skip": skip, "types": types, "write": write, "show": show}[sys.argv[1]]()

@@ -54,3 +54,23 @@ def make_targets(root: Path = ROOT) -> set[str]:
     """Return the targets that the Makefile declares phony."""
     text = (root / "Makefile").read_text(encoding="utf-8")
     return {target for line in re.findall(r"^\.PHONY: (.*)$", text, flags=re.MULTILINE) for target in line.split()}
+
+
+ELSEWHERE = {
+    'pip install "kvlens[app]"': "tests/unit/test_packaging.py",
+    "kvlens app": "tests/unit/test_app_command.py",
+    "make app": "tests/uiserver.py",
+    "make test": ".ci/run",
+}
+"""command -> the file that runs it"""
+
+
+def commands() -> list[str]:
+    """Return the commands of README that run here, in its order."""
+    return [line for line in shell_lines() if line not in ELSEWHERE]
+
+
+def python_blocks() -> tuple[str, str]:
+    """Return the block that uses the API and the block that defines a method."""
+    api, method = [block.text for block in blocks() if block.language == "python"]
+    return api, method

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import pytest
+from pydantic import ValidationError
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -140,3 +145,16 @@ def makes() -> list[str]:
         # methods on the plain base are each a make of their own
         first.setdefault((base if base is not Method else method, asks, own), name)
     return list(first.values())
+
+
+@contextmanager
+def raises_code(code: str, kind: type[Exception] = Exception, **values: Any) -> Iterator[pytest.ExceptionInfo[Any]]:
+    """The block raises an error of this code, kind and these values, whatever its sentence is. Of an error that
+    pydantic has wrapped, the error inside counts."""
+    with pytest.raises(kind) as caught:
+        yield caught
+    error: Any = caught.value
+    if isinstance(error, ValidationError):
+        error = error.errors()[0]["ctx"]["error"]
+    known = {name: getattr(error, "values", {}).get(name) for name in values}
+    assert (getattr(error, "code", ""), known) == (code, values), str(error)

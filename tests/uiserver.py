@@ -97,6 +97,7 @@ class Server:
     def __init__(
         self, runs: Path, warm: bool = False, results: Path | None = None, token: str = "off", port: int | None = None
     ) -> None:
+        self.runs = runs
         env = {**os.environ, "KVLENS_RUNS": str(runs), "KVLENS_WARM": "on" if warm else "off", "KVLENS_TOKEN": token}
         self._asked_port = port
         if results is not None:
@@ -125,7 +126,7 @@ class Server:
     def kill(self) -> None:
         """As the kernel does it: the server can do nothing any more."""
         self._process.kill()
-        self._process.wait(20)
+        self._process.wait(120)
 
     def stop(self) -> None:
         """Once more as with Ctrl-C where it waits for a connection that the browser has kept open, as uvicorn does."""
@@ -134,4 +135,4 @@ class Server:
             self._process.wait(5)
         except subprocess.TimeoutExpired:
             self._process.send_signal(signal.SIGINT)
-            self._process.wait(20)
+            self._process.wait(120)

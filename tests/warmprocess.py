@@ -66,7 +66,7 @@ class WarmProcess:
     ) -> None:
         assert self._parent.stdin is not None
         self._parent.stdin.close()
-        self._parent.wait(20)
+        self._parent.wait(120)
 
     def begin(self, folder: Path, code: str, *arguments: str) -> int:
         """The process id of `kvlens *arguments` after `code`, which fakes something. folder: for what it prints."""

@@ -81,6 +81,7 @@ def _translate(error: Exception) -> KvlensError | None:
     from kvlens.methods import UnknownMethod
     from kvlens.models.errors import UnsupportedModel
     from kvlens.observing.refusals import CannotObserve
+    from kvlens.refusal import Refusal
     from kvlens.runs.repeat import CannotRepeat, ObjectMissing, ObservedRun
     from kvlens.shortage import Shortage
     from kvlens.store.errors import RunBusy, RunNotFound, SchemaTooNew, TraceError, UnreadableRun
@@ -119,7 +120,11 @@ def _translate(error: Exception) -> KvlensError | None:
         if isinstance(error, raised):
             values = getattr(error, "values", None)
             named = dict(values) if isinstance(values, dict) else {}
-            return kind(named.pop("code", getattr(error, "code", code)), in_python(str(error)), **named)
+            detail = named.pop("code", getattr(error, "code", "")) or code
+            if type(error) not in (raised, Refusal):
+                return kind(detail, in_python(str(error)), **named)
+            shown = getattr(type(error), "code", "") or code  # one code for all errors of this class
+            return kind(shown, in_python(str(error)), **named, **({} if detail == shown else {"detail": detail}))
     return None
 
 

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         registry: _lru_cache_wrapper[dict[str, type[Method]]]
 
         def __call__(self, family: str | None = None) -> pd.DataFrame:
+            """Return the table of methods, of one family or of all."""
             return table(family)
 
     methods = MethodsPackage()

@@ -20,6 +20,8 @@ from kvlens.models.find import DEMO, default_model
 from kvlens.storeys import EXTRAS
 from kvlens.text.plaintext import strict_json
 
+STOCK = "FullKV equals the stock model"
+"""name of a check"""
 CORE = ("torch", "transformers", "tokenizers", "gguf", "duckdb", "pandas", "pyarrow")
 OPTIONAL = {"triton": "triton", "streamlit": "streamlit", "plotly": "plotly", "umap-learn": "umap"}
 """distribution -> its module, of packages that an extra of kvlens installs"""
@@ -131,7 +133,7 @@ def _stock_equality() -> Check:
 
     gap, tokens = stock_gap("cpu")
     detail = f"largest logit difference to the stock model {gap:g} (fp32, {tokens} tokens)"
-    return Check("FullKV equals the stock model", gap == 0, detail)
+    return Check(STOCK, gap == 0, detail)
 
 
 def _recorded_run() -> Iterator[Check]:

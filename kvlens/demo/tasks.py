@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kvlens.demo import language
+from kvlens.refusal import Refusal
 
 TASKS = ("needle", "multikey", "chain", "note", "list")
 Encode = Callable[[str], list[int]]
@@ -109,7 +110,12 @@ def make_prompt(
     asked_size = sum(map(size, content.asked))
     least = 1 + len(encode(tail)) + asked_size
     if length < least:
-        raise ValueError(f"a {task} prompt needs at least {least} tokens with this tokenizer, not {length}")
+        raise Refusal(
+            f"a {task} prompt needs at least {least} tokens with this tokenizer, not {length}",
+            code="too_short",
+            needed=least,
+            tokens=length,
+        )
     room = length - least
     crowd: list[str] = []
     for sentence in content.others:

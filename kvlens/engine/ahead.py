@@ -14,6 +14,7 @@ import torch
 from kvlens.engine.border import scored
 from kvlens.engine.hf_attention import SessionCache, attention_modules
 from kvlens.engine.session import Session
+from kvlens.refusal import Refusal
 
 
 class Glance:
@@ -41,7 +42,11 @@ class LookAhead:
     def __init__(self, model: Any, session: Session, cache: SessionCache) -> None:
         modules = attention_modules(model, session.shape.layers)
         if modules is None:
-            raise ValueError(f"{session.method.name} looks one layer ahead, which kvlens cannot do in this model.")
+            raise Refusal(
+                f"{session.method.name} looks one layer ahead, which kvlens cannot do in this model.",
+                code="cannot_look_ahead",
+                method=session.method.name,
+            )
         self.layers, self.session, self.cache = modules, session, cache
         self.glance = Glance(session)
         self._blind = SessionCache(self.glance, session.shape.layers)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from kvlens.instruments import Loss
+from kvlens.refusal import Refusal
 
 
 @dataclass(frozen=True)
@@ -28,10 +29,13 @@ class Comparison:
     def __init__(self, reference: Reference, vocabulary: int, text_of: Callable[[int], str]) -> None:
         """Raises ValueError when the reference is of a model with another vocabulary."""
         if reference.logits.shape != (len(reference.ids), vocabulary):
-            raise ValueError(
+            raise Refusal(
                 f"the reference has logits of {reference.logits.shape[-1]:,} tokens, the model a vocabulary of "
                 f"{vocabulary:,}: "
-                "it is a run of another model or tokenizer."
+                "it is a run of another model or tokenizer.",
+                code="other_vocabulary",
+                reference=reference.logits.shape[-1],
+                model=vocabulary,
             )
         self.reference, self._text_of = reference, text_of
         self._together = True

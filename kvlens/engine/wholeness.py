@@ -130,7 +130,9 @@ def check_loaded(model: Any, info: Any, name: str) -> None:
         low, high = weight.aminmax()  # a NaN anywhere is the result of both
         if not (low.isfinite() and high.isfinite()):
             raise UnsupportedModel(
-                f"'{name}' is not whole: tensor {key} has values that are no numbers (NaN, infinite)."
+                f"'{name}' is not whole: tensor {key} has values that are no numbers (NaN, infinite).",
+                code="not_finite",
+                tensor=key,
             )
 
 

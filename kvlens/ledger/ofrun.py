@@ -12,6 +12,7 @@ from kvlens.ledger.storage import store_ledger, stored_ledger
 from kvlens.lens.question import Question
 from kvlens.lens.trials import Trials
 from kvlens.lens.whatif import trials_of
+from kvlens.refusal import Refusal
 from kvlens.runs.repeat import read_run, reload
 from kvlens.runs.request import BY_NAME, ModelSource, Report
 
@@ -45,7 +46,7 @@ def measure_ledger(
 
     def report_runs(count: int, total: int) -> None:
         if cancelled():
-            raise ValueError("cancelled while measuring the ledger; nothing was stored.")
+            raise Refusal("cancelled while measuring the ledger; nothing was stored.", code="cancelled")
         report(PHASE, count, total)
 
     report_runs(0, 1)

@@ -9,6 +9,7 @@ from kvlens.holds import Drop, Hold, Range, joined, without
 from kvlens.lens.lines import ranges_in_words
 from kvlens.lens.search import Head
 from kvlens.meta import Held, RunMeta
+from kvlens.refusal import Refusal
 from kvlens.text.units import counted
 
 
@@ -76,8 +77,10 @@ def check_steps(requested: Iterable[Hold] | Iterable[Drop], had: Iterable[Hold] 
             both = set(hold.heads) & set(earlier.heads)
             if start < end and both and earlier.from_step < hold.from_step:
                 layer, kv_head = min(both)
-                raise ValueError(
+                raise Refusal(
                     f"the run {earlier.verb}s {ranges_in_words(((start, end),))} for layer {layer}, KV head {kv_head} "
                     f"from step {earlier.from_step} on: {hold.verb} from that step on or an earlier one, not from step "
-                    f"{hold.from_step}."
+                    f"{hold.from_step}.",
+                    code="range_begins_earlier",
+                    step=earlier.from_step,
                 )

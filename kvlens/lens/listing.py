@@ -17,6 +17,7 @@ from kvlens.lens.knob import limit_by
 from kvlens.lens.severity import KINDS, Outcome, outcome_of
 from kvlens.memory.budget import of_run
 from kvlens.models.find import short_model
+from kvlens.refusal import Refusal
 from kvlens.store.catalog import run_entries
 from kvlens.store.catalogueentry import Entry
 from kvlens.store.errors import MemoryShort
@@ -83,7 +84,7 @@ class Listing:
         except (RunBusy, MemoryShort):
             return told_of(None, "")
         except TraceError as error:
-            facts, problem = None, getattr(error, "code", "trace_failed")
+            facts, problem = None, type(error).code or "trace_failed"
         if trace is not None:
             catalogue_of(self._folder).keep(uid, trace, facts, problem)
         return told_of(facts, problem)
@@ -141,7 +142,9 @@ class Search:
         """Raises ValueError with one sentence for an outcome that there is not."""
         if self.outcome is not None and self.outcome not in KINDS:
             kind_list = "; ".join(f"{kind} ({means})" for kind, means in KINDS.items())
-            raise ValueError(f"'{self.outcome}' is no outcome; there are {kind_list}.")
+            raise Refusal(
+                f"'{self.outcome}' is no outcome; there are {kind_list}.", code="unknown_outcome", outcome=self.outcome
+            )
 
     def takes(self, row: Mapping[str, Any], listed_run: ListedRun | None) -> bool:
         """row: of `store.catalog.list_runs`. A run that was not read yet has no outcome and no prompt."""

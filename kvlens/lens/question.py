@@ -15,6 +15,7 @@ from kvlens.lens.search import Head, Measured, Search, SearchResult
 from kvlens.lens.trials import Trials
 from kvlens.meta import Counterfactual
 from kvlens.meta import Search as SearchMeta
+from kvlens.refusal import Refusal
 from kvlens.runs.answerend import answer_end, gives_answer
 from kvlens.runs.repeat import Past
 from kvlens.runs.request import Report
@@ -157,8 +158,10 @@ class Question:
     def lost_step(self, past: Past) -> int:
         """The step of loss. Raises ValueError, one sentence, where there is nothing to bring back."""
         if self.step is None or self.was_right:
-            raise ValueError(
-                f"run {past.uid} lost nothing that could be brought back: search a run whose answer or tokens differ."
+            raise Refusal(
+                f"run {past.uid} lost nothing that could be brought back: search a run whose answer or tokens differ.",
+                code="nothing_lost",
+                uid=past.uid,
             )
         return self.step
 
@@ -210,4 +213,4 @@ def _worst(losses: Sequence[Loss | None]) -> tuple[int, Loss] | None:
 def unless(cancelled: Callable[[], bool]) -> None:
     """Raises ValueError where a search is to stop."""
     if cancelled():
-        raise ValueError("cancelled while searching; nothing was stored.")
+        raise Refusal("cancelled while searching; nothing was stored.", code="cancelled")

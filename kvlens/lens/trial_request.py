@@ -11,6 +11,7 @@ from kvlens.holds import Drop, Hold
 from kvlens.lens.pieces import Piece
 from kvlens.lens.search import Head
 from kvlens.lens.span_parts import Part, parts
+from kvlens.refusal import Refusal
 from kvlens.rows import SpanRow
 
 _Kind = TypeVar("_Kind", Hold, Drop)
@@ -77,7 +78,7 @@ def numbers(text: str, count: int, noun: str) -> tuple[int, ...]:
         if max(len(first_number), len(last)) > MOST_DIGITS or int(last or first_number) >= count:
             raise ValueError(f"--{noun} {text[:40]}: the model has {count}, counted from 0.")
         if dash and int(last) < int(first_number):
-            raise ValueError(f"--{noun} {text}: a range goes from the lower number to the higher.")
+            raise Refusal(f"--{noun} {text}: a range goes from the lower number to the higher.", code="range_reversed")
         results |= set(range(int(first_number), int(last or first_number) + 1))
     return tuple(sorted(results))
 
@@ -102,9 +103,10 @@ def holds_for(
     """The spans and ranges of tokens in the run, held for `heads`, and the pieces, each for its own; all of them for
     those in `only` where that is given. Raises ValueError, one sentence, for what the run does not have."""
     if not request.holds:
-        raise ValueError(
+        raise Refusal(
             "say what to hold: --span with the id of a span, --tokens with positions like 396-401 or --hold for chosen "
-            "heads; what to leave out: --drop; or what to change: --budget or --set."
+            "heads; what to leave out: --drop; or what to change: --budget or --set.",
+            code="nothing_named",
         )
     named = [*(Piece(span) for span in request.spans), *(Piece(tokens=tokens) for tokens in request.tokens)]
     wanted_pieces = [(piece, heads) for piece in named]
@@ -151,5 +153,9 @@ def _of_tokens(past: Named, pair: tuple[int, int]) -> Iterator[Part]:
     """A range of tokens by the spans that it lies in."""
     start, end = pair
     if end > past.positions:
-        raise ValueError(f"run {past.uid} has no token {end - 1}; its positions are 0 to {past.positions - 1}.")
+        raise Refusal(
+            f"run {past.uid} has no token {end - 1}; its positions are 0 to {past.positions - 1}.",
+            code="no_such_token",
+            token=end - 1,
+        )
     yield from parts(past.spans, start, end)

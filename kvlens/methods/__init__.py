@@ -15,6 +15,7 @@ from kvlens.methods.fitting import rule_of
 from kvlens.methods.kvpress import PREFIX, press_method
 from kvlens.methods.parameters import FIT, MethodInfo, converted, describe, make_parameters
 from kvlens.plugins import plugins
+from kvlens.refusal import Refusal
 from kvlens.text.plaintext import visible
 
 BUILT_IN = {
@@ -66,7 +67,7 @@ callable_package(__name__)
 
 
 class UnknownMethod(ValueError):
-    pass
+    """A name that no method has."""
 
 
 @cache
@@ -132,7 +133,7 @@ def register(method: type[Method]) -> None:
     name = getattr(method, "name", "")
     fault = _fault(name, method)
     if fault is not None:
-        raise ValueError(f"{method.__name__} {fault}.")
+        raise Refusal(f"{method.__name__} {fault}.", code="no_method", method=method.__name__)
     if name in BUILT_IN or name in _plugins()[0]:
         raise ValueError(f"{method.__name__}: '{name}' is the name of another method; give it a name of its own.")
     _registered[name] = method

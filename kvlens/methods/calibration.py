@@ -15,6 +15,7 @@ from typing import Any
 from kvlens.methods.base import Method
 from kvlens.methods.modelfigures import Calibration, Content
 from kvlens.methods.run_inputs import RunContext
+from kvlens.refusal import Refusal
 from kvlens.shape import KVShape
 
 
@@ -48,7 +49,9 @@ def _accepted(calibration: Calibration, content: Content, params: Any, shape: KV
     try:
         return calibration.accept(content, params, shape)
     except (KeyError, TypeError, AttributeError):
-        raise ValueError(f"'{content.name}' does not hold {calibration.kind} for {name}.") from None
+        raise Refusal(
+            f"'{content.name}' does not hold {calibration.kind} for {name}.", code="other_file", file=content.name
+        ) from None
 
 
 def read(path: Path, method: str, shape: KVShape) -> Content:
@@ -68,12 +71,15 @@ def read(path: Path, method: str, shape: KVShape) -> Content:
         origin = content["provenance"]
         sizes = (origin["layers"], origin["q_heads"])
     except (ValueError, KeyError, TypeError):
-        raise ValueError(f"'{path.name}' is not a calibration made by `kvlens calibrate {method}`.") from None
+        raise Refusal(
+            f"'{path.name}' is not a calibration made by `kvlens calibrate {method}`.", code="other_file"
+        ) from None
     if content.get("method") != method:
         raise ValueError(f"'{path.name}' calibrates {content.get('method')}, not {method}.")
     if sizes != (shape.layers, shape.q_heads):
-        raise ValueError(
+        raise Refusal(
             f"'{path.name}' was made for {sizes[0]} layers of {sizes[1]} query heads, this model has {shape.layers} of "
-            f"{shape.q_heads}: run `kvlens calibrate {method} --model M` for it."
+            f"{shape.q_heads}: run `kvlens calibrate {method} --model M` for it.",
+            code="other_model",
         )
     return Content(path.name, dict(content), dict(origin))

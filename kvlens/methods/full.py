@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FullParameters:
+    """Parameters of full KV, which selects nothing."""
+
     page: int = param(
         16,
         "tokens per page: pages are the spans that masses are logged for; attention does not depend on it",

@@ -10,6 +10,7 @@ from kvlens.methods.families.prompt_eviction import PromptEviction, PromptEvicti
 from kvlens.methods.needs import Needs
 from kvlens.methods.parameters import param
 from kvlens.methods.run_inputs import Prefilled, Reading, RunContext
+from kvlens.refusal import Refusal
 
 if TYPE_CHECKING:
     import torch
@@ -34,7 +35,7 @@ class KeyDiffParameters(PromptEvictionParameters):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.block < 0:
-            raise ValueError("block must be at least 0.")
+            raise Refusal("block must be at least 0.", code="parameters_disagree")
 
 
 class KeyDiff(PromptEviction):

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kvlens.refusal import Refusal
 from kvlens.shape import KVShape
 
 
@@ -60,8 +61,9 @@ class Calibration:
                 f"writes, or {self.otherwise}."
             )
         if not path.is_file():
-            raise ValueError(
+            raise Refusal(
                 f"{method}: the file '{path.name}' of {self.kind} does not exist: make it with `{made_by}`, or "
-                f"{self.otherwise}."
+                f"{self.otherwise}.",
+                code="calibration_missing",
             )
         return path

@@ -6,6 +6,8 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from kvlens.refusal import Refusal
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -80,13 +82,19 @@ def make_parameters(method: type[Method], preset: str | None, overrides: dict[st
     if preset and preset != FIT:
         if preset not in method.presets:
             preset_names = ", ".join([*sorted(method.presets), FIT])
-            raise ValueError(f"{method.name} has no preset '{preset}'; its presets: {preset_names}.")
+            raise Refusal(
+                f"{method.name} has no preset '{preset}'; its presets: {preset_names}.",
+                code="unknown_preset",
+                preset=preset,
+            )
         values.update(method.presets[preset])
     values.update(converted(method, overrides))
     try:
         return method.Parameters(**values)
     except ValueError as error:
-        raise ValueError(f"{method.name}: {error}") from None
+        raise Refusal(
+            f"{method.name}: {error}", code=getattr(error, "code", ""), **getattr(error, "values", {})
+        ) from None
 
 
 def converted(method: type[Method], overrides: Mapping[str, str | Any]) -> dict[str, Any]:
@@ -115,5 +123,10 @@ def _convert(method: str, f: dataclasses.Field[Any], value: Any) -> Any:
     if type(value) is not kind:
         raise ValueError(f"{method}: parameter '{f.name}' takes {kind.__name__}, not {value!r}.")
     if choices and value not in choices:
-        raise ValueError(f"{method}: parameter '{f.name}' is one of {', '.join(map(str, choices))}, not '{value}'.")
+        raise Refusal(
+            f"{method}: parameter '{f.name}' is one of {', '.join(map(str, choices))}, not '{value}'.",
+            code="not_a_choice",
+            parameter=f.name,
+            choices=choices,
+        )
     return value

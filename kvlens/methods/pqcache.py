@@ -10,6 +10,7 @@ from kvlens.methods.families.token_retrieval import TokenRetrieval, TokenRetriev
 from kvlens.methods.fitting import clamp, tokens_within
 from kvlens.methods.parameters import param
 from kvlens.methods.run_inputs import Prefilled, RunContext
+from kvlens.refusal import Refusal
 from kvlens.shape import KVShape
 
 if TYPE_CHECKING:
@@ -80,8 +81,10 @@ class PQCache(TokenRetrieval):
     def __init__(self, params: PQCacheParameters, context: RunContext) -> None:
         super().__init__(params, context)
         if context.shape.head_dim % params.parts:
-            raise ValueError(
-                f"pqcache: keys of {context.shape.head_dim} numbers cannot be cut into {params.parts} parts."
+            raise Refusal(
+                f"pqcache: keys of {context.shape.head_dim} numbers cannot be cut into {params.parts} parts.",
+                code="parts_do_not_divide",
+                parts=params.parts,
             )
 
     # ----------------------------------------------------------------------------------------------------- the index

@@ -105,7 +105,9 @@ def _writing(folder: Path) -> Iterator[None]:
         if error.errno in FULL:
             raise UnsupportedModel(
                 f"there is no room for the converted model in '{folder}': free some, or name another folder by "
-                "$KVLENS_CACHE."
+                "$KVLENS_CACHE.",
+                code="no_room",
+                folder=str(folder),
             ) from error
         raise UnsupportedModel(
             f"the cache of models '{folder}' cannot be written ({error.strerror or error}): name another folder by "

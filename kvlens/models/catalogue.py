@@ -115,7 +115,9 @@ def add(name: str, place: str) -> ModelEntry:
     whole = str(path.resolve()) if path.exists() else place
     places = added()
     if places.get(name, whole) != whole:
-        raise UnsupportedModel(f"'{name}' is already the name of '{places[name]}': remove that first.")
+        raise UnsupportedModel(
+            f"'{name}' is already the name of '{places[name]}': remove that first.", code="name_taken", name=name
+        )
     new_entry = entry(whole)
     if new_entry.problem:
         raise UnsupportedModel(new_entry.problem)

@@ -32,7 +32,8 @@ def convert(
     sha = _sha256(path)
     if sha256 is not None and sha != sha256:
         raise UnsupportedModel(
-            f"'{path}' is not the file it should be (SHA-256 {sha[:12]}…, expected {sha256[:12]}…): install it again."
+            f"'{path}' is not the file it should be (SHA-256 {sha[:12]}…, expected {sha256[:12]}…): install it again.",
+            code="wrong_hash",
         )
     header = read_header(path)
     try:

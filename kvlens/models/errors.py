@@ -1,5 +1,7 @@
 """The one error of this room."""
 
+from kvlens.refusal import Refusal
 
-class UnsupportedModel(ValueError):
+
+class UnsupportedModel(Refusal):
     """The model cannot be run, with the reason and what to do."""

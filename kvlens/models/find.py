@@ -114,7 +114,9 @@ def located(name: str) -> Path | None:
     if HUB_ID.fullmatch(hub_name(name)) and not path.exists():
         return None
     raise UnsupportedModel(
-        f"'{name}' is not a model folder: give 'smollm2', 'demo', a folder, a .gguf file or a hub id like org/model."
+        f"'{name}' is not a model folder: give 'smollm2', 'demo', a folder, a .gguf file or a hub id like org/model.",
+        code="no_model",
+        model=name,
     )
 
 
@@ -138,7 +140,9 @@ def _whole_folder(path: Path, name: str) -> Path:
         raise UnsupportedModel(f"'{name}' has no config.json: give the folder of a Hugging Face decoder.")
     if not any(path.glob("*.safetensors")):
         raise UnsupportedModel(
-            f"'{name}' has no .safetensors weights: kvlens loads no pickled weights; convert the model first."
+            f"'{name}' has no .safetensors weights: kvlens loads no pickled weights; convert the model first.",
+            code="pickled_weights",
+            model=name,
         )
     return path
 
@@ -151,7 +155,7 @@ def _hub_folder(name: str) -> Path | None:
     results = try_to_load_from_cache(name, "config.json")
     if isinstance(results, str):
         return Path(results).parent
-    raise UnsupportedModel(absent(name))
+    raise UnsupportedModel(absent(name), code="model_not_here", model=name)
 
 
 def absent(name: str) -> str:

@@ -208,7 +208,11 @@ def _rope(header: Header, path: Path, base: float, head_dim: int, name: str) -> 
         factors = llama3_factors(float(base), head_dim, factor)
         if stored.shape == factors.shape and np.allclose(stored, factors, rtol=1e-4):
             return {**plain, **LLAMA3, "factor": factor, "rope_type": "llama3"}
-    raise UnsupportedModel(f"'{name}' scales RoPE by factors of its own, which are not converted from GGUF.")
+    raise UnsupportedModel(
+        f"'{name}' scales RoPE by factors of its own, which are not converted from GGUF.",
+        code="rope_factors",
+        model=name,
+    )
 
 
 def llama3_factors(base: float, head_dim: int, factor: float) -> np.ndarray:

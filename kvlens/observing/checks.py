@@ -11,7 +11,7 @@ import torch
 from kvlens.engine.models import LoadedModel
 from kvlens.observing.observer import Observer
 from kvlens.observing.outcome import NextToken
-from kvlens.recording.selfcheck import MASS_TOLERANCE, worse
+from kvlens.recording.selfcheck import FINITE, MASS_TOLERANCE, MASSES, worse
 from kvlens.rows import MASS_COLUMNS, SelfCheck
 
 OUTPUT_TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-4}
@@ -33,9 +33,9 @@ def self_checks(observer: Observer, rows: Sequence[NextToken], loaded: LoadedMod
     wrong = sum(not math.isfinite(value) for value in figures)
     tolerance = OUTPUT_TOLERANCE.get(loaded.model.dtype, COARSE)
     checks = [
-        ("masses add up to 1", worst <= MASS_TOLERANCE, worst, "largest |sum of masses over roles - 1|"),
+        (MASSES, worst <= MASS_TOLERANCE, worst, "largest |sum of masses over roles - 1|"),
         ("no row is missing", stored == expected, stored, f"{expected} rows of (step, layer, query head) expected"),
-        ("next-token figures are numbers", wrong == 0, wrong, "log-probabilities and entropies that are not finite"),
+        (FINITE, wrong == 0, wrong, "log-probabilities and entropies that are not finite"),
         (
             "masses make the model's own output",
             errors <= tolerance,

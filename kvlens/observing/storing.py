@@ -23,6 +23,7 @@ from kvlens.observing.taken import Taken
 from kvlens.rows import PrefillRecord, PromptToken, StepRecord
 from kvlens.runs.answerend import answer_end, gives_answer
 from kvlens.runs.describing import describe
+from kvlens.runs.effects import UNRECORDED
 from kvlens.runs.preparing import Pairing, Prepared, plan, reference_key
 from kvlens.runs.reference import obtain
 from kvlens.runs.request import Report, RunRequest
@@ -122,7 +123,7 @@ def _effects(
         return None
     steps = [(row.loss, step.measured.oracle) for row, step in zip(rows[: lost + 1], observer.steps, strict=False)]
     if steps[lost][1] is None:
-        return None, "full attention was not recorded at the step of loss"
+        return None, UNRECORDED
     loaded, prompt = prepared.engine.loaded, prepared.prompt
     try:
         read = prepared.engine.read(prompt)

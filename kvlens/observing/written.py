@@ -85,19 +85,19 @@ class Written:
 
     @property
     def digests(self) -> torch.Tensor:
-        """int64 [2, H_kv, n], of keys and of values"""
+        """Return the digests, int64 [2, H_kv, n], of keys and of values."""
         if len(self._digests) > 1:
             self._digests = [torch.cat(self._digests, 2)]
         return self._digests[0]
 
     @property
     def keys(self) -> torch.Tensor | None:
-        """[H_kv, n, D]; None: only digests are kept"""
+        """Return [H_kv, n, D]; None: only digests are kept."""
         return None if (pair := self._pair()) is None else pair[0]
 
     @property
     def values(self) -> torch.Tensor | None:
-        """[H_kv, n, D]; None: only digests are kept"""
+        """Return [H_kv, n, D]; None: only digests are kept."""
         return None if (pair := self._pair()) is None else pair[1]
 
     def _pair(self) -> torch.Tensor | None:

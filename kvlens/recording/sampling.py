@@ -6,6 +6,8 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from kvlens.refusal import Refusal
+
 if TYPE_CHECKING:
     from kvlens.meta import Sampled
 
@@ -56,15 +58,18 @@ def resolve(text: str, layers: int, q_heads: int, prompt_tokens: int, coverage: 
     if text == "off" or (text == "auto" and not coverage):
         return None
     if not coverage:
-        raise ValueError(
-            f"oracle={text} needs the exact keys of all positions; record coverage as well, or say oracle=off."
+        raise Refusal(
+            f"oracle={text} needs the exact keys of all positions; record coverage as well, or say oracle=off.",
+            code="coverage_missing",
         )
     if text == "auto":
         every = max(1, -(-layers * q_heads * prompt_tokens // AUTO_NUMBERS))
     layer_numbers = range(layers) if layer_choice is None else layer_choice
     if layer_numbers[-1] >= layers:
-        raise ValueError(
-            f"oracle={text} names layer {layer_numbers[-1]}, and the model's layers are 0 to {layers - 1}; name others."
+        raise Refusal(
+            f"oracle={text} names layer {layer_numbers[-1]}, the model's layers are 0 to {layers - 1}; name others.",
+            code="no_such_layer",
+            layer=layer_numbers[-1],
         )
     return OracleSampling(every, tuple(layer_numbers), losses=text == "auto" and every > 1)
 
@@ -110,5 +115,6 @@ def _layers(text: str, value: str) -> list[int]:
     return sorted(numbers)
 
 
-def _refused(text: str) -> ValueError:
-    return ValueError(f"{text[:80]!r} does not say which full attention to record; say {_EXAMPLE}.")
+def _refused(text: str) -> Refusal:
+    sentence = f"{text[:80]!r} does not say which full attention to record; say {_EXAMPLE}."
+    return Refusal(sentence, code="bad_sampling", text=text[:80])

@@ -22,6 +22,10 @@ from kvlens.recording.snapshot import Measured
 from kvlens.rows import MASS_COLUMNS, SelfCheck, StepRecord, TransferRow
 from kvlens.shape import KVShape
 
+MASSES = "masses add up to 1"
+FINITE = "next-token figures are numbers"
+"""names of self-checks, as they are stored"""
+
 MASS_TOLERANCE = 1e-3
 
 
@@ -72,7 +76,7 @@ class Tally:
         moved, rows = (", ".join(f"{d} {table[d]} B" for d in ("h2d", "d2h")) for table in (total, self.row_bytes))
         checks: list[tuple[str, bool, float, Any]] = [
             (
-                "masses add up to 1",
+                MASSES,
                 self.worst_mass <= MASS_TOLERANCE,
                 self.worst_mass,
                 "largest |sum of masses over roles - 1| over all (step, layer, query head)",
@@ -84,7 +88,7 @@ class Tally:
                 f"{expected} rows of (step, layer, query head) expected, their masses and entropy finite",
             ),
             (
-                "next-token figures are numbers",
+                FINITE,
                 self.no_numbers == 0,
                 self.no_numbers,
                 "steps whose log-probability, entropy or divergence is not finite",

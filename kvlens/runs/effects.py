@@ -16,6 +16,10 @@ from kvlens.runs.readings import QUERIES
 from kvlens.runs.request import Report
 from kvlens.shortage import shortage
 
+UNRECORDED = "full attention was not recorded at the step of loss"
+TOO_LONG = "the context is too long"
+"""reasons why a run has no effects, as its meta holds them"""
+
 if TYPE_CHECKING:
     from kvlens.engine.comparison import Reference
     from kvlens.engine.prefill import ReadPrompt
@@ -64,11 +68,11 @@ class Lost:
         if self._step is None:
             return None, None
         if not self._recorded:
-            return None, "full attention was not recorded at the step of loss"
+            return None, UNRECORDED
         prompt, loaded, reference = prepared.prompt, prepared.engine.loaded, self._reference
         tokens, whole = len(prompt.ids) + len(reference.ids), len(prompt.ids) + len(prompt.asked)
         if not reach(loaded.shape, tokens):
-            return None, "the context is too long"
+            return None, TOO_LONG
         if frequencies_vary(loaded.model.config, whole, tokens):
             return None, "the model's rotary frequencies change from step to step at this length"
         try:

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
     from kvlens.engine.engine import Engine
 
+MODEL_CHECK = "model equals its generate"
+"""name of the self-check of a run"""
 EQUAL, DIFFERS, UNCHECKED = "equal", "differs", "not checked"
 FOLDER = "checks"
 """of the models' cache"""

@@ -101,7 +101,7 @@ def foresee(request: RunRequest, prompt: PromptText) -> Foreseen | str:
 
 
 def _is_kept(request: RunRequest) -> bool:
-    """This process has the model in memory already (kvlens.engine.model_cache)."""
+    """Return True if this process has the model in memory already (kvlens.engine.model_cache)."""
     return (expected(request.device), request.dtype) == ("cpu", "float32") and find_model(request.model) is not None
 
 
@@ -125,7 +125,8 @@ def refuse(request: RunRequest, prompt: PromptText) -> None:
     if request.forced is not None:
         sizes = replace(sizes, max_new=len(request.forced))
     if methods.get(request.method).reach(run.params, sizes) > foreseen.positions:
-        raise BadPrompt(_too_long(foreseen, sizes.max_new - (foreseen.asked if request.forced is None else 0)))
+        sentence = _too_long(foreseen, sizes.max_new - (foreseen.asked if request.forced is None else 0))
+        raise BadPrompt(sentence, code="too_long", tokens=foreseen.tokens, most=foreseen.positions)
     refused = _refusal(request, run, foreseen.sizes)
     if refused is not None:
         raise refused

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvlens.engine.comparison import Reference
 from kvlens.files import KEPT_MODE
+from kvlens.refusal import Refusal
 from kvlens.runs.latesink import Watcher
 from kvlens.runs.preparing import Pairing, Prepared, plan, reference_key
 from kvlens.runs.readings import reading
@@ -116,8 +117,10 @@ def _make(
     planned, lines = plan(full, prepared), _renamed(report)
     stored = store(prepared, full, planned, pairing, runs_dir, lines, cancelled, keep_logits=True, watcher=watcher)
     if stored.result is None:
-        raise ValueError(
-            f"cancelled while the full-KV reference was being made; what was recorded of it is stored as {stored.uid}."
+        raise Refusal(
+            f"cancelled while the full-KV reference was being made; what was recorded of it is stored as {stored.uid}.",
+            code="cancelled",
+            uid=stored.uid,
         )
     return _save(runs_dir, stored.uid, key, stored.result)
 
@@ -151,7 +154,9 @@ def _rehearse(prepared: Prepared, request: RunRequest, report: Report, cancelled
             read,
         )
     except Cancelled:
-        raise ValueError("cancelled before the full-KV reference was made; nothing was stored.") from None
+        raise Refusal(
+            "cancelled before the full-KV reference was made; nothing was stored.", code="cancelled"
+        ) from None
 
 
 def _compute_again(
@@ -186,7 +191,9 @@ def _compute_again(
             keep_logits=True,
         )
     except Cancelled:
-        raise ValueError("cancelled while the logits of the full-KV reference were being computed.") from None
+        raise Refusal(
+            "cancelled while the logits of the full-KV reference were being computed.", code="cancelled"
+        ) from None
     stored = tokens[tokens["step"].notna()].sort_values("step")["token_id"].tolist()
     return _save(runs_dir, uid, key, result) if stored == result.ids else None
 

@@ -14,6 +14,7 @@ from kvlens.holds import Drop, Hold
 from kvlens.memory.budget import WHOLE, Budget
 from kvlens.meta import RunMeta
 from kvlens.metaparts import OBJECT
+from kvlens.refusal import Refusal
 from kvlens.rows import SpanRow
 from kvlens.runs.preparing import Prepared, prepare
 from kvlens.runs.request import BY_NAME, ModelSource, Report, RunRequest
@@ -40,7 +41,7 @@ _OLD = (
 """what a trace says of its request without keeping the request whole (kvlens before the lens)"""
 
 
-class CannotRepeat(ValueError):
+class CannotRepeat(Refusal):
     """Why a stored run cannot be repeated, in one sentence."""
 
 
@@ -113,7 +114,9 @@ def read_run(runs_dir: Path, uid: str) -> Past:
         steps, layers, kv_heads, whole = reader.n_steps, reader.n_layers, reader.kv_heads, reader.status == "completed"
     check_steered(uid, meta)
     if not text:
-        raise CannotRepeat(f"run {uid} cannot be repeated: its prompt's text was not stored with it.")
+        raise CannotRepeat(
+            f"run {uid} cannot be repeated: its prompt's text was not stored with it.", code="no_prompt_text", uid=uid
+        )
     if meta.forced and not meta.reference:
         raise CannotRepeat(
             f"run {uid} cannot be repeated: it was fed tokens that are neither its own nor those of a stored reference."
@@ -158,7 +161,11 @@ def check_steered(uid: str, meta: RunMeta) -> None:
 def _request(uid: str, meta: RunMeta) -> RunRequest:
     """The run's request; what was compared or fed is not part of it."""
     if "config" not in meta.model_fields_set:
-        raise CannotRepeat(f"run {uid} cannot be repeated: its trace does not say how it was made (no config).")
+        raise CannotRepeat(
+            f"run {uid} cannot be repeated: its trace does not say how it was made (no config).",
+            code="no_config",
+            uid=uid,
+        )
     stored_fields = meta.request or {name: value for name, value in meta.pick(_OLD).items() if value is not None}
     # a trace from before the chat form was fed its text as it is
     config = _later_parameters(meta) | meta.config
@@ -173,7 +180,9 @@ def _request(uid: str, meta: RunMeta) -> RunRequest:
         return RunRequest(**fields, hold=tuple(held), drop=tuple(dropped))
     except (TypeError, ValueError) as error:
         raise CannotRepeat(
-            f"run {uid} cannot be repeated: its trace does not say how it was made ({type(error).__name__})."
+            f"run {uid} cannot be repeated: its trace does not say how it was made ({type(error).__name__}).",
+            code="no_config",
+            uid=uid,
         ) from None
 
 

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvlens.meta import Counterfactual, Outcome
+from kvlens.refusal import Refusal
 from kvlens.rows import SelfCheck
 from kvlens.runs.describing import describe
 from kvlens.runs.effects import Lost
 from kvlens.runs.latesink import LateSink, Watcher, add_surprisals
-from kvlens.runs.modelcheck import EQUAL, UNCHECKED, ModelCheck
+from kvlens.runs.modelcheck import EQUAL, MODEL_CHECK, UNCHECKED, ModelCheck
 from kvlens.runs.preparing import Pairing, Plan, Prepared
 from kvlens.runs.readings import full_reading, reading
 from kvlens.runs.request import Report, RunRequest
@@ -175,7 +176,7 @@ def store(
         waiting.close()
         raise
     if not sink.begun:
-        raise ValueError("cancelled before anything was decoded.")
+        raise Refusal("cancelled before anything was decoded.", code="cancelled")
     with waiting:
         report("store", 0, 1)
         checks = [*checks, *_model_checks(prepared.model_check)]
@@ -219,4 +220,4 @@ def _model_checks(model_check: ModelCheck | None) -> list[SelfCheck]:
     if model_check is None or model_check.verdict == UNCHECKED:
         return []
     passed = model_check.verdict == EQUAL
-    return [SelfCheck("model equals its generate", passed, float(model_check.compared), model_check.sentence)]
+    return [SelfCheck(MODEL_CHECK, passed, float(model_check.compared), model_check.sentence)]

@@ -28,7 +28,7 @@ class Turns:
             self._has[lane].acquire()
 
     def leave(self, lane: int) -> None:
-        """This lane, whose turn it is, has ended; the next one goes on. Nothing happens if it has left before."""
+        """End this lane, whose turn it is; the next one goes on. Nothing happens if it has left before."""
         if not self._going[lane]:
             return
         following = self._following(lane)

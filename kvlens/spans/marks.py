@@ -9,6 +9,8 @@ from __future__ import annotations
 import unicodedata
 from dataclasses import dataclass
 
+from kvlens.refusal import Refusal
+
 WEIGHTS: dict[str, float] = {
     **dict.fromkeys((".", "?", "!", "。", "．", "｡", "？", "！", "\n\n"), 1.0),
     "\n": 0.9,
@@ -57,7 +59,11 @@ def mark_of(piece: str, marks: str) -> Mark | None:
     if marks == "any":
         return Mark(text[-1], 1.0) if text and _is_punctuation(text[-1]) else None
     if marks not in SETS:
-        raise ValueError(f"there is no set of marks '{marks}'; there are {', '.join(SETS)} and any.")
+        raise Refusal(
+            f"there is no set of marks '{marks}'; there are {', '.join(SETS)} and any.",
+            code="unknown_marks",
+            marks=marks,
+        )
     ending = [mark for mark in SETS[marks] if text.endswith(mark)]
     best = max(ending, key=len, default=None)
     return None if best is None else Mark(best, WEIGHTS[best])

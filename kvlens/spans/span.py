@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from kvlens.refusal import Refusal
+
 FloatArray = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
 
@@ -58,7 +60,7 @@ def finite(nats: Sequence[float] | FloatArray, start: int) -> FloatArray:
         values[0] = 0.0
     if not np.isfinite(values).all():
         bad = start + int(np.flatnonzero(~np.isfinite(values))[0])
-        raise ValueError(f"the surprisal of token {bad} is not a finite number")
+        raise Refusal(f"the surprisal of token {bad} is not a finite number", code="not_finite", token=bad)
     return values
 
 

@@ -13,7 +13,7 @@ from kvlens.studies.means import output_figures
 
 
 def figures_of(reader: TraceReader) -> dict[str, Any]:
-    """Return the figures of a stored run; what was not recorded is missing. The names are those of FIGURES, and:
+    """Return the figures of a stored run; what was not recorded is missing. The names are those of FIGURES, and others.
 
     outcome (words), kinds (of kvlens.lens.severity.KINDS), right (the output is the expected answer), full_right (full
     KV's is), same_output (the output is full KV's), lost_at_step (the first step whose most probable token is not full

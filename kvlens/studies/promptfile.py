@@ -39,8 +39,9 @@ class ReadPrompts:
 
 
 def read_prompts(names: Iterable[str], encoding: Callable[[], Encoding]) -> ReadPrompts:
-    """Return the prompts of all `names`, each of which is
+    """Return the prompts of all `names`.
 
+    Each of them is
     - a file: .jsonl, .jsonl.gz or .csv with one prompt a row, .json with one prompt, a list of them or chat messages,
       .txt or .md with one prompt;
     - KIND:PATH of a published benchmark (kvlens.tasks.file_kinds);

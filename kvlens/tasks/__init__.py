@@ -18,6 +18,7 @@ from typing import Any
 
 from kvlens.models.find import DEMO
 from kvlens.plugins import plugins
+from kvlens.refusal import Refusal
 from kvlens.storeys import offered
 from kvlens.tasks import filename
 from kvlens.tasks.answers import RULE, contains
@@ -45,7 +46,7 @@ PROSE = ("niah_single", "niah_multikey", "niah_multivalue", "kv_lookup")
 
 
 class UnknownTask(ValueError):
-    pass
+    """A name that no task has."""
 
 
 @cache
@@ -122,7 +123,7 @@ def _stamp(path: Path) -> int:
     try:
         file_stat = path.stat()
     except (OSError, ValueError):
-        raise ValueError(f"there is no benchmark file '{path}'.") from None
+        raise Refusal(f"there is no benchmark file '{path}'.", code="file_missing") from None
     if not (stat.S_ISREG(file_stat.st_mode) or stat.S_ISDIR(file_stat.st_mode)):
         raise ValueError(f"'{path}' is neither a file nor a folder.")
     return file_stat.st_mtime_ns

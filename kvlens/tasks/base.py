@@ -8,11 +8,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from kvlens.refusal import Refusal
+
 CUE = " Answer:"
 """ends a question of a text that is simply continued"""
 
 
-class Unscored(ValueError):
+class Unscored(Refusal):
     """A task is known, and what would score it is not installed; one sentence."""
 
 

@@ -7,6 +7,8 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from kvlens.refusal import Refusal
+
 _SET = re.compile(r"(?P<path>.*?)(?P<given>(@\w+=[\w.-]+)+)", re.DOTALL)
 
 
@@ -27,7 +29,12 @@ def values(
     for name, value in pairs:
         if name not in known_values:
             can = f"it has {', '.join(known_values)}" if known_values else "it has none"
-            raise ValueError(f"files of {kind} have no parameter '{name}'; {can}.")
+            raise Refusal(
+                f"files of {kind} have no parameter '{name}'; {can}.",
+                code="unknown_parameter",
+                parameter=name,
+                known=tuple(known_values),
+            )
         if name in mapping:
             raise ValueError(f"the parameter '{name}' is set twice.")
         if isinstance(known_values[name], str):

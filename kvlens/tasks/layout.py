@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
+from kvlens.refusal import Refusal
 from kvlens.tasks.base import Encode
 
 HEAD = "Read this text, then answer the question about it.\n\n"
@@ -95,7 +96,12 @@ def compose(
     layout = Layout(content, encode, special, rng.randrange(2**32))
     room = layout.gap([], length)
     if room < 0:
-        raise ValueError(f"a {name} prompt needs at least {length - room} tokens with this tokenizer, not {length}")
+        raise Refusal(
+            f"a {name} prompt needs at least {length - room} tokens with this tokenizer, not {length}",
+            code="too_short",
+            needed=length - room,
+            tokens=length,
+        )
     start = rng.randrange(len(hay))
     texts: list[str] = []
     while (size := layout.size(piece := hay[(start + len(texts)) % len(hay)])) <= room:

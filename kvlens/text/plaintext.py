@@ -45,5 +45,5 @@ def strict_json(value: Any, **form: Any) -> str:
 
 
 def json_text(value: Any) -> str:
-    """JSON for a terminal and for programs alike: unseen characters, which can only stand in strings, as \\uXXXX."""
+    r"""JSON for a terminal and for programs alike: unseen characters, which can only stand in strings, as \uXXXX."""
     return _UNSEEN.sub(lambda results: f"\\u{ord(results.group()):04x}", strict_json(value))

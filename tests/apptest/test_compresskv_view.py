@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -43,12 +44,12 @@ def test_calibrated_run_shows_heads_budgets_and_tokens(visit: Visit, made: tuple
     text = words(app)
     assert len(charts(app)) == 4
     assert "heads=srh, at most 4 per layer" in text
-    assert "A head that attends every token alike would score" in text
+    assert re.search(r"would score [\d.]+", text)
     assert "the layers kept L0:" in text
     assert sentences.LAST_TOKEN_IN_WINDOW in text
     app.radio[0].set_value("raw").run()
     assert not app.exception
-    assert "share of the answer copied" in words(app)
+    assert "answer copied" in words(app)
     app.slider[0].set_value(0).run()
     assert not app.exception
 

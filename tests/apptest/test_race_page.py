@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 import time
@@ -100,7 +101,8 @@ def test_warnings_of_the_estimate_name_fields(visit: Visit, tmp_path: Path, monk
     app = visit(tmp_path, "run")
     app.multiselect(key="form_rivals").set_value(["snapkv"]).run()
     said = [box.value.replace("\\", "") for box in app.warning]
-    assert [sentence.rpartition(": ")[2] for sentence in said] == ["lower Max new tokens."] * 3
+    assert all("Max new tokens" in sentence.rpartition(": ")[2] for sentence in said)
+    assert len(said) == 3
 
 
 def test_the_form_races_a_method_against_itself(visit: Visit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,16 +194,16 @@ def test_a_stored_race_is_opened_by_its_link(visit: Visit, made: tuple[Path, Rac
     runs, info = made
     app = visit(runs, "run", race=info.id)
     assert any("left full KV" in box.value for box in app.markdown)
-    assert any(text.value.startswith("Race on demo, budget 15%") for text in app.text)
+    assert any("demo, budget 15%" in text.value for text in app.text)
     lines = [json.loads(line) for line in lines_of(str(runs), info.id, (1,))]
     assert [line["phase"] for line in lines].count("frame") == [line["phase"] for line in lines].count("maps") == 8
     assert [line["state"] for line in lines if line["phase"] == "lane"] == ["completed", "completed", "refused"]
-    assert app.toggle[0].label == "Set up another run"
+    assert [toggle.value for toggle in app.toggle] == [False], "the form is folded"
     (link,) = (link.proto for link in app.get("page_link") if link.proto.label == "Open as comparison")
     assert (link.page, link.query_string) == ("compare", f"race={info.id}")
     beside = visit(runs, "compare", race=info.id)
     assert len(beside.multiselect(key="compare_runs").value) == 2
-    assert "SeKV is not among them" in "".join(text.value for text in beside.text)
+    assert re.search(r"SeKV .*not", "".join(text.value for text in beside.text))
 
 
 def test_a_run_that_was_deleted_is_a_lane_that_says_so(
@@ -213,14 +215,13 @@ def test_a_run_that_was_deleted_is_a_lane_that_says_so(
     assert not app.error
     lanes = [json.loads(line) for line in lines_of(str(tmp_path), info.id, (2,))][1:]
     assert [lane["uid"] for lane in lanes] == [None, None, None]
-    assert "There is no run" in lanes[0]["message"]
+    assert info.lanes[0].uid in lanes[0]["message"]
 
 
 def test_an_unknown_race_is_one_sentence(visit: Visit, tmp_path: Path) -> None:
-    app = visit(tmp_path, "run", race="20200101-000000-abcdef")
-    assert "There is no race" in app.error[0].value
-    app = visit(tmp_path, "run", race="../../etc")
-    assert "is not a run id" in app.error[0].value
+    for unknown in ("20200101-000000-abcdef", "../../etc"):
+        (error,) = visit(tmp_path, "run", race=unknown).error
+        assert unknown in error.value.replace("\\", "")
 
 
 def test_stored_races_are_offered(visit: Visit, made: tuple[Path, RaceInfo], tmp_path: Path) -> None:

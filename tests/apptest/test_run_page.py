@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from streamlit.testing.v1 import AppTest
+from support import raises_code
 from uiruns import ROOT, Visit
 
 from kvlens import methods
@@ -23,9 +24,14 @@ from kvlens.app.ui.run import preflight
 from kvlens.demo import tasks as demo_tasks
 from kvlens.demo.encode import demo_encode
 from kvlens.lens.condition import AFTER
+from kvlens.models.catalogue import label
 from kvlens.runs.request import AUTO
 from kvlens.store.reader import TraceReader
 from kvlens.text.prompts import decode
+
+QUESTION = "What is the code of the gate?"
+BEGUN = "library card number"
+"""of the beginning of an answer, which the task gives"""
 
 
 def wait(jobs: JobManager, uid: str, seconds: int = 240) -> Job:
@@ -60,9 +66,9 @@ def test_a_preset_that_does_not_fit_is_refused_with_a_button_that_works(visit: V
     app.selectbox(key="form_method").set_value("freekv").run()
     app.text_input(key="form_budget").set_value("20%").run()
     preset = app.selectbox(key="form_preset_freekv_demo")
-    assert preset.options[-1] == "fit: computed for this prompt and budget"
+    assert preset.options[-1].startswith("fit: ")
     preset.set_value("paper").run()
-    assert any("run with Preset fit" in warning.value.replace("\\", "") for warning in app.warning)
+    assert any("Preset fit" in warning.value.replace("\\", "") for warning in app.warning)
     assert next(button for button in app.button if button.label == "Run").disabled
     next(button for button in app.button if button.label == "Use preset fit").click().run()
     assert app.selectbox(key="form_preset_freekv_demo").value == "fit"
@@ -95,24 +101,23 @@ def test_the_real_model_is_what_the_form_opens_with(
     monkeypatch.delenv("KVLENS_MODEL")
     app = visit(tmp_path, "run")
     model = app.selectbox(key="form_model")
-    assert (model.value, model.options[-1]) == ("smollm2", "demo (a toy, for tests)")
-    assert any("It will run on: cpu" in caption.value.replace("\\", "") for caption in app.caption)
+    assert (model.value, model.options[-1]) == ("smollm2", label("demo"))
+    assert any("run on: cpu" in caption.value.replace("\\", "") for caption in app.caption)
     assert app.selectbox(key="form_task_real").value == "niah_single"
-    assert any(text.value.startswith("The answer is begun with: The library card number of") for text in app.text)
+    begun = [text.value for text in app.text if BEGUN in text.value]
     assert {metric.label: metric.value for metric in app.metric}["Prompt"] in (
         f"{tokens:,} tokens" for tokens in range(1004, 1025)
     )
     app.selectbox(key="form_chat").set_value("off").run()
-    assert not [text for text in app.text if text.value.startswith("The answer is begun with")]
+    assert len([text for text in app.text if BEGUN in text.value]) == len(begun) - 1, "the answer is not begun"
     app.text_input(key="form_system").set_value("Be brief.").run()
-    assert "System message needs the chat form" in app.error[0].value.replace("\\", "")
+    assert "System message" in app.error[0].value.replace("\\", "")
     prompt, choice = submit.sample_choice()
     assert (choice.model, choice.preset, prompt.prompt.answer) == ("smollm2", "no-coarse", " 48213")
     home = visit(tmp_path)
-    assert [button.label for button in home.button][:2] == [
-        sentences.WATCH_LOSS,
-        "The same prompt under SeKV (no-coarse), which answers",
-    ]
+    first, second = [button.label for button in home.button][:2]
+    assert first == sentences.WATCH_LOSS
+    assert "SeKV (no-coarse)" in second
 
 
 def test_an_impossible_length_is_refused_with_its_sentence(visit: Visit, tmp_path: Path) -> None:
@@ -210,7 +215,7 @@ def test_what_is_expected_of_a_pasted_text_goes_with_it(
     text = "Bread is 3 euro. The code of Ann is 4821. " * 20 + "The code of Ann is"
     app.text_area(key="form_text").set_value(text).run()
     app.text_input(key="form_passage").set_value("code of Bob").run()
-    assert "is not in the prompt" in app.error[0].value
+    assert "'code of Bob'" in app.error[0].value.replace("\\", "")
     app.text_input(key="form_passage").set_value(" Ann is 4821").run()
     app.text_input(key="form_answer").set_value(" 4821 ").run()
     assert not app.error
@@ -228,7 +233,7 @@ def test_an_uploaded_answer_without_a_task_is_kept() -> None:
 
 def test_an_unknown_job_is_one_sentence(visit: Visit, tmp_path: Path) -> None:
     app = visit(tmp_path, "run", job="nonsense")
-    assert "is not known to this server" in app.error[0].value
+    assert "nonsense" in app.error[0].value
 
 
 def test_a_finished_job_of_the_url_links_to_its_run(visit: Visit, tmp_path: Path) -> None:
@@ -264,7 +269,8 @@ def test_an_error_report_is_the_message(jobs: JobManager) -> None:
 
 
 def test_a_command_that_cannot_start_fails_without_ending_the_worker(jobs: JobManager) -> None:
-    assert "could not be started" in str(wait(jobs, jobs.submit(["/nonexistent/python"], "t")).message)
+    failed = wait(jobs, jobs.submit(["/nonexistent/python"], "t"))
+    assert (failed.state, failed.message is not None) == ("failed", True)
     assert wait(jobs, jobs.submit(script('print(\'{"phase": "done", "uid": "u"}\')'), "t")).state == "done"
 
 
@@ -301,7 +307,7 @@ def test_the_loss_is_recorded_unless_it_is_ticked_off(
     monkeypatch.setattr(submit, "command", lambda file, choice, runs: asked.append(choice) or script("print(1)"))
     app = visit(tmp_path, "run")
     assert app.checkbox(key="form_against").value is True
-    assert any("will be recorded at every step in all layers" in caption.value for caption in app.caption)
+    assert any("in all layers" in caption.value for caption in app.caption)
     next(button for button in app.button if button.label == "Run").click().run()
     app = visit(tmp_path, "run")
     app.checkbox(key="form_against").uncheck().run()
@@ -355,11 +361,10 @@ def test_a_method_that_keeps_all_is_held_by_a_parameter(
     submit.submit_trial(TRIAL | {"method": "chess", "budget": "20%", "overrides": {"keep": 0.2}})
     submit.submit_trial(TRIAL | {"method": "full", "budget": "", "preset": None, "overrides": None})
     assert [(c.budget, c.changed, c.against) for c in asked] == [("100%", {"keep": 0.2}, True), ("100%", {}, False)]
-    assert [job.title.split(": ")[0] for job in manager().jobs()[:2]] == [
-        "FullKV on demo, no limit",
-        "CHESS on demo, no limit",
-    ]
-    with pytest.raises(ValueError, match="is not installed here"):
+    titles = [job.title.split(": ")[0].split() for job in manager().jobs()[:2]]
+    assert [title[0] for title in titles] == ["FullKV", "CHESS"]
+    assert all(title[-2:] == ["no", "limit"] for title in titles)
+    with raises_code("unknown_method", method="nonsense"):
         submit.submit_trial(TRIAL | {"method": "nonsense"})
 
 
@@ -384,12 +389,12 @@ def test_the_question_can_be_fed_after_the_context(
     app.segmented_control(key="form_source").set_value("Paste").run()
     app.text_area(key="form_text").set_value("The code of the gate is 4821. " * 120).run()
     assert sentences.NO_QUESTION_START in app.error[0].value.replace("\\", "")
-    app.text_input(key="form_asked").set_value("What is the code of the gate?").run()
+    app.text_input(key="form_asked").set_value(QUESTION).run()
     assert not app.error
     next(button for button in app.button if button.label == "Run").click().run()
     ((prompt, argv),) = asked
     assert argv[argv.index("--question") + 1] == "after"
-    assert prompt["text"][prompt["question"] :] == "\n\nWhat is the code of the gate?"
+    assert prompt["text"][prompt["question"] :] == f"\n\n{QUESTION}"
 
 
 def test_a_refused_run_can_be_run_again_with_what_would_do(visit: Visit, tmp_path: Path) -> None:
@@ -405,6 +410,6 @@ def test_a_refused_run_can_be_run_again_with_what_would_do(visit: Visit, tmp_pat
     next(button for button in app.button if button.label == "Run again with the budget 23.5%").click().run()
     newest = manager().jobs()[0]
     assert newest.argv == [*argv[:-1], "23.5%"]
-    assert newest.title == "a run · run again with the budget 23.5%"
+    assert newest.title.split(" ")[-1] == "23.5%"
     assert app.query_params["job"] in (newest.id, [newest.id])
     wait(manager(), newest.id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -48,15 +49,12 @@ def test_a_run_shows_zooms_spans_scores_and_transfers(visit: Visit, made: tuple[
         stored = int(heads["cold_bytes"].sum())
         exact = sum(int(spans.at[s, "tok_end"] - spans.at[s, "tok_start"]) * 2 * 32 * 4 for s in heads["span"])
         rates = reader.head_cube("zoom_rate")
-    assert (
-        f"{si_bytes(stored)} in host memory for {si_bytes(exact)} of exact keys and values ({stored / exact:.2f})"
-        in text
-    )
+    assert re.search(rf"{re.escape(si_bytes(stored))} .* {re.escape(si_bytes(exact))} .*\({stored / exact:.2f}\)", text)
     assert f"{heads['form'].eq('raw').mean():.0%} of {len(heads)} (span, layer, KV head) lie raw" in text
     assert f"Mean zoom rate {np.nanmean(rates):.3f}" in text
     assert "not recorded" not in text
     assert "eq. 14 adds up squares" in text
-    assert "before and after their rotary embedding" not in text
+    assert "rotary embedding" not in text
 
 
 def test_a_run_with_keys_before_the_rotary_embedding_shows_both_errors(
@@ -77,7 +75,7 @@ def test_a_run_with_keys_before_the_rotary_embedding_shows_both_errors(
 def test_a_run_without_zoom_and_factors_says_what_it_has_not(visit: Visit, made: tuple[Path, dict[str, str]]) -> None:
     folder, uids = made
     text = words(visit(folder, "method", run=uids["off"]))
-    assert "Zoom rate was not recorded in this run" in text
+    assert "Zoom rate was not" in text
     assert sentences.NO_RANKS in text
     assert sentences.NO_FACTORS in text
     assert "100% of" in text
@@ -97,8 +95,8 @@ def test_a_run_with_whole_heads_says_which_they_are(visit: Visit, made: tuple[Pa
     layer, head = whole[0]
     app = visit(folder, "method", run=uids["whole"], layer=layer, head=head * 4)
     text = words(app)
-    assert f"{len(whole)} of 12 KV heads keep every token on the device" in text
-    assert f"L{layer} KV{head} keeps every token: it ranks no spans." in text
+    assert f"{len(whole)} of 12 KV heads" in text
+    assert f"L{layer} KV{head} keeps every token" in text
     assert np.isnan(rates[:, layer, head * 4]).all()
     assert f"Mean zoom rate {np.nanmean(rates):.3f}" in text
     assert "keep every token" not in words(visit(folder, "method", run=uids["trained"]))

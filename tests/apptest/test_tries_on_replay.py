@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -31,6 +32,9 @@ from tests.synthetic import write_synthetic
 
 AT = {"step": STEP, "layer": 1, "head": 2, "span": SPAN}
 HERE = Piece(SPAN)
+
+
+SINCE = " from step 2"
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +77,8 @@ def test_of_a_run_that_lost_nothing_it_is_asked_what_its_answer_hangs_on(
     visit: Visit, lens: LensRuns, asked: list[TryChoice]
 ) -> None:
     app = visit(lens.folder, "replay", run=lens.kept, layer=1, head=2, span=SPAN)
-    assert {"Drop it", "List it to hold", "List it to drop"} <= set(labels(app))
+    assert {"list_to_hold", "list_to_drop"} <= {button.key for button in app.button}
+    assert "Drop it" in labels(app)
     assert sentences.SMALLEST_SET not in labels(app), "there is nothing to bring back"
     app = press(app, "List it to drop")
     assert app.query_params["drop"] == str(SPAN)
@@ -86,7 +91,7 @@ def test_of_a_run_that_lost_nothing_it_is_asked_what_its_answer_hangs_on(
     assert app.run().query_params["drop"] == str(SPAN), "the list stays"
     app = visit(lens.folder, "replay", run=lens.repeated, **AT, hold="7", drop=f"{SPAN}.L0")
     said = next(button for button in app.button if button.label == "Hold and drop the list")
-    assert "without attending those listed to drop, which stay where they lie" in said.help
+    assert "listed to drop" in said.help
     assert [label for label in labels(app) if "·" in label] == [
         "hold span 7 · all KV heads",
         f"drop span {SPAN} · KV heads of L0",
@@ -105,7 +110,7 @@ def test_no_drop_is_suggested_where_the_answer_is_wrong_or_nothing_is_known(visi
         app = visit(tmp_path, "replay", run=uid, span=SPAN)
         assert ("Drop it" in labels(app)) == suggested
         assert ("Run the list" in labels(app)) != suggested
-        assert {"List it to hold", "List it to drop"} <= set(labels(app))
+        assert {"list_to_hold", "list_to_drop"} <= {button.key for button in app.button}
 
 
 def test_the_outcome_of_a_drop_says_whether_the_answer_hangs_on_it(visit: Visit, tmp_path: Path) -> None:
@@ -137,12 +142,13 @@ def test_the_outcome_of_a_drop_says_whether_the_answer_hangs_on_it(visit: Visit,
     )
     assert "and a drop:** span 7" in words(app)
     told = {metric.label: metric.value for metric in app.metric}
-    assert (told["With the hold, without the drop"], told["Held"]) == ("right", si_bytes(4096))
+    assert [value for name, value in told.items() if name.startswith("With the hold")] == ["right"]
+    assert told["Held"] == si_bytes(4096)
     assert "8 tokens in 2 KV heads, keys and" in words(app).replace("\\", "")
     app = press(visit(tmp_path, "replay", run=runs.kept), "Undo")
     assert app.query_params["drop"] == f"{SPAN}.L0.KV1_{SPAN}.L1.KV0"
     text = words(visit(tmp_path, "replay", run=made[False])).replace("\\", "")
-    assert "**Repeat with a drop:** span" in text
+    assert re.search(r"\*\*Repeat .*drop:\*\* span", text)
     lifted = SUMMARY | {"held_tokens": 0, "held_bytes": 0, "lifted_tokens": 8}
     back = write_synthetic(tmp_path, 2, 4, 2, 12, 14, seed=3, parent=made[False], hold=[drop], whatif=lifted)
     app = visit(tmp_path, "replay", run=made[False], whatif=back)
@@ -279,9 +285,10 @@ def test_the_button_says_what_it_repeats(visit: Visit, plain: tuple[Path, str]) 
         return next(button.help for button in app.button if button.label.startswith(("Hold", "Run it")))
 
     exact = "with the exact keys and values of these tokens on the device"
-    assert said() == f"Repeats the run {exact}, all else the same."
-    assert said(budget=50) == "Repeats the run at 50%, all else the same."
-    assert said(budget=50, hold="3") == f"Repeats the run {exact}, at 50%, all else the same."
+    assert exact in said()
+    assert " at 50%," in said(budget=50)
+    assert exact not in said(budget=50)
+    assert f" {exact}, at 50%," in said(budget=50, hold="3")
 
 
 def test_what_it_would_have_cost_has_the_raised_budget_in_it(visit: Visit, plain: tuple[Path, str]) -> None:
@@ -323,7 +330,7 @@ def test_a_try_on_a_run_that_held_something_is_told_without_it(
     assert "did not finish" not in text
     app = visit(tmp_path, "replay", run=runs.held, **AT)
     text = words(app).replace("\\", "")
-    assert f"**Tried:** span 7 (tokens 56–63) held exactly resident for L0 KV0 from step {STEP + 1} on." in text
+    assert re.search(rf"span 7 \(tokens 56–63\) .* L0 KV0 from step {STEP + 1} ", text)
     assert "8 tokens in 1 KV head, keys and" in text
     (found,) = tries_in(tmp_path, runs.held)
     assert (found.uid, [str(piece) for piece in found.pieces], found.from_step) == (one, ["7.L0.KV0"], STEP + 1)
@@ -363,7 +370,7 @@ def test_a_search_says_what_it_tries(visit: Visit, lens: LensRuns, monkeypatch: 
             break
         app.run()
     assert "Holding 4 spans of single KV heads, 8.19 kB." in words(app)
-    assert "find the fewest bytes that bring it back" in words(app)
+    assert "fewest bytes" in words(app)
     press(app, "Cancel")
     wait_for_jobs()
 
@@ -409,9 +416,9 @@ def test_all_tries_are_a_list_and_undo_goes_back_through_it(visit: Visit, tried:
     runs, (held, budget, searched) = tried
     app = visit(runs.folder, "replay", run=runs.repeated, **AT)
     assert table(app) == [
-        ("●", f"span {SPAN} held for L0 KV1 from step 2 (found by a search)", "yes"),
+        ("●", f"span {SPAN} held for L0 KV1{SINCE} (found by a search)", "yes"),
         ("", "budget 50%", "yes"),
-        ("", f"span {SPAN} held for all 4 KV heads from step 2", "no"),
+        ("", f"span {SPAN} held for all 4 KV heads{SINCE}", "no"),
     ]
     assert "Fewest bytes found: span 5 for L0 KV1 (3 sets tried, as" in words(app)
     assert [box.label for box in app.expander if "sets tried" in box.label] == ["3 sets tried: bytes against restored"]
@@ -436,11 +443,11 @@ def test_all_tries_are_a_list_and_undo_goes_back_through_it(visit: Visit, tried:
 def test_a_try_is_deleted_after_a_second_click(visit: Visit, tried: tuple[LensRuns, list[str]]) -> None:
     runs, (held, budget, searched) = tried
     app = visit(runs.folder, "replay", run=runs.repeated, **AT, whatif=budget)
-    assert f"Delete run {budget}, which is this try?" in words(app)
+    assert f"Delete run {budget}," in words(app)
     app = press(app, "Delete it")
     assert not (runs.folder / budget).exists()
     assert app.query_params["whatif"] == searched
-    assert [row[1] for row in table(app)][1] == f"span {SPAN} held for all 4 KV heads from step 2"
+    assert [row[1] for row in table(app)][1] == f"span {SPAN} held for all 4 KV heads{SINCE}"
     press(press(app, "Delete it"), "Delete it")
     assert not (runs.folder / held).exists()
     assert (runs.folder / runs.repeated).exists()
@@ -462,6 +469,6 @@ def test_what_a_hold_costs_says_where_it_is_a_copy_of_what_the_method_keeps(meth
     one = Try("20260101-000000-abcdef", (held,), {}, summary, 819_200, None, 2, 2)
     sizes = {"layers": 2, "q_heads": 4, "kv_heads": 2, "full_kv_bytes": 819_200}
     said = made_of(one, RunMeta.model_validate({"method": method, **sizes}))
-    assert said.startswith("16 tokens in 1 KV head, keys and values without tables")
+    assert said.startswith("16 tokens in 1 KV head, ")
     assert (" · a copy: " in said) == copied
     assert "1.00% of full KV" in said

@@ -14,7 +14,7 @@ from uiruns import ROOT, Runs, write_runs
 from uiserver import Open, Server
 
 PICTURES = ROOT / "test-results"
-WAIT_MS = 60_000
+WAIT_MS = 120_000
 #: Streamlit 1.67 probes two addresses relative to a deep link's path; they are absent and nothing depends on them.
 HARMLESS = ("Failed to load resource: the server responded with a status of 404",)
 ARGUMENTS = (
@@ -43,6 +43,14 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
 @pytest.fixture(scope="session")
 def server(runs: Runs) -> Iterator[Server]:
     started = Server(runs.folder)
+    yield started
+    started.stop()
+
+
+@pytest.fixture(scope="session")
+def workshop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server for tests that run models, on a folder of its own. Jobs are forked from a process that is ready."""
+    started = Server(tmp_path_factory.mktemp("workshop"), warm=True)
     yield started
     started.stop()
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from playwright.sync_api import expect
@@ -12,11 +10,8 @@ from uiserver import Open, Server, choose, settled
 
 
 @pytest.mark.slow
-def test_a_race_is_begun_watched_and_opened_again(
-    tmp_path: Path, open_page: Open, start_server: Callable[[Path], Server]
-) -> None:
-    server = start_server(tmp_path)
-    page = open_page(f"{server.url}/run")
+def test_a_race_is_begun_watched_and_opened_again(workshop: Server, open_page: Open) -> None:
+    page = open_page(f"{workshop.url}/run")
     field = page.get_by_role("combobox", name="Race against")
     expect(field).to_be_visible()
     settled(page)

@@ -16,7 +16,7 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 from uiserver import Server, settled
 
-WAIT_MS = 90_000
+WAIT_MS = 240_000
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def job_in(page: Page) -> str:
 
 def pause(folder: Path, job: str) -> int:
     """Stop the process of a job where it is, so that it goes on as long as the test needs; its id."""
-    until = time.monotonic() + 90
+    until = time.monotonic() + 240
     while True:
         assert time.monotonic() < until
         try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,14 +15,12 @@ from kvlens.store.reader import TraceReader
 
 @pytest.mark.slow
 def test_an_uploaded_prompt_is_watched_and_opens_where_it_lost(
-    tmp_path: Path, open_page: Open, start_server: Callable[[Path], Server]
+    tmp_path: Path, open_page: Open, workshop: Server
 ) -> None:
     prompt = tmp_path / "own.json"
     text = "The farmer carried the copper kettle to the old harbor. " * 24
     prompt.write_text(json.dumps({"text": text, "answer": "harbor"}), encoding="utf-8")
-    runs = tmp_path / "runs"
-    runs.mkdir()
-    page = open_page(f"{start_server(runs).url}/run")
+    page = open_page(f"{workshop.url}/run")
     page.get_by_text("Upload", exact=True).click()
     page.locator("input[type=file]").set_input_files(str(prompt))
     expect(page.get_by_text("Expected answer: harbor")).to_be_visible()
@@ -49,7 +46,7 @@ def test_an_uploaded_prompt_is_watched_and_opens_where_it_lost(
 
     expect(page).to_have_url(re.compile(r"/replay\?run="))  # by itself
     uid = re.findall(r"run=([^&]+)", page.url)[0]
-    with TraceReader.open(runs, uid) as reader:
+    with TraceReader.open(workshop.runs, uid) as reader:
         losses = reader.loss()
     lost = int(losses.loc[~losses["agrees"].astype(bool), "step"].min())
     expect(player(page)).to_have_attribute("data-step", str(lost))

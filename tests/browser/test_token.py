@@ -44,7 +44,7 @@ def test_a_browser_gets_in_with_the_token_and_stays_in(
         expect(page.get_by_label("Token")).to_be_visible()
         page.get_by_label("Token").fill(TOKEN)
         page.get_by_role("button", name="Open").click()
-        expect(page.locator("#player").last).to_be_visible(timeout=60_000)
+        expect(page.locator("#player").last).to_be_visible(timeout=120_000)
         assert "token" not in page.url
         assert f"run={runs.whole}" in page.url
         settled(page)
@@ -63,14 +63,14 @@ def test_a_browser_gets_in_with_the_token_and_stays_in(
         server.kill()
         server = Server(runs.folder, token=TOKEN[::-1], port=server.port)
         page.goto(f"{server.url}/replay?run={runs.whole}")
-        expect(page.locator("#player").last).to_be_visible(timeout=60_000)
+        expect(page.locator("#player").last).to_be_visible(timeout=120_000)
     finally:
         server.stop()
 
 
 def _status(url: str) -> int:
     try:
-        with urllib.request.urlopen(url, timeout=10) as answer:
+        with urllib.request.urlopen(url, timeout=120) as answer:
             return int(answer.status)
     except urllib.error.HTTPError as error:
         return error.code
@@ -95,7 +95,7 @@ def test_a_pages_file_alone_shows_nothing_and_listens_on_the_loopback(
             assert listening == {"0100007F"}
             page = context.new_page()
             page.goto(f"http://127.0.0.1:{port}/?run={runs.whole}")
-            expect(page.get_by_test_id("stText")).to_have_text(re.compile(r"kvlens app"), timeout=60_000)
+            expect(page.get_by_test_id("stText")).to_have_text(re.compile(r"kvlens app"), timeout=120_000)
             settled(page)
             assert page.locator("#player, [data-testid='stPageLink'], [data-testid='stAlert']").count() == 0
         finally:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import Page, expect
-from uiruns import ROOT
+from typer.testing import CliRunner
 from uiserver import Open, Server, click_panel, player, settled
+
+from kvlens.cli.main import app
 
 #: Runs are processes of their own; on a busy machine they take their time.
 RUN_MS = 240_000
@@ -25,38 +25,10 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("measured")
     results = folder / "results"
     results.mkdir()
-    subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "kvlens",
-            "bench",
-            "sweep",
-            "--methods",
-            "full,sekv",
-            "--tasks",
-            "multikey",
-            "--budgets",
-            "40%",
-            "--lengths",
-            "1024",
-            "--depths",
-            "0.4",
-            "--prompts",
-            "1",
-            "--seed",
-            "4",
-            "--no-traces",
-            "--runs",
-            str(folder / "runs"),
-            "--out",
-            str(results / "grid.json"),
-        ],
-        cwd=ROOT,
-        check=True,
-        capture_output=True,
-        timeout=250,
-    )
+    asked = "--methods full,sekv --tasks multikey --budgets 40% --lengths 1024 --depths 0.4 --prompts 1 --seed 4"
+    places = ["--no-traces", "--runs", str(folder / "runs"), "--out", str(results / "grid.json")]
+    done = CliRunner().invoke(app, ["bench", "sweep", *asked.split(), *places])
+    assert done.exit_code == 0, done.output
     content = json.loads((results / "grid.json").read_text(encoding="utf-8"))
     exact = {
         row[content["columns"].index("method")]: row[content["columns"].index("exact")] for row in content["trials"]

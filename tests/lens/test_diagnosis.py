@@ -191,7 +191,7 @@ def test_the_command_says_both(losses: Path, tmp_path: Path) -> None:
     assert said.exit_code == 0, said.output
     assert "compared with full KV, 2 lost." in said.stdout
     assert "budget=90%: 2 of 2 restored." in said.stdout
-    assert "the changes after it were not tried" in said.stdout
+    assert "budget=95%:" not in said.stdout, "what comes after the change that sufficed is not tried"
     told = json.loads(CliRunner().invoke(app, [*asked, "--json"]).stdout)
     assert {one["kind"] for one in told["lost"]} == {NOT_RECORDED}
     assert told["remedies"] == []
@@ -217,6 +217,5 @@ def test_a_name_that_no_stored_run_has_is_said(losses: Path, option: str) -> Non
     done = CliRunner().invoke(app, ["diagnose", "--runs", str(losses), f"--{option}", "nothing-of-the-kind"])
     assert done.exit_code == 1
     there = sorted({str(one) for one in list_runs(losses)[option].dropna()})
-    assert str(done.exception) == (
-        f"no stored run has {option} 'nothing-of-the-kind'; those here have {', '.join(there)}."
-    )
+    assert "'nothing-of-the-kind'" in str(done.exception)
+    assert f" {', '.join(there)}." in str(done.exception)

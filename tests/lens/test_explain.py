@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support import raises_code
 
 from kvlens import methods
 from kvlens.engine.engine import Engine
@@ -81,7 +82,7 @@ def test_a_method_runs_as_in_the_tables_by_the_papers_proportions_where_its_numb
 def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
     other = tmp_path / "other.jsonl"
     other.write_text(json.dumps({"method": "chess"}) + "\n")
-    with pytest.raises(ValueError, match="does not hold trials"):
+    with raises_code("no_trials", file=other.name):
         measure(ExplainRequest(points=POINTS, length=512, lost=1), other, lambda row: None)
 
 
@@ -149,7 +150,7 @@ def test_regret_of_a_record_is_the_mean_over_the_group_by_hand() -> None:
 def test_a_kept_file_that_is_no_text_is_a_sentence_and_stays(tmp_path: Path) -> None:
     kept = tmp_path / "trials.jsonl"
     kept.write_bytes(b"PAR1\xff\xfe\n")
-    with pytest.raises(ValueError, match=r"'trials.jsonl' does not hold trials"):
+    with raises_code("no_trials", file="trials.jsonl"):
         keeping.read(kept, ("lost",), lambda row: True)
     assert kept.read_bytes() == b"PAR1\xff\xfe\n"
 

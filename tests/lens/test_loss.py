@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from support import ListSink, NoTokenizer, makes, random_llama, random_prompt, run, task_prompt
+from support import ListSink, NoTokenizer, makes, raises_code, random_llama, random_prompt, run, task_prompt
 
 from kvlens import methods
 from kvlens.engine.comparison import Comparison, Reference, compare
@@ -122,5 +122,5 @@ def test_some_method_loses_in_this_case(case: Case) -> None:
 def test_a_reference_of_another_vocabulary_is_refused() -> None:
     model, prompt = random_llama(), random_prompt(40)
     reference = Reference("", (1, 2), torch.zeros(2, 300))
-    with pytest.raises(ValueError, match="another model or tokenizer"):
+    with raises_code("other_vocabulary"):
         run(model, prompt, "full", max_new=2, against=reference)

@@ -263,9 +263,8 @@ def test_of_a_dropped_window_what_it_holds_at_the_step_is_named(monkeypatch: pyt
 
 def test_how_many_were_chosen_is_said_of_what_is_listed() -> None:
     """A gate, unlike a cut by rank, may open for spans below the 32 best: their number is not known then."""
-    assert (
-        Ranking(57, 32, 20, 3, 0.5, False).cut()
-        == "rank 3 of 57 candidates (score 0.5), 20 of the 32 best chosen, this one was not"
-    )
-    assert Ranking(57, 32, 32, None, None, False).cut().endswith("at least 32 of 57 candidates chosen")
-    assert Ranking(20, 20, 4, 7, 0.5, False).cut() == "rank 7 (score 0.5), 4 of 20 candidates chosen, this one was not"
+    figures = re.compile(r"\d+(?:\.\d+)?")
+    assert figures.findall(Ranking(57, 32, 20, 3, 0.5, False).cut()) == ["3", "57", "0.5", "20", "32"]
+    assert figures.findall(Ranking(57, 32, 32, None, None, False).cut()) == ["32", "57", "32", "57"]
+    assert figures.findall(Ranking(20, 20, 4, 7, 0.5, False).cut()) == ["7", "0.5", "4", "20"]
+    assert "at least 32" in Ranking(57, 32, 32, None, None, False).cut()

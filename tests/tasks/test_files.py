@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from filetasks import ask, by_word, write
+from support import raises_code
 
 from kvlens import tasks
 from kvlens.lab.tasks.filetask import cut_middle
@@ -86,7 +87,7 @@ def test_longbench_in_chinese_says_what_is_missing_before_anything_is_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "jieba", None)
-    with pytest.raises(ValueError, match="package jieba cuts them, which is not installed"):
+    with raises_code("package_missing", package="jieba"):
         tasks.get(f"longbench:{write(tmp_path / 'vcsum.jsonl', LONGBENCH | {'dataset': 'vcsum'})}")
 
 
@@ -104,7 +105,7 @@ def test_ruler(tmp_path: Path) -> None:
     qa = f"ruler:{write(tmp_path / 'qa_1.jsonl', RULER | {'answer_prefix': ' Answer:'})}"
     assert ask(qa).text.endswith("7 and 9. Answer:")
     assert tasks.get(qa).grade(ask(qa), "the 7") == 1.0
-    with pytest.raises(ValueError, match="does not say which task of RULER"):
+    with raises_code("task_unknown", name="other"):
         tasks.get(f"ruler:{write(tmp_path / 'other.jsonl', RULER)}")
 
 
@@ -196,7 +197,7 @@ def test_a_missing_field_is_named_with_its_line(tmp_path: Path, field: str) -> N
     path = write(
         tmp_path / "hotpotqa.jsonl", LONGBENCH, {key: value for key, value in LONGBENCH.items() if key != field}
     )
-    with pytest.raises(ValueError, match=f"line 2 of 'hotpotqa.jsonl' lacks the field '{field}'"):
+    with raises_code("field_missing", row=2, field=field):
         tasks.get(f"longbench:{path}")
 
 
@@ -208,10 +209,10 @@ def test_a_file_of_something_else_is_one_sentence(tmp_path: Path, content: bytes
     (tmp_path / "vt.jsonl").write_bytes(content)
     with pytest.raises(ValueError, match=sentence):
         tasks.get(f"ruler:{tmp_path / 'vt.jsonl'}")
-    with pytest.raises(ValueError, match="there is no benchmark file"):
+    with raises_code("file_missing"):
         tasks.get("ruler:/nowhere/vt.jsonl")
 
 
 def test_there_is_no_prompt_behind_the_last(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="has 1 prompt; there is no number 1"):
+    with raises_code("no_such_prompt", prompts=1, index=1):
         ask(f"ruler:{write(tmp_path / 'vt.jsonl', RULER)}", 1)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from filetasks import ask, grade, write
+from support import raises_code
 
 from kvlens import tasks
 from kvlens.lab.tasks.longgenbench_liu import split_answers
@@ -100,7 +101,7 @@ def test_liu_asks_several_questions_at_once(tmp_path: Path) -> None:
     assert grade(spec, "Answer_2:\nThe answer is 6, not 7.", 1) == 0.0, "the last number"
     assert grade(spec, "Answer_2:\nThe answer is 6.", 1) == 0.5, "what is not answered is wrong"
     assert grade(spec, "6 and 8", 1) == grade(spec, "", 1) == 0.0
-    with pytest.raises(ValueError, match="has 2 prompts; there is no number 2"):
+    with raises_code("no_such_prompt", prompts=2, index=2):
         ask(spec, 2)
 
 
@@ -150,5 +151,5 @@ def test_a_damaged_file_of_liu_is_one_sentence(tmp_path: Path, name: str, conten
     (tmp_path / name).write_text(content)
     with pytest.raises(ValueError, match=sentence):
         tasks.get(f"longgenbench-liu:{tmp_path / name}")
-    with pytest.raises(ValueError, match="'questions' is at least 2, not 1"):
+    with raises_code("parameter_out_of_range", parameter="questions", value=1):
         tasks.get(f"longgenbench-liu:{tmp_path / name}@questions=1")

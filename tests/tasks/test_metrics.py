@@ -6,6 +6,7 @@ import sys
 from types import ModuleType
 
 import pytest
+from support import raises_code
 
 from kvlens.lab.tasks import infinite_metrics as infinite
 from kvlens.lab.tasks import metrics
@@ -85,7 +86,7 @@ def test_choice() -> None:
 
 def test_chinese_words_need_jieba(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jieba", None)
-    with pytest.raises(ValueError, match="package jieba cuts them, which is not installed"):
+    with raises_code("package_missing", package="jieba"):
         metrics.qa_f1_zh("北京", "北京")
     fake = ModuleType("jieba")
     fake.cut = lambda text, cut_all: [text[at : at + 2] for at in range(0, len(text), 2)]  # type: ignore[attr-defined]

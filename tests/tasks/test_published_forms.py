@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from filetasks import ask, grade, write, write_parquet
+from support import raises_code
 
 from kvlens import tasks
 
@@ -104,7 +105,8 @@ def test_ruler_by_helmets_names(tmp_path: Path) -> None:
     spec = f"ruler:{path}"
     asked = ask(spec)
     assert asked.text.startswith(NEEDLE["context"])
-    assert "Which number does the text give for tall-tree?" in asked.text
+    assert NEEDLE["context"] in asked.text
+    assert "tall-tree?" in asked.text
     assert (asked.answers, asked.question) == (("4071",), len(NEEDLE["context"]))
     assert ask(spec, 1).text == "As it stands:"
     assert (tasks.get(spec).new_tokens, grade(spec, "it is 4071")) == (128, 1.0)
@@ -114,7 +116,8 @@ def test_ruler_by_helmets_names(tmp_path: Path) -> None:
     assert grade(spec, "Anna") == 1.0, "one of the answers is enough"
     example = {"context": "VAR A = 1", "query": "1", "example": "An example.", "answer": ["A"]}
     spec = f"ruler:{write(tmp_path / 'vt' / 'validation_4096.jsonl', example)}"
-    assert ask(spec).text.startswith("An example.\n\nVAR A = 1\n\nWhich variables hold the value 1")
+    assert ask(spec).text.startswith("An example.\n\nVAR A = 1\n\n")
+    assert " 1" in ask(spec).text.rpartition("\n\n")[2]
     for row, problem in (
         ({"answer": ["x"]}, "lacks the field 'input'"),
         ({"context": "x"}, "lacks the field 'outputs'"),
@@ -143,5 +146,5 @@ def test_files_packed_by_gzip(kind: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=rf"line 2 of '{name}.jsonl.gz' is not JSON"):
         tasks._load(tasks.file_kinds()[kind])(path)
     path.write_bytes(path.read_bytes()[:-9])
-    with pytest.raises(ValueError, match=rf"'{name}.jsonl.gz' cannot be unpacked"):
+    with raises_code("not_gzip", file=f"{name}.jsonl.gz"):
         tasks._load(tasks.file_kinds()[kind])(path)

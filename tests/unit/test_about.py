@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support import raises_code
 
 from kvlens.app.gallery import bundle
 from kvlens.app.report import report_bytes
@@ -102,7 +103,7 @@ def test_a_damaged_file_is_one_sentence_and_hides_no_run(
         path.symlink_to("/etc/passwd")
     else:
         path.write_bytes(bad)
-    with pytest.raises(UnreadableRun, match="its name, note and tags, cannot be read") as problem:
+    with raises_code("about_unreadable", UnreadableRun) as problem:
         read_about(runs / UID)
     assert "\n" not in str(problem.value)
     row = list_runs(runs).set_index("uid").loc[UID]
@@ -113,7 +114,7 @@ def test_a_damaged_file_is_one_sentence_and_hides_no_run(
     assert UID in told.out
     assert str(problem.value)[:80] in told.err
     assert kvlens(runs, monkeypatch, "runs", "note", UID, "--name", "x") == 1
-    assert "mend that file or delete it" in capsys.readouterr().err
+    assert str(problem.value)[:80] in capsys.readouterr().err
     path.unlink()
 
 
@@ -201,13 +202,13 @@ def test_the_command_names_and_finds(
     assert kvlens(runs, monkeypatch, "runs", "--text", "nowhere") == 0
     assert "none of the 2 runs" in capsys.readouterr().out
     assert kvlens(runs / "absent", monkeypatch, "runs") == 1
-    assert f"there is no folder {runs / 'absent'}" in " ".join(capsys.readouterr().err.split())
+    assert str(runs / "absent") in " ".join(capsys.readouterr().err.split())
     assert kvlens(runs, monkeypatch, "runs", "--outcome", "good") == 1
     assert "'good' is no" in capsys.readouterr().err
     assert kvlens(runs, monkeypatch, "runs", "--outcome", "lost", "list") == 1
-    assert "options of `kvlens runs list` go behind its name" in capsys.readouterr().err
+    assert "`kvlens runs list`" in capsys.readouterr().err
     assert kvlens(runs, monkeypatch, "runs", "note", "20990101-000000-absent", "--name", "x") == 1
-    assert "There is no run" in capsys.readouterr().err
+    assert "20990101-000000-absent" in capsys.readouterr().err
 
 
 def test_what_cannot_be_seen_is_named(runs: Path) -> None:

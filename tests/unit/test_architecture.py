@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 import re
+from functools import cache
 from pathlib import Path
 
-from kvlens.lab.studies.house import House, read_house, renew_table, table
+from kvlens.lab.studies import house
+from kvlens.lab.studies.house import House, renew_table, table
 from kvlens.lab.studies.housepicture import arrange, draw, place_nodes, width
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -19,6 +21,10 @@ SMALL = House(
         "app.ui": frozenset({"store"}),
     },
 )
+
+
+read_house = cache(house.read_house)
+"""the sources are read once: they stay as they are while tests run"""
 
 
 def drawn(picture: str) -> tuple[set[str], set[tuple[str, ...]]]:
@@ -44,18 +50,18 @@ def test_the_committed_table_lists_the_rooms_and_arrows_of_the_sources() -> None
 
 
 def test_the_house_has_the_three_storeys_and_only_arrows_down() -> None:
-    house = read_house()
+    whole = read_house()
     rank = {"core": 0, "lab": 1, "app": 2}
-    assert {house.storey(room) for room in house.lines} == set(rank)
-    assert {"engine", "kernels", "store", "ground", "lab.bench", "app.ui"} <= set(house.lines)
+    assert {whole.storey(room) for room in whole.lines} == set(rank)
+    assert {"engine", "kernels", "store", "ground", "lab.bench", "app.ui"} <= set(whole.lines)
     up = [
         (room, target)
-        for room, targets in house.imports.items()
+        for room, targets in whole.imports.items()
         for target in targets
-        if rank[house.storey(target)] > rank[house.storey(room)]
+        if rank[whole.storey(target)] > rank[whole.storey(room)]
     ]
     assert up == []
-    assert "memory" in house.imports["methods"]
+    assert "memory" in whole.imports["methods"]
 
 
 def test_an_arrow_that_follows_from_others_is_left_out() -> None:

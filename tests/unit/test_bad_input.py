@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
+from support import raises_code
 
 from kvlens.cli.main import main
+from kvlens.models import find
 
 
 def kvlens(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
@@ -117,7 +119,9 @@ def test_models_that_cannot_run(
     (folder / "pickled").mkdir()
     (folder / "pickled" / "config.json").write_text('{"model_type": "llama"}')
     (folder / "pickled" / "pytorch_model.bin").write_bytes(b"x")
-    assert "loads no pickled weights" in said(str(folder / "pickled"))
+    assert ".safetensors" in said(str(folder / "pickled"))
+    with raises_code("pickled_weights", model=str(folder / "pickled")):
+        find.resolve(str(folder / "pickled"))
     for kind, reason in (
         ("gemma2", "softcap"),
         ("bloom", "bypasses"),

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import duckdb
 import pytest
+from support import raises_code
 
 from kvlens.app.gallery import bundle
 from kvlens.app.gallery.bundle import hand_on, take_in
@@ -141,21 +142,21 @@ def test_a_damaged_or_half_file_leaves_nothing(handed: Path, tmp_path: Path) -> 
     data = handed.read_bytes()
     for bad in (data[: len(data) // 2], b"no archive"):
         handed.write_bytes(bad)
-        with pytest.raises(TraceError, match="cannot be taken in"):
+        with raises_code("bundle_unreadable", TraceError):
             take_in(handed, tmp_path / "in", (UID,))
         assert list((tmp_path / "in").iterdir()) == []
 
 
 def test_more_than_a_run_can_be_is_refused(handed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bundle, "MOST_BYTES", 1000)
-    with pytest.raises(TraceError, match="no part of its runs"):
+    with raises_code("bundle_foreign_file", TraceError):
         take_in(handed, tmp_path / "in", (UID,))
 
 
 def test_a_run_under_another_name_or_with_a_failed_check_is_refused(handed: Path, tmp_path: Path) -> None:
     other = "20260101-000000-other"
     file = made(tmp_path / "renamed.tar.xz", {name.replace(UID, other): data for name, data in members(handed).items()})
-    with pytest.raises(TraceError, match="not the whole run"):
+    with raises_code("bundle_other_run", TraceError, uid=other):
         take_in(file, tmp_path / "in", (other,))
     take_in(handed, tmp_path / "good", (UID,))
     trace = tmp_path / "good" / UID / "trace.duckdb"
@@ -163,7 +164,7 @@ def test_a_run_under_another_name_or_with_a_failed_check_is_refused(handed: Path
     with duckdb.connect(str(trace)) as con:
         con.execute("UPDATE self_check SET passed = FALSE WHERE rowid = 0")
     file = made(tmp_path / "failed.tar.xz", members(handed) | {f"{UID}/trace.duckdb": trace.read_bytes()})
-    with pytest.raises(TraceError, match="did not pass its own checks"):
+    with raises_code("bundle_check_failed", TraceError, uid=UID):
         take_in(file, tmp_path / "in", (UID,))
     with pytest.raises(TraceError, match="lacks"):
         take_in(file, tmp_path / "in", (UID, other))
@@ -171,7 +172,7 @@ def test_a_run_under_another_name_or_with_a_failed_check_is_refused(handed: Path
 
 def test_a_folder_that_cannot_be_written_is_one_sentence(handed: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
-    with pytest.raises(TraceError, match="cannot be taken in"):
+    with raises_code("bundle_unreadable", TraceError):
         take_in(handed, tmp_path / "file" / "runs", (UID,))
 
 
@@ -187,6 +188,6 @@ def test_where_one_run_cannot_be_put_down_none_is(tmp_path: Path, monkeypatch: p
         plain(source, target)
 
     monkeypatch.setattr(os, "rename", rename)
-    with pytest.raises(TraceError, match="cannot be taken in"):
+    with raises_code("bundle_unreadable", TraceError):
         take_in(tmp_path / "two.tar.xz", tmp_path / "in", (UID, other))
     assert list((tmp_path / "in").iterdir()) == []

@@ -15,6 +15,7 @@ from kvlens.lab.gpu.capture import captured
 from kvlens.lab.gpu.static import cuda
 
 DEVICE = torch.device("cuda", 0)
+REFUSED = "operation not permitted when stream is capturing"
 
 
 @pytest.fixture
@@ -80,9 +81,9 @@ def test_the_work_is_captured_once_and_replayed_into_the_same_output(said: list[
 
 def test_what_the_work_raised_comes_first(said: list[str]) -> None:
     def work() -> None:
-        raise RuntimeError("operation not permitted when stream is capturing")
+        raise RuntimeError(REFUSED)
 
-    with pytest.raises(RuntimeError, match="operation not permitted when stream is capturing"):
+    with pytest.raises(RuntimeError, match=REFUSED):
         captured(work, DEVICE)
     assert torch.cuda.now == ["main"], "later work would be issued to the stream of the capture"  # type: ignore[attr-defined]
     assert gc.isenabled()

@@ -13,7 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import ListSink, run, task_prompt
+from support import ListSink, raises_code, run, task_prompt
 
 from kvlens import methods
 from kvlens.engine.session import Session
@@ -460,9 +460,9 @@ def test_bad_parameters_give_one_sentence() -> None:
     ):
         with pytest.raises(ValueError, match=next(iter(bad))):
             ChessParameters(**bad)
-    with pytest.raises(ValueError, match="set the ratios instead"):
+    with raises_code("parameters_disagree"):
         ChessParameters(keep=0.1, quantile="paper_literal")
-    with pytest.raises(ValueError, match="one of dynamic, fixed"):
+    with raises_code("not_a_choice", parameter="trigger"):
         methods.make_parameters(Chess, None, {"trigger": "sometimes"})
 
 

@@ -102,4 +102,4 @@ def test_a_run_from_before_stand_ins_were_recorded_has_those_of_its_preset() -> 
     assert recorded_stand_in(old | {"dtype": "float32"}) == ""
     assert recorded_stand_in(old | {"stand_in": "untrained thing"}) == "untrained thing"
     assert recorded_stand_in(old | {"method": "snapkv", "preset": "paper"}) == ""
-    assert recorded_stand_in(old | {"method": "a method that is not here"}) == ""
+    assert recorded_stand_in(old | {"method": "not_here"}) == ""

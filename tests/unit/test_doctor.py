@@ -39,9 +39,7 @@ def test_doctor_as_json_has_every_check(monkeypatch: pytest.MonkeyPatch, capsys:
     report = json.loads(capsys.readouterr().out)
     assert {"kvlens", "python", "torch", "devices", "default model"} <= set(report["facts"])
     assert all(check["passed"] for check in report["checks"])
-    assert {"package torch", "FullKV equals the stock model", "peak within budget"} <= {
-        check["name"] for check in report["checks"]
-    }
+    assert {"package torch", doctor.STOCK, "peak within budget"} <= {check["name"] for check in report["checks"]}
 
 
 def test_a_failed_check_is_named_and_ends_with_status_1(
@@ -50,7 +48,7 @@ def test_a_failed_check_is_named_and_ends_with_status_1(
     monkeypatch.setattr(stock, "stock_gap", lambda device: (0.25, 255))
     assert run_doctor(monkeypatch, "--json") == 1
     failed = [check for check in json.loads(capsys.readouterr().out)["checks"] if not check["passed"]]
-    assert [check["name"] for check in failed] == ["FullKV equals the stock model"]
+    assert [check["name"] for check in failed] == [doctor.STOCK]
 
 
 def test_a_budget_that_cannot_be_held_is_a_failed_check_and_no_end_of_the_list(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,7 +45,7 @@ def test_the_trace_is_printed_on_request(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
 ) -> None:
     text = ended(monkeypatch, capsys, KeyError("span"), *words)
-    assert "Traceback (most recent call last)" in text
+    assert text.startswith("Traceback ")
     assert text.splitlines()[-1].startswith(f"kvlens: {CODE}: KeyError")
     assert sys.argv == ["kvlens", "runs"]
 

@@ -20,5 +20,5 @@ def test_every_set_is_a_mark_and_the_cheapest_that_sufficed_is_ringed() -> None:
 
 def test_nothing_is_ringed_where_nothing_sufficed() -> None:
     figure = fewest_bytes(pd.DataFrame([(1, 1, 800, 3.0, False)], columns=list(COLUMNS)), None)
-    assert [trace.name for trace in figure.data] == ["the answer is back", "it is not"]
+    assert [len(trace.hovertext) for trace in figure.data] == [0, 1], "those that suffice, the others"
     assert figure.data[1].hovertext[0] == "try 1: 1 span of single KV heads<br>800 B<br>KL 3 nats"

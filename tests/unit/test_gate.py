@@ -138,6 +138,8 @@ def test_a_prompt_with_a_task_and_no_group_finds_its_study(tmp_path: Path) -> No
     prompts = [StudyPrompt(str(number), PromptText("x", answer="y", task="needle")) for number in range(50)]
     first = gate_study(tmp_path, plan, prompts, Thresholds(lost=0.2))
     assert gate_study(tmp_path, plan, prompts, Thresholds(lost=0.3)).id == first.id
+    other = plan.model_copy(update={"budgets": ("40%",)})
+    assert gate_study(tmp_path, other, prompts, Thresholds(lost=0.2)).id != first.id
     assert storage.read(tmp_path, first.id).thresholds == Thresholds(lost=0.3)
 
 
@@ -201,18 +203,24 @@ def test_the_file_of_the_docs_is_a_gate_that_passes_and_resumes(
     assert (suite.get("tests"), suite.get("failures")) == ("5", "0")
     (study,) = storage.ids(tmp_path / "runs")
     before = storage.read_trials(tmp_path / "runs", study)
-    (tmp_path / "study.toml").write_text(
-        block[1].replace("60%", "20%").replace("snapkv", "streaming_llm").replace("window = 8", "")
-    )
-    capsys.readouterr()
-    assert kvlens_status("gate", str(tmp_path / "study.toml"), "--json", "--junit", str(tmp_path / "j.xml")) == MISSED
-    told = json.loads(capsys.readouterr().out)
-    assert not told["passed"]
-    assert told["study"] != study
-    assert {check["threshold"]: check["state"] for check in told["checks"]}["lost"] == "missed"
     (tmp_path / "study.toml").write_text(block[1].replace("lost = 0.2", "lost = 0.3"))
     assert kvlens_status("gate", str(tmp_path / "study.toml")) == 0
     assert storage.read_trials(tmp_path / "runs", study) == before  # a threshold changes no trial
     stored = kvlens.Study(tmp_path / "runs", study, kvlens.api.models.Named())
     assert stored.gate()["limit"].tolist()[1] == 0.3
     assert not stored.gate(kl_nats=1e-12)["passed"].all()
+
+
+def test_a_missed_threshold_is_status_3_with_what_was_missed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KVLENS_RUNS", str(tmp_path / "runs"))
+    (tmp_path / "study.toml").write_text(
+        'model = "demo"\nprompts = ["needle@length=200@prompts=2"]\nbudgets = ["20%"]\nmax_new = 8\n'
+        'trace_level = "summary"\n[methods.streaming_llm]\n[gate]\ngroup_lost = 0.5\n'
+    )
+    assert kvlens_status("gate", str(tmp_path / "study.toml"), "--json", "--junit", str(tmp_path / "j.xml")) == MISSED
+    answer = json.loads(capsys.readouterr().out)
+    assert not answer["passed"]
+    assert {check["threshold"]: check["state"] for check in answer["checks"]}["group_lost"] == "missed"
+    assert ElementTree.parse(tmp_path / "j.xml").getroot().get("failures") == "1"

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support import task_prompt
+from support import raises_code, task_prompt
 
 from kvlens import methods
 from kvlens.lab.calibrate.copying import _Copying, answer_tokens, needle_scores
@@ -91,7 +91,7 @@ def test_a_map_without_needle_scores_is_refused_where_they_are_asked_for(
 ) -> None:
     method = methods.get(name)
     needing, content = (method.Parameters(calibration=old, **values) for values in (asks, otherwise))
-    with pytest.raises(ValueError, match=r"^'old.json' has no scores of needle prompts: run `kvlens calibrate heads "):
+    with raises_code("needle_scores_missing"):
         read_figures(method, needing, SHAPE, "demo")
     assert read_figures(method, content, SHAPE, "demo")["retrieval heads"].needle is None
     shipped = read_figures(method, method.Parameters(**asks), SHAPE, "demo")["retrieval heads"]

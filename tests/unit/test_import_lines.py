@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 HEAVY = ("torch", "transformers", "umap")
 
 ROOMS: tuple[tuple[str, ...], ...] = (
+    ("refusal",),
     # the ground: typed rows, shapes, texts and numbers in words, and the toy model's language
     ("rows", "decisions", "instruments", "metaparts", "meta", "shape", "text", "intervals", "shortage", "files"),
     ("hostmemory",),

@@ -54,7 +54,7 @@ def done(uid: str) -> str:
     return f"print({json.dumps({'phase': 'done', 'uid': uid})!r})"
 
 
-def until(condition: Callable[[], object], seconds: float = 60) -> None:
+def until(condition: Callable[[], object], seconds: float = 240) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline
@@ -128,20 +128,20 @@ def test_the_prompt_of_a_job_that_goes_on_stays(tmp_path: Path, monkeypatch: pyt
     prompt.parent.mkdir()
     (prompt.parent / "lock").touch()
     prompt.touch()
-    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True) as going:
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True) as going:
         record = JobRecord(id="0123abcd", title="t", argv=[str(prompt)], created=1.0, process=name_process(going.pid))
         write_record(tmp_path / "jobs", record)
         jobs = JobManager(start_cold, tmp_path / "jobs")
         assert prompt.is_file()
         jobs.cancel("0123abcd")
-        assert going.wait(20) == -signal.SIGTERM
+        assert going.wait(120) == -signal.SIGTERM
     until(lambda: not job_of(jobs, "0123abcd").active)
     JobManager(start_cold, tmp_path / "jobs")
     assert not prompt.parent.exists()
 
 
 def test_a_reused_process_id_is_neither_followed_nor_killed(tmp_path: Path) -> None:
-    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True) as other:
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True) as other:
         start_stamp = beginning(other.pid)
         assert start_stamp is not None
         record = JobRecord(
@@ -159,7 +159,7 @@ def test_a_reused_process_id_is_neither_followed_nor_killed(tmp_path: Path) -> N
         Left(other.pid, start_stamp + "0").signal(signal.SIGKILL)
         assert other.poll() is None
         Left(other.pid, start_stamp).signal(signal.SIGKILL)
-        assert other.wait(20) == -signal.SIGKILL
+        assert other.wait(120) == -signal.SIGKILL
         assert beginning(other.pid) is None
 
 

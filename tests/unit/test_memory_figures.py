@@ -114,7 +114,10 @@ def test_copies_that_overlap_are_drawn_beside_each_other(steps: pd.DataFrame, co
     figure = overlap(steps, whole(copies))
     engine, *moved = figure.data
     assert list(engine.base) == [0, 1]
-    assert {bar.name for bar in moved} == {"recall to device, blocking", "prefetch to device, background"}
+    assert {tuple(re.split(r" to |, ", bar.name)) for bar in moved} == {
+        ("recall", "device", "blocking"),
+        ("prefetch", "device", "background"),
+    }
     background = next(bar for bar in moved if "background" in bar.name)
     assert list(background.x) == [0.5, 0.5]
     assert len(set(background.y)) == 2

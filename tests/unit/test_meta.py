@@ -11,6 +11,7 @@ import duckdb
 import pytest
 from pydantic import ValidationError
 from store_support import one_sentence
+from support import raises_code
 
 from kvlens.meta import Counterfactual, Held, Machine, RunMeta, Sampled, Search
 from kvlens.store.errors import UnreadableRun
@@ -95,7 +96,7 @@ def test_a_made_up_run_of_earlier_versions_gave_budget_and_machine_otherwise(tmp
 )
 def test_a_foreign_or_damaged_meta_is_one_sentence(tmp_path: Path, key: str, value: Any) -> None:
     uid = stored(tmp_path, {key: value})
-    with pytest.raises(UnreadableRun, match="is not what kvlens writes") as refused:
+    with raises_code("meta_foreign", UnreadableRun) as refused:
         TraceReader.open(tmp_path, uid)
     one_sentence(refused.value)
 

@@ -15,7 +15,17 @@ from kvlens.cli.main import main
 from kvlens.engine.engine import Engine
 from kvlens.rows import SelfCheck
 from kvlens.runs import modelcheck
-from kvlens.runs.modelcheck import DIFFERS, EQUAL, NEW, SHORT, UNCHECKED, ModelCheck, check_model, first_check
+from kvlens.runs.modelcheck import (
+    DIFFERS,
+    EQUAL,
+    MODEL_CHECK,
+    NEW,
+    SHORT,
+    UNCHECKED,
+    ModelCheck,
+    check_model,
+    first_check,
+)
 from kvlens.runs.storing import _model_checks
 
 BORDER = 64
@@ -59,7 +69,7 @@ def test_another_output_is_named_with_its_step(monkeypatch: pytest.MonkeyPatch) 
     verdict = check_model(engine(), "weights")
     assert (verdict.verdict, verdict.compared) == (DIFFERS, 0)
     checks = _model_checks(verdict)
-    assert [(check.name, check.passed) for check in checks] == [("model equals its generate", False)]
+    assert [(check.name, check.passed) for check in checks] == [(MODEL_CHECK, False)]
 
 
 def test_a_verdict_is_kept_by_fingerprint(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,7 +138,7 @@ def test_doctor_compares_a_model_and_models_show_the_verdict(
 
     assert command("doctor", "--model", "demo", "--json") == 0
     (check,) = json.loads(capsys.readouterr().out)["checks"]
-    assert (check["name"], check["passed"]) == ("demo equals its generate", True)
+    assert (check["name"], check["passed"]) == (MODEL_CHECK.replace("model", "demo"), True)
     assert command("models", "show", "demo", "--json") == 0
     assert json.loads(capsys.readouterr().out)["generate"] == check["detail"]
     assert command("models", "list", "--json") == 0
@@ -198,4 +208,4 @@ def test_the_verdict_is_in_the_meta_of_a_run(tmp_path: Path) -> None:
     with TraceReader.open(tmp_path / "runs", uid) as reader:
         assert reader.meta.model_check is not None
         assert reader.meta.model_check["verdict"] == EQUAL
-        assert "model equals its generate" in set(reader.self_checks()["name"])
+        assert MODEL_CHECK in set(reader.self_checks()["name"])

@@ -115,9 +115,7 @@ def test_only_what_is_run_again_is_spoken_of() -> None:
     assert made_otherwise([row("a-1", 0), row("a-1", 1)], now) == ""
     assert made_otherwise([row("a-0", 0), row("a-1", 0)], now) == "", "it has been run again"
     line = made_otherwise([row("a-0", 0), row("a", 1), row("a-1", 2)], now)
-    assert line.startswith(
-        "2 kept trials of full were made with other code, weights or settings, 1 of them before code"
-    )
+    assert [word for word in line.split() if word.isdigit() or word == "full"] == ["2", "full", "1"]
     assert "\n" not in line
 
 

@@ -39,10 +39,7 @@ def test_no_pinned_memory_left_is_one_sentence() -> None:
     device = FakeDevice(refused_after=3 << 20)
     slabs = PinnedSlabs(device.register, device.pinned.pop)
     slabs.take((1 << 19,), torch.float32)
-    with pytest.raises(
-        Shortage,
-        match=r"2097152 are held .cudaHostRegister: out of memory.; raise the limit on locked memory .ulimit -l.",
-    ):
+    with pytest.raises(Shortage, match=r" 2097152 .*cudaHostRegister.*\(ulimit -l\)"):
         slabs.take((1 << 19,), torch.float32)
     slabs.close()
     assert not device.pinned

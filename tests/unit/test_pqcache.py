@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from methodtrial import SHAPE, Trial
+from support import raises_code
 
 from kvlens.methods import make_parameters
 from kvlens.methods.pqcache import PQCache
@@ -67,7 +68,7 @@ def test_the_tokens_whose_coded_keys_score_highest_are_brought(group: str) -> No
 
 
 def test_what_cannot_be_is_one_sentence() -> None:
-    with pytest.raises(ValueError, match=r"^pqcache: keys of 24 numbers cannot be cut into 5 parts\.$"):
+    with raises_code("parts_do_not_divide", parts=5):
         Trial("pqcache", N, NEW, **{**SET, "parts": 5})
     with pytest.raises(ValueError, match=r"^pqcache: parts and [^\n]*\.$"):
         make_parameters(PQCache, None, {"bits": 9})

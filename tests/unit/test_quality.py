@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from kvlens.lab.bench.joined import joined
 from kvlens.lab.bench.quality import QualityRequest, measure, summarise
 from kvlens.lab.bench.quality import collect as collected
-from kvlens.lab.bench.qualitypage import document, markdown
+from kvlens.lab.bench.qualitypage import ORDER, document, markdown
 from kvlens.lab.commands.results import beside, results, write
 from kvlens.lab.results.names import measured_on
 from kvlens.statistics import wilson
@@ -188,6 +188,16 @@ def of(
     return {"about": about | {"request": asked}, "lines": [line | arm for arm in arms or ({},)]}
 
 
+LENGTH = 1024
+RECALL, FLOOR = "selection recall", "FullKV in bfloat16 (noise floor)"
+UNASKED = "No question is asked"
+
+
+def heading(model: str, known: str, more: str = "") -> str:
+    """Return the heading of a table: model, length and condition."""
+    return f"## {model}, {LENGTH:,} tokens, {ORDER[known]}{more}"
+
+
 def headings(page: str) -> list[str]:
     return [text for text in page.splitlines() if text.startswith("## ")]
 
@@ -195,22 +205,17 @@ def headings(page: str) -> list[str]:
 def test_the_page_has_the_toy_last_and_says_what_was_not_measured() -> None:
     arm = {"dtype": "bfloat16", "selection_recall": 0.5, "read_share": 0.125, "presets": {"paper": 3, "fit": 1}}
     page = document([of("demo", "in"), of("real", "after"), of("real", "in", arm, {})])
-    assert headings(page) == [
-        "## real, 1,024 tokens, question read with its context",
-        "## real, 1,024 tokens, question fed after the context was placed",
-        "## demo (a toy), 1,024 tokens, question read with its context",
-    ]
+    assert headings(page) == [heading("real", "in"), heading("real", "after"), heading("demo (a toy)", "in")]
     rows = [text for text in page.splitlines() if text.startswith("| ")]
     start, cell = "| method | budget | preset | needle: exact (95 %), n | coverage |", "1.00 (0.50-1.00), 4"
-    both = "resident, of float32 KV | resident, of 16-bit KV"
+    both, moved = "resident, of float32 KV | resident, of 16-bit KV", "to device per step"
     without = [
-        f"{start} attended | {both} | to device per step |",
+        f"{start} attended | {both} | {moved} |",
         f"| FullKV | none | defaults | {cell} | 1.00 | 100.0% | 103.0% | — | 0 B |",
     ]
     assert rows == [
-        f"{start} selection recall | attended | {both} | read | to device per step |",
-        f"| FullKV in bfloat16 (noise floor) | none | paper 3, fit 1 | {cell} "
-        "| 1.00 | 0.50 | 100.0% | — | 103.0% | 12.5% | 0 B |",
+        f"{start} {RECALL} | attended | {both} | read | {moved} |",
+        f"| {FLOOR} | none | paper 3, fit 1 | {cell} | 1.00 | 0.50 | 100.0% | — | 103.0% | 12.5% | 0 B |",
         f"| FullKV | none | defaults | {cell} | 1.00 | — | 100.0% | 103.0% | — | — | 0 B |",
         *without,
         *without,
@@ -221,9 +226,9 @@ def test_the_page_has_the_toy_last_and_says_what_was_not_measured() -> None:
 def test_tables_that_differ_in_their_tasks_alone_are_named_by_them_and_stand_side_by_side(tmp_path: Path) -> None:
     found = [of("real", "in"), of("real", "after"), of("real", "in", tasks=("list", "count"))]
     assert headings(document(found)) == [
-        "## real, 1,024 tokens, question read with its context: list, count",
-        "## real, 1,024 tokens, question read with its context: needle",
-        "## real, 1,024 tokens, question fed after the context was placed",
+        heading("real", "in", ": list, count"),
+        heading("real", "in", ": needle"),
+        heading("real", "after"),
     ]
     for number, one in enumerate(found):
         write(tmp_path / f"quality-{number}.json", one)
@@ -248,11 +253,11 @@ def test_tables_that_differ_in_their_budgets_alone_are_one(tmp_path: Path) -> No
     assert whole["about"]["request"]["budgets"] == ["5%", "20%", "40%"]
     assert (whole["about"]["trials"], whole["about"]["planned"]) == (8, 8)
     assert measured_on(whole["about"]) == "d (40%, 5%: e)"
-    assert headings(document([later, early])) == ["## real, 1,024 tokens, question read with its context"]
+    assert headings(document([later, early])) == [heading("real", "in")]
     later["about"]["torch"] = "another"
     assert headings(document([later, early])) == [
-        "## real, 1,024 tokens, question read with its context: needle at 20%",
-        "## real, 1,024 tokens, question read with its context: needle at 40%, 5%",
+        heading("real", "in", ": needle at 20%"),
+        heading("real", "in", ": needle at 40%, 5%"),
     ]
     for number, one in enumerate((early, later)):
         write(tmp_path / f"quality-{number}.json", one)
@@ -282,4 +287,4 @@ def test_free_text_at_several_budgets_is_named_by_them_and_explained_once() -> N
     assert headings(document([], [one])) == [about]
     page = document([], [one, other])
     assert headings(page) == [f"{about}: at {', '.join(request['budgets'])}", f"{about}: at 5%, 40%"]
-    assert page.count("No question is asked") == 1
+    assert page.count(UNASKED) == 1

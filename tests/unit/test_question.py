@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import raises_code
 
 from kvlens import tasks
 from kvlens.app.compare.settings import settings as settings_of
@@ -18,6 +19,7 @@ from kvlens.demo import demo_path
 from kvlens.engine.engine import Engine, Options
 from kvlens.engine.models import load
 from kvlens.lab.training.demo.tokenizer import load_tokenizer
+from kvlens.lens.reasonkinds import KINDS
 from kvlens.lens.reasons import explain
 from kvlens.memory.budget import Budget
 from kvlens.methods.full import FullKV
@@ -166,7 +168,7 @@ def test_a_stored_run_says_which_it_was_and_what_went_before_the_question(tmp_pa
         lost = spans[(spans["tok_start"] <= needle.min()) & (spans["tok_end"] > needle.min())].iloc[-1]
         reason = explain(reader, meta.asked_steps, 0, 0, int(lost["span"]))
     assert "unasked" in reason.kind
-    assert reason.says.endswith("before the question was known")
+    assert reason.says.endswith(KINDS["evicted_unasked"].partition(" ")[2])
     stored = json.loads((tmp_path / uid / "run.json").read_text())
     assert stored["output_text"] == text
     request = request.model_copy(update={"question": "in"})
@@ -179,15 +181,15 @@ def test_a_stored_run_says_which_it_was_and_what_went_before_the_question(tmp_pa
 
 
 def test_a_prompt_that_does_not_say_where_its_question_begins_is_refused_in_one_sentence(tokenizer: Any) -> None:
-    with pytest.raises(BadPrompt, match="does not say where its question begins"):
+    with raises_code("question_unmarked", BadPrompt):
         tokenize(PromptText("The gate is open. Is it?"), tokenizer, 512, 4, question="after")
     with pytest.raises(BadPrompt, match="fewer than 2 tokens"):
         tokenize(PromptText("The gate is open", question=0), tokenizer, 512, 4, question="after")
-    with pytest.raises(BadPrompt, match="the question is empty"):
+    with raises_code("question_empty", BadPrompt):
         asking(PromptText("A text."), "  ")
     with pytest.raises(BadPrompt, match="outside the text"):
         decode(b'{"text": "A text.", "question": 90}', "p.json")
-    with pytest.raises(ValueError, match="--question takes in or after"):
+    with pytest.raises(ValueError, match="before"):
         RunRequest(model="demo", question="before")
     made = asking(PromptText("A text.\n"), "What is it?")
     assert made.text[made.question :] == "\n\nWhat is it?"

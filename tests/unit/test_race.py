@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from support import raises_code
 
 from kvlens.engine import surprisal
 from kvlens.engine.surprisal import Surprisals
@@ -116,13 +117,20 @@ def codes(text: str) -> np.ndarray:
 
 
 @pytest.fixture(scope="module")
-def seen(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RaceInfo, Watching]:
-    """One race of all kinds, every step of which is sketched."""
-    runs, watching = tmp_path_factory.mktemp("race"), Watching()
+def timed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RaceInfo, Watching, float]:
+    """One race of all kinds, every step of which is sketched, and the seconds that it took."""
+    runs, watching, began = tmp_path_factory.mktemp("race"), Watching(), time.perf_counter()
     asked = RaceRequest(shared=SHARED, entrants=entrants(",".join(KINDS), [], ["keydiff:block=64"]))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(recorder, "SKETCHED_S", 0.0)
-        return runs, race(asked, PromptText(TEXT, answer="harbor"), runs, watching, lambda: False), watching
+        info = race(asked, PromptText(TEXT, answer="harbor"), runs, watching, lambda: False)
+    return runs, info, watching, time.perf_counter() - began
+
+
+@pytest.fixture(scope="module")
+def seen(timed: tuple[Path, RaceInfo, Watching, float]) -> tuple[Path, RaceInfo, Watching]:
+    """The race, without its time."""
+    return timed[:3]
 
 
 def test_every_output_is_whole_before_any_loss_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,16 +182,18 @@ def test_a_lane_is_the_run_that_it_would_be_alone(
         assert mine[name] == rows, name
 
 
-def test_lanes_decode_in_turns_and_the_prompt_is_read_once(seen: tuple[Path, RaceInfo, Watching]) -> None:
-    runs, info, watching = seen
+def test_lanes_decode_in_turns_and_the_prompt_is_read_once(timed: tuple[Path, RaceInfo, Watching, float]) -> None:
+    runs, info, watching, whole_s = timed
+    own_s = []
     for number, lane in enumerate(info.lanes):
         with TraceReader.open(runs, str(lane.uid)) as reader:
             assert reader.meta.raced == (len(info.lanes) - 1 if number else None), lane.method
             assert reader.meta.prompt_kept == (number > 0 and lane.method != "keydiff"), lane.method
             assert reader.meta.reference == (info.lanes[0].uid if number else None)
             assert reader.meta.decode_s is not None
-            own = float(reader.steps()["dur_us"].sum()) / 1e6
-            assert own <= reader.meta.decode_s < 3 * own, "waiting for the others is no part of it"
+            own_s.append(reader.meta.decode_s)
+    assert min(own_s) > 0
+    assert sum(own_s) <= whole_s, "waiting for the others is no part of it"
     assert len(info.lanes) == 8
     made = dict.fromkeys(range(1, 8), 0)
     for number, step in watching.told:
@@ -222,7 +232,7 @@ def test_a_race_is_stored_and_found_again(seen: tuple[Path, RaceInfo, Watching])
     assert races.read(runs, info.id) == info
     with pytest.raises(TraceError, match="no race"):
         races.read(runs, "20200101-000000-abcdef")
-    with pytest.raises(TraceError, match="not a run id"):
+    with raises_code("no_run_id", TraceError):
         races.read(runs, "../" + info.id)
     (runs / races.FOLDER / "20200101-000000-abcdef.json").write_text("{")
     with pytest.raises(TraceError, match="cannot be read"):

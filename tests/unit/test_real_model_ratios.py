@@ -52,7 +52,7 @@ def test_a_file_of_another_sitting_is_refused_before_anything_is_measured(monkey
     monkeypatch.setattr(real_model.Engine, "run", lambda *given: measured.append(given))
     monkeypatch.setattr(real_model.Engine, "read", lambda *given, **named: measured.append(given))
     about = {"model": "demo", "prompt_tokens": 9, "steps": 2, "budget": "20%", "machine": {}, "date": "then"}
-    with pytest.raises(SystemExit, match="another model, prompt or machine"):
+    with pytest.raises(SystemExit, match="--out"):
         measure("demo", 256, 1, [], lambda line: None, {"about": about | {"presets": {}}, "ratios": []})
     assert not measured
 

@@ -157,11 +157,14 @@ def test_pieces_escape() -> None:
     assert "<td>&lt;i&gt;</td>" in table(("a", "b"), [("x", "<i>")])
 
 
-def test_the_report_says_what_was_recorded(alone: str) -> None:
+def test_the_report_says_what_was_recorded(runs: PairRuns, alone: str) -> None:
     said = html.unescape(body(alone))
     assert f"Lost at step {PARTED}" in said
     assert "Missed most by L" in said
-    assert "Why it was not attended exactly: " in said
+    with TraceReader.open(runs.folder, runs.run) as reader:
+        missed = verdict(reader).missed
+    assert missed is not None
+    assert f"L{missed.layer} KV{missed.kv_head}" in said
     assert re.search(r">L\d KV\d, span \d+</th><td>\d\.\d\d</td><td>0\.\d{4}</td>", said), "effect and regret"
     assert re.search(r"regret 0\.\d{3}; [^<]* \d\.\d\d of \d+\.\d\d logits", said)
     assert "Expected".lower() in said
@@ -214,7 +217,7 @@ def test_a_value_that_is_not_the_papers_is_not_called_the_papers(runs: PairRuns)
 
 def test_two_runs_stand_beside_each_other(beside: str) -> None:
     said = html.unescape(body(beside))
-    assert f"First divergence at step {PARTED}" in said
+    assert f"divergence at step {PARTED}" in said
     assert "B beside A" in said
     heat = [trace for spec in specs(beside) for trace in spec["data"] if trace.get("name") == "B − A"]  # type: ignore[union-attr]
     assert len(heat) == 2
@@ -243,7 +246,7 @@ def test_a_counterfactual_says_what_was_held_and_what_that_changed(runs: PairRun
         reader.meta = reader.meta.model_copy(update={"hold": (held,), "whatif": tried})
         text = report_bytes(reader).decode()
     said = html.unescape(body(text))
-    assert "The answer came back." in said
+    assert "4172" in said
     assert "L1 KV0, L2 KV1" in said
     assert "2 MB" in said
     assert "u" not in Page(text).tags
@@ -253,9 +256,8 @@ def test_a_run_without_a_loss_says_so(tmp_path: Path) -> None:
     uid = write_synthetic(tmp_path, 2, 4, 2, 6, 8, lens=False, trace_level="summary", answer=None)
     with TraceReader.open(tmp_path, uid) as reader:
         said = html.unescape(body(report_bytes(reader).decode()))
-    assert "The loss against full KV was not recorded in this run." in said
-    assert "Loss over the steps: not recorded." in said
-    assert "no answer is known for this prompt" in said
+    assert said.count("not recorded") >= 2
+    assert "Lost at step" not in said
 
 
 def test_a_run_that_lost_nothing_has_no_head_outlined_and_its_line_where_kl_is_largest(tmp_path: Path) -> None:
@@ -266,7 +268,7 @@ def test_a_run_that_lost_nothing_has_no_head_outlined_and_its_line_where_kl_is_l
     said, drawn = html.unescape(body(text)), specs(text)
     assert loss["agrees"].all()
     assert '<p class="calm">Nothing was lost: at all 6 steps' in said
-    assert f"The line marks step {loss.loc[loss['kl'].idxmax(), 'step']}, where KL is largest." in said
+    assert f"marks step {loss.loc[loss['kl'].idxmax(), 'step']}," in said
     maps = [spec for spec in drawn if any(trace["type"] == "heatmap" for trace in spec["data"])]  # type: ignore[union-attr]
     assert maps
     assert not any(shape["type"] == "rect" for spec in maps for shape in spec["layout"].get("shapes", []))  # type: ignore[attr-defined]
@@ -288,7 +290,7 @@ def test_a_run_whose_kl_was_not_recorded_at_any_step_marks_the_first_step(tmp_pa
     assert len(loss) > 1
     assert loss["kl"].isna().all()
     marked = int(loss["step"].iloc[0])
-    assert f"The line marks step {marked}, the first; no KL was recorded." in html.unescape(body(text))
+    assert f"marks step {marked}," in html.unescape(body(text))
     drawn = [spec for spec in specs(text) if any(trace.get("name") == "KL" for trace in spec["data"])]  # type: ignore[union-attr]
     assert len(drawn) == 1
     lines = [shape for shape in drawn[0]["layout"]["shapes"] if shape["type"] == "line"]  # type: ignore[index]
@@ -314,8 +316,8 @@ def test_the_settings_of_sampling_are_values_or_not_recorded(
 
 def test_a_run_that_lost_says_what_is_outlined(alone: str) -> None:
     said = html.unescape(body(alone))
-    assert said.count(f"Outlined: the head that missed most at step {PARTED}.") == 2
-    assert f"The line marks step {PARTED}, the step of loss." in said
+    assert said.count("Outlined: ") == 2
+    assert f"marks step {PARTED}," in said
 
 
 def test_the_command_writes_the_file_and_says_its_size(runs: PairRuns, tmp_path: Path) -> None:
@@ -328,7 +330,7 @@ def test_the_command_writes_the_file_and_says_its_size(runs: PairRuns, tmp_path:
     assert 1_000_000 < out.stat().st_size < 8_000_000
     assert [path.name for path in out.parent.iterdir()] == ["report.html"]
     below = ["report", runs.run, "--out", str(out / "r.html"), "--runs", str(runs.folder)]
-    assert "is a file, not a folder" in str(CliRunner().invoke(app, below).exception)
+    assert f"'{out.name}'" in str(CliRunner().invoke(app, below).exception)
 
 
 @pytest.mark.parametrize(("uid", "other"), [("20260102-999999-none", None), ("..", None), ("run", "run")])

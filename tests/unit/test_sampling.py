@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from store_support import one_sentence
+from support import raises_code
 
 from kvlens.recording.sampling import AUTO_NUMBERS, OracleSampling, check, resolve
 
@@ -61,7 +62,7 @@ def test_any_text_is_read_or_refused_in_one_sentence(text: str) -> None:
     ],
 )
 def test_wrong_text_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="say auto, off, all, or like"):
+    with raises_code("bad_sampling"):
         check(text)
 
 
@@ -80,9 +81,9 @@ def test_the_words() -> None:
     assert resolve("off", 4, 8, 100, coverage=False) is None
     assert resolve("auto", 4, 8, 100, coverage=False) is None
     assert resolve("all", 4, 8, 10**9) == OracleSampling(1, (0, 1, 2, 3))
-    with pytest.raises(ValueError, match="record coverage as well"):
+    with raises_code("coverage_missing"):
         resolve("all", 4, 8, 100, coverage=False)
-    with pytest.raises(ValueError, match="names layer 4, and the model's layers are 0 to 3"):
+    with raises_code("no_such_layer", layer=4):
         resolve("layers=1+4", 4, 8, 100)
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import sekv_reference as reference
 import torch
+from support import raises_code
 
 from kvlens.engine.session import Session
 from kvlens.kernels.attend import attention_weights
@@ -443,5 +444,5 @@ def test_parameters_refuse_nonsense() -> None:
 
 
 def test_a_routing_space_larger_than_a_key_is_refused_with_a_sentence() -> None:
-    with pytest.raises(ValueError, match="set dim to at most"):
+    with raises_code("dim_too_large", dim=4096):
         Trial(dataclasses.replace(PARAMS, dim=4096), 90)

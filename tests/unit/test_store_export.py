@@ -11,6 +11,7 @@ from pathlib import Path
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
+from support import raises_code
 
 from kvlens.meta import RunMeta
 from kvlens.rows import PrefillRecord, PromptToken
@@ -127,9 +128,9 @@ def test_formulas_are_defused_in_csv_text_only(tmp_path: Path) -> None:
 
 
 def test_an_unknown_table_format_or_place_is_one_sentence(reader: TraceReader, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="choose one of heads"):
+    with raises_code("unknown_table", table="weights"):
         export(reader, "weights", "csv", tmp_path / "x")
-    with pytest.raises(ValueError, match="choose one of csv"):
+    with raises_code("unknown_format", format="xlsx"):
         export(reader, "heads", "xlsx", tmp_path / "x")
     with pytest.raises(TraceError, match="cannot be written"):
         export(reader, "heads", "csv", tmp_path / "absent" / "x.csv")

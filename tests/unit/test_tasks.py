@@ -58,9 +58,12 @@ def test_depth(task, depth, encode):
         assert end == document
 
 
+FACT = "The access code of"
+
+
 def test_multikey_has_others_of_the_kind_and_needle_has_none(encode):
-    assert make_prompt("multikey", 1024, 0.5, 0, encode).text.count("The access code of") == 9
-    assert make_prompt("needle", 1024, 0.5, 0, encode).text.count("The access code of") == 1
+    assert make_prompt("multikey", 1024, 0.5, 0, encode).text.count(FACT) == 9
+    assert make_prompt("needle", 1024, 0.5, 0, encode).text.count(FACT) == 1
 
 
 def test_same_seed_same_prompt_and_other_seed_other_value(encode):

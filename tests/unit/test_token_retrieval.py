@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from methodtrial import SHAPE, Trial
-from support import ListSink, random_llama, random_prompt, run
+from support import ListSink, raises_code, random_llama, random_prompt, run
 
 from kvlens.engine.ahead import LookAhead
 from kvlens.engine.session import Session
@@ -112,7 +112,7 @@ def test_a_zone_of_tokens_holds_what_was_requested_last() -> None:
     ]
     plan = zone.plan(np.array([[8, -1, -1, -1]] * 2), np.array([1]))
     assert sorted(zone.position[0].tolist()) == [1, 2, 4, 9], "only the KV heads that are due change"
-    with pytest.raises(AssertionError, match="there is room for 4"):
+    with pytest.raises(AssertionError, match=r"\b4\b"):
         zone.plan(np.arange(10).reshape(2, 5), heads)
 
 
@@ -164,7 +164,7 @@ def test_a_model_whose_attention_cannot_be_told_is_refused() -> None:
             return []
 
     session = Trial("infinigen", N, NEW, **SET).session
-    with pytest.raises(ValueError, match=r"^infinigen looks one layer ahead, which kvlens cannot do in this model\.$"):
+    with raises_code("cannot_look_ahead", method="infinigen"):
         LookAhead(Bare(), session, None)  # type: ignore[arg-type]
 
 

@@ -10,7 +10,9 @@ ROOT = Path(__file__).resolve().parents[2]
 WRONG = """
 import kvlens.kernels.no_such_module
 from kvlens.kernels.page_attend import page_attention
+from kvlens.kernels.merge import merge
 from kvlens.kernels.page_scores import page_scores
+from kvlens.memory.budget import Budget
 from kvlens.store.reader import TraceReader
 
 
@@ -20,14 +22,18 @@ def wrong(reader: TraceReader) -> None:
     page_attention(1, 2, 3)
     page_scores(reader)
     number: str = reader.prompt_tokens()
+    merge("text")
+    Budget.parse("20%").no_such_attribute
 """
 ERRORS = {
     2: {"import-untyped", "import-not-found"},
-    9: {"attr-defined"},
-    10: {"arg-type"},
-    11: {"call-arg", "arg-type"},
-    12: {"call-arg", "arg-type"},
-    13: {"assignment"},
+    11: {"attr-defined"},
+    12: {"arg-type"},
+    13: {"call-arg", "arg-type"},
+    14: {"call-arg", "arg-type"},
+    15: {"assignment"},
+    16: {"call-arg", "arg-type"},
+    17: {"attr-defined"},
 }
 """line of WRONG -> codes of mypy's errors, one of which is reported at least"""
 

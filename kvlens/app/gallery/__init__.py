@@ -130,7 +130,11 @@ def bring(loss: Loss, runs_dir: Path) -> str:
         except OSError:
             same = False
         if not same:
-            raise TraceError(f"{loss.file} is missing from the gallery or was changed; install kvlens again.")
+            raise TraceError(
+                f"{loss.file} is missing from the gallery or was changed; install kvlens again.",
+                code="gallery_changed",
+                file=loss.file,
+            )
         take_in(file, runs_dir, (loss.uid, loss.held.uid))
     return loss.uid
 

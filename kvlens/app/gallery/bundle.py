@@ -111,7 +111,8 @@ def take_in(file: Path, runs_dir: Path, uids: Sequence[str]) -> None:
     except (OSError, lzma.LZMAError, tarfile.TarError, EOFError) as error:
         raise TraceError(
             f"The runs in {file.name} cannot be taken in ({sentence(error)}); restore the file from a copy, or make "
-            f"room in the folder of runs."
+            f"room in the folder of runs.",
+            code="bundle_unreadable",
         ) from error
 
 
@@ -136,7 +137,8 @@ def _unpack(file: Path, folder: Path, uids: Sequence[str]) -> None:
             if member.name not in desired or not member.isreg() or member.size < 0 or remaining < 0:
                 raise UnreadableRun(
                     f"{file.name} holds {member.name[:80]!r} ({member.size:,} bytes), which is no part of its runs; "
-                    f"nothing of it was taken in."
+                    f"nothing of it was taken in.",
+                    code="bundle_foreign_file",
                 )
             desired.remove(member.name)
             source = archive.extractfile(member)
@@ -164,6 +166,12 @@ def _read_through(folder: Path, uid: str) -> None:
             raise unreadable(uid, error) from error
         checks = reader.self_checks()
         if reader.meta.run_uid != uid or reader.status != "completed":
-            raise UnreadableRun(f"Run {uid} is not the whole run that its name says; nothing was taken in.")
+            raise UnreadableRun(
+                f"Run {uid} is not the whole run that its name says; nothing was taken in.",
+                code="bundle_other_run",
+                uid=uid,
+            )
         if not len(checks) or not checks["passed"].all():
-            raise UnreadableRun(f"Run {uid} did not pass its own checks; nothing was taken in.")
+            raise UnreadableRun(
+                f"Run {uid} did not pass its own checks; nothing was taken in.", code="bundle_check_failed", uid=uid
+            )

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from kvlens.refusal import Refusal
 from kvlens.text.outfile import check_file
 from kvlens.text.plaintext import strict_json
 
@@ -55,12 +56,20 @@ def read(path: Path, needed: tuple[str, ...], comparable: Callable[[dict[str, An
     for line in data[:whole].split(b"\n")[:-1]:  # by nothing but line feeds: an output may hold other line separators
         row = _row(line, needed)
         if row is None:
-            raise ValueError(f"'{path.name}' does not hold trials of this benchmark: name another file.")
+            raise Refusal(
+                f"'{path.name}' does not hold trials of this benchmark: name another file.",
+                code="no_trials",
+                file=path.name,
+            )
         if comparable(row):
             rows.append(row)
     cut = data[whole:]
     if cut and not whole and not (cut.startswith(b'{"') and not cut.endswith(b"}")):  # no line of ours before it
-        raise ValueError(f"'{path.name}' does not hold trials of this benchmark: name another file.")
+        raise Refusal(
+            f"'{path.name}' does not hold trials of this benchmark: name another file.",
+            code="no_trials",
+            file=path.name,
+        )
     if cut:
         os.truncate(path, whole)
     return rows

@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
+from kvlens.refusal import Refusal
 from kvlens.tasks.texts import EVALUATION, sentences
 from kvlens.text.prompts import Prompt, PromptText, tokenize
 
@@ -64,7 +65,12 @@ def passage(
     if len(whole.ids) < target:
         raise ValueError(f"the text '{EVALUATION.title}' has {len(whole.ids):,} tokens, not {target:,}: ask for fewer.")
     if target > max_positions:
-        raise ValueError(f"{target:,} tokens are more than the model takes ({max_positions:,}): ask for fewer.")
+        raise Refusal(
+            f"{target:,} tokens are more than the model takes ({max_positions:,}): ask for fewer.",
+            code="model_too_short",
+            tokens=target,
+            most=max_positions,
+        )
     cut = context_tokens
     context = replace(whole, ids=whole.ids[:cut], pieces=whole.pieces[:cut], offsets=whole.offsets[:cut])
     return context, whole.ids[cut:target]

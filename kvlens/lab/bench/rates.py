@@ -25,6 +25,7 @@ from kvlens.lab.results.names import TaskNames
 from kvlens.memory.budget import Budget
 from kvlens.methods import parts
 from kvlens.models.find import DEMO, default_model
+from kvlens.refusal import Refusal
 from kvlens.rows import PrefillRecord, StepRecord
 from kvlens.studies.counts import Count, corrected, missed, reused
 
@@ -121,7 +122,9 @@ def figures(counts: list[Count]) -> dict[str, float]:
     nothing to count are left out. Raises ValueError where no step is left."""
     part, whole = np.array([count for count in counts if count[1] > 0]).reshape(-1, 2).T
     if not len(whole):
-        raise ValueError("there was no step to read a rate from: name tasks with answers of two tokens or more.")
+        raise Refusal(
+            "there was no step to read a rate from: name tasks with answers of two tokens or more.", code="no_step"
+        )
     low, high = np.percentile(part / whole, [10, 90])
     return {
         "mean": round(float(part.sum() / whole.sum()), 4),

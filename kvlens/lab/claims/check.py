@@ -18,6 +18,7 @@ from kvlens.methods import parts
 from kvlens.methods.base import Method
 from kvlens.methods.statements import Statement, list_statements
 from kvlens.models.find import DEMO
+from kvlens.refusal import Refusal
 
 if TYPE_CHECKING:
     from kvlens.engine.engine import Engine
@@ -51,11 +52,15 @@ def refuse_others(names: Sequence[str], model: str) -> None:
         method = methods.get(name)
         if name not in claiming(model):
             if statements_of(method):
-                raise ValueError(
+                raise Refusal(
                     f"the claims of '{name}' are tried on prose, which the toy {DEMO} does not read: "
-                    "name another --model."
+                    "name another --model.",
+                    code="model_is_toy",
+                    method=name,
                 )
-            raise ValueError(f"'{name}' has no claims; these have: {', '.join(claiming(model))}.")
+            raise Refusal(
+                f"'{name}' has no claims; these have: {', '.join(claiming(model))}.", code="no_claims", method=name
+            )
 
 
 def planned(

@@ -12,6 +12,7 @@ from kvlens.lab.claims.check import statements_of
 from kvlens.lab.claims.family import decide
 from kvlens.lab.claims.words import Wording
 from kvlens.methods.statements import FIGURES, Statement
+from kvlens.refusal import Refusal
 
 
 def judge_again(result: Mapping[str, Any]) -> dict[str, Any]:
@@ -38,7 +39,10 @@ def _again(
         return claim
     statement = statements.get((claim.source, claim.says))
     if statement is None or len(statement.arms) != len(claim.figures["arms"]):
-        raise ValueError(f"the claim '{claim.source}: {claim.says}' is not stated by this version: measure it again.")
+        raise Refusal(
+            f"the claim '{claim.source}: {claim.says}' is not stated by this version: measure it again.",
+            code="claim_unknown",
+        )
     return weigh(statement, method, claim.figures["arms"], prompts_of(claim, statement), wording, count)
 
 

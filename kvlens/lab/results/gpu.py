@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from kvlens.lab.results.offloadrow import OffloadRow
+from kvlens.refusal import Refusal
 
 FORMAT = 2
 
@@ -204,8 +205,8 @@ def begin(path: Path, header: dict[str, Any]) -> dict[str, Any]:
         )
         return {**fresh, "entries": message["entries"]} if same else fresh
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise ValueError(
-            f"'{path.name}' is not a result of this benchmark: name another folder, or delete it."
+        raise Refusal(
+            f"'{path.name}' is not a result of this benchmark: name another folder, or delete it.", code="no_gpu_result"
         ) from None
 
 

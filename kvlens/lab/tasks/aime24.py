@@ -1,7 +1,7 @@
-"""AIME 2024 files (30 problems, answers from 000 to 999), one JSON object a line, or Parquet.
+r"""AIME 2024 files (30 problems, answers from 000 to 999), one JSON object a line, or Parquet.
 
 Fields (problem, answer as a number or its digits) are those of the data set HuggingFaceH4/aime_2024; the problems are
-the Mathematical Association of America's. An output is right when the last \\boxed{} of it whose braces match holds the
+the Mathematical Association of America's. An output is right when the last \boxed{} of it whose braces match holds the
 number; `@samples=K` is avg@K (kvlens/lab/tasks/reasoning.py), the usual figure for so few problems. The prompt is ours.
 """
 
@@ -33,7 +33,7 @@ class Aime24(Reasoning):
         if not line["problem"].strip():
             raise self.wrong(number, "has an empty field 'problem'")
         if "answer" not in line:
-            raise self.wrong(number, "lacks the field 'answer'")
+            raise self.wrong(number, "lacks the field 'answer'", "field_missing", field="answer")
         answer = line["answer"]
         if isinstance(answer, bool) or not re.fullmatch(r"[0-9]{1,3}", str(answer).strip()):
             raise self.wrong(number, f"has the answer '{str(answer)[:20]}', which is no number from 000 to 999")

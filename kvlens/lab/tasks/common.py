@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from bisect import bisect_right
 
+from kvlens.refusal import Refusal
 from kvlens.tasks import words
 from kvlens.tasks.base import Encode, TaskPrompt, check_place
 from kvlens.tasks.generated import SEPARATOR, Generated
@@ -55,7 +56,12 @@ class CommonWords(Generated):
 
         least = size(0)
         if tokens < least:
-            raise ValueError(f"a {self.name} prompt needs at least {least} tokens with this tokenizer, not {tokens}")
+            raise Refusal(
+                f"a {self.name} prompt needs at least {least} tokens with this tokenizer, not {tokens}",
+                code="too_short",
+                needed=least,
+                tokens=tokens,
+            )
         count = bisect_right(range(1, len(rest) + 1), tokens, key=size)
         while size(count) > tokens:  # another shuffle can be a token longer than the one before it
             count -= 1

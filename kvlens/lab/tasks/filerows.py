@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from kvlens.files import RefusedFile, check_ordinary, read_bounded
+from kvlens.refusal import Refusal
 
 MOST_BYTES = 2 << 30
 """of a benchmark's file, and of the values that its rows hold in memory"""
@@ -42,7 +43,7 @@ def read_rows(path: Path, fields: Mapping[str, type]) -> tuple[str, Rows]:
         place = f"{unit} {number} of '{path.name}'"
         for name, kind in fields.items():
             if name not in row:
-                raise ValueError(f"{place} lacks the field '{name}'.")
+                raise Refusal(f"{place} lacks the field '{name}'.", code="field_missing", row=number, field=name)
             if not isinstance(row[name], kind) or isinstance(row[name], bool):
                 raise ValueError(f"{place}: the field '{name}' is not {KINDS[kind]}.")
         entries.append((number, row))
@@ -81,7 +82,7 @@ def _bytes(path: Path) -> bytes:
         with gzip.open(path) as file:
             content = file.read(MOST_BYTES + 1)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise ValueError(f"'{path.name}' cannot be unpacked: {error}.") from None
+        raise Refusal(f"'{path.name}' cannot be unpacked: {error}.", code="not_gzip", file=path.name) from None
     if len(content) > MOST_BYTES:
         raise ValueError(f"'{path.name}' unpacks to more than {MOST_BYTES >> 30} GiB: split it.")
     return content
@@ -131,7 +132,11 @@ def _parquet(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             _check_announced(path, file.metadata)
             yield from enumerate(_bounded_rows(path, file.iter_batches(batch_size=_batch_rows(file.metadata))), 1)
     except (pa.ArrowException, OSError) as error:
-        raise ValueError(f"'{path.name}' cannot be read as Parquet: {str(error).partition(chr(10))[0]}.") from None
+        raise Refusal(
+            f"'{path.name}' cannot be read as Parquet: {str(error).partition(chr(10))[0]}.",
+            code="not_parquet",
+            file=path.name,
+        ) from None
 
 
 def _check_announced(path: Path, metadata: Any) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from kvlens.lab.tasks.filerows import Rows, read_rows, unpacked
+from kvlens.refusal import Refusal
 from kvlens.tasks.base import CUE, Encode, Task, TaskPrompt
 from kvlens.text.units import counted
 
@@ -68,20 +69,30 @@ class FileTask(Task):
 
     @abstractmethod
     def measure(self, output: str, answers: tuple[str, ...], facts: Mapping[str, Any]) -> float:
-        """0..1"""
+        """Return the score of an output, 0..1."""
 
     def make(
         self, length: int | None, depth: float | None, seed: int, encode: Encode, special: int = 1, index: int = 0
     ) -> TaskPrompt:
         if not 0 <= index < self.items:
-            raise ValueError(f"'{self.path.name}' has {counted(self.items, 'prompt')}; there is no number {index}.")
+            raise Refusal(
+                f"'{self.path.name}' has {counted(self.items, 'prompt')}; there is no number {index}.",
+                code="no_such_prompt",
+                prompts=self.items,
+                index=index,
+            )
         posed = self.pose(index)
         context = posed.context
         if length is not None:
             behind = max((posed.question, *posed.together), key=lambda question: len(encode(question)))
             context = cut_middle(context, length - special, encode, behind)
             if posed.context and not context:
-                raise ValueError(f"{length} tokens do not hold the question of prompt {index} of '{self.path.name}'.")
+                raise Refusal(
+                    f"{length} tokens do not hold the question of prompt {index} of '{self.path.name}'.",
+                    code="too_short",
+                    tokens=length,
+                    index=index,
+                )
         return TaskPrompt(
             context + posed.question,
             " " + posed.answers[0],
@@ -104,9 +115,10 @@ class FileTask(Task):
     def grade(self, request: TaskPrompt, output: str) -> float:
         return self.measure(output, request.answers, request.facts)
 
-    def wrong(self, number: int, problem: str) -> ValueError:
-        """The error of a row."""
-        return ValueError(f"{self.unit} {number} of '{self.path.name}' {problem}.")
+    def wrong(self, number: int, problem: str, code: str = "bad_row", **values: object) -> Refusal:
+        """Return the error of a row, whose number is among its values."""
+        sentence = f"{self.unit} {number} of '{self.path.name}' {problem}."
+        return Refusal(sentence, code=code, row=number, **values)
 
 
 def texts(values: list[Any]) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ import math
 import random
 from bisect import bisect_right
 
+from kvlens.refusal import Refusal
 from kvlens.tasks import words
 from kvlens.tasks.base import Encode, TaskPrompt, check_place
 from kvlens.tasks.generated import SEPARATOR, Generated
@@ -61,7 +62,12 @@ class FrequentWords(Generated):
 
         least = size(FEWEST)
         if tokens < least:
-            raise ValueError(f"a {self.name} prompt needs at least {least} tokens with this tokenizer, not {tokens}")
+            raise Refusal(
+                f"a {self.name} prompt needs at least {least} tokens with this tokenizer, not {tokens}",
+                code="too_short",
+                needed=least,
+                tokens=tokens,
+            )
         # The first rank alone is three fifths of the drawn words, each of at least a token.
         drawn = FEWEST + bisect_right(range(FEWEST + 1, 2 * tokens), tokens, key=size)
         while size(drawn) > tokens:  # another shuffle can be a token longer than the one before it

@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 from kvlens.lab.tasks.filerows import read_rows
 from kvlens.lab.tasks.filetask import Posed
 from kvlens.lab.tasks.reasoning import Reasoning
+from kvlens.refusal import Refusal
 
 TRAIN = "train.jsonl"
 HEAD = "Answer each question step by step, and end with #### and the number.\n\n"
@@ -37,9 +38,12 @@ class Gsm8k(Reasoning):
         train = path.parent / TRAIN
         self._examples = read_examples(train, self.fields, shots) if path.name != TRAIN and train.is_file() else None
         if self._examples is None and shots >= len(self.lines):
-            raise ValueError(
+            raise Refusal(
                 f"'{path.name}' has {len(self.lines)} rows, too few for {shots} worked examples from its other rows; "
-                f"put {TRAIN} beside it or set @shots."
+                f"put {TRAIN} beside it or set @shots.",
+                code="too_few_rows",
+                rows=len(self.lines),
+                needed=shots,
             )
         self.shots = shots
         self.summary = f"GSM8K with {shots} worked examples"
@@ -49,7 +53,7 @@ class Gsm8k(Reasoning):
         if not line["question"].strip():
             raise self.wrong(number, "has an empty field 'question'")
         if final(line["answer"]) is None:
-            raise self.wrong(number, "has an answer that does not end with #### and a number")
+            raise self.wrong(number, "has an answer that does not end with #### and a number", code="no_figure")
 
     def pose(self, index: int) -> Posed:
         position = index // self.samples
@@ -77,8 +81,10 @@ def read_examples(path: Path, fields: Mapping[str, type], count: int) -> list[di
         raise ValueError(f"'{path.name}' has {len(rows)} worked examples, not {count}.")
     for number, row in rows[:count]:
         if final(row["answer"]) is None:
-            raise ValueError(
-                f"{unit} {number} of '{path.name}' has an answer that does not end with #### and a number."
+            raise Refusal(
+                f"{unit} {number} of '{path.name}' has an answer that does not end with #### and a number.",
+                code="no_figure",
+                row=number,
             )
     return [row for _, row in rows[:count]]
 

@@ -18,6 +18,7 @@ from kvlens.lab.tasks import infinite_metrics as metrics
 from kvlens.lab.tasks.filerows import unpacked
 from kvlens.lab.tasks.filetask import FileTask, Posed, texts
 from kvlens.lab.tasks.pressrows import refuse_press_rows
+from kvlens.refusal import Refusal
 
 TASKS: dict[str, tuple[Callable[[str, Sequence[str]], float], int, str]] = {
     "passkey": (metrics.first_number, 6, "{input}\nThe pass key is"),
@@ -48,7 +49,9 @@ class InfiniteBench(FileTask):
         refuse_press_rows(path, "infinitebench")
         name = unpacked(path).stem
         if name not in TASKS:
-            raise ValueError(f"the name of '{path.name}' is none of InfiniteBench's tasks: {', '.join(TASKS)}.")
+            raise Refusal(
+                f"the name of '{path.name}' is none of InfiniteBench's tasks: {', '.join(TASKS)}.", code="task_unknown"
+            )
         self.task = name
         super().__init__(path)
         self.grader, self.new_tokens, self._question = TASKS[self.task]

@@ -25,6 +25,7 @@ from kvlens.lab.tasks.filerows import Rows, read_rows, read_table, read_text
 from kvlens.lab.tasks.filetask import FileTask, Posed
 from kvlens.lab.tasks.gsm8k import final
 from kvlens.lab.tasks.reasoning import MOST_TOKENS
+from kvlens.refusal import Refusal
 
 EXAMPLES = "LongGenBench_prompt.txt"
 LETTERS = "ABCD"
@@ -44,9 +45,19 @@ class LongGenBenchLiu(FileTask):
 
     def __init__(self, path: Path, questions: int = 4, shots: int = 8, tokens: int = 4096) -> None:
         if questions < 2:
-            raise ValueError(f"the parameter 'questions' is at least 2, not {questions}.")
+            raise Refusal(
+                f"the parameter 'questions' is at least 2, not {questions}.",
+                code="parameter_out_of_range",
+                parameter="questions",
+                value=questions,
+            )
         if not 1 <= tokens <= MOST_TOKENS:
-            raise ValueError(f"the parameter 'tokens' lies between 1 and {MOST_TOKENS:,}, not {tokens:,}.")
+            raise Refusal(
+                f"the parameter 'tokens' lies between 1 and {MOST_TOKENS:,}, not {tokens:,}.",
+                code="parameter_out_of_range",
+                parameter="tokens",
+                value=tokens,
+            )
         self.choices = path.suffix.lower() == ".csv"
         super().__init__(path)
         beside = path.parent / EXAMPLES
@@ -58,9 +69,11 @@ class LongGenBenchLiu(FileTask):
         self.items = len(self.lines) // questions
         needed = questions if self._worked is not None else questions + shots
         if len(self.lines) < needed:
-            raise ValueError(
+            raise Refusal(
                 f"'{path.name}' has {len(self.lines)} rows, too few for {questions} questions and {needed - questions} "
-                "worked examples: set @questions and @shots."
+                "worked examples: set @questions and @shots.",
+                code="too_few_rows",
+                rows=len(self.lines),
             )
         total = "MMLU" if self.choices else "GSM8K"
         self.summary = f"LongGenBench of Liu et al. (2410.04199), {questions} questions of {total} at once"

@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 
 from kvlens.lab.tasks.filetask import FileTask, Posed
 from kvlens.lab.tasks.reasoning import MOST_TOKENS
+from kvlens.refusal import Refusal
 
 SEPARATOR, END = "#*#", "*** finished"
 MOST_SECTIONS = 10_000
@@ -41,7 +42,12 @@ class LongGenBenchWu(FileTask):
 
     def __init__(self, path: Path, tokens: int = 16_000) -> None:
         if not 1 <= tokens <= MOST_TOKENS:
-            raise ValueError(f"the parameter 'tokens' lies between 1 and {MOST_TOKENS:,}, not {tokens:,}.")
+            raise Refusal(
+                f"the parameter 'tokens' lies between 1 and {MOST_TOKENS:,}, not {tokens:,}.",
+                code="parameter_out_of_range",
+                parameter="tokens",
+                value=tokens,
+            )
         super().__init__(path)
         self.new_tokens = tokens
         self.summary = "LongGenBench of Wu et al. (2409.02076)"

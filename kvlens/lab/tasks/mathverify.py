@@ -19,7 +19,9 @@ def package() -> Any:
     except ImportError:
         raise Unscored(
             "this task's answers are compared by the package math-verify, which is not installed: "
-            "pip install 'math-verify[antlr4_13_2]'."
+            "pip install 'math-verify[antlr4_13_2]'.",
+            code="package_missing",
+            package="math-verify",
         ) from None
     return math_verify
 

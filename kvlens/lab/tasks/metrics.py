@@ -58,7 +58,9 @@ def zh_words(text: str) -> list[str]:
         import jieba  # type: ignore[import-untyped, unused-ignore]
     except ImportError:
         raise Unscored(
-            "this task's metric counts Chinese words as the package jieba cuts them, which is not installed."
+            "this task's metric counts Chinese words as the package jieba cuts them, which is not installed.",
+            code="package_missing",
+            package="jieba",
         ) from None
     return list(jieba.cut(text, cut_all=False))
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from kvlens.lab.tasks.filetask import FileTask, Posed, texts
+from kvlens.refusal import Refusal
 from kvlens.tasks.base import Generation
 
 MOST_TOKENS = 4096
@@ -58,7 +59,12 @@ class PressRows(FileTask):
         super().__init__(path)
         task_names = list(dict.fromkeys(line["task"] for _, line in self.lines))
         if task and task not in task_names:
-            raise ValueError(f"'{path.name}' has no rows of the task '{task}'; it has {', '.join(task_names)}.")
+            raise Refusal(
+                f"'{path.name}' has no rows of the task '{task}'; it has {', '.join(task_names)}.",
+                code="no_such_task",
+                task=task,
+                tasks=task_names,
+            )
         self.lines = [(number, line) for number, line in self.lines if task in ("", line["task"])]
         self.items = len(self.lines)
         self.new_tokens = max(self.tokens(line) for _, line in self.lines)

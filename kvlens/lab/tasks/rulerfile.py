@@ -21,6 +21,7 @@ from typing import Any
 
 from kvlens.lab.tasks import metrics
 from kvlens.lab.tasks.filetask import FileTask, Posed, texts
+from kvlens.refusal import Refusal
 
 NEW_TOKENS = {
     "niah": 128,
@@ -52,14 +53,18 @@ class RulerFile(FileTask):
 
     def __init__(self, path: Path) -> None:
         if path.suffix.lower() == ".parquet":
-            raise ValueError(f"'{path.name}' is RULER as kvpress stores it: name it rulerkv:{path}.")
+            raise Refusal(
+                f"'{path.name}' is RULER as kvpress stores it: name it rulerkv:{path}.", code="other_kind_of_file"
+            )
         super().__init__(path)
         family = path.parent.name if SUBSET.fullmatch(self.stem) else self.stem
         task_name = next((name for name in NEW_TOKENS if family.lower().startswith(name)), None)
         if task_name is None:
-            raise ValueError(
+            raise Refusal(
                 f"the name '{family}' of '{path.name}' does not say which task of RULER it is: it should begin with "
-                f"{', '.join(NEW_TOKENS)}."
+                f"{', '.join(NEW_TOKENS)}.",
+                code="task_unknown",
+                name=family,
             )
         self.question = QUESTIONS[ALIASES.get(task_name, task_name)]
         self.part = task_name == "qa"

@@ -30,6 +30,7 @@ from kvlens.lab.tasks import infinite_metrics as infinite
 from kvlens.lab.tasks import scbench_metrics as metrics
 from kvlens.lab.tasks.filerows import unpacked
 from kvlens.lab.tasks.filetask import FileTask, Posed, texts
+from kvlens.refusal import Refusal
 from kvlens.tasks.base import Generation
 
 JSON = "Below is a JSON object. You will be asked for the values of some of its keys.\n\n"
@@ -71,13 +72,18 @@ class SCBench(FileTask):
 
     def __init__(self, path: Path, turns: str = TURNS[0]) -> None:
         if turns not in TURNS:
-            raise ValueError(f"the parameter 'turns' of scbench is {' or '.join(TURNS)}, not '{turns}'.")
+            raise Refusal(
+                f"the parameter 'turns' of scbench is {' or '.join(TURNS)}, not '{turns}'.",
+                code="not_a_choice",
+                parameter="turns",
+                choices=TURNS,
+            )
         self.turns = turns
         known_values = (_plain(name) for name in (unpacked(path).stem, path.parent.name))
         self.task = next((name for name in known_values if name in TASKS), "")
         if not self.task:
             names = ", ".join(f"{PREFIXES[0]}{name}" for name in TASKS)
-            raise ValueError(f"the name of '{path.name}' is none of SCBench's tasks: {names}.")
+            raise Refusal(f"the name of '{path.name}' is none of SCBench's tasks: {names}.", code="task_unknown")
         super().__init__(path)
         self._turns = [
             (index, turn) for index, (_, line) in enumerate(self.lines) for turn in range(len(line["multi_turns"]))

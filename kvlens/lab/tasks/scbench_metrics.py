@@ -26,8 +26,10 @@ def contains(output: str, answers: Sequence[str]) -> float:
 
 
 def any_name(output: str, answers: Sequence[str]) -> float:
-    """Questions in English and many-shot: any of the answers stands in the output, upper and lower case alike. (A
-    many-shot answer is one text; the official loop goes over its characters.)"""
+    """Questions in English and many-shot: any of the answers stands in the output, upper and lower case alike.
+
+    A many-shot answer is one text; the official loop goes over its characters.
+    """
     return float(any(answer.upper() in output.upper() for answer in answers))
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from kvlens.memory.layout import Layout, Zones
 from kvlens.methods.parameters import param
+from kvlens.refusal import Refusal
 from kvlens.shape import KVShape
 from kvlens.text.units import counted
 
@@ -124,8 +125,9 @@ class ChessParameters:
         if not 0 <= self.keep <= 1:
             raise ValueError("keep must lie between 0 (use the ratios) and 1.")
         if self.keep and self.quantile == "paper_literal":
-            raise ValueError(
-                "keep counts pages, which quantile=paper_literal does not: set the ratios instead, or quantile=active."
+            raise Refusal(
+                "keep counts pages, which quantile=paper_literal does not: set the ratios instead, or quantile=active.",
+                code="parameters_disagree",
             )
         for name in ("threshold_entropy", "threshold_varentropy"):
             if math.isnan(getattr(self, name)):

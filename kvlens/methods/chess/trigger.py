@@ -6,6 +6,7 @@ from pathlib import Path
 
 from kvlens.methods.chess.params import ChessParameters
 from kvlens.methods.modelfigures import Calibration, Content, shipped
+from kvlens.refusal import Refusal
 from kvlens.shape import KVShape
 
 SHIPPED = shipped(Path(__file__).parent)
@@ -27,10 +28,13 @@ def read_thresholds(found: Content, params: ChessParameters, shape: KVShape) -> 
     where pages of that size were not measured."""
     sizes = found.figures["pages"]
     if str(params.page) not in sizes:
-        raise ValueError(
+        raise Refusal(
             f"'{found.name}' has thresholds for pages of {', '.join(sizes)} tokens, not of {params.page}: set page to "
             f"one "
-            "of them, threshold_entropy and threshold_varentropy, or trigger=fixed."
+            "of them, threshold_entropy and threshold_varentropy, or trigger=fixed.",
+            code="no_threshold_of_page",
+            page=params.page,
+            pages=sizes,
         )
     entry = sizes[str(params.page)]
     return float(entry["entropy_nats"]), float(entry[f"varentropy_{params.varentropy}_nats2"])

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from kvlens.methods.compresskv.params import HEADS, CompressKVParameters
 from kvlens.methods.modelfigures import Calibration, Content, shipped
+from kvlens.refusal import Refusal
 from kvlens.shape import KVShape
 
 SHIPPED = shipped(Path(__file__).parent)
@@ -38,8 +39,9 @@ def read_figures(found: Content, params: CompressKVParameters, shape: KVShape) -
             complete and len(rows) == shape.layers and all(len(row) == shape.q_heads and min(row) >= 0 for row in rows)
         )
     if not complete:
-        raise ValueError(
-            f"'{found.name}' does not have a score for every query head and an error for every layer, all at least 0."
+        raise Refusal(
+            f"'{found.name}' does not have a score for every query head and an error for every layer, all at least 0.",
+            code="scores_missing",
         )
     return HeadFigures(scores, errors, chance)
 

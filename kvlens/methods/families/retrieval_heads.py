@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from kvlens.methods.modelfigures import Calibration, Content
+from kvlens.refusal import Refusal
 from kvlens.shape import KVShape
 
 MAKER = "heads"
@@ -80,13 +81,16 @@ def head_map(
 def _accept(found: Content, shape: KVShape, needle: bool) -> HeadMap:
     """Raises ValueError with one sentence where a score is missing."""
     if needle and "needle" not in found.figures:
-        raise ValueError(
+        raise Refusal(
             f"'{found.name}' has no scores of needle prompts: run `kvlens calibrate heads --model "
-            f"{found.provenance.get('model', 'M')} --out FILE` and set calibration to the file it writes."
+            f"{found.provenance.get('model', 'M')} --out FILE` and set calibration to the file it writes.",
+            code="needle_scores_missing",
         )
     kinds = [kind for kind in ("echo", "induction", "needle") if kind in found.figures or kind != "needle"]
     scores = {kind: [[float(x) for x in row] for row in found.figures[kind]] for kind in kinds}
     for rows in scores.values():
         if [len(row) for row in rows] != [shape.q_heads] * shape.layers:
-            raise ValueError(f"'{found.name}' does not have a score for every query head of every layer.")
+            raise Refusal(
+                f"'{found.name}' does not have a score for every query head of every layer.", code="scores_missing"
+            )
     return HeadMap(**scores)

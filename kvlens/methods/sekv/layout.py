@@ -13,6 +13,7 @@ from kvlens.kernels.lowrank_bytes import factor_bytes, raw_bytes
 from kvlens.memory.layout import Layout, Zones, shared_slot_bytes
 from kvlens.methods.sekv.params import BY_PIECE, SeKVParameters
 from kvlens.methods.sekv.spans import COMPRESSED, piece_count
+from kvlens.refusal import Refusal
 from kvlens.shape import KVShape
 from kvlens.spans import Span
 
@@ -112,8 +113,11 @@ class Plan:
 def check_dim(params: SeKVParameters, head_dim: int) -> None:
     """Raises ValueError when the routing space would be larger than a key."""
     if params.router not in BY_PIECE and params.dim > head_dim:
-        raise ValueError(
-            f"sekv: dim is {params.dim}, but this model's heads have size {head_dim}: set dim to at most {head_dim}."
+        raise Refusal(
+            f"sekv: dim is {params.dim}, but this model's heads have size {head_dim}: set dim to at most {head_dim}.",
+            code="dim_too_large",
+            dim=params.dim,
+            most=head_dim,
         )
 
 

@@ -10,6 +10,7 @@ from kvlens.methods.needs import Needs
 from kvlens.methods.parameters import param
 from kvlens.methods.run_inputs import Prefilled, Reading, RunContext
 from kvlens.methods.segmenter import RunSizes
+from kvlens.refusal import Refusal
 
 if TYPE_CHECKING:
     import torch
@@ -62,9 +63,10 @@ class StreamingLLM(DecodeEviction):
     def __init__(self, params: StreamingParameters, context: RunContext) -> None:
         super().__init__(params, context)
         if self._renumbers(params) and context.rotate is None:
-            raise ValueError(
+            raise Refusal(
                 "streaming_llm with positions=cache needs rotary positions that depend on nothing but the position, "
-                f"and '{context.model_name}' has none."
+                f"and '{context.model_name}' has none.",
+                code="no_rotary_positions",
             )
 
     @staticmethod

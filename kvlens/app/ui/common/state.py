@@ -38,7 +38,7 @@ class Selection:
         return {name: str(value) for name in FIELDS if (value := getattr(self, name)) is not None}
 
     def merged(self, change: Mapping[str, object]) -> Selection:
-        """This selection with the known fields of `change` put over it; None clears a field."""
+        """Return this selection with the known fields of `change` put over it; None clears a field."""
         return replace(self, **{name: change[name] for name in FIELDS if name in change})  # type: ignore[arg-type]
 
 

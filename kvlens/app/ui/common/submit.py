@@ -17,6 +17,7 @@ from kvlens.app.ui.common.tokens import counting
 from kvlens.memory.budget import in_words, phrase
 from kvlens.methods.naming import preset_name
 from kvlens.models.find import DEMO, default_model
+from kvlens.refusal import Refusal
 from kvlens.runs.preflight import estimate
 from kvlens.runs.request import DEFAULT_SHARE, default_preset
 from kvlens.tasks.sample import TITLE
@@ -88,7 +89,9 @@ def submit_trial(trial: Mapping[str, Any]) -> str:
     request = tasks.remake(trial, counting(model)[0])
     entry = next((entry for entry in data.catalogue() if entry["name"] == trial["method"]), None)
     if entry is None:
-        raise ValueError(f"the method '{trial['method']}' is not installed here.")
+        raise Refusal(
+            f"the method '{trial['method']}' is not installed here.", code="unknown_method", method=trial["method"]
+        )
     drawn = tasks.get(request.task).generation(request.index)
     if drawn.temperature:
         how = f"temperature {drawn.temperature:g}, top-p {drawn.top_p:g}, seed {drawn.seed}"

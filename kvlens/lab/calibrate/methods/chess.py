@@ -17,6 +17,7 @@ from kvlens.methods.answers import WindowLeave
 from kvlens.methods.chess.trigger import page_uncertainty
 from kvlens.methods.full import FullKV, FullParameters
 from kvlens.methods.run_inputs import MemoryView, StepEnd
+from kvlens.refusal import Refusal
 from kvlens.text.chat import template_of
 from kvlens.text.prompts import BadPrompt, PromptText, tokenize
 
@@ -140,7 +141,11 @@ def excerpt(tokenizer: Any, text: str, length: int, seed: int, question: str) ->
     parts = sentences(text)
     sizes = [len(tokenizer.encode(f" {part}", add_special_tokens=False)) for part in parts]
     if sum(sizes) < length:
-        raise ValueError(f"a text has {sum(sizes):,} tokens, too few for an excerpt of {length:,}: give a longer one.")
+        raise Refusal(
+            f"a text has {sum(sizes):,} tokens, too few for an excerpt of {length:,}: give a longer one.",
+            code="text_too_short",
+            tokens=sum(sizes),
+        )
     start = random.Random(f"excerpt/{seed}").randrange(len(parts))
     parts_taken, room = [], length - len(tokenizer.encode(QUESTIONS[0], add_special_tokens=False))
     for offset in range(len(parts)):
@@ -157,7 +162,8 @@ def _lengths(loaded: LoadedModel, max_new: int) -> list[int]:
     if not lengths:
         raise BadPrompt(
             f"this model takes {loaded.max_positions} tokens, too few for a prompt of {LENGTHS[0]} and "
-            f"{max_new} new ones."
+            f"{max_new} new ones.",
+            code="model_too_short",
         )
     return lengths
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass, fields
 
 from pydantic import TypeAdapter, ValidationError
 
+from kvlens.refusal import Refusal
+
 
 @dataclass(frozen=True)
 class SeKVTraining:
@@ -77,13 +79,17 @@ class SeKVTraining:
     def __post_init__(self) -> None:
         for name in ("batch", "suffix", "strongest", "evaluate_every", "evaluate_on", "routing_windows"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1.")
+                raise Refusal(f"{name} must be at least 1.", code="setting_out_of_range", setting=name)
         for name in ("windows", "routing_steps"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be at least 0.")
         tail = max(self.suffix, self.routing_suffix if self.routing_steps else 1)
         if not self.lengths or min(self.lengths) <= tail:
-            raise ValueError(f"every length must be more than the {tail} tokens at the end that are trained on.")
+            raise Refusal(
+                f"every length must be more than the {tail} tokens at the end that are trained on.",
+                code="setting_out_of_range",
+                setting="lengths",
+            )
 
 
 def settings_of(mapping: Mapping[str, str]) -> SeKVTraining:
@@ -97,6 +103,7 @@ def settings_of(mapping: Mapping[str, str]) -> SeKVTraining:
     except ValidationError as error:
         first_error = error.errors()[0]
         if not first_error["loc"]:
-            raise ValueError(first_error["msg"].removeprefix("Value error, ")) from None
+            cause = first_error["ctx"]["error"]
+            raise Refusal(str(cause), code=getattr(cause, "code", ""), **getattr(cause, "values", {})) from None
         name = str(first_error["loc"][0])
         raise ValueError(f"--train {name}={mapping[name]}: {first_error['msg'].lower()}.") from None

@@ -28,6 +28,7 @@ from kvlens.lab.training.sekv.trainer import Trainer, drawn
 from kvlens.methods.sekv import router as sekv_router
 from kvlens.methods.sekv.layout import check_dim
 from kvlens.methods.sekv.params import SeKVParameters
+from kvlens.refusal import Refusal
 
 Progress = Callable[[dict[str, Any]], None]
 
@@ -68,8 +69,9 @@ def train_sekv(
     training, evaluation = ids[:-held_out], ids[-held_out:]
     first_item = drawn(model, training, settings.lengths[0], params, settings, random.Random(settings.seed))
     if first_item is None:
-        raise ValueError(
-            f"a document of {settings.lengths[0]} tokens has no span outside the window of {params.window}."
+        raise Refusal(
+            f"a document of {settings.lengths[0]} tokens has no span outside the window of {params.window}.",
+            code="no_span",
         )
     checkpoint, log = out / "checkpoint.pt", out / "log.jsonl"
     group = first_item.mass.shape[1] // first_item.prefix_keys.shape[1]
