@@ -83,6 +83,7 @@ def write_synthetic(
     writer.begin(RunMeta.model_validate(said))
     writer.prefill(prefill)
     made = LensMaker(scene, seed, loss_step, bool(meta.get("forced")), sampling) if lens else None
+    assert prefill.prefill_us is not None
     maker = StepMaker(scene, n_prompt, top_k, prefill.prefill_us, made)
     for step in range(steps):
         writer.step(maker.make(step))
