@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from kvlens.memory.layout import Layout
 from kvlens.methods.base import Method
@@ -72,6 +72,10 @@ class PromptEviction(Method):
     partial_ranking: bool = False
     """True: NaN in a score marks a token that no comparison decides; `choose` sorts NaN first, unless a method treats
     it otherwise"""
+    heads_alike: ClassVar[bool] = True
+    """all KV heads of a layer keep equally many tokens"""
+    one_set: ClassVar[bool] = False
+    """all KV heads of a layer keep the same tokens: `score` has one row"""
     params: Any
 
     @abstractmethod
@@ -191,3 +195,10 @@ class PromptEviction(Method):
             )
             spans.append(Span(page.tok_start, page.tok_end, page.kind, page.reason if whole else why))
         return Placement(spans, states, ["resident"] * len(spans), kept)
+
+
+def lacks_score(method: type[Any]) -> str:
+    """Return why a method has no score that a part of another method can use, in a few words; '': it has one."""
+    if not issubclass(method, PromptEviction):
+        return "it is no prompt eviction, which scores the prompt once"
+    return "" if method.select is Method.select else "it selects among its kept tokens at every step as well"
