@@ -52,6 +52,8 @@ BUILT_IN = {
     "clusterkv": "kvlens.methods.clusterkv:ClusterKV",
     "pqcache": "kvlens.methods.pqcache:PQCache",
     "infinigen": "kvlens.methods.infinigen:InfiniGen",
+    "turboquant": "kvlens.methods.turboquant:TurboQuant",
+    "layerbits": "kvlens.methods.layerbits:LayerBits",
     "criticalkv": "kvlens.methods.criticalkv:CriticalKV",
     "random": "kvlens.methods.random_eviction:RandomEviction",
     "lagkv": "kvlens.methods.lagkv:LagKV",

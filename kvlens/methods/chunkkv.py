@@ -55,8 +55,8 @@ class ChunkKV(WholeChunks, Attended):
     1). `reuse` layers in a row keep one choice (paper sec. 3.3).
 
     `chunk:METHOD` ranks chunks by another score. Departures: a chunk's score is the mean over its tokens, which ranks
-    chunks of equal length as the sum does and does not count the last, shorter one as weaker than it is. Chunks that would not fit whole are passed over, so that up to
-    one chunk of the budget may stay empty.
+    chunks of equal length as the sum does and does not count the last, shorter one as weaker than it is. Chunks that
+    would not fit whole are passed over, so that up to one chunk of the budget may stay empty.
     """
 
     name = "chunkkv"

@@ -126,8 +126,8 @@ class RKV(DecodeEviction):
             self._order[layer] = torch.zeros_like(scores).scatter_(-1, order[layer], scores)
 
     def _scores(self, queries: torch.Tensor, keys: torch.Tensor, recent: int) -> torch.Tensor:
-        """Return what each token is worth: queries [Hq, w, D] of the last `recent` tokens, keys [H_kv, m, D] -> [H_kv, m].
-        The last `recent` tokens get the largest worth."""
+        """Return each token's worth: queries [Hq, w, D] of the last `recent` tokens, keys [H_kv, m, D] ->
+        [H_kv, m]. The last `recent` tokens get the largest worth."""
         import torch.nn.functional as F
 
         p = self.params
@@ -148,8 +148,8 @@ class RKV(DecodeEviction):
 
 
 def redundancy(keys: torch.Tensor, alike: float) -> torch.Tensor:
-    """Return how much each key resembles the others: keys float32 [H_kv, m, D] in the order of their positions -> softmax
-    over tokens [H_kv, m]. A row's newest token with a cosine above `alike` does not count."""
+    """Return how much each key resembles the others: keys float32 [H_kv, m, D] in the order of their positions ->
+    softmax over tokens [H_kv, m]. A row's newest token with a cosine above `alike` does not count."""
     import torch
     import torch.nn.functional as F
 

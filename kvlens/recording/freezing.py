@@ -91,7 +91,7 @@ class Freezer:
             layer_inputs[0].scaling,
             memory.spans.capacity,
             entry_bytes=memory.shape.head_token_bytes,
-            packed=None if memory.packed is None else PackedReads(*memory.packed.saved, memory.packed.values_until),
+            packed=None if memory.packed is None else PackedReads(memory.packed.saved, memory.packed.values_until),
             decided=self._decided(),
             index_bytes=tuple(0 if c is None else c.index_bytes for c in selections),
         )

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 from methodtrial import SHAPE, Trial
-from support import ListSink, random_llama, random_prompt, run
+from support import ListSink, random_llama, random_prompt, run, task_prompt
 from test_cli import kvlens
+from test_kivi import rounded
 from test_prompt_eviction import best
 
 from kvlens import methods
@@ -155,3 +156,71 @@ def test_a_composition_is_listed_and_run_as_any_method(capsys: pytest.CaptureFix
     result = run(model, random_prompt(120, seed=1), "chunk:keydiff", sink=sink, budget="0.4", max_new=6)
     assert len(result.ids) == 6
     assert "chunk:keydiff" not in methods.registry()
+
+
+def attended(trial: Trial, name: str, layer: int, head: int, q: np.ndarray, k: np.ndarray) -> np.ndarray:
+    """Output of a query head at the first step over what `name` keeps, its kept keys and values two bits wide."""
+    kv_head = head // SHAPE.group
+    positions = np.array(Trial(name, N, 5, tokens=TOKENS, window=11).lies(layer, kv_head))
+    packed = positions[positions < N - 10]
+    short = -len(packed) % 8
+    keys, values = (x[layer, kv_head].astype(np.float32).astype(float) for x in (trial.keys, trial.values))
+    whole = np.vstack([keys[packed], np.repeat(keys[packed[-1:]], short, 0)])
+    few_keys, few_values = rounded(whole, 2, 0)[: len(packed)], rounded(values[packed], 2, 1)
+    new = k[layer, kv_head][None].astype(np.float32)
+    all_keys, all_values = np.vstack([few_keys, keys[N - 10 :], new]), np.vstack([few_values, values[N - 10 :], new])
+    scores = all_keys @ q[layer, head] / SHAPE.head_dim**0.5
+    weights = np.exp(scores - scores.max())
+    return weights @ all_values / weights.sum()
+
+
+@pytest.mark.parametrize("scorer", ["snapkv", "chunk:snapkv"])
+def test_what_an_eviction_keeps_is_attended_as_the_bits_hold_it(scorer: str) -> None:
+    """Ten window tokens and the step's own stay exact."""
+    trial = Trial(f"{scorer}+kivi", N, 5, tokens=TOKENS, window=11, code_group=8)
+    q, k = trial.step(0)
+    for layer, head in np.ndindex(SHAPE.layers, SHAPE.q_heads):
+        found = trial.outs[layer][0, head, 0]
+        np.testing.assert_allclose(found, attended(trial, scorer, layer, head, q, k), atol=2e-3)
+
+
+@pytest.mark.parametrize("name", ["snapkv+kivi", "pyramidkv+turboquant", "chunk:keydiff+kivi", "compresskv+kivi"])
+def test_the_bytes_of_packed_tokens_are_those_of_the_layout_and_within_the_budget(name: str) -> None:
+    budget = SHAPE.full_kv_bytes(N + 5) // 3
+    settings: dict[str, Any] = {"heads": "all", "layers": "equal"} if name.startswith("compress") else {}
+    trial = Trial(name, N, 5, budget=budget, **settings)
+    memory = trial.session.memory
+    assert memory.packed is not None
+    tensors = (*memory.hot.tensors(), *memory.packed.tensors(), *memory.spans.tensors())
+    held = sum(tensor.untyped_storage().nbytes() for tensor in tensors)
+    assert memory.layout.bytes(SHAPE) == held == memory.account.resident <= budget
+    plain = Trial(name.rpartition("+")[0], N, 5, budget=budget, **settings)
+    assert memory.packed.form.kept[0][0] > len(plain.lies(0, 0)), "few bits make room for more tokens"
+
+
+def test_packed_kept_tokens_are_recorded_and_their_errors_logged(demo: Any) -> None:
+    prompt, _ = task_prompt(demo, "multikey", 300, max_new=8)
+    sink = ListSink()
+    run(demo, prompt, "snapkv+kivi", budget="0.3", preset="demo", max_new=8, sink=sink, coverage=True, ignore_eos=True)
+    assert sink.prefilled is not None
+    errors = sink.prefilled.span_heads
+    assert {row.form for row in errors} == {"quantised"}
+    assert all(0 < row.err_k < 1 and 0 < row.err_v < 1 for row in errors)
+    for record in sink.steps:
+        assert (record.head["mass_quantised"] > 0).any()
+        assert (record.kv["read_bytes"] < record.kv["attended_tokens"] * demo.shape.head_token_bytes).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "part"),
+    [
+        ("adakv:snapkv+kivi", SENSELESS, "kivi"),
+        ("quest+kivi", SENSELESS, "kivi"),
+        ("rocketkv+turboquant", SENSELESS, "turboquant"),
+        ("kivi:snapkv", UNKNOWN_PART, "kivi"),
+    ],
+)
+def test_storage_that_makes_no_sense_is_refused(name: str, code: str, part: str) -> None:
+    with pytest.raises(NoComposition) as raised:
+        methods.get(name)
+    assert (raised.value.code, raised.value.part) == (code, part)

@@ -1,6 +1,8 @@
-"""LagKV, CurDKV, Compactor, Keyformer, R-KV and random attention against plain formulas in float64: which tokens stay."""
+"""LagKV, CurDKV, Compactor, Keyformer, R-KV and random attention against plain float64 formulas: which tokens stay."""
 
 from __future__ import annotations
+
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -22,7 +24,7 @@ def lag_scores(states: np.ndarray, sinks: int, lag: int) -> list[np.ndarray]:
     count = (len(states) - sinks) // lag
     parts = [states[sinks + i * lag : sinks + (i + 1) * lag] for i in range(count)]
     scores = []
-    for part, following in zip(parts[:-1], parts[1:], strict=True):
+    for part, following in pairwise(parts):
         low, high = following.min(0), following.max(0)
         scores.append(softmax(((part - low) / (high - low)).std(-1, ddof=1)))
     return scores

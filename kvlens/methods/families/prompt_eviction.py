@@ -110,9 +110,13 @@ class PromptEviction(Method):
 
     @classmethod
     def floor_bytes(cls, params: Any, shape: KVShape, prompt_tokens: int, max_new: int) -> int:
-        last = int(params.peek)
-        least = kept_tokens.alike(min(params.tokens or params.least, prompt_tokens + last), shape.layers)
-        return kept_tokens.layout(least, params.window, prompt_tokens, max_new, params.page, last).bytes(shape)
+        least = kept_tokens.alike(min(params.tokens or params.least, prompt_tokens + int(params.peek)), shape.layers)
+        return cls.layout(params, shape, least, prompt_tokens, max_new).bytes(shape)
+
+    @classmethod
+    def layout(cls, params: Any, shape: KVShape, tokens: Tokens, prompt_tokens: int, max_new: int) -> Layout:
+        """Return how the device is divided where layers keep `tokens`."""
+        return kept_tokens.layout(tokens, params.window, prompt_tokens, max_new, params.page, int(params.peek))
 
     @classmethod
     def segments(cls, params: Any, prompt: PromptFacts, surprisal: Sequence[float]) -> list[Span]:
@@ -141,7 +145,7 @@ class PromptEviction(Method):
         n, shape = context.prompt_tokens, context.shape
         self.refuse_below(self.floor_bytes(p, shape, n, context.max_new))
         tokens = self.tokens(prompt, self.total(p, context))
-        layout = kept_tokens.layout(tokens, p.window, n, context.max_new, p.page, self.last)
+        layout = self.layout(p, shape, tokens, n, context.max_new)
         self.refuse_below(layout.bytes(shape))
         return layout, self._place(self._choose_kept(prompt, tokens, layout.window_from), self.segments(p, context, ()))
 
