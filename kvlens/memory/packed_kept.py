@@ -50,6 +50,10 @@ class PackedKept:
     def tensors(self) -> tuple[torch.Tensor, ...]:
         return *self._keys.tensors(), *self._values.tensors(), *self._shared, *self._tables, *self._roles
 
+    def width(self, layer: int) -> int:
+        """Return the slots of a layer's packed tokens."""
+        return self._tables[layer].shape[2]
+
     @property
     def saved(self) -> list[tuple[float, float]]:
         """Return, by layer, how many bytes less than exact ones a packed key and a packed value of a KV head take."""

@@ -124,6 +124,10 @@ class PackedZone:
         whole = Slots(keys, values, *tables)
         return whole.beside(pool.held(layer)) if held else whole
 
+    def width(self, layer: int) -> int:
+        """Return 0: all layers pack equally many tokens."""
+        return 0
+
     @property
     def saved(self) -> list[tuple[float, float]]:
         """Return, by layer, how many bytes less than exact ones a packed key and a packed value of a KV head take."""

@@ -108,6 +108,7 @@ def _join(name: str, part: Lent, method: type[Method], place: str) -> type[Metho
         "summary": f"{method.summary}; {part.adds}",
         "Parameters": parameters,
         "presets": dict(method.presets),
+        "untrained": {**method.untrained, **getattr(part.hooks, "untrained", {})},
         "needs": dataclasses.replace(method.needs, **part.needs),
         "journal_names": {**method.journal_names, **getattr(part.hooks, "journal_names", {})},
         "calibrations": tuple(calibrations),

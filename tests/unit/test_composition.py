@@ -224,3 +224,28 @@ def test_storage_that_makes_no_sense_is_refused(name: str, code: str, part: str)
     with pytest.raises(NoComposition) as raised:
         methods.get(name)
     assert (raised.value.code, raised.value.part) == (code, part)
+
+
+def test_pages_are_selected_anew_only_at_the_trigger(demo: Any) -> None:
+    """After every second page of sixteen tokens; in between a KV head reads the pages of the last selection."""
+    prompt, _ = task_prompt(demo, "multikey", 900, max_new=70)
+    places = {"trigger": "fixed", "interval": "2", "tau": "0"}
+    read: dict[str, list[Any]] = {}
+    for name in ("freekv@chess", "freekv"):
+        sink = ListSink()
+        settings = {key: value for key, value in places.items() if name != "freekv" or key == "tau"}
+        run(demo, prompt, name, budget="0.4", preset="demo", max_new=70, sink=sink, ignore_eos=True, overrides=settings)
+        read[name] = [[e for e in record.events if e.kind in ("recall", "prefetch")] for record in sink.steps]
+        if name == "freekv@chess":
+            anew = [row for record in sink.steps for row in record.journal if row.name == "selected_anew"]
+    moved = [step for step, events in enumerate(read["freekv@chess"]) if events]
+    assert [row.values[0] for row in anew] == [0.0, 1.0, 0.0, 1.0]
+    assert moved == [0, 32, 64]
+    assert len([step for step, events in enumerate(read["freekv"]) if events]) > 20
+
+
+@pytest.mark.parametrize("name", ["snapkv@chess", "arkvale@chess", "quest@chess"])
+def test_a_trigger_needs_pages_that_are_recalled(name: str) -> None:
+    with pytest.raises(NoComposition) as raised:
+        methods.get(name)
+    assert raised.value.code == SENSELESS
