@@ -54,6 +54,7 @@ BUILT_IN = {
     "infinigen": "kvlens.methods.infinigen:InfiniGen",
     "turboquant": "kvlens.methods.turboquant:TurboQuant",
     "layerbits": "kvlens.methods.layerbits:LayerBits",
+    "qfilters": "kvlens.methods.qfilters.method:QFilters",
     "criticalkv": "kvlens.methods.criticalkv:CriticalKV",
     "random": "kvlens.methods.random_eviction:RandomEviction",
     "lagkv": "kvlens.methods.lagkv:LagKV",

@@ -240,7 +240,8 @@ def test_pages_are_selected_anew_only_at_the_trigger(demo: Any) -> None:
             anew = [row for record in sink.steps for row in record.journal if row.name == "selected_anew"]
     moved = [step for step, events in enumerate(read["freekv@chess"]) if events]
     assert [row.values[0] for row in anew] == [0.0, 1.0, 0.0, 1.0]
-    assert moved == [0, 32, 64]
+    assert {step - step % 32 for step in moved} == {0, 32, 64}
+    assert all(step % 32 <= 1 for step in moved), "a prefetch lands in its step or in the next"
     assert len([step for step, events in enumerate(read["freekv"]) if events]) > 20
 
 
