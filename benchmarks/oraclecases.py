@@ -135,7 +135,7 @@ CASES = (
         "lagkv",
         {"sinks": SINKS, "lag": LAG, "tokens": SINKS + LAG_TAIL + LAG_PARTS * 7},
         [plain("LagKVPress", SINKS + LAG_TAIL + LAG_PARTS * 7, n_sink=SINKS, lag_size=LAG)],
-        why="with as many tokens as every partition can keep the same number of: beyond that kvpress breaks ties anyhow",
+        why="with as many tokens as all partitions can keep equally many of: else kvpress breaks ties anyhow",
     ),
     Case(
         "critical",

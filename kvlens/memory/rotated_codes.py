@@ -2,8 +2,8 @@
 so that each is rounded to the nearest of a few fixed levels, and only the vector's length is stored beside the codes.
 
 With a correction one of the bits is the sign of the remainder under a second random projection, which makes inner
-products with any query right on average. Source: Zandieh et al., Online Vector Quantization with Near-optimal Distortion
-Rate, arXiv 2504.19874, Algorithms 1 and 2. Shapes: h KV heads, m tokens, D head size.
+products with any query right on average. Source: Zandieh et al., Online Vector Quantization with Near-optimal
+Distortion Rate, arXiv 2504.19874, Algorithms 1 and 2. Shapes: h KV heads, m tokens, D head size.
 """
 
 from __future__ import annotations
