@@ -14,6 +14,7 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
+from kvlens.kernels.group_sums import sum_by_group
 from kvlens.memory.evictions import token_names
 from kvlens.memory.hot_tier import Pool
 from kvlens.memory.layout import Quantised
@@ -138,8 +139,7 @@ class PackedKept:
         for restored, original in zip(self._restored(layer, EVERY), exact, strict=True):
             sums = []
             for part in (restored.double() - original.double(), original.double()):
-                empty = torch.zeros(len(positions), number, dtype=torch.float64, device=positions.device)
-                sums.append(empty.scatter_add_(1, owner, part.square().sum(-1) * live))
+                sums.append(sum_by_group(part.square().sum(-1) * live, owner, max(number, 1)))
             found.append((sums[0] / sums[1].clamp(min=1e-20)).sqrt().tolist())
         counts = F.one_hot(owner, max(number, 1)).mul(live[..., None].long()).sum(1).tolist()
         return [

@@ -41,10 +41,12 @@ class WholeChunks(Base):
     def score(self, prompt: Prefilled, layer: int, before: int) -> torch.Tensor:
         import torch
 
+        from kvlens.kernels.group_sums import sum_by_group
+
         scores = super().score(prompt, layer - layer % self.params.reuse, before)  # type: ignore[safe-super]
         each = scores.sum(0)  # NaN where a token stays without a comparison: so does its chunk
         chunk = self._chunks(each)
-        sums = each.nan_to_num(nan=0.0).new_zeros(int(chunk[-1]) + 1).index_add_(0, chunk, each)
+        sums = sum_by_group(each[None], chunk[None], int(chunk[-1]) + 1)[0]
         return torch.where(sums.isnan(), torch.nan, sums / chunk.bincount())[chunk][None]
 
     def choose(self, score: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
