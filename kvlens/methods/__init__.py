@@ -55,6 +55,7 @@ BUILT_IN = {
     "turboquant": "kvlens.methods.turboquant:TurboQuant",
     "layerbits": "kvlens.methods.layerbits:LayerBits",
     "qfilters": "kvlens.methods.qfilters.method:QFilters",
+    "simlayerkv": "kvlens.methods.simlayerkv:SimLayerKV",
     "criticalkv": "kvlens.methods.criticalkv:CriticalKV",
     "random": "kvlens.methods.random_eviction:RandomEviction",
     "lagkv": "kvlens.methods.lagkv:LagKV",

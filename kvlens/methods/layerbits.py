@@ -80,7 +80,7 @@ class LayerBits(PackedTokens):
     )
     summary = "keeps every token in few bits, keys and values of each layer in as many as parameters say"
     Parameters = LayerBitsParameters
-    presets = {"paper": {}, "demo": {"group": 8, "residual": 16}}  # noqa: RUF012
+    presets = {"paper": {}, "even": {"keys": 4, "values": 4}}  # noqa: RUF012
     params: LayerBitsParameters
 
     @classmethod

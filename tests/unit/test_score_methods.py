@@ -236,3 +236,24 @@ def test_random_attention_gives_up_decoded_tokens_by_chance_and_the_prompt_last(
         assert set(newest) <= set(positions)
         assert len(positions) == places
     assert len({tuple(positions) for positions in kept}) == len(kept), "every KV head draws for itself"
+
+
+def test_simlayerkv_keeps_all_of_the_least_lazy_layer() -> None:
+    """Of two layers the budget holds one and 20 tokens more, which are the newest of the lazier one."""
+    sinks, window, least = 4, 16, 20
+    whole = N + 1
+    trial = Trial("simlayerkv", N, 5, sinks=sinks, window=window, tokens=(whole + least + 20) // 2)
+    laziness = []
+    for layer in range(SHAPE.layers):
+        shares = []
+        for head in range(SHAPE.q_heads):
+            kv_head = head // SHAPE.group
+            keys = np.concatenate([trial.keys[layer, kv_head], trial.last_k[layer, kv_head]])
+            paid = softmax(trial.last_q[layer, head, 0] @ keys.T / SHAPE.head_dim**0.5)
+            shares.append(paid[:sinks].sum() + paid[-window:].sum())
+        laziness.append(np.mean(shares))
+    lazy = int(np.argmax(laziness))
+    for head in range(SHAPE.kv_heads):
+        assert trial.lies(1 - lazy, head) == list(range(N))
+        count = (whole + least + 20) // 2 * 2 - whole
+        assert trial.lies(lazy, head) == [*range(sinks), *range(whole - (count - sinks), N)]
