@@ -110,17 +110,18 @@ def open_codes(
     """Return the stores of keys and values, and the tensors that both share. heads: KV heads that have rows of their
     own: all of the model's, or 1 where the tokens of a layer's KV heads follow one another."""
     layers, size = range(shape.layers), shape.head_dim
-    key_rows, value_rows = zip(*(form.rows(layer, shape.kv_heads) for layer in layers), strict=True)
-    key_bits, value_bits = zip(*(form.bits_of(layer) for layer in layers), strict=True)
-    key_rows, value_rows = ([count // heads for count in rows] for rows in (key_rows, value_rows))
+    rows = [form.rows(layer, shape.kv_heads) for layer in layers]
+    bits = [form.bits_of(layer) for layer in layers]
+    key_rows, value_rows = ([pair[side] // heads for pair in rows] for side in (0, 1))
+    key_bits, value_bits = ([pair[side] for pair in bits] for side in (0, 1))
     if form.form == ROTATED:
         turn, signs = random_directions(size, form.corrected, form.seed, device)
-        keys = RotatedVectors(list(key_bits), heads, key_rows, turn, signs, dtype)
-        values = RotatedVectors(list(value_bits), heads, value_rows, turn, None, dtype)
+        keys = RotatedVectors(key_bits, heads, key_rows, turn, signs, dtype)
+        values = RotatedVectors(value_bits, heads, value_rows, turn, None, dtype)
         return keys, values, (turn,) if signs is None else (turn, signs)
     grouped = form.group, size, dtype, device
     return (
-        GroupedKeys(list(key_bits), heads, key_rows, *grouped),
-        GroupedValues(list(value_bits), heads, value_rows, *grouped),
+        GroupedKeys(key_bits, heads, key_rows, *grouped),
+        GroupedValues(value_bits, heads, value_rows, *grouped),
         (),
     )

@@ -88,7 +88,7 @@ def test_critical_weighs_the_second_half_by_the_projected_values(first_stage: fl
 
     options = Options(max_new=2)
     context = Engine(model).context(prompt, None, options)
-    settings = {"tokens": TOKENS, "first_stage": first_stage, "epsilon": 2.0}
+    settings: dict[str, Any] = {"tokens": TOKENS, "first_stage": first_stage, "epsilon": 2.0}
     session = Session(Looked, methods.make_parameters(method, None, settings), context)
     with torch.inference_mode():
         Generation(model, prompt, session, options).place(None)
