@@ -16,9 +16,11 @@ from test_kivi import rounded
 from test_prompt_eviction import best
 
 from kvlens import methods
+from kvlens.checking import truths
 from kvlens.engine.engine import Engine, Options
 from kvlens.engine.loop import Generation
 from kvlens.engine.session import Session
+from kvlens.holds import Hold
 from kvlens.methods.composition import SENSELESS, UNKNOWN_PART, NoComposition
 from kvlens.methods.naming import display_name
 
@@ -250,3 +252,17 @@ def test_a_trigger_needs_pages_that_are_recalled(name: str) -> None:
     with pytest.raises(NoComposition) as raised:
         methods.get(name)
     assert raised.value.code == SENSELESS
+
+
+@pytest.mark.parametrize("name", ["snapkv+kivi", "snapkv+turboquant"])
+def test_packed_tokens_that_are_held_exactly_bring_full_attention_back(demo: Any, name: str) -> None:
+    prompt, _ = task_prompt(demo, "multikey", 300, max_new=4)
+    shape, n = demo.shape, len(prompt.ids) - 1
+    heads = tuple((layer, head) for layer in range(shape.layers) for head in range(shape.kv_heads))
+    settings: dict[str, Any] = {"max_new": 4, "ignore_eos": True, "keep_logits": True}
+    full = run(demo, prompt, "full", **settings)
+    settings |= {"budget": "0.4", "preset": "demo", "forced": tuple(full.ids)}
+    plain = run(demo, prompt, name, **settings)
+    held = run(demo, prompt, name, holds=(Hold(1, 0, n, heads),), sink=ListSink(), **settings)
+    assert truths.same_logits(held.logits, full.logits, 1e-3) is None
+    assert truths.same_logits(plain.logits, full.logits, 1e-3) is not None
