@@ -88,7 +88,7 @@ class Quantised:
     """rotated keys: one of their bits is the sign of what the others leave, under random projections"""
     seed: int = 0
     """of random directions"""
-    kept: tuple[tuple[int, ...], ...] = ()
+    kept_counts: tuple[tuple[int, ...], ...] = ()
     """kept prompt tokens that are packed, by layer and KV head; (): whatever leaves the window is packed"""
 
     @property
@@ -110,9 +110,9 @@ class Quantised:
 
     def rows(self, layer: int, kv_heads: int) -> tuple[int, int]:
         """Return the packed tokens of a layer, all KV heads together: keys, in whole groups, and values."""
-        if not self.kept:
+        if not self.kept_counts:
             return kv_heads * self.key_groups * self.group, kv_heads * self.packed_values
-        counts = self.kept[layer]
+        counts = self.kept_counts[layer]
         counts = counts if len(counts) == kv_heads else counts * kv_heads
         return sum(-(-count // self.group) * self.group for count in counts), sum(counts)
 
@@ -137,15 +137,14 @@ class Quantised:
     def bytes(self, shape: KVShape) -> int:
         """Device bytes of codes, scales and lengths, of the random directions, and of tables: the span of each position
         int32; of kept tokens their position, span and two places int32, and a role."""
-        total, most = self.turn_bytes(shape.head_dim), 0
+        total = self.turn_bytes(shape.head_dim)
         for layer in range(shape.layers):
             keys, values = self.rows(layer, shape.kv_heads)
             key, value = self.token_bytes(shape.head_dim, layer)
             total += round(keys * key) + values * value
-            if self.kept:
-                most = max(self.kept[layer])
-                total += shape.kv_heads * most * KEPT_TABLE_BYTES
-        return total if self.kept else total + self.key_groups * self.group * 4
+            if self.kept_counts:
+                total += shape.kv_heads * max(self.kept_counts[layer]) * KEPT_TABLE_BYTES
+        return total if self.kept_counts else total + self.key_groups * self.group * 4
 
 
 KEPT_TABLE_BYTES = 4 + 4 + 1 + 4 + 4

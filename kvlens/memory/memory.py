@@ -55,7 +55,7 @@ class Memory:
         self.packed: PackedZone | PackedKept | None = None
         """tokens that stay on the device in few bits; None: none do"""
         if layout.quantised is not None:
-            zone = PackedKept if layout.quantised.kept else PackedZone
+            zone = PackedKept if layout.quantised.kept_counts else PackedZone
             self.packed = zone(shape, layout.quantised, dtype, self.device, self.log)
             account.hold("packed", *self.packed.tensors())
         self.distance: Distance | None = None

@@ -64,9 +64,9 @@ class GroupedKeys:
 
     def put(self, layer: int, heads: slice, start: int, states: torch.Tensor) -> None:
         rows = states.unflatten(1, (-1, self._group)).transpose(2, 3)
-        first = start // self._group
+        place = start // self._group
         for stored, new in zip(self._layers[layer], quantise(rows, self._bits[layer], self._group), strict=True):
-            stored[heads, first : first + new.shape[1]] = new
+            stored[heads, place : place + new.shape[1]] = new
 
     def get(self, layer: int, heads: slice, until: int) -> torch.Tensor:
         packed = Packed(*(part[heads, : until // self._group] for part in self._layers[layer]))

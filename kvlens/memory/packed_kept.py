@@ -40,12 +40,12 @@ class PackedKept:
         """by layer int32 [4, H_kv, K]: position (-1: no token), span, and places among packed keys and values"""
         self._roles: list[torch.Tensor] = []
         for layer in range(shape.layers):
-            size = shape.kv_heads, max(form.kept[layer])
+            size = shape.kv_heads, max(form.kept_counts[layer])
             self._tables.append(torch.zeros(4, *size, dtype=torch.int32, device=device))
             self._roles.append(torch.full(size, FREE, dtype=torch.uint8, device=device))
         self.values_until = 0
         """positions below it have packed values"""
-        self.is_ragged = any(len(set(counts)) > 1 for counts in form.kept)
+        self.is_ragged = any(len(set(counts)) > 1 for counts in form.kept_counts)
         """some slots hold no token"""
 
     def tensors(self) -> tuple[torch.Tensor, ...]:
@@ -123,9 +123,9 @@ class PackedKept:
         heads = pool.index[1]
         keys, values = self._restored(layer, heads)
         places, span = self._tables[layer][0, heads], self._tables[layer][1, heads]
-        kept = Slots(keys, values, places, span, self._roles[layer][heads])
+        packed = Slots(keys, values, places, span, self._roles[layer][heads])
         window = pool.slots(layer, pool.start["window"] + min(pool.zones.window, position - pool.window_origin + 1))
-        whole = kept.beside(window)
+        whole = packed.beside(window)
         return whole.beside(pool.held(layer)) if held else whole
 
     # ----------------------------------------------------------------------------------------------------------- errors
@@ -135,15 +135,17 @@ class PackedKept:
         starts = torch.tensor([span.tok_start for span in placement.spans], device=positions.device)
         owner = (torch.searchsorted(starts, positions.clamp(min=0).contiguous(), right=True) - 1).clamp(min=0)
         number, live = len(placement.spans), (positions >= 0).double()
-        found = []
+        errors = []
         for restored, original in zip(self._restored(layer, EVERY), exact, strict=True):
             sums = []
             for part in (restored.double() - original.double(), original.double()):
                 sums.append(sum_by_group(part.square().sum(-1) * live, owner, max(number, 1)))
-            found.append((sums[0] / sums[1].clamp(min=1e-20)).sqrt().tolist())
+            errors.append((sums[0] / sums[1].clamp(min=1e-20)).sqrt().tolist())
         counts = F.one_hot(owner, max(number, 1)).mul(live[..., None].long()).sum(1).tolist()
         return [
-            SpanHeadRow(ids[span], layer, head, "quantised", None, None, 0, found[0][head][span], found[1][head][span])
+            SpanHeadRow(
+                ids[span], layer, head, "quantised", None, None, 0, errors[0][head][span], errors[1][head][span]
+            )
             for span in range(number)
             for head in range(len(positions))
             if counts[head][span]

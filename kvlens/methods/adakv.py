@@ -33,7 +33,7 @@ class AdaKV(HeadShares, SnapKV):
     Parameters = AdaKVParameters
     presets = {"paper": {}, "demo": {"window": 8}}  # noqa: RUF012
     lends = Lending(
-        before=Lent(
+        front=Lent(
             "adakv",
             HeadShares,
             HeadSharesParameters,

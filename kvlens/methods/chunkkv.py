@@ -67,6 +67,6 @@ class ChunkKV(WholeChunks, Attended):
     presets = {"paper": {}}  # noqa: RUF012
     needs = Needs(queries=OBSERVED, peek=True)
     lends = Lending(
-        before=Lent("chunk", WholeChunks, WholeChunksParameters, "in whole chunks of neighbours", refuses_chunks)
+        front=Lent("chunk", WholeChunks, WholeChunksParameters, "in whole chunks of neighbours", refuses_chunks)
     )
     params: ChunkKVParameters

@@ -80,26 +80,28 @@ class Compactor(PromptEviction):
                 "none."
             )
 
-    def score(self, prompt: Prefilled, layer: int, before: int) -> torch.Tensor:
+    def score(self, prompt: Prefilled, layer: int, end: int) -> torch.Tensor:
         import torch
         import torch.nn.functional as F
 
         p, shape = self.params, self.context.shape
-        start = min(p.sinks, before)
-        scores = torch.full((shape.kv_heads, before), torch.nan, device=prompt.keys.device)
-        if before - start < 2:
+        start = min(p.sinks, end)
+        scores = torch.full((shape.kv_heads, end), torch.nan, device=prompt.keys.device)
+        if end - start < 2:
             scores[:, start:] = 0.0
             return scores
-        keys, values = (x[layer, :, start:before].float() for x in (prompt.keys, prompt.values))
+        keys, values = (x[layer, :, start:end].float() for x in (prompt.keys, prompt.values))
         queries = prompt.last_queries[layer].float()
-        first = self.context.prompt_tokens - queries.shape[1]
-        queries = queries[:, max(start - first, 0) : before - first]
-        seen = queries.shape[1]
-        received = non_causal(queries, keys[:, -seen:], p.chunk, p.scaled) if seen else keys.new_zeros(shape.q_heads, 0)
-        weighed = received.unflatten(0, (-1, shape.group)).mean(1) * values[:, before - start - seen :].norm(dim=-1)
-        smooth = F.avg_pool1d(weighed[None], p.smooth, stride=1, padding=p.smooth // 2)[0] if seen else weighed
+        skipped = self.context.prompt_tokens - queries.shape[1]
+        queries = queries[:, max(start - skipped, 0) : end - skipped]
+        watched = queries.shape[1]
+        received = (
+            non_causal(queries, keys[:, -watched:], p.chunk, p.scaled) if watched else keys.new_zeros(shape.q_heads, 0)
+        )
+        weighed = received.unflatten(0, (-1, shape.group)).mean(1) * values[:, end - start - watched :].norm(dim=-1)
+        smooth = F.avg_pool1d(weighed[None], p.smooth, stride=1, padding=p.smooth // 2)[0] if watched else weighed
         scores[:, start:] = p.blend * standard(self._leverage(keys, layer, start))
-        scores[:, before - seen :] += standard(smooth)
+        scores[:, end - watched :] += standard(smooth)
         return (scores * TIES).round() / TIES
 
     def _leverage(self, keys: torch.Tensor, layer: int, start: int) -> torch.Tensor:

@@ -28,8 +28,8 @@ SENSELESS = "composition_senseless"
 LONGEST = 64
 """characters of a composed name: it becomes part of file names and addresses"""
 PLACES = {
-    "before": ("PART:METHOD", "in front of a colon"),
-    "behind": ("METHOD+PART", "behind a plus"),
+    "front": ("PART:METHOD", "in front of a colon"),
+    "storage": ("METHOD+PART", "behind a plus"),
     "trigger": ("METHOD@PART", "behind an at sign"),
 }
 """field of Lending -> form of the name, and where the part is in it"""
@@ -62,7 +62,7 @@ def composed(name: str, get: Get, methods: tuple[type[Method], ...]) -> type[Met
         for place in PLACES
     }
     base, behind, word = name.partition("+")
-    place = "behind"
+    place = "storage"
     if not behind:
         base, behind, word = name.partition("@")
         place = "trigger"
@@ -70,9 +70,9 @@ def composed(name: str, get: Get, methods: tuple[type[Method], ...]) -> type[Met
         part = _find(lent, place, name, word)
         return _join(name, part, get(base) if not is_composed(base) else composed(base, get, methods), place)
     word, _, rest = base.partition(":")
-    part = _find(lent, "before", name, word)
+    part = _find(lent, "front", name, word)
     method = composed(rest, get, methods) if is_composed(rest) else get(rest)
-    return _join(name, part, method, "before")
+    return _join(name, part, method, "front")
 
 
 def _find(lent: dict[str, dict[str, Lent]], place: str, name: str, word: str) -> Lent:
@@ -80,8 +80,8 @@ def _find(lent: dict[str, dict[str, Lent]], place: str, name: str, word: str) ->
     if word in lent[place]:
         return lent[place][word]
     words = ", ".join(lent[place]) or "none"
-    others = [other for other in PLACES if word in lent[other]]
-    more = f" ({word} is written {PLACES[others[0]][0].replace('PART', word)})" if others else ""
+    matches = [field for field in PLACES if word in lent[field]]
+    more = f" ({word} is written {PLACES[matches[0]][0].replace('PART', word)})" if matches else ""
     raise NoComposition(UNKNOWN_PART, name, word, f"there is no part '{word}' {PLACES[place][1]}: {words}{more}")
 
 
@@ -97,14 +97,16 @@ def _join(name: str, part: Lent, method: type[Method], place: str) -> type[Metho
         namespace={"__doc__": method.Parameters.__doc__},
     )
     parameters.__qualname__ = f"parameters of {name}"
-    by = {"before": "{title} by {word}", "behind": "{title} in {word}", "trigger": "{title} at {word}"}[place]
+    form = {"front": "{title} by {word}", "storage": "{title} in {word}", "trigger": "{title} at {word}"}[place]
     calibrations = [*getattr(part.hooks, "calibrations", ())]
-    calibrations += [dataclasses.replace(one, maker=one.maker or _maker(method)) for one in method.calibrations]
+    calibrations += [
+        dataclasses.replace(figures, maker=figures.maker or _maker(method)) for figures in method.calibrations
+    ]
     namespace = {
         "__module__": __name__,
         "__doc__": f"{method.__doc__}\n\nWith {part.word}: {part.adds}. {part.hooks.__doc__}",
         "name": name,
-        "title": by.format(title=method.title, word=part.word),
+        "title": form.format(title=method.title, word=part.word),
         "summary": f"{method.summary}; {part.adds}",
         "Parameters": parameters,
         "presets": dict(method.presets),

@@ -35,7 +35,7 @@ class CriticalKV(TwoStages, SnapKV):
     presets = {"paper": {}, "demo": {"window": 8}}  # noqa: RUF012
     needs = Needs(queries=OBSERVED, peek=True, inputs=True)
     lends = Lending(
-        before=Lent(
+        front=Lent(
             "critical",
             TwoStages,
             TwoStagesParameters,

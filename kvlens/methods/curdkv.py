@@ -64,11 +64,11 @@ class CurDKV(PromptEviction):
     partial_ranking = True
     params: CurDKVParameters
 
-    def score(self, prompt: Prefilled, layer: int, before: int) -> torch.Tensor:
+    def score(self, prompt: Prefilled, layer: int, end: int) -> torch.Tensor:
         import torch
 
         p = self.params
-        keys, values = (self._shares(x[layer].float(), layer)[:, :before] for x in (prompt.keys, prompt.values))
+        keys, values = (self._shares(x[layer].float(), layer)[:, :end] for x in (prompt.keys, prompt.values))
         scores: torch.Tensor = {
             "product": lambda: keys * values,
             "mean": lambda: (keys + values) / 2,

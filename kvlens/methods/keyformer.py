@@ -27,21 +27,21 @@ ROWS = 64
 class KeyformerParameters(DecodeEvictionParameters):
     """Lengths are in tokens. Key tokens and recent tokens share the bag in equal halves unless `recent` is set."""
 
-    first: float = param(1.0, "temperature while the prompt is read", symbol="tau_init")
-    last: float = param(2.0, "temperature that the run's last step would have", symbol="tau_end")
+    start_temperature: float = param(1.0, "temperature while the prompt is read", symbol="tau_init")
+    end_temperature: float = param(2.0, "temperature that the run's last step would have", symbol="tau_end")
     noise: bool = param(True, "add Gumbel noise to the logits; off: the score is H2O's with a temperature")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.first <= 0 or self.last <= 0:
-            raise ValueError("first and last must be above 0.")
+        if self.start_temperature <= 0 or self.end_temperature <= 0:
+            raise ValueError("start_temperature and end_temperature must be above 0.")
 
 
 class Keyformer(DecodeEviction):
     """Adds up, per KV head, softmax((logit + noise) / tau) that each token has received from all queries so far, the
-    noise drawn from a Gumbel distribution for every logit, tau rising step by step from `first` to `last`; keeps the
-    newest tokens and, of the others, those with the largest sums (paper sec. 3.3, eq. 9 and 10, Algorithm 1). When the
-    bag is full, the token with the smallest sum goes for good for each one that comes.
+    noise drawn from a Gumbel distribution for every logit, tau rising step by step from `start_temperature` to
+    `end_temperature`; keeps the newest tokens and, of the others, those with the largest sums (paper sec. 3.3, eq. 9
+    and 10, Algorithm 1). When the bag is full, the token with the smallest sum goes for good for each one that comes.
 
     Departures: the paper keeps a set per query head; here the sums of a KV head's query heads are added. A step's
     logits are read from its attention weights, since a softmax does not change under a shift. Of prompts longer than
@@ -63,7 +63,7 @@ class Keyformer(DecodeEviction):
 
     def __init__(self, params: KeyformerParameters, context: RunContext) -> None:
         super().__init__(params, context)
-        self._tau, self._votes = params.first, 0
+        self._tau, self._votes = params.start_temperature, 0
 
     @classmethod
     def own_bytes(cls, params: KeyformerParameters, shape: KVShape, places: int) -> int:
@@ -74,16 +74,16 @@ class Keyformer(DecodeEviction):
 
         keys, queries = prompt.keys[layer].float(), prompt.last_queries[layer].float()
         heads, n, size = keys.shape
-        sums, first = torch.zeros(heads, n, device=keys.device), n - queries.shape[1]
+        sums, skipped = torch.zeros(heads, n, device=keys.device), n - queries.shape[1]
         grouped = queries.unflatten(0, (heads, -1))
         column = torch.arange(n, device=keys.device)
         for start in range(0, queries.shape[1], ROWS):
             rows = grouped[:, :, start : start + ROWS]
-            until = first + start + rows.shape[2]
+            until = skipped + start + rows.shape[2]
             logits = rows @ keys[:, None, :until].mT * size**-0.5
-            row = torch.arange(first + start, until, device=keys.device)[:, None]
+            row = torch.arange(skipped + start, until, device=keys.device)[:, None]
             noisy = self._noisy(logits, (layer, start)).masked_fill(column[:until] > row, -torch.inf)
-            sums[:, :until] += (noisy / self.params.first).softmax(-1).sum((1, 2))
+            sums[:, :until] += (noisy / self.params.start_temperature).softmax(-1).sum((1, 2))
         return sums
 
     def _noisy(self, logits: torch.Tensor, place: tuple[int, int]) -> torch.Tensor:
@@ -97,11 +97,11 @@ class Keyformer(DecodeEviction):
         even = torch.rand(logits.shape, generator=drawn).clamp(min=1e-20).to(logits.device)
         return logits - (-even.log()).clamp(min=1e-20).log()
 
-    def entered(self, kept: torch.Tensor, prompt: Prefilled) -> None:
+    def entered(self, positions: torch.Tensor, prompt: Prefilled) -> None:
         import torch
 
-        worth = torch.stack([self.worth(prompt, layer) for layer in range(len(kept))])
-        self._sums = worth.gather(-1, kept.clamp(min=0)).masked_fill(kept < 0, 0.0)
+        worth = torch.stack([self.worth(prompt, layer) for layer in range(len(positions))])
+        self._sums = worth.gather(-1, positions.clamp(min=0)).masked_fill(positions < 0, 0.0)
 
     def attended(self, layer: int, heads: range, weights: torch.Tensor, position: torch.Tensor) -> None:
         logits = weights[..., : self._sums.shape[-1]].clamp(min=1e-30).log()
@@ -113,7 +113,7 @@ class Keyformer(DecodeEviction):
 
     def decode_end(self, end: StepEnd, memory: MemoryView) -> BagChange | None:
         p, steps = self.params, max(self.context.max_new, 1)
-        self._tau = p.first + (p.last - p.first) * min(end.step + 1, steps) / steps
+        self._tau = p.start_temperature + (p.end_temperature - p.start_temperature) * min(end.step + 1, steps) / steps
         return super().decode_end(end, memory)
 
     def priority(self) -> torch.Tensor:

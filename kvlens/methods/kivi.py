@@ -55,8 +55,8 @@ class GroupedBits(FewBits):
     """Keys per channel over groups of kept tokens, values per token over groups of channels, as KIVI packs them."""
 
     @classmethod
-    def kept_form(cls, params: Any, kept: tuple[tuple[int, ...], ...]) -> Quantised:
-        return Quantised(params.code_bits, params.code_group, 0, 0, kept=kept)
+    def kept_form(cls, params: Any, counts: tuple[tuple[int, ...], ...]) -> Quantised:
+        return Quantised(params.code_bits, params.code_group, 0, 0, kept_counts=counts)
 
 
 class KIVI(PackedTokens):
@@ -77,7 +77,7 @@ class KIVI(PackedTokens):
     summary = "keeps every token in two or four bits, keys packed per channel and values per token, the newest exactly"
     Parameters = KIVIParameters
     presets = {"paper": {}, "4 bits": {"bits": 4}, "demo": {"residual": 32}}  # noqa: RUF012
-    lends = Lending(behind=Lent("kivi", GroupedBits, GroupedBitsParameters, "in few bits by group", refuses_few_bits))
+    lends = Lending(storage=Lent("kivi", GroupedBits, GroupedBitsParameters, "in few bits by group", refuses_few_bits))
     params: KIVIParameters
 
     @classmethod

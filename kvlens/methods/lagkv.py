@@ -69,15 +69,15 @@ class LagKV(PromptEviction):
     partial_ranking = True
     params: LagKVParameters
 
-    def score(self, prompt: Prefilled, layer: int, before: int) -> torch.Tensor:
+    def score(self, prompt: Prefilled, layer: int, end: int) -> torch.Tensor:
         import torch
 
         p = self.params
-        keys, values = prompt.keys[layer, :, :before], prompt.values[layer, :, :before]
-        parts = max(before - p.sinks, 0) // p.lag
+        keys, values = prompt.keys[layer, :, :end], prompt.values[layer, :, :end]
+        parts = max(end - p.sinks, 0) // p.lag
         scores = torch.full(keys.shape[:2], torch.nan, device=keys.device)
         if parts < 2:
-            scores[:, p.sinks :] = torch.arange(before - p.sinks, device=keys.device).float()
+            scores[:, p.sinks :] = torch.arange(end - p.sinks, device=keys.device).float()
             return scores
         partitions = slice(p.sinks, p.sinks + parts * p.lag)
         differing = [relative(x[:, partitions].float().unflatten(1, (parts, p.lag))) for x in (keys, values)]

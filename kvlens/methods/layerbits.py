@@ -40,23 +40,23 @@ class LayerBitsParameters:
 
     def changes(self) -> list[tuple[range, int, int]]:
         """Return (layers, bits of keys, bits of values) as `layers` names them. Raises ValueError with one sentence."""
-        found = []
+        changes = []
         for text in filter(None, (part.strip() for part in self.layers.split(","))):
             match = CHANGE.fullmatch(text)
-            first, last, keys, values = (
+            start, last, keys, values = (
                 (None if part is None else int(part) for part in match.groups()) if match else (None,) * 4
             )
-            if first is None or keys not in WIDTHS or values not in WIDTHS or (last is not None and last < first):
+            if start is None or keys not in WIDTHS or values not in WIDTHS or (last is not None and last < start):
                 widths = ", ".join(map(str, WIDTHS))
                 raise ValueError(f"layers takes FIRST-LAST:KEYS/VALUES with bits of {widths}, not '{text}'.")
-            found.append((range(first, (first if last is None else last) + 1), keys, values))
-        return found
+            changes.append((range(start, (start if last is None else last) + 1), keys, values))
+        return changes
 
     @classmethod
     def fit(cls, shape: KVShape, prompt_tokens: int, max_new: int, budget_bytes: int | None) -> dict[str, Any]:
         """The residual is an eighth of the prompt in groups of 32, 128 at most, one group at least, and one where the
-        budget is below a quarter of full KV; keys 4 bits and values 2 where the budget is at least an eighth above
-        their size, else 2 and 2. Ours."""
+        budget is below a quarter of full KV. Values have 2 bits, and keys 4 where the budget is at least 30 % of full
+        KV of 16 bits a number, else 2. Ours."""
         share = 1.0 if budget_bytes is None else budget_bytes / shape.full_kv_bytes(prompt_tokens + 1 + max_new)
         narrow = share < 0.30 * 2 / shape.itemsize
         groups = (prompt_tokens + 1) // 256 if share >= 0.25 else 1

@@ -57,7 +57,7 @@ def describe(method: type[Method], fit: str) -> MethodInfo:
         dict(method.journal_names),
         method.keeps_all,
         fit,
-        [f"{one.kind} ({', '.join(one.shipped) or 'no model'})" for one in method.calibrations],
+        [f"{figures.kind} ({', '.join(figures.shipped) or 'no model'})" for figures in method.calibrations],
     )
 
 

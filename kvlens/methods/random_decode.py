@@ -60,8 +60,8 @@ class RandomDecode(DecodeEviction):
     def worth(self, prompt: Prefilled, layer: int) -> torch.Tensor:
         return self._draw(*prompt.keys.shape[1:3])
 
-    def entered(self, kept: torch.Tensor, prompt: Prefilled) -> None:
-        self._lots = self._draw(*kept.shape) + ((kept >= 0).float() if self.params.keep_prompt else 0.0)
+    def entered(self, positions: torch.Tensor, prompt: Prefilled) -> None:
+        self._lots = self._draw(*positions.shape) + ((positions >= 0).float() if self.params.keep_prompt else 0.0)
 
     def replaced(self, places: torch.Tensor) -> None:
         self._lots.scatter_(-1, places[..., None], self._draw(*places.shape)[..., None])

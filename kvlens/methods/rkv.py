@@ -77,17 +77,17 @@ class RKV(DecodeEviction):
             return keys.float().norm(dim=-1) * 0
         return self._scores(prompt.last_queries[layer, :, -recent:].float(), keys.float(), recent)
 
-    def entered(self, kept: torch.Tensor, prompt: Prefilled) -> None:
+    def entered(self, positions: torch.Tensor, prompt: Prefilled) -> None:
         import torch
 
         size, recent = prompt.keys.shape[-1], self.params.recent
-        index = kept.clamp(min=0)[..., None].expand(-1, -1, -1, size)
-        self._keys = prompt.keys.gather(2, index).masked_fill(kept[..., None] < 0, 0.0)
+        index = positions.clamp(min=0)[..., None].expand(-1, -1, -1, size)
+        self._keys = prompt.keys.gather(2, index).masked_fill(positions[..., None] < 0, 0.0)
         newest = prompt.last_queries[:, :, -recent:]
         empty = newest.new_zeros(*newest.shape[:2], recent - newest.shape[2], size)
         self._queries = torch.cat([empty, newest], 2)
-        self._order = torch.zeros(kept.shape, device=kept.device)
-        self._slot = torch.full(kept.shape[:2], self.room(kept.shape[-1]), device=kept.device)
+        self._order = torch.zeros(positions.shape, device=positions.device)
+        self._slot = torch.full(positions.shape[:2], self.room(positions.shape[-1]), device=positions.device)
         self._ranked = 0
 
     def written(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
@@ -131,10 +131,10 @@ class RKV(DecodeEviction):
         import torch.nn.functional as F
 
         p = self.params
-        before = keys[:, :-recent]
-        logits = queries.unflatten(0, (keys.shape[0], -1)) @ before[:, None].mT * keys.shape[-1] ** -0.5
-        seen = F.max_pool1d(logits.amax(1).softmax(-1).mean(1)[None], p.kernel, stride=1, padding=p.kernel // 2)[0]
-        scores = p.weight * seen - (1 - p.weight) * redundancy(keys, p.alike)[:, :-recent]
+        older = keys[:, :-recent]
+        logits = queries.unflatten(0, (keys.shape[0], -1)) @ older[:, None].mT * keys.shape[-1] ** -0.5
+        attention = F.max_pool1d(logits.amax(1).softmax(-1).mean(1)[None], p.kernel, stride=1, padding=p.kernel // 2)[0]
+        scores = p.weight * attention - (1 - p.weight) * redundancy(keys, p.alike)[:, :-recent]
         return F.pad(scores, (0, recent), value=float(scores.max()) + 1)
 
     def replaced(self, places: torch.Tensor) -> None:

@@ -86,12 +86,12 @@ class SimLayerKV(PromptEviction):
         self.note("layer_budget_tokens", torch.tensor(counts, dtype=torch.float32))
         return [[count] for count in counts]
 
-    def score(self, prompt: Prefilled, layer: int, before: int) -> torch.Tensor:
+    def score(self, prompt: Prefilled, layer: int, end: int) -> torch.Tensor:
         """Return the positions, the newest highest, behind the first tokens."""
         import torch
 
-        places = torch.arange(before, device=prompt.keys.device).float()
-        places[: self.params.sinks] += before
+        places = torch.arange(end, device=prompt.keys.device).float()
+        places[: self.params.sinks] += end
         return places[None]
 
     def _laziness(self, prompt: Prefilled, layer: int) -> float:

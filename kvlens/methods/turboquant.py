@@ -58,9 +58,9 @@ class RotatedBits(FewBits):
     """Each kept key and value by itself: a length, and the codes of its turned direction, as TurboQuant has them."""
 
     @classmethod
-    def kept_form(cls, params: Any, kept: tuple[tuple[int, ...], ...]) -> Quantised:
-        bits = (params.key_bits,) * len(kept), (params.value_bits,) * len(kept)
-        return Quantised(0, 1, 0, 0, *bits, ROTATED, params.corrected, SEED, kept)
+    def kept_form(cls, params: Any, counts: tuple[tuple[int, ...], ...]) -> Quantised:
+        bits = (params.key_bits,) * len(counts), (params.value_bits,) * len(counts)
+        return Quantised(0, 1, 0, 0, *bits, ROTATED, params.corrected, SEED, counts)
 
 
 class TurboQuant(PackedTokens):
@@ -89,7 +89,7 @@ class TurboQuant(PackedTokens):
         "demo": {"group": 8, "residual": 16},
     }
     lends = Lending(
-        behind=Lent(
+        storage=Lent(
             "turboquant", RotatedBits, RotatedBitsParameters, "in few bits by a random rotation", refuses_few_bits
         )
     )

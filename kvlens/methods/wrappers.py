@@ -30,9 +30,9 @@ class Lent:
 class Lending:
     """What a method's class declares (`lends`): how its name joins another one."""
 
-    before: Lent | None = None
+    front: Lent | None = None
     """in front, with a colon: units or scores"""
-    behind: Lent | None = None
+    storage: Lent | None = None
     """behind, with a plus: storage"""
     trigger: Lent | None = None
     """behind, with an at sign: when the other method selects anew"""

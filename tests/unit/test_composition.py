@@ -197,7 +197,7 @@ def test_the_bytes_of_packed_tokens_are_those_of_the_layout_and_within_the_budge
     held = sum(tensor.untyped_storage().nbytes() for tensor in tensors)
     assert memory.layout.bytes(SHAPE) == held == memory.account.resident <= budget
     plain = Trial(name.rpartition("+")[0], N, 5, budget=budget, **settings)
-    assert memory.packed.form.kept[0][0] > len(plain.lies(0, 0)), "few bits make room for more tokens"
+    assert memory.packed.form.kept_counts[0][0] > len(plain.lies(0, 0)), "few bits make room for more tokens"
 
 
 def test_packed_kept_tokens_are_recorded_and_their_errors_logged(demo: Any) -> None:

@@ -145,7 +145,9 @@ class Sums:
 
 def test_keyformer_without_noise_evicts_the_smallest_sum_under_a_rising_temperature() -> None:
     places, recent = 29, 13
-    trial = Trial("keyformer", N, NEW, tokens=places, recent=recent, noise=False, first=1.0, last=3.0)
+    trial = Trial(
+        "keyformer", N, NEW, tokens=places, recent=recent, noise=False, start_temperature=1.0, end_temperature=3.0
+    )
     expected = {place: Sums(trial, *place, places, recent, 1.0) for place in HEADS}
     for step in range(NEW):
         q, k = trial.step(step)

@@ -100,10 +100,10 @@ class PagesAtTrigger(Base):
         held = super().held()
         return held and {**held, "wished_pages": (self._wishes,)}
 
-    def wished(self, at: int, score: torch.Tensor) -> torch.Tensor:
+    def wished(self, row: int, score: torch.Tensor) -> torch.Tensor:
         if self._selects:
-            self._wishes[at].copy_(super().wished(at, score))
-        return self._wishes[at].clone()
+            self._wishes[row].copy_(super().wished(row, score))
+        return self._wishes[row].clone()
 
     def decode_end(self, end: StepEnd, memory: MemoryView) -> WindowLeave | None:
         import torch

@@ -31,7 +31,7 @@ class FewBits(Base):
 
     @classmethod
     @abstractmethod
-    def kept_form(cls, params: Any, kept: tuple[tuple[int, ...], ...]) -> Quantised:
+    def kept_form(cls, params: Any, counts: tuple[tuple[int, ...], ...]) -> Quantised:
         """Return how the kept tokens are packed: so many by layer, of every KV head."""
 
     @classmethod
@@ -68,12 +68,12 @@ class FewBits(Base):
         packed, worst = form.bytes(shape), form.turn_bytes(shape.head_dim)
         for layer in range(shape.layers):
             key, value = form.token_bytes(shape.head_dim, layer)
-            count = form.kept[layer][0]
+            count = form.kept_counts[layer][0]
             worst += shape.kv_heads * round((count + form.group) * key + count * (value + form.table_bytes))
         return layout.bytes(shape) - packed + max(packed, worst)
 
-    def _place(self, kept: Kept, pages: list[Span]) -> Placement:
-        placement = super()._place(kept, pages)
+    def _place(self, retained: Kept, pages: list[Span]) -> Placement:
+        placement = super()._place(retained, pages)
         states = ["quantised" if state == "resident" else state for state in placement.states]
         return replace(placement, states=states, roles=["quantised"] * len(placement.roles))
 

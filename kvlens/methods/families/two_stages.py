@@ -51,20 +51,20 @@ class TwoStages(Base):
 
         return replace(super().needs_with(params), inputs=True)
 
-    def score(self, prompt: Prefilled, layer: int, before: int) -> torch.Tensor:
+    def score(self, prompt: Prefilled, layer: int, end: int) -> torch.Tensor:
         import torch
 
         assert prompt.inputs is not None
-        score: torch.Tensor = super().score(prompt, layer, before)  # type: ignore[safe-super]
-        weighed = (score + self.params.epsilon) * self._norms(prompt.inputs, prompt.values[layer, :, :before], layer)
-        window = self.context.prompt_tokens + self.last - before
+        score: torch.Tensor = super().score(prompt, layer, end)  # type: ignore[safe-super]
+        weighed = (score + self.params.epsilon) * self._norms(prompt.inputs, prompt.values[layer, :, :end], layer)
+        window = self.context.prompt_tokens + self.last - end
         most = super().tokens(None, self.total(self.params, self.context))[layer][0] - window
         count = int(max(most, 0) * self.params.first_stage)
-        first = score.argsort(dim=-1, descending=True, stable=True)[:, :count]
-        ranks = torch.arange(count, 0, -1, device=score.device).float().expand(first.shape)
+        best = score.argsort(dim=-1, descending=True, stable=True)[:, :count]
+        ranks = torch.arange(count, 0, -1, device=score.device).float().expand(best.shape)
         highest = weighed.nan_to_num(nan=-torch.inf).amax()
         lifted = highest + highest.abs() * 1e-3 + ranks
-        return weighed.scatter(-1, first, torch.where(score.gather(-1, first).isnan(), torch.nan, lifted))
+        return weighed.scatter(-1, best, torch.where(score.gather(-1, best).isnan(), torch.nan, lifted))
 
     def _norms(self, inputs: Inputs, values: torch.Tensor, layer: int) -> torch.Tensor:
         """Return the L1 norm of W_O v: values [H_kv, m, D] -> float32 [H_kv, m]."""

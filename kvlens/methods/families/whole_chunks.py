@@ -38,12 +38,12 @@ class WholeChunks(Base):
     one_set = True
     params: Any
 
-    def score(self, prompt: Prefilled, layer: int, before: int) -> torch.Tensor:
+    def score(self, prompt: Prefilled, layer: int, end: int) -> torch.Tensor:
         import torch
 
         from kvlens.kernels.group_sums import sum_by_group
 
-        scores = super().score(prompt, layer - layer % self.params.reuse, before)  # type: ignore[safe-super]
+        scores = super().score(prompt, layer - layer % self.params.reuse, end)  # type: ignore[safe-super]
         each = scores.sum(0)  # NaN where a token stays without a comparison: so does its chunk
         chunk = self._chunks(each)
         sums = sum_by_group(each[None], chunk[None], int(chunk[-1]) + 1)[0]

@@ -34,13 +34,13 @@ class QFiltersParameters(PromptEvictionParameters):
     )
 
 
-def read_filters(found: Content, params: QFiltersParameters, shape: KVShape) -> list[list[list[float]]]:
+def read_filters(content: Content, params: QFiltersParameters, shape: KVShape) -> list[list[list[float]]]:
     """Return the directions [L][H_kv][D]. Raises ValueError with one sentence where they are of another model's
     sizes."""
-    filters = [[[float(x) for x in head] for head in layer] for layer in found.figures["filters"]]
+    filters = [[[float(x) for x in head] for head in layer] for layer in content.figures["filters"]]
     sizes = {len(head) for layer in filters for head in layer}
     if [len(layer) for layer in filters] != [shape.kv_heads] * shape.layers or sizes != {shape.head_dim}:
-        raise ValueError(f"'{found.name}' does not have a filter for every KV head of every layer.")
+        raise ValueError(f"'{content.name}' does not have a filter for every KV head of every layer.")
     return filters
 
 
@@ -82,7 +82,7 @@ class QFilters(PromptEviction):
         super().__init__(params, context)
         self._filters: Any = context.calibration.get("query filters")
 
-    def score(self, prompt: Prefilled, layer: int, before: int) -> torch.Tensor:
+    def score(self, prompt: Prefilled, layer: int, end: int) -> torch.Tensor:
         import torch
 
         shape = self.context.shape
@@ -91,5 +91,5 @@ class QFilters(PromptEviction):
             directions = torch.randn(shape.kv_heads, shape.head_dim, generator=drawn)
         else:
             directions = torch.tensor(self._filters[layer])
-        keys = prompt.keys[layer, :, :before].float()
+        keys = prompt.keys[layer, :, :end].float()
         return (keys @ directions.to(keys.device)[..., None])[..., 0]
