@@ -80,7 +80,7 @@ class LayerBits(PackedTokens):
     )
     summary = "keeps every token in few bits, keys and values of each layer in as many as parameters say"
     Parameters = LayerBitsParameters
-    presets = {"paper": {}, "even": {"keys": 4, "values": 4}}  # noqa: RUF012
+    presets = {"paper": {}, "even": {"keys": 4, "values": 4}, "demo": {"residual": 32}}  # noqa: RUF012
     params: LayerBitsParameters
 
     @classmethod
