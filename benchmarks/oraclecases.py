@@ -61,6 +61,9 @@ class Case:
     why: str = ""
 
 
+LAG, LAG_PARTS = 16, 11
+LAG_TAIL = N - 1 - SINKS - LAG * LAG_PARTS
+"""tokens of a partition, partitions that have a next one, and tokens behind these"""
 OBSERVED = {"window": WINDOW, "kernel": KERNEL, "pool": "avg", "tokens": KEPT}
 CASES = (
     Case("snapkv", "snapkv", OBSERVED, [snap()], peeks=True, times=WINDOW),
@@ -128,6 +131,36 @@ CASES = (
         [plain("ExpectedAttentionPress", n_sink=SINKS, n_future_positions=512, epsilon=0.02)],
     ),
     Case(
+        "lagkv",
+        "lagkv",
+        {"sinks": SINKS, "lag": LAG, "tokens": SINKS + LAG_TAIL + LAG_PARTS * 7},
+        [plain("LagKVPress", SINKS + LAG_TAIL + LAG_PARTS * 7, n_sink=SINKS, lag_size=LAG)],
+        why="with as many tokens as all partitions can keep equally many of: else kvpress breaks ties anyhow",
+    ),
+    Case(
+        "critical",
+        "critical:keydiff",
+        {"tokens": KEPT},
+        [["CriticalKVPress", {}], plain("KeyDiffPress")],
+        why="kvpress's scores are those of its second stage, where the first has the largest number there is",
+    ),
+    Case(
+        "adakv_keydiff",
+        "adakv:keydiff",
+        {"tokens": KEPT, "floor": 0.0},
+        [["AdaKVPress", {"alpha_safeguard": 0.0}], plain("KeyDiffPress")],
+    ),
+    Case("curdkv", "curdkv", {"tokens": KEPT}, [plain("CURPress")]),
+    Case("curdkv_keys", "curdkv", {"tokens": KEPT, "leverage": "key"}, [plain("CURPress", leverage_type="key")]),
+    Case(
+        "compactor",
+        "compactor",
+        {"tokens": KEPT, "blend": 0.0, "chunk": 38},
+        [plain("CompactorPress", blending=0.0, chunk_size=38)],
+        why="the attention alone, in chunks that divide the prompt: kvpress draws its sketch from a random state that "
+        "kvlens does not share, and gives the last chunk's padding a weight",
+    ),
+    Case(
         "streaming_llm",
         "streaming_llm",
         {"sinks": SINKS, "tokens": KEPT + 1, "positions": "cache"},
@@ -147,5 +180,5 @@ INSIDE = tuple(
     )
 )
 """presses that kvlens runs itself"""
-UNRANKED = ("keydiff_blocks", "streaming_llm")
+UNRANKED = ("keydiff_blocks", "streaming_llm", "critical")
 """cases whose press ranks nothing that is left to be compared"""

@@ -16,16 +16,21 @@ class Packed(NamedTuple):
     """Rows of m numbers in groups of g, the last one shorter where g does not divide m."""
 
     codes: torch.Tensor
-    """uint8 [..., ceil(m * bits / 8)], the first number in the lowest bits"""
+    """uint8 [..., code_bytes(m, bits)], the first number in the lowest bits"""
     scale: torch.Tensor
     """float16 [..., ceil(m / g)]"""
     zero: torch.Tensor
     """float16 [..., ceil(m / g)]"""
 
 
+def code_bytes(numbers: int, bits: int) -> int:
+    """Return the bytes of a row's codes: of 1, 2, 3, 4 or 8 bits each, 3 bits as two and one."""
+    return code_bytes(numbers, 2) + code_bytes(numbers, 1) if bits == 3 else -(-numbers * bits // 8)
+
+
 def row_bytes(numbers: int, bits: int, group: int) -> int:
     """Bytes of a row: codes, and scale and zero of each group."""
-    return -(-numbers * bits // 8) + -(-numbers // group) * 4
+    return code_bytes(numbers, bits) + -(-numbers // group) * 4
 
 
 def quantise(x: torch.Tensor, bits: int, group: int) -> Packed:
@@ -39,18 +44,20 @@ def quantise(x: torch.Tensor, bits: int, group: int) -> Packed:
     zero = low.clamp(-limit, limit).half()
     step = scale.float()[..., None]
     codes = torch.where(step > 0, (grouped - zero.float()[..., None]) / step, 0).round().clamp(0, 2**bits - 1)
-    return Packed(_pack(codes.to(torch.uint8).flatten(-2)[..., :m], bits), scale, zero)
+    return Packed(pack(codes.to(torch.uint8).flatten(-2)[..., :m], bits), scale, zero)
 
 
 def restore(packed: Packed, numbers: int, bits: int, group: int, dtype: torch.dtype) -> torch.Tensor:
     """The rows [..., numbers] that were packed, as far as the bits hold them."""
-    codes = _unpack(packed.codes, bits)[..., :numbers]
+    codes = unpack(packed.codes, numbers, bits)
     scale, zero = (t.float().repeat_interleave(group, -1)[..., :numbers] for t in (packed.scale, packed.zero))
     return torch.addcmul(zero, codes, scale).to(dtype)
 
 
-def _pack(codes: torch.Tensor, bits: int) -> torch.Tensor:
-    """uint8 [..., m] below 2^bits -> bytes [..., ceil(m * bits / 8)]."""
+def pack(codes: torch.Tensor, bits: int) -> torch.Tensor:
+    """uint8 [..., m] below 2^bits -> bytes [..., code_bytes(m, bits)]."""
+    if bits == 3:
+        return torch.cat([pack(codes & 3, 2), pack(codes >> 2, 1)], -1)
     each = 8 // bits
     lanes = F.pad(codes, (0, -codes.shape[-1] % each)).unflatten(-1, (-1, each))
     out = lanes[..., 0].clone()
@@ -59,7 +66,10 @@ def _pack(codes: torch.Tensor, bits: int) -> torch.Tensor:
     return out
 
 
-def _unpack(packed: torch.Tensor, bits: int) -> torch.Tensor:
-    """bytes [..., k] -> codes float32 [..., k * 8 / bits]."""
+def unpack(packed: torch.Tensor, numbers: int, bits: int) -> torch.Tensor:
+    """bytes [..., code_bytes(m, bits)] -> codes float32 [..., m], m being `numbers`."""
+    if bits == 3:
+        low = code_bytes(numbers, 2)
+        return unpack(packed[..., :low], numbers, 2) + 4 * unpack(packed[..., low:], numbers, 1)
     lanes = [(packed >> shift) & (2**bits - 1) for shift in range(0, 8, bits)]
-    return torch.stack(lanes, -1).flatten(-2).float()
+    return torch.stack(lanes, -1).flatten(-2)[..., :numbers].float()

@@ -14,6 +14,11 @@ PRESSES = (
     "(docs/methods/index.md)."
 )
 
+COMPOSED = (
+    "Parts of methods join others: PART:METHOD and METHOD+PART, METHOD@PART (docs/methods/index.md). "
+    "`kvlens methods NAME` shows a composed method as well."
+)
+
 
 def methods(
     name: Annotated[str | None, typer.Argument(help="Show one method's parameters.")] = None,
@@ -31,10 +36,21 @@ def methods(
         typer.echo(json.dumps(entries if name is None else entries[0], ensure_ascii=False))
     elif name is None:
         show_table(
-            ["family", "name", "title", "what it does", "paper"],
-            [[m["family"].replace("_", " "), m["name"], _title(m, model), m["summary"], m["paper"]] for m in entries],
+            ["family", "name", "title", "what it does", "trained or calibrated", "paper"],
+            [
+                [
+                    m["family"].replace("_", " "),
+                    m["name"],
+                    _title(m, model),
+                    m["summary"],
+                    "; ".join(m["trained"]) or "nothing",
+                    m["paper"],
+                ]
+                for m in entries
+            ],
         )
         typer.echo(PRESSES)
+        typer.echo(COMPOSED)
         for sentence in registered.refused().values():
             typer.echo(sentence, err=True)
     else:
@@ -53,6 +69,7 @@ def _print_method(method: dict[str, Any], model: str) -> None:
     """A method's parameters, a column for what `fit` makes of each at every point."""
     typer.echo(f"{_title(method, model)} ({method['name']}): {method['summary']}\n{method['paper']}")
     typer.echo(f"family: {method['family'].replace('_', ' ')}")
+    typer.echo(f"trained or calibrated: {'; '.join(method['trained']) or 'nothing'}")
     points = [f"fit, {f['tokens']:,} at {f['budget'] or 'no limit'}" for f in method["fits"]]
     paper = method["presets"].get("paper", {})
     rows = [

@@ -16,6 +16,7 @@ from kvlens.memory.evictions import Evictions
 from kvlens.memory.hot_tier import HotTier
 from kvlens.memory.layout import Layout
 from kvlens.memory.log import MemoryLog
+from kvlens.memory.packed_kept import PackedKept
 from kvlens.memory.packed_zone import PackedZone
 from kvlens.memory.placement import Placement
 from kvlens.memory.reads import Distance, Reads, Turn
@@ -51,10 +52,11 @@ class Memory:
         self.hot = HotTier(shape, layout, prompt.tokens, dtype, self.device)
         self.spans = SpanTable(layout.span_capacity, self.device, shape.layers, shape.kv_heads)
         self.cold = ColdTier(shape, layout, self.spans, dtype, positions, self.link.host)
-        self.packed: PackedZone | None = None
+        self.packed: PackedZone | PackedKept | None = None
         """tokens that stay on the device in few bits; None: none do"""
         if layout.quantised is not None:
-            self.packed = PackedZone(shape, layout.quantised, dtype, self.device, self.log)
+            zone = PackedKept if layout.quantised.kept_counts else PackedZone
+            self.packed = zone(shape, layout.quantised, dtype, self.device, self.log)
             account.hold("packed", *self.packed.tensors())
         self.distance: Distance | None = None
         """where keys are seen; None: where they are"""
@@ -95,9 +97,11 @@ class Memory:
             pool.keys[:, :, slots] = keys[pool.index][:, :, start:end]
             pool.values[:, :, slots] = values[pool.index][:, :, start:end]
         ids = self._allocator.open_spans(placement)
-        for pool in self.hot.pools:
+        for pool in self.hot.pools if not isinstance(self.packed, PackedKept) else ():
             self._allocator.keep(pool, placement, keys, values, 0, ids)
-        if self.packed is not None:
+        if isinstance(self.packed, PackedKept):
+            self.packed.place(placement, prompt, ids)
+        elif self.packed is not None:
             self.packed.place(self.hot.pools, self._rows(ids), prompt, start)
         self._allocator.place(placement, keys, values, 0, ids, "offload")
         self.evictions.log_losses(placement, ids, end)
@@ -112,7 +116,7 @@ class Memory:
         assert start == self.hot.oldest, (start, self.hot.oldest)
         ids = self._allocator.open_spans(placement)
         moving = [pool for pool in self.hot.pools if not pool.dense]
-        if self.packed is not None:
+        if isinstance(self.packed, PackedZone):
             self.packed.leave(moving, self._rows(ids), start, end)
         elif moving:
             keys, values = self.hot.read_window(start, end)

@@ -1,5 +1,4 @@
-"""The packed zone: tokens that stay on the device in few bits. Keys are packed per channel, over groups of consecutive
-tokens; values per token, over groups of channels.
+"""The packed zone: tokens that stay on the device in few bits when they leave the window.
 
 Every KV head of every layer holds the same positions, from 0 on without a gap: one table names them all. Keys are
 packed as whole groups leave the window; values one by one, so that the newest `residual` stay exact.
@@ -15,10 +14,10 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from kvlens.kernels.quantise import Packed, quantise, restore
 from kvlens.memory.hot_tier import Pool
 from kvlens.memory.layout import Quantised
 from kvlens.memory.log import MemoryLog
+from kvlens.memory.packed_codes import open_codes
 from kvlens.memory.slots import ROLE, PromptStore, Slots
 from kvlens.memory.span_table import WINDOW
 from kvlens.rows import SpanHeadRow, SpanRow
@@ -29,29 +28,21 @@ Read = Callable[[int, slice], torch.Tensor]
 
 
 class PackedZone:
-    """Owns codes, scales and zeros of all layers, and which span each position belongs to."""
+    """Owns the codes of all layers (kvlens/memory/packed_codes.py), and which span each position belongs to."""
 
     def __init__(
         self, shape: KVShape, form: Quantised, dtype: torch.dtype, device: torch.device, log: MemoryLog
     ) -> None:
         self.shape, self.form, self.dtype, self._log = shape, form, dtype, log
-        heads, of_keys, of_values = (shape.layers, shape.kv_heads), form.key_groups, form.packed_values
-
-        def room(rows: tuple[int, ...], numbers: int) -> Packed:
-            groups = -(-numbers // form.group)
-            size = (*heads, *rows)
-            codes = torch.zeros(*size, -(-numbers * form.bits // 8), dtype=torch.uint8, device=device)
-            scale = torch.zeros(*size, groups, dtype=torch.float16, device=device)
-            return Packed(codes, scale, torch.zeros_like(scale))
-
-        self._keys = room((of_keys, shape.head_dim), form.group)
-        self._values = room((of_values,), shape.head_dim)
-        self.owner = torch.zeros(of_keys * form.group, dtype=torch.int32, device=device)
+        self.is_ragged = False
+        """every KV head holds the same positions"""
+        self._keys, self._values, self._shared = open_codes(shape, form, shape.kv_heads, dtype, device)
+        self.owner = torch.zeros(form.key_groups * form.group, dtype=torch.int32, device=device)
         self.keys_until = self.values_until = 0
         """positions below them are packed"""
 
     def tensors(self) -> tuple[torch.Tensor, ...]:
-        return *self._keys, *self._values, self.owner
+        return *self._keys.tensors(), *self._values.tensors(), *self._shared, self.owner
 
     # ---------------------------------------------------------------------------------------------------------- writing
     def place(self, pools: Sequence[Pool], spans: Sequence[SpanRow], prompt: PromptStore, until: int) -> None:
@@ -102,29 +93,20 @@ class PackedZone:
 
     def _put_keys(self, layer: int, heads: slice, keys: torch.Tensor) -> None:
         """Keys [h, m, D] of whole groups, from `keys_until` on."""
-        group = self.keys_until // self.form.group
-        rows = keys.unflatten(1, (-1, self.form.group)).transpose(2, 3)
-        quantised = quantise(rows, self.form.bits, self.form.group)
-        for stored, new in zip(self._keys, quantised, strict=True):
-            stored[layer, heads, group : group + new.shape[1]] = new
+        self._keys.put(layer, heads, self.keys_until, keys)
 
     def _put_values(self, layer: int, heads: slice, values: torch.Tensor) -> None:
         """Values [h, m, D] from `values_until` on."""
-        start = self.values_until
-        for stored, new in zip(self._values, quantise(values, self.form.bits, self.form.group), strict=True):
-            stored[layer, heads, start : start + new.shape[1]] = new
+        self._values.put(layer, heads, self.values_until, values)
 
     # ---------------------------------------------------------------------------------------------------------- reading
     def keys(self, layer: int, heads: slice) -> torch.Tensor:
         """[h, keys_until, D], as far as the bits hold them."""
-        groups, form = self.keys_until // self.form.group, self.form
-        packed = Packed(*(part[layer, heads, :groups] for part in self._keys))
-        return restore(packed, form.group, form.bits, form.group, self.dtype).transpose(2, 3).flatten(1, 2)
+        return self._keys.get(layer, heads, self.keys_until)
 
     def values(self, layer: int, heads: slice) -> torch.Tensor:
         """[h, values_until, D]."""
-        packed = Packed(*(part[layer, heads, : self.values_until] for part in self._values))
-        return restore(packed, self.shape.head_dim, self.form.bits, self.form.group, self.dtype)
+        return self._values.get(layer, heads, self.values_until)
 
     def slots(self, pool: Pool, layer: int, position: int, held: bool) -> Slots:
         """One layer's entries as a step's attention goes through them: positions 0 to `position` in their order, packed
@@ -142,12 +124,16 @@ class PackedZone:
         whole = Slots(keys, values, *tables)
         return whole.beside(pool.held(layer)) if held else whole
 
+    def width(self, layer: int) -> int:
+        """Return 0: all layers pack equally many tokens."""
+        return 0
+
     @property
-    def saved(self) -> tuple[float, float]:
-        """Bytes that a packed key and a packed value of one KV head take less than an exact one."""
+    def saved(self) -> list[tuple[float, float]]:
+        """Return, by layer, how many bytes less than exact ones a packed key and a packed value of a KV head take."""
         exact = self.shape.head_token_bytes // 2
-        key, value = self.form.token_bytes(self.shape.head_dim)
-        return exact - key, exact - value
+        each = [self.form.token_bytes(self.shape.head_dim, layer) for layer in range(self.shape.layers)]
+        return [(exact - key, exact - value) for key, value in each]
 
     # ----------------------------------------------------------------------------------------------------------- errors
     @property

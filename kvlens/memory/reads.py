@@ -15,6 +15,7 @@ from kvlens.memory.counterfactual import Counterfactual
 from kvlens.memory.hot_tier import HotTier, Pool
 from kvlens.memory.layout import Layout
 from kvlens.memory.log import MemoryLog
+from kvlens.memory.packed_kept import PackedKept
 from kvlens.memory.packed_zone import PackedZone
 from kvlens.memory.placement import Selection
 from kvlens.memory.slots import FREE, ROLE, SharedSlots, Slots
@@ -87,7 +88,7 @@ class Reads:
         hot: HotTier,
         shared: Sequence[SharedSlots],
         spans: SpanTable,
-        packed: PackedZone | None,
+        packed: PackedZone | PackedKept | None,
         distance: Distance | None,
         counterfactual: Counterfactual | None,
         log: MemoryLog,
@@ -123,7 +124,10 @@ class Reads:
         held, drops = (False, False) if changes is None else (changes.holds(layer), changes.drops(layer))
         if (layer, pool.heads.start) in self._layout.whole:
             selection = None
-        plain = self._packed is not None or pool.live_prefix(self.hot.newest) is not None
+        if self._packed is not None:
+            plain = not self._packed.is_ragged
+        else:
+            plain = pool.live_prefix(self.hot.newest) is not None
         if selection is None and not held and not drops and plain:
             return None, None
         heads = pool.index[1]

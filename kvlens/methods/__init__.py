@@ -11,6 +11,7 @@ from typing import Any
 
 from kvlens.callpackage import callable_package
 from kvlens.methods.base import FAMILIES, Method
+from kvlens.methods.composition import composed, is_composed
 from kvlens.methods.fitting import rule_of
 from kvlens.methods.kvpress import PREFIX, press_method
 from kvlens.methods.parameters import FIT, MethodInfo, converted, describe, make_parameters
@@ -51,7 +52,18 @@ BUILT_IN = {
     "clusterkv": "kvlens.methods.clusterkv:ClusterKV",
     "pqcache": "kvlens.methods.pqcache:PQCache",
     "infinigen": "kvlens.methods.infinigen:InfiniGen",
+    "turboquant": "kvlens.methods.turboquant:TurboQuant",
+    "layerbits": "kvlens.methods.layerbits:LayerBits",
+    "qfilters": "kvlens.methods.qfilters.method:QFilters",
+    "simlayerkv": "kvlens.methods.simlayerkv:SimLayerKV",
+    "criticalkv": "kvlens.methods.criticalkv:CriticalKV",
     "random": "kvlens.methods.random_eviction:RandomEviction",
+    "lagkv": "kvlens.methods.lagkv:LagKV",
+    "curdkv": "kvlens.methods.curdkv:CurDKV",
+    "compactor": "kvlens.methods.compactor:Compactor",
+    "keyformer": "kvlens.methods.keyformer:Keyformer",
+    "rkv": "kvlens.methods.rkv:RKV",
+    "random_decode": "kvlens.methods.random_decode:RandomDecode",
 }
 REFERENCE = "full"
 """what all others are compared with: all KV, all attended"""
@@ -167,11 +179,14 @@ def of_family(family: str) -> list[str]:
 
 
 def get(name: str) -> type[Method]:
-    """The class of a method, one of the registry or a press (kvlens.methods.kvpress). Raises UnknownMethod with the
-    known names, or with what is wrong with the plugin of that name, or NoPress."""
+    """The class of a method, one of the registry, a press (kvlens.methods.kvpress) or a composition of several
+    (kvlens.methods.composition). Raises UnknownMethod with the known names, or with what is wrong with the plugin of
+    that name, NoPress or NoComposition."""
     methods = registry()
     if name.startswith(PREFIX):
         return press_method(name)
+    if name not in methods and is_composed(name):
+        return composed(name, get, tuple(methods.values()))
     if name not in methods and name in refused():
         raise UnknownMethod(refused()[name])
     if name not in methods:

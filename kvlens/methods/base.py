@@ -16,6 +16,7 @@ from kvlens.methods.answers import Decided, FactorForm, Note
 from kvlens.methods.faults import HookChecks
 from kvlens.methods.hooks import Lifecycle, Placing, Selecting
 from kvlens.methods.needs import Needs
+from kvlens.methods.wrappers import Lending
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -119,6 +120,8 @@ class Method(Sizing, Placing, Selecting, Lifecycle, ABC):
     """(task, budget) at which it loses answers of the demo model at 2048 tokens, where `kvlens bench explain` begins"""
     calibrations: ClassVar[tuple[Calibration, ...]] = ()
     """figures of the model that it needs; they come in the context"""
+    lends: ClassVar[Lending] = Lending()
+    """parts of it that a composed name joins with other methods (kvlens/methods/composition.py)"""
     statements: ClassVar[tuple[Statement, ...]] = ()
     """what its paper says of it, as comparisons that `kvlens bench claims` makes"""
     untrained: ClassVar[dict[str, Any]] = {}

@@ -81,6 +81,7 @@ class HeadKV(SnapKV):
     journal_names = {"head_budget_tokens": "prompt tokens kept, window included, by KV head; per layer"}  # noqa: RUF012
     static_ready = False
     """a static step lays the KV heads of a layer out alike"""
+    heads_alike = False
     params: HeadKVParameters
 
     def tokens(self, prompt: Prefilled | None, total: int) -> Tokens:

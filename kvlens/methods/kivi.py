@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from kvlens.memory.layout import Layout, Quantised, Zones
-from kvlens.methods.answers import WindowLeave
-from kvlens.methods.base import Method
+from kvlens.memory.layout import Quantised
+from kvlens.methods.families.few_bits import FewBits, refuses_few_bits
+from kvlens.methods.families.packed_tokens import PackedTokens
 from kvlens.methods.fitting import clamp
 from kvlens.methods.parameters import param
-from kvlens.methods.run_inputs import MemoryView, Prefilled, StepEnd
-from kvlens.methods.segmenter import PromptFacts
+from kvlens.methods.wrappers import Lending, Lent
 from kvlens.shape import KVShape
-from kvlens.spans import Span, fixed_chunks
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from kvlens.memory.placement import Placement
 
 
 @dataclass(frozen=True)
@@ -45,64 +38,48 @@ class KIVIParameters:
         return {"residual": 32 * clamp(groups, 1, 4)}
 
 
-class KIVI(Method):
+@dataclass(frozen=True)
+class GroupedBitsParameters:
+    """Of the storage, beside those of the eviction."""
+
+    code_bits: int = param(2, "bits of a number of a kept token", symbol="b", choices=(2, 4))
+    code_group: int = param(32, "kept tokens (of keys) or channels (of values) that share scale and zero", symbol="G")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()  # type: ignore[misc]
+        if self.code_group < 4 or self.code_group % 4:
+            raise ValueError("code_group must be a multiple of 4, so that its codes fill whole bytes.")
+
+
+class GroupedBits(FewBits):
+    """Keys per channel over groups of kept tokens, values per token over groups of channels, as KIVI packs them."""
+
+    @classmethod
+    def kept_form(cls, params: Any, counts: tuple[tuple[int, ...], ...]) -> Quantised:
+        return Quantised(params.code_bits, params.code_group, 0, 0, kept_counts=counts)
+
+
+class KIVI(PackedTokens):
     """Quantises asymmetrically (paper sec. 3.2): keys per channel over groups of G consecutive tokens, values per token
     over groups of G channels, scale and zero in float16. Keys stay exact until R of them are there and are packed
     together; of the values the newest R stay exact (Algorithm 1). Prefill attends exactly; every token is attended at
     every step, packed ones as the bits hold them. At b bits a number takes b + 32 / G: 3 bits at 2 and G = 32, 18.75 %
     of 16 and not 12.5 %.
 
-    Departures: packed tokens are restored before the attention, not inside its kernel. A head size that G does not
-    divide has a shorter last group. The prompt's last token, which step 0 feeds, is not yet there
-    when the prompt is packed.
+    `METHOD+kivi` packs what a prompt eviction keeps. Departures: packed tokens are restored before the attention, not
+    inside its kernel. A head size that G does not divide has a shorter last group. The prompt's last token, which step
+    0 feeds, is not yet there when the prompt is packed.
     """
 
     name = "kivi"
     title = "KIVI"
     paper = "Liu et al., KIVI: A Tuning-Free Asymmetric 2bit Quantization for KV Cache, ICML 2024"
     summary = "keeps every token in two or four bits, keys packed per channel and values per token, the newest exactly"
-    family = "quantisation"
     Parameters = KIVIParameters
     presets = {"paper": {}, "4 bits": {"bits": 4}, "demo": {"residual": 32}}  # noqa: RUF012
-    exact_without_budget = False
+    lends = Lending(storage=Lent("kivi", GroupedBits, GroupedBitsParameters, "in few bits by group", refuses_few_bits))
     params: KIVIParameters
 
     @classmethod
-    def floor_bytes(cls, params: KIVIParameters, shape: KVShape, prompt_tokens: int, max_new: int) -> int:
-        return _layout(params, prompt_tokens, max_new).bytes(shape)
-
-    @classmethod
-    def segments(cls, params: KIVIParameters, prompt: PromptFacts, surprisal: Sequence[float]) -> list[Span]:
-        n = prompt.prompt_tokens
-        return fixed_chunks(0, n - n % params.residual, params.group, kind="group")
-
-    def prefill_end(self, prompt: Prefilled) -> tuple[Layout, Placement]:
-        context, n = self.context, self.context.prompt_tokens
-        layout = _layout(self.params, n, context.max_new)
-        self.refuse_below(layout.bytes(context.shape))
-        self._packed = layout.window_from
-        return layout, self._place(self.segments(self.params, context, ()))
-
-    def decode_end(self, end: StepEnd, memory: MemoryView) -> WindowLeave | None:
-        start, until, p = self._packed, end.position + 1, self.params
-        if until - start < p.residual:
-            return None
-        self._packed = until
-        return WindowLeave(start, until, self._place(fixed_chunks(start, until, p.group, kind="group")))
-
-    def _place(self, spans: list[Span]) -> Placement:
-        import torch
-
-        from kvlens.memory.placement import Kept, Placement
-
-        packed = ["quantised"] * len(spans)
-        nothing = Kept.everywhere(torch.empty(0, dtype=torch.long, device=self.context.device))
-        return Placement(spans, packed, packed, nothing)
-
-
-def _layout(p: KIVIParameters, n: int, max_new: int) -> Layout:
-    """A ring for the residual and the step's own token; all else is packed."""
-    form = Quantised(p.bits, p.group, p.residual, n + max_new)
-    return Layout(
-        Zones(0, 0, 0, p.residual + 1), 1 + -(-(n + max_new) // p.group), window_from=n - n % p.residual, quantised=form
-    )
+    def form(cls, params: KIVIParameters, shape: KVShape, positions: int) -> Quantised:
+        return Quantised(params.bits, params.group, params.residual, positions)

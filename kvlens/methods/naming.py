@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from kvlens.methods import UnknownMethod, get, make_parameters
+from kvlens.methods.composition import NoComposition
 from kvlens.methods.kvpress import NoPress
 
 if TYPE_CHECKING:
@@ -88,5 +89,5 @@ def code_name(meta: RunMeta) -> str:
 def _installed(method: str) -> type[Method] | None:
     try:
         return get(method)
-    except (UnknownMethod, NoPress):
+    except (UnknownMethod, NoPress, NoComposition):
         return None

@@ -40,6 +40,8 @@ class MethodInfo:
     keeps_all: bool
     fit: str
     """how the preset `fit` is computed"""
+    trained: list[str]
+    """figures of the model that are trained or calibrated, each with the models that they are shipped for; []: none"""
 
 
 def describe(method: type[Method], fit: str) -> MethodInfo:
@@ -55,6 +57,7 @@ def describe(method: type[Method], fit: str) -> MethodInfo:
         dict(method.journal_names),
         method.keeps_all,
         fit,
+        [f"{figures.kind} ({', '.join(figures.shipped) or 'no model'})" for figures in method.calibrations],
     )
 
 

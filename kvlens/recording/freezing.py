@@ -91,7 +91,7 @@ class Freezer:
             layer_inputs[0].scaling,
             memory.spans.capacity,
             entry_bytes=memory.shape.head_token_bytes,
-            packed=None if memory.packed is None else PackedReads(*memory.packed.saved, memory.packed.values_until),
+            packed=None if memory.packed is None else PackedReads(memory.packed.saved, memory.packed.values_until),
             decided=self._decided(),
             index_bytes=tuple(0 if c is None else c.index_bytes for c in selections),
         )
@@ -99,13 +99,15 @@ class Freezer:
         return shot
 
     def _alike(self, layers: range) -> Iterator[tuple[range, list[_Seen]]]:
-        """Runs of layers that can be frozen in one go: of one pool, none frozen before, and a bias over equally many
-        slots, or none. A layer in several parts is a run of its own."""
+        """Runs of layers that can be frozen in one go: of one pool, none frozen before, a bias over equally many slots
+        or none, and equally many packed tokens. A layer in several parts is a run of its own."""
+        packed = self.memory.packed
 
-        def kind(layer: int) -> tuple[int, int, int]:
+        def kind(layer: int) -> tuple[int, int, int, int]:
             pools, bias = self.memory.hot.parts[layer], self._seen[layer].biases[0]
             alone = layer if self._seen[layer].frozen or len(pools) > 1 else -1
-            return pools[0].layers.start, -1 if bias is None else bias.shape[-1], alone
+            width = 0 if packed is None else packed.width(layer)
+            return pools[0].layers.start, -1 if bias is None else bias.shape[-1], width, alone
 
         for _, run in groupby(layers, key=kind):
             members = list(run)

@@ -154,7 +154,7 @@ def sketch(shot: Snapshot) -> tuple[np.ndarray, np.ndarray | None]:
 def _saved(groups: list[Attended], shots: list[Snapshot]) -> torch.Tensor:
     """Bytes [T, L, H_kv] that packed tokens save in reading."""
     packed = [shot.packed for shot in shots if shot.packed is not None]
-    parts = []
+    counts: list[list[torch.Tensor]] = [[], []]
     for group in groups:
         is_quantised = group.role == ROLE["quantised"]
         if group.bias is not None:
@@ -162,8 +162,11 @@ def _saved(groups: list[Attended], shots: list[Snapshot]) -> torch.Tensor:
         until = torch.tensor([p.values_until for p in packed], device=is_quantised.device)
         is_quantised, position = (x.unflatten(0, (len(shots), -1)) for x in (is_quantised, group.position))
         values = (is_quantised & (position < until[:, None, None, None])).sum(-1)
-        parts.append(is_quantised.sum(-1) * packed[0].key_bytes + values * packed[0].value_bytes)
-    return torch.cat(parts, 1).round().long()
+        counts[0].append(is_quantised.sum(-1))
+        counts[1].append(values)
+    keys, values = (torch.cat(parts, 1) for parts in counts)
+    each = torch.tensor(packed[0].saved, dtype=torch.float64, device=keys.device)
+    return (keys * each[:, 0, None] + values * each[:, 1, None]).round().long()
 
 
 def _zoom_columns(zooms: list[Zooms]) -> dict[str, torch.Tensor]:

@@ -55,9 +55,8 @@ class Ranked:
 class PackedReads:
     """What packed tokens save a step in reading, per KV head."""
 
-    key_bytes: float
-    """of a packed key less than of an exact one"""
-    value_bytes: float
+    saved: Sequence[tuple[float, float]]
+    """by layer: bytes of a packed key less than of an exact one, and of a value"""
     values_until: int
     """positions below it have packed values"""
 

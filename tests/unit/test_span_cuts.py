@@ -64,6 +64,10 @@ RUNS: dict[str, dict[str, Any]] = {
     "shadowkv": {"method": "shadowkv", "budget": "0.6"},
     "clusterkv": {"method": "clusterkv", "budget": "0.6"},
     "pqcache": {"method": "pqcache", "budget": "0.6"},
+    **{name: {"method": name, "budget": "0.4"} for name in ("lagkv", "curdkv", "compactor", "criticalkv", "qfilters")},
+    "simlayerkv": {"method": "simlayerkv", "budget": "0.4"},
+    **{name: {"method": name, "budget": "0.6"} for name in ("keyformer", "rkv", "random_decode")},
+    **{name: {"method": name, "budget": "0.5"} for name in ("turboquant", "layerbits")},
     "compresskv-whole": {"method": "compresskv", "budget": "1"},
 }
 

@@ -32,7 +32,7 @@ from kvlens.tasks.texts import sentences
 SMOLLM2 = KVShape(30, 9, 3, 64, 4)
 TITLES = {"snapkv": "SnapKV", "full": "FullKV", "random": "Random eviction"}
 STATED = [(name, one) for name, method in methods.registry().items() for one in statements_of(method)]
-PAPERLESS = {"full", "random"}
+PAPERLESS = {"full", "random", "random_decode"}
 """what no paper stands behind"""
 
 

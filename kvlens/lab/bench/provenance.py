@@ -39,7 +39,8 @@ def origin(model: str, name: str, *more: Any) -> str:
     for value in dataclasses.astuple(parameters):
         if isinstance(value, str) and value and Path(value).is_file():
             digest.update(Path(value).read_bytes())
-    defined = sorted({method.__module__, *(type(task).__module__ for task in tasks.registry().values())})
+    parts = {part.__module__ for part in getattr(method, "parts", (method,))}
+    defined = sorted({*parts, *(type(task).__module__ for task in tasks.registry().values())})
     return f"{digest.hexdigest()[:16]}-{code(defined)}"
 
 

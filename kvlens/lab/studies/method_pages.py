@@ -5,7 +5,9 @@ family. kvlens.lab.studies.generated_pages writes them."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import fields
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from kvlens.runs.request import default_preset
 BEGIN, END = "<!-- method: begin -->", "<!-- method: end -->"
 MODEL = "smollm2"
 """model whose claims the pages link"""
+RESULTS = Path(__file__).parents[1] / "results"
 NEEDS = {
     "queries": "the last queries of the prompt, at most",
     "peek": "the last prompt token under full attention",
@@ -90,11 +93,18 @@ def parameter_table(parameters: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
+@cache
+def measured_claims() -> frozenset[str]:
+    """Return the methods whose papers' claims were measured, of which docs/evidence/claims.md has a section."""
+    result = json.loads((RESULTS / f"claims-{MODEL}.json").read_text(encoding="utf-8"))
+    return frozenset(result["methods"])
+
+
 def evidence(name: str) -> str:
     """Return links to what was measured of a method."""
     title = preset_name(name, default_preset(name, MODEL))
     links = ["[quality](../evidence/quality.md)"]
-    if statements_of(methods.get(name)):
+    if statements_of(methods.get(name)) and name in measured_claims():
         links.append(f"[claims of the paper](../evidence/claims.md#{slug(title)})")
     return ", ".join([*links, "[departures](../evidence/departures.md)"])
 

@@ -9,11 +9,13 @@ from kvlens.memory.layout import Layout
 from kvlens.methods.answers import WindowLeave
 from kvlens.methods.base import Method
 from kvlens.methods.chess.journal import JOURNAL
+from kvlens.methods.chess.lent import TRIGGER
 from kvlens.methods.chess.params import PRESETS, ChessParameters, Sizes, pages_within
 from kvlens.methods.chess.segmenters import SEGMENTERS
 from kvlens.methods.chess.trigger import THRESHOLDS, page_uncertainty, thresholds
 from kvlens.methods.run_inputs import MemoryView, Prefilled, RunContext, StepEnd
 from kvlens.methods.segmenter import PromptFacts
+from kvlens.methods.wrappers import Lending
 from kvlens.shape import KVShape
 from kvlens.spans import Span
 
@@ -54,6 +56,7 @@ class Chess(Method):
     selects_between_steps = True
     untrained = {"trigger": "fixed"}  # noqa: RUF012
     journal_names = JOURNAL
+    lends = Lending(trigger=TRIGGER)
     params: ChessParameters
 
     def __init__(self, params: ChessParameters, context: RunContext) -> None:

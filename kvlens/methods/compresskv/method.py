@@ -42,6 +42,7 @@ class CompressKV(PromptEviction):
     presets = PRESETS
     untrained = {"heads": "all", "layers": "equal"}  # noqa: RUF012
     needs = Needs(queries=OBSERVED, peek=True)
+    one_set = True
     journal_names = {  # noqa: RUF012
         "srh_score": (
             "semantic retrieval score (eq. 1, attention mass summed over answer steps, mean over trials) by "

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from kvlens.memory.layout import Layout
 from kvlens.methods.base import Method
@@ -72,6 +72,10 @@ class PromptEviction(Method):
     partial_ranking: bool = False
     """True: NaN in a score marks a token that no comparison decides; `choose` sorts NaN first, unless a method treats
     it otherwise"""
+    heads_alike: ClassVar[bool] = True
+    """all KV heads of a layer keep equally many tokens"""
+    one_set: ClassVar[bool] = False
+    """all KV heads of a layer keep the same tokens: `score` has one row"""
     params: Any
 
     @abstractmethod
@@ -106,9 +110,13 @@ class PromptEviction(Method):
 
     @classmethod
     def floor_bytes(cls, params: Any, shape: KVShape, prompt_tokens: int, max_new: int) -> int:
-        last = int(params.peek)
-        least = kept_tokens.alike(min(params.tokens or params.least, prompt_tokens + last), shape.layers)
-        return kept_tokens.layout(least, params.window, prompt_tokens, max_new, params.page, last).bytes(shape)
+        least = kept_tokens.alike(min(params.tokens or params.least, prompt_tokens + int(params.peek)), shape.layers)
+        return cls.layout(params, shape, least, prompt_tokens, max_new).bytes(shape)
+
+    @classmethod
+    def layout(cls, params: Any, shape: KVShape, tokens: Tokens, prompt_tokens: int, max_new: int) -> Layout:
+        """Return how the device is divided where layers keep `tokens`."""
+        return kept_tokens.layout(tokens, params.window, prompt_tokens, max_new, params.page, int(params.peek))
 
     @classmethod
     def segments(cls, params: Any, prompt: PromptFacts, surprisal: Sequence[float]) -> list[Span]:
@@ -137,7 +145,7 @@ class PromptEviction(Method):
         n, shape = context.prompt_tokens, context.shape
         self.refuse_below(self.floor_bytes(p, shape, n, context.max_new))
         tokens = self.tokens(prompt, self.total(p, context))
-        layout = kept_tokens.layout(tokens, p.window, n, context.max_new, p.page, self.last)
+        layout = self.layout(p, shape, tokens, n, context.max_new)
         self.refuse_below(layout.bytes(shape))
         return layout, self._place(self._choose_kept(prompt, tokens, layout.window_from), self.segments(p, context, ()))
 
@@ -191,3 +199,10 @@ class PromptEviction(Method):
             )
             spans.append(Span(page.tok_start, page.tok_end, page.kind, page.reason if whole else why))
         return Placement(spans, states, ["resident"] * len(spans), kept)
+
+
+def lacks_score(method: type[Any]) -> str:
+    """Return why a method has no score that a part of another method can use, in a few words; '': it has one."""
+    if not issubclass(method, PromptEviction):
+        return "it is no prompt eviction, which scores the prompt once"
+    return "" if method.select is Method.select else "it selects among its kept tokens at every step as well"
