@@ -57,7 +57,7 @@ def as_loaded(model: PreTrainedModel, name: str = "random") -> LoadedModel:
     model.eval().requires_grad_(False)
     model.set_attn_implementation(ATTENTION)
     shape = shape_of(model.config, torch.finfo(model.dtype).bits // 8)
-    plain = all(getattr(model.config, scale, None) is None for scale in ("logit_scale", "logits_scaling"))
+    plain = all(getattr(model.config, scale, None) is None for scale in ("logit_scale", "logits_scaling", "final_logit_softcapping"))
     return LoadedModel(name, model, NoTokenizer(), shape, BASE["max_position_embeddings"], plain, frozenset())
 
 

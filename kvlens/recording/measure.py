@@ -122,13 +122,15 @@ def _together(members: list[Attended]) -> Attended:
 
 def _masses(group: Attended, spans: int, steps: int) -> tuple[torch.Tensor, ...]:
     """Mass by role [T, l, Hq, R] and by span [T, l, Hq, S], entropy in nats [T, l, Hq], attended tokens and coarse
-    entries [T, l, H_kv]. What a mean value makes of the output has a role and no span."""
+    entries [T, l, H_kv]. What a mean value makes of the output, and a sink logit's share, have a role and no span."""
     p = group.weights if group.share is None else group.weights * group.share[..., None]
     role = group.role.long()
     by_role = p.new_zeros(*p.shape[:3], FREE + 1).scatter_add_(-1, role[:, :, None].expand_as(p), p)
     by_span = p.new_zeros(*p.shape[:3], spans).scatter_add_(-1, group.span.long()[:, :, None].expand_as(p), p)
     if group.share is not None:
         by_role[..., ROLE["mean"]] = 1 - group.share
+    if group.sinks:
+        by_role[..., ROLE["mean"]] = 1 - p.sum(-1)
     entropy = torch.special.entr(group.weights).sum(-1)
     by_query_head = (by_role.flatten(1, 2), by_span.flatten(1, 2), entropy.flatten(1, 2))
     return tuple(x.unflatten(0, (steps, -1)) for x in (*by_query_head, *_attended(group)))

@@ -222,8 +222,6 @@ def _refusal(engine: Engine, tokens: int) -> str:
     loaded, needed = engine.loaded, 3 * engine.loaded.shape.full_kv_bytes(tokens + NEW)
     if tokens + NEW > loaded.max_positions:
         return f"{tokens:,} tokens are more than the model's {loaded.max_positions:,}"
-    if loaded.window is not None and tokens + NEW > loaded.window:
-        return f"{tokens:,} tokens are more than the sliding window's {loaded.window:,}"
     free = _free_bytes(loaded.model.device.type)
     if free is not None and needed > free:
         return f"{tokens:,} tokens need {si_bytes(needed)} of memory, and {si_bytes(free)} are free"
