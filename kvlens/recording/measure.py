@@ -117,6 +117,7 @@ def _together(members: list[Attended]) -> Attended:
         join([member.span for member in members], 0),
         join([member.position for member in members], -1),
         None if members[0].share is None else torch.cat([m.share for m in members if m.share is not None]),
+        sinks=members[0].sinks,
     )
 
 
