@@ -128,6 +128,10 @@ class RunMeta(Outcome):
     token_bytes: Size = None
     """of one token's keys and values, all layers"""
     full_kv_bytes: Size = None
+    windows: tuple[StrictInt, ...] = ()
+    """per layer the tokens of its sliding window, 0: the layer has none; empty: no window is shorter than the run. A
+    layer with a window keeps it, and the method acts on the others. Where every layer has one the method acts on all,
+    and tokens older than the window are attended by none"""
     # the method
     method: str | None = None
     preset: str | None = None

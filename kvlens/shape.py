@@ -39,7 +39,9 @@ class KVShape:
     def window_bytes(self, tokens: int, reference: bool = False) -> int:
         """Return the device bytes of the layers on which no method acts, in a run of so many tokens."""
         kept = self.layers - self.acting(reference).layers
-        return sum(min(tokens, window) for window in self.windows) * self.kv_heads * self.head_token_bytes if kept else 0
+        return (
+            sum(min(tokens, window) for window in self.windows) * self.kv_heads * self.head_token_bytes if kept else 0
+        )
 
     @property
     def group(self) -> int:

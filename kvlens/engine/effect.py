@@ -30,8 +30,8 @@ from kvlens.engine.hf_attention import SessionCache
 from kvlens.engine.models import LoadedModel
 from kvlens.engine.prefill import ReadPrompt
 from kvlens.engine.unread import Query, Unread, unread_of
-from kvlens.kernels.attend import PLAIN, LayerForm, causal
 from kvlens.instruments import Effects, Loss, Oracle
+from kvlens.kernels.attend import PLAIN, LayerForm, causal
 from kvlens.rows import SpanRow
 from kvlens.shape import KVShape
 

@@ -15,9 +15,9 @@ import torch
 from kvlens import hangs, interrupts
 from kvlens.engine.acting import with_windows
 from kvlens.engine.comparison import Reference
+from kvlens.engine.forms import forms_of
 from kvlens.engine.hf_attention import SessionCache
 from kvlens.engine.loop import Generation
-from kvlens.engine.forms import forms_of
 from kvlens.engine.models import LoadedModel
 from kvlens.engine.options import Cancelled, Options, Progress, Result
 from kvlens.engine.prefill import Reader, ReadPrompt, prefill

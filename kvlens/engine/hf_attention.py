@@ -110,8 +110,8 @@ def refuse_unhonoured(module: torch.nn.Module, asked: Mapping[str, Any], session
         window = asked.get("sliding_window")
         if window is not None and tokens > window:
             raise ValueError(
-                f"layer {module.layer_idx} attends within a sliding window of {window:,} tokens, which this command does "
-                f"not compute: give at most {window:,} tokens."
+                f"layer {module.layer_idx} attends within a sliding window of {window:,} tokens, which this command "
+                f"does not compute: give at most {window:,} tokens."
             )
     elif asked.get("position_bias") is not None:
         refuse_unsupported(module, {"position_bias": asked["position_bias"]})

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, cast
 
 from kvlens.engine.model_cache import find_model
-from kvlens.models.windows import windows_of
 from kvlens.models.convert import PROVENANCE
 from kvlens.models.device import settle
 from kvlens.models.errors import UnsupportedModel
@@ -16,6 +15,7 @@ from kvlens.models.find import absent, resolve, stay_offline
 from kvlens.models.importing import uncollected
 from kvlens.models.sizes import context_length
 from kvlens.models.weights import check_memory
+from kvlens.models.windows import windows_of
 from kvlens.shape import KVShape
 from kvlens.text import chat
 

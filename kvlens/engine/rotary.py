@@ -65,13 +65,15 @@ class Rotary:
         turned, rest = wide[..., :width], wide[..., width:]
         flat = turned.reshape(1, -1, *turned.shape[-2:])
         if back:
-            scale = cos.square() + sin.square()  # 1 but for scaled embeddings (YaRN), whose scale is taken twice otherwise
+            scale = (
+                cos.square() + sin.square()
+            )  # 1 but for scaled embeddings (YaRN), whose scale is taken twice otherwise
             flat = flat / (torch.cat((scale, scale), -1) if self._halved else scale)
             sin = -sin
         flat = self._apply(flat, flat, cos, sin)[0]
         return torch.cat((flat.view_as(turned), rest), -1)
 
-    def _angles(self, wide: torch.Tensor, positions: torch.Tensor, kind: str) -> tuple[torch.Tensor, torch.Tensor]:
+    def _angles(self, wide: torch.Tensor, positions: torch.Tensor, kind: str = "") -> tuple[torch.Tensor, torch.Tensor]:
         """Return cos and sin [1, m, d] of positions [m] in the dtype of `wide`. On the CPU they are rows of a table,
         which is computed once for all layers and steps; its numbers are those that the embedding gives. A compiled step
         cannot ask for the bounds of its positions, and computes them."""
@@ -87,7 +89,7 @@ class Rotary:
                 return tables[0].index_select(1, positions), tables[1].index_select(1, positions)
         return self._computed(wide, positions, kind)
 
-    def _computed(self, wide: torch.Tensor, positions: torch.Tensor, kind: str) -> tuple[torch.Tensor, torch.Tensor]:
+    def _computed(self, wide: torch.Tensor, positions: torch.Tensor, kind: str = "") -> tuple[torch.Tensor, torch.Tensor]:
         cos, sin = self._embedding(wide, positions[None], *([kind] if kind else []))
         return cos.to(wide.dtype), sin.to(wide.dtype)
 

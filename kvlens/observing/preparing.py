@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 from typing import Any
 
 from kvlens.engine.engine import Engine
@@ -65,4 +64,4 @@ def prepare_observed(loaded: LoadedModel, prompt: Prompt, steps: int) -> tuple[P
         device=str(loaded.model.device),
         dtype=str(loaded.model.dtype).removeprefix("torch."),
     )
-    return Prepared(Engine(replace(loaded, window=None)), prompt, fingerprint(loaded)), request
+    return Prepared(Engine(loaded), prompt, fingerprint(loaded)), request

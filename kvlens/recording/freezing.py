@@ -39,11 +39,7 @@ class Freezer:
     """Collects what the session shows of each layer and makes a Snapshot of the step; changes nothing."""
 
     def __init__(
-        self,
-        memory: Memory,
-        windowed: WindowedLayers,
-        decides: bool = True,
-        forms: tuple[LayerForm, ...] = (),
+        self, memory: Memory, windowed: WindowedLayers, decides: bool = True, forms: tuple[LayerForm, ...] = ()
     ) -> None:
         """decides: a selection is a decision of its step and layer; forms: of the model's layers, (): plain."""
         self.memory, self.windowed, self._decides, self._forms = memory, windowed, decides, forms
@@ -212,7 +208,9 @@ class Freezer:
         q, form = torch.stack([s.q[q_heads] for s in seen]), self._form(seen[0].layer).take(q_heads)
         weights = attention_weights(q, slots.keys, bias, seen[0].scaling, form)
         role, span, position = (table.clone() for table in (slots.role, slots.span, slots.position))
-        return Attended(weights, bias, role, span, position, _share(seen, weights, pool.index[1]), form.sinks is not None)
+        return Attended(
+            weights, bias, role, span, position, _share(seen, weights, pool.index[1]), form.sinks is not None
+        )
 
 
 def _share(seen: list[_Seen], weights: torch.Tensor, heads: slice) -> torch.Tensor | None:

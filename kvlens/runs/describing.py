@@ -59,6 +59,7 @@ def describe(request: RunRequest, planned: Plan, pairing: Pairing, prepared: Pre
         head_dim=shape.head_dim,
         token_bytes=shape.token_bytes,
         full_kv_bytes=context.full_kv_bytes,
+        **({"windows": shape.windows} if shape.windows else {}),
         link=link_name(context.device),
         kernels=planned_on(context.device, shape.head_dim),
         task=source.task,

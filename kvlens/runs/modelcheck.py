@@ -180,10 +180,12 @@ def check_model(engine: Engine, fingerprint: str) -> ModelCheck:
 
 
 def prompt_tokens(engine: Engine) -> tuple[int, int | None]:
-    """Return the number of tokens that the comparison reads, and the border that they pass, if any."""
+    """Return the number of tokens that the comparison reads, and the border that they pass, if any: where rotary
+    frequencies change, or where a sliding window begins to bind."""
     from kvlens.engine.rotary import border_of
 
-    border = border_of(engine.loaded.model.config)
+    loaded = engine.loaded
+    border = max(border_of(loaded.model.config) or 0, *loaded.shape.windows, 0) or None
     return (SHORT if border is None else math.ceil(PAST * border) + 1), border
 
 
