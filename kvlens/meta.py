@@ -175,6 +175,10 @@ class RunMeta(Outcome):
     """rules of the model's generation_config that were applied to the logits, as greedy `generate` applies them"""
     needle: tuple[tuple[int, int], ...] = ()
     """character ranges [start, end) of the prompt"""
+    segments: tuple[tuple[str, StrictInt, StrictInt], ...] = ()
+    """named parts of what was fed, in tokens [start, end); a name may have several. Empty: nothing is told apart"""
+    segment_ranges: tuple[tuple[str, StrictInt, StrictInt], ...] = ()
+    """of these, the parts of the prompt that a person named, in characters [start, end)"""
     observed: Observed | None = None
     """of a generation that kvlens did not steer; None: a run of kvlens"""
     max_new: Size = None

@@ -62,10 +62,11 @@ def request_of(
     ask: str | None = None,
     answer: str | None = None,
     needle: str | None = None,
+    segments: Mapping[str, str | tuple[int, int]] | None = None,
     **settings: Unpack[Settings],
 ) -> tuple[RunRequest, Conversation]:
     """Return the request and its prompt. Raises RequestError, BadPrompt or a ValueError of the core."""
-    conversation = prompt_of(text, ask, answer, needle)
+    conversation = prompt_of(text, ask, answer, needle, segments)
     fields: dict[str, Any] = dict(settings)
     if conversation.system is not None:
         if "system" in fields:

@@ -43,6 +43,13 @@ def run(
     needle: Annotated[
         str | None, typer.Option(help="Words of the prompt that hold the answer; their tokens are marked.")
     ] = None,
+    segment: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A named part of the prompt: NAME=MARKER (its first words) or NAME=START:END (characters); "
+            "may be repeated."
+        ),
+    ] = None,
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="A parameter of the method: name=value; may be repeated.")
     ] = None,
@@ -96,7 +103,7 @@ def run(
     from kvlens.runs.carrying import carry_out, carry_out_each
     from kvlens.runs.request import RunRequest, parse_set
     from kvlens.runs.stopping import stop_signals
-    from kvlens.text.prompts import asking, expecting
+    from kvlens.text.prompts import asking, expecting, segmented
 
     reporter: Bar | JsonLines = JsonLines() if progress_json else Bar(err)
     cancelled = stop_signals()
@@ -106,7 +113,7 @@ def run(
         if answer and len(ask or ()) > 1:
             raise ValueError("--answer is what one question's answer contains: leave it out, or ask one question.")
         sources = [expecting(asking(source, words), answer, needle) for words in ask or ()]
-        sources = sources or [expecting(source, answer, needle)]
+        sources = [segmented(part, segment or ()) for part in sources or [expecting(source, answer, needle)]]
         request = RunRequest(
             model=model,
             method=method,

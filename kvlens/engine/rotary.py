@@ -89,7 +89,9 @@ class Rotary:
                 return tables[0].index_select(1, positions), tables[1].index_select(1, positions)
         return self._computed(wide, positions, kind)
 
-    def _computed(self, wide: torch.Tensor, positions: torch.Tensor, kind: str = "") -> tuple[torch.Tensor, torch.Tensor]:
+    def _computed(
+        self, wide: torch.Tensor, positions: torch.Tensor, kind: str = ""
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         cos, sin = self._embedding(wide, positions[None], *([kind] if kind else []))
         return cos.to(wide.dtype), sin.to(wide.dtype)
 
