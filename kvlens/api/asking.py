@@ -37,6 +37,8 @@ class Settings(TypedDict, total=False):
     """"auto", "on" or "off": feed the prompt in the model's chat form ("auto")"""
     system: str
     """the chat form's system message"""
+    chat_args: dict[str, Any]
+    """what the chat template is given besides messages, such as {"enable_thinking": False} ({})"""
     question: str
     """"in" or "after": place the question with its context, or feed it once the context is placed ("in")"""
     trace_level: str

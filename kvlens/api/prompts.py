@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from kvlens.api.errors import RequestError
-from kvlens.text.messages import Conversation, conversation
-from kvlens.text.prompts import Prompt, PromptText, asking, checked, expecting, read_prompt
+from kvlens.text.messages import Conversation, conversation, read_conversation
+from kvlens.text.prompts import Prompt, PromptText, asking, checked, expecting
 from kvlens.text.segments import find_segments
 
 PromptLike = str | Path | Prompt | PromptText | Sequence[Mapping[str, Any]]
@@ -37,7 +37,7 @@ def _read(text: PromptLike) -> Conversation:
     if isinstance(text, str):
         return Conversation(checked(PromptText(text), "the prompt"), None, ())
     if isinstance(text, Path):
-        return Conversation(read_prompt(text), None, ())
+        return read_conversation(text)
     if isinstance(text, Prompt):
         return Conversation(text.source, None, ())
     if isinstance(text, PromptText):

@@ -102,4 +102,4 @@ def _segments(prompt: Prompt) -> dict[str, Any]:
 
 def _left_out(request: RunRequest) -> set[str]:
     """Fields that a trace has only where they were used."""
-    return set() if request.turns else {"turns"}
+    return {name for name in ("turns", "chat_args") if not getattr(request, name)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -201,6 +201,7 @@ def tokenize(
     question: str = "in",
     form: ChatForm | None = None,
     turns: Sequence[tuple[str, str]] = (),
+    arguments: Mapping[str, Any] | None = None,
 ) -> Prompt:
     """Token ids with offsets into the source's text. The chat form is the template's own text; without it the tokenizer
     adds its special tokens. Whether the question is read with its context or fed after it, the tokens are the same.
@@ -213,7 +214,7 @@ def tokenize(
     """
     if form is None:
         template = template_of(tokenizer)
-        form = choose(template, chat, system, turns)
+        form = choose(template, chat, system, turns, arguments)
         if form is not None and template is not None:
             refuse_change(template, form, source.text, turns)
     fed, begin, kept_range = (source.text, 0, (0, len(source.text))) if form is None else form.around(source.text)
