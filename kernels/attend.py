@@ -117,8 +117,8 @@ def prefill_attention(
 def causal(m: int, n: int, window: int, device: torch.device) -> torch.Tensor:
     """Return bool [m, n]: what each of the last m of n positions sees: itself and those before it, at most `window` of
     them in all (0: all)."""
-    seen = torch.ones(m, n, dtype=torch.bool, device=device).tril(n - m)
-    return seen.triu(n - m - window + 1) if window else seen
+    visible = torch.ones(m, n, dtype=torch.bool, device=device).tril(n - m)
+    return visible.triu(n - m - window + 1) if window else visible
 
 
 def partial_attention(

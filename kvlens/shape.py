@@ -38,10 +38,8 @@ class KVShape:
 
     def window_bytes(self, tokens: int, reference: bool = False) -> int:
         """Return the device bytes of the layers on which no method acts, in a run of so many tokens."""
-        kept = self.layers - self.acting(reference).layers
-        return (
-            sum(min(tokens, window) for window in self.windows) * self.kv_heads * self.head_token_bytes if kept else 0
-        )
+        windows = self.windows if self.acting(reference).layers < self.layers else ()
+        return sum(min(tokens, window) for window in windows) * self.kv_heads * self.head_token_bytes
 
     @property
     def group(self) -> int:

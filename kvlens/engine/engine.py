@@ -132,10 +132,10 @@ class Engine:
         session = Session(method, params, context, holds=holds, drops=drops)
         try:
             if method.floor_is_exact:
-                known = session.method.context
+                method_run = session.method.context
                 with with_windows(context, session.reference):
                     session.method.refuse_below(
-                        method.floor_bytes(params, known.shape, known.prompt_tokens, known.max_new)
+                        method.floor_bytes(params, method_run.shape, method_run.prompt_tokens, method_run.max_new)
                     )
             else:
                 with self.whole(prompt):

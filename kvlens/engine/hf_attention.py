@@ -102,19 +102,19 @@ def refuse_unsupported(module: torch.nn.Module, asked: Mapping[str, Any]) -> Non
         raise ValueError(f"layer {module.layer_idx} uses {', '.join(refused)}, which kvlens does not compute.")
 
 
-def refuse_unhonoured(module: torch.nn.Module, asked: Mapping[str, Any], session: LayerSession, tokens: int) -> None:
+def refuse_unhonoured(module: torch.nn.Module, options: Mapping[str, Any], session: LayerSession, tokens: int) -> None:
     """Raise ValueError where a layer asks for what the session does not compute. tokens: that the layer has seen, the
     new ones included."""
     if not hasattr(session, "form"):
-        refuse_unsupported(module, asked)
-        window = asked.get("sliding_window")
+        refuse_unsupported(module, options)
+        window = options.get("sliding_window")
         if window is not None and tokens > window:
             raise ValueError(
                 f"layer {module.layer_idx} attends within a sliding window of {window:,} tokens, which this command "
                 f"does not compute: give at most {window:,} tokens."
             )
-    elif asked.get("position_bias") is not None:
-        refuse_unsupported(module, {"position_bias": asked["position_bias"]})
+    elif options.get("position_bias") is not None:
+        refuse_unsupported(module, {"position_bias": options["position_bias"]})
 
 
 @contextmanager

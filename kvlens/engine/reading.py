@@ -25,13 +25,13 @@ def reading_attention(
     reading = method.reading(layer, keys, m)
     if reading is None:
         return prefill_attention(q, keys[None], values[None], scaling, form)
-    near, seen = None, reading.seen
+    near, visible = None, reading.seen
     if form.window:
-        seen = seen & causal(m, n, form.window, seen.device)
+        visible = visible & causal(m, n, form.window, visible.device)
     if reading.nearer is not None:
         assert turn is not None, "the method renumbers positions that cannot be taken back"
         near = _moved(q, torch.arange(n - m, n, device=q.device), reading.nearer, turn, layer)
-    return partial_attention(q, keys, values, seen, scaling, near, reading.first, form=form)
+    return partial_attention(q, keys, values, visible, scaling, near, reading.first, form=form)
 
 
 def _moved(q: torch.Tensor, position: torch.Tensor, nearer: torch.Tensor, turn: Rotate, layer: int) -> torch.Tensor:

@@ -52,9 +52,9 @@ class Session:
         self.shape: KVShape = context.shape
         self.context = context
         self.reference = method.family == "reference"
-        known = method_context(context, self.reference)
+        method_run = method_context(context, self.reference)
         with with_windows(context, self.reference):
-            self.method = make_method(method, params, calibrated(method, params, known))
+            self.method = make_method(method, params, calibrated(method, params, method_run))
         self.border = Border(self.method)
         self.needs = method.needs_with(params) if needs is None else needs
         n = context.prompt_tokens
@@ -62,7 +62,7 @@ class Session:
         self.counterfactual: Counterfactual | None = None
         """None: nothing is held, dropped or older than a window that hides it"""
         holds, drops = method_changes(holds, drops, self.windowed)
-        hiding = known.shape.windows
+        hiding = method_run.shape.windows
         if holds or drops or hiding:
             heads, positions = context.shape.kv_heads, n + context.max_new
             self.counterfactual = Counterfactual(holds, drops, heads, n, positions, context.device, hiding)
@@ -102,14 +102,14 @@ class Session:
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """New tokens of one layer: keys, values [H_kv, m, D], post-RoPE."""
         if self.decoding:
-            own = self.windowed.own(layer)
-            if own is None:
+            number = self.windowed.own(layer)
+            if number is None:
                 self.windowed.write(layer, keys[:, 0], values[:, 0])
                 return
-            self.memory.write(own, keys[:, 0], values[:, 0])
+            self.memory.write(number, keys[:, 0], values[:, 0])
             if "written" in self.border.layer_hooks:
                 phase = self.clock.enter("score")
-                self.border.written(own, keys[:, 0], values[:, 0])
+                self.border.written(number, keys[:, 0], values[:, 0])
                 self.clock.enter(phase)
         elif self.observed.peeking:
             self.observed.peek_write(layer, keys, values)
@@ -122,13 +122,13 @@ class Session:
         if not self.decoding:
             peeking = self.observed.peeking
             return self.observed.peek_attend(layer, q, scaling) if peeking else self._prefill(layer, q, scaling)
-        form, own = self.form(layer), self.windowed.own(layer)
-        if own is None:
+        form, number = self.form(layer), self.windowed.own(layer)
+        if number is None:
             out, bias = self.windowed.attend(layer, q, scaling, form)
             if self.observer is not None:
                 self.observer.layer(layer, q[0, :, 0], (bias,), scaling, None)
             return out
-        return self._decode(layer, own, q, scaling, form)
+        return self._decode(layer, number, q, scaling, form)
 
     def _decode(self, model_layer: int, layer: int, q: torch.Tensor, scaling: float, form: LayerForm) -> torch.Tensor:
         """One step's attention in a layer on which the method acts: its number in the model and in the method."""
@@ -194,11 +194,11 @@ class Session:
 
     def _prefill(self, layer: int, q: torch.Tensor, scaling: float) -> torch.Tensor:
         assert self.prompt is not None
-        keys, values, form, own = *self.prompt.view(layer), self.form(layer), self.windowed.own(layer)
+        keys, values, form, number = *self.prompt.view(layer), self.form(layer), self.windowed.own(layer)
         self.observed.chunk(layer, q, keys, scaling)
-        if self.needs.own_prompt and own is not None:
+        if self.needs.own_prompt and number is not None:
             turn = self.method.context.rotate
-            return reading_attention(self.border, turn, own, q, keys[0], values[0], scaling, form)
+            return reading_attention(self.border, turn, number, q, keys[0], values[0], scaling, form)
         return prefill_attention(q, keys, values, scaling, form)
 
     def _query_heads(self, heads: range) -> slice:
@@ -268,7 +268,7 @@ class Session:
             memory.log.forget_cuts()
             self.method.drain_decided()
         memory.start_step(step)
-        known = len(memory.spans)
+        span_count = len(memory.spans)
         change = None if previous is None else self.border.decode_end(previous, memory)
         if isinstance(change, WindowLeave):
             memory.leave_window(change.placement, change.start, change.end)
@@ -278,7 +278,7 @@ class Session:
             if change.evicted is not None:
                 memory.evictions.evict(change.evicted)
         if self.windowed.rings:
-            self.windowed.open_spans(memory.spans.rows[known:], step)
+            self.windowed.open_spans(memory.spans.rows[span_count:], step)
             self.windowed.begin_step(step, memory.spans.owner, memory.spans.rows)
         if change is not None or step % WALKED_STEPS == 0:
             self.border.count_held(self.account, step)

@@ -26,7 +26,7 @@ Ranges = tuple[tuple[int, int], ...]
 class Fate:
     """What of a segment each KV head kept and lost by a step, shares 0..1 [acting layers, KV heads]."""
 
-    kept: np.ndarray
+    on_device: np.ndarray
     """tokens that are on the device, exact, rebuilt or in few bits"""
     evicted: np.ndarray
     """tokens that are gone for good"""
@@ -34,7 +34,7 @@ class Fate:
     @property
     def heads(self) -> int:
         """KV heads, of all layers on which the method acts."""
-        return int(self.kept.size)
+        return int(self.on_device.size)
 
     @property
     def evicted_heads(self) -> int:
@@ -51,22 +51,22 @@ def segments_of(reader: TraceReader, named: Mapping[str, str | tuple[int, int]] 
         tokens = tokens[tokens["char_end"].notna()]
         position = tokens["pos"].to_numpy(np.int64)
         middle = (tokens["char_start"].to_numpy(float) + tokens["char_end"].to_numpy(float)) / 2
-        found = []
+        inner: list[Segment] = []
         for part in parts:
             inside = position[(middle >= part.start) & (middle < part.end)]
             if len(inside):
-                found.append(Segment(part.name, int(inside[0]), int(inside[-1]) + 1))
-        return dict(joined(found))
+                inner.append(Segment(part.name, int(inside[0]), int(inside[-1]) + 1))
+        return dict(joined(inner))
     return dict(joined(Segment(*part) for part in reader.meta.segments))
 
 
 def segment_ranges(reader: TraceReader, name: str) -> Ranges:
-    """Return the token ranges of a recorded segment. Raises BadSegment, `unknown_segment`."""
-    known = segments_of(reader)
-    if name not in known:
-        listed = ", ".join(known) or "none"
-        raise BadSegment("unknown_segment", f"the run has no segment '{name}'; it has: {listed}.", name=name)
-    return known[name]
+    """Return the token ranges of a recorded segment. Raises BadSegment, `unranges_segment`."""
+    ranges = segments_of(reader)
+    if name not in ranges:
+        listed = ", ".join(ranges) or "none"
+        raise BadSegment("unranges_segment", f"the run has no segment '{name}'; it has: {listed}.", name=name)
+    return ranges[name]
 
 
 def segment_table(
@@ -91,7 +91,7 @@ def segment_table(
             {
                 "segment": name,
                 "tokens": size,
-                "kept_share": float(fate.kept.mean()),
+                "kept_share": float(fate.on_device.mean()),
                 "evicted_share": float(fate.evicted.mean()),
                 "heads": fate.heads,
                 "evicted_heads": fate.evicted_heads,
@@ -123,10 +123,10 @@ def _shares(spans: pd.DataFrame, ranges: Ranges) -> dict[int, tuple[int, float]]
     """Span id -> its tokens in the ranges, and their share of the span's tokens; spans with some only."""
     shares = {}
     rows = spans[["span", "tok_start", "tok_end"]].itertuples(index=False, name=None)
-    for span, first, last in rows:
-        inside = sum(max(0, min(last, end) - max(first, start)) for start, end in ranges)
+    for span, begin, behind in rows:
+        inside = sum(max(0, min(behind, end) - max(begin, start)) for start, end in ranges)
         if inside:
-            shares[int(span)] = (int(inside), inside / (last - first))
+            shares[int(span)] = (int(inside), inside / (behind - begin))
     return shares
 
 
@@ -165,8 +165,8 @@ def _fate(
         acting_layers(reader),
         dict(zip(spans["span"], spans["tok_end"] - spans["tok_start"], strict=True)),
     )
-    kept = np.zeros((len(layers), reader.kv_heads))
-    evicted = np.zeros_like(kept)
+    present = np.zeros((len(layers), reader.kv_heads))
+    evicted = np.zeros_like(present)
     covered = 0
     for span, (inside, _) in shares.items():
         covered += inside
@@ -177,13 +177,13 @@ def _fate(
                 if state == "evicted":
                     evicted[row, head] += inside
                 elif state == "partial":
-                    gone = min(1.0, float(lost[layer, head]))
-                    evicted[row, head] += inside * gone
-                    kept[row, head] += inside * (1 - gone)
+                    lost_share = min(1.0, float(lost[layer, head]))
+                    evicted[row, head] += inside * lost_share
+                    present[row, head] += inside * (1 - lost_share)
                 elif state in ON_DEVICE:
-                    kept[row, head] += inside
-    kept += size - covered  # tokens that no span has are the window's
-    return Fate(kept / max(size, 1), evicted / max(size, 1))
+                    present[row, head] += inside
+    present += size - covered  # tokens that no span has are the window's
+    return Fate(present / max(size, 1), evicted / max(size, 1))
 
 
 def _masses(reader: TraceReader, shares: Mapping[int, tuple[int, float]]) -> tuple[float, float]:
@@ -198,15 +198,15 @@ def _masses(reader: TraceReader, shares: Mapping[int, tuple[int, float]]) -> tup
         except NotRecorded:
             return float("nan"), float("nan")
         layers = acting_layers(reader)
-        known = [mass[:, layers][np.isfinite(mass[:, layers])] for mass in masses]
-        total += share * np.array([float(values.mean()) if len(values) else np.nan for values in known])
+        samples = [mass[:, layers][np.isfinite(mass[:, layers])] for mass in masses]
+        total += share * np.array([float(values.mean()) if len(values) else np.nan for values in samples])
     return float(total[0]), float(total[1])
 
 
 def _effect(effects: pd.DataFrame, shares: Mapping[int, tuple[int, float]]) -> float:
     """Logits that what a segment's KV heads did not read cost full KV's tokens; NaN: no effects were recorded."""
-    known = effects[effects["effect"].notna()]
-    if known.empty:
+    recorded = effects[effects["effect"].notna()]
+    if recorded.empty:
         return float("nan")
-    portion = known["span"].map(lambda span: shares.get(int(span), (0, 0.0))[1])
-    return float((known["effect"] * portion).sum())
+    portion = recorded["span"].map(lambda span: shares.get(int(span), (0, 0.0))[1])
+    return float((recorded["effect"] * portion).sum())

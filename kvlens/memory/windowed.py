@@ -36,15 +36,15 @@ class WindowedLayers:
         device: torch.device,
     ) -> None:
         """shape: of the model, with the windows that bind; reference: the run is full KV."""
-        kept = shape.acting(reference).layers < shape.layers
+        apart = shape.acting(reference).layers < shape.layers
         self.shape, self.first = shape, prompt_tokens
-        self.numbers = shape.global_layers if kept else tuple(range(shape.layers))
+        self.numbers = shape.global_layers if apart else tuple(range(shape.layers))
         """the model's number of each of the method's layers"""
         self._own = {layer: number for number, layer in enumerate(self.numbers)}
         size = (2, shape.kv_heads, shape.head_dim)
         self.rings = {
             layer: torch.zeros(*size[:2], window, size[2], dtype=dtype, device=device)
-            for layer, window in enumerate(shape.windows if kept else ())
+            for layer, window in enumerate(shape.windows if apart else ())
             if window
         }
         self._drops: dict[int, list[tuple[int, Drop]]] = {}

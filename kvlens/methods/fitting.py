@@ -49,8 +49,8 @@ class Sizes:
     def floor(self, method: type[Method], params: Any) -> int:
         """Least bytes with these parameters under this budget, exact or by estimate as the method says."""
         windows = self.window_bytes(method)
-        left = None if self.budget_bytes is None else max(0, self.budget_bytes - windows)
-        return method.likely_bytes(params, *self.run(method), left) + windows
+        remaining = None if self.budget_bytes is None else max(0, self.budget_bytes - windows)
+        return method.likely_bytes(params, *self.run(method), remaining) + windows
 
     def run(self, method: type[Method]) -> tuple[KVShape, int, int]:
         """What a method's arithmetic takes besides its parameters: the layers on which it acts, and tokens."""

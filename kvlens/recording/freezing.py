@@ -64,12 +64,12 @@ class Freezer:
         scaling: float,
         selection: Selection | None,
     ) -> None:
-        layer_inputs, own = _Seen(layer, q, biases, scaling, selection), self.windowed.own(layer)
+        layer_inputs, number = _Seen(layer, q, biases, scaling, selection), self.windowed.own(layer)
         shared = len(self.memory.layout.shared) == 1  # later layers may take the slots of this one
-        if own is not None and (shared or (selection is not None and selection.now is not None)):
+        if number is not None and (shared or (selection is not None and selection.now is not None)):
             layer_inputs.frozen = (
-                self._freeze(range(own, own + 1), [layer_inputs]),
-                self.memory.spans.is_hot[own].clone(),
+                self._freeze(range(number, number + 1), [layer_inputs]),
+                self.memory.spans.is_hot[number].clone(),
             )
         self._seen.append(layer_inputs)
 
@@ -117,30 +117,30 @@ class Freezer:
         slots, or none. A layer in several parts is a run of its own, and so is one with sink logits. With the method's
         numbers of the layers; None: a windowed layer."""
 
-        def kind(seen: _Seen) -> tuple[int, int, int]:
-            own, bias = self.windowed.own(seen.layer), seen.biases[0]
-            if own is None:
-                return -1, -1, seen.layer
-            pools = self.memory.hot.parts[own]
-            alone = seen.frozen or len(pools) > 1 or self._form(seen.layer).sinks is not None
-            return pools[0].layers.start, -1 if bias is None else bias.shape[-1], seen.layer if alone else -1
+        def kind(layer_inputs: _Seen) -> tuple[int, int, int]:
+            number, bias = self.windowed.own(layer_inputs.layer), layer_inputs.biases[0]
+            if number is None:
+                return -1, -1, layer_inputs.layer
+            pools = self.memory.hot.parts[number]
+            alone = layer_inputs.frozen or len(pools) > 1 or self._form(layer_inputs.layer).sinks is not None
+            return pools[0].layers.start, -1 if bias is None else bias.shape[-1], layer_inputs.layer if alone else -1
 
         for _, run in groupby(self._seen, key=kind):
             members = list(run)
-            own = self.windowed.own(members[0].layer)
-            yield None if own is None else range(own, own + len(members)), members
+            number = self.windowed.own(members[0].layer)
+            yield None if number is None else range(number, number + len(members)), members
 
     def _form(self, layer: int) -> LayerForm:
         return self._forms[layer] if self._forms else PLAIN
 
-    def _freeze_window(self, seen: _Seen) -> Attended:
+    def _freeze_window(self, layer_inputs: _Seen) -> Attended:
         """The attention of a layer that keeps its window: each token belongs to the span that it has elsewhere."""
-        layer, bias, owner = seen.layer, seen.biases[0], torch.from_numpy(self.memory.spans.owner)
+        layer, bias, owner = layer_inputs.layer, layer_inputs.biases[0], torch.from_numpy(self.memory.spans.owner)
         keys, positions = self.windowed.live(layer)[0], self.windowed.positions(layer)
         named = torch.cat((owner, owner.new_full((self.windowed.newest + 1 - len(owner),), WINDOW)))
         span = named.to(positions.device)[positions]
         form = self._form(layer)
-        weights = attention_weights(seen.q, keys, bias, seen.scaling, form)[None]
+        weights = attention_weights(layer_inputs.q, keys, bias, layer_inputs.scaling, form)[None]
         size = (1, len(keys), len(positions))
         return Attended(
             weights,

@@ -25,6 +25,7 @@ MARK, REPLY = "\u2063kvlens text\u2063", "\u2063kvlens reply\u2063"
 """stand for the user's text and the model's answer; no template writes them by itself"""
 RESERVED = frozenset(("messages", "add_generation_prompt", "tools", "documents", *CHOICES))
 """names that kvlens gives a template itself"""
+_TAGS, _STRINGS = re.compile(r"\{[%{].*?[%}]\}", re.DOTALL), re.compile(r"'[^']*'|\"[^\"]*\"")
 SPECIALS = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
@@ -49,8 +50,9 @@ class Template:
 
     def check_arguments(self, arguments: Mapping[str, Any]) -> None:
         """Raise BadTemplate for an argument that the template does not know."""
+        code = " ".join(_STRINGS.sub("", tag) for tag in _TAGS.findall(self.text))
         for name in arguments:
-            if name in RESERVED or not re.search(rf"\b{re.escape(name)}\b", self.text):
+            if name in RESERVED or not re.search(rf"\b{re.escape(name)}\b", code):
                 raise BadTemplate(
                     f"chat_argument_unknown: the model's chat template takes no '{name}': leave out --chat-arg {name}."
                 )
@@ -155,8 +157,8 @@ def choose(
     trims = spaced == f"{text_before}{MARK}{text_after}"
     if not trims and spaced != f"{text_before} {MARK} {text_after}":
         raise BadTemplate("the model's chat template changes what the user says: run with --chat off.")
-    given = dict(arguments or {})
-    return ChatForm(text_before, text_after, template.name, template.sha256, system, trims, given)
+    values = dict(arguments or {})
+    return ChatForm(text_before, text_after, template.name, template.sha256, system, trims, values)
 
 
 def refuse_change(template: Template, form: ChatForm, text: str, turns: Sequence[tuple[str, str]] = ()) -> None:

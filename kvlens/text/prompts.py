@@ -241,8 +241,8 @@ def tokenize(
         turns,
         form is not None,
     )
-    asked = tuple(ids[cut:])
-    return Prompt(source, tuple(ids[:cut]), pieces[:cut], offsets[:cut], form, asked, segments if fast else ())
+    fed_later = tuple(ids[cut:])
+    return Prompt(source, tuple(ids[:cut]), pieces[:cut], offsets[:cut], form, fed_later, segments if fast else ())
 
 
 def refuse_longer(tokens: int, max_new: int, max_positions: int, reach: int | None = None) -> None:

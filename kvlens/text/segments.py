@@ -102,7 +102,7 @@ def find_segments(pairs: Sequence[tuple[str, str | tuple[int, int]]], text: str)
 
 def token_segments(
     ranges: Sequence[tuple[int, int]],
-    before: str,
+    opening: str,
     text: tuple[int, int],
     named: Sequence[Segment],
     question: int | None,
@@ -112,15 +112,15 @@ def token_segments(
 ) -> tuple[Segment, ...]:
     """Return the segments of a prompt's tokens, in order; () where there is nothing to tell apart.
 
-    ranges: characters [start, end) of each token; before: what the chat form puts before the person's text; text,
+    ranges: characters [start, end) of each token; opening: what the chat form puts before the person's text; text,
     named, question: of the person's text; all in characters of what is fed. system, turns: of the chat form, as
-    `before` has them; chat: the prompt is in the chat form."""
+    `opening` has them; chat: the prompt is in the chat form."""
     parts = [Segment(TEXT, *text)]
     searched = 0
     for name, words in [(SYSTEM, system or "")] + [
-        (f"turn {n + 1} {role}", said) for n, (role, said) in enumerate(turns)
+        (f"turn {n + 1} {role}", message) for n, (role, message) in enumerate(turns)
     ]:
-        start = before.find(words.strip(), searched) if words.strip() else -1
+        start = opening.find(words.strip(), searched) if words.strip() else -1
         if start < 0:
             continue
         searched = start + len(words.strip())
@@ -131,16 +131,16 @@ def token_segments(
         parts.append(Segment(QUESTION, question, text[1]))
     if len(parts) == 1 and not chat:
         return ()
-    names = []
+    names: list[str | None] = []
     for start, end in ranges:
         middle = (start + end) / 2
         owner = next((part.name for part in reversed(parts) if end > start and part.start <= middle < part.end), None)
         names.append(owner or (TEMPLATE if chat else None))
     segments, place = [], 0
-    for name, run in groupby(names):
+    for owned, run in groupby(names):
         count = len(list(run))
-        if name is not None:
-            segments.append(Segment(name, place, place + count))
+        if owned is not None:
+            segments.append(Segment(owned, place, place + count))
         place += count
     return tuple(segments)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -86,16 +87,14 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Any:
     sample = kvlens.sample("demo")
     third = len(sample.source.text) // 3 if hasattr(sample, "source") else len(sample.text) // 3
     parts = {"first": (0, third), "rest": (third, 3 * third)}
-    return kvlens.run(
-        sample, "snapkv", "40%", model="demo", max_new=8, segments=parts, runs=folder, progress=False
-    )
+    return kvlens.run(sample, "snapkv", "40%", model="demo", max_new=8, segments=parts, runs=folder, progress=False)
 
 
 def test_a_run_records_its_segments_and_its_repeats_keep_them(run: Any) -> None:
     names = [name for name, _, _ in run.meta.segments]
     assert names[:2] == ["first", "rest"]
     ends = [(start, end) for _, start, end in run.meta.segments]
-    assert all(left[1] == right[0] for left, right in zip(ends, ends[1:], strict=False))
+    assert all(left[1] == right[0] for left, right in pairwise(ends))
     repeat = run.hold(segment="first", progress=False)
     assert repeat.meta.segments == run.meta.segments
     assert repeat.meta.segment_ranges == run.meta.segment_ranges
