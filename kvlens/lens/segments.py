@@ -61,11 +61,11 @@ def segments_of(reader: TraceReader, named: Mapping[str, str | tuple[int, int]] 
 
 
 def segment_ranges(reader: TraceReader, name: str) -> Ranges:
-    """Return the token ranges of a recorded segment. Raises BadSegment, `unranges_segment`."""
+    """Return the token ranges of a recorded segment. Raises BadSegment, `unknown_segment`."""
     ranges = segments_of(reader)
     if name not in ranges:
         listed = ", ".join(ranges) or "none"
-        raise BadSegment("unranges_segment", f"the run has no segment '{name}'; it has: {listed}.", name=name)
+        raise BadSegment("unknown_segment", f"the run has no segment '{name}'; it has: {listed}.", name=name)
     return ranges[name]
 
 
