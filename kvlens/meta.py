@@ -128,6 +128,10 @@ class RunMeta(Outcome):
     token_bytes: Size = None
     """of one token's keys and values, all layers"""
     full_kv_bytes: Size = None
+    windows: tuple[StrictInt, ...] = ()
+    """per layer the tokens of its sliding window, 0: the layer has none; empty: no window is shorter than the run. A
+    layer with a window keeps it, and the method acts on the others. Where every layer has one the method acts on all,
+    and tokens older than the window are attended by none"""
     # the method
     method: str | None = None
     preset: str | None = None
@@ -171,6 +175,10 @@ class RunMeta(Outcome):
     """rules of the model's generation_config that were applied to the logits, as greedy `generate` applies them"""
     needle: tuple[tuple[int, int], ...] = ()
     """character ranges [start, end) of the prompt"""
+    segments: tuple[tuple[str, StrictInt, StrictInt], ...] = ()
+    """named parts of what was fed, in tokens [start, end); a name may have several. Empty: nothing is told apart"""
+    segment_ranges: tuple[tuple[str, StrictInt, StrictInt], ...] = ()
+    """of these, the parts of the prompt that a person named, in characters [start, end)"""
     observed: Observed | None = None
     """of a generation that kvlens did not steer; None: a run of kvlens"""
     max_new: Size = None

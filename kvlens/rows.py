@@ -19,7 +19,8 @@ SCHEMA_VERSION = 12
 #: Roles of an attended entry. For every (step, layer, query head) the masses over these roles add up to 1 (within
 #: 1e-3). sink, anchor, window: full-resolution tokens kept hot for their own reason; resident: exact tokens of a span
 #: that is hot; coarse: a summary entry of merged tokens; reconstructed: tokens rebuilt from a low-rank basis; mean:
-#: what the output takes from a mean value instead of entries (Selection.blend); quantised: tokens that lie packed.
+#: what the output takes from a mean value instead of entries (Selection.blend), and the share of a sink logit, which
+#: has no key (gpt-oss); quantised: tokens that lie packed.
 ROLES = ("sink", "anchor", "window", "resident", "coarse", "reconstructed", "mean", "quantised")
 MASS_COLUMNS = tuple(f"mass_{role}" for role in ROLES)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -15,6 +15,31 @@ class KVShape:
     head_dim: int
     itemsize: int
     """bytes of one element of K or V"""
+    windows: tuple[int, ...] = ()
+    """per layer: tokens of its sliding window, 0 where it has none; (): no layer has one"""
+
+    def bound(self, tokens: int) -> KVShape:
+        """Return the shape of a run of so many tokens: windows that hold all of them are left out."""
+        windows = tuple(window if window < tokens else 0 for window in self.windows)
+        return replace(self, windows=windows if any(windows) else ())
+
+    @property
+    def global_layers(self) -> tuple[int, ...]:
+        """Layers without a window."""
+        return tuple(layer for layer in range(self.layers) if not self.windows or not self.windows[layer])
+
+    def acting(self, reference: bool = False) -> KVShape:
+        """Return the shape that a method's arithmetic takes: the layers on which it acts. Those are the layers without
+        a window, or, where every layer has one, all layers (none for the reference, whose KV is the windows)."""
+        layers = self.global_layers
+        if len(layers) == self.layers or (not layers and not reference):
+            return self
+        return replace(self, layers=len(layers), windows=())
+
+    def window_bytes(self, tokens: int, reference: bool = False) -> int:
+        """Return the device bytes of the layers on which no method acts, in a run of so many tokens."""
+        windows = self.windows if self.acting(reference).layers < self.layers else ()
+        return sum(min(tokens, window) for window in windows) * self.kv_heads * self.head_token_bytes
 
     @property
     def group(self) -> int:
@@ -32,5 +57,8 @@ class KVShape:
         return self.layers * self.kv_heads * self.head_token_bytes
 
     def full_kv_bytes(self, tokens: int) -> int:
-        """Bytes of the full KV cache of `tokens` tokens."""
-        return tokens * self.token_bytes
+        """Bytes of the full KV cache of `tokens` tokens. A layer with a window holds its newest tokens only."""
+        if not self.windows:
+            return tokens * self.token_bytes
+        held = sum(min(tokens, window) if window else tokens for window in self.windows)
+        return held * self.kv_heads * self.head_token_bytes

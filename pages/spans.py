@@ -7,6 +7,7 @@ from kvlens.app.ui.common import nav, session
 from kvlens.app.ui.common.frame import choose_run
 from kvlens.app.ui.spans import map as spansmap
 from kvlens.app.ui.spans import readers as spanreaders
+from kvlens.app.ui.spans import segments as spansegments
 from kvlens.app.ui.spans import table as spanstable
 from kvlens.app.ui.spans import view as spansview
 
@@ -17,6 +18,7 @@ if found is not None:
     view = spansview.controls(reader, chosen)
     query = {} if view.column == "mass" else {"color": view.column}
     query |= spansview.boundaries(reader, view)
+    spansegments.segments(reader)
     spanstable.table(reader, view)
     left, right = st.columns([7, 5], gap="medium")
     with left:

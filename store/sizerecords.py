@@ -33,7 +33,7 @@ class SizeRecords:
         head_dim = self._require_size("head_dim", self.meta.head_dim)
         numbers = self.n_layers * self.kv_heads * 2 * head_dim
         token_bytes = self._require_size("token_bytes", self.meta.token_bytes)
-        return KVShape(self.n_layers, self.q_heads, self.kv_heads, head_dim, token_bytes // numbers)
+        return KVShape(self.n_layers, self.q_heads, self.kv_heads, head_dim, token_bytes // numbers, self.meta.windows)
 
     def _require_size(self, name: str, size: int | None) -> int:
         if not size:

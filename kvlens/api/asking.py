@@ -37,6 +37,8 @@ class Settings(TypedDict, total=False):
     """"auto", "on" or "off": feed the prompt in the model's chat form ("auto")"""
     system: str
     """the chat form's system message"""
+    chat_args: dict[str, Any]
+    """what the chat template is given besides messages, such as {"enable_thinking": False} ({})"""
     question: str
     """"in" or "after": place the question with its context, or feed it once the context is placed ("in")"""
     trace_level: str
@@ -62,10 +64,11 @@ def request_of(
     ask: str | None = None,
     answer: str | None = None,
     needle: str | None = None,
+    segments: Mapping[str, str | tuple[int, int]] | None = None,
     **settings: Unpack[Settings],
 ) -> tuple[RunRequest, Conversation]:
     """Return the request and its prompt. Raises RequestError, BadPrompt or a ValueError of the core."""
-    conversation = prompt_of(text, ask, answer, needle)
+    conversation = prompt_of(text, ask, answer, needle, segments)
     fields: dict[str, Any] = dict(settings)
     if conversation.system is not None:
         if "system" in fields:

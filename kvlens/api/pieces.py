@@ -12,14 +12,21 @@ Triple = tuple[int, int, int]
 
 
 def pieces_of(
-    span: int | None, layer: int | None, kv_head: int | None, triples: Sequence[Triple], tokens: tuple[int, int] | None
+    span: int | None,
+    layer: int | None,
+    kv_head: int | None,
+    triples: Sequence[Triple],
+    tokens: tuple[int, int] | None,
+    ranges: Sequence[tuple[int, int]] = (),
 ) -> tuple[Piece, ...]:
-    """Return what is to be held or dropped. Raises RequestError where nothing, or a head alone, is named."""
+    """Return what is to be held or dropped. ranges: positions [start, end) beside the others. Raises RequestError where
+    nothing, or a head alone, is named."""
     pieces = [Piece(int(number), None, int(of_layer), int(head)) for of_layer, head, number in triples]
     if span is not None:
         pieces.append(Piece(span, None, layer, kv_head))
     if tokens is not None:
         pieces.append(Piece(None, (tokens[0], tokens[1] + 1), layer, kv_head))
+    pieces += [Piece(None, part, layer, kv_head) for part in ranges]
     if not pieces:
-        raise RequestError("nothing_named", "say what to hold or drop: pass span=, tokens= or triples=.")
+        raise RequestError("nothing_named", "say what to hold or drop: pass span=, tokens=, segment= or triples=.")
     return tuple(pieces)

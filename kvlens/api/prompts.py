@@ -3,29 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 from kvlens.api.errors import RequestError
-from kvlens.text.messages import Conversation, conversation
-from kvlens.text.prompts import Prompt, PromptText, asking, checked, expecting, read_prompt
+from kvlens.text.messages import Conversation, conversation, read_conversation
+from kvlens.text.prompts import Prompt, PromptText, asking, checked, expecting
+from kvlens.text.segments import find_segments
 
 PromptLike = str | Path | Prompt | PromptText | Sequence[Mapping[str, Any]]
 """what `run` and `race` take as their first argument"""
 
 
-def prompt_of(text: PromptLike, ask: str | None, answer: str | None, needle: str | None) -> Conversation:
-    """Return the checked prompt with its question, answer and needle. Raises RequestError or BadPrompt."""
+def prompt_of(
+    text: PromptLike,
+    ask: str | None,
+    answer: str | None,
+    needle: str | None,
+    segments: Mapping[str, str | tuple[int, int]] | None = None,
+) -> Conversation:
+    """Return the checked prompt with its question, answer, needle and segments. Raises RequestError, BadPrompt or
+    BadSegment."""
     parsed = _read(text)
     prompt = parsed.prompt if ask is None else asking(parsed.prompt, ask)
-    return Conversation(expecting(prompt, answer, needle), parsed.system, parsed.turns)
+    prompt = expecting(prompt, answer, needle)
+    if segments:
+        prompt = replace(prompt, segments=find_segments(list(segments.items()), prompt.text))
+    return Conversation(prompt, parsed.system, parsed.turns)
 
 
 def _read(text: PromptLike) -> Conversation:
     if isinstance(text, str):
         return Conversation(checked(PromptText(text), "the prompt"), None, ())
     if isinstance(text, Path):
-        return Conversation(read_prompt(text), None, ())
+        return read_conversation(text)
     if isinstance(text, Prompt):
         return Conversation(text.source, None, ())
     if isinstance(text, PromptText):

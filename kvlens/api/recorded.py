@@ -118,6 +118,21 @@ class RecordedRun:
         with translated():
             return frames.readers(self.reader, None if span is None else (span,))
 
+    def segments(self, **named: str | tuple[int, int]) -> pd.DataFrame:
+        """Return one row per named part of the prompt: tokens kept and evicted, attention and effect.
+
+        Args:
+            named: name=marker or name=(start, end) in characters of the prompt, in place of the recorded parts; a
+                marked part ends where the next one begins.
+
+        Raises:
+            RequestError: `segment_not_found`, `segment_outside`, `bad_segment`.
+        """
+        from kvlens.tables import frames
+
+        with translated():
+            return frames.segments(self.reader, named)
+
     def head_steps(self) -> pd.DataFrame:
         """Return one row per step, layer and query head."""
         return self._rows("head-steps")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ def run(
     preset: str | None = None,
     answer: str | None = None,
     needle: str | None = None,
+    segments: Mapping[str, str | tuple[int, int]] | None = None,
     ask: str | None = None,
     model: Any = None,
     tokenizer: Any = None,
@@ -48,6 +50,7 @@ def run(
         preset: a named set of the method's parameters, or "fit".
         answer: what a right output contains.
         needle: words of the prompt that hold the answer.
+        segments: named parts of the prompt, each by a marker in the text or by (start, end) in characters.
         ask: a question about the text, which is then its context.
         model: a name, a folder, a .gguf file, what `load_model` returns, or a decoder loaded with transformers; None:
             the default model.
@@ -86,6 +89,7 @@ def run(
             ask=ask,
             answer=answer,
             needle=needle,
+            segments=segments,
             **settings,
         )
     compared = (against_full and name != methods.REFERENCE) or forced

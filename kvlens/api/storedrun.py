@@ -62,6 +62,7 @@ class Run(RecordedRun):
         triples: Sequence[Triple] = (),
         tokens: tuple[int, int] | None = None,
         from_step: int = 0,
+        segment: str | None = None,
         progress: bool | None = None,
     ) -> Run:
         """Repeat the run with a span held exactly on the device, and return the repeat.
@@ -71,10 +72,11 @@ class Run(RecordedRun):
             layer, kv_head: for which KV head; None: all of them.
             triples: (layer, KV head, span) to hold, in place of span or beside it.
             tokens: positions (first, last) to hold in place of a span.
+            segment: name of a part of the prompt (`run.segments()`) to hold in place of a span.
             from_step: first step at which it is held.
             progress: show bars; None: as the run was made or opened.
         """
-        pieces = pieces_of(span, layer, kv_head, triples, tokens)
+        pieces = pieces_of(span, layer, kv_head, triples, tokens, self._ranges(segment))
         return self._repeat(progress, pieces=pieces, from_step=from_step)
 
     def drop(
@@ -86,11 +88,12 @@ class Run(RecordedRun):
         triples: Sequence[Triple] = (),
         tokens: tuple[int, int] | None = None,
         from_step: int = 0,
+        segment: str | None = None,
         progress: bool | None = None,
     ) -> Run:
         """Repeat the run with a span attended by no head, or not by the named one, and return the repeat. Arguments:
         as for `hold`."""
-        pieces = pieces_of(span, layer, kv_head, triples, tokens)
+        pieces = pieces_of(span, layer, kv_head, triples, tokens, self._ranges(segment))
         return self._repeat(progress, drops=pieces, from_step=from_step)
 
     def at(
@@ -157,6 +160,13 @@ class Run(RecordedRun):
             with carrying(self._models, self._progress if progress is None else progress) as job:
                 pair = measure_ledger(self.folder, self.uid, job.progress.report, job.cancelled, self._models)
         return pair[0]
+
+    def _ranges(self, segment: str | None) -> tuple[tuple[int, int], ...]:
+        """Return a segment's token ranges. Raises RequestError, `unknown_segment`."""
+        from kvlens.lens.segments import segment_ranges
+
+        with translated():
+            return () if segment is None else segment_ranges(self.reader, segment)
 
     @property
     def held(self) -> tuple[Triple, ...]:

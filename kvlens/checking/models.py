@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from kvlens.engine.hf_attention import ATTENTION
 from kvlens.engine.models import LoadedModel, shape_of
@@ -26,6 +26,28 @@ BASE: dict[str, Any] = {
     "initializer_range": 0.2,
 }
 """a Llama of 3 layers, 8 query heads and 2 KV heads"""
+
+
+WINDOWED: dict[str, dict[str, Any]] = {
+    "mistral": {"sliding_window": 48},
+    "gemma2": {"sliding_window": 48, "head_dim": 16, "query_pre_attn_scalar": 32, "num_hidden_layers": 4},
+    "gemma3_text": {
+        "sliding_window": 48,
+        "head_dim": 16,
+        "query_pre_attn_scalar": 32,
+        "num_hidden_layers": 6,
+        "sliding_window_pattern": 3,
+    },
+    "cohere2": {"sliding_window": 48, "num_hidden_layers": 4},
+    "gpt_oss": {
+        "sliding_window": 48,
+        "head_dim": 16,
+        "num_hidden_layers": 4,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+    },
+}
+"""families with sliding windows, and what their configs need besides BASE. Every layer of the first one has a window"""
 
 
 class RecordList:
@@ -57,7 +79,10 @@ def as_loaded(model: PreTrainedModel, name: str = "random") -> LoadedModel:
     model.eval().requires_grad_(False)
     model.set_attn_implementation(ATTENTION)
     shape = shape_of(model.config, torch.finfo(model.dtype).bits // 8)
-    plain = all(getattr(model.config, scale, None) is None for scale in ("logit_scale", "logits_scaling"))
+    plain = all(
+        getattr(model.config, scale, None) is None
+        for scale in ("logit_scale", "logits_scaling", "final_logit_softcapping")
+    )
     return LoadedModel(name, model, NoTokenizer(), shape, BASE["max_position_embeddings"], plain, frozenset())
 
 
@@ -65,6 +90,17 @@ def random_llama(seed: int = 0, dtype: torch.dtype = torch.float32, **changes: A
     """Return a random Llama. changes: fields of its config that differ from BASE."""
     torch.manual_seed(seed)
     return as_loaded(LlamaForCausalLM(LlamaConfig(**{**BASE, **changes})).to(dtype))
+
+
+def random_windowed(family: str, seed: int = 1) -> LoadedModel:
+    """Return a random model of a family with sliding windows of 48 tokens. Its sink logits, if it has any, take much of
+    the attention."""
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **{**BASE, **WINDOWED[family]}))
+    for module in model.modules():
+        if hasattr(module, "sinks"):
+            module.sinks.data.normal_(2.0)
+    return as_loaded(model, family)
 
 
 def random_prompt(tokens: int, seed: int = 0, vocabulary: int = 512, stop: int = 0) -> Prompt:

@@ -4,7 +4,7 @@ budget."""
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,6 +17,7 @@ from kvlens.text.units import counted
 
 if TYPE_CHECKING:
     from kvlens.cli.progress import Bar, JsonLines
+    from kvlens.holds import Range
     from kvlens.meta import Counterfactual
     from kvlens.runs.storing import Stored
     from kvlens.runs.watching import Audience
@@ -48,6 +49,10 @@ def whatif(
     ] = None,
     tokens: Annotated[
         list[str] | None, typer.Option(help="Positions of tokens to hold, like 396-401 or 396; may be repeated.")
+    ] = None,
+    segment: Annotated[
+        list[str] | None,
+        typer.Option(help="Name of a part of the prompt to hold (`kvlens runs segments UID`); may be repeated."),
     ] = None,
     layers: Annotated[str, typer.Option(help="all, or like 0,2-4.")] = "all",
     heads: Annotated[str, typer.Option(help="KV heads: all, or like 0,1.")] = "all",
@@ -115,7 +120,7 @@ def whatif(
         heads,
         from_step,
         search,
-        tuple(map(token_range, tokens or ())),
+        (*map(token_range, tokens or ()), *_ranges(runs_folder(runs), uid, segment or ())),
         tuple(map(Piece.parse, hold or ())),
         changed,
         most if fewest_bytes else None,
@@ -127,6 +132,17 @@ def whatif(
         return stored, sentences(summary)
 
     _carry_out(work, runs, progress_json)
+
+
+def _ranges(folder: Path, uid: str, names: Sequence[str]) -> list[Range]:
+    """Return the positions of a stored run's segments."""
+    from kvlens.lens.segments import segment_ranges
+    from kvlens.store.reader import TraceReader
+
+    if not names:
+        return []
+    with TraceReader.open(folder, uid) as reader:
+        return [part for name in names for part in segment_ranges(reader, name)]
 
 
 def _is_given(context: typer.Context, name: str | None) -> bool:

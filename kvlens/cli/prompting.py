@@ -5,7 +5,13 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from kvlens.text.messages import Conversation, read_conversation
 from kvlens.text.prompts import PromptText, checked, decode, read_prompt
+
+
+def conversation_in(file: str) -> Conversation:
+    """A checked prompt with the turns before it. file: as for `prompt_in`; a .json file may have "messages"."""
+    return Conversation(prompt_in(file), None, ()) if file == "-" else read_conversation(Path(file))
 
 
 def prompt_in(file: str) -> PromptText:

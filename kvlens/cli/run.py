@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from kvlens.cli.options import DEFAULT_MODEL, Device, Model, ProgressJson, RunsDir, err, fail, runs_folder
-from kvlens.cli.prompting import prompt_in
+from kvlens.cli.prompting import conversation_in
 from kvlens.methods import DEFAULT
 from kvlens.methods.faults import stray
 from kvlens.runs.request import AUTO
@@ -20,7 +20,10 @@ from kvlens.text.plaintext import terminal
 
 def run(
     prompt_file: Annotated[
-        str, typer.Argument(help='UTF-8 text (.txt, .md), .json with a string "text", or - for standard input.')
+        str,
+        typer.Argument(
+            help='UTF-8 text (.txt, .md), .json with a string "text" or chat "messages", or - for standard input.'
+        ),
     ],
     model: Model = DEFAULT_MODEL,
     method: Annotated[str, typer.Option(help="See `kvlens methods`.")] = DEFAULT,
@@ -43,6 +46,13 @@ def run(
     needle: Annotated[
         str | None, typer.Option(help="Words of the prompt that hold the answer; their tokens are marked.")
     ] = None,
+    segment: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A named part of the prompt: NAME=MARKER (its first words) or NAME=START:END (characters); "
+            "may be repeated."
+        ),
+    ] = None,
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="A parameter of the method: name=value; may be repeated.")
     ] = None,
@@ -57,6 +67,10 @@ def run(
         str, typer.Option(help="auto, on or off: feed the prompt in the model's chat form; auto: where it has one.")
     ] = "auto",
     system: Annotated[str | None, typer.Option(help="The chat form's system message.")] = None,
+    chat_arg: Annotated[
+        list[str] | None,
+        typer.Option(help="For the chat template: NAME=VALUE, such as enable_thinking=false; may be repeated."),
+    ] = None,
     question: Annotated[
         str,
         typer.Option(
@@ -94,19 +108,22 @@ def run(
     the last lines are, one each."""
     from kvlens.cli.progress import Bar, JsonLines, reserve_stdout
     from kvlens.runs.carrying import carry_out, carry_out_each
-    from kvlens.runs.request import RunRequest, parse_set
+    from kvlens.runs.request import RunRequest, parse_chat_args, parse_set
     from kvlens.runs.stopping import stop_signals
-    from kvlens.text.prompts import asking, expecting
+    from kvlens.text.prompts import asking, expecting, segmented
 
     reporter: Bar | JsonLines = JsonLines() if progress_json else Bar(err)
     cancelled = stop_signals()
     outcomes: list[tuple[str, str, str]] = []
     try:
-        source = prompt_in(prompt_file)
+        talk = conversation_in(prompt_file)
+        if talk.system is not None and system is not None:
+            raise ValueError("the messages begin with a system message: leave out --system.")
+        source = talk.prompt
         if answer and len(ask or ()) > 1:
             raise ValueError("--answer is what one question's answer contains: leave it out, or ask one question.")
         sources = [expecting(asking(source, words), answer, needle) for words in ask or ()]
-        sources = sources or [expecting(source, answer, needle)]
+        sources = [segmented(part, segment or ()) for part in sources or [expecting(source, answer, needle)]]
         request = RunRequest(
             model=model,
             method=method,
@@ -119,7 +136,9 @@ def run(
             stop=tuple(stop or ()),
             overrides=parse_set(set_ or []),
             chat=chat,
-            system=system,
+            system=talk.system if system is None else system,
+            turns=talk.turns,
+            chat_args=parse_chat_args(chat_arg or []),
             question=question,
             device=device,
             dtype=dtype,

@@ -14,6 +14,7 @@ import torch
 from kvlens.engine.border import scored
 from kvlens.engine.hf_attention import SessionCache, attention_modules
 from kvlens.engine.session import Session
+from kvlens.kernels.attend import LayerForm
 from kvlens.refusal import Refusal
 
 
@@ -30,6 +31,9 @@ class Glance:
     def attend(self, layer: int, q: torch.Tensor, scaling: float) -> torch.Tensor:
         self.q = scored(q[0, :, 0], scaling)
         return torch.zeros_like(q)
+
+    def form(self, layer: int) -> LayerForm:
+        return self._session.form(layer)
 
     def tokens_seen(self, layer: int) -> int:
         return self._session.tokens_seen(layer)

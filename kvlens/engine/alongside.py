@@ -10,8 +10,10 @@ from collections.abc import Sequence
 
 import torch
 
+from kvlens.engine.forms import forms_of
 from kvlens.engine.hf_attention import SessionCache
 from kvlens.engine.models import LoadedModel
+from kvlens.kernels.attend import PLAIN, LayerForm, causal
 from kvlens.shortage import shortage
 
 
@@ -30,6 +32,7 @@ class Alongside:
         self._seen = [0] * layers
         """decoded tokens that each layer has seen"""
         self._cache = SessionCache(self, layers)
+        self._forms = forms_of(loaded.model, loaded.shape.bound(n + steps))
         self._sampled: Sequence[Sequence[int]] = ()
         self._rows: list[list[torch.Tensor]] = []
         self.why: str | None = None
@@ -55,6 +58,9 @@ class Alongside:
     def tokens_seen(self, layer: int) -> int:
         return self._prompt + self._seen[layer]
 
+    def form(self, layer: int) -> LayerForm:
+        return self._forms[layer] if self._forms else PLAIN
+
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         start, m = self._seen[layer], keys.shape[1]
         self._new[0, layer, :, start : start + m], self._new[1, layer, :, start : start + m] = keys, values
@@ -66,11 +72,11 @@ class Alongside:
         new_keys, new_values = (part.float() for part in self._new[:, layer, :, :count])
         packed = q[0].float().reshape(len(new_keys), -1, q.shape[3])  # query heads of a KV head, then steps
         keys, values = self._keys[layer].float(), self._values[layer].float()
-        scores = torch.cat([packed @ keys.mT, packed @ new_keys.mT], -1) * scaling
+        form = self.form(layer)
+        scores = form.cap(torch.cat([packed @ keys.mT, packed @ new_keys.mT], -1) * scaling)
         scores = scores.unflatten(1, (-1, m))
-        later = torch.arange(count, device=q.device) > torch.arange(count - m, count, device=q.device)[:, None]
-        scores[..., self._prompt :].masked_fill_(later, -torch.inf)
-        weights = scores.softmax(-1)
+        unseen = ~causal(m, self._prompt + count, form.window, q.device)
+        weights = form.weigh(scores.masked_fill_(unseen, -torch.inf))
         for step, sampled in enumerate(self._sampled):
             if layer in sampled:
                 self._rows[step].append(weights[:, :, step, : self._prompt + count - m + step + 1].clone())

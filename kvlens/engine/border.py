@@ -91,7 +91,7 @@ class Border:
             raise
         layout, placement = outputs.placed(self._checks, answer, self._context)
         heads = ((layer, head) for layer in range(self._shape.layers) for head in range(self._shape.kv_heads))
-        self._places = max(layout.zones_of(*place).slots for place in heads)
+        self._places = max((layout.zones_of(*place).slots for place in heads), default=0)
         return layout, placement
 
     # ---- selection

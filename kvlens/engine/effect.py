@@ -25,11 +25,13 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from kvlens.engine.comparison import Reference
+from kvlens.engine.forms import forms_of
 from kvlens.engine.hf_attention import SessionCache
 from kvlens.engine.models import LoadedModel
 from kvlens.engine.prefill import ReadPrompt
 from kvlens.engine.unread import Query, Unread, unread_of
 from kvlens.instruments import Effects, Loss, Oracle
+from kvlens.kernels.attend import PLAIN, LayerForm, causal
 from kvlens.rows import SpanRow
 from kvlens.shape import KVShape
 
@@ -61,15 +63,22 @@ class FullAttention:
     keys: list[torch.Tensor]
     """of the tokens fed since, of each layer [H_kv, m, D]"""
     values: list[torch.Tensor]
+    forms: tuple[LayerForm, ...] = ()
+    """of the layers; (): plain"""
     queries: dict[int, Query] = field(default_factory=dict)
     """by layer, where gradients were wanted"""
     outputs: dict[int, torch.Tensor] = field(default_factory=dict)
     """by layer [H_kv, G, m, D], in the graph"""
 
     @classmethod
-    def continue_from(cls, read: ReadPrompt, unread: Unread, way: float) -> FullAttention:
+    def continue_from(
+        cls, read: ReadPrompt, unread: Unread, way: float, forms: tuple[LayerForm, ...] = ()
+    ) -> FullAttention:
         keys, values = list(read.keys.unbind()), list(read.values.unbind())
-        return cls(keys, values, unread, way, [k[:, :0] for k in keys], [v[:, :0] for v in values])
+        return cls(keys, values, unread, way, [k[:, :0] for k in keys], [v[:, :0] for v in values], forms)
+
+    def form(self, layer: int) -> LayerForm:
+        return self.forms[layer] if self.forms else PLAIN
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         self.keys[layer] = torch.cat([self.keys[layer], keys], 1)
@@ -106,9 +115,8 @@ class FullAttention:
         q, m = query.q, query.q.shape[2]
         keys = torch.cat([self.prompt_keys[layer], new_keys], 1)
         scores = (q @ keys[:, None].mT).to(torch.promote_types(q.dtype, torch.float32)) * query.scaling
-        n = scores.shape[-1]
-        later = torch.arange(n, device=q.device) > torch.arange(n - m, n, device=q.device)[:, None]
-        return scores.masked_fill(later, -torch.inf).softmax(-1)
+        form, unseen = self.form(layer), ~causal(m, scores.shape[-1], self.form(layer).window, q.device)
+        return form.weigh(form.cap(scores).masked_fill(unseen, -torch.inf))
 
     def _all_values(self, layer: int, new_values: torch.Tensor) -> torch.Tensor:
         """[H_kv, 1, n, D], in float32 at least."""
@@ -117,7 +125,8 @@ class FullAttention:
 
     def _remainder(self, layer: int, weights: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         rest = weights * (1 - self.unread.read_layer(layer)).reshape(weights.shape).to(weights.dtype)
-        return rest @ values / rest.sum(-1, keepdim=True).clamp(min=_LEAST_READ)
+        sink = 0.0 if self.form(layer).sinks is None else 1 - weights.sum(-1, keepdim=True)
+        return rest @ values / (rest.sum(-1, keepdim=True) + sink).clamp(min=_LEAST_READ)
 
 
 def reach(shape: KVShape, tokens: int) -> int:
@@ -175,7 +184,8 @@ def _moved(
     of the way. pairs: full KV's token and the method's, by lost step. The steps before `begin` leave their keys and
     values alone."""
     fed = torch.tensor([[read.ids[-1], *ids[: max(pairs)]]], device=loaded.model.device)
-    session = FullAttention.continue_from(read, unread, way)
+    shape = loaded.shape.bound(len(read.ids) + len(ids))
+    session = FullAttention.continue_from(read, unread, way, forms_of(loaded.model, shape))
     cache = SessionCache(session, loaded.shape.layers)
     with torch.inference_mode(False):
         if begin:

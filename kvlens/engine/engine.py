@@ -13,10 +13,12 @@ from typing import Any
 import torch
 
 from kvlens import hangs, interrupts
+from kvlens.engine.acting import with_windows
 from kvlens.engine.comparison import Reference
+from kvlens.engine.forms import forms_of
 from kvlens.engine.hf_attention import SessionCache
 from kvlens.engine.loop import Generation
-from kvlens.engine.models import LoadedModel, refuse_window
+from kvlens.engine.models import LoadedModel
 from kvlens.engine.options import Cancelled, Options, Progress, Result
 from kvlens.engine.prefill import Reader, ReadPrompt, prefill
 from kvlens.engine.rotary import refuse_border, rotary_of, whole_length
@@ -48,11 +50,11 @@ class Engine:
         steps = options.divided(len(prompt.asked))
         tokens = len(prompt.ids) + steps
         whole, fed = len(prompt.ids) + len(prompt.asked), len(prompt.ids) + options.steps(len(prompt.asked)) - 1
-        refuse_window(loaded, fed)
+        shape = loaded.shape.bound(fed)
         refuse_border(model.config, whole, fed)
         limit = None if budget is None else budget.bytes(loaded.shape, tokens)
         return RunContext(
-            loaded.shape,
+            shape,
             len(prompt.ids) - 1,
             steps,
             limit,
@@ -63,6 +65,7 @@ class Engine:
             model.device,
             prompt.pieces,
             rotary_of(model),
+            forms=forms_of(model, shape),
         )
 
     def whole(self, prompt: Prompt) -> AbstractContextManager[None]:
@@ -129,9 +132,11 @@ class Engine:
         session = Session(method, params, context, holds=holds, drops=drops)
         try:
             if method.floor_is_exact:
-                session.method.refuse_below(
-                    method.floor_bytes(params, context.shape, context.prompt_tokens, context.max_new)
-                )
+                method_run = session.method.context
+                with with_windows(context, session.reference):
+                    session.method.refuse_below(
+                        method.floor_bytes(params, method_run.shape, method_run.prompt_tokens, method_run.max_new)
+                    )
             else:
                 with self.whole(prompt):
                     Generation(self.loaded, prompt, session, options, None, progress, cancelled).place(read)

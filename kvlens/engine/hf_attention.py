@@ -15,10 +15,11 @@ import torch
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from kvlens.kernels.attend import LayerForm
+
 ATTENTION = "kvlens"
 UNSUPPORTED = ("softcap", "s_aux", "position_bias")
-"""Arguments by which a model asks for attention this function does not compute. A sliding window is refused by length
-(kvlens.engine.models.refuse_window), before the run begins."""
+"""Arguments by which a model asks for attention that a session without forms does not compute."""
 
 
 class LayerSession(Protocol):
@@ -27,6 +28,12 @@ class LayerSession(Protocol):
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None: ...
     def attend(self, layer: int, q: torch.Tensor, scaling: float) -> torch.Tensor: ...
     def tokens_seen(self, layer: int) -> int: ...
+
+
+class FormedSession(LayerSession, Protocol):
+    """A session that honours windows, caps and sink logits: it computes attention by this form of each layer."""
+
+    def form(self, layer: int) -> LayerForm: ...
 
 
 class SessionLayer(CacheLayerMixin):
@@ -95,6 +102,21 @@ def refuse_unsupported(module: torch.nn.Module, asked: Mapping[str, Any]) -> Non
         raise ValueError(f"layer {module.layer_idx} uses {', '.join(refused)}, which kvlens does not compute.")
 
 
+def refuse_unhonoured(module: torch.nn.Module, options: Mapping[str, Any], session: LayerSession, tokens: int) -> None:
+    """Raise ValueError where a layer asks for what the session does not compute. tokens: that the layer has seen, the
+    new ones included."""
+    if not hasattr(session, "form"):
+        refuse_unsupported(module, options)
+        window = options.get("sliding_window")
+        if window is not None and tokens > window:
+            raise ValueError(
+                f"layer {module.layer_idx} attends within a sliding window of {window:,} tokens, which this command "
+                f"does not compute: give at most {window:,} tokens."
+            )
+    elif options.get("position_bias") is not None:
+        refuse_unsupported(module, {"position_bias": options["position_bias"]})
+
+
 @contextmanager
 def attending(model: PreTrainedModel, name: str) -> Iterator[None]:
     """Inside, the model attends by the function that transformers knows under `name`; before and after, by its own."""
@@ -119,14 +141,15 @@ def attention(
     """The function registered with transformers: query [1, Hq, m, D], key and value the new tokens only -> [1, m, Hq,
     D].
 
-    Raises ValueError where a layer asks for windows, caps, sinks or biases, RuntimeError without a session's cache.
+    Raises ValueError where a layer asks for what the session does not compute, RuntimeError without a session's cache.
     """
-    refuse_unsupported(module, kwargs)
     session: LayerSession | None = getattr(key, "kvlens_session", None)
     if session is None:
         raise RuntimeError("the 'kvlens' attention needs past_key_values of a kvlens session.")
+    layer = int(module.layer_idx)  # type: ignore[arg-type]
+    refuse_unhonoured(module, kwargs, session, session.tokens_seen(layer))
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    return session.attend(int(module.layer_idx), query, scale).transpose(1, 2).contiguous(), None  # type: ignore[arg-type]
+    return session.attend(layer, query, scale).transpose(1, 2).contiguous(), None
 
 
 AttentionInterface.register(ATTENTION, attention)

@@ -171,6 +171,7 @@ class Generation:
         session, options = self.session, self.options
         return Recorder(
             session.memory,
+            session.windowed,
             session.method,
             sink,
             self.tally,
@@ -181,6 +182,7 @@ class Generation:
             self.oracle,
             self.follow,
             self.full_kv,
+            session.context,
         )
 
     def _prompt_tokens(self, surprisal: torch.Tensor | None) -> list[PromptToken]:

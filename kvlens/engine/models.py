@@ -15,6 +15,7 @@ from kvlens.models.find import absent, resolve, stay_offline
 from kvlens.models.importing import uncollected
 from kvlens.models.sizes import context_length
 from kvlens.models.weights import check_memory
+from kvlens.models.windows import windows_of
 from kvlens.shape import KVShape
 from kvlens.text import chat
 
@@ -38,24 +39,25 @@ SUPPORTED = frozenset(
         "phi3",
         "olmo2",
         "gemma",
+        "gemma2",
+        "gemma3_text",
         "glm4",
         "cohere",
+        "cohere2",
         "granite",
         "smollm3",
         "starcoder2",
         "stablelm",
         "nemotron",
         "gpt_neox",
+        "gpt_oss",
         "gpt2",
         "opt",
     ]
 )
 """model_type of the families whose tokens were found equal to the stock model's under the kvlens attention."""
 REFUSED = {
-    "gemma2": "it caps attention scores (softcap) and mixes in sliding-window layers",
-    "gemma3": "it mixes in sliding-window layers",
-    "gemma3_text": "it mixes in sliding-window layers",
-    "gpt_oss": "it has learned attention sinks and sliding-window layers",
+    "gemma3": "it reads images as well; kvlens runs the text models of Gemma 3 (gemma3_text)",
     "exaone4": "it mixes in sliding-window layers",
     "deepseek_v2": "its cache holds latent vectors (MLA), not keys and values per head",
     "deepseek_v3": "its cache holds latent vectors (MLA), not keys and values per head",
@@ -82,8 +84,6 @@ class LoadedModel:
     """logits are lm_head(hidden) with nothing after it, so they can be computed a few rows at a time"""
     eos: frozenset[int]
     """tokens that end an output: the configs' and the chat template's"""
-    window: int | None = None
-    """tokens of the sliding window of some layer; None if no layer has one. Only texts within it are run"""
     origin: str | None = None
     """kvlens.metaparts.OBJECT: a caller loaded the model and handed it in; None: kvlens loaded it by its name"""
 
@@ -122,26 +122,10 @@ def check_supported(config: Any, name: str) -> None:
         )
 
 
-def window_of(config: Any) -> int | None:
-    """Return the sliding window of a config in tokens; None if no layer uses one."""
-    window = getattr(config, "sliding_window", None)
-    if window is None or not getattr(config, "use_sliding_window", True):
-        return None
-    if type(window) is not int:
-        raise UnsupportedModel(f"a config has sliding_window = {repr(window)[:60]}, which is no number of tokens.")
-    layers = getattr(config, "layer_types", None)
-    return window if layers is None or "sliding_attention" in layers else None
-
-
-def refuse_window(loaded: LoadedModel, fed_tokens: int) -> None:
-    """Raise UnsupportedModel for a text that is longer than the model's sliding window, which kvlens does not compute.
-
-    fed_tokens: of prompt and output, as far as they are fed."""
-    if loaded.window is not None and fed_tokens > loaded.window:
-        raise UnsupportedModel(
-            f"prompt and output are {fed_tokens:,} tokens, but '{loaded.name}' attends within a sliding window of "
-            f"{loaded.window:,}, which kvlens does not compute: shorten the prompt or lower --max-new."
-        )
+def stock_attention(config: Any) -> str:
+    """Return transformers' name of the attention that a stock model of this config runs with on a CPU: PyTorch's own
+    has no cap on scores and no sink logits."""
+    return "eager" if config.model_type in ("gemma2", "gpt_oss") else "sdpa"
 
 
 def shape_of(config: Any, itemsize: int) -> KVShape:
@@ -149,7 +133,7 @@ def shape_of(config: Any, itemsize: int) -> KVShape:
     q_heads = config.num_attention_heads
     kv_heads = getattr(config, "num_key_value_heads", None) or q_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // q_heads
-    return KVShape(config.num_hidden_layers, q_heads, kv_heads, head_dim, itemsize)
+    return KVShape(config.num_hidden_layers, q_heads, kv_heads, head_dim, itemsize, windows_of(config))
 
 
 @uncollected()
@@ -196,7 +180,7 @@ def load(
             config=config,
             dtype=getattr(torch, dtype),
             use_safetensors=True,
-            attn_implementation="sdpa",
+            attn_implementation=stock_attention(config),
             output_loading_info=True,
             ignore_mismatched_sizes=True,
             **safe,
@@ -230,7 +214,6 @@ def describe_model(name: str, model: Any, tokenizer: Any, origin: str | None = N
         context_length(config.to_dict()),
         all(v is None for v in after_head),
         stop_ids(model.generation_config, config) | chat.stop_ids(tokenizer),
-        window_of(config),
         origin,
     )
 

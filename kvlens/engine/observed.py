@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 
 from kvlens.engine.border import scored
-from kvlens.kernels.attend import add_received, decode_attention
+from kvlens.kernels.attend import PLAIN, LayerForm, add_received, decode_attention
 from kvlens.memory.budget import BudgetAccount
 from kvlens.memory.placement import Selection
 from kvlens.memory.slots import PromptStore
@@ -26,6 +26,7 @@ class Observed:
     ) -> None:
         """method: its name, for sentences; needs: what to keep."""
         self._method, self._account, self._layers = method, account, context.shape.layers
+        self._forms = context.forms
         self._prompt: PromptStore | None = prompt
         self._wanted, self._peeks = needs.queries, needs.peek
         self._queries: list[torch.Tensor] = [torch.empty(0)] * self._layers
@@ -39,11 +40,14 @@ class Observed:
         """what was seen of the last prompt token"""
         self._inputs: Inputs | None = None
 
+    def _form(self, layer: int) -> LayerForm:
+        return self._forms[layer] if self._forms else PLAIN
+
     def chunk(self, layer: int, q: torch.Tensor, keys: torch.Tensor, scaling: float) -> None:
         """Prompt tokens of one layer attend: q [1, Hq, m, D] of the last m of the n read so far, keys [1, H_kv, n,
         D]."""
         if self._received is not None:
-            add_received(self._received[layer], q[0], keys[0], scaling)
+            add_received(self._received[layer], q[0], keys[0], scaling, form=self._form(layer))
         if self._wanted:
             queries, earlier = scored(q[0, :, -self._wanted :], scaling), self._queries[layer]
             self._queries[layer] = (
@@ -83,9 +87,12 @@ class Observed:
         assert self._peek is not None
         assert self._prompt is not None
         peeked = self._peek[layer]
+        form = self._form(layer)
         keys, values = (torch.cat([old[0], new], 1) for old, new in zip(self._prompt.view(layer), peeked, strict=True))
+        if form.window:
+            keys, values = keys[:, -form.window :], values[:, -form.window :]
         peeked.append(scored(q[0], scaling).clone())
-        return decode_attention(q, keys, values, None, scaling)
+        return decode_attention(q, keys, values, None, scaling, form=form)
 
     def _hold(self, peeked: Peeked) -> None:
         self.peeked = peeked

@@ -32,11 +32,19 @@ class Rotary:
     """
 
     def __init__(
-        self, embedding: Any, apply: Callable[..., tuple[torch.Tensor, torch.Tensor]], used: tuple[bool, ...]
+        self,
+        embedding: Any,
+        apply: Callable[..., tuple[torch.Tensor, torch.Tensor]],
+        used: tuple[bool, ...],
+        kinds: tuple[str, ...] = (),
+        halved: bool = False,
     ) -> None:
-        self._embedding, self._apply, self.used = embedding, apply, used
-        self._tables: dict[torch.dtype, tuple[torch.Tensor, torch.Tensor]] = {}
-        """cos and sin [1, N, d] of positions 0 to N - 1, on the CPU"""
+        """kinds: of each layer, where kinds of layers have frequencies of their own (Gemma 3), (): all have the same;
+        halved: an angle is there once for both dimensions that it turns (gpt-oss)."""
+        self._halved = halved
+        self._embedding, self._apply, self.used, self._kinds = embedding, apply, used, kinds
+        self._tables: dict[tuple[torch.dtype, str], tuple[torch.Tensor, torch.Tensor]] = {}
+        """cos and sin [1, N, d] of positions 0 to N - 1, on the CPU, by dtype and kind"""
 
     def __call__(
         self, keys: torch.Tensor, positions: torch.Tensor, layer: int | None = None, back: bool = False
@@ -48,39 +56,43 @@ class Rotary:
         for float64 keys.
         """
         wide = keys if keys.dtype == torch.float64 else keys.float()
-        if layer is None and not all(self.used):
+        if layer is None and (self._kinds or not all(self.used)):
             return torch.stack([self(k, positions, index, back) for index, k in enumerate(wide)])
         if layer is not None and not self.used[layer]:
             return wide
-        cos, sin = self._angles(wide, positions)
-        turned, rest = wide[..., : cos.shape[-1]], wide[..., cos.shape[-1] :]
+        cos, sin = self._angles(wide, positions, self._kinds[layer] if self._kinds and layer is not None else "")
+        width = cos.shape[-1] * (2 if self._halved else 1)
+        turned, rest = wide[..., :width], wide[..., width:]
         flat = turned.reshape(1, -1, *turned.shape[-2:])
         if back:
-            flat = flat / (
+            scale = (
                 cos.square() + sin.square()
             )  # 1 but for scaled embeddings (YaRN), whose scale is taken twice otherwise
+            flat = flat / (torch.cat((scale, scale), -1) if self._halved else scale)
             sin = -sin
         flat = self._apply(flat, flat, cos, sin)[0]
         return torch.cat((flat.view_as(turned), rest), -1)
 
-    def _angles(self, wide: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _angles(self, wide: torch.Tensor, positions: torch.Tensor, kind: str = "") -> tuple[torch.Tensor, torch.Tensor]:
         """Return cos and sin [1, m, d] of positions [m] in the dtype of `wide`. On the CPU they are rows of a table,
         which is computed once for all layers and steps; its numbers are those that the embedding gives. A compiled step
         cannot ask for the bounds of its positions, and computes them."""
         if positions.device.type == "cpu" and positions.numel() and not torch.compiler.is_compiling():
             least, most = (int(bound) for bound in positions.aminmax())
             if least >= 0 and most < MOST_POSITIONS:
-                tables = self._tables.get(wide.dtype)
+                tables = self._tables.get((wide.dtype, kind))
                 if tables is None or most >= tables[0].shape[1]:
                     count = max(LEAST_POSITIONS, 1 << most.bit_length())
                     with torch.inference_mode(False), torch.no_grad():  # gradients may pass through its rows later
-                        tables = self._computed(wide, torch.arange(count))
-                    self._tables[wide.dtype] = tables
+                        tables = self._computed(wide, torch.arange(count), kind)
+                    self._tables[wide.dtype, kind] = tables
                 return tables[0].index_select(1, positions), tables[1].index_select(1, positions)
-        return self._computed(wide, positions)
+        return self._computed(wide, positions, kind)
 
-    def _computed(self, wide: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        cos, sin = self._embedding(wide, positions[None])
+    def _computed(
+        self, wide: torch.Tensor, positions: torch.Tensor, kind: str = ""
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        cos, sin = self._embedding(wide, positions[None], *([kind] if kind else []))
         return cos.to(wide.dtype), sin.to(wide.dtype)
 
 
@@ -90,13 +102,18 @@ def rotary_of(model: Any) -> Rotary | None:
     base = model.base_model
     embedding = getattr(base, "rotary_emb", None)
     apply = getattr(sys.modules[type(base).__module__], "apply_rotary_pos_emb", None)
-    if embedding is None or apply is None or getattr(embedding, "rope_type", "default") in CHANGING:
+    rope_type = getattr(embedding, "rope_type", "default")
+    types = rope_type.values() if isinstance(rope_type, dict) else (rope_type,)
+    if embedding is None or apply is None or any(kind in CHANGING for kind in types):
         return None
     used = [True] * model.config.num_hidden_layers
     for module in base.modules():
         if hasattr(module, "use_rope") and isinstance(getattr(module, "layer_idx", None), int):
             used[module.layer_idx] = bool(module.use_rope)
-    return Rotary(embedding, apply, tuple(used))
+        if model.config.model_type == "cohere2" and isinstance(getattr(module, "layer_idx", None), int):
+            used[module.layer_idx] = getattr(module, "sliding_window", None) is not None  # others have no positions
+    kinds = tuple(model.config.layer_types) if isinstance(rope_type, dict) else ()
+    return Rotary(embedding, apply, tuple(used), kinds, model.config.model_type == "gpt_oss")
 
 
 REREAD = frozenset(["phi3"])

@@ -8,17 +8,19 @@ from dataclasses import replace
 
 import torch
 
+from kvlens.engine.acting import method_changes, method_context, method_prompt, with_windows
 from kvlens.engine.border import WALKED_STEPS, Border, make_method
 from kvlens.engine.observed import LayerObserver, Observed
 from kvlens.engine.reading import reading_attention
 from kvlens.holds import Drop, Hold
-from kvlens.kernels.attend import attention_weights, decode_attention, prefill_attention
+from kvlens.kernels.attend import PLAIN, LayerForm, attention_weights, decode_attention, prefill_attention
 from kvlens.link.transfers import TransferLog
 from kvlens.memory.budget import BudgetAccount
 from kvlens.memory.counterfactual import Counterfactual
 from kvlens.memory.memory import Memory
 from kvlens.memory.placement import Selection
 from kvlens.memory.slots import PromptStore
+from kvlens.memory.windowed import WindowedLayers
 from kvlens.methods.answers import WindowLeave
 from kvlens.methods.base import Method
 from kvlens.methods.calibration import calibrated
@@ -30,7 +32,8 @@ from kvlens.shape import KVShape
 
 class Session:
     """Owns the memory and the method of a run. Phases: prefill, `observed.peek` where the method needs a peek, then
-    decode after `finish_prefill`. The method's hooks are called through `border` alone.
+    decode after `finish_prefill`. The method's hooks are called through `border` alone. Layers that keep a sliding
+    window are in `windowed`; method and memory number the other layers.
 
     During decode exactly one token goes through the model per `begin_step`.
     """
@@ -48,19 +51,26 @@ class Session:
         is not attended, whatever the method does."""
         self.shape: KVShape = context.shape
         self.context = context
-        self.method = make_method(method, params, calibrated(method, params, context))
+        self.reference = method.family == "reference"
+        method_run = method_context(context, self.reference)
+        with with_windows(context, self.reference):
+            self.method = make_method(method, params, calibrated(method, params, method_run))
         self.border = Border(self.method)
         self.needs = method.needs_with(params) if needs is None else needs
         n = context.prompt_tokens
+        self.windowed = WindowedLayers(context.shape, self.reference, n, drops, context.dtype, context.device)
         self.counterfactual: Counterfactual | None = None
-        """None: nothing is held or dropped"""
-        if holds or drops:
+        """None: nothing is held, dropped or older than a window that hides it"""
+        holds, drops = method_changes(holds, drops, self.windowed)
+        hiding = method_run.shape.windows
+        if holds or drops or hiding:
             heads, positions = context.shape.kv_heads, n + context.max_new
-            self.counterfactual = Counterfactual(holds, drops, heads, n, positions, context.device)
+            self.counterfactual = Counterfactual(holds, drops, heads, n, positions, context.device, hiding)
         self.account, self.transfers = BudgetAccount(), TransferLog()
         self.prompt: PromptStore | None = PromptStore(context.shape, context.dtype, context.device, n)
         """None: the prompt has been placed"""
         self.account.hold("prompt", self.prompt.keys, self.prompt.values)
+        self.account.hold("windows", *self.windowed.rings.values())
         self._memory: Memory | None = None
         self.observer: LayerObserver | None = None
         self.clock = NoClock()
@@ -92,10 +102,14 @@ class Session:
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """New tokens of one layer: keys, values [H_kv, m, D], post-RoPE."""
         if self.decoding:
-            self.memory.write(layer, keys[:, 0], values[:, 0])
+            number = self.windowed.own(layer)
+            if number is None:
+                self.windowed.write(layer, keys[:, 0], values[:, 0])
+                return
+            self.memory.write(number, keys[:, 0], values[:, 0])
             if "written" in self.border.layer_hooks:
                 phase = self.clock.enter("score")
-                self.border.written(layer, keys[:, 0], values[:, 0])
+                self.border.written(number, keys[:, 0], values[:, 0])
                 self.clock.enter(phase)
         elif self.observed.peeking:
             self.observed.peek_write(layer, keys, values)
@@ -108,6 +122,16 @@ class Session:
         if not self.decoding:
             peeking = self.observed.peeking
             return self.observed.peek_attend(layer, q, scaling) if peeking else self._prefill(layer, q, scaling)
+        form, number = self.form(layer), self.windowed.own(layer)
+        if number is None:
+            out, bias = self.windowed.attend(layer, q, scaling, form)
+            if self.observer is not None:
+                self.observer.layer(layer, q[0, :, 0], (bias,), scaling, None)
+            return out
+        return self._decode(layer, number, q, scaling, form)
+
+    def _decode(self, model_layer: int, layer: int, q: torch.Tensor, scaling: float, form: LayerForm) -> torch.Tensor:
+        """One step's attention in a layer on which the method acts: its number in the model and in the method."""
         memory, clock = self.memory, self.clock
         if layer in memory.arrivals.under_way:
             memory.arrivals.land(layer)
@@ -120,18 +144,19 @@ class Session:
         for part, pool in enumerate(memory.hot.parts[layer]):
             part_queries = q if len(pool.heads) == self.shape.kv_heads else q[:, self._query_heads(pool.heads)]
             slots, bias, pages = memory.reads.part(layer, selection, part)
+            part_form = form.take(self._query_heads(pool.heads))
             self.kernels.add("torch" if bias is None else memory.reads.by)
-            outs.append(decode_attention(part_queries, slots.keys, slots.values, bias, scaling, pages))
+            outs.append(decode_attention(part_queries, slots.keys, slots.values, bias, scaling, pages, part_form))
             biases.append(bias)
             if self.needs.weights:
-                weights = attention_weights(part_queries[0, :, 0], slots.keys, bias, scaling)
+                weights = attention_weights(part_queries[0, :, 0], slots.keys, bias, scaling, part_form)
                 self.border.attended(layer, pool.heads, weights, slots.position)
         out = outs[0] if len(outs) == 1 else torch.cat(outs, 1)
         if selection is not None and selection.blend is not None:
             out = selection.blend.mixed(out)
         if self.observer is not None:
             clock.enter("record")
-            self.observer.layer(layer, q[0, :, 0], biases, scaling, selection)
+            self.observer.layer(model_layer, q[0, :, 0], biases, scaling, selection)
         if selection is not None and selection.now is not None:
             memory.recaller.recall(layer, selection, later=True)
         clock.enter(phase)
@@ -150,9 +175,16 @@ class Session:
             return selection
         return self.counterfactual.counted(layer, selection)
 
-    def look_ahead(self, layer: int, q: torch.Tensor) -> None:
-        """The method selects for `layer` before its query is known: q [Hq, D] is an estimate, as `scored`. What it asks
+    def form(self, layer: int) -> LayerForm:
+        """Return what a layer of the model has besides scaled scores."""
+        return self.context.forms[layer] if self.context.forms else PLAIN
+
+    def look_ahead(self, model_layer: int, q: torch.Tensor) -> None:
+        """The method selects for a layer before its query is known: q [Hq, D] is an estimate, as `scored`. What it asks
         for is on its way while the layers before run; the layer's attention waits for what has not come by then."""
+        layer = self.windowed.own(model_layer)
+        if layer is None:
+            return
         phase = self.clock.enter("score")
         selection = self._ahead[layer] = self.border.select(layer, q, self.memory.spans.capacity, self._position)
         if selection is not None:
@@ -162,11 +194,12 @@ class Session:
 
     def _prefill(self, layer: int, q: torch.Tensor, scaling: float) -> torch.Tensor:
         assert self.prompt is not None
-        keys, values = self.prompt.view(layer)
+        keys, values, form, number = *self.prompt.view(layer), self.form(layer), self.windowed.own(layer)
         self.observed.chunk(layer, q, keys, scaling)
-        if self.needs.own_prompt:
-            return reading_attention(self.border, self.context.rotate, layer, q, keys[0], values[0], scaling)
-        return prefill_attention(q, keys, values, scaling)
+        if self.needs.own_prompt and number is not None:
+            turn = self.method.context.rotate
+            return reading_attention(self.border, turn, number, q, keys[0], values[0], scaling, form)
+        return prefill_attention(q, keys, values, scaling, form)
 
     def _query_heads(self, heads: range) -> slice:
         return slice(heads.start * self.shape.group, heads.stop * self.shape.group)
@@ -184,21 +217,25 @@ class Session:
             f"{self.method.name} needs a peek, and the last prompt token was not put through"
         )
         prompt = self.observed.hand_over(surprisal if self.needs.surprisal else None)
-        layout, placement = self.border.prefill_end(prompt)
+        prompt, windowed = method_prompt(prompt, self.windowed), self.windowed
+        with with_windows(context, self.reference):
+            layout, placement = self.border.prefill_end(prompt)
         del prompt
         self.observed.release()
+        store = windowed.place(store)
         self._memory = memory = Memory(
-            self.shape,
+            self.method.context.shape,
             layout,
             store,
             context.prompt_tokens + context.max_new,
             account,
             self.transfers,
-            context.rotate,
+            self.method.context.rotate,
             self.counterfactual,
         )
         self.border.count_held(account)
         memory.place_prompt(placement, store)
+        windowed.open_spans(memory.spans.rows, -1)
         self.border.placed()
         self.prompt = None
         account.release("prompt")
@@ -231,6 +268,7 @@ class Session:
             memory.log.forget_cuts()
             self.method.drain_decided()
         memory.start_step(step)
+        span_count = len(memory.spans)
         change = None if previous is None else self.border.decode_end(previous, memory)
         if isinstance(change, WindowLeave):
             memory.leave_window(change.placement, change.start, change.end)
@@ -239,6 +277,9 @@ class Session:
                 memory.name(change.opened)
             if change.evicted is not None:
                 memory.evictions.evict(change.evicted)
+        if self.windowed.rings:
+            self.windowed.open_spans(memory.spans.rows[span_count:], step)
+            self.windowed.begin_step(step, memory.spans.owner, memory.spans.rows)
         if change is not None or step % WALKED_STEPS == 0:
             self.border.count_held(self.account, step)
         self.clock.enter(phase)

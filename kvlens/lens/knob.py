@@ -105,7 +105,7 @@ def knob_of(meta: RunMeta, attended: Callable[[], float | None] = lambda: None) 
     request = meta.request or {}
     preset, overrides = request.get("preset", meta.preset), dict(request.get("overrides", meta.config) or {})
     numbers = 2 * meta.layers * meta.kv_heads * meta.head_dim
-    shape = KVShape(meta.layers, meta.q_heads, meta.kv_heads, meta.head_dim, token // numbers)
+    shape = KVShape(meta.layers, meta.q_heads, meta.kv_heads, meta.head_dim, token // numbers, meta.windows)
     sizes = Sizes(shape, full // token - 1 - meta.max_new, meta.max_new, None)
     usual = default_preset(method.name, str(meta.model))
 

@@ -47,7 +47,7 @@ class Arrivals:
         """shared: the slots that KV heads share; empty: none are."""
         self._layout, self._hot, self._shared, self._cold, self._spans = layout, hot, shared, cold, spans
         self._transfers, self._link, self._log = transfers, link, log
-        keys = hot.pools[0].keys
+        keys = hot.example
         size = layout.staging_bytes // keys.dtype.itemsize
         self.buffers = [
             Buffer(torch.zeros(size, dtype=keys.dtype, device=keys.device)) for _ in range(layout.staging_buffers)

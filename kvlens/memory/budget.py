@@ -109,7 +109,7 @@ class BudgetInfeasible(ValueError):
         """`smallest`: feasible bytes. instead: what to do, where more is known than that; would_do: the same as options
         of `kvlens run` and their values, {} where no option alone would do. likely: bytes that it takes by estimate,
         where `smallest` is what no text goes below."""
-        self.budget, self.smallest, self.full, self.likely = budget, smallest, full, likely
+        self.method, self.budget, self.smallest, self.full, self.likely = method, budget, smallest, full, likely
         estimated = "" if likely is None else f", by estimate {likely / full:.1%}"
         advice = instead or f"{raised_to(smallest / full)} or change the method's parameters"
         remedy = {} if instead else {"budget": percent_up(smallest / full)}

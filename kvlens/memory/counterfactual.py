@@ -72,9 +72,10 @@ class Counterfactual:
         prompt_tokens: int,
         positions: int,
         device: torch.device,
+        windows: Sequence[int] = (),
     ) -> None:
         """prompt_tokens: positions below it are written when prefill ends, later ones one per step; positions: of the
-        whole run."""
+        whole run; windows: per layer, tokens that a step sees, 0: all; older ones are masked as dropped ones are."""
         self.kv_heads, self.positions = kv_heads, positions
         self.step = self.position = -1
         since: dict[int, dict[int, dict[int, int]]] = {}
@@ -85,6 +86,11 @@ class Counterfactual:
                     steps[position] = min(steps.get(position, hold.from_step), hold.from_step)
         self._zones = {layer: self._zone(heads, prompt_tokens, device) for layer, heads in sorted(since.items())}
         masks: dict[int, torch.Tensor] = {}
+        for layer, window in enumerate(windows):
+            if window:
+                masks[layer] = torch.full((kv_heads, positions + 1), NEVER, dtype=torch.int32)
+                seen_until = torch.arange(positions, dtype=torch.int32) + window - prompt_tokens
+                masks[layer][:, :positions] = seen_until.clamp(min=0)
         for drop in drops:
             for layer, head in drop.heads:
                 if layer not in masks:

@@ -180,6 +180,8 @@ class HotTier:
     def __init__(self, shape: KVShape, layout: Layout, tokens: int, dtype: torch.dtype, device: torch.device) -> None:
         """tokens: of the prompt, without the token that step 0 feeds."""
         self.shape = shape
+        self.example = torch.empty(0, shape.head_dim, dtype=dtype, device=device)
+        """no key, in the form and place of all keys"""
         self.pools = [
             Pool(*group, layout, shape.head_dim, dtype, device) for group in layout.groups(shape.layers, shape.kv_heads)
         ]
@@ -207,9 +209,9 @@ class HotTier:
     def read_window(self, start: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return copies of keys, values [L, H_kv, end - start, D] of window positions; of a bag only the newest
         position."""
-        shape, pool_keys = self.shape, self.pools[0].keys
+        shape = self.shape
         size = (shape.layers, shape.kv_heads, end - start, shape.head_dim)
-        keys, values = (torch.empty(size, dtype=pool_keys.dtype, device=pool_keys.device) for _ in range(2))
+        keys, values = (self.example.new_empty(size) for _ in range(2))
         for pool in self.pools:
             if pool.bag is None:
                 slots = pool.window_slots(start, end)

@@ -71,7 +71,7 @@ class Memory:
         self._allocator = Allocator(
             self.hot, self.cold, self.spans, self.evictions, counterfactual, transfers, self.link, self.log
         )
-        backend = runs_on(self.hot.pools[0].keys, biased=True)
+        backend = runs_on(self.hot.example, biased=True)
         self.reads = Reads(
             layout, self.hot, self.shared, self.spans, self.packed, self.distance, counterfactual, self.log, backend
         )

@@ -8,6 +8,7 @@ slots, D head size.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -38,6 +39,13 @@ class PromptStore:
         assert start + m <= self.tokens, f"layer {layer}: {start + m} prompt tokens, {self.tokens} announced"
         self.keys[layer, :, start : start + m], self.values[layer, :, start : start + m] = keys, values
         self.seen[layer] = start + m
+
+    def part(self, layers: Sequence[int]) -> PromptStore:
+        """Return a copy of some layers, in this order. All of the prompt has been seen."""
+        part = object.__new__(PromptStore)
+        part.tokens, part.seen = self.tokens, [self.seen[layer] for layer in layers]
+        part.keys, part.values = self.keys[list(layers)], self.values[list(layers)]
+        return part
 
     def view(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return keys, values [1, H_kv, seen, D] of the tokens that one layer has seen."""

@@ -45,7 +45,10 @@ def refusal(
 ) -> BudgetInfeasible | None:
     """What is said of a run that no text of its length could make possible, before anything is loaded; None: it may be
     possible. preset: as it was asked for; usual: the one that is taken where none was."""
-    limit, least = sizes.budget_bytes, method.bound_bytes(choice.params, *sizes.run)
+    limit, least = (
+        sizes.budget_bytes,
+        method.bound_bytes(choice.params, *sizes.run(method)) + sizes.window_bytes(method),
+    )
     if limit is None or least <= limit:
         return None
     return advised(method, preset, usual, overrides, sizes, choice.floor if method.floor_is_exact else least)

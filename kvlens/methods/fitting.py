@@ -48,12 +48,19 @@ class Sizes:
 
     def floor(self, method: type[Method], params: Any) -> int:
         """Least bytes with these parameters under this budget, exact or by estimate as the method says."""
-        return method.likely_bytes(params, *self.run, self.budget_bytes)
+        windows = self.window_bytes(method)
+        remaining = None if self.budget_bytes is None else max(0, self.budget_bytes - windows)
+        return method.likely_bytes(params, *self.run(method), remaining) + windows
 
-    @property
-    def run(self) -> tuple[KVShape, int, int]:
-        """What a method's arithmetic takes besides its parameters."""
-        return self.shape, self.prompt_tokens, self.max_new
+    def run(self, method: type[Method]) -> tuple[KVShape, int, int]:
+        """What a method's arithmetic takes besides its parameters: the layers on which it acts, and tokens."""
+        shape = self.shape.bound(self.prompt_tokens + self.max_new)
+        return shape.acting(method.family == "reference"), self.prompt_tokens, self.max_new
+
+    def window_bytes(self, method: type[Method]) -> int:
+        """Return the device bytes of the layers on which the method does not act."""
+        tokens = self.prompt_tokens + self.max_new
+        return self.shape.bound(tokens).window_bytes(tokens, method.family == "reference")
 
 
 @dataclass(frozen=True)
@@ -80,8 +87,8 @@ def fitted(method: type[Method], sizes: Sizes) -> dict[str, Any]:
     room = budget if budget is None or method.floor_is_exact else int(MARGIN * budget)
     fits: list[tuple[int, dict[str, Any]]] = []
     for share in SHARES:
-        allowed_bytes = None if budget is None else int(share * budget)
-        values = dict(rule(sizes.shape, sizes.prompt_tokens, sizes.max_new, allowed_bytes))
+        allowed_bytes = None if budget is None else max(0, int(share * budget) - sizes.window_bytes(method))
+        values = dict(rule(*sizes.run(method), allowed_bytes))
         floor = sizes.floor(method, make_parameters(method, None, values))
         if room is None or floor <= room:
             return values

@@ -15,6 +15,7 @@ from kvlens.shape import KVShape
 if TYPE_CHECKING:
     import torch
 
+    from kvlens.kernels.attend import LayerForm
     from kvlens.memory.span_table import SpanTable
 
 
@@ -50,6 +51,8 @@ class RunContext:
     """the model's rotary embedding; None: it has none that could be taken back"""
     calibration: Mapping[str, Any] = field(default_factory=dict)
     """what `Method.calibrations` asked for with these parameters, by kind, read and checked"""
+    forms: tuple[LayerForm, ...] = ()
+    """what each layer's attention has besides scaled scores; (): nothing"""
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from typing import Any
 
 from kvlens.files import RefusedFile, load_json
 from kvlens.models.errors import UnsupportedModel
+from kvlens.models.windows import windows_in
 from kvlens.shape import KVShape
 
 SIZES = {
@@ -46,7 +47,9 @@ def sizes_in(source: Path, itemsize: int) -> tuple[KVShape, int]:
     if not (q_heads and layers and hidden):
         raise UnsupportedModel(f"'{source}' has a config.json without layers, heads and hidden size.")
     head_dim = text.get("head_dim") or hidden // q_heads
-    shape = KVShape(layers, q_heads, text.get("num_key_value_heads") or q_heads, head_dim, itemsize)
+    shape = KVShape(
+        layers, q_heads, text.get("num_key_value_heads") or q_heads, head_dim, itemsize, windows_in(text, layers)
+    )
     return shape, context_length(text)
 
 

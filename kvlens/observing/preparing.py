@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 from typing import Any
 
 from kvlens.engine.engine import Engine
-from kvlens.engine.models import LoadedModel, describe_model, refuse_window
+from kvlens.engine.models import LoadedModel, describe_model
 from kvlens.engine.objects import UNNAMED, adopt
 from kvlens.metaparts import OBJECT
 from kvlens.models.errors import UnsupportedModel
@@ -28,15 +27,6 @@ def describe_caller(model: Any, tokenizer: Any, name: str | None) -> tuple[Loade
     except UnsupportedModel as refusal:
         called = name or str(getattr(model.config, "_name_or_path", "") or "") or UNNAMED
         return describe_model(called, model, tokenizer, OBJECT), str(refusal)
-
-
-def windowed_refusal(loaded: LoadedModel, tokens: int) -> str | None:
-    """Return why kvlens does not run full KV of so many tokens; None: no layer's window is shorter."""
-    try:
-        refuse_window(loaded, tokens)
-    except UnsupportedModel as refusal:
-        return str(refusal)
-    return None
 
 
 def prompt_of(observer: Observer, tokenizer: Any, answer: str | None, needle: str | None) -> Prompt:
@@ -74,4 +64,4 @@ def prepare_observed(loaded: LoadedModel, prompt: Prompt, steps: int) -> tuple[P
         device=str(loaded.model.device),
         dtype=str(loaded.model.dtype).removeprefix("torch."),
     )
-    return Prepared(Engine(replace(loaded, window=None)), prompt, fingerprint(loaded)), request
+    return Prepared(Engine(loaded), prompt, fingerprint(loaded)), request

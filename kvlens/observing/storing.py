@@ -18,7 +18,7 @@ from kvlens.metaparts import OBSERVED, Observed
 from kvlens.observing.checks import self_checks
 from kvlens.observing.observer import Observer
 from kvlens.observing.outcome import NextToken, conclude, next_tokens
-from kvlens.observing.preparing import describe_caller, prepare_observed, prompt_of, windowed_refusal
+from kvlens.observing.preparing import describe_caller, prepare_observed, prompt_of
 from kvlens.observing.taken import Taken
 from kvlens.rows import PrefillRecord, PromptToken, StepRecord
 from kvlens.runs.answerend import answer_end, gives_answer
@@ -63,7 +63,6 @@ def store_observed(observer: Observer, block: Block, runs_dir: Path, error: str 
     TraceError.
     """
     loaded, refusal = describe_caller(block.model, block.tokenizer, block.name)
-    refusal = refusal or windowed_refusal(loaded, len(observer.tokens))
     prompt = prompt_of(observer, block.tokenizer, block.answer, block.needle)
     prepared, request = prepare_observed(loaded, prompt, len(observer.steps))
     with lent(loaded):

@@ -69,7 +69,7 @@ class Watch:
             row,
             shadow,
             turn,
-            _windowed(config, shape.layers),
+            frozenset(layer for layer, window in enumerate(shape.windows) if window),
             lambda tokens: resolve(oracle, shape.layers, shape.q_heads, tokens, shadow),
             lambda layer, tokens, written: layer_changes(
                 layer, self._holds, self._drops, shape.kv_heads, tokens, written
@@ -104,14 +104,3 @@ class Watch:
         sampled = heard.sampled if heard.sampled is not None else False if greedy else None
         block = replace(self._block, presses=heard.presses, sampled=sampled)
         return store_observed(observer, block, runs_dir, error, report)
-
-
-def _windowed(config: Any, layers: int) -> frozenset[int]:
-    """Return the layers that attend a sliding window."""
-    kinds = getattr(config, "layer_types", None)
-    window = getattr(config, "sliding_window", None)
-    if window is None or not getattr(config, "use_sliding_window", True):
-        return frozenset()
-    if kinds is None:
-        return frozenset(range(layers))
-    return frozenset(number for number, kind in enumerate(kinds) if kind == "sliding_attention")

@@ -13,6 +13,7 @@ import torch
 from kvlens.decisions import Decisions
 from kvlens.instruments import CutRow, Loss
 from kvlens.memory.memory import Memory
+from kvlens.memory.windowed import WindowedLayers
 from kvlens.methods.answers import Decided
 from kvlens.recording.decisions import decisions_between
 from kvlens.recording.selfcheck import Tally
@@ -121,7 +122,7 @@ class FullKVAttention(Protocol):
         step without layers, or where it cannot be had. tokens: what the run chose, or was fed, at these steps."""
 
 
-def kv_columns(memory: Memory, tally: Tally) -> dict[str, np.ndarray]:
+def kv_columns(memory: Memory, windowed: WindowedLayers, tally: Tally) -> dict[str, np.ndarray]:
     """Return the columns [L, H_kv] of the step that ends; the tally counts the copies that it began."""
     size, opened = (memory.shape.layers, memory.shape.kv_heads), memory.transfers.opened
     moved = {name: np.zeros(size) for name in ("h2d", "d2h", "blocking")}
@@ -131,21 +132,24 @@ def kv_columns(memory: Memory, tally: Tally) -> dict[str, np.ndarray]:
         if entry.direction == "h2d" and entry.blocking:
             np.add.at(moved["blocking"], place, entry.sizes)
     tally.count_entries(opened)
-    return {
+    columns = {
         "h2d_bytes": moved["h2d"],
         "d2h_bytes": moved["d2h"],
         "blocking_bytes": moved["blocking"],
-        "resident_bytes": _resident(memory),
         **memory.recaller.counts,
     }
+    none = {"ideal_bytes": np.nan}
+    whole = {name: windowed.spread(column, none.get(name, 0.0)) for name, column in columns.items()}
+    return whole | {"resident_bytes": _resident(memory, windowed)}
 
 
-def _resident(memory: Memory) -> np.ndarray:
+def _resident(memory: Memory, windowed: WindowedLayers) -> np.ndarray:
     """Return the bytes per (layer, KV head): its slots with their tables; what all share (span tables, a method's index
     tensors) in equal parts, rounded down."""
     shape, slots = memory.shape, np.zeros((memory.shape.layers, memory.shape.kv_heads))
     for layer in range(shape.layers):
         for heads, zones in memory.layout.parts(layer, shape.kv_heads):
             slots[layer, heads.start : heads.stop] = zones.head_bytes(shape)
+    slots = windowed.spread(slots) + windowed.head_bytes
     shared = memory.account.resident - int(slots.sum())
     return slots + max(0, shared) // slots.size

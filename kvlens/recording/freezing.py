@@ -6,14 +6,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
-from kvlens.kernels.attend import attention_weights
+from kvlens.kernels.attend import PLAIN, LayerForm, attention_weights
 from kvlens.memory.hot_tier import Pool
 from kvlens.memory.memory import Memory
 from kvlens.memory.placement import Selection
-from kvlens.memory.slots import FREE
+from kvlens.memory.slots import FREE, ROLE
+from kvlens.memory.span_table import WINDOW
+from kvlens.memory.windowed import WindowedLayers
 from kvlens.recording.snapshot import Attended, DecidedStep, PackedReads, Ranked, Snapshot, Zooms
 
 
@@ -21,6 +24,8 @@ from kvlens.recording.snapshot import Attended, DecidedStep, PackedReads, Ranked
 class _Seen:
     """One layer's decision, as the session showed it."""
 
+    layer: int
+    """the model's number"""
     q: torch.Tensor
     biases: Sequence[torch.Tensor | None]
     scaling: float
@@ -33,9 +38,11 @@ class _Seen:
 class Freezer:
     """Collects what the session shows of each layer and makes a Snapshot of the step; changes nothing."""
 
-    def __init__(self, memory: Memory, decides: bool = True) -> None:
-        """decides: a selection is a decision of its step and layer."""
-        self.memory, self._decides = memory, decides
+    def __init__(
+        self, memory: Memory, windowed: WindowedLayers, decides: bool = True, forms: tuple[LayerForm, ...] = ()
+    ) -> None:
+        """decides: a selection is a decision of its step and layer; forms: of the model's layers, (): plain."""
+        self.memory, self.windowed, self._decides, self._forms = memory, windowed, decides, forms
         self.shadow: torch.Tensor | None = None
         """[L, H_kv, n, D]: copy of all keys for coverage, with room for the decoded tokens; None: coverage is not
         recorded"""
@@ -57,12 +64,12 @@ class Freezer:
         scaling: float,
         selection: Selection | None,
     ) -> None:
-        layer_inputs = _Seen(q, biases, scaling, selection)
+        layer_inputs, number = _Seen(layer, q, biases, scaling, selection), self.windowed.own(layer)
         shared = len(self.memory.layout.shared) == 1  # later layers may take the slots of this one
-        if shared or (selection is not None and selection.now is not None):
+        if number is not None and (shared or (selection is not None and selection.now is not None)):
             layer_inputs.frozen = (
-                self._freeze(range(layer, layer + 1), [layer_inputs]),
-                self.memory.spans.is_hot[layer].clone(),
+                self._freeze(range(number, number + 1), [layer_inputs]),
+                self.memory.spans.is_hot[number].clone(),
             )
         self._seen.append(layer_inputs)
 
@@ -70,12 +77,18 @@ class Freezer:
         """The step whose token lies at `position`; nothing has been rearranged since its attention."""
         layer_inputs, memory = self._seen, self.memory
         groups: list[Attended] = []
-        for layers, members in self._alike(range(memory.shape.layers)):
-            groups.append(members[0].frozen[0] if members[0].frozen is not None else self._freeze(layers, members))
+        for layers, members in self._alike():
+            if layers is None:
+                groups.append(self._freeze_window(members[0]))
+            else:
+                groups.append(members[0].frozen[0] if members[0].frozen is not None else self._freeze(layers, members))
         q = torch.stack([s.q for s in layer_inputs]).float()
         shadow = None
         if self.shadow is not None:
-            self.shadow[:, :, position] = memory.hot.read_window(position, position + 1)[0][:, :, 0]
+            newest = memory.hot.read_window(position, position + 1)[0][:, :, 0]
+            self.shadow[list(self.windowed.numbers), :, position] = newest
+            for layer, ring in self.windowed.rings.items():
+                self.shadow[layer, :, position] = ring[0, :, position % ring.shape[2]]
             shadow = self.shadow[:, :, : position + 1]
         selections = [s.selection for s in layer_inputs]
         ranked = [None if c is None else _ranked(c) for c in selections]
@@ -94,24 +107,51 @@ class Freezer:
             packed=None if memory.packed is None else PackedReads(memory.packed.saved, memory.packed.values_until),
             decided=self._decided(),
             index_bytes=tuple(0 if c is None else c.index_bytes for c in selections),
+            forms=self._forms,
         )
         self._previous, self._seen = q, []
         return shot
 
-    def _alike(self, layers: range) -> Iterator[tuple[range, list[_Seen]]]:
+    def _alike(self) -> Iterator[tuple[range | None, list[_Seen]]]:
         """Runs of layers that can be frozen in one go: of one pool, none frozen before, a bias over equally many slots
-        or none, and equally many packed tokens. A layer in several parts is a run of its own."""
+        or none, and equally many packed tokens. A layer in several parts is a run of its own, and so is one with sink
+        logits. With the method's numbers of the layers; None: a windowed layer."""
         packed = self.memory.packed
 
-        def kind(layer: int) -> tuple[int, int, int, int]:
-            pools, bias = self.memory.hot.parts[layer], self._seen[layer].biases[0]
-            alone = layer if self._seen[layer].frozen or len(pools) > 1 else -1
-            width = 0 if packed is None else packed.width(layer)
-            return pools[0].layers.start, -1 if bias is None else bias.shape[-1], width, alone
+        def kind(layer_inputs: _Seen) -> tuple[int, int, int, int]:
+            number, bias = self.windowed.own(layer_inputs.layer), layer_inputs.biases[0]
+            if number is None:
+                return -1, -1, -1, layer_inputs.layer
+            pools = self.memory.hot.parts[number]
+            alone = layer_inputs.frozen or len(pools) > 1 or self._form(layer_inputs.layer).sinks is not None
+            slots, width = -1 if bias is None else bias.shape[-1], 0 if packed is None else packed.width(number)
+            return pools[0].layers.start, slots, width, layer_inputs.layer if alone else -1
 
-        for _, run in groupby(layers, key=kind):
+        for _, run in groupby(self._seen, key=kind):
             members = list(run)
-            yield range(members[0], members[-1] + 1), [self._seen[i] for i in members]
+            number = self.windowed.own(members[0].layer)
+            yield None if number is None else range(number, number + len(members)), members
+
+    def _form(self, layer: int) -> LayerForm:
+        return self._forms[layer] if self._forms else PLAIN
+
+    def _freeze_window(self, layer_inputs: _Seen) -> Attended:
+        """The attention of a layer that keeps its window: each token belongs to the span that it has elsewhere."""
+        layer, bias, owner = layer_inputs.layer, layer_inputs.biases[0], torch.from_numpy(self.memory.spans.owner)
+        keys, positions = self.windowed.live(layer)[0], self.windowed.positions(layer)
+        named = torch.cat((owner, owner.new_full((self.windowed.newest + 1 - len(owner),), WINDOW)))
+        span = named.to(positions.device)[positions]
+        form = self._form(layer)
+        weights = attention_weights(layer_inputs.q, keys, bias, layer_inputs.scaling, form)[None]
+        size = (1, len(keys), len(positions))
+        return Attended(
+            weights,
+            None if bias is None else bias[None],
+            torch.full(size, ROLE["window"], dtype=torch.uint8, device=positions.device),
+            span.to(torch.int32).expand(size).clone(),
+            positions.to(torch.int32).expand(size).clone(),
+            sinks=form.sinks is not None,
+        )
 
     def _zooms(self) -> Zooms | None:
         """What each layer could and did read token by token; None for methods that do not zoom."""
@@ -121,7 +161,8 @@ class Freezer:
         fine = torch.zeros(
             shape.layers, shape.kv_heads, shape.group, memory.spans.capacity, dtype=torch.bool, device=memory.device
         )
-        hot = memory.spans.is_hot.clone()
+        hot = self.windowed.spread_hot(memory.spans.is_hot).clone()
+        fine = self.windowed.spread_hot(fine)
         zoomable = torch.zeros_like(hot)
         for layer, s in enumerate(self._seen):
             if s.selection is not None and s.selection.zoomable is not None:
@@ -134,11 +175,15 @@ class Freezer:
         selections = [layer.selection for layer in self._seen]
         if not self._decides or all(selection is None for selection in selections):
             return None
-        hot = self.memory.spans.is_hot.clone()
+        hot = self.windowed.spread_hot(self.memory.spans.is_hot).clone()
         for number, layer in enumerate(self._seen):
             if layer.frozen is not None:
                 hot[number] = layer.frozen[1]
-        return DecidedStep(selections, hot, self.memory.recaller.refused)
+        return DecidedStep(selections, hot, [self._numbered(units) for units in self.memory.recaller.refused])
+
+    def _numbered(self, units: np.ndarray) -> np.ndarray:
+        """Return units int64 [3, n] of the method's layers with the model's numbers."""
+        return np.stack((np.array(self.windowed.numbers, np.int64)[units[0]], *units[1:]))
 
     def _columns(self, kind: str, heads: int) -> dict[str, torch.Tensor]:
         """Columns that the method itself logged, [L, heads], NaN for layers in which it did not."""
@@ -161,10 +206,13 @@ class Freezer:
         slots = self.memory.reads.together(layers, biases[0], part)
         bias = None if biases[0] is None else torch.stack([b for b in biases if b is not None])
         group = self.memory.shape.group
-        q = torch.stack([s.q[pool.heads.start * group : pool.heads.stop * group] for s in seen])
-        weights = attention_weights(q, slots.keys, bias, seen[0].scaling)
+        q_heads = slice(pool.heads.start * group, pool.heads.stop * group)
+        q, form = torch.stack([s.q[q_heads] for s in seen]), self._form(seen[0].layer).take(q_heads)
+        weights = attention_weights(q, slots.keys, bias, seen[0].scaling, form)
         role, span, position = (table.clone() for table in (slots.role, slots.span, slots.position))
-        return Attended(weights, bias, role, span, position, _share(seen, weights, pool.index[1]))
+        return Attended(
+            weights, bias, role, span, position, _share(seen, weights, pool.index[1]), form.sinks is not None
+        )
 
 
 def _share(seen: list[_Seen], weights: torch.Tensor, heads: slice) -> torch.Tensor | None:
@@ -199,6 +247,7 @@ def _beside(parts: list[Attended]) -> Attended:
         torch.cat([wide(part.span, 0) for part in parts], 1),
         torch.cat([wide(part.position, -1) for part in parts], 1),
         None if parts[0].share is None else torch.cat([part.share for part in parts if part.share is not None], 1),
+        parts[0].sinks,
     )
 
 

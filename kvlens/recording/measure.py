@@ -117,18 +117,21 @@ def _together(members: list[Attended]) -> Attended:
         join([member.span for member in members], 0),
         join([member.position for member in members], -1),
         None if members[0].share is None else torch.cat([m.share for m in members if m.share is not None]),
+        sinks=members[0].sinks,
     )
 
 
 def _masses(group: Attended, spans: int, steps: int) -> tuple[torch.Tensor, ...]:
     """Mass by role [T, l, Hq, R] and by span [T, l, Hq, S], entropy in nats [T, l, Hq], attended tokens and coarse
-    entries [T, l, H_kv]. What a mean value makes of the output has a role and no span."""
+    entries [T, l, H_kv]. What a mean value makes of the output, and a sink logit's share, have a role and no span."""
     p = group.weights if group.share is None else group.weights * group.share[..., None]
     role = group.role.long()
     by_role = p.new_zeros(*p.shape[:3], FREE + 1).scatter_add_(-1, role[:, :, None].expand_as(p), p)
     by_span = p.new_zeros(*p.shape[:3], spans).scatter_add_(-1, group.span.long()[:, :, None].expand_as(p), p)
     if group.share is not None:
         by_role[..., ROLE["mean"]] = 1 - group.share
+    if group.sinks:
+        by_role[..., ROLE["mean"]] = 1 - p.sum(-1)
     entropy = torch.special.entr(group.weights).sum(-1)
     by_query_head = (by_role.flatten(1, 2), by_span.flatten(1, 2), entropy.flatten(1, 2))
     return tuple(x.unflatten(0, (steps, -1)) for x in (*by_query_head, *_attended(group)))

@@ -61,11 +61,31 @@ def full_attention(shots: Sequence[Snapshot]) -> torch.Tensor:
     unwritten = (torch.arange(n, device=longest.device) >= token_counts[:, None]).repeat_interleave(group, 0)
     bias = unwritten.new_zeros(unwritten.shape, dtype=torch.float32).masked_fill(unwritten, -math.inf)
     rows = q.reshape(layers, -1, head_dim)
+    if shots[0].forms:
+        return _formed(shots[0], rows, longest, bias, token_counts, group)
     # one layer at a time where keys have 16 bits: in float32 those of all layers are twice the whole cache
     apart = 1 if longest.element_size() < 4 else layers
     parts = zip(rows.split(apart), longest.split(apart), strict=True)
     weights = torch.cat([attention_weights(*part, bias, shots[0].scaling) for part in parts])
     return weights.unflatten(2, (steps, group))
+
+
+def _formed(
+    shot: Snapshot, rows: torch.Tensor, keys: torch.Tensor, bias: torch.Tensor, counts: torch.Tensor, group: int
+) -> torch.Tensor:
+    """Full attention [L, H_kv, T, G, n] layer by layer, each by its form. rows [L, H_kv * T * G, D], keys [L, H_kv, n,
+    D], bias [T * G, n] -inf on unwritten positions, counts [T]: positions written."""
+    kv_heads, n = keys.shape[1:3]
+    position = torch.arange(n, device=keys.device)
+    layers = []
+    for form, q, layer_keys in zip(shot.forms, rows, keys, strict=True):
+        scores = form.cap(q.view(kv_heads, -1, q.shape[-1]).float() @ layer_keys.float().mT * shot.scaling) + bias
+        scores = scores.unflatten(1, (-1, group))
+        if form.window:
+            old = position < (counts - form.window)[:, None]
+            scores = scores.masked_fill(old[:, None], -math.inf)
+        layers.append(form.weigh(scores.transpose(1, 2)).transpose(1, 2))
+    return torch.stack(layers)
 
 
 def coverage(full: torch.Tensor, groups: Sequence[Attended]) -> torch.Tensor:
@@ -114,7 +134,8 @@ def compare(
     lacking = (by_query[0].spans - read_mass).clamp(min=0) / by_query[0].spans.clamp(min=1e-12)
     most = torch.stack([masses.spans for masses in by_query]).amax(0)
     top = most.topk(min(top_k, most.shape[-1]), -1)
-    errors = torch.stack([masses.errors for masses in by_query]).amax(0).tolist()
+    sinks = [bool(shots[0].forms) and shots[0].forms[layer].sinks is not None for layer in layers]
+    errors = torch.stack([masses.errors(sinks) for masses in by_query]).amax(0).tolist()
     tables: dict[str, tuple[torch.Tensor, float]] = {
         "span": (torch.where(top.values > 0, top.indices, -1).int(), -1),
         "mass": (read_mass.gather(-1, top.indices), 0.0),
@@ -161,10 +182,11 @@ class _Masses:
         missed = torch.minimum((self.spans - read_mass).clamp(min=0), torch.maximum(self.unread, self.spans * lacking))
         return missed.sum(-1)
 
-    @property
-    def errors(self) -> torch.Tensor:
-        """Largest |sum - 1| of each step [t]."""
-        return (self.spans.sum(-1) - 1).abs().flatten(1).amax(1)
+    def errors(self, sinks: Sequence[bool]) -> torch.Tensor:
+        """Largest |sum - 1| of each step [t]; in layers with sink logits, which take a share, largest sum above 1."""
+        errors = self.spans.sum(-1) - 1
+        short = torch.tensor(sinks, device=errors.device)[:, None]
+        return torch.where(short, errors.clamp(min=0), errors.abs()).flatten(1).amax(1)
 
     def tail(self, listed: torch.Tensor) -> torch.Tensor:
         """Mass [t, l, Hq] on spans that are not listed."""

@@ -14,7 +14,9 @@ import torch
 
 from kvlens.instruments import SpanKeys
 from kvlens.memory.memory import Memory
+from kvlens.memory.windowed import WindowedLayers
 from kvlens.methods.base import Method
+from kvlens.methods.run_inputs import RunContext
 from kvlens.recording.decisions import decisions_between
 from kvlens.recording.facts import Follower, FullKVAttention, Seen, Settled, StepFacts, kv_columns
 from kvlens.recording.freezing import Freezer
@@ -24,7 +26,7 @@ from kvlens.recording.sampling import OracleSampling
 from kvlens.recording.selfcheck import Tally, check_figures
 from kvlens.recording.snapshot import Snapshot
 from kvlens.recording.spankeys import span_keys
-from kvlens.rows import JournalRow, PrefillRecord, PromptToken, TraceSink
+from kvlens.rows import EventRow, JournalRow, PrefillRecord, PromptToken, TraceSink
 
 RANKED_SPANS = 32
 """spans whose scores are logged, per (step, layer, KV head)"""
@@ -50,6 +52,7 @@ class Recorder:
     def __init__(
         self,
         memory: Memory,
+        windowed: WindowedLayers,
         method: Method,
         sink: TraceSink,
         tally: Tally,
@@ -60,15 +63,18 @@ class Recorder:
         oracle: OracleSampling | None = None,
         follow: Follower | None = None,
         full_kv: FullKVAttention | None = None,
+        context: RunContext | None = None,
     ) -> None:
         """tally: counts for the self-checks; keys: the prompt's [L, H_kv, n, D]; max_new: decode steps at most; follow:
-        sees steps long before they are measured."""
+        sees steps long before they are measured; context: of the model."""
         assert coverage or oracle is None, "full attention by span needs coverage"
         self.memory, self.method, self.sink, self.top_k, self.coverage = memory, method, sink, top_k, coverage
+        self.windowed, self._rotate = windowed, (context or method.context).rotate
         self.oracle, self._follow, self._full_kv = oracle, follow, full_kv
         self.full_kv_ns = 0
         """spent by full KV so far"""
-        self.freezer, self._tally = Freezer(memory, not method.selects_between_steps), tally
+        forms = () if context is None else context.forms
+        self.freezer, self._tally = Freezer(memory, windowed, not method.selects_between_steps, forms), tally
         """observes the session's layers"""
         if coverage:
             self.freezer.watch_keys(keys, max_new)
@@ -91,13 +97,13 @@ class Recorder:
     def prefill(self, tokens: list[PromptToken], prefill_us: int, peak_bytes: int) -> None:
         """Prefill has ended and the prompt is placed."""
         memory = self.memory
-        cuts = memory.log.take_cuts()
+        cuts = self.windowed.model_rows(memory.log.take_cuts())
         record = PrefillRecord(
             tokens=tokens,
             spans=memory.spans.take_new(),
-            span_heads=memory.log.take_stored(),
-            transfers=memory.take_transfers(),
-            events=memory.log.take_events(),
+            span_heads=self.windowed.model_rows(memory.log.take_stored()),
+            transfers=self.windowed.model_rows(memory.take_transfers()),
+            events=self._events(),
             prefill_us=prefill_us,
             prefill_peak_bytes=peak_bytes,
             cold_bytes=memory.cold.bytes,
@@ -130,12 +136,12 @@ class Recorder:
             resident_bytes=account.resident,
             peak_bytes=account.peak,
             cold_bytes=memory.cold.bytes,
-            kv=kv_columns(memory, self._tally),
-            events=memory.log.take_events(),
+            kv=kv_columns(memory, self.windowed, self._tally),
+            events=self._events(),
             spans=memory.spans.take_new(),
-            span_heads=memory.log.take_stored(),
+            span_heads=self.windowed.model_rows(memory.log.take_stored()),
             journal=self._journal(),
-            cuts=memory.log.take_cuts(),
+            cuts=self.windowed.model_rows(memory.log.take_cuts()),
             decided=self.method.drain_decided(),
             record_us=(time.perf_counter_ns() - began - (self.full_kv_ns - full_kv_ns)) // 1000,
         )
@@ -144,6 +150,10 @@ class Recorder:
             if self._queue.empty() and time.monotonic() - self._sketched >= SKETCHED_S:
                 self._queue.put(self._newest)
                 self._sketched = time.monotonic()
+
+    def _events(self) -> list[EventRow]:
+        """Return the events since the last call, those of windowed layers last."""
+        return self.windowed.model_rows(self.memory.log.take_events()) + self.windowed.take_events()
 
     def _sampled(self, facts: StepFacts) -> tuple[int, ...]:
         """Return the layers of which a step's full attention by span is logged."""
@@ -155,7 +165,7 @@ class Recorder:
 
     def _span_keys(self) -> SpanKeys | None:
         keys, self._prompt_keys = self._prompt_keys, None
-        return None if keys is None else span_keys(keys, self.memory.spans.rows, self.method.context.rotate)
+        return None if keys is None else span_keys(keys, self.memory.spans.rows, self._rotate)
 
     def _complete_newest(self) -> None:
         """Give the step before its transfers and let it be measured, in batches of a size that depends on the run's
@@ -164,7 +174,8 @@ class Recorder:
             return
         seen, self._newest = self._newest, None
         step = seen.facts.step
-        settled = Settled(seen, self.memory.take_transfers(step), self.memory.transfers.waited_ns(step) // 1000)
+        transfers = self.windowed.model_rows(self.memory.take_transfers(step))
+        settled = Settled(seen, transfers, self.memory.transfers.waited_ns(step) // 1000)
         self._tally.rows(settled.transfers)
         self._batch.append(settled)
         if len(self._batch) >= self._together(seen.shot):
@@ -183,8 +194,8 @@ class Recorder:
         self._batch = []
 
     def _together(self, shot: Snapshot) -> int:
-        shape = self.memory.shape
-        widest = max(shot.spans, *(pool.zones.slots for pool in self.memory.hot.pools))
+        shape = self.windowed.shape
+        widest = max(shot.spans, *(pool.zones.slots for pool in self.memory.hot.pools), 1)
         if shot.shadow is not None:
             widest = max(widest, shot.shadow.shape[2])
         return max(1, min(TOGETHER, TOGETHER_NUMBERS // (shape.layers * shape.q_heads * widest)))
@@ -207,7 +218,7 @@ class Recorder:
         return [
             JournalRow(
                 step,
-                note.layer,
+                None if note.layer is None else self.windowed.numbers[note.layer],
                 note.kv_head,
                 note.name,
                 note.values.detach().float().numpy(force=True).astype(np.float32).ravel(),

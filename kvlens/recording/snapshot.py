@@ -13,6 +13,7 @@ import torch
 
 from kvlens.decisions import Decisions
 from kvlens.instruments import Oracle, Scores
+from kvlens.kernels.attend import LayerForm
 from kvlens.memory.placement import Selection
 
 
@@ -29,6 +30,8 @@ class Attended:
     position: torch.Tensor
     share: torch.Tensor | None = None
     """[l, H_kv, G]: how much of the output these weights make, the rest is a mean value; None: all of it"""
+    sinks: bool = False
+    """the weights add up to less than 1: a sink logit, which has no key, takes the rest"""
 
 
 @dataclass
@@ -107,6 +110,8 @@ class Snapshot:
     """None: no layer decided anything"""
     index_bytes: tuple[int, ...] = ()
     """per layer: what of the method's index was read for one KV head's choice"""
+    forms: tuple[LayerForm, ...] = ()
+    """what each layer's attention has besides scaled scores; (): nothing"""
 
 
 @dataclass

@@ -112,7 +112,15 @@ def carry_out_each(
     prepared = [replace(first, kept=keeping([methods.get(request.method)]))]
     for source in sources[1:]:
         prompt = tokenize(
-            source, prepared[0].engine.loaded.tokenizer, None, request.max_new, request.chat, request.system, "after"
+            source,
+            prepared[0].engine.loaded.tokenizer,
+            None,
+            request.max_new,
+            request.chat,
+            request.system,
+            "after",
+            turns=request.turns,
+            arguments=request.chat_args,
         )
         if prompt.ids != prepared[0].prompt.ids:
             raise ValueError("the context has other tokens before another question: run the questions one by one.")

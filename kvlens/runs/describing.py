@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from typing import Any
 
 from kvlens import __version__, tasks
 from kvlens.meta import Held, Machine, ModelInfo, RunMeta
@@ -12,6 +13,7 @@ from kvlens.models.device import AUTO
 from kvlens.runs.fingerprint import machine
 from kvlens.runs.preparing import Pairing, Plan, Prepared
 from kvlens.runs.request import RunRequest, default_budget
+from kvlens.text.prompts import Prompt
 
 
 def describe(request: RunRequest, planned: Plan, pairing: Pairing, prepared: Prepared) -> RunMeta:
@@ -59,6 +61,7 @@ def describe(request: RunRequest, planned: Plan, pairing: Pairing, prepared: Pre
         head_dim=shape.head_dim,
         token_bytes=shape.token_bytes,
         full_kv_bytes=context.full_kv_bytes,
+        **({"windows": shape.windows} if shape.windows else {}),
         link=link_name(context.device),
         kernels=planned_on(context.device, shape.head_dim),
         task=source.task,
@@ -73,6 +76,7 @@ def describe(request: RunRequest, planned: Plan, pairing: Pairing, prepared: Pre
         stop_ids=tuple(sorted(loaded.eos)),
         generation_rules=rules_of(loaded.model),
         needle=source.needle,
+        **_segments(prompt),
         prompt_text=source.text,
         coverage=request.coverage,
         oracle=None if oracle is None else oracle.meta(),
@@ -90,6 +94,12 @@ def describe(request: RunRequest, planned: Plan, pairing: Pairing, prepared: Pre
     )
 
 
+def _segments(prompt: Prompt) -> dict[str, Any]:
+    """Named parts of the prompt, where there are any."""
+    parts = {"segments": prompt.segments, "segment_ranges": prompt.source.segments}
+    return {key: tuple((part.name, part.start, part.end) for part in named) for key, named in parts.items() if named}
+
+
 def _left_out(request: RunRequest) -> set[str]:
     """Fields that a trace has only where they were used."""
-    return set() if request.turns else {"turns"}
+    return {name for name in ("turns", "chat_args") if not getattr(request, name)}

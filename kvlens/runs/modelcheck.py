@@ -180,10 +180,12 @@ def check_model(engine: Engine, fingerprint: str) -> ModelCheck:
 
 
 def prompt_tokens(engine: Engine) -> tuple[int, int | None]:
-    """Return the number of tokens that the comparison reads, and the border that they pass, if any."""
+    """Return the number of tokens that the comparison reads, and the border that they pass, if any: where rotary
+    frequencies change, or where a sliding window begins to bind."""
     from kvlens.engine.rotary import border_of
 
-    border = border_of(engine.loaded.model.config)
+    loaded = engine.loaded
+    border = max(border_of(loaded.model.config) or 0, *loaded.shape.windows, 0) or None
     return (SHORT if border is None else math.ceil(PAST * border) + 1), border
 
 
@@ -222,8 +224,6 @@ def _refusal(engine: Engine, tokens: int) -> str:
     loaded, needed = engine.loaded, 3 * engine.loaded.shape.full_kv_bytes(tokens + NEW)
     if tokens + NEW > loaded.max_positions:
         return f"{tokens:,} tokens are more than the model's {loaded.max_positions:,}"
-    if loaded.window is not None and tokens + NEW > loaded.window:
-        return f"{tokens:,} tokens are more than the sliding window's {loaded.window:,}"
     free = _free_bytes(loaded.model.device.type)
     if free is not None and needed > free:
         return f"{tokens:,} tokens need {si_bytes(needed)} of memory, and {si_bytes(free)} are free"

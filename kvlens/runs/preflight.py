@@ -88,7 +88,7 @@ def foresee(request: RunRequest, prompt: PromptText) -> Foreseen | str:
     shape, positions = sizes_in(source, NUMBER_BYTES.get(request.dtype, 4))
     if not (source / "tokenizer.json").is_file():
         return "The model has no tokenizer.json: its tokens can be counted only when it has been loaded."
-    counted = encoding_in(source, request.chat, request.system, request.turns)
+    counted = encoding_in(source, request.chat, request.system, request.turns, request.chat_args)
     tokens = counted.special + len(counted.encode(prompt.text)) + len(counted.encode(prompt.answer_prefix))
     limit = budget.bytes(shape, tokens + request.max_new)
     question_tokens = 0

@@ -209,7 +209,8 @@ def prepare(
             raise
         raise short from failure
     form_fields = (request.chat, request.system, request.question)
-    prompt = tokenize(source, loaded.tokenizer, None, request.max_new, *form_fields, form, request.turns)
+    conversation = (form, request.turns, request.chat_args)
+    prompt = tokenize(source, loaded.tokenizer, None, request.max_new, *form_fields, *conversation)
     if request.threads or loaded.info["parameters"] < SMALL:
         import torch
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -50,6 +51,8 @@ class RunRequest(BaseModel):
     """the system message; None: the template's own"""
     turns: tuple[tuple[str, str], ...] = ()
     """earlier turns of a conversation, (role, text) each, which the chat form puts before the prompt"""
+    chat_args: dict[str, Any] = {}
+    """what the chat template is given besides messages, such as enable_thinking"""
     question: str = "in"
     """in: the prompt's question is read and placed with its context; after: it is fed once the context was placed"""
     device: str = "auto"
@@ -127,6 +130,18 @@ def parse_set(items: list[str], option: str = "--set") -> dict[str, str]:
             raise ValueError(f"{option} takes name=value, not '{item}'.")
         pairs[name.strip()] = value
     return pairs
+
+
+def parse_chat_args(items: list[str]) -> dict[str, Any]:
+    """['enable_thinking=false', ...] -> {'enable_thinking': False}: a value is JSON where it reads as JSON, else a
+    text. Raises ValueError as `parse_set`."""
+    arguments: dict[str, Any] = {}
+    for name, value in parse_set(items, "--chat-arg").items():
+        try:
+            arguments[name] = json.loads(value)
+        except ValueError:
+            arguments[name] = value
+    return arguments
 
 
 Report = Callable[[str, int, int], None]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kvlens.meta import RunMeta
 from kvlens.text.prompts import PromptText
+from kvlens.text.segments import Segment
 
 
 def stored_prompt(meta: RunMeta, text: str) -> PromptText:
@@ -16,4 +17,5 @@ def stored_prompt(meta: RunMeta, text: str) -> PromptText:
         answer_prefix=meta.answer_prefix or "",
         question=meta.question_start,
         answers=meta.answers,
+        segments=tuple(Segment(*part) for part in meta.segment_ranges),
     )

@@ -226,7 +226,9 @@ class TrialRunner:
         base = self._bases[dtype]
         tokenizer = base.engine.loaded.tokenizer
         form = (request.chat, request.system, request.question)
-        tokens = tokenize(prompt.source, tokenizer, None, request.max_new, *form, None, request.turns)
+        tokens = tokenize(
+            prompt.source, tokenizer, None, request.max_new, *form, None, request.turns, request.chat_args
+        )
         last = self._last
         if last is not None and last.prompt.ids == tokens.ids and last.engine is base.engine:
             reading = last.kept or reading  # another question about the same context

@@ -40,6 +40,21 @@ READERS = {
     "mass": Column(SHARE, "this run's mass on the spans; a lower bound", "n_steps"),
     "n_steps": Column("steps", "at which full attention was sampled; the masses are means over them"),
 }
+SEGMENTS = {
+    "segment": Column("", "name of a part of the prompt: system, instruction, documents, question, turns, thinking"),
+    "tokens": Column("tokens", "of the segment"),
+    "kept_share": Column(SHARE, "tokens that are on the device after the last step, mean over KV heads", "tokens"),
+    "evicted_share": Column(SHARE, "tokens that are gone for good, mean over KV heads", "tokens"),
+    "heads": Column("KV heads", "of all layers on which the method acts"),
+    "evicted_heads": Column(
+        "KV heads", "that have no token of the segment left, on the device or in host memory", "heads"
+    ),
+    "full_mass": Column(
+        SHARE, "full KV's mass on the segment, mean over sampled steps, acting layers and query heads; a lower bound"
+    ),
+    "mass": Column(SHARE, "this run's mass on the segment, the same mean; a lower bound"),
+    "effect_logits": Column("logits", "what the segment's unread tokens cost full KV's tokens; NaN: no effects"),
+}
 DECISIONS = {
     "step": Column("step", "decode step; -1 is the end of prefill"),
     "layer": Column(ID, "layer; NaN: all layers"),
@@ -186,6 +201,7 @@ RECORDED = {
     "decisions": DECISIONS,
     "readers": READERS,
     "events": EVENTS,
+    "segments": SEGMENTS,
     "transfers": TRANSFERS,
     "phases": PHASES,
     "meta": META,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pandas as pd
 import pyarrow as pa
@@ -78,6 +78,14 @@ def decisions(
     for name in ("refused_span", "missed_span"):
         frame[name] = [" ".join(str(int(span)) for span in spans) for spans in frame[name]]
     return described(frame, "decisions")
+
+
+def segments(reader: TraceReader, named: Mapping[str, str | tuple[int, int]] | None = None) -> pd.DataFrame:
+    """Return one row per named part of the prompt: what was kept and evicted of it, its attention and its effect.
+    named: markers or character ranges in place of the recorded parts."""
+    from kvlens.lens.segments import segment_table
+
+    return described(segment_table(reader, named).rename(columns={"effect": "effect_logits"}), "segments")
 
 
 def events(reader: TraceReader, step: int | None, layer: int | None, kv_head: int | None) -> pd.DataFrame:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -50,11 +50,15 @@ def encoding_of(tokenizer: Any, chat: str = "auto", system: str | None = None) -
 
 
 def encoding_in(
-    folder: Path, chat: str = "auto", system: str | None = None, turns: Sequence[tuple[str, str]] = ()
+    folder: Path,
+    chat: str = "auto",
+    system: str | None = None,
+    turns: Sequence[tuple[str, str]] = (),
+    arguments: Mapping[str, Any] | None = None,
 ) -> Encoding:
     """The same of a folder with a tokenizer.json."""
     tokenizer = _tokenizer(str(folder), (folder / "tokenizer.json").stat().st_mtime_ns)
-    form = choose(template_in(folder), chat, system, turns)
+    form = choose(template_in(folder), chat, system, turns, arguments)
 
     def encode(text: str) -> list[int]:
         return list(tokenizer.encode(text, add_special_tokens=False).ids)

@@ -8,8 +8,9 @@ the length of what is before it. No transformers here.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,9 @@ __all__ = ["BadTemplate", "ChatForm", "Template", "choose", "refuse_change", "st
 CHOICES = ("auto", "on", "off")
 MARK, REPLY = "\u2063kvlens text\u2063", "\u2063kvlens reply\u2063"
 """stand for the user's text and the model's answer; no template writes them by itself"""
+RESERVED = frozenset(("messages", "add_generation_prompt", "tools", "documents", *CHOICES))
+"""names that kvlens gives a template itself"""
+_TAGS, _STRINGS = re.compile(r"\{[%{].*?[%}]\}", re.DOTALL), re.compile(r"'[^']*'|\"[^\"]*\"")
 SPECIALS = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
@@ -37,10 +41,21 @@ class Template:
     def sha256(self) -> str:
         return hashlib.sha256(self.text.encode()).hexdigest()
 
-    def render(self, *renders: tuple[list[dict[str, str]], bool]) -> tuple[str, ...]:
+    def render(
+        self, *renders: tuple[list[dict[str, str]], bool], arguments: Mapping[str, Any] | None = None
+    ) -> tuple[str, ...]:
         """Return the text of each (messages, whether an answer begins), as the model reads it. Raises BadTemplate when
         the template fails or does not end."""
-        return render(self.text, self.specials, renders)
+        return render(self.text, self.specials, renders, arguments)
+
+    def check_arguments(self, arguments: Mapping[str, Any]) -> None:
+        """Raise BadTemplate for an argument that the template does not know."""
+        code = " ".join(_STRINGS.sub("", tag) for tag in _TAGS.findall(self.text))
+        for name in arguments:
+            if name in RESERVED or not re.search(rf"\b{re.escape(name)}\b", code):
+                raise BadTemplate(
+                    f"chat_argument_unknown: the model's chat template takes no '{name}': leave out --chat-arg {name}."
+                )
 
     def end_of_answer(self) -> str:
         """What the template writes behind an answer; empty where it cannot be told."""
@@ -65,6 +80,8 @@ class ChatForm:
     system: str | None = None
     trims: bool = False
     """the template drops white space at the text's ends"""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    """what the template was given besides messages"""
 
     @classmethod
     def read_stored(cls, chat: Mapping[str, Any]) -> ChatForm:
@@ -76,6 +93,7 @@ class ChatForm:
             str(chat.get("template_sha256") or ""),
             chat.get("system"),
             bool(chat.get("trims")),
+            dict(chat.get("arguments") or {}),
         )
 
     def around(self, text: str) -> tuple[str, int, tuple[int, int]]:
@@ -98,14 +116,19 @@ class ChatForm:
             "before": self.before,
             "after": self.after,
             "trims": self.trims,
+            **({"arguments": dict(self.arguments)} if self.arguments else {}),
         }
 
 
 def choose(
-    template: Template | None, chat: str = "auto", system: str | None = None, turns: Sequence[tuple[str, str]] = ()
+    template: Template | None,
+    chat: str = "auto",
+    system: str | None = None,
+    turns: Sequence[tuple[str, str]] = (),
+    arguments: Mapping[str, Any] | None = None,
 ) -> ChatForm | None:
     """The form of a run; None: the text as it is. auto: chat where there is a template. turns: earlier (role, text) of
-    the conversation, between the system message and the text.
+    the conversation, between the system message and the text. arguments: for the template, such as enable_thinking.
 
     Raises BadTemplate for a choice that is not known, --chat on without a template, --system or earlier turns without
     the chat form, and a template that fails or has no place for what was asked."""
@@ -118,11 +141,14 @@ def choose(
             raise BadTemplate("--system needs the chat form, which this run does not have.")
         if turns:
             raise BadTemplate("a conversation of several turns needs the chat form, which this run does not have.")
+        if arguments:
+            raise BadTemplate("--chat-arg needs the chat form, which this run does not have.")
         return None
+    template.check_arguments(arguments or {})
     opening_messages = [] if system is None else [{"role": "system", "content": system}]
     opening_messages += [{"role": role, "content": text} for role, text in turns]
     marked = [[*opening_messages, {"role": "user", "content": content}] for content in (MARK, f" {MARK} ")]
-    plain, spaced = template.render(*((messages, True) for messages in marked))
+    plain, spaced = template.render(*((messages, True) for messages in marked), arguments=arguments)
     text_before, mark, text_after = plain.partition(MARK)
     if not mark:
         raise BadTemplate("the model's chat template leaves out what the user says: run with --chat off.")
@@ -131,7 +157,8 @@ def choose(
     trims = spaced == f"{text_before}{MARK}{text_after}"
     if not trims and spaced != f"{text_before} {MARK} {text_after}":
         raise BadTemplate("the model's chat template changes what the user says: run with --chat off.")
-    return ChatForm(text_before, text_after, template.name, template.sha256, system, trims)
+    values = dict(arguments or {})
+    return ChatForm(text_before, text_after, template.name, template.sha256, system, trims, values)
 
 
 def refuse_change(template: Template, form: ChatForm, text: str, turns: Sequence[tuple[str, str]] = ()) -> None:
@@ -139,7 +166,7 @@ def refuse_change(template: Template, form: ChatForm, text: str, turns: Sequence
     turns: the earlier ones of the form."""
     messages = [] if form.system is None else [{"role": "system", "content": form.system}]
     messages += [{"role": role, "content": turn_text} for role, turn_text in turns]
-    (rendered,) = template.render(([*messages, {"role": "user", "content": text}], True))
+    (rendered,) = template.render(([*messages, {"role": "user", "content": text}], True), arguments=form.arguments)
     fed = form.around(text)[0]
     if rendered == fed:
         return

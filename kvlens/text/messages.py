@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
-from kvlens.text.prompts import BadPrompt, PromptText, checked
+from kvlens.files import RefusedFile, read_bounded
+from kvlens.text.prompts import MAX_BYTES, BadPrompt, PromptText, checked, decode, read_prompt
 
 ROLES = ("system", "user", "assistant")
 
@@ -20,6 +23,22 @@ class Conversation:
     system: str | None
     turns: tuple[tuple[str, str], ...]
     """(role, text) of the messages between the system's and the last one of the user"""
+
+
+def read_conversation(path: Path) -> Conversation:
+    """Return the checked prompt of a file; a .json file with "messages" is a conversation. Raises BadPrompt."""
+    if path.suffix.lower() == ".json" and path.is_file():
+        try:
+            data = json.loads(read_bounded(path, MAX_BYTES).decode("utf-8-sig"))
+        except (RefusedFile, ValueError, RecursionError):
+            data = None  # read_prompt says what is wrong
+        if isinstance(data, dict) and isinstance(data.get("messages"), list) and "text" not in data:
+            parsed = conversation(data["messages"])
+            rest = {key: value for key, value in data.items() if key != "messages"} | {"text": parsed.prompt.text}
+            prefix = {"answer_prefix": parsed.prompt.answer_prefix} if parsed.prompt.answer_prefix else {}
+            prompt = decode(json.dumps(rest | prefix).encode(), path.name)
+            return replace(parsed, prompt=prompt)
+    return Conversation(read_prompt(path), None, ())
 
 
 def conversation(messages: Sequence[Mapping[str, Any]]) -> Conversation:

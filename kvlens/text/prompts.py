@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 from kvlens.files import RefusedFile, read_bounded
 from kvlens.refusal import Refusal
 from kvlens.text.chat import ChatForm, choose, refuse_change, template_of
+from kvlens.text.segments import Segment, find_segments, parse_segments, token_segments
 from kvlens.text.token_text import prompt_pieces
 
 QUESTIONS = ("in", "after")
@@ -42,6 +43,8 @@ class PromptText:
     """the character of the text with which its question begins; what stands before it is the context"""
     answers: tuple[str, ...] = ()
     """other answers that are right as well as `answer`"""
+    segments: tuple[Segment, ...] = ()
+    """parts of the text that a person named, in characters"""
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,8 @@ class Prompt:
     asked: tuple[int, ...] = ()
     """ids that are fed step by step once the ids before them were read and placed: the question and all behind it;
     empty: it is part of `ids`"""
+    segments: tuple[Segment, ...] = ()
+    """named parts, in tokens of `ids` and `asked` together; (): there is nothing to tell apart"""
 
 
 def decode(data: bytes, name: str) -> PromptText:
@@ -136,6 +141,11 @@ def expecting(prompt: PromptText, answer: str | None, passage: str | None) -> Pr
     return prompt
 
 
+def segmented(prompt: PromptText, items: Sequence[str]) -> PromptText:
+    """The prompt with segments that NAME=MARKER or NAME=START:END name. Raises BadSegment."""
+    return replace(prompt, segments=parse_segments(items, prompt.text)) if items else prompt
+
+
 def _from_json(text: str, name: str) -> PromptText:
     try:
         data: Any = json.loads(text)
@@ -155,9 +165,13 @@ def _from_json(text: str, name: str) -> PromptText:
         answer = str(answer)
     alternatives = data.get("answers")
     text = data["text"]
+    plain, named = text.replace("\r\n", "\n"), data.get("segments") or {}
+    if not isinstance(named, dict):
+        raise BadPrompt(f'{name}: "segments" must be an object of names with a marker or [start, end].')
+    pairs = [(str(part), tuple(place) if isinstance(place, list) else str(place)) for part, place in named.items()]
     return checked(
         PromptText(
-            text.replace("\r\n", "\n"),
+            plain,
             answer if isinstance(answer, str) else None,
             tuple((_without_cr(text, start), _without_cr(text, end)) for start, end in needle),
             task if isinstance(task, str) else None,
@@ -165,6 +179,7 @@ def _from_json(text: str, name: str) -> PromptText:
             prefix if isinstance(prefix, str) else "",
             _without_cr(text, question) if isinstance(question, int) and not isinstance(question, bool) else None,
             tuple(item for item in alternatives if isinstance(item, str)) if isinstance(alternatives, list) else (),
+            find_segments(pairs, plain),
         ),
         name,
     )
@@ -186,6 +201,7 @@ def tokenize(
     question: str = "in",
     form: ChatForm | None = None,
     turns: Sequence[tuple[str, str]] = (),
+    arguments: Mapping[str, Any] | None = None,
 ) -> Prompt:
     """Token ids with offsets into the source's text. The chat form is the template's own text; without it the tokenizer
     adds its special tokens. Whether the question is read with its context or fed after it, the tokens are the same.
@@ -198,7 +214,7 @@ def tokenize(
     """
     if form is None:
         template = template_of(tokenizer)
-        form = choose(template, chat, system, turns)
+        form = choose(template, chat, system, turns, arguments)
         if form is not None and template is not None:
             refuse_change(template, form, source.text, turns)
     fed, begin, kept_range = (source.text, 0, (0, len(source.text))) if form is None else form.around(source.text)
@@ -214,7 +230,19 @@ def tokenize(
     pieces = prompt_pieces(fed, ids, ranges, tokenizer.decode)
     offsets = tuple(_inside(int(a) - begin, int(b) - begin, *kept_range) for a, b in ranges)
     cut = len(ids) if question == "in" else _cut(source, [b for _, b in ranges], begin)
-    return Prompt(source, tuple(ids[:cut]), pieces[:cut], offsets[:cut], form, tuple(ids[cut:]))
+    moved = [Segment(part.name, begin + part.start, begin + part.end) for part in source.segments]
+    segments = token_segments(
+        [(int(a), int(b)) for a, b in ranges],
+        "" if form is None else form.before,
+        (begin + kept_range[0], begin + kept_range[1]),
+        moved,
+        None if source.question is None else begin + source.question,
+        None if form is None else form.system,
+        turns,
+        form is not None,
+    )
+    fed_later = tuple(ids[cut:])
+    return Prompt(source, tuple(ids[:cut]), pieces[:cut], offsets[:cut], form, fed_later, segments if fast else ())
 
 
 def refuse_longer(tokens: int, max_new: int, max_positions: int, reach: int | None = None) -> None:

@@ -53,7 +53,7 @@ def render(order: dict[str, Any]) -> dict[str, Any]:
                 add_generation_prompt=item["begin_answer"],
                 tools=None,
                 documents=None,
-                **order["specials"],
+                **order["specials"] | order["arguments"],
             )
             for item in order["renders"]
         ]

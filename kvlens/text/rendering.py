@@ -25,15 +25,19 @@ class BadTemplate(ValueError):
 
 
 def render(
-    template: str, specials: Mapping[str, str], renders: Sequence[tuple[Sequence[Mapping[str, str]], bool]]
+    template: str,
+    specials: Mapping[str, str],
+    renders: Sequence[tuple[Sequence[Mapping[str, str]], bool]],
+    arguments: Mapping[str, Any] | None = None,
 ) -> tuple[str, ...]:
     """Return the texts that a template makes of each (messages, whether an answer begins). Results are kept for the
-    day: templates may write the date.
+    day: templates may write the date. arguments: what else the template may ask for, such as enable_thinking.
 
     Raises BadTemplate with one sentence when the template raises, takes too long or takes too much memory."""
     order = {
         "template": template,
         "specials": dict(specials),
+        "arguments": dict(arguments or {}),
         "renders": [{"messages": list(messages), "begin_answer": begin} for messages, begin in renders],
     }
     return _rendered(json.dumps(order), date.today())

@@ -16,7 +16,7 @@ from kvlens.engine.ahead import LookAhead
 from kvlens.engine.border import scored
 from kvlens.engine.engine import Engine, Options
 from kvlens.engine.hf_attention import SessionCache
-from kvlens.engine.models import SUPPORTED
+from kvlens.engine.models import SUPPORTED, stock_attention
 from kvlens.engine.session import Session
 from kvlens.methods.families import window_attention
 from kvlens.methods.run_inputs import StepEnd
@@ -24,6 +24,9 @@ from kvlens.methods.run_inputs import StepEnd
 YARN = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 10000.0, "original_max_position_embeddings": 512}
 FAMILIES: dict[str, dict[str, Any]] = {family: {} for family in sorted(SUPPORTED)} | {
     "llama-yarn": {"rope_parameters": YARN},
+    "gemma2": {"head_dim": 16, "query_pre_attn_scalar": 32},
+    "gemma3_text": {"head_dim": 16, "query_pre_attn_scalar": 32},
+    "gpt_oss": {"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2},
     "glm4": {"head_dim": 16},
     "gpt2": {"num_key_value_heads": 8},
     "gpt_neox": {"num_key_value_heads": 8},
@@ -48,11 +51,13 @@ def build(family: str) -> Any:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_full_equals_stock_bit_for_bit(family: str) -> None:
+    """But for rounding where scores are capped or a sink logit takes a share: PyTorch's own attention has neither."""
     model, prompt = build(family), random_prompt(N)
     ours = run(model, prompt, "full", max_new=NEW, prefill_chunk=0, keep_logits=True)
     fed = [prompt.ids[-1], *ours.ids[:-1]]
     stock = stock_logits(model.model, prompt.ids, fed)
-    assert max(float((a - b).abs().max()) for a, b in zip(ours.logits, stock, strict=True)) == 0
+    gap = max(float((a - b).abs().max()) for a, b in zip(ours.logits, stock, strict=True))
+    assert gap <= (1e-4 if stock_attention(model.model.config) == "eager" else 0)
     assert [int(logits.argmax()) for logits in stock] == ours.ids
 
 

@@ -123,7 +123,7 @@ def test_models_that_cannot_run(
     with raises_code("pickled_weights", model=str(folder / "pickled")):
         find.resolve(str(folder / "pickled"))
     for kind, reason in (
-        ("gemma2", "softcap"),
+        ("gemma3", "images"),
         ("bloom", "bypasses"),
         ("t5", "encoder-decoder"),
         ("mamba", "no KV cache"),

@@ -12,7 +12,8 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import PreTrainedTokenizerFast
 
-from kvlens.text.chat import BadTemplate, ChatForm, Template, choose, stop_ids, template_in, template_of
+from kvlens.runs.request import parse_chat_args
+from kvlens.text.chat import BadTemplate, ChatForm, Template, choose, refuse_change, stop_ids, template_in, template_of
 from kvlens.text.prompts import PromptText, tokenize
 
 CHATML = (
@@ -185,3 +186,40 @@ def test_a_template_without_end_or_measure_is_one_sentence(template: str, monkey
     with pytest.raises(BadTemplate) as failed:
         choose(template_of(tokenizer(template)))
     assert failed.value.code == "template_failed"
+
+
+THINKS = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}{% if add_generation_prompt %}<assistant>"
+    "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
+)
+
+
+def test_arguments_reach_the_template_and_the_trace() -> None:
+    template = Template(THINKS, {})
+    usual, brief = choose(template), choose(template, arguments={"enable_thinking": False})
+    assert usual is not None
+    assert brief is not None
+    assert usual.after == "</><assistant>"
+    assert brief.after == "</><assistant><think>\n\n</think>\n\n"
+    assert "arguments" not in usual.meta()
+    assert ChatForm.read_stored(brief.meta()) == brief
+    refuse_change(template, brief, "a text")
+
+
+@pytest.mark.parametrize("name", ["enable_reasoning", "messages", "think"])
+def test_an_argument_that_the_template_does_not_take_is_refused(name: str) -> None:
+    with pytest.raises(BadTemplate, match="chat_argument_unknown"):
+        choose(Template(THINKS, {}), arguments={name: True})
+
+
+def test_arguments_need_the_chat_form() -> None:
+    with pytest.raises(BadTemplate):
+        choose(Template(THINKS, {}), "off", arguments={"enable_thinking": False})
+
+
+def test_values_of_arguments_are_json_or_text() -> None:
+    assert parse_chat_args(["enable_thinking=false", "effort=low", "depth=3"]) == {
+        "enable_thinking": False,
+        "effort": "low",
+        "depth": 3,
+    }

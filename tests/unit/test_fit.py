@@ -95,7 +95,7 @@ def test_a_rule_gives_parameters_whatever_the_sizes(
     limit = None if share is None else int(share * shape.full_kv_bytes(tokens + 1 + new))
     sizes = Sizes(shape, tokens, new, limit)
     params = methods.make_parameters(method, FIT, fitted(method, sizes))
-    assert method.bound_bytes(params, *sizes.run) <= sizes.floor(method, params)
+    assert method.bound_bytes(params, *sizes.run(method)) <= sizes.floor(method, params)
 
 
 def test_the_papers_numbers_are_run_where_they_fit() -> None:
@@ -111,7 +111,7 @@ def test_what_a_larger_budget_asks_for_counts() -> None:
     sekv, shape = methods.get("sekv"), SHAPES["smollm2"]
     sizes = Sizes(shape, 4095, 64, shape.full_kv_bytes(4096 + 64) // 5)
     params = methods.make_parameters(sekv, "paper", {})
-    assert sekv.floor_bytes(params, *sizes.run) < sizes.budget_bytes < sizes.floor(sekv, params)
+    assert sekv.floor_bytes(params, *sizes.run(sekv)) < sizes.budget_bytes < sizes.floor(sekv, params)
     assert choose(sekv, None, "paper", {}, sizes).preset == FIT
 
 

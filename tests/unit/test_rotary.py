@@ -43,6 +43,9 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt_neox-partial": ("GPTNeoX", {}),
     "smollm3-some-layers": ("SmolLM3", {"no_rope_layers": [1, 0, 1]}),
     "starcoder2": ("Starcoder2", {}),
+    "cohere2-some-layers": ("Cohere2", {"sliding_window": 20, "num_hidden_layers": 4}),
+    "gemma3-frequencies-by-kind": ("Gemma3", {"head_dim": 16, "sliding_window": 20, "sliding_window_pattern": 2}),
+    "gpt_oss-halves": ("GptOss", {"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2}),
 }
 N = 70
 
@@ -51,9 +54,8 @@ def build(family: str) -> Any:
     name, changes = FAMILIES[family]
     torch.manual_seed(3)
     torch.set_num_threads(1)
-    return getattr(transformers, f"{name}ForCausalLM")(
-        getattr(transformers, f"{name}Config")(**{**BASE, **changes})
-    ).eval()
+    config = "Gemma3TextConfig" if name == "Gemma3" else f"{name}Config"
+    return getattr(transformers, f"{name}ForCausalLM")(getattr(transformers, config)(**{**BASE, **changes})).eval()
 
 
 class Watched:
@@ -165,8 +167,9 @@ def test_the_table_holds_the_numbers_that_the_embedding_gives(family: str, dtype
     assert rotary is not None
     keys = torch.zeros(1, 1, 1, 16, dtype=dtype)
     for positions in (torch.tensor([3]), torch.tensor([2_000, 0, 7]), torch.arange(333), torch.tensor([70_000, 5])):
-        for own, computed in zip(rotary._angles(keys, positions), rotary._computed(keys, positions), strict=True):
-            assert torch.equal(own, computed)
+        for kind in set(rotary._kinds) or {""}:
+            angles, computed = rotary._angles(keys, positions, kind), rotary._computed(keys, positions, kind)
+            assert all(torch.equal(own, direct) for own, direct in zip(angles, computed, strict=True))
 
 
 def test_angles_are_computed_once_for_all_layers_and_steps(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,7 @@ from kvlens.store.amend import why_none
 from kvlens.store.reader import TraceError, TraceReader
 from kvlens.text.passages import passage
 from kvlens.text.units import full_kv, si_bytes
+from kvlens.text.windows import window_sentence
 from kvlens.text.words import STATE_MEANINGS, STATES
 
 #: Prompts are shown up to here, characters.
@@ -186,6 +187,7 @@ def conditions(reader: TraceReader) -> str:
     )
     rows = [(name.replace("_", " "), _switch(value)) for name, value in meta.pick(names).items()]
     rows.append(("the model's own generate", verdict_words(meta.model_check)))
+    rows += [("sliding windows", window_sentence(meta.windows))] if meta.windows else []
     rows.append(("full attention by span", sampling.words(meta.oracle, reader.n_layers)))
     rows += [("machine", None)] if meta.machine is None else list(meta.machine.to_row().items())
     checks = reader.self_checks()

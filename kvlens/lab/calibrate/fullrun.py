@@ -46,8 +46,13 @@ def watch(
 ) -> list[int]:
     """Token ids of the answer to a prompt that `engine.read` has read: until end of text, `stop` says so, or `max_new`
     tokens."""
-    loaded = engine.loaded
-    session = Session(FullKV, FullKV.Parameters(), engine.context(prompt, None, Options(max_new=max_new)))
+    loaded, context = engine.loaded, engine.context(prompt, None, Options(max_new=max_new))
+    if context.forms:
+        raise ValueError(
+            f"'{loaded.name}' has sliding windows, capped scores or sink logits, for which nothing is calibrated: "
+            "run a method that needs no calibration."
+        )
+    session = Session(FullKV, FullKV.Parameters(), context)
     cache = SessionCache(session, loaded.shape.layers)
     try:
         session.observed.adopt(read.keys, read.values, read.last_queries, read.peeked, read.received)

@@ -25,6 +25,7 @@ from kvlens.runs.modelcheck import verdict_words
 from kvlens.text import words
 from kvlens.text.plaintext import visible
 from kvlens.text.units import counted, duration, full_kv, si_bytes
+from kvlens.text.windows import window_sentence
 
 LONGEST = 320
 """characters of an answer above the player; whole it is among the conditions and, token by token, in the player"""
@@ -55,6 +56,8 @@ def facts(reader: TraceReader) -> None:
                 f"{verdict_words(meta.model_check)}{reuse}"
             )
         )
+    if meta.windows:
+        st.caption(plain(window_sentence(meta.windows)))
     if len(checks) and not checks["passed"].all():
         failed = ", ".join(checks.loc[~checks["passed"], "name"]).replace("_", " ")
         st.error(plain(f"Self-checks failed: {failed}. Do not rely on this run before you know why."))

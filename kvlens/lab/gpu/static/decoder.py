@@ -48,6 +48,10 @@ class StaticDecoder(Driver):
         options = options or Options()
         self.loaded, self.prompt = loaded, prompt
         self.context = Engine(loaded).context(prompt, budget, options)
+        if self.context.forms:
+            raise ValueError(
+                f"'{loaded.name}' has sliding windows, capped scores or sink logits, which no static step has."
+            )
         generation = Generation(loaded, prompt, Session(method, params, self.context), options)
         try:
             generation.place(read)

@@ -1,0 +1,57 @@
+"""The Spans page: what became of the named parts of the prompt."""
+
+from __future__ import annotations
+
+import pandas as pd
+import streamlit as st
+
+from kvlens.app.ui.common import data
+from kvlens.app.ui.common.chart import menu
+from kvlens.app.ui.common.data import TraceReader
+from kvlens.app.ui.common.widgets import plain
+from kvlens.lens.segments import eviction_sentences, segment_table
+from kvlens.text.windows import window_sentence
+
+MOST_SENTENCES = 3
+"""segments of which the page says that KV heads lost them whole"""
+
+
+def segments(reader: TraceReader) -> None:
+    """A row per segment, and a sentence for those that KV heads lost whole; nothing where the prompt has no parts."""
+    if not reader.meta.segments:
+        return
+    table = _table(reader, reader.uid, data.stamp(reader.uid))
+    st.markdown("##### What became of the prompt's segments")
+    number = st.column_config.NumberColumn(format="%.3f")
+    shares = ("kept on the device", "evicted", "full KV's mass", "this run's mass")
+    shown = pd.DataFrame(
+        {
+            "segment": table["segment"],
+            "tokens": table["tokens"],
+            "kept on the device": table["kept_share"],
+            "evicted": table["evicted_share"],
+            "KV heads that lost it whole": [
+                f"{lost} of {heads}" for lost, heads in zip(table["evicted_heads"], table["heads"], strict=True)
+            ],
+            "full KV's mass": table["full_mass"],
+            "this run's mass": table["mass"],
+            "effect (logits)": table["effect"],
+        }
+    )
+    st.dataframe(
+        shown, hide_index=True, width="stretch", column_config=dict.fromkeys((*shares, "effect (logits)"), number)
+    )
+    menu(table, f"{reader.uid}-segments", "segment_rows", image=False)
+    lines = eviction_sentences(table)[:MOST_SENTENCES]
+    if reader.meta.windows:
+        lines.append(window_sentence(reader.meta.windows))
+    lines.append(
+        "Shares are means over the KV heads on which the method acts, after the last step. Masses are means over "
+        "sampled steps and lower bounds. The effect is what the segment's unread tokens cost full KV's answer."
+    )
+    st.caption(plain(" ".join(lines)))
+
+
+@st.cache_data(max_entries=8, show_spinner=False)
+def _table(_reader: TraceReader, uid: str, stamp: object) -> pd.DataFrame:
+    return segment_table(_reader)

@@ -1,0 +1,153 @@
+"""Segments: named parts of a prompt, such as system, instruction, documents, question, turns and thinking.
+
+Every token of a prompt is in one segment at most. Three sources name them, the later ones first: the chat form (system,
+turns, thinking, template), markers in the text or character ranges that a person gives, and the prompt's question. The
+rest of a person's text is the segment `text`. No torch.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+TEXT, TEMPLATE, SYSTEM, QUESTION, THINKING = "text", "template", "system", "question", "thinking"
+_HAND = re.compile(r"\s*(\d+)\s*:\s*(\d+)\s*")
+_THINKING = re.compile(r"<think(?:ing)?>.*?</think(?:ing)?>", re.DOTALL | re.IGNORECASE)
+_NAME = re.compile(r"[^\s=,:][^=,:]{0,39}")
+MOST = 64
+"""segments that a person may name"""
+
+
+class BadSegment(ValueError):
+    """A segment that a prompt does not have, in one sentence, with its code and typed values."""
+
+    def __init__(self, code: str, sentence: str, **values: str | int) -> None:
+        super().__init__(f"{code}: {sentence}")
+        self.code, self.values = code, values
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A named range: [start, end) of characters or tokens."""
+
+    name: str
+    start: int
+    end: int
+
+
+def parse_segments(items: Iterable[str], text: str) -> tuple[Segment, ...]:
+    """Return the character ranges that NAME=START:END or NAME=MARKER name in a text: a marked segment begins with its
+    marker and ends where the next one begins, or with the text.
+
+    Raises BadSegment with the code bad_segment (no such form, a name given twice, too many), segment_not_found (the
+    marker is not in the text) or segment_outside (the range is not in the text)."""
+    return find_segments(pairs_of(items), text)
+
+
+def pairs_of(items: Iterable[str]) -> list[tuple[str, str | tuple[int, int]]]:
+    """Return (name, place) of NAME=PLACE. Raises BadSegment, `bad_segment`."""
+    pairs: list[tuple[str, str | tuple[int, int]]] = []
+    for item in items:
+        name, sign, place = item.partition("=")
+        if not sign or not place:
+            raise BadSegment("bad_segment", f"--segment takes NAME=MARKER or NAME=START:END, not '{item}'.", given=item)
+        pairs.append((name.strip(), place))
+    return pairs
+
+
+def find_segments(pairs: Sequence[tuple[str, str | tuple[int, int]]], text: str) -> tuple[Segment, ...]:
+    """Return the character ranges of (name, marker), (name, 'START:END') or (name, (start, end)). Raises as
+    `parse_segments`."""
+    if len(pairs) > MOST:
+        raise BadSegment(
+            "bad_segment", f"{len(pairs)} segments are named, at most {MOST} are accepted.", given=len(pairs)
+        )
+    starts: dict[str, int] = {}
+    ranges: list[Segment] = []
+    for name, place in pairs:
+        if not _NAME.fullmatch(name) or name in starts or name in {part.name for part in ranges}:
+            raise BadSegment(
+                "bad_segment",
+                f"'{name}' is no name for a segment: give each segment a name of its own, of at most 40 characters.",
+                given=name,
+            )
+        hand = _HAND.fullmatch(place) if isinstance(place, str) else None
+        if hand is None and isinstance(place, str):
+            begin = text.find(place)
+            if begin < 0:
+                raise BadSegment(
+                    "segment_not_found",
+                    f"the marker '{place[:60]}' of segment '{name}' is not in the prompt: give it as it is there.",
+                    name=name,
+                    marker=place,
+                )
+            starts[name] = begin
+            continue
+        start, end = (int(hand[1]), int(hand[2])) if hand is not None else (int(place[0]), int(place[1]))
+        if not 0 <= start < end <= len(text):
+            raise BadSegment(
+                "segment_outside",
+                f"segment '{name}' from {start} to {end} is not in the prompt of {len(text):,} characters.",
+                name=name,
+                start=start,
+                end=end,
+            )
+        ranges.append(Segment(name, start, end))
+    edges = sorted({*starts.values(), len(text)})
+    marked = [Segment(name, begin, min(edge for edge in edges if edge > begin)) for name, begin in starts.items()]
+    return tuple(sorted((*marked, *ranges), key=lambda part: (part.start, part.end)))
+
+
+def token_segments(
+    ranges: Sequence[tuple[int, int]],
+    opening: str,
+    text: tuple[int, int],
+    named: Sequence[Segment],
+    question: int | None,
+    system: str | None,
+    turns: Sequence[tuple[str, str]],
+    chat: bool,
+) -> tuple[Segment, ...]:
+    """Return the segments of a prompt's tokens, in order; () where there is nothing to tell apart.
+
+    ranges: characters [start, end) of each token; opening: what the chat form puts before the person's text; text,
+    named, question: of the person's text; all in characters of what is fed. system, turns: of the chat form, as
+    `opening` has them; chat: the prompt is in the chat form."""
+    parts = [Segment(TEXT, *text)]
+    searched = 0
+    for name, words in [(SYSTEM, system or "")] + [
+        (f"turn {n + 1} {role}", message) for n, (role, message) in enumerate(turns)
+    ]:
+        start = opening.find(words.strip(), searched) if words.strip() else -1
+        if start < 0:
+            continue
+        searched = start + len(words.strip())
+        parts.append(Segment(name, start, searched))
+        parts += [Segment(THINKING, start + m.start(), start + m.end()) for m in _THINKING.finditer(words.strip())]
+    parts += named
+    if question is not None:
+        parts.append(Segment(QUESTION, question, text[1]))
+    if len(parts) == 1 and not chat:
+        return ()
+    names: list[str | None] = []
+    for start, end in ranges:
+        middle = (start + end) / 2
+        owner = next((part.name for part in reversed(parts) if end > start and part.start <= middle < part.end), None)
+        names.append(owner or (TEMPLATE if chat else None))
+    segments, place = [], 0
+    for owned, run in groupby(names):
+        count = len(list(run))
+        if owned is not None:
+            segments.append(Segment(owned, place, place + count))
+        place += count
+    return tuple(segments)
+
+
+def joined(segments: Iterable[Segment]) -> Mapping[str, tuple[tuple[int, int], ...]]:
+    """Return the ranges of each name, in the order in which names first occur."""
+    ranges: dict[str, tuple[tuple[int, int], ...]] = {}
+    for part in segments:
+        ranges[part.name] = (*ranges.get(part.name, ()), (part.start, part.end))
+    return ranges

@@ -1,0 +1,165 @@
+"""Named parts of a prompt: found by template, marker and hand, carried by the trace, told of by the lens."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import kvlens
+from kvlens.lens.segments import acting_layers, eviction_sentences, segment_ranges, segment_table, segments_of
+from kvlens.store.reader import TraceReader
+from kvlens.text.messages import read_conversation
+from kvlens.text.segments import BadSegment, Segment, find_segments, parse_segments, token_segments
+
+TEXT = "Rules: be brief. Documents: a b c. Ask: what?"
+
+
+def test_markers_and_ranges_name_parts_of_a_text() -> None:
+    assert parse_segments(["rules=Rules:", "documents=Documents:"], TEXT) == (
+        Segment("rules", 0, 17),
+        Segment("documents", 17, len(TEXT)),
+    )
+    assert parse_segments(["brief=7:16"], TEXT) == (Segment("brief", 7, 16),)
+    assert find_segments([("brief", (7, 16))], TEXT) == (Segment("brief", 7, 16),)
+
+
+@pytest.mark.parametrize(
+    ("items", "code", "values"),
+    [
+        (["rules=Nowhere"], "segment_not_found", {"name": "rules", "marker": "Nowhere"}),
+        (["rules=7:900"], "segment_outside", {"name": "rules", "start": 7, "end": 900}),
+        (["rules=9:9"], "segment_outside", {"name": "rules", "start": 9, "end": 9}),
+        (["rules"], "bad_segment", {"given": "rules"}),
+        (["=Rules:"], "bad_segment", {"given": ""}),
+        (["a=Rules:", "a=Ask:"], "bad_segment", {"given": "a"}),
+        ([f"s{n}=Rules:" for n in range(65)], "bad_segment", {"given": 65}),
+    ],
+)
+def test_what_is_not_in_the_prompt_is_refused_with_a_code(items: list[str], code: str, values: dict[str, Any]) -> None:
+    with pytest.raises(BadSegment) as refused:
+        parse_segments(items, TEXT)
+    assert (refused.value.code, refused.value.values) == (code, values)
+
+
+def test_every_token_has_one_name_by_template_turns_thinking_marks_and_question() -> None:
+    before = "<s>sys: Be kind.</s><u>Hi</u><a><think>hm</think>Hello</a><u>"
+    text, fed = "Rules. Why?", ""
+    fed = before + text + "</u>"
+    ranges = [(place, place + 1) for place in range(len(fed))]
+    at = len(before)
+    segments = token_segments(
+        ranges,
+        before,
+        (at, at + len(text)),
+        [Segment("rules", at, at + 6)],
+        at + 7,
+        "Be kind.",
+        [("user", "Hi"), ("assistant", "<think>hm</think>Hello")],
+        True,
+    )
+    named = [(part.name, fed[part.start : part.end]) for part in segments]
+    assert named == [
+        ("template", "<s>sys: "),
+        ("system", "Be kind."),
+        ("template", "</s><u>"),
+        ("turn 1 user", "Hi"),
+        ("template", "</u><a>"),
+        ("thinking", "<think>hm</think>"),
+        ("turn 2 assistant", "Hello"),
+        ("template", "</a><u>"),
+        ("rules", "Rules."),
+        ("text", " "),
+        ("question", "Why?"),
+        ("template", "</u>"),
+    ]
+    assert token_segments(ranges, "", (0, len(fed)), [], None, None, (), False) == ()
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A run of the demo model that loses, with three parts."""
+    folder = tmp_path_factory.mktemp("runs")
+    sample = kvlens.sample("demo")
+    third = len(sample.source.text) // 3 if hasattr(sample, "source") else len(sample.text) // 3
+    parts = {"first": (0, third), "rest": (third, 3 * third)}
+    return kvlens.run(sample, "snapkv", "40%", model="demo", max_new=8, segments=parts, runs=folder, progress=False)
+
+
+def test_a_run_records_its_segments_and_its_repeats_keep_them(run: Any) -> None:
+    names = [name for name, _, _ in run.meta.segments]
+    assert names[:2] == ["first", "rest"]
+    ends = [(start, end) for _, start, end in run.meta.segments]
+    assert all(left[1] == right[0] for left, right in pairwise(ends))
+    repeat = run.hold(segment="first", progress=False)
+    assert repeat.meta.segments == run.meta.segments
+    assert repeat.meta.segment_ranges == run.meta.segment_ranges
+    start, end = segment_ranges(run.reader, "first")[0]
+    assert sum(hold.tok_end - hold.tok_start for hold in repeat.meta.hold) == end - start
+    with pytest.raises(kvlens.RequestError) as refused:
+        run.hold(segment="second")
+    assert refused.value.code == "unknown_segment"
+
+
+def test_kept_and_evicted_shares_are_those_of_the_tokens(run: Any) -> None:
+    """SnapKV keeps or drops each prompt token for good: shares weighted by tokens give the tokens that it attends."""
+    table, reader = run.segments(), run.reader
+    assert np.allclose(table["kept_share"] + table["evicted_share"], 1)
+    prompt = table["tokens"].sum()
+    kept = float((table["kept_share"] * table["tokens"]).sum())
+    attended = run.kv_steps()
+    last = attended[attended["step"] == attended["step"].max()]["attended_tokens"].mean()
+    generated = reader.n_steps - 1
+    assert kept == pytest.approx(last - generated, abs=1.5)
+    assert kept < 0.6 * prompt
+    assert set(table["heads"]) == {reader.n_layers * reader.kv_heads}
+
+
+def test_masses_and_effects_of_all_segments_are_those_of_all_spans(run: Any) -> None:
+    table = run.segments()
+    spans = [int(span) for span in run.spans().query("kind != 'window'")["span"]]
+    full, mass = (float(np.nanmean(values)) for values in run.reader.mass_on_spans(spans))
+    assert table["full_mass"].sum() == pytest.approx(full, abs=0.01)
+    assert table["mass"].sum() == pytest.approx(mass, abs=0.01)
+    missed = run.missed()
+    prompt = missed[missed["span"].isin(spans)]["effect_logits"].sum()
+    assert table["effect_logits"].sum() == pytest.approx(float(prompt), abs=1e-3)
+
+
+def test_segments_may_be_named_after_the_run(run: Any) -> None:
+    table = run.segments(start=(0, 40))
+    assert list(table["segment"]) == ["start"]
+    with pytest.raises(kvlens.RequestError) as refused:
+        run.segments(start="no such words")
+    assert refused.value.code == "segment_not_found"
+
+
+def test_a_sentence_counts_the_kv_heads_that_lost_a_segment_whole(run: Any) -> None:
+    with TraceReader.open(run.folder, run.uid) as reader:
+        table = segment_table(reader)
+        assert acting_layers(reader) == list(range(reader.n_layers))
+        assert segments_of(reader).keys() == {"first", "rest"} | set(table["segment"])
+    table.loc[0, "evicted_heads"] = 7
+    table.loc[1, "evicted_heads"] = 0
+    sentences = eviction_sentences(table)
+    assert len(sentences) == 1
+    assert f"7 of {table['heads'][0]}" in sentences[0]
+
+
+def test_a_file_of_messages_is_a_conversation_with_segments(tmp_path: Path) -> None:
+    file = tmp_path / "talk.json"
+    messages = [
+        {"role": "system", "content": "Be kind."},
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "Hello"},
+        {"role": "user", "content": TEXT},
+    ]
+    file.write_text(json.dumps({"messages": messages, "answer": "c", "segments": {"rules": "Rules:", "end": [35, 40]}}))
+    talk = read_conversation(file)
+    assert (talk.system, talk.turns) == ("Be kind.", (("user", "Hi"), ("assistant", "Hello")))
+    assert (talk.prompt.text, talk.prompt.answer) == (TEXT, "c")
+    assert talk.prompt.segments == (Segment("rules", 0, len(TEXT)), Segment("end", 35, 40))
