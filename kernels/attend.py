@@ -110,5 +110,5 @@ def attention_weights(q: torch.Tensor, keys: torch.Tensor, bias: torch.Tensor | 
     """
     kv_heads, head_dim = keys.shape[-3], keys.shape[-1]
     packed = q.reshape(*q.shape[:-2], kv_heads, -1, head_dim).float()
-    scores = packed @ keys.float().transpose(-1, -2) * scaling
+    scores = (packed @ keys.float().transpose(-1, -2)).mul_(scaling)
     return (scores if bias is None else scores + bias).softmax(-1)

@@ -16,6 +16,8 @@ from kvlens.rows import ROLES
 from kvlens.shape import KVShape
 
 ROLE = {name: code for code, name in enumerate(ROLES)}
+EXACT = tuple(ROLE[name] for name in ("sink", "anchor", "window", "resident"))
+"""role codes of tokens that are attended as they are"""
 FREE = len(ROLES)
 """Role code of a slot that holds nothing (or a copy that has not landed)."""
 

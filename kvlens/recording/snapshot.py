@@ -22,6 +22,7 @@ class Attended:
     H_kv, C]."""
 
     weights: torch.Tensor
+    """of no slots where `Snapshot.keys` has the keys that make them"""
     bias: torch.Tensor | None
     """[l, H_kv, G, C]; None: every slot was attended as it is"""
     role: torch.Tensor
@@ -108,6 +109,9 @@ class Snapshot:
     """None: no layer decided anything"""
     index_bytes: tuple[int, ...] = ()
     """per layer: what of the method's index was read for one KV head's choice"""
+    keys: torch.Tensor | None = None
+    """[L, H_kv, n, D], where every query head attended all positions exactly and no slot changes any more: the keys in
+    the slots, in the order of positions. The weights are made of them later; None: they are in `groups`"""
 
 
 @dataclass
