@@ -60,7 +60,7 @@ class Rotary:
                 cos.square() + sin.square()
             )  # 1 but for scaled embeddings (YaRN), whose scale is taken twice otherwise
             sin = -sin
-        flat = self._apply(flat, flat, cos, sin)[0]
+        flat = self._apply(flat, flat[:, :0], cos, sin)[0]  # the model turns queries and keys; here are no keys
         return torch.cat((flat.view_as(turned), rest), -1)
 
     def _angles(self, wide: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -41,6 +41,13 @@ class PromptStore:
         self.keys[layer, :, start : start + m], self.values[layer, :, start : start + m] = keys, values
         self.seen[layer] = start + m
 
+    def share(self, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Hold keys, values [L, H_kv, n, D] that another reading of the prompt holds too, without a copy: nobody writes
+        to them any more. Raises AssertionError unless they are of the announced size and form."""
+        for held, shared in ((self.keys, keys), (self.values, values)):
+            assert (held.shape, held.dtype, held.device) == (shared.shape, shared.dtype, shared.device), shared.shape
+        self.keys, self.values, self.seen = keys, values, [self.tokens] * len(self.seen)
+
     def view(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return keys, values [1, H_kv, seen, D] of the tokens that one layer has seen."""
         tokens = self.seen[layer]
