@@ -126,11 +126,11 @@ class TokenZone:
     def plan(self, requested: np.ndarray, heads: np.ndarray) -> TokenPlan:
         """Bring the zones of `heads` int64 [n] to hold requested int64 [H_kv, W], -1: nothing. Applies the plan to this
         bookkeeping and returns it. Raises AssertionError where there is too little room."""
-        held_before, here, wanted = self._held(heads), self.position[heads], requested[heads]
+        held_before, here, requests = self._held(heads), self.position[heads], requested[heads]
         rows = np.arange(len(heads))[:, None]
         # column p + 1: position p is requested; column 0 takes what names no position
-        missing = np.zeros((len(heads), int(max(here.max(initial=-1), wanted.max(initial=-1))) + 2), bool)
-        missing[rows, wanted + 1] = True
+        missing = np.zeros((len(heads), int(max(here.max(initial=-1), requests.max(initial=-1))) + 2), bool)
+        missing[rows, requests + 1] = True
         missing[:, 0] = False
         most = int(missing.sum(1).max(initial=0))
         assert most <= here.shape[1], f"{most} tokens are requested, there is room for {here.shape[1]}"
@@ -142,9 +142,9 @@ class TokenZone:
         row, columns = missing.nonzero()
         here[fill] = columns - 1
         self.position[heads] = here
-        gone_row, gone = evicted.nonzero()
+        freed_rows, freed_slots = evicted.nonzero()
         slots = self.first_slot + fill.nonzero()[1]
-        freed = np.stack((heads[gone_row], self.first_slot + gone))
+        freed = np.stack((heads[freed_rows], self.first_slot + freed_slots))
         return TokenPlan(heads[row], columns - 1, slots, freed, held_before, self._held(heads))
 
     def tokens(self, spans: SpanTable) -> np.ndarray:

@@ -111,8 +111,8 @@ def compare(
     else:
         read = read_positions(groups, len(shots), steps, torch.stack([owner[:n] for owner in owners]))
         read = _some(read, 1, layers)
-        own = _some(full, 0, layers, 2, steps).movedim(2, 0)
-        by_query = [_Masses.sum_spans(own, read, owners, mass.shape[-1])]
+        own_mass = _some(full, 0, layers, 2, steps).movedim(2, 0)
+        by_query = [_Masses.sum_spans(own_mass, read, owners, mass.shape[-1])]
     if (attention := _reference(shots, steps, n)) is not None:
         by_query.append(_Masses.sum_spans(attention, read, owners, mass.shape[-1]))
     lacking = (by_query[0].spans - read_mass).clamp(min=0) / by_query[0].spans.clamp(min=1e-12)
@@ -221,10 +221,10 @@ def sum_by(rows: torch.Tensor, code: torch.Tensor, codes: int) -> torch.Tensor:
     return out.index_add_(-1, code[starts], torch.from_numpy(np.add.reduceat(rows.numpy(), starts, axis=-1)))
 
 
-def _some(values: torch.Tensor, *chosen: Any) -> torch.Tensor:
+def _some(values: torch.Tensor, *selected: Any) -> torch.Tensor:
     """Return some rows of dimensions: (dimension, ascending rows) one after the other; without a copy where all are
     chosen."""
-    for dim, rows in zip(chosen[::2], chosen[1::2], strict=True):
+    for dim, rows in zip(selected[::2], selected[1::2], strict=True):
         if len(rows) < values.shape[dim]:
             values = values.index_select(dim, torch.tensor(rows, device=values.device))
     return values
