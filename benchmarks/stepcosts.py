@@ -1,8 +1,8 @@
 """What placing, steps and recording cost in CPU time as the number of tokens grows, as ratios inside one process.
 
-All arms of a length take turns, round by round. A ratio is taken inside a round; the table has its median. `heads` is a
-random model with the heads of an 8B model (32 layers, 32 query and 8 KV heads), whose prompt's keys, values and queries
-are drawn; of other models the prompt is read once per length.
+All arms of a length take turns, round by round. A ratio is of one round; the table has its median. `heads` is a random
+model with the heads of an 8B model (32 layers, 32 query and 8 KV heads), whose prompt's keys, values and queries are
+drawn; of other models the prompt is read once per length.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class Clock:
     def __init__(self) -> None:
         self.marks: dict[str, tuple[float, float]] = {}
 
-    def __call__(self, phase: str, done: int, total: int) -> None:
-        if done == 0:
+    def __call__(self, phase: str, count: int, total: int) -> None:
+        if count == 0:
             self.marks[phase] = time.process_time(), time.perf_counter()
 
     def seconds(self) -> dict[str, tuple[float, float]]:
@@ -79,8 +79,8 @@ class Costs:
     def read(self, tokens: int) -> tuple[Prompt, ReadPrompt]:
         """Return a prompt of about so many tokens, read."""
         tokenizer = self.loaded.tokenizer
-        asked = tasks.ask(tasks.get(TASK), tokens, 0.5, SEED, encoding_of(tokenizer))
-        prompt = tokenize(tasks.prompt_of(asked), tokenizer, self.loaded.max_positions, self.steps)
+        task_prompt = tasks.ask(tasks.get(TASK), tokens, 0.5, SEED, encoding_of(tokenizer))
+        prompt = tokenize(tasks.prompt_of(task_prompt), tokenizer, self.loaded.max_positions, self.steps)
         if self.drawn:
             return prompt, draw(self.loaded, prompt)
         return prompt, self.engine.read(prompt, queries=QUERIES, received=True)
@@ -96,7 +96,9 @@ class Costs:
         options = Options(max_new=self.steps, ignore_eos=True, coverage=coverage)
         if not coverage:
             options = Options(max_new=self.steps, ignore_eos=True, coverage=False, oracle="off")
-        params = chosen(self.engine, prompt, method, row, limit, options).params
+        params = methods.make_parameters(method, None, {})
+        if arm.method != methods.REFERENCE:
+            params = chosen(self.engine, prompt, method, row, limit, options).params
         clock = Clock()
         if not arm.recorded:
             result = self.engine.run(prompt, method, params, limit, options, None, clock, read=read)
@@ -152,7 +154,7 @@ def measure(model: str, lengths: Sequence[int], arms: Sequence[Arm], rounds: int
     costs, rows = Costs(model, steps), []
     for tokens in lengths:
         prompt, read = costs.read(tokens)
-        taken: dict[Arm, list[dict[str, tuple[float, float]]]] = {arm: [] for arm in arms}
+        seconds_of: dict[Arm, list[dict[str, tuple[float, float]]]] = {arm: [] for arm in arms}
         refused: dict[Arm, str] = {}
         for turn in range(rounds + 1):
             for arm in arms:
@@ -164,25 +166,27 @@ def measure(model: str, lengths: Sequence[int], arms: Sequence[Arm], rounds: int
                     refused[arm] = type(error).__name__
                     continue
                 if turn:  # the first turn warms up
-                    taken[arm].append(seconds)
-        rows += [row_of(model, len(prompt.ids), arm, taken, refused.get(arm)) for arm in arms]
+                    seconds_of[arm].append(seconds)
+        rows += [row_of(model, len(prompt.ids), arm, seconds_of, refused.get(arm)) for arm in arms]
         del prompt, read
     return rows
 
 
 def row_of(
-    model: str, tokens: int, arm: Arm, taken: dict[Arm, list[dict[str, tuple[float, float]]]], refused: str | None
+    model: str, tokens: int, arm: Arm, seconds_of: dict[Arm, list[dict[str, tuple[float, float]]]], refused: str | None
 ) -> dict[str, Any]:
     """Return an arm's medians; `refused` alone where it did not run."""
     row: dict[str, Any] = {"model": model, "tokens": tokens, "arm": arm.name, "method": arm.method}
     if refused is not None:
         return row | {"refused": refused}
-    row |= {"recorded": arm.recorded, "rounds": len(taken[arm])}
+    row |= {"recorded": arm.recorded, "rounds": len(seconds_of[arm])}
     base = Arm(arm.method) if arm.recorded else Arm(methods.REFERENCE)
     for place, clock in enumerate(("cpu", "wall")):
         for part in ("place", "step"):
-            row[f"{part}_{clock}_s"] = round(median(each[part][place] for each in taken[arm]), 5)
-        ratios = [a["step"][place] / b["step"][place] for a, b in zip(taken[arm], taken.get(base, ()), strict=False)]
+            row[f"{part}_{clock}_s"] = round(median(each[part][place] for each in seconds_of[arm]), 5)
+        ratios = [
+            a["step"][place] / b["step"][place] for a, b in zip(seconds_of[arm], seconds_of.get(base, ()), strict=False)
+        ]
         if ratios:
             row[f"ratio_{clock}"] = [round(figure, 3) for figure in (median(ratios), min(ratios), max(ratios))]
     return row
@@ -191,7 +195,7 @@ def row_of(
 def exponents(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return per model and arm the growth of placing's and a step's CPU time over the tokens: the least-squares slope
     of logarithms over all lengths that ran."""
-    found = []
+    growth = []
     for model, arm in dict.fromkeys((row["model"], row["arm"]) for row in rows):
         ran = [row for row in rows if (row["model"], row["arm"]) == (model, arm) and "refused" not in row]
         if len(ran) < 2:
@@ -203,5 +207,5 @@ def exponents(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             middle = sum(x) / len(x)
             spread = sum((each - middle) ** 2 for each in x)
             figures[part] = round(sum((a - middle) * b for a, b in zip(x, y, strict=True)) / spread, 2)
-        found.append({"model": model, "arm": arm} | figures)
-    return found
+        growth.append({"model": model, "arm": arm} | figures)
+    return growth

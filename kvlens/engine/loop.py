@@ -128,8 +128,8 @@ class Generation:
         else:
             read = read if isinstance(read, ReadPrompt) else read()
             assert read.ids == self.prompt.ids
-            seen = read.last_queries, read.peeked, read.received
-            session.observed.adopt(read.keys, read.values, *seen, share=own_method(type(session.method)))
+            queries = read.last_queries, read.peeked, read.received
+            session.observed.adopt(read.keys, read.values, *queries, share=own_method(type(session.method)))
             surprisal = read.surprisal
             start_time -= read.ahead_ns / 1e9
             session.transfers.zero_ns -= read.ahead_ns

@@ -143,19 +143,19 @@ class Recaller:
         """Fit single tokens, positions int64 [H_kv, W], into the zone, count and log; return what has to come."""
         kv_heads, capacity, slots = self.shape.kv_heads, self.spans.capacity, self.hot.slots(layer)
         plan = self._token_zone(layer).plan(rows.cpu().numpy(), np.flatnonzero(due))
-        before, after, came = np.zeros((3, kv_heads, capacity), bool)
+        units_before, units_after, new_units = np.zeros((3, kv_heads, capacity), bool)
         for units, (heads, positions) in (
-            (before, plan.held_before),
-            (after, plan.held_after),
-            (came, (plan.heads, plan.positions)),
+            (units_before, plan.held_before),
+            (units_after, plan.held_after),
+            (new_units, (plan.heads, plan.positions)),
         ):
             units[heads, self.spans.owner[positions]] = True
         moved, held = (np.bincount(heads, minlength=kv_heads) for heads in (plan.heads, plan.held_after[0]))
         counts = {"recalled_tokens": moved, "reused_tokens": held - moved}
-        self._count(layer, {"n_recalled": came.sum(1), "n_reused": (after & ~came).sum(1), **counts})
+        self._count(layer, {"n_recalled": new_units.sum(1), "n_reused": (units_after & ~new_units).sum(1), **counts})
         freed = torch.from_numpy(plan.freed).to(slots.role.device)
         slots.role[freed[0], freed[1]] = FREE
-        departed = np.stack((before & ~after).nonzero())
+        departed = np.stack((units_before & ~units_after).nonzero())
         self.spans.mark(layer, departed, hot=False)
         self._log.events_of(DEPARTURE.get(cause, "release"), layer, *departed)
         return Missing.by_token(plan, self.spans) if len(plan.heads) else None
