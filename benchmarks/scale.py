@@ -1,10 +1,17 @@
-"""How lists of runs grow with the number of runs.
+"""How costs grow: of lists with the number of runs, of placing, steps and recording with the number of tokens.
 
-Usage: python -m benchmarks.scale [--counts 500,2000,10000]. Writes twelve made-up runs, links them under so many run
-ids in a temporary folder and lists each folder by `kvlens.lens.runlist.search_runs`: `new` without a catalogue,
-`process` by a process that finds the catalogue, `again` by the same process. Prints one JSON object per folder: CPU and
-wall seconds, and as `growth` the exponent of the CPU time over the number of runs. The load of the machine stands
-beside them."""
+    python -m benchmarks.scale [--counts 500,2000,10000]
+    python -m benchmarks.scale --steps heads --lengths 512,2048,8192,32768 --arms full,full/spans,snapkv/coverage
+        [--rounds 2] [--new 8] [--out FILE]
+
+The first writes twelve made-up runs, links them under so many run ids in a temporary folder and lists each folder by
+`kvlens.lens.runlist.search_runs`: `new` without a catalogue, `process` by a process that finds the catalogue, `again`
+by the same process. It prints one JSON object per folder: CPU and wall seconds, and as `growth` the exponent of the CPU
+time over the number of runs. The load of the machine stands beside them.
+
+The second runs `benchmarks.stepcosts` on the model after --steps and prints a row per length and arm, then the
+exponents. Lines of --out are added to those that FILE has of other models, lengths and arms.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +22,13 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
+import kvlens
+from benchmarks.stepcosts import Arm, exponents, measure
+from kvlens.runs.fingerprint import machine
 from tests.synthetic import write_synthetic
 
 KINDS = 12
@@ -64,11 +75,49 @@ def figures_of(folder: Path) -> dict[str, Any]:
     }
 
 
+def measure_steps(options: argparse.Namespace) -> None:
+    """Measure the arms of --arms, print the rows and add them to the file after --out."""
+    arms = [Arm(*text.split("/")) for text in options.arms.split(",")]
+    lengths = [int(text) for text in options.lengths.split(",")]
+    sitting = {"date": time.strftime("%Y-%m-%d"), "version": kvlens.__version__, "steps": options.new}
+    report: dict[str, Any] = {"machine": machine(), "rows": [], "exponents": []}
+    if options.out is not None and options.out.is_file():
+        report = json.loads(options.out.read_text(encoding="utf-8"))
+    for tokens in lengths:
+        for row in measure(options.steps, [tokens], arms, options.rounds, options.new):
+            line = row | sitting | {"load": round(os.getloadavg()[0], 1)}
+            print(json.dumps(line), flush=True)
+            report["rows"] = [old for old in report["rows"] if _arm_of(old) != _arm_of(line)] + [line]
+        report["exponents"] = exponents(report["rows"])
+        if options.out is not None:
+            options.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    for growth in report["exponents"]:
+        print(json.dumps(growth))
+
+
+def _arm_of(row: dict[str, Any]) -> tuple[object, ...]:
+    return row["model"], row["tokens"], row["arm"]
+
+
 def main() -> None:
-    """Write the folders and list them."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    """Write the folders and list them, or measure steps."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--counts", default="500,2000,10000")
-    counts = [int(text) for text in parser.parse_args().counts.split(",")]
+    parser.add_argument("--steps", metavar="MODEL")
+    parser.add_argument("--lengths", default="512,2048,8192,32768")
+    parser.add_argument("--arms", default="full,full/spans,full/coverage,snapkv,snapkv/spans,snapkv/coverage")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--new", type=int, default=8)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    if options.steps is not None:
+        measure_steps(options)
+    else:
+        measure_lists([int(text) for text in options.counts.split(",")])
+
+
+def measure_lists(counts: list[int]) -> None:
+    """Write the folders of runs and list them."""
     with tempfile.TemporaryDirectory() as temporary:
         root = Path(temporary)
         previous: dict[str, Any] | None = None

@@ -180,6 +180,6 @@ def attention_weights(
     """
     kv_heads, head_dim = keys.shape[-3], keys.shape[-1]
     packed = q.reshape(*q.shape[:-2], kv_heads, -1, head_dim).float()
-    scores = form.cap(packed @ keys.float().transpose(-1, -2) * scaling)
+    scores = form.cap((packed @ keys.float().transpose(-1, -2)).mul_(scaling))
     scores = scores if bias is None else scores + bias
     return form.weigh(scores) if form.sinks is None else form.weigh(scores.view(scores.shape[-3:])).view(scores.shape)

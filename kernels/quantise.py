@@ -6,6 +6,7 @@ do. Scale and zero are float16 and the codes are made with them as stored, so th
 
 from __future__ import annotations
 
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -50,7 +51,11 @@ def quantise(x: torch.Tensor, bits: int, group: int) -> Packed:
 def restore(packed: Packed, numbers: int, bits: int, group: int, dtype: torch.dtype) -> torch.Tensor:
     """The rows [..., numbers] that were packed, as far as the bits hold them."""
     codes = unpack(packed.codes, numbers, bits)
-    scale, zero = (t.float().repeat_interleave(group, -1)[..., :numbers] for t in (packed.scale, packed.zero))
+    scale, zero = packed.scale.float(), packed.zero.float()
+    if numbers % group == 0:
+        grouped = codes.unflatten(-1, (-1, group))
+        return torch.addcmul(zero[..., None], grouped, scale[..., None]).flatten(-2).to(dtype)
+    scale, zero = (t.repeat_interleave(group, -1)[..., :numbers] for t in (scale, zero))
     return torch.addcmul(zero, codes, scale).to(dtype)
 
 
@@ -71,5 +76,12 @@ def unpack(packed: torch.Tensor, numbers: int, bits: int) -> torch.Tensor:
     if bits == 3:
         low = code_bytes(numbers, 2)
         return unpack(packed[..., :low], numbers, 2) + 4 * unpack(packed[..., low:], numbers, 1)
-    lanes = [(packed >> shift) & (2**bits - 1) for shift in range(0, 8, bits)]
-    return torch.stack(lanes, -1).flatten(-2)[..., :numbers].float()
+    codes = _codes(bits, packed.device).index_select(0, packed.int().flatten())
+    return codes.view(*packed.shape[:-1], packed.shape[-1] * (8 // bits))[..., :numbers]
+
+
+@cache
+def _codes(bits: int, device: torch.device) -> torch.Tensor:
+    """Return the codes of each byte, float32 [256, 8 / bits]."""
+    byte = torch.arange(256, device=device)[:, None]
+    return ((byte >> torch.arange(0, 8, bits, device=device)) & (2**bits - 1)).float()

@@ -19,6 +19,7 @@ from kvlens.engine.rotary import frequencies_vary
 from kvlens.engine.session import Session
 from kvlens.engine.steps import Course, SessionStep, Step
 from kvlens.memory.slots import PromptStore
+from kvlens.methods.base import own_method
 from kvlens.phases import PhaseClock
 from kvlens.recording.facts import Follower
 from kvlens.recording.recorder import Recorder, StepFacts
@@ -127,7 +128,8 @@ class Generation:
         else:
             read = read if isinstance(read, ReadPrompt) else read()
             assert read.ids == self.prompt.ids
-            session.observed.adopt(read.keys, read.values, read.last_queries, read.peeked, read.received)
+            queries = read.last_queries, read.peeked, read.received
+            session.observed.adopt(read.keys, read.values, *queries, share=own_method(type(session.method)))
             surprisal = read.surprisal
             start_time -= read.ahead_ns / 1e9
             session.transfers.zero_ns -= read.ahead_ns

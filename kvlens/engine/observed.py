@@ -100,12 +100,13 @@ class Observed:
 
     # ---- from one session to another, and to the method
     def read(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Peeked, torch.Tensor | None]:
-        """Return copies of keys, values [L, H_kv, n, D] of the prompt that has been put through, last queries [L, Hq,
-        w, D], what was seen of the last token, and the attention received [L, Hq, n]."""
+        """Return keys, values [L, H_kv, n, D] of the prompt that has been put through, last queries [L, Hq, w, D], what
+        was seen of the last token, and the attention received [L, Hq, n]. They are the session's own, which puts
+        nothing through any more."""
         assert self.peeked is not None
         assert self._prompt is not None
-        keys, values = self._prompt.keys.clone(), self._prompt.values.clone()
-        return keys, values, torch.stack(self._queries), self.peeked, self._received
+        prompt = self._prompt
+        return prompt.keys, prompt.values, torch.stack(self._queries), self.peeked, self._received
 
     def adopt(
         self,
@@ -114,9 +115,10 @@ class Observed:
         queries: torch.Tensor,
         peeked: Peeked | None,
         received: torch.Tensor | None,
+        share: bool = False,
     ) -> None:
-        """Take a prompt that another session has read, as `read` returns it, instead of prefilling. Raises ValueError
-        when the method needs what was not read."""
+        """Take a prompt that another session has read, as `read` returns it, instead of prefilling. share: hold its
+        keys and values themselves, not copies. Raises ValueError when the method needs what was not read."""
         assert self._prompt is not None
         if self._received is not None:
             if received is None:
@@ -130,6 +132,10 @@ class Observed:
             self._queries[layer] = queries[layer, :, -self._wanted :]
         if peeked is not None and self._peeks:
             self._hold(peeked)
+        if share and all(tensor.untyped_storage().nbytes() == tensor.nbytes for tensor in (keys, values)):
+            self._prompt.share(keys, values)
+            self._account.hold("prompt", keys, values)
+            return
         for layer in range(self._layers):
             self._prompt.append(layer, keys[layer], values[layer])
 

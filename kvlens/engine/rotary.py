@@ -70,7 +70,7 @@ class Rotary:
             )  # 1 but for scaled embeddings (YaRN), whose scale is taken twice otherwise
             flat = flat / (torch.cat((scale, scale), -1) if self._halved else scale)
             sin = -sin
-        flat = self._apply(flat, flat, cos, sin)[0]
+        flat = self._apply(flat, flat[:, :0], cos, sin)[0]  # the model turns queries and keys; here are no keys
         return torch.cat((flat.view_as(turned), rest), -1)
 
     def _angles(self, wide: torch.Tensor, positions: torch.Tensor, kind: str = "") -> tuple[torch.Tensor, torch.Tensor]:

@@ -47,6 +47,8 @@ class Memory:
         keys are seen from elsewhere; counterfactual None: nothing is held or dropped."""
         dtype, self.device = prompt.keys.dtype, prompt.keys.device
         self.shape, self.account, self.transfers, self.counterfactual = shape, account, transfers, counterfactual
+        self.positions = positions
+        """of the whole run"""
         self.layout = layout = layout if counterfactual is None else counterfactual.widen(layout, shape.layers)
         self.log, self.link = MemoryLog(), link_for(self.device, transfers)
         self.hot = HotTier(shape, layout, prompt.tokens, dtype, self.device)

@@ -143,20 +143,19 @@ class Recaller:
         """Fit single tokens, positions int64 [H_kv, W], into the zone, count and log; return what has to come."""
         kv_heads, capacity, slots = self.shape.kv_heads, self.spans.capacity, self.hot.slots(layer)
         plan = self._token_zone(layer).plan(rows.cpu().numpy(), np.flatnonzero(due))
-        units_before, units_after, came = (
-            head * capacity + self.spans.owner[position]
-            for head, position in (plan.held_before, plan.held_after, (plan.heads, plan.positions))
-        )
+        units_before, units_after, new_units = np.zeros((3, kv_heads, capacity), bool)
+        for units, (heads, positions) in (
+            (units_before, plan.held_before),
+            (units_after, plan.held_after),
+            (new_units, (plan.heads, plan.positions)),
+        ):
+            units[heads, self.spans.owner[positions]] = True
         moved, held = (np.bincount(heads, minlength=kv_heads) for heads in (plan.heads, plan.held_after[0]))
-        n_recalled, n_reused = (
-            np.bincount(units // capacity, minlength=kv_heads)
-            for units in (np.unique(came), np.setdiff1d(units_after, came))
-        )
         counts = {"recalled_tokens": moved, "reused_tokens": held - moved}
-        self._count(layer, {"n_recalled": n_recalled, "n_reused": n_reused, **counts})
+        self._count(layer, {"n_recalled": new_units.sum(1), "n_reused": (units_after & ~new_units).sum(1), **counts})
         freed = torch.from_numpy(plan.freed).to(slots.role.device)
         slots.role[freed[0], freed[1]] = FREE
-        departed = np.stack(np.divmod(np.setdiff1d(units_before, units_after), capacity))
+        departed = np.stack((units_before & ~units_after).nonzero())
         self.spans.mark(layer, departed, hot=False)
         self._log.events_of(DEPARTURE.get(cause, "release"), layer, *departed)
         return Missing.by_token(plan, self.spans) if len(plan.heads) else None

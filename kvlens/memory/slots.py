@@ -17,6 +17,8 @@ from kvlens.rows import ROLES
 from kvlens.shape import KVShape
 
 ROLE = {name: code for code, name in enumerate(ROLES)}
+EXACT = tuple(ROLE[name] for name in ("sink", "anchor", "window", "resident"))
+"""role codes of tokens that are attended as they are"""
 FREE = len(ROLES)
 """Role code of a slot that holds nothing (or a copy that has not landed)."""
 
@@ -46,6 +48,13 @@ class PromptStore:
         part.tokens, part.seen = self.tokens, [self.seen[layer] for layer in layers]
         part.keys, part.values = self.keys[list(layers)], self.values[list(layers)]
         return part
+
+    def share(self, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Hold keys, values [L, H_kv, n, D] that another reading of the prompt holds too, without a copy: nobody writes
+        to them any more. Raises AssertionError unless they are of the announced size and form."""
+        for held, shared in ((self.keys, keys), (self.values, values)):
+            assert (held.shape, held.dtype, held.device) == (shared.shape, shared.dtype, shared.device), shared.shape
+        self.keys, self.values, self.seen = keys, values, [self.tokens] * len(self.seen)
 
     def view(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return keys, values [1, H_kv, seen, D] of the tokens that one layer has seen."""

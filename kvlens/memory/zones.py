@@ -126,23 +126,26 @@ class TokenZone:
     def plan(self, requested: np.ndarray, heads: np.ndarray) -> TokenPlan:
         """Bring the zones of `heads` int64 [n] to hold requested int64 [H_kv, W], -1: nothing. Applies the plan to this
         bookkeeping and returns it. Raises AssertionError where there is too little room."""
-        missed, freed = [], []
-        held_before = self._held(heads)
-        for head in heads:
-            here = self.position[head]
-            requested_tokens = np.unique(requested[head][requested[head] >= 0])
-            assert len(requested_tokens) <= len(here), (
-                f"{len(requested_tokens)} tokens are requested, there is room for {len(here)}"
-            )
-            evicted = np.flatnonzero((here >= 0) & ~np.isin(here, requested_tokens))
-            new = np.setdiff1d(requested_tokens, here, assume_unique=True)
-            here[evicted] = -1
-            free = np.flatnonzero(here < 0)[: len(new)]
-            here[free] = new
-            missed.append(np.stack((np.full(len(new), head), new, self.first_slot + free)))
-            freed.append(np.stack((np.full(len(evicted), head), self.first_slot + evicted)))
-        owner, positions, slots = np.concatenate(missed, 1)
-        return TokenPlan(owner, positions, slots, np.concatenate(freed, 1), held_before, self._held(heads))
+        held_before, here, requests = self._held(heads), self.position[heads], requested[heads]
+        rows = np.arange(len(heads))[:, None]
+        # column p + 1: position p is requested; column 0 takes what names no position
+        missing = np.zeros((len(heads), int(max(here.max(initial=-1), requests.max(initial=-1))) + 2), bool)
+        missing[rows, requests + 1] = True
+        missing[:, 0] = False
+        most = int(missing.sum(1).max(initial=0))
+        assert most <= here.shape[1], f"{most} tokens are requested, there is room for {here.shape[1]}"
+        evicted = (here >= 0) & ~missing[rows, here + 1]
+        missing[rows, here + 1] = False
+        here[evicted] = -1
+        free = here < 0
+        fill = free & (free.cumsum(1) <= missing.sum(1)[:, None])
+        row, columns = missing.nonzero()
+        here[fill] = columns - 1
+        self.position[heads] = here
+        freed_rows, freed_slots = evicted.nonzero()
+        slots = self.first_slot + fill.nonzero()[1]
+        freed = np.stack((heads[freed_rows], self.first_slot + freed_slots))
+        return TokenPlan(heads[row], columns - 1, slots, freed, held_before, self._held(heads))
 
     def tokens(self, spans: SpanTable) -> np.ndarray:
         """Return the tokens of each span in the zones, int64 [H_kv, S]."""

@@ -186,3 +186,9 @@ class Method(Sizing, Placing, Selecting, Lifecycle, ABC):
         context = self.context
         if context.budget_bytes is not None and context.budget_bytes < needed:
             raise BudgetInfeasible(self.name, context.budget_bytes, needed, context.full_kv_bytes)
+
+
+def own_method(method: type[Method]) -> bool:
+    """Return whether kvlens ships the method. Others get copies of a prompt that several runs share: a hook that writes
+    in it is refused, and must not change it for the runs that follow."""
+    return method.__module__.startswith("kvlens.methods.")

@@ -14,7 +14,7 @@ from kvlens.kernels.attend import PLAIN, LayerForm, attention_weights
 from kvlens.memory.hot_tier import Pool
 from kvlens.memory.memory import Memory
 from kvlens.memory.placement import Selection
-from kvlens.memory.slots import FREE, ROLE
+from kvlens.memory.slots import EXACT, FREE, ROLE
 from kvlens.memory.span_table import WINDOW
 from kvlens.memory.windowed import WindowedLayers
 from kvlens.recording.snapshot import Attended, DecidedStep, PackedReads, Ranked, Snapshot, Zooms
@@ -44,13 +44,17 @@ class Freezer:
         """decides: a selection is a decision of its step and layer; forms: of the model's layers, (): plain."""
         self.memory, self.windowed, self._decides, self._forms = memory, windowed, decides, forms
         self.shadow: torch.Tensor | None = None
-        """[L, H_kv, n, D]: copy of all keys for coverage, with room for the decoded tokens; None: coverage is not
-        recorded"""
+        """[L, H_kv, n, D]: all keys for coverage, with room for the decoded tokens; None: coverage is not recorded"""
+        self._whole = not windowed.rings and not forms and _keeps_all(memory)
+        """every token stays exactly in the slot of its position, of all layers and KV heads alike"""
         self._seen: list[_Seen] = []
         self._previous: torch.Tensor | None = None
 
     def watch_keys(self, keys: torch.Tensor, max_new: int) -> None:
-        """Begin the shadow with the prompt's keys [L, H_kv, n, D]."""
+        """Begin the shadow with the prompt's keys [L, H_kv, n, D]; without a copy where the slots keep all keys."""
+        if self._whole:
+            self.shadow = self.memory.hot.pools[0].keys
+            return
         self.shadow = torch.zeros(
             *keys.shape[:2], keys.shape[2] + max_new, keys.shape[3], dtype=keys.dtype, device=keys.device
         )
@@ -76,8 +80,9 @@ class Freezer:
     def snapshot(self, position: int) -> Snapshot:
         """The step whose token lies at `position`; nothing has been rearranged since its attention."""
         layer_inputs, memory = self._seen, self.memory
-        groups: list[Attended] = []
-        for layers, members in self._alike():
+        whole = self._whole and all(s.selection is None and s.biases == [None] for s in layer_inputs)
+        groups: list[Attended] = [self._tables(position + 1)] if whole else []
+        for layers, members in () if whole else self._alike():
             if layers is None:
                 groups.append(self._freeze_window(members[0]))
             else:
@@ -85,10 +90,11 @@ class Freezer:
         q = torch.stack([s.q for s in layer_inputs]).float()
         shadow = None
         if self.shadow is not None:
-            newest = memory.hot.read_window(position, position + 1)[0][:, :, 0]
-            self.shadow[list(self.windowed.numbers), :, position] = newest
-            for layer, ring in self.windowed.rings.items():
-                self.shadow[layer, :, position] = ring[0, :, position % ring.shape[2]]
+            if not self._whole:
+                newest = memory.hot.read_window(position, position + 1)[0][:, :, 0]
+                self.shadow[list(self.windowed.numbers), :, position] = newest
+                for layer, ring in self.windowed.rings.items():
+                    self.shadow[layer, :, position] = ring[0, :, position % ring.shape[2]]
             shadow = self.shadow[:, :, : position + 1]
         selections = [s.selection for s in layer_inputs]
         ranked = [None if c is None else _ranked(c) for c in selections]
@@ -108,6 +114,7 @@ class Freezer:
             decided=self._decided(),
             index_bytes=tuple(0 if c is None else c.index_bytes for c in selections),
             forms=self._forms,
+            keys=memory.hot.pools[0].keys[:, :, : position + 1] if whole else None,
         )
         self._previous, self._seen = q, []
         return shot
@@ -196,6 +203,16 @@ class Freezer:
                 columns[name][layer] = values
         return columns
 
+    def _tables(self, positions: int) -> Attended:
+        """Return what the slots of the first `positions` hold, without weights: of all layers and KV heads alike."""
+        shape, pool = self.memory.shape, self.memory.hot.pools[0]
+        role, span, position = (
+            table[:1, :1, :positions].clone().expand(shape.layers, shape.kv_heads, -1)
+            for table in (pool.role, pool.span, pool.position)
+        )
+        none = torch.empty(shape.layers, shape.kv_heads, shape.group, 0, device=role.device)
+        return Attended(none, None, role, span, position)
+
     def _freeze(self, layers: range, seen: list[_Seen]) -> Attended:
         pools = self.memory.hot.parts[layers.start]
         parts = [self._freeze_part(pool, layers, seen, part) for part, pool in enumerate(pools)]
@@ -213,6 +230,22 @@ class Freezer:
         return Attended(
             weights, bias, role, span, position, _share(seen, weights, pool.index[1]), form.sinks is not None
         )
+
+
+def _keeps_all(memory: Memory) -> bool:
+    """Return whether every token of the run stays exactly in the slot of its position, alike in all KV heads."""
+    pool = memory.hot.pools[0]
+    if len(memory.hot.pools) > 1 or pool.dense or pool.bag is not None or memory.layout.shared:
+        return False
+    if memory.packed is not None or memory.distance is not None or memory.counterfactual is not None:
+        return False
+    zones, n = pool.zones, memory.hot.newest + 1
+    if zones.coarse or zones.recall or pool.gaps or pool.used["kept"] != zones.kept or zones.slots < memory.positions:
+        return False
+    tables = pool.position[:, :, :n], pool.role[:, :, :n], pool.span[:, :, :n]
+    ordered = bool((tables[0] == torch.arange(n, device=tables[0].device)).all())
+    exact = torch.isin(tables[1], torch.tensor(EXACT, dtype=torch.uint8, device=tables[1].device))
+    return ordered and bool(exact.all()) and all(bool((table == table[:1, :1]).all()) for table in tables)
 
 
 def _share(seen: list[_Seen], weights: torch.Tensor, heads: slice) -> torch.Tensor | None:

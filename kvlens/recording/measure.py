@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from kvlens.instruments import Oracle, Scores
 from kvlens.memory.slots import FREE, ROLE
 from kvlens.recording.decisions import decisions_at, zoom_columns
-from kvlens.recording.oracle import compare, coverage, full_attention
+from kvlens.recording.oracle import compare, coverage, full_attention, sum_by
 from kvlens.recording.selected import selection_recall
 from kvlens.recording.snapshot import Attended, Measured, Snapshot, Zooms
 from kvlens.rows import MASS_COLUMNS
@@ -26,6 +26,7 @@ def alike(shot: Snapshot) -> tuple[object, ...]:
     groups = tuple((group.weights.shape[0], group.bias is None, group.share is None) for group in shot.groups)
     return (
         groups,
+        shot.keys is None,
         shot.previous_q is None,
         shot.zooms is None,
         shot.shadow is None,
@@ -40,8 +41,13 @@ def alike(shot: Snapshot) -> tuple[object, ...]:
 def measure(shots: list[Snapshot], top_k: int, ranked: int) -> list[Measured]:
     """All columns of some steps that are `alike`; the `top_k` spans by mass, the `ranked` best candidates by score."""
     first_shot, steps = shots[0], len(shots)
-    groups = [_together([shot.groups[i] for shot in shots]) for i in range(len(first_shot.groups))]
-    parts = [_masses(group, first_shot.spans, steps) for group in groups]
+    full = full_attention(shots) if first_shot.keys is not None or first_shot.shadow is not None else None
+    if first_shot.keys is not None:
+        assert full is not None
+        groups, parts = None, [masses_of_all(full, shots)]
+    else:
+        groups = [_together([shot.groups[i] for shot in shots]) for i in range(len(first_shot.groups))]
+        parts = [_masses(group, first_shot.spans, steps) for group in groups]
     roles, mass, entropy, tokens, coarse = (torch.cat(column, 1) for column in zip(*parts, strict=True))
     columns = {name: roles[..., code] for code, name in enumerate(MASS_COLUMNS)}
     columns["entropy"] = entropy
@@ -57,15 +63,15 @@ def measure(shots: list[Snapshot], top_k: int, ranked: int) -> list[Measured]:
     missed: list[dict[str, np.ndarray]] = [{} for _ in shots]
     oracle_worst = [0.0] * steps
     if first_shot.shadow is not None:
-        full = full_attention(shots)
-        columns["coverage"] = coverage(full, groups)
-        columns["selection_recall"] = selection_recall(full, groups)
+        assert full is not None
+        for name, share in (("coverage", coverage), ("selection_recall", selection_recall)):
+            columns[name] = torch.ones_like(entropy) if groups is None else share(full, groups)
         oracles, missed, oracle_worst = compare(shots, full, mass, groups, top_k)
     columns |= {name: torch.stack([shot.head_columns[name] for shot in shots]) for name in first_shot.head_columns}
     index = torch.tensor([shot.index_bytes for shot in shots], device=tokens.device)[..., None]
     kv_columns = {"attended_tokens": tokens, "attended_coarse": coarse}
     kv_columns["read_bytes"] = (tokens + coarse) * first_shot.entry_bytes + index
-    if first_shot.packed is not None:
+    if first_shot.packed is not None and groups is not None:
         kv_columns["read_bytes"] = kv_columns["read_bytes"] - _saved(groups, shots)
     kv_columns |= {name: torch.stack([shot.kv_columns[name] for shot in shots]) for name in first_shot.kv_columns}
     worst = (roles[..., : len(MASS_COLUMNS)].sum(-1) - 1).abs().flatten(1).amax(1).tolist()
@@ -137,6 +143,19 @@ def _masses(group: Attended, spans: int, steps: int) -> tuple[torch.Tensor, ...]
     return tuple(x.unflatten(0, (steps, -1)) for x in (*by_query_head, *_attended(group)))
 
 
+def masses_of_all(full: torch.Tensor, shots: list[Snapshot]) -> tuple[torch.Tensor, ...]:
+    """As `_masses`, of steps whose heads attended all positions exactly: full [L, H_kv, T, G, n] is their attention."""
+    weights, table = full.movedim(2, 0), shots[-1].groups[0]
+    role, span = table.role[0, 0].long(), table.span[0, 0].long()
+    by_role, by_span = (
+        sum_by(weights, code, codes).flatten(2, 3) for code, codes in ((role, FREE + 1), (span, shots[0].spans))
+    )
+    entropy = -(weights * weights.clamp(min=torch.finfo(weights.dtype).tiny).log()).sum(-1).flatten(2, 3)
+    counts = torch.tensor([shot.groups[0].role.shape[-1] for shot in shots], device=full.device)
+    tokens = counts[:, None, None].expand(-1, *full.shape[:2])
+    return by_role, by_span, entropy, tokens, torch.zeros_like(tokens)
+
+
 def _attended(group: Attended) -> tuple[torch.Tensor, torch.Tensor]:
     """Tokens and coarse entries [T * l, H_kv] that some query head of the KV head attends."""
     is_attended = group.role != FREE if group.bias is None else (group.bias > -math.inf).any(2)
@@ -149,7 +168,9 @@ def sketch(shot: Snapshot) -> tuple[np.ndarray, np.ndarray | None]:
     What is recorded is measured with other steps, and may differ from this in the last bits."""
     tokens = torch.cat([_attended(group)[0] for group in shot.groups])
     coverages = None
-    if shot.shadow is not None:
+    if shot.shadow is not None and shot.keys is not None:
+        coverages = np.ones(shot.q.shape[:2], np.float32)
+    elif shot.shadow is not None:
         coverages = coverage(full_attention([shot]), shot.groups)[0].numpy(force=True).astype(np.float32)
     return tokens.numpy(force=True).astype(float), coverages
 

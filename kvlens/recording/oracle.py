@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,14 +17,12 @@ import torch.nn.functional as F
 
 from kvlens.instruments import Oracle
 from kvlens.kernels.attend import attention_weights
-from kvlens.memory.slots import ROLE
+from kvlens.memory.slots import EXACT
 from kvlens.memory.span_table import WINDOW
 from kvlens.recording.selected import read_positions
 from kvlens.recording.snapshot import Attended, Snapshot
 from kvlens.rows import SpanRow
 
-EXACT = (ROLE["sink"], ROLE["anchor"], ROLE["window"], ROLE["resident"])
-"""Roles whose entries are attended exactly, for coverage."""
 LOST_TOKENS = 8
 """tokens that are named, per query head, of those that full attention wanted and that were not read"""
 
@@ -49,24 +48,23 @@ class Owners:
 
 def full_attention(shots: Sequence[Snapshot]) -> torch.Tensor:
     """[L, H_kv, T, G, n] of consecutive steps, 0 on positions a step had not written. Their queries share one product
-    with the keys."""
-    longest = shots[-1].shadow
+    with the keys, layer by layer: what a layer needs fits a processor's cache, and keys of 16 bits are never all there
+    in float32."""
+    keys = [shot.shadow if shot.keys is None else shot.keys for shot in shots]
+    longest = keys[-1]
     assert longest is not None
     layers, kv_heads, n, head_dim = longest.shape
     q = torch.stack([shot.q for shot in shots], 1).unflatten(2, (kv_heads, -1)).transpose(1, 2)
     steps, group = q.shape[2:4]
-    token_counts = torch.tensor(
-        [shot.shadow.shape[2] for shot in shots if shot.shadow is not None], device=longest.device
-    )
+    token_counts = torch.tensor([each.shape[2] for each in keys if each is not None], device=longest.device)
     unwritten = (torch.arange(n, device=longest.device) >= token_counts[:, None]).repeat_interleave(group, 0)
     bias = unwritten.new_zeros(unwritten.shape, dtype=torch.float32).masked_fill(unwritten, -math.inf)
     rows = q.reshape(layers, -1, head_dim)
     if shots[0].forms:
         return _formed(shots[0], rows, longest, bias, token_counts, group)
-    # one layer at a time where keys have 16 bits: in float32 those of all layers are twice the whole cache
-    apart = 1 if longest.element_size() < 4 else layers
-    parts = zip(rows.split(apart), longest.split(apart), strict=True)
-    weights = torch.cat([attention_weights(*part, bias, shots[0].scaling) for part in parts])
+    weights = torch.empty(layers, kv_heads, steps * group, n, device=longest.device)
+    for layer, part in enumerate(zip(rows, longest, strict=True)):
+        weights[layer] = attention_weights(*part, bias if steps > 1 else None, shots[0].scaling)
     return weights.unflatten(2, (steps, group))
 
 
@@ -108,14 +106,15 @@ def coverage(full: torch.Tensor, groups: Sequence[Attended]) -> torch.Tensor:
 
 
 def compare(
-    shots: Sequence[Snapshot], full: torch.Tensor, mass: torch.Tensor, groups: Sequence[Attended], top_k: int
+    shots: Sequence[Snapshot], full: torch.Tensor, mass: torch.Tensor, groups: Sequence[Attended] | None, top_k: int
 ) -> tuple[list[Oracle | None], list[dict[str, np.ndarray]], list[float]]:
     """Per step: the `top_k` spans with most own-query mass or most of full KV's own; the columns regret, unread and,
     where full KV's own attention is there, reference_regret and reference_unread, float32 [L, Hq] (NaN in layers that
     were not sampled), in total over all spans; and the largest |sum of full attention - 1|. None, no columns and 0 at
     steps that were not sampled.
 
-    mass: the method's mass by span [T, L, Hq, S]; groups: of T steps each.
+    mass: the method's mass by span [T, L, Hq, S]; groups: of T steps each, None: every query head attended every
+    position exactly, so that `mass` is full attention's.
     """
     oracles: list[Oracle | None] = [None] * len(shots)
     columns: list[dict[str, np.ndarray]] = [{} for _ in shots]
@@ -126,9 +125,14 @@ def compare(
     layers = list(shots[steps[0]].sampled)
     n = full.shape[-1]
     owners = [owner for t in steps if (owner := shots[t].owner) is not None]
-    read = read_positions(groups, len(shots), steps, torch.stack([owner[:n] for owner in owners]))[:, layers]
-    read_mass = mass[steps][:, layers]
-    by_query = [_Masses.sum_spans(full[layers][:, :, steps].movedim(2, 0), read, owners, mass.shape[-1])]
+    read_mass, read = _some(mass, 1, layers, 0, steps), None
+    if groups is None:
+        by_query = [_Masses(read_mass, torch.zeros_like(read_mass), None)]
+    else:
+        read = read_positions(groups, len(shots), steps, torch.stack([owner[:n] for owner in owners]))
+        read = _some(read, 1, layers)
+        own_mass = _some(full, 0, layers, 2, steps).movedim(2, 0)
+        by_query = [_Masses.sum_spans(own_mass, read, owners, mass.shape[-1])]
     if (attention := _reference(shots, steps, n)) is not None:
         by_query.append(_Masses.sum_spans(attention, read, owners, mass.shape[-1]))
     lacking = (by_query[0].spans - read_mass).clamp(min=0) / by_query[0].spans.clamp(min=1e-12)
@@ -141,9 +145,10 @@ def compare(
         "mass": (read_mass.gather(-1, top.indices), 0.0),
     }
     totals: dict[str, torch.Tensor] = {}
+    named = min(LOST_TOKENS, n)
     for masses, (name, tail, prefix) in zip(by_query, _NAMES, strict=False):
         tables |= {name: (masses.spans.gather(-1, top.indices), 0.0), tail: (masses.tail(top.indices), math.nan)}
-        tables |= {f"{prefix}{key}": table for key, table in masses.tables(top.indices).items()}
+        tables |= {f"{prefix}{key}": table for key, table in masses.tables(top.indices, named).items()}
         totals |= {f"{prefix}regret": masses.regret(read_mass, lacking), f"{prefix}unread": masses.unread.sum(-1)}
     arrays = {name: _whole(*table, layers, mass.shape[1]) for name, table in tables.items()}
     sums = {name: _whole(total, math.nan, layers, mass.shape[1]) for name, total in totals.items()}
@@ -165,15 +170,19 @@ class _Masses:
 
     spans: torch.Tensor
     unread: torch.Tensor
-    lost: torch.Tensor
+    lost: torch.Tensor | None
+    """None: no token was unread"""
 
     @classmethod
     def sum_spans(
-        cls, attention: torch.Tensor, read: torch.Tensor, owners: Sequence[torch.Tensor], spans: int
+        cls, attention: torch.Tensor, read: torch.Tensor | None, owners: Sequence[torch.Tensor], spans: int
     ) -> _Masses:
-        """attention, read [t, l, H_kv, G, n]; spans: S."""
+        """attention, read [t, l, H_kv, G, n], None: all was read; spans: S."""
+        sums = by_span(attention, owners, spans)
+        if read is None:
+            return cls(sums, torch.zeros_like(sums), None)
         lost = attention.masked_fill(read, 0.0)
-        return cls(by_span(attention, owners, spans), by_span(lost, owners, spans), lost)
+        return cls(sums, by_span(lost, owners, spans), lost)
 
     def regret(self, read_mass: torch.Tensor, lacking: torch.Tensor) -> torch.Tensor:
         """What the method missed in all [t, l, Hq]. read_mass: the method's mass; lacking: of the own-query mass the
@@ -192,14 +201,18 @@ class _Masses:
         """Mass [t, l, Hq] on spans that are not listed."""
         return (self.spans.sum(-1) - self.spans.gather(-1, listed).sum(-1)).clamp(min=0)
 
-    def tables(self, listed: torch.Tensor) -> dict[str, tuple[torch.Tensor, float]]:
-        """Tables [t, l, Hq, ...] beside the listed spans, with what layers hold that were not sampled."""
-        tokens = self.lost.flatten(2, 3).topk(min(LOST_TOKENS, self.lost.shape[-1]), -1)
-        return {
-            "unread": (self.unread.gather(-1, listed), 0.0),
-            "lost_pos": (torch.where(tokens.values > 0, tokens.indices, -1).int(), -1),
-            "lost_mass": (tokens.values, 0.0),
-        }
+    def tables(self, listed: torch.Tensor, positions: int) -> dict[str, tuple[torch.Tensor, float]]:
+        """Tables [t, l, Hq, ...] beside the listed spans, with what layers hold that were not sampled; positions: lost
+        ones that are named."""
+        if self.lost is None:
+            lost_mass = self.spans.new_zeros(*self.spans.shape[:3], positions)
+            lost_pos = torch.full_like(lost_mass, -1, dtype=torch.int32)
+        else:
+            tokens = self.lost.topk(positions, -1)
+            lost_mass = tokens.values.flatten(2, 3)
+            lost_pos = torch.where(lost_mass > 0, tokens.indices.flatten(2, 3), -1).int()
+        unread = self.unread.gather(-1, listed)
+        return {"unread": (unread, 0.0), "lost_pos": (lost_pos, -1), "lost_mass": (lost_mass, 0.0)}
 
 
 def _reference(shots: Sequence[Snapshot], steps: Sequence[int], n: int) -> torch.Tensor | None:
@@ -214,11 +227,29 @@ def by_span(rows: torch.Tensor, owners: Sequence[torch.Tensor], spans: int) -> t
     position, int64 [>= n]; steps with the same table share one sum."""
     span_sums = []
     for _, run in groupby(range(len(owners)), key=lambda t: id(owners[t])):
-        layers = list(run)
-        flat = rows[layers].flatten(0, 3).t().contiguous()  # positions first: whole rows are added
-        sums = flat.new_zeros(spans, flat.shape[1]).index_add_(0, owners[layers[0]][: len(flat)], flat)
-        span_sums.append(sums.t().unflatten(0, rows[layers].shape[:-1]))
+        steps = list(run)
+        same_table = rows[steps[0] : steps[-1] + 1]
+        span_sums.append(sum_by(same_table, owners[steps[0]][: rows.shape[-1]], spans))
     return torch.cat(span_sums).flatten(2, 3)
+
+
+def sum_by(rows: torch.Tensor, code: torch.Tensor, codes: int) -> torch.Tensor:
+    """Add rows [..., n] up over the columns with an equal code, int64 [n] -> [..., codes]. On a CPU runs of equal codes
+    are added first, without a copy."""
+    out = rows.new_zeros(*rows.shape[:-1], codes)
+    if rows.is_cuda:
+        return out.index_add_(-1, code, rows)
+    starts = np.flatnonzero(np.diff(code.numpy(), prepend=-1))
+    return out.index_add_(-1, code[starts], torch.from_numpy(np.add.reduceat(rows.numpy(), starts, axis=-1)))
+
+
+def _some(values: torch.Tensor, *selected: Any) -> torch.Tensor:
+    """Return some rows of dimensions: (dimension, ascending rows) one after the other; without a copy where all are
+    chosen."""
+    for dim, rows in zip(selected[::2], selected[1::2], strict=True):
+        if len(rows) < values.shape[dim]:
+            values = values.index_select(dim, torch.tensor(rows, device=values.device))
+    return values
 
 
 def _whole(values: torch.Tensor, filling: float, layers: list[int], count: int) -> np.ndarray:

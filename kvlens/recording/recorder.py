@@ -32,7 +32,7 @@ RANKED_SPANS = 32
 """spans whose scores are logged, per (step, layer, KV head)"""
 TOGETHER = 8
 """steps measured at a time, so that the second thread takes the interpreter from the engine's less often"""
-TOGETHER_NUMBERS = 4_000_000
+TOGETHER_NUMBERS = 8_000_000
 """weights of one kind that may be in work at a time: long contexts are measured fewer steps at a time"""
 SKETCHED_S = 0.5
 """a run that is followed shows a sketch of a step at most so often, where the second thread has time for it"""

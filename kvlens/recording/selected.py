@@ -22,47 +22,64 @@ def selection_recall(full: torch.Tensor, groups: Sequence[Attended]) -> torch.Te
     mass at the k-th place those attended count first. full: [L, H_kv, T, G, n], 0 on positions a step had not written;
     groups: of T steps each.
     """
-    steps, n, first, found = full.shape[2], full.shape[-1], 0, []
+    steps, first, found = full.shape[2], 0, []
     for group in groups:
-        attended = _attended(group, n).unflatten(0, (steps, -1))
-        layers = attended.shape[1]
-        found.append(_hits(full[first : first + layers].movedim(2, 0), attended).flatten(2, 3))
+        attended, position = _attended(group, full.shape[-1])
+        layers = len(attended) // steps
+        mass = full[first : first + layers].movedim(2, 0).flatten(0, 1)
+        found.append(_hits(mass, attended, position).unflatten(0, (steps, -1)).flatten(2, 3))
         first += layers
     return torch.cat(found, 1)
 
 
-def _attended(group: Attended, n: int) -> torch.Tensor:
-    """bool [l, H_kv, G, n]: the token at that position was attended."""
+def _attended(group: Attended, n: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """bool [l, H_kv, G, C]: the slot's token was attended, and int64 [l, H_kv, 1, C], its position below n. A token
+    counts in one slot only."""
     slot = ((group.role != FREE) & (group.role != ROLE["coarse"]) & (group.position >= 0))[:, :, None]
     slot = slot.expand_as(group.weights)
     if group.bias is not None:
         slot = slot & (group.bias > -torch.inf)
-    where = torch.where(slot, group.position[:, :, None].long(), n)
+    position = group.position.clamp(0, n - 1).long()[:, :, None]
+    if group.share is None:  # the memory keeps a token in one slot
+        return slot, position
     marks = torch.zeros(*slot.shape[:-1], n + 1, dtype=torch.bool, device=slot.device)
-    return marks.scatter_(-1, where, True)[..., :n]
+    marks.scatter_(-1, torch.where(slot, position, n), True)
+    return marks[..., :n], torch.arange(n, device=slot.device).expand(*slot.shape[:2], 1, n)
 
 
-def _hits(mass: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
-    """Share of the k largest of `mass` that are attended, k the number attended: both [..., n] -> [...]."""
-    k = attended.sum(-1)
+def _hits(mass: torch.Tensor, attended: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
+    """Share of the k largest of `mass` [..., G, n] that are attended, k the number attended: attended [..., G, C],
+    position [..., 1, C] -> [..., G]."""
+    k = attended.sum(-1, dtype=torch.int32).long()
     kth = kth_by_sorting if mass.is_cuda else kth_by_partition
-    least = kth(mass, k.clamp(min=1))
-    above = mass > least
-    even = torch.minimum((attended & (mass == least)).sum(-1), k - above.sum(-1))
-    return torch.where(k > 0, ((attended & above).sum(-1) + even) / k, torch.nan)
+    least, ties = kth(mass, k.clamp(min=1))
+    at_slots = mass.gather(-1, position.expand_as(attended))
+    above = (attended & (at_slots > least)).sum(-1, dtype=torch.int32)
+    even = torch.minimum((attended & (at_slots == least)).sum(-1, dtype=torch.int32), ties)
+    return torch.where(k > 0, (above + even) / k, torch.nan)
 
 
-def kth_by_partition(values: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-    """The k-th largest of each row of values [..., n], k >= 1 [...] -> [..., 1]. On a CPU a fourth of the time of
-    sorting the best ones."""
-    place = values.shape[-1] - k.numpy()
-    parted = np.partition(values.numpy(), np.unique(place), axis=-1)
-    return torch.from_numpy(np.take_along_axis(parted, place[..., None], -1))
+def kth_by_partition(values: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The k-th largest of each row of values [..., n], k >= 1 [...] -> [..., 1], and how many of the k largest equal
+    it, int32 [...]. On a CPU a fourth of the time of sorting the best ones."""
+    places, n = values.shape[-1] - k.numpy(), values.shape[-1]
+    least = np.empty((*places.shape, 1), values.numpy().dtype)
+    ties = np.empty(places.shape, np.int32)
+    for row, place in enumerate(places):  # of a layer's step: with few different k, and in a processor's cache
+        parted = np.partition(values[row].numpy(), np.unique(place), axis=-1)
+        least[row] = np.take_along_axis(parted, place[..., None], -1)
+        start = int(place.min())
+        among = np.arange(start, n) >= place[..., None]
+        ties[row] = ((parted[..., start:] == least[row]) & among).sum(-1)
+    return torch.from_numpy(least), torch.from_numpy(ties)
 
 
-def kth_by_sorting(values: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+def kth_by_sorting(values: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """As `kth_by_partition`, where the values are."""
-    return values.topk(int(k.max()), -1).values.gather(-1, (k - 1)[..., None])
+    best = values.topk(int(k.max()), -1).values
+    least = best.gather(-1, (k - 1)[..., None])
+    among = torch.arange(best.shape[-1], device=values.device) < k[..., None]
+    return least, ((best == least) & among).sum(-1, dtype=torch.int32)
 
 
 def read_positions(groups: Sequence[Attended], steps: int, at: list[int], owners: torch.Tensor) -> torch.Tensor:

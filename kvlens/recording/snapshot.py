@@ -23,6 +23,7 @@ class Attended:
     H_kv, C]."""
 
     weights: torch.Tensor
+    """of no slots where `Snapshot.keys` has the keys that make them"""
     bias: torch.Tensor | None
     """[l, H_kv, G, C]; None: every slot was attended as it is"""
     role: torch.Tensor
@@ -112,6 +113,9 @@ class Snapshot:
     """per layer: what of the method's index was read for one KV head's choice"""
     forms: tuple[LayerForm, ...] = ()
     """what each layer's attention has besides scaled scores; (): nothing"""
+    keys: torch.Tensor | None = None
+    """[L, H_kv, n, D], where every query head attended all positions exactly and no slot changes any more: the keys in
+    the slots, in the order of positions. The weights are made of them later; None: they are in `groups`"""
 
 
 @dataclass

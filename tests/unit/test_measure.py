@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from support import ListSink, random_prompt, run, task_prompt
 from kvlens.kernels.pool_attend import Live
 from kvlens.link.copies import Move
 from kvlens.memory.reads import Reads
+from kvlens.recording import freezing, measure, oracle
 from kvlens.rows import PrefillRecord
 
 
@@ -119,3 +121,43 @@ def test_copies_still_under_way_when_the_run_ends_reach_the_trace(demo: Any, mon
     assert sum(t.bytes for t in rows if t.step == 2) > 0
     assert sum(t.bytes for t in rows) == sum(record.kv["h2d_bytes"].sum() for record in sink.steps)
     assert all(check.passed for check in result.checks)
+
+
+def test_full_kv_computes_no_column_that_is_known(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The weights of several steps are made at once, full attention once, and what follows from keeping all is not
+    computed. The figures are those of the general way."""
+    computed: list[str] = []
+    for module, name in (
+        (measure, "full_attention"),
+        (measure, "coverage"),
+        (measure, "selection_recall"),
+        (oracle, "read_positions"),
+        (freezing, "attention_weights"),
+    ):
+        monkeypatch.setattr(module, name, partial(_counted, computed, name, getattr(module, name)))
+
+    def recorded() -> ListSink:
+        sink = ListSink()
+        run(tiny, random_prompt(200, seed=4), "full", max_new=10, sink=sink, coverage=True)
+        return sink
+
+    known = recorded()
+    assert set(computed) == {"full_attention"}
+    assert len(computed) < len(known.steps) / 2
+    monkeypatch.setattr(freezing, "_keeps_all", lambda memory: False)
+    general = recorded()
+    assert set(computed) > {"coverage", "selection_recall", "read_positions", "attention_weights"}
+    for now, before in zip(known.steps, general.steps, strict=True):
+        for columns, others in ((now.head, before.head), (now.kv, before.kv)):
+            assert columns.keys() == others.keys()
+            for name, column in columns.items():
+                np.testing.assert_allclose(column, others[name], atol=1e-5, err_msg=name)
+        assert now.oracle is not None
+        assert before.oracle is not None
+        np.testing.assert_allclose(now.oracle.full, before.oracle.full, atol=1e-5)
+        assert (now.oracle.lost_pos == -1).all()
+
+
+def _counted(calls: list[str], name: str, plain: Any, *arguments: Any) -> Any:
+    calls.append(name)
+    return plain(*arguments)

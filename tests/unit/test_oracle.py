@@ -225,7 +225,7 @@ def test_a_page_tells_why_span_keys_are_absent(tmp_path: Path, monkeypatch: pyte
         assert "10.2 kB" in why_no_keys(reader)
 
 
-def test_keys_of_16_bits_are_copied_to_32_one_layer_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_attention_is_computed_one_layer_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     shots, _, _ = case(5, [(0, 1)], 30)
     half = [replace(shot, shadow=shot.shadow.bfloat16()) for shot in shots if shot.shadow is not None]
     whole = [replace(shot, shadow=shot.shadow.float()) for shot in half if shot.shadow is not None]
@@ -233,9 +233,9 @@ def test_keys_of_16_bits_are_copied_to_32_one_layer_at_a_time(monkeypatch: pytes
     weights = oracle.attention_weights
 
     def watched(q: torch.Tensor, keys: torch.Tensor, *rest: Any) -> torch.Tensor:
-        copied.append(len(keys))
+        copied.append(keys.shape[:-2].numel())
         return weights(q, keys, *rest)
 
     monkeypatch.setattr(oracle, "attention_weights", watched)
     assert torch.equal(full_attention(half), full_attention(whole))
-    assert copied == [1] * LAYERS + [LAYERS]
+    assert copied == [KV_HEADS] * LAYERS * 2

@@ -80,6 +80,9 @@ def test_both_ways_name_the_same_token() -> None:
     generator = torch.Generator().manual_seed(3)
     values = torch.rand(4, 5, 60, generator=generator).round(decimals=1)
     k = torch.randint(1, 61, (4, 5), generator=generator)
-    found = kth_by_partition(values, k)
-    assert torch.equal(found, kth_by_sorting(values, k))
-    assert torch.equal(found, values.sort(-1, descending=True).values.gather(-1, (k - 1)[..., None]))
+    least, ties = kth_by_partition(values, k)
+    ordered = values.sort(-1, descending=True).values
+    best = torch.arange(60) < k[..., None]
+    for found in ((least, ties), kth_by_sorting(values, k)):
+        assert torch.equal(found[0], ordered.gather(-1, (k - 1)[..., None]))
+        assert torch.equal(found[1], ((ordered == least) & best).sum(-1).int())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pandas as pd
 import streamlit as st
 
+from kvlens.app.compare.readbound import weights_share
 from kvlens.app.compare.settings import ABSENT, KINDS, config_difference, setting_words
 from kvlens.app.compare.together import joined
 from kvlens.app.compare.totals import Total, totals, totals_table
@@ -86,9 +87,14 @@ def _phases(compared: Compared) -> None:
     links = joined(sorted({str(reader.meta.link or "not recorded") for reader in compared.runs.values()}))
     table = pd.DataFrame(timed).rename_axis("phase").reset_index()
     chart(by_run(timed), table, f"{compared.stem}-phases", "compare_phases", "Mean time of a step by phase and run")
-    st.caption(
-        plain(f"Phases of a step, mean over its steps. Link: {links}. Compare runs of one machine and link alone.")
-    )
+    sentence = f"Phases of a step, mean over its steps. Link: {links}. Compare runs of one machine and link alone."
+    share = weights_share(compared.runs[compared.a].meta)
+    if share is not None:
+        sentence += (
+            f" The model's weights are {share:.0%} of the bytes that a step of full KV reads in run A. Where reading "
+            f"memory bounds a step, no method's step takes less than {share:.2f} of full KV's time."
+        )
+    st.caption(plain(sentence))
 
 
 @st.cache_data(max_entries=128, show_spinner=False)

@@ -1,0 +1,19 @@
+"""The share of a step's bytes that no method can save."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvlens.app.compare.readbound import weights_share
+from kvlens.meta import RunMeta
+
+
+def test_the_share_counts_weights_and_full_kv_in_their_number_format() -> None:
+    sizes = {"layers": 30, "q_heads": 9, "kv_heads": 3}
+    info = {"parameters": 134_515_008}
+    kv_bytes = 4096 * 30 * 3 * 64 * 2
+    for dtype, size in (("float32", 4), ("bfloat16", 2)):
+        meta = RunMeta.model_validate(sizes | {"model_info": info, "dtype": dtype, "full_kv_bytes": kv_bytes * size})
+        assert weights_share(meta) == pytest.approx(134_515_008 / (134_515_008 + kv_bytes))
+    assert weights_share(RunMeta.model_validate(sizes | {"model_info": info, "dtype": "float32"})) is None
+    assert weights_share(RunMeta.model_validate(sizes | {"dtype": "float32", "full_kv_bytes": kv_bytes})) is None
