@@ -152,7 +152,7 @@ def _claiming(out: Any) -> Any:
     """What was computed, said to lie on the device."""
     if isinstance(out, PLAIN):
         return out
-    return tree_map(lambda x: on_cuda(x) if type(x) is torch.Tensor else x, out)
+    return tree_map(lambda x: on_cuda(x) if type(x) in (torch.Tensor, torch.nn.Parameter) else x, out)
 
 
 def _plain(tree: Any) -> Any:

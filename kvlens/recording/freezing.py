@@ -110,7 +110,7 @@ class Freezer:
             layer_inputs[0].scaling,
             memory.spans.capacity,
             entry_bytes=memory.shape.head_token_bytes,
-            packed=None if memory.packed is None else PackedReads(memory.packed.saved, memory.packed.values_until),
+            packed=self._packed_reads(),
             decided=self._decided(),
             index_bytes=tuple(0 if c is None else c.index_bytes for c in selections),
             forms=self._forms,
@@ -159,6 +159,15 @@ class Freezer:
             positions.to(torch.int32).expand(size).clone(),
             sinks=form.sinks is not None,
         )
+
+    def _packed_reads(self) -> PackedReads | None:
+        """What packed tokens save, by layer of the model; a windowed layer packs nothing."""
+        packed = self.memory.packed
+        if packed is None:
+            return None
+        numbers = [self.windowed.own(seen.layer) for seen in self._seen]
+        saved = [(0.0, 0.0) if number is None else packed.saved[number] for number in numbers]
+        return PackedReads(saved, packed.values_until)
 
     def _zooms(self) -> Zooms | None:
         """What each layer could and did read token by token; None for methods that do not zoom."""

@@ -71,7 +71,7 @@ class TwoStages(Base):
         import torch
 
         shape = self.context.shape
-        weight = output_weight(inputs.modules[layer], shape.q_heads * shape.head_dim).float()
+        weight = output_weight(inputs.modules[layer], shape.q_heads * shape.head_dim).float().to(values.device)
         by_head = weight.unflatten(1, (shape.kv_heads, shape.group, shape.head_dim))  # [hidden, H_kv, G, D]
         norms = torch.zeros(values.shape[:2], device=values.device)
         for member in range(shape.group):
