@@ -11,13 +11,14 @@ import torch
 
 from kvlens.observing.calls import Call
 from kvlens.observing.changes import Changes
-from kvlens.observing.frames import FrameMaker, count_kinds, present
+from kvlens.observing.frames import FrameMaker, count_kinds, present, rewritten_errors
+from kvlens.observing.fullkv import RANKED, TOP_SPANS, WaitingSteps
 from kvlens.observing.holdings import count_bytes, layer_bytes
 from kvlens.observing.layers import LayerWatch
 from kvlens.observing.matching import Matcher, Turn
 from kvlens.observing.pages import Pages
 from kvlens.observing.refusals import CannotObserve, count_padding, refuse_row
-from kvlens.observing.taken import Pass, Taken, blank, chose_greedily, count_length, follow_pages
+from kvlens.observing.taken import Pass, Taken, blank, chose_greedily, count_fed, count_length, follow_pages
 from kvlens.observing.written import Shadow, Written
 from kvlens.recording.measure import measure
 from kvlens.recording.sampling import OracleSampling
@@ -25,7 +26,6 @@ from kvlens.shape import KVShape
 
 MOST_ROWS = 128
 """tokens of one pass behind the prompt that are followed as steps"""
-TOP_SPANS, RANKED = 16, 32
 
 
 class Observer:
@@ -55,7 +55,7 @@ class Observer:
         self.pads: int | None = None
         self.prompt_tokens = 0
         self.steps: list[Taken] = []
-        self.cache_name, self.packed = "", False
+        self.cache_name = ""
         self.given_end = 0
         """positions below it were fed several at a time: their tokens were given, not chosen"""
         self.stopped: str | None = None
@@ -65,6 +65,7 @@ class Observer:
         self.written = [Written(self.copies, layer) for layer in range(shape.layers)]
         self.pages: Pages | None = None
         self.oracle: OracleSampling | None = None
+        self.waiting_steps, self.prompt_passes = WaitingSteps(), 0
         self._layers: list[LayerWatch] = []
         self._maker: FrameMaker | None = None
         self._pass: Pass | None = None
@@ -97,8 +98,9 @@ class Observer:
             self.prompt_tokens = self.announced - pads if self.announced else len(row) - pads
             self._ready()
         new = row[pads:]
+        self.prompt_passes += start < self.prompt_tokens
         first = max(0, self.prompt_tokens - 1 - start)
-        rows = torch.arange(pads + first, len(row), device=self.device)
+        rows = torch.arange(min(pads + first, len(row)), len(row), device=self.device)
         if start >= self.prompt_tokens and len(new) > MOST_ROWS:
             rows = rows[:0]
         held, _ = count_bytes(cache, self.shape.layers, self.device, len(ids))
@@ -131,7 +133,7 @@ class Observer:
             self._forget(current.start)
             return
         if not self.cache_name and cache is not None:
-            self.cache_name, self.packed = type(cache).__name__, "quant" in type(cache).__name__.lower()
+            self.cache_name = type(cache).__name__
         self._settle(self.tokens[current.start])
         if current.multiple and current.start == max(self.given_end, self.prompt_tokens):
             self.given_end = len(self.tokens)
@@ -148,10 +150,9 @@ class Observer:
         """Make the steps of a pass."""
         assert self.pages is not None
         if self._maker is None:
-            self._maker = FrameMaker(self.shape, self.pages, self.packed, self.windowed)
+            self._maker = FrameMaker(self.shape, self.pages)
         layers = [current.seen[layer] for layer in range(self.shape.layers)]
         held, elsewhere = count_bytes(cache, self.shape.layers, self.device, current.batch)
-        peak = max(sum(held[:at]) + now + sum(current.before[at + 1 :]) for at, now in current.now.items())
         shadow = None if self.copies is None else self.copies.keys(len(self.tokens))
         took = (began - current.began_ns - current.spent_ns) // 1000 // len(current.rows)
         for at in range(len(current.rows)):
@@ -162,14 +163,16 @@ class Observer:
                 current.first_row + at,
                 measure([shot], TOP_SPANS, RANKED)[0],
                 present(layers, at, self.prompt_tokens),
+                rewritten_errors(layers, at, self.prompt_tokens),
                 count_kinds(layers, at),
                 (current.began_ns - self.zero_ns) // 1000 + at * took,
                 took,
                 held=held,
-                peak=peak,
+                peak=current.peak(held),
                 elsewhere=elsewhere,
                 errors=max(layer.output_error for layer in layers),
             )
+            self.waiting_steps.keep(number, shot)
             blank(taken.measured, self.windowed)
             follow_pages(self.pages, [*self.steps, *self._waiting], taken, number)
             if at + 1 < len(current.rows):
@@ -186,11 +189,7 @@ class Observer:
     def _stop(self, why: str) -> None:
         if self.stopped is None:
             self.stopped = why
-            self._forget(min(len(self.tokens), self._settled_tokens()))
-
-    def _settled_tokens(self) -> int:
-        last = [*self.steps, *self._waiting][-1:]
-        return last[0].position + 1 if last else 0
+            self._forget(min(len(self.tokens), count_fed([*self.steps, *self._waiting])))
 
     def logits(self, logits: torch.Tensor) -> None:
         """The model made logits [B, k, V] of the last k tokens of the pass that ended."""

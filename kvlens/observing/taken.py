@@ -22,6 +22,8 @@ class Taken:
     measured: Measured
     present: torch.Tensor
     """bool [L, H_kv, prompt]"""
+    rewritten: torch.Tensor
+    """float32 [L, H_kv, prompt]: see frames.rewritten_errors"""
     kinds: dict[str, float]
     start_us: int
     took_us: int = 0
@@ -59,6 +61,15 @@ class Pass:
     """bytes of each layer while it attends"""
     spent_ns: int = 0
 
+    def peak(self, held: Sequence[int]) -> int:
+        """Return the most bytes on the device inside the pass. held: of each layer when it had ended."""
+        return max(sum(held[:at]) + now + sum(self.before[at + 1 :]) for at, now in self.now.items())
+
+
+def count_fed(steps: Sequence[Taken]) -> int:
+    """Return the tokens that were fed up to the last step."""
+    return steps[-1].position + 1 if steps else 0
+
 
 def blank(measured: Measured, windowed: frozenset[int]) -> None:
     """Record no full attention of layers with a sliding window."""
@@ -68,11 +79,16 @@ def blank(measured: Measured, windowed: frozenset[int]) -> None:
 
 
 def follow_pages(pages: Pages, earlier: Sequence[Taken], taken: Taken, number: int) -> None:
-    """Record which pages lost tokens since the step before. number: of the step that was taken."""
+    """Record which pages lost tokens since the step before, and of which tokens were rewritten. number: of the step
+    that was taken."""
     if earlier:
-        earlier[-1].events += pages.lost(earlier[-1].present, taken.present, number - 1, True)
+        last = earlier[-1]
+        events = pages.lost(last.present, taken.present, number - 1, True)
+        whole = {(event.layer, event.kv_head, event.span) for event in events if event.kind == "kept"}
+        last.events += events + pages.rewritten(last.rewritten, taken.rewritten, whole, number - 1, True)
     else:
         taken.events += pages.lost(torch.ones_like(taken.present), taken.present, number, False)
+        taken.events += pages.rewritten(torch.full_like(taken.rewritten, -1), taken.rewritten, set(), number, False)
 
 
 def count_length(cache: Any) -> int:

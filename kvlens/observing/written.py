@@ -50,6 +50,10 @@ class Shadow:
         """Return keys and values of one layer up to `count`, [2, H_kv, n, D], a view; None: nothing was copied."""
         return None if self._pairs is None else self._pairs[:, layer, :, :count]
 
+    def prompt(self, count: int) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Return keys and values of all layers up to `count`, [L, H_kv, n, D] each, views; None: nothing was copied."""
+        return None if self._pairs is None else (self._pairs[0, :, :, :count], self._pairs[1, :, :, :count])
+
     @property
     def bytes(self) -> int:
         """Bytes of the tensor, its room included."""

@@ -153,7 +153,10 @@ def test_full_kv_observed_equals_full_kv_run(model: Any, tokenizer: Any, ids: to
     assert float(run.steps()["kl_nats"].max()) < 1e-6
     assert run.meta.observed is not None
     assert run.meta.observed.unmatched_mass == 0.0
-    assert run.head_steps()["reference_regret"].isna().all()
+    regret = run.head_steps()["reference_regret"]
+    assert float(regret.max()) < 1e-3, "full KV misses nothing of its own"
+    assert len(regret.dropna()) == len(regret)
+    assert run.reader.has_reference_masses()
 
 
 def test_a_hold_puts_keys_and_values_back(model: Any, tokenizer: Any, ids: torch.Tensor, tmp_path: Path) -> None:
@@ -192,6 +195,57 @@ def test_rewritten_and_rotated_keys_are_found(model: Any, tokenizer: Any, ids: t
         assert last.kinds["nothing"] == 0
         assert last.kinds[kind] >= 3 * 2 * 70
         assert bool(last.present.all())
+        rewritten = float(last.measured.head["mass_rewritten"].min())
+        assert (rewritten > 0.05) == (kind == "rewritten")
+
+
+@pytest.mark.parametrize("chunk", [None, 40])
+def test_full_kv_misses_nothing_of_its_own(
+    model: Any, tokenizer: Any, ids: torch.Tensor, tmp_path: Path, chunk: int | None
+) -> None:
+    """A prompt read whole has full KV's keys in the shadow copy; one read in chunks is read again."""
+    with kvlens.observe(model, tokenizer, runs=tmp_path, progress=False) as seen:
+        generate(model, ids, prefill_chunk_size=chunk)
+    regret = seen.run.head_steps()["reference_regret"]
+    assert seen._watch.observer.prompt_passes == (1 if chunk is None else 2)
+    assert len(regret.dropna()) == NEW * 3 * 4
+    assert float(regret.max()) < 1e-3
+
+
+def test_full_kvs_own_mass_on_evicted_tokens_is_the_models(
+    model: Any, tokenizer: Any, ids: torch.Tensor, tmp_path: Path
+) -> None:
+    keep = [*range(8), *range(40, 70)]
+    with kvlens.observe(model, tokenizer, runs=tmp_path, progress=False) as seen:
+        tokens = decode_cut(model, ids, keep)
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        whole = model(torch.cat([ids, torch.tensor([tokens[:1]])], 1), output_attentions=True).attentions
+    model.set_attn_implementation("sdpa")
+    unread = torch.stack([1 - weights[0, :, -1, [*keep, 70]].sum(-1) for weights in whole])
+    own = seen.run.head_steps().query("step == 1").sort_values(["layer", "q_head"])
+    np.testing.assert_allclose(own["reference_unread"], unread.flatten(), atol=2e-3)
+    assert float(unread.max()) > 0.05
+
+
+def test_a_rewritten_page_is_a_state_with_its_error(
+    model: Any, tokenizer: Any, ids: torch.Tensor, tmp_path: Path
+) -> None:
+    def merge(layer: Any) -> None:
+        layer.keys[:, 0, 20:24] *= 1.125
+
+    with kvlens.observe(model, tokenizer, runs=tmp_path, progress=False) as seen:
+        decode_cut(model, ids, list(range(70)), merge)
+    reader, events = seen.run.reader, seen.run.events()
+    rewritten = events[events["kind"] == "rewrite"]
+    assert {(row.step, row.kv_head, row.span) for row in rewritten.itertuples()} == {(0, 0, 2)}
+    np.testing.assert_allclose(rewritten["value"], 0.125, atol=1e-5)
+    states = [reader.span_states(1, 0, head).set_index("span")["state"][2] for head in (0, 1)]
+    assert states == ["rewritten", "resident"]
+    heads = seen.run.head_steps().query("step == 1")
+    assert (heads["mass_rewritten"] > 0).tolist() == [True, True, False, False] * 3
+    assert (heads["coverage"] < 0.9999).tolist() == [True, True, False, False] * 3
+    assert float(heads["unread"].max()) == 0
 
 
 def test_keys_that_match_nothing_are_reported_with_their_mass(model: Any, tokenizer: Any, ids: torch.Tensor) -> None:
