@@ -30,9 +30,20 @@ def find_reference(
         return None, str(short) if short is not None else f"it failed ({type(failure).__name__}: {failure})"
 
 
+def explain_no_full_attention(observer: Observer) -> str | None:
+    """Return why no layer's full attention was recorded; None: it was."""
+    if observer.copies is None:
+        return "keys and values were not copied: shadow=False"
+    if observer.copies.bytes:
+        return None
+    if observer.written[0].latent:
+        return "the cache holds one compressed vector per token in place of each KV head's keys and values (MLA)"
+    return "the keys of a KV head have another size than its values"
+
+
 def add_full_kv_masses(prepared: Prepared, observer: Observer) -> str | None:
     """Record full KV's own attention at the sampled steps. Returns why it is missing; None: it is not."""
-    if observer.copies is None or observer.oracle is None:
+    if observer.copies is None or observer.oracle is None or explain_no_full_attention(observer) is not None:
         return "full attention was not recorded"
     first = observer.steps[0]
     exact = not first.kinds["rewritten"] and not first.kinds["nothing"] and bool(first.present.all())

@@ -17,7 +17,7 @@ from kvlens.observing.holdings import count_bytes, layer_bytes
 from kvlens.observing.layers import LayerWatch
 from kvlens.observing.matching import Matcher, Turn
 from kvlens.observing.pages import Pages
-from kvlens.observing.refusals import CannotObserve, count_padding, refuse_row
+from kvlens.observing.refusals import count_padding, refuse_row
 from kvlens.observing.taken import Pass, Taken, blank, chose_greedily, count_fed, count_length, follow_pages
 from kvlens.observing.written import Shadow, Written
 from kvlens.recording.measure import measure
@@ -44,7 +44,7 @@ class Observer:
     ) -> None:
         """turn(layer): takes rotation back; windowed: layers with a sliding window; sampling(prompt tokens): steps of
         full attention; changes(layer, prompt tokens, written): a counterfactual's."""
-        self.shape, self.row, self.shadow, self.device = shape, row, shadow, device
+        self.shape, self.row, self.device = shape, row, device
         self._turn, self.windowed, self._sampling, self._changes = turn, windowed, sampling, changes
         self.zero_ns = 0
         """when the first pass began"""
@@ -53,19 +53,18 @@ class Observer:
         self.announced: int | None = None
         """prompt tokens of a call of `generate`"""
         self.pads: int | None = None
-        self.prompt_tokens = 0
+        self.prompt_tokens = self.prompt_passes = 0
         self.steps: list[Taken] = []
-        self.cache_name = ""
-        self.given_end = 0
+        self.cache_name, self.given_end = "", 0
         """positions below it were fed several at a time: their tokens were given, not chosen"""
         self.stopped: str | None = None
         """why later passes are not followed"""
-        self.failure: CannotObserve | None = None
         self.copies = Shadow(shape.layers) if shadow else None
-        self.written = [Written(self.copies, layer) for layer in range(shape.layers)]
+        self.written = [Written(self.copies, layer, shape.kv_heads) for layer in range(shape.layers)]
         self.pages: Pages | None = None
         self.oracle: OracleSampling | None = None
-        self.waiting_steps, self.prompt_passes = WaitingSteps(), 0
+        self.waiting_steps = WaitingSteps()
+        self._cached: torch.Tensor | None = None
         self._layers: list[LayerWatch] = []
         self._maker: FrameMaker | None = None
         self._pass: Pass | None = None
@@ -95,22 +94,21 @@ class Observer:
         pads = 0 if start else self.pads
         if not start:
             self.zero_ns = began
-            self.prompt_tokens = self.announced - pads if self.announced else len(row) - pads
+            self.prompt_tokens = (self.announced or len(row)) - pads
             self._ready()
         new = row[pads:]
         self.prompt_passes += start < self.prompt_tokens
         first = max(0, self.prompt_tokens - 1 - start)
         rows = torch.arange(min(pads + first, len(row)), len(row), device=self.device)
-        if start >= self.prompt_tokens and len(new) > MOST_ROWS:
-            rows = rows[:0]
-        held, _ = count_bytes(cache, self.shape.layers, self.device, len(ids))
+        rows = rows[:0] if start >= self.prompt_tokens and len(new) > MOST_ROWS else rows
+        held = count_bytes(cache, self.shape.layers, self.device, len(ids))[0]
         self._pass = Pass(start, rows, start + first, began, length, cache, len(new) > 1, len(ids), held)
         self.tokens += new
         self._pass.spent_ns = time.perf_counter_ns() - began
 
     def _ready(self) -> None:
         self.pages = Pages(self.prompt_tokens)
-        self.oracle = self._sampling(self.prompt_tokens) if self.shadow else None
+        self.oracle = self._sampling(self.prompt_tokens) if self.copies is not None else None
         for layer, written in enumerate(self.written):
             changes = self._changes(layer, self.prompt_tokens, written)
             self._layers.append(LayerWatch(Matcher(written, self._turn(layer)), changes))
@@ -173,7 +171,7 @@ class Observer:
                 errors=max(layer.output_error for layer in layers),
             )
             self.waiting_steps.keep(number, shot)
-            blank(taken.measured, self.windowed)
+            blank(taken.measured, self.windowed, self.copies is not None and not self.copies.bytes)
             follow_pages(self.pages, [*self.steps, *self._waiting], taken, number)
             if at + 1 < len(current.rows):
                 taken.token = self.tokens[current.first_row + at + 1]
@@ -223,11 +221,14 @@ class Observer:
         self.written[layer].append(keys[self.row][:, -fed:], values[self.row][:, -fed:])
         current.spent_ns += time.perf_counter_ns() - began
 
+    def cached_keys(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """See kvlens.observing.calls.Watcher."""
+        self._cached = torch.cat([keys, values], -1) if self.written[layer].latent else None
+
     def _steps_of(self, call: Call) -> Pass | None:
         """Return the pass of a call whose rows are steps; None: the call is not followed."""
-        current = self._pass
-        followed = current is not None and not self.stopped and len(current.rows) and call.layer not in current.seen
-        return current if followed else None
+        current = None if self.stopped else self._pass
+        return current if current is not None and current.follows(call.layer) else None
 
     def attends(self, call: Call) -> Call:
         """See kvlens.observing.calls.Watcher."""
@@ -235,7 +236,7 @@ class Observer:
             return call
         began = time.perf_counter_ns()
         step = current.first_row - (self.prompt_tokens - 1)
-        call = self._layers[call.layer].prepare(call, self.row, current.rows, step)
+        call = self._layers[call.layer].prepare(call, self.row, current.rows, step, self._cached)
         current.spent_ns += time.perf_counter_ns() - began
         return call
 

@@ -10,12 +10,12 @@ import numpy as np
 
 from kvlens.engine.comparison import Reference
 from kvlens.engine.objects import lent
-from kvlens.holds import Drop, Hold
 from kvlens.meta import Outcome, RunMeta
 from kvlens.metaparts import OBSERVED, Observed
-from kvlens.observing.against import add_full_kv_masses, find_effects, find_reference
+from kvlens.observing.against import add_full_kv_masses, explain_no_full_attention, find_effects, find_reference
 from kvlens.observing.checks import self_checks
 from kvlens.observing.observer import Observer
+from kvlens.observing.options import Options
 from kvlens.observing.outcome import NextToken, conclude, next_tokens
 from kvlens.observing.preparing import describe_caller, prepare_observed, prompt_of
 from kvlens.observing.taken import Taken
@@ -39,14 +39,8 @@ class Block:
 
     model: Any
     tokenizer: Any
-    name: str | None
-    answer: str | None
-    needle: str | None
-    compare: bool
+    options: Options
     attention: str
-    holds: tuple[Hold, ...] = ()
-    drops: tuple[Drop, ...] = ()
-    parent: TraceReader | None = None
     presses: list[str] = field(default_factory=list)
     sampled: bool | None = None
 
@@ -57,11 +51,14 @@ def store_observed(observer: Observer, block: Block, runs_dir: Path, error: str 
     Raises CannotObserve where nothing was observed, BadPrompt for a needle that is not in the prompt, the store's
     TraceError.
     """
-    loaded, refusal = describe_caller(block.model, block.tokenizer, block.name)
-    prompt = prompt_of(observer, block.tokenizer, block.answer, block.needle)
+    loaded, refusal = describe_caller(block.model, block.tokenizer, block.options.name)
+    prompt = prompt_of(observer, block.tokenizer, block.options.answer, block.options.needle)
     prepared, request = prepare_observed(loaded, prompt, len(observer.steps))
     with lent(loaded):
-        reference, no_reference = None, refusal or (None if block.compare else "the comparison was switched off")
+        reference, no_reference = (
+            None,
+            refusal or (None if block.options.compare else "the comparison was switched off"),
+        )
         if no_reference is None:
             reference, no_reference = find_reference(prepared, request, runs_dir, report)
         rows = next_tokens(loaded, prompt, observer.steps, reference)
@@ -69,9 +66,11 @@ def store_observed(observer: Observer, block: Block, runs_dir: Path, error: str 
         lost = None if reference is None else find_effects(prepared, observer, rows, reference)
     output = loaded.decode([step.token for step in observer.steps[len(prompt.asked) :]])
     whatif = None
-    if block.parent is not None and reference is not None:
+    if block.options.parent is not None and reference is not None:
         losses = [row.loss for row in rows]
-        whatif = conclude(block.parent, loaded, prompt, losses, output, reference, block.holds, block.drops)
+        whatif = conclude(
+            block.options.parent, loaded, prompt, losses, output, reference, block.options.holds, block.options.drops
+        )
     writer = TraceWriter(runs_dir)
     writer.begin(_meta(observer, block, prepared, request, reference, no_reference))
     writer.prefill(_prefill(observer, prompt, _surprisals(runs_dir, reference)))
@@ -105,11 +104,12 @@ def _meta(
     no_reference: str | None,
 ) -> RunMeta:
     uid = None if reference is None else reference.uid
-    parent = None if block.parent is None else block.parent.uid
+    parent = None if block.options.parent is None else block.options.parent.uid
     key = reference_key(request, prepared)
-    pairing = Pairing(reference, uid, key, parent, block.holds, block.drops)
+    pairing = Pairing(reference, uid, key, parent, block.options.holds, block.options.drops)
     meta = describe(request, plan(request, prepared), pairing, prepared)
     kinds = {name: int(sum(step.kinds[name] for step in observer.steps)) for name in COUNTED}
+    missing = explain_no_full_attention(observer)
     observed = Observed(
         cache=observer.cache_name or None,
         presses=tuple(block.presses),
@@ -124,6 +124,7 @@ def _meta(
         sampled=block.sampled,
         stopped=observer.stopped,
         no_reference=no_reference,
+        no_full_attention=missing,
     )
     config = {"cache": observer.cache_name, "presses": list(block.presses), "attention": block.attention}
     return meta.model_copy(
@@ -138,8 +139,8 @@ def _meta(
             "budget_bytes": None,
             "link": None,
             "kernels": block.attention,
-            "coverage": observer.shadow,
-            "oracle": None if observer.oracle is None else observer.oracle.meta(),
+            "coverage": missing is None,
+            "oracle": None if observer.oracle is None or missing is not None else observer.oracle.meta(),
             "max_new": None,
             **({} if block.sampled is False else DRAWN),
             "observed": observed,

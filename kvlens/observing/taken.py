@@ -61,6 +61,10 @@ class Pass:
     """bytes of each layer while it attends"""
     spent_ns: int = 0
 
+    def follows(self, layer: int) -> bool:
+        """Return True if the pass has rows that are steps, and the layer has not attended yet."""
+        return len(self.rows) > 0 and layer not in self.seen
+
     def peak(self, held: Sequence[int]) -> int:
         """Return the most bytes on the device inside the pass. held: of each layer when it had ended."""
         return max(sum(held[:at]) + now + sum(self.before[at + 1 :]) for at, now in self.now.items())
@@ -71,8 +75,11 @@ def count_fed(steps: Sequence[Taken]) -> int:
     return steps[-1].position + 1 if steps else 0
 
 
-def blank(measured: Measured, windowed: frozenset[int]) -> None:
-    """Record no full attention of layers with a sliding window."""
+def blank(measured: Measured, windowed: frozenset[int], unsized: bool) -> None:
+    """Record no full attention of layers with a sliding window. unsized: entries have another size than the keys and
+    values of one KV head, so that the bytes read are not known."""
+    if unsized:
+        measured.kv["read_bytes"][:] = float("nan")
     for name in ("coverage", "selection_recall", "regret", "unread"):
         if name in measured.head:
             measured.head[name][sorted(windowed)] = float("nan")

@@ -10,18 +10,26 @@ import numpy as np
 import pytest
 import torch
 from transformers import (
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
     DynamicCache,
     GenerationConfig,
+    JambaConfig,
+    JambaForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    MambaConfig,
+    MambaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
     PreTrainedTokenizerFast,
+    QuantizedCache,
     StaticCache,
 )
 from transformers.models.llama import modeling_llama
 
 import kvlens
+from kvlens.observing.options import Options
 from kvlens.observing.watch import Watch
 from kvlens.observing.written import ROOM, Shadow, Written
 
@@ -297,13 +305,120 @@ def test_windowed_layers_record_no_full_attention(tokenizer: Any, ids: torch.Ten
     assert run.verdict.outcome == "kept", "full KV of such a model is its windows"
 
 
+LATENT: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 32,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 16,
+    "first_k_dense_replace": 3,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_group": 1,
+    "topk_group": 1,
+}
+"""a decoder whose cache holds one compressed vector per token (MLA)"""
+
+
+@pytest.mark.parametrize("keep", [list(range(70)), [*range(8), *range(40, 70)]])
+def test_compressed_keys_are_found_by_the_vectors_of_the_cache(
+    tokenizer: Any, ids: torch.Tensor, tmp_path: Path, keep: list[int]
+) -> None:
+    torch.manual_seed(0)
+    sizes = {name: size for name, size in SIZES.items() if name != "head_dim"}
+    config = DeepseekV3Config(vocab_size=len(tokenizer), **(sizes | LATENT))
+    latent = DeepseekV3ForCausalLM._from_config(config, attn_implementation="sdpa").eval()
+    plain = decode_cut(latent, ids, keep)
+    with kvlens.observe(latent, tokenizer, runs=tmp_path, progress=False) as seen:
+        tokens = decode_cut(latent, ids, keep)
+    run, observed = seen.run, seen.run.meta.observed
+    assert tokens == plain
+    assert observed is not None
+    assert (observed.entries["unmatched"], observed.entries["rewritten"], observed.shadow_bytes) == (0, 0, 0)
+    assert observed.no_full_attention is not None
+    assert observed.no_reference is not None
+    attended = run.kv_steps().query("step == 1")["attended_tokens"]
+    assert set(attended) == {len(keep) + 1}
+    assert run.head_steps()["coverage"].isna().all()
+    assert run.kv_steps()["read_bytes"].isna().all()
+    assert bool(run.reader.self_checks()["passed"].all())
+    assert run.meta.oracle is None
+
+
+@pytest.mark.parametrize(
+    ("config", "kind", "attending"),
+    [
+        (
+            JambaConfig(hidden_size=32, num_hidden_layers=2, attn_layer_period=2, attn_layer_offset=1),
+            JambaForCausalLM,
+            1,
+        ),
+        (MambaConfig(hidden_size=32, num_hidden_layers=2, vocab_size=64), MambaForCausalLM, 0),
+    ],
+)
+def test_models_with_layers_that_do_not_attend_are_refused(
+    tokenizer: Any, config: Any, kind: Any, attending: int
+) -> None:
+    config.vocab_size, config.intermediate_size, config.num_experts = 64, 32, 1
+    with torch.device("meta"):
+        hybrid = kind(config)
+    hybrid.config._attn_implementation = "sdpa"
+    with pytest.raises(kvlens.RequestError) as refusal:
+        kvlens.observe(hybrid, tokenizer)
+    assert refusal.value.code == "layers_without_attention"
+    assert refusal.value.values == {"attention_layers": attending, "layers": 2}
+
+
+def test_transformers_itself_refuses_offloaded_caches_without_cuda(
+    model: Any, tokenizer: Any, ids: torch.Tensor, tmp_path: Path
+) -> None:
+    """The sentence of docs/parity.md. With CUDA the cache is observed."""
+    if torch.cuda.is_available():
+        pytest.skip("transformers runs its offloaded caches here")
+    with pytest.raises((AssertionError, RuntimeError)):
+        generate(model, ids, cache_implementation="offloaded")
+    seen = kvlens.observe(model, tokenizer, runs=tmp_path, progress=False)
+    with pytest.raises((AssertionError, RuntimeError)), seen:
+        generate(model, ids, cache_implementation="offloaded")
+    with pytest.raises(kvlens.RequestError) as refusal:
+        _ = seen.run
+    assert refusal.value.code == "block_open"
+
+
+@pytest.mark.parametrize(("backend", "package"), [("quanto", "optimum.quanto"), ("hqq", "hqq")])
+def test_a_quantised_cache_is_observed(
+    tokenizer: Any, ids: torch.Tensor, tmp_path: Path, backend: str, package: str
+) -> None:
+    pytest.importorskip(package)
+    torch.manual_seed(0)
+    config = LlamaConfig(vocab_size=len(tokenizer), **(SIZES | {"head_dim": 64}))
+    wide = LlamaForCausalLM._from_config(config, attn_implementation="sdpa").eval()
+    axes = {"axis_key": 1, "axis_value": 1} if backend == "hqq" else {}
+
+    def cache() -> Any:
+        return QuantizedCache(backend, wide.config, nbits=4, residual_length=16, **axes)
+
+    plain = generate(wide, ids, past_key_values=cache())
+    with kvlens.observe(wide, tokenizer, runs=tmp_path, progress=False, compare=False) as seen:
+        tokens = generate(wide, ids, past_key_values=cache())
+    events = seen.run.events()
+    observed = seen.run.meta.observed
+    assert torch.equal(plain, tokens)
+    assert observed is not None
+    assert (observed.cache, observed.entries["unmatched"]) == ("QuantizedCache", 0)
+    rewritten = events[events["kind"] == "rewrite"]
+    assert len(rewritten.groupby(["layer", "kv_head", "span"])) == 3 * 2 * 5
+    assert 0 < float(rewritten["value"].max()) < 0.5
+
+
 def test_one_row_of_a_padded_batch(model: Any, tokenizer: Any, ids: torch.Tensor, tmp_path: Path) -> None:
     short = ids[:, 20:]
     padded = torch.cat([torch.zeros(1, 20, dtype=torch.long), short], 1)
     batch, mask = torch.cat([ids, padded]), torch.ones(2, 70, dtype=torch.long)
     mask[1, :20] = 0
     plain = generate(model, batch, attention_mask=mask)
-    watch = Watch(model, tokenizer, row=1)
+    watch = Watch(model, tokenizer, Options(row=1))
     watch.open()
     tokens = generate(model, batch, attention_mask=mask)
     watch.leave()
@@ -545,7 +660,7 @@ def test_what_the_caller_had_set_comes_back(model: Any, tokenizer: Any, ids: tor
 
 def test_the_shadow_copy_is_not_copied_again_for_each_pass() -> None:
     shadow = Shadow(2)
-    layers = [Written(shadow, layer) for layer in range(2)]
+    layers = [Written(shadow, layer, 3) for layer in range(2)]
     keys = torch.randn(3, 40, 8)
     places = set()
     for at in range(40):
