@@ -234,8 +234,7 @@ class Observer:
         """See kvlens.observing.calls.Watcher."""
         if (current := self._steps_of(call)) is None:
             return call
-        began = time.perf_counter_ns()
-        step = current.first_row - (self.prompt_tokens - 1)
+        began, step = time.perf_counter_ns(), current.first_row - (self.prompt_tokens - 1)
         call = self._layers[call.layer].prepare(call, self.row, current.rows, step, self._cached)
         current.spent_ns += time.perf_counter_ns() - began
         return call

@@ -51,14 +51,12 @@ def store_observed(observer: Observer, block: Block, runs_dir: Path, error: str 
     Raises CannotObserve where nothing was observed, BadPrompt for a needle that is not in the prompt, the store's
     TraceError.
     """
-    loaded, refusal = describe_caller(block.model, block.tokenizer, block.options.name)
-    prompt = prompt_of(observer, block.tokenizer, block.options.answer, block.options.needle)
+    options = block.options
+    loaded, refusal = describe_caller(block.model, block.tokenizer, options.name)
+    prompt = prompt_of(observer, block.tokenizer, options.answer, options.needle)
     prepared, request = prepare_observed(loaded, prompt, len(observer.steps))
     with lent(loaded):
-        reference, no_reference = (
-            None,
-            refusal or (None if block.options.compare else "the comparison was switched off"),
-        )
+        reference, no_reference = None, refusal or (None if options.compare else "the comparison was switched off")
         if no_reference is None:
             reference, no_reference = find_reference(prepared, request, runs_dir, report)
         rows = next_tokens(loaded, prompt, observer.steps, reference)
@@ -66,11 +64,9 @@ def store_observed(observer: Observer, block: Block, runs_dir: Path, error: str 
         lost = None if reference is None else find_effects(prepared, observer, rows, reference)
     output = loaded.decode([step.token for step in observer.steps[len(prompt.asked) :]])
     whatif = None
-    if block.options.parent is not None and reference is not None:
-        losses = [row.loss for row in rows]
-        whatif = conclude(
-            block.options.parent, loaded, prompt, losses, output, reference, block.options.holds, block.options.drops
-        )
+    if options.parent is not None and reference is not None:
+        losses, changed = [row.loss for row in rows], (options.holds, options.drops)
+        whatif = conclude(options.parent, loaded, prompt, losses, output, reference, *changed)
     writer = TraceWriter(runs_dir)
     writer.begin(_meta(observer, block, prepared, request, reference, no_reference))
     writer.prefill(_prefill(observer, prompt, _surprisals(runs_dir, reference)))
