@@ -65,6 +65,23 @@ def test_a_real_run_has_an_equal_verdict(run: kvlens.Run, tmp_path: Path) -> Non
     for table in TABLES:
         pd.testing.assert_frame_equal(rows(run.reader, table), rows(again.reader, table), obj=table)
     assert again.verdict.outcome == run.verdict.outcome
+    recorded = [len(rows(run.reader, table)) > 0 for table in ("phase", "decision", "journal")]
+    assert recorded == [True, True, True]
     with pytest.raises(kvlens.RunError) as raised:
         kvlens.export_trace(run, folder)
     assert raised.value.code == "trace_failed"
+
+
+def test_cuts_effects_and_full_kvs_own_masses_come_back(tmp_path: Path) -> None:
+    """What version 2 of the format added: a run that evicted tokens and lost its answer has all of it."""
+    text = kvlens.sample("demo")
+    run = kvlens.run(text, "snapkv", budget="25%", model="demo", max_new=6, progress=False, runs=tmp_path / "a")
+    again = kvlens.import_trace(kvlens.export_trace(run, tmp_path / "trace"), runs=tmp_path / "b")
+    for table in ("cut", "effect", "phase", "oracle"):
+        before = rows(run.reader, table)
+        assert len(before) > 0, table
+        pd.testing.assert_frame_equal(before, rows(again.reader, table), obj=table)
+    assert run.reader.has_reference_masses()
+    assert again.meta.effect_steps == run.meta.effect_steps
+    assert again.meta.effect_order == run.meta.effect_order
+    assert rows(again.reader, "oracle")["reference_lost_pos"].notna().any()
