@@ -386,6 +386,7 @@ def test_transformers_itself_refuses_offloaded_caches_without_cuda(
     assert refusal.value.code == "block_open"
 
 
+@pytest.mark.timeout(1800)  # quanto compiles its extension when it is used first
 @pytest.mark.parametrize(("backend", "package"), [("quanto", "optimum.quanto"), ("hqq", "hqq")])
 def test_a_quantised_cache_is_observed(
     tokenizer: Any, ids: torch.Tensor, tmp_path: Path, backend: str, package: str

@@ -135,7 +135,8 @@ def _cache_lines(results: Path, here: list[dict[str, Any]]) -> list[str]:
     for row in rows:
         cells = [row["cache"], row["transformers"], row.get("backend") or "-"]
         if "refused" in row:
-            cells += ["-"] * 5 + [f"by transformers: `{row['refused']}`"]
+            absent = "backend" in row and row["backend"] is None
+            cells += ["-"] * 5 + ["not measured: the backend was not installed" if absent else f"`{row['refused']}`"]
         else:
             equal = "equal" if row["tokens_equal"] else "differ"
             counts = [f"{row[name]:,}" for name in ("exact", "rewritten", "nothing")]
