@@ -95,7 +95,7 @@ PAIRS = (
         {"recent": 2},
         "bag",
         kvpress.TOVAPress,
-        lambda kept: kvpress.DecodingPress(kvpress.TOVAPress(), 1, kept, hidden_states_buffer_size=1),
+        lambda kept_count: kvpress.DecodingPress(kvpress.TOVAPress(), 1, kept_count, hidden_states_buffer_size=1),
     ),
     Pair(
         "streaming_llm",
@@ -110,7 +110,7 @@ PAIRS = (
         {"sinks": SINKS, "positions": "true"},
         "bag",
         lambda ratio: OrderedStreaming(ratio, SINKS),
-        lambda kept: kvpress.DecodingPress(OrderedStreaming(0.0, SINKS), 1, kept),
+        lambda kept_count: kvpress.DecodingPress(OrderedStreaming(0.0, SINKS), 1, kept_count),
         why="kvpress's cut leaves the cache without order, so that its decoding press finds no oldest token: here the "
         "press cuts the same tokens and keeps the order",
     ),
@@ -142,75 +142,78 @@ def attended_positions(group: Attended, shot: Snapshot) -> torch.Tensor:
     return mask.scatter_(2, position, True)[:, :, :count]
 
 
-def decode(model: Any, press: Any, pair: Pair, ids: torch.Tensor, kept: int, steps: int) -> list[int]:
+def decode(model: Any, press: Any, pair: Pair, ids: torch.Tensor, kept_count: int, steps: int) -> list[int]:
     """Generate under kvpress one token at a time -> the tokens."""
-    cache, chosen = DynamicCache(), list[int]()
+    cache, tokens = DynamicCache(), list[int]()
     position = ids.shape[1] - (not pair.whole)
     with torch.no_grad():
         with press(model):
             hidden = model.model(ids[:, :position], past_key_values=cache).last_hidden_state
         fed = model.lm_head(hidden[:, -1:]).argmax(-1) if pair.whole else ids[:, position:]
-        chosen += [int(fed)] * pair.whole
-        decoding = nullcontext() if pair.decode is None else pair.decode(kept)(model)
+        tokens += [int(fed)] * pair.whole
+        decoding = nullcontext() if pair.decode is None else pair.decode(kept_count)(model)
         with decoding:
-            while len(chosen) < steps:
+            while len(tokens) < steps:
                 logits = model(fed, past_key_values=cache, position_ids=torch.tensor([[position]])).logits
                 position, fed = position + 1, logits[:, -1:].argmax(-1)
-                chosen.append(int(fed))
-    return chosen
+                tokens.append(int(fed))
+    return tokens
 
 
 def compare_pair(pair: Pair, model: Any, tokenizer: Any, prompt: PromptText, steps: int, runs: Path) -> dict[str, Any]:
     """Run one pair and lay the two stored runs side by side."""
-    kept = len(tokenizer(prompt.text)["input_ids"]) // SHARE
+    kept_count = len(tokenizer(prompt.text)["input_ids"]) // SHARE
     positions: dict[tuple[str, int], torch.Tensor] = {}
     model.set_attn_implementation(OWN_ATTENTION)
     settings = {"max_new": steps, "chat": "off", "ignore_eos": True, "runs": runs, "progress": False}
     with noting(positions):
-        own = kvlens.run(
+        own_run = kvlens.run(
             prompt,
             pair.method,
             1.0,
             model=model,
             tokenizer=tokenizer,
             **settings,
-            tokens=kept + (pair.place == "bag"),
+            tokens=kept_count + (pair.place == "bag"),
             **pair.params,
         )
-    stored = own.reader.tokens()
+    stored = own_run.reader.tokens()
     ids = torch.tensor([stored[stored["step"].isna()].sort_values("pos")["token_id"].tolist()])
     length = ids.shape[1]
     model.set_attn_implementation("sdpa")
     ranked = length - (not pair.whole)
-    press = pair.prefill(1 - (kept + 0.5) / ranked)
-    with kvlens.observe(model, tokenizer, answer=prompt.answer, runs=runs, progress=False) as seen:
-        tokens = decode(model, press, pair, ids, kept, steps)
-    observed = seen.run
-    asked = 0 if pair.whole else 1
-    first, prompt_tokens = int(pair.whole), observed.meta.prompt_tokens
-    taken = seen._watch.observer.steps[asked:]
-    taken = taken[: pair.only]
-    theirs = torch.stack([step.present for step in taken[first:]])
-    ours = torch.stack([positions[pair.method, step][:, :, :prompt_tokens] for step in range(first, len(taken))])
-    ends = first, len(taken)
-    heads = [_between(run.head_steps(), *(end + shift for end in ends)) for run, shift in ((own, 0), (observed, asked))]
+    press = pair.prefill(1 - (kept_count + 0.5) / ranked)
+    with kvlens.observe(model, tokenizer, answer=prompt.answer, runs=runs, progress=False) as watch:
+        tokens = decode(model, press, pair, ids, kept_count, steps)
+    observed = watch.run
+    asked_steps = 0 if pair.whole else 1
+    first_step, prompt_tokens = int(pair.whole), observed.meta.prompt_tokens
+    steps_taken = watch._watch.observer.steps[asked_steps:]
+    steps_taken = steps_taken[: pair.only]
+    theirs = torch.stack([step.present for step in steps_taken[first_step:]])
+    ours = torch.stack(
+        [positions[pair.method, step][:, :, :prompt_tokens] for step in range(first_step, len(steps_taken))]
+    )
+    ends = first_step, len(steps_taken)
+    shifts = (own_run, 0), (observed, asked_steps)
+    heads = [_between(run.head_steps(), *(end + shift for end in ends)) for run, shift in shifts]
     columns = ("coverage", "entropy_nats")
     differences = {name: float(abs(heads[0][name].to_numpy() - heads[1][name].to_numpy()).max()) for name in columns}
     return {
         "method": pair.method,
-        "params": {**pair.params, "tokens": kept + (pair.place == "bag")},
+        "params": {**pair.params, "tokens": kept_count + (pair.place == "bag")},
         "press": press_name(press),
-        "decoding": None if pair.decode is None else press_name(pair.decode(kept)),
+        "decoding": None if pair.decode is None else press_name(pair.decode(kept_count)),
         "counts_whole_prompt": pair.whole,
         "prompt_tokens": length,
-        "kept_tokens": kept,
+        "kept_tokens": kept_count,
         "steps": len(theirs),
         "sets": ours.shape[0] * ours.shape[1] * ours.shape[2],
         "sets_equal": int((ours == theirs).all(-1).sum()),
-        "tokens_equal": own.steps()["token_id"].tolist()[: pair.only] == tokens[: pair.only],
-        "own_output": own.output,
+        "tokens_equal": own_run.steps()["token_id"].tolist()[: pair.only] == tokens[: pair.only],
+        "own_output": own_run.output,
         "observed_output": observed.output,
-        "own_outcome": own.verdict.outcome,
+        "own_outcome": own_run.verdict.outcome,
         "observed_outcome": observed.verdict.outcome,
         "note": pair.why,
         **{f"{name}_differs_at_most": float(f"{value:.2g}") for name, value in differences.items()},
@@ -231,11 +234,11 @@ def agrees(row: dict[str, Any]) -> bool:
 
 def compare_own(name: str, model: Any, tokenizer: Any, prompt: PromptText, steps: int) -> list[dict[str, Any]]:
     """Return a row per pair. name: what the rows call the model."""
-    before = model.config._attn_implementation
+    attention = model.config._attn_implementation
     with tempfile.TemporaryDirectory() as folder:
         try:
             return [
                 {"model": name} | compare_pair(pair, model, tokenizer, prompt, steps, Path(folder)) for pair in PAIRS
             ]
         finally:
-            model.set_attn_implementation(before)
+            model.set_attn_implementation(attention)

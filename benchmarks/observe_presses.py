@@ -213,9 +213,9 @@ def main() -> None:
             rows.append(row)
             print(json.dumps(row))
         room.model.set_attn_implementation("sdpa")
-        own = [] if arguments.presses_alone else own_rows(room)
+        pairs = [] if arguments.presses_alone else own_rows(room)
         caches = [] if arguments.presses_alone else observe_caches(room.tokenizer, room.ids)
-    for row in (*own, *caches):
+    for row in (*pairs, *caches):
         print(json.dumps(row))
     result = {
         "kvpress": arguments.source,
@@ -224,14 +224,14 @@ def main() -> None:
         "model": arguments.model,
         "context_tokens": CONTEXT,
         "rows": rows,
-        "own": own,
+        "own": pairs,
         "caches": caches,
-        "need_downloads": {name: what for name, what in DOWNLOADS.items() if hasattr(kvpress, name)},
+        "need_downloads": {name: needed for name, needed in DOWNLOADS.items() if hasattr(kvpress, name)},
         "not_listed": sorted(missing),
     }
     arguments.target.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     bad = [row["press"] for row in rows if not (row.get("tokens_equal") and row.get("kept_equal"))]
-    bad += [f"{row['method']} ({row['model']})" for row in own if not agrees(row)]
+    bad += [f"{row['method']} ({row['model']})" for row in pairs if not agrees(row)]
     bad += [row["cache"] for row in caches if not (row.get("tokens_equal", True) and row.get("all_found", True))]
     raise SystemExit(f"not equal: {', '.join(bad)}" if bad or missing else 0)
 

@@ -45,8 +45,8 @@ def add_full_kv_masses(prepared: Prepared, observer: Observer) -> str | None:
     """Record full KV's own attention at the sampled steps. Returns why it is missing; None: it is not."""
     if observer.copies is None or observer.oracle is None or explain_no_full_attention(observer) is not None:
         return "full attention was not recorded"
-    first = observer.steps[0]
-    exact = not first.kinds["rewritten"] and not first.kinds["nothing"] and bool(first.present.all())
+    first_step = observer.steps[0]
+    exact = not first_step.kinds["rewritten"] and not first_step.kinds["nothing"] and bool(first_step.present.all())
     whole = observer.prompt_passes == 1 and exact
     try:
         return observer.waiting_steps.measure_again(prepared, observer.steps, observer.copies, whole)

@@ -90,8 +90,8 @@ def rewritten_errors(layers: Sequence[LayerSeen], row: int, tokens: int) -> torc
     out = torch.full((len(layers), heads, tokens + 1), -1.0)
     for index, layer in enumerate(layers):
         match = layer.match
-        chosen = layer.attended[:, row] & (match.kind == REWRITTEN)
-        position = torch.where(chosen, match.position, tokens).clamp(max=tokens)
+        is_rewritten = layer.attended[:, row] & (match.kind == REWRITTEN)
+        position = torch.where(is_rewritten, match.position, tokens).clamp(max=tokens)
         out[index].scatter_reduce_(1, position.cpu(), match.error.float().cpu(), "amax")
     return out[:, :, :tokens]
 

@@ -52,11 +52,11 @@ class WaitingSteps:
         pairs = copies.prompt(len(prompt.ids) - 1) if read is None else (read.keys, read.values)
         if pairs is None:
             return "there is no shadow copy of the prompt"
-        beside, chosen = Alongside(loaded, *pairs, prompt.ids[-1], len(steps)), [step.token for step in steps]
+        beside, tokens_chosen = Alongside(loaded, *pairs, prompt.ids[-1], len(steps)), [step.token for step in steps]
         for start in range(0, len(steps), TOGETHER):
             numbers = range(start, min(start + TOGETHER, len(steps)))
             sampled = [self._shots[number].sampled if number in self._shots else () for number in numbers]
-            rows = beside.attention(chosen[start : numbers.stop], sampled)
+            rows = beside.attention(tokens_chosen[start : numbers.stop], sampled)
             if beside.why is not None:
                 return beside.why
             for number, attention in zip(numbers, rows, strict=True):

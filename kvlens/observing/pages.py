@@ -68,12 +68,14 @@ class Pages:
         return events
 
     def rewritten(
-        self, before: torch.Tensor, after: torch.Tensor, whole: set[Any], step: int, after_attention: bool
+        self, errors_before: torch.Tensor, errors_after: torch.Tensor, whole: set[Any], step: int, after_attention: bool
     ) -> list[EventRow]:
-        """Return events for pages of which tokens were rewritten between two steps, or further so. before, after:
-        float32 [L, H_kv, n], the error of each attended prompt position; -1: it is the written one; whole: (layer, KV
-        head, span) that regained all tokens."""
-        errors = [self._errors(error) for error in (before, after)]
+        """Return events for pages of which tokens were rewritten between two steps, or further so.
+
+        errors_before, errors_after float32 [L, H_kv, n]: of each attended prompt position, -1 where it is the written
+        one; whole: (layer, KV head, span) that regained all tokens.
+        """
+        errors = [self._errors(error) for error in (errors_before, errors_after)]
         grew = (errors[1] >= 0) & ((errors[0] < 0) | (errors[1] > errors[0] * GROWTH + LEAST))
         return [
             EventRow(step, layer, head, None, "rewrite", page + 1, float(errors[1][layer, head, page]), after_attention)

@@ -67,7 +67,7 @@ class Pass:
 
     def peak(self, held: Sequence[int]) -> int:
         """Return the most bytes on the device inside the pass. held: of each layer when it had ended."""
-        return max(sum(held[:at]) + now + sum(self.before[at + 1 :]) for at, now in self.now.items())
+        return max(sum(held[:layer]) + size + sum(self.before[layer + 1 :]) for layer, size in self.now.items())
 
 
 def count_fed(steps: Sequence[Taken]) -> int:
