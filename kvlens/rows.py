@@ -14,14 +14,15 @@ import numpy as np
 from kvlens.decisions import Decisions
 from kvlens.instruments import CutRow, Loss, Oracle, Scores, SpanKeys
 
-SCHEMA_VERSION = 12
+SCHEMA_VERSION = 13
 
 #: Roles of an attended entry. For every (step, layer, query head) the masses over these roles add up to 1 (within
 #: 1e-3). sink, anchor, window: full-resolution tokens kept hot for their own reason; resident: exact tokens of a span
 #: that is hot; coarse: a summary entry of merged tokens; reconstructed: tokens rebuilt from a low-rank basis; mean:
 #: what the output takes from a mean value instead of entries (Selection.blend), and the share of a sink logit, which
-#: has no key (gpt-oss); quantised: tokens that lie packed.
-ROLES = ("sink", "anchor", "window", "resident", "coarse", "reconstructed", "mean", "quantised")
+#: has no key (gpt-oss); quantised: tokens that lie packed; rewritten: tokens whose keys or values are others than the
+#: written ones (an observed cache merged or rounded them).
+ROLES = ("sink", "anchor", "window", "resident", "coarse", "reconstructed", "mean", "quantised", "rewritten")
 MASS_COLUMNS = tuple(f"mass_{role}" for role in ROLES)
 
 #: Per (step, layer, query head). Units: masses and coverage are shares 0..1, entropy in nats, n_zoomed spans. qcos:
@@ -78,11 +79,12 @@ METHOD_KV_COLUMNS = ("similarity",)
 #: zoom: a span fetched because a head expanded it; recall / prefetch / correction: other methods' fetches.
 CAUSES = ("offload", "leave", "zoom", "recall", "prefetch", "correction")
 #: Kinds of events. release: the device's copy of a span is given up, the cold tier's stays; evict: the tokens are gone
-#: for good; thin: the first of its tokens is, where they go one by one; kept: for this (layer, KV head) all of the span
-#: is on the device from now on, whatever its state at birth says of the others; hold: from this step on the span is
-#: kept exactly for a (layer, KV head) by a counterfactual, whatever the method does, or, where value says how many,
-#: some of its tokens; drop: from this step on a (layer, KV head) attends it no more, by a counterfactual, wherever it
-#: lies, value as of hold; part: the device has value tokens of the span, not all; span_close: in the
+#: for good; thin: the first of its tokens is, where they go one by one; rewrite: some of its tokens are attended as
+#: other keys or values than the written ones, value as their largest relative error; kept: for this (layer, KV head)
+#: all of the span is on the device from now on, whatever its state at birth says of the others; hold: from this step on
+#: the span is kept exactly for a (layer, KV head) by a counterfactual, whatever the method does, or, where value says
+#: how many, some of its tokens; drop: from this step on a (layer, KV head) attends it no more, by a counterfactual,
+#: wherever it lies, value as of hold; part: the device has value tokens of the span, not all; span_close: in the
 #: format, and logged by no method here.
 EVENT_KINDS = (
     "span_open",
@@ -101,10 +103,22 @@ EVENT_KINDS = (
     "kept",
     "drop",
     "part",
+    "rewrite",
 )
-#: partial: some of the span's tokens are on the device, the others are gone; quantised: all of them are on the
-#: device, in few bits; partly_recalled: some of its tokens were recalled to the device, the others not.
-SPAN_STATES = ("resident", "coarse", "reconstructed", "cold", "evicted", "partial", "quantised", "partly_recalled")
+#: partial: some of the span's tokens are on the device, the others are gone; quantised: all of them are on the device,
+#: in few bits; partly_recalled: some of its tokens were recalled to the device, the others not; rewritten: all of them
+#: are on the device, some as other keys or values than the written ones.
+SPAN_STATES = (
+    "resident",
+    "coarse",
+    "reconstructed",
+    "cold",
+    "evicted",
+    "partial",
+    "quantised",
+    "partly_recalled",
+    "rewritten",
+)
 
 
 @dataclass(frozen=True)

@@ -148,7 +148,7 @@ _STATE_EVENTS = f"""
     WHERE span IS NOT NULL AND (layer IS NULL OR layer = $layer)
       AND coalesce(kv_head, q_head // $group, $kv_head) = $kv_head
       AND kind::VARCHAR IN ('zoom_in', 'zoom_out', 'recall', 'prefetch', 'correction', 'offload', 'evict',
-        'thin', 'release', 'hold', 'kept', 'part')
+        'thin', 'release', 'hold', 'kept', 'part', 'rewrite')
       AND (kind::VARCHAR <> 'hold' OR value IS NULL) {{until}}
     ORDER BY step, place"""
 

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 _ARRIVALS = ("recall", "prefetch", "correction")
-_MOVES = {"evict": "evicted", "release": "cold", "thin": "partial", "kept": "resident", "part": "partly_recalled"}
+_MOVES = {
+    "evict": "evicted",
+    "release": "cold",
+    "thin": "partial",
+    "kept": "resident",
+    "part": "partly_recalled",
+    "rewrite": "rewritten",
+}
 
 
 class Replay:
@@ -46,7 +53,7 @@ class Replay:
             self._zoom_out(span, q_head)
         elif kind == "offload":
             self._before.pop(span, None)
-            if self.state[span] in ("resident", "reconstructed", "partly_recalled"):
+            if self.state[span] in ("resident", "reconstructed", "partly_recalled", "rewritten"):
                 self.state[span] = "cold"
         elif kind in _ARRIVALS or kind in _MOVES:
             self._before.pop(span, None)

@@ -48,6 +48,7 @@ _V6 = ("unread",)
 _V7 = ("selection_recall",)
 _V10 = ("reference_regret", "reference_unread")
 _V11 = ("zoom_asked", "zoom_refused")
+_V13 = ("mass_rewritten",)
 ADDED = {
     2: Addition(
         {
@@ -119,6 +120,14 @@ ADDED = {
         {"decision": DECISION, "phase": PHASE},
     ),
     12: Addition({}, {}),  # of the table step, what an imported trace may lack is NULL
+    13: Addition(
+        {
+            "head_step": {name: head_type(name) for name in _V13},
+            "head_run": moments(_V13),
+            "layer_step": dict.fromkeys(_V13, "FLOAT"),
+        },
+        {},
+    ),
 }
 
 #: Read from the private database; all other tables are read from the file.

@@ -63,5 +63,9 @@ def write_full(folder: Path, seed: int = 0, steps: int = STEPS) -> Path:
         writer.row("decision", step=step, kind="recall", unit="spans", **heads, **counted, **lists)
         times = {"t_us": 1000 * step, "dur_us": 900, "wait_us": 3, "logprob": -0.5, "next_entropy": 1.25}
         writer.step(step, f"o{step} ", **times, resident_bytes=1000, peak_bytes=1200, cold_bytes=2048)
+    writer.row("cut", step=-1, candidates=6, kept=4, cut=0.5, span=[1], dropped=[2], pos=[1], rank=[5], score=[0.25])
+    phases = ("score_us", "plan_us", "copy_us", "wait_us", "attend_us", "record_us", "rest_us")
+    writer.row("phase", step=0, **dict.fromkeys(phases, 1))
+    writer.row("effect", step=0, lead=1.5, layer=0, kv_head=0, span=1, effect=0.5)
     writer.close(output_text=" ".join(f"o{step}" for step in range(steps)), stopped="length", reference_output="o7")
     return folder

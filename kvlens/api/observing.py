@@ -13,6 +13,7 @@ from kvlens.api.errors import RequestError, translated
 from kvlens.api.models import Given
 from kvlens.api.pieces import Triple
 from kvlens.api.storedrun import Run
+from kvlens.observing.options import DEFAULTS, Options
 from kvlens.observing.refusals import CannotObserve
 
 if TYPE_CHECKING:
@@ -56,13 +57,13 @@ class observe:  # noqa: N801 - used as a function
         model: Any,
         tokenizer: Any,
         *,
-        answer: str | None = None,
-        needle: str | None = None,
-        row: int = 0,
-        shadow: bool = True,
-        compare: bool = True,
-        oracle: str = "auto",
-        name: str | None = None,
+        answer: str | None = DEFAULTS.answer,
+        needle: str | None = DEFAULTS.needle,
+        row: int = DEFAULTS.row,
+        shadow: bool = DEFAULTS.shadow,
+        compare: bool = DEFAULTS.compare,
+        oracle: str = DEFAULTS.oracle,
+        name: str | None = DEFAULTS.name,
         repeat: Run | None = None,
         hold: Sequence[Triple] = (),
         drop: Sequence[Triple] = (),
@@ -75,9 +76,7 @@ class observe:  # noqa: N801 - used as a function
         self._model, self._tokenizer, self._run = model, tokenizer, None
         with translated():
             holds, drops = _ranges(repeat, hold, drop)
-            self._watch = Watch(
-                model,
-                tokenizer,
+            options = Options(
                 answer=answer if answer or repeat is None else repeat.meta.answer,
                 needle=needle,
                 row=row,
@@ -89,6 +88,7 @@ class observe:  # noqa: N801 - used as a function
                 drops=drops,
                 parent=None if repeat is None else repeat.reader,
             )
+            self._watch = Watch(model, tokenizer, options)
 
     _run: Run | None
 

@@ -91,7 +91,7 @@ def classify(story: Story, question_steps: int, always_waits: bool = False) -> C
         routed = (ranked | ranked_before)[:, :, None]
         cause = np.full(story.size, NONE, np.int8)
         is_gone = (state == STATE["evicted"]) | (state == STATE["partial"])
-        packed = (state == STATE["quantised"]) | (state == STATE["reconstructed"])
+        packed = np.isin(state, [STATE[name] for name in ("quantised", "reconstructed", "rewritten")])
         hot = (state == STATE["resident"]) | packed
         partly = hot & (unread > lacking / 2) & (unread > 0)
         cause[packed] = INDEX["precision"]

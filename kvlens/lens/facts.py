@@ -199,7 +199,14 @@ class Facts:
         """No summary in this run takes mass from exact tokens, nor do packed or rebuilt ones: what is attended whole
         gets no less than full attention gives it."""
         rebuilt = (self.reader.span_heads(self.layer, self.kv_head)["form"] == "factors").any()
-        return not rebuilt and not self.reader.spans()["state"].isin(("coarse", "quantised")).any()
+        packed = self.reader.spans()["state"].isin(("coarse", "quantised")).any() or "rewritten" in self.states.values()
+        return not rebuilt and not packed
+
+    def rewritten(self) -> str:
+        """Return with what error the cache rewrote keys or values of the span by the step."""
+        rows = self.events[self.events["kind"] == "rewrite"]["value"]
+        error = f"relative error up to {float(rows.iloc[-1]):.2f}" if len(rows) else "error not recorded"
+        return f"some as other keys or values than the model wrote ({error})"
 
     @property
     def short(self) -> bool:

@@ -24,6 +24,7 @@ KINDS = {
     "passed_over": "not selected, although spans with lower scores were: the score alone did not decide",
     "coarse_only": "only its summary was attended",
     "quantised": "attended whole, in few bits: nothing is missing, its score is off",
+    "rewritten": "attended whole, some of its keys or values merged or rounded: nothing is missing, its score is off",
     "rank_truncated": "attended through low-rank factors",
     "by_query_head": "on the device; which query heads read it token by token and which its summary was not recorded",
     "unknown": "not recorded",
@@ -31,7 +32,16 @@ KINDS = {
 """kind -> what it means"""
 
 
-BY_A_DROP = {"attended", "partly_attended", "elsewhere", "some_heads", "quantised", "by_query_head", "unknown"}
+BY_A_DROP = {
+    "attended",
+    "partly_attended",
+    "elsewhere",
+    "some_heads",
+    "quantised",
+    "rewritten",
+    "by_query_head",
+    "unknown",
+}
 """kinds that a drop of some of the tokens brings about by itself, or makes false"""
 
 

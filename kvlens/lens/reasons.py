@@ -67,6 +67,8 @@ def _of_the_method(facts: Facts) -> Reason:
         return _summarised(facts)
     if facts.state == "quantised":
         return Reason("quantised", f"all of its tokens were attended, in few bits: {in_bits(facts)}")
+    if facts.state == "rewritten":
+        return Reason("rewritten", f"all of its tokens were attended, {facts.rewritten()}")
     if facts.read:
         return _attended(facts)
     return _not_read(facts)

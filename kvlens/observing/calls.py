@@ -50,6 +50,9 @@ class Watcher(Protocol):
     def written_keys(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """A layer hands keys and values [B, H_kv, m, D] to the cache."""
 
+    def cached_keys(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """The cache hands a layer all keys and values [B, H_kv, C, D] that it holds."""
+
     def attends(self, call: Call) -> Call:
         """A layer is about to attend. Returns the call to make, usually the same."""
 
@@ -151,7 +154,10 @@ def _wrap_update(stack: ExitStack, kind: type, watcher: Watcher, state: dict[str
             watcher.written_keys(layer_idx, key_states, value_states)
         state["inside"] = True
         try:
-            return original(self, key_states, value_states, layer_idx, *args, **kwargs)
+            result = original(self, key_states, value_states, layer_idx, *args, **kwargs)
+            if outermost and state["open"]:
+                watcher.cached_keys(layer_idx, *result[:2])
+            return result
         finally:
             state["inside"] = not outermost
 

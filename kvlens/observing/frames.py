@@ -17,10 +17,8 @@ from kvlens.shape import KVShape
 class FrameMaker:
     """Makes a Snapshot of each row of a pass that is a step."""
 
-    def __init__(self, shape: KVShape, pages: Pages, packed: bool, windowed: frozenset[int]) -> None:
-        """packed: the cache is quantised, so that entries that are not exact count as packed, not as rebuilt;
-        windowed: layers that attend a sliding window."""
-        self._shape, self._pages, self._packed, self._windowed = shape, pages, packed, windowed
+    def __init__(self, shape: KVShape, pages: Pages) -> None:
+        self._shape, self._pages = shape, pages
         self.previous: torch.Tensor | None = None
         """queries of the step before [L, Hq, D]"""
 
@@ -66,7 +64,7 @@ class FrameMaker:
         window = match.position >= self._pages.prompt
         role = torch.full(match.kind.shape, ROLE["resident"], dtype=torch.uint8, device=weights.device)
         role[window] = ROLE["window"]
-        role[match.kind == REWRITTEN] = ROLE["quantised" if self._packed else "reconstructed"]
+        role[match.kind == REWRITTEN] = ROLE["rewritten"]
         role[~attended] = FREE
         position = torch.where(attended, match.position, -1)
         span = self._pages.spans_of(position)
@@ -82,6 +80,19 @@ def present(layers: Sequence[LayerSeen], row: int, tokens: int) -> torch.Tensor:
     for index, layer in enumerate(layers):
         position = torch.where(layer.attended[:, row], layer.match.position, tokens).clamp(max=tokens)
         out[index].scatter_(1, position.cpu(), True)
+    return out[:, :, :tokens]
+
+
+def rewritten_errors(layers: Sequence[LayerSeen], row: int, tokens: int) -> torch.Tensor:
+    """Return by how much each KV head attends prompt positions as other keys or values than the written ones: float32
+    [L, H_kv, tokens], the largest relative error of the position's entries; -1: none is rewritten."""
+    heads = len(layers[0].match.position)
+    out = torch.full((len(layers), heads, tokens + 1), -1.0)
+    for index, layer in enumerate(layers):
+        match = layer.match
+        is_rewritten = layer.attended[:, row] & (match.kind == REWRITTEN)
+        position = torch.where(is_rewritten, match.position, tokens).clamp(max=tokens)
+        out[index].scatter_reduce_(1, position.cpu(), match.error.float().cpu(), "amax")
     return out[:, :, :tokens]
 
 

@@ -52,14 +52,19 @@ class LayerWatch:
         self._added = torch.empty(0)
         self._match: Match | None = None
 
-    def prepare(self, call: Call, row: int, rows: torch.Tensor, step: int) -> Call:
-        """Match the entries and return the call to make. rows: the query rows that are steps; step: of the first."""
+    def prepare(self, call: Call, row: int, rows: torch.Tensor, step: int, latent: torch.Tensor | None = None) -> Call:
+        """Match the entries and return the call to make. rows: the query rows that are steps; step: of the first;
+        latent [B, 1, C, D]: what the cache holds per token in place of each KV head's keys and values (MLA)."""
         added = scores_mask(call, row, rows)
         hidden = hidden_entries(call, row)
         group = call.query.shape[1] // call.key.shape[1]
         if hidden is not None:
             added = hide(added, hidden, group)
-        match = self._matcher.match(call.key[row], call.value[row], _seen(added, call.key.shape[1]).any(1))
+        live = _seen(added, call.key.shape[1]).any(1)
+        if latent is None:
+            match = self._matcher.match(call.key[row], call.value[row], live)
+        else:
+            match = self._matcher.match(latent[row], latent[row], live.any(0, keepdim=True)).spread(len(live))
         if self._changes is not None and step > 0:
             changed = self._changes.apply(call, row, rows, added, match)
             if changed is not None:

@@ -42,6 +42,11 @@ class Match:
     error: torch.Tensor
     ambiguous: torch.Tensor
 
+    def spread(self, heads: int) -> Match:
+        """Return the match of one head for so many: they share the cache's vectors."""
+        parts = self.position, self.kind, self.error, self.ambiguous
+        return Match(*(part.expand(heads, -1).clone() for part in parts))
+
 
 class Matcher:
     """Finds positions in one layer. Entries that equal no written key are searched once and remembered."""

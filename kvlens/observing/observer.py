@@ -11,13 +11,14 @@ import torch
 
 from kvlens.observing.calls import Call
 from kvlens.observing.changes import Changes
-from kvlens.observing.frames import FrameMaker, count_kinds, present
+from kvlens.observing.frames import FrameMaker, count_kinds, present, rewritten_errors
+from kvlens.observing.fullkv import RANKED, TOP_SPANS, WaitingSteps
 from kvlens.observing.holdings import count_bytes, layer_bytes
 from kvlens.observing.layers import LayerWatch
 from kvlens.observing.matching import Matcher, Turn
 from kvlens.observing.pages import Pages
-from kvlens.observing.refusals import CannotObserve, count_padding, refuse_row
-from kvlens.observing.taken import Pass, Taken, blank, chose_greedily, count_length, follow_pages
+from kvlens.observing.refusals import count_padding, refuse_row
+from kvlens.observing.taken import Pass, Taken, blank, chose_greedily, count_fed, count_length, follow_pages
 from kvlens.observing.written import Shadow, Written
 from kvlens.recording.measure import measure
 from kvlens.recording.sampling import OracleSampling
@@ -25,7 +26,6 @@ from kvlens.shape import KVShape
 
 MOST_ROWS = 128
 """tokens of one pass behind the prompt that are followed as steps"""
-TOP_SPANS, RANKED = 16, 32
 
 
 class Observer:
@@ -44,7 +44,7 @@ class Observer:
     ) -> None:
         """turn(layer): takes rotation back; windowed: layers with a sliding window; sampling(prompt tokens): steps of
         full attention; changes(layer, prompt tokens, written): a counterfactual's."""
-        self.shape, self.row, self.shadow, self.device = shape, row, shadow, device
+        self.shape, self.row, self.device = shape, row, device
         self._turn, self.windowed, self._sampling, self._changes = turn, windowed, sampling, changes
         self.zero_ns = 0
         """when the first pass began"""
@@ -53,18 +53,18 @@ class Observer:
         self.announced: int | None = None
         """prompt tokens of a call of `generate`"""
         self.pads: int | None = None
-        self.prompt_tokens = 0
+        self.prompt_tokens = self.prompt_passes = 0
         self.steps: list[Taken] = []
-        self.cache_name, self.packed = "", False
-        self.given_end = 0
+        self.cache_name, self.given_end = "", 0
         """positions below it were fed several at a time: their tokens were given, not chosen"""
         self.stopped: str | None = None
         """why later passes are not followed"""
-        self.failure: CannotObserve | None = None
         self.copies = Shadow(shape.layers) if shadow else None
-        self.written = [Written(self.copies, layer) for layer in range(shape.layers)]
+        self.written = [Written(self.copies, layer, shape.kv_heads) for layer in range(shape.layers)]
         self.pages: Pages | None = None
         self.oracle: OracleSampling | None = None
+        self.waiting_steps = WaitingSteps()
+        self._cached: torch.Tensor | None = None
         self._layers: list[LayerWatch] = []
         self._maker: FrameMaker | None = None
         self._pass: Pass | None = None
@@ -94,21 +94,21 @@ class Observer:
         pads = 0 if start else self.pads
         if not start:
             self.zero_ns = began
-            self.prompt_tokens = self.announced - pads if self.announced else len(row) - pads
+            self.prompt_tokens = (self.announced or len(row)) - pads
             self._ready()
         new = row[pads:]
+        self.prompt_passes += start < self.prompt_tokens
         first = max(0, self.prompt_tokens - 1 - start)
-        rows = torch.arange(pads + first, len(row), device=self.device)
-        if start >= self.prompt_tokens and len(new) > MOST_ROWS:
-            rows = rows[:0]
-        held, _ = count_bytes(cache, self.shape.layers, self.device, len(ids))
+        rows = torch.arange(min(pads + first, len(row)), len(row), device=self.device)
+        rows = rows[:0] if start >= self.prompt_tokens and len(new) > MOST_ROWS else rows
+        held = count_bytes(cache, self.shape.layers, self.device, len(ids))[0]
         self._pass = Pass(start, rows, start + first, began, length, cache, len(new) > 1, len(ids), held)
         self.tokens += new
         self._pass.spent_ns = time.perf_counter_ns() - began
 
     def _ready(self) -> None:
         self.pages = Pages(self.prompt_tokens)
-        self.oracle = self._sampling(self.prompt_tokens) if self.shadow else None
+        self.oracle = self._sampling(self.prompt_tokens) if self.copies is not None else None
         for layer, written in enumerate(self.written):
             changes = self._changes(layer, self.prompt_tokens, written)
             self._layers.append(LayerWatch(Matcher(written, self._turn(layer)), changes))
@@ -131,7 +131,7 @@ class Observer:
             self._forget(current.start)
             return
         if not self.cache_name and cache is not None:
-            self.cache_name, self.packed = type(cache).__name__, "quant" in type(cache).__name__.lower()
+            self.cache_name = type(cache).__name__
         self._settle(self.tokens[current.start])
         if current.multiple and current.start == max(self.given_end, self.prompt_tokens):
             self.given_end = len(self.tokens)
@@ -148,10 +148,9 @@ class Observer:
         """Make the steps of a pass."""
         assert self.pages is not None
         if self._maker is None:
-            self._maker = FrameMaker(self.shape, self.pages, self.packed, self.windowed)
+            self._maker = FrameMaker(self.shape, self.pages)
         layers = [current.seen[layer] for layer in range(self.shape.layers)]
         held, elsewhere = count_bytes(cache, self.shape.layers, self.device, current.batch)
-        peak = max(sum(held[:at]) + now + sum(current.before[at + 1 :]) for at, now in current.now.items())
         shadow = None if self.copies is None else self.copies.keys(len(self.tokens))
         took = (began - current.began_ns - current.spent_ns) // 1000 // len(current.rows)
         for at in range(len(current.rows)):
@@ -162,15 +161,17 @@ class Observer:
                 current.first_row + at,
                 measure([shot], TOP_SPANS, RANKED)[0],
                 present(layers, at, self.prompt_tokens),
+                rewritten_errors(layers, at, self.prompt_tokens),
                 count_kinds(layers, at),
                 (current.began_ns - self.zero_ns) // 1000 + at * took,
                 took,
                 held=held,
-                peak=peak,
+                peak=current.peak(held),
                 elsewhere=elsewhere,
                 errors=max(layer.output_error for layer in layers),
             )
-            blank(taken.measured, self.windowed)
+            self.waiting_steps.keep(number, shot)
+            blank(taken.measured, self.windowed, self.copies is not None and not self.copies.bytes)
             follow_pages(self.pages, [*self.steps, *self._waiting], taken, number)
             if at + 1 < len(current.rows):
                 taken.token = self.tokens[current.first_row + at + 1]
@@ -186,11 +187,7 @@ class Observer:
     def _stop(self, why: str) -> None:
         if self.stopped is None:
             self.stopped = why
-            self._forget(min(len(self.tokens), self._settled_tokens()))
-
-    def _settled_tokens(self) -> int:
-        last = [*self.steps, *self._waiting][-1:]
-        return last[0].position + 1 if last else 0
+            self._forget(min(len(self.tokens), count_fed([*self.steps, *self._waiting])))
 
     def logits(self, logits: torch.Tensor) -> None:
         """The model made logits [B, k, V] of the last k tokens of the pass that ended."""
@@ -224,19 +221,21 @@ class Observer:
         self.written[layer].append(keys[self.row][:, -fed:], values[self.row][:, -fed:])
         current.spent_ns += time.perf_counter_ns() - began
 
+    def cached_keys(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """See kvlens.observing.calls.Watcher."""
+        self._cached = torch.cat([keys, values], -1) if self.written[layer].latent else None
+
     def _steps_of(self, call: Call) -> Pass | None:
         """Return the pass of a call whose rows are steps; None: the call is not followed."""
-        current = self._pass
-        followed = current is not None and not self.stopped and len(current.rows) and call.layer not in current.seen
-        return current if followed else None
+        current = None if self.stopped else self._pass
+        return current if current is not None and current.follows(call.layer) else None
 
     def attends(self, call: Call) -> Call:
         """See kvlens.observing.calls.Watcher."""
         if (current := self._steps_of(call)) is None:
             return call
-        began = time.perf_counter_ns()
-        step = current.first_row - (self.prompt_tokens - 1)
-        call = self._layers[call.layer].prepare(call, self.row, current.rows, step)
+        began, step = time.perf_counter_ns(), current.first_row - (self.prompt_tokens - 1)
+        call = self._layers[call.layer].prepare(call, self.row, current.rows, step, self._cached)
         current.spent_ns += time.perf_counter_ns() - began
         return call
 

@@ -3,6 +3,8 @@ page's tokens went."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from kvlens.memory.span_table import WINDOW
@@ -11,6 +13,8 @@ from kvlens.spans import fixed_chunks
 
 PAGE = 16
 """tokens of a page, as full KV's runs have them"""
+GROWTH, LEAST = 1.05, 1e-4
+"""an error that was recorded is recorded again once it has grown by this factor and this much"""
 
 
 class Pages:
@@ -62,6 +66,27 @@ class Pages:
                 continue
             events.append(EventRow(step, layer, head, None, kind, page + 1, value, after_attention))
         return events
+
+    def rewritten(
+        self, errors_before: torch.Tensor, errors_after: torch.Tensor, whole: set[Any], step: int, after_attention: bool
+    ) -> list[EventRow]:
+        """Return events for pages of which tokens were rewritten between two steps, or further so.
+
+        errors_before, errors_after float32 [L, H_kv, n]: of each attended prompt position, -1 where it is the written
+        one; whole: (layer, KV head, span) that regained all tokens.
+        """
+        errors = [self._errors(error) for error in (errors_before, errors_after)]
+        grew = (errors[1] >= 0) & ((errors[0] < 0) | (errors[1] > errors[0] * GROWTH + LEAST))
+        return [
+            EventRow(step, layer, head, None, "rewrite", page + 1, float(errors[1][layer, head, page]), after_attention)
+            for layer, head, page in (errors[1] >= 0).nonzero().tolist()
+            if bool(grew[layer, head, page]) or (layer, head, page + 1) in whole
+        ]
+
+    def _errors(self, error: torch.Tensor) -> torch.Tensor:
+        """Return the largest error of each page: float32 [L, H_kv, pages]."""
+        padded = torch.nn.functional.pad(error[..., : self.prompt], (0, -self.prompt % PAGE), value=-1.0)
+        return padded.unflatten(-1, (-1, PAGE)).amax(-1)
 
     def _counts(self, present: torch.Tensor) -> torch.Tensor:
         """Return how many tokens of each page are attended: int64 [L, H_kv, pages]."""

@@ -34,6 +34,17 @@ def refuse_empty() -> CannotObserve:
     )
 
 
+def refuse_layers(model: str, attention_layers: int, layers: int) -> CannotObserve:
+    """Return the refusal of a model of which some layers do not attend (a hybrid), or none (a state-space model)."""
+    return CannotObserve(
+        "layers_without_attention",
+        f"{model} has {attention_layers} attention layers of {layers}: kvlens observes decoders whose layers all "
+        "attend.",
+        attention_layers=attention_layers,
+        layers=layers,
+    )
+
+
 def refuse_row(row: int, rows: int) -> CannotObserve:
     """Return the refusal of a batch row that the batch does not have."""
     return CannotObserve(

@@ -9,25 +9,20 @@ from typing import Any
 import numpy as np
 
 from kvlens.engine.comparison import Reference
-from kvlens.engine.effect import effects
 from kvlens.engine.objects import lent
-from kvlens.holds import Drop, Hold
-from kvlens.instruments import Effects
 from kvlens.meta import Outcome, RunMeta
 from kvlens.metaparts import OBSERVED, Observed
+from kvlens.observing.against import add_full_kv_masses, explain_no_full_attention, find_effects, find_reference
 from kvlens.observing.checks import self_checks
 from kvlens.observing.observer import Observer
+from kvlens.observing.options import Options
 from kvlens.observing.outcome import NextToken, conclude, next_tokens
 from kvlens.observing.preparing import describe_caller, prepare_observed, prompt_of
 from kvlens.observing.taken import Taken
 from kvlens.rows import PrefillRecord, PromptToken, StepRecord
-from kvlens.runs.answerend import answer_end, gives_answer
 from kvlens.runs.describing import describe
-from kvlens.runs.effects import UNRECORDED
 from kvlens.runs.preparing import Pairing, Prepared, plan, reference_key
-from kvlens.runs.reference import obtain
 from kvlens.runs.request import Report, RunRequest
-from kvlens.shortage import shortage
 from kvlens.store.reader import TraceReader
 from kvlens.store.writer import TraceWriter
 from kvlens.text.prompts import Prompt
@@ -44,14 +39,8 @@ class Block:
 
     model: Any
     tokenizer: Any
-    name: str | None
-    answer: str | None
-    needle: str | None
-    compare: bool
+    options: Options
     attention: str
-    holds: tuple[Hold, ...] = ()
-    drops: tuple[Drop, ...] = ()
-    parent: TraceReader | None = None
     presses: list[str] = field(default_factory=list)
     sampled: bool | None = None
 
@@ -62,20 +51,22 @@ def store_observed(observer: Observer, block: Block, runs_dir: Path, error: str 
     Raises CannotObserve where nothing was observed, BadPrompt for a needle that is not in the prompt, the store's
     TraceError.
     """
-    loaded, refusal = describe_caller(block.model, block.tokenizer, block.name)
-    prompt = prompt_of(observer, block.tokenizer, block.answer, block.needle)
+    options = block.options
+    loaded, refusal = describe_caller(block.model, block.tokenizer, options.name)
+    prompt = prompt_of(observer, block.tokenizer, options.answer, options.needle)
     prepared, request = prepare_observed(loaded, prompt, len(observer.steps))
     with lent(loaded):
-        reference, no_reference = None, refusal or (None if block.compare else "the comparison was switched off")
+        reference, no_reference = None, refusal or (None if options.compare else "the comparison was switched off")
         if no_reference is None:
-            reference, no_reference = _reference(prepared, request, runs_dir, report)
+            reference, no_reference = find_reference(prepared, request, runs_dir, report)
         rows = next_tokens(loaded, prompt, observer.steps, reference)
-        lost = None if reference is None else _effects(prepared, observer, rows, reference)
+        no_masses = no_reference if reference is None else add_full_kv_masses(prepared, observer)
+        lost = None if reference is None else find_effects(prepared, observer, rows, reference)
     output = loaded.decode([step.token for step in observer.steps[len(prompt.asked) :]])
     whatif = None
-    if block.parent is not None and reference is not None:
-        losses = [row.loss for row in rows]
-        whatif = conclude(block.parent, loaded, prompt, losses, output, reference, block.holds, block.drops)
+    if options.parent is not None and reference is not None:
+        losses, changed = [row.loss for row in rows], (options.holds, options.drops)
+        whatif = conclude(options.parent, loaded, prompt, losses, output, reference, *changed)
     writer = TraceWriter(runs_dir)
     writer.begin(_meta(observer, block, prepared, request, reference, no_reference))
     writer.prefill(_prefill(observer, prompt, _surprisals(runs_dir, reference)))
@@ -91,49 +82,13 @@ def store_observed(observer: Observer, block: Block, runs_dir: Path, error: str 
         no_effects=no_effects,
         effect_steps=() if made is None else made.steps,
         effect_order=() if made is None else made.order,
-        no_reference_masses="the run was observed: full KV's own masses need a run of kvlens",
+        no_reference_masses=no_masses,
         no_surprisal=None if reference is not None else "there is no full-KV run that computed them",
         kernels=block.attention,
         whatif=whatif,
     )
     writer.finish("failed" if error else "completed", error, self_checks(observer, rows, loaded), ended.to_row())
     return writer.uid
-
-
-def _reference(
-    prepared: Prepared, request: RunRequest, runs_dir: Path, report: Report
-) -> tuple[Reference | None, str | None]:
-    """Return (kvlens's own run of full KV, why there is none)."""
-    try:
-        return obtain(prepared, request, runs_dir, report), None
-    except ValueError as refusal:
-        return None, str(refusal)
-    except Exception as failure:
-        short = shortage(failure)
-        return None, str(short) if short is not None else f"it failed ({type(failure).__name__}: {failure})"
-
-
-def _effects(
-    prepared: Prepared, observer: Observer, rows: list[NextToken], reference: Reference
-) -> tuple[Effects | None, str | None] | None:
-    """Return (effects on the choice at the step of loss, why there are none); None: nothing was lost."""
-    lost = next((n for n, row in enumerate(rows) if row.loss is not None and not row.loss.agrees), None)
-    if lost is None or observer.pages is None:
-        return None
-    steps = [(row.loss, step.measured.oracle) for row, step in zip(rows[: lost + 1], observer.steps, strict=False)]
-    if steps[lost][1] is None:
-        return None, UNRECORDED
-    loaded, prompt = prepared.engine.loaded, prepared.prompt
-    try:
-        read = prepared.engine.read(prompt)
-        end = answer_end(loaded, prompt, reference, lost, gives_answer(loaded, prompt, reference))
-        result = effects(loaded, read, reference, steps, observer.pages.rows(), end)
-    except Exception as failure:
-        short = shortage(failure)
-        return None, str(short) if short is not None else f"it failed ({type(failure).__name__}: {failure})"
-    if result is None or not len(result.effect):
-        return None, "nothing that was not read speaks for full KV's token"
-    return result, None
 
 
 def _meta(
@@ -145,11 +100,12 @@ def _meta(
     no_reference: str | None,
 ) -> RunMeta:
     uid = None if reference is None else reference.uid
-    parent = None if block.parent is None else block.parent.uid
+    parent = None if block.options.parent is None else block.options.parent.uid
     key = reference_key(request, prepared)
-    pairing = Pairing(reference, uid, key, parent, block.holds, block.drops)
+    pairing = Pairing(reference, uid, key, parent, block.options.holds, block.options.drops)
     meta = describe(request, plan(request, prepared), pairing, prepared)
     kinds = {name: int(sum(step.kinds[name] for step in observer.steps)) for name in COUNTED}
+    missing = explain_no_full_attention(observer)
     observed = Observed(
         cache=observer.cache_name or None,
         presses=tuple(block.presses),
@@ -164,6 +120,7 @@ def _meta(
         sampled=block.sampled,
         stopped=observer.stopped,
         no_reference=no_reference,
+        no_full_attention=missing,
     )
     config = {"cache": observer.cache_name, "presses": list(block.presses), "attention": block.attention}
     return meta.model_copy(
@@ -178,8 +135,8 @@ def _meta(
             "budget_bytes": None,
             "link": None,
             "kernels": block.attention,
-            "coverage": observer.shadow,
-            "oracle": None if observer.oracle is None else observer.oracle.meta(),
+            "coverage": missing is None,
+            "oracle": None if observer.oracle is None or missing is not None else observer.oracle.meta(),
             "max_new": None,
             **({} if block.sampled is False else DRAWN),
             "observed": observed,

@@ -22,6 +22,8 @@ class Taken:
     measured: Measured
     present: torch.Tensor
     """bool [L, H_kv, prompt]"""
+    rewritten: torch.Tensor
+    """float32 [L, H_kv, prompt]: see frames.rewritten_errors"""
     kinds: dict[str, float]
     start_us: int
     took_us: int = 0
@@ -59,20 +61,41 @@ class Pass:
     """bytes of each layer while it attends"""
     spent_ns: int = 0
 
+    def follows(self, layer: int) -> bool:
+        """Return True if the pass has rows that are steps, and the layer has not attended yet."""
+        return len(self.rows) > 0 and layer not in self.seen
 
-def blank(measured: Measured, windowed: frozenset[int]) -> None:
-    """Record no full attention of layers with a sliding window."""
+    def peak(self, held: Sequence[int]) -> int:
+        """Return the most bytes on the device inside the pass. held: of each layer when it had ended."""
+        return max(sum(held[:layer]) + size + sum(self.before[layer + 1 :]) for layer, size in self.now.items())
+
+
+def count_fed(steps: Sequence[Taken]) -> int:
+    """Return the tokens that were fed up to the last step."""
+    return steps[-1].position + 1 if steps else 0
+
+
+def blank(measured: Measured, windowed: frozenset[int], unsized: bool) -> None:
+    """Record no full attention of layers with a sliding window. unsized: entries have another size than the keys and
+    values of one KV head, so that the bytes read are not known."""
+    if unsized:
+        measured.kv["read_bytes"][:] = float("nan")
     for name in ("coverage", "selection_recall", "regret", "unread"):
         if name in measured.head:
             measured.head[name][sorted(windowed)] = float("nan")
 
 
 def follow_pages(pages: Pages, earlier: Sequence[Taken], taken: Taken, number: int) -> None:
-    """Record which pages lost tokens since the step before. number: of the step that was taken."""
+    """Record which pages lost tokens since the step before, and of which tokens were rewritten. number: of the step
+    that was taken."""
     if earlier:
-        earlier[-1].events += pages.lost(earlier[-1].present, taken.present, number - 1, True)
+        last = earlier[-1]
+        events = pages.lost(last.present, taken.present, number - 1, True)
+        whole = {(event.layer, event.kv_head, event.span) for event in events if event.kind == "kept"}
+        last.events += events + pages.rewritten(last.rewritten, taken.rewritten, whole, number - 1, True)
     else:
         taken.events += pages.lost(torch.ones_like(taken.present), taken.present, number, False)
+        taken.events += pages.rewritten(torch.full_like(taken.rewritten, -1), taken.rewritten, set(), number, False)
 
 
 def count_length(cache: Any) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -12,73 +11,50 @@ import torch
 
 from kvlens.engine.models import LoadedModel, shape_of
 from kvlens.engine.rotary import rotary_of
-from kvlens.holds import Drop, Hold
 from kvlens.observing.calls import attention_modules, check_attention
-from kvlens.observing.changes import layer_changes
+from kvlens.observing.changes import Changes, layer_changes
 from kvlens.observing.hooking import Heard, hooked
 from kvlens.observing.matching import Turn
 from kvlens.observing.observer import Observer
+from kvlens.observing.options import DEFAULTS, Options
 from kvlens.observing.preparing import describe_caller
-from kvlens.observing.refusals import CannotObserve, refuse_empty
+from kvlens.observing.refusals import refuse_empty, refuse_layers
 from kvlens.observing.storing import Block, store_observed
 from kvlens.observing.taken import chose_greedily
+from kvlens.observing.written import Written
 from kvlens.recording.sampling import resolve
 from kvlens.runs.request import Report
-from kvlens.store.reader import TraceReader
 
 
 class Watch:
     """Follows the model from `open` to `close`."""
 
-    def __init__(
-        self,
-        model: Any,
-        tokenizer: Any,
-        *,
-        answer: str | None = None,
-        needle: str | None = None,
-        row: int = 0,
-        shadow: bool = True,
-        compare: bool = True,
-        oracle: str = "auto",
-        name: str | None = None,
-        holds: Sequence[Hold] = (),
-        drops: Sequence[Drop] = (),
-        parent: TraceReader | None = None,
-    ) -> None:
+    def __init__(self, model: Any, tokenizer: Any, options: Options = DEFAULTS) -> None:
         """See kvlens.observe. Raises CannotObserve for a model that cannot be observed."""
         attention = check_attention(model)
         config = model.config.get_text_config()
-        shape = shape_of(config, torch.finfo(model.dtype).bits // 8)
-        rotary, modules = rotary_of(model), attention_modules(model)
-        if [int(module.layer_idx) for module in modules] != list(range(shape.layers)):
-            raise CannotObserve(
-                "layers_without_attention",
-                f"{type(model).__name__} has {len(modules)} attention layers of {shape.layers}: kvlens observes "
-                "decoders whose layers all attend.",
-                attention_layers=len(modules),
-                layers=shape.layers,
-            )
-        self._holds, self._drops = tuple(holds), tuple(drops)
+        modules, layers = attention_modules(model), int(config.num_hidden_layers)
+        if [int(module.layer_idx) for module in modules] != list(range(layers)):
+            raise refuse_layers(type(model).__name__, len(modules), layers)
+        shape, rotary = shape_of(config, torch.finfo(model.dtype).bits // 8), rotary_of(model)
 
         def turn(layer: int) -> Turn | None:
             return None if rotary is None else lambda keys, at: rotary(keys, at, layer, back=True)
 
+        def changes(layer: int, tokens: int, written: Written) -> Changes | None:
+            return layer_changes(layer, options.holds, options.drops, shape.kv_heads, tokens, written)
+
         self.observer = Observer(
             shape,
-            row,
-            shadow,
+            options.row,
+            options.shadow,
             turn,
             frozenset(layer for layer, window in enumerate(shape.windows) if window),
-            lambda tokens: resolve(oracle, shape.layers, shape.q_heads, tokens, shadow),
-            lambda layer, tokens, written: layer_changes(
-                layer, self._holds, self._drops, shape.kv_heads, tokens, written
-            ),
+            lambda tokens: resolve(options.oracle, shape.layers, shape.q_heads, tokens, options.shadow),
+            changes,
             model.device,
         )
-        self._block = Block(
-            model, tokenizer, name, answer, needle, compare, attention, self._holds, self._drops, parent
-        )
+        self._block = Block(model, tokenizer, options, attention)
         self._heard, self._stack = Heard(), ExitStack()
 
     def open(self) -> None:
@@ -91,7 +67,7 @@ class Watch:
 
     def loaded(self) -> LoadedModel:
         """Return the caller's model as runs describe it."""
-        return describe_caller(self._block.model, self._block.tokenizer, self._block.name)[0]
+        return describe_caller(self._block.model, self._block.tokenizer, self._block.options.name)[0]
 
     def close(self, runs_dir: Path, error: str | None, report: Report) -> str:
         """Store what was observed -> the run's uid. error: why the block ended early. Raises CannotObserve where no

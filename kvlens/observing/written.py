@@ -50,6 +50,10 @@ class Shadow:
         """Return keys and values of one layer up to `count`, [2, H_kv, n, D], a view; None: nothing was copied."""
         return None if self._pairs is None else self._pairs[:, layer, :, :count]
 
+    def prompt(self, count: int) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Return keys and values of all layers up to `count`, [L, H_kv, n, D] each, views; None: nothing was copied."""
+        return None if self._pairs is None else (self._pairs[0, :, :, :count], self._pairs[1, :, :, :count])
+
     @property
     def bytes(self) -> int:
         """Bytes of the tensor, its room included."""
@@ -60,19 +64,25 @@ class Written:
     """Owns what one layer wrote of one sequence: digests of keys and values, int64 [2, H_kv, n], and its part of the
     shadow copy, where there is one."""
 
-    def __init__(self, shadow: Shadow | None, layer: int) -> None:
+    def __init__(self, shadow: Shadow | None, layer: int, kv_heads: int) -> None:
         """shadow: None: only digests are kept, 16 bytes for each position and KV head."""
-        self._shadow, self._layer = shadow, layer
+        self._shadow, self._layer, self._kv_heads = shadow, layer, kv_heads
         self._digests: list[torch.Tensor] = []
         self.count = 0
         """positions written"""
+        self.latent = False
+        """the cache holds one vector per token in place of each KV head's keys and values"""
         self.version = 0
         """changes with every change of what is held"""
 
     def append(self, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Take keys, values [H_kv, m, D] of the next positions. Keys of another size than the values are not copied."""
+        """Take keys, values [H_kv, m, D] of the next positions. They are copied if both have one size and a vector
+        for each KV head. Of another number of heads (MLA: 1) key and value together tell a token."""
+        self.latent = len(keys) != self._kv_heads
+        if self.latent:
+            keys = values = torch.cat([keys, values], -1)
         self._digests.append(torch.stack([digests(keys), digests(values)]))
-        if self._shadow is not None and keys.shape == values.shape:
+        if self._shadow is not None and keys.shape == values.shape and not self.latent:
             self._shadow.put(self._layer, self.count, keys, values)
         self.count += keys.shape[1]
         self.version += 1

@@ -85,6 +85,11 @@ METRICS: dict[str, Metric] = {
             "share of the output that a mean value stands in for, since its tokens were not attended",
         ),
         _share("mass_quantised", "Mass on quantised tokens", "attention mass on tokens that lie in a few bits each"),
+        _share(
+            "mass_rewritten",
+            "Mass on rewritten tokens",
+            "attention mass on tokens whose keys or values the cache merged or rounded",
+        ),
         Metric(
             "entropy", "Attention entropy", "nats", "q", 0.0, None, "entropy of the attention over attended entries"
         ),

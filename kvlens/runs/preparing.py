@@ -143,6 +143,7 @@ def reference_key(request: RunRequest, prepared: Prepared) -> str:
     """What two runs of full KV must share to be the same: model, prompt, numbers, and how tokens are chosen. 64 hex
     digits."""
     import torch
+    import transformers
 
     from kvlens.engine.generation_rules import rules_of
 
@@ -152,6 +153,7 @@ def reference_key(request: RunRequest, prepared: Prepared) -> str:
         "dtype": request.dtype,
         "device": prepared.engine.loaded.model.device.type,
         "torch": torch.__version__,
+        "transformers": transformers.__version__,
         "prefill_chunk": request.prefill_chunk,
         "seed": request.seed,
         "max_new": request.max_new,

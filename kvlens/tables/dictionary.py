@@ -117,7 +117,9 @@ SPANS = {
     "reason": Column("", "why the span begins and ends where it does"),
     "mean_surprisal_nats": Column(NATS, "mean surprisal of the span's tokens; NaN: not recorded"),
     "state": Column(
-        "", "state at birth: resident, coarse, reconstructed, cold, evicted, partial, quantised or partly_recalled"
+        "",
+        "state at birth: resident, coarse, reconstructed, cold, evicted, partial, quantised, partly_recalled or "
+        "rewritten",
     ),
     "mean_mass": Column(
         SHARE, "attention mass per step and query head; a lower bound, since only top spans are recorded"

@@ -15,6 +15,7 @@ _HEAD_MEANINGS = {
     "mass_reconstructed": (SHARE, "attention mass on tokens rebuilt from low-rank factors"),
     "mass_mean": (SHARE, "share of the output that a mean value substitutes for entries"),
     "mass_quantised": (SHARE, "attention mass on tokens stored in few bits"),
+    "mass_rewritten": (SHARE, "attention mass on tokens whose keys or values the cache merged or rounded"),
     "entropy": (NATS, "entropy of the attention weights"),
     "qcos": ("cosine", "similarity of this step's query and the previous step's, after RoPE"),
     "coverage": (SHARE, "own-query mass on tokens attended exactly"),

@@ -12,6 +12,7 @@ STATES = {
     "partial": "partly evicted",
     "quantised": "quantised",
     "partly_recalled": "partly recalled",
+    "rewritten": "rewritten",
 }
 """where a span lies for a KV head: rows.SPAN_STATES in words"""
 
@@ -24,12 +25,14 @@ STATE_MEANINGS = {
     "partial": "some tokens on the device, the others evicted",
     "quantised": "all tokens on the device, in a few bits each",
     "partly_recalled": "some tokens recalled to the device, the others not",
+    "rewritten": "all tokens on the device, some merged or rounded",
 }
 """what these mean, for legends"""
 
 COPIES_NOT_RECORDED = "Single copies between the tiers were not recorded in this run."
 
 _EVENTS = {
+    "rewrite": "tokens rewritten",
     "part": "partly on the device",
     "thin": "first token evicted",
     "kept": "kept whole",

@@ -55,7 +55,7 @@ def check(folder: Path) -> Checked:
         tables[name] = table
     if not faults:  # the tables' columns can be trusted now
         for name, table in tables.items():
-            most = {"span": tables["span"].num_rows, "lost_pos": sizes["pos"]}
+            most = {"span": tables["span"].num_rows, "lost_pos": sizes["pos"], "reference_lost_pos": sizes["pos"]}
             row_faults = [*_long_lists(name, table, most), *_between_rows(name, table, source.head, sizes)]
             row_faults += _unknown_spans(name, table, tables["span"])
             faults += [_placed(fault, loaded[name]) for fault in row_faults]
@@ -74,6 +74,7 @@ def _sizes(head: Head, loaded: dict[str, Loaded]) -> dict[str, int]:
         "kv_head": head.kv_heads,
         "pos": positions,
         "lost_pos": positions,
+        "reference_lost_pos": positions,
         "span": 1 << 16,
         "prompt": positions - head.steps,
     }

@@ -6,11 +6,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 FORMAT = "kvlens-trace"
-VERSION = 1
+VERSION = 2
+"""1: the first; 2: the tables phase, cut and effect, and full KV's own unread mass in oracle"""
 INTEGER, FLOAT, TEXT, FLAG = "integer", "float", "text", "flag"
 INTEGERS, FLOATS, FLAGS = "list of integers", "list of floats", "list of flags"
 LISTS = (INTEGERS, FLOATS, FLAGS)
-IDS = ("step", "layer", "q_head", "kv_head", "span", "pos", "refused_span", "missed_span", "lost_pos")
+IDS = (
+    "step",
+    "layer",
+    "q_head",
+    "kv_head",
+    "span",
+    "pos",
+    "refused_span",
+    "missed_span",
+    "lost_pos",
+    "reference_lost_pos",
+)
 """columns whose values name a row of the run: their range is the run's sizes"""
 
 

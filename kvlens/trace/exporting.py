@@ -22,10 +22,15 @@ from kvlens.trace.head import NAME, Head
 from kvlens.trace.importing import OWN_ENGINE, same_keys
 from kvlens.trace.tables import TABLES
 
-_CODED = {"head_span": ("mass",), "oracle": ("full_mass", "mass", "unread", "lost_mass", "reference_mass")}
+_CODED = {
+    "head_span": ("mass",),
+    "oracle": (
+        "full_mass", "mass", "unread", "lost_mass", "reference_mass", "reference_unread", "reference_lost_mass",
+    ),
+}  # fmt: skip
 """table -> columns that the store has as codes"""
 _CODES = {"head_span": 255, "oracle": ORACLE_CODES}
-_ORDER = {"event": " ORDER BY place", "journal": "", "decision": ""}
+_ORDER = {"event": " ORDER BY place", "journal": "", "decision": "", "cut": "", "effect": ""}
 
 
 def export_trace(reader: TraceReader, folder: Path) -> Path:
@@ -91,5 +96,6 @@ def _head(reader: TraceReader) -> dict[str, Any]:
         "complete": reader.status == "completed",
         "parameters": meta.config,
         "prompt_text": reader.prompt_text(),
+        "effect_steps": list(meta.effect_steps),
         "full_attention": None if meta.sampled is None else meta.sampled.model_dump(mode="json"),
     }

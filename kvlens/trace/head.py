@@ -69,6 +69,9 @@ class Head(BaseModel):
     full_attention: Sampled | None = Field(
         None, description="steps (every n-th) and layers (empty: all) of the table oracle; null: read from the table"
     )
+    effect_steps: tuple[Count, ...] = Field(
+        (), description="lost steps over which the table effect adds; empty: its own step alone"
+    )
     prefill_us: Count | None = Field(None, description="time of the prefill, µs")
     prefill_peak_bytes: Count | None = Field(None, description="most KV bytes on the device during the prefill")
     prefill_cold_bytes: Count | None = Field(None, description="KV bytes in host memory after it")

@@ -66,10 +66,14 @@ def _write(writer: TraceWriter, checked: Checked) -> None:
         writer.step(record)
         if record.step >= (head.question_tokens or 0):
             texts.append(record.text)
+    effects = records.effects()
+    if effects is not None:
+        writer.effects([effects])
     output = "".join(texts) if head.output_text is None else head.output_text
+    places = {} if effects is None else {"effect_steps": effects.steps, "effect_order": effects.order}
     status = "completed" if head.complete else "cancelled"
     error = None if head.complete else f"{head.engine} ended before the run did; {head.steps} committed steps are here."
-    writer.finish(status, error, [CHECKED], {"output_text": output, "stopped": head.stopped})
+    writer.finish(status, error, [CHECKED], {"output_text": output, "stopped": head.stopped} | places)
 
 
 def engine_method(head: Head) -> str:

@@ -11,14 +11,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kvlens.decisions import Decisions
-from kvlens.instruments import Loss, Oracle, Scores
+from kvlens.instruments import CutRow, Effects, Loss, Oracle, Scores
 from kvlens.rows import (
     HEAD_COLUMNS,
     KV_COLUMNS,
     EventRow,
     JournalRow,
     PrefillRecord,
-    PromptToken,
     SpanHeadRow,
     SpanRow,
     StepRecord,
@@ -28,8 +27,10 @@ from kvlens.trace.bystep import BETWEEN, RowsByStep
 from kvlens.trace.cells import numbers
 from kvlens.trace.check import Checked
 from kvlens.trace.decisionrows import decisions_of
+from kvlens.trace.ownrows import cut_of, effects_of, phases_of, prompt_tokens
 from kvlens.trace.tables import TABLES
 
+_MASSES = ("full_mass", "mass", "unread", "reference_mass", "reference_unread")
 _REASON = "The trace gives no reason."
 
 
@@ -45,7 +46,7 @@ class Records:
         """What is known when prefill has ended."""
         head = self.head
         return PrefillRecord(
-            tokens=list(self._prompt_tokens()),
+            tokens=list(prompt_tokens(self._rows("token"), self._tables["token"].table.column_names)),
             spans=self._spans(BETWEEN),
             span_heads=self._span_heads(BETWEEN),
             transfers=self._transfers(BETWEEN),
@@ -56,6 +57,7 @@ class Records:
             resident_bytes=head.prefill_resident_bytes,
             journal=self._journal(BETWEEN),
             decisions=self._decisions(BETWEEN),
+            cuts=self._cuts(BETWEEN),
         )
 
     def steps(self) -> Iterator[StepRecord]:
@@ -94,7 +96,14 @@ class Records:
                 loss=self._loss(step),
                 oracle=self._oracle(step),
                 decisions=self._decisions(step),
+                cuts=self._cuts(step),
+                phases=phases_of(self._rows("phase", step)),
             )
+
+    def effects(self) -> Effects | None:
+        """Return what spans did to the lost choices; None: not recorded."""
+        held = self._tables.get("effect")
+        return effects_of(None if held is None else held.table, self.head.effect_steps)
 
     # ---- rows
     def _rows(self, name: str, step: int | None = None) -> list[dict[str, Any]]:
@@ -104,17 +113,6 @@ class Records:
             return []
         empty = dict.fromkeys(TABLES[name].columns)
         return [empty | row for row in (held.table if step is None else held.at(step)).to_pylist()]
-
-    def _prompt_tokens(self) -> Iterator[PromptToken]:
-        rows = [row for row in self._rows("token") if row["step"] is None]
-        derived = "char_start" not in self._tables["token"].table.column_names
-        place = 0
-        for row in rows:
-            start, end = row["char_start"], row["char_end"]
-            if derived:
-                start, end = place, place + len(row["text"])
-                place = end
-            yield PromptToken(row["pos"], row["token_id"], row["text"], start, end, row["surprisal"])
 
     def _spans(self, step: int) -> list[SpanRow]:
         return [
@@ -153,6 +151,9 @@ class Records:
     def _journal(self, step: int) -> list[JournalRow]:
         vectors = self._rows("journal", step)
         return [JournalRow(**(row | {"values": np.array(row["values"], np.float32)})) for row in vectors]
+
+    def _cuts(self, step: int) -> list[CutRow]:
+        return [cut_of(row) for row in self._rows("cut", step)]
 
     def _loss(self, step: int) -> Loss | None:
         for row in self._rows("loss", step):
@@ -219,12 +220,14 @@ class Records:
         return Scores(spans, values["score"], np.nan_to_num(values["chosen"]) > 0, candidates)
 
     def _oracle(self, step: int) -> Oracle | None:
-        spans, values, rows = self._lists("oracle", step, ("full_mass", "mass", "unread", "reference_mass"))
+        spans, values, rows = self._lists("oracle", step, _MASSES)
         if not rows:
             return None
         lost, lost_mass, lost_rows = self._lists("oracle", step, ("lost_mass",), "lost_pos")
         whole = {name: mass for name, mass in values.items() if not np.isnan(mass[spans >= 0]).any()}
         reference, unread = whole.get("reference_mass"), whole.get("unread")
+        own_lost, own_mass, own_rows = self._lists("oracle", step, ("reference_lost_mass",), "reference_lost_pos")
+        listed = reference is not None and own_rows and own_lost.shape[-1]
         return Oracle(
             spans,
             values["full_mass"],
@@ -235,6 +238,9 @@ class Records:
             lost_mass=lost_mass["lost_mass"] if lost_rows else None,
             reference=reference,
             tail_reference=None if reference is None else self._tail("oracle", step, "tail_reference"),
+            reference_unread=whole.get("reference_unread"),
+            reference_lost_pos=own_lost if listed else None,
+            reference_lost_mass=own_mass["reference_lost_mass"] if listed else None,
         )
 
 

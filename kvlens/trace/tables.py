@@ -11,10 +11,9 @@ from kvlens.tables.column import BYTES, ID, NATS, SHARE, US
 from kvlens.tables.dictionary import DECISIONS, EVENTS, SPANS, STEPS, TRANSFERS
 from kvlens.trace.columns import FLAG, FLAGS, FLOAT, FLOATS, INTEGER, INTEGERS, TEXT, Column, Table
 from kvlens.trace.documented import decision_column, head_column, id_column, kv_column, mass_column, step_column
+from kvlens.trace.latertables import KV_HEAD, LATER, LAYER, STEP
 
-_STEP = id_column("decode step; 0 is the first generated token")
-_LAYER = id_column("layer, counted from 0")
-_KV_HEAD = id_column("KV head within the layer")
+_STEP, _LAYER, _KV_HEAD = STEP, LAYER, KV_HEAD
 _Q_HEAD = id_column("query head within the layer")
 
 
@@ -208,9 +207,17 @@ TABLES: dict[str, Table] = {
             "lost_mass": mass_column("full attention's mass on each position"),
             "reference_mass": mass_column("mass of a full-KV run fed the same tokens, on each span"),
             "tail_reference": Column(FLOAT, "the same on all other spans", SHARE, least=0, most=1),
+            "reference_unread": mass_column("of reference_mass, the part on tokens that were not read in any form"),
+            "reference_lost_pos": Column(INTEGERS, "positions with most unread mass of full KV's own", "position"),
+            "reference_lost_mass": mass_column("full KV's own mass on each position"),
         },
         ("step", "layer", "q_head"),
-        equal_lists=(("span", "full_mass", "mass", "unread", "reference_mass"), ("lost_pos", "lost_mass")),
+        equal_lists=(
+            ("span", "full_mass", "mass", "unread", "reference_mass", "reference_unread"),
+            ("lost_pos", "lost_mass"),
+            ("reference_lost_pos", "reference_lost_mass"),
+        ),
     ),
+    **LATER,
 }
 """table -> what it holds"""

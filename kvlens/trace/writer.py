@@ -1,4 +1,4 @@
-"""Writer of the open trace format, version 1: copy this file into an engine. It needs numpy and pyarrow, not kvlens.
+"""Writer of the open trace format, version 2: copy this file into an engine. It needs numpy and pyarrow, not kvlens.
 
 A trace is a folder of Parquet files and one trace.json, which lists the files of committed steps. A process that is
 killed leaves the committed steps readable. docs/trace-format.md of kvlens has the tables and columns.
@@ -27,7 +27,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-FORMAT, VERSION = "kvlens-trace", 1
+FORMAT, VERSION = "kvlens-trace", 2
 Mth = TypeVar("Mth", bound=Callable[..., Any])
 LISTED = 16
 """spans listed per query head and step"""

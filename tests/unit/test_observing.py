@@ -10,18 +10,26 @@ import numpy as np
 import pytest
 import torch
 from transformers import (
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
     DynamicCache,
     GenerationConfig,
+    JambaConfig,
+    JambaForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    MambaConfig,
+    MambaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
     PreTrainedTokenizerFast,
+    QuantizedCache,
     StaticCache,
 )
 from transformers.models.llama import modeling_llama
 
 import kvlens
+from kvlens.observing.options import Options
 from kvlens.observing.watch import Watch
 from kvlens.observing.written import ROOM, Shadow, Written
 
@@ -153,7 +161,10 @@ def test_full_kv_observed_equals_full_kv_run(model: Any, tokenizer: Any, ids: to
     assert float(run.steps()["kl_nats"].max()) < 1e-6
     assert run.meta.observed is not None
     assert run.meta.observed.unmatched_mass == 0.0
-    assert run.head_steps()["reference_regret"].isna().all()
+    regret = run.head_steps()["reference_regret"]
+    assert float(regret.max()) < 1e-3, "full KV misses nothing of its own"
+    assert len(regret.dropna()) == len(regret)
+    assert run.reader.has_reference_masses()
 
 
 def test_a_hold_puts_keys_and_values_back(model: Any, tokenizer: Any, ids: torch.Tensor, tmp_path: Path) -> None:
@@ -192,6 +203,57 @@ def test_rewritten_and_rotated_keys_are_found(model: Any, tokenizer: Any, ids: t
         assert last.kinds["nothing"] == 0
         assert last.kinds[kind] >= 3 * 2 * 70
         assert bool(last.present.all())
+        rewritten = float(last.measured.head["mass_rewritten"].min())
+        assert (rewritten > 0.05) == (kind == "rewritten")
+
+
+@pytest.mark.parametrize("chunk", [None, 40])
+def test_full_kv_misses_nothing_of_its_own(
+    model: Any, tokenizer: Any, ids: torch.Tensor, tmp_path: Path, chunk: int | None
+) -> None:
+    """A prompt read whole has full KV's keys in the shadow copy; one read in chunks is read again."""
+    with kvlens.observe(model, tokenizer, runs=tmp_path, progress=False) as seen:
+        generate(model, ids, prefill_chunk_size=chunk)
+    regret = seen.run.head_steps()["reference_regret"]
+    assert (seen._watch.observer.prompt_passes == 1) == (chunk is None)
+    assert len(regret.dropna()) == NEW * 3 * 4
+    assert float(regret.max()) < 1e-3
+
+
+def test_full_kvs_own_mass_on_evicted_tokens_is_the_models(
+    model: Any, tokenizer: Any, ids: torch.Tensor, tmp_path: Path
+) -> None:
+    keep = [*range(8), *range(40, 70)]
+    with kvlens.observe(model, tokenizer, runs=tmp_path, progress=False) as seen:
+        tokens = decode_cut(model, ids, keep)
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        whole = model(torch.cat([ids, torch.tensor([tokens[:1]])], 1), output_attentions=True).attentions
+    model.set_attn_implementation("sdpa")
+    unread = torch.stack([1 - weights[0, :, -1, [*keep, 70]].sum(-1) for weights in whole])
+    own = seen.run.head_steps().query("step == 1").sort_values(["layer", "q_head"])
+    np.testing.assert_allclose(own["reference_unread"], unread.flatten(), atol=2e-3)
+    assert float(unread.max()) > 0.05
+
+
+def test_a_rewritten_page_is_a_state_with_its_error(
+    model: Any, tokenizer: Any, ids: torch.Tensor, tmp_path: Path
+) -> None:
+    def merge(layer: Any) -> None:
+        layer.keys[:, 0, 20:24] *= 1.125
+
+    with kvlens.observe(model, tokenizer, runs=tmp_path, progress=False) as seen:
+        decode_cut(model, ids, list(range(70)), merge)
+    reader, events = seen.run.reader, seen.run.events()
+    rewritten = events[events["kind"] == "rewrite"]
+    assert {(row.step, row.kv_head, row.span) for row in rewritten.itertuples()} == {(0, 0, 2)}
+    np.testing.assert_allclose(rewritten["value"], 0.125, atol=1e-5)
+    states = [reader.span_states(1, 0, head).set_index("span")["state"][2] for head in (0, 1)]
+    assert states == ["rewritten", "resident"]
+    heads = seen.run.head_steps().query("step == 1")
+    assert (heads["mass_rewritten"] > 0).tolist() == [True, True, False, False] * 3
+    assert (heads["coverage"] < 0.9999).tolist() == [True, True, False, False] * 3
+    assert float(heads["unread"].max()) == 0
 
 
 def test_keys_that_match_nothing_are_reported_with_their_mass(model: Any, tokenizer: Any, ids: torch.Tensor) -> None:
@@ -243,13 +305,121 @@ def test_windowed_layers_record_no_full_attention(tokenizer: Any, ids: torch.Ten
     assert run.verdict.outcome == "kept", "full KV of such a model is its windows"
 
 
+LATENT: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 32,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 16,
+    "first_k_dense_replace": 3,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_group": 1,
+    "topk_group": 1,
+}
+"""a decoder whose cache holds one compressed vector per token (MLA)"""
+
+
+@pytest.mark.parametrize("keep", [list(range(70)), [*range(8), *range(40, 70)]])
+def test_compressed_keys_are_found_by_the_vectors_of_the_cache(
+    tokenizer: Any, ids: torch.Tensor, tmp_path: Path, keep: list[int]
+) -> None:
+    torch.manual_seed(0)
+    sizes = {name: size for name, size in SIZES.items() if name != "head_dim"}
+    config = DeepseekV3Config(vocab_size=len(tokenizer), **(sizes | LATENT))
+    latent = DeepseekV3ForCausalLM._from_config(config, attn_implementation="sdpa").eval()
+    plain = decode_cut(latent, ids, keep)
+    with kvlens.observe(latent, tokenizer, runs=tmp_path, progress=False) as seen:
+        tokens = decode_cut(latent, ids, keep)
+    run, observed = seen.run, seen.run.meta.observed
+    assert tokens == plain
+    assert observed is not None
+    assert (observed.entries["unmatched"], observed.entries["rewritten"], observed.shadow_bytes) == (0, 0, 0)
+    assert observed.no_full_attention is not None
+    assert observed.no_reference is not None
+    attended = run.kv_steps().query("step == 1")["attended_tokens"]
+    assert set(attended) == {len(keep) + 1}
+    assert run.head_steps()["coverage"].isna().all()
+    assert run.kv_steps()["read_bytes"].isna().all()
+    assert bool(run.reader.self_checks()["passed"].all())
+    assert run.meta.oracle is None
+
+
+@pytest.mark.parametrize(
+    ("config", "kind", "attending"),
+    [
+        (
+            JambaConfig(hidden_size=32, num_hidden_layers=2, attn_layer_period=2, attn_layer_offset=1),
+            JambaForCausalLM,
+            1,
+        ),
+        (MambaConfig(hidden_size=32, num_hidden_layers=2, vocab_size=64), MambaForCausalLM, 0),
+    ],
+)
+def test_models_with_layers_that_do_not_attend_are_refused(
+    tokenizer: Any, config: Any, kind: Any, attending: int
+) -> None:
+    config.vocab_size, config.intermediate_size, config.num_experts = 64, 32, 1
+    with torch.device("meta"):
+        hybrid = kind(config)
+    hybrid.config._attn_implementation = "sdpa"
+    with pytest.raises(kvlens.RequestError) as refusal:
+        kvlens.observe(hybrid, tokenizer)
+    assert refusal.value.code == "layers_without_attention"
+    assert refusal.value.values == {"attention_layers": attending, "layers": 2}
+
+
+def test_transformers_itself_refuses_offloaded_caches_without_cuda(
+    model: Any, tokenizer: Any, ids: torch.Tensor, tmp_path: Path
+) -> None:
+    """The sentence of docs/parity.md. With CUDA the cache is observed."""
+    if torch.cuda.is_available():
+        pytest.skip("transformers runs its offloaded caches here")
+    with pytest.raises((AssertionError, RuntimeError)):
+        generate(model, ids, cache_implementation="offloaded")
+    seen = kvlens.observe(model, tokenizer, runs=tmp_path, progress=False)
+    with pytest.raises((AssertionError, RuntimeError)), seen:
+        generate(model, ids, cache_implementation="offloaded")
+    with pytest.raises(kvlens.RequestError) as refusal:
+        _ = seen.run
+    assert refusal.value.code == "block_open"
+
+
+@pytest.mark.timeout(1800)  # quanto compiles its extension when it is used first
+@pytest.mark.parametrize(("backend", "package"), [("quanto", "optimum.quanto"), ("hqq", "hqq")])
+def test_a_quantised_cache_is_observed(
+    tokenizer: Any, ids: torch.Tensor, tmp_path: Path, backend: str, package: str
+) -> None:
+    pytest.importorskip(package)
+    torch.manual_seed(0)
+    config = LlamaConfig(vocab_size=len(tokenizer), **(SIZES | {"head_dim": 64}))
+    wide = LlamaForCausalLM._from_config(config, attn_implementation="sdpa").eval()
+    axes = {"axis_key": 1, "axis_value": 1} if backend == "hqq" else {}
+
+    def cache() -> Any:
+        return QuantizedCache(backend, wide.config, nbits=4, residual_length=16, **axes)
+
+    plain = generate(wide, ids, past_key_values=cache())
+    with kvlens.observe(wide, tokenizer, runs=tmp_path, progress=False, compare=False) as seen:
+        tokens = generate(wide, ids, past_key_values=cache())
+    events = seen.run.events()
+    observed = seen.run.meta.observed
+    assert torch.equal(plain, tokens)
+    assert observed is not None
+    assert (observed.cache, observed.entries["unmatched"]) == ("QuantizedCache", 0)
+    rewritten = events[events["kind"] == "rewrite"]
+    assert len(rewritten.groupby(["layer", "kv_head", "span"])) == 3 * 2 * 5
+    assert 0 < float(rewritten["value"].max()) < 0.5
+
+
 def test_one_row_of_a_padded_batch(model: Any, tokenizer: Any, ids: torch.Tensor, tmp_path: Path) -> None:
     short = ids[:, 20:]
     padded = torch.cat([torch.zeros(1, 20, dtype=torch.long), short], 1)
     batch, mask = torch.cat([ids, padded]), torch.ones(2, 70, dtype=torch.long)
     mask[1, :20] = 0
     plain = generate(model, batch, attention_mask=mask)
-    watch = Watch(model, tokenizer, row=1)
+    watch = Watch(model, tokenizer, Options(row=1))
     watch.open()
     tokens = generate(model, batch, attention_mask=mask)
     watch.leave()
@@ -491,7 +661,7 @@ def test_what_the_caller_had_set_comes_back(model: Any, tokenizer: Any, ids: tor
 
 def test_the_shadow_copy_is_not_copied_again_for_each_pass() -> None:
     shadow = Shadow(2)
-    layers = [Written(shadow, layer) for layer in range(2)]
+    layers = [Written(shadow, layer, 3) for layer in range(2)]
     keys = torch.randn(3, 40, 8)
     places = set()
     for at in range(40):

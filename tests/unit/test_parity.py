@@ -17,7 +17,7 @@ PAGE = kvlens.PACKAGE.parent / "docs" / "parity.md"
 
 @pytest.fixture
 def results(tmp_path: Path) -> Path:
-    for name in ("observed.json", "oracle.json"):
+    for name in ("observed.json", "observed-main.json", "oracle.json"):
         shutil.copy(RESULTS / name, tmp_path / name)
     return tmp_path
 
@@ -64,3 +64,20 @@ def test_nested_presses_are_named_whole() -> None:
     assert own["BlockPress"] == ("keydiff", "BlockPress(KeyDiffPress, block_size=16)")
     assert own["KeyRerotationPress"][1].startswith("KeyRerotationPress(StreamingLLMPress(")
     assert expression([["KnormPress", {"compression_ratio": 0.5}]]) == "KnormPress"
+
+
+def test_the_presses_of_kvlenss_methods_keep_its_own_sets() -> None:
+    """Measured on SmolLM2 too: every set, and every token but where the press attends another step 0."""
+    own = json.loads((RESULTS / "observed.json").read_text())["own"]
+    methods = {"snapkv", "keydiff", "tova", "streaming_llm"}
+    assert {(row["model"], row["method"]) for row in own} == {
+        (m, name) for m in ("random", "smollm2") for name in methods
+    }
+    assert all(row["sets_equal"] == row["sets"] > 0 for row in own)
+    assert all(row["tokens_equal"] for row in own if not row["counts_whole_prompt"])
+
+
+def test_a_cache_that_transformers_refuses_is_no_measurement(results: Path) -> None:
+    lines = [line for line in page(results).splitlines() if line.startswith("| offloaded |")]
+    assert lines
+    assert all(line.split("|")[4].strip() == "-" for line in lines)

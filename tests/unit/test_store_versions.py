@@ -25,7 +25,8 @@ from kvlens.store.versions import ADDED, tables_of
 
 SCRIPTS = Path(__file__).resolve().parents[1]
 STEPS, LAYERS = 3, 2
-ZOOMS = {"zoom_asked", "zoom_refused"}
+REWRITTEN = {"mass_rewritten"}
+ZOOMS = {"zoom_asked", "zoom_refused"} | REWRITTEN
 REFERENCE = {"reference_regret", "reference_unread"} | ZOOMS
 NEWEST = REFERENCE | {"selection_recall"}
 UNREAD = NEWEST | {"unread"}
@@ -42,7 +43,8 @@ ENDED = {
     8: REFERENCE,
     9: REFERENCE,
     10: ZOOMS,
-    11: set(),
+    11: REWRITTEN,
+    12: REWRITTEN,
 }
 versions = pytest.mark.parametrize("version", list(ENDED))
 

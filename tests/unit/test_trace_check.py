@@ -173,7 +173,7 @@ def test_a_table_of_no_name_is_named(trace: Path) -> None:
 @pytest.mark.parametrize(
     ("keys", "code", "column"),
     [
-        ({"version": 2}, "trace_too_new", "version"),
+        ({"version": 3}, "trace_too_new", "version"),
         ({"version": 0}, "head_invalid", "version"),
         ({"format": "other"}, "head_invalid", "format"),
         ({"layers": "two"}, "head_invalid", "layers"),

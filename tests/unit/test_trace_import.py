@@ -54,7 +54,7 @@ def test_the_run_names_its_engine(full: TraceReader) -> None:
     meta = full.meta
     assert meta.method.split(" in ") == ["top-k pages", "toy 0.1"]
     assert meta.imported is not None
-    assert (meta.imported.engine, meta.imported.version) == ("toy 0.1", 1)
+    assert (meta.imported.engine, meta.imported.version) == ("toy 0.1", 2)
     assert (full.status, full.n_steps, meta.prompt_tokens, meta.answer) == ("completed", STEPS, PROMPT, "o7")
     assert full.self_checks()["passed"].all()
 

@@ -65,6 +65,27 @@ def test_a_real_run_has_an_equal_verdict(run: kvlens.Run, tmp_path: Path) -> Non
     for table in TABLES:
         pd.testing.assert_frame_equal(rows(run.reader, table), rows(again.reader, table), obj=table)
     assert again.verdict.outcome == run.verdict.outcome
+    recorded = [len(rows(run.reader, table)) > 0 for table in ("phase", "decision")]
+    assert recorded == [True, True]
     with pytest.raises(kvlens.RunError) as raised:
         kvlens.export_trace(run, folder)
     assert raised.value.code == "trace_failed"
+
+
+@pytest.mark.parametrize(
+    ("method", "budget", "tables"),
+    [("snapkv", "25%", ("cut", "phase", "oracle")), ("streaming_llm", "20%", ("effect", "phase", "oracle"))],
+)
+def test_what_version_2_added_comes_back(method: str, budget: str, tables: tuple[str, ...], tmp_path: Path) -> None:
+    """A run that evicted tokens by a ranking, and a run that lost its answer."""
+    text = kvlens.sample("demo")
+    run = kvlens.run(text, method, budget=budget, model="demo", max_new=8, progress=False, runs=tmp_path / "a")
+    again = kvlens.import_trace(kvlens.export_trace(run, tmp_path / "trace"), runs=tmp_path / "b")
+    for table in tables:
+        before = rows(run.reader, table)
+        assert len(before) > 0, table
+        pd.testing.assert_frame_equal(before, rows(again.reader, table), obj=table)
+    assert run.reader.has_reference_masses()
+    assert again.meta.effect_steps == run.meta.effect_steps
+    assert again.meta.effect_order == run.meta.effect_order
+    assert rows(again.reader, "oracle")["reference_lost_pos"].notna().any()

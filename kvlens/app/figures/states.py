@@ -22,6 +22,7 @@ STATE_COLORS = {
     "partial": "#F0E442",
     "quantised": BROWN,
     "partly_recalled": "#7B7FD4",
+    "rewritten": "#C4476B",
 }
 #: A map holds at most this many cells and rows.
 CELLS, ROWS = 200_000, 120

@@ -1,7 +1,7 @@
 """Write docs/parity.md: the presses of kvpress and the caches of transformers down, kvlens's ways across.
 
 Usage: python -m kvlens.lab.studies.parity [--write docs/parity.md]. Reads the results of
-`benchmarks/observe_presses.py` and `benchmarks/oracle.py`.
+`benchmarks/observe_presses.py`, `benchmarks/observe_caches.py` and `benchmarks/oracle.py`.
 """
 
 from __future__ import annotations
@@ -60,8 +60,97 @@ def _cells(row: dict[str, Any], methods: dict[str, tuple[str, str]]) -> list[str
     ]
 
 
+def _own_lines(rows: list[dict[str, Any]]) -> list[str]:
+    """Return the table of presses beside kvlens's own runs."""
+    lines = [
+        "## Presses beside kvlens's own runs",
+        "",
+        "The same prompt, model and number of kept tokens: kvlens runs its method, kvpress runs the press under "
+        "`kvlens.observe`. A set is what one KV head of one layer attends in one step.",
+        "",
+        "| model | prompt tokens | kept | method | press | sets equal | tokens | own output | observed output | "
+        "coverage differs by |",
+        "| --- | ---: | ---: | --- | --- | --- | --- | --- | --- | ---: |",
+    ]
+    notes: list[str] = []
+    for row in rows:
+        if row["note"] and row["note"] not in notes:
+            notes.append(row["note"])
+        mark = f" ({notes.index(row['note']) + 1})" if row["note"] else ""
+        press = f"`{row['press']}`" + (f", then `{row['decoding']}`" if row["decoding"] else "")
+        cells = [
+            row["model"],
+            f"{row['prompt_tokens']:,}",
+            f"{row['kept_tokens']:,}",
+            f"`{row['method']}`{mark}",
+            press,
+            f"{row['sets_equal']:,} of {row['sets']:,}",
+            "equal" if row["tokens_equal"] else "differ",
+            *(f"`{row[name].strip()}`" for name in ("own_output", "observed_output")),
+            f"{row['coverage_differs_at_most']:g}",
+        ]
+        lines.append(f"| {' | '.join(cell.replace(chr(0xFFFD), '?') for cell in cells)} |")
+    return [*lines, "", *(f"({number}) {_sentence(note)}" for number, note in enumerate(notes, 1)), ""]
+
+
+def _sentence(note: str) -> str:
+    return note[0].upper() + note[1:] + "."
+
+
+def _main_lines(results: Path, released: set[str]) -> list[str]:
+    """Return what was measured of kvpress's main branch."""
+    result: dict[str, Any] = json.loads((results / "observed-main.json").read_text(encoding="utf-8"))
+    rows = result["rows"]
+    equal = sum(bool(row.get("tokens_equal") and row.get("kept_equal")) for row in rows)
+    names = {row["press"] for row in rows} | set(result["need_downloads"])
+    failed = ", ".join(row["press"] for row in rows if "failed" in row) or "none"
+    return [
+        "## kvpress's main branch",
+        "",
+        f"kvpress {result['kvpress']} is the newest snapshot that was at hand. The table above is newer.",
+        "",
+        "| measured | tokens and kept sets equal | failed | need downloads | in no table | only in the release |",
+        "| ---: | ---: | --- | --- | --- | --- |",
+        f"| {len(rows)} | {equal} | {failed} | {', '.join(result['need_downloads'])} | "
+        f"{', '.join(result['not_listed']) or 'none'} | {', '.join(sorted(released - names)) or 'none'} |",
+        "",
+    ]
+
+
+def _cache_lines(results: Path, here: list[dict[str, Any]]) -> list[str]:
+    """Return the table of caches. here: rows of the oracle's environment."""
+    files = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(results.glob("caches-*.json"))]
+    measured = {row["transformers"] for file in files for row in file}
+    rows = [row for row in here if row["transformers"] not in measured] + [row for file in files for row in file]
+    order = list(dict.fromkeys(row["cache"] for row in rows))
+    rows.sort(key=lambda row: (order.index(row["cache"]), _release(row)))
+    lines = [
+        "## Caches",
+        "",
+        "`make observe-versions` makes these rows and runs `tests/unit/test_observing.py` under each version.",
+        "",
+        "| cache | transformers | backend | tokens | exact | rewritten | unmatched | largest error | refused |",
+        "| --- | --- | --- | --- | ---: | ---: | ---: | ---: | --- |",
+    ]
+    for row in rows:
+        cells = [row["cache"], row["transformers"], row.get("backend") or "-"]
+        if "refused" in row:
+            absent = "backend" in row and row["backend"] is None
+            cells += ["-"] * 5 + ["not measured: the backend was not installed" if absent else f"`{row['refused']}`"]
+        else:
+            equal = "equal" if row["tokens_equal"] else "differ"
+            counts = [f"{row[name]:,}" for name in ("exact", "rewritten", "nothing")]
+            cells += [equal, *counts, f"{row['largest_error']:g}", "-"]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def _release(row: dict[str, Any]) -> tuple[int, ...]:
+    return tuple(int(part) for part in row["transformers"].split(".")[:2])
+
+
 def page(results: Path = RESULTS) -> str:
-    """Return the page. results: folder of observed.json and oracle.json."""
+    """Return the page. results: folder of observed.json, observed-main.json, oracle.json and caches-VERSION.json."""
     result: dict[str, Any] = json.loads((results / "observed.json").read_text(encoding="utf-8"))
     own, rows = own_methods(results), result["rows"]
     alike = sum(bool(row.get("tokens_equal")) for row in rows)
@@ -75,8 +164,7 @@ def page(results: Path = RESULTS) -> str:
         "`kvlens/lab/results/observed.json` and `oracle.json`.",
         "",
         f"kvpress {result['kvpress']}, transformers {result['transformers']}, torch {result['torch']}; a random Llama "
-        f"of 3 layers, 4 query heads and 2 KV heads, {result['context_tokens']} context tokens, float32, CPU. "
-        "kvpress's current main branch was not measured.",
+        f"of 3 layers, 4 query heads and 2 KV heads, {result['context_tokens']} context tokens, float32, CPU.",
         "",
         f"Tokens are equal with and without observation for {alike} of {len(rows)} presses. "
         f"{sum(bool(row['kept_equal']) for row in comparable)} of {len(comparable)} comparable kept sets are equal; of "
@@ -107,27 +195,9 @@ def page(results: Path = RESULTS) -> str:
     lines += ["", "Not measured, for lack of what they download:", "", "| press | needs |", "| --- | --- |"]
     lines += [f"| {press} | {what} |" for press, what in sorted(result["need_downloads"].items())]
     lines += ["", "Test: `benchmarks/observe_presses.py`, which fails where a token or a kept set differs.", ""]
-    lines += [
-        "## Caches",
-        "",
-        "Written by hand, not generated. The suite runs under transformers 5.23; other versions were run once by hand.",
-        "",
-        "| cache | transformers | tokens | positions | test |",
-        "| --- | --- | --- | --- | --- |",
-    ]
-    lines += [f"| {' | '.join(row)} |" for row in CACHES]
-    return "\n".join([*lines, ""])
-
-
-_TESTS = "`tests/unit/test_observing.py`"
-CACHES = (
-    ("DynamicCache", "4.56, 5.2, 5.23", "equal", "exact", _TESTS),
-    ("StaticCache", "4.56, 5.2, 5.23", "equal", "exact", _TESTS),
-    ("sliding-window layers", "4.56, 5.23", "equal", "exact; full attention not recorded", _TESTS),
-    ("QuantizedCache, HQQ, 4 bits", "4.56, 5.2", "equal", "rewritten", "by hand"),
-    ("QuantizedCache, quanto", "-", "not measured", "its extension did not build in time", "-"),
-    ("offloaded caches", "-", "not measured", "transformers needs CUDA for them", "-"),
-)
+    lines += _own_lines(result["own"])
+    lines += _main_lines(results, {row["press"] for row in rows} | set(result["need_downloads"]))
+    return "\n".join([*lines, *_cache_lines(results, result["caches"]), ""])
 
 
 def main() -> None:

@@ -15,5 +15,6 @@ def observed_conditions(observed: Observed) -> list[str]:
         *([f"Entries of which more equal keys were written than stayed: {ambiguous:,}."] if ambiguous else []),
         f"The generation drew its tokens: {drawn}.",
         f"Later passes that were not followed: {observed.stopped or 'none'}.",
+        *([f"No full attention: {observed.no_full_attention}."] if observed.no_full_attention else []),
         f"No comparison with full KV: {observed.no_reference or 'there is one'}.",
     ]
