@@ -165,7 +165,7 @@ def compare_pair(pair: Pair, model: Any, tokenizer: Any, prompt: PromptText, ste
     kept_count = len(tokenizer(prompt.text)["input_ids"]) // SHARE
     positions: dict[tuple[str, int], torch.Tensor] = {}
     model.set_attn_implementation(OWN_ATTENTION)
-    settings = {"max_new": steps, "chat": "off", "ignore_eos": True, "runs": runs, "progress": False}
+    settings: dict[str, Any] = {"max_new": steps, "chat": "off", "ignore_eos": True, "runs": runs, "progress": False}
     with noting(positions):
         own_run = kvlens.run(
             prompt,

@@ -165,7 +165,7 @@ class Freezer:
         packed = self.memory.packed
         if packed is None:
             return None
-        numbers = [self.windowed.own(seen.layer) for seen in self._seen]
+        numbers = [self.windowed.own(layer_inputs.layer) for layer_inputs in self._seen]
         saved = [(0.0, 0.0) if number is None else packed.saved[number] for number in numbers]
         return PackedReads(saved, packed.values_until)
 
