@@ -6,8 +6,8 @@
 const CIVIDIS = [[0, 34, 78], [18, 53, 112], [59, 73, 108], [87, 93, 109], [112, 113, 115], [138, 134, 120], [165, 156, 116], [195, 179, 105], [225, 204, 85], [254, 232, 56]];
 const RDBU = [[5, 48, 97], [33, 102, 172], [67, 147, 195], [146, 197, 222], [209, 229, 240], [247, 247, 247], [253, 219, 199], [244, 165, 130], [214, 96, 77], [178, 24, 43], [103, 0, 31]];
 // In the order of the codes; the words of kvlens/text/words.py, tests hold the two together.
-export const STATE_WORDS = ["resident", "summary only", "rebuilt", "in host memory", "evicted", "partly evicted", "quantised", "partly recalled"];
-const STATE_COLORS = [[0, 80, 150], [230, 159, 0], [0, 158, 115], [130, 205, 245], [204, 121, 167], [240, 228, 66], [140, 81, 10], [123, 127, 212]];
+export const STATE_WORDS = ["resident", "summary only", "rebuilt", "in host memory", "evicted", "partly evicted", "quantised", "partly recalled", "rewritten"];
+const STATE_COLORS = [[0, 80, 150], [230, 159, 0], [0, 158, 115], [130, 205, 245], [204, 121, 167], [240, 228, 66], [140, 81, 10], [123, 127, 212], [196, 71, 107]];
 export const GREY = [160, 160, 160];
 export const VERMILION = "#D55E00";
 export const HOLE = [178, 0, 24];
