@@ -102,13 +102,12 @@ def refuse_unsupported(module: torch.nn.Module, asked: Mapping[str, Any]) -> Non
         raise ValueError(f"layer {module.layer_idx} uses {', '.join(refused)}, which kvlens does not compute.")
 
 
-def refuse_unhonoured(module: torch.nn.Module, options: Mapping[str, Any], session: LayerSession, tokens: int) -> None:
-    """Raise ValueError where a layer asks for what the session does not compute. tokens: that the layer has seen, the
-    new ones included."""
+def refuse_unhonoured(module: torch.nn.Module, options: Mapping[str, Any], session: LayerSession, layer: int) -> None:
+    """Raise ValueError where a layer asks for what the session does not compute. The new tokens have been seen."""
     if not hasattr(session, "form"):
         refuse_unsupported(module, options)
         window = options.get("sliding_window")
-        if window is not None and tokens > window:
+        if window is not None and session.tokens_seen(layer) > window:
             raise ValueError(
                 f"layer {module.layer_idx} attends within a sliding window of {window:,} tokens, which this command "
                 f"does not compute: give at most {window:,} tokens."
@@ -147,7 +146,7 @@ def attention(
     if session is None:
         raise RuntimeError("the 'kvlens' attention needs past_key_values of a kvlens session.")
     layer = int(module.layer_idx)  # type: ignore[arg-type]
-    refuse_unhonoured(module, kwargs, session, session.tokens_seen(layer))
+    refuse_unhonoured(module, kwargs, session, layer)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     return session.attend(layer, query, scale).transpose(1, 2).contiguous(), None
 
