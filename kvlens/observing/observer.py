@@ -171,7 +171,7 @@ class Observer:
                 errors=max(layer.output_error for layer in layers),
             )
             self.waiting_steps.keep(number, shot)
-            blank(taken.measured, self.windowed, self.copies is not None and not self.copies.bytes)
+            blank(taken.measured, self.windowed, any(written.unsized for written in self.written))
             follow_pages(self.pages, [*self.steps, *self._waiting], taken, number)
             if at + 1 < len(current.rows):
                 taken.token = self.tokens[current.first_row + at + 1]
@@ -223,6 +223,8 @@ class Observer:
 
     def cached_keys(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """See kvlens.observing.calls.Watcher."""
+        if self._pass is None or self.stopped or not 0 <= layer < self.shape.layers:
+            return
         self._cached = torch.cat([keys, values], -1) if self.written[layer].latent else None
 
     def _steps_of(self, call: Call) -> Pass | None:

@@ -139,6 +139,7 @@ def _meta(
             "oracle": None if observer.oracle is None or missing is not None else observer.oracle.meta(),
             "max_new": None,
             **({} if block.sampled is False else DRAWN),
+            **({"full_kv_bytes": None} if observer.written[0].unsized else {}),
             "observed": observed,
         }
     )

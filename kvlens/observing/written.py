@@ -72,6 +72,8 @@ class Written:
         """positions written"""
         self.latent = False
         """the cache holds one vector per token in place of each KV head's keys and values"""
+        self.unsized = False
+        """an entry has another size than the keys and values of one KV head, so that bytes read are not known"""
         self.version = 0
         """changes with every change of what is held"""
 
@@ -79,10 +81,11 @@ class Written:
         """Take keys, values [H_kv, m, D] of the next positions. They are copied if both have one size and a vector
         for each KV head. Of another number of heads (MLA: 1) key and value together tell a token."""
         self.latent = len(keys) != self._kv_heads
+        self.unsized = self.latent or keys.shape != values.shape
         if self.latent:
             keys = values = torch.cat([keys, values], -1)
         self._digests.append(torch.stack([digests(keys), digests(values)]))
-        if self._shadow is not None and keys.shape == values.shape and not self.latent:
+        if self._shadow is not None and not self.unsized:
             self._shadow.put(self._layer, self.count, keys, values)
         self.count += keys.shape[1]
         self.version += 1

@@ -221,4 +221,20 @@ def _decisions(table: pa.Table, head: Head, sizes: dict[str, int]) -> Iterator[F
         yield from _first("decision", "unequal_lists", name, lengths != counts, rule, lengths)
 
 
-_PROMISES = {"token": _tokens, "step": _steps, "span": _spans, "head_step": _heads, "decision": _decisions}
+def _effects(table: pa.Table, head: Head, sizes: dict[str, int]) -> Iterator[Fault]:
+    """Effects are positive, and all are of one choice."""
+    effect = numbers(table["effect"])
+    yield from _first("effect", "out_of_range", "effect", effect <= 0, "more than 0", effect)
+    for name in ("step", "lead"):
+        values = numbers(table[name])
+        yield from _first("effect", "several_values", name, values != values[:1], "one value in all rows", values)
+
+
+_PROMISES = {
+    "token": _tokens,
+    "step": _steps,
+    "span": _spans,
+    "head_step": _heads,
+    "decision": _decisions,
+    "effect": _effects,
+}

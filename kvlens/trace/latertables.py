@@ -60,7 +60,7 @@ LATER: dict[str, Table] = {
             "span": id_column("the span"),
             "effect": Column(FLOAT, "the span's part of the lead, the most important first", "logits", True),
         },
-        ("step", "layer", "kv_head", "span"),
+        ("layer", "kv_head", "span"),
     ),
 }
 """table -> what it holds"""

@@ -13,7 +13,6 @@ from kvlens.trace.columns import FLAG, FLAGS, FLOAT, FLOATS, INTEGER, INTEGERS, 
 from kvlens.trace.documented import decision_column, head_column, id_column, kv_column, mass_column, step_column
 from kvlens.trace.latertables import KV_HEAD, LATER, LAYER, STEP
 
-_STEP, _LAYER, _KV_HEAD = STEP, LAYER, KV_HEAD
 _Q_HEAD = id_column("query head within the layer")
 
 
@@ -39,7 +38,7 @@ TABLES: dict[str, Table] = {
         "decode step",
         "time and bytes of every step",
         {
-            "step": _STEP,
+            "step": STEP,
             "t_us": step_column("t_us", True),
             "dur_us": step_column("dur_us", True),
             "resident_bytes": step_column("resident_bytes", True),
@@ -70,22 +69,22 @@ TABLES: dict[str, Table] = {
     "head_step": Table(
         "step, layer and query head",
         "Heads: where attention went, and what it did not read",
-        {"step": _STEP, "layer": _LAYER, "q_head": _Q_HEAD, **{name: head_column(name) for name in HEAD_COLUMNS}},
+        {"step": STEP, "layer": LAYER, "q_head": _Q_HEAD, **{name: head_column(name) for name in HEAD_COLUMNS}},
         ("step", "layer", "q_head"),
         required=True,
     ),
     "kv_step": Table(
         "step, layer and KV head",
         "Memory and Heads: bytes moved, read and held by KV head",
-        {"step": _STEP, "layer": _LAYER, "kv_head": _KV_HEAD, **{name: kv_column(name) for name in KV_COLUMNS}},
+        {"step": STEP, "layer": LAYER, "kv_head": KV_HEAD, **{name: kv_column(name) for name in KV_COLUMNS}},
         ("step", "layer", "kv_head"),
     ),
     "head_span": Table(
         "step, layer and query head",
         "Replay and Spans: the spans that a query head attended most",
         {
-            "step": _STEP,
-            "layer": _LAYER,
+            "step": STEP,
+            "layer": LAYER,
             "q_head": _Q_HEAD,
             "span": Column(INTEGERS, "spans with most mass", ID, True),
             "mass": mass_column("the method's attention mass on each", True),
@@ -111,7 +110,7 @@ TABLES: dict[str, Table] = {
         "Memory: copies, their times and what waited for them",
         {
             "step": id_column(TRANSFERS["step"].meaning),
-            "layer": _LAYER,
+            "layer": LAYER,
             "kv_head": id_column(TRANSFERS["kv_head"].meaning, False),
             "span": id_column(TRANSFERS["span"].meaning, False),
             "direction": Column(TEXT, TRANSFERS["direction"].meaning, required=True, words=("h2d", "d2h")),
@@ -129,8 +128,8 @@ TABLES: dict[str, Table] = {
         "Spans: ranks, errors and bytes of what lies in host memory or packed",
         {
             "span": id_column("the span"),
-            "layer": _LAYER,
-            "kv_head": _KV_HEAD,
+            "layer": LAYER,
+            "kv_head": KV_HEAD,
             "form": Column(TEXT, "raw or factors in host memory; quantised: packed on the device", required=True),
             "rank_k": Column(INTEGER, "rank of the keys' factors; NULL: raw", "rank", most=65535),
             "rank_v": Column(INTEGER, "rank of the values' factors; NULL: raw", "rank", most=65535),
@@ -144,9 +143,9 @@ TABLES: dict[str, Table] = {
         "step, layer and KV head that ranked spans",
         "Replay: the method's own ranking, its rank and cut of a missed span",
         {
-            "step": _STEP,
-            "layer": _LAYER,
-            "kv_head": _KV_HEAD,
+            "step": STEP,
+            "layer": LAYER,
+            "kv_head": KV_HEAD,
             "span": Column(INTEGERS, "the best candidates, best first", ID, True),
             "score": Column(FLOATS, "score of each, on the method's own scale; NULL: none", required=True),
             "chosen": Column(FLAGS, "True: the method took the candidate", required=True),
@@ -177,7 +176,7 @@ TABLES: dict[str, Table] = {
         "step that was compared with full KV in the same context",
         "the verdict: where the run left full KV, and by how much",
         {
-            "step": _STEP,
+            "step": STEP,
             "ref_token": Column(INTEGER, "token that full KV chose", ID, True),
             "ref_text": Column(TEXT, "its text", required=True),
             "top_token": Column(INTEGER, "most probable token under the method", ID, True),
@@ -195,8 +194,8 @@ TABLES: dict[str, Table] = {
         "step, layer and query head at which full attention was computed",
         "the holes: which head missed which span, and the heads' regret",
         {
-            "step": _STEP,
-            "layer": _LAYER,
+            "step": STEP,
+            "layer": LAYER,
             "q_head": _Q_HEAD,
             "span": Column(INTEGERS, "spans with most of full attention's mass", ID, True),
             "full_mass": mass_column("full attention's mass on each, by the run's own query over all keys", True),

@@ -51,6 +51,7 @@ def device(result: Result) -> str:
     for entry in result.entries.values():
         if entry.status != "done":
             lines += [f"{entry.part}: {entry.status}. {entry.reason or ''}", ""]
+        if not entry.rows:
             continue
         lines += [f"**{entry.part}** ({entry.date})", ""]
         start, rows = entry.rows[0], entry.rows
