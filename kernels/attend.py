@@ -50,6 +50,11 @@ class LayerForm:
 PLAIN = LayerForm()
 
 
+def form_at(forms: tuple[LayerForm, ...], layer: int) -> LayerForm:
+    """Return the form of a layer. forms: (): all layers are plain."""
+    return forms[layer] if forms else PLAIN
+
+
 def runs_on(q: torch.Tensor, biased: bool) -> Backend:
     """What `decode_attention` takes for a q [..., D]. Without a bias it is PyTorch on every device, since that is the
     stock model's own call; with one it is Triton (k1) on CUDA, but for head sizes that k1 does not take."""

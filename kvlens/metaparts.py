@@ -28,6 +28,8 @@ class ModelInfo(Stored):
     name: str | None = None
     architecture: str | None = None
     parameters: Size = None
+    step_parameters: Size = None
+    """weights that a decode step reads; None: not known, or a mixture of experts"""
     layers: Size = None
     q_heads: Size = None
     kv_heads: Size = None

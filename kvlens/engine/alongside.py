@@ -13,7 +13,7 @@ import torch
 from kvlens.engine.forms import forms_of
 from kvlens.engine.hf_attention import SessionCache
 from kvlens.engine.models import LoadedModel
-from kvlens.kernels.attend import PLAIN, LayerForm, causal
+from kvlens.kernels.attend import LayerForm, causal, form_at
 from kvlens.shortage import shortage
 
 
@@ -59,7 +59,7 @@ class Alongside:
         return self._prompt + self._seen[layer]
 
     def form(self, layer: int) -> LayerForm:
-        return self._forms[layer] if self._forms else PLAIN
+        return form_at(self._forms, layer)
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         start, m = self._seen[layer], keys.shape[1]

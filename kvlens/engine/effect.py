@@ -31,7 +31,7 @@ from kvlens.engine.models import LoadedModel
 from kvlens.engine.prefill import ReadPrompt
 from kvlens.engine.unread import Query, Unread, unread_of
 from kvlens.instruments import Effects, Loss, Oracle
-from kvlens.kernels.attend import PLAIN, LayerForm, causal
+from kvlens.kernels.attend import LayerForm, causal, form_at
 from kvlens.rows import SpanRow
 from kvlens.shape import KVShape
 
@@ -78,7 +78,7 @@ class FullAttention:
         return cls(keys, values, unread, way, [k[:, :0] for k in keys], [v[:, :0] for v in values], forms)
 
     def form(self, layer: int) -> LayerForm:
-        return self.forms[layer] if self.forms else PLAIN
+        return form_at(self.forms, layer)
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         self.keys[layer] = torch.cat([self.keys[layer], keys], 1)

@@ -70,6 +70,10 @@ REFUSED = {
 }
 
 
+EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
+"""what configurations call the number of experts"""
+
+
 @dataclass
 class LoadedModel:
     """A frozen decoder with its tokenizer, switched to the kvlens attention."""
@@ -98,6 +102,7 @@ class LoadedModel:
             "name": self.name,
             "architecture": type(self.model).__name__,
             "parameters": sum(p.numel() for p in self.model.parameters()),
+            "step_parameters": step_parameters(self.model),
             "layers": self.shape.layers,
             "q_heads": self.shape.q_heads,
             "kv_heads": self.shape.kv_heads,
@@ -137,6 +142,16 @@ def shape_of(config: Any, itemsize: int) -> KVShape:
 
 
 @uncollected()
+def step_parameters(model: Any) -> int | None:
+    """Return how many weights a decode step reads: all but an embedding table that is not the output's too. None for a
+    mixture of experts, whose steps read some of them."""
+    if any(getattr(model.config, name, None) for name in EXPERTS):
+        return None
+    embedding, output = model.get_input_embeddings().weight, model.get_output_embeddings()
+    tied = output is not None and output.weight is embedding
+    return sum(weight.numel() for weight in model.parameters()) - (0 if tied else embedding.numel())
+
+
 def load(
     name: str, device: str = "cpu", dtype: str = "float32", told: Told = lambda what, done, total: None
 ) -> LoadedModel:

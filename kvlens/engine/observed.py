@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 
 from kvlens.engine.border import scored
-from kvlens.kernels.attend import PLAIN, LayerForm, add_received, decode_attention
+from kvlens.kernels.attend import LayerForm, add_received, decode_attention, form_at
 from kvlens.memory.budget import BudgetAccount
 from kvlens.memory.placement import Selection
 from kvlens.memory.slots import PromptStore
@@ -41,7 +41,7 @@ class Observed:
         self._inputs: Inputs | None = None
 
     def _form(self, layer: int) -> LayerForm:
-        return self._forms[layer] if self._forms else PLAIN
+        return form_at(self._forms, layer)
 
     def chunk(self, layer: int, q: torch.Tensor, keys: torch.Tensor, scaling: float) -> None:
         """Prompt tokens of one layer attend: q [1, Hq, m, D] of the last m of the n read so far, keys [1, H_kv, n,

@@ -13,7 +13,7 @@ from kvlens.engine.border import WALKED_STEPS, Border, make_method
 from kvlens.engine.observed import LayerObserver, Observed
 from kvlens.engine.reading import reading_attention
 from kvlens.holds import Drop, Hold
-from kvlens.kernels.attend import PLAIN, LayerForm, attention_weights, decode_attention, prefill_attention
+from kvlens.kernels.attend import LayerForm, attention_weights, decode_attention, form_at, prefill_attention
 from kvlens.link.transfers import TransferLog
 from kvlens.memory.budget import BudgetAccount
 from kvlens.memory.counterfactual import Counterfactual
@@ -177,7 +177,7 @@ class Session:
 
     def form(self, layer: int) -> LayerForm:
         """Return what a layer of the model has besides scaled scores."""
-        return self.context.forms[layer] if self.context.forms else PLAIN
+        return form_at(self.context.forms, layer)
 
     def look_ahead(self, model_layer: int, q: torch.Tensor) -> None:
         """The method selects for a layer before its query is known: q [Hq, D] is an estimate, as `scored`. What it asks

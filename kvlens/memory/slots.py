@@ -50,8 +50,8 @@ class PromptStore:
         return part
 
     def share(self, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Hold keys, values [L, H_kv, n, D] that another reading of the prompt holds too, without a copy: nobody writes
-        to them any more. Raises AssertionError unless they are of the announced size and form."""
+        """Hold keys, values [L, H_kv, n, D] that another reading of the prompt holds too, without a copy. No run
+        may write to them. Raises AssertionError unless they are of the announced size and form."""
         for held, shared in ((self.keys, keys), (self.values, values)):
             assert (held.shape, held.dtype, held.device) == (shared.shape, shared.dtype, shared.device), shared.shape
         self.keys, self.values, self.seen = keys, values, [self.tokens] * len(self.seen)

@@ -189,6 +189,7 @@ class Method(Sizing, Placing, Selecting, Lifecycle, ABC):
 
 
 def own_method(method: type[Method]) -> bool:
-    """Return whether kvlens ships the method. Others get copies of a prompt that several runs share: a hook that writes
-    in it is refused, and must not change it for the runs that follow."""
-    return method.__module__.startswith("kvlens.methods.")
+    """Return whether kvlens ships the method, all parts of a composed one. Others get copies of a prompt that several
+    runs share: a hook that writes in it is refused, and must not change it for the runs that follow."""
+    foreign = (part for part in method.__mro__ if not part.__module__.startswith("kvlens.methods."))
+    return all(part.__module__ in ("abc", "builtins", "typing") for part in foreign)

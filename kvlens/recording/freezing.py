@@ -8,16 +8,16 @@ from itertools import groupby
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
-from kvlens.kernels.attend import PLAIN, LayerForm, attention_weights
+from kvlens.kernels.attend import LayerForm, attention_weights, form_at
 from kvlens.memory.hot_tier import Pool
 from kvlens.memory.memory import Memory
 from kvlens.memory.placement import Selection
-from kvlens.memory.slots import EXACT, FREE, ROLE
+from kvlens.memory.slots import ROLE
 from kvlens.memory.span_table import WINDOW
 from kvlens.memory.windowed import WindowedLayers
-from kvlens.recording.snapshot import Attended, DecidedStep, PackedReads, Ranked, Snapshot, Zooms
+from kvlens.recording.frozenparts import join, keeps_all, rank, stack_shares
+from kvlens.recording.snapshot import Attended, DecidedStep, PackedReads, Snapshot, Zooms
 
 
 @dataclass
@@ -45,7 +45,7 @@ class Freezer:
         self.memory, self.windowed, self._decides, self._forms = memory, windowed, decides, forms
         self.shadow: torch.Tensor | None = None
         """[L, H_kv, n, D]: all keys for coverage, with room for the decoded tokens; None: coverage is not recorded"""
-        self._whole = not windowed.rings and not forms and _keeps_all(memory)
+        self._whole = not windowed.rings and not forms and keeps_all(memory)
         """every token stays exactly in the slot of its position, of all layers and KV heads alike"""
         self._seen: list[_Seen] = []
         self._previous: torch.Tensor | None = None
@@ -97,7 +97,7 @@ class Freezer:
                     self.shadow[layer, :, position] = ring[0, :, position % ring.shape[2]]
             shadow = self.shadow[:, :, : position + 1]
         selections = [s.selection for s in layer_inputs]
-        ranked = [None if c is None else _ranked(c) for c in selections]
+        ranked = [None if c is None else rank(c) for c in selections]
         shot = Snapshot(
             groups,
             q,
@@ -140,7 +140,7 @@ class Freezer:
             yield None if number is None else range(number, number + len(members)), members
 
     def _form(self, layer: int) -> LayerForm:
-        return self._forms[layer] if self._forms else PLAIN
+        return form_at(self._forms, layer)
 
     def _freeze_window(self, layer_inputs: _Seen) -> Attended:
         """The attention of a layer that keeps its window: each token belongs to the span that it has elsewhere."""
@@ -225,7 +225,7 @@ class Freezer:
     def _freeze(self, layers: range, seen: list[_Seen]) -> Attended:
         pools = self.memory.hot.parts[layers.start]
         parts = [self._freeze_part(pool, layers, seen, part) for part, pool in enumerate(pools)]
-        return parts[0] if len(parts) == 1 else _beside(parts)
+        return parts[0] if len(parts) == 1 else join(parts)
 
     def _freeze_part(self, pool: Pool, layers: range, seen: list[_Seen], part: int) -> Attended:
         biases = [s.biases[part] for s in seen]
@@ -237,61 +237,11 @@ class Freezer:
         weights = attention_weights(q, slots.keys, bias, seen[0].scaling, form)
         role, span, position = (table.clone() for table in (slots.role, slots.span, slots.position))
         return Attended(
-            weights, bias, role, span, position, _share(seen, weights, pool.index[1]), form.sinks is not None
+            weights,
+            bias,
+            role,
+            span,
+            position,
+            stack_shares([s.selection for s in seen], weights, pool.index[1]),
+            form.sinks is not None,
         )
-
-
-def _keeps_all(memory: Memory) -> bool:
-    """Return whether every token of the run stays exactly in the slot of its position, alike in all KV heads."""
-    pool = memory.hot.pools[0]
-    if len(memory.hot.pools) > 1 or pool.dense or pool.bag is not None or memory.layout.shared:
-        return False
-    if memory.packed is not None or memory.distance is not None or memory.counterfactual is not None:
-        return False
-    zones, n = pool.zones, memory.hot.newest + 1
-    if zones.coarse or zones.recall or pool.gaps or pool.used["kept"] != zones.kept or zones.slots < memory.positions:
-        return False
-    tables = pool.position[:, :, :n], pool.role[:, :, :n], pool.span[:, :, :n]
-    ordered = bool((tables[0] == torch.arange(n, device=tables[0].device)).all())
-    exact = torch.isin(tables[1], torch.tensor(EXACT, dtype=torch.uint8, device=tables[1].device))
-    return ordered and bool(exact.all()) and all(bool((table == table[:1, :1]).all()) for table in tables)
-
-
-def _share(seen: list[_Seen], weights: torch.Tensor, heads: slice) -> torch.Tensor | None:
-    """Of some KV heads of layers with such weights [l, h, G, C]; None: no layer blends its output."""
-    blends = [None if s.selection is None else s.selection.blend for s in seen]
-    if all(blend is None for blend in blends):
-        return None
-    whole = weights.new_ones(weights.shape[1:3])
-    return torch.stack([whole if blend is None else blend.share[heads] for blend in blends])
-
-
-def _ranked(selection: Selection) -> Ranked | None:
-    """None: it ranked nothing."""
-    if selection.score is None:
-        return None
-    brings = selection.requested.shape[1] > 0
-    return Ranked(selection.score, selection.requested, None if brings else selection.fine.any(1))
-
-
-def _beside(parts: list[Attended]) -> Attended:
-    """The parts of one layer as one: KV heads that have fewer slots than others are filled up with slots that hold
-    nothing and are not attended."""
-    widest = max(part.role.shape[-1] for part in parts)
-
-    def wide(tensor: torch.Tensor, value: float) -> torch.Tensor:
-        return F.pad(tensor, (0, widest - tensor.shape[-1]), value=value)
-
-    return Attended(
-        torch.cat([wide(part.weights, 0.0) for part in parts], 1),
-        torch.cat([wide(_bias(part), float("-inf")) for part in parts], 1),
-        torch.cat([wide(part.role, FREE) for part in parts], 1),
-        torch.cat([wide(part.span, 0) for part in parts], 1),
-        torch.cat([wide(part.position, -1) for part in parts], 1),
-        None if parts[0].share is None else torch.cat([part.share for part in parts if part.share is not None], 1),
-        parts[0].sinks,
-    )
-
-
-def _bias(part: Attended) -> torch.Tensor:
-    return torch.zeros_like(part.weights) if part.bias is None else part.bias

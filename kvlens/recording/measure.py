@@ -144,7 +144,8 @@ def _masses(group: Attended, spans: int, steps: int) -> tuple[torch.Tensor, ...]
 
 
 def masses_of_all(full: torch.Tensor, shots: list[Snapshot]) -> tuple[torch.Tensor, ...]:
-    """As `_masses`, of steps whose heads attended all positions exactly: full [L, H_kv, T, G, n] is their attention."""
+    """As `_masses`, of steps whose heads attended all positions exactly: full [L, H_kv, T, G, n] is their attention.
+    The last step's table serves all: a token's span does not change where the memory keeps every token."""
     weights, table = full.movedim(2, 0), shots[-1].groups[0]
     role, span = table.role[0, 0].long(), table.span[0, 0].long()
     by_role, by_span = (

@@ -23,7 +23,7 @@ class Attended:
     H_kv, C]."""
 
     weights: torch.Tensor
-    """of no slots where `Snapshot.keys` has the keys that make them"""
+    """[l, H_kv, G, C]; empty if `Snapshot.keys` is given: the weights are computed from these keys later"""
     bias: torch.Tensor | None
     """[l, H_kv, G, C]; None: every slot was attended as it is"""
     role: torch.Tensor

@@ -10,6 +10,7 @@ from support import method_of, random_prompt
 
 from kvlens.engine.engine import Engine, Options
 from kvlens.memory.slots import PromptStore
+from kvlens.methods.base import own_method
 from kvlens.methods.full import FullKV
 
 
@@ -52,3 +53,14 @@ def test_a_method_from_outside_gets_a_copy_of_a_reading(tiny: Any, monkeypatch: 
     engine.run(prompt, Foreign, Foreign.Parameters(), None, Options(max_new=2, ignore_eos=True), read=read)
     assert len(stores) == tiny.shape.layers
     assert stores[0].keys.data_ptr() != read.keys.data_ptr()
+
+
+def test_a_composition_with_a_part_from_outside_is_from_outside() -> None:
+    class Foreign(method_of("snapkv")):  # type: ignore[misc]
+        name = "foreign"
+
+    shipped = method_of("chunk:snapkv+kivi")
+    joined = type("Joined", (method_of("chunk:snapkv").__mro__[1], Foreign), {"__module__": shipped.__module__})
+    assert own_method(shipped)
+    assert joined.__module__ == shipped.__module__
+    assert not own_method(joined)

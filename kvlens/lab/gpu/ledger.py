@@ -122,6 +122,7 @@ def _of_engine(bench: Bench, way: Way, ground: Ground, label: str) -> Iterator[L
         with copying_piecewise():
             visited, rest = beside_the_model(_events(partial(way.run, ground, sink), bench))
         how = f"torch.profiler, Memcpy events beside the model's stream; on it {rest} B of tokens and tables"
+        how += "; scattered tokens copied one by one, which runs fetch by one launch"
     for side, (results, count) in visited.items():
         yield LedgerRow(f"{label}, {side}", sink.bytes[side], results, count, how, sink.bytes[side] == results)
 
