@@ -84,7 +84,7 @@ class Listing:
         except (RunBusy, MemoryShort):
             return told_of(None, "")
         except TraceError as error:
-            facts, problem = None, type(error).code or "trace_failed"
+            facts, problem = None, error.code or "trace_failed"
         if trace is not None:
             catalogue_of(self._folder).keep(uid, trace, facts, problem)
         return told_of(facts, problem)
