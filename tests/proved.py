@@ -21,31 +21,48 @@ FILE = ROOT / "tests" / "proved.json"
 
 @dataclass(frozen=True)
 class Group:
-    """Test files, and the sources whose change runs them again; glob patterns relative to the repository. Files below
-    the folders `without` are no sources."""
+    """Test files, and the sources whose change runs them again; glob patterns relative to the repository. `core`: CORE,
+    of which files below the folders `without` are no sources."""
 
     tests: tuple[str, ...]
     sources: tuple[str, ...]
+    core: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
 
     def files(self, root: Path = ROOT) -> list[Path]:
         """Return the test files, in order."""
         return _matches(self.tests, root)
 
+    def covered(self, root: Path = ROOT) -> list[Path]:
+        """Return the test files and the sources, in order: a change of any runs the tests again."""
+        core = [path for path in _matches(self.core, root) if not _name(path, root).startswith(self.without)]
+        return sorted({*_matches((*self.tests, *self.sources), root), *core})
+
     def digest(self, root: Path = ROOT) -> str:
         """Return the SHA-256 of all names and contents."""
         total = hashlib.sha256()
-        for path in _matches((*self.tests, *self.sources), root):
-            name = path.relative_to(root).as_posix()
-            if name.startswith(self.without):
-                continue
-            total.update(name.encode() + b"\0")
+        for path in self.covered(root):
+            total.update(_name(path, root).encode() + b"\0")
             total.update(hashlib.sha256(path.read_bytes()).digest())
         return total.hexdigest()
 
 
-CORE = ("kvlens/**/*.py", "kvlens/**/*.toml", "kernels/**/*.py", "store/**/*.py", "tests/*.py", "requirements*.txt")
-"""sources of what runs models; the app is left out, and the lab where no test of a group runs it"""
+CORE = (
+    "kvlens/**/*.py",
+    "kvlens/**/*.toml",
+    "kvlens/demo/weights/*",
+    "kvlens/methods/**/*.json",
+    "kvlens/methods/**/*.safetensors",
+    "kvlens/player/web/*",
+    "kvlens/tasks/corpus/*",
+    "kvlens/trace/*.json",
+    "kernels/**/*.py",
+    "store/**/*.py",
+    "tests/*.py",
+    "pyproject.toml",
+    "requirements*.txt",
+)
+"""code and data of what runs models; the app is left out, and the lab where no test of a group runs it"""
 APP, LAB, GPU = "kvlens/app/", "kvlens/lab/", "kvlens/lab/gpu/"
 
 GROUPS = {
@@ -53,23 +70,18 @@ GROUPS = {
         ("tests/kernels/test_*.py",),
         (
             "kernels/**/*.py",
+            "kvlens/lab/gpu/**/*.py",
+            "kvlens/memory/*.py",
+            "kvlens/link/*.py",
             "tests/kernels/*.py",
             "tests/interpreted.py",
+            "tests/lowrank_unit.py",
             "requirements*.txt",
             "docs/evidence/kernels.md",
         ),
     ),
     "device": Group(
-        ("tests/static/test_*.py", "tests/unit/test_bench_gpu*.py"),
-        (
-            "kernels/**/*.py",
-            "kvlens/lab/gpu/**/*.py",
-            "kvlens/memory/*.py",
-            "kvlens/link/*.py",
-            "tests/static*.py",
-            "tests/fake*.py",
-            "requirements*.txt",
-        ),
+        ("tests/static/test_*.py", "tests/unit/test_bench_gpu*.py"), ("kvlens/lab/results/*.json*",), CORE, (APP,)
     ),
     # Code of README, docs and notebooks, and the sample prompt, on the real model.
     "examples": Group(
@@ -79,10 +91,11 @@ GROUPS = {
             "tests/unit/test_readme_runs.py",
             "tests/unit/test_smollm2.py",
         ),
-        (*CORE, "README.md", "docs/api.md", "notebooks/*.ipynb", "tests/api/conftest.py"),
+        ("README.md", "docs/api.md", "notebooks/*.ipynb", "tests/api/conftest.py"),
+        CORE,
         (APP, LAB),
     ),
-    # How runs are carried out: studies, workers, gates, races, kept readings, the process that jobs are forked from.
+    # How runs are carried out: studies, workers, gates, races, kept readings.
     "carrying": Group(
         (
             "tests/unit/test_gate.py",
@@ -91,10 +104,25 @@ GROUPS = {
             "tests/unit/test_readings.py",
             "tests/unit/test_studies.py",
             "tests/unit/test_study_workers.py",
-            "tests/unit/test_warm.py",
         ),
-        (*CORE, "docs/studies.md", "docs/architecture.md"),
+        ("docs/studies.md", "docs/architecture.md"),
+        CORE,
         (APP, GPU),
+    ),
+    # Processes of the app: the one that jobs are forked from, and the soak, which opens pages.
+    "processes": Group(
+        ("tests/unit/test_warm.py", "tests/fault/test_soak.py"),
+        (
+            "benchmarks/soak*.py",
+            "kvlens/app/**/*.css",
+            "kvlens/app/**/*.html",
+            "kvlens/app/**/*.js*",
+            "kvlens/app/**/*.svg",
+            "kvlens/lab/results/*.json*",
+            "tests/fault/*.py",
+            "tests/synthetic/*.py",
+        ),
+        CORE,
     ),
     # What mypy says of every file; with it the test that it sees across borders.
     "types": Group(
@@ -111,7 +139,7 @@ GROUPS = {
             "requirements*.txt",
         ),
     ),
-    # Benchmarks, claims, training, calibration and soak: tools of the lab.
+    # Benchmarks, claims, training and calibration: tools of the lab.
     "lab": Group(
         (
             "tests/unit/test_bench_cli.py",
@@ -126,16 +154,20 @@ GROUPS = {
             "tests/unit/test_sekv_training.py",
             "tests/unit/test_sweep.py",
             "tests/lens/test_explain.py",
-            "tests/fault/test_soak.py",
         ),
-        (*CORE, "benchmarks/*.py", "benchmarks/*.toml", "kvlens/lab/results/*.json"),
-        (APP, GPU),
+        ("benchmarks/*.py", "benchmarks/*.toml", "kvlens/lab/results/*.json*", "tests/synthetic/*.py"),
+        CORE,
+        (APP,),
     ),
 }
 
 
 def _matches(patterns: tuple[str, ...], root: Path) -> list[Path]:
     return sorted({path for pattern in patterns for path in root.glob(pattern) if path.is_file()})
+
+
+def _name(path: Path, root: Path) -> str:
+    return path.relative_to(root).as_posix()
 
 
 def proved(root: Path = ROOT) -> set[str]:

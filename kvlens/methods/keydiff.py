@@ -35,7 +35,7 @@ class KeyDiffParameters(PromptEvictionParameters):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.block < 0:
-            raise Refusal("block must be at least 0.", code="parameters_disagree")
+            raise Refusal("block must be at least 0.", code="parameters_disagree", parameter="block")
 
 
 class KeyDiff(PromptEviction):

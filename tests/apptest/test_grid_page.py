@@ -163,6 +163,9 @@ def test_a_cell_that_was_not_run_says_why_and_no_score() -> None:
     done, infeasible, refused = (trials()[place] for place in (0, 7, 8))
     assert came_out([done, infeasible]) == "1 of 1 right"
     assert re.findall(r"\d+", came_out([infeasible])) == ["1"]
+    assert "none run" in came_out([infeasible])
+    assert came_out([infeasible]) != came_out([refused])
+    assert came_out([done | {"score": None, "exact": None}]) == "1 prompt, none judged"
     assert came_out([infeasible, refused]) == "2 prompts, none run: refused"
     assert came_out([]) == "not run"
 

@@ -127,7 +127,7 @@ def test_a_free_run_says_where_contexts_part_and_offers_the_comparison_of_all_st
 def test_a_run_that_was_not_compared_says_so_and_offers_it(visit: Visit, lens: LensRuns) -> None:
     app = visit(lens.folder, "replay", run=lens.plain)
     assert sentences.LOSS_NOT_RECORDED in words(app)
-    assert "not recorded" in words(app)
+    assert "Full attention's masses" in words(app)
     assert "Compare with full KV" in [button.label for button in app.button]
     assert "Hold it resident" not in [button.label for button in app.button]
 

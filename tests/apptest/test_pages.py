@@ -107,6 +107,7 @@ def test_what_a_run_that_is_not_whole_is() -> None:
 
     said = [warning.value.replace("\\", "") for warning in AppTest.from_function(page).run().warning]
     assert [sentence.partition("; ")[2].split()[0] for sentence in said] == ["recorded", "no"]
+    assert ["failed" in said[0], "cancelled" in said[1]] == [True, True]
     assert said[0].endswith(" 7")
 
 

@@ -129,6 +129,7 @@ def test_as_many_sets_as_were_allowed(two: Lost) -> None:
     assert (summary.search.triples, summary.search.tried, summary.search.ended) == ((), 1, False)
     said = describe_search(summary.search)
     assert "(1)" in said
+    assert "not bring" in said
     assert summary.restored is True, "of all candidates, which are held"
     assert f"search         {said}" in sentences(summary)
 

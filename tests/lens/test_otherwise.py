@@ -191,6 +191,7 @@ def test_an_answer_hangs_on_what_its_head_reads_and_on_nothing_else(lost: Lost) 
     assert hangs.whatif.kl_after is not None
     assert hangs.whatif.kl_after > 0.1
     assert "hangs on it" in said
+    assert "no byte" in said
     assert [meta.whatif.stands for meta, _ in told.values() if meta.whatif] == [False, True, True]
     (drop,) = hangs.drop
     assert (drop.tok_start, drop.tok_end, drop.heads, hangs.hold, hangs.interfered) == (

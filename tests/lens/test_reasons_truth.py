@@ -265,6 +265,8 @@ def test_how_many_were_chosen_is_said_of_what_is_listed() -> None:
     """A gate, unlike a cut by rank, may open for spans below the 32 best: their number is not known then."""
     figures = re.compile(r"\d+(?:\.\d+)?")
     assert figures.findall(Ranking(57, 32, 20, 3, 0.5, False).cut()) == ["3", "57", "0.5", "20", "32"]
+    assert "was not" in Ranking(57, 32, 20, 3, 0.5, False).cut()
+    assert "was not" not in Ranking(57, 32, 20, 3, 0.5, True).cut()
     assert figures.findall(Ranking(57, 32, 32, None, None, False).cut()) == ["32", "57", "32", "57"]
     assert figures.findall(Ranking(20, 20, 4, 7, 0.5, False).cut()) == ["7", "0.5", "4", "20"]
     assert "at least 32" in Ranking(57, 32, 32, None, None, False).cut()

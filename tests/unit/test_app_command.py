@@ -51,7 +51,8 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
     folder = tmp_path_factory.mktemp("elsewhere")
     asked = {"HOME": str(folder), "STREAMLIT_SERVER_ADDRESS": "0.0.0.0", "KVLENS_TOKEN": TOKEN}
     environment = {**os.environ, "PYTHONPATH": str(ROOT), **asked}
-    server = next(filter(None, (begin_server(folder, environment) for _ in range(5))))
+    server = next(filter(None, (begin_server(folder, environment) for _ in range(5))), None)
+    assert server is not None, "five ports were taken before the server began to listen"
     try:
         yield server
     finally:
@@ -60,17 +61,32 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
 
 
 def begin_server(folder: Path, environment: dict[str, str]) -> Started | None:
-    """Start a server and wait until it answers. None: it ended, since another process took the port before it did."""
-    port, output = free_port(), subprocess.DEVNULL
+    """Start a server and wait until it answers. None: it ended, since another process took the port before it did.
+    Raises AssertionError with what it printed if it ended for another reason."""
+    port, log = free_port(), folder / "server.log"
     argv = [sys.executable, "-m", "kvlens", "app", "--port", str(port), "--runs", "mine"]
-    server = Started(subprocess.Popen(argv, cwd=folder, env=environment, stdout=output, stderr=output), port)
+    with log.open("wb") as output:
+        server = Started(subprocess.Popen(argv, cwd=folder, env=environment, stdout=output, stderr=output), port)
     while server.process.poll() is None:
         try:
             server.get("/_stcore/health")
             return server
         except OSError:
             time.sleep(0.1)
+    printed = log.read_text(encoding="utf-8")
+    assert any(said in printed for said in ("kvlens: port_refused: ", f"Port {port} is not available")), printed
     return None
+
+
+def test_a_server_that_ends_is_started_again_only_where_its_port_was_taken(tmp_path: Path) -> None:
+    """The folder's own module kvlens is started in place of the package."""
+    own = tmp_path / "kvlens.py"
+    own.write_text("raise SystemExit('broken')")
+    with pytest.raises(AssertionError, match="broken"):
+        begin_server(tmp_path, {**os.environ})
+    for printed in ("'kvlens: port_refused: port'", "f'Port {sys.argv[3]} is not available'"):
+        own.write_text(f"import sys\nraise SystemExit({printed})")
+        assert begin_server(tmp_path, {**os.environ}) is None
 
 
 def test_it_listens_on_the_loopback_only(started: Started) -> None:

@@ -11,6 +11,7 @@ def test_every_set_is_a_mark_and_the_cheapest_that_sufficed_is_ringed() -> None:
     rows = [(1, 1, 800, 3.0, False), (2, 4, 3200, 0.01, True), (3, 2, 1600, 0.2, True), (4, 2, 1600, 2.5, False)]
     figure = fewest_bytes(pd.DataFrame(rows, columns=list(COLUMNS)), 160_000)
     back, not_back, ring = figure.data
+    assert ["not" in trace.name for trace in (back, not_back)] == [False, True]
     assert (list(back.x), list(back.y)) == ([3200, 1600], [0.01, 0.2])
     assert (list(not_back.x), list(not_back.y)) == ([800, 1600], [3.0, 2.5])
     assert (list(ring.x), list(ring.y)) == ([1600], [0.2])

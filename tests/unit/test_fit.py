@@ -368,6 +368,7 @@ def test_what_is_missing_is_said_before_a_sweep_and_stops_nobody(
     monkeypatch.delitem(SHIPPED, "demo")
     (said,) = missing("demo", ("chess", "snapkv"))
     assert "kvlens calibrate chess --model demo --out FILE" in said
+    assert "other methods run" in said
     request = SweepRequest(
         model="demo",
         methods=("chess", "streaming_llm"),

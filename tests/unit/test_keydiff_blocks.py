@@ -127,5 +127,5 @@ def test_a_layer_that_can_keep_everything_keeps_it() -> None:
 
 
 def test_a_wrong_block_is_said_in_one_sentence() -> None:
-    with raises_code("parameters_disagree"):
+    with raises_code("parameters_disagree", parameter="block"):
         methods.make_parameters(KeyDiff, None, {"block": -1})

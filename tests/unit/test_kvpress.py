@@ -180,7 +180,7 @@ def test_what_cannot_be_run_is_refused_in_one_sentence(presses: Any, name: str, 
 
 def test_a_score_that_cannot_be_had_ends_the_run_with_one_sentence(presses: Any) -> None:
     model, prompt = random_llama(), random_prompt(100)
-    for name, says in (("WeightsPress", "(set attn_implementation to eager)."), ("WholePress", ".")):
+    for name, says in (("WeightsPress", "(set attn_implementation to eager)."), ("WholePress", "KV head and token.")):
         with pytest.raises(NoPress) as refused:
             run(model, prompt, f"kvpress:{name}", budget="30%", max_new=2)
         assert str(refused.value).startswith(f"kvpress:{name} ")

@@ -247,6 +247,7 @@ def test_a_counterfactual_says_what_was_held_and_what_that_changed(runs: PairRun
         text = report_bytes(reader).decode()
     said = html.unescape(body(text))
     assert "4172" in said
+    assert "came back" in said
     assert "L1 KV0, L2 KV1" in said
     assert "2 MB" in said
     assert "u" not in Page(text).tags

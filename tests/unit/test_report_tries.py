@@ -83,6 +83,7 @@ def test_a_report_names_the_cheapest_try_that_proved_the_loss_and_lists_all(tmp_
         other = html.unescape(report_bytes(reader).decode())
     assert "asked for otherwise: keep</th><td>0.5</td>" in other
     assert "4172" in other
+    assert "came back" in other
 
 
 def test_a_report_on_a_what_if_says_which_of_both_it_is(tmp_path: Path) -> None:

@@ -103,6 +103,7 @@ def test_better_needs_an_interval_above_nothing() -> None:
     assert judge([0.0] * 10, ten).holds is False
     alike = judge(ten, ten)
     assert (alike.holds, "SnapKV at 40%, kernel=1" in alike.reason) == (None, True)
+    assert "told apart" in alike.reason
     assert judge([1.0] * 9, [0.0] * 9).holds is None, "nine prompts decide nothing"
 
 
@@ -238,9 +239,11 @@ def test_one_of_several_others_decides() -> None:
     values: dict[Arm, list[float | None]] = {FIRST: [1.0] * 12, OTHER: [0.0] * 12, third: [1.0] * 12}
     found = decided(statement, rows_of(statement, values, 12), 12)
     assert (found.holds, "Random eviction at 40%" in found.reason) == (None, True)
+    assert "told apart" in found.reason
     values |= {FIRST: [0.0] * 12}
     found = decided(statement, rows_of(statement, values, 12), 12)
     assert (found.holds, "Random eviction at 40%" in found.reason) == (False, True)
+    assert "worse" in found.reason
 
 
 def test_the_toy_is_not_asked_of_prose() -> None:

@@ -16,6 +16,8 @@ from kvlens.text.units import si_bytes
 
 #: One of what is counted.
 ONE = {"tokens": "token", "steps": "step", "spans": "span", "copies": "copy"}
+TO_DEVICE, TO_HOST = "to the device while decoding", "to host memory while decoding"
+COMPARED, FIRST_OTHER = "steps compared with full KV", "first step that disagrees with full KV"
 #: Values whose larger and smaller one differ by less than this share are called the same.
 SAME = 1e-9
 
@@ -69,9 +71,9 @@ def totals(reader: TraceReader) -> list[Total]:
         Total("peak on the device, inside a step", "bytes", _most(steps["peak_bytes"])),
         Total("on the device after a step, mean", "bytes", _mean(steps["resident_bytes"])),
         Total("in host memory, most", "bytes", _most(steps["cold_bytes"])),
-        Total("to the device while decoding", "bytes", recorded_total(steps["h2d_bytes"])),
+        Total(TO_DEVICE, "bytes", recorded_total(steps["h2d_bytes"])),
         Total("of that, blocking", "bytes", _of_copies(reader, down["blocking_bytes"])),
-        Total("to host memory while decoding", "bytes", recorded_total(steps["d2h_bytes"])),
+        Total(TO_HOST, "bytes", recorded_total(steps["d2h_bytes"])),
         Total("moved at the end of prefill", "bytes", _of_copies(reader, moved.loc[moved["step"] < 0, "bytes"])),
         Total("copies while decoding", "copies", _of_copies(reader, decode["n"])),
         Total("decoding took", "s", float(steps["dur_us"].sum()) / 1e6),
@@ -85,11 +87,11 @@ def totals(reader: TraceReader) -> list[Total]:
         Total("regret of a query head, mean", "share", head_mean(reader, "reference_regret")),
         Total("own-query regret of a query head, mean", "share", head_mean(reader, "regret")),
         Total("log p of the step's token, mean", "nats", _mean(logprobs)),
-        Total("steps compared with full KV", "steps", float(len(loss)) if len(loss) else float("nan")),
+        Total(COMPARED, "steps", float(len(loss)) if len(loss) else float("nan")),
         Total("KL from full KV, mean of these", "nats", _mean(loss["kl"])),
         Total("KL from full KV, largest", "nats", _most(loss["kl"])),
         Total(
-            "first step that disagrees with full KV",
+            FIRST_OTHER,
             "step",
             float(lost.min()) if len(lost) else float("nan"),
             "none" if len(loss) else "not recorded",
