@@ -4,7 +4,8 @@
 Held tokens have a zone of slots behind all others. A layer attends the zone from the first step at which a token in it
 is held and written; until then it attends the same slots as without a hold. A drop is a mask over the slots that a step
 attends: nothing moves and nothing is freed, so the method keeps its budget and decides as if the tokens were attended.
-The tables of both are on the device, beside the budget, in the account under `held` and `dropped`.
+The tables of both are on the device, beside the budget, in the account under `held` and `dropped`. What a sliding
+window hides needs no table: each step's mask has it.
 
 A summary entry is masked where all tokens of its span are dropped. It stays where some of them are left, or where it
 stands for no span's tokens. A step's own token is attended in its step; a query head that has nothing else left attends
@@ -85,12 +86,8 @@ class Counterfactual:
                 for position in range(hold.tok_start, min(hold.tok_end, positions)):
                     steps[position] = min(steps.get(position, hold.from_step), hold.from_step)
         self._zones = {layer: self._zone(heads, prompt_tokens, device) for layer, heads in sorted(since.items())}
+        self._windows = {layer: window for layer, window in enumerate(windows) if window}
         masks: dict[int, torch.Tensor] = {}
-        for layer, window in enumerate(windows):
-            if window:
-                masks[layer] = torch.full((kv_heads, positions + 1), NEVER, dtype=torch.int32)
-                seen_until = torch.arange(positions, dtype=torch.int32) + window - prompt_tokens
-                masks[layer][:, :positions] = seen_until.clamp(min=0)
         for drop in drops:
             for layer, head in drop.heads:
                 if layer not in masks:
@@ -202,7 +199,18 @@ class Counterfactual:
 
     def drops(self, layer: int) -> bool:
         """Return True if the layer leaves positions out at this step."""
-        return layer in self._masks and self.step >= self._masks[layer].begins
+        begun = layer in self._masks and self.step >= self._masks[layer].begins
+        return begun or (layer in self._windows and self.position >= self._windows[layer])
+
+    def _hidden(self, layer: int, heads: slice = slice(None)) -> torch.Tensor:
+        """Return bool [h, P + 1]: positions that some KV heads leave out at this step, dropped or older than the
+        window. What a window hides is computed for the call: nothing of it is kept on the device."""
+        dropped = self._masks[layer].hidden[heads] if layer in self._masks else None
+        if layer not in self._windows:
+            assert dropped is not None, "the layer leaves nothing out"
+            return dropped
+        older = torch.arange(self.positions + 1, device=self._owner.device) <= self.position - self._windows[layer]
+        return older.expand(len(range(self.kv_heads)[heads]), -1) if dropped is None else dropped | older
 
     def counted(self, layer: int, selection: Selection) -> Selection:
         """Return the selection with its blend's share of the output grown by the held tokens beside those it attends,
@@ -215,7 +223,7 @@ class Counterfactual:
             covered = self._zones[layer].covers[:, None, :-1]
             share = (share + (blend.weights * (covered & ~positions)).sum(-1)).clamp(max=1)
         if self.drops(layer):
-            hidden = self._masks[layer].hidden[:, None, :-1]
+            hidden = self._hidden(layer)[:, None, :-1]
             share = (share - (blend.weights * (hidden & positions)).sum(-1)).clamp(min=0)
         return replace(selection, blend=replace(blend, share=share))
 
@@ -233,7 +241,7 @@ class Counterfactual:
 
     def hide(self, layer: int, heads: slice, slots: Slots, spans: SpanTable, bias: torch.Tensor) -> torch.Tensor:
         """Return the bias [h, G, C] over some KV heads' slots without the dropped tokens, changed in place."""
-        hidden = self._masks[layer].hidden[heads]
+        hidden = self._hidden(layer, heads)
         where = slots.position.long()
         is_dropped = hidden.gather(1, torch.where(where < 0, self.positions, where))
         summary = slots.role == ROLE["coarse"]
