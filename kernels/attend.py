@@ -32,10 +32,16 @@ class LayerForm:
 
     def weigh(self, scores: torch.Tensor) -> torch.Tensor:
         """Return the softmax of capped scores [H_kv, G, ..., n]. The rest up to 1 is the sink logit's share."""
+        return self.shares(scores)[0]
+
+    def shares(self, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return the softmax of capped scores [H_kv, G, ..., n], and the sink logit's share [H_kv, G, ...]; None: there
+        is no such logit."""
         if self.sinks is None:
-            return scores.softmax(-1)
+            return scores.softmax(-1), None
         groups = self.sinks.to(scores).view(*scores.shape[:2], *[1] * (scores.dim() - 2))
-        return torch.cat((scores, groups.expand(*scores.shape[:-1], 1)), -1).softmax(-1)[..., :-1]
+        whole = torch.cat((scores, groups.expand(*scores.shape[:-1], 1)), -1).softmax(-1)
+        return whole[..., :-1], whole[..., -1]
 
     def take(self, q_heads: slice) -> LayerForm:
         """Return the form of some query heads."""
@@ -183,8 +189,18 @@ def attention_weights(
     q [..., Hq, D], keys [..., H_kv, C, D], bias [..., H_kv, G, C] -> [..., H_kv, G, C], rows add up to 1, or to less
     where a sink logit takes the rest.
     """
+    return attention_shares(q, keys, bias, scaling, form)[0]
+
+
+def attention_shares(
+    q: torch.Tensor, keys: torch.Tensor, bias: torch.Tensor | None, scaling: float, form: LayerForm = PLAIN
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return `attention_weights` and the share [..., H_kv, G] that a sink logit takes; None: there is no such logit."""
     kv_heads, head_dim = keys.shape[-3], keys.shape[-1]
     packed = q.reshape(*q.shape[:-2], kv_heads, -1, head_dim).float()
     scores = form.cap((packed @ keys.float().transpose(-1, -2)).mul_(scaling))
     scores = scores if bias is None else scores + bias
-    return form.weigh(scores) if form.sinks is None else form.weigh(scores.view(scores.shape[-3:])).view(scores.shape)
+    if form.sinks is None:
+        return form.shares(scores)
+    weights, sink = form.shares(scores.view(scores.shape[-3:]))
+    return weights.view(scores.shape), None if sink is None else sink.view(scores.shape[:-1])

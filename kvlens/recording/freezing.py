@@ -9,7 +9,7 @@ from itertools import groupby
 import numpy as np
 import torch
 
-from kvlens.kernels.attend import LayerForm, attention_weights, form_at
+from kvlens.kernels.attend import LayerForm, attention_shares, form_at
 from kvlens.memory.hot_tier import Pool
 from kvlens.memory.memory import Memory
 from kvlens.memory.placement import Selection
@@ -149,15 +149,15 @@ class Freezer:
         named = torch.cat((owner, owner.new_full((self.windowed.newest + 1 - len(owner),), WINDOW)))
         span = named.to(positions.device)[positions]
         form = self._form(layer)
-        weights = attention_weights(layer_inputs.q, keys, bias, layer_inputs.scaling, form)[None]
+        weights, sink = attention_shares(layer_inputs.q, keys, bias, layer_inputs.scaling, form)
         size = (1, len(keys), len(positions))
         return Attended(
-            weights,
+            weights[None],
             None if bias is None else bias[None],
             torch.full(size, ROLE["window"], dtype=torch.uint8, device=positions.device),
             span.to(torch.int32).expand(size).clone(),
             positions.to(torch.int32).expand(size).clone(),
-            sinks=form.sinks is not None,
+            sink=None if sink is None else sink[None],
         )
 
     def _packed_reads(self) -> PackedReads | None:
@@ -234,7 +234,7 @@ class Freezer:
         group = self.memory.shape.group
         q_heads = slice(pool.heads.start * group, pool.heads.stop * group)
         q, form = torch.stack([s.q[q_heads] for s in seen]), self._form(seen[0].layer).take(q_heads)
-        weights = attention_weights(q, slots.keys, bias, seen[0].scaling, form)
+        weights, sink = attention_shares(q, slots.keys, bias, seen[0].scaling, form)
         role, span, position = (table.clone() for table in (slots.role, slots.span, slots.position))
         return Attended(
             weights,
@@ -243,5 +243,5 @@ class Freezer:
             span,
             position,
             stack_shares([s.selection for s in seen], weights, pool.index[1]),
-            form.sinks is not None,
+            sink,
         )

@@ -62,7 +62,7 @@ def join(parts: list[Attended]) -> Attended:
         torch.cat([wide(part.span, 0) for part in parts], 1),
         torch.cat([wide(part.position, -1) for part in parts], 1),
         None if parts[0].share is None else torch.cat([part.share for part in parts if part.share is not None], 1),
-        parts[0].sinks,
+        None if parts[0].sink is None else torch.cat([part.sink for part in parts if part.sink is not None], 1),
     )
 
 

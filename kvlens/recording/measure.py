@@ -123,7 +123,7 @@ def _together(members: list[Attended]) -> Attended:
         join([member.span for member in members], 0),
         join([member.position for member in members], -1),
         None if members[0].share is None else torch.cat([m.share for m in members if m.share is not None]),
-        sinks=members[0].sinks,
+        None if members[0].sink is None else torch.cat([m.sink for m in members if m.sink is not None]),
     )
 
 
@@ -136,8 +136,8 @@ def _masses(group: Attended, spans: int, steps: int) -> tuple[torch.Tensor, ...]
     by_span = p.new_zeros(*p.shape[:3], spans).scatter_add_(-1, group.span.long()[:, :, None].expand_as(p), p)
     if group.share is not None:
         by_role[..., ROLE["mean"]] = 1 - group.share
-    if group.sinks:
-        by_role[..., ROLE["mean"]] = 1 - p.sum(-1)
+    if group.sink is not None:
+        by_role[..., ROLE["mean"]] += group.sink if group.share is None else group.sink * group.share
     entropy = torch.special.entr(group.weights).sum(-1)
     by_query_head = (by_role.flatten(1, 2), by_span.flatten(1, 2), entropy.flatten(1, 2))
     return tuple(x.unflatten(0, (steps, -1)) for x in (*by_query_head, *_attended(group)))

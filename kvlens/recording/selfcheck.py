@@ -120,7 +120,7 @@ class Tally:
                     whole and self.worst_oracle <= MASS_TOLERANCE,
                     self.worst_oracle,
                     f"largest |sum over spans - 1| over {self.oracle_rows} rows of (sampled step, layer, query head), "
-                    f"{self.oracle_expected} expected",
+                    f"{self.oracle_expected} expected; in layers with sink logits, sums above 1 only",
                 )
             )
         return [SelfCheck(name, bool(passed), float(value), detail) for name, passed, value, detail in checks]

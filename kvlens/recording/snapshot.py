@@ -31,8 +31,8 @@ class Attended:
     position: torch.Tensor
     share: torch.Tensor | None = None
     """[l, H_kv, G]: how much of the output these weights make, the rest is a mean value; None: all of it"""
-    sinks: bool = False
-    """the weights add up to less than 1: a sink logit, which has no key, takes the rest"""
+    sink: torch.Tensor | None = None
+    """[l, H_kv, G]: the share that a sink logit takes, which has no key; None: there is no such logit"""
 
 
 @dataclass
