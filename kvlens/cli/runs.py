@@ -236,7 +236,7 @@ def runs_segments(
     from kvlens.text.segments import pairs_of
 
     with TraceReader.open(runs_folder(runs), uid) as reader:
-        table = segment_table(reader, dict(pairs_of(segment or ())))
+        table, method = segment_table(reader, dict(pairs_of(segment or ()))), str(reader.meta.method)
     if as_json:
         typer.echo(json_text(table.to_dict("records")))
         return
@@ -244,7 +244,7 @@ def runs_segments(
         typer.echo("The run names no part of its prompt: give --segment NAME=MARKER.")
         return
     show_table(list(table.columns), [[_figure(value) for value in row] for row in table.itertuples(index=False)])
-    for sentence in eviction_sentences(table):
+    for sentence in eviction_sentences(table, method):
         typer.echo(terminal(sentence))
 
 

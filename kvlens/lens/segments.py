@@ -13,9 +13,10 @@ import numpy as np
 import pandas as pd
 
 from kvlens.lens.attribution import attribute
+from kvlens.methods import REFERENCE
 from kvlens.store.errors import NotRecorded
 from kvlens.store.reader import TraceReader
-from kvlens.text.segments import BadSegment, Segment, find_segments, joined
+from kvlens.text.segments import BadSegment, Segment, find_segments, joined, refuse_empty, token_segments
 
 COLUMNS = ("segment", "tokens", "kept_share", "evicted_share", "heads", "evicted_heads", "full_mass", "mass", "effect")
 ON_DEVICE = ("resident", "quantised", "reconstructed")
@@ -44,18 +45,17 @@ class Fate:
 
 def segments_of(reader: TraceReader, named: Mapping[str, str | tuple[int, int]] | None = None) -> dict[str, Ranges]:
     """Return the token ranges of each segment: those that the run recorded, or, where given, those that markers or
-    character ranges of the prompt name. Raises BadSegment for a marker that is not in the prompt."""
+    character ranges of the prompt name; a token belongs to one segment, as in a run. Raises BadSegment for a marker
+    that is not in the prompt and for a segment without a token."""
     if named:
         parts = find_segments(list(named.items()), reader.prompt_text())
-        tokens = reader.tokens()
-        tokens = tokens[tokens["char_end"].notna()]
-        position = tokens["pos"].to_numpy(np.int64)
-        middle = (tokens["char_start"].to_numpy(float) + tokens["char_end"].to_numpy(float)) / 2
-        inner: list[Segment] = []
-        for part in parts:
-            inside = position[(middle >= part.start) & (middle < part.end)]
-            if len(inside):
-                inner.append(Segment(part.name, int(inside[0]), int(inside[-1]) + 1))
+        numbered = [Segment(str(number), part.start, part.end) for number, part in enumerate(parts)]
+        tokens = reader.tokens()[["char_start", "char_end"]].fillna(0).astype(int)
+        offsets = list(tokens.itertuples(index=False, name=None))
+        question, characters = reader.meta.question_start, (0, len(reader.prompt_text()))
+        owned = token_segments(offsets, "", characters, numbered, question, None, (), False)
+        inner = [Segment(parts[int(part.name)].name, part.start, part.end) for part in owned if part.name.isdigit()]
+        refuse_empty(parts, inner)
         return dict(joined(inner))
     return dict(joined(Segment(*part) for part in reader.meta.segments))
 
@@ -103,8 +103,11 @@ def segment_table(
     return pd.DataFrame(table, columns=list(COLUMNS))
 
 
-def eviction_sentences(table: pd.DataFrame) -> list[str]:
-    """Return one sentence for each segment that some KV head lost whole, most heads first."""
+def eviction_sentences(table: pd.DataFrame, method: str) -> list[str]:
+    """Return one sentence for each segment that some KV head lost whole, most heads first; none for full KV, which
+    lacks only what its windows hide."""
+    if method == REFERENCE:
+        return []
     lost = table[table["evicted_heads"] > 0].sort_values("evicted_heads", ascending=False, kind="stable")
     return [
         f"The segment '{row.segment}' was evicted from {row.evicted_heads} of {row.heads} KV heads."

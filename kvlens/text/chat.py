@@ -23,10 +23,10 @@ __all__ = ["BadTemplate", "ChatForm", "Template", "choose", "refuse_change", "st
 CHOICES = ("auto", "on", "off")
 MARK, REPLY = "\u2063kvlens text\u2063", "\u2063kvlens reply\u2063"
 """stand for the user's text and the model's answer; no template writes them by itself"""
-RESERVED = frozenset(("messages", "add_generation_prompt", "tools", "documents", *CHOICES))
+SPECIALS = ("bos_token", "eos_token", "unk_token", "pad_token")
+RESERVED = frozenset(("messages", "add_generation_prompt", "tools", "documents", *SPECIALS))
 """names that kvlens gives a template itself"""
 _TAGS, _STRINGS = re.compile(r"\{[%{].*?[%}]\}", re.DOTALL), re.compile(r"'[^']*'|\"[^\"]*\"")
-SPECIALS = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
 @dataclass(frozen=True)

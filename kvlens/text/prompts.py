@@ -12,7 +12,7 @@ from typing import Any
 from kvlens.files import RefusedFile, read_bounded
 from kvlens.refusal import Refusal
 from kvlens.text.chat import ChatForm, choose, refuse_change, template_of
-from kvlens.text.segments import Segment, find_segments, parse_segments, token_segments
+from kvlens.text.segments import Segment, find_segments, parse_segments, refuse_empty, token_segments
 from kvlens.text.token_text import prompt_pieces
 
 QUESTIONS = ("in", "after")
@@ -168,7 +168,7 @@ def _from_json(text: str, name: str) -> PromptText:
     plain, named = text.replace("\r\n", "\n"), data.get("segments") or {}
     if not isinstance(named, dict):
         raise BadPrompt(f'{name}: "segments" must be an object of names with a marker or [start, end].')
-    pairs = [(str(part), tuple(place) if isinstance(place, list) else str(place)) for part, place in named.items()]
+    pairs = [(part, _segment_place(text, place, name)) for part, place in named.items()]
     return checked(
         PromptText(
             plain,
@@ -183,6 +183,15 @@ def _from_json(text: str, name: str) -> PromptText:
         ),
         name,
     )
+
+
+def _segment_place(text: str, place: object, name: str) -> str | tuple[int, int]:
+    """Return the marker or the character range of a segment, in the text with LF for CRLF. Raises BadPrompt."""
+    if isinstance(place, str):
+        return place.replace("\r\n", "\n")
+    if isinstance(place, list) and [type(index) for index in place] == [int, int]:
+        return _without_cr(text, place[0]), _without_cr(text, place[1])
+    raise BadPrompt(f'{name}: "segments" must be an object of names with a marker or [start, end].')
 
 
 def _without_cr(text: str, index: int) -> int:
@@ -210,7 +219,7 @@ def tokenize(
 
     Raises BadPrompt when the prompt has fewer than 2 tokens or does not fit the model together with `max_new` tokens,
     or where a question shall be fed after its context and the prompt does not say where it begins; BadTemplate for a
-    chat form that cannot be had.
+    chat form that cannot be had; BadSegment for a named segment without a token.
     """
     if form is None:
         template = template_of(tokenizer)
@@ -241,6 +250,8 @@ def tokenize(
         turns,
         form is not None,
     )
+    if fast:
+        refuse_empty(moved, segments)
     fed_later = tuple(ids[cut:])
     return Prompt(source, tuple(ids[:cut]), pieces[:cut], offsets[:cut], form, fed_later, segments if fast else ())
 

@@ -7,6 +7,7 @@ rest of a person's text is the segment `text`. No torch.
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -41,8 +42,8 @@ def parse_segments(items: Iterable[str], text: str) -> tuple[Segment, ...]:
     """Return the character ranges that NAME=START:END or NAME=MARKER name in a text: a marked segment begins with its
     marker and ends where the next one begins, or with the text.
 
-    Raises BadSegment with the code bad_segment (no such form, a name given twice, too many), segment_not_found (the
-    marker is not in the text) or segment_outside (the range is not in the text)."""
+    Raises BadSegment with the code bad_segment (no such form, no place, a name given twice, too many),
+    segment_not_found (the marker is not in the text) or segment_outside (the range is not in the text)."""
     return find_segments(pairs_of(items), text)
 
 
@@ -73,6 +74,8 @@ def find_segments(pairs: Sequence[tuple[str, str | tuple[int, int]]], text: str)
                 f"'{name}' is no name for a segment: give each segment a name of its own, of at most 40 characters.",
                 given=name,
             )
+        if not place:
+            raise BadSegment("bad_segment", f"segment '{name}' has no place: give its marker or its range.", given=name)
         hand = _HAND.fullmatch(place) if isinstance(place, str) else None
         if hand is None and isinstance(place, str):
             begin = text.find(place)
@@ -85,7 +88,7 @@ def find_segments(pairs: Sequence[tuple[str, str | tuple[int, int]]], text: str)
                 )
             starts[name] = begin
             continue
-        start, end = (int(hand[1]), int(hand[2])) if hand is not None else (int(place[0]), int(place[1]))
+        start, end = (int(hand[1]), int(hand[2])) if hand is not None else _range(name, place)
         if not 0 <= start < end <= len(text):
             raise BadSegment(
                 "segment_outside",
@@ -97,7 +100,18 @@ def find_segments(pairs: Sequence[tuple[str, str | tuple[int, int]]], text: str)
         ranges.append(Segment(name, start, end))
     edges = sorted({*starts.values(), len(text)})
     marked = [Segment(name, begin, min(edge for edge in edges if edge > begin)) for name, begin in starts.items()]
-    return tuple(sorted((*marked, *ranges), key=lambda part: (part.start, part.end)))
+    return tuple(sorted((*marked, *ranges), key=lambda part: (part.start, -part.end)))
+
+
+def _range(name: str, place: object) -> tuple[int, int]:
+    """Return (start, end) of a place. Raises BadSegment, `bad_segment`, unless they are two whole numbers."""
+    try:
+        start, end = map(operator.index, place)  # type: ignore[call-overload]
+    except (TypeError, ValueError):
+        raise BadSegment(
+            "bad_segment", f"segment '{name}' takes a marker or [start, end] in whole numbers.", given=name
+        ) from None
+    return start, end
 
 
 def token_segments(
@@ -143,6 +157,18 @@ def token_segments(
             segments.append(Segment(owned, place, place + count))
         place += count
     return tuple(segments)
+
+
+def refuse_empty(named: Iterable[Segment], segments: Iterable[Segment]) -> None:
+    """Raise BadSegment, `bad_segment`, for a named segment that no token of `segments` belongs to."""
+    names = {part.name for part in segments}
+    for part in named:
+        if part.name not in names:
+            raise BadSegment(
+                "bad_segment",
+                f"no token belongs to segment '{part.name}': the question or other segments take all of its text.",
+                given=part.name,
+            )
 
 
 def joined(segments: Iterable[Segment]) -> Mapping[str, tuple[tuple[int, int], ...]]:

@@ -23,7 +23,8 @@ def segments(reader: TraceReader) -> None:
     table = _table(reader, reader.uid, data.stamp(reader.uid))
     st.markdown("##### What became of the prompt's segments")
     number = st.column_config.NumberColumn(format="%.3f")
-    shares = ("kept on the device", "evicted", "full KV's mass", "this run's mass")
+    full = "full KV's mass" if reader.has_reference_masses() else "full attention's mass"
+    shares = ("kept on the device", "evicted", full, "this run's mass")
     shown = pd.DataFrame(
         {
             "segment": table["segment"],
@@ -33,7 +34,7 @@ def segments(reader: TraceReader) -> None:
             "KV heads that lost it whole": [
                 f"{lost} of {heads}" for lost, heads in zip(table["evicted_heads"], table["heads"], strict=True)
             ],
-            "full KV's mass": table["full_mass"],
+            full: table["full_mass"],
             "this run's mass": table["mass"],
             "effect (logits)": table["effect"],
         }
@@ -42,12 +43,13 @@ def segments(reader: TraceReader) -> None:
         shown, hide_index=True, width="stretch", column_config=dict.fromkeys((*shares, "effect (logits)"), number)
     )
     menu(table, f"{reader.uid}-segments", "segment_rows", image=False)
-    lines = eviction_sentences(table)[:MOST_SENTENCES]
+    lines = eviction_sentences(table, str(reader.meta.method))[:MOST_SENTENCES]
     if reader.meta.windows:
         lines.append(window_sentence(reader.meta.windows))
     lines.append(
-        "Shares are means over the KV heads on which the method acts, after the last step. Masses are means over "
-        "sampled steps and lower bounds. The effect is what the segment's unread tokens cost full KV's answer."
+        "Shares are means over the KV heads on which the method acts, after the last step. Masses and effects are "
+        "estimates: a span across a border counts for each segment by its tokens there. Masses are means over sampled "
+        "steps. The effect is what the segment's unread tokens cost full KV's answer."
     )
     st.caption(plain(" ".join(lines)))
 
