@@ -58,7 +58,6 @@ SUPPORTED = frozenset(
 """model_type of the families whose tokens were found equal to the stock model's under the kvlens attention."""
 REFUSED = {
     "gemma3": "it reads images as well; kvlens runs the text models of Gemma 3 (gemma3_text)",
-    "exaone4": "it mixes in sliding-window layers",
     "deepseek_v2": "its cache holds latent vectors (MLA), not keys and values per head",
     "deepseek_v3": "its cache holds latent vectors (MLA), not keys and values per head",
     "falcon": "its attention bypasses transformers' attention interface",

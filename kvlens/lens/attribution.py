@@ -18,6 +18,9 @@ from kvlens.instruments import Loss, Oracle
 from kvlens.lens.reasons import explain
 from kvlens.store.reader import TraceReader
 
+LEAST_EFFECT = 1e-6
+"""logits; a smaller effect is rounding, as of a layer that keeps its window"""
+
 
 def lost_steps(loss: pd.DataFrame) -> list[int]:
     """Steps whose most probable token is not full KV's, in order; the first is the step of loss. `loss` as
@@ -29,7 +32,7 @@ def missed(reader: TraceReader, step: int) -> pd.DataFrame:
     """Return `TraceReader.triples` of what was missed at a step (regret, or unread mass) or has an effect on the lost
     steps, in the lens's order: by the place in the ranking of effects, behind that by regret."""
     triples = reader.triples(step)
-    triples = triples[(triples["regret"] > 0) | (triples["unread"] > 0) | triples["effect"].notna()]
+    triples = triples[(triples["regret"] > 0) | (triples["unread"] > 0) | (triples["effect"].abs() >= LEAST_EFFECT)]
     return triples.sort_values("place", na_position="last", kind="stable", ignore_index=True)
 
 

@@ -90,12 +90,13 @@ def knob_of(meta: RunMeta, attended: Callable[[], float | None] = lambda: None) 
         method = methods.get(str(meta.method))
     except ValueError:
         return None
+    prompt = meta.prompt_tokens or max(1, full // token - meta.max_new)
     if method.keeps_all:
         kept_tokens = meta.config.get(KEPT)
         is_known = any(field.name == KEPT for field in dataclasses.fields(method.Parameters))
         if not is_known or not isinstance(kept_tokens, (int, float)):
             return None
-        tokens, prompt = meta.config.get(COUNTED), max(1, full // token - meta.max_new)
+        tokens = meta.config.get(COUNTED)
         if kept_tokens:
             return _knob(KEPT, 100 * float(kept_tokens), SHARES)
         if isinstance(tokens, int) and tokens > 0:
@@ -106,7 +107,7 @@ def knob_of(meta: RunMeta, attended: Callable[[], float | None] = lambda: None) 
     preset, overrides = request.get("preset", meta.preset), dict(request.get("overrides", meta.config) or {})
     numbers = 2 * meta.layers * meta.kv_heads * meta.head_dim
     shape = KVShape(meta.layers, meta.q_heads, meta.kv_heads, meta.head_dim, token // numbers, meta.windows)
-    sizes = Sizes(shape, full // token - 1 - meta.max_new, meta.max_new, None)
+    sizes = Sizes(shape, prompt - 1, meta.max_new, None)
     usual = default_preset(method.name, str(meta.model))
 
     def possible(share: int) -> bool:

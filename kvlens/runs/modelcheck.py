@@ -185,7 +185,8 @@ def prompt_tokens(engine: Engine) -> tuple[int, int | None]:
     from kvlens.engine.rotary import border_of
 
     loaded = engine.loaded
-    border = max(border_of(loaded.model.config) or 0, *loaded.shape.windows, 0) or None
+    binding = (window for window in loaded.shape.windows if window < loaded.max_positions)
+    border = max(border_of(loaded.model.config) or 0, *binding, 0) or None
     return (SHORT if border is None else math.ceil(PAST * border) + 1), border
 
 
@@ -221,7 +222,7 @@ def _compare(engine: Engine) -> ModelCheck:
 
 def _refusal(engine: Engine, tokens: int) -> str:
     """Why a model cannot be compared on so many tokens; empty if it can."""
-    loaded, needed = engine.loaded, 3 * engine.loaded.shape.full_kv_bytes(tokens + NEW)
+    loaded, needed = engine.loaded, 3 * (tokens + NEW) * engine.loaded.shape.token_bytes
     if tokens + NEW > loaded.max_positions:
         return f"{tokens:,} tokens are more than the model's {loaded.max_positions:,}"
     free = _free_bytes(loaded.model.device.type)

@@ -156,7 +156,7 @@ def _size(prepared: Prepared, planned: Plan) -> int:
     """Bytes of a reading, about."""
     shape, n = prepared.engine.loaded.shape, len(prepared.prompt.ids)
     received = 4 * shape.layers * shape.q_heads * n if planned.method.needs.received else 0
-    return shape.full_kv_bytes(n) + received
+    return n * shape.token_bytes + received
 
 
 def _key(prepared: Prepared, planned: Plan) -> str:
