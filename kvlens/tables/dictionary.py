@@ -50,10 +50,18 @@ SEGMENTS = {
         "KV heads", "that have no token of the segment left, on the device or in host memory", "heads"
     ),
     "full_mass": Column(
-        SHARE, "full KV's mass on the segment, mean over sampled steps, acting layers and query heads; a lower bound"
+        SHARE,
+        "full KV's mass on the segment (by the run's own queries where full KV's were not recorded), mean over sampled "
+        "steps, acting layers and query heads; an estimate where a span crosses the segment's border",
     ),
-    "mass": Column(SHARE, "this run's mass on the segment, the same mean; a lower bound"),
-    "effect_logits": Column("logits", "what the segment's unread tokens cost full KV's tokens; NaN: no effects"),
+    "mass": Column(
+        SHARE, "this run's mass on the segment, the same mean; an estimate where a span crosses the segment's border"
+    ),
+    "effect_logits": Column(
+        "logits",
+        "what the segment's unread tokens cost full KV's tokens; an estimate where a span crosses the segment's border; "
+        "NaN: no effects",
+    ),
 }
 DECISIONS = {
     "step": Column("step", "decode step; -1 is the end of prefill"),

@@ -356,3 +356,15 @@ def test_a_share_of_nothing_is_what_the_other_parameters_say(lost: Lost) -> None
     assert read is not None
     there = (said.prompt_tokens or 0) + np.arange(len(attended))[:, None, None]
     assert read.own == pytest.approx(100 * (attended / there).mean(), abs=0.06)
+
+
+def test_a_prompt_is_as_long_as_the_run_says_where_layers_have_windows(lost: Lost) -> None:
+    """Bytes of full KV count the windows alone, so they do not say how long the prompt was."""
+    said = meta(lost, lost.uid)
+    assert said.prompt_tokens
+    assert said.token_bytes
+    windowed = {"windows": (48,) * said.layers, "full_kv_bytes": 48 * said.token_bytes, "method": "quest"}
+    config = {"config": {"keep": 0.0, "tokens": 24}, "budget_bytes": None}
+    knob = knob_of(said.model_copy(update=windowed | config))
+    assert knob is not None
+    assert knob.own == round(100 * 24 / said.prompt_tokens, 1)

@@ -3,7 +3,10 @@ the truths of every run for every registered method."""
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,7 +24,10 @@ from kvlens.engine.forms import forms_of
 from kvlens.engine.hf_attention import SessionCache
 from kvlens.engine.unread import Unread
 from kvlens.holds import Drop, Hold
-from kvlens.memory.budget import BudgetInfeasible
+from kvlens.memory.budget import Budget, BudgetInfeasible
+from kvlens.recording import freezing
+from kvlens.recording.selfcheck import MASSES
+from kvlens.runs import modelcheck, readings
 
 FAMILIES = tuple(WINDOWED)
 HYBRID = "gemma3_text"
@@ -115,6 +121,20 @@ def test_recorded_full_attention_is_the_stock_models(family: str) -> None:
     assert (rest.max() > 0.1) == (family == "gpt_oss"), "a sink logit takes much, and nothing else takes anything"
 
 
+def test_a_sink_logits_share_is_not_what_the_weights_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights that lost a tenth fail the self-check though a sink logit takes a share."""
+    shares = freezing.attention_shares
+
+    def damaged(*given: Any) -> Any:
+        weights, sink = shares(*given)
+        return 0.9 * weights, sink
+
+    monkeypatch.setattr(freezing, "attention_shares", damaged)
+    checks = {check.name: check for check in recorded("gpt_oss", "snapkv", preset=preset_of("snapkv"))[0].checks}
+    assert not checks[MASSES].passed
+    assert checks[MASSES].value > 0.01
+
+
 @pytest.mark.parametrize("family", ["mistral", "gemma2", "gpt_oss"])
 def test_a_pass_with_gradients_attends_as_the_stock_model(family: str) -> None:
     model, prompt = model_of(family), random_prompt(N, seed=3, stop=9)
@@ -162,6 +182,28 @@ def test_what_a_window_does_not_show_is_not_missed_where_every_layer_has_one() -
         np.testing.assert_allclose(step.oracle.full.sum(-1) + step.oracle.tail_full, 1, atol=1e-4)
 
 
+def test_estimates_of_a_stored_prompt_count_all_its_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The prompt store holds every token of every layer, whatever the windows."""
+    engine = Engine(model_of("mistral"))
+    tokens, shape = 4 * W, engine.loaded.shape
+    prepared = SimpleNamespace(engine=engine, prompt=random_prompt(tokens, seed=1))
+    planned = SimpleNamespace(method=SimpleNamespace(needs=SimpleNamespace(received=False)))
+    assert readings._size(prepared, planned) == tokens * shape.token_bytes  # type: ignore[arg-type]
+    assert shape.full_kv_bytes(tokens) < tokens * shape.token_bytes / 3
+    needed = 3 * (tokens + modelcheck.NEW) * shape.token_bytes
+    monkeypatch.setattr(modelcheck, "_free_bytes", lambda device: needed)
+    assert not modelcheck._refusal(engine, tokens)
+    monkeypatch.setattr(modelcheck, "_free_bytes", lambda device: needed - 1)
+    assert modelcheck._refusal(engine, tokens)
+
+
+def test_a_window_that_no_position_reaches_is_no_border_of_the_check() -> None:
+    loaded = model_of("mistral")
+    assert modelcheck.prompt_tokens(Engine(loaded)) == (math.ceil(modelcheck.PAST * W) + 1, W)
+    wide = replace(loaded, shape=replace(loaded.shape, windows=(2 * loaded.max_positions,) * loaded.shape.layers))
+    assert modelcheck.prompt_tokens(Engine(wide)) == (modelcheck.SHORT, None)
+
+
 def test_bytes_of_full_kv_count_windows() -> None:
     model = model_of(HYBRID)
     shape, tokens = model.shape, N + NEW
@@ -174,6 +216,22 @@ def test_bytes_of_full_kv_count_windows() -> None:
     assert shape.full_kv_bytes(tokens) <= full.peak_bytes < 1.1 * shape.full_kv_bytes(tokens)
     alike = recorded("mistral", "full")[0]
     assert alike.peak_bytes < 1.2 * model_of("mistral").shape.full_kv_bytes(tokens)
+
+
+@pytest.mark.parametrize("name", ["snapkv", "streaming_llm", "h2o"])
+@pytest.mark.parametrize("family", ["mistral", HYBRID])
+def test_a_run_with_windows_keeps_to_its_budget(family: str, name: str) -> None:
+    """Where every layer has a window, what the windows hide takes no bytes beside the budget."""
+    prompt, sink, share = random_prompt(N, seed=3, stop=9), ListSink(), share_of(name, "0.7")
+    model, options = model_of(family), {"max_new": NEW, "preset": preset_of(name)}
+    limit = Budget.parse(share).bytes(model.shape, N + NEW)
+    assert limit is not None
+    try:
+        result = run(model, prompt, name, sink=sink, budget=share, **options)
+    except BudgetInfeasible as refused:
+        limit = refused.smallest
+        result = run(model, prompt, name, sink=sink, budget=f"{limit}B", **options)
+    assert result.peak_bytes <= limit
 
 
 @pytest.mark.parametrize("name", ["snapkv", "h2o", "quest"])

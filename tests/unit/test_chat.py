@@ -212,6 +212,16 @@ def test_an_argument_that_the_template_does_not_take_is_refused(name: str) -> No
         choose(Template(THINKS, {}), arguments={name: True})
 
 
+def test_special_tokens_are_no_arguments_and_other_names_are() -> None:
+    named = "{{ bos_token }}" + THINKS + "{{ auto }}"
+    with pytest.raises(BadTemplate, match="chat_argument_unknown"):
+        choose(Template(named, {"bos_token": "<s>"}), arguments={"bos_token": "X"})
+    form = choose(Template(named, {"bos_token": "<s>"}), arguments={"auto": "Y"})
+    assert form is not None
+    assert form.before.startswith("<s>")
+    assert form.after.endswith("Y")
+
+
 def test_arguments_need_the_chat_form() -> None:
     with pytest.raises(BadTemplate):
         choose(Template(THINKS, {}), "off", arguments={"enable_thinking": False})

@@ -132,7 +132,7 @@ def test_full_kv_computes_no_column_that_is_known(tiny: Any, monkeypatch: pytest
         (measure, "coverage"),
         (measure, "selection_recall"),
         (oracle, "read_positions"),
-        (freezing, "attention_weights"),
+        (freezing, "attention_shares"),
     ):
         monkeypatch.setattr(module, name, partial(_counted, computed, name, getattr(module, name)))
 
@@ -146,7 +146,7 @@ def test_full_kv_computes_no_column_that_is_known(tiny: Any, monkeypatch: pytest
     assert len(computed) < len(known.steps) / 2
     monkeypatch.setattr(freezing, "keeps_all", lambda memory: False)
     general = recorded()
-    assert set(computed) > {"coverage", "selection_recall", "read_positions", "attention_weights"}
+    assert set(computed) > {"coverage", "selection_recall", "read_positions", "attention_shares"}
     for now, before in zip(known.steps, general.steps, strict=True):
         for columns, others in ((now.head, before.head), (now.kv, before.kv)):
             assert columns.keys() == others.keys()

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from kvlens.text.prompts import BadPrompt, PromptText, decode, read_prompt
+from kvlens.text.segments import BadSegment
 
 LINES = b'{"text": "Who?"}\n{"text": "When?"}\n'
 WINDOWS = "a\r\n\r\nred\r\nblue\r\nend"
@@ -76,3 +77,23 @@ def test_positions_outside_the_text_are_refused(field: dict[str, Any]) -> None:
     with pytest.raises(BadPrompt):
         decode(json.dumps({"text": text} | field).encode(), "p.json")
     assert decode(json.dumps({"text": text, "needle": [[1, 6]]}).encode(), "p.json").needle == ((1, 5),)
+
+
+@pytest.mark.parametrize("place", [[1], [None, 3], [0, 5, 9], [0.9, 2.7], [True, 3], 5, None, {"a": 1}])
+def test_a_segments_place_is_a_marker_or_two_integers(place: Any) -> None:
+    with pytest.raises(BadPrompt):
+        decode(json.dumps({"text": "a text", "segments": {"a": place}}).encode(), "p.json")
+
+
+def test_segments_follow_the_text() -> None:
+    start = WINDOWS.index("blue")
+    places = {"range": [start, start + 4], "marker": "red\r\nblue"}
+    prompt = decode(json.dumps({"text": WINDOWS, "segments": places}).encode(), "p.json")
+    named = {part.name: prompt.text[part.start : part.end] for part in prompt.segments}
+    assert named == {"range": "blue", "marker": "red\nblue\nend"}
+
+
+def test_an_empty_marker_names_nothing() -> None:
+    with pytest.raises(BadSegment) as refused:
+        decode(json.dumps({"text": "a text", "segments": {"a": ""}}).encode(), "p.json")
+    assert (refused.value.code, refused.value.values) == ("bad_segment", {"given": "a"})

@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 import kvlens
+from kvlens.lens.attribution import missed
 from kvlens.lens.segments import acting_layers, eviction_sentences, segment_ranges, segment_table, segments_of
 from kvlens.store.reader import TraceReader
 from kvlens.text.messages import read_conversation
+from kvlens.text.prompts import PromptText, tokenize
 from kvlens.text.segments import BadSegment, Segment, find_segments, parse_segments, token_segments
 
 TEXT = "Rules: be brief. Documents: a b c. Ask: what?"
@@ -36,6 +40,7 @@ def test_markers_and_ranges_name_parts_of_a_text() -> None:
         (["rules=9:9"], "segment_outside", {"name": "rules", "start": 9, "end": 9}),
         (["rules"], "bad_segment", {"given": "rules"}),
         (["=Rules:"], "bad_segment", {"given": ""}),
+        (["a="], "bad_segment", {"given": "a="}),
         (["a=Rules:", "a=Ask:"], "bad_segment", {"given": "a"}),
         ([f"s{n}=Rules:" for n in range(65)], "bad_segment", {"given": 65}),
     ],
@@ -44,6 +49,46 @@ def test_what_is_not_in_the_prompt_is_refused_with_a_code(items: list[str], code
     with pytest.raises(BadSegment) as refused:
         parse_segments(items, TEXT)
     assert (refused.value.code, refused.value.values) == (code, values)
+
+
+@pytest.mark.parametrize("place", ["", (), (1,), (1, 2, 3), (0.9, 2.7), (None, 3)])
+def test_a_place_is_a_marker_or_two_whole_numbers(place: Any) -> None:
+    with pytest.raises(BadSegment) as refused:
+        find_segments([("a", place)], TEXT)
+    assert (refused.value.code, refused.value.values) == ("bad_segment", {"given": "a"})
+
+
+def words(text: str, **settings: Any) -> dict[str, Any]:
+    """A fast tokenizer with a token per character."""
+    offsets = [(place, place + 1) for place in range(len(text))]
+    return {"input_ids": [ord(letter) for letter in text], "offset_mapping": offsets}
+
+
+words.is_fast = True  # type: ignore[attr-defined]
+words.decode = lambda ids, **settings: "".join(map(chr, ids))  # type: ignore[attr-defined]
+
+
+def test_the_inner_segment_keeps_its_tokens() -> None:
+    named = find_segments([("inner", (10, 14)), ("outer", (10, 30))], TEXT)
+    prompt = tokenize(PromptText(TEXT, segments=named), words, None, 1)
+    assert [(part.name, part.start, part.end) for part in prompt.segments] == [
+        ("text", 0, 10),
+        ("inner", 10, 14),
+        ("outer", 14, 30),
+        ("text", 30, len(TEXT)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("named", "question"),
+    [({"a": "Rules:", "b": "Rules:"}, None), ({"b": (0, 5), "a": (0, 5)}, None), ({"a": (30, 40)}, 29)],
+)
+def test_a_segment_without_a_token_is_refused(named: dict[str, Any], question: int | None) -> None:
+    text = PromptText(TEXT, question=question, segments=find_segments(list(named.items()), TEXT))
+    with pytest.raises(BadSegment) as refused:
+        tokenize(text, words, None, 1)
+    assert refused.value.code == "bad_segment"
+    assert refused.value.values["given"] in named
 
 
 def test_every_token_has_one_name_by_template_turns_thinking_marks_and_question() -> None:
@@ -125,8 +170,8 @@ def test_masses_and_effects_of_all_segments_are_those_of_all_spans(run: Any) -> 
     full, mass = (float(np.nanmean(values)) for values in run.reader.mass_on_spans(spans))
     assert table["full_mass"].sum() == pytest.approx(full, abs=0.01)
     assert table["mass"].sum() == pytest.approx(mass, abs=0.01)
-    missed = run.missed()
-    prompt = missed[missed["span"].isin(spans)]["effect_logits"].sum()
+    triples = run.missed()
+    prompt = triples[triples["span"].isin(spans)]["effect_logits"].sum()
     assert table["effect_logits"].sum() == pytest.approx(float(prompt), abs=1e-3)
 
 
@@ -138,6 +183,20 @@ def test_segments_may_be_named_after_the_run(run: Any) -> None:
     assert refused.value.code == "segment_not_found"
 
 
+def test_segments_named_after_the_run_share_no_token(run: Any) -> None:
+    end = len(run.reader.prompt_text())
+    table = run.segments(a=(0, 300), b=(200, end)).set_index("segment")["tokens"]
+    whole = run.segments(c=(0, end)).set_index("segment")["tokens"]
+    assert table.sum() == whole["c"]
+    start = run.meta.question_start
+    if start is not None:
+        with pytest.raises(kvlens.RequestError) as refused:
+            run.segments(asked=(start + 1, end))
+        assert refused.value.code == "bad_segment"
+    recorded = run.segments(first="0:40", inner=(10, 20)).set_index("segment")["tokens"]
+    assert recorded["first"] + recorded["inner"] == run.segments(first="0:40")["tokens"][0]
+
+
 def test_a_sentence_counts_the_kv_heads_that_lost_a_segment_whole(run: Any) -> None:
     with TraceReader.open(run.folder, run.uid) as reader:
         table = segment_table(reader)
@@ -145,7 +204,8 @@ def test_a_sentence_counts_the_kv_heads_that_lost_a_segment_whole(run: Any) -> N
         assert segments_of(reader).keys() == {"first", "rest"} | set(table["segment"])
     table.loc[0, "evicted_heads"] = 7
     table.loc[1, "evicted_heads"] = 0
-    sentences = eviction_sentences(table)
+    sentences = eviction_sentences(table, "snapkv")
+    assert eviction_sentences(table, "full") == []
     assert len(sentences) == 1
     assert f"7 of {table['heads'][0]}" in sentences[0]
 
@@ -163,3 +223,27 @@ def test_a_file_of_messages_is_a_conversation_with_segments(tmp_path: Path) -> N
     assert (talk.system, talk.turns) == ("Be kind.", (("user", "Hi"), ("assistant", "Hello")))
     assert (talk.prompt.text, talk.prompt.answer) == (TEXT, "c")
     assert talk.prompt.segments == (Segment("rules", 0, len(TEXT)), Segment("end", 35, 40))
+
+
+@pytest.mark.parametrize(("reference", "name"), [(True, "full KV's mass"), (False, "full attention's mass")])
+def test_the_page_names_full_kvs_mass_only_where_it_was_recorded(
+    run: Any, monkeypatch: pytest.MonkeyPatch, reference: bool, name: str
+) -> None:
+    from kvlens.app.ui.spans import segments as page
+
+    shown: list[pd.DataFrame] = []
+    table, facts = run.segments().rename(columns={"effect_logits": "effect"}), run.meta
+    reader = SimpleNamespace(meta=facts, uid=run.uid, has_reference_masses=lambda: reference)
+    monkeypatch.setattr(page, "_table", lambda *_: table)
+    monkeypatch.setattr(page.data, "stamp", lambda uid: None)
+    monkeypatch.setattr(page, "menu", lambda *_, **settings: None)
+    monkeypatch.setattr(page.st, "dataframe", lambda frame, **settings: shown.append(frame))
+    page.segments(reader)  # type: ignore[arg-type]
+    assert [column for column in shown[0].columns if column.startswith("full ")] == [name]
+
+
+def test_an_effect_of_rounding_is_not_missed() -> None:
+    effects = {"effect": [1e-10, -1e-10, np.nan, 0.5, np.nan], "regret": [0.0, 0, 0, 0, 0.2]}
+    triples = pd.DataFrame(effects).assign(unread=0.0, place=range(5), span=range(5))
+    reader = SimpleNamespace(triples=lambda step: triples)
+    assert missed(reader, 0)["span"].tolist() == [3, 4]  # type: ignore[arg-type]
