@@ -237,11 +237,5 @@ class Freezer:
         weights, sink = attention_shares(q, slots.keys, bias, seen[0].scaling, form)
         role, span, position = (table.clone() for table in (slots.role, slots.span, slots.position))
         return Attended(
-            weights,
-            bias,
-            role,
-            span,
-            position,
-            stack_shares([s.selection for s in seen], weights, pool.index[1]),
-            sink,
+            weights, bias, role, span, position, stack_shares([s.selection for s in seen], weights, pool.index[1]), sink
         )

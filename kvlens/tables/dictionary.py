@@ -59,7 +59,7 @@ SEGMENTS = {
     ),
     "effect_logits": Column(
         "logits",
-        "what the segment's unread tokens cost full KV's tokens; an estimate where a span crosses the segment's border; "
+        "what the segment's unread tokens cost full KV's; an estimate where a span crosses the segment's border; "
         "NaN: no effects",
     ),
 }
