@@ -64,6 +64,8 @@ class Keyformer(DecodeEviction):
     def __init__(self, params: KeyformerParameters, context: RunContext) -> None:
         super().__init__(params, context)
         self._tau, self._votes = params.start_temperature, 0
+        self._worth: dict[int, torch.Tensor] = {}
+        """the prompt's sums by layer, until the bag is filled"""
 
     @classmethod
     def own_bytes(cls, params: KeyformerParameters, shape: KVShape, places: int) -> int:
@@ -84,6 +86,7 @@ class Keyformer(DecodeEviction):
             row = torch.arange(skipped + start, until, device=keys.device)[:, None]
             noisy = self._noisy(logits, (layer, start)).masked_fill(column[:until] > row, -torch.inf)
             sums[:, :until] += (noisy / self.params.start_temperature).softmax(-1).sum((1, 2))
+        self._worth[layer] = sums
         return sums
 
     def _noisy(self, logits: torch.Tensor, place: tuple[int, int]) -> torch.Tensor:
@@ -100,7 +103,7 @@ class Keyformer(DecodeEviction):
     def entered(self, positions: torch.Tensor, prompt: Prefilled) -> None:
         import torch
 
-        worth = torch.stack([self.worth(prompt, layer) for layer in range(len(positions))])
+        worth = torch.stack([self._worth.pop(layer) for layer in range(len(positions))])
         self._sums = worth.gather(-1, positions.clamp(min=0)).masked_fill(positions < 0, 0.0)
 
     def attended(self, layer: int, heads: range, weights: torch.Tensor, position: torch.Tensor) -> None:

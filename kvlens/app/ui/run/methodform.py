@@ -34,7 +34,7 @@ def _composed_field() -> None:
         "Composed method",
         key=_COMPOSED,
         persist_state="session",
-        placeholder="adakv:snapkv+kivi",
+        placeholder="PART:METHOD+STORAGE",
         on_change=_choose_composed,
         help=plain(
             "Joins parts of methods: PART:METHOD, METHOD+STORAGE or METHOD@TRIGGER. The Method list then offers it."
