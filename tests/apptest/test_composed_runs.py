@@ -63,7 +63,9 @@ def test_a_stored_composed_run_has_title_mark_and_parameters(visit: Visit, made:
         about = report.about(reader.meta)
         assert about is not None
         assert {"kernel", "page"} <= {parameter["name"] for parameter in about["parameters"]}
-        assert own_parameters(reader).kernel == 3
+        parameters = own_parameters(reader)
+        assert parameters is not None
+        assert parameters.kernel == 3
 
 
 @pytest.mark.parametrize(("name", "base"), [("freekv@chess", "freekv"), ("compresskv+kivi", "compresskv")])

@@ -184,11 +184,11 @@ def test_rkv_compares_keys_in_blocks_of_rows(monkeypatch: pytest.MonkeyPatch, ro
     keys = torch.randn(2, 50, 8, generator=torch.Generator().manual_seed(0))
     whole = rkv.redundancy(keys, 0.3)
     sizes: list[int] = []
-    newest = torch.where
+    where = torch.where
 
-    def noted(mask: torch.Tensor, *others: Any) -> torch.Tensor:
+    def noted(mask: torch.Tensor, *others: Any) -> Any:
         sizes.append(mask.shape[1])
-        return newest(mask, *others)
+        return where(mask, *others)
 
     monkeypatch.setattr(rkv, "ROWS", rows)
     monkeypatch.setattr(torch, "where", noted)
