@@ -12,6 +12,8 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
+from kvlens.kernels.code_bytes import code_bytes
+
 
 class Packed(NamedTuple):
     """Rows of m numbers in groups of g, the last one shorter where g does not divide m."""
@@ -22,11 +24,6 @@ class Packed(NamedTuple):
     """float16 [..., ceil(m / g)]"""
     zero: torch.Tensor
     """float16 [..., ceil(m / g)]"""
-
-
-def code_bytes(numbers: int, bits: int) -> int:
-    """Return the bytes of a row's codes: of 1, 2, 3, 4 or 8 bits each, 3 bits as two and one."""
-    return code_bytes(numbers, 2) + code_bytes(numbers, 1) if bits == 3 else -(-numbers * bits // 8)
 
 
 def row_bytes(numbers: int, bits: int, group: int) -> int:

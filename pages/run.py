@@ -10,7 +10,7 @@ from kvlens.app.ui.common.submit import submit, submit_race
 from kvlens.app.ui.common.terms import show_terms
 from kvlens.app.ui.race import form, view
 from kvlens.app.ui.run import again, preflight, racepreflight
-from kvlens.app.ui.run.methodform import method_form
+from kvlens.app.ui.run.methodform import method_form, offered_methods
 from kvlens.app.ui.run.modelform import model_form
 from kvlens.app.ui.run.promptform import prompt_for
 from kvlens.app.ui.run.worker import worker_line
@@ -38,8 +38,9 @@ if not (job or race) or st.toggle("Set up another run", key=f"another_{job or ra
         st.subheader("Prompt")
         prompt = prompt_for(model)
     with right:
-        choice = method_form(data.catalogue(), model, prompt)
-        rivals, choice = form.rivals_form(data.catalogue(), choice)
+        offered = offered_methods(data.catalogue())
+        choice = method_form(offered, model, prompt)
+        rivals, choice = form.rivals_form(offered, choice)
     if prompt is not None:
         ready = (
             racepreflight.panel(prompt, choice, rivals, head) if rivals.count else preflight.panel(prompt, choice, head)

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from kvlens import methods
+from kvlens.methods.naming import installed
 from kvlens.methods.parts import part
 from kvlens.store.reader import TraceReader
 
@@ -32,7 +32,7 @@ class MethodReasons:
     @classmethod
     def load(cls, reader: TraceReader) -> MethodReasons:
         """Of the run's method; nothing of one that is not installed here."""
-        method = methods.registry().get(str(reader.meta.method))
+        method = installed(str(reader.meta.method))
         return cls(None if method is None else part(method, "reasons", "kvlens.lens.methods"))
 
     def ask(self, name: str, *about: Any) -> Any | None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
 
+from kvlens.kernels.code_bytes import code_bytes
 from kvlens.shape import KVShape
 
 SLOT_TABLE_BYTES = 4 + 4 + 1
@@ -58,11 +59,6 @@ def shared_slot_bytes(shape: KVShape) -> int:
 
 GROUPED, ROTATED = "grouped", "rotated"
 """codes of neighbours with a scale and a zero; codes of randomly turned vectors with a length"""
-
-
-def code_bytes(numbers: int, bits: int) -> int:
-    """Return the bytes of so many codes, as kvlens/kernels/quantise.py packs them."""
-    return code_bytes(numbers, 2) + code_bytes(numbers, 1) if bits == 3 else -(-numbers * bits // 8)
 
 
 @dataclass(frozen=True)
@@ -124,11 +120,6 @@ class Quantised:
             return key, code_bytes(head_dim, values) + 2
         key_group = head_dim * (code_bytes(self.group, keys) + 4)
         return key_group / self.group, code_bytes(head_dim, values) + -(-head_dim // self.group) * 4
-
-    @property
-    def table_bytes(self) -> int:
-        """Bytes of the tables of one packed kept token."""
-        return KEPT_TABLE_BYTES
 
     def turn_bytes(self, head_dim: int) -> int:
         """Bytes of the random directions, float32."""

@@ -12,7 +12,8 @@ from typing import Protocol
 
 import torch
 
-from kvlens.kernels.quantise import Packed, code_bytes, quantise, restore
+from kvlens.kernels.code_bytes import code_bytes
+from kvlens.kernels.quantise import Packed, quantise, restore
 from kvlens.memory.layout import ROTATED, Quantised
 from kvlens.memory.rotated_codes import RotatedVectors, random_directions
 from kvlens.shape import KVShape

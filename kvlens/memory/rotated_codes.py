@@ -14,7 +14,8 @@ from functools import cache
 import numpy as np
 import torch
 
-from kvlens.kernels.quantise import code_bytes, pack, unpack
+from kvlens.kernels.code_bytes import code_bytes
+from kvlens.kernels.quantise import pack, unpack
 
 GRID = 200_001
 """points at which the distribution of a coordinate is looked at"""

@@ -56,7 +56,9 @@ class Compactor(PromptEviction):
 
     Departures: the paper infers the share to keep from the text; here the budget says it. X'X gets 1e-2 on its
     diagonal, as in the authors' code, and the run's seed draws the directions. Of prompts longer than 4,096 tokens only
-    the last 4,096 have an attention score; the others rank by leverage alone.
+    the last 4,096 have an attention score; the others rank by leverage alone. The leverage is over the whole prompt;
+    the authors' code takes it chunk by chunk. Scores are rounded to 2^-14 of a standard deviation, so that equal tokens
+    tie and the earlier one stays.
     """
 
     name = "compactor"

@@ -11,6 +11,7 @@ explained as any other. What makes no sense is refused with a code and the reaso
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -43,7 +44,8 @@ class NoComposition(ValueError):
     def __init__(self, code: str, name: str, part: str, reason: str) -> None:
         """code: UNKNOWN_PART or SENSELESS; part: of the name; reason: a clause without a full stop."""
         self.code, self.name, self.part, self.reason = code, name, part, reason
-        super().__init__(f"{code}: '{name}' cannot be composed: {reason}.")
+        self.values = {"part": part, "reason": reason}
+        super().__init__(f"'{name}' cannot be composed: {reason}.")
 
 
 def is_composed(name: str) -> bool:
@@ -57,6 +59,8 @@ def composed(name: str, get: Get, methods: tuple[type[Method], ...]) -> type[Met
     NoComposition, and what `get` raises."""
     if len(name) > LONGEST:
         raise NoComposition(UNKNOWN_PART, name, name, f"it has more than {LONGEST} characters")
+    if not all(re.split("[:+@]", name.removeprefix(PREFIX))):
+        raise NoComposition(UNKNOWN_PART, name, "", "a part of it has no name")
     lent = {
         place: {part.word: part for method in methods if (part := getattr(method.lends, place)) is not None}
         for place in PLACES
@@ -120,6 +124,12 @@ def _join(name: str, part: Lent, method: type[Method], place: str) -> type[Metho
     return type(f"{part.hooks.__name__}{method.__name__}", (part.hooks, method), namespace)
 
 
+def innermost(method: type[Method]) -> type[Method]:
+    """Return the method that a composed one is built on; a plain method itself."""
+    parts: tuple[type[Method], ...] = getattr(method, "parts", (method,))
+    return parts[-1]
+
+
 def _maker(method: type[Any]) -> str:
     """Return the method whose figures a composed one reads: the innermost one."""
-    return str(getattr(method, "parts", (method,))[-1].name)
+    return str(innermost(method).name)

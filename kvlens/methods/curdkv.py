@@ -48,10 +48,11 @@ class CurDKV(PromptEviction):
     share of its stretch's sum; the score is the product of both shares (paper sec. 3, Algorithm 1). No query is looked
     at, so that what is kept does not depend on the question.
 
-    Departures: without `projection` lengths are exact, where the paper projects on Gaussian directions to save time;
-    the run's seed draws them. A last, shorter stretch has the sum of its own tokens. Scores are rounded to 16 bits, so
-    that equal tokens tie and the earlier one stays. A layer's KV heads keep equally many; the paper's adaptive form
-    divides as adakv:curdkv does.
+    Departures: without `projection` lengths are exact, where the paper projects on Gaussian directions to save
+    time; the run's seed draws them. Shares are of 16 neighbours, as in kvpress; `stretch=0` takes all tokens. A
+    last, shorter stretch has the sum of its own tokens. Scores are rounded to 16 bits, so that equal tokens tie and
+    the earlier one stays. A layer's KV heads keep equally many; the paper's adaptive form divides as adakv:curdkv
+    does.
     """
 
     name = "curdkv"

@@ -25,8 +25,10 @@ ROWS = 64
 
 @dataclass(frozen=True)
 class KeyformerParameters(DecodeEvictionParameters):
-    """Lengths are in tokens. Key tokens and recent tokens share the bag in equal halves unless `recent` is set."""
+    """Lengths are in tokens. Newest tokens have 30 % of the bag, as in the authors' experiments."""
 
+    recent: int = param(0, "newest tokens, not evicted; 0: `recent_share` of the bag", ours=True)
+    recent_share: float = param(0.3, "share of the bag for newest tokens where `recent` is 0")
     start_temperature: float = param(1.0, "temperature while the prompt is read", symbol="tau_init")
     end_temperature: float = param(2.0, "temperature that the run's last step would have", symbol="tau_end")
     noise: bool = param(True, "add Gumbel noise to the logits; off: the score is H2O's with a temperature")
@@ -35,6 +37,8 @@ class KeyformerParameters(DecodeEvictionParameters):
         super().__post_init__()
         if self.start_temperature <= 0 or self.end_temperature <= 0:
             raise ValueError("start_temperature and end_temperature must be above 0.")
+        if not 0 <= self.recent_share < 1:
+            raise ValueError("recent_share must be at least 0 and below 1.")
 
 
 class Keyformer(DecodeEviction):
@@ -64,6 +68,8 @@ class Keyformer(DecodeEviction):
     def __init__(self, params: KeyformerParameters, context: RunContext) -> None:
         super().__init__(params, context)
         self._tau, self._votes = params.start_temperature, 0
+        self._worth: dict[int, torch.Tensor] = {}
+        """the prompt's sums by layer, until the bag is filled"""
 
     @classmethod
     def own_bytes(cls, params: KeyformerParameters, shape: KVShape, places: int) -> int:
@@ -84,7 +90,11 @@ class Keyformer(DecodeEviction):
             row = torch.arange(skipped + start, until, device=keys.device)[:, None]
             noisy = self._noisy(logits, (layer, start)).masked_fill(column[:until] > row, -torch.inf)
             sums[:, :until] += (noisy / self.params.start_temperature).softmax(-1).sum((1, 2))
+        self._worth[layer] = sums
         return sums
+
+    def usual_recent(self, places: int) -> int:
+        return int(places * self.params.recent_share)
 
     def _noisy(self, logits: torch.Tensor, place: tuple[int, int]) -> torch.Tensor:
         """Return logits with Gumbel noise, drawn on the host from the run's seed and the place."""
@@ -100,7 +110,7 @@ class Keyformer(DecodeEviction):
     def entered(self, positions: torch.Tensor, prompt: Prefilled) -> None:
         import torch
 
-        worth = torch.stack([self.worth(prompt, layer) for layer in range(len(positions))])
+        worth = torch.stack([self._worth.pop(layer) for layer in range(len(positions))])
         self._sums = worth.gather(-1, positions.clamp(min=0)).masked_fill(positions < 0, 0.0)
 
     def attended(self, layer: int, heads: range, weights: torch.Tensor, position: torch.Tensor) -> None:

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from kvlens.methods import UnknownMethod, get, make_parameters
+from kvlens.methods import UnknownMethod, entry, get, make_parameters
 from kvlens.methods.composition import NoComposition
 from kvlens.methods.kvpress import NoPress
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def stand_in(method: str, config: Mapping[str, Any]) -> str:
     """Return the untrained or uncalibrated parts of a method under these parameters ('untrained router'), joined by
     commas; '' if there are none, or if the method is not installed here."""
-    kind = _installed(method)
+    kind = installed(method)
     if kind is None:
         return ""
     return ", ".join(
@@ -39,7 +39,7 @@ def titled(title: str, stand_in_words: str | None) -> str:
 
 def display_name(method: str, config: Mapping[str, Any]) -> str:
     """Return what a method is called under these parameters; its bare name if it is not installed here."""
-    kind = _installed(method)
+    kind = installed(method)
     return titled(method if kind is None else kind.title, stand_in(method, config))
 
 
@@ -47,7 +47,7 @@ def preset_name(method: str, preset: str | None, overrides: Mapping[str, Any] | 
     """Return what a method is called under a preset and parameters that differ from it. The preset `fit` sizes a method
     and sets no trained part, so it counts as the defaults. A preset or parameter that does not exist counts for
     nothing."""
-    kind = _installed(method)
+    kind = installed(method)
     if kind is None:
         return method
     try:
@@ -63,7 +63,7 @@ def recorded_stand_in(row: Mapping[Any, Any]) -> str:
     method, words = row.get("method"), row.get("stand_in")
     if isinstance(words, str) or isinstance(row.get("dtype"), str) or not isinstance(method, str):
         return words if isinstance(words, str) else ""
-    kind, preset = _installed(method), row.get("preset")
+    kind, preset = installed(method), row.get("preset")
     if kind is None:
         return ""
     try:
@@ -77,7 +77,7 @@ def run_name(meta: RunMeta) -> str:
     """Return what a stored run's method is called, by the parameters that it ran with. A method that is not installed
     here is called by its name, and by what its run recorded."""
     method = str(meta.method)
-    return titled(display_name(method, meta.config), meta.stand_in if _installed(method) is None else "")
+    return titled(display_name(method, meta.config), meta.stand_in if installed(method) is None else "")
 
 
 def code_name(meta: RunMeta) -> str:
@@ -86,8 +86,23 @@ def code_name(meta: RunMeta) -> str:
     return titled(method, stand_in(method, meta.config))
 
 
-def _installed(method: str) -> type[Method] | None:
+def installed(method: str) -> type[Method] | None:
+    """Return the class of a method, a press or a composition; None if it is not installed here."""
     try:
         return get(method)
     except (UnknownMethod, NoPress, NoComposition):
         return None
+
+
+def installed_entry(method: str) -> dict[str, Any] | None:
+    """Return what the catalogue says of a method, a press or a composition; None if it is not installed here."""
+    return None if installed(method) is None else entry(method)
+
+
+def refusal_of(method: str) -> str:
+    """Return the sentence with which a method's name is refused; '' if it is installed here."""
+    try:
+        get(method)
+    except (UnknownMethod, NoPress, NoComposition) as problem:
+        return str(problem)
+    return ""

@@ -14,6 +14,7 @@ import sys
 from types import ModuleType
 
 from kvlens.methods.base import Method
+from kvlens.methods.composition import innermost
 
 PARTS = {
     "view": "show(reader): draws below the title of the Method page",
@@ -29,10 +30,12 @@ BUILT_IN = "kvlens.methods."
 
 
 def module_of(method: type[Method], name: str, room: str) -> str | None:
-    """Return the full name of the module of a part, whether or not it exists; None for a plugin without a package.
+    """Return the full name of the module of a part, whether or not it exists; None for a plugin without a package. A
+    composed method has the parts of its innermost method.
 
     room: the package that holds this part of the built-in methods."""
     assert name in PARTS, f"{name} is no part of a method: {', '.join(PARTS)}"
+    method = innermost(method)
     home = method.__module__
     if home.startswith(BUILT_IN):
         return f"{room}.{method.name}"

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 OBSERVED = 64
 """prompt queries a run keeps: the most that `recent` can be"""
+ROWS = 256
+"""keys that are compared with all others at a time: never n x n"""
 
 
 @dataclass(frozen=True)
@@ -49,8 +51,8 @@ class RKV(DecodeEviction):
     Departures: a ranking is made when the bag is full and every `buffer` steps, or as often as half of the bag was
     replaced; the tokens that it puts last leave one
     by one as new ones come, where the authors drop them at once and let the cache grow again. The prompt's tokens
-    are ranked as decoded ones, by its last queries when it enters. The method keeps unit keys of the bag to compare
-    them; they count in the budget.
+    are ranked as decoded ones, by its last queries when it enters. The method keeps a copy of the bag's keys to compare
+    them; it counts in the budget.
     """
 
     name = "rkv"
@@ -154,10 +156,13 @@ def redundancy(keys: torch.Tensor, alike: float) -> torch.Tensor:
     import torch.nn.functional as F
 
     unit = F.normalize(keys, dim=-1)
-    cosine = unit @ unit.mT
-    cosine.diagonal(dim1=1, dim2=2).zero_()
     column = torch.arange(keys.shape[1], device=keys.device)
-    newest = torch.where(cosine > alike, column, -1).amax(-1, keepdim=True)
-    kept_out = cosine.gather(-1, newest.clamp(min=0)).where(newest < 0, 0.0)
-    cosine.scatter_(-1, newest.clamp(min=0), kept_out)
-    return cosine.mean(1).softmax(-1)
+    sums = torch.zeros(keys.shape[:2], device=keys.device)
+    for start in range(0, keys.shape[1], ROWS):
+        cosine = unit[:, start : start + ROWS] @ unit.mT
+        cosine.diagonal(start, 1, 2).zero_()
+        newest = torch.where(cosine > alike, column, -1).amax(-1, keepdim=True)
+        kept_out = cosine.gather(-1, newest.clamp(min=0)).where(newest < 0, 0.0)
+        cosine.scatter_(-1, newest.clamp(min=0), kept_out)
+        sums += cosine.sum(1)
+    return (sums / keys.shape[1]).softmax(-1)

@@ -62,6 +62,7 @@ class SimLayerKV(PromptEviction):
     presets = {"paper": {}, "demo": {"window": 16}}  # noqa: RUF012
     needs = Needs(queries=1, peek=True)
     one_set = True
+    keeps_ends = True
     static_ready = False
     """a static step lays layers out alike"""
     journal_names = {  # noqa: RUF012

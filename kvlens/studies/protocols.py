@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from kvlens import methods
+from kvlens.methods.naming import installed
 from kvlens.methods.parts import part
 
 NOT_STATED = "not stated"
@@ -27,6 +27,6 @@ def protocol_of(method: str, benchmark: str) -> dict[str, str]:
     """Return setting -> what the method's paper does, as far as its text or its benchmark's says: the method's part
     `protocol` (kvlens.methods.parts)."""
     of_benchmark = {name: f"{benchmark}: {text}" for name, text in BENCHMARKS.get(benchmark, {}).items()}
-    kind = methods.registry().get(method)
+    kind = installed(method)
     of_paper = {} if kind is None else getattr(part(kind, "protocol", "kvlens.studies.methods"), "PROTOCOL", {})
     return {**of_benchmark, **of_paper}

@@ -9,11 +9,14 @@ from typing import Any, cast
 import pytest
 import torch
 
+from kvlens import methods
 from kvlens.engine.engine import Engine
+from kvlens.engine.models import load
 from kvlens.engine.options import Result
 from kvlens.lab.gpu import tier
 from kvlens.lab.gpu.tier import Ground, Sink, Way, token_row
 from kvlens.lab.gpu.verdicts import Verdict
+from kvlens.memory.budget import Budget
 
 # tokens
 
@@ -117,3 +120,15 @@ def test_every_way_is_equal_to_itself(host: Ground) -> None:
         assert " are equal" in rows[0].name
         assert "all 0 " not in rows[0].name, "nothing of it was noted"
         assert [row.error for row in rows] == [0.0] * 4
+
+
+@pytest.mark.parametrize("dtype", tier.DTYPES)
+def test_every_method_fits_the_share_that_the_bench_gives(dtype: str) -> None:
+    shape = load("demo", "cpu", dtype).shape
+    limit = Budget.parse(tier.SHARE).bytes(shape, tier.LENGTH + tier.NEW)
+    assert limit is not None
+    for way in tier.ways(tier.NEW):
+        method = methods.get(way.name)
+        params = methods.make_parameters(method, "demo" if "demo" in method.presets else None, way.overrides)
+        if not method.keeps_all:
+            assert method.floor_bytes(params, shape, tier.LENGTH - 1, tier.NEW) <= limit, way.title

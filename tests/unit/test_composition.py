@@ -73,8 +73,9 @@ def stays(model: Any, ids: Any, name: str, **settings: Any) -> tuple[Any, list[l
     return session, kept_positions
 
 
-@pytest.mark.parametrize("first_stage", [0.0, 0.5, 1.0])
-def test_critical_weighs_the_second_half_by_the_projected_values(first_stage: float) -> None:
+@pytest.mark.parametrize(("first_stage", "epsilon"), [(0.0, 2.0), (0.5, 2.0), (1.0, 2.0), (0.5, 1e-4)])
+def test_critical_weighs_the_second_half_by_the_projected_values(first_stage: float, epsilon: float) -> None:
+    """KeyDiff's scores are negative: below an epsilon of 1 a larger value lowers them."""
     model, prompt = random_llama(), random_prompt(141, seed=4)
     _, plain = stays(model, prompt, "keydiff", tokens=141)
     assert plain[0][0] == list(range(140))
@@ -90,7 +91,7 @@ def test_critical_weighs_the_second_half_by_the_projected_values(first_stage: fl
 
     options = Options(max_new=2)
     context = Engine(model).context(prompt, None, options)
-    settings: dict[str, Any] = {"tokens": TOKENS, "first_stage": first_stage, "epsilon": 2.0}
+    settings: dict[str, Any] = {"tokens": TOKENS, "first_stage": first_stage, "epsilon": epsilon}
     session = Session(Looked, methods.make_parameters(method, None, settings), context)
     with torch.inference_mode():
         Generation(model, prompt, session, options).place(None)
@@ -106,7 +107,7 @@ def test_critical_weighs_the_second_half_by_the_projected_values(first_stage: fl
                 part = weight[:, query_head * shape.head_dim : (query_head + 1) * shape.head_dim]
                 norms += (values["values"][layer, head] @ part.T).abs().sum(-1).numpy() / shape.group
             first = best(score, int(TOKENS * first_stage))
-            weighed = (score + 2.0) * norms
+            weighed = (score + epsilon) * norms
             weighed[first] = np.inf
             row = session.memory.hot.pool(layer, head).slots(layer).position[head]
             assert sorted(row[row >= 0].tolist()) == best(weighed, TOKENS)
@@ -126,11 +127,14 @@ def test_criticalkv_is_critical_of_snapkv() -> None:
         ("adakv:headkv", SENSELESS, "adakv"),
         ("chunk:adakv:snapkv", SENSELESS, "chunk"),
         ("chunk:chunkkv", SENSELESS, "chunk"),
+        ("chunk:simlayerkv", SENSELESS, "chunk"),
         ("critical:rocketkv", SENSELESS, "critical"),
         ("adakv:quest", SENSELESS, "adakv"),
         ("bits:snapkv", UNKNOWN_PART, "bits"),
         ("snapkv+adakv", UNKNOWN_PART, "adakv"),
         ("snapkv@adakv", UNKNOWN_PART, "adakv"),
+        ("+kivi", UNKNOWN_PART, ""),
+        ("adakv:", UNKNOWN_PART, ""),
         (f"adakv:{'x' * 64}", UNKNOWN_PART, f"adakv:{'x' * 64}"),
     ],
 )
@@ -138,6 +142,8 @@ def test_what_makes_no_sense_is_refused(name: str, code: str, part: str) -> None
     with pytest.raises(NoComposition) as raised:
         methods.get(name)
     assert (raised.value.code, raised.value.part, raised.value.name) == (code, part, name)
+    assert raised.value.values == {"part": part, "reason": raised.value.reason}
+    assert code not in str(raised.value)
 
 
 def test_an_unknown_method_in_a_composition_is_unknown() -> None:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from methodtrial import SHAPE, Trial
 from test_prompt_eviction import best
+
+from kvlens.methods import rkv
+from kvlens.methods.keyformer import Keyformer
+from kvlens.methods.run_inputs import Prefilled
 
 N, NEW = 203, 40
 HEADS = [(layer, kv_head) for layer in range(SHAPE.layers) for kv_head in range(SHAPE.kv_heads)]
@@ -143,10 +148,14 @@ class Sums:
             self.sums[p] += received
 
 
-def test_keyformer_without_noise_evicts_the_smallest_sum_under_a_rising_temperature() -> None:
-    places, recent = 29, 13
+@pytest.mark.parametrize(("settings", "recent"), [({"recent": 13}, 13), ({}, 8), ({"recent_share": 0.6}, 17)])
+def test_keyformer_without_noise_evicts_the_smallest_sum_under_a_rising_temperature(
+    settings: dict[str, Any], recent: int
+) -> None:
+    """Without `recent` three of ten places are for the newest tokens."""
+    places = 29
     trial = Trial(
-        "keyformer", N, NEW, tokens=places, recent=recent, noise=False, start_temperature=1.0, end_temperature=3.0
+        "keyformer", N, NEW, tokens=places, noise=False, start_temperature=1.0, end_temperature=3.0, **settings
     )
     expected = {place: Sums(trial, *place, places, recent, 1.0) for place in HEADS}
     for step in range(NEW):
@@ -155,6 +164,36 @@ def test_keyformer_without_noise_evicts_the_smallest_sum_under_a_rising_temperat
             heads = slice(head * SHAPE.group, (head + 1) * SHAPE.group)
             sums.step(N + step, q[layer, heads], k[layer, head], 1.0 + 2.0 * step / NEW)
             assert trial.lies(layer, head) == sorted(sums.sums), (step, layer, head)
+
+
+def test_keyformer_reads_the_prompt_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+    worth = Keyformer.worth
+
+    def counted(method: Keyformer, prompt: Prefilled, layer: int) -> torch.Tensor:
+        read.append(layer)
+        return worth(method, prompt, layer)
+
+    monkeypatch.setattr(Keyformer, "worth", counted)
+    Trial("keyformer", N, NEW, tokens=29)
+    assert read == list(range(SHAPE.layers))
+
+
+@pytest.mark.parametrize("rows", [1, 7, 64])
+def test_rkv_compares_keys_in_blocks_of_rows(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
+    keys = torch.randn(2, 50, 8, generator=torch.Generator().manual_seed(0))
+    whole = rkv.redundancy(keys, 0.3)
+    sizes: list[int] = []
+    where = torch.where
+
+    def noted(mask: torch.Tensor, *others: Any) -> Any:
+        sizes.append(mask.shape[1])
+        return where(mask, *others)
+
+    monkeypatch.setattr(rkv, "ROWS", rows)
+    monkeypatch.setattr(torch, "where", noted)
+    assert torch.allclose(rkv.redundancy(keys, 0.3), whole, atol=1e-6)
+    assert max(sizes) == min(rows, 50)
 
 
 def test_keyformers_noise_is_gumbel_and_follows_the_seed() -> None:

@@ -10,7 +10,8 @@ import torch
 from methodtrial import SHAPE, Trial
 from test_kivi import rounded
 
-from kvlens.kernels.quantise import code_bytes, pack, unpack
+from kvlens.kernels.code_bytes import code_bytes
+from kvlens.kernels.quantise import pack, unpack
 from kvlens.memory.rotated_codes import RotatedVectors, levels, random_directions
 
 GROUP, RESIDUAL, N, NEW = 8, 16, 75, 40

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from kvlens import methods
 from kvlens.app.figures.theme import BLUE, BROWN, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION
 from kvlens.methods.base import FAMILIES
+from kvlens.methods.composition import innermost
+from kvlens.methods.naming import installed
 
 #: One colour per family, legible on light and dark.
 FAMILY_COLORS = {
@@ -49,13 +51,15 @@ class Mark:
 
 
 def mark(name: str) -> Mark:
-    """The look of a method; that of one that is not installed here is 'other', first of all.
+    """The look of a method; that of one that is not installed here is 'other', first of all. A composed method looks
+    like the method that it is built on.
 
     A family begins with a symbol of its own and goes on from there in the order of `kvlens.methods.registry`, so that
     no two of a family look alike until the symbols are used up, and families differ by more than their colour."""
-    method_class = methods.registry().get(name)
+    method_class = installed(name)
     family = "other" if method_class is None else method_class.family
-    place = 0 if method_class is None else methods.of_family(family).index(name)
-    names = list(SYMBOLS)
+    base = name if method_class is None else innermost(method_class).name
+    members, names = methods.of_family(family), list(SYMBOLS)
+    place = members.index(base) if base in members else 0
     symbol = names[(list(FAMILIES).index(family) + place) % len(names)]
     return Mark(FAMILY_COLORS[family], symbol, DASHES[place % len(DASHES)], SYMBOLS[symbol], family)

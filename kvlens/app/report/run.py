@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvlens import methods, tasks
+from kvlens import tasks
 from kvlens.app.report.markup import Figures, folded, paragraph, table, verbatim
 from kvlens.app.report.runfigures import bytes_moved, head_maps, loss_over_steps, spans_at
 from kvlens.app.report.strip import strip
@@ -15,7 +15,7 @@ from kvlens.lens.severity import full_right, severity, unmissed_words
 from kvlens.lens.verdict import Verdict, verdict
 from kvlens.memory.budget import NO_LIMIT
 from kvlens.meta import RunMeta
-from kvlens.methods.naming import run_name
+from kvlens.methods.naming import installed_entry, run_name
 from kvlens.recording import sampling
 from kvlens.runs.modelcheck import verdict_words
 from kvlens.store.amend import why_none
@@ -84,7 +84,7 @@ def _titled(meta: RunMeta) -> str:
 
 def about(meta: RunMeta) -> dict[str, Any] | None:
     """The catalogue's entry of the run's method; None when it is not installed here."""
-    return next((entry for entry in methods.catalogue() if entry["name"] == meta.method), None)
+    return installed_entry(str(meta.method))
 
 
 def verdict_text(reader: TraceReader, found: Verdict | None) -> str:

@@ -138,9 +138,13 @@ class DecodeEviction(Bag):
         self.entered(self._position, prompt)
         return _layout(p, n, context.max_new, places), self._place(mask, retained)
 
+    def usual_recent(self, places: int) -> int:
+        """Return the newest tokens that a bag of so many places protects where `recent` is 0."""
+        return places // 2
+
     def _recent(self, places: int) -> int:
         p = self.params
-        return min(p.recent or places // 2, places - min(p.sinks, places) - 1)
+        return min(p.recent or self.usual_recent(places), places - min(p.sinks, places) - 1)
 
     # --------------------------------------------------------------------------------------------------------- decoding
     def decode_end(self, end: StepEnd, memory: MemoryView) -> BagChange | None:

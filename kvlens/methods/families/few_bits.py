@@ -6,7 +6,7 @@ from abc import abstractmethod
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from kvlens.memory.layout import Layout, Quantised, Zones
+from kvlens.memory.layout import KEPT_TABLE_BYTES, Layout, Quantised, Zones
 from kvlens.methods.families.kept_tokens import Tokens, divided
 from kvlens.methods.families.prompt_eviction import PromptEviction, lacks_score
 from kvlens.methods.segmenter import PromptFacts
@@ -69,7 +69,7 @@ class FewBits(Base):
         for layer in range(shape.layers):
             key, value = form.token_bytes(shape.head_dim, layer)
             count = form.kept_counts[layer][0]
-            worst += shape.kv_heads * round((count + form.group) * key + count * (value + form.table_bytes))
+            worst += shape.kv_heads * round((count + form.group) * key + count * (value + KEPT_TABLE_BYTES))
         return layout.bytes(shape) - packed + max(packed, worst)
 
     def _place(self, retained: Kept, pages: list[Span]) -> Placement:

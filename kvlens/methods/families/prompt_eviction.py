@@ -76,6 +76,8 @@ class PromptEviction(Method):
     """all KV heads of a layer keep equally many tokens"""
     one_set: ClassVar[bool] = False
     """all KV heads of a layer keep the same tokens: `score` has one row"""
+    keeps_ends: ClassVar[bool] = False
+    """layers keep first and newest tokens, so that the score orders positions"""
     params: Any
 
     @abstractmethod

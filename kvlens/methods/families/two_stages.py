@@ -39,7 +39,8 @@ class TwoStagesParameters:
 
 class TwoStages(Base):
     """The best of each KV head by the score fill `first_stage` of its tokens. The others rank by (score + epsilon)
-    times the L1 norm of the token's projected value, averaged over the KV head's query heads."""
+    times the L1 norm of the token's projected value, averaged over the KV head's query heads.
+    A negative score falls as the value grows, as in the press of kvpress."""
 
     static_ready = False
     """the prompt is read for each run, whose attention modules it reads"""

@@ -75,6 +75,8 @@ def refuses_chunks(method: type[Any]) -> str:
         return lacking
     if issubclass(method, WholeChunks):
         return "it keeps whole chunks already"
+    if method.keeps_ends:
+        return "its layers keep first and newest tokens, not the best ones"
     if not method.heads_alike:
         return "its KV heads keep unequally many tokens, and a chunk stays for all of them"
     return ""

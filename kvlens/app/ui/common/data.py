@@ -16,7 +16,7 @@ from kvlens import methods
 from kvlens.app.ui.common.pagereader import PageReader, shown_frame
 from kvlens.app.ui.common.state import Selection, clamp
 from kvlens.lens.verdict import Verdict, verdict
-from kvlens.methods.naming import preset_name, recorded_stand_in, titled
+from kvlens.methods.naming import installed, preset_name, recorded_stand_in, titled
 from kvlens.models import catalogue as catalogued
 from kvlens.models.find import default_model
 from kvlens.player import payload
@@ -70,6 +70,12 @@ def titles() -> dict[str, str]:
     return {entry["name"]: entry["title"] for entry in catalogue()}
 
 
+def method_title(name: str) -> str:
+    """Return a method's title, also of a composed one; its name if it is not installed here."""
+    method = installed(name)
+    return name if method is None else method.title
+
+
 def titles_on(model: str | None) -> dict[str, str]:
     """Method -> what it is called on a model with its usual preset, its untrained parts included. None: as `titles`."""
     names = titles()
@@ -79,12 +85,13 @@ def titles_on(model: str | None) -> dict[str, str]:
 def row_title(row: Mapping[Any, Any]) -> str:
     """What the method of a listed run is called, of a row of `runs`; '' where the run does not record its method."""
     method = row.get("method")
-    return titled(titles().get(method, method), recorded_stand_in(row)) if isinstance(method, str) else ""
+    return titled(method_title(method), recorded_stand_in(row)) if isinstance(method, str) else ""
 
 
 def keeps_all(name: str) -> bool:
     """The method keeps every token on the device by design; False of one that is not installed here."""
-    return any(entry["keeps_all"] for entry in catalogue() if entry["name"] == name)
+    method = installed(name)
+    return method is not None and method.keeps_all
 
 
 def models() -> list[str]:

@@ -53,11 +53,7 @@ def draw_lanes(race: str, head: str, lines: Sequence[str], start: int, ended: bo
 
 def _look(method: str, stand_in: str) -> dict[str, str]:
     look = mark(method)
-    return {
-        "title": titled(data.titles().get(method, method), stand_in),
-        "color": look.color,
-        "character": look.character,
-    }
+    return {"title": titled(data.method_title(method), stand_in), "color": look.color, "character": look.character}
 
 
 def _open(lines: Sequence[str], lane: object, step: object) -> None:

@@ -21,6 +21,7 @@ from kvlens.app.ui.common.chart import Data, chart
 from kvlens.app.ui.common.clicks import cell_clicked
 from kvlens.app.ui.common.summaries import summary
 from kvlens.app.ui.common.widgets import plain
+from kvlens.methods.naming import installed_entry
 from kvlens.recording.metrics import head_label, metric_of, value_text
 from kvlens.store.export import csv_bytes
 from kvlens.store.reader import TraceReader
@@ -30,8 +31,7 @@ from kvlens.text.words import COPIES_NOT_RECORDED
 
 def about(reader: TraceReader) -> dict[str, Any] | None:
     """The catalogue's entry of the run's method; None when it is not installed here."""
-    name = reader.meta.method
-    return next((entry for entry in data.catalogue() if entry["name"] == name), None)
+    return installed_entry(str(reader.meta.method))
 
 
 def selected(reader: TraceReader) -> tuple[int, int, int]:

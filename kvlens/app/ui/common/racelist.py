@@ -41,7 +41,7 @@ def race_list(shown: str | None = None) -> None:
 def lane_name(lane: Lane) -> str:
     """Return what a lane's method is called, its untrained parts included, and what tells it from another lane of its
     method."""
-    return f"{titled(data.titles().get(lane.method, lane.method), lane.stand_in)} {lane.differs}".strip()
+    return f"{titled(data.method_title(lane.method), lane.stand_in)} {lane.differs}".strip()
 
 
 def _entered(race: RaceInfo) -> str:

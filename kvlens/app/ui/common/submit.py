@@ -15,7 +15,7 @@ from kvlens.app.ui.common.request import MethodChoice, PromptChoice, command, ra
 from kvlens.app.ui.common.sample import sample
 from kvlens.app.ui.common.tokens import counting
 from kvlens.memory.budget import in_words, phrase
-from kvlens.methods.naming import preset_name
+from kvlens.methods.naming import installed_entry, preset_name
 from kvlens.models.find import DEMO, default_model
 from kvlens.refusal import Refusal
 from kvlens.runs.preflight import estimate
@@ -87,7 +87,7 @@ def submit_trial(trial: Mapping[str, Any]) -> str:
     Raises ValueError with one sentence."""
     model = str(trial.get("model") or DEMO)
     request = tasks.remake(trial, counting(model)[0])
-    entry = next((entry for entry in data.catalogue() if entry["name"] == trial["method"]), None)
+    entry = installed_entry(str(trial["method"]))
     if entry is None:
         raise Refusal(
             f"the method '{trial['method']}' is not installed here.", code="unknown_method", method=trial["method"]

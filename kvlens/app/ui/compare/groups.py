@@ -54,7 +54,7 @@ def _quality() -> None:
     shown = table[(table["model"] == model) & (table["task"] == task)]
     costs = [name for name in AXES if name != "attended_tokens"]
     axis = str(right.selectbox("Bytes", costs, key="compare_bytes", format_func=lambda name: AXES[name]))
-    titles = data.titles()
+    titles = {name: data.method_title(name) for name in map(str, shown["method"].unique())}
     for place, name in zip(st.columns(2, gap="medium"), (axis, "attended_tokens"), strict=True):
         with place:
             _points(shown, name, titles, f"{model}-{task}")

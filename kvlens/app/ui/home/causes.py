@@ -43,7 +43,7 @@ def _diagnosed(folder: str, stamps: tuple[tuple[str, int], ...]) -> Diagnosis:
 def _draw_cause(cause: Cause) -> None:
     left_column, right = st.columns([2, 3], vertical_alignment="center")
     with left_column:
-        widgets.method_mark(cause.method, titled(data.titles().get(cause.method, cause.method), cause.stand_in))
+        widgets.method_mark(cause.method, titled(data.method_title(cause.method), cause.stand_in))
         st.text(f"{len(cause.lost)} lost on {short_model(cause.model)} at {cause.limit}")
     means = KINDS.get(cause.kind, cause.lost[0].says)
     sentences = [f"**{plain(means[0].upper() + means[1:])}.**"]

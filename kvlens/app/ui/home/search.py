@@ -29,7 +29,7 @@ def search(table: pd.DataFrame) -> tuple[Search, bool]:
         label_visibility="collapsed",
     )
     means = "; ".join(f"**{kind}**: {words}" for kind, words in KINDS.items())
-    methods = {data.titles().get(name, name): name for name in table["method"].dropna().unique()}
+    methods = {data.method_title(name): name for name in table["method"].dropna().unique()}
     _named_by_code(methods)
     models = [short_model(str(model)) for model in table["model"].dropna()]
     rows = [

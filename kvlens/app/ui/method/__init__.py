@@ -9,12 +9,11 @@ from collections.abc import Callable
 
 import streamlit as st
 
-from kvlens import methods
 from kvlens.app.ui.common import sentences
 from kvlens.app.ui.common.parts import about
 from kvlens.app.ui.common.widgets import plain
 from kvlens.app.ui.method import generic
-from kvlens.methods.naming import run_name, stand_in, titled
+from kvlens.methods.naming import installed, run_name, stand_in, titled
 from kvlens.methods.parts import part
 from kvlens.store.reader import TraceReader
 
@@ -44,7 +43,7 @@ def title(reader: TraceReader) -> None:
 
 def view(name: str) -> Callable[[TraceReader], None]:
     """The view of a method."""
-    method = methods.registry().get(name)
+    method = installed(name)
     module = None if method is None else part(method, "view", "kvlens.app.methods")
     function: Callable[[TraceReader], None] = (module or generic).show
     return function

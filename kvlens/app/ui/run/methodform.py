@@ -9,13 +9,45 @@ import streamlit as st
 
 from kvlens import methods
 from kvlens.app.ui.common.request import MethodChoice, PromptChoice, changed_parameters
-from kvlens.app.ui.common.widgets import notice, plain
+from kvlens.app.ui.common.widgets import error, notice, plain
 from kvlens.app.ui.run.again import start_values
 from kvlens.app.ui.run.modelform import ModelChoice
 from kvlens.app.ui.run.preflight import WANTED, budget_key, estimated
 from kvlens.methods import FIT
-from kvlens.methods.naming import preset_name
+from kvlens.methods.naming import installed, preset_name, refusal_of
 from kvlens.runs.request import AUTO, DEFAULT_SHARE, default_preset
+
+_METHOD, _COMPOSED = "form_method", "form_composed"
+"""keys of the session: the chosen method and the composed name in the text field"""
+
+
+def offered_methods(catalogue: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the catalogue with the composed methods that the form holds: the chosen one and the typed one."""
+    known = {entry["name"] for entry in catalogue}
+    names = dict.fromkeys(str(st.session_state.get(key) or "").strip() for key in (_METHOD, _COMPOSED))
+    return [*catalogue, *(methods.entry(name) for name in names if name not in known and installed(name) is not None)]
+
+
+def _composed_field() -> None:
+    """Draw the field for a composed name, and why a name is refused."""
+    name = st.text_input(
+        "Composed method",
+        key=_COMPOSED,
+        persist_state="session",
+        placeholder="PART:METHOD+STORAGE",
+        on_change=_choose_composed,
+        help=plain(
+            "Joins parts of methods: PART:METHOD, METHOD+STORAGE or METHOD@TRIGGER. The Method list then offers it."
+        ),
+    ).strip()
+    if name and (refusal := refusal_of(name)):
+        error(refusal)
+
+
+def _choose_composed() -> None:
+    name = str(st.session_state[_COMPOSED]).strip()
+    if installed(name) is not None:
+        st.session_state[_METHOD] = name
 
 
 def method_form(catalogue: list[dict[str, Any]], model: ModelChoice, prompt: PromptChoice | None) -> MethodChoice:
@@ -28,10 +60,11 @@ def method_form(catalogue: list[dict[str, Any]], model: ModelChoice, prompt: Pro
         "Method",
         names,
         index=names.index(methods.DEFAULT),
-        key="form_method",
+        key=_METHOD,
         persist_state="session",
         format_func=lambda name: labels[name],
     )
+    _composed_field()
     notice([sentence.rstrip(".") for sentence in methods.refused().values()])
     entry = next(item for item in catalogue if item["name"] == method)
     st.caption(plain(f"{entry['title']} {entry['summary']}. {entry['paper']}."))

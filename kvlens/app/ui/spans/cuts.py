@@ -13,6 +13,7 @@ import pandas as pd
 from kvlens import methods
 from kvlens.methods import Method
 from kvlens.methods.fitting import Chosen, Sizes, choose
+from kvlens.methods.naming import installed
 from kvlens.methods.segmenter import Segmenter
 from kvlens.runs.request import default_preset
 from kvlens.shape import KVShape
@@ -73,7 +74,7 @@ class Cut:
 
 def own_parameters(reader: TraceReader) -> Any | None:
     """The parameters the run's method had; None when the method or one of them is not known here."""
-    method = methods.registry().get(str(reader.meta.method))
+    method = installed(str(reader.meta.method))
     try:
         return None if method is None else methods.make_parameters(method, None, dict(reader.meta.config))
     except ValueError:
@@ -125,7 +126,7 @@ def is_own(reader: TraceReader, cut: Cut) -> bool:
 
 def own_segmenter(reader: TraceReader) -> Segmenter | None:
     """The segmenter that cut the run; None: its method names none, or is not installed here."""
-    method = methods.registry().get(str(reader.meta.method))
+    method = installed(str(reader.meta.method))
     config = reader.meta.config
     return next((s for s in method.segmenters if s.serves(config)), None) if method is not None else None
 
