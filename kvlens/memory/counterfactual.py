@@ -199,8 +199,8 @@ class Counterfactual:
 
     def drops(self, layer: int) -> bool:
         """Return True if the layer leaves positions out at this step."""
-        begun = layer in self._masks and self.step >= self._masks[layer].begins
-        return begun or (layer in self._windows and self.position >= self._windows[layer])
+        leaves_out = layer in self._masks and self.step >= self._masks[layer].begins
+        return leaves_out or (layer in self._windows and self.position >= self._windows[layer])
 
     def _hidden(self, layer: int, heads: slice = slice(None)) -> torch.Tensor:
         """Return bool [h, P + 1]: positions that some KV heads leave out at this step, dropped or older than the

@@ -23,9 +23,9 @@ _METHOD, _COMPOSED = "form_method", "form_composed"
 
 def offered_methods(catalogue: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the catalogue with the composed methods that the form holds: the chosen one and the typed one."""
-    known = {entry["name"] for entry in catalogue}
+    listed = {entry["name"] for entry in catalogue}
     names = dict.fromkeys(str(st.session_state.get(key) or "").strip() for key in (_METHOD, _COMPOSED))
-    return [*catalogue, *(methods.entry(name) for name in names if name not in known and installed(name) is not None)]
+    return [*catalogue, *(methods.entry(name) for name in names if name not in listed and installed(name) is not None)]
 
 
 def _composed_field() -> None:
