@@ -217,7 +217,7 @@ def test_meanings_come_from_the_method(visit: Visit, folder: Path, monkeypatch: 
         "journal_names": {"threshold": "a share"},
         "presets": {"made up": {"coarse": False}, "paper": {}},
     }
-    monkeypatch.setattr("kvlens.app.ui.common.data.catalogue", lambda: [entry])
+    monkeypatch.setattr(parts, "installed_entry", lambda name: entry)
     app = pick(visit(folder, "method", run=TALKER), "threshold")
     assert app.subheader[0].value == "Elsewhere"
     assert "threshold: a share" in words(app)
