@@ -108,7 +108,8 @@ def test_holding_for_no_head_is_the_plain_run_bit_for_bit(prompts: Prompts, name
 def layer_outputs(
     prompts: Prompts, name: str, holds: tuple[Hold, ...], sink: ListSink | None = None
 ) -> tuple[Any, list[list[torch.Tensor]]]:
-    """A run forced on full KV's tokens, and what every decoder layer handed on at every step."""
+    """A run forced on full KV's tokens, and what every decoder layer handed on at every step. A method that reads the
+    prompt by itself passes the layers before that."""
     seen: list[list[torch.Tensor]] = []
     layers = prompts.demo.model.model.layers
 
@@ -119,7 +120,8 @@ def layer_outputs(
 
     hooks = [layer.register_forward_hook(keep) for layer in layers]
     try:
-        return prompts.run(name, holds, sink, forced=tuple(prompts.full.ids)), seen
+        result = prompts.run(name, holds, sink, forced=tuple(prompts.full.ids))
+        return result, seen[-len(result.ids) :]
     finally:
         for hook in hooks:
             hook.remove()
