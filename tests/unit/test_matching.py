@@ -23,7 +23,7 @@ def matched(tokens: list[int], keep: list[int], rotary: bool) -> Match:
     plain = torch.randn(max(tokens) + 1, 2 * HALF)[tokens]
     values = torch.randn(max(tokens) + 1, 2 * HALF)[tokens]
     keys = turn(plain, torch.arange(len(tokens))) if rotary else plain
-    written = Written(Shadow(1), 0)
+    written = Written(Shadow(1), 0, 1)
     written.append(keys[None], values[None])
     held = turn(plain[keep], torch.arange(len(keep))) if rotary else plain[keep]
     matcher = Matcher(written, (lambda k, at: turn(k, at, back=True)) if rotary else None)
