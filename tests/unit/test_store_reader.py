@@ -48,7 +48,7 @@ def rows(reader: TraceReader) -> pd.DataFrame:
     )
 
 
-NOT_MADE = ("corrected", "selection_recall", "reference_regret", "reference_unread")
+NOT_MADE = ("corrected", "mass_rewritten", "selection_recall", "reference_regret", "reference_unread")
 """metrics that the synthetic run does not record"""
 
 
