@@ -195,7 +195,9 @@ def main() -> None:
     parser.add_argument("target", type=Path)
     parser.add_argument("--only", nargs="*", default=[])
     parser.add_argument("--model", default="random")
-    parser.add_argument("--source", default=importlib.metadata.version("kvpress"), help="what kvpress is called")
+    parser.add_argument(
+        "--source", default=importlib.metadata.version("kvpress"), help="name of the kvpress that ran, for the data"
+    )
     parser.add_argument("--presses-alone", action="store_true", help="no caches, no runs of kvlens's own")
     arguments = parser.parse_args()
     torch.set_num_threads(1)

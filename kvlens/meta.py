@@ -176,7 +176,7 @@ class RunMeta(Outcome):
     needle: tuple[tuple[int, int], ...] = ()
     """character ranges [start, end) of the prompt"""
     segments: tuple[tuple[str, StrictInt, StrictInt], ...] = ()
-    """named parts of what was fed, in tokens [start, end); a name may have several. Empty: nothing is told apart"""
+    """named parts of what was fed, in tokens [start, end); a name may have several. Empty: there are none"""
     segment_ranges: tuple[tuple[str, StrictInt, StrictInt], ...] = ()
     """of these, the parts of the prompt that a person named, in characters [start, end)"""
     observed: Observed | None = None

@@ -101,7 +101,7 @@ def _join(name: str, part: Lent, method: type[Method], place: str) -> type[Metho
         namespace={"__doc__": method.Parameters.__doc__},
     )
     parameters.__qualname__ = f"parameters of {name}"
-    form = {"front": "{title} by {word}", "storage": "{title} in {word}", "trigger": "{title} at {word}"}[place]
+    form = {"front": "{word}:{title}", "storage": "{title}+{word}", "trigger": "{title}@{word}"}[place]
     calibrations = [*getattr(part.hooks, "calibrations", ())]
     calibrations += [
         dataclasses.replace(figures, maker=figures.maker or _maker(method)) for figures in method.calibrations

@@ -76,5 +76,5 @@ def find_effects(
         short = shortage(failure)
         return None, str(short) if short is not None else f"it failed ({type(failure).__name__}: {failure})"
     if result is None or not len(result.effect):
-        return None, "nothing that was not read speaks for full KV's token"
+        return None, "no unread span raises full KV's token"
     return result, None

@@ -24,7 +24,7 @@ TOGETHER = 32
 
 
 class WaitingSteps:
-    """Owns the snapshots of sampled steps until full KV has gone along."""
+    """Owns the snapshots of sampled steps until full KV's masses of these steps are computed."""
 
     def __init__(self) -> None:
         self._shots: dict[int, Snapshot] = {}

@@ -85,7 +85,7 @@ class Lost:
         if result is not None and not math.isfinite(result.lead):
             return None, "full KV gives one of the two tokens no probability at all"
         if result is None or not len(result.effect):
-            return None, "nothing that was not read speaks for full KV's token"
+            return None, "no unread span raises full KV's token"
         return result, None
 
     def _ranked(

@@ -136,7 +136,7 @@ def refuses_trigger(method: type[Any]) -> str:
         return "it recalls no pages from host memory, so that nothing is selected at a step"
     if issubclass(method, PagesAtTrigger):
         return "it selects at a trigger already"
-    return "" if method.wished is HostPageRetrieval.wished else "it gives up pages by a rule of its own at every step"
+    return "" if method.wished is HostPageRetrieval.wished else "its own rule evicts pages at every step"
 
 
 TRIGGER = Lent(

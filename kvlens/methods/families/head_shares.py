@@ -31,8 +31,9 @@ class HeadSharesParameters:
 
 
 class HeadShares(Base):
-    """Counts, of a layer's scores, all KV heads together, the best as many as the budget holds by head. Each head keeps
-    as many of its own best tokens as it has among them, mixed with an equal share: count * (1 - floor) + C * floor."""
+    """Ranks the scores of all KV heads of a layer together and takes as many as the budget holds. A head's count is how
+    many of these are its own, mixed with an equal share: count * (1 - floor) + C * floor. It keeps that many of its
+    best tokens."""
 
     journal_names = {"head_budget_tokens": "prompt tokens kept, window included, by KV head; per layer"}  # noqa: RUF012
     static_ready = False
