@@ -50,9 +50,9 @@ class CurDKV(PromptEviction):
 
     Departures: without `projection` lengths are exact, where the paper projects on Gaussian directions to save
     time; the run's seed draws them. Shares are of 16 neighbours, as in kvpress; `stretch=0` takes all tokens. The
-    last stretch may be shorter: its sum is over the tokens it has. Scores are rounded to 16 bits, so that equal tokens
-    tie and the earlier one stays. A layer's KV heads keep equally many; the paper's adaptive form divides as adakv:curdkv
-    does.
+    last stretch may be shorter: its sum is over the tokens it has. Scores are rounded to 16 bits, so that equal
+    tokens tie and the earlier one stays. A layer's KV heads keep equally many; the paper's adaptive form divides as
+    adakv:curdkv does.
     """
 
     name = "curdkv"

@@ -14,6 +14,7 @@ from kvlens.app.figures.methodmarks import mark
 from kvlens.app.report import run as report
 from kvlens.app.ui import method as methodview
 from kvlens.app.ui.common import data, sentences
+from kvlens.app.ui.common.widgets import plain
 from kvlens.app.ui.spans.cuts import own_parameters
 from kvlens.lens.method_reasons import MethodReasons
 from kvlens.runs.carrying import carry_out
@@ -55,7 +56,7 @@ def test_the_form_takes_a_composed_name(visit: Visit, tmp_path: Path) -> None:
 def test_a_stored_composed_run_has_title_mark_and_parameters(visit: Visit, made: tuple[Path, str]) -> None:
     runs, uid = made
     app = visit(runs, "method", run=uid)
-    assert app.subheader[0].value == methods.get(NAME).title
+    assert app.subheader[0].value == plain(methods.get(NAME).title)
     assert sentences.METHOD_NOT_LISTED not in words(app)
     assert mark(NAME) == mark("snapkv")
     assert data.row_title({"method": NAME}) == data.method_title(NAME) == methods.get(NAME).title
