@@ -27,6 +27,7 @@ from kvlens.app import gallery
 from kvlens.app.gallery import story
 from kvlens.app.gallery.bundle import hand_on, take_in
 from kvlens.app.ui.replay.lenschoices import choices_of
+from kvlens.budget import BudgetInfeasible
 from kvlens.engine.engine import Engine
 from kvlens.engine.models import load
 from kvlens.lab.bench.provenance import about, origin
@@ -37,8 +38,7 @@ from kvlens.lens.pieces import Piece
 from kvlens.lens.trial_request import TrialRequest as Holding
 from kvlens.lens.verdict import verdict
 from kvlens.lens.whatif import whatif
-from kvlens.memory.budget import BudgetInfeasible
-from kvlens.meta import Counterfactual
+from kvlens.metaparts import Counterfactual
 from kvlens.models.find import SMOLLM2
 from kvlens.runs.carrying import carry_out
 from kvlens.runs.fingerprint import fingerprint

@@ -29,6 +29,7 @@ from transformers import DynamicCache
 
 from benchmarks.cold_start import cold
 from kvlens import methods, tasks
+from kvlens.budget import Budget, BudgetInfeasible
 from kvlens.engine.engine import Engine, Options
 from kvlens.engine.hf_attention import attending
 from kvlens.engine.models import LoadedModel, load
@@ -37,7 +38,6 @@ from kvlens.engine.prefill import ReadPrompt
 from kvlens.lab.bench.provenance import about
 from kvlens.lab.bench.trialprompts import Trial
 from kvlens.lab.bench.trials import chosen, header
-from kvlens.memory.budget import Budget, BudgetInfeasible
 from kvlens.meta import RunMeta
 from kvlens.models.find import default_model
 from kvlens.store.writer import TraceWriter

@@ -19,11 +19,11 @@ from typing import Any
 import torch
 
 from kvlens import methods
+from kvlens.budget import Budget
 from kvlens.demo.encode import demo_encode
 from kvlens.demo.tasks import make_prompt
 from kvlens.engine.engine import Engine, Options
 from kvlens.engine.models import load
-from kvlens.memory.budget import Budget
 from kvlens.meta import RunMeta
 from kvlens.runs.fingerprint import machine
 from kvlens.store.reader import TraceReader

@@ -87,7 +87,7 @@ def attempts(top: Path, seconds: Callable[[], float]) -> dict[str, Attempt]:
         return [(f"foreign traces, {name}", forked(lambda: call(position))[0])]
 
     def prompt(position: Path, draw: random.Random, n: int) -> list[tuple[str, str]]:
-        from kvlens.text.prompts import decode
+        from kvlens.text.promptfiles import decode
 
         return [("prompt files", forked(lambda: decode(PROMPTS[n % len(PROMPTS)], "p.json").text[:0])[0])]
 

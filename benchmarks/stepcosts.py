@@ -20,6 +20,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from kvlens import methods, tasks
+from kvlens.budget import Budget, BudgetInfeasible
 from kvlens.engine.engine import Engine, Options
 from kvlens.engine.hf_attention import ATTENTION
 from kvlens.engine.models import LoadedModel, load
@@ -28,7 +29,6 @@ from kvlens.engine.prefill import ReadPrompt
 from kvlens.engine.surprisal import Surprisals
 from kvlens.lab.bench.trialprompts import Trial
 from kvlens.lab.bench.trials import chosen, header
-from kvlens.memory.budget import Budget, BudgetInfeasible
 from kvlens.meta import RunMeta
 from kvlens.methods.run_inputs import Peeked
 from kvlens.store.writer import TraceWriter

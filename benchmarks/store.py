@@ -21,7 +21,7 @@ import duckdb
 import numpy as np
 
 from kvlens.meta import RunMeta
-from kvlens.rows import StepRecord
+from kvlens.records import StepRecord
 from kvlens.store.reader import TraceReader
 from kvlens.store.writer import TraceWriter
 from tests.synthetic import write_synthetic

@@ -11,35 +11,7 @@ from typing import Any, Literal
 
 from pydantic import Field, StrictInt, model_validator
 
-from kvlens.metaparts import (
-    Counterfactual,
-    Held,
-    Imported,
-    Machine,
-    ModelInfo,
-    Observed,
-    Sampled,
-    Search,
-    Size,
-    Stored,
-    Tested,
-)
-
-__all__ = [
-    "Counterfactual",
-    "Held",
-    "Imported",
-    "Machine",
-    "ModelInfo",
-    "Observed",
-    "Outcome",
-    "RunMeta",
-    "Sampled",
-    "Search",
-    "Size",
-    "Stored",
-    "Tested",
-]
+from kvlens.metaparts import Counterfactual, Held, Imported, Machine, ModelInfo, Observed, Sampled, Size, Stored
 
 
 class Outcome(Stored):

@@ -15,7 +15,8 @@ import pyarrow as pa
 
 from kvlens.decisions import Decisions
 from kvlens.instruments import Oracle, Scores
-from kvlens.rows import HEAD_COLUMNS, KV_COLUMNS, JournalRow, StepRecord
+from kvlens.records import StepRecord
+from kvlens.rows import HEAD_COLUMNS, KV_COLUMNS, JournalRow
 from kvlens.store.decisions import copied_decisions, decision_table
 from kvlens.store.errors import TraceError
 from kvlens.store.oracles import copied_oracle, copied_scores, oracle_table, score_table

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from kvlens.rows import PrefillRecord
+from kvlens.records import PrefillRecord
 from kvlens.store.blocks import Block
 from kvlens.store.decisions import copied_decisions, decision_table
 from kvlens.store.oracles import span_key_table

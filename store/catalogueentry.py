@@ -7,40 +7,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvlens.store.outcomefacts import OutcomeFacts, parsed_facts
-from kvlens.store.runinfo import CREATED_US
+from kvlens.store.runinfo import CREATED_US, SUMMARY
 
 VERSION = 1
 """of a line's form"""
-TEXTS = (
-    "model",
-    "method",
-    "preset",
-    "stand_in",
-    "budget",
-    "dtype",
-    "task",
-    "output_text",
-    "error",
-    "reference",
-    "parent",
-    "reference_key",
-)
-NUMBERS = (
-    "prompt_tokens",
-    "steps",
-    "max_new",
-    "duration_s",
-    "peak_bytes",
-    "full_kv_bytes",
-    "budget_bytes",
-    "h2d_bytes",
-    "d2h_bytes",
-    "disk_bytes",
-)
-FLAGS = ("forced", "hold", "drop", "changed")
 UNREADABLE = "unreadable"
 """status of a row whose run.json cannot be read"""
 _ALWAYS = {"uid", "status", "created"}
+TEXTS, NUMBERS, FLAGS = (
+    tuple(name for name, kind in SUMMARY.items() if kind is held and name not in _ALWAYS) for held in (str, float, bool)
+)
 ABOUT = ("name", "note", "tags", "about_error")
 """what about.json adds to a row; about_error: one sentence where it cannot be read, else None"""
 _TYPES: dict[str, Any] = (

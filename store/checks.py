@@ -6,7 +6,8 @@ import json
 
 import duckdb
 
-from kvlens.rows import MASS_COLUMNS, SelfCheck
+from kvlens.records import SelfCheck
+from kvlens.rows import MASS_COLUMNS
 
 #: Sum of the masses over roles of every row that logged them all; allowed error as in kvlens.rows.
 _MASS_TOLERANCE = 1e-3

@@ -32,7 +32,7 @@ class LensRecords:
 
     def loss(self) -> pd.DataFrame:
         """One row per step that was compared with the full-KV reference: step, ref_token, ref_text, top_token,
-        top_text, agrees, kl, ref_logprob, logprob, logit_diff, ref_rank (see kvlens.rows.Loss)."""
+        top_text, agrees, kl, ref_logprob, logprob, logit_diff, ref_rank (see kvlens.instruments.Loss)."""
         return self._db.frame(lensqueries.LOSS)
 
     def oracle(self, step: int, layer: int, q_head: int) -> pd.DataFrame:

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from kvlens.rows import EVENT_KINDS, JournalRow, StepRecord
+from kvlens.records import StepRecord
+from kvlens.rows import EVENT_KINDS, JournalRow
 from kvlens.store.errors import TraceError
 from kvlens.store.runinfo import clean_text
 from kvlens.store.schema import PHASE_COLUMNS

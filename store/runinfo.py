@@ -24,60 +24,47 @@ from kvlens.store.files import ordinary, read_plain, replace_plain
 _UID = re.compile(r"[0-9a-z][0-9a-z-]{5,63}")
 _MAX_INFO_BYTES = 16 << 20
 
-#: The summary fields of run.json, in the order of ``list_runs``.
-SUMMARY = (
-    "uid",
-    "status",
-    "created",
-    "model",
-    "method",
-    "preset",
-    "stand_in",
-    "budget",
-    "dtype",
-    "task",
-    "prompt_tokens",
-    "steps",
-    "max_new",
-    "duration_s",
-    "peak_bytes",
-    "full_kv_bytes",
-    "budget_bytes",
-    "h2d_bytes",
-    "d2h_bytes",
-    "disk_bytes",
-    "output_text",
-    "error",
-    "reference",
-    "parent",
-    "forced",
-    "reference_key",
-    "hold",
-    "drop",
-    "changed",
-)
+#: The summary fields of run.json and what each holds, in the order of ``list_runs``.
+SUMMARY: dict[str, type] = {
+    "uid": str,
+    "status": str,
+    "created": str,
+    "model": str,
+    "method": str,
+    "preset": str,
+    "stand_in": str,
+    "budget": str,
+    "dtype": str,
+    "task": str,
+    "prompt_tokens": float,
+    "steps": float,
+    "max_new": float,
+    "duration_s": float,
+    "peak_bytes": float,
+    "full_kv_bytes": float,
+    "budget_bytes": float,
+    "h2d_bytes": float,
+    "d2h_bytes": float,
+    "disk_bytes": float,
+    "output_text": str,
+    "error": str,
+    "reference": str,
+    "parent": str,
+    "forced": bool,
+    "reference_key": str,
+    "hold": bool,
+    "drop": bool,
+    "changed": bool,
+}
 
 #: Microseconds since 1970, UTC, at which run.json was first written: the order of runs with an equal `created`. Runs of
 #: earlier versions have none.
 CREATED_US = "created_us"
 
-_FROM_META = (
-    "model",
-    "method",
-    "preset",
-    "stand_in",
-    "budget",
-    "dtype",
-    "task",
-    "prompt_tokens",
-    "max_new",
-    "full_kv_bytes",
-    "budget_bytes",
-    "reference",
-    "parent",
-    "forced",
-    "reference_key",
-)
+#: Fields that the run's course decides; the others are copied from its meta when it begins.
+_MEASURED = ("steps", "duration_s", "peak_bytes", "h2d_bytes", "d2h_bytes", "disk_bytes")
+_OF_COURSE = {*_MEASURED, "uid", "status", "created", "output_text", "error", "hold", "drop", "changed"}
+_FROM_META = tuple(name for name in SUMMARY if name not in _OF_COURSE)
 
 
 def new_uid() -> str:

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from kvlens.files import close_file
 from kvlens.instruments import Effects
-from kvlens.rows import PrefillRecord, SelfCheck
+from kvlens.records import PrefillRecord, SelfCheck
 from kvlens.store import rollup
 from kvlens.store.blocks import Block
 from kvlens.store.blocktables import block_tables, prefill_tables

@@ -19,7 +19,7 @@ import numpy as np
 from kvlens.files import make_folder, write_file
 from kvlens.instruments import Effects
 from kvlens.meta import RunMeta
-from kvlens.rows import PrefillRecord, SelfCheck, StepRecord
+from kvlens.records import PrefillRecord, SelfCheck, StepRecord
 from kvlens.store.blocks import Block, Shape
 from kvlens.store.errors import MemoryShort, RunBusy, TraceError
 from kvlens.store.flusher import Flusher
@@ -35,7 +35,7 @@ _RESERVE_BYTES = 64 * 1024  # room kept on disk so that a run can still be marke
 
 
 class TraceWriter:
-    """A ``kvlens.rows.TraceSink`` that writes ``runs_dir/<uid>/``.
+    """A ``kvlens.records.TraceSink`` that writes ``runs_dir/<uid>/``.
 
     `trace_level`: 'summary' keeps steps, tokens, spans, transfers, events, journal and rollups; 'heads' adds a row per
     step and head; 'spans' adds each head's top spans and rankings per step, and effects. How many spans is up to the

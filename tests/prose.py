@@ -5,13 +5,14 @@ holds how many such functions each file has. A file may have fewer, never more; 
 
 from __future__ import annotations
 
-import argparse
 import ast
 import re
 import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+
+import ratchet
 
 TESTS = Path(__file__).resolve().parent
 BASELINE = Path(__file__).with_suffix(".txt")
@@ -64,35 +65,17 @@ def counts(root: Path = TESTS) -> Counter[str]:
     )
 
 
-def read_baseline(path: Path = BASELINE) -> dict[str, int]:
-    """Return the counts that files had: {"unit/test_cli.py": 2}."""
-    lines = path.read_text(encoding="utf-8").splitlines()
-    return {name: int(count) for count, name in (line.split(maxsplit=1) for line in lines)}
-
-
-def rises(present: Counter[str], baseline: dict[str, int]) -> list[str]:
-    """Return the files that quote more than before; a new file quoted nothing."""
-    return sorted(name for name, count in present.items() if count > baseline.get(name, 0))
+def report(name: str, count: int, allowed: int) -> None:
+    """Print the quotes of a file whose count rose."""
+    print(f"{name}: {count} functions quote prose, {allowed} allowed. Assert codes and values:")
+    for function, line, sentence in quoting_functions(TESTS / name):
+        print(f"  tests/{name}:{line}: {function}: {sentence[:80]!r}")
 
 
 def main() -> int:
     """Print the quotes of the files whose count rose and return 1; else return 0."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--write", action="store_true", help="store the counts of now")
     present = counts()
-    if parser.parse_args().write:
-        BASELINE.write_text("".join(f"{count} {name}\n" for name, count in sorted(present.items())), encoding="utf-8")
-        print(f"{present.total()} test functions quote prose.")
-        return 0
-    baseline = read_baseline()
-    risen = rises(present, baseline)
-    for name in risen:
-        print(
-            f"{name}: {present[name]} functions quote prose, {baseline.get(name, 0)} allowed. Assert codes and values:"
-        )
-        for function, line, sentence in quoting_functions(TESTS / name):
-            print(f"  tests/{name}:{line}: {function}: {sentence[:80]!r}")
-    return 1 if risen else 0
+    return ratchet.hold(__doc__, BASELINE, present, lambda: f"{present.total()} test functions quote prose.", report)
 
 
 if __name__ == "__main__":

@@ -11,9 +11,9 @@ import torch
 from support import makes, random_llama
 
 from kvlens import methods
+from kvlens.budget import Budget
 from kvlens.engine.engine import Options
 from kvlens.lab.gpu.static import StaticDecoder
-from kvlens.memory.budget import Budget
 
 
 @dataclass(frozen=True)

@@ -13,18 +13,16 @@ from kvlens.app.data.keeping import KeepingSession
 from kvlens.decisions import DECISION_KINDS, DECISION_UNITS, NONE, Decisions
 from kvlens.instruments import Effects, Loss, Oracle, Scores, SpanKeys
 from kvlens.meta import RunMeta
+from kvlens.records import PrefillRecord, SelfCheck, StepRecord
 from kvlens.rows import (
     EVENT_KINDS,
     HEAD_COLUMNS,
     KV_COLUMNS,
     EventRow,
     JournalRow,
-    PrefillRecord,
     PromptToken,
-    SelfCheck,
     SpanHeadRow,
     SpanRow,
-    StepRecord,
     TransferRow,
 )
 from kvlens.store.reader import TraceReader

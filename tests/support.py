@@ -84,8 +84,8 @@ def run(
 ) -> Any:
     """Engine.run with a method by name, or by 'name parameter=value'."""
     from kvlens import methods
+    from kvlens.budget import Budget
     from kvlens.engine.engine import Engine, Options
-    from kvlens.memory.budget import Budget
 
     chosen, own = method_of(method), dict(pair.split("=") for pair in method.split()[1:])
     params = methods.make_parameters(chosen, preset, {**own, **(overrides or {})})

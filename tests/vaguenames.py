@@ -5,13 +5,14 @@ So new and changed lines need nouns, in any clone, and old lines are mended file
 
 from __future__ import annotations
 
-import argparse
 import ast
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+
+import ratchet
 
 ROOT = Path(__file__).resolve().parents[1]
 BASELINE = Path(__file__).with_suffix(".txt")
@@ -83,12 +84,6 @@ def python_files(root: Path = ROOT) -> list[str]:
     return [name for name in files if (root / name).is_file() and not (root / name).is_symlink()]
 
 
-def read_baseline(path: Path = BASELINE) -> dict[str, int]:
-    """Return the counts that files had: {"kvlens/rows.py": 2}."""
-    lines = path.read_text(encoding="utf-8").splitlines()
-    return {name: int(count) for count, name in (line.split(maxsplit=1) for line in lines)}
-
-
 def counts(root: Path = ROOT) -> Counter[str]:
     """Return how many vague names each file has; files without one are left out."""
     return +Counter({name: len(vague_names(root / name)) for name in python_files(root)})
@@ -100,28 +95,19 @@ def share(root: Path = ROOT) -> float:
     return counts(root).total() / max(total, 1)
 
 
-def rises(present: Counter[str], baseline: dict[str, int]) -> list[str]:
-    """Return the files that have more vague names than before; a new or moved file had none."""
-    return sorted(name for name, count in present.items() if count > baseline.get(name, 0))
+def report(name: str, count: int, allowed: int) -> None:
+    """Print the vague names of a file whose count rose."""
+    print(f"{name}: {count} vague names, {allowed} allowed. Name the thing that each holds:")
+    for vague, line in vague_names(ROOT / name):
+        print(f"  {name}:{line}: {vague}")
 
 
 def main() -> int:
     """Print every vague name of the files whose count rose and return 1; else return 0."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--write", action="store_true", help="store the counts of now")
     present = counts()
-    if parser.parse_args().write:
-        BASELINE.write_text("".join(f"{count} {name}\n" for name, count in sorted(present.items())), encoding="utf-8")
-        print(f"{present.total()} vague names, {100 * share():.1f} % of all.")
-        return 0
-    baseline = read_baseline()
-    risen = rises(present, baseline)
-    for name in risen:
-        before = baseline.get(name, 0)
-        print(f"{name}: {present[name]} vague names, {before} allowed. Name the thing that each holds:")
-        for vague, line in vague_names(ROOT / name):
-            print(f"  {name}:{line}: {vague}")
-    return 1 if risen else 0
+    return ratchet.hold(
+        __doc__, BASELINE, present, lambda: f"{present.total()} vague names, {100 * share():.1f} % of all.", report
+    )
 
 
 if __name__ == "__main__":

@@ -76,8 +76,8 @@ def _translate(error: Exception) -> KvlensError | None:
     """Return the error in the API's words; None for an error that is not the user's to mend."""
     from pydantic import ValidationError
 
+    from kvlens.budget import BudgetInfeasible
     from kvlens.engine.objects import TokenizerMissing
-    from kvlens.memory.budget import BudgetInfeasible
     from kvlens.methods import UnknownMethod
     from kvlens.models.errors import UnsupportedModel
     from kvlens.observing.refusals import CannotObserve

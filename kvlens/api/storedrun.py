@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from kvlens.ledger.account import LossLedger
     from kvlens.lens.tipping import Tip
     from kvlens.lens.trial_request import TrialRequest
-    from kvlens.meta import Counterfactual
+    from kvlens.metaparts import Counterfactual
 
 FRAME_HEIGHT = 760
 """pixels of the replay in a notebook"""

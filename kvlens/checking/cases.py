@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
+from kvlens.budget import Budget, BudgetInfeasible
 from kvlens.checking.models import RecordList, random_llama, random_prompt
 from kvlens.engine.engine import Engine, Options, Result
 from kvlens.engine.models import LoadedModel, load
 from kvlens.engine.prefill import ReadPrompt
-from kvlens.memory.budget import Budget, BudgetInfeasible
 from kvlens.methods.base import Method
 from kvlens.methods.fitting import Sizes, choose
 from kvlens.methods.full import FullKV

@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
+from kvlens.budget import Budget, BudgetInfeasible
 from kvlens.checking import truths
 from kvlens.checking.cases import NEW, Case, cases
 from kvlens.checking.models import RecordList
 from kvlens.checking.stock import generated, stock_logits
 from kvlens.checking.truths import Mismatch
 from kvlens.engine.engine import Result
-from kvlens.memory.budget import Budget, BudgetInfeasible
 from kvlens.methods.base import Method
 from kvlens.methods.faults import MethodFault
 

@@ -9,7 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaFor
 
 from kvlens.engine.hf_attention import ATTENTION
 from kvlens.engine.models import LoadedModel, shape_of
-from kvlens.rows import PrefillRecord, StepRecord
+from kvlens.records import PrefillRecord, StepRecord
 from kvlens.text.prompts import Prompt, PromptText
 
 BASE: dict[str, Any] = {

@@ -15,7 +15,8 @@ import torch
 
 from kvlens.checking.models import RecordList
 from kvlens.decisions import DECISION_KINDS
-from kvlens.rows import MASS_COLUMNS, StepRecord
+from kvlens.records import StepRecord
+from kvlens.rows import MASS_COLUMNS
 from kvlens.shape import KVShape
 
 MASS_ERROR = 1e-3

@@ -12,7 +12,7 @@ from pathlib import Path
 import typer
 
 from kvlens import __version__
-from kvlens.memory.budget import in_words
+from kvlens.budget import in_words
 from kvlens.methods import DEFAULT
 from kvlens.models.cache import cache_dir
 from kvlens.models.catalogue import label
@@ -138,7 +138,7 @@ def _stock_equality() -> Check:
 
 def _recorded_run() -> Iterator[Check]:
     """Run the default method on the toy in a temporary folder, read its trace, and yield its self-checks."""
-    from kvlens.memory.budget import BudgetInfeasible
+    from kvlens.budget import BudgetInfeasible
     from kvlens.runs.carrying import carry_out
     from kvlens.runs.request import RunRequest
     from kvlens.runs.stock import NEW, check_task

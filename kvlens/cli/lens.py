@@ -18,7 +18,7 @@ from kvlens.text.units import counted
 if TYPE_CHECKING:
     from kvlens.cli.progress import Bar, JsonLines
     from kvlens.holds import Range
-    from kvlens.meta import Counterfactual
+    from kvlens.metaparts import Counterfactual
     from kvlens.runs.storing import Stored
     from kvlens.runs.watching import Audience
 

@@ -22,6 +22,7 @@ from kvlens.cli.options import DEFAULT_MODEL, AsJson, RunsDir, runs_folder, writ
 from kvlens.cli.race import race
 from kvlens.cli.run import run
 from kvlens.cli.runs import runs_app
+from kvlens.cli.segments import runs_segments
 from kvlens.cli.studies import studies_app
 from kvlens.cli.study import study
 from kvlens.cli.tip import tip
@@ -35,6 +36,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
+runs_app.command("segments")(runs_segments)
 app.add_typer(runs_app, name="runs")
 app.add_typer(models_app, name="models")
 app.add_typer(studies_app, name="studies")

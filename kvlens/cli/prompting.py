@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 
 from kvlens.text.messages import Conversation, read_conversation
-from kvlens.text.prompts import PromptText, checked, decode, read_prompt
+from kvlens.text.promptfiles import decode, read_prompt
+from kvlens.text.prompts import PromptText, checked
 
 
 def conversation_in(file: str) -> Conversation:

@@ -142,9 +142,9 @@ def runs_note(
 @runs_app.command("show")
 def runs_show(uid: str, runs: RunsDir = None, as_json: AsJson = False) -> None:
     """What a run is, what came out, and its self-check."""
+    from kvlens.budget import of_run
     from kvlens.lens.output import output_text
     from kvlens.lens.severity import outcome
-    from kvlens.memory.budget import of_run
     from kvlens.store.reader import TraceReader
 
     with TraceReader.open(runs_folder(runs), uid) as reader:
@@ -218,38 +218,6 @@ def _about_fields(reader: TraceReader) -> dict[str, Any]:
         return reader.about().model_dump()
     except TraceError as problem:
         return {"about_error": str(problem)}
-
-
-@runs_app.command("segments")
-def runs_segments(
-    uid: str,
-    segment: Annotated[
-        list[str] | None,
-        typer.Option(help="NAME=MARKER or NAME=START:END, in place of the recorded parts; may be repeated."),
-    ] = None,
-    runs: RunsDir = None,
-    as_json: AsJson = False,
-) -> None:
-    """What became of the named parts of a run's prompt: kept and evicted tokens, attention, effect."""
-    from kvlens.lens.segments import eviction_sentences, segment_table
-    from kvlens.store.reader import TraceReader
-    from kvlens.text.segments import pairs_of
-
-    with TraceReader.open(runs_folder(runs), uid) as reader:
-        table, method = segment_table(reader, dict(pairs_of(segment or ()))), str(reader.meta.method)
-    if as_json:
-        typer.echo(json_text(table.to_dict("records")))
-        return
-    if table.empty:
-        typer.echo("The run names no part of its prompt: give --segment NAME=MARKER.")
-        return
-    show_table(list(table.columns), [[_figure(value) for value in row] for row in table.itertuples(index=False)])
-    for sentence in eviction_sentences(table, method):
-        typer.echo(terminal(sentence))
-
-
-def _figure(value: Any) -> Any:
-    return f"{value:.3f}" if isinstance(value, float) and value == value else value
 
 
 @runs_app.command("recover")

@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from kvlens.budget import BudgetInfeasible
 from kvlens.holds import Drop, Hold
-from kvlens.memory.budget import BudgetInfeasible
+from kvlens.memory.counterfactual import Counterfactual
 from kvlens.memory.windowed import WindowedLayers
 from kvlens.methods.run_inputs import Inputs, Peeked, Prefilled, Rotate, RunContext
 
@@ -59,19 +60,24 @@ def method_prompt(prompt: Prefilled, windowed: WindowedLayers) -> Prefilled:
     )
 
 
-def method_changes(
-    holds: Sequence[Hold], drops: Sequence[Drop], windowed: WindowedLayers
-) -> tuple[list[Hold], list[Drop]]:
-    """Return holds and drops in the method's numbers of layers. A window holds its tokens anyway, and nothing else: a
-    hold there is left out."""
+def counterfactual_of(
+    holds: Sequence[Hold], drops: Sequence[Drop], windowed: WindowedLayers, context: RunContext
+) -> Counterfactual | None:
+    """Return what a run holds and drops, in the method's numbers of layers, and what the windows of `context`, the run
+    as the method knows it, hide; None: nothing. A window holds its tokens anyway, and nothing else: a hold there is
+    left out."""
 
     def own(heads: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-        pairs = ((windowed.own(layer), head) for layer, head in heads)
+        pairs = ((windowed.own.get(layer), head) for layer, head in heads)
         return tuple((layer, head) for layer, head in pairs if layer is not None)
 
     held = [replace(hold, heads=own(hold.heads)) for hold in holds]
     dropped = [replace(drop, heads=own(drop.heads)) for drop in drops]
-    return [hold for hold in held if hold.heads], [drop for drop in dropped if drop.heads]
+    holds, drops = [hold for hold in held if hold.heads], [drop for drop in dropped if drop.heads]
+    shape, n = context.shape, context.prompt_tokens
+    if not (holds or drops or shape.windows):
+        return None
+    return Counterfactual(holds, drops, shape.kv_heads, n, n + context.max_new, context.device, shape.windows)
 
 
 @dataclass(frozen=True)

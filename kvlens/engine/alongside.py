@@ -13,8 +13,12 @@ import torch
 from kvlens.engine.forms import forms_of
 from kvlens.engine.hf_attention import SessionCache
 from kvlens.engine.models import LoadedModel
+from kvlens.engine.prefill import ReadPrompt
+from kvlens.engine.rotary import frequencies_vary
 from kvlens.kernels.attend import LayerForm, causal, form_at
+from kvlens.memory.slots import PromptStore
 from kvlens.shortage import shortage
+from kvlens.text.prompts import Prompt
 
 
 class Alongside:
@@ -83,3 +87,16 @@ class Alongside:
         flat = weights.flatten(1, 2)
         output = flat[..., : self._prompt] @ values + flat[..., self._prompt :] @ new_values
         return output.reshape(1, -1, m, q.shape[3]).to(q.dtype)
+
+
+def full_kv_beside(
+    loaded: LoadedModel, prompt: Prompt, read: ReadPrompt | PromptStore | None, steps: int
+) -> tuple[Alongside | None, str | None]:
+    """Return full KV beside a run, or None and why there is none. read: the prompt as full KV reads it; None: it is not
+    at hand. No prompt is read for it. steps: of the run, at most."""
+    whole = len(prompt.ids) + len(prompt.asked)
+    if frequencies_vary(loaded.model.config, whole, len(prompt.ids) + steps):
+        return None, "the model's rotary frequencies change from step to step at this length"
+    if read is None:
+        return None, "full KV's reading of the prompt was not at hand"
+    return Alongside(loaded, read.keys, read.values, prompt.ids[-1], steps), None

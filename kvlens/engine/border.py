@@ -18,14 +18,14 @@ from typing import Any
 import torch
 
 from kvlens import interrupts
+from kvlens.budget import BudgetAccount, BudgetInfeasible
 from kvlens.engine import outputs
 from kvlens.engine.holdings import UNANNOUNCED, Handed, Holdings, Mark, refuse_broken, tensors_of, weights_of
 from kvlens.hangs import Hang, Watch, giving_up, limit
-from kvlens.memory.budget import BudgetAccount, BudgetInfeasible
 from kvlens.memory.layout import Layout
 from kvlens.memory.memory import Memory
 from kvlens.memory.placement import Placement, Selection
-from kvlens.memory.span_table import SpanTable
+from kvlens.memory.slots import SpanTable
 from kvlens.methods.answers import BagChange, WindowLeave
 from kvlens.methods.base import Method
 from kvlens.methods.faults import BUDGET, CHANGED, RAISED, MethodFault, hangs, limited

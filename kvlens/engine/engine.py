@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from kvlens import hangs, interrupts
+from kvlens.budget import Budget
 from kvlens.engine.acting import with_windows
 from kvlens.engine.comparison import Reference
 from kvlens.engine.forms import forms_of
@@ -24,14 +25,13 @@ from kvlens.engine.prefill import Reader, ReadPrompt, prefill
 from kvlens.engine.rotary import refuse_border, rotary_of, whole_length
 from kvlens.engine.session import Session
 from kvlens.holds import Drop, Hold, check
-from kvlens.memory.budget import Budget
 from kvlens.methods.base import Method
 from kvlens.methods.full import FullKV
 from kvlens.methods.needs import Needs
 from kvlens.methods.run_inputs import RunContext
 from kvlens.recording.facts import Follower
 from kvlens.recording.sampling import OracleSampling, resolve
-from kvlens.rows import TraceSink
+from kvlens.records import TraceSink
 from kvlens.text.prompts import Prompt
 
 __all__ = ["Cancelled", "Engine", "Options", "Progress", "Result"]

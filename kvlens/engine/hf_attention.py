@@ -15,8 +15,6 @@ import torch
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from kvlens.kernels.attend import LayerForm
-
 ATTENTION = "kvlens"
 UNSUPPORTED = ("softcap", "s_aux", "position_bias")
 """Arguments by which a model asks for attention that a session without forms does not compute."""
@@ -28,12 +26,6 @@ class LayerSession(Protocol):
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None: ...
     def attend(self, layer: int, q: torch.Tensor, scaling: float) -> torch.Tensor: ...
     def tokens_seen(self, layer: int) -> int: ...
-
-
-class FormedSession(LayerSession, Protocol):
-    """A session that honours windows, caps and sink logits: it computes attention by this form of each layer."""
-
-    def form(self, layer: int) -> LayerForm: ...
 
 
 class SessionLayer(CacheLayerMixin):

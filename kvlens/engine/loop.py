@@ -1,31 +1,30 @@
-"""The decode loop: one token per step and sequence, chosen or forced, whatever makes the step."""
+"""One prompt on its way through a model: what comes before the first step, and what each step is to the run."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 
 import torch
 
-from kvlens.engine.alongside import Alongside
+from kvlens.engine.alongside import Alongside, full_kv_beside
 from kvlens.engine.comparison import Comparison, Reference
 from kvlens.engine.generation_rules import GenerationRules
 from kvlens.engine.hf_attention import SessionCache
 from kvlens.engine.models import LoadedModel
 from kvlens.engine.options import Cancelled, Options, Progress, Result
 from kvlens.engine.prefill import Reader, ReadPrompt, prefill
-from kvlens.engine.rotary import frequencies_vary
 from kvlens.engine.session import Session
-from kvlens.engine.steps import Course, SessionStep, Step
-from kvlens.memory.slots import PromptStore
+from kvlens.engine.steps import Course, SessionStep, decode
 from kvlens.methods.base import own_method
 from kvlens.phases import PhaseClock
 from kvlens.recording.facts import Follower
 from kvlens.recording.recorder import Recorder, StepFacts
 from kvlens.recording.sampling import OracleSampling
 from kvlens.recording.selfcheck import Tally
-from kvlens.rows import PromptToken, SelfCheck, TraceSink
+from kvlens.records import SelfCheck, TraceSink
+from kvlens.rows import PromptToken
 from kvlens.text.prompts import Prompt
 from kvlens.text.token_text import token_text
 
@@ -145,47 +144,29 @@ class Generation:
         self.course = Course(self.prompt, n, last, self.decode)
         self.result = Result([], "", surprisal, [], "", prefill_s, 0.0, [], 0, [])
         if self.sink is not None and store is not None:
-            self._begin_full_kv(store, read)
-            self.recorder = self._record(self.sink, store.keys)
+            if self.comparison is not None and self.oracle is not None:
+                full_prompt = read if isinstance(read, ReadPrompt) else None if session.needs.reading else store
+                beside = full_kv_beside(self.loaded, self.prompt, full_prompt, self.steps)
+                self.full_kv, self.result.no_full_kv = beside
+            self.recorder = Recorder(
+                session.memory,
+                session.windowed,
+                session.method,
+                self.sink,
+                self.tally,
+                store.keys,
+                session.context.max_new,
+                self.options.top_k,
+                self.options.coverage,
+                self.oracle,
+                self.follow,
+                self.full_kv,
+                session.context,
+            )
             session.observer = self.recorder.freezer
             if self.options.phases and store.keys.device.type == "cpu":
-                session.time_phases(PhaseClock())
+                session.clock = session.memory.arrivals.clock = PhaseClock()
             self.recorder.prefill(self._prompt_tokens(surprisal.known), prefill_us, session.prefill_peak)
-
-    def _begin_full_kv(self, store: PromptStore, read: ReadPrompt | Reader | None) -> None:
-        """Begin full KV beside the run, where a reference is compared with and full attention by span is recorded. No
-        prompt is read for it: what the run itself read, or what was `read` before, is full KV's."""
-        prompt, config = self.prompt, self.loaded.model.config
-        if self.comparison is None or self.oracle is None:
-            return
-        whole = len(prompt.ids) + len(prompt.asked)
-        if frequencies_vary(config, whole, len(prompt.ids) + self.steps):
-            self.result.no_full_kv = "the model's rotary frequencies change from step to step at this length"
-        elif isinstance(read, ReadPrompt):
-            self.full_kv = Alongside(self.loaded, read.keys, read.values, prompt.ids[-1], self.steps)
-        elif not self.session.needs.reading:
-            self.full_kv = Alongside(self.loaded, store.keys, store.values, prompt.ids[-1], self.steps)
-        else:
-            self.result.no_full_kv = "full KV's reading of the prompt was not at hand"
-
-    def _record(self, sink: TraceSink, keys: torch.Tensor) -> Recorder:
-        """Return the recorder of the steps to come. keys [L, H_kv, n, D]: the prompt's."""
-        session, options = self.session, self.options
-        return Recorder(
-            session.memory,
-            session.windowed,
-            session.method,
-            sink,
-            self.tally,
-            keys,
-            session.context.max_new,
-            options.top_k,
-            options.coverage,
-            self.oracle,
-            self.follow,
-            self.full_kv,
-            session.context,
-        )
 
     def _prompt_tokens(self, surprisal: torch.Tensor | None) -> list[PromptToken]:
         """Surprisals that nobody has asked for yet are not recorded yet."""
@@ -266,31 +247,3 @@ class Generation:
         if self.asked + len(ids) < self.steps:
             return ""
         return "length" if options.forced is None else "forced"
-
-
-def decode(step: Step, generations: Sequence[Generation]) -> None:
-    """Make steps until every generation has ended, into their results. A sequence that ends before the others is fed on
-    with them, and nothing more is taken of it. Raises Cancelled between two steps; whoever is asked about that may take
-    their time, which is no part of the loop's."""
-    start_time, number, stood_ns = time.perf_counter(), 0, 0
-    going = list(generations)
-    while going:
-        asking = time.perf_counter_ns()
-        for generation in going:
-            generation.check()
-        stood_ns += time.perf_counter_ns() - asking
-        courses = [generation.course for generation in generations]
-        step_start_ns = time.perf_counter_ns()
-        logits = step(number, [course.token for course in courses], [course.ended for course in courses])
-        rows = [generation.scores(row) for generation, row in zip(generations, logits, strict=True)]
-        next_tokens = [generation.choose(row) for generation, row in zip(generations, rows, strict=True)]
-        ended, number = time.perf_counter_ns(), number + 1
-        for generation, row, token in zip(generations, rows, next_tokens, strict=True):
-            if generation.result.stopped:
-                generation.course.feed(token)
-            else:
-                generation.take(row, token, step_start_ns, ended)
-        going = [generation for generation in going if not generation.result.stopped]
-    took = time.perf_counter() - start_time - stood_ns / 1e9
-    for generation in generations:
-        generation.result.decode_s = took - (generation.compared_ns + generation.full_kv_ns) / 1e9

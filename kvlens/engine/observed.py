@@ -9,9 +9,9 @@ from typing import Protocol
 
 import torch
 
+from kvlens.budget import BudgetAccount
 from kvlens.engine.border import scored
-from kvlens.kernels.attend import LayerForm, add_received, decode_attention, form_at
-from kvlens.memory.budget import BudgetAccount
+from kvlens.kernels.attend import LayerForm, add_received, decode_attention, prefill_attention
 from kvlens.memory.placement import Selection
 from kvlens.memory.slots import PromptStore
 from kvlens.methods.needs import Needs
@@ -26,7 +26,6 @@ class Observed:
     ) -> None:
         """method: its name, for sentences; needs: what to keep."""
         self._method, self._account, self._layers = method, account, context.shape.layers
-        self._forms = context.forms
         self._prompt: PromptStore | None = prompt
         self._wanted, self._peeks = needs.queries, needs.peek
         self._queries: list[torch.Tensor] = [torch.empty(0)] * self._layers
@@ -40,19 +39,33 @@ class Observed:
         """what was seen of the last prompt token"""
         self._inputs: Inputs | None = None
 
-    def _form(self, layer: int) -> LayerForm:
-        return form_at(self._forms, layer)
+    def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """New prompt tokens of one layer: keys, values [H_kv, m, D]."""
+        if self._peek is not None:
+            self._peek[layer] = [keys.clone(), values.clone()]
+        else:
+            assert self._prompt is not None
+            self._prompt.append(layer, keys, values)
 
-    def chunk(self, layer: int, q: torch.Tensor, keys: torch.Tensor, scaling: float) -> None:
-        """Prompt tokens of one layer attend: q [1, Hq, m, D] of the last m of the n read so far, keys [1, H_kv, n,
-        D]."""
+    def attend(self, layer: int, q: torch.Tensor, scaling: float, form: LayerForm) -> torch.Tensor:
+        """Prompt tokens of one layer attend under full attention: q [1, Hq, m, D] -> the same shape."""
+        if self._peek is not None:
+            return self._peek_attend(layer, q, scaling, form)
+        return prefill_attention(q, *self.chunk(layer, q, scaling, form), scaling, form)
+
+    def chunk(self, layer: int, q: torch.Tensor, scaling: float, form: LayerForm) -> tuple[torch.Tensor, torch.Tensor]:
+        """Note what methods need of prompt tokens that attend in a layer: q [1, Hq, m, D] of the last m of the n read
+        so far. Return the layer's keys, values [1, H_kv, n, D]."""
+        assert self._prompt is not None
+        keys, values = self._prompt.view(layer)
         if self._received is not None:
-            add_received(self._received[layer], q[0], keys[0], scaling, form=self._form(layer))
+            add_received(self._received[layer], q[0], keys[0], scaling, form=form)
         if self._wanted:
             queries, earlier = scored(q[0, :, -self._wanted :], scaling), self._queries[layer]
             self._queries[layer] = (
                 torch.cat([earlier, queries], 1)[:, -self._wanted :] if earlier.numel() else queries.clone()
             )
+        return keys, values
 
     def inputs(self, inputs: Inputs) -> None:
         """What each layer's attention was given."""
@@ -77,17 +90,11 @@ class Observed:
         finally:
             self._peek = None
 
-    def peek_write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """The token's keys, values [H_kv, 1, D]."""
-        assert self._peek is not None
-        self._peek[layer] = [keys.clone(), values.clone()]
-
-    def peek_attend(self, layer: int, q: torch.Tensor, scaling: float) -> torch.Tensor:
+    def _peek_attend(self, layer: int, q: torch.Tensor, scaling: float, form: LayerForm) -> torch.Tensor:
         """The attention that step 0 of FullKV computes, over a passing copy of one layer's prompt."""
         assert self._peek is not None
         assert self._prompt is not None
         peeked = self._peek[layer]
-        form = self._form(layer)
         keys, values = (torch.cat([old[0], new], 1) for old, new in zip(self._prompt.view(layer), peeked, strict=True))
         if form.window:
             keys, values = keys[:, -form.window :], values[:, -form.window :]

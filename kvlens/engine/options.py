@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 import torch
 
 from kvlens.engine.surprisal import Surprisals
-from kvlens.rows import Loss, SelfCheck
+from kvlens.instruments import Loss
+from kvlens.records import SelfCheck
 
 Progress = Callable[[str, int, int], None]
 """phase ('prefill' | 'place' | 'decode'), done, total (tokens)"""

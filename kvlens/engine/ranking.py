@@ -19,13 +19,14 @@ from kvlens.engine.effect import MOST_TRIPLES, effects
 from kvlens.engine.options import Options
 from kvlens.holds import Drop, Hold, Triple, holds_of, less
 from kvlens.instruments import Effects
-from kvlens.rows import PrefillRecord, SpanRow, StepRecord
+from kvlens.records import PrefillRecord, StepRecord
+from kvlens.rows import SpanRow
 
 if TYPE_CHECKING:
+    from kvlens.budget import Budget
     from kvlens.engine.comparison import Reference
     from kvlens.engine.engine import Engine
     from kvlens.engine.prefill import ReadPrompt
-    from kvlens.memory.budget import Budget
     from kvlens.methods.base import Method
     from kvlens.text.prompts import Prompt
 

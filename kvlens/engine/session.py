@@ -8,20 +8,18 @@ from dataclasses import replace
 
 import torch
 
-from kvlens.engine.acting import method_changes, method_context, method_prompt, with_windows
+from kvlens.budget import BudgetAccount
+from kvlens.engine.acting import counterfactual_of, method_context, method_prompt, with_windows
 from kvlens.engine.border import WALKED_STEPS, Border, make_method
 from kvlens.engine.observed import LayerObserver, Observed
 from kvlens.engine.reading import reading_attention
 from kvlens.holds import Drop, Hold
-from kvlens.kernels.attend import LayerForm, attention_weights, decode_attention, form_at, prefill_attention
+from kvlens.kernels.attend import LayerForm, attention_weights, decode_attention, form_at
 from kvlens.link.transfers import TransferLog
-from kvlens.memory.budget import BudgetAccount
-from kvlens.memory.counterfactual import Counterfactual
 from kvlens.memory.memory import Memory
 from kvlens.memory.placement import Selection
 from kvlens.memory.slots import PromptStore
 from kvlens.memory.windowed import WindowedLayers
-from kvlens.methods.answers import WindowLeave
 from kvlens.methods.base import Method
 from kvlens.methods.calibration import calibrated
 from kvlens.methods.needs import Needs
@@ -59,13 +57,8 @@ class Session:
         self.needs = method.needs_with(params) if needs is None else needs
         n = context.prompt_tokens
         self.windowed = WindowedLayers(context.shape, self.reference, n, drops, context.dtype, context.device)
-        self.counterfactual: Counterfactual | None = None
+        self.counterfactual = counterfactual_of(holds, drops, self.windowed, method_run)
         """None: nothing is held, dropped or older than a window that hides it"""
-        holds, drops = method_changes(holds, drops, self.windowed)
-        hiding = method_run.shape.windows
-        if holds or drops or hiding:
-            heads, positions = context.shape.kv_heads, n + context.max_new
-            self.counterfactual = Counterfactual(holds, drops, heads, n, positions, context.device, hiding)
         self.account, self.transfers = BudgetAccount(), TransferLog()
         self.prompt: PromptStore | None = PromptStore(context.shape, context.dtype, context.device, n)
         """None: the prompt has been placed"""
@@ -94,35 +87,30 @@ class Session:
     # ---- called by the seam
     def tokens_seen(self, layer: int) -> int:
         """Tokens the model has put through before the current one: drives position ids."""
-        if not self.decoding:
-            assert self.prompt is not None
-            return self.prompt.seen[layer]
-        return self._position
+        return self._position if self.prompt is None else self.prompt.seen[layer]
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """New tokens of one layer: keys, values [H_kv, m, D], post-RoPE."""
-        if self.decoding:
-            number = self.windowed.own(layer)
-            if number is None:
-                self.windowed.write(layer, keys[:, 0], values[:, 0])
-                return
+        if not self.decoding:
+            self.observed.write(layer, keys, values)
+        elif (number := self.windowed.own.get(layer)) is None:
+            self.windowed.write(layer, keys[:, 0], values[:, 0])
+        else:
             self.memory.write(number, keys[:, 0], values[:, 0])
             if "written" in self.border.layer_hooks:
                 phase = self.clock.enter("score")
                 self.border.written(number, keys[:, 0], values[:, 0])
                 self.clock.enter(phase)
-        elif self.observed.peeking:
-            self.observed.peek_write(layer, keys, values)
-        else:
-            assert self.prompt is not None
-            self.prompt.append(layer, keys, values)
 
     def attend(self, layer: int, q: torch.Tensor, scaling: float) -> torch.Tensor:
         """q [1, Hq, m, D] -> attention output of the same shape."""
+        form, number = self.form(layer), self.windowed.own.get(layer)
         if not self.decoding:
-            peeking = self.observed.peeking
-            return self.observed.peek_attend(layer, q, scaling) if peeking else self._prefill(layer, q, scaling)
-        form, number = self.form(layer), self.windowed.own(layer)
+            if not self.needs.own_prompt or number is None or self.observed.peeking:
+                return self.observed.attend(layer, q, scaling, form)
+            keys, values = self.observed.chunk(layer, q, scaling, form)
+            turn = self.method.context.rotate
+            return reading_attention(self.border, turn, number, q, keys[0], values[0], scaling, form)
         if number is None:
             out, bias = self.windowed.attend(layer, q, scaling, form)
             if self.observer is not None:
@@ -142,9 +130,9 @@ class Session:
             clock.enter("attend")
         outs, biases = [], []
         for part, pool in enumerate(memory.hot.parts[layer]):
-            part_queries = q if len(pool.heads) == self.shape.kv_heads else q[:, self._query_heads(pool.heads)]
+            part_queries = q if len(pool.heads) == self.shape.kv_heads else q[:, pool.query_heads]
             slots, bias, pages = memory.reads.part(layer, selection, part)
-            part_form = form.take(self._query_heads(pool.heads))
+            part_form = form.take(pool.query_heads)
             self.kernels.add("torch" if bias is None else memory.reads.by)
             outs.append(decode_attention(part_queries, slots.keys, slots.values, bias, scaling, pages, part_form))
             biases.append(bias)
@@ -182,8 +170,7 @@ class Session:
     def look_ahead(self, model_layer: int, q: torch.Tensor) -> None:
         """The method selects for a layer before its query is known: q [Hq, D] is an estimate, as `scored`. What it asks
         for is on its way while the layers before run; the layer's attention waits for what has not come by then."""
-        layer = self.windowed.own(model_layer)
-        if layer is None:
+        if (layer := self.windowed.own.get(model_layer)) is None:
             return
         phase = self.clock.enter("score")
         selection = self._ahead[layer] = self.border.select(layer, q, self.memory.spans.capacity, self._position)
@@ -191,18 +178,6 @@ class Session:
             none = torch.zeros(self.shape.kv_heads, dtype=torch.bool, device=q.device)
             self.memory.recaller.recall(layer, replace(selection, now=none), later=True)
         self.clock.enter(phase)
-
-    def _prefill(self, layer: int, q: torch.Tensor, scaling: float) -> torch.Tensor:
-        assert self.prompt is not None
-        keys, values, form, number = *self.prompt.view(layer), self.form(layer), self.windowed.own(layer)
-        self.observed.chunk(layer, q, keys, scaling)
-        if self.needs.own_prompt and number is not None:
-            turn = self.method.context.rotate
-            return reading_attention(self.border, turn, number, q, keys[0], values[0], scaling, form)
-        return prefill_attention(q, keys, values, scaling, form)
-
-    def _query_heads(self, heads: range) -> slice:
-        return slice(heads.start * self.shape.group, heads.stop * self.shape.group)
 
     # ---- called by the engine
     def finish_prefill(self, surprisal: torch.Tensor | None) -> None:
@@ -216,11 +191,9 @@ class Session:
         assert not self.needs.peek or self.observed.peeked is not None, (
             f"{self.method.name} needs a peek, and the last prompt token was not put through"
         )
-        prompt = self.observed.hand_over(surprisal if self.needs.surprisal else None)
-        prompt, windowed = method_prompt(prompt, self.windowed), self.windowed
+        nats, windowed = surprisal if self.needs.surprisal else None, self.windowed
         with with_windows(context, self.reference):
-            layout, placement = self.border.prefill_end(prompt)
-        del prompt
+            layout, placement = self.border.prefill_end(method_prompt(self.observed.hand_over(nats), windowed))
         self.observed.release()
         store = windowed.place(store)
         self._memory = memory = Memory(
@@ -240,11 +213,9 @@ class Session:
         self.prompt = None
         account.release("prompt")
         self.prefill_peak = account.peak
-        self.border.count_held(account)
         if context.budget_bytes is not None:
             account.limit = context.budget_bytes + memory.counterfactual_bytes
-            if account.resident > account.limit:
-                raise self.border.over_budget(account.resident, account.limit)
+        self.border.count_held(account)
         account.start_step()
         self.decoding = True
 
@@ -254,10 +225,6 @@ class Session:
         self._position = self.context.prompt_tokens + step
         self.between_steps(step, previous)
         self.memory.feed(self._position)
-
-    def time_phases(self, clock: NoClock) -> None:
-        """Time the steps to come with this clock."""
-        self.clock = self.memory.arrivals.clock = clock
 
     def between_steps(self, step: int, previous: StepEnd | None) -> None:
         """What `begin_step` does before the new token gets its slots."""
@@ -270,16 +237,9 @@ class Session:
         memory.start_step(step)
         span_count = len(memory.spans)
         change = None if previous is None else self.border.decode_end(previous, memory)
-        if isinstance(change, WindowLeave):
-            memory.leave_window(change.placement, change.start, change.end)
-        elif change is not None:
-            if change.opened is not None:
-                memory.name(change.opened)
-            if change.evicted is not None:
-                memory.evictions.evict(change.evicted)
-        if self.windowed.rings:
-            self.windowed.open_spans(memory.spans.rows[span_count:], step)
-            self.windowed.begin_step(step, memory.spans.owner, memory.spans.rows)
+        if change is not None:
+            change.apply(memory)
+        self.windowed.begin_step(step, memory.spans, span_count)
         if change is not None or step % WALKED_STEPS == 0:
             self.border.count_held(self.account, step)
         self.clock.enter(phase)

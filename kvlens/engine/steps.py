@@ -1,13 +1,14 @@
-"""Decode steps as the loop takes them: what makes one, and what goes into it from step to step.
+"""Decode steps: what makes one, what goes into it from step to step, and the loop that makes them one after the other.
 
 B sequences, V entries of the vocabulary.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -18,6 +19,9 @@ from kvlens.engine.session import Session
 from kvlens.methods.run_inputs import StepEnd
 from kvlens.text.prompts import Prompt
 from kvlens.text.token_text import TokenStream
+
+if TYPE_CHECKING:
+    from kvlens.engine.loop import Generation
 
 
 class Step(Protocol):
@@ -81,6 +85,34 @@ class Course:
             return
         self.token, self.text = token, self._stream.text(token)
         self.surprisal = -float(self.logprobs[token])
+
+
+def decode(step: Step, generations: Sequence[Generation]) -> None:
+    """Make steps until every generation has ended, into their results. A sequence that ends before the others is fed on
+    with them, and nothing more is taken of it. Raises Cancelled between two steps; whoever is asked about that may take
+    their time, which is no part of the loop's."""
+    start_time, number, stood_ns = time.perf_counter(), 0, 0
+    going = list(generations)
+    while going:
+        asking = time.perf_counter_ns()
+        for generation in going:
+            generation.check()
+        stood_ns += time.perf_counter_ns() - asking
+        courses = [generation.course for generation in generations]
+        step_start_ns = time.perf_counter_ns()
+        logits = step(number, [course.token for course in courses], [course.ended for course in courses])
+        rows = [generation.scores(row) for generation, row in zip(generations, logits, strict=True)]
+        next_tokens = [generation.choose(row) for generation, row in zip(generations, rows, strict=True)]
+        ended, number = time.perf_counter_ns(), number + 1
+        for generation, row, token in zip(generations, rows, next_tokens, strict=True):
+            if generation.result.stopped:
+                generation.course.feed(token)
+            else:
+                generation.take(row, token, step_start_ns, ended)
+        going = [generation for generation in going if not generation.result.stopped]
+    took = time.perf_counter() - start_time - stood_ns / 1e9
+    for generation in generations:
+        generation.result.decode_s = took - (generation.compared_ns + generation.full_kv_ns) / 1e9
 
 
 def entropies(logprobs: torch.Tensor) -> tuple[float, float]:

@@ -14,7 +14,7 @@ from kvlens.holds import Hold, Triple, without
 from kvlens.instruments import Oracle, Scores
 from kvlens.ledger.causes import CODES, INDEX, NONE
 from kvlens.ledger.story import STATE, Story
-from kvlens.rows import StepRecord
+from kvlens.records import StepRecord
 
 FAINT = 1e-9
 """weight of a step at which a span was not exact and no unread mass was listed"""

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from kvlens.rows import StepRecord
+from kvlens.records import StepRecord
 
 SIGNALS: dict[str, str] = {
     "entropy": "entropy of the next-token distribution, nats",

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from kvlens.instruments import CutRow
-from kvlens.rows import SPAN_STATES, EventRow, PrefillRecord, SpanHeadRow, SpanRow, StepRecord
+from kvlens.records import PrefillRecord, StepRecord
+from kvlens.rows import SPAN_STATES, EventRow, SpanHeadRow, SpanRow
 from kvlens.shape import KVShape
 from kvlens.store.states import changes
 

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from kvlens.budget import NO_LIMIT, Budget, in_words
 from kvlens.lens.knob import limit_of
 from kvlens.lens.listing import budget_of
 from kvlens.lens.severity import severity, unmissed_words
 from kvlens.lens.verdict import verdict
-from kvlens.memory.budget import NO_LIMIT, Budget, in_words
 from kvlens.methods.naming import stand_in
 from kvlens.store.cells import records
 from kvlens.store.reader import TraceError, TraceReader, list_runs

@@ -16,7 +16,7 @@ from kvlens.holds import joined, without
 from kvlens.lens.method_reasons import MethodReasons
 from kvlens.lens.place import Ranking
 from kvlens.lens.spanstates import DEPARTURES, HOT, states_of, uncorrected
-from kvlens.meta import Held
+from kvlens.metaparts import Held
 from kvlens.store.reader import TraceReader
 
 ROUNDING = 1e-4

@@ -8,7 +8,8 @@ from dataclasses import replace
 from kvlens.holds import Drop, Hold, Range, joined, without
 from kvlens.lens.lines import ranges_in_words
 from kvlens.lens.search import Head
-from kvlens.meta import Held, RunMeta
+from kvlens.meta import RunMeta
+from kvlens.metaparts import Held
 from kvlens.refusal import Refusal
 from kvlens.text.units import counted
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from kvlens import methods
-from kvlens.memory.budget import Budget, in_words, of_run, phrase
+from kvlens.budget import Budget, in_words, of_run, phrase
 from kvlens.meta import RunMeta
 from kvlens.metaparts import OBSERVED
 from kvlens.methods.advice import refusal

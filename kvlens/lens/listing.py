@@ -13,9 +13,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from kvlens.budget import of_run
 from kvlens.lens.knob import limit_by
 from kvlens.lens.severity import KINDS, Outcome, outcome_of
-from kvlens.memory.budget import of_run
 from kvlens.models.find import short_model
 from kvlens.refusal import Refusal
 from kvlens.store.catalog import run_entries

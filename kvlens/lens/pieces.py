@@ -10,7 +10,7 @@ from itertools import groupby
 
 from kvlens.lens.lines import ranges_in_words
 from kvlens.lens.search import Head
-from kvlens.meta import Held
+from kvlens.metaparts import Held
 
 _WRITTEN = re.compile(r"(?:(\d{1,9})|t(\d{1,9})(?:-(\d{1,9}))?)(?:\.L(\d{1,4})(?:\.KV(\d{1,4}))?)?", re.ASCII)
 FORM = "SPAN or tFIRST-LAST (positions), each with .L2 or .L2.KV1 behind it for the KV heads of a layer, or one of them"

@@ -13,8 +13,8 @@ from kvlens.instruments import Loss
 from kvlens.lens.hold_changes import drop_from_holds
 from kvlens.lens.search import Head, Measured, Search, SearchResult
 from kvlens.lens.trials import Trials
-from kvlens.meta import Counterfactual
-from kvlens.meta import Search as SearchMeta
+from kvlens.metaparts import Counterfactual
+from kvlens.metaparts import Search as SearchMeta
 from kvlens.refusal import Refusal
 from kvlens.runs.answerend import answer_end, gives_answer
 from kvlens.runs.repeat import Past

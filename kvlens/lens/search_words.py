@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from kvlens.text.units import counted
 
 if TYPE_CHECKING:
-    from kvlens.meta import Search
+    from kvlens.metaparts import Search
 
 
 def describe_search(search: Search) -> str:

@@ -229,11 +229,7 @@ def outcome_of(facts: OutcomeFacts) -> Outcome:
 
 _COLUMNS = pa.schema(
     [
-        ("uid", pa.string()),
-        ("what_if", pa.string()),
-        ("outcome", pa.string()),
-        ("outcome_kinds", pa.string()),
-        ("expected", pa.string()),
+        *((name, pa.string()) for name in ("uid", "what_if", "outcome", "outcome_kinds", "expected")),
         ("left_full_kv_at_step", pa.int64()),
         ("kl_nats", pa.float64()),
         ("margin_logits", pa.float64()),

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvlens import methods
+from kvlens.budget import BudgetInfeasible, percent_up
 from kvlens.lens.knob import Knob, knob_in
 from kvlens.lens.question import Question, unless
 from kvlens.lens.storedtips import percent_of, right_of, stored_probes
 from kvlens.lens.tipping import MOST, Probe, Tip, find_tip
 from kvlens.lens.trylist import tries_in
 from kvlens.lens.whatif import trials_of
-from kvlens.memory.budget import BudgetInfeasible, percent_up
 from kvlens.runs.readings import keeping
 from kvlens.runs.repeat import Past, read_run, reload
 from kvlens.runs.request import BY_NAME, ModelSource, Report
@@ -28,7 +28,7 @@ from kvlens.store.reader import TraceReader
 if TYPE_CHECKING:
     from kvlens.engine.comparison import Reference
     from kvlens.engine.engine import Result
-    from kvlens.meta import Counterfactual
+    from kvlens.metaparts import Counterfactual
     from kvlens.runs.preparing import Prepared
 
 BUDGET_STEP = 1.0

@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, Any
 from kvlens import tasks
 from kvlens.holds import Drop, Hold, less
 from kvlens.methods.base import Method
-from kvlens.rows import SpanRow, TraceSink
+from kvlens.records import TraceSink
+from kvlens.rows import SpanRow
 
 if TYPE_CHECKING:
+    from kvlens.budget import Budget
     from kvlens.engine.comparison import Reference
     from kvlens.engine.engine import Engine, Options, Result
     from kvlens.engine.prefill import ReadPrompt
     from kvlens.engine.ranking import Repeat
-    from kvlens.memory.budget import Budget
     from kvlens.runs.request import Report
     from kvlens.text.prompts import Prompt
 

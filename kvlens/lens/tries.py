@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from kvlens.lens.hold_changes import describe_kept, new_holds
 from kvlens.lens.knob import asked_in_words
 from kvlens.lens.pieces import Piece, pieces_of
-from kvlens.meta import Counterfactual, Held, RunMeta
+from kvlens.meta import RunMeta
+from kvlens.metaparts import Counterfactual, Held
 
 RESTORED = {True: "yes", False: "no", None: "cannot be told"}
 """of a try, in a word"""

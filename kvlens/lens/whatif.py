@@ -20,8 +20,8 @@ from kvlens.lens.search import Head, SearchResult
 from kvlens.lens.span_parts import recut
 from kvlens.lens.trial_request import TrialRequest, drops_for, holds_for, numbers
 from kvlens.lens.trials import Trials
-from kvlens.meta import Counterfactual, Tested
-from kvlens.meta import Search as SearchMeta
+from kvlens.metaparts import Counterfactual, Tested
+from kvlens.metaparts import Search as SearchMeta
 from kvlens.runs.preflight import refuse
 from kvlens.runs.readings import reading, shared
 from kvlens.runs.repeat import Past, read_run, reload

@@ -9,17 +9,16 @@ from functools import partial
 import numpy as np
 import torch
 
+from kvlens.link.codec import Cut
 from kvlens.link.host_link import Link
 from kvlens.link.transfers import TransferLog
-from kvlens.memory.codec import Cut
 from kvlens.memory.cold_tier import ColdTier
 from kvlens.memory.counterfactual import Counterfactual
 from kvlens.memory.evictions import Evictions, token_names
 from kvlens.memory.hot_tier import HotTier, Pool
 from kvlens.memory.log import MemoryLog
 from kvlens.memory.placement import Placement
-from kvlens.memory.slots import FREE, ROLE
-from kvlens.memory.span_table import SpanTable
+from kvlens.memory.slots import FREE, ROLE, SpanTable
 from kvlens.rows import SpanRow
 
 

@@ -16,8 +16,7 @@ from kvlens.memory.cold_tier import ColdTier
 from kvlens.memory.hot_tier import HotTier, Pool
 from kvlens.memory.layout import Layout
 from kvlens.memory.log import ARRIVAL, MemoryLog, RecalledParts
-from kvlens.memory.slots import SharedSlots
-from kvlens.memory.span_table import SpanTable
+from kvlens.memory.slots import SharedSlots, SpanTable
 from kvlens.phases import NoClock
 
 

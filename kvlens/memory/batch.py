@@ -9,13 +9,12 @@ from functools import partial
 import numpy as np
 import torch
 
+from kvlens.link.codec import Units
 from kvlens.link.copies import Move, Numbers, Tokens
 from kvlens.link.host_link import Moving, Part, Stage
-from kvlens.memory.codec import Units
 from kvlens.memory.cold_tier import ColdTier
 from kvlens.memory.hot_tier import Pool
-from kvlens.memory.slots import ROLE
-from kvlens.memory.span_table import SpanTable
+from kvlens.memory.slots import ROLE, SpanTable
 from kvlens.memory.zones import Plan, TokenPlan
 
 

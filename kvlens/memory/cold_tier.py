@@ -16,12 +16,12 @@ from functools import partial
 import numpy as np
 import torch
 
+from kvlens.link.codec import Codec, Cut, Packed, RawCodec
 from kvlens.link.copies import Move
 from kvlens.link.host_memory import HostMemory, Pageable, pools
 from kvlens.link.transfers import Entry
-from kvlens.memory.codec import Codec, Cut, Packed, RawCodec
 from kvlens.memory.layout import Layout
-from kvlens.memory.span_table import SpanTable
+from kvlens.memory.slots import SpanTable
 from kvlens.rows import SpanHeadRow
 from kvlens.shape import KVShape
 

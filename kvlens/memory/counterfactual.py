@@ -21,14 +21,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-import torch.nn.functional as F
 
 from kvlens.holds import Drop, Hold
 from kvlens.memory.hot_tier import HotTier
 from kvlens.memory.layout import Layout, Zones
 from kvlens.memory.placement import Selection
-from kvlens.memory.slots import FREE, ROLE, PromptStore, Slots
-from kvlens.memory.span_table import WINDOW, SpanTable
+from kvlens.memory.slots import FREE, ROLE, WINDOW, PromptStore, Slots, SpanTable
 from kvlens.shape import KVShape
 
 NEVER = torch.iinfo(torch.int32).max
@@ -245,16 +243,8 @@ class Counterfactual:
         where = slots.position.long()
         is_dropped = hidden.gather(1, torch.where(where < 0, self.positions, where))
         summary = slots.role == ROLE["coarse"]
-        is_dropped = torch.where(summary, _whole(hidden, spans).gather(1, slots.span.long()), is_dropped)
+        is_dropped = torch.where(summary, spans.covered(hidden).gather(1, slots.span.long()), is_dropped)
         bias.masked_fill_(is_dropped[:, None], float("-inf"))
         is_newest = (slots.position == self.position) & ~summary & (slots.role != FREE)
         nothing = (bias == float("-inf")).all(-1, keepdim=True)
         return bias.masked_fill_(nothing & is_newest[:, None], 0.0)
-
-
-def _whole(hidden: torch.Tensor, spans: SpanTable) -> torch.Tensor:
-    """Return bool [h, S]: spans that have tokens, all of which are in hidden [h, P + 1]."""
-    hidden_count = F.pad(hidden[:, :-1].long().cumsum(1), (1, 0))
-    start, end = spans.ranges().clamp(max=hidden_count.shape[1] - 1).to(hidden.device).unbind(1)
-    whole = (hidden_count[:, end] - hidden_count[:, start] == end - start) & (end > start)
-    return F.pad(whole, (0, spans.capacity - whole.shape[1]))

@@ -13,8 +13,7 @@ import torch
 from kvlens.memory.hot_tier import HotTier, Pool
 from kvlens.memory.log import MemoryLog, bag_cuts, cuts, owners
 from kvlens.memory.placement import Eviction, Kept, Placement
-from kvlens.memory.slots import FREE, ROLE
-from kvlens.memory.span_table import WINDOW, SpanTable
+from kvlens.memory.slots import FREE, ROLE, WINDOW, SpanTable
 
 
 def token_names(placement: Placement, positions: torch.Tensor, ids: list[int]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -29,15 +29,18 @@ class Pool:
         zones: Zones,
         dense: bool,
         layout: Layout,
+        group: int,
         head_dim: int,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
+        """group: query heads of a KV head."""
         self.layers, self.heads, self.zones, self.dense = layers, heads, zones, dense
         self.shares = bool(layout.shared) and not dense
         """recalled spans are in slots that other KV heads use too"""
         self.index = slice(layers.start, layers.stop), slice(heads.start, heads.stop)
         """the pool's layers and KV heads in a tensor [L, H_kv, ...]"""
+        self.query_heads = slice(heads.start * group, heads.stop * group)
         size = (len(layers), len(heads), zones.slots)
         if layout.token_major:
             stored = (len(layers), zones.slots, len(heads), head_dim)
@@ -183,7 +186,8 @@ class HotTier:
         self.example = torch.empty(0, shape.head_dim, dtype=dtype, device=device)
         """no key, in the form and place of all keys"""
         self.pools = [
-            Pool(*group, layout, shape.head_dim, dtype, device) for group in layout.groups(shape.layers, shape.kv_heads)
+            Pool(*run, layout, shape.group, shape.head_dim, dtype, device)
+            for run in layout.groups(shape.layers, shape.kv_heads)
         ]
         self.parts = [[pool for pool in self.pools if layer in pool.layers] for layer in range(shape.layers)]
         """of each layer the pools that hold its KV heads, in their order: one where all have equal zones"""

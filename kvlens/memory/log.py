@@ -9,9 +9,10 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from kvlens.instruments import CutRow
 from kvlens.memory.placement import Kept, Placement
-from kvlens.memory.span_table import WINDOW, SpanTable
-from kvlens.rows import CutRow, EventRow, SpanHeadRow
+from kvlens.memory.slots import WINDOW, SpanTable
+from kvlens.rows import EventRow, SpanHeadRow
 
 ARRIVAL = {"zoom": "zoom_in", "prefetch": "prefetch", "correction": "correction"}
 """Event that logs a span's arrival, by the cause of its transfer; 'recall' for the others."""

@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import torch
 
+from kvlens.budget import BudgetAccount
 from kvlens.kernels.attend import runs_on
 from kvlens.link.cuda_link import link_for
 from kvlens.link.transfers import TransferLog
 from kvlens.memory.allocator import Allocator
 from kvlens.memory.arrivals import Arrivals
-from kvlens.memory.budget import BudgetAccount
 from kvlens.memory.cold_tier import ColdTier
 from kvlens.memory.counterfactual import Counterfactual
 from kvlens.memory.evictions import Evictions
 from kvlens.memory.hot_tier import HotTier
 from kvlens.memory.layout import Layout
 from kvlens.memory.log import MemoryLog
-from kvlens.memory.packed_kept import PackedKept
-from kvlens.memory.packed_zone import PackedZone
+from kvlens.memory.packed import PackedKept, PackedZone
 from kvlens.memory.placement import Placement
 from kvlens.memory.reads import Distance, Reads, Turn
 from kvlens.memory.recall import Recaller
-from kvlens.memory.slots import FREE, PromptStore, SharedSlots
-from kvlens.memory.span_table import WINDOW, SpanTable
+from kvlens.memory.slots import FREE, WINDOW, PromptStore, SharedSlots, SpanTable
 from kvlens.rows import SpanRow, TransferRow
 from kvlens.shape import KVShape
 

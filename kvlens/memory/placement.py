@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from kvlens.memory.codec import Codec
+from kvlens.link.codec import Codec
 from kvlens.spans import Span
 
 

@@ -15,11 +15,9 @@ from kvlens.memory.counterfactual import Counterfactual
 from kvlens.memory.hot_tier import HotTier, Pool
 from kvlens.memory.layout import Layout
 from kvlens.memory.log import MemoryLog
-from kvlens.memory.packed_kept import PackedKept
-from kvlens.memory.packed_zone import PackedZone
+from kvlens.memory.packed import PackedKept, PackedZone
 from kvlens.memory.placement import Selection
-from kvlens.memory.slots import FREE, ROLE, SharedSlots, Slots
-from kvlens.memory.span_table import SpanTable
+from kvlens.memory.slots import FREE, ROLE, SharedSlots, Slots, SpanTable
 
 CODES = Codes(ROLE["coarse"], ROLE["resident"], ROLE["reconstructed"], FREE)
 

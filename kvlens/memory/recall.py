@@ -15,8 +15,7 @@ from kvlens.memory.hot_tier import HotTier
 from kvlens.memory.layout import Layout
 from kvlens.memory.log import DEPARTURE, MemoryLog
 from kvlens.memory.placement import Selection
-from kvlens.memory.slots import FREE, SharedSlots
-from kvlens.memory.span_table import SpanTable
+from kvlens.memory.slots import FREE, SharedSlots, SpanTable
 from kvlens.memory.zones import Plan, RecallZone, SharedZone, TokenZone
 
 

@@ -14,9 +14,10 @@ import numpy as np
 import torch
 
 from kvlens.holds import Drop
+from kvlens.instruments import CutRow
 from kvlens.kernels.attend import LayerForm, decode_attention
-from kvlens.memory.slots import PromptStore
-from kvlens.rows import CutRow, EventRow, SpanHeadRow, SpanRow, TransferRow
+from kvlens.memory.slots import PromptStore, SpanTable
+from kvlens.rows import EventRow, SpanHeadRow, SpanRow, TransferRow
 from kvlens.shape import KVShape
 
 Row = TypeVar("Row", CutRow, EventRow, SpanHeadRow, TransferRow)
@@ -40,7 +41,8 @@ class WindowedLayers:
         self.shape, self.first = shape, prompt_tokens
         self.numbers = shape.global_layers if apart else tuple(range(shape.layers))
         """the model's number of each of the method's layers"""
-        self._own = {layer: number for number, layer in enumerate(self.numbers)}
+        self.own = {layer: number for number, layer in enumerate(self.numbers)}
+        """the method's number of a layer of the model, of the layers that are not here"""
         size = (2, shape.kv_heads, shape.head_dim)
         self.rings = {
             layer: torch.zeros(*size[:2], window, size[2], dtype=dtype, device=device)
@@ -55,10 +57,6 @@ class WindowedLayers:
         self._events: list[EventRow] = []
         self.newest = prompt_tokens - 1
         """position of the newest token"""
-
-    def own(self, layer: int) -> int | None:
-        """Return the method's number of a layer of the model; None if the layer is here."""
-        return self._own.get(layer)
 
     # ---- keys and values
     def place(self, prompt: PromptStore) -> PromptStore:
@@ -117,8 +115,12 @@ class WindowedLayers:
                 if row.kind != "window" and (kind != "kept" or row.state != "resident"):
                     self._events.append(EventRow(step, layer, None, None, kind, row.span))
 
-    def begin_step(self, step: int, owner: np.ndarray, spans: Sequence[SpanRow]) -> None:
-        """The step's token takes the place of the oldest one in each full ring. owner: span of each position."""
+    def begin_step(self, step: int, table: SpanTable, first_new: int) -> None:
+        """The step's token takes the place of the oldest one in each full ring. Spans from `first_new` on are new."""
+        if not self.rings:
+            return
+        owner, spans = table.owner, table.rows
+        self.open_spans(spans[first_new:], step)
         self.newest += 1
         for layer, ring in self.rings.items():
             leaving = self.newest - ring.shape[2]

@@ -16,7 +16,7 @@ import torch
 
 from kvlens.kernels.zone_tables import CellPlan, Wishes, ZoneTables
 from kvlens.kernels.zone_torch import decide
-from kvlens.memory.span_table import SpanTable
+from kvlens.memory.slots import SpanTable
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from kvlens.memory.budget import BudgetInfeasible, percent_up, raised_to
+from kvlens.budget import BudgetInfeasible, percent_up, raised_to
 from kvlens.methods.fitting import Chosen, Sizes, choose
 from kvlens.methods.parameters import FIT
 

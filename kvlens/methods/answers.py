@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
+    from kvlens.memory.memory import Memory
     from kvlens.memory.placement import Eviction, Placement
     from kvlens.methods.run_inputs import Rotate
 
@@ -54,6 +55,10 @@ class WindowLeave:
     end: int
     placement: Placement
 
+    def apply(self, memory: Memory) -> None:
+        """Let the memory carry it out."""
+        memory.leave_window(self.placement, self.start, self.end)
+
 
 @dataclass
 class BagChange:
@@ -63,3 +68,10 @@ class BagChange:
     """what gives way to the next step's token; None: a place is free"""
     opened: Placement | None = None
     """spans that decoded tokens belong to from now on, with no kept tokens of their own: nothing moves"""
+
+    def apply(self, memory: Memory) -> None:
+        """Let the memory carry it out."""
+        if self.opened is not None:
+            memory.name(self.opened)
+        if self.evicted is not None:
+            memory.evictions.evict(self.evicted)

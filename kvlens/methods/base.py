@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import ABC
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from kvlens.memory.budget import BudgetInfeasible
+from kvlens.budget import BudgetInfeasible
 from kvlens.methods.answers import Decided, FactorForm, Note
 from kvlens.methods.faults import HookChecks
 from kvlens.methods.hooks import Lifecycle, Placing, Selecting

@@ -6,10 +6,10 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from kvlens.memory.layout import Quantised
 from kvlens.methods.families.packed_tokens import PackedTokens
 from kvlens.methods.fitting import clamp
 from kvlens.methods.parameters import param
+from kvlens.quantised.form import Quantised
 from kvlens.shape import KVShape
 
 WIDTHS = (1, 2, 3, 4, 8)

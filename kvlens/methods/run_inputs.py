@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import torch
 
     from kvlens.kernels.attend import LayerForm
-    from kvlens.memory.span_table import SpanTable
+    from kvlens.memory.slots import SpanTable
 
 
 class Rotate(Protocol):

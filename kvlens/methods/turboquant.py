@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from kvlens.memory.layout import ROTATED, Quantised
 from kvlens.methods.families.few_bits import FewBits, refuses_few_bits
 from kvlens.methods.families.packed_tokens import PackedTokens
 from kvlens.methods.fitting import clamp
 from kvlens.methods.parameters import param
 from kvlens.methods.wrappers import Lending, Lent
+from kvlens.quantised.form import ROTATED, Quantised
 from kvlens.shape import KVShape
 
 SEED = 0

@@ -12,7 +12,8 @@ from kvlens.engine.models import LoadedModel
 from kvlens.observing.observer import Observer
 from kvlens.observing.outcome import NextToken
 from kvlens.recording.selfcheck import FINITE, MASS_TOLERANCE, MASSES, worse
-from kvlens.rows import MASS_COLUMNS, SelfCheck
+from kvlens.records import SelfCheck
+from kvlens.rows import MASS_COLUMNS
 
 OUTPUT_TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-4}
 """relative difference of attention outputs that the order of sums may make; other formats: COARSE"""

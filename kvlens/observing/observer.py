@@ -1,5 +1,4 @@
-"""Follows a model through a block of a caller's code: which passes belong to the generation, which rows of them are
-steps, and what each step attended."""
+"""Follows a model through a block of a caller's code: the passes of the generation, its steps, what each attended."""
 
 from __future__ import annotations
 

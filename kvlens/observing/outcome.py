@@ -14,7 +14,7 @@ from kvlens.engine.generation_rules import GenerationRules
 from kvlens.engine.models import LoadedModel
 from kvlens.holds import Drop, Hold, held_bytes, tokens_of
 from kvlens.instruments import Loss
-from kvlens.meta import Counterfactual
+from kvlens.metaparts import Counterfactual
 from kvlens.observing.taken import Taken
 from kvlens.runs.answerend import gives_answer
 from kvlens.store.cells import integer, number

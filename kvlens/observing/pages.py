@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from kvlens.memory.span_table import WINDOW
+from kvlens.memory.slots import WINDOW
 from kvlens.rows import EventRow, SpanRow
 from kvlens.spans import fixed_chunks
 

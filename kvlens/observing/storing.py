@@ -19,7 +19,8 @@ from kvlens.observing.options import Options
 from kvlens.observing.outcome import NextToken, conclude, next_tokens
 from kvlens.observing.preparing import describe_caller, prepare_observed, prompt_of
 from kvlens.observing.taken import Taken
-from kvlens.rows import PrefillRecord, PromptToken, StepRecord
+from kvlens.records import PrefillRecord, StepRecord
+from kvlens.rows import PromptToken
 from kvlens.runs.describing import describe
 from kvlens.runs.preparing import Pairing, Prepared, plan, reference_key
 from kvlens.runs.request import Report, RunRequest

@@ -18,7 +18,8 @@ from kvlens.methods.answers import Decided
 from kvlens.recording.decisions import decisions_between
 from kvlens.recording.selfcheck import Tally
 from kvlens.recording.snapshot import Measured, Snapshot
-from kvlens.rows import EventRow, JournalRow, SpanHeadRow, SpanRow, StepRecord, TransferRow
+from kvlens.records import StepRecord
+from kvlens.rows import EventRow, JournalRow, SpanHeadRow, SpanRow, TransferRow
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,7 @@ from kvlens.kernels.attend import LayerForm, attention_shares, form_at
 from kvlens.memory.hot_tier import Pool
 from kvlens.memory.memory import Memory
 from kvlens.memory.placement import Selection
-from kvlens.memory.slots import ROLE
-from kvlens.memory.span_table import WINDOW
+from kvlens.memory.slots import ROLE, WINDOW
 from kvlens.memory.windowed import WindowedLayers
 from kvlens.recording.frozenparts import join, keeps_all, rank, stack_shares
 from kvlens.recording.snapshot import Attended, DecidedStep, PackedReads, Snapshot, Zooms
@@ -68,7 +67,7 @@ class Freezer:
         scaling: float,
         selection: Selection | None,
     ) -> None:
-        layer_inputs, number = _Seen(layer, q, biases, scaling, selection), self.windowed.own(layer)
+        layer_inputs, number = _Seen(layer, q, biases, scaling, selection), self.windowed.own.get(layer)
         shared = len(self.memory.layout.shared) == 1  # later layers may take the slots of this one
         if number is not None and (shared or (selection is not None and selection.now is not None)):
             layer_inputs.frozen = (
@@ -126,7 +125,7 @@ class Freezer:
         packed = self.memory.packed
 
         def kind(layer_inputs: _Seen) -> tuple[int, int, int, int]:
-            number, bias = self.windowed.own(layer_inputs.layer), layer_inputs.biases[0]
+            number, bias = self.windowed.own.get(layer_inputs.layer), layer_inputs.biases[0]
             if number is None:
                 return -1, -1, -1, layer_inputs.layer
             pools = self.memory.hot.parts[number]
@@ -136,7 +135,7 @@ class Freezer:
 
         for _, run in groupby(self._seen, key=kind):
             members = list(run)
-            number = self.windowed.own(members[0].layer)
+            number = self.windowed.own.get(members[0].layer)
             yield None if number is None else range(number, number + len(members)), members
 
     def _form(self, layer: int) -> LayerForm:
@@ -165,7 +164,7 @@ class Freezer:
         packed = self.memory.packed
         if packed is None:
             return None
-        numbers = [self.windowed.own(layer_inputs.layer) for layer_inputs in self._seen]
+        numbers = [self.windowed.own.get(layer_inputs.layer) for layer_inputs in self._seen]
         saved = [(0.0, 0.0) if number is None else packed.saved[number] for number in numbers]
         return PackedReads(saved, packed.values_until)
 

@@ -17,8 +17,8 @@ import torch.nn.functional as F
 
 from kvlens.instruments import Oracle
 from kvlens.kernels.attend import attention_weights
-from kvlens.memory.slots import EXACT
-from kvlens.memory.span_table import WINDOW
+from kvlens.kernels.group_sums import sum_by
+from kvlens.memory.slots import EXACT, WINDOW
 from kvlens.recording.selected import read_positions
 from kvlens.recording.snapshot import Attended, Snapshot
 from kvlens.rows import SpanRow
@@ -231,16 +231,6 @@ def by_span(rows: torch.Tensor, owners: Sequence[torch.Tensor], spans: int) -> t
         same_table = rows[steps[0] : steps[-1] + 1]
         span_sums.append(sum_by(same_table, owners[steps[0]][: rows.shape[-1]], spans))
     return torch.cat(span_sums).flatten(2, 3)
-
-
-def sum_by(rows: torch.Tensor, code: torch.Tensor, codes: int) -> torch.Tensor:
-    """Add rows [..., n] up over the columns with an equal code, int64 [n] -> [..., codes]. On a CPU runs of equal codes
-    are added first, without a copy."""
-    out = rows.new_zeros(*rows.shape[:-1], codes)
-    if rows.is_cuda:
-        return out.index_add_(-1, code, rows)
-    starts = np.flatnonzero(np.diff(code.numpy(), prepend=-1))
-    return out.index_add_(-1, code[starts], torch.from_numpy(np.add.reduceat(rows.numpy(), starts, axis=-1)))
 
 
 def _some(values: torch.Tensor, *selected: Any) -> torch.Tensor:

@@ -1,6 +1,5 @@
 """The only way telemetry leaves the engine. The engine's thread freezes a step (a few copies); a second thread measures
-it and hands the row to the sink. Nothing here changes what the run computes.
-"""
+it and hands the row to the sink. Nothing here changes what the run computes."""
 
 from __future__ import annotations
 
@@ -26,7 +25,8 @@ from kvlens.recording.sampling import OracleSampling
 from kvlens.recording.selfcheck import Tally, check_figures
 from kvlens.recording.snapshot import Snapshot
 from kvlens.recording.spankeys import span_keys
-from kvlens.rows import EventRow, JournalRow, PrefillRecord, PromptToken, TraceSink
+from kvlens.records import PrefillRecord, TraceSink
+from kvlens.rows import EventRow, JournalRow, PromptToken
 
 RANKED_SPANS = 32
 """spans whose scores are logged, per (step, layer, KV head)"""
@@ -194,10 +194,8 @@ class Recorder:
         self._batch = []
 
     def _together(self, shot: Snapshot) -> int:
-        shape = self.windowed.shape
-        widest = max(shot.spans, *(pool.zones.slots for pool in self.memory.hot.pools), 1)
-        if shot.shadow is not None:
-            widest = max(widest, shot.shadow.shape[2])
+        shape, shadow = self.windowed.shape, 1 if shot.shadow is None else shot.shadow.shape[2]
+        widest = max(shot.spans, shadow, *(pool.zones.slots for pool in self.memory.hot.pools))
         return max(1, min(TOGETHER, TOGETHER_NUMBERS // (shape.layers * shape.q_heads * widest)))
 
     def finish(self) -> None:

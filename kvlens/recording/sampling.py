@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from kvlens.refusal import Refusal
 
 if TYPE_CHECKING:
-    from kvlens.meta import Sampled
+    from kvlens.metaparts import Sampled
 
 AUTO_NUMBERS = 8_000_000
 """'auto': weights of full attention that may be grouped per step, on average over the steps without a loss"""
@@ -36,7 +36,7 @@ class OracleSampling:
 
     def meta(self) -> Sampled:
         """As the run's meta holds it."""
-        from kvlens.meta import Sampled  # pydantic, which GPU machines may lack
+        from kvlens.metaparts import Sampled  # pydantic, which GPU machines may lack
 
         return Sampled(every=self.every, layers=self.layers, losses=self.losses)
 

@@ -14,12 +14,13 @@ from typing import Any
 
 import numpy as np
 
+from kvlens.budget import BudgetAccount
 from kvlens.link.transfers import Entry, TransferLog
-from kvlens.memory.budget import BudgetAccount
 from kvlens.methods.faults import FIGURE, MethodFault
 from kvlens.recording.metrics import METRICS
 from kvlens.recording.snapshot import Measured
-from kvlens.rows import MASS_COLUMNS, SelfCheck, StepRecord, TransferRow
+from kvlens.records import SelfCheck, StepRecord
+from kvlens.rows import MASS_COLUMNS, TransferRow
 from kvlens.shape import KVShape
 
 MASSES = "masses add up to 1"

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvlens import methods
-from kvlens.memory.budget import Budget
+from kvlens.budget import Budget
 from kvlens.runs.request import RunRequest
 
 SHARE, COUNT = "keep", "tokens"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvlens import methods
-from kvlens.memory.budget import BudgetInfeasible
+from kvlens.budget import BudgetInfeasible
 from kvlens.models.device import settle
 from kvlens.runs.attending import attended_share, attending, attending_sentence
 from kvlens.runs.preflight import refuse, weights_sentence

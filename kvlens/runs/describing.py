@@ -7,7 +7,8 @@ import time
 from typing import Any
 
 from kvlens import __version__, tasks
-from kvlens.meta import Held, Machine, ModelInfo, RunMeta
+from kvlens.meta import RunMeta
+from kvlens.metaparts import Held, Machine, ModelInfo
 from kvlens.methods.naming import stand_in
 from kvlens.models.device import AUTO
 from kvlens.runs.fingerprint import machine

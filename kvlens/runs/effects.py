@@ -9,7 +9,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from kvlens.instruments import Effects
-from kvlens.rows import PrefillRecord, SpanRow, StepRecord
+from kvlens.records import PrefillRecord, StepRecord
+from kvlens.rows import SpanRow
 from kvlens.runs.answerend import answer_end, gives_answer
 from kvlens.runs.preparing import Pairing, Plan, Prepared
 from kvlens.runs.readings import QUERIES

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvlens.rows import StepRecord
+from kvlens.records import StepRecord
 from kvlens.store.cells import integer, number
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from kvlens.meta import RunMeta
-from kvlens.rows import PrefillRecord, StepRecord
+from kvlens.records import PrefillRecord, StepRecord
 from kvlens.runs.effects import Lost
 from kvlens.runs.request import Report
 from kvlens.shortage import shortage

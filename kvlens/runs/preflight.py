@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from kvlens import methods
+from kvlens.budget import BudgetInfeasible
 from kvlens.engine.model_cache import find_model
-from kvlens.memory.budget import BudgetInfeasible
 from kvlens.methods.advice import refusal
 from kvlens.methods.fitting import Chosen, Sizes
 from kvlens.models.device import expected

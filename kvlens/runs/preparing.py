@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from kvlens import methods
+from kvlens.budget import Budget, BudgetInfeasible
 from kvlens.holds import Drop, Hold
-from kvlens.memory.budget import Budget, BudgetInfeasible
 from kvlens.methods import FIT, calibration
 from kvlens.methods.advice import advised
 from kvlens.methods.faults import limited

@@ -9,7 +9,6 @@ own. Copies that were begun go on while the others have their turn, so what a st
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 import traceback
 from collections.abc import Callable
@@ -19,17 +18,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvlens import methods
+from kvlens.budget import BudgetInfeasible
 from kvlens.hangs import abandoning
-from kvlens.memory.budget import BudgetInfeasible
 from kvlens.methods.faults import MethodFault, hangs, stray
-from kvlens.methods.naming import stand_in
 from kvlens.models.device import settle
 from kvlens.runs.carrying import give_back
 from kvlens.runs.lanes import LaneLog, sizes_of_lanes
 from kvlens.runs.latesink import SURPRISAL_PHASE
+from kvlens.runs.lineup import Lineup
 from kvlens.runs.preflight import refuse
 from kvlens.runs.preparing import Pairing, Prepared, advice, check, plan, prepare, reference_key, sizes_of
-from kvlens.runs.races import REFUSED, Lane, RaceInfo, RaceRequest, new_id, write
+from kvlens.runs.races import REFUSED, RaceInfo, RaceRequest, new_id, write
 from kvlens.runs.readings import fits, keeping
 from kvlens.runs.request import BY_NAME, DEFAULT_SHARE, ModelSource, RunRequest
 from kvlens.runs.turns import Hearing, Turns
@@ -78,13 +77,8 @@ class _Race:
         self._source, self._runs, self.audience, self._cancelled = source, runs_dir, audience, cancelled
         self._models = models
         self.hearing = Hearing()
-        self._requests = [request.reference]
-        self._lanes = [Lane(method=methods.REFERENCE)]
-        self._request = request
-        for entrant, (lane_request, note) in zip(request.entrants, request.lanes(), strict=True):
-            self._requests.append(lane_request)
-            differs = request.difference(entrant)
-            self._lanes.append(Lane(method=lane_request.method, preset=lane_request.preset, differs=differs, note=note))
+        self._lineup = lineup = Lineup(request)
+        self._requests, self._lanes = lineup.requests, lineup.lanes
         self._info = RaceInfo(
             id=new_id(),
             created=now(),
@@ -93,7 +87,7 @@ class _Race:
             max_new=shared.max_new,
             answer=source.answer,
             request=request.model_dump(mode="json"),
-            lanes=self._lanes,
+            lanes=lineup.lanes,
         )
         self._log = LaneLog(self._info, source, audience, self._write)
         self._prepared: Prepared
@@ -109,11 +103,12 @@ class _Race:
         """Carries it out."""
         audience, reference = self.audience, self._requests[0]
         self._foresee(reference)
-        self._unless_refused(self._foresee)
+        lineup = self._lineup
+        lineup.refuse(self._foresee)
         self._prepared = prepare(reference, self._source, audience.report, models=self._models)
         plan(reference, self._prepared)
-        self._unless_refused(self._plan)
-        entered = self._entered()
+        lineup.refuse(partial(lineup.plan, prepared=self._prepared))
+        entered = lineup.entered()
         self._prepared = replace(self._prepared, kept=keeping([methods.get(self._lanes[n].method) for n in entered]))
         import torch
 
@@ -129,41 +124,14 @@ class _Race:
             self._decoding = set(range(len(entered)))
             self.hearing.run([partial(self._method, n, turns, place) for place, n in enumerate(entered)])
         finally:
-            if self._reference is not None:
-                write(self._runs, self._info)
+            self._write()
             give_back()
         return self._info
-
-    # ----------------------------------------------------------------------------------------------- before the lanes
-    def _unless_refused(self, look: Callable[[RunRequest], None]) -> None:
-        """Looks at every lane that may still run; raises ValueError where none is left."""
-        for number in self._entered():
-            try:
-                look(self._requests[number])
-            except BaseException as error:
-                if not isinstance(stray(self._lanes[number].method, error), ValueError):
-                    raise
-                message = str(stray(self._lanes[number].method, error))
-                self._lanes[number].state, self._lanes[number].message = REFUSED, message
-        if not self._entered():
-            raise ValueError("; ".join(str(lane.message).rstrip(".") for lane in self._lanes[1:]) + ".")
 
     def _foresee(self, request: RunRequest) -> None:
         check(request)
         if self._models.named:
             refuse(request, self._source)
-
-    def _plan(self, request: RunRequest) -> None:
-        number = self._requests.index(request)
-        lane, planned = self._lanes[number], plan(request, self._prepared)
-        planned_words, config = planned.chosen.said, dataclasses.asdict(planned.params)
-        lane.stand_in = stand_in(request.method, config)
-        lane.differs = self._request.difference(self._request.entrants[number - 1], config)
-        lane.note = " ".join(sentence for sentence in (lane.note, planned_words) if sentence) or None
-
-    def _entered(self) -> list[int]:
-        """Lanes of methods that were not refused."""
-        return [number for number, lane in enumerate(self._lanes) if number and lane.state != REFUSED]
 
     # ------------------------------------------------------------------------------------------------------- the lanes
     def _stop(self) -> bool:
@@ -199,7 +167,7 @@ class _Race:
 
         request, prepared, reference = self._requests[number], self._prepared, self._reference
         assert reference is not None
-        decoding, last = False, len(self._entered()) - 1
+        decoding, last = False, len(self._lineup.entered()) - 1
 
         def report(phase: str, done: int, total: int) -> None:
             nonlocal decoding
@@ -234,11 +202,9 @@ class _Race:
         try:
             planned = plan(request, prepared)
             pairing = Pairing(reference, reference.uid, reference_key(request, prepared))
-            surroundings = self._runs, report, cancelled
             with abandoning(abandon):
-                stored = store(
-                    prepared, request, planned, pairing, *surroundings, watcher=watched, raced=len(self._entered())
-                )
+                surroundings, raced = (self._runs, report, cancelled), len(self._lineup.entered())
+                stored = store(prepared, request, planned, pairing, *surroundings, watcher=watched, raced=raced)
             ended = {"uid": stored.uid, "state": stored.status, "text": stored.text}
         except BaseException as error:  # a lane's thread receives no signal, so whatever it raises is its own
             ended = self._failed(request, stray(request.method, error))
@@ -266,7 +232,7 @@ class _Race:
     # ------------------------------------------------------------------------------------- events, on the race's thread
     def _step(self, number: int, done: int, total: int) -> None:
         self._steps[number] = done
-        self.audience.report("decode", sum(self._steps.values()), total * len(self._entered()))
+        self.audience.report("decode", sum(self._steps.values()), total * len(self._lineup.entered()))
 
     def _report_phase(self, number: int, phase: str, done: int, total: int) -> None:
         """A lane is not decoding yet."""

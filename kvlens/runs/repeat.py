@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from kvlens import methods
+from kvlens.budget import WHOLE, Budget
 from kvlens.holds import Drop, Hold
-from kvlens.memory.budget import WHOLE, Budget
 from kvlens.meta import RunMeta
 from kvlens.metaparts import OBJECT
 from kvlens.refusal import Refusal

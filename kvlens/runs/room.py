@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from kvlens import methods
-from kvlens.memory.budget import NO_LIMIT, WHOLE, Budget, BudgetInfeasible, in_words, percent_up
+from kvlens.budget import NO_LIMIT, WHOLE, Budget, BudgetInfeasible, in_words, percent_up
 from kvlens.methods.advice import refusal
 from kvlens.methods.fitting import Sizes
 from kvlens.runs.preparing import choose_parameters

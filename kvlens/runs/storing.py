@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvlens.meta import Counterfactual, Outcome
+from kvlens.meta import Outcome
+from kvlens.metaparts import Counterfactual
+from kvlens.records import SelfCheck
 from kvlens.refusal import Refusal
-from kvlens.rows import SelfCheck
 from kvlens.runs.describing import describe
 from kvlens.runs.effects import Lost
 from kvlens.runs.latesink import LateSink, Watcher, add_surprisals

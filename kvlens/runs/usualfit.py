@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kvlens import methods
-from kvlens.memory.budget import Budget
+from kvlens.budget import Budget
 from kvlens.methods import FIT
 from kvlens.methods.fitting import Sizes, choose
 from kvlens.models.find import ready

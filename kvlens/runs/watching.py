@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from kvlens.recording.facts import Seen
-    from kvlens.rows import StepRecord
+    from kvlens.records import StepRecord
 
 
 class Audience(Protocol):

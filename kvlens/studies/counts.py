@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kvlens.rows import StepRecord
+from kvlens.records import StepRecord
 
 Count = tuple[float, float]
 """a part and the whole that it is of"""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from kvlens.rows import PrefillRecord, StepRecord
+from kvlens.records import PrefillRecord, StepRecord
 from kvlens.studies.counts import Count, corrected, reused
 
 KEPT_OUTPUT = 200

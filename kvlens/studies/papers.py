@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from kvlens import methods, tasks
-from kvlens.memory.budget import in_words
+from kvlens.budget import in_words
 from kvlens.methods.base import Method
 from kvlens.methods.parameters import FIT
 from kvlens.models.find import short_model

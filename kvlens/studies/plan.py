@@ -11,14 +11,11 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from kvlens import methods
-from kvlens.memory.budget import Budget, in_words
+from kvlens.budget import Budget, in_words
 from kvlens.methods.naming import preset_name
 from kvlens.runs.races import Entrant, RaceRequest
 from kvlens.runs.request import DEFAULT_SHARE, RunRequest, default_preset
 from kvlens.studies.errors import BadStudy
-
-MOST_TRIALS = 100_000
-"""of a study: prompts times arms"""
 
 
 class Arm(BaseModel):

@@ -17,7 +17,8 @@ from typing import Any
 from kvlens import tasks
 from kvlens.studies.promptrow import StudyPrompt, prompt_of, task_prompt
 from kvlens.tasks.base import Encoding
-from kvlens.text.prompts import BadPrompt, read_prompt
+from kvlens.text.promptfiles import read_prompt
+from kvlens.text.prompts import BadPrompt
 
 MOST_BYTES = 256 << 20
 """of a file of prompts, unpacked"""

@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from kvlens import methods
-from kvlens.memory.budget import Budget
+from kvlens.budget import Budget
 from kvlens.statistics import of_mean, wilson
 from kvlens.studies import storage
 from kvlens.studies.errors import BadStudy

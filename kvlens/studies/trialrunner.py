@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvlens import methods, tasks
-from kvlens.memory.budget import BudgetInfeasible
+from kvlens.budget import BudgetInfeasible
 from kvlens.methods.faults import MethodFault, stray
 from kvlens.models.device import settle
 from kvlens.runs.carrying import give_back

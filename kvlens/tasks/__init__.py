@@ -11,7 +11,6 @@ from __future__ import annotations
 import importlib
 import stat
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
@@ -22,8 +21,7 @@ from kvlens.refusal import Refusal
 from kvlens.storeys import offered
 from kvlens.tasks import filename
 from kvlens.tasks.answers import RULE, contains
-from kvlens.tasks.base import Encode, Encoding, Generation, Task, TaskPrompt, Unscored
-from kvlens.text.prompts import PromptText
+from kvlens.tasks.base import Encode, Encoding, Generation, Task, TaskPrompt, Unscored, ask, prompt_of
 
 BUILT_IN = {
     "needle": "kvlens.tasks.demo:NEEDLE",
@@ -203,28 +201,6 @@ def rule_of(task: str | None) -> str:
 def usual(model: str) -> tuple[str, ...]:
     """What a model is measured on unless it is said: the toy on its own language, any other on real prose."""
     return TOY if model == DEMO else PROSE
-
-
-def ask(
-    task: Task, length: int | None, depth: float | None, seed: int, encoding: Encoding, index: int = 0
-) -> TaskPrompt:
-    """A prompt of a task in the form it will be fed in: `length` tokens in all, with the chat form's and the opening's.
-
-    Raises ValueError with one sentence."""
-    prompt = task.make(length, depth, seed, encoding.encode, encoding.special, index)
-    if not encoding.chat:
-        return replace(prompt, opening="")
-    cue, tokens_before = prompt.cue if prompt.text.endswith(prompt.cue) else "", len(encoding.encode(prompt.text))
-    more = len(encoding.encode(prompt.opening)) - (tokens_before - len(encoding.encode(prompt.text.removesuffix(cue))))
-    if length is not None and more != 0:
-        prompt = task.make(length, depth, seed, encoding.encode, encoding.special + more, index)
-    return replace(prompt, text=prompt.text.removesuffix(cue))
-
-
-def prompt_of(asked: TaskPrompt) -> PromptText:
-    """What is tokenized, and stored with a run."""
-    needle = tuple(asked.needle)
-    return PromptText(asked.text, asked.answer, needle, asked.task, asked.seed, asked.opening, asked.question)
 
 
 def remake(trial: Mapping[str, Any], encoding: Encoding) -> TaskPrompt:

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from kvlens.refusal import Refusal
+from kvlens.text.prompts import PromptText
 
 CUE = " Answer:"
 """ends a question of a text that is simply continued"""
@@ -116,3 +117,25 @@ def check_place(name: str, length: int | None, depth: float | None) -> tuple[int
     if depth is None or not 0.0 <= depth <= 1.0:
         raise ValueError(f"depth must lie between 0 and 1, not {depth}")
     return length, depth
+
+
+def ask(
+    task: Task, length: int | None, depth: float | None, seed: int, encoding: Encoding, index: int = 0
+) -> TaskPrompt:
+    """A prompt of a task in the form it will be fed in: `length` tokens in all, with the chat form's and the opening's.
+
+    Raises ValueError with one sentence."""
+    prompt = task.make(length, depth, seed, encoding.encode, encoding.special, index)
+    if not encoding.chat:
+        return replace(prompt, opening="")
+    cue, tokens_before = prompt.cue if prompt.text.endswith(prompt.cue) else "", len(encoding.encode(prompt.text))
+    more = len(encoding.encode(prompt.opening)) - (tokens_before - len(encoding.encode(prompt.text.removesuffix(cue))))
+    if length is not None and more != 0:
+        prompt = task.make(length, depth, seed, encoding.encode, encoding.special + more, index)
+    return replace(prompt, text=prompt.text.removesuffix(cue))
+
+
+def prompt_of(prompt: TaskPrompt) -> PromptText:
+    """What is tokenized, and stored with a run."""
+    needle = tuple(prompt.needle)
+    return PromptText(prompt.text, prompt.answer, needle, prompt.task, prompt.seed, prompt.opening, prompt.question)

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from kvlens.files import RefusedFile, read_bounded
-from kvlens.text.prompts import MAX_BYTES, BadPrompt, PromptText, checked, decode, read_prompt
+from kvlens.text.promptfiles import MAX_BYTES, decode, read_prompt
+from kvlens.text.prompts import BadPrompt, PromptText, checked
 
 ROLES = ("system", "user", "assistant")
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from kvlens.meta import Imported, ModelInfo, RunMeta, Sampled
-from kvlens.rows import SelfCheck
+from kvlens.meta import RunMeta
+from kvlens.metaparts import Imported, ModelInfo, Sampled
+from kvlens.records import SelfCheck
 from kvlens.store.errors import TraceError
 from kvlens.store.recover import delete_run
 from kvlens.store.writer import TraceWriter

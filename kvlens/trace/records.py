@@ -12,17 +12,8 @@ import pyarrow.compute as pc
 
 from kvlens.decisions import Decisions
 from kvlens.instruments import CutRow, Effects, Loss, Oracle, Scores
-from kvlens.rows import (
-    HEAD_COLUMNS,
-    KV_COLUMNS,
-    EventRow,
-    JournalRow,
-    PrefillRecord,
-    SpanHeadRow,
-    SpanRow,
-    StepRecord,
-    TransferRow,
-)
+from kvlens.records import PrefillRecord, StepRecord
+from kvlens.rows import HEAD_COLUMNS, KV_COLUMNS, EventRow, JournalRow, SpanHeadRow, SpanRow, TransferRow
 from kvlens.trace.bystep import BETWEEN, RowsByStep
 from kvlens.trace.cells import numbers
 from kvlens.trace.check import Checked

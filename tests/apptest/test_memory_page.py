@@ -15,7 +15,7 @@ from uiruns import Runs, Visit
 
 from kvlens.app.ui.common import sentences
 from kvlens.app.ui.memory import data as memorydata
-from kvlens.rows import PrefillRecord, StepRecord
+from kvlens.records import PrefillRecord, StepRecord
 from kvlens.store.reader import TraceReader
 from kvlens.store.writer import TraceWriter
 from kvlens.text.units import si_bytes

@@ -21,7 +21,8 @@ from kvlens.app.ui.common import parts, sentences
 from kvlens.app.ui.method.cuts import by_span, of_head, shares
 from kvlens.app.ui.method.journal import listing, long
 from kvlens.instruments import CutRow
-from kvlens.rows import JournalRow, PrefillRecord, StepRecord
+from kvlens.records import PrefillRecord, StepRecord
+from kvlens.rows import JournalRow
 from kvlens.store.reader import TraceReader
 from kvlens.store.writer import TraceWriter
 from kvlens.text.units import si_bytes

@@ -15,7 +15,7 @@ from kvlens.app.ui.common.sentences import OBSERVED_HOLD
 from kvlens.app.ui.replay.conditions import observed_conditions
 from kvlens.lens.knob import NOT_RECORDED
 from kvlens.lens.verdict import verdict
-from kvlens.meta import Observed
+from kvlens.metaparts import Observed
 from kvlens.store.reader import TraceReader
 
 

@@ -27,7 +27,7 @@ from kvlens.lens.condition import AFTER
 from kvlens.models.catalogue import label
 from kvlens.runs.request import AUTO
 from kvlens.store.reader import TraceReader
-from kvlens.text.prompts import decode
+from kvlens.text.promptfiles import decode
 
 QUESTION = "What is the code of the gate?"
 BEGUN = "library card number"

@@ -19,7 +19,7 @@ from kvlens.app.data.spanmap import settings
 from kvlens.app.figures.spancolors import UNKNOWN
 from kvlens.app.ui.common import sentences
 from kvlens.app.ui.spans import map as spansmap
-from kvlens.rows import PrefillRecord
+from kvlens.records import PrefillRecord
 from kvlens.store.reader import TraceReader
 from kvlens.store.writer import TraceWriter
 from kvlens.text.words import STATES

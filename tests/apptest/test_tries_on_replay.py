@@ -23,8 +23,8 @@ from kvlens.app.ui.replay.trydetails import made_of
 from kvlens.lens.pieces import Piece
 from kvlens.lens.tries import Try
 from kvlens.lens.trylist import tries_in
-from kvlens.meta import Counterfactual, RunMeta
-from kvlens.metaparts import Held
+from kvlens.meta import RunMeta
+from kvlens.metaparts import Counterfactual, Held
 from kvlens.store.reader import TraceReader, list_runs
 from kvlens.store.recover import delete_run
 from kvlens.text.units import si_bytes

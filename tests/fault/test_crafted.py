@@ -20,7 +20,8 @@ from kvlens.lens.runlist import search_runs
 from kvlens.models.errors import UnsupportedModel
 from kvlens.store.errors import UnreadableRun
 from kvlens.store.reader import TraceReader
-from kvlens.text.prompts import BadPrompt, read_prompt
+from kvlens.text.promptfiles import read_prompt
+from kvlens.text.prompts import BadPrompt
 from tests.synthetic import write_synthetic
 
 GOOD, BAD = "20260101-000000-good", "20260102-000000-bad"

@@ -14,7 +14,7 @@ from kvlens.lens.fewest import Attempt, Fewest, FewestBytes
 from kvlens.lens.search_words import describe_search
 from kvlens.lens.trial_request import TrialRequest
 from kvlens.lens.whatif import whatif
-from kvlens.meta import Search
+from kvlens.metaparts import Search
 from kvlens.store.reader import TraceReader, list_runs
 
 

@@ -17,8 +17,7 @@ from kvlens.holds import Drop, Hold
 from kvlens.memory.counterfactual import Counterfactual
 from kvlens.memory.hot_tier import HotTier
 from kvlens.memory.layout import SLOT_TABLE_BYTES, Layout, Zones
-from kvlens.memory.slots import FREE, ROLE, Slots
-from kvlens.memory.span_table import SpanTable
+from kvlens.memory.slots import FREE, ROLE, Slots, SpanTable
 from kvlens.rows import MASS_COLUMNS, SpanRow
 from kvlens.shape import KVShape
 
@@ -198,8 +197,8 @@ def test_a_hold_on_tokens_still_to_be_decoded_is_recorded_with_coverage(demo: An
 def test_the_bytes_of_a_hold(demo: Any) -> None:
     """The account has them under a name of their own, they raise the limit, and the method's own bytes stay what they
     were."""
+    from kvlens.budget import Budget
     from kvlens.engine.session import Session
-    from kvlens.memory.budget import Budget
     from kvlens.methods.full import FullKV
 
     shape, prompt = demo.shape, random_prompt(300, vocabulary=1000)

@@ -13,6 +13,7 @@ import support
 import torch
 
 from kvlens import tasks
+from kvlens.budget import Budget
 from kvlens.engine.comparison import Reference
 from kvlens.engine.engine import Engine, Options
 from kvlens.engine.models import load
@@ -30,9 +31,9 @@ from kvlens.ledger.storage import FILE, stored_ledger
 from kvlens.ledger.story import Story
 from kvlens.ledger.tracks import track_of
 from kvlens.lens.trials import Trials
-from kvlens.memory.budget import Budget
 from kvlens.methods import make_parameters
-from kvlens.rows import EventRow, PrefillRecord, SpanRow, StepRecord
+from kvlens.records import PrefillRecord, StepRecord
+from kvlens.rows import EventRow, SpanRow
 from kvlens.runs.answerend import answer_end
 from kvlens.runs.carrying import carry_out
 from kvlens.runs.request import RunRequest

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from uiruns import redate
 
 from kvlens.app.report.whatif import whatif as report
+from kvlens.budget import BudgetInfeasible
 from kvlens.cli.lens import sentences
 from kvlens.cli.main import app
 from kvlens.holds import Drop, Hold
@@ -28,7 +29,6 @@ from kvlens.lens.severity import outcome_table
 from kvlens.lens.trial_request import TrialRequest, holds_for
 from kvlens.lens.trylist import tries_in
 from kvlens.lens.whatif import whatif
-from kvlens.memory.budget import BudgetInfeasible
 from kvlens.meta import RunMeta
 from kvlens.runs.repeat import read_run
 from kvlens.store.reader import TraceReader, list_runs

@@ -89,8 +89,8 @@ def test_what_is_shown_is_the_sum_over_lost_steps_of_a_run_along_full_kvs_tokens
     reference = Reference("", tuple(full.ids), torch.stack(full.logits))
     method = support.method_of(METHOD)
     params = method.Parameters(**{name: stored.meta.config[name] for name in stored.meta.config})
+    from kvlens.budget import Budget
     from kvlens.engine.engine import Options
-    from kvlens.memory.budget import Budget
 
     options = Options(max_new=MAX_NEW)
     repeat = Repeat(model, prompt, method, params, Budget.parse(BUDGET), options, reference, model.read(prompt))

@@ -26,7 +26,7 @@ from kvlens.lens.reasons import explain, reason
 from kvlens.memory.placement import Selection
 from kvlens.memory.reads import Reads
 from kvlens.memory.slots import FREE, ROLE, Slots
-from kvlens.meta import Held
+from kvlens.metaparts import Held
 from kvlens.runs.carrying import carry_out
 from kvlens.runs.request import RunRequest
 from kvlens.text.prompts import PromptText

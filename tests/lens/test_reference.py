@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from kvlens.cli.main import app
 from kvlens.engine.engine import Engine
-from kvlens.meta import Sampled
+from kvlens.metaparts import Sampled
 from kvlens.runs.carrying import carry_out
 from kvlens.runs.fingerprint import fingerprint
 from kvlens.runs.preparing import Prepared, reference_key

@@ -20,7 +20,8 @@ from kvlens.cli.main import app
 from kvlens.holds import Hold, held_bytes, tokens_of
 from kvlens.lens.trial_request import TrialRequest, numbers
 from kvlens.lens.whatif import whatif
-from kvlens.meta import Counterfactual, RunMeta
+from kvlens.meta import RunMeta
+from kvlens.metaparts import Counterfactual
 from kvlens.methods.sekv.params import SeKVParameters
 from kvlens.runs.carrying import carry_out
 from kvlens.runs.repeat import CannotRepeat, _original_request, _request, read_run

@@ -13,7 +13,7 @@ from test_compiled import on_random
 
 from kvlens.kernels.compat import INTERPRET
 from kvlens.lab.gpu.kernels.arrivals import arrivals
-from kvlens.memory.codec import Units
+from kvlens.link.codec import Units
 from kvlens.memory.slots import ROLE
 
 

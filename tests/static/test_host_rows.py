@@ -13,7 +13,7 @@ from support import random_llama, random_prompt
 from test_compiled import on_random
 
 from kvlens.link import cuda_link
-from kvlens.memory.codec import Cut
+from kvlens.link.codec import Cut
 from kvlens.shortage import Shortage
 
 STEPS = 20

@@ -16,7 +16,7 @@ import numpy as np
 
 from kvlens import methods
 from kvlens.meta import RunMeta
-from kvlens.rows import SelfCheck
+from kvlens.records import SelfCheck
 from kvlens.store.writer import TraceWriter
 from tests.synthetic.lens import LensMaker, span_keys
 from tests.synthetic.scene import SINK, WINDOW, Scene, make_prefill

@@ -7,7 +7,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from kvlens.rows import EventRow, JournalRow, PrefillRecord, PromptToken, SpanHeadRow, SpanRow, TransferRow
+from kvlens.records import PrefillRecord
+from kvlens.rows import EventRow, JournalRow, PromptToken, SpanHeadRow, SpanRow, TransferRow
 
 WORDS = """
 the harbour master wrote every evening in a long green book what ships had come and what they carried; salt, rope, lamps

@@ -6,7 +6,8 @@ import numpy as np
 
 from kvlens.decisions import Decisions
 from kvlens.instruments import CutRow, Scores
-from kvlens.rows import EventRow, JournalRow, SpanHeadRow, SpanRow, StepRecord, TransferRow
+from kvlens.records import StepRecord
+from kvlens.rows import EventRow, JournalRow, SpanHeadRow, SpanRow, TransferRow
 from tests.synthetic.lens import LensMaker
 from tests.synthetic.scene import ANSWER, LEAVE, WINDOW, Scene, resident_bytes, span_heads
 

@@ -11,8 +11,8 @@ import torch
 from support import ListSink, Prompts, method_of, preset_of, random_llama, random_prompt, run, share_of
 
 from kvlens import methods
+from kvlens.budget import BudgetInfeasible
 from kvlens.checking import truths
-from kvlens.memory.budget import BudgetInfeasible
 
 SETTINGS = ("streaming_llm positions=cache", "keydiff block=100", "sekv zones=layer", "sekv zones=model")
 NAMES = [*methods.registry(), *SETTINGS]

@@ -9,7 +9,7 @@ import pytest
 from support import ListSink, Prompts, makes, preset_of, run, share_of
 
 from kvlens import methods
-from kvlens.rows import StepRecord
+from kvlens.records import StepRecord
 
 NAMES = makes()
 NEW = 16

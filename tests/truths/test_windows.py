@@ -15,6 +15,7 @@ import torch
 from support import ListSink, Prompts, method_of, preset_of, random_prompt, run, share_of
 
 from kvlens import methods
+from kvlens.budget import Budget, BudgetInfeasible
 from kvlens.checking import truths
 from kvlens.checking.models import WINDOWED, random_windowed
 from kvlens.checking.stock import generated
@@ -24,7 +25,6 @@ from kvlens.engine.forms import forms_of
 from kvlens.engine.hf_attention import SessionCache
 from kvlens.engine.unread import Unread
 from kvlens.holds import Drop, Hold
-from kvlens.memory.budget import Budget, BudgetInfeasible
 from kvlens.recording import freezing
 from kvlens.recording.selfcheck import MASSES
 from kvlens.runs import modelcheck, readings

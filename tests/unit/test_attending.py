@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from kvlens import methods
+from kvlens.budget import BudgetInfeasible
 from kvlens.lens.listing import Listing
-from kvlens.memory.budget import BudgetInfeasible
 from kvlens.runs.attending import attended_share
 from kvlens.runs.carrying import carry_out
 from kvlens.runs.preflight import estimate, refuse

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from kvlens import methods
+from kvlens.budget import Budget
 from kvlens.engine.engine import Engine
 from kvlens.engine.models import load
 from kvlens.engine.options import Result
 from kvlens.lab.gpu import tier
 from kvlens.lab.gpu.tier import Ground, Sink, Way, token_row
 from kvlens.lab.gpu.verdicts import Verdict
-from kvlens.memory.budget import Budget
 
 # tokens
 

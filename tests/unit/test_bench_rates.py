@@ -15,12 +15,12 @@ from support import raises_code
 from test_cli import kvlens
 
 from kvlens import methods
+from kvlens.budget import Budget
 from kvlens.engine.engine import Engine, Options
 from kvlens.lab.bench.rates import RatesRequest, Watch, arms, figures
 from kvlens.lab.bench.trialprompts import Prompts
 from kvlens.lab.gpu.rates import read
-from kvlens.memory.budget import Budget
-from kvlens.rows import StepRecord
+from kvlens.records import StepRecord
 
 
 def step(number: int, kv: dict[str, Any], head: dict[str, Any] | None = None, born: tuple[int, ...] = ()) -> Any:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from kvlens.lens.hold_changes import describe_kept, new_holds
-from kvlens.meta import Held, RunMeta
+from kvlens.meta import RunMeta
+from kvlens.metaparts import Held
 
 
 def held(span: int, start: int, end: int, *heads: tuple[int, int], step: int = 0, whole: bool = True) -> Held:

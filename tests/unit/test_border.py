@@ -16,8 +16,8 @@ import torch
 from methodtrial import SHAPE, Trial
 
 from kvlens import interrupts
+from kvlens.budget import BudgetInfeasible
 from kvlens.engine.holdings import SMALL, Mark
-from kvlens.memory.budget import BudgetInfeasible
 from kvlens.memory.placement import Selection
 from kvlens.methods.answers import WindowLeave
 from kvlens.methods.families.decode_eviction import DecodeEviction, DecodeEvictionParameters

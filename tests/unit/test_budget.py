@@ -6,9 +6,9 @@ import re
 
 import pytest
 
+from kvlens.budget import NO_LIMIT, Budget, BudgetInfeasible, in_words, of_run, percent_up, phrase
 from kvlens.lens.knob import asked_in_words
 from kvlens.lens.listing import budget_of
-from kvlens.memory.budget import NO_LIMIT, Budget, BudgetInfeasible, in_words, of_run, percent_up, phrase
 from kvlens.shape import KVShape
 
 SHAPE = KVShape(2, 4, 2, 8, 4)

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from support import ListSink, raises_code, run, task_prompt
 
 from kvlens import methods
+from kvlens.budget import BudgetInfeasible
 from kvlens.engine.session import Session
-from kvlens.memory.budget import BudgetInfeasible
 from kvlens.memory.slots import ROLE
 from kvlens.methods.chess.method import Chess
 from kvlens.methods.chess.params import ChessParameters, Sizes, pages_within

@@ -63,7 +63,7 @@ def test_a_calibration_is_written_and_used(demo: Any, tmp_path: Path) -> None:
 
 def thresholds_of(params: ChessParameters, shape: KVShape, name: str = "other") -> tuple[float, float] | None:
     context = RunContext(shape, 100, 8, None, 1, 0, name, torch.float32, torch.device("cpu"))
-    return Chess(params, calibrated(Chess, params, context))._thresholds
+    return Chess(params, calibrated(Chess, params, context))._trigger.thresholds
 
 
 def test_what_is_said_without_thresholds(demo: Any, tmp_path: Path) -> None:

@@ -16,7 +16,8 @@ import pytest
 from typer.testing import CliRunner
 
 from kvlens.cli.main import app
-from kvlens.rows import StepRecord, TransferRow
+from kvlens.records import StepRecord
+from kvlens.rows import TransferRow
 from kvlens.store.export import TIMELINE, export
 from kvlens.store.reader import TraceReader
 from kvlens.store.writer import TraceWriter

@@ -17,8 +17,7 @@ from kvlens.app.compare.settings import KINDS, _held, config_difference, setting
 from kvlens.app.compare.together import Together
 from kvlens.app.compare.totals import COMPARED, FIRST_OTHER, TO_DEVICE, TO_HOST, Total, beside, totals, totals_table
 from kvlens.app.report.run import answer
-from kvlens.meta import Held
-from kvlens.metaparts import Machine
+from kvlens.metaparts import Held, Machine
 from kvlens.store.reader import TraceReader, list_runs
 from kvlens.tasks.base import Unscored
 from tests.synthetic import write_synthetic

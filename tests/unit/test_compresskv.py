@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import raises_code
 
+from kvlens.budget import BudgetInfeasible
 from kvlens.engine.session import Session
-from kvlens.memory.budget import BudgetInfeasible
 from kvlens.memory.slots import FREE
 from kvlens.methods.compresskv.heads import choose_heads
 from kvlens.methods.compresskv.method import CompressKV

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from support import raises_code
 
 from kvlens import methods
+from kvlens.budget import Budget, BudgetInfeasible, percent_up
 from kvlens.cli.main import app
 from kvlens.demo.encode import demo_encode
 from kvlens.demo.tasks import make_prompt
 from kvlens.lab.bench.sweep import SweepRequest, sweep
 from kvlens.lab.bench.trials import missing
-from kvlens.memory.budget import Budget, BudgetInfeasible, percent_up
 from kvlens.methods import FIT
 from kvlens.methods.advice import refusal, smallest_budget
 from kvlens.methods.chess.trigger import SHIPPED

@@ -12,8 +12,8 @@ from freekv_trial import PARAMS, SHAPE, Trial
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvlens.budget import BudgetInfeasible
 from kvlens.kernels.page_scores import bound
-from kvlens.memory.budget import BudgetInfeasible
 from kvlens.methods.families import cold_plan
 from kvlens.methods.families.cold_pages import best
 from kvlens.methods.freekv import score as freekv_score

@@ -13,11 +13,11 @@ import torch
 from methodtrial import SHAPE, Trial
 
 from kvlens import methods
+from kvlens.budget import Budget
 from kvlens.engine.border import WALKED_STEPS
 from kvlens.engine.engine import Engine, Options
 from kvlens.engine.holdings import COUNTER_BYTES, UNANNOUNCED
 from kvlens.engine.models import LoadedModel, load
-from kvlens.memory.budget import Budget
 from kvlens.methods.faults import BUDGET, MethodFault
 from kvlens.methods.full import FullKV
 from kvlens.methods.run_inputs import Prefilled

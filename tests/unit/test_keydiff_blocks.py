@@ -12,10 +12,10 @@ from support import ListSink, raises_code, random_llama, random_prompt, run
 from transformers import DynamicCache
 
 from kvlens import methods
+from kvlens.budget import Budget
 from kvlens.engine.engine import Engine, Options
 from kvlens.engine.loop import Generation
 from kvlens.engine.session import Session
-from kvlens.memory.budget import Budget
 from kvlens.memory.layout import SLOT_TABLE_BYTES
 from kvlens.methods.keydiff import KeyDiff
 

@@ -11,11 +11,11 @@ import torch
 from methodtrial import SHAPE, Trial
 from support import ListSink, random_llama, random_prompt, run, task_prompt
 
+from kvlens.budget import BudgetInfeasible
 from kvlens.demo.encode import demo_encode
 from kvlens.demo.tasks import make_prompt
 from kvlens.kernels.quantise import quantise, restore, row_bytes
 from kvlens.lens.reasons import explain
-from kvlens.memory.budget import BudgetInfeasible
 from kvlens.memory.layout import SLOT_TABLE_BYTES
 from kvlens.runs.carrying import carry_out
 from kvlens.runs.request import RunRequest

@@ -8,11 +8,11 @@ from methodtrial import SHAPE, Trial
 from support import random_llama, random_prompt
 
 from kvlens import methods
+from kvlens.budget import Budget
 from kvlens.engine.engine import Engine, Options
 from kvlens.engine.loop import Generation
 from kvlens.engine.session import Session
 from kvlens.lab.studies.long_generation import WHOLE, growth, line, quarters
-from kvlens.memory.budget import Budget
 from kvlens.memory.slots import FREE
 from kvlens.methods.base import FAMILIES
 from kvlens.methods.fitting import Sizes, choose

@@ -15,7 +15,7 @@ from kvlens.kernels.pool_attend import Live
 from kvlens.link.copies import Move
 from kvlens.memory.reads import Reads
 from kvlens.recording import freezing, measure, oracle
-from kvlens.rows import PrefillRecord
+from kvlens.records import PrefillRecord
 
 
 def test_masses_entropy_and_coverage_of_streaming_llm(tiny: Any) -> None:

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+from kvlens.budget import BudgetAccount
 from kvlens.link.copies import Move
 from kvlens.link.host_link import HostLink
 from kvlens.link.transfers import TransferLog
-from kvlens.memory.budget import BudgetAccount
 
 
 def test_account_counts_storage_once_and_refuses_to_pass_its_limit() -> None:

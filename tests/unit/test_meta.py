@@ -13,7 +13,8 @@ from pydantic import ValidationError
 from store_support import one_sentence
 from support import raises_code
 
-from kvlens.meta import Counterfactual, Held, Machine, RunMeta, Sampled, Search
+from kvlens.meta import RunMeta
+from kvlens.metaparts import Counterfactual, Held, Machine, Sampled, Search
 from kvlens.store.errors import UnreadableRun
 from kvlens.store.reader import TraceReader
 from kvlens.store.writer import TraceWriter

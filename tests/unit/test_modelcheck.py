@@ -13,7 +13,7 @@ import pytest
 from kvlens.checking.models import random_llama
 from kvlens.cli.main import main
 from kvlens.engine.engine import Engine
-from kvlens.rows import SelfCheck
+from kvlens.records import SelfCheck
 from kvlens.runs import modelcheck
 from kvlens.runs.modelcheck import (
     DIFFERS,

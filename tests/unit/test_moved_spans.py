@@ -12,7 +12,8 @@ import pytest
 from store_support import make_prefill
 
 from kvlens.meta import RunMeta
-from kvlens.rows import EventRow, StepRecord, TransferRow
+from kvlens.records import StepRecord
+from kvlens.rows import EventRow, TransferRow
 from kvlens.store.reader import TraceReader
 from kvlens.store.writer import TraceWriter
 from tests.synthetic import write_synthetic

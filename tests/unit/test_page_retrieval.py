@@ -7,7 +7,7 @@ import pytest
 import torch
 from methodtrial import SHAPE, Trial
 
-from kvlens.memory.budget import BudgetInfeasible
+from kvlens.budget import BudgetInfeasible
 from kvlens.methods.families.cold_plan import ColdPagesParameters
 from kvlens.methods.families.host_pages import HostPageRetrieval
 

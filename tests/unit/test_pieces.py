@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvlens.lens.pieces import Piece, pieces_of
-from kvlens.meta import Held
+from kvlens.metaparts import Held
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from ggufs import stock, write
 from support import raises_code, task_prompt
 
 from kvlens import methods
+from kvlens.budget import Budget, BudgetInfeasible
 from kvlens.engine.engine import Engine, Options
-from kvlens.memory.budget import Budget, BudgetInfeasible
 from kvlens.runs.preflight import DECISION_BYTES, decision_rows, estimate, refuse
 from kvlens.runs.request import RunRequest
 from kvlens.text.prompts import BadPrompt, PromptText

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from kvlens.text.prompts import BadPrompt, PromptText, decode, read_prompt
+from kvlens.text.promptfiles import decode, read_prompt
+from kvlens.text.prompts import BadPrompt, PromptText
 from kvlens.text.segments import BadSegment
 
 LINES = b'{"text": "Who?"}\n{"text": "When?"}\n'

@@ -15,13 +15,13 @@ from support import raises_code
 
 from kvlens import tasks
 from kvlens.app.compare.settings import settings as settings_of
+from kvlens.budget import Budget
 from kvlens.demo import demo_path
 from kvlens.engine.engine import Engine, Options
 from kvlens.engine.models import load
 from kvlens.lab.training.demo.tokenizer import load_tokenizer
 from kvlens.lens.reasonkinds import KINDS
 from kvlens.lens.reasons import explain
-from kvlens.memory.budget import Budget
 from kvlens.methods.full import FullKV
 from kvlens.player import payload
 from kvlens.player.codec import unpack
@@ -29,7 +29,8 @@ from kvlens.runs.carrying import carry_out
 from kvlens.runs.request import RunRequest
 from kvlens.store.reader import TraceReader
 from kvlens.tasks.encoding import encoding_of
-from kvlens.text.prompts import BadPrompt, PromptText, asking, decode, tokenize
+from kvlens.text.promptfiles import decode
+from kvlens.text.prompts import BadPrompt, PromptText, asking, tokenize
 
 TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}</{{ m.role }}>{% endfor %}"

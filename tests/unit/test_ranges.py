@@ -16,7 +16,7 @@ from kvlens.memory.placement import Selection
 from kvlens.methods.faults import FIGURE, OUTPUT, MethodFault
 from kvlens.methods.full import FullKV
 from kvlens.recording.selfcheck import TOLERANCE, check_figures
-from kvlens.rows import StepRecord
+from kvlens.records import StepRecord
 from kvlens.text.prompts import PromptText, tokenize
 
 

@@ -20,7 +20,7 @@ from kvlens.app.report.markup import Figures, safe, script_json, table
 from kvlens.app.report.run import answer, facts, parameters, verdict_text
 from kvlens.cli.main import app
 from kvlens.lens.verdict import verdict
-from kvlens.meta import Counterfactual, Held
+from kvlens.metaparts import Counterfactual, Held
 from kvlens.store.errors import TraceError
 from kvlens.store.reader import TraceReader
 from tests.synthetic import write_synthetic

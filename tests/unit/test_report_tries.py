@@ -21,7 +21,7 @@ from kvlens.cli.lens import sentences
 from kvlens.lens.tries import outcome
 from kvlens.lens.trylist import tries_in
 from kvlens.lens.verdict import Verdict, verdict
-from kvlens.meta import Counterfactual
+from kvlens.metaparts import Counterfactual
 from kvlens.store.reader import TraceReader
 from kvlens.text.units import si_bytes
 from tests.synthetic import write_synthetic

@@ -9,8 +9,8 @@ import pytest
 from kvlens.app.ui.common import retry
 from kvlens.app.ui.common.joblog import read_line
 from kvlens.app.ui.common.jobs import Job
+from kvlens.budget import BudgetInfeasible
 from kvlens.cli.progress import JsonLines
-from kvlens.memory.budget import BudgetInfeasible
 
 ARGV = ["python", "-m", "kvlens", "run", "p.json", "--method", "m", "--budget", "10%", "--runs", "runs"]
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from kvlens import methods
+from kvlens.budget import WHOLE, BudgetInfeasible
 from kvlens.demo.encode import demo_encode
 from kvlens.demo.tasks import make_prompt
 from kvlens.engine import model_cache
-from kvlens.memory.budget import WHOLE, BudgetInfeasible
 from kvlens.runs.carrying import carry_out
 from kvlens.runs.preflight import estimate, refuse
 from kvlens.runs.request import AUTO, DEFAULT_SHARE, RunRequest

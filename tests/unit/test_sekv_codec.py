@@ -8,10 +8,10 @@ import torch
 from lowrank_unit import compress, pack
 
 from kvlens.kernels import lowrank
-from kvlens.memory.codec import Cut, Units
+from kvlens.link.codec import Cut, Units
 from kvlens.memory.cold_tier import ColdTier
 from kvlens.memory.layout import Layout, Zones
-from kvlens.memory.span_table import SpanTable
+from kvlens.memory.slots import SpanTable
 from kvlens.methods.sekv import codec as codecs
 from kvlens.methods.sekv.codec import SpanCodec
 from kvlens.methods.sekv.params import SeKVParameters

@@ -13,10 +13,10 @@ import sekv_reference as reference
 import torch
 from support import raises_code
 
+from kvlens.budget import BudgetInfeasible
 from kvlens.engine.session import Session
 from kvlens.kernels.attend import attention_weights
 from kvlens.lab.training.sekv.files import save_router
-from kvlens.memory.budget import BudgetInfeasible
 from kvlens.memory.slots import ROLE
 from kvlens.methods.run_inputs import Rotate, RunContext, StepEnd
 from kvlens.methods.sekv import layout as sekv_layout

@@ -14,9 +14,9 @@ import torch
 from support import ListSink, run, task_prompt
 from test_sekv_method import PARAMS, SHAPE, Trial, tensor
 
+from kvlens.budget import Budget, BudgetInfeasible
 from kvlens.lab.gpu.static.decoder import StaticDecoder
 from kvlens.lab.gpu.static.refusal import StaticRefused
-from kvlens.memory.budget import Budget, BudgetInfeasible
 from kvlens.memory.slots import ROLE
 from kvlens.methods.run_inputs import StepEnd
 from kvlens.methods.sekv import layout as sekv_layout

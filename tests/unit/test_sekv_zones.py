@@ -12,8 +12,8 @@ import sekv_reference as reference
 import torch
 from test_sekv_method import PARAMS, SHAPE, Trial, tensor
 
+from kvlens.budget import BudgetInfeasible
 from kvlens.engine.session import Session
-from kvlens.memory.budget import BudgetInfeasible
 from kvlens.memory.layout import shared_slot_bytes
 from kvlens.memory.slots import FREE, ROLE
 from kvlens.memory.zones import SharedZone

@@ -16,7 +16,8 @@ from kvlens.engine.generation_rules import NonFiniteLogits
 from kvlens.instruments import Oracle
 from kvlens.recording.selfcheck import FINITE, MASSES, Tally, worse
 from kvlens.recording.snapshot import Measured
-from kvlens.rows import MASS_COLUMNS, SelfCheck
+from kvlens.records import SelfCheck
+from kvlens.rows import MASS_COLUMNS
 from kvlens.shape import KVShape
 from kvlens.store.checks import stored_checks
 from kvlens.store.reader import TraceReader

@@ -9,7 +9,7 @@ import pytest
 import torch
 from methodtrial import SHAPE, Trial
 
-from kvlens.memory.budget import BudgetInfeasible
+from kvlens.budget import BudgetInfeasible
 from kvlens.methods import make_parameters
 from kvlens.methods.sentencekv.method import SentenceKV
 

@@ -12,8 +12,8 @@ import pytest
 import sentkv_reference as reference
 import torch
 
+from kvlens.budget import BudgetInfeasible
 from kvlens.engine.session import Session
-from kvlens.memory.budget import BudgetInfeasible
 from kvlens.methods.parameters import make_parameters
 from kvlens.methods.run_inputs import RunContext, StepEnd
 from kvlens.methods.sentkv.method import SentKVCompress

@@ -13,6 +13,7 @@ from support import raises_code
 from test_cli import kvlens
 
 from kvlens import PACKAGE, methods, tasks
+from kvlens.budget import Budget
 from kvlens.engine.engine import Engine
 from kvlens.lab.bench.passages import apart, begins, passage
 from kvlens.lab.bench.sources import running
@@ -23,7 +24,6 @@ from kvlens.lab.claims.check import claiming, planned, refuse_others, statements
 from kvlens.lab.claims.family import decide
 from kvlens.lab.claims.plan import PASSAGES, plan_lines
 from kvlens.lab.claims.stored_claims import judge_again
-from kvlens.memory.budget import Budget
 from kvlens.methods.fitting import Sizes, choose
 from kvlens.methods.statements import FIGURES, Arm, Statement, arm, list_statements
 from kvlens.shape import KVShape

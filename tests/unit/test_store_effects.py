@@ -11,7 +11,7 @@ import pytest
 from store_support import make_effects, make_step, one_sentence, write
 
 from kvlens.instruments import Effects, Oracle
-from kvlens.rows import StepRecord
+from kvlens.records import StepRecord
 from kvlens.store.effects import effect_table
 from kvlens.store.errors import DamagedTrace, TraceError
 from kvlens.store.reader import TraceReader

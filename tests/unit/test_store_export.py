@@ -14,7 +14,8 @@ import pytest
 from support import raises_code
 
 from kvlens.meta import RunMeta
-from kvlens.rows import PrefillRecord, PromptToken
+from kvlens.records import PrefillRecord
+from kvlens.rows import PromptToken
 from kvlens.store import queries
 from kvlens.store.export import EXPORTS, FORMATS, export
 from kvlens.store.reader import TraceError, TraceReader

@@ -15,7 +15,7 @@ from store_support import make_oracle, make_prefill, make_span_keys, make_step, 
 
 from kvlens.instruments import Oracle, SpanKeys
 from kvlens.meta import RunMeta
-from kvlens.rows import StepRecord
+from kvlens.records import StepRecord
 from kvlens.store.errors import TraceError
 from kvlens.store.export import export
 from kvlens.store.reader import TraceReader

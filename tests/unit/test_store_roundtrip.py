@@ -18,7 +18,8 @@ from store_support import COSINES, make_oracle, make_prefill, make_scores, make_
 
 from kvlens.instruments import Scores
 from kvlens.meta import RunMeta
-from kvlens.rows import HEAD_COLUMNS, KV_COLUMNS, EventRow, JournalRow, StepRecord, TransferRow
+from kvlens.records import StepRecord
+from kvlens.rows import HEAD_COLUMNS, KV_COLUMNS, EventRow, JournalRow, TransferRow
 from kvlens.store.errors import TraceError
 from kvlens.store.reader import TraceReader
 from kvlens.store.writer import TraceWriter

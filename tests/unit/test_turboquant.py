@@ -12,7 +12,7 @@ from test_kivi import rounded
 
 from kvlens.kernels.code_bytes import code_bytes
 from kvlens.kernels.quantise import pack, unpack
-from kvlens.memory.rotated_codes import RotatedVectors, levels, random_directions
+from kvlens.quantised.rotated import RotatedVectors, levels, random_directions
 
 GROUP, RESIDUAL, N, NEW = 8, 16, 75, 40
 

@@ -12,7 +12,7 @@ import kvlens.kernels.no_such_module
 from kvlens.kernels.page_attend import page_attention
 from kvlens.kernels.merge import merge
 from kvlens.kernels.page_scores import page_scores
-from kvlens.memory.budget import Budget
+from kvlens.budget import Budget
 from kvlens.store.reader import TraceReader
 
 

@@ -13,10 +13,10 @@ import pandas as pd
 
 from kvlens import tasks
 from kvlens.app.compare.totals import attended
+from kvlens.budget import NO_LIMIT
 from kvlens.lens.knob import COUNTED, KEPT, attends, limit_of
 from kvlens.lens.output import output_text
 from kvlens.lens.severity import failed_checks
-from kvlens.memory.budget import NO_LIMIT
 from kvlens.methods import FIT
 from kvlens.methods.naming import stand_in
 from kvlens.statistics import wilson
@@ -37,7 +37,7 @@ class Trial:
     dtype: str
     """number format of KV, which shares of full KV are of"""
     budget: str
-    """as `kvlens.memory.budget` calls it; '' is no limit"""
+    """as `kvlens.budget` calls it; '' is no limit"""
     prompt: str
     """names the prompt"""
     exact: bool

@@ -8,8 +8,8 @@ from typing import Any
 
 import pandas as pd
 
-from kvlens.memory.budget import of_run
-from kvlens.meta import Held
+from kvlens.budget import of_run
+from kvlens.metaparts import Held
 from kvlens.store.reader import TraceReader
 
 #: What is compared of the configuration, in this order; the method's own parameters follow.

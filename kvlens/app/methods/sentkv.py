@@ -92,8 +92,8 @@ def _chunks(reader: TraceReader) -> None:
     chunks = table[table["cut"] != "sinks"]
     left_column, right = st.columns([2, 3], gap="medium")
     with left_column:
-        order = chunks["cut"].value_counts().index
-        by_cut = {str(cut): chunks.loc[chunks["cut"] == cut, "tokens"].tolist() for cut in order}
+        cuts = chunks["cut"].value_counts().index
+        by_cut = {str(cut): chunks.loc[chunks["cut"] == cut, "tokens"].tolist() for cut in cuts}
         parts.draw(
             reader,
             figures.lengths(by_cut, length, deviation),
@@ -103,27 +103,22 @@ def _chunks(reader: TraceReader) -> None:
         at_mark = chunks["cut"].str.startswith("at ").mean() if len(chunks) else float("nan")
         st.caption(
             plain(
-                f"Algorithm 2 with L = {length}, Δ = {deviation}, marks = "
-                f"{config.get('marks', 'not recorded')}: {len(chunks)} chunks, mean "
-                f"length {chunks['tokens'].mean():.1f} tokens, {at_mark:.0%} end at a mark. What the paper "
-                f"calls a sentence. The paper prints "
-                "no such figure; its Figure 3 (b) draws the idea."
+                f"Algorithm 2 with L = {length}, Δ = {deviation}, marks = {config.get('marks', 'not recorded')}: "
+                f"{len(chunks)} chunks, mean length {chunks['tokens'].mean():.1f} tokens, {at_mark:.0%} end at a mark. "
+                "What the paper calls a sentence. The paper prints no such figure; its Figure 3 (b) draws the idea."
             )
         )
     with right:
         shown = table.assign(text=table["text"].str.replace("\n", "⏎"), tokens=_ranges(table))[
             ["span", "tokens", "text", "reason"]
         ]
-        widths = {
-            "text": st.column_config.TextColumn(width="medium"),
-            "reason": st.column_config.TextColumn(width="large"),
-        }
+        column = st.column_config.TextColumn
+        widths = {"text": column(width="medium"), "reason": column(width="large")}
         st.dataframe(shown, hide_index=True, width="stretch", height=340, column_config=widths)
         decoded = int((table["born_step"] >= 0).sum())
         st.caption(
-            f"Tokens: positions from 0, both ends included, and how many. {decoded} of {len(table)} rows "
-            f"closed while decoding. The rest "
-            "of the text is the open chunk, which every step attends."
+            f"Tokens: positions from 0, both ends included, and how many. {decoded} of {len(table)} rows closed while "
+            "decoding. The rest of the text is the open chunk, which every step attends."
         )
     parts.download(table, f"{reader.uid}-sentkv-chunks", "Download chunks as CSV")
 
@@ -146,10 +141,9 @@ def _over_steps(reader: TraceReader, reuse: Reuse) -> None:
     )
     st.caption(
         plain(
-            f"Wanted tokens that lay on the device already, mean over layers and KV heads. Over all steps but "
-            f"the first: reused {np.nanmean(reuse.reused):.3f}, reusable {np.nanmean(reuse.reusable):.3f}. The "
-            f"paper says 70 % (sec. 1) and "
-            "shows no such figure."
+            "Wanted tokens that lay on the device already, mean over layers and KV heads. Over all steps but the "
+            f"first: reused {np.nanmean(reuse.reused):.3f}, reusable {np.nanmean(reuse.reusable):.3f}. The paper says "
+            "70 % (sec. 1) and shows no such figure."
         )
     )
     steps, layers, heads = np.indices(reuse.reused.shape)
@@ -178,9 +172,8 @@ def _by_head(reader: TraceReader, reuse: Reuse) -> None:
         values[recorded] = np.nanmean(cube[:, recorded], axis=0)
     parts.draw(reader, figures.reuse_map(*maps), key="sentkv_reuse_map", alt="Reuse rate by layer and KV head")
     st.caption(
-        "Mean over steps after the first. Left: what was reused; truncation makes the heads of a layer reuse "
-        "the same number of "
-        "tokens at each step (sec. 4.2.2). Right: what each head had on the device. Grey: the layer selects nothing."
+        "Mean over steps after the first. Left: what was reused; truncation makes the heads of a layer reuse the same "
+        "number of tokens at each step (sec. 4.2.2). Right: what each head had on the device. Grey: no selection."
     )
 
 
@@ -203,9 +196,9 @@ def _truncation(reader: TraceReader, reuse: Reuse) -> None:
     more = f"{total / least - 1:.1%} more" if least else "nothing had to move"
     st.caption(
         plain(
-            f"All layers and KV heads. {si_bytes(total)} moved where {si_bytes(least)} had to: {more}. Step 0 "
-            f"recalls everything it reads. "
-            "Truncation recalls again what heads beyond the smallest one had; the paper gives no figure for it."
+            f"All layers and KV heads. {si_bytes(total)} moved where {si_bytes(least)} had to: {more}. Step 0 recalls "
+            "everything it reads. Truncation recalls again what heads beyond the smallest one had; the paper gives no "
+            "figure for it."
         )
     )
 
@@ -237,14 +230,9 @@ def _attended(reader: TraceReader) -> None:
     weight = ""
     if not noted.empty:
         held, total = (float(x) for x in noted["values"].iloc[0][:2])
-        weight = (
-            (
-                f" Their extremes, by which they are chosen, take {si_bytes(held)}, {held / total:.1%} of those "
-                f"tokens' KV (paper: 7 %)."
-            )
-            if total
-            else ""
-        )
+        if total:
+            taken_bytes = f"{si_bytes(held)}, {held / total:.1%} of those tokens' KV (paper: 7 %)."
+            weight = f" Their extremes, by which they are chosen, take {taken_bytes}"
     st.caption(
         plain(
             f"Per reader (a KV head, or a query head with group=native): {share:.1%} of the prompt's "

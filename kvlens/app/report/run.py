@@ -10,10 +10,10 @@ from kvlens.app.report.runfigures import bytes_moved, head_maps, loss_over_steps
 from kvlens.app.report.strip import strip
 from kvlens.app.report.trial_section import describe_trials
 from kvlens.app.report.whatif import whatif
+from kvlens.budget import NO_LIMIT
 from kvlens.lens.output import output_text
 from kvlens.lens.severity import full_right, severity, unmissed_words
 from kvlens.lens.verdict import Verdict, verdict
-from kvlens.memory.budget import NO_LIMIT
 from kvlens.meta import RunMeta
 from kvlens.methods.naming import installed_entry, run_name
 from kvlens.recording import sampling

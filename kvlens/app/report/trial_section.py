@@ -5,7 +5,7 @@ from __future__ import annotations
 from kvlens.app.report.markup import paragraph, table
 from kvlens.lens.tries import STANDS, Try
 from kvlens.lens.trylist import tries_in
-from kvlens.meta import Counterfactual
+from kvlens.metaparts import Counterfactual
 from kvlens.store.reader import TraceReader
 from kvlens.text.units import counted, si_bytes
 

@@ -6,10 +6,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvlens.app.report.markup import paragraph, table
+from kvlens.budget import NO_LIMIT
 from kvlens.lens.hold_changes import describe_kept, new_holds
 from kvlens.lens.tries import outcome
-from kvlens.memory.budget import NO_LIMIT
-from kvlens.meta import Counterfactual, Held, RunMeta
+from kvlens.meta import RunMeta
+from kvlens.metaparts import Counterfactual, Held
 from kvlens.store.reader import TraceError, TraceReader
 from kvlens.text.units import counted, si_bytes
 

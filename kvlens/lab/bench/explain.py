@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from kvlens import methods, tasks
+from kvlens.budget import Budget, BudgetInfeasible
 from kvlens.engine.engine import Engine, Options
 from kvlens.lab.bench import kept as keeping
 from kvlens.lab.bench.lostcase import Case, References
@@ -23,7 +24,6 @@ from kvlens.lab.bench.trialprompts import DEPTHS, Prompts, Trial
 from kvlens.lab.bench.trials import arm, chosen, header
 from kvlens.lab.bench.trials import infeasible as too_small
 from kvlens.lab.results.explain_table import FULL_KV, SCOPES, SHOWN, TOPS, point_of, points, pooled, summarise
-from kvlens.memory.budget import Budget, BudgetInfeasible
 from kvlens.models.device import CPU, settle
 from kvlens.models.find import DEMO
 

@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from kvlens import methods
+from kvlens.budget import Budget, BudgetInfeasible
 from kvlens.lab.bench import kept as lines_kept
 from kvlens.lab.bench.passages import distinct, passage
 from kvlens.lab.bench.provenance import about, made_otherwise, origin
 from kvlens.lab.bench.tablerequest import ComparedRequest
 from kvlens.lab.bench.trials import arm, changed, chosen, infeasible, missing, settings
-from kvlens.memory.budget import Budget, BudgetInfeasible
 from kvlens.methods.base import Method
 from kvlens.statistics import of_mean
 from kvlens.studies.means import Means

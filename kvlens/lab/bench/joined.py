@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from kvlens.memory.budget import Budget
+from kvlens.budget import Budget
 
 SAME = ("model", "length", "question", "tasks", "prompts", "first_seed", "dtype", "methods")
 """of what was asked for, what tables that are one have in common, where it was recorded"""

@@ -11,6 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from kvlens import methods, tasks
+from kvlens.budget import Budget
 from kvlens.engine.comparison import Reference
 from kvlens.engine.engine import Engine, Options
 from kvlens.engine.prefill import ReadPrompt
@@ -19,7 +20,6 @@ from kvlens.lab.bench.trialprompts import Prompts, Trial
 from kvlens.lab.results.explain_table import RANDOM, SHOWN, TOPS
 from kvlens.lens.attribution import attribute
 from kvlens.lens.trials import restores
-from kvlens.memory.budget import Budget
 from kvlens.methods.fitting import Chosen
 from kvlens.rows import SpanRow
 from kvlens.runs.preparing import Kept, Pairing, Plan, Prepared

@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
+from kvlens.budget import Budget
 from kvlens.lab.bench.joined import joined
 from kvlens.lab.bench.textpage import sections
 from kvlens.lab.results.formats import NARROW, TITLES, UNKNOWN, narrow_cell
 from kvlens.lab.results.names import measured_on, table_name
-from kvlens.memory.budget import Budget
 from kvlens.models.find import DEMO
 from kvlens.text.units import si_bytes
 

@@ -17,16 +17,16 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from kvlens import methods
+from kvlens.budget import Budget
 from kvlens.engine.engine import Engine, Options
 from kvlens.lab.bench.provenance import about, origin
 from kvlens.lab.bench.trialprompts import Prompts
 from kvlens.lab.bench.trials import chosen, settings
 from kvlens.lab.results.names import TaskNames
-from kvlens.memory.budget import Budget
 from kvlens.methods import parts
 from kvlens.models.find import DEMO, default_model
+from kvlens.records import PrefillRecord, StepRecord
 from kvlens.refusal import Refusal
-from kvlens.rows import PrefillRecord, StepRecord
 from kvlens.studies.counts import Count, corrected, missed, reused
 
 OF_METHODS = "kvlens.lab.bench.methods"

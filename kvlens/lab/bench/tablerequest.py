@@ -9,8 +9,8 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from kvlens import methods
+from kvlens.budget import Budget
 from kvlens.lab.results.names import MethodNames, TaskNames
-from kvlens.memory.budget import Budget
 from kvlens.models.find import default_model
 from kvlens.runs.races import Entrant
 from kvlens.runs.request import RunRequest

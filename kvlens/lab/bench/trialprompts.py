@@ -88,27 +88,3 @@ class Prompts:
                 prompt, queries=queries, received=any(method.needs.received for method in asking)
             )
         return self._read
-
-
-class Formats:
-    """A model in each number format that trials ask for, loaded when it is first needed, with the prompts read in
-    it."""
-
-    def __init__(
-        self, model: str, device: str = "cpu", dtype: str = "float32", first_seed: int = 0, names: Sequence[str] = ()
-    ) -> None:
-        self.model, self.device, self.dtype, self.first_seed, self.names = model, device, dtype, first_seed, names
-        self._loaded: dict[str, tuple[Engine, Prompts]] = {}
-
-    def of(self, trial: Trial) -> tuple[Engine, Prompts]:
-        """What the trial is run on. Raises UnsupportedModel with one sentence."""
-        return self.at(trial.dtype or self.dtype)
-
-    def at(self, dtype: str) -> tuple[Engine, Prompts]:
-        """The model in that format, and its prompts. Raises UnsupportedModel with one sentence."""
-        from kvlens.engine.models import load
-
-        if dtype not in self._loaded:
-            engine = Engine(load(self.model, self.device, dtype))
-            self._loaded[dtype] = engine, Prompts(engine, self.first_seed, self.names if dtype == self.dtype else ())
-        return self._loaded[dtype]

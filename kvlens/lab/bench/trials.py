@@ -8,9 +8,9 @@ from types import MappingProxyType
 from typing import Any
 
 from kvlens import methods, tasks
+from kvlens.budget import Budget, BudgetInfeasible
 from kvlens.engine.engine import Engine, Options
 from kvlens.lab.bench.trialprompts import Prompts, Trial
-from kvlens.memory.budget import Budget, BudgetInfeasible
 from kvlens.methods import calibration
 from kvlens.methods.base import Method
 from kvlens.methods.fitting import Chosen, Sizes, choose

@@ -58,7 +58,7 @@ def load_model(model: str, device: str, dtype: str) -> LoadedModel:
 
 def read_texts(texts: list[Path] | None) -> list[PromptText]:
     """The prompts in the files. Raises ValueError with one sentence."""
-    from kvlens.text.prompts import decode
+    from kvlens.text.promptfiles import decode
 
     for path in texts or []:
         if not path.is_file():

@@ -12,7 +12,7 @@ from kvlens.intervals import overlap
 
 if TYPE_CHECKING:
     from kvlens.recording.facts import Seen
-    from kvlens.rows import PrefillRecord, StepRecord
+    from kvlens.records import PrefillRecord, StepRecord
 
 
 @dataclass

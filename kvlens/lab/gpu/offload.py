@@ -16,12 +16,12 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from kvlens import methods
+from kvlens.budget import BudgetInfeasible
 from kvlens.lab.gpu.copiesseen import CopiesSeen
 from kvlens.lab.gpu.failures import Lacking, sentence
 from kvlens.lab.gpu.part import Bench, Part
 from kvlens.lab.gpu.tier import MOVES, moving
 from kvlens.lab.results.offloadrow import OffloadRow
-from kvlens.memory.budget import BudgetInfeasible
 from kvlens.models.errors import UnsupportedModel
 from kvlens.models.find import DEMO
 

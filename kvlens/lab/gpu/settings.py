@@ -19,8 +19,8 @@ from functools import cache
 from typing import Any, Literal
 
 from kvlens import methods
+from kvlens.budget import Budget
 from kvlens.lab.gpu.floors import StepShape
-from kvlens.memory.budget import Budget
 from kvlens.methods.base import Method
 from kvlens.methods.naming import stand_in, titled
 from kvlens.methods.parts import part

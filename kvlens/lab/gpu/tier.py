@@ -17,14 +17,14 @@ from kvlens.lab.gpu.part import Bench, Part
 from kvlens.lab.gpu.settings import on_device
 from kvlens.lab.gpu.verdicts import TIE, Choice, Verdict
 from kvlens.lab.results.gpu import CheckRow
-from kvlens.rows import PrefillRecord, StepRecord
+from kvlens.records import PrefillRecord, StepRecord
 
 if TYPE_CHECKING:
     from kvlens.engine.engine import Result
     from kvlens.engine.models import LoadedModel
     from kvlens.engine.prefill import ReadPrompt
     from kvlens.methods.base import Method
-    from kvlens.rows import TraceSink
+    from kvlens.records import TraceSink
     from kvlens.text.prompts import Prompt
 
 LENGTH, NEW, SHARE = 512, 16, "0.3"
@@ -98,8 +98,8 @@ class Way:
     ) -> Result:
         """sink None: nothing is recorded; choices: where they are noted."""
         from kvlens import methods
+        from kvlens.budget import Budget
         from kvlens.engine.engine import Engine, Options
-        from kvlens.memory.budget import Budget
 
         method: type[Method] = methods.get(self.name)
         params = methods.make_parameters(method, "demo" if "demo" in method.presets else None, self.overrides)

@@ -21,13 +21,13 @@ from typing import Any
 import torch
 
 from kvlens import methods
+from kvlens.budget import Budget
 from kvlens.engine.comparison import Reference
 from kvlens.engine.engine import Engine, Options
 from kvlens.engine.models import load
 from kvlens.engine.session import Session
 from kvlens.lab.bench.provenance import weights
 from kvlens.lab.bench.trialprompts import Prompts
-from kvlens.memory.budget import Budget
 from kvlens.methods.fitting import FIT, Sizes, choose
 from kvlens.runs.fingerprint import machine
 from kvlens.statistics import sign_test, wilson

@@ -18,12 +18,12 @@ from typing import Any
 import torch
 
 from kvlens import methods, tasks
+from kvlens.budget import Budget, BudgetInfeasible
 from kvlens.engine.engine import Engine, Options
 from kvlens.engine.models import load
 from kvlens.lab.bench.provenance import about
 from kvlens.lab.bench.trialprompts import Prompts, Trial
 from kvlens.lab.bench.trials import chosen, header
-from kvlens.memory.budget import Budget, BudgetInfeasible
 
 TASK, SEED, STEPS, DTYPE = "niah_single", 8_500_000, 2, "bfloat16"
 

@@ -26,6 +26,7 @@ from typing import Any
 import torch
 
 from kvlens import methods
+from kvlens.budget import Budget, BudgetInfeasible
 from kvlens.engine.engine import Engine, Options
 from kvlens.engine.loop import Generation
 from kvlens.engine.models import load
@@ -35,7 +36,6 @@ from kvlens.lab.bench.freetext import FreeTextRequest
 from kvlens.lab.bench.passages import passage
 from kvlens.lab.bench.provenance import about, origin
 from kvlens.lab.bench.trials import chosen, settings
-from kvlens.memory.budget import Budget, BudgetInfeasible
 from kvlens.methods.base import Method
 from kvlens.models.find import default_model
 from kvlens.shape import KVShape

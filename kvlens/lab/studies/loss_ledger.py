@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from kvlens import methods, tasks
+from kvlens.budget import Budget, BudgetInfeasible
 from kvlens.engine.comparison import Reference
 from kvlens.engine.engine import Engine, Options, Result
 from kvlens.holds import Hold
@@ -33,7 +34,6 @@ from kvlens.ledger.frontier import find_frontier
 from kvlens.ledger.measure import Measure, NothingLost
 from kvlens.ledger.signals import signals_of
 from kvlens.lens.trials import Trials
-from kvlens.memory.budget import Budget, BudgetInfeasible
 from kvlens.models.device import CPU, settle
 from kvlens.models.find import default_model
 from kvlens.runs.answerend import answer_end

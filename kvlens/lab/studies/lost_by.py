@@ -26,6 +26,7 @@ from typing import Any
 import torch
 
 from kvlens import methods
+from kvlens.budget import Budget
 from kvlens.engine.engine import Engine, Options
 from kvlens.engine.models import load
 from kvlens.holds import holds_of
@@ -33,7 +34,6 @@ from kvlens.lab.bench.lostcase import Case, References
 from kvlens.lab.bench.provenance import about
 from kvlens.lab.bench.trialprompts import Prompts, Trial
 from kvlens.lab.bench.trials import chosen, header
-from kvlens.memory.budget import Budget
 from kvlens.models.find import default_model
 
 FIRST_SEED, BUDGET, HELD = 8_000_100, "20%", 20

@@ -17,9 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from kvlens import hangs
-from kvlens.lab.studies.lies import HIDES, LIES, Lie
+from kvlens.lab.studies.changing_lies import CHANGING_LIES
+from kvlens.lab.studies.lies import HIDES, Lie
+from kvlens.lab.studies.outcome_lies import OUTCOME_LIES
 from kvlens.methods.faults import MethodFault
-from kvlens.rows import StepRecord
+from kvlens.records import StepRecord
 
 NEW = 3
 TEXT = "The key of the door is 4821. The river was wide and the bridge was old. " * 4
@@ -91,7 +93,7 @@ def tell_all() -> list[Caught]:
     loaded = load("demo", "cpu")
     prompt = tokenize(PromptText(TEXT), loaded.tokenizer, loaded.max_positions, NEW)
     with limited_hooks():
-        return [tell(Engine(loaded), prompt, lie) for lie in LIES]
+        return [tell(Engine(loaded), prompt, lie) for lie in (*CHANGING_LIES, *OUTCOME_LIES)]
 
 
 def tell(engine: Any, prompt: Any, lie: Lie) -> Caught:

@@ -23,10 +23,10 @@ from typing import Any
 import torch
 
 from kvlens import methods
+from kvlens.budget import BudgetAccount
 from kvlens.engine.session import Session
+from kvlens.link.codec import RawCodec
 from kvlens.link.transfers import TransferLog
-from kvlens.memory.budget import BudgetAccount
-from kvlens.memory.codec import RawCodec
 from kvlens.memory.layout import Layout, Zones
 from kvlens.memory.memory import Memory
 from kvlens.memory.placement import Kept, Placement, Selection

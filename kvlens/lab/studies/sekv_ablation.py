@@ -24,6 +24,7 @@ import torch
 import transformers
 
 from kvlens import methods
+from kvlens.budget import Budget, BudgetInfeasible
 from kvlens.demo.tasks import score
 from kvlens.engine import models
 from kvlens.engine.engine import Engine, Options
@@ -32,8 +33,7 @@ from kvlens.lab.bench.trialprompts import DEPTHS, Prompts
 from kvlens.lab.bench.trials import NEW_TOKENS
 from kvlens.lab.studies.sekv_arms import ROUTER, Case, arms, cases
 from kvlens.lab.studies.sekv_table import summarise, table
-from kvlens.memory.budget import Budget, BudgetInfeasible
-from kvlens.rows import PrefillRecord, StepRecord
+from kvlens.records import PrefillRecord, StepRecord
 
 FIRST_SEED = 7_000_000
 

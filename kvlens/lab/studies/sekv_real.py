@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from kvlens.budget import Budget
 from kvlens.engine import models
 from kvlens.engine.engine import Engine
 from kvlens.engine.hf_attention import SessionCache
@@ -26,7 +27,6 @@ from kvlens.engine.prefill import ReadPrompt
 from kvlens.lab.bench.provenance import weights
 from kvlens.lab.bench.trialprompts import DEPTHS
 from kvlens.lab.studies.sekv_oracles import Oracle, OracleSession
-from kvlens.memory.budget import Budget
 from kvlens.methods.sekv import layout as sekv_layout
 from kvlens.methods.sekv.params import PRESETS, SeKVParameters
 from kvlens.methods.sekv.spans import COMPRESSED, segment

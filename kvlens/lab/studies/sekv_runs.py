@@ -22,12 +22,12 @@ from typing import Any
 import torch
 
 from kvlens import methods
+from kvlens.budget import Budget, BudgetInfeasible
 from kvlens.engine import models
 from kvlens.engine.engine import Engine, Options
 from kvlens.engine.prefill import ReadPrompt
 from kvlens.lab.bench.provenance import weights
 from kvlens.lab.studies.sekv_real import NEW, PUBLISHED, ask, line
-from kvlens.memory.budget import Budget, BudgetInfeasible
 from kvlens.runs.fingerprint import machine
 from kvlens.text.prompts import Prompt
 

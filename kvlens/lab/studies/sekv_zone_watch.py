@@ -11,7 +11,7 @@ from kvlens.memory.layout import Layout
 from kvlens.memory.placement import Placement
 from kvlens.methods.run_inputs import Prefilled
 from kvlens.methods.sekv.method import SeKV
-from kvlens.rows import PrefillRecord, StepRecord
+from kvlens.records import PrefillRecord, StepRecord
 
 
 class Watched(SeKV):

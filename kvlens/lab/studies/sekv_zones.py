@@ -21,13 +21,13 @@ from typing import Any
 import torch
 
 from kvlens import methods
+from kvlens.budget import Budget
 from kvlens.engine.engine import Engine, Options
 from kvlens.engine.models import load
 from kvlens.lab.bench.provenance import about
 from kvlens.lab.bench.trialprompts import DEPTHS, Prompts, Trial
 from kvlens.lab.bench.trials import chosen, header, outcome
 from kvlens.lab.studies.sekv_zone_watch import Decisions, Watched
-from kvlens.memory.budget import Budget
 from kvlens.memory.layout import Layout
 from kvlens.methods.naming import display_name
 from kvlens.methods.sekv.method import SeKV

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from kvlens.methods.chess.trigger import THRESHOLDS, page_uncertainty, thresholds
+from kvlens.methods.chess.trigger import THRESHOLDS, is_uncertain, page_uncertainty, thresholds
 from kvlens.methods.families.cold_plan import Plan
 from kvlens.methods.families.host_pages import HostPageRetrieval
 from kvlens.methods.parameters import param
@@ -125,9 +125,7 @@ class PagesAtTrigger(Base):
         p = self.params
         if p.trigger != "dynamic":
             return bool(p.trigger == "fixed" and self._since >= p.interval)
-        assert self._thresholds is not None
-        high = entropy > self._thresholds[0], varentropy > self._thresholds[1]
-        return all(high) if p.condition == "and" else any(high)
+        return is_uncertain(p, self._thresholds, entropy, varentropy)
 
 
 def refuses_trigger(method: type[Any]) -> str:

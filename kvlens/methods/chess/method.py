@@ -12,7 +12,7 @@ from kvlens.methods.chess.journal import JOURNAL
 from kvlens.methods.chess.lent import TRIGGER
 from kvlens.methods.chess.params import PRESETS, ChessParameters, Sizes, pages_within
 from kvlens.methods.chess.segmenters import SEGMENTERS
-from kvlens.methods.chess.trigger import THRESHOLDS, page_uncertainty, thresholds
+from kvlens.methods.chess.trigger import THRESHOLDS, UNCERTAIN, Trigger
 from kvlens.methods.run_inputs import MemoryView, Prefilled, RunContext, StepEnd
 from kvlens.methods.segmenter import PromptFacts
 from kvlens.methods.wrappers import Lending
@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     import torch
 
     from kvlens.memory.placement import Placement, Selection
-
-UNCERTAIN, DUE = 1.0, 2.0
-"""why a context was reconstructed, as the journal has it"""
 
 
 class Chess(Method):
@@ -61,13 +58,10 @@ class Chess(Method):
 
     def __init__(self, params: ChessParameters, context: RunContext) -> None:
         super().__init__(params, context)
-        self._thresholds = thresholds(params, context.calibration.get("thresholds"))
+        self._trigger = Trigger(params, context.calibration.get("thresholds"))
         if params.keys == "unrotated" and context.rotate is None:
             raise ValueError(f"chess: the keys of '{context.model_name}' cannot be turned back; use keys=rotated.")
         self._sizes = Sizes.count(params, context.prompt_tokens, context.max_new)
-        self._uncertainty: list[tuple[float, float]] = []
-        """(entropy, varentropy) of the distributions produced at positions prompt_tokens, prompt_tokens + 1, ..."""
-        self._since = 0
         self._selected: set[int] = set()
         self._selection: Selection | None = None
 
@@ -144,7 +138,7 @@ class Chess(Method):
         import torch
 
         for name, value in zip(
-            ("entropy_nats", "varentropy_nats2"), self._thresholds or (float("nan"),) * 2, strict=True
+            ("entropy_nats", "varentropy_nats2"), self._trigger.thresholds or (float("nan"),) * 2, strict=True
         ):
             self.note(f"threshold_{name}", torch.tensor([value]))
 
@@ -184,7 +178,7 @@ class Chess(Method):
         self._mask = torch.zeros_like(self._mask)
         spans = [page + 1 for page in sorted(self._selected) if page + 1 < len(self._mask)]
         self._mask[torch.tensor(spans, dtype=torch.long, device=self._mask.device)] = True
-        self._since = 0
+        self._trigger.pages_since = 0
         self._renew()
 
     def _renew(self) -> None:
@@ -207,8 +201,8 @@ class Chess(Method):
 
         from kvlens.memory.placement import Kept, Placement
 
-        p = self.params
-        self._uncertainty.append((end.next_entropy, end.next_varentropy))
+        p, trigger = self.params, self._trigger
+        trigger.note_step(end.next_entropy, end.next_varentropy)
         if (end.position + 1) % p.page:
             return None
         page = end.position // p.page
@@ -217,9 +211,9 @@ class Chess(Method):
         self._tree.put(page, self._vectors(keys, start, p.page))
         out = page - p.window_pages
         self._advance(page + 1, max(0, out + 1))
-        self._since += 1
-        entropy, varentropy = self._judge(start)
-        why = self._why(entropy, varentropy)
+        trigger.pages_since += 1
+        entropy, varentropy = trigger.judge(start - self.context.prompt_tokens)
+        why = trigger.reason(entropy, varentropy)
         noted = {
             "page_completed": page,
             "page_entropy_nats": entropy,
@@ -229,8 +223,9 @@ class Chess(Method):
         for name, value in noted.items():
             self.note(name, torch.tensor([value]))
         if why:
-            by_entropy = self._thresholds is not None and why == UNCERTAIN and entropy > self._thresholds[0]
-            cut = self._thresholds[0] if by_entropy and self._thresholds else float("nan")
+            limits = trigger.thresholds
+            by_entropy = limits is not None and why == UNCERTAIN and entropy > limits[0]
+            cut = limits[0] if by_entropy and limits else float("nan")
             self._reconstruct(page + 1, stop, reason=(entropy if by_entropy else float("nan"), cut))
         else:
             self._renew()
@@ -241,24 +236,6 @@ class Chess(Method):
             [_span(p, out)], ["resident"], [self._role(out)], retained, selectable=[0] if out >= p.sink_pages else []
         )
         return WindowLeave(out * p.page, (out + 1) * p.page, placement)
-
-    def _judge(self, start: int) -> tuple[float, float]:
-        """Mean entropy and varentropy of the page that begins at `start`; NaN when prefill fed some of its tokens."""
-        first_value = start - self.context.prompt_tokens
-        if first_value < 0:
-            return float("nan"), float("nan")
-        return page_uncertainty(self._uncertainty[first_value : first_value + self.params.page], self.params.varentropy)
-
-    def _why(self, entropy: float, varentropy: float) -> float:
-        """UNCERTAIN, DUE or 0: does the page that was just completed call for a reconstruction?"""
-        p = self.params
-        if p.trigger == "dynamic":
-            assert self._thresholds is not None
-            high = entropy > self._thresholds[0], varentropy > self._thresholds[1]
-            if all(high) if p.condition == "and" else any(high):
-                return UNCERTAIN
-            return DUE if p.max_interval and self._since >= p.max_interval else 0.0
-        return DUE if p.trigger == "every" or (p.trigger == "fixed" and self._since >= p.interval) else 0.0
 
     def held(self) -> dict[str, tuple[torch.Tensor, ...]]:
         return {"hierarchy": (self._tree.vectors,), "selection": (self._mask, self._want)}

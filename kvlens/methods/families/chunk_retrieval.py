@@ -13,7 +13,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Any
 
-from kvlens.memory.budget import BudgetInfeasible
+from kvlens.budget import BudgetInfeasible
 from kvlens.memory.layout import Layout
 from kvlens.methods.answers import WindowLeave
 from kvlens.methods.base import Method
@@ -95,7 +95,7 @@ class ChunkRetrieval(Method):
     def prefill_end(self, prompt: Prefilled) -> tuple[Layout, Placement]:
         import torch
 
-        from kvlens.memory.codec import RawCodec
+        from kvlens.link.codec import RawCodec
         from kvlens.memory.placement import Kept, Placement
 
         context = self.context
@@ -220,7 +220,7 @@ class ChunkRetrieval(Method):
         """The open chunk leaves the window when its last token says so."""
         import torch
 
-        from kvlens.memory.codec import RawCodec
+        from kvlens.link.codec import RawCodec
         from kvlens.memory.placement import Kept, Placement
 
         start = self._open

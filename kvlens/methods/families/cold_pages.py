@@ -125,7 +125,7 @@ class ColdPages(Method):
     def prefill_end(self, prompt: Prefilled) -> tuple[Layout, Placement]:
         import torch
 
-        from kvlens.memory.codec import RawCodec
+        from kvlens.link.codec import RawCodec
         from kvlens.memory.placement import Kept, Placement
 
         context, params = self.context, self.params
@@ -159,7 +159,7 @@ class ColdPages(Method):
     def decode_end(self, end: StepEnd, memory: MemoryView) -> WindowLeave | None:
         import torch
 
-        from kvlens.memory.codec import RawCodec
+        from kvlens.link.codec import RawCodec
         from kvlens.memory.placement import Kept, Placement
 
         params, start = self.params, memory.window_start

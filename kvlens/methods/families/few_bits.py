@@ -6,10 +6,11 @@ from abc import abstractmethod
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from kvlens.memory.layout import KEPT_TABLE_BYTES, Layout, Quantised, Zones
+from kvlens.memory.layout import Layout, Zones
 from kvlens.methods.families.kept_tokens import Tokens, divided
 from kvlens.methods.families.prompt_eviction import PromptEviction, lacks_score
 from kvlens.methods.segmenter import PromptFacts
+from kvlens.quantised.form import KEPT_TABLE_BYTES, Quantised
 from kvlens.shape import KVShape
 from kvlens.spans import Span
 

@@ -1,7 +1,7 @@
 """Quantisation: every token stays on the device, in few bits once it has left the window.
 
 A method of this family says its form (`form`): how many bits, and how they are made. Keys leave the window in blocks of
-`residual` tokens, values one by one; the memory packs, restores and counts them (kvlens/memory/packed_zone.py).
+`residual` tokens, values one by one; the memory packs, restores and counts them (kvlens/memory/packed.py).
 """
 
 from __future__ import annotations
@@ -9,11 +9,12 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Any
 
-from kvlens.memory.layout import Layout, Quantised, Zones
+from kvlens.memory.layout import Layout, Zones
 from kvlens.methods.answers import WindowLeave
 from kvlens.methods.base import Method
 from kvlens.methods.run_inputs import MemoryView, Prefilled, StepEnd
 from kvlens.methods.segmenter import PromptFacts
+from kvlens.quantised.form import Quantised
 from kvlens.shape import KVShape
 from kvlens.spans import Span, fixed_chunks
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kvlens.kernels import lowrank
 from kvlens.kernels.lowrank_bytes import factor_elements, raw_elements
-from kvlens.memory.codec import Cut, Packed, Units
+from kvlens.link.codec import Cut, Packed, Units
 from kvlens.methods.run_inputs import Rotate
 from kvlens.methods.sekv.params import SeKVParameters
 from kvlens.methods.sekv.router import GateMLP

@@ -6,16 +6,17 @@ reconstructed spans. Eq. 17 leaves out the coarse means, slot tables and staging
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from kvlens.kernels.lowrank_bytes import factor_bytes, raw_bytes
 from kvlens.memory.layout import Layout, Zones, shared_slot_bytes
 from kvlens.methods.sekv.params import BY_PIECE, SeKVParameters
-from kvlens.methods.sekv.spans import COMPRESSED, piece_count
+from kvlens.methods.sekv.spans import COMPRESSED, piece_count, segment
 from kvlens.refusal import Refusal
 from kvlens.shape import KVShape
-from kvlens.spans import Span
+from kvlens.spans import Span, Surprisal
 
 
 @dataclass(frozen=True)
@@ -204,3 +205,13 @@ def _shortest_of_block(params: SeKVParameters, window_from: int) -> int:
     if params.segmentation != "chunks":
         return min(params.l_min, params.block)
     return 1 if window_from < params.sinks else params.block % params.l_max or params.l_max
+
+
+def drawn_bytes(params: SeKVParameters, shape: KVShape, prompt_tokens: int, max_new: int, anchors: int | None) -> int:
+    """Return the device bytes of a prompt whose surprisals are not known yet: exponential ones stand in for them.
+    anchors: at most; None: any number."""
+    draw = random.Random(0)
+    nats = [draw.expovariate(1.0) for _ in range(prompt_tokens - params.window)]
+    spans = segment(params, nats, 0, Surprisal(1.0, 1.0), anchors)
+    sizes = plan(params, spans, prompt_tokens, max_new)
+    return sizes.bytes(params, shape, sizes.least_recall(params))

@@ -3,11 +3,10 @@ detail."""
 
 from __future__ import annotations
 
-import random
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from kvlens.memory.budget import BudgetInfeasible
+from kvlens.budget import BudgetInfeasible
 from kvlens.memory.layout import Layout
 from kvlens.methods.answers import FactorForm, WindowLeave
 from kvlens.methods.base import Method
@@ -77,16 +76,15 @@ class SeKV(Method):
         sekv_layout.check_dim(params, context.shape.head_dim)
         if params.pre_rope and context.rotate is None:
             raise ValueError(
-                f"pre_rope needs rotary positions that depend on nothing but the position, and "
-                f"'{context.model_name}' has none: "
-                "leave pre_rope off."
+                "pre_rope needs rotary positions that depend on nothing but the position, and "
+                f"'{context.model_name}' has none: leave pre_rope off."
             )
         self._trained: Router | None = context.calibration.get("trained router")
         self._nats: list[float] = []
 
     @classmethod
     def floor_bytes(cls, params: Any, shape: KVShape, prompt_tokens: int, max_new: int) -> int:
-        return cls._drawn_bytes(params, shape, prompt_tokens, max_new, 0)
+        return sekv_layout.drawn_bytes(params, shape, prompt_tokens, max_new, 0)
 
     @classmethod
     def likely_bytes(
@@ -94,15 +92,7 @@ class SeKV(Method):
     ) -> int:
         """With the anchors that the budget allows: each is kept and cuts a span in two."""
         cap = sekv_layout.anchor_cap(params, shape, budget_bytes)
-        return cls._drawn_bytes(params, shape, prompt_tokens, max_new, cap)
-
-    @staticmethod
-    def _drawn_bytes(params: Any, shape: KVShape, prompt_tokens: int, max_new: int, anchors: int | None) -> int:
-        draw = random.Random(0)  # surprisals are not known yet: exponential ones stand in for them
-        nats = [draw.expovariate(1.0) for _ in range(prompt_tokens - params.window)]
-        spans = segment(params, nats, 0, Surprisal(1.0, 1.0), anchors)
-        plan = sekv_layout.plan(params, spans, prompt_tokens, max_new)
-        return plan.bytes(params, shape, plan.least_recall(params))
+        return sekv_layout.drawn_bytes(params, shape, prompt_tokens, max_new, cap)
 
     @classmethod
     def bound_bytes(cls, params: Any, shape: KVShape, prompt_tokens: int, max_new: int) -> int:

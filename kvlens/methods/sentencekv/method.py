@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kvlens.memory.budget import BudgetInfeasible
+from kvlens.budget import BudgetInfeasible
 from kvlens.memory.layout import Layout
 from kvlens.methods.answers import WindowLeave
 from kvlens.methods.base import Method
@@ -81,7 +81,7 @@ class SentenceKV(Method):
     def prefill_end(self, prompt: Prefilled) -> tuple[Layout, Placement]:
         import torch
 
-        from kvlens.memory.codec import RawCodec
+        from kvlens.link.codec import RawCodec
         from kvlens.memory.placement import Kept, Placement
 
         context, p, n = self.context, self.params, self.context.prompt_tokens
@@ -185,7 +185,7 @@ class SentenceKV(Method):
     def decode_end(self, end: StepEnd, memory: MemoryView) -> WindowLeave | None:
         import torch
 
-        from kvlens.memory.codec import RawCodec
+        from kvlens.link.codec import RawCodec
         from kvlens.memory.placement import Kept, Placement
 
         if not self._recall:

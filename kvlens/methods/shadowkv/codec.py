@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kvlens.memory.codec import Cut, Packed, Units
+from kvlens.link.codec import Cut, Packed, Units
 from kvlens.methods.run_inputs import Rotate
 
 

@@ -14,9 +14,9 @@ from kvlens.app.ui.benchmarks.trials import open_trial
 from kvlens.app.ui.common import data
 from kvlens.app.ui.common.parts import download
 from kvlens.app.ui.common.widgets import error, plain
+from kvlens.budget import Budget
 from kvlens.lab.bench.joined import joined
 from kvlens.lab.results.summary import arm_titles
-from kvlens.memory.budget import Budget
 from kvlens.runs.request import DEFAULT_SHARE
 
 FIXED = ("method", "family", "mean rank", *COSTS.values())

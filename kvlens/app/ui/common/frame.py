@@ -10,9 +10,9 @@ import streamlit as st
 from kvlens.app.ui.common import data, sentences, session, widgets
 from kvlens.app.ui.common.data import TraceError, TraceReader
 from kvlens.app.ui.common.state import Selection
+from kvlens.budget import phrase
 from kvlens.lens.condition import condition
 from kvlens.lens.listing import budget_of
-from kvlens.memory.budget import phrase
 from kvlens.methods.naming import run_name
 from kvlens.models.find import short_model
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import streamlit as st
 
 from kvlens.app.ui.common import data, widgets
-from kvlens.memory.budget import in_words, phrase
+from kvlens.budget import in_words, phrase
 from kvlens.methods.naming import titled
 from kvlens.models.find import short_model
 from kvlens.runs import races

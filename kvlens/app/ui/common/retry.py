@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvlens.app.ui.common.jobs import Job
 from kvlens.app.ui.common.pagewords import page_words
-from kvlens.memory.budget import NO_LIMIT, in_words
+from kvlens.budget import NO_LIMIT, in_words
 
 
 def advice(job: Job) -> dict[str, str]:

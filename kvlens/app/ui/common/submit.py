@@ -14,7 +14,7 @@ from kvlens.app.ui.common.likely import likely
 from kvlens.app.ui.common.request import MethodChoice, PromptChoice, command, race_command
 from kvlens.app.ui.common.sample import sample
 from kvlens.app.ui.common.tokens import counting
-from kvlens.memory.budget import in_words, phrase
+from kvlens.budget import in_words, phrase
 from kvlens.methods.naming import installed_entry, preset_name
 from kvlens.models.find import DEMO, default_model
 from kvlens.refusal import Refusal

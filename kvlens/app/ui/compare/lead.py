@@ -18,9 +18,9 @@ from kvlens.app.ui.common.racelist import lane_name
 from kvlens.app.ui.common.widgets import plain
 from kvlens.app.ui.compare.finding import Finding
 from kvlens.app.ui.compare.pick import Compared
+from kvlens.budget import in_words, phrase
 from kvlens.lens.condition import condition
 from kvlens.lens.knob import held_to
-from kvlens.memory.budget import in_words, phrase
 from kvlens.runs import races
 from kvlens.store.reader import TraceError, TraceReader
 from kvlens.text.plaintext import visible

@@ -231,8 +231,7 @@ def timeline_export(reader: TraceReader) -> None:
     st.markdown("##### Timeline for Perfetto")
     st.caption(
         "Steps and copies as slices, bytes per tier as counters, in the Trace Event Format; open the file at "
-        "ui.perfetto.dev or "
-        "chrome://tracing. Copies of one direction that overlap are spread over several lanes."
+        "ui.perfetto.dev or chrome://tracing. Copies of one direction that overlap are spread over several lanes."
     )
     st.download_button(
         "Chrome trace (JSON)",

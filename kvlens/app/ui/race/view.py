@@ -9,7 +9,7 @@ from kvlens.app.ui.common.jobs import Job
 from kvlens.app.ui.common.livelanes import draw_lanes, live_lanes
 from kvlens.app.ui.common.racelist import finding
 from kvlens.app.ui.race.race_lines import lines_of
-from kvlens.memory.budget import in_words, phrase
+from kvlens.budget import in_words, phrase
 from kvlens.runs import races
 from kvlens.store.reader import TraceError
 from kvlens.text.plaintext import visible

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvlens.meta import Observed
+from kvlens.metaparts import Observed
 
 
 def observed_conditions(observed: Observed) -> list[str]:

@@ -15,9 +15,9 @@ from kvlens.app.ui.common.spantext import span_text, window_range
 from kvlens.app.ui.common.state import Selection
 from kvlens.app.ui.common.widgets import plain
 from kvlens.app.ui.replay.conditions import observed_conditions
+from kvlens.budget import NO_LIMIT
 from kvlens.lens.knob import NOT_RECORDED
 from kvlens.lens.output import output_text
-from kvlens.memory.budget import NO_LIMIT
 from kvlens.methods.naming import run_name
 from kvlens.player.payload import cube
 from kvlens.recording.metrics import head_label, metric_of

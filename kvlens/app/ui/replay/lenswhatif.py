@@ -97,9 +97,7 @@ def _offered(
     missed = None if verdict is None else verdict.missed
     span = selection.span if selection.span is not None else (missed.span if missed is not None else None)
     choices: dict[str, Pieces] = {} if span is None and verdict is not None else choices_of(reader, span, verdict)
-    asks = "Drop a span" if hangs else "Hold a span"
-    if verdict is None and not hangs:
-        asks = "Hold or drop a span"
+    asks = "Drop a span" if hangs else "Hold or drop a span" if verdict is None else "Hold a span"
     first_step = 0 if verdict is None else verdict.step
     if not choices:
         st.markdown(f"**{asks}** Click a token of a span to choose it.")

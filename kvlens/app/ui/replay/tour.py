@@ -11,7 +11,7 @@ from kvlens.app import gallery
 from kvlens.app.ui.common.player import KEY as PLAYER
 from kvlens.lens.severity import Severity, severity
 from kvlens.lens.verdict import Missed, Verdict
-from kvlens.meta import Counterfactual
+from kvlens.metaparts import Counterfactual
 from kvlens.player.lens import LEAST_HOLE
 from kvlens.store.reader import TraceReader
 

@@ -21,7 +21,8 @@ from kvlens.app.ui.replay.trydetails import line, made_of, more_bytes, nats_text
 from kvlens.lens.knob import knob_in
 from kvlens.lens.search_words import describe_search
 from kvlens.lens.tries import Try
-from kvlens.meta import Counterfactual, RunMeta, Search
+from kvlens.meta import RunMeta
+from kvlens.metaparts import Counterfactual, Search
 from kvlens.store.errors import TraceError
 from kvlens.store.recover import delete_run
 from kvlens.text.plaintext import visible

@@ -12,9 +12,9 @@ from kvlens import methods
 from kvlens.app.ui.common import data, widgets
 from kvlens.app.ui.common.likely import PLACING, Likely, likely
 from kvlens.app.ui.common.request import MethodChoice, PromptChoice
+from kvlens.budget import NO_LIMIT, in_words
 from kvlens.lens.condition import asked_condition
 from kvlens.lens.knob import asked_limit
-from kvlens.memory.budget import NO_LIMIT, in_words
 from kvlens.runs.preflight import estimate
 from kvlens.runs.request import AUTO
 from kvlens.text.prompts import PromptText

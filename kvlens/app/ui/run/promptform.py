@@ -15,7 +15,8 @@ from kvlens.app.ui.run.upload import uploaded_file
 from kvlens.models.find import DEMO
 from kvlens.tasks import Encoding
 from kvlens.text.plaintext import visible
-from kvlens.text.prompts import MAX_BYTES, BadPrompt, PromptText, asking, checked, decode, expecting
+from kvlens.text.promptfiles import MAX_BYTES, decode
+from kvlens.text.prompts import BadPrompt, PromptText, asking, checked, expecting
 
 _TASK_WORDS = {
     "needle": "needle: one fact hidden in filler, asked for at the end",

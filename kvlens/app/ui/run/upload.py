@@ -5,7 +5,7 @@ from __future__ import annotations
 import streamlit as st
 
 from kvlens.text.plaintext import visible
-from kvlens.text.prompts import MAX_BYTES, SUFFIXES
+from kvlens.text.promptfiles import MAX_BYTES, SUFFIXES
 
 KEY = "form_file"
 _STORED = "form_upload"

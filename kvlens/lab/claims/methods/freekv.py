@@ -12,7 +12,7 @@ from kvlens.lab.claims import Claim, Test, setting_of
 from kvlens.lab.claims.plan import FEWEST
 from kvlens.methods.freekv.params import POOLINGS
 from kvlens.methods.statements import Statement, arm
-from kvlens.rows import PrefillRecord, StepRecord
+from kvlens.records import PrefillRecord, StepRecord
 from kvlens.statistics import mean_interval
 from kvlens.statistics.student import Sample, sample
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvlens.lab.claims import Claim, setting_of
-from kvlens.rows import PrefillRecord, StepRecord
+from kvlens.records import PrefillRecord, StepRecord
 
 if TYPE_CHECKING:
     from kvlens.engine.engine import Engine
@@ -49,10 +49,10 @@ class Watch:
 
 def watch(engine: Engine, prompts: int, report: Callable[[str], None]) -> dict[str, list[Watch]]:
     """Return one sink per prompt of the model's first task, by budget."""
+    from kvlens.budget import Budget
     from kvlens.engine.engine import Options
     from kvlens.lab.bench.trialprompts import Prompts
     from kvlens.lab.bench.trials import NEW_TOKENS
-    from kvlens.memory.budget import Budget
     from kvlens.methods import get, make_parameters
     from kvlens.runs.request import default_preset
 

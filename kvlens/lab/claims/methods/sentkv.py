@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from kvlens.lab.claims import Claim, Setting, setting_of
 from kvlens.methods.statements import Statement, arm
-from kvlens.rows import PrefillRecord, StepRecord
+from kvlens.records import PrefillRecord, StepRecord
 
 if TYPE_CHECKING:
     from kvlens.engine.engine import Engine

@@ -50,7 +50,7 @@ def train(
     from kvlens.lab.training.sekv.settings import settings_of
     from kvlens.lab.training.sekv.train import train_sekv
     from kvlens.runs.request import default_preset, parse_set
-    from kvlens.text.prompts import decode
+    from kvlens.text.promptfiles import decode
 
     texts = [decode(path.read_bytes(), path.name).text for path in documents or []] or corpus.documents()
     params = methods.make_parameters(

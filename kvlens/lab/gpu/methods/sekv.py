@@ -6,10 +6,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from kvlens.budget import Budget
 from kvlens.kernels.lowrank_bytes import factor_bytes
 from kvlens.lab.gpu.floors import StepShape, missed
 from kvlens.lab.gpu.settings import Headline, Rates, Setting
-from kvlens.memory.budget import Budget
 from kvlens.methods.sekv import layout as sekv_layout
 from kvlens.methods.sekv.spans import segment
 from kvlens.shape import KVShape

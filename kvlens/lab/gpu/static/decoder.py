@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from kvlens.budget import Budget
 from kvlens.engine.engine import Engine, Options
 from kvlens.engine.loop import Generation
 from kvlens.engine.models import LoadedModel
@@ -14,7 +15,6 @@ from kvlens.engine.session import Session
 from kvlens.lab.gpu.static.driver import Driver
 from kvlens.lab.gpu.static.refusal import StaticRefused
 from kvlens.lab.gpu.static.session import StaticSession
-from kvlens.memory.budget import Budget
 from kvlens.methods.base import Method
 from kvlens.text.prompts import Prompt
 

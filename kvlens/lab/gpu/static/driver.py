@@ -12,8 +12,8 @@ from typing import Any, Self
 
 import torch
 
-from kvlens.engine.loop import Generation, decode
-from kvlens.engine.steps import Course
+from kvlens.engine.loop import Generation
+from kvlens.engine.steps import Course, decode
 from kvlens.lab.gpu.static import cuda
 from kvlens.lab.gpu.static.session import StaticSession
 from kvlens.methods.run_inputs import StepEnd

@@ -24,8 +24,7 @@ from kvlens.lab.gpu.static.ring import Record, Ring
 from kvlens.memory.cold_tier import Pools
 from kvlens.memory.hot_tier import Pool
 from kvlens.memory.placement import Selection
-from kvlens.memory.slots import ROLE
-from kvlens.memory.span_table import WINDOW
+from kvlens.memory.slots import ROLE, WINDOW
 from kvlens.methods.run_inputs import StepEnd
 
 

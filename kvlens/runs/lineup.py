@@ -1,0 +1,53 @@
+"""The lanes of a race before they run: what each is asked to do, and which are refused."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+from kvlens import methods
+from kvlens.methods.faults import stray
+from kvlens.methods.naming import stand_in
+from kvlens.runs.preparing import Prepared, plan
+from kvlens.runs.races import REFUSED, Lane, RaceRequest
+from kvlens.runs.request import RunRequest
+
+
+class Lineup:
+    """Owns the lanes and their requests, in one order. Lane 0 is full KV's."""
+
+    def __init__(self, request: RaceRequest) -> None:
+        self._request = request
+        self.requests = [request.reference]
+        self.lanes = [Lane(method=methods.REFERENCE)]
+        for entrant, (lane_request, note) in zip(request.entrants, request.lanes(), strict=True):
+            self.requests.append(lane_request)
+            differs = request.difference(entrant)
+            self.lanes.append(Lane(method=lane_request.method, preset=lane_request.preset, differs=differs, note=note))
+
+    def entered(self) -> list[int]:
+        """Return the lanes of methods that were not refused."""
+        return [number for number, lane in enumerate(self.lanes) if number and lane.state != REFUSED]
+
+    def refuse(self, look: Callable[[RunRequest], None]) -> None:
+        """Look at every lane that may still run, and note the reason where `look` raises ValueError. Raises ValueError
+        where no lane is left."""
+        for number in self.entered():
+            lane = self.lanes[number]
+            try:
+                look(self.requests[number])
+            except BaseException as error:
+                if not isinstance(stray(lane.method, error), ValueError):
+                    raise
+                lane.state, lane.message = REFUSED, str(stray(lane.method, error))
+        if not self.entered():
+            raise ValueError("; ".join(str(lane.message).rstrip(".") for lane in self.lanes[1:]) + ".")
+
+    def plan(self, request: RunRequest, prepared: Prepared) -> None:
+        """Plan a lane's run, and note what its parameters are. Raises as kvlens.runs.preparing.plan."""
+        number = self.requests.index(request)
+        lane, planned = self.lanes[number], plan(request, prepared)
+        planned_words, config = planned.chosen.said, dataclasses.asdict(planned.params)
+        lane.stand_in = stand_in(request.method, config)
+        lane.differs = self._request.difference(self._request.entrants[number - 1], config)
+        lane.note = " ".join(sentence for sentence in (lane.note, planned_words) if sentence) or None
