@@ -16,8 +16,7 @@ from kvlens.files import close_file
 from kvlens.instruments import Effects
 from kvlens.records import PrefillRecord, SelfCheck
 from kvlens.store import rollup
-from kvlens.store.blocks import Block
-from kvlens.store.blocktables import block_tables, prefill_tables
+from kvlens.store.blocks import Block, block_tables, prefill_tables
 from kvlens.store.checks import stored_checks
 from kvlens.store.effects import effect_table
 from kvlens.store.guarded import guarded

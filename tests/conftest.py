@@ -74,7 +74,7 @@ def one_torch_thread() -> None:
 def ample_memory() -> Iterator[None]:
     """What is read once or twice, and what is warned of, depends on the free memory of the machine: here there is
     enough, whatever else runs."""
-    from kvlens.models import weights
+    from kvlens.models import sizes as weights
     from kvlens.runs import modelcheck, readings
 
     with pytest.MonkeyPatch.context() as patch:

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-from kvlens.engine.forms import forms_of
-from kvlens.engine.hf_attention import SessionCache
+from kvlens.engine.hf_attention import SessionCache, forms_of
 from kvlens.engine.models import LoadedModel
 from kvlens.engine.prefill import ReadPrompt
 from kvlens.engine.rotary import frequencies_vary

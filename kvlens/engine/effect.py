@@ -25,8 +25,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from kvlens.engine.comparison import Reference
-from kvlens.engine.forms import forms_of
-from kvlens.engine.hf_attention import SessionCache
+from kvlens.engine.hf_attention import SessionCache, forms_of
 from kvlens.engine.models import LoadedModel
 from kvlens.engine.prefill import ReadPrompt
 from kvlens.engine.unread import Query, Unread, unread_of

@@ -16,8 +16,7 @@ from kvlens import hangs, interrupts
 from kvlens.budget import Budget
 from kvlens.engine.acting import with_windows
 from kvlens.engine.comparison import Reference
-from kvlens.engine.forms import forms_of
-from kvlens.engine.hf_attention import SessionCache
+from kvlens.engine.hf_attention import SessionCache, forms_of
 from kvlens.engine.loop import Generation
 from kvlens.engine.models import LoadedModel
 from kvlens.engine.options import Cancelled, Options, Progress, Result

@@ -15,6 +15,9 @@ import torch
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from kvlens.kernels.attend import LayerForm
+from kvlens.shape import KVShape
+
 ATTENTION = "kvlens"
 UNSUPPORTED = ("softcap", "s_aux", "position_bias")
 """Arguments by which a model asks for attention that a session without forms does not compute."""
@@ -144,3 +147,15 @@ def attention(
 
 
 AttentionInterface.register(ATTENTION, attention)
+
+
+def forms_of(model: Any, shape: KVShape) -> tuple[LayerForm, ...]:
+    """Return each layer's form in a run with these windows; () where every layer is plain."""
+    softcap = float(getattr(model.config, "attn_logit_softcapping", None) or 0.0)
+    modules = attention_modules(model, shape.layers) or [None] * shape.layers
+    sinks = [None if module is None else getattr(module, "sinks", None) for module in modules]
+    sinks = [None if logits is None else logits.detach() for logits in sinks]
+    if not softcap and not shape.windows and all(logits is None for logits in sinks):
+        return ()
+    windows = shape.windows or (0,) * shape.layers
+    return tuple(LayerForm(window, softcap, logits) for window, logits in zip(windows, sinks, strict=True))

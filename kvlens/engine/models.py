@@ -13,9 +13,7 @@ from kvlens.models.device import settle
 from kvlens.models.errors import UnsupportedModel
 from kvlens.models.find import absent, resolve, stay_offline
 from kvlens.models.importing import uncollected
-from kvlens.models.sizes import context_length
-from kvlens.models.weights import check_memory
-from kvlens.models.windows import windows_of
+from kvlens.models.sizes import check_memory, context_length, windows_of
 from kvlens.shape import KVShape
 from kvlens.text import chat
 

@@ -15,8 +15,17 @@ from kvlens.memory.memory import Memory
 from kvlens.memory.placement import Selection
 from kvlens.memory.slots import ROLE, WINDOW
 from kvlens.memory.windowed import WindowedLayers
-from kvlens.recording.frozenparts import join, keeps_all, rank, stack_shares
-from kvlens.recording.snapshot import Attended, DecidedStep, PackedReads, Snapshot, Zooms
+from kvlens.recording.snapshot import (
+    Attended,
+    DecidedStep,
+    PackedReads,
+    Snapshot,
+    Zooms,
+    join,
+    keeps_all,
+    rank,
+    stack_shares,
+)
 
 
 @dataclass

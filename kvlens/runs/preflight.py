@@ -17,8 +17,7 @@ from kvlens.methods.fitting import Chosen, Sizes
 from kvlens.models.device import expected
 from kvlens.models.errors import UnsupportedModel
 from kvlens.models.find import ready
-from kvlens.models.sizes import sizes_in
-from kvlens.models.weights import NUMBER_BYTES, ModelBeyondMemory, check_memory, dtype_sentence
+from kvlens.models.sizes import NUMBER_BYTES, ModelBeyondMemory, check_memory, dtype_sentence, sizes_in
 from kvlens.recording.sampling import resolve as resolve_sampling
 from kvlens.runs.attending import attended_share, attending, attending_sentence
 from kvlens.runs.preparing import advice, check, choose_parameters

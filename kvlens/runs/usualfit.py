@@ -9,8 +9,7 @@ from kvlens.budget import Budget
 from kvlens.methods import FIT
 from kvlens.methods.fitting import Sizes, choose
 from kvlens.models.find import ready
-from kvlens.models.sizes import sizes_in
-from kvlens.models.weights import NUMBER_BYTES
+from kvlens.models.sizes import NUMBER_BYTES, sizes_in
 from kvlens.runs.request import default_budget, default_preset
 
 POINTS, NEW = ((1024, "20%"), (4096, "10%")), 64

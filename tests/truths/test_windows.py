@@ -21,8 +21,7 @@ from kvlens.checking.models import WINDOWED, random_windowed
 from kvlens.checking.stock import generated
 from kvlens.engine.effect import FullAttention
 from kvlens.engine.engine import Engine, Options
-from kvlens.engine.forms import forms_of
-from kvlens.engine.hf_attention import SessionCache
+from kvlens.engine.hf_attention import SessionCache, forms_of
 from kvlens.engine.unread import Unread
 from kvlens.holds import Drop, Hold
 from kvlens.recording import freezing

@@ -10,8 +10,8 @@ import pytest
 from kvlens.app.ui.common.pagewords import page_words
 from kvlens.demo import demo_path
 from kvlens.engine import model_cache, models
-from kvlens.models import weights
-from kvlens.models.weights import ModelBeyondMemory, Weights, check_memory, dtype_sentence, weights_in
+from kvlens.models import sizes as weights
+from kvlens.models.sizes import ModelBeyondMemory, Weights, check_memory, dtype_sentence, weights_in
 from kvlens.runs.preflight import foresee, refuse
 from kvlens.runs.request import RunRequest
 from kvlens.text.prompts import PromptText

@@ -112,8 +112,7 @@ class SeKV(Method):
     def prefill_end(self, prompt: Prefilled) -> tuple[Layout, Placement]:
         import torch
 
-        from kvlens.methods.sekv.routing import Routing
-        from kvlens.methods.sekv.selecting import WholeHeads
+        from kvlens.methods.sekv.routing import Routing, WholeHeads
 
         context, params = self.context, self.params
         assert prompt.surprisal is not None
@@ -223,7 +222,7 @@ class SeKV(Method):
 
     # ---- decoding
     def select(self, layer: int, q: torch.Tensor) -> Selection | None:
-        from kvlens.methods.sekv.selecting import selection
+        from kvlens.methods.sekv.routing import selection
 
         return selection(self.params, self.context.shape, self._routing, self._capacity, self._whole, layer, q)
 

@@ -14,6 +14,10 @@ from kvlens.methods.sekv.spans import pieces
 
 if TYPE_CHECKING:
     from kvlens.methods.sekv.router import Router
+from collections.abc import Iterable
+
+from kvlens.memory.placement import Gate, Selection, index_read
+from kvlens.shape import KVShape
 
 
 class Routing:
@@ -162,3 +166,63 @@ class Routing:
     def _heads(self, weight: torch.Tensor) -> torch.Tensor:
         """W [..., Hq or H_kv, d', D] -> one per query head."""
         return weight if self.trained is not None else weight.repeat_interleave(self.shape.group, dim=-3)
+
+
+class WholeHeads:
+    """KV heads that keep every token. mask bool [L, H_kv]."""
+
+    def __init__(self, heads: Iterable[tuple[int, int]], shape: KVShape, device: torch.device) -> None:
+        """heads: (layer, KV head)."""
+        self.mask = torch.zeros(shape.layers, shape.kv_heads, dtype=torch.bool, device=device)
+        for layer, head in heads:
+            self.mask[layer, head] = True
+        counts = self.mask.sum(1).tolist()
+        self.some = frozenset(layer for layer, count in enumerate(counts) if 0 < count < shape.kv_heads)
+        """layers in which some KV heads are whole, and others not"""
+        self.all = frozenset(layer for layer, count in enumerate(counts) if count == shape.kv_heads)
+
+
+def selection(
+    params: SeKVParameters,
+    shape: KVShape,
+    routing: Routing,
+    capacity: int,
+    whole: WholeHeads,
+    layer: int,
+    q: torch.Tensor,
+) -> Selection | None:
+    """Of queries q [Hq, D]; capacity: span ids. None: there is nothing to choose."""
+    if params.zoom == "off" or len(routing.span) == 0 or layer in whole.all:
+        return None
+    alive = routing.span > 0
+    if layer in whole.some:
+        alive = alive & ~whole.mask[layer, :, None]
+    score = routing.score(layer, q[:, None])
+    z = routing.expanded(layer, score)[:, 0].unflatten(0, (shape.kv_heads, -1))
+    best = routing.pooled(score[:, 0].unflatten(0, (shape.kv_heads, -1)), z)
+    empty = torch.zeros(*z.shape[:2], capacity, dtype=torch.bool, device=q.device)
+    index = routing.span.expand_as(z)
+    nan = torch.full((shape.kv_heads, capacity), float("nan"), device=q.device)
+    logged = nan.scatter(1, routing.span.expand_as(best), best.masked_fill(~alive, float("nan")))
+    if layer in whole.some:
+        zoomable = empty[:, 0].scatter(1, routing.span.expand_as(best), alive)
+    else:
+        zoomable = empty[0, 0].scatter(0, routing.span, alive)
+    priority = best.masked_fill(~(z.any(1) & alive), float("-inf"))
+    order = priority.argsort(dim=-1, descending=True, stable=True)
+    wishes = routing.span[order].masked_fill(priority.gather(-1, order) == float("-inf"), -1)
+    if not params.reconstruction:
+        z, wishes = torch.zeros_like(z), torch.full_like(wishes, -1)
+    highest = score[:, 0].unflatten(0, (shape.kv_heads, -1)).masked_fill(~alive[..., None, :], float("-inf"))
+    later = torch.zeros(shape.kv_heads, dtype=torch.bool, device=q.device) if params.zoom == "next" else None
+    return Selection(
+        empty.scatter(2, index, z),
+        wishes,
+        now=later,
+        cause="zoom",
+        later_cause="zoom",
+        zoomable=zoomable,
+        score=logged,
+        gate=Gate(highest.amax(-1).flatten(), routing.threshold[layer]),
+        index_bytes=index_read(routing.bytes_read),
+    )

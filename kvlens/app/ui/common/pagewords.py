@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from kvlens.models.weights import OTHER_FORMAT, OTHER_MODEL
+from kvlens.models.sizes import OTHER_FORMAT, OTHER_MODEL
 
 FIELDS = {
     "ask": "Question",
