@@ -205,8 +205,8 @@ class Generation:
             p = torch.zeros_like(p).scatter_(0, index, ordered)
         return int(torch.multinomial(p, 1, generator=self.generator))
 
-    def take(self, logits: torch.Tensor, token: int, began: int, ended: int) -> None:
-        """The step that produced logits [V], and after which `token` was chosen, took from `began` to `ended`, in ns of
+    def take(self, logits: torch.Tensor, token: int, start_ns: int, end_ns: int) -> None:
+        """The step that produced logits [V], and after which `token` was chosen, took from start_ns to end_ns of
         the performance counter."""
         result, step, previous = self.result, self.course.steps - 1, self.course.ended
         assert previous is not None
@@ -222,13 +222,13 @@ class Generation:
         logprob, text = -self.course.surprisal, self.course.text
         result.ids.append(token)
         result.logprobs.append(logprob)
-        result.step_s.append((ended - began) / 1e9)
+        result.step_s.append((end_ns - start_ns) / 1e9)
         result.peak_bytes = max(result.peak_bytes, self.session.memory.account.peak)
         if self.keep_logits:
             result.logits.append(logits.float().clone())
-        phases = self.session.clock.take(ended - began)
+        phases = self.session.clock.take(end_ns - start_ns)
         if self.recorder is not None:
-            start_us, took = (began - self.zero) // 1000, (ended - began) // 1000
+            start_us, took = (start_ns - self.zero) // 1000, (end_ns - start_ns) // 1000
             facts = StepFacts(step, start_us, took, token, text, logprob, previous.next_entropy, loss, phases)
             self.recorder.step(facts, previous.position)
         self.progress("decode", step + 1, self.steps)

@@ -8,20 +8,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 
 from kvlens.engine.ahead import LookAhead
 from kvlens.engine.hf_attention import SessionCache
 from kvlens.engine.models import LoadedModel
+from kvlens.engine.options import Result
 from kvlens.engine.session import Session
 from kvlens.methods.run_inputs import StepEnd
 from kvlens.text.prompts import Prompt
 from kvlens.text.token_text import TokenStream
-
-if TYPE_CHECKING:
-    from kvlens.engine.loop import Generation
 
 
 class Step(Protocol):
@@ -87,7 +85,22 @@ class Course:
         self.surprisal = -float(self.logprobs[token])
 
 
-def decode(step: Step, generations: Sequence[Generation]) -> None:
+class DecodedSequence(Protocol):
+    """A sequence for which `decode` makes steps; see kvlens.engine.loop.Generation."""
+
+    course: Course
+    result: Result
+    compared_ns: int
+
+    @property
+    def full_kv_ns(self) -> int: ...
+    def check(self) -> None: ...
+    def scores(self, logits: torch.Tensor) -> torch.Tensor: ...
+    def choose(self, logits: torch.Tensor) -> int: ...
+    def take(self, logits: torch.Tensor, token: int, start_ns: int, end_ns: int) -> None: ...
+
+
+def decode(step: Step, generations: Sequence[DecodedSequence]) -> None:
     """Make steps until every generation has ended, into their results. A sequence that ends before the others is fed on
     with them, and nothing more is taken of it. Raises Cancelled between two steps; whoever is asked about that may take
     their time, which is no part of the loop's."""

@@ -76,11 +76,7 @@ class Compactor(PromptEviction):
 
     def __init__(self, params: CompactorParameters, context: RunContext) -> None:
         super().__init__(params, context)
-        if context.rotate is None:
-            raise ValueError(
-                f"it needs rotary positions that depend on nothing but the position, and '{context.model_name}' has "
-                "none."
-            )
+        context.rotary(self.name)
 
     def score(self, prompt: Prefilled, layer: int, end: int) -> torch.Tensor:
         import torch

@@ -67,11 +67,7 @@ class ExpectedAttention(PromptEviction):
 
     def __init__(self, params: ExpectedAttentionParameters, context: RunContext) -> None:
         super().__init__(params, context)
-        if context.rotate is None:
-            raise ValueError(
-                f"it needs rotary positions that depend on nothing but the position, and '{context.model_name}' has "
-                "none."
-            )
+        context.rotary(self.name)
 
     def score(self, prompt: Prefilled, layer: int, before: int) -> torch.Tensor:
         import torch

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from kvlens.refusal import Refusal
 from kvlens.shape import KVShape
 
 if TYPE_CHECKING:
@@ -53,6 +54,18 @@ class RunContext:
     """what `Method.calibrations` asked for with these parameters, by kind, read and checked"""
     forms: tuple[LayerForm, ...] = ()
     """what each layer's attention has besides scaled scores; (): nothing"""
+
+    def rotary(self, user: str, remedy: str = "") -> Rotate:
+        """Return the model's rotary embedding, which `user` needs. Raises Refusal where the model has none that could
+        be taken back. remedy: how to do without."""
+        if self.rotate is None:
+            raise Refusal(
+                f"{user} needs rotary positions that depend on nothing but the position, and '{self.model_name}' has "
+                f"none{remedy}.",
+                code="no_rotary_positions",
+                model=self.model_name,
+            )
+        return self.rotate
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ from kvlens.methods.fitting import tokens_within
 from kvlens.methods.needs import Needs
 from kvlens.methods.parameters import param
 from kvlens.methods.run_inputs import MemoryView, Prefilled, RunContext, StepEnd
-from kvlens.refusal import Refusal
 from kvlens.shape import KVShape
 
 if TYPE_CHECKING:
@@ -116,13 +115,7 @@ class InfLLM(HostPageRetrieval):
 
     def __init__(self, params: InfLLMParameters, context: RunContext) -> None:
         super().__init__(params, context)
-        if context.rotate is None:
-            raise Refusal(
-                f"infllm needs rotary positions that depend on nothing but the position, and '{context.model_name}' "
-                "has none.",
-                code="no_rotary_positions",
-            )
-        self._turn, self._position = context.rotate, context.prompt_tokens
+        self._turn, self._position = context.rotary(self.name), context.prompt_tokens
 
     @classmethod
     def turns_keys(cls, params: InfLLMParameters) -> bool:

@@ -74,11 +74,8 @@ class SeKV(Method):
     def __init__(self, params: SeKVParameters, context: RunContext) -> None:
         super().__init__(params, context)
         sekv_layout.check_dim(params, context.shape.head_dim)
-        if params.pre_rope and context.rotate is None:
-            raise ValueError(
-                "pre_rope needs rotary positions that depend on nothing but the position, and "
-                f"'{context.model_name}' has none: leave pre_rope off."
-            )
+        if params.pre_rope:
+            context.rotary("pre_rope", ": leave pre_rope off")
         self._trained: Router | None = context.calibration.get("trained router")
         self._nats: list[float] = []
 

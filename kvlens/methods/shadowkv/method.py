@@ -11,7 +11,6 @@ from kvlens.methods.families.cold_pages import best
 from kvlens.methods.run_inputs import Prefilled, RunContext
 from kvlens.methods.segmenter import PromptFacts, Segmenter
 from kvlens.methods.shadowkv.params import Plan, ShadowKVParameters
-from kvlens.refusal import Refusal
 from kvlens.shape import KVShape
 from kvlens.spans import Span, fixed_chunks
 
@@ -56,13 +55,7 @@ class ShadowKV(Method):
 
     def __init__(self, params: ShadowKVParameters, context: RunContext) -> None:
         super().__init__(params, context)
-        if context.rotate is None:
-            raise Refusal(
-                f"shadowkv needs rotary positions that depend on nothing but the position, and '{context.model_name}' "
-                "has none.",
-                code="no_rotary_positions",
-            )
-        self._turn = context.rotate
+        self._turn = context.rotary(self.name)
         self._recall: int | None = None
         """chunks chosen; None: all tokens stay on the device"""
 

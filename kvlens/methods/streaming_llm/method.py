@@ -10,7 +10,6 @@ from kvlens.methods.needs import Needs
 from kvlens.methods.parameters import param
 from kvlens.methods.run_inputs import Prefilled, Reading, RunContext
 from kvlens.methods.segmenter import RunSizes
-from kvlens.refusal import Refusal
 
 if TYPE_CHECKING:
     import torch
@@ -62,12 +61,8 @@ class StreamingLLM(DecodeEviction):
 
     def __init__(self, params: StreamingParameters, context: RunContext) -> None:
         super().__init__(params, context)
-        if self._renumbers(params) and context.rotate is None:
-            raise Refusal(
-                "streaming_llm with positions=cache needs rotary positions that depend on nothing but the position, "
-                f"and '{context.model_name}' has none.",
-                code="no_rotary_positions",
-            )
+        if self._renumbers(params):
+            context.rotary("streaming_llm with positions=cache")
 
     @staticmethod
     def _renumbers(params: StreamingParameters) -> bool:
