@@ -1,2 +1,2 @@
-"""Two tiers of KV memory: slots, tables, transfers, the transfer log and the budget account. The only place where KV
+"""Two tiers of KV memory: slots of the device, spans in host memory, recalls and evictions. The only place where KV
 moves."""
