@@ -20,6 +20,8 @@ IN_PLACE, LATER, FIGURES, HIDES, ENDS, HANGS = (
     "hangs",
 )
 Way = Callable[[torch.Tensor], object]
+GLOBAL_TENSORS: list[torch.Tensor] = []
+"""a global variable of the module that the lying methods are of"""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from kvlens.lab.studies.lies import ENDS, FIGURES, HANGS, HIDES, Lie
+from kvlens.lab.studies.lies import ENDS, FIGURES, GLOBAL_TENSORS, HANGS, HIDES, Lie
 from kvlens.memory.placement import Selection
 
 
@@ -71,18 +71,15 @@ def _hides() -> list[Lie]:
 
     return [
         Lie(HIDES, f"a clone of all KV in {words}", "prefill_end", hide(place)) for words, place in places.items()
-    ] + [Lie(HIDES, "a clone of all KV in a global variable", "prefill_end", _hide_globally, undo=_store.clear)]
+    ] + [Lie(HIDES, "a clone of all KV in a global variable", "prefill_end", _hide_globally, undo=GLOBAL_TENSORS.clear)]
 
 
 def _closing(*tensors: torch.Tensor) -> Callable[[], object]:
     return lambda: tensors
 
 
-_store: list[torch.Tensor] = []
-
-
 def _hide_globally(method: Any, prompt: Any) -> None:
-    _store.extend((prompt.keys.clone(), prompt.values.clone()))
+    GLOBAL_TENSORS.extend((prompt.keys.clone(), prompt.values.clone()))
 
 
 class OwnError(BaseException):
