@@ -1,12 +1,11 @@
 """Sums of rows by group, in the order of the rows on every device.
 
 PyTorch's scatter_add and index_add of real numbers add atomically on CUDA, so two runs of one prompt differ in their
-last bits. Tensors only. Shapes: H KV heads, N rows, C groups, D numbers of a row, n columns.
+last bits. Tensors only. Shapes: H KV heads, N rows, C groups, D numbers of a row.
 """
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 
 
@@ -26,13 +25,3 @@ def sum_sorted(values: torch.Tensor, group: torch.Tensor, count: int) -> torch.T
     lengths.scatter_add_(1, group, torch.ones_like(group))
     index = ordered if values.ndim == 2 else ordered[..., None].expand(values.shape)
     return torch.segment_reduce(values.gather(1, index), "sum", lengths=lengths, axis=1, unsafe=True, initial=0.0)
-
-
-def sum_by(rows: torch.Tensor, code: torch.Tensor, codes: int) -> torch.Tensor:
-    """Add rows [..., n] up over the columns with an equal code, int64 [n] -> [..., codes]. On a CPU runs of equal codes
-    are added first, without a copy."""
-    out = rows.new_zeros(*rows.shape[:-1], codes)
-    if rows.is_cuda:
-        return out.index_add_(-1, code, rows)
-    starts = np.flatnonzero(np.diff(code.numpy(), prepend=-1))
-    return out.index_add_(-1, code[starts], torch.from_numpy(np.add.reduceat(rows.numpy(), starts, axis=-1)))

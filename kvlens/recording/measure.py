@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from kvlens.instruments import Oracle, Scores
 from kvlens.memory.slots import FREE, ROLE
 from kvlens.recording.decisions import decisions_at, zoom_columns
-from kvlens.recording.oracle import compare, coverage, full_attention, sum_by
-from kvlens.recording.selected import selection_recall
+from kvlens.recording.oracle import compare, coverage, full_attention
+from kvlens.recording.selected import selection_recall, sum_by
 from kvlens.recording.snapshot import Attended, Measured, Snapshot, Zooms
 from kvlens.rows import MASS_COLUMNS
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -17,9 +16,8 @@ import torch.nn.functional as F
 
 from kvlens.instruments import Oracle
 from kvlens.kernels.attend import attention_weights
-from kvlens.kernels.group_sums import sum_by
 from kvlens.memory.slots import EXACT, WINDOW
-from kvlens.recording.selected import read_positions
+from kvlens.recording.selected import by_span, read_positions
 from kvlens.recording.snapshot import Attended, Snapshot
 from kvlens.rows import SpanRow
 
@@ -220,17 +218,6 @@ def _reference(shots: Sequence[Snapshot], steps: Sequence[int], n: int) -> torch
     rows = [shots[t].reference for t in steps]
     present = [F.pad(row, (0, n - row.shape[-1])) for row in rows if row is not None]
     return torch.stack(present) if len(present) == len(steps) else None
-
-
-def by_span(rows: torch.Tensor, owners: Sequence[torch.Tensor], spans: int) -> torch.Tensor:
-    """Masses by position [t, l, H_kv, G, n] added over spans [t, l, Hq, S]. owners: of each step the span of each
-    position, int64 [>= n]; steps with the same table share one sum."""
-    span_sums = []
-    for _, run in groupby(range(len(owners)), key=lambda t: id(owners[t])):
-        steps = list(run)
-        same_table = rows[steps[0] : steps[-1] + 1]
-        span_sums.append(sum_by(same_table, owners[steps[0]][: rows.shape[-1]], spans))
-    return torch.cat(span_sums).flatten(2, 3)
 
 
 def _some(values: torch.Tensor, *selected: Any) -> torch.Tensor:

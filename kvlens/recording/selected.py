@@ -1,10 +1,11 @@
 """Which tokens a step's heads attended: selection recall, how many of the tokens that full attention weighs most were
-chosen; and the tokens that a query head attended in some form. Shapes as in ``snapshot.py``; n positions, t of the T
+chosen; the tokens that a query head attended in some form; and masses added up by span. Shapes as in ``snapshot.py``; n positions, t of the T
 steps are sampled."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 
 import numpy as np
 import torch
@@ -108,3 +109,24 @@ def _marked(where: torch.Tensor, index: torch.Tensor, size: int) -> torch.Tensor
     """bool [..., size]: true at index [..., 1, C] where bool [..., C] says so."""
     marks = torch.zeros(*where.shape[:-1], size + 1, dtype=torch.bool, device=where.device)
     return marks.scatter_(-1, torch.where(where, index.long(), size), True)[..., :size]
+
+
+def by_span(rows: torch.Tensor, owners: Sequence[torch.Tensor], spans: int) -> torch.Tensor:
+    """Masses by position [t, l, H_kv, G, n] added over spans [t, l, Hq, S]. owners: of each step the span of each
+    position, int64 [>= n]; steps with the same table share one sum."""
+    span_sums = []
+    for _, run in groupby(range(len(owners)), key=lambda t: id(owners[t])):
+        steps = list(run)
+        same_table = rows[steps[0] : steps[-1] + 1]
+        span_sums.append(sum_by(same_table, owners[steps[0]][: rows.shape[-1]], spans))
+    return torch.cat(span_sums).flatten(2, 3)
+
+
+def sum_by(rows: torch.Tensor, code: torch.Tensor, codes: int) -> torch.Tensor:
+    """Add rows [..., n] up over the columns with an equal code, int64 [n] -> [..., codes]. On a CPU runs of equal codes
+    are added first, without a copy."""
+    out = rows.new_zeros(*rows.shape[:-1], codes)
+    if rows.is_cuda:
+        return out.index_add_(-1, code, rows)
+    starts = np.flatnonzero(np.diff(code.numpy(), prepend=-1))
+    return out.index_add_(-1, code[starts], torch.from_numpy(np.add.reduceat(rows.numpy(), starts, axis=-1)))

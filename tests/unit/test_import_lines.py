@@ -251,8 +251,14 @@ def test_pages_are_thin() -> None:
     assert {path.name: n for path in sources("pages/*.py") if (n := len(path.read_text().splitlines())) > 120} == {}
 
 
-LONGER = {"kvlens/trace/writer.py": 300, "kvlens/lab/gpu/tier.py": 252, "kvlens/lab/gpu/kernels/arrivals.py": 269}
-"""lines of files that may have more than MOST_LINES: the writer of the open format is one file that people copy"""
+LONGER = {
+    "kvlens/trace/writer.py": 300,
+    "kernels/page_attend.py": 282,
+    "kvlens/lab/gpu/tier.py": 252,
+    "kvlens/lab/gpu/kernels/arrivals.py": 269,
+}
+"""lines of files that may have more than MOST_LINES: the writer of the open format is one file that people copy, and a
+kernel is one function"""
 MOST_LINES = 250
 
 
