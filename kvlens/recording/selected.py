@@ -1,6 +1,6 @@
 """Which tokens a step's heads attended: selection recall, how many of the tokens that full attention weighs most were
-chosen; the tokens that a query head attended in some form; and masses added up by span. Shapes as in ``snapshot.py``; n positions, t of the T
-steps are sampled."""
+chosen; the tokens that a query head attended in some form; and masses added up by span. Shapes as in ``snapshot.py``; n
+positions, t of the T steps are sampled."""
 
 from __future__ import annotations
 
