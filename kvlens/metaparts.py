@@ -126,11 +126,14 @@ class Held(Stored):
 
 
 class Tested(Stored):
-    """One set that a search for the fewest bytes held."""
+    """One set that a search for the fewest bytes held, or that a search for the fewest bits gave more bits."""
 
     size: Size = None
-    """(layer, KV head, span) in it"""
+    """(layer, KV head, span) in it, or (layer, KV head, K or V)"""
     held_bytes: Size = None
+    """of a search for bits: bytes more than the run's codes take"""
+    bits: Size = None
+    """of a search for bits: of the set's numbers; 0: the model's own format; None: a search for bytes"""
     kl: float | None = None
     """nats, at the step of loss"""
     restored: bool | None = None
@@ -158,6 +161,16 @@ class Search(Stored):
     """holding all that was asked for brings the answer back"""
     alone: tuple[tuple[int, int, float | None], ...] = ()
     """(layer, KV head, nats over the answer with it alone)"""
+    finer: str | None = None
+    """of a search for bits: sides found, as the parameter `finer` has them; '': nothing that was tried brings the
+    answer back. None: another search"""
+    extra_bytes: Size = None
+    """of a search for bits: what these sides take more than the run's codes"""
+    extra_bits: float | None = None
+    """the same in bits per packed number of the whole cache"""
+    side_effects: tuple[tuple[int, int, str, float], ...] = ()
+    """of a search for bits: (layer as the method numbers it, KV head, K or V, logits that its codes take from the
+    answer), most first"""
     needless: bool | None = None
     """nothing was held: what was asked for otherwise brings the answer back by itself"""
 

@@ -122,6 +122,12 @@ class Run(RecordedRun):
         holds them; its `held` lists them. most: sets to try."""
         return self._repeat(progress, fewest=most)
 
+    def fewest_bits(self, most: int = 40, *, progress: bool | None = None) -> Run:
+        """Search for the keys or values of KV heads of a quantised run whose better storage restores the answer with
+        the fewest extra bits, and return the run that stores them so. Its `whatif.search` has `finer`, the sides found,
+        and `side_effects`, what the codes of each side cost. most: sets to try."""
+        return self._repeat(progress, bits=most)
+
     def tips(
         self,
         parameter: str | None = None,

@@ -84,7 +84,15 @@ def whatif(
             help="Find the (layer, KV head, span) that bring the answer back with the fewest bytes; hold those.",
         ),
     ] = False,
-    most: Annotated[int, typer.Option(help="Sets that --fewest-bytes tries at most.")] = MOST,
+    fewest_bits: Annotated[
+        bool,
+        typer.Option(
+            "--fewest-bits",
+            help="Find the keys or values of KV heads of a quantised run that bring the answer back with the fewest "
+            "extra bits; store those so.",
+        ),
+    ] = False,
+    most: Annotated[int, typer.Option(help="Sets that --fewest-bytes or --fewest-bits tries at most.")] = MOST,
     tried: Annotated[bool, typer.Option("--list", help="List what was tried on this run, and run nothing.")] = False,
     as_json: AsJson = False,
     runs: RunsDir = None,
@@ -100,8 +108,8 @@ def whatif(
             raise ValueError(f"--list runs nothing: leave out {', '.join(beside)}, or --list.")
         listed(runs_folder(runs), uid, as_json)
         return
-    if "--most" in typed_options and not fewest_bytes:
-        raise ValueError("--most goes with --fewest-bytes: it says how many sets that tries.")
+    if "--most" in typed_options and not (fewest_bytes or fewest_bits):
+        raise ValueError("--most goes with --fewest-bytes or --fewest-bits: it says how many sets that tries.")
     if as_json:
         raise ValueError("--json goes with --list; --progress-json reports a run in JSON lines.")
     from kvlens.lens.pieces import Piece
@@ -125,6 +133,7 @@ def whatif(
         changed,
         most if fewest_bytes else None,
         tuple(Piece.parse(text, "--drop") for text in drop or ()),
+        most if fewest_bits else None,
     )
 
     def work(folder: Path, reporter: Bar | JsonLines, cancelled: Callable[[], bool], audience: Audience | None) -> Done:

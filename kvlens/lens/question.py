@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kvlens import tasks
 from kvlens.holds import Drop, Hold, held_bytes, less, tokens_of
@@ -21,6 +21,7 @@ from kvlens.runs.repeat import Past
 from kvlens.runs.request import Report
 
 if TYPE_CHECKING:
+    from kvlens.budget import Budget
     from kvlens.engine.engine import Result
 
 
@@ -109,6 +110,10 @@ class Question:
     def lifting(self, holds: Sequence[Hold]) -> Question:
         """The same of a run that does not drop what `holds` name either, with nothing held for it."""
         return replace(self, trials=self.trials.lifting(holds), _losses={})
+
+    def with_params(self, params: Any, budget: Budget | None) -> Question:
+        """The same of a run with other parameters and another budget."""
+        return replace(self, trials=self.trials.with_params(params, budget), _losses={})
 
     @property
     def answer_end(self) -> int:

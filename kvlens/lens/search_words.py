@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvlens.text.units import counted
+from kvlens.text.units import counted, si_bytes
 
 if TYPE_CHECKING:
     from kvlens.metaparts import Search
@@ -14,6 +14,8 @@ def describe_search(search: Search) -> str:
     """A sentence or two."""
     if search.needless:
         return "Nothing has to be held: what was asked for otherwise brings the answer back by itself."
+    if search.finer is not None:
+        return _bits(search, search.finer)
     if search.most is not None:
         return _bytes(search, search.most)
     tried = counted(search.tried or 0, "set") + " of heads tried"
@@ -36,6 +38,18 @@ def _bytes(search: Search, most: int) -> str:
     # a search without a find has ended where the last set that it tried was all candidates
     largest = "which were the largest set tried" if search.ended else "which the search did not try"
     return f"{none} the answer back; all candidates are held, {largest}."
+
+
+def _bits(search: Search, finer: str) -> str:
+    tried = counted(search.tried or 0, "set") + " tried"
+    tried += "" if search.ended else f", as many as were allowed ({search.most})"
+    if not finer:
+        return f"Not even exact numbers everywhere bring the answer back ({tried}): the bits do not cost it."
+    sides = ", ".join(finer.split(","))
+    return (
+        f"Fewest extra bits found: {sides}, {si_bytes(search.extra_bytes or 0)} more or "
+        f"{search.extra_bits or 0:.3g} bits per packed number ({tried}; not proved fewest{_nats(search)})."
+    )
 
 
 def _nats(search: Search, where: str = "") -> str:

@@ -59,6 +59,8 @@ class TrialRequest:
     """look for the fewest bytes that bring the answer back, by so many trials at most; what to hold is not said then"""
     drops: tuple[Piece, ...] = ()
     """not attended, each by its own heads"""
+    bits: int | None = None
+    """look for the fewest extra bits of a quantised run that bring the answer back, by so many trials at most"""
 
     @property
     def holds(self) -> bool:

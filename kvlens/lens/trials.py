@@ -16,6 +16,7 @@ from kvlens.rows import SpanRow
 
 if TYPE_CHECKING:
     from kvlens.budget import Budget
+    from kvlens.engine.bit_effects import PackedPrompt
     from kvlens.engine.comparison import Reference
     from kvlens.engine.engine import Engine, Options, Result
     from kvlens.engine.prefill import ReadPrompt
@@ -86,10 +87,30 @@ class Trials:
         copied.drops = less(self.drops, holds)
         return copied
 
+    def with_params(self, params: Any, budget: Budget | None) -> Trials:
+        """The same with other parameters and another budget, of a prompt that is read once for both."""
+        self.ready()
+        copied = copy(self)
+        copied.params, copied.budget = params, budget
+        return copied
+
     def ready(self) -> None:
         """Read the prompt now, so that what follows is repeats alone; nothing where the method must see it each
         time."""
         self._prompt()
+
+    def reading(self) -> ReadPrompt:
+        """Return the prompt, read once for all trials."""
+        read = self._prompt()
+        assert read is not None, "a trial's prompt is read once for all"
+        return read
+
+    def packed(self) -> PackedPrompt | None:
+        """Return the prompt as the method's codes hold it; None: the method packs nothing."""
+        from kvlens.engine.bit_effects import packed_prompt
+
+        places = self.prompt, self.method, self.params, self.budget, self.options
+        return packed_prompt(self.engine, *places, self.reading())
 
     def free(self, holds: Sequence[Hold]) -> Result:
         """On its own tokens."""
@@ -116,8 +137,7 @@ class Trials:
         """Return this run as one that can follow the reference's tokens and rank what it missed."""
         from kvlens.engine.ranking import Repeat
 
-        read = self._prompt()
-        assert read is not None, "a trial's prompt is read once for all"
+        read = self.reading()
         return Repeat(
             self.engine,
             self.prompt,

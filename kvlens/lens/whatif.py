@@ -8,12 +8,14 @@ bring the answer back.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvlens.holds import Drop, Hold, apart, less
 from kvlens.lens.cheapest import fewest_bytes
 from kvlens.lens.fewest import Fewest
+from kvlens.lens.fewest_bits import fewest_bits, with_room
 from kvlens.lens.hold_changes import check_steps
 from kvlens.lens.question import Question
 from kvlens.lens.search import Head, SearchResult
@@ -22,6 +24,7 @@ from kvlens.lens.trial_request import TrialRequest, drops_for, holds_for, number
 from kvlens.lens.trials import Trials
 from kvlens.metaparts import Counterfactual, Tested
 from kvlens.metaparts import Search as SearchMeta
+from kvlens.refusal import Refusal
 from kvlens.runs.preflight import refuse
 from kvlens.runs.readings import reading, shared
 from kvlens.runs.repeat import Past, read_run, reload
@@ -72,13 +75,17 @@ def whatif(
     apart(holds, drops)
     check_steps(holds, past.request.drop)
     check_steps(drops, past.request.hold)
-    request = past.otherwise(changed)
-    if changed and models.named:
+    grows = "finer" in changed and "budget" not in changed
+    request = past.request if grows else past.otherwise(changed)
+    if changed and models.named and not grows:
         refuse(request, past.source)
     prepared = reload(past, report, models)
     prepared = shared(prepared, plan(request, prepared))
     reference = obtain(prepared, past.request, runs_dir, report, cancelled)
     base_trials = changed_trials = trials_of(prepared, plan(past.request, prepared), reference, past, report)
+    if grows:
+        changed |= with_room(base_trials, changed["finer"])
+        request = past.otherwise(changed)
     if changed or drops:
         planned = plan(request, prepared)
         if changed and planned.chosen.said:
@@ -86,7 +93,12 @@ def whatif(
         changed_trials = trials_of(prepared, planned, reference, past, report, drops)
     question = Question.about(past, base_trials, changed_trials, report)
     search: SearchMeta | None = None
-    if changed and (change.search or change.fewest is not None) and question.needless(past, cancelled):
+    if change.bits is not None:
+        search, changed = fewest_bits(question, past, change.bits, report, say, cancelled)
+        request = past.otherwise(changed)
+        changed_trials = trials_of(prepared, plan(request, prepared), reference, past, report)
+        question = replace(question, trials=changed_trials, _losses={})
+    elif changed and (change.search or change.fewest is not None) and question.needless(past, cancelled):
         search, holds = SearchMeta(tried=1, most=change.fewest, needless=True), ()
     elif change.fewest is not None:
         fewest, holds = fewest_bytes(question, past, change.from_step, change.fewest, report, say, cancelled)
@@ -130,6 +142,16 @@ def _holds(past: Past, change: TrialRequest, changed: bool) -> tuple[tuple[Head,
         raise ValueError(f"--from-step {change.from_step}: run {past.uid} has {past.steps} steps, counted from 0.")
     if change.drops and (change.search or change.fewest is not None):
         raise ValueError("a search looks for what to hold: leave out --drop, or the search.")
+    if change.bits is not None:
+        if change.holds or change.search or change.drops or changed or change.fewest is not None:
+            raise Refusal(
+                "a search for the fewest bits chooses what changes: leave out --hold, --drop, --set, --budget and "
+                "other searches.",
+                code="bits_search_alone",
+            )
+        if change.bits < 1:
+            raise Refusal(f"--most {change.bits}: a search tries at least one set.", code="most_below_one")
+        return (), ()
     if change.fewest is not None:
         if change.holds or change.search:
             raise ValueError(

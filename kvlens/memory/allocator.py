@@ -127,7 +127,7 @@ class Allocator:
                 if counts is not None and pool.weight is not None:
                     tokens, used = counts[pool.index], pool.used["coarse"]
                     role = torch.where(tokens > 0, ROLE["coarse"], FREE)
-                    more = tokens.clamp(min=1).log() - self._spans.log_lengths[spans]
+                    more = torch.where(tokens > 0, tokens, 1).log() - self._spans.log_lengths[spans]
                     pool.weight[:, :, used : used + spans.shape[-1]] = more
                 keys, values = placement.coarse_keys[pool.index], placement.coarse_values[pool.index]
                 pool.append("coarse", keys, values, begins[which], spans, role)

@@ -2,10 +2,9 @@
 
 The packed zone holds what leaves the window: the same positions in every KV head, from 0 on without a gap. Keys are
 packed as whole groups leave the window; values one by one, so that the newest `residual` stay exact. Packed kept tokens
-are prompt tokens that each KV head chose for itself. The tokens of a layer's KV heads follow one another; keys of each
-KV head fill whole groups, the last one with copies of its last token.
-
-Shapes: L layers, H_kv KV heads, h of a pool, m tokens, K kept tokens of the KV head that keeps most, D head size.
+are prompt tokens that each KV head chose for itself; keys of each KV head fill whole groups, the last one with copies
+of its last token. Shapes: L layers, H_kv KV heads, h of a pool, m tokens, K kept tokens of the KV head that keeps most,
+D head size.
 """
 
 from __future__ import annotations
@@ -31,16 +30,16 @@ EVERY = slice(None)
 
 
 class PackedTokens:
-    """Owns the codes of all layers. rows_of: KV heads that have rows of their own (see `open_codes`)."""
+    """Owns the codes of all layers."""
 
     is_ragged = False
     """True: some slots hold no token"""
 
     def __init__(
-        self, shape: KVShape, form: Quantised, dtype: torch.dtype, device: torch.device, log: MemoryLog, rows_of: int
+        self, shape: KVShape, form: Quantised, dtype: torch.dtype, device: torch.device, log: MemoryLog
     ) -> None:
         self.shape, self.form, self.dtype, self._log = shape, form, dtype, log
-        self._keys, self._values, self._shared = open_codes(shape, form, rows_of, dtype, device)
+        self._keys, self._values, self._shared = open_codes(shape, form, dtype, device)
         self.values_until = 0
         """positions below it have packed values"""
 
@@ -56,13 +55,6 @@ class PackedTokens:
     def values_to(self, pools: Sequence[Pool], until: int) -> None:
         """Pack the values of positions below `until`, where decoded tokens are packed."""
 
-    @property
-    def saved(self) -> list[tuple[float, float]]:
-        """Return, by layer, how many bytes less than exact ones a packed key and a packed value of a KV head take."""
-        exact = self.shape.head_token_bytes // 2
-        each = [self.form.token_bytes(self.shape.head_dim, layer) for layer in range(self.shape.layers)]
-        return [(exact - key, exact - value) for key, value in each]
-
 
 class PackedZone(PackedTokens):
     """Owns which span each packed position belongs to."""
@@ -70,7 +62,7 @@ class PackedZone(PackedTokens):
     def __init__(
         self, shape: KVShape, form: Quantised, dtype: torch.dtype, device: torch.device, log: MemoryLog
     ) -> None:
-        super().__init__(shape, form, dtype, device, log, shape.kv_heads)
+        super().__init__(shape, form, dtype, device, log)
         self.owner = torch.zeros(form.key_groups * form.group, dtype=torch.int32, device=device)
         self.keys_until = 0
         """positions below it have packed keys"""
@@ -139,6 +131,13 @@ class PackedZone(PackedTokens):
         whole = Slots(keys, values, *tables)
         return whole.beside(pool.held(layer)) if held else whole
 
+    def overlay(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return copies of a layer's prompt keys and values [H_kv, n, D], packed tokens as the bits hold them."""
+        keys, values = keys.clone(), values.clone()
+        keys[:, : self.keys_until] = self._keys.get(layer, EVERY, self.keys_until)
+        values[:, : self.values_until] = self._values.get(layer, EVERY, self.values_until)
+        return keys, values
+
     def _errors(
         self, codes: Codes, until: int, exact: torch.Tensor, spans: Sequence[SpanRow], start: int = 0
     ) -> torch.Tensor:
@@ -155,7 +154,7 @@ class PackedKept(PackedTokens):
     def __init__(
         self, shape: KVShape, form: Quantised, dtype: torch.dtype, device: torch.device, log: MemoryLog
     ) -> None:
-        super().__init__(shape, form, dtype, device, log, 1)
+        super().__init__(shape, form, dtype, device, log)
         self._tables: list[torch.Tensor] = []
         """by layer int32 [4, H_kv, K]: position (-1: no token), span, and places among packed keys and values"""
         self._roles: list[torch.Tensor] = []
@@ -182,8 +181,7 @@ class PackedKept(PackedTokens):
             retained = F.pad(retained, (0, missing), value=-1) if missing > 0 else retained
             self.is_ragged |= bool((retained < 0).any())
             span, role = token_names(placement, retained.contiguous(), ids)
-            keys = self._put(layer, retained, prompt.keys[layer], prompt.values[layer])
-            width = self._tables[layer].shape[2]
+            keys, width = self._put(layer, retained, prompt.keys[layer], prompt.values[layer]), self.width(layer)
             self._tables[layer][0], self._tables[layer][1] = retained[:, :width], span[:, :width]
             self._roles[layer].copy_(role[:, :width])
             errors.append(self._errors(layer, keys, placement, ids))
@@ -192,23 +190,17 @@ class PackedKept(PackedTokens):
     def _put(self, layer: int, retained: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> list[torch.Tensor]:
         """Pack one layer: retained [H_kv, m] positions, -1 behind a KV head's last. Return the exact keys and values
         [H_kv, K, D]."""
-        width, group, size = self._tables[layer].shape[2], self.form.group, keys.shape[-1]
-        positions = retained[:, :width]
-        counts = (positions >= 0).sum(1).tolist()
-        index = positions.clamp(min=0)[..., None].expand(-1, -1, size)
+        width, group = self._tables[layer].shape[2], self.form.group
+        counts = (retained[:, :width] >= 0).sum(1).tolist()
+        index = retained[:, :width].clamp(min=0)[..., None].expand(-1, -1, keys.shape[-1])
         exact = [states.gather(1, index) for states in (keys, values)]
-        key_at = value_at = 0
         for head, count in enumerate(counts):
             if not count:
                 continue
-            filled = exact[0][head, :count]
-            short = -count % group
-            whole = torch.cat([filled, filled[-1:].expand(short, -1)]) if short else filled
-            self._keys.put(layer, EVERY, key_at, whole[None])
-            self._values.put(layer, EVERY, value_at, exact[1][head, None, :count])
-            places = torch.arange(width, dtype=torch.int32, device=keys.device).clamp(max=count - 1)
-            self._tables[layer][2, head], self._tables[layer][3, head] = places + key_at, places + value_at
-            key_at, value_at = key_at + len(whole), value_at + count
+            filled, only = exact[0][head, :count], slice(head, head + 1)
+            self._keys.put(layer, only, 0, torch.cat([filled, filled[-1:].expand(-count % group, -1)])[None])
+            self._values.put(layer, only, 0, exact[1][head, None, :count])
+            self._tables[layer][2:, head] = torch.arange(width, device=keys.device).clamp(max=count - 1).int()
         return exact
 
     def _restored(self, layer: int, heads: slice) -> tuple[torch.Tensor, torch.Tensor]:
@@ -217,10 +209,18 @@ class PackedKept(PackedTokens):
         if not tables.shape[2]:
             empty = torch.zeros(*tables.shape[1:], self.shape.head_dim, dtype=self.dtype, device=tables.device)
             return empty, empty
-        key_rows, value_rows = self.form.rows(layer, self.shape.kv_heads)
-        return self._keys.get(layer, EVERY, key_rows)[0][tables[2]], self._values.get(layer, EVERY, value_rows)[0][
-            tables[3]
-        ]
+        rows = [count // self.shape.kv_heads for count in self.form.rows(layer, self.shape.kv_heads)]
+        stored = self._keys.get(layer, heads, rows[0]), self._values.get(layer, heads, rows[1])
+        index = tables[2, ..., None].expand(-1, -1, self.shape.head_dim)
+        return stored[0].gather(1, index), stored[1].gather(1, index)
+
+    def overlay(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        positions, coded = self._tables[layer][0].long(), self._restored(layer, EVERY)
+        keys, values = keys.clone(), values.clone()
+        for head, places in enumerate(positions):
+            keys[head, places[places >= 0]] = coded[0][head, places >= 0]
+            values[head, places[places >= 0]] = coded[1][head, places >= 0]
+        return keys, values
 
     def slots(self, pool: Pool, layer: int, position: int, held: bool) -> Slots:
         """One layer's entries as a step's attention goes through them: kept tokens, restored, then the window up to

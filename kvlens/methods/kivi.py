@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from kvlens.finer import parse_finer
 from kvlens.methods.families.few_bits import FewBits, refuses_few_bits
 from kvlens.methods.families.packed_tokens import PackedTokens
 from kvlens.methods.fitting import clamp
-from kvlens.methods.parameters import param
+from kvlens.methods.parameters import finer_param, param
 from kvlens.methods.wrappers import Lending, Lent
 from kvlens.quantised.form import Quantised
 from kvlens.shape import KVShape
@@ -21,8 +22,10 @@ class KIVIParameters:
     bits: int = param(2, "bits of a number", symbol="b", choices=(2, 4))
     group: int = param(32, "tokens (of keys) or channels (of values) that share scale and zero", symbol="G")
     residual: int = param(128, "newest tokens in full precision, a multiple of the group", symbol="R")
+    finer: str = finer_param()
 
     def __post_init__(self) -> None:
+        parse_finer(self.finer)
         if self.group < 4 or self.group % 4:
             raise ValueError("group must be a multiple of 4, so that its codes fill whole bytes.")
         if self.residual < 1 or self.residual % self.group:
@@ -44,8 +47,10 @@ class GroupedBitsParameters:
 
     code_bits: int = param(2, "bits of a number of a kept token", symbol="b", choices=(2, 4))
     code_group: int = param(32, "kept tokens (of keys) or channels (of values) that share scale and zero", symbol="G")
+    finer: str = finer_param()
 
     def __post_init__(self) -> None:
+        parse_finer(self.finer)
         super().__post_init__()  # type: ignore[misc]
         if self.code_group < 4 or self.code_group % 4:
             raise ValueError("code_group must be a multiple of 4, so that its codes fill whole bytes.")

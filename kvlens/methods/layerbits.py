@@ -6,9 +6,10 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from kvlens.finer import parse_finer
 from kvlens.methods.families.packed_tokens import PackedTokens
 from kvlens.methods.fitting import clamp
-from kvlens.methods.parameters import param
+from kvlens.methods.parameters import finer_param, param
 from kvlens.quantised.form import Quantised
 from kvlens.shape import KVShape
 
@@ -30,8 +31,10 @@ class LayerBitsParameters:
     )
     group: int = param(32, "tokens (of keys) or channels (of values) that share scale and zero", symbol="G")
     residual: int = param(32, "newest tokens in full precision, a multiple of the group", symbol="R")
+    finer: str = finer_param()
 
     def __post_init__(self) -> None:
+        parse_finer(self.finer)
         if self.group < 8 or self.group % 8:
             raise ValueError("group must be a multiple of 8, so that its codes fill whole bytes.")
         if self.residual < 1 or self.residual % self.group:

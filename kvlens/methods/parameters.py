@@ -25,6 +25,16 @@ def param(default: Any, doc: str, *, symbol: str = "", choices: Sequence[Any] = 
     return field(default=default, metadata={"doc": doc, "symbol": symbol, "choices": tuple(choices), "ours": ours})
 
 
+def finer_param() -> Any:
+    """The field of a quantised method for sides of KV heads with bits of their own (kvlens/finer.py)."""
+    return param(
+        "",
+        "keys (K) or values (V) of a layer or KV head in other bits, or exact without bits, comma-separated: "
+        "'L7.KV1.K, L3.V:4'; empty: none",
+        ours=True,
+    )
+
+
 @dataclass(frozen=True)
 class MethodInfo:
     """A method as the command line and the forms show it."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from kvlens.finer import parse_finer
 from kvlens.methods.families.few_bits import FewBits, refuses_few_bits
 from kvlens.methods.families.packed_tokens import PackedTokens
 from kvlens.methods.fitting import clamp
-from kvlens.methods.parameters import param
+from kvlens.methods.parameters import finer_param, param
 from kvlens.methods.wrappers import Lending, Lent
 from kvlens.quantised.form import ROTATED, Quantised
 from kvlens.shape import KVShape
@@ -28,8 +29,10 @@ class TurboQuantParameters:
     )
     group: int = param(32, "tokens of a span, which errors are logged for", ours=True)
     residual: int = param(32, "newest tokens in full precision, a multiple of the group", ours=True)
+    finer: str = finer_param()
 
     def __post_init__(self) -> None:
+        parse_finer(self.finer)
         if self.group < 1:
             raise ValueError("group must be at least 1.")
         if self.residual < 1 or self.residual % self.group:
@@ -52,6 +55,11 @@ class RotatedBitsParameters:
     key_bits: int = param(4, "bits of a number of a kept key, the correction's included", choices=(2, 3, 4))
     value_bits: int = param(4, "bits of a number of a kept value", choices=(1, 2, 3, 4))
     corrected: bool = param(True, "one bit of a key's numbers is the sign of the remainder")
+    finer: str = finer_param()
+
+    def __post_init__(self) -> None:
+        parse_finer(self.finer)
+        super().__post_init__()  # type: ignore[misc]
 
 
 class RotatedBits(FewBits):

@@ -1,18 +1,21 @@
-"""How many bits the tokens of a run have on the device: pure arithmetic, no torch, so that a form can ask before
-anything is loaded."""
+"""How tokens are packed that stay on the device in few bits: pure arithmetic, no torch."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
+from kvlens.finer import EXACT, KEYS, Finer
 from kvlens.kernels.code_bytes import code_bytes
 from kvlens.shape import KVShape
 
-GROUPED, ROTATED = "grouped", "rotated"
-"""codes of neighbours with a scale and a zero; codes of randomly turned vectors with a length"""
-
-KEPT_TABLE_BYTES = 4 + 4 + 1 + 4 + 4
-"""of a packed kept token: position, span, role, and its places among the layer's packed keys and values"""
+GROUPED, ROTATED, PRUNED, MERGED = "grouped", "rotated", "pruned", "merged"
+"""codes of neighbours with a scale and a zero; codes of randomly turned vectors with a length; exact numbers of keys,
+in some channels alone; directions that two layers share"""
+LENGTH_BYTES, PLACE_BYTES, LEAST_BYTES = 2, 4, 4
+"""of merged layers: a length, the row of a token that is stored exactly, a KV head's smallest angle"""
+CHANNEL_BYTES = 8
+"""of the number of a channel that a KV head keeps, int64"""
 
 
 @dataclass(frozen=True)
@@ -33,13 +36,25 @@ class Quantised:
     """of each layer, instead of `bits`"""
     value_bits: tuple[int, ...] = ()
     form: str = GROUPED
-    """GROUPED or ROTATED"""
+    """GROUPED, ROTATED, PRUNED or MERGED"""
     corrected: bool = False
     """rotated keys: one of their bits is the sign of what the others leave, under random projections"""
     seed: int = 0
     """of random directions"""
     kept_counts: tuple[tuple[int, ...], ...] = ()
     """kept prompt tokens that are packed, by layer and KV head; (): whatever leaves the window is packed"""
+    channels: int = 0
+    """of pruned keys: channels that every KV head keeps"""
+    kept_channels: tuple[tuple[tuple[int, ...], ...], ...] = ()
+    """of pruned keys: which ones, by layer and KV head; (): the prompt has not been read"""
+    merged_from: int = 0
+    """of merged layers: the first one; pairs follow"""
+    part: float = 0.5
+    """of merged layers: way from the lower one's direction to the upper one's"""
+    exact_share: float = 0.0
+    """of merged layers: of the tokens, those that both store exactly"""
+    finer: tuple[Finer, ...] = ()
+    """sides of single KV heads with bits of their own"""
 
     @property
     def key_groups(self) -> int:
@@ -66,14 +81,58 @@ class Quantised:
         counts = counts if len(counts) == kv_heads else counts * kv_heads
         return sum(-(-count // self.group) * self.group for count in counts), sum(counts)
 
-    def token_bytes(self, head_dim: int, layer: int = 0) -> tuple[float, int]:
-        """Bytes of one token's key, as a share of its group's, and of its value."""
-        keys, values = self.bits_of(layer)
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Bits that codes of this form can have, for keys and for values alike."""
+        return {GROUPED: (1, 2, 3, 4, 8), ROTATED: (2, 3, 4), PRUNED: (), MERGED: ()}[self.form]
+
+    def side_bytes(self, head_dim: int, side: str, bits: int) -> float:
+        """Bytes of one token's key, as a share of its group's, or of its value, at so many bits a number."""
+        if self.form == ROTATED and side == KEYS:
+            return code_bytes(head_dim, bits - self.corrected) + (code_bytes(head_dim, 1) + 2) * self.corrected + 2
         if self.form == ROTATED:
-            key = code_bytes(head_dim, keys - self.corrected) + (code_bytes(head_dim, 1) + 2) * self.corrected + 2
-            return key, code_bytes(head_dim, values) + 2
-        key_group = head_dim * (code_bytes(self.group, keys) + 4)
-        return key_group / self.group, code_bytes(head_dim, values) + -(-head_dim // self.group) * 4
+            return code_bytes(head_dim, bits) + 2
+        if side == KEYS:
+            return head_dim * (code_bytes(self.group, bits) + 4) / self.group
+        return code_bytes(head_dim, bits) + -(-head_dim // self.group) * 4
+
+    def token_bytes(self, shape: KVShape, layer: int, kv_head: int) -> tuple[float, float]:
+        """Bytes of one token's key, as a share of its group's, and of its value, of a KV head."""
+        if self.form == MERGED:
+            read = shape.head_dim * shape.itemsize + LENGTH_BYTES * self._is_merged(layer, shape.layers)
+            return read, read
+        if self.form == PRUNED:
+            return self.channels * shape.itemsize, shape.head_dim * shape.itemsize
+        bits = dict(zip("KV", self.bits_of(layer), strict=True))
+        bits |= {unit.side: unit.bits for unit in self.finer if (unit.layer, unit.kv_head) == (layer, kv_head)}
+        exact = shape.head_token_bytes / 2
+        key, value = (
+            exact if width == EXACT else self.side_bytes(shape.head_dim, side, width) for side, width in bits.items()
+        )
+        return key, value
+
+    def saved(self, shape: KVShape) -> list[list[tuple[float, float]]]:
+        """Return, by layer and KV head, how many bytes less than exact ones a packed key and a packed value take."""
+        exact = shape.head_token_bytes / 2
+        pairs = [
+            [self.token_bytes(shape, layer, head) for head in range(shape.kv_heads)] for layer in range(shape.layers)
+        ]
+        return [[(exact - key, exact - value) for key, value in heads] for heads in pairs]
+
+    def exact_room(self, tokens: int) -> int:
+        """Return how many of the tokens of merged layers are stored exactly."""
+        return math.ceil(self.exact_share * tokens)
+
+    def _is_merged(self, layer: int, layers: int) -> bool:
+        return self.merged_from <= layer < self.merged_from + (layers - self.merged_from) // 2 * 2
+
+    def _merged_bytes(self, shape: KVShape, tokens: int) -> int:
+        """Return the bytes of one KV head's keys, or values, of all layers that are merged or exact."""
+        row, layers = shape.head_dim * shape.itemsize, range(shape.layers)
+        pairs = sum(self._is_merged(layer, shape.layers) for layer in layers) // 2
+        exact = (shape.layers - 2 * pairs) * tokens * row
+        apart = self.exact_room(tokens) * (PLACE_BYTES + 2 * row)
+        return exact + pairs * (tokens * (row + 2 * LENGTH_BYTES) + apart + LEAST_BYTES)
 
     def turn_bytes(self, head_dim: int) -> int:
         """Bytes of the random directions, float32."""
@@ -82,11 +141,20 @@ class Quantised:
     def bytes(self, shape: KVShape) -> int:
         """Device bytes of codes, scales and lengths, of the random directions, and of tables: the span of each position
         int32; of kept tokens their position, span and two places int32, and a role."""
-        total = self.turn_bytes(shape.head_dim)
+        total = self.turn_bytes(shape.head_dim) + shape.layers * shape.kv_heads * self.channels * CHANNEL_BYTES
+        if self.form == MERGED:
+            rows = (count // shape.kv_heads for count in self.rows(0, shape.kv_heads))
+            merged = sum(self._merged_bytes(shape, tokens) for tokens in rows)
+            return shape.kv_heads * merged + self.key_groups * self.group * 4
         for layer in range(shape.layers):
-            keys, values = self.rows(layer, shape.kv_heads)
-            key, value = self.token_bytes(shape.head_dim, layer)
-            total += round(keys * key) + values * value
+            keys, values = (rows // shape.kv_heads for rows in self.rows(layer, shape.kv_heads))
+            for head in range(shape.kv_heads):
+                key, value = self.token_bytes(shape, layer, head)
+                total += round(keys * key + values * value)
             if self.kept_counts:
                 total += shape.kv_heads * max(self.kept_counts[layer]) * KEPT_TABLE_BYTES
         return total if self.kept_counts else total + self.key_groups * self.group * 4
+
+
+KEPT_TABLE_BYTES = 4 + 4 + 1 + 4 + 4
+"""of a packed kept token: position, span, role, and its places among the layer's packed keys and values"""

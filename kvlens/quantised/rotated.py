@@ -80,7 +80,7 @@ class RotatedVectors:
     def tensors(self) -> tuple[torch.Tensor, ...]:
         return (*self._codes, *self._lengths, *self._sides, *self._rests)
 
-    def put(self, layer: int, heads: slice, start: int, states: torch.Tensor) -> None:
+    def put(self, layer: int, heads: slice | list[int], start: int, states: torch.Tensor) -> None:
         places = slice(start, start + states.shape[1])
         lengths = states.float().norm(dim=-1).clamp(max=torch.finfo(torch.float16).max).half()
         unit = states.float() / lengths.float().clamp(min=1e-20)[..., None]
@@ -95,7 +95,7 @@ class RotatedVectors:
             self._sides[layer][heads, places] = pack(sides, 1)
             self._rests[layer][heads, places] = rest.norm(dim=-1).half()
 
-    def get(self, layer: int, heads: slice, until: int) -> torch.Tensor:
+    def get(self, layer: int, heads: slice | list[int], until: int) -> torch.Tensor:
         codes = unpack(self._codes[layer][heads, :until], self._size, self._bits[layer])
         turned = self._levels[layer][codes.long()]
         if self._signs is not None:

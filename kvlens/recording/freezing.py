@@ -174,7 +174,8 @@ class Freezer:
         if packed is None:
             return None
         numbers = [self.windowed.own.get(layer_inputs.layer) for layer_inputs in self._seen]
-        saved = [(0.0, 0.0) if number is None else packed.saved[number] for number in numbers]
+        by_layer, nothing = packed.form.saved(self.memory.shape), [(0.0, 0.0)] * self.memory.shape.kv_heads
+        saved = [nothing if number is None else by_layer[number] for number in numbers]
         return PackedReads(saved, packed.values_until)
 
     def _zooms(self) -> Zooms | None:

@@ -191,7 +191,7 @@ def _saved(groups: list[Attended], shots: list[Snapshot]) -> torch.Tensor:
         counts[1].append(values)
     keys, values = (torch.cat(parts, 1) for parts in counts)
     each = torch.tensor(packed[0].saved, dtype=torch.float64, device=keys.device)
-    return (keys * each[:, 0, None] + values * each[:, 1, None]).round().long()
+    return (keys * each[..., 0] + values * each[..., 1]).round().long()
 
 
 def _zoom_columns(zooms: list[Zooms]) -> dict[str, torch.Tensor]:

@@ -62,8 +62,8 @@ class Ranked:
 class PackedReads:
     """What packed tokens save a step in reading, per KV head."""
 
-    saved: Sequence[tuple[float, float]]
-    """by layer: bytes of a packed key less than of an exact one, and of a value"""
+    saved: Sequence[Sequence[tuple[float, float]]]
+    """by layer and KV head: bytes of a packed key less than of an exact one, and of a value"""
     values_until: int
     """positions below it have packed values"""
 

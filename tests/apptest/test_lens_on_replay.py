@@ -309,7 +309,8 @@ def test_the_commands_carry_every_choice(tmp_path: Path) -> None:
         str(tmp_path),
         "--progress-json",
     ]
-    assert "--fewest-bytes" in whatif_command("u", TryChoice((), 0, (), "bytes"), tmp_path)
+    for search, option in (("bytes", "--fewest-bytes"), ("bits", "--fewest-bits")):
+        assert option in whatif_command("u", TryChoice((), 0, (), search), tmp_path)
     assert pair_command("u", tmp_path)[3:] == ["pair", "u", "--forced", "--runs", str(tmp_path), "--progress-json"]
 
 

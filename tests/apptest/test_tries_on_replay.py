@@ -17,7 +17,7 @@ from uiruns import Visit, redate
 
 from kvlens.app.ui.common import data, lensdata, lensjobs, sentences
 from kvlens.app.ui.common.request import TryChoice
-from kvlens.app.ui.replay import draft
+from kvlens.app.ui.replay import draft, lenswhatif
 from kvlens.app.ui.replay.draft import Draft, parse
 from kvlens.app.ui.replay.trydetails import made_of
 from kvlens.lens.pieces import Piece
@@ -32,6 +32,7 @@ from tests.synthetic import write_synthetic
 
 AT = {"step": STEP, "layer": 1, "head": 2, "span": SPAN}
 HERE = Piece(SPAN)
+BITS = "Restore with the fewest bits"
 
 
 SINCE = " from step 2"
@@ -356,6 +357,16 @@ def test_a_search_is_asked_for(
 ) -> None:
     press(visit(lens.folder, "replay", run=lens.repeated, **AT), button)
     assert asked == [choice]
+    wait_for_jobs()
+
+
+def test_bits_are_searched_of_a_quantised_run_alone(
+    visit: Visit, lens: LensRuns, asked: list[TryChoice], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert all(button.label != BITS for button in visit(lens.folder, "replay", run=lens.repeated, **AT).button)
+    monkeypatch.setattr(lenswhatif, "packs_numbers", lambda reader: True)
+    press(visit(lens.folder, "replay", run=lens.repeated, **AT), BITS)
+    assert asked == [TryChoice((), 0, (), "bits")]
     wait_for_jobs()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from kvlens.app.figures.fewest import COLUMNS, fewest_bytes
+from kvlens.app.figures.fewest import BITS_COLUMNS, COLUMNS, fewest_bytes
 
 
 def test_every_set_is_a_mark_and_the_cheapest_that_sufficed_is_ringed() -> None:
@@ -23,3 +23,11 @@ def test_nothing_is_ringed_where_nothing_sufficed() -> None:
     figure = fewest_bytes(pd.DataFrame([(1, 1, 800, 3.0, False)], columns=list(COLUMNS)), None)
     assert [len(trace.hovertext) for trace in figure.data] == [0, 1], "those that suffice, the others"
     assert figure.data[1].hovertext[0] == "try 1: 1 span of single KV heads<br>800 B<br>KL 3 nats"
+
+
+def test_a_search_for_bits_counts_sides_and_bytes_more() -> None:
+    rows = [(1, 8, 4000, 0.0, True), (2, 1, 500, 0.1, True), (3, 2, 300, 2.0, False)]
+    figure = fewest_bytes(pd.DataFrame(rows, columns=list(BITS_COLUMNS)), None)
+    assert list(figure.data[2].x) == [500]
+    assert figure.data[0].hovertext[0].startswith("try 1: 8 sides of single KV heads")
+    assert figure.layout.xaxis.title.text == BITS_COLUMNS[2]

@@ -20,7 +20,7 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     # the ground: typed rows, shapes, texts and numbers in words, and the toy model's language
     ("rows", "decisions", "instruments", "metaparts", "meta", "shape", "text", "intervals", "shortage", "files"),
     ("hostmemory", "records", "budget"),
-    ("holds", "phases"),
+    ("holds", "finer", "phases"),
     ("plugins", "interrupts", "hangs", "storeys", "callpackage", "demo", "statistics", "workers"),
     ("models",),
     ("spans",),

@@ -11,14 +11,19 @@ from kvlens.text.units import counted, si_bytes
 COLUMNS = ("try", "(layer, KV head, span)", "held (bytes)", "KL (nats)", "restored")
 
 
+BITS_COLUMNS = ("try", "(layer, KV head, K or V)", "more (bytes)", "KL (nats)", "restored")
+"""of a search for the fewest bits"""
+
+
 def fewest_bytes(tests: pd.DataFrame, full_kv_bytes: int | None) -> go.Figure:
-    """Held bytes across, KL upwards, a mark per set that was held: filled where the answer is back. The one of fewest
-    bytes among these is ringed. `tests`: columns COLUMNS."""
+    """Bytes across, KL upwards, a mark per set that was held or stored in more bits: filled where the answer is back.
+    The one of fewest bytes among these is ringed. `tests`: columns COLUMNS or BITS_COLUMNS."""
     figure = go.Figure()
-    number, size, held, kl, back = (tests[name] for name in COLUMNS)
+    number, size, held, kl, back = (tests[name] for name in tests.columns[: len(COLUMNS)])
+    noun, bytes_title = ("side", "more (bytes)") if BITS_COLUMNS[1] in tests else ("span", "held (bytes)")
     share = (lambda b: f", {b / full_kv_bytes:.2%} of full KV") if full_kv_bytes else (lambda b: "")
     hover = [
-        f"try {n}: {counted(int(s), 'span')} of single KV heads<br>{si_bytes(b)}{share(b)}<br>KL {k:.3g} nats"
+        f"try {n}: {counted(int(s), noun)} of single KV heads<br>{si_bytes(b)}{share(b)}<br>KL {k:.3g} nats"
         for n, s, b, k in zip(number, size, held, kl, strict=True)
     ]
     for restored, name, symbol, color in (
@@ -36,9 +41,9 @@ def fewest_bytes(tests: pd.DataFrame, full_kv_bytes: int | None) -> go.Figure:
             hoverinfo="text",
         )
     if back.any():
-        least = tests[back].nsmallest(1, "held (bytes)")
+        least = tests[back].nsmallest(1, bytes_title)
         figure.add_scatter(
-            x=least["held (bytes)"],
+            x=least[bytes_title],
             y=least["KL (nats)"],
             name="fewest bytes",
             mode="markers",
@@ -47,9 +52,9 @@ def fewest_bytes(tests: pd.DataFrame, full_kv_bytes: int | None) -> go.Figure:
         )
     finish(figure, 240, uirevision="fewest", legend=True)
     figure.update_layout(
-        title_text="Every set that was held: bytes, and what it left of KL", legend={"orientation": "h", "y": 1.02}
+        title_text="Every set that was tried: bytes, and what it left of KL", legend={"orientation": "h", "y": 1.02}
     )
     figure.update_layout(legend={"yanchor": "bottom", "x": 1, "xanchor": "right"}, dragmode=False)
-    figure.update_xaxes(title_text="held (bytes)", rangemode="tozero", tickformat="~s")
+    figure.update_xaxes(title_text=bytes_title, rangemode="tozero", tickformat="~s")
     figure.update_yaxes(title_text="KL (nats)", rangemode="tozero")
     return figure

@@ -6,6 +6,7 @@ from abc import abstractmethod
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from kvlens.finer import by_head, parse_finer
 from kvlens.memory.layout import Layout, Zones
 from kvlens.methods.families.kept_tokens import Tokens, divided
 from kvlens.methods.families.prompt_eviction import PromptEviction, lacks_score
@@ -16,6 +17,7 @@ from kvlens.spans import Span
 
 if TYPE_CHECKING:
     from kvlens.memory.placement import Kept, Placement
+    from kvlens.methods.run_inputs import RunContext
 
     Base = PromptEviction
 else:
@@ -39,7 +41,8 @@ class FewBits(Base):
     def layout(cls, params: Any, shape: KVShape, tokens: Tokens, prompt_tokens: int, max_new: int) -> Layout:
         plain = super().layout(params, shape, tokens, prompt_tokens, max_new)
         zones = [plain.zones_of(layer) for layer in range(shape.layers)]
-        packed = cls.kept_form(params, tuple((zone.kept,) for zone in zones))
+        form = cls.kept_form(params, tuple((zone.kept,) for zone in zones))
+        packed = replace(form, finer=by_head(parse_finer(params.finer), shape, form.widths))
         window = tuple(Zones(0, 0, 0, zone.window) for zone in zones)
         return replace(plain, zones=window, quantised=packed)
 
@@ -60,6 +63,13 @@ class FewBits(Base):
         return lowest
 
     @classmethod
+    def raised(cls, params: Any, finer: Any, context: RunContext) -> int:
+        """Return by how many bytes the budget has to be raised, so that with parameters `finer` as many tokens stay as
+        with `params`."""
+        total = cls.total(params, context)
+        return cls._most_bytes(finer, context, total) - cls._most_bytes(params, context, total)
+
+    @classmethod
     def _most_bytes(cls, params: Any, prompt: PromptFacts, total: int) -> int:
         """Return the bytes of `total` tokens at most, in whichever way layers divide them."""
         shape = prompt.shape
@@ -68,9 +78,10 @@ class FewBits(Base):
         assert form is not None
         packed, worst = form.bytes(shape), form.turn_bytes(shape.head_dim)
         for layer in range(shape.layers):
-            key, value = form.token_bytes(shape.head_dim, layer)
             count = form.kept_counts[layer][0]
-            worst += shape.kv_heads * round((count + form.group) * key + count * (value + KEPT_TABLE_BYTES))
+            for head in range(shape.kv_heads):
+                key, value = form.token_bytes(shape, layer, head)
+                worst += round((count + form.group) * key + count * (value + KEPT_TABLE_BYTES))
         return layout.bytes(shape) - packed + max(packed, worst)
 
     def _place(self, retained: Kept, pages: list[Span]) -> Placement:

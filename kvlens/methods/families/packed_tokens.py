@@ -7,12 +7,14 @@ A method of this family says its form (`form`): how many bits, and how they are 
 from __future__ import annotations
 
 from abc import abstractmethod
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from kvlens.finer import by_head, parse_finer
 from kvlens.memory.layout import Layout, Zones
 from kvlens.methods.answers import WindowLeave
 from kvlens.methods.base import Method
-from kvlens.methods.run_inputs import MemoryView, Prefilled, StepEnd
+from kvlens.methods.run_inputs import MemoryView, Prefilled, RunContext, StepEnd
 from kvlens.methods.segmenter import PromptFacts
 from kvlens.quantised.form import Quantised
 from kvlens.shape import KVShape
@@ -25,7 +27,8 @@ if TYPE_CHECKING:
 
 
 class PackedTokens(Method):
-    """Base of the family. `params` has `group`, tokens of a span, and `residual`, a multiple of it."""
+    """Base of the family. `params` has `group`, tokens of a span, `residual`, a multiple of it, and, where
+    its form is codes, `finer` (kvlens/finer.py)."""
 
     family = "quantisation"
     exact_without_budget = False
@@ -41,6 +44,14 @@ class PackedTokens(Method):
         return cls._layout(params, shape, prompt_tokens, max_new).bytes(shape)
 
     @classmethod
+    def raised(cls, params: Any, finer: Any, context: RunContext) -> int:
+        """Return by how many bytes the budget has to be raised for parameters `finer`."""
+        return sum(
+            sign * cls.floor_bytes(each, context.shape, context.prompt_tokens, context.max_new)
+            for sign, each in ((1, finer), (-1, params))
+        )
+
+    @classmethod
     def segments(cls, params: Any, prompt: PromptFacts, surprisal: Sequence[float]) -> list[Span]:
         n = prompt.prompt_tokens
         return fixed_chunks(0, n - n % params.residual, params.group, kind="group")
@@ -50,6 +61,8 @@ class PackedTokens(Method):
         """A ring for the residual and the step's own token; all else is packed."""
         spans, window_from = 1 + -(-(n + max_new) // params.group), n - n % params.residual
         form = cls.form(params, shape, n + max_new)
+        if form.widths:
+            form = replace(form, finer=by_head(parse_finer(params.finer), shape, form.widths))
         return Layout(Zones(0, 0, 0, params.residual + 1), spans, window_from=window_from, quantised=form)
 
     def prefill_end(self, prompt: Prefilled) -> tuple[Layout, Placement]:

@@ -156,13 +156,16 @@ class TryChoice:
     changed: tuple[tuple[str, str], ...] = ()
     """(`budget` or a parameter, its value)"""
     search: str = ""
-    """'heads': the smallest set that suffices; 'bytes': what suffices with the fewest; '': nothing"""
+    """'heads': the smallest set that suffices; 'bytes': what suffices with the fewest; 'bits': the fewest extra bits of
+    a quantised run; '': nothing"""
     drops: tuple[Piece, ...] = ()
 
     def words(self) -> str:
         """'hold span 40 for L2 KV1, from step 3 on, at budget 30%'."""
         if self.search == "bytes":
             words = f"find the fewest bytes that bring it back, held from step {self.from_step} on"
+        elif self.search == "bits":
+            words = "find the fewest extra bits that bring it back"
         elif self.pieces or self.drops:
             both = [f"{verb} {_in_words(pieces)}" for verb, pieces in self.verbs() if pieces]
             words = f"{' and '.join(both)}, from step {self.from_step} on"
@@ -189,7 +192,7 @@ def whatif_command(uid: str, choice: TryChoice, runs_dir: Path) -> list[str]:
     argv += ["--from-step", str(choice.from_step)]
     for name, value in choice.changed:
         argv += ["--budget", value] if name == "budget" else ["--set", f"{name}={value}"]
-    argv += {"heads": ["--search"], "bytes": ["--fewest-bytes"], "": []}[choice.search]
+    argv += {"heads": ["--search"], "bytes": ["--fewest-bytes"], "bits": ["--fewest-bits"], "": []}[choice.search]
     return [*argv, "--runs", str(runs_dir), "--progress-json"]
 
 

@@ -15,6 +15,7 @@ from kvlens.app.ui.common.state import Selection
 from kvlens.app.ui.common.widgets import plain
 from kvlens.app.ui.replay import draft, tour
 from kvlens.app.ui.replay.draft import Draft
+from kvlens.app.ui.replay.leastsearches import offer_searches, packs_numbers
 from kvlens.app.ui.replay.lenschoices import choices_of
 from kvlens.app.ui.replay.triable import refusal
 from kvlens.app.ui.replay.trial_outcome import shown_of
@@ -65,7 +66,7 @@ def form(reader: TraceReader, selection: Selection, verdict: Verdict | None, bus
     search = ""
     with st.container(horizontal=True, vertical_alignment="center"):
         if verdict is not None:
-            search = _searches(busy or bool(why_not), choice, bool(offered))
+            search = offer_searches(busy or bool(why_not), choice, bool(offered), packs_numbers(reader))
             shown = shown_of(outcomes)
             tour.tour(reader, verdict, None if shown is None or shown.drops else shown.summary)
         _budget(knob, current_draft)
@@ -77,6 +78,8 @@ def form(reader: TraceReader, selection: Selection, verdict: Verdict | None, bus
             choice = replace(choice, pieces=offered)
         elif search == "bytes":
             choice = replace(choice, pieces=())
+        elif search == "bits":
+            choice = replace(choice, pieces=(), changed=(), from_step=0)
         st.query_params["job"] = lensjobs.start_whatif(reader.uid, replace(choice, search=search))
         st.rerun()
 
@@ -187,25 +190,6 @@ def _listing(current_draft: Draft, offered: Pieces) -> None:
             if full
             else f"Adds this span to the list. One repeat then has all listed spans {HELD[verb]}.",
         )
-
-
-def _searches(busy: bool, choice: TryChoice, offered: bool) -> str:
-    """'heads' or 'bytes' where such a search is asked for."""
-    off = busy or bool(choice.drops)
-    why = "The search works on holds only. Remove the drops first." if choice.drops else None
-    with st.popover("Find the least", icon=":material/search:", disabled=off, key=f"least_{off}", help=why):
-        heads = st.button(
-            sentences.SMALLEST_SET,
-            disabled=not (offered or choice.pieces),
-            width="stretch",
-            help="Repeats the run with the hold for fewer and fewer KV heads, until no head can be left out.",
-        )
-        least = st.button(
-            "Restore with the fewest bytes",
-            width="stretch",
-            help="Holds the first spans of the ranking, each for one KV head, then removes those that are not needed.",
-        )
-    return "heads" if heads else "bytes" if least else ""
 
 
 def _budget(knob: Knob | None, current_draft: Draft) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from kvlens.app.figures.fewest import COLUMNS, fewest_bytes
+from kvlens.app.figures.fewest import BITS_COLUMNS, COLUMNS, fewest_bytes
 from kvlens.app.ui.common import comparing, data, places
 from kvlens.app.ui.common.chart import chart
 from kvlens.app.ui.common.data import TraceReader
@@ -214,12 +214,20 @@ def _came(trial: Try, counterfactual: Counterfactual) -> tuple[str, str]:
 
 
 def _every_set(trial: Try, search: Search) -> None:
+    for_bits = search.finer is not None
     rows = [(n, test.size, test.held_bytes, test.kl, bool(test.restored)) for n, test in enumerate(search.tests, 1)]
-    table = pd.DataFrame(rows, columns=list(COLUMNS))
+    table = pd.DataFrame(rows, columns=list(BITS_COLUMNS if for_bits else COLUMNS))
+    if for_bits:
+        table["bits"] = [test.bits or "exact" for test in search.tests]
+        table["bits"] = table["bits"].astype(str)
     chart(
         fewest_bytes(table, trial.full_kv_bytes),
         partial(table.copy),
-        f"{trial.uid}-fewest-bytes",
+        f"{trial.uid}-fewest-{'bits' if for_bits else 'bytes'}",
         f"fewest_{trial.uid}",
-        "Held bytes and KL of every set that the search held",
+        f"{'Extra' if for_bits else 'Held'} bytes and KL of every set that the search tried",
     )
+    if search.side_effects:
+        effects = pd.DataFrame(search.side_effects, columns=["layer", "KV head", "K or V", "effect (logits)"])
+        st.caption("What the codes of each side cost the answer, by gradients of full KV: logits of lead lost.")
+        st.dataframe(effects, hide_index=True, key=f"side_effects_{trial.uid}")
