@@ -22,6 +22,11 @@ class Outcome(Stored):
     """why it ended"""
     prefill_s: float | None = None
     """None too where the prompt was kept from an earlier run"""
+    second_tokens: Size = None
+    """that went through the model once more before the prompt was placed, for a method that reads it twice; None: it
+    reads it once"""
+    second_s: float | None = None
+    """of that second reading; it is part of `prefill_s` where that is there"""
     load_s: float | None = None
     """of loading the model and checking it, before the first run of the process; None: a caller handed it in"""
     prompt_kept: bool | None = None

@@ -54,6 +54,8 @@ def method_prompt(prompt: Prefilled, windowed: WindowedLayers) -> Prefilled:
         last_queries=prompt.last_queries[layers] if prompt.last_queries.numel() else prompt.last_queries,
         peeked=None if peeked is None else Peeked(peeked.queries[layers], peeked.keys[layers], peeked.values[layers]),
         received=None if prompt.received is None else prompt.received[layers],
+        repeated=None if prompt.repeated is None else prompt.repeated[layers],
+        repeated_queries=None if prompt.repeated_queries is None else prompt.repeated_queries[layers],
         inputs=None
         if inputs is None
         else Inputs(inputs.hidden[layers], tuple(inputs.modules[layer] for layer in layers), inputs.rotary),

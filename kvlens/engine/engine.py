@@ -32,6 +32,7 @@ from kvlens.recording.facts import Follower
 from kvlens.recording.sampling import OracleSampling, resolve
 from kvlens.records import TraceSink
 from kvlens.text.prompts import Prompt
+from kvlens.text.segments import QUESTION
 
 __all__ = ["Cancelled", "Engine", "Options", "Progress", "Result"]
 
@@ -65,6 +66,7 @@ class Engine:
             prompt.pieces,
             rotary_of(model),
             forms=forms_of(model, shape),
+            question_from=next((part.start for part in prompt.segments if part.name == QUESTION), None),
         )
 
     def whole(self, prompt: Prompt) -> AbstractContextManager[None]:

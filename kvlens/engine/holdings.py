@@ -230,10 +230,10 @@ def tensors_of(prompt: Prefilled) -> Handed:
         ("queries", prompt.last_queries),
         ("surprisals", prompt.surprisal),
         ("received attention", prompt.received),
+        *(("second reading", tensor) for tensor in (prompt.repeated, prompt.repeated_queries)),
     ]
     if prompt.peeked is not None:
-        peeked = prompt.peeked
-        named += [("peeked queries", peeked.queries), ("peeked keys", peeked.keys), ("peeked values", peeked.values)]
+        named += [(f"peeked {name}", tensor) for name, tensor in vars(prompt.peeked).items()]
     if prompt.inputs is not None:
         named.append(("inputs", prompt.inputs.hidden))
     return named

@@ -15,6 +15,7 @@ from kvlens.engine.hf_attention import SessionCache
 from kvlens.engine.models import LoadedModel
 from kvlens.engine.options import Cancelled, Options, Progress, Result
 from kvlens.engine.prefill import Reader, ReadPrompt, prefill
+from kvlens.engine.second_reading import read_again
 from kvlens.engine.session import Session
 from kvlens.engine.steps import Course, SessionStep, decode
 from kvlens.methods.base import own_method
@@ -133,16 +134,16 @@ class Generation:
             start_time -= read.ahead_ns / 1e9
             session.transfers.zero_ns -= read.ahead_ns
             self.zero = session.transfers.zero_ns
-        n, last = session.context.prompt_tokens, surprisal.last
+        second = read_again(self, read) if session.needs.second is not None else (0, 0.0)
+        n, last, store = session.context.prompt_tokens, surprisal.last, session.prompt
         nats = surprisal.whole()[:n] if session.needs.surprisal else None
-        store = session.prompt
         self.progress("place", 0, 1)
         prefill_us = (time.perf_counter_ns() - self.zero) // 1000
         session.finish_prefill(nats)
         # without the time that the beginning of a trace takes
         prefill_s = time.perf_counter() - start_time
         self.course = Course(self.prompt, n, last, self.decode)
-        self.result = Result([], "", surprisal, [], "", prefill_s, 0.0, [], 0, [])
+        self.result = Result([], "", surprisal, [], "", prefill_s, 0.0, [], 0, [], second_reading=second)
         if self.sink is not None and store is not None:
             if self.comparison is not None and self.oracle is not None:
                 full_prompt = read if isinstance(read, ReadPrompt) else None if session.needs.reading else store

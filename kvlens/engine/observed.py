@@ -38,6 +38,7 @@ class Observed:
         self.peeked: Peeked | None = None
         """what was seen of the last prompt token"""
         self._inputs: Inputs | None = None
+        self._repeated: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None)
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """New prompt tokens of one layer: keys, values [H_kv, m, D]."""
@@ -71,6 +72,12 @@ class Observed:
         """What each layer's attention was given."""
         self._inputs = inputs
         self._account.hold("inputs", inputs.hidden)
+
+    def repeated(self, most: torch.Tensor, queries: torch.Tensor | None) -> None:
+        """Keep the most attention [L, Hq, n] that each token received in the second reading, and queries of it
+        [L, Hq, w, D]."""
+        self._repeated = most, queries
+        self._account.hold("repeated", most, *(() if queries is None else (queries,)))
 
     # ---- its last token, before it is fed
     @property
@@ -152,12 +159,14 @@ class Observed:
         assert store is not None
         queries = torch.stack(self._queries) if self._wanted else torch.empty(0)
         prefilled = Prefilled(surprisal, store.keys, store.values, queries, self.peeked, self._received, self._inputs)
+        prefilled.repeated, prefilled.repeated_queries = self._repeated
         self._prompt, self._queries, self.peeked, self._received, self._inputs = None, [], None, None, None
+        self._repeated = (None, None)
         return prefilled
 
     def release(self) -> None:
         """The method has what was handed over no longer."""
-        for name in ("received", "peeked", "inputs"):
+        for name in ("received", "peeked", "inputs", "repeated"):
             self._account.release(name)
 
 

@@ -107,6 +107,9 @@ class Result:
     """what attention ran on: torch, triton or both"""
     unannounced_bytes: int = 0
     """device bytes that the method held and did not announce, at most; they are of `peak_bytes`"""
+    second_reading: tuple[int, float] = (0, 0.0)
+    """tokens that went through the model once more before the prompt was placed, for a method that reads it twice, and
+    the seconds that took, a part of `prefill_s`"""
     link_host_wait_s: float = 0.0
     """how long the host stood still for the link, the model's own waiting apart"""
     full_kv_s: float | None = None

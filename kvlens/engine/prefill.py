@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -15,6 +15,7 @@ from kvlens.engine.models import LoadedModel
 from kvlens.engine.session import Session
 from kvlens.engine.surprisal import Surprisals
 from kvlens.methods.base import Method
+from kvlens.methods.needs import SecondReading
 from kvlens.methods.run_inputs import Peeked
 from kvlens.text.prompts import Prompt
 
@@ -36,6 +37,8 @@ class ReadPrompt:
     """float32 [L, Hq, n]; None: it was not asked for"""
     ahead_ns: int = 0
     """spent on the reading before the run began that counts it as its prefill"""
+    repeats: dict[SecondReading, tuple[torch.Tensor, torch.Tensor | None]] = field(default_factory=dict)
+    """what second readings of it received (kvlens/engine/second_reading.py), for runs that are not recorded"""
 
     def serves(self, method: type[Method]) -> bool:
         """Whether all that `method` asks to see was kept."""

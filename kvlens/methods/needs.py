@@ -6,6 +6,25 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
+class SecondReading:
+    """The prompt goes through the model once more, chunk by chunk over its full cache, each chunk behind an instruction
+    to repeat it."""
+
+    opening: str
+    """the instruction before the first chunk"""
+    following: str
+    """the instruction before a later one, which the end of the chunk before it completes"""
+    chunk: int
+    """tokens of a chunk"""
+    lead: int
+    """tokens of the chunk before that complete the instruction"""
+    sinks: int = 0
+    """first tokens of the prompt that take part in the softmax beside the chunk and what repeats it"""
+    queries: int = 0
+    """queries of the repeated tokens in `Prefilled.repeated_queries`, evenly over the prompt"""
+
+
+@dataclass(frozen=True)
 class Needs:
     """The extra inputs of a method. Every field is off by default, since each costs time or memory."""
 
@@ -28,6 +47,9 @@ class Needs:
     ahead: bool = False
     """for every layer but the first, `select` is called while the previous layer runs, with a query estimated from that
     layer's input (kvlens/engine/ahead.py); the memory moves the requested spans meanwhile"""
+
+    second: SecondReading | None = None
+    """the most attention that every prompt token receives while the prompt is repeated, in `Prefilled.repeated`"""
 
     @property
     def own_prompt(self) -> bool:

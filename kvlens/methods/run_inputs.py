@@ -54,6 +54,8 @@ class RunContext:
     """what `Method.calibrations` asked for with these parameters, by kind, read and checked"""
     forms: tuple[LayerForm, ...] = ()
     """what each layer's attention has besides scaled scores; (): nothing"""
+    question_from: int | None = None
+    """position of the first token of the question that the prompt holds; None: it holds none that is known"""
 
     def rotary(self, user: str, remedy: str = "") -> Rotate:
         """Return the model's rotary embedding, which `user` needs. Raises Refusal where the model has none that could
@@ -111,6 +113,11 @@ class Prefilled:
     does not need it"""
     inputs: Inputs | None = None
     """None: the method does not need them"""
+    repeated: torch.Tensor | None = None
+    """float32 [L, Hq, n]: the most attention each token received from a token of the second reading; None: the method
+    does not need it"""
+    repeated_queries: torch.Tensor | None = None
+    """[L, Hq, w, D]: post-RoPE queries of the second reading; None: the method does not need them"""
 
 
 @dataclass(frozen=True)

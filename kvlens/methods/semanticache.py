@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kvlens.memory.layout import Layout, Zones
-from kvlens.methods.base import Method
+from kvlens.methods.families.merged_entries import MergedEntries
 from kvlens.methods.parameters import param
 from kvlens.methods.run_inputs import Prefilled
 from kvlens.methods.segmenter import PromptFacts
@@ -15,11 +14,7 @@ from kvlens.spans import Span
 from kvlens.spans.marks import SETS, mark_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import torch
-
-    from kvlens.memory.placement import Placement
 
 HALVINGS = 12
 """of the range in which a KV head's threshold is looked for"""
@@ -48,7 +43,7 @@ class SemantiCacheParameters:
         return {"entries": 0, "window": window, "sinks": min(4, window // 8)}
 
 
-class SemantiCache(Method):
+class SemantiCache(MergedEntries):
     """When prefill ends (after the abstract; no other text and no code could be had): the prompt is cut at natural
     delimiters; inside a chunk the first token that belongs nowhere yet is a seed, and later ones whose key has at least
     a threshold's cosine with its key join it; each cluster is one entry of mean key and mean value, to whose score the
@@ -64,7 +59,6 @@ class SemantiCache(Method):
     title = "SemantiCache"
     paper = "after the abstract of SemantiCache, arXiv 2603.14303"
     summary = "merges, when prefill ends, tokens of a sentence whose keys are alike into one entry that weighs as many"
-    family = "prompt_eviction"
     Parameters = SemantiCacheParameters
     presets = {"paper": {}, "demo": {"window": 16}}  # noqa: RUF012
     journal_names = {  # noqa: RUF012
@@ -73,83 +67,29 @@ class SemantiCache(Method):
     }
     params: SemantiCacheParameters
 
-    # --------------------------------------------------------------------------------------------------------- how many
     @classmethod
-    def entries(
-        cls, p: SemantiCacheParameters, shape: KVShape, prompt_tokens: int, max_new: int, budget: int | None
-    ) -> int:
-        """Entries of each KV head; 0: every token stays as it is."""
-        most = prompt_tokens - min(p.sinks + p.window, prompt_tokens)
-        if p.entries:
-            return p.entries if p.entries < most else 0
-        if budget is None or _layout(p, prompt_tokens, max_new, 0).bytes(shape) <= budget:
-            return 0
-        one_entry, two = (_layout(p, prompt_tokens, max_new, many).bytes(shape) for many in (1, 2))
-        return min(most, max(1, 1 + (budget - one_entry) // (two - one_entry)))
-
-    @classmethod
-    def floor_bytes(cls, params: SemantiCacheParameters, shape: KVShape, prompt_tokens: int, max_new: int) -> int:
-        count = cls.entries(params, shape, prompt_tokens, max_new, 0 if not params.entries else None)
-        whole = _layout(params, prompt_tokens, max_new, 0).bytes(shape)
-        return min(whole, _layout(params, prompt_tokens, max_new, count).bytes(shape))
-
-    @classmethod
-    def segments(cls, params: SemantiCacheParameters, prompt: PromptFacts, surprisal: Sequence[float]) -> list[Span]:
-        n = prompt.prompt_tokens
-        entries = cls.entries(params, prompt.shape, n, prompt.max_new, prompt.budget_bytes)
-        sinks, until = min(params.sinks, n), max(n - params.window, min(params.sinks, n))
-        sink_spans = [Span(0, sinks, "sink", f"The first {sinks} tokens are kept as they are.")] if sinks else []
-        ends, begin = [], sinks
-        for position in range(sinks, until):
+    def cut(cls, params: SemantiCacheParameters, prompt: PromptFacts, start: int, end: int, entries: int) -> list[Span]:
+        ends, begin = [], start
+        for position in range(start, end):
             mark = mark_of(prompt.tokens[position], params.marks) if position < len(prompt.tokens) else None
-            if mark is not None or position + 1 - begin == params.longest or position + 1 == until:
+            if mark is not None or position + 1 - begin == params.longest or position + 1 == end:
                 shown = "" if mark is None else mark.text.replace("\n", "\\n")
                 why = (
                     f"Ends after '{shown}'."
                     if shown
                     else "Ends with the prompt."
-                    if position + 1 == until
+                    if position + 1 == end
                     else "As long as may be."
                 )
                 ends.append((position + 1, why))
                 begin = position + 1
         joined = ends if not entries else ends[::-1][:: -(-len(ends) // entries)][::-1] if ends else []
-        begins = [sinks, *(end for end, _ in joined)]
-        return [*sink_spans, *(Span(a, b, "chunk", why) for a, (b, why) in zip(begins, joined, strict=False))]
+        begins = [start, *(place for place, _ in joined)]
+        return [Span(a, b, "chunk", why) for a, (b, why) in zip(begins, joined, strict=False)]
 
-    # ------------------------------------------------------------------------------------------------------- the prompt
-    def prefill_end(self, prompt: Prefilled) -> tuple[Layout, Placement]:
-        import torch
-
-        from kvlens.memory.placement import Kept, Placement
-
-        context, p, shape, n = self.context, self.params, self.context.shape, self.context.prompt_tokens
-        self.refuse_below(self.floor_bytes(p, shape, n, context.max_new))
-        entries = self.entries(p, shape, n, context.max_new, context.budget_bytes)
-        layout = _layout(p, n, context.max_new, entries)
-        spans = self.segments(p, context, ())
-        chunks = [number for number, span in enumerate(spans) if span.kind == "chunk"]
-        roles = ["sink" if span.kind == "sink" else "resident" for span in spans]
-        until = layout.window_from
-        if not entries:
-            every = Kept.everywhere(torch.arange(until, device=prompt.keys.device))
-            return layout, Placement(spans, ["resident"] * len(spans), roles, every)
-        states = ["coarse" if span.kind == "chunk" else "resident" for span in spans]
-        sink_tokens = Kept.everywhere(torch.arange(min(p.sinks, n), device=prompt.keys.device))
-        placement = Placement(spans, states, roles, sink_tokens, coarse=chunks)
-        merged_layers = [
-            self._merged(prompt, layer, [spans[number] for number in chunks], entries) for layer in range(shape.layers)
-        ]
-        keys, values, counts, owner = (torch.stack(parts) for parts in zip(*merged_layers, strict=True))
-        placement.coarse_keys, placement.coarse_values = keys, values
-        placement.coarse_counts, placement.coarse_spans = counts, owner + chunks[0]
-        return layout, placement
-
-    def _merged(
+    def merge(
         self, prompt: Prefilled, layer: int, chunks: list[Span], entries: int
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Keys and values [H_kv, entries, D] of a layer's entries, how many tokens each stands for, 0: none, and which
-        chunk it belongs to, int64 [H_kv, entries]."""
         import torch
 
         from kvlens.kernels.group_sums import sum_by_group
@@ -176,12 +116,3 @@ class SemantiCache(Method):
         self.note("shortened", ratio, layer)
         dtype = prompt.keys.dtype
         return mean_keys.to(dtype), mean_values.to(dtype), counts.long(), of_entry
-
-
-def _layout(p: SemantiCacheParameters, n: int, max_new: int, entries: int) -> Layout:
-    """entries 0: every token stays, with a span for each at most."""
-    sinks, until = min(p.sinks, n), max(n - p.window, min(p.sinks, n))
-    window = n - until + max_new
-    if not entries:
-        return Layout(Zones(until, 0, 0, window), until - sinks + 2, window_from=until, weighted=True)
-    return Layout(Zones(sinks, entries, 0, window), entries + 2, window_from=until, weighted=True)

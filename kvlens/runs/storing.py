@@ -143,6 +143,8 @@ def store(
             stopped=result.stopped,
             load_s=None if prepared.load_s is None else round(prepared.load_s, 4),
             prefill_s=None if kept_tokens else round(result.prefill_s, 4),
+            second_tokens=result.second_reading[0] or None,
+            second_s=round(result.second_reading[1], 4) if result.second_reading[0] else None,
             prompt_kept=kept_tokens,
             decode_s=round(result.decode_s, 4),
             surprisal_s=round(surprisal_s, 4) if sink.surprisals_wait and not raced else None,
