@@ -63,6 +63,14 @@ BUILT_IN = {
     "compactor": "kvlens.methods.compactor:Compactor",
     "keyformer": "kvlens.methods.keyformer:Keyformer",
     "rkv": "kvlens.methods.rkv:RKV",
+    "attention_matching": "kvlens.methods.attention_matching:AttentionMatching",
+    "loki": "kvlens.methods.loki.method:Loki",
+    "tidaldecode": "kvlens.methods.tidaldecode:TidalDecode",
+    "minicache": "kvlens.methods.minicache:MiniCache",
+    "thinkkv": "kvlens.methods.thinkkv:ThinK",
+    "scorecut": "kvlens.methods.scorecut:ScoreCut",
+    "finch": "kvlens.methods.finch:Finch",
+    "kvzip": "kvlens.methods.kvzip:KVzip",
     "random_decode": "kvlens.methods.random_decode:RandomDecode",
 }
 REFERENCE = "full"

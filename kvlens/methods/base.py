@@ -37,7 +37,7 @@ FAMILIES = {
     "page_retrieval": "ranks pages of tokens at every step, or when it is unsure",
     "token_retrieval": "reads single tokens, chosen at every step",
     "span_retrieval": "reads spans as summaries, low-rank factors or tokens",
-    "quantisation": "keeps every token, in few bits",
+    "quantisation": "keeps every token, in fewer bits, channels or directions",
     "other": "none of these",
 }
 """family -> what its methods do; colours and lists of methods go by it"""

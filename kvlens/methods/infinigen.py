@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from kvlens.methods.answers import WindowLeave
-from kvlens.methods.families.cold_plan import Plan
-from kvlens.methods.families.token_retrieval import TokenRetrieval, TokenRetrievalParameters
+from kvlens.methods.families.token_retrieval import TokenRetrievalParameters
+from kvlens.methods.families.turned_keys import TurnedKeys
 from kvlens.methods.needs import Needs
 from kvlens.methods.parameters import param
-from kvlens.methods.run_inputs import MemoryView, Prefilled, StepEnd
+from kvlens.methods.run_inputs import Prefilled
 from kvlens.shape import KVShape
 
 if TYPE_CHECKING:
@@ -58,7 +57,7 @@ class InfiniGenParameters(TokenRetrievalParameters):
         }
 
 
-class InfiniGen(TokenRetrieval):
+class InfiniGen(TurnedKeys):
     """Every token lies in host memory. Queries and keys are turned by an orthogonal matrix A per KV head, which changes
     no product and gathers most of it in few dimensions; of these the device keeps a share of every key.
     While a layer runs, the query of the next one is estimated from this layer's input, tokens whose estimated score is
@@ -88,49 +87,17 @@ class InfiniGen(TokenRetrieval):
     def needs_with(cls, params: InfiniGenParameters) -> Needs:
         return replace(cls.needs, ahead=params.ahead)
 
-    # ------------------------------------------------------------------------------------------------ turned dimensions
-    @classmethod
-    def index_numbers(cls, params: Any, head_dim: int) -> int:
-        return max(1, round(params.partial * head_dim))
-
-    @classmethod
-    def own_bytes(cls, params: Any, shape: KVShape, plan: Plan) -> int:
-        return shape.kv_heads * shape.head_dim * cls.index_numbers(params, shape.head_dim) * shape.itemsize
-
-    @classmethod
-    def most(cls, params: Any, plan: Plan) -> int:
-        return max(1, min(super().most(params, plan), int(params.most_fetched * (plan.prompt_tokens + plan.max_new))))
-
-    def allocate(self, plan: Plan, prompt: Prefilled) -> None:
-        super().allocate(plan, prompt)
+    def axes(self, prompt: Prefilled, width: int) -> torch.Tensor:
         queries = prompt.last_queries[self.params.dense_layers :].unflatten(1, (self.context.shape.kv_heads, -1))
-        self._tokens = plan.prompt_tokens + 1
-        self._turn = turned(queries.flatten(2, 3), self._index.shape[-1]).to(self._index.dtype)
-
-    def held(self) -> dict[str, tuple[torch.Tensor, ...]]:
-        held = super().held()
-        return held and {**held, "turn": (self._turn,)}
-
-    def index(self, keys: torch.Tensor) -> torch.Tensor:
-        return keys.float() @ self._turn.float()
-
-    # ------------------------------------------------------------------------------------------------------ decoding
-    def score(self, at: int, q: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-        logits = (q @ self._turn[at].float()) @ index.transpose(-1, -2)
-        return logits.amax(1) * q.shape[-1] ** -0.5
+        return turned(queries.flatten(2, 3), width)
 
     def count(self, score: torch.Tensor) -> torch.Tensor:
         import torch
 
         above = (score > score.amax(-1, keepdim=True) - self.params.alpha).sum(-1)
-        most = max(1, int(self.params.most_fetched * self._tokens))
-        count = (above.sum() // len(above)).clamp(1, most)
+        count = (above.sum() // len(above)).clamp(1, self.most_now)
         self.note("foreseen", torch.cat((above, count[None])).float())
         return count
-
-    def decode_end(self, end: StepEnd, memory: MemoryView) -> WindowLeave | None:
-        self._tokens = end.position + 2
-        return super().decode_end(end, memory)
 
 
 def turned(queries: torch.Tensor, width: int) -> torch.Tensor:

@@ -6,23 +6,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kvlens.memory.layout import Layout, Zones
-from kvlens.methods.answers import WindowLeave
-from kvlens.methods.base import Method
+from kvlens.methods.families.read_on_device import ReadOnDevice
 from kvlens.methods.fitting import clamp
 from kvlens.methods.parameters import param
-from kvlens.methods.run_inputs import MemoryView, Prefilled, StepEnd
-from kvlens.methods.segmenter import PromptFacts
+from kvlens.methods.run_inputs import Prefilled
 from kvlens.shape import KVShape
-from kvlens.spans import Span, fixed_chunks
 from kvlens.text.units import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import torch
 
-    from kvlens.memory.placement import Placement, Selection
+    from kvlens.memory.placement import Selection
 
 
 @dataclass(frozen=True)
@@ -70,7 +64,7 @@ class SparQParameters:
         return f"{sentence}, since up to {self.tokens:,} are besides a step's own"
 
 
-class SparQ(Method):
+class SparQ(ReadOnDevice):
     """Per step and KV head (paper sec. 4, Algorithm 1): the r components in which the group's queries are largest, by
     the sum of |q|; approximate weights s = softmax(q_r . k_r / sqrt(D |q_r|_1 / |q|_1)) over all tokens; the k tokens
     with the largest sum of s over the group, the newest l first among them; exact attention over those; and per query
@@ -86,43 +80,24 @@ class SparQ(Method):
     title = "SparQ"
     paper = "Ribar et al., SparQ Attention: Bandwidth-Efficient LLM Inference, ICML 2024"
     summary = "keeps every token on the device and reads those that a few components of the query score highest"
-    family = "token_retrieval"
     Parameters = SparQParameters
     presets = {"paper": {}, "demo": {"components": 16}}  # noqa: RUF012
-    keeps_all = True
-    exact_without_budget = False
     params: SparQParameters
 
     @classmethod
-    def floor_bytes(cls, params: SparQParameters, shape: KVShape, prompt_tokens: int, max_new: int) -> int:
+    def own_bytes(cls, params: SparQParameters, shape: KVShape, tokens: int) -> int:
         numbers = shape.layers * shape.kv_heads * shape.head_dim
-        copies = numbers * (prompt_tokens + max_new) * shape.itemsize
-        sums = numbers * 4 if params.blends(shape) else 0
-        return _layout(params, shape, prompt_tokens, max_new).bytes(shape) + copies + sums
+        return numbers * tokens * shape.itemsize + (numbers * 4 if params.blends(shape) else 0)
 
-    @classmethod
-    def segments(cls, params: SparQParameters, prompt: PromptFacts, surprisal: Sequence[float]) -> list[Span]:
-        n = prompt.prompt_tokens
-        return fixed_chunks(0, n - n % params.page, params.page, kind="page")
-
-    def prefill_end(self, prompt: Prefilled) -> tuple[Layout, Placement]:
+    def begin(self, prompt: Prefilled) -> None:
         import torch
 
-        from kvlens.memory.placement import Kept, Placement
-
-        context, p, shape, n = self.context, self.params, self.context.shape, self.context.prompt_tokens
-        self.refuse_below(self.floor_bytes(p, shape, n, context.max_new))
-        size = (shape.layers, shape.kv_heads, shape.head_dim)
-        self._rows = torch.zeros(*size, n + context.max_new, dtype=context.dtype, device=context.device)
+        context, shape, n = self.context, self.context.shape, self.context.prompt_tokens
+        size = (shape.layers, shape.kv_heads, shape.head_dim, self._places)
+        self._rows = torch.zeros(*size, dtype=context.dtype, device=context.device)
         self._rows[..., :n] = prompt.keys.transpose(-1, -2)
-        self._values = prompt.values.sum(2, dtype=torch.float32) if p.blends(shape) else None
+        self._values = prompt.values.sum(2, dtype=torch.float32) if self.params.blends(shape) else None
         self._tokens = [n] * shape.layers
-        self._pages = n // p.page
-        self._none = torch.full((shape.kv_heads, 0), -1, dtype=torch.long, device=context.device)
-        spans = self.segments(p, context, ())
-        resident = ["resident"] * len(spans)
-        placement = Kept.everywhere(torch.arange(len(spans) * p.page, device=context.device))
-        return _layout(p, shape, n, context.max_new), Placement(spans, resident, resident, placement)
 
     # --------------------------------------------------------------------------------------------------------- decoding
     def count(self, context_tokens: int) -> int:
@@ -160,35 +135,13 @@ class SparQ(Method):
         if self._values is not None:
             index += shape.head_dim * self._values.element_size()
         return Selection(
-            self._spans(is_chosen, False).any(-1)[:, None].expand(-1, shape.group, -1),
+            self.by_span(is_chosen, False).any(-1)[:, None].expand(-1, shape.group, -1),
             self._none,
             positions=positions[:, None].expand(-1, shape.group, -1),
             blend=blend,
-            score=self._spans(together, torch.nan).amax(-1),
+            score=self.by_span(together, torch.nan).amax(-1),
             index_bytes=index,
         )
-
-    def _spans(self, of_tokens: torch.Tensor, nothing: float) -> torch.Tensor:
-        """[H_kv, n] of tokens -> [H_kv, S, page] of span ids: the window's and those not yet in use hold `nothing`."""
-        import torch
-
-        page, most = self.params.page, self._rows.shape[-1] // self.params.page
-        paged = of_tokens[:, : self._pages * page].unflatten(-1, (self._pages, page))
-        return torch.nn.functional.pad(paged, (0, 0, 1, most - self._pages), value=nothing)
-
-    def decode_end(self, end: StepEnd, memory: MemoryView) -> WindowLeave | None:
-        import torch
-
-        from kvlens.memory.placement import Kept, Placement
-
-        page = self.params.page
-        if (end.position + 1) % page:
-            return None
-        start = end.position + 1 - page
-        self._pages += 1
-        placement = Kept.everywhere(torch.arange(start, start + page, device=self._rows.device))
-        span = Span(start, start + page, "page", "A full page.")
-        return WindowLeave(start, start + page, Placement([span], ["resident"], ["resident"], placement))
 
     def held(self) -> dict[str, tuple[torch.Tensor, ...]]:
         if not hasattr(self, "_rows"):
@@ -207,9 +160,3 @@ def approximate(q: torch.Tensor, rows: torch.Tensor, components: int) -> torch.T
     covered = best_query.abs().sum(-1, keepdim=True) / q.abs().sum(-1, keepdim=True).clamp(min=1e-20)
     scale = (q.shape[-1] * covered).clamp(min=1e-20).rsqrt()
     return (best_query @ best_rows * scale).softmax(-1)
-
-
-def _layout(p: SparQParameters, shape: KVShape, n: int, max_new: int) -> Layout:
-    whole = n - n % p.page
-    spans = (n + max_new) // p.page + 1
-    return Layout(Zones(whole, 0, 0, n - whole + max_new), spans, window_from=whole, dense=tuple(range(shape.layers)))

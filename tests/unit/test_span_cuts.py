@@ -68,6 +68,10 @@ RUNS: dict[str, dict[str, Any]] = {
     "simlayerkv": {"method": "simlayerkv", "budget": "0.4"},
     **{name: {"method": name, "budget": "0.6"} for name in ("keyformer", "rkv", "random_decode")},
     **{name: {"method": name, "budget": "0.5"} for name in ("turboquant", "layerbits")},
+    **{name: {"method": name, "budget": "0.4"} for name in ("kvzip", "finch", "scorecut", "attention_matching")},
+    **{name: {"method": name, "budget": "0.8"} for name in ("thinkkv", "minicache")},
+    "loki": {"method": "loki", "budget": "0.6"},
+    "tidaldecode": {"method": "tidaldecode", "overrides": {"tokens": 64}},
     "compresskv-whole": {"method": "compresskv", "budget": "1"},
 }
 

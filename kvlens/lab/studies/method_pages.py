@@ -31,6 +31,7 @@ NEEDS = {
     "weights": "the attention weights of every step",
     "reading": "an own way to read the prompt",
     "ahead": "an estimated query, one layer ahead",
+    "second": "the attention that prompt tokens receive while the prompt is read a second time",
 }
 
 

@@ -58,16 +58,19 @@ def rounded(shares: Sequence[float], total: int) -> list[int]:
     return counts
 
 
-def layout(tokens: Tokens, window: int, prompt_tokens: int, max_new: int, page: int, last: int) -> Layout:
+def layout(
+    tokens: Tokens, window: int, prompt_tokens: int, max_new: int, page: int, last: int, apart: bool = False
+) -> Layout:
     """Layout of KV heads that keep `tokens` of the prompt, the last `window` of them in the window zone with everything
     decoded.
 
     prompt_tokens: those that prefill covered. last: 1 when the token after them, which step 0 feeds, is counted in
     `tokens` and `window`, else 0; its slot is in either case the first of the `max_new`. When every KV head keeps the
-    whole prompt the layout is FullKV's: all that prefill covered in the kept zone.
+    whole prompt the layout is FullKV's, all that prefill covered in the kept zone, unless the window stays apart.
     """
     whole = prompt_tokens + last
-    inside = 0 if min(map(min, tokens)) >= whole else max(min(window, whole) - last, 0)
+    is_whole = min(map(min, tokens)) >= whole and not apart
+    inside = 0 if is_whole else max(min(window, whole) - last, 0)
     zones = [tuple(Zones(count - last - inside, 0, 0, inside + max_new) for count in layer) for layer in tokens]
     return Layout(
         tuple(heads if len(set(heads)) > 1 else heads[0] for heads in zones),

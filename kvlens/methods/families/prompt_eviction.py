@@ -78,6 +78,8 @@ class PromptEviction(Method):
     """all KV heads of a layer keep the same tokens: `score` has one row"""
     keeps_ends: ClassVar[bool] = False
     """layers keep first and newest tokens, so that the score orders positions"""
+    apart: ClassVar[bool] = False
+    """the window has a zone of its own even where every token stays"""
     params: Any
 
     @abstractmethod
@@ -118,13 +120,14 @@ class PromptEviction(Method):
     @classmethod
     def layout(cls, params: Any, shape: KVShape, tokens: Tokens, prompt_tokens: int, max_new: int) -> Layout:
         """Return how the device is divided where layers keep `tokens`."""
-        return kept_tokens.layout(tokens, params.window, prompt_tokens, max_new, params.page, int(params.peek))
+        sizes = params.window, prompt_tokens, max_new, params.page, int(params.peek)
+        return kept_tokens.layout(tokens, *sizes, apart=cls.apart)
 
     @classmethod
     def segments(cls, params: Any, prompt: PromptFacts, surprisal: Sequence[float]) -> list[Span]:
         n, last, layers = prompt.prompt_tokens, int(params.peek), prompt.shape.layers
         # No KV head can keep more than everything: all do exactly when their sum says so, however it is divided.
-        whole = cls.total(params, prompt) >= layers * (n + last)
+        whole = cls.total(params, prompt) >= layers * (n + last) and not cls.apart
         counts = kept_tokens.alike(n + last if whole else 0, layers)
         until = kept_tokens.layout(counts, params.window, n, prompt.max_new, params.page, last).window_from
         return fixed_chunks(0, until, params.page, kind="page")
@@ -157,7 +160,7 @@ class PromptEviction(Method):
         from kvlens.memory.placement import Kept
 
         n, whole = self.context.prompt_tokens, self.context.prompt_tokens + self.last
-        device, is_partial = prompt.keys.device, min(map(min, tokens)) < whole
+        device, is_partial = prompt.keys.device, self.apart or min(map(min, tokens)) < whole
         masks, scores = [], []
         for layer, counts in enumerate(tokens):
             mask = torch.ones(len(counts), whole, dtype=torch.bool, device=device)

@@ -34,7 +34,7 @@ def calibrate(
     squares = torch.zeros(shape.layers, shape.q_heads, shape.head_dim, shape.head_dim, dtype=torch.float64)
     sums = torch.zeros(shape.layers, shape.q_heads, shape.head_dim, dtype=torch.float64)
     count = 0
-    for number, prompt in enumerate(_prompts(loaded, sources, prompts, length)):
+    for number, prompt in enumerate(read_prompts(loaded, sources, prompts, length)):
         queries = engine.read(prompt, queries=len(prompt.ids)).last_queries.double().cpu()
         squares += queries.mT @ queries
         sums += queries.sum(2)
@@ -45,7 +45,7 @@ def calibrate(
     return save(out, "qfilters", figures, origin)
 
 
-def _prompts(loaded: LoadedModel, sources: Sequence[PromptText] | None, prompts: int, length: int) -> list[Prompt]:
+def read_prompts(loaded: LoadedModel, sources: Sequence[PromptText] | None, prompts: int, length: int) -> list[Prompt]:
     """Return the tokenised sources, or generated needle prompts."""
     if sources:
         return [tokenize(source, loaded.tokenizer, loaded.max_positions, 1) for source in sources]
