@@ -46,7 +46,7 @@ def test_a_method_is_called_by_its_title_and_its_stand_ins(
 
 def test_every_method_that_can_run_untrained_is_named_so() -> None:
     able = {name: method for name, method in methods.registry().items() if method.untrained}
-    assert set(able) == {"sekv", "chess", "compresskv", "duoattention", "headkv", "qfilters", "razorattention"}
+    assert set(able) == {"sekv", "chess", "compresskv", "duoattention", "headkv", "loki", "qfilters", "razorattention"}
     for name, method in able.items():
         config = dataclasses.asdict(methods.make_parameters(method, None, method.untrained))
         words = naming.stand_in(name, config)
