@@ -92,6 +92,7 @@ def race(
     answer: str | None = None,
     needle: str | None = None,
     ask: str | None = None,
+    segments: Mapping[str, str | tuple[int, int]] | None = None,
     model: Any = None,
     tokenizer: Any = None,
     device: str | None = None,
@@ -104,7 +105,7 @@ def race(
     cannot keep to the budget is a lane with a note; the others run.
 
     Args:
-        text, answer, needle, ask, model, tokenizer, device, dtype, runs, progress: as for `run`.
+        text, answer, needle, ask, segments, model, tokenizer, device, dtype, runs, progress: as for `run`.
         methods: their names or classes; full KV runs beside them always. A method named several times races against
             itself, with other parameters.
         budget: what every method is held to.
@@ -128,6 +129,7 @@ def race(
             budget=budget_text(budget),
             parameters={},
             ask=ask,
+            segments=segments,
             answer=answer,
             needle=needle,
             **settings,

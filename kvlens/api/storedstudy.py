@@ -130,8 +130,7 @@ class Study:
 
         with translated():
             plan = self.results.info.plan
-            shared = plan.shared
-            rows = study_prompts(prompts, shared.model, self._models, shared.chat, shared.system).prompts
+            rows = study_prompts(prompts, plan.shared, self._models).prompts
             changes = {
                 "entrants": (),
                 "values": grids_of(values),

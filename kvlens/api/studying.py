@@ -29,6 +29,7 @@ def study(
     questions: Sequence[str] = ("in",),
     seeds: Sequence[int] = (0,),
     name: str = "",
+    segments: Mapping[str, str | tuple[int, int]] | None = None,
     model: Any = None,
     tokenizer: Any = None,
     device: str | None = None,
@@ -54,6 +55,7 @@ def study(
         questions: "in", "after" or both.
         seeds: of sampling and of methods that draw.
         name: the study's name.
+        segments: name -> marker or character range, named in every prompt; a prompt without one of them is left out.
         model, tokenizer, device, dtype, runs, progress: as for `run`.
         workers: processes that share the prompts; each loads the model, which must have a name.
         ray: address of a Ray cluster, whose actors take the place of processes.
@@ -82,7 +84,7 @@ def study(
             seeds=tuple(seeds),
         )
         plan.check()
-        read = study_prompts(prompts, plan.shared.model, models, plan.shared.chat, plan.shared.system)
+        read = study_prompts(prompts, plan.shared, models, segments)
         for sentence in read.faults:
             warnings.warn(f"left out: {sentence}", stacklevel=2)
         folder = folder_of(runs)

@@ -12,6 +12,7 @@ from kvlens.api.prompts import prompt_of
 from kvlens.text.prompts import Prompt, PromptText
 
 if TYPE_CHECKING:
+    from kvlens.runs.request import RunRequest
     from kvlens.studies.promptfile import ReadPrompts
     from kvlens.studies.promptrow import StudyPrompt
 
@@ -21,23 +22,27 @@ StudyPromptLike = str | Path | Prompt | PromptText | Mapping[str, Any]
 
 def study_prompts(
     prompts: StudyPromptLike | Sequence[StudyPromptLike],
-    model: str,
+    shared: RunRequest,
     models: Named | Given,
-    chat: str,
-    system: str | None,
+    segments: Mapping[str, str | tuple[int, int]] | None = None,
 ) -> ReadPrompts:
-    """Return the prompts of a study, and a sentence for each row that is none. Raises RequestError `bad_prompt` for two
-    prompts of one id."""
-    from kvlens.studies.promptfile import ReadPrompts, read_prompts, without_repeats
+    """Return the prompts of a study, and a sentence for each row that is none. shared: what all its runs have in
+    common; segments: named in every prompt. Raises RequestError `bad_prompt` for two prompts of one id, BadTemplate for
+    an argument that the chat template lacks."""
+    from kvlens.studies.promptfile import ReadPrompts, in_segments, read_prompts, without_repeats
     from kvlens.studies.promptrow import StudyPrompt
     from kvlens.studies.promptrow import prompt_of as of_row
     from kvlens.tasks.base import Encoding
     from kvlens.tasks.encoding import encoding, encoding_of
 
     def counted() -> Encoding:
+        form = (shared.chat, shared.system, shared.chat_args)
         if isinstance(models, Given):
-            return encoding_of(models.loaded.tokenizer, chat, system)
-        return encoding(model, chat, system)
+            return encoding_of(models.loaded.tokenizer, *form)
+        return encoding(shared.model, *form)
+
+    if shared.chat_args:
+        counted()
 
     items = [prompts] if isinstance(prompts, str | Path | Prompt | PromptText | Mapping) else list(prompts)
     rows: list[StudyPrompt] = []
@@ -53,5 +58,8 @@ def study_prompts(
             rows.append(StudyPrompt(f"prompt-{number}", prompt_of(item, None, None, None).prompt))
     if len({row.id for row in rows}) < len(rows):
         raise RequestError("bad_prompt", "two prompts of the study have one id: give each its own.")
+    rows, unmarked = in_segments(rows, list((segments or {}).items()))
+    if unmarked and not rows:
+        raise RequestError("bad_segment", f"no prompt is left to study. {unmarked[0]}")
     rows, repeats = without_repeats(rows)
-    return ReadPrompts(tuple(rows), (*faults, *repeats))
+    return ReadPrompts(tuple(rows), (*faults, *unmarked, *repeats))

@@ -48,7 +48,10 @@ def gate(
     target = junit or plan_file.with_suffix(".xml")
     check_file(target, "--junit")
     shared = request.plan.shared
-    read = read_prompts(request.prompts, partial(encoding, shared.model, shared.chat, shared.system))
+    counted = partial(encoding, shared.model, shared.chat, shared.system, shared.chat_args)
+    if shared.chat_args:
+        counted()  # an argument that the template lacks is refused before the study is stored
+    read = read_prompts(request.prompts, counted, request.segments)
     for sentence in read.faults:
         err.print(f"kvlens: left out: {terminal(sentence)}", markup=False, highlight=False)
     cancelled = stop_signals()

@@ -1,13 +1,28 @@
-"""The prompt that a command is given: a file or standard input."""
+"""The prompt that a command is given: a file or standard input; and the options that describe it."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from kvlens.text.messages import Conversation, read_conversation
 from kvlens.text.promptfiles import decode, read_prompt
 from kvlens.text.prompts import PromptText, checked
+
+Segment = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="A named part of the prompt: NAME=MARKER (its first words) or NAME=START:END (characters); "
+        "may be repeated."
+    ),
+]
+ChatArg = Annotated[
+    list[str] | None,
+    typer.Option(help="For the chat template: NAME=VALUE, such as enable_thinking=false; may be repeated."),
+]
 
 
 def conversation_in(file: str) -> Conversation:

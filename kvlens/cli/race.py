@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from kvlens.cli.options import DEFAULT_MODEL, AsJson, Device, Model, ProgressJson, RunsDir, fail, out, runs_folder
-from kvlens.cli.prompting import prompt_in
+from kvlens.cli.prompting import ChatArg, Segment, prompt_in
 from kvlens.runs.request import DEFAULT_SHARE
 from kvlens.text.plaintext import terminal
 
@@ -43,11 +43,13 @@ def race(
     max_new: Annotated[int, typer.Option(help="Tokens to generate at most.")] = 64,
     answer: Annotated[str | None, typer.Option(help="What a right output contains.")] = None,
     needle: Annotated[str | None, typer.Option(help="Words of the prompt that hold the answer.")] = None,
+    segment: Segment = None,
     seed: Annotated[int, typer.Option(help="Seed of sampling.")] = 0,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Do not stop at the end-of-text token.")] = False,
     chat: Annotated[str, typer.Option(help="auto, on or off, as for `run`.")] = "auto",
     system: Annotated[str | None, typer.Option(help="The chat form's system message.")] = None,
+    chat_arg: ChatArg = None,
     question: Annotated[str, typer.Option(help="in or after, as for `run`.")] = "in",
     ask: Annotated[str | None, typer.Option(help="A question about the prompt file's text.")] = None,
     device: Device = "auto",
@@ -64,9 +66,9 @@ def race(
     from kvlens.runs.entrants import entrants
     from kvlens.runs.race import race as carry_out
     from kvlens.runs.races import RaceRequest
-    from kvlens.runs.request import RunRequest
+    from kvlens.runs.request import RunRequest, parse_chat_args
     from kvlens.runs.stopping import stop_signals
-    from kvlens.text.prompts import asking, expecting
+    from kvlens.text.prompts import asking, expecting, segmented
 
     live = sys.stdout.isatty() and not as_json and not progress_json
     audience: JsonLines | RaceTable = JsonLines() if progress_json else RaceTable(out, live)
@@ -74,6 +76,7 @@ def race(
     try:
         source = prompt_in(prompt_file)
         source = expecting(source if ask is None else asking(source, ask), answer, needle)
+        source = segmented(source, segment or ())
         shared = RunRequest(
             model=model,
             budget=budget,
@@ -82,6 +85,7 @@ def race(
             temperature=temperature,
             chat=chat,
             system=system,
+            chat_args=parse_chat_args(chat_arg or []),
             question=question,
             device=device,
             dtype=dtype,

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from kvlens.cli.options import DEFAULT_MODEL, Device, Model, ProgressJson, RunsDir, err, fail, runs_folder
-from kvlens.cli.prompting import conversation_in
+from kvlens.cli.prompting import ChatArg, Segment, conversation_in
 from kvlens.methods import DEFAULT
 from kvlens.methods.faults import stray
 from kvlens.runs.request import AUTO
@@ -46,13 +46,7 @@ def run(
     needle: Annotated[
         str | None, typer.Option(help="Words of the prompt that hold the answer; their tokens are marked.")
     ] = None,
-    segment: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="A named part of the prompt: NAME=MARKER (its first words) or NAME=START:END (characters); "
-            "may be repeated."
-        ),
-    ] = None,
+    segment: Segment = None,
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="A parameter of the method: name=value; may be repeated.")
     ] = None,
@@ -67,10 +61,7 @@ def run(
         str, typer.Option(help="auto, on or off: feed the prompt in the model's chat form; auto: where it has one.")
     ] = "auto",
     system: Annotated[str | None, typer.Option(help="The chat form's system message.")] = None,
-    chat_arg: Annotated[
-        list[str] | None,
-        typer.Option(help="For the chat template: NAME=VALUE, such as enable_thinking=false; may be repeated."),
-    ] = None,
+    chat_arg: ChatArg = None,
     question: Annotated[
         str,
         typer.Option(

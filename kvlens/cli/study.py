@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvlens.cli.options import DEFAULT_MODEL, AsJson, Device, Model, ProgressJson, RunsDir, err, fail, runs_folder
+from kvlens.cli.prompting import ChatArg, Segment
 from kvlens.runs.request import DEFAULT_SHARE
 from kvlens.text.plaintext import json_text, terminal
 from kvlens.workers.lanes import Crew
@@ -68,6 +69,8 @@ def study(
     max_new: Annotated[int, typer.Option(help="Tokens to generate at most.")] = 64,
     chat: Annotated[str, typer.Option(help="auto, on or off, as for `run`.")] = "auto",
     system: Annotated[str | None, typer.Option(help="The chat form's system message.")] = None,
+    chat_arg: ChatArg = None,
+    segment: Segment = None,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
     trace_level: Annotated[str, typer.Option(help="summary, heads or spans, as for `run`.")] = "spans",
     device: Device = "auto",
@@ -84,7 +87,7 @@ def study(
     """Run prompts under methods, values of their parameters and budgets. Every trial is a stored run. The last line is
     the study's id: `kvlens studies show ID` prints its results, `kvlens studies resume ID` goes on after a stop."""
     from kvlens.runs.entrants import entrants
-    from kvlens.runs.request import RunRequest
+    from kvlens.runs.request import RunRequest, parse_chat_args
     from kvlens.studies import storage
     from kvlens.studies.paired import plan_text
     from kvlens.studies.plan import StudyPlan, parse_values
@@ -97,6 +100,7 @@ def study(
         max_new=max_new,
         chat=chat,
         system=system,
+        chat_args=parse_chat_args(chat_arg or []),
         temperature=temperature,
         trace_level=trace_level,
         device=device,
@@ -112,7 +116,10 @@ def study(
         seeds=tuple(number_of(text) for text in parts_of(seeds)),
     )
     plan.check()
-    read = read_prompts(prompts, partial(encoding, model, chat, system))
+    counted = partial(encoding, model, chat, system, shared.chat_args)
+    if shared.chat_args:
+        counted()  # an argument that the template lacks is refused before the study is stored
+    read = read_prompts(prompts, counted, segment or ())
     for sentence in read.faults:
         err.print(f"kvlens: left out: {terminal(sentence)}", markup=False, highlight=False)
     if plan_only:

@@ -6,6 +6,7 @@ Figures from here are estimates and are labelled so wherever they are shown. No 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -164,6 +165,7 @@ def estimate(
     chat: str = "auto",
     system: str | None = None,
     question: str = "in",
+    chat_args: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """prompt_tokens, full_kv_bytes, budget_bytes (None: no limit), min_budget_bytes, feasible, trace_bytes,
     step_bytes (of the trace, of each step), steps (at most), oracle_every, preset (which would be run), fit (why the
@@ -189,6 +191,7 @@ def estimate(
         chat=chat,
         system=system,
         question=question,
+        chat_args=dict(chat_args or {}),
     )
     source = PromptText(prompt) if isinstance(prompt, str) else prompt
     share = attended_share(method, request.budget, params)

@@ -19,7 +19,7 @@ from kvlens.studies.plan import StudyPlan
 
 FORMS = ("reference_dtypes", "traces", "generation")
 """keys of the file that say how the trials are run (kvlens.studies.plan.StudyPlan)"""
-AXES = ("name", "prompts", "methods", "budgets", "questions", "seeds", *FORMS, "gate")
+AXES = ("name", "prompts", "segments", "methods", "budgets", "questions", "seeds", *FORMS, "gate")
 """keys of the file that are no setting of a run"""
 SETTINGS = (
     "model",
@@ -30,6 +30,7 @@ SETTINGS = (
     "ignore_eos",
     "chat",
     "system",
+    "chat_args",
     "device",
     "dtype",
     "prefill_chunk",
@@ -49,6 +50,8 @@ class PlanFile:
     prompts: tuple[str, ...]
     """names, as kvlens.studies.promptfile.read_prompts takes them"""
     thresholds: Thresholds
+    segments: tuple[str, ...] = ()
+    """NAME=MARKER or NAME=START:END, named in every prompt"""
 
 
 def read_plan(path: Path) -> PlanFile:
@@ -71,6 +74,7 @@ def read_plan(path: Path) -> PlanFile:
     if not prompts:
         raise BadStudy("bad_plan_file", f"{path.name} names no prompts: add prompts = [...].")
     entrants, values = _methods(data.get("methods"))
+    segments = tuple(f"{name}={_place(place)}" for name, place in _table(data.get("segments"), "[segments]").items())
     try:
         plan = StudyPlan(
             name=str(data.get("name", "")),
@@ -88,7 +92,12 @@ def read_plan(path: Path) -> PlanFile:
         place = ".".join(map(str, problem["loc"])) or "a value"
         raise BadStudy("bad_plan_file", f"{path.name}, {place}: {problem['msg']}.") from None
     plan.check()
-    return PlanFile(plan, tuple(_beside(path, name) for name in prompts), thresholds)
+    return PlanFile(plan, tuple(_beside(path, name) for name in prompts), thresholds, segments)
+
+
+def _place(place: Any) -> str:
+    """Return a marker as it is, and a range [start, end] as START:END."""
+    return ":".join(map(str, place)) if isinstance(place, list) else str(place)
 
 
 def _methods(table: Any) -> tuple[tuple[Entrant, ...], dict[str, dict[str, tuple[Any, ...]]]]:

@@ -9,7 +9,7 @@ import io
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,8 @@ from kvlens import tasks
 from kvlens.studies.promptrow import StudyPrompt, prompt_of, task_prompt
 from kvlens.tasks.base import Encoding
 from kvlens.text.promptfiles import read_prompt
-from kvlens.text.prompts import BadPrompt
+from kvlens.text.prompts import BadPrompt, with_segments
+from kvlens.text.segments import BadSegment, pairs_of
 
 MOST_BYTES = 256 << 20
 """of a file of prompts, unpacked"""
@@ -39,7 +40,7 @@ class ReadPrompts:
     """one sentence for every row that was left out"""
 
 
-def read_prompts(names: Iterable[str], encoding: Callable[[], Encoding]) -> ReadPrompts:
+def read_prompts(names: Iterable[str], encoding: Callable[[], Encoding], segments: Sequence[str] = ()) -> ReadPrompts:
     """Return the prompts of all `names`.
 
     Each of them is
@@ -50,6 +51,7 @@ def read_prompts(names: Iterable[str], encoding: Callable[[], Encoding]) -> Read
 
     Args:
         encoding: returns how prompts are counted; called for generated tasks and benchmark files alone.
+        segments: NAME=MARKER or NAME=START:END, named in every prompt; a prompt without one of them is left out.
 
     Raises BadPrompt or ValueError with one sentence where not one prompt is left, or a name stands for nothing.
     """
@@ -63,8 +65,9 @@ def read_prompts(names: Iterable[str], encoding: Callable[[], Encoding]) -> Read
                 faults.append(item)
         if len(prompts) > MOST_PROMPTS:
             raise BadPrompt(f"a study takes {MOST_PROMPTS:,} prompts at most: cut the file down.")
+    prompts, unmarked = in_segments(prompts, pairs_of(segments))
     prompts, repeats = without_repeats(prompts)
-    faults += repeats
+    faults += (*unmarked, *repeats)
     if not prompts:
         raise BadPrompt(f"no prompt is left to study. {faults[0]}" if faults else "a study needs at least one prompt.")
     return ReadPrompts(tuple(_distinct(prompts)), tuple(faults))
@@ -139,7 +142,7 @@ def _of_rows(rows: Iterable[tuple[int, Any]], word: str, stem: str) -> Iterator[
             continue
         try:
             yield prompt_of(row, f"{stem}-{number}", name)
-        except BadPrompt as error:
+        except (BadPrompt, BadSegment) as error:
             text = str(error)
             yield text if text.startswith(name) else f"{name}: {text}"
 
@@ -188,6 +191,21 @@ def _short(name: str) -> str:
     """A task's name without the folders of its file."""
     kind, colon, path = name.partition(":")
     return f"{kind}:{Path(path).name}" if colon else name
+
+
+def in_segments(
+    prompts: Iterable[StudyPrompt], pairs: Sequence[tuple[str, str | tuple[int, int]]]
+) -> tuple[list[StudyPrompt], list[str]]:
+    """Return the prompts with segments of (name, marker or range), and a sentence for each prompt that lacks one."""
+    if not pairs:
+        return list(prompts), []
+    marked, sentences = [], []
+    for prompt in prompts:
+        try:
+            marked.append(replace(prompt, source=with_segments(prompt.source, pairs)))
+        except BadSegment as error:
+            sentences.append(f"{prompt.id}: {error}")
+    return marked, sentences
 
 
 def without_repeats(prompts: Iterable[StudyPrompt]) -> tuple[list[StudyPrompt], list[str]]:

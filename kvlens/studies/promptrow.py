@@ -11,7 +11,7 @@ from typing import Any
 from kvlens import tasks
 from kvlens.tasks.base import Encoding
 from kvlens.text.messages import conversation
-from kvlens.text.prompts import BadPrompt, PromptText, asking, checked, expecting
+from kvlens.text.prompts import BadPrompt, PromptText, asking, checked, expecting, with_segments
 
 NAMES = (
     "id",
@@ -27,6 +27,7 @@ NAMES = (
     "task",
     "seed",
     "question_start",
+    "segments",
     "drawn",
 )
 """names of a row's fields; others are left unread"""
@@ -49,7 +50,8 @@ class StudyPrompt:
     @property
     def content(self) -> str:
         """What makes two prompts the same one: a repeat is no second observation."""
-        return json.dumps({**self.row(), "id": "", "group": "", "drawn": {}}, sort_keys=True, default=str)
+        row = {**self.row(), "id": "", "group": "", "drawn": {}, "segments": {}}
+        return json.dumps(row, sort_keys=True, default=str)
 
     def row(self) -> dict[str, Any]:
         """Return the prompt as a study's file keeps it, which `prompt_of` reads."""
@@ -64,6 +66,7 @@ class StudyPrompt:
             "seed": source.seed,
             "answer_prefix": source.answer_prefix,
             "question_start": source.question,
+            "segments": {part.name: [part.start, part.end] for part in source.segments},
             "system": self.system,
             "turns": [list(turn) for turn in self.turns],
             "drawn": dict(self.drawn),
@@ -83,13 +86,14 @@ def task_prompt(
 
 def prompt_of(row: Mapping[str, Any], default_id: str, name: str) -> StudyPrompt:
     """Return the prompt of a row. It has `messages` (chat), `text`, or `question` with or without `context`. Where they
-    are known it has `answer` or `answers`, `needle` (words of the prompt, or character ranges), `id` and `group`.
+    are known it has `answer` or `answers`, `needle` (words of the prompt, or character ranges), `segments` (names with
+    a marker or a character range), `id` and `group`.
 
     Args:
         default_id: the prompt's id where the row has none.
         name: what a refusal calls the row, for example "line 3".
 
-    Raises BadPrompt with one sentence.
+    Raises BadPrompt or BadSegment with one sentence.
     """
     if not isinstance(row, Mapping):
         raise BadPrompt(f"{name} is no object with fields: give a question or a text in it.")
@@ -99,7 +103,7 @@ def prompt_of(row: Mapping[str, Any], default_id: str, name: str) -> StudyPrompt
         source, system, turns = spoken.prompt, spoken.system, spoken.turns
     else:
         source = _plain(row, name)
-    source = _answered(source, row, name)
+    source = with_segments(_answered(source, row, name), _segment_pairs(row, name))
     drawn = row.get("drawn")
     about = dict(drawn) if isinstance(drawn, Mapping) else {}
     return StudyPrompt(_text(row, "id", name) or default_id, source, _group(row, name), system, turns, about)
@@ -138,6 +142,14 @@ def _answered(source: PromptText, row: Mapping[str, Any], name: str) -> PromptTe
     except (TypeError, ValueError):
         raise BadPrompt(f'{name}: "needle" is neither words of the prompt nor a list of [start, end].') from None
     return checked(replace(source, needle=places), name)
+
+
+def _segment_pairs(row: Mapping[str, Any], name: str) -> list[tuple[str, str | tuple[int, int]]]:
+    """Return (name, marker or range) of each named segment of a row."""
+    named = row.get("segments") or {}
+    if not isinstance(named, Mapping):
+        raise BadPrompt(f'{name}: "segments" must be an object of names with a marker or [start, end].')
+    return [(str(part), place if isinstance(place, str) else tuple(place or ())) for part, place in named.items()]
 
 
 def _group(row: Mapping[str, Any], name: str) -> str:

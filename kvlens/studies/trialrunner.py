@@ -26,7 +26,9 @@ from kvlens.studies.plan import Arm, StudyPlan
 from kvlens.studies.promptrow import StudyPrompt
 from kvlens.studies.scoring import Scorer, settings_of
 from kvlens.studies.storage import StudyInfo, Trial
-from kvlens.text.prompts import tokenize
+from kvlens.text.prompts import BadPrompt, tokenize
+from kvlens.text.rendering import BadTemplate
+from kvlens.text.segments import BadSegment
 
 if TYPE_CHECKING:
     from kvlens.engine.comparison import Reference
@@ -103,7 +105,7 @@ class TrialRunner:
             try:
                 self._prepared = self._prepare(prompt, self._request(prompt, full), arms, arm.dtype)
             except ValueError as error:
-                if arm.dtype not in self._bases or isinstance(error, BadStudy):
+                if isinstance(error, BadStudy) or not (arm.dtype in self._bases or _is_of(prompt, error)):
                     raise  # the model, not the prompt
                 self._prepared = str(error)
             self._place = place
@@ -241,3 +243,9 @@ class TrialRunner:
             raise BadStudy(
                 "model_changed", f"{model} has changed since study {self._info.id} began: begin a new study."
             )
+
+
+def _is_of(prompt: StudyPrompt, error: ValueError) -> bool:
+    """Return True if the error is the prompt's own, so that the study's other prompts may run."""
+    own_form = prompt.system is not None or bool(prompt.turns)
+    return isinstance(error, BadPrompt | BadSegment) or (isinstance(error, BadTemplate) and own_form)

@@ -12,18 +12,20 @@ from kvlens.tasks.base import Encoding
 from kvlens.text.chat import ChatForm, choose, template_in
 
 
-def encoding(model: str, chat: str = "auto", system: str | None = None) -> Encoding:
+def encoding(
+    model: str, chat: str = "auto", system: str | None = None, arguments: Mapping[str, Any] | None = None
+) -> Encoding:
     """How the prompts of a model are counted, in the chat form where they will be fed in it.
 
     Raises UnsupportedModel, BadTemplate or ValueError with one sentence for a model that is not there."""
     if model == DEMO:
         from kvlens.demo.encode import demo_encode
 
-        choose(None, chat, system)
+        choose(None, chat, system, arguments=arguments)
         return Encoding(demo_encode())
     folder = Path(resolve(model))
     if (folder / "tokenizer.json").is_file():
-        return encoding_in(folder, chat, system)
+        return encoding_in(folder, chat, system, arguments=arguments)
     stay_offline()
     from transformers import AutoTokenizer
 
@@ -32,14 +34,16 @@ def encoding(model: str, chat: str = "auto", system: str | None = None) -> Encod
     except (OSError, ValueError) as error:
         first = str(error).strip().partition("\n")[0]
         raise ValueError(f"the tokenizer of '{model}' could not be loaded: {first}") from error
-    return encoding_of(tokenizer, chat, system)
+    return encoding_of(tokenizer, chat, system, arguments)
 
 
-def encoding_of(tokenizer: Any, chat: str = "auto", system: str | None = None) -> Encoding:
+def encoding_of(
+    tokenizer: Any, chat: str = "auto", system: str | None = None, arguments: Mapping[str, Any] | None = None
+) -> Encoding:
     """The same of a transformers tokenizer at hand."""
     from kvlens.text.chat import template_of
 
-    form = choose(template_of(tokenizer), chat, system)
+    form = choose(template_of(tokenizer), chat, system, arguments=arguments)
 
     def encode(text: str) -> list[int]:
         return list(tokenizer.encode(text, add_special_tokens=False))

@@ -9,7 +9,7 @@ from typing import Any
 
 from kvlens.refusal import Refusal
 from kvlens.text.chat import ChatForm, choose, refuse_change, template_of
-from kvlens.text.segments import Segment, parse_segments, refuse_empty, token_segments
+from kvlens.text.segments import Segment, find_segments, pairs_of, refuse_covered, refuse_empty, token_segments
 from kvlens.text.token_text import prompt_pieces
 
 QUESTIONS = ("in", "after")
@@ -103,7 +103,17 @@ def expecting(prompt: PromptText, answer: str | None, passage: str | None) -> Pr
 
 def segmented(prompt: PromptText, items: Sequence[str]) -> PromptText:
     """The prompt with segments that NAME=MARKER or NAME=START:END name. Raises BadSegment."""
-    return replace(prompt, segments=parse_segments(items, prompt.text)) if items else prompt
+    return with_segments(prompt, pairs_of(items))
+
+
+def with_segments(prompt: PromptText, pairs: Sequence[tuple[str, str | tuple[int, int]]]) -> PromptText:
+    """Return the prompt with segments of (name, marker or range) in place of its own; as it is where there are no
+    pairs. Raises BadSegment, also for a segment that the question or other segments cover."""
+    if not pairs:
+        return prompt
+    segments = find_segments(pairs, prompt.text)
+    refuse_covered(segments, len(prompt.text), prompt.question)
+    return replace(prompt, segments=segments)
 
 
 def tokenize(

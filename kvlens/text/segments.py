@@ -11,7 +11,7 @@ import operator
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, pairwise
 
 TEXT, TEMPLATE, SYSTEM, QUESTION, THINKING = "text", "template", "system", "question", "thinking"
 _HAND = re.compile(r"\s*(\d+)\s*:\s*(\d+)\s*")
@@ -169,6 +169,16 @@ def refuse_empty(named: Iterable[Segment], segments: Iterable[Segment]) -> None:
                 f"no token belongs to segment '{part.name}': the question or other segments take all of its text.",
                 given=part.name,
             )
+
+
+def refuse_covered(named: Sequence[Segment], length: int, question: int | None) -> None:
+    """Raise BadSegment, `bad_segment`, for a named segment all of whose characters belong to another segment or to the
+    question: no token can belong to it. length: characters of the text; question: the first one of its question."""
+    edges = {0, length, *(edge for part in named for edge in (part.start, part.end))}
+    if question is not None:
+        edges.add(question)
+    pieces = list(pairwise(sorted(edges)))
+    refuse_empty(named, token_segments(pieces, "", (0, length), named, question, None, (), False))
 
 
 def joined(segments: Iterable[Segment]) -> Mapping[str, tuple[tuple[int, int], ...]]:

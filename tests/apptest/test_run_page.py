@@ -200,6 +200,37 @@ def test_an_empty_paste_says_what_to_do(visit: Visit, tmp_path: Path) -> None:
     assert "is empty" in app.error[0].value
 
 
+def test_segments_and_template_arguments_go_with_the_run(
+    visit: Visit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts: list[dict[str, Any]] = []
+
+    def note(file: Path, *rest: object) -> list[str]:
+        prompts.append(json.loads(Path(file).read_text(encoding="utf-8")))
+        return script("pass")
+
+    monkeypatch.setattr(submit, "command", note)
+    app = visit(tmp_path, "run")
+    app.segmented_control(key="form_source").set_value("Paste").run()
+    app.text_area(key="form_text").set_value("Rules: be brief. " + "Bread is 3 euro. " * 20).run()
+    for lines, code in (("ask=Nowhere", "segment_not_found"), ("rules", "bad_segment"), ("a=9:9", "segment_outside")):
+        app.text_area(key="form_segments").set_value(lines).run()
+        (box,) = app.error
+        assert box.value.replace("\\", "").startswith(code)
+        assert "--" not in box.value.replace("\\", "")
+    app.text_area(key="form_segments").set_value("rules=Rules:\nbread=17:34\n").run()
+    for lines in ("enable_thinking", "enable_thinking=false"):  # no argument; and the toy has no chat template
+        app.text_area(key="form_chat_args").set_value(lines).run()
+        (box,) = app.error
+        assert "--" not in box.value.replace("\\", "")
+        assert not [button for button in app.button if button.label == "Run"]
+    app.text_area(key="form_chat_args").set_value("").run()
+    assert not app.error
+    next(button for button in app.button if button.label == "Run").click().run()
+    (prompt,) = prompts
+    assert prompt["segments"] == {"rules": [0, 357], "bread": [17, 34]}
+
+
 def test_what_is_expected_of_a_pasted_text_goes_with_it(
     visit: Visit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

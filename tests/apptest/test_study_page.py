@@ -18,7 +18,7 @@ from kvlens.ledger.foresight import foresight
 from kvlens.ledger.signals import SIGNALS
 from kvlens.ledger.tracks import tracks_of_runs
 from kvlens.runs.races import Entrant
-from kvlens.runs.request import RunRequest
+from kvlens.runs.request import RunRequest, parse_chat_args
 from kvlens.store.reader import TraceReader
 from kvlens.studies import storage
 from kvlens.studies.limits import Thresholds
@@ -131,6 +131,28 @@ def test_bad_budgets_are_one_sentence(runs: Runs, visit: Visit) -> None:
     app.text_input(key="study_budgets").set_value("much").run()
     assert len(app.error) == 1
     assert not [button for button in app.button if button.label == "Run the study"]
+
+
+def test_segments_and_template_arguments_of_a_study(runs: Runs, visit: Visit, monkeypatch: pytest.MonkeyPatch) -> None:
+    submitted: list[list[str]] = []
+    monkeypatch.setattr(JobManager, "submit", lambda self, argv, title, *more: submitted.append(argv) or "job")
+    app = visit(runs.folder, "study")
+    app.selectbox(key="study_model").set_value("demo").run()
+    app.segmented_control(key="study_prompts_from").set_value(form._GENERATED).run()
+    for key, lines in (("study_segments", "rules=Nowhere"), ("study_segments", "x"), ("study_chat_args", "a=1")):
+        app.text_area(key=key).set_value(lines).run()
+        assert len(app.error) == 1
+        assert "--" not in app.error[0].value.replace("\\", "")
+        app.text_area(key=key).set_value("").run()
+        assert not app.error
+    app.text_area(key="study_segments").set_value("rules=0:20").run()
+    next(button for button in app.button if button.label == "Run the study").click().run()
+    (argv,) = submitted
+    assert argv[argv.index("--segment") + 1] == "rules=0:20"
+    choice = StudyChoice("demo", ("snapkv",), chat_args={"enable_thinking": False, "effort": "low"})
+    argv = study_command(["p.jsonl"], choice, Path("r"))
+    typed = [argv[place + 1] for place, word in enumerate(argv) if word == "--chat-arg"]
+    assert parse_chat_args(typed) == choice.chat_args
 
 
 def test_the_command_is_what_the_form_says() -> None:

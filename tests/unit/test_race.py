@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,9 +16,12 @@ import pandas as pd
 import pytest
 import torch
 from support import raises_code
+from typer.testing import CliRunner
 
+from kvlens.cli.main import app
 from kvlens.engine import surprisal
 from kvlens.engine.surprisal import Surprisals
+from kvlens.lens.segments import segments_of
 from kvlens.recording import recorder
 from kvlens.runs import races, storing
 from kvlens.runs.carrying import carry_out
@@ -32,6 +36,7 @@ from kvlens.runs.watching import Watched
 from kvlens.store.errors import TraceError
 from kvlens.store.reader import TraceReader
 from kvlens.text.prompts import PromptText
+from kvlens.text.rendering import BadTemplate
 
 TEXT = "The farmer carried the copper kettle to the old harbor. " * 16
 SHARED = RunRequest(model="demo", budget="40%", max_new=10, ignore_eos=True, prefill_chunk=64)
@@ -349,6 +354,23 @@ def test_a_method_races_against_itself_under_other_parameters(tmp_path: Path) ->
         ("completed", "window 8"),
         ("completed", "window 4"),
     ]
+
+
+def test_every_lane_has_the_segments_of_the_prompt(tmp_path: Path) -> None:
+    prompt = tmp_path / "prompt.txt"
+    prompt.write_text(f"Rules: be brief. {TEXT}")
+    words = ["race", str(prompt), "--methods", "snapkv,streaming_llm", "--budget", "40%", "--max-new", "2"]
+    words += ["--segment", "rules=0:17", "--model", "demo", "--runs", str(tmp_path / "runs"), "--json"]
+    outcome = CliRunner().invoke(app, words)
+    assert outcome.exit_code == 0, outcome.output
+    lanes = json.loads(outcome.stdout.strip().splitlines()[-1])["lanes"]
+    for lane in lanes:
+        with TraceReader.open(tmp_path / "runs", lane["uid"]) as reader:
+            assert "rules" in segments_of(reader)
+    lost = CliRunner().invoke(app, [*words, "--segment", "ask=Nowhere"])
+    assert (lost.exit_code, getattr(lost.exception, "code", None)) == (1, "segment_not_found")
+    stray = CliRunner().invoke(app, [*words, "--chat-arg", "enable_thinking=false"])
+    assert isinstance(stray.exception, BadTemplate)
 
 
 def test_a_method_that_keeps_all_is_held_to_what_it_attends() -> None:

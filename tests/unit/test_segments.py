@@ -17,7 +17,7 @@ from kvlens.lens.attribution import missed
 from kvlens.lens.segments import acting_layers, eviction_sentences, segment_ranges, segment_table, segments_of
 from kvlens.store.reader import TraceReader
 from kvlens.text.messages import read_conversation
-from kvlens.text.prompts import PromptText, tokenize
+from kvlens.text.prompts import PromptText, segmented, tokenize
 from kvlens.text.segments import BadSegment, Segment, find_segments, parse_segments, token_segments
 
 TEXT = "Rules: be brief. Documents: a b c. Ask: what?"
@@ -49,6 +49,18 @@ def test_what_is_not_in_the_prompt_is_refused_with_a_code(items: list[str], code
     with pytest.raises(BadSegment) as refused:
         parse_segments(items, TEXT)
     assert (refused.value.code, refused.value.values) == (code, values)
+
+
+@pytest.mark.parametrize(
+    ("items", "question"), [(["ask=35:40"], 35), (["outer=0:10", "a=0:5", "b=5:10"], None), (["late=Ask:"], 30)]
+)
+def test_a_segment_that_others_cover_is_refused_before_the_model_is_loaded(
+    items: list[str], question: int | None
+) -> None:
+    with pytest.raises(BadSegment) as refused:
+        segmented(PromptText(TEXT, question=question), items)
+    assert (refused.value.code, refused.value.values) == ("bad_segment", {"given": items[0].partition("=")[0]})
+    assert segmented(PromptText(TEXT, question=40), items[-1:]).segments
 
 
 @pytest.mark.parametrize("place", ["", (), (1,), (1, 2, 3), (0.9, 2.7), (None, 3)])

@@ -14,6 +14,7 @@ from kvlens import methods
 from kvlens.api.models import Named
 from kvlens.api.studyprompts import study_prompts
 from kvlens.engine.engine import Engine
+from kvlens.lens.segments import segments_of
 from kvlens.methods.parts import part
 from kvlens.methods.run_inputs import Prefilled
 from kvlens.methods.snapkv import SnapKV
@@ -34,6 +35,7 @@ from kvlens.studies.storage import StudyInfo, Trial
 from kvlens.studies.table import Results
 from kvlens.tasks.encoding import encoding
 from kvlens.text.prompts import PromptText
+from kvlens.text.segments import Segment
 
 PLAN = StudyPlan(
     shared=RunRequest(model="demo", max_new=8, trace_level="heads"),
@@ -113,13 +115,30 @@ def test_questions_after_one_context_share_its_reading(tmp_path: Path, readings:
         {"context": context, "question": "the old door", "answer": "key"},
         {"context": other, "question": "the green lamp", "answer": "hall"},
     ]
-    read = study_prompts(rows, "demo", Named(), "auto", None)
+    read = study_prompts(rows, RunRequest(model="demo"), Named())
     plan = PLAN.model_copy(update={"values": {}, "questions": ("after",)})
     info = storage.create(tmp_path, plan, read.prompts)
     assert carry_out(tmp_path, info.id, Heard(), lambda: False)
     assert len(readings) == 2
     trials = storage.read_trials(tmp_path, info.id)
     assert sum(trial.state == "completed" for trial in trials) >= 6
+
+
+def test_a_prompt_that_cannot_be_fed_leaves_the_others_unharmed(tmp_path: Path) -> None:
+    """The first prompt has a segment without a token: half of a word. The second one runs under every arm."""
+    text = "the red key opens the old door . " * 12
+    half = PromptText(text, answer="door", segments=(Segment("half", 0, 1),))
+    whole = PromptText(text + "the", answer="door", segments=(Segment("rest", 40, len(text)),))
+    plan = PLAN.model_copy(update={"values": {}, "budgets": ("40%",), "entrants": (Entrant(method="snapkv"),)})
+    info = storage.create(tmp_path, plan, (StudyPrompt("half", half), StudyPrompt("whole", whole)))
+    assert carry_out(tmp_path, info.id, Heard(), lambda: False)
+    trials = storage.read_trials(tmp_path, info.id)
+    assert {trial.state for trial in trials if trial.prompt == "half"} == {"refused"}
+    ended = [trial for trial in trials if trial.prompt == "whole"]
+    assert [trial.state for trial in ended] == ["completed"] * 2
+    for trial in ended:
+        with TraceReader.open(tmp_path, str(trial.uid)) as reader:
+            assert "rest" in segments_of(reader)
 
 
 def test_a_trial_is_the_run_that_it_would_be_alone(tmp_path: Path, prompts: tuple[StudyPrompt, ...]) -> None:
@@ -404,6 +423,6 @@ def test_an_extended_study_runs_what_is_new_alone(tmp_path: Path, prompts: tuple
 
 def test_the_same_prompt_twice_is_one_prompt_in_the_api(tmp_path: Path) -> None:
     rows = [{"question": "who?", "answer": "a", "id": name} for name in ("x", "y")]
-    read = study_prompts([*rows, {"question": "what?"}], "demo", Named(), "auto", None)
+    read = study_prompts([*rows, {"question": "what?"}], RunRequest(model="demo"), Named())
     assert [prompt.id for prompt in read.prompts] == ["x", "prompt-2"]
     assert len(read.faults) == 1

@@ -10,6 +10,7 @@ FIELDS = {
     "ask": "Question",
     "budget": "Budget",
     "chat": "Chat form",
+    "chat-arg": "Template argument",
     "from-step": "from step",
     "max-new": "Max new tokens",
     "methods": "Methods",
@@ -17,6 +18,7 @@ FIELDS = {
     "preset": "Preset",
     "question": "Question",
     "seed": "Seed",
+    "segment": "Segment",
     "system": "System message",
 }
 """option -> label of the field that sets it"""

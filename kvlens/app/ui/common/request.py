@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,9 +34,10 @@ class PromptChoice:
             "answer_prefix": prompt.answer_prefix,
             "question": prompt.question,
             "answers": list(prompt.answers),
+            "segments": {part.name: [part.start, part.end] for part in prompt.segments},
         }
         return json.dumps(
-            content | {name: value for name, value in known_names.items() if value not in (None, [], "")},
+            content | {name: value for name, value in known_names.items() if value not in (None, [], "", {})},
             ensure_ascii=False,
         )
 
@@ -60,6 +61,13 @@ class MethodChoice:
     system: str | None = None
     question: str = "in"
     """whether the question is read and placed with its context, or fed after it"""
+    chat_args: Mapping[str, Any] = field(default_factory=dict)
+    """what the chat template is given besides messages"""
+
+    @property
+    def form(self) -> tuple[str, str | None, str, dict[str, Any]]:
+        """How the prompt is fed, as `kvlens.runs.preflight.estimate` takes it last."""
+        return self.chat, self.system, self.question, dict(self.chat_args)
 
 
 @dataclass(frozen=True)
@@ -133,7 +141,13 @@ def _fed(choice: MethodChoice) -> list[str]:
     """How the prompt is fed, where it is not the usual way."""
     argv = [] if choice.chat == "auto" else ["--chat", choice.chat]
     argv += [] if choice.system is None else ["--system", choice.system]
-    return argv + ([] if choice.question == "in" else ["--question", choice.question])
+    argv += [] if choice.question == "in" else ["--question", choice.question]
+    return argv + [part for name, value in choice.chat_args.items() for part in ("--chat-arg", as_typed(name, value))]
+
+
+def as_typed(name: str, value: Any) -> str:
+    """Return an argument of the chat template as `kvlens run --chat-arg` reads it."""
+    return f"{name}={json.dumps(value, ensure_ascii=False)}"
 
 
 def pair_command(uid: str, runs_dir: Path) -> list[str]:

@@ -34,7 +34,6 @@ def submit(prompt: PromptChoice, choice: MethodChoice, then: str | None = None) 
 
 def _likely_phases(prompt: PromptChoice, choice: MethodChoice) -> dict[str, float]:
     """Seconds that each phase of the run will likely take; {} where no stored run of the model tells."""
-    form = (choice.chat, choice.system, choice.question)
     try:
         figures = estimate(
             prompt.prompt,
@@ -44,7 +43,7 @@ def _likely_phases(prompt: PromptChoice, choice: MethodChoice) -> dict[str, floa
             choice.budget,
             choice.max_new,
             choice.preset,
-            *form,
+            *choice.form,
         )
     except (ValueError, OSError, KeyError):
         return {}  # the run itself says what is wrong

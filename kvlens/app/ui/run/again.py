@@ -10,7 +10,7 @@ import streamlit as st
 from kvlens import methods
 from kvlens.app.ui.common import data, widgets
 from kvlens.app.ui.common.again import PARAMETER
-from kvlens.app.ui.common.request import PromptChoice
+from kvlens.app.ui.common.request import PromptChoice, as_typed
 from kvlens.app.ui.run.preflight import WANTED, budget_key
 from kvlens.app.ui.run.upload import put_file
 from kvlens.models.find import default_model
@@ -71,6 +71,8 @@ def fill_form() -> None:
         "form_chat": request.get("chat") or "auto",
         "form_system": request.get("system") or "",
         "form_question": request.get("question") or "in",
+        "form_chat_args": "\n".join(as_typed(*pair) for pair in dict(request.get("chat_args") or {}).items()),
+        "form_segments": "",
         "form_method": method,
         budget_key(kind.keeps_all): budget,
         "form_max_new": int(request.get("max_new") or 64),

@@ -93,6 +93,7 @@ def method_form(catalogue: list[dict[str, Any]], model: ModelChoice, prompt: Pro
         chat=model.chat,
         system=model.system,
         question=model.question,
+        chat_args=model.chat_args,
     )
     typed = st.session_state.get(budget_key(False), AUTO)
     if keeps_all and typed != AUTO:
@@ -136,16 +137,7 @@ def _foreseen(choice: MethodChoice, prompt: PromptChoice | None) -> dict[str, An
         return {}
     try:
         return estimated(
-            prompt.prompt,
-            choice.model,
-            choice.method,
-            choice.preset,
-            {},
-            choice.budget,
-            choice.max_new,
-            choice.chat,
-            choice.system,
-            choice.question,
+            prompt.prompt, choice.model, choice.method, choice.preset, {}, choice.budget, choice.max_new, *choice.form
         )
     except (ValueError, OSError, KeyError):
         return {}

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 import streamlit as st
 
+from kvlens.app.ui.common.promptfields import template_arguments
 from kvlens.app.ui.common.widgets import plain
 from kvlens.models.catalogue import label
 from kvlens.models.device import expected
@@ -31,6 +34,9 @@ class ModelChoice:
     chat: str = "auto"
     system: str | None = None
     question: str = "in"
+    chat_args: Mapping[str, Any] = field(default_factory=dict)
+    problem: str = ""
+    """one sentence on what cannot be read of the fields; '': nothing"""
 
 
 def model_form(models: list[str]) -> ModelChoice:
@@ -52,6 +58,7 @@ def model_form(models: list[str]) -> ModelChoice:
     system = right.text_input(
         "System message (optional)", key="form_system", persist_state="session", help="Empty: the chat template's own."
     )
+    arguments, problem = template_arguments("form_chat_args")
     question = st.radio(
         "Question",
         QUESTIONS,
@@ -63,4 +70,4 @@ def model_form(models: list[str]) -> ModelChoice:
         "must keep what any question may ask for.",
     )
     st.caption(plain(f"It will run on: {expected()} (auto: CUDA where there is one)."))
-    return ModelChoice(str(model), str(chat), system.strip() or None, str(question))
+    return ModelChoice(str(model), str(chat), system.strip() or None, str(question), arguments, problem)

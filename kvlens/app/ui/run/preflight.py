@@ -53,8 +53,9 @@ def estimated(
     chat: str,
     system: str | None,
     question: str,
+    chat_args: dict[str, Any],
 ) -> dict[str, Any]:
-    return estimate(prompt, model, method, changed, budget, max_new, preset, chat, system, question)
+    return estimate(prompt, model, method, changed, budget, max_new, preset, chat, system, question, chat_args)
 
 
 def panel(prompt: PromptChoice, choice: MethodChoice, head: DeltaGenerator) -> bool:
@@ -68,9 +69,7 @@ def panel(prompt: PromptChoice, choice: MethodChoice, head: DeltaGenerator) -> b
             choice.changed,
             choice.budget,
             choice.max_new,
-            choice.chat,
-            choice.system,
-            choice.question,
+            *choice.form,
         )
     except (ValueError, OSError, KeyError) as problem:
         widgets.error(str(problem))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import streamlit as st
 
 from kvlens import tasks
 from kvlens.app.ui.common import sentences
+from kvlens.app.ui.common.promptfields import segment_lines
 from kvlens.app.ui.common.request import PromptChoice
 from kvlens.app.ui.common.sample import SAMPLE, generate
 from kvlens.app.ui.common.tokens import counting
@@ -16,7 +19,8 @@ from kvlens.models.find import DEMO
 from kvlens.tasks import Encoding
 from kvlens.text.plaintext import visible
 from kvlens.text.promptfiles import MAX_BYTES, decode
-from kvlens.text.prompts import BadPrompt, PromptText, asking, checked, expecting
+from kvlens.text.prompts import BadPrompt, PromptText, asking, checked, expecting, segmented
+from kvlens.text.segments import BadSegment
 
 _TASK_WORDS = {
     "needle": "needle: one fact hidden in filler, asked for at the end",
@@ -32,17 +36,31 @@ REAL_TASK = "niah_single"
 def prompt_for(choice: ModelChoice) -> PromptChoice | None:
     """Draws the form for a model; None while there is no usable prompt (the reason is on the page)."""
     try:
-        encoding, stand_in = counting(choice.model, choice.chat, choice.system)
+        if choice.problem:
+            raise ValueError(choice.problem)
+        encoding, stand_in = counting(choice.model, choice.chat, choice.system, choice.chat_args)
     except ValueError as problem:
         error(str(problem))
         return None
-    prompt = prompt_form(encoding, choice.model == DEMO)
+    prompt = _in_segments(prompt_form(encoding, choice.model == DEMO))
     if prompt is not None and choice.question == "after" and prompt.prompt.question is None:
         error(sentences.NO_QUESTION_START)
         return None
     if stand_in is not None:
         st.caption(plain(f"{stand_in} Until then the toy's tokens count the length."))
     return prompt
+
+
+def _in_segments(choice: PromptChoice | None) -> PromptChoice | None:
+    """Draw the field for segments -> the prompt with them; None where a segment is refused."""
+    if choice is None:
+        return None
+    lines = segment_lines("form_segments")
+    try:
+        return replace(choice, prompt=segmented(choice.prompt, lines))
+    except BadSegment as problem:
+        error(str(problem))
+        return None
 
 
 def prompt_form(encoding: Encoding, toy: bool) -> PromptChoice | None:

@@ -68,6 +68,7 @@ def race_of(choice: MethodChoice, rivals: Rivals) -> RaceRequest:
         chat=choice.chat,
         system=choice.system,
         question=choice.question,
+        chat_args=dict(choice.chat_args),
     )
     entrants = (*own_lanes, *(Entrant(method=name) for name in rivals.methods))
     return RaceRequest(
@@ -76,7 +77,7 @@ def race_of(choice: MethodChoice, rivals: Rivals) -> RaceRequest:
 
 
 def _estimate(prompt: PromptChoice, lane: RunRequest) -> dict[str, Any]:
-    form = (lane.chat, lane.system, lane.question)
+    form = (lane.chat, lane.system, lane.question, lane.chat_args)
     return estimated(
         prompt.prompt, lane.model, lane.method, lane.preset, lane.overrides, lane.budget, lane.max_new, *form
     )

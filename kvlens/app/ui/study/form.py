@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ from kvlens import methods as registry
 from kvlens import tasks
 from kvlens.app.ui.common import data
 from kvlens.app.ui.common.jobview import manager
-from kvlens.app.ui.common.widgets import plain
+from kvlens.app.ui.common.pagewords import page_words
+from kvlens.app.ui.common.promptfields import segment_lines, template_arguments
+from kvlens.app.ui.common.widgets import error, plain
 from kvlens.app.ui.study.request import StudyChoice, study_command
 from kvlens.models.catalogue import label
 from kvlens.models.find import default_model
@@ -21,6 +24,7 @@ from kvlens.studies.paired import plan_text
 from kvlens.studies.promptfile import ReadPrompts, read_prompts
 from kvlens.tasks.base import Encoding
 from kvlens.tasks.encoding import encoding
+from kvlens.text.plaintext import visible
 
 KINDS = ["jsonl", "csv", "json", "txt", "md"]
 _OWN, _GENERATED = "My prompts", "A generated task"
@@ -36,17 +40,21 @@ def study_form() -> str | None:
         place = models.index(usual) if usual in models else 0
         model = st.selectbox("Model", models, index=place, key="study_model", format_func=label)
         choice = _choice(str(model))
+        arguments, problem = template_arguments("study_chat_args")
     with left_column:
         st.subheader("Prompts")
         names = _prompt_names(str(model))
+        choice = replace(choice, chat_args=arguments, segments=segment_lines("study_segments", several=True))
     if not names or not choice.methods:
         st.caption("Add prompts and at least one method. Full KV always runs too.")
         return None
     try:
+        if problem:
+            raise ValueError(problem)
         arms = choice.plan().arms()
-        read = _read(tuple(names), str(model))
+        read = _read(tuple(names), str(model), choice.segments, dict(choice.chat_args))
     except ValueError as problem:
-        st.error(plain(str(problem)))
+        error(str(problem))
         return None
     _foreseen(read, len(arms))
     if not st.button("Run the study", type="primary", icon=":material/play_arrow:"):
@@ -91,11 +99,13 @@ def _for_job(name: str) -> str:
 
 
 @st.cache_data(max_entries=8, show_spinner="Reading the prompts")
-def _read(names: tuple[str, ...], model: str) -> ReadPrompts:
+def _read(names: tuple[str, ...], model: str, segments: tuple[str, ...], arguments: dict[str, Any]) -> ReadPrompts:
     def counted() -> Encoding:
-        return encoding(model)
+        return encoding(model, arguments=arguments)
 
-    return read_prompts(names, counted)
+    if arguments:
+        counted()  # refuses an argument that the model's chat template lacks
+    return read_prompts(names, counted, segments)
 
 
 def _choice(model: str) -> StudyChoice:
@@ -155,4 +165,4 @@ def _foreseen(read: ReadPrompts, arms: int) -> None:
     if read.faults:
         with st.expander(f"{len(read.faults)} rows are left out"):
             for sentence in read.faults[:50]:
-                st.text(sentence)
+                st.text(visible(page_words(sentence)))

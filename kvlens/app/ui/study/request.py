@@ -6,7 +6,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+from kvlens.app.ui.common.request import as_typed
 from kvlens.runs.request import DEFAULT_SHARE, RunRequest
 from kvlens.studies.plan import StudyPlan, parse_values
 
@@ -23,6 +25,10 @@ class StudyChoice:
     questions: tuple[str, ...] = ("in",)
     max_new: int = 64
     name: str = ""
+    segments: tuple[str, ...] = ()
+    """NAME=MARKER or NAME=START:END, named in every prompt"""
+    chat_args: Mapping[str, Any] = field(default_factory=dict)
+    """what the chat template is given besides messages"""
 
     def settings(self) -> list[str]:
         """Return the values as `kvlens study --set` takes them."""
@@ -34,7 +40,7 @@ class StudyChoice:
 
         plan = StudyPlan(
             name=self.name,
-            shared=RunRequest(model=self.model, max_new=self.max_new),
+            shared=RunRequest(model=self.model, max_new=self.max_new, chat_args=dict(self.chat_args)),
             entrants=entrants(",".join(self.methods), [], []),
             values=parse_values(self.settings(), self.methods),
             budgets=self.budgets,
@@ -51,6 +57,10 @@ def study_command(prompts: Sequence[str], choice: StudyChoice, runs_dir: Path) -
     argv += ["--questions", ",".join(choice.questions), "--name", choice.name]
     for text in choice.settings():
         argv += ["--set", text]
+    for item in choice.segments:
+        argv += ["--segment", item]
+    for name, value in choice.chat_args.items():
+        argv += ["--chat-arg", as_typed(name, value)]
     return [*argv, "--runs", str(runs_dir), "--progress-json"]
 
 
