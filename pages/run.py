@@ -13,7 +13,7 @@ from kvlens.app.ui.run import again, preflight, racepreflight
 from kvlens.app.ui.run.methodform import method_form, offered_methods
 from kvlens.app.ui.run.modelform import model_form
 from kvlens.app.ui.run.promptform import prompt_for
-from kvlens.app.ui.run.worker import worker_line
+from kvlens.app.ui.run.worker import begin_worker, worker_line
 
 REPLAY = "pages/replay.py"
 nav.enter()
@@ -29,6 +29,7 @@ elif race:
     st.query_params["race"] = race
     view.draw_stored(race)
 if not (job or race) or st.toggle("Set up another run", key=f"another_{job or race}"):
+    begin_worker()
     head = st.container()
     left, right = st.columns(2, gap="large")
     with right:

@@ -34,8 +34,9 @@ class ReplayTooLarge(TraceError):
     def __init__(self, uid: str, size: int, most: int) -> None:
         """`size`: bytes of the compressed trace without its heads' spans. `most`: bytes that a file holds."""
         super().__init__(
-            f"The replay of run {uid} needs {si_bytes(size)} and one file holds at most {si_bytes(most)}; "
-            f"open the run in the app or write its report: kvlens report {uid} --out report.html."
+            f"The replay of run {uid} needs {si_bytes(size)}, and one file holds at most {si_bytes(most)}. Open the "
+            "run in "
+            f"the app, or write its report with `kvlens report {uid}`."
         )
         self.uid, self.size, self.most = uid, size, most
 

@@ -47,6 +47,25 @@ def test_no_page_starts_the_process(visit: Visit, tmp_path: Path, monkeypatch: p
     assert begun == []
 
 
+def test_a_change_of_the_form_begins_the_process_once(
+    visit: Visit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[bool] = []
+    monkeypatch.setattr(worker, "able", lambda: True)
+    monkeypatch.setattr(warm, "prepare", lambda: begun.append(True))
+    monkeypatch.setattr(warm, "release", lambda: None)
+    monkeypatch.setattr(warm, "status", lambda: WarmStatus(False, 1) if begun else None)
+    app = visit(tmp_path, "run")
+    assert begun == []
+    app.number_input(key="form_max_new").set_value(8).run()
+    app.number_input(key="form_max_new").set_value(9).run()
+    assert begun == [True]
+    app.button(key="worker_release").click().run()
+    monkeypatch.setattr(warm, "status", lambda: None)
+    app.number_input(key="form_max_new").set_value(8).run()
+    assert begun == [True], "a released process stays away"
+
+
 def test_nothing_is_said_where_jobs_start_from_nothing(
     visit: Visit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,9 +10,9 @@ import pandas as pd
 from kvlens.store.reader import TraceReader
 
 APART = {
-    "tokens": "The two runs read the same text cut into other tokens, by another tokenizer: steps and positions do not "
-    "correspond, so only their totals are compared.",
-    "prompt": "The two runs read different prompts: steps and positions do not correspond, so only their totals are "
+    "tokens": "Another tokenizer cut the text of the second run. Steps and positions do not correspond, so only totals "
+    "are compared.",
+    "prompt": "The two runs read different prompts. Steps and positions do not correspond, so only totals are "
     "compared.",
 }
 """what `reads_otherwise` finds -> what it means for a comparison"""

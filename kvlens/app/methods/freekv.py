@@ -82,9 +82,9 @@ def show(reader: TraceReader) -> None:
     with right:
         parts.times(reader)
         st.caption(
-            "Waiting also holds a copy's turn in the queue and the spreading of a page into its slots (the "
-            "layout conversion of "
-            "sec. 4.2), which moving leaves out."
+            "Waiting includes a copy's time in the queue and the conversion of a page into its slots (layout "
+            "conversion, "
+            "sec. 4.2). Moving includes neither."
         )
 
 
@@ -134,13 +134,13 @@ def _similarity(reader: TraceReader, run: Run) -> None:
         table = _by_head(reader, values, "similarity_mean")
         parts.draw(reader, figure, key="freekv_similarity_map", alt="Query similarity by layer and KV head", data=table)
         st.caption(
-            "What is compared with τ (sec. 3.3): C_i pooled over the query heads of a KV head. n/r: a layer in "
-            "which FreeKV does "
-            "not select (dense_layers). Colours span the recorded values."
+            "FreeKV compares this figure with τ (sec. 3.3): C_i, pooled over the query heads of a KV head. “n/r”: "
+            "FreeKV "
+            "does not select in this layer (dense_layers). Colours span the recorded values."
         )
     figure = figures.similarity_timeline(run.similarity, run.tau, run.selected)
     parts.draw(reader, figure, key="freekv_similarity_time", alt="Query similarity per decode step")
-    st.caption("Steps below τ are corrected. Step 0 has no step before it. The paper's like is Fig. 3c.")
+    st.caption("Steps below τ are corrected. Step 0 has no step before it. Fig. 3c of the paper shows the same figure.")
 
 
 def _corrections(reader: TraceReader, run: Run) -> None:

@@ -115,11 +115,7 @@ def _ranks(reader: TraceReader, frame: pd.DataFrame, table: pd.DataFrame) -> Non
         alt="Rank of keys and values by span",
     )
     recorded = frame["form"].eq("raw") & frame["rank_k"].notna()
-    also = (
-        " Counted also where the span lies raw, because factors of that rank would have been larger."
-        if recorded.any()
-        else ""
-    )
+    also = " Spans stored raw count too: factors of that rank would have been larger." if recorded.any() else ""
     st.caption(
         f"Components that the gates keep (eq. 7); the paper shows no ranks.{also} Mean: "
         f"keys {np.nanmean(keys):.1f}, values {np.nanmean(values):.1f}."
@@ -139,9 +135,9 @@ def _errors(reader: TraceReader, table: pd.DataFrame) -> None:
         alt="Error of rebuilt tokens by span",
     )
     st.caption(
-        "Of what lies as factors, mean and range over KV heads; a span that lies raw in all of them has no "
-        "error and no point. "
-        "The paper's eq. 14 adds up squares of such errors, not divided by the span's norm; the paper shows no values."
+        "Mean and range over the KV heads that store a span as factors. A span that all of them store raw has no error "
+        "and no point. The paper's eq. 14 adds up the squares of these errors without dividing by the span's norm. The "
+        "paper shows no values."
     )
 
 
@@ -150,7 +146,7 @@ def _bytes(reader: TraceReader, frame: pd.DataFrame, table: pd.DataFrame) -> Non
     parts.draw(reader, figures.span_bytes(table), key="sekv_bytes", alt="Bytes of spans in host memory", data=sizes)
     stored, exact = float(frame["cold_bytes"].sum()), float(frame["exact_bytes"].sum())
     raw = frame["form"].eq("raw")
-    stored_raw = f"{raw.mean():.0%} of {len(frame)} (span, layer, KV head) lie raw."
+    stored_raw = f"{raw.mean():.0%} of {len(frame)} (span, layer, KV head) are stored raw."
     if not exact > 0:
         st.caption(
             f"{si_bytes(stored)} in host memory. The size of exact keys and values was not recorded. {stored_raw}"
@@ -159,7 +155,7 @@ def _bytes(reader: TraceReader, frame: pd.DataFrame, table: pd.DataFrame) -> Non
     parted = ""
     if not raw.all():
         share = frame.loc[~raw, "cold_bytes"].sum() / frame.loc[~raw, "exact_bytes"].sum()
-        parted = f"; those that lie as factors take {share:.2f} of theirs"
+        parted = f"; those stored as factors take {share:.2f} of theirs"
     st.caption(
         f"Eq. 18-19 of the paper. {si_bytes(stored)} in host memory for {si_bytes(exact)} of exact keys and values "
         f"({stored / exact:.2f}){parted}. {stored_raw}"

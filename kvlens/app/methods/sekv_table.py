@@ -18,15 +18,15 @@ PER_HEAD = ("rank_k", "rank_v", "err_k", "err_v", "rank_k_post_rope", "err_k_pre
 
 _WORDS = {
     "tok_start": ("first token", "position, from 0"),
-    "factor_bytes": ("as factors (bytes)", "bytes in host memory of what lies as low-rank factors"),
-    "raw_form_bytes": ("raw (bytes)", "bytes in host memory of what lies as it was"),
-    "exact_bytes": ("exact (bytes)", "what the span's keys and values are as they were"),
-    "raw_share": ("raw (share)", "share of (layer, KV head) for which it lies as it was"),
-    "rank_k": ("rank of keys", "of the form they were decomposed in"),
+    "factor_bytes": ("as factors (bytes)", "bytes in host memory of low-rank factors"),
+    "raw_form_bytes": ("raw (bytes)", "bytes in host memory of spans stored raw"),
+    "exact_bytes": ("exact (bytes)", "bytes of the span's exact keys and values"),
+    "raw_share": ("raw (share)", "share of (layer, KV head) that store the span raw"),
+    "rank_k": ("rank of keys", "rank in the key space that was decomposed"),
     "rank_v": ("rank of values", ""),
     "err_k": ("error of keys", "relative Frobenius error"),
     "err_v": ("error of values", "relative Frobenius error"),
-    "rank_k_post_rope": ("rank of keys, post-RoPE", "what it would be after the rotary embedding"),
+    "rank_k_post_rope": ("rank of keys, post-RoPE", "rank that the gates would keep after the rotary embedding"),
     "err_k_pre_rope": ("error of keys, pre-RoPE", "relative Frobenius error before the rotary embedding"),
     "err_k_post_rope": ("error of keys, post-RoPE", "relative Frobenius error after the rotary embedding"),
 }

@@ -85,7 +85,7 @@ def _chunks(reader: TraceReader) -> None:
     st.markdown("##### Where the text was cut")
     table = chunk_table(reader)
     if table.empty:
-        st.info("No chunk was closed in this run: all tokens lie in the open chunk.")
+        st.info("No chunk was closed in this run: all tokens are in the open chunk.")
         return
     config: dict[str, Any] = dict(reader.meta.config)
     length, deviation = int(config.get("length", 14)), int(config.get("deviation", 8))

@@ -30,7 +30,7 @@ def report_bytes(reader: TraceReader, against: TraceReader | None = None) -> byt
         if each is not None and not each.n_steps:
             raise TraceError(f"Run {each.uid} holds no decode step, so there is nothing to report.")
     if against is not None and against.uid == reader.uid:
-        raise TraceError("A run is not compared with itself; name another one with --against.")
+        raise TraceError("A run is not compared with itself: name another run to compare it with.")
     figures = Figures()
     sections = one_run(reader, figures)
     if against is not None:

@@ -74,8 +74,8 @@ def spans_at(reader: TraceReader, figures: Figures, found: Verdict | None) -> st
     label = head_label(missed.layer, missed.q_head, reader.q_heads // reader.kv_heads)
     frame = listed(reader, found.step, missed.layer, missed.q_head)
     note = (
-        f"{MASSES} This run's mass on a span counts its summary, as regret does and coverage does not; ★ marks the "
-        "needle, the frame what was missed most."
+        f"{MASSES} This run's mass and regret count a span's summary, coverage does not. ★ marks the needle, the frame "
+        "the span missed most."
     )
     drawn = figures.place(
         span_bars(frame, label, found.step, missed.span), f"Masses per span of {label} at step {found.step}", note

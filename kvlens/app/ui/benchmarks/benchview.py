@@ -75,13 +75,13 @@ def show_quality(model: str | None) -> None:
     chart(figure, frame, "kvlens-quality", "bench_quality", "Exact match by method, task and budget")
     st.caption(
         plain(
-            f"Model {request['model']}, prompts of {length} tokens, {order}, tasks {', '.join(tasks)}; {counts}; bars "
-            f"are 95 % Wilson intervals. "
-            "Budgets are shares of full KV in float32 held on the device; papers count 16-bit KV, whose shares are a "
-            "column of their own; methods that keep every token there are "
-            "held to the same share of "
-            "attended tokens instead (*). Slot tables, a method's index and generated tokens count as well, so "
-            "shares can pass 100 %. "
+            f"Model {request['model']}, prompts of {length} tokens, {order}, tasks {', '.join(tasks)}; {counts}. Bars "
+            "are "
+            "95 % Wilson intervals. Budgets are shares of full KV in float32 on the device. Papers count 16-bit KV: "
+            "their "
+            "shares have a column of their own. A method that keeps every token (*) attends that share of its tokens. "
+            "Slot "
+            "tables, a method's index and generated tokens count too, so shares can pass 100 %. "
             f"Measured {where(about)}."
         )
     )

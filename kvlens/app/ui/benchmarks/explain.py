@@ -39,11 +39,13 @@ def show_explain(model: str | None) -> None:
     )
     st.caption(
         plain(
-            f"{intro} Each trial is an answer full KV gives and the method loses; the free run is repeated with the "
-            "first layers, KV heads and spans held, in the order that a stored run shows (docs/lens.md), or, in older "
-            "tables, by effect or regret. Shares of "
-            f"{_lost(sorted(set(frame['n'])))} lost answers a row, their 95 % intervals on hover; the question was "
-            "read with its context. Measured "
+            f"{intro} Each trial is an answer that full KV gives and the method loses. The run is repeated with the "
+            "first "
+            "entries of the lens held (layer, KV head, span), in the order that Replay shows. Older tables use the "
+            "order "
+            f"of effect or regret. Shares are of {_lost(sorted(set(frame['n'])))} lost answers a row, with 95 % "
+            "intervals "
+            "on hover. The question was read with its context. Measured "
             f"{where(about)}."
         )
     )

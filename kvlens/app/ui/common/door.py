@@ -89,7 +89,9 @@ class Door:
         client = scope.get("client")
         why = refusal(headers, allowed_hosts())
         if why is None and not is_open_to(None if client is None else client[0]):
-            why = "This server answers its own machine only; start it with another --server.address to change that."
+            why = (
+                "This server answers its own machine only. Start it with `kvlens app` and a host to open it to others."
+            )
         if why is None and not is_granted(headers) and not scope["path"].endswith(HEALTH):
             if scope["type"] == "http" and scope["method"] in ("GET", "HEAD"):
                 await _ask_for_token(scope, headers, send)

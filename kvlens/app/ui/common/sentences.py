@@ -19,7 +19,7 @@ METHOD_NOT_LISTED = "This method is not among those listed here, so only what th
 MOVED_TO_DEVICE = "moved to the device, all steps"
 NEVER_REBUILT = "Never rebuilt after prefill."
 NOTHING_COPIED = "nothing was copied or moved"
-NOTHING_IN_HOST_MEMORY = "Nothing lay in host memory at any step."
+NOTHING_IN_HOST_MEMORY = "No token was in host memory at any step."
 NOTHING_MOVED = "This run moved nothing between the tiers: all it kept stayed on the device."
 NOTHING_MOVED_IN_VAIN = "Nothing moved to the device while decoding, so nothing was moved in vain."
 NOTHING_SELECTED = (
@@ -41,19 +41,19 @@ NO_PAGE_COMPLETED = "No page was completed while decoding, so nothing could trig
 NO_QUESTION_START = (
     "This prompt does not say where its question begins: write the question below the text, or choose 'in'."
 )
-NO_RANKS = "Ranks were not recorded in this run: its spans lie exactly as they were."
+NO_RANKS = "This run has no ranks: its spans are stored exactly."
 NO_REFERENCE_MASS = " Full KV's own mass was not recorded for this head at this step."
 NO_RUNS = "There are no runs yet."
 NO_SELECTION = (
     "No selection was recorded: the prompt and what was generated fill less than a page, or the run logged no journal."
 )
-NO_SPAN_KEYS = "The keys of this run's spans were not recorded, so there is nothing to lay out."
+NO_SPAN_KEYS = "The keys of this run's spans were not recorded, so there is no map of them."
 NO_SPAN_SCORES = "Scores of spans were not recorded at this step."
 NO_TOKEN_BUDGET = "The token budget was not recorded: no layer of this run selects."
 ONE_RUN = "There is one run, and a comparison takes two."
 ONE_RUN_NAMED = "one run was named; comparing it with another"
 ON_DEVICE = "On the device, mean over all steps"
-PCA_DISTANCES = "Distances in PCA are distances of keys as far as two components show them, and not attention."
+PCA_DISTANCES = "A distance in PCA is a distance of keys, reduced to two components. It is not attention."
 RACE_BUDGET = "Budget of the race"
 RUN_SAMPLE = "Run the sample prompt"
 RUN_TRIAL_AGAIN = "Run this trial again and open it in Replay"

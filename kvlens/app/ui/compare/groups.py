@@ -62,11 +62,12 @@ def _quality() -> None:
     each = "one prompt" if most == 1 else f"at most {most} prompts"
     st.caption(
         plain(
-            f"{model}, {task or 'no task named'}: a line per whole configuration (parameters, question, length, "
-            f"temperature, new tokens), a point per budget, {each} each. Exact match: the task's score "
-            "of the free output is full; without a task it contains the answer. Bars: 95 % Wilson "
-            "intervals. Hollow: one prompt only, which says little. Of several runs of one prompt the newest counts; "
-            "forced runs, runs with held ranges and answers that cannot be scored here are left out."
+            f"{model}, {task or 'no task named'}: a line per configuration (parameters, question, length, "
+            "temperature, new "
+            f"tokens), a point per budget, {each} each. Exact match: the task gives its full score, or the output "
+            "contains "
+            "the answer. Bars: 95 % Wilson intervals. Hollow: one prompt only, which shows little. The newest run of a "
+            "prompt counts. Forced runs, runs with holds and answers without a score are left out."
             + (f" Only the newest {FIRST} runs were looked at." if left_out else "")
         )
     )

@@ -40,9 +40,8 @@ def by_head(reader: TraceReader, selection: Selection, copies: pd.DataFrame) -> 
             text = memorydata.MAPS[str(name)]
             _map(reader, frame, str(name), f"{text[0].upper()}{text[1:]}", cell)
     st.caption(
-        f"Click a cell to select its KV head on every page; selected: L{cell[0]} KV{cell[1]}. On the device a "
-        f"KV head has its "
-        "share of its layer's slots; what all share (span tables, a method's index, staging) counts in equal parts."
+        f"Click a cell to select its KV head on every page; selected: L{cell[0]} KV{cell[1]}. On the device, a KV head "
+        "counts its share of the layer's slots. Span tables, a method's index and staging are shared in equal parts."
     )
 
 

@@ -47,9 +47,9 @@ def where_spans_lay(reader: TraceReader, selection: Selection) -> None:
     if lacking:
         note = "Events were not recorded in this run, so states after birth are not known"
     st.caption(
-        f"One row per span ever made, in text order, with the tokens it had at its birth; the window's row "
-        f"stands for whatever no "
-        f"other span holds. {note}; colours as in Replay."
+        "One row per span ever made, in text order, with the tokens that it began with. The window's row has the "
+        "tokens "
+        f"that no other span holds. {note}; colours as in Replay."
     )
 
 

@@ -13,16 +13,14 @@ from kvlens.store.reader import TraceReader
 from kvlens.text.units import si_bytes
 
 DEFINITION = (
-    "A copy of a span to the device counts as moved and not used when the span was among the recorded top "
-    "spans of no query head of the KV "
-    "head it was moved for, at any step at which the copy could be read. That bounds its use, it does not "
-    "prove there was none: each of "
-    "these query heads gave the span at most its tail mass (what all spans it did not list got together), and "
-    "at most the least mass it "
-    "listed. Mass is recorded per span, its summary entry included, so use may be overstated. A copy can be "
-    "read from its own step on, one "
-    "made in the background from the step its arrival was recorded, until the step the span was given up, that "
-    "one included."
+    "A span was moved and not used if no query head of its KV head had the span among its recorded top spans. This "
+    "holds for every step at which the copy could be read. It is a bound, not a proof. Such a query head gave the "
+    "span at "
+    "most its tail mass and at most the least mass that it listed. The tail mass is that of all spans that a head did "
+    "not "
+    "list. Mass is recorded per span with its summary, so use may be overstated. A copy can be read from its step to "
+    "the "
+    "step at which the span was given up. A background copy can be read from the step of its arrival."
 )
 
 
@@ -77,7 +75,9 @@ def summary(copies: pd.DataFrame) -> str:
         if rows.get(verdict, 0):
             sentence += f"; {si_bytes(float(rows[verdict]))} {words}"
     return (
-        f"{sentence}. On the right a copy that was not listed stands at its bound." if len(unlisted) else f"{sentence}."
+        f"{sentence}. On the right, a copy that was not listed is drawn at its bound."
+        if len(unlisted)
+        else f"{sentence}."
     )
 
 
@@ -86,17 +86,16 @@ def _truncation(reader: TraceReader) -> None:
     lost = reader.truncation()
     if lost.empty:
         st.caption(
-            "The price of truncated reuse (bytes moved beyond the ideal of reusing every wanted token that was "
-            "on the device): not "
-            "recorded, as no step of this run truncated its reuse."
+            "The price of truncated reuse was not recorded: no step of this run truncated its reuse. The price is the "
+            "bytes moved although the token was on the device."
         )
         return
     moved, ideal = float(lost["moved_bytes"].sum()), float(lost["ideal_bytes"].sum())
     share = f" ({moved / ideal - 1:.1%} more)" if ideal else ""
     st.caption(
-        f"The price of truncated reuse: {si_bytes(moved)} moved to the device where an ideal is recorded "
-        f"({int(lost['cells'].sum()):,} of step × layer × KV head); {si_bytes(ideal)} would have, had every "
-        f"wanted token that was "
-        f"on the device been reused. {si_bytes(moved - ideal)}{share} were moved beyond that."
+        f"The price of truncated reuse: {si_bytes(moved)} moved to the device, in {int(lost['cells'].sum()):,} "
+        "recorded "
+        f"cases (step × layer × KV head). Reusing every wanted token on the device would have moved {si_bytes(ideal)}. "
+        f"The difference is {si_bytes(moved - ideal)}{share}."
     )
     parts.download(lost, f"{reader.uid}-truncation", "Download truncation by KV head as CSV")

@@ -76,8 +76,8 @@ def totals(reader: TraceReader, copies: pd.DataFrame) -> None:
         place.metric(label, value, note, delta_color="off", delta_arrow="off")
     if meta.raced:
         st.caption(
-            f"This run was one of {meta.raced} of a race. Its copies went on while the others had their turn: waits "
-            "are shorter than they are alone."
+            f"This run was one of {meta.raced} lanes of a race. Its copies went on during the turns of other lanes, so "
+            "its waits are shorter than in a run alone."
         )
 
 
@@ -117,13 +117,13 @@ def residency(reader: TraceReader) -> None:
     prefill_bytes = "not recorded" if prefill is None else si_bytes(prefill)
     st.caption(
         plain(
-            f"Bytes are decimal (1 MB = 10^6 bytes); {limit}. On the device whole storages count: slots in use "
-            f"or not, their "
-            f"tables, span tables, summaries, a method's index, staging. Full KV ({si_bytes(full)}) is keys "
-            f"and values alone, of "
-            f"the prompt and all tokens asked for, so the peak of a method that keeps everything is slightly above it. "
-            f"Prefill, when the "
-            f"whole prompt is on the device, is not drawn; its peak: {prefill_bytes}."
+            f"Bytes are decimal (1 MB = 10^6 bytes); {limit}. On the device, whole storages count: used and free "
+            "slots, "
+            "tables, summaries, a method's index, staging. "
+            f"Full KV ({si_bytes(full)}) counts keys and values alone, of the prompt and all requested tokens. The "
+            "peak of "
+            "a method that keeps everything is slightly above it. "
+            f"Prefill has the whole prompt on the device and is not drawn; its peak: {prefill_bytes}."
         )
     )
     if meta.unannounced_bytes:
@@ -134,16 +134,16 @@ def residency(reader: TraceReader) -> None:
         size = _size_of(reader, held)
         st.caption(
             plain(
-                f"This run is a what-if: {tokens_of(held):,} tokens are held on the device beside the "
-                f"budget, {size} of keys "
-                "and values. The curves include them and may lie above the budget."
+                f"This run is a what-if: {tokens_of(held):,} tokens are held on the device beside the budget, {size} "
+                "of "
+                "keys and values. The curves include them and may pass the budget."
             )
         )
     if drops := meta.drop:
         left_out = tokens_of([Drop(**part.to_row()) for part in drops])
         st.caption(
-            f"This run is a what-if: {counted(left_out, 'token is', 'tokens are')} dropped, kept out of the attention "
-            "of some KV heads. They stay where they lie: no byte is freed or moved by it."
+            f"This run is a what-if: {counted(left_out, 'token is', 'tokens are')} dropped: some KV heads do "
+            "not attend them. They stay stored: the drop frees and moves no byte."
         )
     if steps["cold_bytes"].eq(0).all():
         st.caption(sentences.NOTHING_IN_HOST_MEMORY)
@@ -194,20 +194,17 @@ def overlap(reader: TraceReader, selection: Selection) -> dict[str, str]:
 def _overlap_text(count: int, sums: memorydata.Overlap, link: str) -> str:
     share = f" ({sums.unwaited / sums.moving:.0%})" if sums.moving else ""
     waited = (
-        f"The engine waited {duration(sums.waited)}, queueing and unpacking included. Each step's waiting taken off "
-        f"its moving time, at least {duration(sums.unwaited)}{share} of the moving was not waited for: a blocking copy "
-        "runs beside the step until the attention that needs it."
+        f"The engine waited {duration(sums.waited)}, queueing and unpacking included. It did not wait for at least "
+        f"{duration(sums.unwaited)}{share} of the copy time: a blocking copy runs beside the step until its attention."
     )
     if np.isnan(sums.waited):
         waited = "How long the engine waited was not recorded."
     return (
-        f"{counted(count, 'copy belongs', 'copies belong')} to these steps; link: {link}. While the steps ran a copy "
-        f"was under way for "
-        f"{duration(sums.moving)} (blocking copies {duration(sums.blocking)}, background copies "
-        f"{duration(sums.background)}; "
-        f"what overlaps counts once). {waited} Solid: blocking, "
-        "hatched: in the background; a bar is at least two pixels wide, however short the copy. Drag to zoom, "
-        "double-click to return."
+        f"{counted(count, 'copy belongs', 'copies belong')} to these steps; link: {link}. Copies took "
+        f"{duration(sums.moving)} of the steps (blocking {duration(sums.blocking)}, background "
+        f"{duration(sums.background)}; overlaps count once). {waited} Solid: blocking, hatched: in the background. A "
+        "bar is "
+        "at least two pixels wide. Drag to zoom, double-click to return."
     )
 
 

@@ -27,8 +27,9 @@ def cuts(reader: TraceReader) -> bool:
     how = "by the method's score, the best stayed" if ranked else "by their position, without a score"
     dropped, tokens = int(table["dropped"].sum()), int(table["tokens"].sum())
     st.caption(
-        f"Tokens were ranked {how}; what fell below the cut was evicted and cannot come back. {label} evicted "
-        f"{counted(dropped, 'token')} of {tokens:,}; another query head is selected on the Replay or the Heads page."
+        f"Tokens were ranked {how}. The method evicted the tokens below the cut for the rest of the run. {label} "
+        "evicted "
+        f"{counted(dropped, 'token')} of {tokens:,}. Select another query head on Replay or Heads."
     )
     share, names, spans = shares(reader, rows)
     draw(reader, dropped_map(share, names, spans), key="cuts_map", alt="Share of each span's tokens evicted by KV head")

@@ -31,8 +31,8 @@ def rivals_form(catalogue: list[dict[str, Any]], choice: MethodChoice) -> tuple[
         format_func=labels.__getitem__,
         max_selections=MOST - 1,
         placeholder="Other methods: all decode together on this prompt, each beside full KV",
-        help="The prompt is read once. Every method is held to the same budget; one that keeps all KV on the device is "
-        "held to that share of the tokens it attends. The other methods run with their default parameters.",
+        help="The prompt is read once, and every method has the same budget. A method that keeps all KV on the device "
+        "attends that share of its tokens. The methods that you add here run with their default parameters.",
     )
     rivals = Rivals(tuple(picked), _variants(catalogue, choice, MOST - 1 - len(picked)))
     if not rivals.count or not methods.get(choice.method).keeps_all:

@@ -12,9 +12,9 @@ def observed_conditions(observed: Observed) -> list[str]:
     drawn = {None: "not recorded", True: "yes", False: "no"}[observed.sampled]
     return [
         f"Attention on keys that match no written key: {unmatched}.",
-        *([f"Entries of which more equal keys were written than stayed: {ambiguous:,}."] if ambiguous else []),
-        f"The generation drew its tokens: {drawn}.",
-        f"Later passes that were not followed: {observed.stopped or 'none'}.",
+        *([f"Entries whose key equals several written keys, some of them gone: {ambiguous:,}."] if ambiguous else []),
+        f"Tokens were sampled: {drawn}.",
+        f"Later forward passes that were not recorded: {observed.stopped or 'none'}.",
         *([f"No full attention: {observed.no_full_attention}."] if observed.no_full_attention else []),
         f"No comparison with full KV: {observed.no_reference or 'there is one'}.",
     ]

@@ -35,9 +35,8 @@ def draw_reference_bars(reader: TraceReader, selection: Selection) -> None:
     rest = "" if np.isnan(tail) else f" Spans that are not listed hold {tail:.4f} of {name}."
     st.caption(
         (
-            f"{MASSES} This run's mass on a span "
-            "counts its summary and what was rebuilt of it, as regret does; coverage counts tokens attended exactly "
-            "alone. ★ marks the needle."
+            f"{MASSES} This run's mass and regret count a span's summary and rebuilt tokens. Coverage counts exact "
+            "tokens alone. ★ marks the needle."
         )
         + regret
         + rest

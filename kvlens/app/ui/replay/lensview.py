@@ -158,8 +158,9 @@ def _inside(reader: TraceReader, loss: Verdict) -> list[str]:
     name = mass_name(reader.has_reference_masses())
     return [
         f"**{plain(line.words().capitalize())}** for L{line.layer} KV{line.kv_head}, “{plain(text)}”: {plain(name)} on "
-        f"the span's unread tokens is **{plain(f'{line.share:.2f}')}** more than its regret shows, because the head "
-        "gave other tokens of the span more than that."
+        f"the span's unread tokens is **{plain(f'{line.share:.2f}')}** more than the span's regret shows. The head "
+        "gave "
+        "other tokens of the span more than full attention does."
     ]
 
 

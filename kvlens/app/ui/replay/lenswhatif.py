@@ -151,7 +151,7 @@ def _means(choice: TryChoice, current_draft: Draft, knob: Knob | None) -> str:
     phrases = ["with the exact keys and values of these tokens on the device"] if choice.pieces else []
     if choice.drops:
         label = "those listed to drop" if choice.pieces else "these tokens"
-        phrases.append(f"without attending {label}, which stay where they lie")
+        phrases.append(f"without attending {label}, which stay stored")
     phrases += [] if knob is None or current_draft.share is None else [f"at {knob.describe(current_draft.share)}"]
     return f"Repeats the run {', '.join(phrases)}, all else the same."
 

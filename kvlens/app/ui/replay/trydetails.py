@@ -27,7 +27,7 @@ def made_of(trial: Try, repeated: RunMeta | None) -> str:
             if len(trial.heads) < trial.all_heads
             else "all KV heads"
         )
-        return f"not attended by {heads} · they stay where they lie, no byte is freed"
+        return f"not attended by {heads} · the tokens stay stored, no byte is freed"
     if not trial.holds:
         return (
             "" if not (trial.full_kv_bytes and trial.budget) else f"{trial.budget / trial.full_kv_bytes:.1%} of full KV"

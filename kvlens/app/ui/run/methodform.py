@@ -99,7 +99,8 @@ def method_form(catalogue: list[dict[str, Any]], model: ModelChoice, prompt: Pro
     if keeps_all and typed != AUTO:
         st.caption(
             plain(
-                f"{entry['title']} keeps all KV on the device, so its budget is its own; {typed} waits for the others."
+                f"{entry['title']} keeps all KV on the device, so it has a budget of its own. Other methods take "
+                f"{typed}."
             )
         )
     preset, base = _preset(entry, plain_choice, prompt)
@@ -152,9 +153,8 @@ def _against(method: str) -> bool:
         True,
         key="form_against",
         persist_state="session",
-        help="Runs the prompt under full KV first, once for all methods, stores that as a run, and logs per "
-        "step what the method's next "
-        "token lost against it.",
+        help="Runs the prompt under full KV first, once for all methods, and stores that run. Every step then records "
+        "how the method's next token differs from full KV's.",
     )
 
 

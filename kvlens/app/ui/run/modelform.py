@@ -21,8 +21,8 @@ _CHAT = {
     "off": "off: the text as it is",
 }
 _QUESTION = {
-    "in": "in: part of the prompt that the method sees first",
-    "after": "after: follows when the method has placed the context",
+    "in": "in: the method sees it with the context",
+    "after": "after: the method places the context before it sees the question",
 }
 
 
@@ -48,8 +48,9 @@ def model_form(models: list[str]) -> ModelChoice:
         accept_new_options=True,
         persist_state="session",
         format_func=label,
-        help="A name (kvlens models lists them), or type the path of a model's folder or .gguf file, or a hub id whose "
-        "files are on this machine.",
+        help="Choose a name, or type the path of a model's folder or .gguf file. A hub id works if its files are on "
+        "this "
+        "machine.",
     )
     left_column, right = st.columns(2)
     chat = left_column.selectbox(
@@ -66,8 +67,9 @@ def model_form(models: list[str]) -> ModelChoice:
         persist_state="session",
         horizontal=True,
         format_func=_QUESTION.__getitem__,
-        help="A method that sees the question while it reads the context can keep what is asked for; one that does not "
-        "must keep what any question may ask for.",
+        help="A method that sees the question can keep what the question needs. A method that does not see it must "
+        "keep "
+        "what any question may need.",
     )
     st.caption(plain(f"It will run on: {expected()} (auto: CUDA where there is one)."))
     return ModelChoice(str(model), str(chat), system.strip() or None, str(question), arguments, problem)

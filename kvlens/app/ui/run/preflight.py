@@ -126,7 +126,7 @@ def _likely(
 def took(like: Likely | None, figures: dict[str, Any]) -> str:
     """How long it will take, in words."""
     if like is None:
-        return "How long it takes is known when a run of this model is stored here."
+        return "The first run of this model here shows how long a run takes."
     words = PARTS | {"decode": f"at most {counted(figures['steps'], 'step')}"}
     parts = [
         f"{duration(seconds * 1e6)} {words[phase]}"
@@ -136,7 +136,9 @@ def took(like: Likely | None, figures: dict[str, Any]) -> str:
     methods_phrase = "of this method" if like.same_method else "of other methods"
     runs = "the newest run" if like.runs == 1 else f"the newest {like.runs} runs"
     effect_s = like.phases.get("effect")
-    lost = "" if effect_s is None else f" A lost answer takes {duration(effect_s * 1e6)} more, for its causes."
+    lost = (
+        "" if effect_s is None else f" If the answer is lost, finding the causes takes {duration(effect_s * 1e6)} more."
+    )
     missing = [words[phase] for phase in ("load", "prefill") if phase not in like.phases]
     unknown = f" Not known yet: {' and '.join(missing)}." if missing else ""
     return (

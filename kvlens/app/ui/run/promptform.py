@@ -47,7 +47,7 @@ def prompt_for(choice: ModelChoice) -> PromptChoice | None:
         error(sentences.NO_QUESTION_START)
         return None
     if stand_in is not None:
-        st.caption(plain(f"{stand_in} Until then the toy's tokens count the length."))
+        st.caption(plain(f"{stand_in} Until then, lengths count tokens of the demo model."))
     return prompt
 
 
@@ -145,7 +145,7 @@ def _expected(prompt: PromptText) -> PromptText:
         "Question about the text (optional)",
         key="form_asked",
         persist_state="session",
-        help="Put behind the text; it can then be fed after the text has been read and placed.",
+        help="Added after the text. A run can read it with the text, or after the method has placed the text.",
     )
     if expected_text.strip():
         prompt = asking(prompt, expected_text)
@@ -160,10 +160,7 @@ def _expected(prompt: PromptText) -> PromptText:
         "Passage that holds it (optional)",
         key="form_passage",
         persist_state="session",
-        help=(
-            "Words exactly as they stand in the prompt. Their tokens are marked on all pages, and their spans "
-            "named in the verdict."
-        ),
+        help=("Words exactly as the prompt has them. All pages mark their tokens, and the verdict names their spans."),
     )
     if (words := answer.strip()) and not passage.strip() and words.casefold() not in prompt.text.casefold():
         st.caption(sentences.ANSWER_NOT_IN_TEXT)
@@ -180,7 +177,7 @@ def _show(choice: PromptChoice) -> None:
     if prompt.answer:
         st.text(visible(f"Expected answer: {prompt.answer.strip()}"))
     if prompt.answer_prefix:
-        st.text(visible(f"The answer is begun with: {prompt.answer_prefix.strip()}"))
+        st.text(visible(f"The answer begins with: {prompt.answer_prefix.strip()}"))
     if prompt.text != prompt.text.rstrip():
         st.caption("The text ends with white space, which is part of the prompt: the model continues after it.")
     with st.expander(f"Prompt text ({len(prompt.text):,} characters)"):

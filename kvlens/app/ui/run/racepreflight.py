@@ -112,7 +112,9 @@ def _took(like: Sequence[Likely | None], estimates: Sequence[dict[str, Any]]) ->
     parts = {"loading the model": load_s, "reading the prompt, once": prefill_s, PLACING: placing_s, lanes: steps_s}
     named = ", ".join(f"{duration(seconds * 1e6)} {words}" for words, seconds in parts.items() if seconds >= LEAST_S)
     effects_s = sum(lane.phases.get("effect", 0.0) for lane in likely_lanes)
-    lost = f" Lost answers take up to {duration(effects_s * 1e6)} more, for their causes." if effects_s else ""
+    lost = (
+        f" If answers are lost, finding the causes takes up to {duration(effects_s * 1e6)} more." if effects_s else ""
+    )
     total = duration(sum(parts.values()) * 1e6)
     return f"Time: about {total}: {named}, by stored runs of this model here.{lost}"
 

@@ -9,6 +9,24 @@ from kvlens.cli.warm import idle_seconds
 from kvlens.text.units import si_bytes
 
 _KEY = "worker_release"
+_DRAWN, _RELEASED = "worker_form_drawn", "worker_released"
+"""keys of the session: the form was drawn before; a person released the process"""
+
+
+def begin_worker() -> None:
+    """Begin the process while a person fills in the form: imports and the model are then ready when the run is started.
+    Opening the page alone begins nothing, and a released process stays away until a run begins one."""
+    if st.session_state.get(_RELEASED):
+        return
+    if not st.session_state.get(_DRAWN):
+        st.session_state[_DRAWN] = True
+    elif warm.status() is None:
+        warm.prepare()
+
+
+def _release() -> None:
+    st.session_state[_RELEASED] = True
+    warm.release()
 
 
 def worker_line() -> None:
@@ -17,7 +35,10 @@ def worker_line() -> None:
         return
     status, minutes = warm.status(), f"{idle_seconds() / 60:.3g} minutes"
     if status is None:
-        st.caption(f"No process is kept for runs. The first run starts one; it ends after {minutes} without a run.")
+        st.caption(
+            "No process is kept for runs. A change of the form or a run starts one. "
+            f"It ends after {minutes} without a run."
+        )
         return
     with st.container(horizontal=True, vertical_alignment="center"):
         state = "at work" if status.busy else "idle"
@@ -27,4 +48,4 @@ def worker_line() -> None:
             width="content",
         )
         if not status.busy:
-            st.button("Release its memory", key=_KEY, type="tertiary", on_click=warm.release)
+            st.button("Release its memory", key=_KEY, type="tertiary", on_click=_release)

@@ -57,7 +57,7 @@ def what_if(
     st.text(
         f"PREVIEW, {preview.name}: threshold {threshold:.2f} nats, {len(preview.spans)} spans instead of "
         f"{len(usual.spans)}; "
-        f"{len(come)} boundaries come{_edge_words(come)}, {len(removed_edges)} go{_edge_words(removed_edges)}. "
+        f"{len(come)} boundaries added{_edge_words(come)}, {len(removed_edges)} removed{_edge_words(removed_edges)}. "
         + (
             f"The needle would cross {spancuts.crossing_text(inside)}."
             if inside
@@ -129,7 +129,7 @@ def segmenters(reader: TraceReader, view: View, text: Text, cuts: list[Cut]) -> 
 
 def _recut(reader: TraceReader, text: Text) -> str:
     """Whether this run's method, asked again, cuts as was recorded."""
-    sentence = "The window, whatever no span holds, is left out. "
+    sentence = "The window's tokens, which no span holds, are left out. "
     again = spancuts.own_cut(reader, text)
     if again is None:
         return (
@@ -147,7 +147,7 @@ def _recut(reader: TraceReader, text: Text) -> str:
             + f"Cut again by this run's own parameters, the prompt gives the {len(again)} spans that were recorded."
         )
     return sentence + (
-        f"Cut again by this run's own parameters, the prompt gives {len(again)} spans that differ from the "
-        f"{len(recorded)} "
-        "recorded ones: the run was made by another version or its parameters were changed."
+        f"Cut again by this run's own parameters, the prompt gives {len(again)} spans, not the {len(recorded)} "
+        "recorded "
+        "spans. Another version made the run, or its parameters were changed."
     )

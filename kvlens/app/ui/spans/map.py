@@ -202,8 +202,8 @@ def _wait(job: Job) -> None:
 def _meaning(form: str, name: str, spans: int, few: bool, drawn: int, neighbors: int) -> str:
     """What the points are, and what they are not."""
     turned = {
-        "pre-rope": "with the rotary embedding taken back (pre-RoPE), so that position plays no part",
-        "post-rope": "as the cache holds them (post-RoPE), so that position plays a part",
+        "pre-rope": "before the rotary embedding (pre-RoPE), so that position has no effect",
+        "post-rope": "as the cache holds them (post-RoPE), so that position has an effect",
     }
     text = (
         f"One point per prompt span: the mean of its tokens' keys, {turned.get(form, plain_form(form))}. "
@@ -215,9 +215,8 @@ def _meaning(form: str, name: str, spans: int, few: bool, drawn: int, neighbors:
         f"{sentences.PCA_DISTANCES} "
         if name == "PCA"
         else (
-            f"Distances in UMAP are not attention, nor distances of keys: it keeps who the {neighbors} nearest "
-            f"neighbours are "
-            f"(Euclidean, min_dist {MIN_DIST:g}, seed {SEED}). "
+            f"A distance in UMAP is neither attention nor a distance of keys. UMAP preserves each point's {neighbors} "
+            f"nearest neighbours (Euclidean, min_dist {MIN_DIST:g}, seed {SEED}). "
         )
     )
     return text + (f"{spans - drawn} spans that no longer exist at this step are not drawn." if drawn < spans else "")

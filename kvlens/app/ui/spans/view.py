@@ -128,9 +128,8 @@ def _alpha(reader: TraceReader, rule: Threshold) -> float | None:
     """The slider; None while it has not been moved away from the run's own alpha."""
     st.markdown("##### What if the threshold were another?")
     st.caption(
-        "A preview: the recorded surprisals are cut again by the entropy rule; nothing is run again, so what "
-        "the model would have "
-        "answered is not known. The threshold is mean + alpha × standard deviation of the prompt's surprisals."
+        "A preview: the entropy rule cuts the recorded surprisals again, and nothing is run. The model's answer under "
+        "these cuts is not known. The threshold is mean + alpha × standard deviation of the prompt's surprisals."
     )
     key = f"spans_alpha_{reader.uid}"
     low, high, step = min(ALPHAS[0], rule.alpha), max(ALPHAS[1], rule.alpha), ALPHAS[2]
@@ -171,13 +170,12 @@ def _draw(reader: TraceReader, view: View, cuts: list[Cut], thresholds: list[tup
     )
     st.caption(
         plain(
-            f"Click a token or a bar of the first strip to select its span; drag to zoom, double-click to "
-            f"return. The first strip "
-            f"holds this run's spans as they are at step {view.chosen.step or 0}, coloured by "
-            f"{COLOURS[view.column]} of the selected "
-            f"head; the lanes below it are previews, not this run's spans: the same text cut by other "
-            f"segmenters (parameters in the "
-            f"table below). Orange in a lane: sinks, anchors and what is too short to be compressed."
+            "Click a token or a bar of the first strip to select its span. Drag to zoom, double-click to return. The "
+            f"first strip has this run's spans at step {view.chosen.step or 0}, coloured by {COLOURS[view.column]} of "
+            "the "
+            "selected head. The lanes below it are previews: other segmenters cut the same text (parameters in the "
+            "table "
+            "below). Orange in a lane: sinks, anchors and pieces too short to be compressed."
         )
     )
 

@@ -155,7 +155,7 @@ def _values(names: Sequence[str], method_names: list[str]) -> tuple[dict[str, st
     if owner not in method_names:
         method_names = [owner] if method_names == [registry.LOSING] else [*method_names, owner]
         st.caption(plain(f"{' and '.join(titles[name] for name in method_names)} will run."))
-    text = st.text_input("Its values", str(usual[target]), key=f"study_values_{target}", help="With commas.")
+    text = st.text_input("Its values", str(usual[target]), key=f"study_values_{target}", help="Separated by commas.")
     return ({target: text} if text.strip() else {}), method_names
 
 
