@@ -9,6 +9,7 @@ from statistics import NormalDist
 from kvlens.statistics import sign_test
 from kvlens.statistics.paired import tango
 from kvlens.studies.table import Results
+from kvlens.text.units import counted
 
 ERROR, POWER = 0.05, 0.8
 """chance to see a difference that is not there (two-sided), and to see one that is"""
@@ -116,11 +117,13 @@ def detectable(n: int) -> float | None:
 def plan_text(prompts: int, arms: int) -> str:
     """Return what a study would run, and the smallest difference that it could show."""
     smallest = detectable(prompts)
-    words = "no difference of shares" if smallest is None else f"a difference of {smallest:.0%} or more"
+    given = counted(prompts, "prompt")
+    sizes = f"{given} x {counted(arms, 'arm')} = {counted(prompts * arms, 'trial')}."
+    if smallest is None:
+        return f"{sizes} {given[:1].upper()}{given[1:]} cannot show which of two arms answers more."
     return (
-        f"{prompts} prompts x {arms} arms = {prompts * arms} trials. "
-        f"{prompts} prompts show {words} between two arms with a chance of {POWER:.0%}, if only the better one is "
-        "right where they differ."
+        f"{sizes} With a chance of {POWER:.0%}, {given} show that one arm answers {smallest:.0%} more than another, "
+        "which answers none alone."
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kvlens.engine import engine, loop
+from kvlens.engine import engine, loop, models
 from kvlens.meta import RunMeta
 from kvlens.runs import readings
 from kvlens.runs.carrying import carry_out
@@ -61,6 +61,15 @@ def test_one_prefill_serves_reference_run_and_effects(tmp_path: Path, prefills: 
     assert meta.no_reference_masses is None
     assert len(prefills) == 1
     assert (meta.prompt_kept, meta.prefill_s) == (True, None)
+
+
+@pytest.mark.usefixtures("loaded_once")
+def test_a_kept_model_is_loaded_by_no_run(tmp_path: Path, prefills: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the process of runs has in memory is taken: a compared run reads the prompt once and loads nothing."""
+    loads: list[str] = []
+    monkeypatch.setattr(models, "resolve", lambda name, *told: loads.append(name))
+    ran(tmp_path, {}, budget="40%", max_new=2)
+    assert (len(loads), len(prefills)) == (0, 1)
 
 
 @pytest.mark.parametrize(("free", "count"), [(1 << 40, 1), (0, 2)])

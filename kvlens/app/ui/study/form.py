@@ -25,6 +25,7 @@ from kvlens.studies.promptfile import ReadPrompts, read_prompts
 from kvlens.tasks.base import Encoding
 from kvlens.tasks.encoding import encoding
 from kvlens.text.plaintext import visible
+from kvlens.text.units import counted
 
 KINDS = ["jsonl", "csv", "json", "txt", "md"]
 _OWN, _GENERATED = "My prompts", "A generated task"
@@ -163,6 +164,6 @@ def _foreseen(read: ReadPrompts, arms: int) -> None:
     """What would be run, and which difference it could show."""
     st.caption(plain(plan_text(len(read.prompts), arms)))
     if read.faults:
-        with st.expander(f"{len(read.faults)} rows are left out"):
+        with st.expander(counted(len(read.faults), "row is left out", "rows are left out")):
             for sentence in read.faults[:50]:
                 st.text(visible(page_words(sentence)))
