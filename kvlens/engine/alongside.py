@@ -7,6 +7,7 @@ along the run's tokens. Several steps go through the model at once; only their a
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -19,14 +20,64 @@ from kvlens.memory.slots import PromptStore
 from kvlens.shortage import shortage
 from kvlens.text.prompts import Prompt
 
+MOST_SHARED_BYTES = 256 << 20
+"""that the lanes of a race keep of full KV's passes"""
+Layers = tuple[tuple[int, ...], ...]
+"""layers whose attention is kept, by step of a pass"""
+
+Passes = tuple[tuple[int, ...], ...]
+"""tokens that were fed after the prompt, by pass"""
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """What a pass of full KV left: attention rows, and the keys and values of its tokens [2, L, H_kv, m, D]."""
+
+    rows: list[torch.Tensor | None]
+    new: torch.Tensor
+
+
+class SharedPasses:
+    """Full KV's passes beside the lanes of a race. A lane that has fed the same tokens in the same passes takes what
+    another lane computed: the same numbers, bit for bit. One lane at a time uses it."""
+
+    def __init__(self, most_bytes: int = MOST_SHARED_BYTES) -> None:
+        """most_bytes: of all passes; later passes are not kept."""
+        self._passes: dict[tuple[Passes, Layers], _Pass] = {}
+        self._free = most_bytes
+        self.reuses = 0
+        """passes that a lane took from another lane"""
+
+    def find(self, path: Passes, layers: Layers) -> _Pass | None:
+        """Return the last pass of a path in which these layers were sampled; None: no lane has made it."""
+        entry = self._passes.get((path, layers))
+        self.reuses += entry is not None
+        return entry
+
+    def keep(self, path: Passes, layers: Layers, rows: list[torch.Tensor | None], new: torch.Tensor) -> None:
+        """Keep a pass, if there is room."""
+        size = sum(part.nbytes for part in (new, *rows) if part is not None)
+        if size <= self._free:
+            self._free -= size
+            self._passes[path, layers] = _Pass(rows, new.clone())
+
 
 class Alongside:
     """A session of full KV (kvlens.engine.hf_attention.LayerSession) and a recorder's source of full KV's own attention
     (kvlens.recording.recorder.FullKVAttention). It copies no key or value of the prompt. What goes wrong ends it,
     never the run."""
 
-    def __init__(self, loaded: LoadedModel, keys: torch.Tensor, values: torch.Tensor, token: int, steps: int) -> None:
-        """keys, values: the prompt's under full KV [L, H_kv, n, D]; token: fed in step 0; steps: at most."""
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        token: int,
+        steps: int,
+        shared: SharedPasses | None = None,
+    ) -> None:
+        """keys, values: the prompt's under full KV [L, H_kv, n, D]; token: fed in step 0; steps: at most; shared: of
+        the lanes on this reading of the prompt; None: there is one run."""
         layers, kv_heads, n, head_dim = keys.shape
         self._model, self._token = loaded.model.base_model, token
         self._keys, self._values, self._prompt = keys, values, n
@@ -38,6 +89,8 @@ class Alongside:
         self._forms = forms_of(loaded.model, loaded.shape.bound(n + steps))
         self._sampled: Sequence[Sequence[int]] = ()
         self._rows: list[list[torch.Tensor]] = []
+        self._shared = shared
+        self._path: Passes = ()
         self.why: str | None = None
         """why there is no attention from some step on; None: there is"""
 
@@ -45,17 +98,33 @@ class Alongside:
         """See kvlens.recording.recorder.FullKVAttention."""
         self._sampled, self._rows = layers, [[] for _ in tokens]
         if self.why is None:
-            fed = torch.tensor([[self._token, *tokens[:-1]]], device=self._keys.device)
-            self._token = tokens[-1]
+            fed, self._token = (self._token, *tokens[:-1]), tokens[-1]
+            self._path, sampled_layers = (*self._path, fed), tuple(map(tuple, layers))
+            other = None if self._shared is None else self._shared.find(self._path, sampled_layers)
+            if other is not None:
+                return self._take(other)
             try:
                 with torch.inference_mode():
-                    self._model(input_ids=fed, past_key_values=self._cache, use_cache=True)
+                    ids = torch.tensor([fed], device=self._keys.device)
+                    self._model(input_ids=ids, past_key_values=self._cache, use_cache=True)
             except Exception as failure:
                 short = shortage(failure)
                 self.why = str(short) if short is not None else f"it failed ({type(failure).__name__}: {failure})"
         if self.why is not None:
             return [None] * len(tokens)
-        return [torch.stack(rows) if rows else None for rows in self._rows]
+        results = [torch.stack(rows) if rows else None for rows in self._rows]
+        if self._shared is not None:
+            end = self._seen[0]
+            self._shared.keep(self._path, sampled_layers, results, self._new[:, :, :, end - len(tokens) : end])
+        return results
+
+    def _take(self, other: _Pass) -> list[torch.Tensor | None]:
+        """Take another lane's pass as if this lane had made it."""
+        for layer, start in enumerate(self._seen):
+            end = start + other.new.shape[3]
+            self._new[:, layer, :, start:end] = other.new[:, layer]
+            self._seen[layer] = end
+        return list(other.rows)
 
     # ---- called by the seam
     def tokens_seen(self, layer: int) -> int:
@@ -98,4 +167,5 @@ def full_kv_beside(
         return None, "the model's rotary frequencies change from step to step at this length"
     if read is None:
         return None, "full KV's reading of the prompt was not at hand"
-    return Alongside(loaded, read.keys, read.values, prompt.ids[-1], steps), None
+    shared = read.passes if isinstance(read, ReadPrompt) else None
+    return Alongside(loaded, read.keys, read.values, prompt.ids[-1], steps, shared), None

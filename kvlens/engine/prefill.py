@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -18,6 +19,9 @@ from kvlens.methods.base import Method
 from kvlens.methods.needs import SecondReading
 from kvlens.methods.run_inputs import Peeked
 from kvlens.text.prompts import Prompt
+
+if TYPE_CHECKING:
+    from kvlens.engine.alongside import SharedPasses
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,8 @@ class ReadPrompt:
     """spent on the reading before the run began that counts it as its prefill"""
     repeats: dict[SecondReading, tuple[torch.Tensor, torch.Tensor | None]] = field(default_factory=dict)
     """what second readings of it received (kvlens/engine/second_reading.py), for runs that are not recorded"""
+    passes: SharedPasses | None = None
+    """of full KV beside the lanes of a race that share this reading; None: there is one run"""
 
     def serves(self, method: type[Method]) -> bool:
         """Whether all that `method` asks to see was kept."""

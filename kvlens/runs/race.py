@@ -109,8 +109,13 @@ class _Race:
         plan(reference, self._prepared)
         lineup.refuse(partial(lineup.plan, prepared=self._prepared))
         entered = lineup.entered()
-        self._prepared = replace(self._prepared, kept=keeping([methods.get(self._lanes[n].method) for n in entered]))
         import torch
+
+        from kvlens.engine.alongside import SharedPasses
+
+        kept = keeping([methods.get(self._lanes[number].method) for number in entered])
+        kept.passes = SharedPasses()
+        self._prepared = replace(self._prepared, kept=kept)
 
         self._threads = torch.get_num_threads()
         self._info.sizes = sizes_of_lanes(self._prepared, self._info.max_new)

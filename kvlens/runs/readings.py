@@ -75,7 +75,7 @@ class Reading:
                     os.utime(path)
         self._path = path if reading.surprisal.known is None else None
         if holder is not None:
-            holder.read = reading
+            reading = holder.read = replace(reading, passes=holder.passes)
         return reading
 
     def _take(self, holder: Kept, read: ReadPrompt) -> ReadPrompt:

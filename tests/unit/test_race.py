@@ -19,7 +19,8 @@ from support import raises_code
 from typer.testing import CliRunner
 
 from kvlens.cli.main import app
-from kvlens.engine import surprisal
+from kvlens.engine import alongside, surprisal
+from kvlens.engine.alongside import SharedPasses
 from kvlens.engine.surprisal import Surprisals
 from kvlens.lens.segments import segments_of
 from kvlens.recording import recorder
@@ -354,6 +355,30 @@ def test_a_method_races_against_itself_under_other_parameters(tmp_path: Path) ->
         ("completed", "window 8"),
         ("completed", "window 4"),
     ]
+
+
+def test_lanes_that_decode_the_same_tokens_share_full_kvs_passes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At no limit every lane decodes full KV's tokens: one lane computes full KV beside it, for all."""
+    made: list[SharedPasses] = []
+    passes: list[int] = []
+
+    class Counted(SharedPasses):
+        def __init__(self) -> None:
+            super().__init__()
+            made.append(self)
+
+        def keep(self, *values: Any) -> None:
+            passes.append(1)
+            super().keep(*values)
+
+    monkeypatch.setattr(alongside, "SharedPasses", Counted)
+    info = raced(tmp_path, "snapkv", "streaming_llm", "h2o", budget="100%")
+    assert [lane.state for lane in info.lanes] == ["completed"] * 4
+    (shared,) = made
+    assert len(passes) > 0
+    assert shared.reuses == 2 * len(passes)
 
 
 def test_every_lane_has_the_segments_of_the_prompt(tmp_path: Path) -> None:
