@@ -70,8 +70,8 @@ def measure(page: Page, url: str, server: int, options: argparse.Namespace) -> d
     load, clock, spent = os.getloadavg()[0], time.monotonic(), processor_s(server)
     times: dict[str, object] = {"method": options.method, "app": str(options.app), "load": round(load, 1)}
 
-    def note(what: str) -> None:
-        times[what] = [round(time.monotonic() - clock, 1), round(processor_s(server) - spent, 1)]
+    def note(place: str) -> None:
+        times[place] = [round(time.monotonic() - clock, 1), round(processor_s(server) - spent, 1)]
 
     page.get_by_role("button", name="Run", exact=True).click()
     expect(page.locator("#race")).to_have_attribute("data-lanes", "2", timeout=WAIT_MS)

@@ -100,9 +100,9 @@ class Alongside:
         if self.why is None:
             fed, self._token = (self._token, *tokens[:-1]), tokens[-1]
             self._path, sampled_layers = (*self._path, fed), tuple(map(tuple, layers))
-            other = None if self._shared is None else self._shared.find(self._path, sampled_layers)
-            if other is not None:
-                return self._take(other)
+            entry = None if self._shared is None else self._shared.find(self._path, sampled_layers)
+            if entry is not None:
+                return self._take(entry)
             try:
                 with torch.inference_mode():
                     ids = torch.tensor([fed], device=self._keys.device)
@@ -118,13 +118,13 @@ class Alongside:
             self._shared.keep(self._path, sampled_layers, results, self._new[:, :, :, end - len(tokens) : end])
         return results
 
-    def _take(self, other: _Pass) -> list[torch.Tensor | None]:
+    def _take(self, entry: _Pass) -> list[torch.Tensor | None]:
         """Take another lane's pass as if this lane had made it."""
         for layer, start in enumerate(self._seen):
-            end = start + other.new.shape[3]
-            self._new[:, layer, :, start:end] = other.new[:, layer]
+            end = start + entry.new.shape[3]
+            self._new[:, layer, :, start:end] = entry.new[:, layer]
             self._seen[layer] = end
-        return list(other.rows)
+        return list(entry.rows)
 
     # ---- called by the seam
     def tokens_seen(self, layer: int) -> int:

@@ -113,9 +113,9 @@ class _Race:
 
         from kvlens.engine.alongside import SharedPasses
 
-        kept = keeping([methods.get(self._lanes[number].method) for number in entered])
-        kept.passes = SharedPasses()
-        self._prepared = replace(self._prepared, kept=kept)
+        reading = keeping([methods.get(self._lanes[number].method) for number in entered])
+        reading.passes = SharedPasses()
+        self._prepared = replace(self._prepared, kept=reading)
 
         self._threads = torch.get_num_threads()
         self._info.sizes = sizes_of_lanes(self._prepared, self._info.max_new)

@@ -26,8 +26,8 @@ from kvlens.studies.plan import Arm, StudyPlan
 from kvlens.studies.promptrow import StudyPrompt
 from kvlens.studies.scoring import Scorer, settings_of
 from kvlens.studies.storage import StudyInfo, Trial
+from kvlens.text.chat import BadTemplate
 from kvlens.text.prompts import BadPrompt, tokenize
-from kvlens.text.rendering import BadTemplate
 from kvlens.text.segments import BadSegment
 
 if TYPE_CHECKING:
@@ -239,13 +239,11 @@ class TrialRunner:
 
     def _same_model(self, fingerprint: str) -> None:
         if self._info.fingerprint not in (None, fingerprint):
-            model = self._plan.shared.model
-            raise BadStudy(
-                "model_changed", f"{model} has changed since study {self._info.id} began: begin a new study."
-            )
+            sentence = f"{self._plan.shared.model} has changed since study {self._info.id} began: begin a new study."
+            raise BadStudy("model_changed", sentence)
 
 
 def _is_of(prompt: StudyPrompt, error: ValueError) -> bool:
     """Return True if the error is the prompt's own, so that the study's other prompts may run."""
-    own_form = prompt.system is not None or bool(prompt.turns)
-    return isinstance(error, BadPrompt | BadSegment) or (isinstance(error, BadTemplate) and own_form)
+    own_form = prompt.system is not None or prompt.turns
+    return isinstance(error, BadPrompt | BadSegment | BadTemplate if own_form else BadPrompt | BadSegment)

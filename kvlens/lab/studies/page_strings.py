@@ -82,12 +82,10 @@ def faults(texts: Iterable[PageText]) -> Iterator[tuple[PageText, str]]:
 
 def page(sections: dict[str, list[PageText]]) -> str:
     """Return docs/page-strings.md."""
-    rows = sum(len(_rows(texts)) for texts in sections.values())
-    words = sum(len(_phrases(texts)) for texts in sections.values())
     parts = [
         "# What pages say\n",
-        f"This catalogue has the {rows} texts of the app, page by page, and {words} short words of tables and figures. "
-        "«name» stands for a value.\n",
+        "This catalogue has every text of the app, page by page, and the short words of its tables and figures. «name» "
+        "stands for a value.\n",
         "`python -m kvlens.lab.studies.page_strings --write docs/page-strings.md` makes it from the sources. Change a "
         "text in the file that the catalogue names, then make the catalogue again. A test fails while the catalogue "
         f"lacks a text, while a sentence has more than {MOST_WORDS} words and while a text names an option of the "
