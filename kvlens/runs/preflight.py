@@ -173,7 +173,8 @@ def estimate(
     parameters), instead (budget and preset that would work, where this would not), room (the sentence about a budget
     that was not given and is larger than usual), warnings.
 
-    oracle_every: full attention by span is recorded at every so many steps, in all layers. feasible is None where the method's floor is an estimate above the budget: only the run itself knows.
+    oracle_every: full attention by span is recorded at every so many steps, in all layers. feasible: None where the
+    method's floor is an estimate above the budget, so that only the run itself knows.
 
     Values are None where they are not known before the model is loaded (a GGUF file that was never converted). Raises
     ValueError with one sentence for an unknown model folder, method, preset, parameter or budget, and for figures of

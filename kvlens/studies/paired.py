@@ -117,12 +117,12 @@ def detectable(n: int) -> float | None:
 def plan_text(prompts: int, arms: int) -> str:
     """Return what a study would run, and the smallest difference that it could show."""
     smallest = detectable(prompts)
-    given = counted(prompts, "prompt")
-    sizes = f"{given} x {counted(arms, 'arm')} = {counted(prompts * arms, 'trial')}."
+    size = counted(prompts, "prompt")
+    sizes = f"{size} x {counted(arms, 'arm')} = {counted(prompts * arms, 'trial')}."
     if smallest is None:
-        return f"{sizes} {given[:1].upper()}{given[1:]} cannot show which of two arms answers more."
+        return f"{sizes} {size} cannot show which of two arms answers more."
     return (
-        f"{sizes} With a chance of {POWER:.0%}, {given} show that one arm answers {smallest:.0%} more than another, "
+        f"{sizes} With a chance of {POWER:.0%}, {size} show that one arm answers {smallest:.0%} more than another, "
         "which answers none alone."
     )
 
