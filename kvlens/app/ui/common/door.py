@@ -46,7 +46,7 @@ def refusal(headers: Mapping[str, str], hosts: list[str]) -> str | None:
     Origin with every WebSocket, and Sec-Fetch-* to addresses of this machine."""
     host = headers.get("host", "").lower()
     if not _is_allowed(host, hosts):
-        return f"This server does not go by the name '{_short(host)}'; name it in server.allowedHosts if it should."
+        return f"This server does not accept the name '{_short(host)}'; add the name to server.allowedHosts."
     origin = headers.get("origin")
     if origin is not None and origin.lower() not in (f"http://{host}", f"https://{host}"):
         return f"A page of another origin ('{_short(origin)}') may not use this server; open it by its own address."

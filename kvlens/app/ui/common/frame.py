@@ -25,7 +25,7 @@ def choose_run(title: str) -> tuple[TraceReader, Selection] | None:
     if table.empty:
         st.subheader(title)
         if selection.run is not None:
-            widgets.error(f"There is no run {selection.run[:80]}; it was deleted, or lies in another folder.")
+            widgets.error(f"There is no run {selection.run[:80]}; it was deleted, or is in another folder.")
         st.info(f"{sentences.NO_RUNS} Start one, then come back to look at it.")
         st.page_link("pages/run.py", label="Start a run", icon=":material/play_arrow:")
         return None

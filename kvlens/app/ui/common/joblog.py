@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from kvlens.app.ui.common import sentences
 from kvlens.app.ui.common.job import Job
 from kvlens.app.ui.common.jobprocess import Process
 from kvlens.files import make_folder
@@ -72,7 +73,7 @@ def read_line(job: Job, line: str) -> None:
         job.log.append(line)
         return
     if report["phase"] == "error":
-        job.message = str(report.get("message", "The run failed without saying why."))
+        job.message = str(report.get("message", sentences.NO_REASON))
         job.would_do = {str(name): str(value) for name, value in (report.get("would_do") or {}).items()}
     elif report["phase"] == "note":
         job.note = str(report.get("message") or "") or None

@@ -183,7 +183,7 @@ class TryChoice:
         elif self.pieces or self.drops:
             both = [f"{verb} {_in_words(pieces)}" for verb, pieces in self.verbs() if pieces]
             words = f"{' and '.join(both)}, from step {self.from_step} on"
-            words = f"find the smallest set of heads for which it is enough to {words}" if self.search else words
+            words = f"find the smallest set of KV heads for which it suffices to {words}" if self.search else words
         else:
             words = "run it"
         return words + "".join(f", at {asked_in_words(*change)}" for change in self.changed)

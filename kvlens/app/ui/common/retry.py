@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kvlens.app.ui.common import sentences
 from kvlens.app.ui.common.jobs import Job
 from kvlens.app.ui.common.pagewords import page_words
 from kvlens.budget import NO_LIMIT, in_words
@@ -38,4 +39,4 @@ def again(argv: list[str], options: dict[str, str]) -> list[str]:
 
 def spoken(job: Job) -> str:
     """Why it failed, for somebody who looks at a page."""
-    return page_words(job.message or "The run failed without saying why.")
+    return page_words(job.message or sentences.NO_REASON)

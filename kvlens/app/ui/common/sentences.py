@@ -43,6 +43,7 @@ NO_QUESTION_START = (
 )
 NO_RANKS = "This run has no ranks: its spans are stored exactly."
 NO_REFERENCE_MASS = " Full KV's own mass was not recorded for this head at this step."
+NO_REASON = "The run failed and gave no reason."
 NO_RUNS = "There are no runs yet."
 NO_SELECTION = (
     "No selection was recorded: the prompt and what was generated fill less than a page, or the run logged no journal."
