@@ -229,7 +229,7 @@ def test_a_forced_repeat_joins_where_runs_part(visit: Visit, tmp_path: Path) -> 
     assert not [link for link in app.get("page_link") if link.proto.page == "compare"], "it is there"
 
 
-@pytest.mark.parametrize(("which", "said"), [("other", "different prompts"), ("recut", "another tokenizer")])
+@pytest.mark.parametrize(("which", "said"), [("other", "different prompts"), ("recut", "Another tokenizer")])
 def test_runs_that_cannot_be_laid_over_each_other_are_totals(
     visit: Visit, pair: PairRuns, which: str, said: str
 ) -> None:

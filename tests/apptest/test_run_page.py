@@ -171,7 +171,7 @@ def test_the_form_as_it_comes_up_takes_a_prompt_of_any_length(visit: Visit, tmp_
 def test_a_budget_that_is_put_aside_is_named(visit: Visit, tmp_path: Path) -> None:
     app = visit(tmp_path, "run")
     keeps_all = next(name for name in methods.BUILT_IN if methods.get(name).keeps_all)
-    said = "waits for the others"
+    said = "a budget of its own"
     app.selectbox(key="form_method").set_value(keeps_all).run()
     assert not [caption for caption in app.caption if said in caption.value]
     app.selectbox(key="form_method").set_value(methods.DEFAULT).run()

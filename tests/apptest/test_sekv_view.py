@@ -50,10 +50,10 @@ def test_a_run_shows_zooms_spans_scores_and_transfers(visit: Visit, made: tuple[
         exact = sum(int(spans.at[s, "tok_end"] - spans.at[s, "tok_start"]) * 2 * 32 * 4 for s in heads["span"])
         rates = reader.head_cube("zoom_rate")
     assert re.search(rf"{re.escape(si_bytes(stored))} .* {re.escape(si_bytes(exact))} .*\({stored / exact:.2f}\)", text)
-    assert f"{heads['form'].eq('raw').mean():.0%} of {len(heads)} (span, layer, KV head) lie raw" in text
+    assert f"{heads['form'].eq('raw').mean():.0%} of {len(heads)} (span, layer, KV head) are stored raw" in text
     assert f"Mean zoom rate {np.nanmean(rates):.3f}" in text
     assert "not recorded" not in text
-    assert "eq. 14 adds up squares" in text
+    assert "eq. 14 adds up the squares" in text
     assert "rotary embedding" not in text
 
 

@@ -224,7 +224,7 @@ def test_a_stored_umap_is_shown_and_a_missing_one_is_made_while_pca_stands_in(
     app = visit(tmp_path, "spans", run=uid, proj="umap", layer=1, head=0)
     drawn = figures(app)["UMAP of mean span keys, L1 KV0"]
     assert sum(len(trace["customdata"]) for trace in drawn["data"] if trace.get("customdata")) == len(spans)
-    assert "Distances in UMAP are not attention" in words(app)
+    assert "A distance in UMAP is neither attention" in words(app)
     assert (app.query_params["proj"], app.query_params["neighbors"]) == ("umap", "15")
 
 

@@ -132,7 +132,7 @@ def test_the_outcome_of_a_drop_says_whether_the_answer_hangs_on_it(visit: Visit,
         assert told[f"KL at step {STEP}, nats"] == "0 → < 0.001"
         text = words(app).replace("\\", "")
         assert f"**Tried:** span {SPAN} (tokens 40–47) dropped for L0 KV1, L1 KV0 from step 0 on." in text
-        assert "not attended by 2 of 4 KV heads · they stay where" in text
+        assert "not attended by 2 of 4 KV heads · the tokens stay" in text
     assert {row[2] for row in table(app)} == {f"it {said}" for said in words_of.values()}
     both = {"hold": [drop | {"span": 7, "tok_start": 56, "tok_end": 64}], "drop": [drop]}
     mixed = came | {"stands": True, "held_tokens": 8, "held_bytes": 4096}

@@ -56,7 +56,7 @@ def test_a_forced_run_says_whose_tokens_it_was_fed(runs: PairRuns) -> None:
     assert run_name(found.a).endswith("forced")
 
 
-@pytest.mark.parametrize(("which", "said"), [("other", "different prompts"), ("recut", "another tokenizer")])
+@pytest.mark.parametrize(("which", "said"), [("other", "different prompts"), ("recut", "Another tokenizer")])
 def test_other_prompts_and_tokenizers_are_totals_only(runs: PairRuns, which: str, said: str) -> None:
     found = pair(runs, runs.run, getattr(runs, which))
     assert said in str(found.apart)
