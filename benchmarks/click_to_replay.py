@@ -100,8 +100,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as runs:
         home = {"KVLENS_RUNS": runs, "KVLENS_TOKEN": "off", "KVLENS_WARM": "on", "PYTHONPATH": str(options.app)}
         argv = [sys.executable, "-m", "streamlit", "run", "app.py", "--server.port", str(port)]
-        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        server = subprocess.Popen([*argv, "--server.headless", "true"], cwd=options.app, env=os.environ | home, **quiet)
+        argv += ["--server.headless", "true"]
+        quiet = subprocess.DEVNULL
+        server = subprocess.Popen(argv, cwd=options.app, env={**os.environ, **home}, stdout=quiet, stderr=quiet)
         url = f"http://127.0.0.1:{port}"
         try:
             for _ in range(600):
