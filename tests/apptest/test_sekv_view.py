@@ -53,7 +53,7 @@ def test_a_run_shows_zooms_spans_scores_and_transfers(visit: Visit, made: tuple[
     assert f"{heads['form'].eq('raw').mean():.0%} of {len(heads)} (span, layer, KV head) are stored raw" in text
     assert f"Mean zoom rate {np.nanmean(rates):.3f}" in text
     assert "not recorded" not in text
-    assert "eq. 14 adds up the squares" in text
+    assert "eq. 14 adds up" in text
     assert "rotary embedding" not in text
 
 

@@ -14,11 +14,11 @@ from kvlens.lab.studies.webtexts import texts_of_html, texts_of_script
 SOURCE = '''
 """Documentation."""
 import streamlit as st
-LABELS = {"first": "The first of them all."}
+LABELS = {"first": "The first one."}
 def draw(n, late):
     """More documentation."""
     st.caption(f"Of {n.count:,} runs {'few are' if late else 'none is'} late." + note(n) + " That is all.")
-    st.selectbox("Colour", ["red or blue"], key="not a text at all", help="What is *coloured* here.")
+    st.selectbox("Colour", ["red or blue"], key="not a text at all", help="What is *coloured*.")
     st.html(f'<span title="x">Two words</span>')
     if late == "never is this read":
         raise ValueError(f"there is no run {n}.")
@@ -28,19 +28,19 @@ def draw(n, late):
 def test_texts_of_python_have_kinds_and_placeholders() -> None:
     texts = {(item.kind, item.text) for item in texts_of_python(SOURCE, "a.py")}
     assert texts == {
-        ("sentence", "The first of them all."),
+        ("sentence", "The first one."),
         ("caption", "Of «count» runs «few are|none is» late.«n» That is all."),
         ("label", "Colour"),
         ("label", "red or blue"),
-        ("tooltip", "What is *coloured* here."),
+        ("tooltip", "What is *coloured*."),
         ("sentence", "Two words"),
         ("error", "there is no run «n»."),
     }
 
 
 def test_texts_of_scripts_and_html() -> None:
-    script = 'const a = "lost at this step", b = `of ${total.toFixed(2)} in all`, c = "data-step"; // "not this one"'
-    assert [item.text for item in texts_of_script(script, "a.js")] == ["lost at this step", "of «toFixed» in all"]
+    script = 'const a = "lost here", b = `of ${total.toFixed(2)} in all`, c = "data-step"; // "not this one"'
+    assert [item.text for item in texts_of_script(script, "a.js")] == ["lost here", "of «toFixed» in all"]
     assert [(item.kind, item.text) for item in texts_of_html('<b title="Play or pause">Play</b>', "a.html")] == [
         ("tooltip", "Play or pause"),
         ("label", "Play"),

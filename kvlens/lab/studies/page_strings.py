@@ -84,13 +84,13 @@ def page(sections: dict[str, list[PageText]]) -> str:
     """Return docs/page-strings.md."""
     parts = [
         "# What pages say\n",
-        "This catalogue has every text of the app, page by page, and the short words of its tables and figures. «name» "
-        "stands for a value.\n",
-        "`python -m kvlens.lab.studies.page_strings --write docs/page-strings.md` makes it from the sources. Change a "
-        "text in the file that the catalogue names, then make the catalogue again. A test fails while the catalogue "
-        f"lacks a text, while a sentence has more than {MOST_WORDS} words and while a text names an option of the "
-        "command line.\n",
-        "Sentences that pages share with the command line are in `kvlens/lens/` and beside the errors of each room.\n",
+        "This catalogue has every text of the app, page by page. Short words of tables and figures follow each page. "
+        "«name» stands for a value.\n",
+        "Change a text in the file that the catalogue names, then make the catalogue again:\n",
+        "```\npython -m kvlens.lab.studies.page_strings --write docs/page-strings.md\n```\n",
+        f"A test fails while the catalogue lacks a text. It also refuses a sentence of more than {MOST_WORDS} words. No "
+        "text may name an option of the command line.\n",
+        "Pages share some sentences with the command line. They are in `kvlens/lens/` and beside the errors.\n",
         "<!-- generated: begin -->\n",
     ]
     for name, texts in sections.items():
