@@ -21,7 +21,7 @@ def draw(n, late):
     st.selectbox("Colour", ["red or blue"], key="not a text at all", help="What is *coloured*.")
     st.html(f'<span title="x">Two words</span>')
     if late == "never is this read":
-        raise ValueError(f"there is no run {n}.")
+        raise ValueError(f"no such run: {n}.")
 '''
 
 
@@ -34,7 +34,7 @@ def test_texts_of_python_have_kinds_and_placeholders() -> None:
         ("label", "red or blue"),
         ("tooltip", "What is *coloured*."),
         ("sentence", "Two words"),
-        ("error", "there is no run «n»."),
+        ("error", "no such run: «n»."),
     }
 
 

@@ -88,8 +88,8 @@ def page(sections: dict[str, list[PageText]]) -> str:
         "«name» stands for a value.\n",
         "Change a text in the file that the catalogue names, then make the catalogue again:\n",
         "```\npython -m kvlens.lab.studies.page_strings --write docs/page-strings.md\n```\n",
-        f"A test fails while the catalogue lacks a text. It also refuses a sentence of more than {MOST_WORDS} words. No "
-        "text may name an option of the command line.\n",
+        f"A test fails while the catalogue lacks a text. It also refuses a sentence of more than {MOST_WORDS} words "
+        "and an option of the command line.\n",
         "Pages share some sentences with the command line. They are in `kvlens/lens/` and beside the errors.\n",
         "<!-- generated: begin -->\n",
     ]
