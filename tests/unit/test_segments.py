@@ -259,3 +259,22 @@ def test_an_effect_of_rounding_is_not_missed() -> None:
     triples = pd.DataFrame(effects).assign(unread=0.0, place=range(5), span=range(5))
     reader = SimpleNamespace(triples=lambda step: triples)
     assert missed(reader, 0)["span"].tolist() == [3, 4]  # type: ignore[arg-type]
+
+
+def test_races_and_studies_take_segments(tmp_path: Path) -> None:
+    text = f"Rules: be brief. {'The red key opens the old door. ' * 12}"
+    shared: dict[str, Any] = {"model": "demo", "runs": tmp_path, "progress": False, "max_new": 2}
+    lanes = kvlens.race(text, ["snapkv"], "40%", segments={"rules": (0, 17)}, **shared)
+    assert all("rules" in set(run.segments()["segment"]) for run in lanes)
+    rows = [{"id": "marked", "text": text}, {"id": "bare", "text": text[17:]}]
+    with pytest.warns(UserWarning, match="segment_not_found"):
+        study = kvlens.study(rows, ["snapkv"], ["40%"], segments={"rules": "Rules:"}, **shared)
+    assert set(study.trials()["prompt"]) == {"marked"}
+    for arm in study.trials()["arm"]:
+        assert "rules" in set(study.run("marked", arm).segments()["segment"])
+    with pytest.raises(kvlens.KvlensError) as refused:
+        kvlens.study(rows[1:], ["snapkv"], segments={"rules": "Rules:"}, **shared)
+    assert refused.value.code == "bad_segment"
+    with pytest.raises(kvlens.KvlensError) as stray:
+        kvlens.study(rows, ["snapkv"], chat_args={"enable_thinking": False}, **shared)
+    assert stray.value.code == "template_failed"
