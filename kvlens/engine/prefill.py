@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -45,6 +45,12 @@ class ReadPrompt:
     """what second readings of it received (kvlens/engine/second_reading.py), for runs that are not recorded"""
     passes: SharedPasses | None = None
     """of full KV beside the lanes of a race that share this reading; None: there is one run"""
+
+    def for_turns(self) -> ReadPrompt:
+        """Return the reading for runs that decode in turns: they share full KV's passes beside them."""
+        from kvlens.engine.alongside import SharedPasses
+
+        return replace(self, passes=SharedPasses())
 
     def serves(self, method: type[Method]) -> bool:
         """Whether all that `method` asks to see was kept."""

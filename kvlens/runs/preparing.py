@@ -22,7 +22,6 @@ from kvlens.text.chat import ChatForm
 from kvlens.text.prompts import Prompt, PromptText, refuse_longer
 
 if TYPE_CHECKING:
-    from kvlens.engine.alongside import SharedPasses
     from kvlens.engine.comparison import Reference
     from kvlens.engine.engine import Engine, Options
     from kvlens.engine.prefill import ReadPrompt
@@ -42,8 +41,8 @@ class Kept:
     """None until the first run has come to it"""
     ahead_ns: int = 0
     """spent on the reading by a budget check: the first run that takes the reading counts it as its prefill"""
-    passes: SharedPasses | None = None
-    """of full KV beside runs that decode in turns; None: each run makes its own"""
+    in_turns: bool = False
+    """the runs decode in turns, and share full KV's passes beside them"""
 
 
 @dataclass(frozen=True)

@@ -109,13 +109,10 @@ class _Race:
         plan(reference, self._prepared)
         lineup.refuse(partial(lineup.plan, prepared=self._prepared))
         entered = lineup.entered()
+        self._prepared = replace(
+            self._prepared, kept=keeping([methods.get(self._lanes[n].method) for n in entered], True)
+        )
         import torch
-
-        from kvlens.engine.alongside import SharedPasses
-
-        reading = keeping([methods.get(self._lanes[number].method) for number in entered])
-        reading.passes = SharedPasses()
-        self._prepared = replace(self._prepared, kept=reading)
 
         self._threads = torch.get_num_threads()
         self._info.sizes = sizes_of_lanes(self._prepared, self._info.max_new)

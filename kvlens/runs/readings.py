@@ -75,7 +75,7 @@ class Reading:
                     os.utime(path)
         self._path = path if reading.surprisal.known is None else None
         if holder is not None:
-            reading = holder.read = replace(reading, passes=holder.passes)
+            reading = holder.read = reading.for_turns() if holder.in_turns else reading
         return reading
 
     def _take(self, holder: Kept, read: ReadPrompt) -> ReadPrompt:
@@ -95,11 +95,10 @@ class Reading:
         self._path = None
 
 
-def keeping(kinds: Sequence[type[Method]]) -> Kept:
-    """What is to be read of a prompt so that one reading serves runs of all these methods."""
-    return Kept(
-        max([QUERIES, *(method.needs.queries for method in kinds)]), any(method.needs.received for method in kinds)
-    )
+def keeping(kinds: Sequence[type[Method]], in_turns: bool = False) -> Kept:
+    """What is to be read of a prompt so that one reading serves runs of all these methods. in_turns: see Kept."""
+    queries = max([QUERIES, *(method.needs.queries for method in kinds)])
+    return Kept(queries, any(method.needs.received for method in kinds), in_turns=in_turns)
 
 
 def reading(prepared: Prepared, planned: Plan, told: Told, ahead: bool = False) -> Reading | None:
