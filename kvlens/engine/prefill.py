@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -14,14 +13,12 @@ from kvlens.engine.hf_attention import SessionCache
 from kvlens.engine.inputs import Gathering
 from kvlens.engine.models import LoadedModel
 from kvlens.engine.session import Session
+from kvlens.engine.sharedpasses import SharedPasses
 from kvlens.engine.surprisal import Surprisals
 from kvlens.methods.base import Method
 from kvlens.methods.needs import SecondReading
 from kvlens.methods.run_inputs import Peeked
 from kvlens.text.prompts import Prompt
-
-if TYPE_CHECKING:
-    from kvlens.engine.alongside import SharedPasses
 
 
 @dataclass(frozen=True)
@@ -48,8 +45,6 @@ class ReadPrompt:
 
     def for_turns(self) -> ReadPrompt:
         """Return the reading for runs that decode in turns: they share full KV's passes beside them."""
-        from kvlens.engine.alongside import SharedPasses
-
         return replace(self, passes=SharedPasses())
 
     def serves(self, method: type[Method]) -> bool:

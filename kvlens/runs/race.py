@@ -101,17 +101,15 @@ class _Race:
 
     def run(self) -> RaceInfo:
         """Carries it out."""
-        audience, reference = self.audience, self._requests[0]
+        audience, reference, lineup = self.audience, self._requests[0], self._lineup
         self._foresee(reference)
-        lineup = self._lineup
         lineup.refuse(self._foresee)
         self._prepared = prepare(reference, self._source, audience.report, models=self._models)
         plan(reference, self._prepared)
         lineup.refuse(partial(lineup.plan, prepared=self._prepared))
         entered = lineup.entered()
-        self._prepared = replace(
-            self._prepared, kept=keeping([methods.get(self._lanes[n].method) for n in entered], True)
-        )
+        reading = keeping([methods.get(self._lanes[n].method) for n in entered], in_turns=True)
+        self._prepared = replace(self._prepared, kept=reading)
         import torch
 
         self._threads = torch.get_num_threads()

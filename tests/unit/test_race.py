@@ -19,8 +19,8 @@ from support import raises_code
 from typer.testing import CliRunner
 
 from kvlens.cli.main import app
-from kvlens.engine import alongside, surprisal
-from kvlens.engine.alongside import SharedPasses
+from kvlens.engine import prefill, surprisal
+from kvlens.engine.sharedpasses import SharedPasses
 from kvlens.engine.surprisal import Surprisals
 from kvlens.lens.segments import segments_of
 from kvlens.recording import recorder
@@ -373,7 +373,7 @@ def test_lanes_that_decode_the_same_tokens_share_full_kvs_passes(
             passes.append(1)
             super().keep(*values)
 
-    monkeypatch.setattr(alongside, "SharedPasses", Counted)
+    monkeypatch.setattr(prefill, "SharedPasses", Counted)
     info = raced(tmp_path, "snapkv", "streaming_llm", "h2o", budget="100%")
     assert [lane.state for lane in info.lanes] == ["completed"] * 4
     (shared,) = made
