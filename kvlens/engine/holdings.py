@@ -208,7 +208,10 @@ def _place(tensor: torch.Tensor) -> tuple[object, ...]:
 
 def _sums(bits: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Sums along the last dimension and along the one before it, int64: a row that moves changes the first, a number
-    that moves within its row the second."""
+    that moves within its row the second. Of a part of the tensor at a time, since torch widens what it adds up."""
+    if bits.dim() > 2 and bits.numel() > SMALL:
+        parts = [_sums(part) for part in bits]
+        return tuple(torch.stack(sums) for sums in zip(*parts, strict=True))
     return tuple(bits.sum(dim) for dim in range(max(-2, -bits.dim()), 0))
 
 

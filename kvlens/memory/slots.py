@@ -33,8 +33,9 @@ class PromptStore:
 
     def __init__(self, shape: KVShape, dtype: torch.dtype, device: torch.device, tokens: int) -> None:
         self.tokens = tokens
-        self.keys = torch.zeros(shape.layers, shape.kv_heads, tokens, shape.head_dim, dtype=dtype, device=device)
-        self.values = torch.zeros_like(self.keys)
+        size = (shape.layers, shape.kv_heads, tokens, shape.head_dim)
+        # not written before the prompt is: a reading that is shared takes their place
+        self.keys, self.values = (torch.empty(size, dtype=dtype, device=device) for _ in range(2))
         self.seen = [0] * shape.layers
         """tokens that each layer has seen"""
 
