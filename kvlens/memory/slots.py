@@ -118,9 +118,10 @@ class SharedSlots:
         the others are filled up with slots that hold nothing."""
         codes = layer * self._kv_heads + torch.arange(heads.start, heads.stop, device=self.owner.device)
         owned = (self.owner == codes[:, None]) & (self.role != FREE)
-        width = int(owned.sum(1).max()) if owned.numel() else 0
-        index = owned.to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, :width]
-        live = owned.gather(1, index)
+        counts = owned.sum(1)
+        width = int(counts.max()) if owned.numel() else 0
+        live = torch.arange(width, device=owned.device) < counts[:, None]
+        index = torch.zeros_like(live, dtype=torch.long).masked_scatter_(live, owned.nonzero()[:, 1])
         role = torch.where(live, self.role[index], FREE)
         return Slots(self.keys[index], self.values[index], self.position[index], self.span[index], role)
 

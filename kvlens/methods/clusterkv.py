@@ -28,7 +28,7 @@ class ClusterKVParameters(TokenRetrievalParameters):
     )
     window_rule: str = param("at_most", "the window leaves when it is full", choices=("at_most",), ours=True)
     block: int = param(
-        4096,
+        2048,
         "prompt tokens that are clustered together at most: a longer prompt is clustered in blocks, so that the time "
         "grows with the tokens and not with their square; 0: the whole prompt together (the paper)",
         ours=True,
@@ -73,7 +73,7 @@ class ClusterKV(TokenRetrieval):
     by q . centroid, and the tokens of the best are read until the budget is full: of the last cluster, those that come
     first. Decoded tokens are attended until the window is full and become clusters of their own then (sec. 4).
 
-    Departures: a prompt above 4,096 tokens is clustered in blocks, as decoded tokens are (`block`); what fills no
+    Departures: a prompt above 2,048 tokens is clustered in blocks, as decoded tokens are (`block`); what fills no
     window at the prompt's end waits in it with the decoded tokens; a KV head's query heads
     rank together (paper: each for itself); what was read at the last step stays, cluster or not. The authors' accuracy
     code never clusters decoded tokens, so that long answers have more than the budget there.
