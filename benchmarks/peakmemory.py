@@ -14,6 +14,7 @@ import argparse
 import gc
 import json
 import os
+import sys
 import tempfile
 import threading
 import time
@@ -56,7 +57,9 @@ class Peaks:
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
     def report(self, phase: str, count: int, total: int) -> None:
-        """Take the phase that a run reports."""
+        """Take the phase that a run reports. The sizes so far go to stderr, for a run that is killed."""
+        if phase != self.phase:
+            print(json.dumps(self.bytes), file=sys.stderr, flush=True)
         self.phase = phase
 
     @contextmanager
