@@ -51,14 +51,14 @@ def index_prompt(name: str, tokens: int, values: dict[str, Any]) -> tuple[float,
         method._first = clusters(params, plan)[0]
         method._centroids = torch.zeros(1, HEADS, method._first, DIM)
     else:
-        from kvlens.methods.pqcache import centroids
+        from kvlens.methods import pqcache
 
-        method._centroids = torch.zeros(1, HEADS, params.parts, centroids(params, plan), DIM // params.parts)
+        method._centroids = torch.zeros(1, HEADS, params.parts, pqcache.centroids(params, plan), DIM // params.parts)
     keys, counted, nearest = drawn_keys(plan.pages_now * params.page), [0], kmeans.nearest
 
-    def count_distances(x: torch.Tensor, of: torch.Tensor, cosine: bool) -> torch.Tensor:
-        counted[0] += x.shape[0] * x.shape[1] * of.shape[1]
-        return nearest(x, of, cosine)
+    def count_distances(x: torch.Tensor, centroids: torch.Tensor, cosine: bool) -> torch.Tensor:
+        counted[0] += x.shape[0] * x.shape[1] * centroids.shape[1]
+        return nearest(x, centroids, cosine)
 
     kmeans.nearest = count_distances
     try:

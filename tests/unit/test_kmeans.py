@@ -26,7 +26,8 @@ def distances(monkeypatch: pytest.MonkeyPatch, name: str, tokens: int, count: in
         return nearest(x, centroids, cosine)
 
     monkeypatch.setattr(kmeans, "nearest", count_distances)
-    method, kind = SimpleNamespace(), get(name)
+    method: Any = SimpleNamespace()
+    kind: Any = get(name)
     method.params = make_parameters(kind, None, values)
     method.context = SimpleNamespace(seed=0)
     method._known, method._pages, method._clusters, method._first = False, 0, 0, count

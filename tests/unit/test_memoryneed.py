@@ -101,7 +101,7 @@ def test_mean_keys_of_spans_are_made_head_by_head() -> None:
 def test_a_run_of_a_reading_writes_no_store_of_its_own(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     engine, prompt, method = Engine(tiny), random_prompt(200, seed=3), method_of("snapkv")
     read = engine.read(prompt)
-    filled: list[int] = []
+    filled: list[torch.Tensor] = []
     zeros = torch.zeros
 
     def count_zeros(*size: Any, **options: Any) -> torch.Tensor:
