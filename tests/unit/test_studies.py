@@ -151,7 +151,7 @@ def test_a_study_that_was_stopped_goes_on_where_it_stopped(
     assert len(again.trials) == 11
     assert len(storage.read_trials(tmp_path, info.id)) == 14
     assert all(json.loads(line) for line in path.read_text().splitlines())
-    assert len(readings) == 3  # the first prompt once more
+    assert len(readings) == len(prompts)  # the first prompt's reading was kept
     assert carry_out(tmp_path, info.id, Heard(), lambda: False)
 
 
