@@ -1,4 +1,4 @@
-"""The memory that a run compared with full KV takes at its peak, against what was estimated before it began.
+"""The memory that a run compared with full KV takes at its peak, against what was estimated before it start_s.
 
     python -m benchmarks.peakmemory TOKENS METHOD [--drawn]
 
@@ -97,7 +97,7 @@ def measure(tokens: int, method: str, drawn: bool) -> dict[str, Any]:
         sizes: Sizes = sizes_of(request, prepare(request, prompt, lambda *_: None, models=models))
         need = memory_need(request, sizes)
         gc.collect()
-        peaks, began, wall = Peaks(), time.process_time(), time.perf_counter()
+        peaks, start_s, wall = Peaks(), time.process_time(), time.perf_counter()
         with peaks.watching():
             carry_out(request, prompt, runs, peaks.report, lambda: False, models=models)
     return {
@@ -108,7 +108,7 @@ def measure(tokens: int, method: str, drawn: bool) -> dict[str, Any]:
         "peak": round(max(peaks.bytes.values()) / need.full_kv, 2),
         "estimate": round(need.total / need.full_kv, 2),
         "phases": {phase: round(size / need.full_kv, 2) for phase, size in peaks.bytes.items()},
-        "cpu_s": round(time.process_time() - began, 1),
+        "cpu_s": round(time.process_time() - start_s, 1),
         "wall_s": round(time.perf_counter() - wall, 1),
         "load": round(os.getloadavg()[0], 1),
     }

@@ -62,9 +62,9 @@ def index_prompt(name: str, tokens: int, values: dict[str, Any]) -> tuple[float,
 
     kmeans.nearest = count_distances
     try:
-        began = time.process_time()
+        start_s = time.process_time()
         kind.index(method, keys)  # type: ignore[attr-defined]
-        return time.process_time() - began, counted[0]
+        return time.process_time() - start_s, counted[0]
     finally:
         kmeans.nearest = nearest
 

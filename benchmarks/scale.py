@@ -99,8 +99,8 @@ class Report:
     def save(self, growths: list[dict[str, Any]]) -> None:
         """Keep and write how costs grow; print it."""
         models = {growth["model"] for growth in growths}
-        kept = [old for old in self.content["exponents"] if old["model"] not in models]
-        self.content["exponents"] = kept + growths
+        earlier = [old for old in self.content["exponents"] if old["model"] not in models]
+        self.content["exponents"] = earlier + growths
         if self._path is not None:
             self._path.write_text(json.dumps(self.content, indent=1) + "\n", encoding="utf-8")
         for growth in growths:

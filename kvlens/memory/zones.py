@@ -181,8 +181,11 @@ class SharedZone:
         codes = (layer - self._first) * self._kv_heads + heads
         request = codes * self._spans + spans, score[heads, spans].double()
         assert not request[1].isnan().any(), "a span without a gate was requested"
-        others = self._layers(self._granted[0]) != layer
-        units, gates = (torch.cat((own, held[others])) for own, held in zip(request, self._granted, strict=True))
+        foreign_units = self._layers(self._granted[0]) != layer
+        units, gates = (
+            torch.cat((own_column, held[foreign_units]))
+            for own_column, held in zip(request, self._granted, strict=True)
+        )
         order = gates.argsort(descending=True, stable=True)
         wished, gates, is_own = units[order], gates[order], order < len(spans)
         if not len(wished):  # `decide` needs a column

@@ -28,9 +28,9 @@ def kmeans(
     wide, n = x.float(), x.shape[1]
     drawn = torch.randperm(n, generator=torch.Generator().manual_seed(seed)).to(x.device)
     centroids = wide[:, drawn[:k]]
-    seen = max(sample, k) if sample else n
-    if seen < n:
-        centroids, _ = _rounds(wide[:, drawn[:seen].sort().values], centroids, rounds, cosine)
+    sample_size = max(sample, k) if sample else n
+    if sample_size < n:
+        centroids, _ = _rounds(wide[:, drawn[:sample_size].sort().values], centroids, rounds, cosine)
         return centroids, nearest(wide, centroids, cosine)
     return _rounds(wide, centroids, rounds, cosine)
 
