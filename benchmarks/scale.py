@@ -3,6 +3,8 @@
     python -m benchmarks.scale [--counts 500,2000,10000]
     python -m benchmarks.scale --steps heads --lengths 512,2048,8192,32768 --arms full,full/spans,snapkv/coverage
         [--rounds 2] [--new 8] [--out FILE]
+    python -m benchmarks.scale --placing [--lengths 512,1024,2048,4096,8192,16384,32768] [--rounds 2] [--out FILE]
+    python -m benchmarks.scale --memory snapkv,quest --lengths 8192 [--drawn] [--out FILE]
 
 The first writes twelve made-up runs, links them under so many run ids in a temporary folder and lists each folder by
 `kvlens.lens.runlist.search_runs`: `new` without a catalogue, `process` by a process that finds the catalogue, `again`
@@ -10,7 +12,9 @@ by the same process. It prints one JSON object per folder: CPU and wall seconds,
 time over the number of runs. The load of the machine stands beside them.
 
 The second runs `benchmarks.stepcosts` on the model after --steps and prints a row per length and arm, then the
-exponents. Lines of --out are added to those that FILE has of other models, lengths and arms.
+exponents. Lines of --out are added to those that FILE has of other models, lengths and arms. The third runs
+`benchmarks.placingcosts`: k-means alone. The fourth runs `benchmarks.peakmemory` in a process for each method and
+length.
 """
 
 from __future__ import annotations
@@ -27,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import kvlens
+from benchmarks import placingcosts
 from benchmarks.stepcosts import Arm, exponents, measure
 from kvlens.runs.fingerprint import machine
 from tests.synthetic import write_synthetic
@@ -75,24 +80,65 @@ def figures_of(folder: Path) -> dict[str, Any]:
     }
 
 
+class Report:
+    """Rows of a file, of which new ones replace those of the same model, tokens and arm."""
+
+    def __init__(self, path: Path | None, steps: int) -> None:
+        self._path = path
+        self._sitting = {"date": time.strftime("%Y-%m-%d"), "version": kvlens.__version__, "steps": steps}
+        self.content: dict[str, Any] = {"machine": machine(), "rows": [], "exponents": []}
+        if path is not None and path.is_file():
+            self.content = json.loads(path.read_text(encoding="utf-8"))
+
+    def add(self, row: dict[str, Any]) -> None:
+        """Print a row with its sitting and the machine's load, and keep it."""
+        line = row | self._sitting | {"load": round(os.getloadavg()[0], 1)}
+        print(json.dumps(line), flush=True)
+        self.content["rows"] = [old for old in self.content["rows"] if _arm_of(old) != _arm_of(line)] + [line]
+
+    def save(self, growths: list[dict[str, Any]]) -> None:
+        """Keep and write how costs grow; print it."""
+        models = {growth["model"] for growth in growths}
+        earlier = [old for old in self.content["exponents"] if old["model"] not in models]
+        self.content["exponents"] = earlier + growths
+        if self._path is not None:
+            self._path.write_text(json.dumps(self.content, indent=1) + "\n", encoding="utf-8")
+        for growth in growths:
+            print(json.dumps(growth))
+
+
 def measure_steps(options: argparse.Namespace) -> None:
     """Measure the arms of --arms, print the rows and add them to the file after --out."""
     arms = [Arm(*text.split("/")) for text in options.arms.split(",")]
-    lengths = [int(text) for text in options.lengths.split(",")]
-    sitting = {"date": time.strftime("%Y-%m-%d"), "version": kvlens.__version__, "steps": options.new}
-    report: dict[str, Any] = {"machine": machine(), "rows": [], "exponents": []}
-    if options.out is not None and options.out.is_file():
-        report = json.loads(options.out.read_text(encoding="utf-8"))
-    for tokens in lengths:
+    report = Report(options.out, options.new)
+    for tokens in _lengths(options):
         for row in measure(options.steps, [tokens], arms, options.rounds, options.new):
-            line = row | sitting | {"load": round(os.getloadavg()[0], 1)}
-            print(json.dumps(line), flush=True)
-            report["rows"] = [old for old in report["rows"] if _arm_of(old) != _arm_of(line)] + [line]
-        report["exponents"] = exponents(report["rows"])
-        if options.out is not None:
-            options.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    for growth in report["exponents"]:
-        print(json.dumps(growth))
+            report.add(row)
+        rows = [row for row in report.content["rows"] if "step_cpu_s" in row or "refused" in row]
+        report.save(exponents(rows))
+
+
+def measure_placing(options: argparse.Namespace) -> None:
+    """Measure k-means at all lengths."""
+    report, rows = Report(options.out, 0), placingcosts.measure(_lengths(options), options.rounds)
+    for row in rows:
+        report.add(row)
+    report.save(placingcosts.growth(rows))
+
+
+def measure_memory(options: argparse.Namespace) -> None:
+    """Measure the peak of each method and length in a process of its own."""
+    report = Report(options.out, 0)
+    for tokens in _lengths(options):
+        for method in options.memory.split(","):
+            command = [sys.executable, "-m", "benchmarks.peakmemory", str(tokens), method]
+            ran = subprocess.run([*command, *["--drawn"] * options.drawn], check=True, capture_output=True, text=True)
+            report.add({"model": "heads", "arm": f"{method}, memory"} | json.loads(ran.stdout.splitlines()[-1]))
+    report.save([])
+
+
+def _lengths(options: argparse.Namespace) -> list[int]:
+    return [int(text) for text in options.lengths.split(",")]
 
 
 def _arm_of(row: dict[str, Any]) -> tuple[object, ...]:
@@ -100,10 +146,13 @@ def _arm_of(row: dict[str, Any]) -> tuple[object, ...]:
 
 
 def main() -> None:
-    """Write the folders and list them, or measure steps."""
+    """Write the folders and list them, or measure steps, placing or memory."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--counts", default="500,2000,10000")
     parser.add_argument("--steps", metavar="MODEL")
+    parser.add_argument("--placing", action="store_true")
+    parser.add_argument("--memory", metavar="METHODS")
+    parser.add_argument("--drawn", action="store_true")
     parser.add_argument("--lengths", default="512,2048,8192,32768")
     parser.add_argument("--arms", default="full,full/spans,full/coverage,snapkv,snapkv/spans,snapkv/coverage")
     parser.add_argument("--rounds", type=int, default=2)
@@ -112,6 +161,10 @@ def main() -> None:
     options = parser.parse_args()
     if options.steps is not None:
         measure_steps(options)
+    elif options.placing:
+        measure_placing(options)
+    elif options.memory is not None:
+        measure_memory(options)
     else:
         measure_lists([int(text) for text in options.counts.split(",")])
 

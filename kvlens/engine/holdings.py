@@ -31,8 +31,6 @@ PLAIN = (str, bytes, int, float, complex, bool, type(None), range, slice, torch.
 """types that hold no tensor"""
 CLOSED = (type, types.ModuleType, torch.Generator)
 """types whose attributes are not the method's"""
-
-
 COUNTER_BYTES = 32
 """a storage of at most so many bytes, or of a byte for each KV head of each layer, is a counter or a table of flags,
 which no method has to announce"""
@@ -207,8 +205,10 @@ def _place(tensor: torch.Tensor) -> tuple[object, ...]:
 
 
 def _sums(bits: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Sums along the last dimension and along the one before it, int64: a row that moves changes the first, a number
-    that moves within its row the second."""
+    """Return sums along the last dimension, which a moved row changes, and along the one before it, which a number
+    moved within its row changes: int64, of a part at a time, since torch widens what it adds up."""
+    if bits.dim() > 2 and bits.numel() > SMALL:
+        return tuple(map(torch.stack, zip(*map(_sums, bits), strict=True)))
     return tuple(bits.sum(dim) for dim in range(max(-2, -bits.dim()), 0))
 
 
@@ -245,6 +245,6 @@ def weights_of(modules: Sequence[Any]) -> list[torch.Tensor]:
 
 
 def refuse_broken(prompt: Prefilled) -> None:
-    """Raises ValueError if the model itself computed no finite keys and values, so that no method is to blame."""
+    """Raises ValueError if the model itself computed no finite keys and values."""
     if not (bool(prompt.keys.isfinite().all()) and bool(prompt.values.isfinite().all())):
         raise ValueError("the model computes keys or values that are not finite for this prompt: use --dtype float32.")

@@ -106,17 +106,24 @@ class Reads:
             slots = self.hot.parts[layer][part].live_slots(layer, self.hot.newest)
             if slots is not None:
                 return slots, None, None
-        bias, live = self.bias(layer, selection, part)
-        return self.slots(layer, bias, part), bias, live
+        pool, whole = self.hot.parts[layer][part], None
+        if pool.shares:
+            whole = self._with_shared(
+                pool, layer, self._counterfactual is not None and self._counterfactual.holds(layer)
+            )
+        bias, live = self.bias(layer, selection, part, whole)
+        return self.slots(layer, bias, part) if whole is None else whole, bias, live
 
-    def bias(self, layer: int, selection: Selection | None, part: int = 0) -> tuple[torch.Tensor | None, Live | None]:
+    def bias(
+        self, layer: int, selection: Selection | None, part: int = 0, whole: Slots | None = None
+    ) -> tuple[torch.Tensor | None, Live | None]:
         """Return the additive bias [h, G, C] over the slots of a part of the layer (log|S| on coarse entries, -inf on
         slots that a query head does not attend), and the pages that k1 reads with it.
 
         No bias where every slot written so far is attended as it is (then the live slots are a prefix of the pool).
         KV heads that are whole by the layout attend everything but dropped tokens, whatever the selection says. The
         bias leaves the held zone out where nothing is held at this step. No pages: PyTorch attends, or k1 has to find
-        them in the bias.
+        them in the bias. whole: the copy of slots that several KV heads share, where there is one already.
         """
         pool, changes = self.hot.parts[layer][part], self._counterfactual
         held, drops = (False, False) if changes is None else (changes.holds(layer), changes.drops(layer))
@@ -132,7 +139,7 @@ class Reads:
         if self._packed is not None:
             slots = self._packed.slots(pool, layer, self.hot.newest, held)
         elif pool.shares:
-            slots = self._with_shared(pool, layer, held)
+            slots = self._with_shared(pool, layer, held) if whole is None else whole
         else:
             slots = pool.slots(layer, None if held else pool.start["held"])
         if selection is not None and len(pool.heads) < self.hot.shape.kv_heads:

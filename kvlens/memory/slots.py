@@ -33,8 +33,9 @@ class PromptStore:
 
     def __init__(self, shape: KVShape, dtype: torch.dtype, device: torch.device, tokens: int) -> None:
         self.tokens = tokens
-        self.keys = torch.zeros(shape.layers, shape.kv_heads, tokens, shape.head_dim, dtype=dtype, device=device)
-        self.values = torch.zeros_like(self.keys)
+        size = (shape.layers, shape.kv_heads, tokens, shape.head_dim)
+        # not written before the prompt is: a reading that is shared takes their place
+        self.keys, self.values = (torch.empty(size, dtype=dtype, device=device) for _ in range(2))
         self.seen = [0] * shape.layers
         """tokens that each layer has seen"""
 
@@ -117,9 +118,10 @@ class SharedSlots:
         the others are filled up with slots that hold nothing."""
         codes = layer * self._kv_heads + torch.arange(heads.start, heads.stop, device=self.owner.device)
         owned = (self.owner == codes[:, None]) & (self.role != FREE)
-        width = int(owned.sum(1).max()) if owned.numel() else 0
-        index = owned.to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, :width]
-        live = owned.gather(1, index)
+        counts = owned.sum(1)
+        width = int(counts.max()) if owned.numel() else 0
+        live = torch.arange(width, device=owned.device) < counts[:, None]
+        index = torch.zeros_like(live, dtype=torch.long).masked_scatter_(live, owned.nonzero()[:, 1])
         role = torch.where(live, self.role[index], FREE)
         return Slots(self.keys[index], self.values[index], self.position[index], self.span[index], role)
 

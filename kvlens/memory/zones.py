@@ -166,8 +166,9 @@ class SharedZone:
         """layers: whose KV heads share the zone; size: slots."""
         self._first, self._kv_heads, self._spans = layers.start, kv_heads, spans
         self.tables = ZoneTables.empty(1, len(layers) * kv_heads * spans, size)
-        self._requests: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        """of each layer: the units that it asked for when it decided last, and their gates"""
+        self._granted = torch.empty(0, dtype=torch.long), torch.empty(0, dtype=torch.double)
+        """the units that every layer asked for when it decided last and still has, layer after layer, and their
+        gates"""
         self._stamped = 0
         """no unit has a larger stamp"""
 
@@ -180,8 +181,11 @@ class SharedZone:
         codes = (layer - self._first) * self._kv_heads + heads
         request = codes * self._spans + spans, score[heads, spans].double()
         assert not request[1].isnan().any(), "a span without a gate was requested"
-        requests = [request, *(self._requests[number] for number in self._requests if number != layer)]
-        units, gates = (torch.cat(column) for column in zip(*requests, strict=True))
+        foreign_units = self._layers(self._granted[0]) != layer
+        units, gates = (
+            torch.cat((own_column, held[foreign_units]))
+            for own_column, held in zip(request, self._granted, strict=True)
+        )
         order = gates.argsort(descending=True, stable=True)
         wished, gates, is_own = units[order], gates[order], order < len(spans)
         if not len(wished):  # `decide` needs a column
@@ -201,7 +205,9 @@ class SharedZone:
         assert not ((count - stay)[accepted & ~is_own] > 0).any(), (
             "another layer's span is here whole, or not wished for"
         )
-        self._keep(layer, wished, gates, accepted, is_own)
+        units, gates = wished[accepted], gates[accepted]
+        by_layer = self._layers(units).argsort(stable=True)
+        self._granted = units[by_layer], gates[by_layer]
         missing = torch.where(accepted, count - stay, 0)
         short, over = (missing > 0).nonzero()[:, 0], ((count > 0) & ~accepted & is_own).nonzero()[:, 0]
         _, short_heads, short_spans = self._parts(wished[short])
@@ -217,14 +223,8 @@ class SharedZone:
             self._counts(wished, accepted & is_own, count, missing),
         )
 
-    def _keep(
-        self, layer: int, wished: torch.Tensor, gates: torch.Tensor, accepted: torch.Tensor, is_own: torch.Tensor
-    ) -> None:
-        """Remember what every layer asked for and still has."""
-        layers = wished // (self._kv_heads * self._spans) + self._first
-        for number in {layer, *self._requests}:
-            granted = accepted & (is_own if number == layer else ~is_own & (layers == number))
-            self._requests[number] = wished[granted], gates[granted]
+    def _layers(self, units: torch.Tensor) -> torch.Tensor:
+        return units // (self._kv_heads * self._spans) + self._first
 
     def _counts(
         self, wished: torch.Tensor, granted: torch.Tensor, count: torch.Tensor, missing: torch.Tensor

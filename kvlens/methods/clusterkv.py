@@ -27,6 +27,12 @@ class ClusterKVParameters(TokenRetrievalParameters):
         320, "decoded tokens that are attended until so many are there; they are clustered together then", symbol="m"
     )
     window_rule: str = param("at_most", "the window leaves when it is full", choices=("at_most",), ours=True)
+    block: int = param(
+        2048,
+        "prompt tokens that are clustered together at most: a longer prompt is clustered in blocks, so that the time "
+        "grows with the tokens and not with their square; 0: the whole prompt together (the paper)",
+        ours=True,
+    )
     dense_layers: int = param(2, "first layers that keep every token")
     group: str = param(
         "mean",
@@ -39,6 +45,8 @@ class ClusterKVParameters(TokenRetrievalParameters):
         super().__post_init__()
         if self.cluster < 1 or self.rounds < 1:
             raise ValueError("cluster and rounds must be at least 1.")
+        if self.block < 0 or 0 < self.block < 2 * self.cluster:
+            raise ValueError("block must be 0 or at least twice a cluster's tokens.")
 
     @property
     def leaves(self) -> int:
@@ -65,7 +73,8 @@ class ClusterKV(TokenRetrieval):
     by q . centroid, and the tokens of the best are read until the budget is full: of the last cluster, those that come
     first. Decoded tokens are attended until the window is full and become clusters of their own then (sec. 4).
 
-    Departures: what fills no window at the prompt's end waits in it with the decoded tokens; a KV head's query heads
+    Departures: a prompt above 2,048 tokens is clustered in blocks, as decoded tokens are (`block`); what fills no
+    window at the prompt's end waits in it with the decoded tokens; a KV head's query heads
     rank together (paper: each for itself); what was read at the last step stays, cluster or not. The authors' accuracy
     code never clusters decoded tokens, so that long answers have more than the budget there.
     """
@@ -114,18 +123,21 @@ class ClusterKV(TokenRetrieval):
     def index(self, keys: torch.Tensor) -> torch.Tensor:
         import torch
 
-        from kvlens.methods.families.kmeans import kmeans
+        from kvlens.methods.families.kmeans import blocks, kmeans, split
 
         if not keys.shape[2]:
             return keys.new_zeros(*keys.shape[:3], 1)
         count = self._first if self._pages == 0 and self._first else each(self.params)
-        labels = []
-        for layer, of_layer in enumerate(keys):
-            centroids, label = kmeans(of_layer, count, self.params.rounds, self.context.seed, cosine=True)
-            self._centroids[layer, :, self._clusters : self._clusters + count] = centroids.to(self._centroids.dtype)
-            labels.append(label + self._clusters)
-        self._clusters += count
-        return torch.stack(labels)[..., None]
+        labels = torch.empty(keys.shape[:3], dtype=torch.long, device=keys.device)
+        tokens = blocks(keys.shape[2], self.params.block)
+        for block, of_block in zip(tokens, split(count, len(tokens)), strict=True):
+            place = slice(self._clusters, self._clusters + of_block)
+            for layer, of_layer in enumerate(keys[:, :, block]):
+                centroids, label = kmeans(of_layer, of_block, self.params.rounds, self.context.seed, cosine=True)
+                self._centroids[layer, :, place] = centroids.to(self._centroids.dtype)
+                labels[layer, :, block] = label + place.start
+            self._clusters = place.stop
+        return labels[..., None]
 
     # ------------------------------------------------------------------------------------------------------ decoding
     def read_besides(self) -> int:

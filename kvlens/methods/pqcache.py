@@ -26,6 +26,11 @@ class PQCacheParameters(TokenRetrievalParameters):
     rounds: int = param(
         25, "rounds of k-means (the authors': as many as the time of prefill allows, 3 to 300)", ours=True
     )
+    sample: int = param(
+        2048,
+        "prompt keys, drawn by the run's seed, whose clusters the centroids are: all keys of a shorter prompt; 0: all",
+        ours=True,
+    )
     sinks: int = param(32, "first tokens always attended (the authors' code)")
     window: int = param(
         800, "newest tokens always attended, as many as are chosen: a tenth of the prompt in the paper (here of 8,032)"
@@ -40,6 +45,8 @@ class PQCacheParameters(TokenRetrievalParameters):
         super().__post_init__()
         if self.parts < 1 or not 1 <= self.bits <= 8 or self.rounds < 1:
             raise ValueError("parts and rounds must be at least 1, bits lie between 1 and 8.")
+        if self.sample < 0:
+            raise ValueError("sample must be at least 0.")
 
     @classmethod
     def fit(cls, shape: KVShape, prompt_tokens: int, max_new: int, budget_bytes: int | None) -> dict[str, Any]:
@@ -63,7 +70,8 @@ class PQCache(TokenRetrieval):
 
     Departures: k-means makes a fixed number of rounds from vectors drawn by the run's seed, where the authors' rounds
     depend on measured time; a code takes a whole byte; what was fetched for the last step is not fetched again, where
-    they keep blocks of tokens by how often they are used.
+    they keep blocks of tokens by how often they are used; a prompt above 2,048 tokens has its centroids from a draw of
+    so many keys (`sample`).
     """
 
     name = "pqcache"
@@ -121,9 +129,8 @@ class PQCache(TokenRetrieval):
         for layer, of_layer in enumerate(keys):
             pieces = of_layer.float().unflatten(-1, (self.params.parts, -1)).transpose(1, 2).flatten(0, 1)
             if not self._known:
-                new_centroids, _ = kmeans(
-                    pieces, self._centroids.shape[3], self.params.rounds, self.context.seed, cosine=False
-                )
+                p, count = self.params, self._centroids.shape[3]
+                new_centroids, _ = kmeans(pieces, count, p.rounds, self.context.seed, cosine=False, sample=p.sample)
                 self._centroids[layer] = new_centroids.view(self._centroids.shape[1:])
             code = nearest(pieces, self._centroids[layer].float().flatten(0, 1), cosine=False)
             codes.append(code.unflatten(0, (keys.shape[1], -1)).transpose(1, 2))

@@ -18,8 +18,8 @@ def span_keys(
     """keys [L, H_kv, n, D] of the prompt as the cache holds them; rows: its spans; rotate: the model's rotary
     embedding, taken back before averaging, or None.
 
-    None when there are no spans, or their keys need more than `MOST_KEY_BYTES`. Works on one layer at a time: as much
-    memory as float32 keys of it.
+    None when there are no spans, or their keys need more than `MOST_KEY_BYTES`. Works on one KV head at a time: as
+    much memory as float32 keys of it.
     """
     layers, kv_heads, n, head_dim = keys.shape
     known_values = [row for row in rows if row.tok_start < min(row.tok_end, n)]
@@ -33,10 +33,11 @@ def span_keys(
     )
     owner, positions = owner.to(keys.device), torch.arange(n, device=keys.device)
     means = np.empty((layers, kv_heads, len(known_values), head_dim), np.float32)
-    for layer in range(layers):
-        plain = keys[layer].float() if rotate is None else rotate(keys[layer], positions, layer, back=True).float()
-        sums = plain.new_zeros(kv_heads, len(known_values) + 1, head_dim).index_add_(1, owner, plain)[:, :-1]
-        means[layer] = (sums / counts).numpy(force=True)
+    for layer, head in np.ndindex(layers, kv_heads):
+        part = keys[layer, head, None]
+        plain = part.float() if rotate is None else rotate(part, positions, layer, back=True).float()
+        sums = plain.new_zeros(1, len(known_values) + 1, head_dim).index_add_(1, owner, plain)[0, :-1]
+        means[layer, head] = (sums / counts).numpy(force=True)
     return SpanKeys(
         "post-rope" if rotate is None else "pre-rope", np.array([row.span for row in known_values], np.int32), means
     )

@@ -65,9 +65,10 @@ def carry_out(
     """
     check(request)
     if models.named:
-        refuse(request, source)
-        if line := weights_sentence(request.model, request.dtype):
-            say(line)
+        need = refuse(request, source)
+        for line in (weights_sentence(request.model, request.dtype), "" if need is None else need.sentence):
+            if line:
+                say(line)
     request = request.model_copy(update={"device": settle(request.device)})
     return carry_out_prepared(
         request, prepare(request, source, report, models=models), runs_dir, report, cancelled, say, audience

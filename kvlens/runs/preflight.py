@@ -12,15 +12,14 @@ from typing import Any
 
 from kvlens import methods
 from kvlens.budget import BudgetInfeasible
-from kvlens.engine.model_cache import find_model
 from kvlens.methods.advice import refusal
 from kvlens.methods.fitting import Chosen, Sizes
-from kvlens.models.device import expected
 from kvlens.models.errors import UnsupportedModel
 from kvlens.models.find import ready
 from kvlens.models.sizes import NUMBER_BYTES, ModelBeyondMemory, check_memory, dtype_sentence, sizes_in
 from kvlens.recording.sampling import resolve as resolve_sampling
 from kvlens.runs.attending import attended_share, attending, attending_sentence
+from kvlens.runs.memoryneed import MemoryNeed, check_run_memory, is_kept, memory_need
 from kvlens.runs.preparing import advice, check, choose_parameters
 from kvlens.runs.request import RunRequest, default_preset
 from kvlens.runs.room import resized, room_made, with_room
@@ -48,6 +47,7 @@ UNKNOWN = (
     "feasible",
     "trace_bytes",
     "step_bytes",
+    "memory_bytes",
     "steps",
     "room",
     "oracle_every",
@@ -83,7 +83,7 @@ def foresee(request: RunRequest, prompt: PromptText) -> Foreseen | str:
     source = ready(request.model)
     if source is None:
         return f"'{request.model}' has not been converted yet: its size is known when it has been loaded once."
-    if not _is_kept(request):
+    if not is_kept(request):
         check_memory(source, request.model, request.dtype if request.dtype in NUMBER_BYTES else "float32")
     shape, positions = sizes_in(source, NUMBER_BYTES.get(request.dtype, 4))
     if not (source / "tokenizer.json").is_file():
@@ -100,14 +100,9 @@ def foresee(request: RunRequest, prompt: PromptText) -> Foreseen | str:
     return Foreseen(sizes, positions, question_tokens)
 
 
-def _is_kept(request: RunRequest) -> bool:
-    """Return True if this process has the model in memory already (kvlens.engine.model_cache)."""
-    return (expected(request.device), request.dtype) == ("cpu", "float32") and find_model(request.model) is not None
-
-
-def refuse(request: RunRequest, prompt: PromptText) -> None:
-    """Raises what arithmetic can tell of a run that would be refused, with what would work; nothing where only loading
-    or reading can tell."""
+def refuse(request: RunRequest, prompt: PromptText) -> MemoryNeed | None:
+    """Return the memory that a run takes by estimate; None where only loading or reading can tell. Raises what
+    arithmetic can tell of a run that would be refused, with what would work."""
     if request.question == "after":
         question_start(prompt)
     request = attending(request)
@@ -116,9 +111,9 @@ def refuse(request: RunRequest, prompt: PromptText) -> None:
     except ModelBeyondMemory:
         raise
     except UnsupportedModel:
-        return  # loading says what is wrong with the model
+        return None  # loading says what is wrong with the model
     if isinstance(foreseen, str):
-        return
+        return None
     request = with_room(request, foreseen.sizes)
     foreseen = replace(foreseen, sizes=resized(request, foreseen.sizes))
     run, sizes = choose_parameters(request, foreseen.sizes), foreseen.sizes
@@ -130,6 +125,7 @@ def refuse(request: RunRequest, prompt: PromptText) -> None:
     refused = _refusal(request, run, foreseen.sizes)
     if refused is not None:
         raise refused
+    return check_run_memory(request, foreseen.sizes)
 
 
 def weights_sentence(model: str, dtype: str) -> str:
@@ -168,10 +164,10 @@ def estimate(
     chat_args: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """prompt_tokens, full_kv_bytes, budget_bytes (None: no limit), min_budget_bytes, feasible, trace_bytes,
-    step_bytes (of the trace, of each step), steps (at most), oracle_every, preset (which would be run), fit (why the
-    preset `fit` would be run and what it comes to), values (of that preset, over the defaults), config (all
-    parameters), instead (budget and preset that would work, where this would not), room (the sentence about a budget
-    that was not given and is larger than usual), warnings.
+    step_bytes (of the trace, of each step), memory_bytes (beside the weights, on a CPU), steps (at most), oracle_every,
+    preset (which would be run), fit (why the preset `fit` would be run and what it comes to), values (of that preset,
+    over the defaults), config (all parameters), instead (budget and preset that would work, where this would not), room
+    (the sentence about a budget that was not given and is larger than usual), warnings.
 
     oracle_every: full attention by span is recorded at every so many steps, in all layers. feasible: None where the
     method's floor is an estimate above the budget, so that only the run itself knows.
@@ -218,6 +214,7 @@ def estimate(
         "oracle_every": None if sampled is None else sampled.every,
         "trace_bytes": TRACE_BASE_BYTES + token_bytes * tokens + step_bytes * sizes.max_new,
         "step_bytes": step_bytes,
+        "memory_bytes": memory_need(request, sizes).total,
         "steps": sizes.max_new,
         "preset": choice.preset,
         "fit": choice.said,

@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvlens import methods
@@ -59,6 +60,8 @@ class Prepared:
     """whether full KV equals the model's own generate; None: a model that a caller handed in"""
     load_s: float | None = None
     """what loading and checking the model took; None: a model that a caller handed in"""
+    readings: Path | None = None
+    """folder of readings; None: the one that the environment names, if it does"""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,6 @@
 """Prompts that were read before. The app names a folder of its own for them, so that a run's reference, its repeats and
-every what-if on the same prompt begin with placing it; the runs of a race, and those of several questions about one
-context, share one in memory, and so do a run and the reference that it makes; anywhere else a run reads its prompt
-itself."""
+every what-if on the same prompt begin with placing it. Studies have one, for all workers and later studies. Runs of a
+race or of questions about one context share a reading in memory, as do a run and the reference that it makes."""
 
 from __future__ import annotations
 
@@ -105,10 +104,9 @@ def reading(prepared: Prepared, planned: Plan, told: Told, ahead: bool = False) 
     """None where the run reads its prompt itself: the method has to be there while it is read, or it is kept nowhere. A
     folder has to be named, and keeps what was read on a CPU and fits. told: as the engine's progress; what it raises
     ends the reading. ahead: for a budget check, before the first run."""
-    named, method = os.environ.get(FOLDER), planned.method
-    if method.needs_with(planned.params).own_prompt:
+    if planned.method.needs_with(planned.params).own_prompt:
         return None
-    folder = Path(named) if named and fits(prepared, planned) else None
+    folder = _folder(prepared, planned)
     if folder is None and prepared.kept is None:
         return None
     return Reading(prepared, planned, folder, told, ahead)
@@ -129,8 +127,14 @@ def full_reading(prepared: Prepared, planned: Plan, progress: Told) -> ReadPromp
     that is at hand, else a new one. progress: as the engine's progress; what it raises ends the reading."""
     if prepared.kept is not None and prepared.kept.read is not None:
         return prepared.kept.read
+    return Reading(prepared, planned, _folder(prepared, planned), progress, False)()
+
+
+def _folder(prepared: Prepared, planned: Plan) -> Path | None:
+    """Return the folder that keeps a reading; None where none is named or the reading is too large."""
     named = os.environ.get(FOLDER)
-    return Reading(prepared, planned, Path(named) if named and fits(prepared, planned) else None, progress, False)()
+    folder = Path(named) if named else prepared.readings
+    return folder if folder is not None and fits(prepared, planned) else None
 
 
 def _room(prepared: Prepared) -> int:
@@ -173,7 +177,6 @@ def _key(prepared: Prepared, planned: Plan) -> str:
 
 
 def _save(path: Path, read: ReadPrompt) -> None:
-    """See `_put`."""
     tensors = {name: getattr(read, name) for name in ("keys", "values", "last_queries", "received")}
     tensors |= read.surprisal.state()
     tensors |= {f"peeked.{field.name}": getattr(read.peeked, field.name) for field in fields(read.peeked)}
@@ -181,8 +184,7 @@ def _save(path: Path, read: ReadPrompt) -> None:
 
 
 def _beside(path: Path) -> Path:
-    """Where the surprisals lie that a run computed of a reading without them: 4 bytes a token, where the reading is
-    half a gigabyte at most."""
+    """Return where the surprisals are that a run computed of a reading without them: 4 bytes a token."""
     return path.with_suffix(f".surprisal{path.suffix}")
 
 
@@ -236,8 +238,7 @@ def _load(path: Path, prepared: Prepared) -> ReadPrompt | None:
 
 
 def _read_surprisals(path: Path, tokens: int) -> dict[str, torch.Tensor]:
-    """{"surprisal": float32 [tokens]} where a run has put them beside a reading; {} where none has, or what lies there
-    is damaged: then they are computed again."""
+    """Return {"surprisal": float32 [tokens]}; {} where no run has put them beside a reading, or they are damaged."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 

@@ -32,6 +32,11 @@ FINAL = ("completed", "refused")
 """states of a trial that is not run again when the study goes on"""
 
 
+def readings_folder(runs_dir: Path) -> Path:
+    """Return where all studies of a folder of runs keep readings of prompts (kvlens.runs.readings)."""
+    return runs_dir / FOLDER / ".readings"
+
+
 class StudyBusy(TraceError):
     """Another process is carrying the study out."""
 

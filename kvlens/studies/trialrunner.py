@@ -20,6 +20,7 @@ from kvlens.runs.request import BY_NAME, ModelSource, Report, RunRequest
 from kvlens.shortage import Shortage
 from kvlens.store.errors import TraceError
 from kvlens.store.reader import TraceReader
+from kvlens.studies import storage
 from kvlens.studies.errors import BadStudy
 from kvlens.studies.figures import figures_of
 from kvlens.studies.plan import Arm, StudyPlan
@@ -220,6 +221,7 @@ class TrialRunner:
         reading = keeping([methods.get(arm.method) for arm in arms])
         if dtype not in self._bases:
             base = prepare(request, prompt.source, self._report, models=self._models)
+            base = replace(base, readings=storage.readings_folder(self._runs))
             if not dtype:
                 self._same_model(base.fingerprint)
             self._bases[dtype] = base

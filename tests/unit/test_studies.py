@@ -170,7 +170,7 @@ def test_a_study_that_was_stopped_goes_on_where_it_stopped(
     assert len(again.trials) == 11
     assert len(storage.read_trials(tmp_path, info.id)) == 14
     assert all(json.loads(line) for line in path.read_text().splitlines())
-    assert len(readings) == 3  # the first prompt once more
+    assert len(readings) == len(prompts)  # the first prompt's reading was kept
     assert carry_out(tmp_path, info.id, Heard(), lambda: False)
 
 
@@ -388,6 +388,19 @@ def test_an_extended_plan_has_the_number_formats_of_both() -> None:
     more = PLAN.model_copy(update={"reference_dtypes": ("bfloat16",)})
     arms = [(arm.method, arm.dtype) for arm in extended(PLAN, more).arms()]
     assert ("full", "bfloat16") in arms
+
+
+def test_studies_of_the_same_prompts_read_each_once(
+    tmp_path: Path, prompts: tuple[StudyPrompt, ...], readings: list[int]
+) -> None:
+    for number, budget in enumerate(("40%", "60%")):
+        plan = PLAN.model_copy(update={"budgets": (budget,), "values": {}})
+        info = storage.create(tmp_path, plan, prompts)
+        assert carry_out(tmp_path, info.id, Heard(), lambda: False)
+        assert len(readings) == len(prompts), number
+    files = list(storage.readings_folder(tmp_path).glob("*.safetensors"))
+    assert len([file for file in files if ".surprisal" not in file.name]) == len(prompts)
+    assert len(storage.ids(tmp_path)) == 2
 
 
 def test_trials_come_in_the_order_in_which_they_ended(tmp_path: Path, prompts: tuple[StudyPrompt, ...]) -> None:

@@ -1,0 +1,113 @@
+"""What a run takes in memory: said before the run, refused beyond what is free, and held to few copies of the KV."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from support import method_of, random_prompt
+from torch.profiler import ProfilerActivity, profile
+
+from kvlens.engine.engine import Engine, Options
+from kvlens.engine.holdings import SMALL, Mark
+from kvlens.methods.fitting import Sizes
+from kvlens.recording.spankeys import span_keys
+from kvlens.rows import SpanRow
+from kvlens.runs import memoryneed
+from kvlens.runs.memoryneed import RunBeyondMemory, check_run_memory, memory_need
+from kvlens.runs.preflight import estimate, refuse
+from kvlens.runs.request import RunRequest
+from kvlens.shape import KVShape
+from kvlens.text.prompts import PromptText
+
+SIZES = Sizes(KVShape(32, 32, 8, 128, 2), 32_000, 63, None)
+
+
+def kv_copies(**fields: Any) -> float:
+    """Return a run's memory as a multiple of its full KV, without the masses."""
+    request = RunRequest(model="demo", oracle="off", **fields)
+    shape, tokens = SIZES.shape, SIZES.prompt_tokens + 1 + SIZES.max_new
+    limit = round(SIZES.full_kv_bytes / 5) if fields.get("method") not in ("full", None) else None
+    need = memory_need(request, Sizes(shape, SIZES.prompt_tokens, SIZES.max_new, limit))
+    return (need.total - 4 * shape.layers * shape.q_heads * tokens) / need.full_kv
+
+
+def test_a_run_holds_its_prompt_slots_and_watched_keys() -> None:
+    assert kv_copies(method="full") == pytest.approx(2)
+    assert kv_copies(method="snapkv", coverage=False) == pytest.approx(1.2)
+    assert kv_copies(method="quest", coverage=False) == pytest.approx(2.2)
+    assert kv_copies(method="snapkv", against=True) == pytest.approx(2)
+    assert kv_copies(method="quest", against=True) == pytest.approx(2.7)
+
+
+def test_a_run_beyond_memory_is_refused_before_anything_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    request, prompt = RunRequest(model="demo", method="snapkv", max_new=8), PromptText("the red key " * 40)
+    need = refuse(request, prompt)
+    assert need is not None
+    assert estimate(prompt, "demo", "snapkv", {}, None, 8)["memory_bytes"] == need.total
+    monkeypatch.setattr(memoryneed, "is_kept", lambda request: True)
+    monkeypatch.setattr(memoryneed, "host_bytes", lambda: need.total - 1)
+    with pytest.raises(RunBeyondMemory) as refused:
+        refuse(request, prompt)
+    assert (refused.value.code, refused.value.needed, refused.value.free) == (
+        "run_beyond_memory",
+        need.total,
+        need.total - 1,
+    )
+    monkeypatch.setattr(memoryneed, "host_bytes", lambda: need.total)
+    assert refuse(request, prompt) == need
+
+
+def test_weights_that_are_still_to_be_loaded_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    request = RunRequest(model="demo")
+    sizes = Sizes(KVShape(2, 4, 2, 16, 4), 100, 8, None)
+    monkeypatch.setattr(memoryneed, "is_kept", lambda request: False)
+    monkeypatch.setattr(memoryneed, "host_bytes", lambda: memory_need(request, sizes).total)
+    with pytest.raises(RunBeyondMemory):
+        check_run_memory(request, sizes)
+    monkeypatch.setattr(memoryneed, "host_bytes", lambda: None)
+    assert check_run_memory(request, sizes).sentence == ""
+
+
+def test_a_long_run_says_what_it_takes() -> None:
+    assert memory_need(RunRequest(model="demo", method="full"), SIZES).sentence
+
+
+def largest_allocation(work: Any) -> int:
+    """Return the bytes of the largest tensor that is made meanwhile."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        work()
+    return max(event.self_cpu_memory_usage for event in profiled.events())
+
+
+def test_marking_a_prompt_widens_a_part_of_it_at_a_time() -> None:
+    with torch.inference_mode():
+        keys = torch.randn(16, 2, 600, 16)
+    assert keys.numel() > SMALL
+    assert largest_allocation(lambda: Mark.take(keys)) <= keys.nbytes // 8
+
+
+def test_mean_keys_of_spans_are_made_head_by_head() -> None:
+    keys = torch.randn(4, 4, 600, 16)
+    rows = [SpanRow(1, "page", 0, 300, -1, ""), SpanRow(2, "page", 300, 600, -1, "")]
+    sizes = largest_allocation(lambda: span_keys(keys, rows, lambda part, positions, layer, back: part.clone()))
+    assert sizes <= keys.nbytes // 16
+    means = span_keys(keys, rows, None)
+    assert means is not None
+    torch.testing.assert_close(torch.from_numpy(means.keys), keys.unflatten(2, (2, 300)).mean(3))
+
+
+def test_a_run_of_a_reading_writes_no_store_of_its_own(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, prompt, method = Engine(tiny), random_prompt(200, seed=3), method_of("snapkv")
+    read = engine.read(prompt)
+    filled: list[torch.Tensor] = []
+    zeros = torch.zeros
+
+    def count_zeros(*size: Any, **options: Any) -> torch.Tensor:
+        filled.append(tensor := zeros(*size, **options))
+        return tensor
+
+    monkeypatch.setattr(torch, "zeros", count_zeros)
+    engine.run(prompt, method, method.Parameters(tokens=40), None, Options(max_new=2, ignore_eos=True), read=read)
+    assert max(tensor.nbytes for tensor in filled) < read.keys.nbytes
