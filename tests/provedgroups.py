@@ -69,16 +69,17 @@ COMMANDS = ("kvlens/app/__init__.py", "kvlens/app/commands/*.py", "kvlens/lab/co
 """of the storeys above, what the core and what every command loads by a fixed name (kvlens/storeys.py)"""
 APP_FILES = ("kvlens/app/**/*.css", "kvlens/app/**/*.html", "kvlens/app/**/*.js*", "kvlens/app/**/*.svg")
 """what pages and reports are made of beside code"""
+HELPERS = ("tests/unit/*_reference.py", "tests/unit/*_trial.py")
 CORE_LENS = (
     *("counterfactual", "effect", "fewest_bytes", "holds", "ledger_files", "loss", "loss_ledger", "ranking"),
     *("sampled_losses", "span_readers", "states_truth"),
 )
 CORE_UNIT = (
-    *("arkvale", "border", "chat", "chess", "clusterkv", "composition", "compresskv", "condition", "cuda_link"),
+    *("arkvale", "border", "chat", "chess", "clusterkv", "compresskv", "condition", "cuda_link"),
     *("decode_eviction", "freekv", "freekv_layout", "holdings", "infllm", "kivi", "lowrank", "observing"),
     *("page_retrieval", "pqcache", "preflight", "prompt_eviction", "prompt_eviction_baselines", "raas", "recall_zone"),
-    *("reference_reading", "rocketkv", "room", "rotary", "score_methods", "sekv_codec", "sekv_zones", "semanticache"),
-    *("sentencekv", "sentkv", "several_questions", "shadowkv", "single_run", "sparq", "surprisal", "token_retrieval"),
+    *("reference_reading", "rocketkv", "room", "rotary", "score_methods", "sekv_codec", "semanticache"),
+    *("sentencekv", "sentkv", "shadowkv", "single_run", "sparq", "surprisal", "token_retrieval"),
     *("trace_roundtrip", "turboquant"),
 )
 
@@ -90,7 +91,7 @@ GROUPS = {
             *(f"tests/lens/test_{name}.py" for name in CORE_LENS),
             *(f"tests/unit/test_{name}.py" for name in CORE_UNIT),
         ),
-        ("tests/unit/*_reference.py", "tests/lens/*.py", "tests/synthetic/*.py", *TASKS),
+        (*HELPERS, "tests/lens/*.py", "tests/synthetic/*.py", *TASKS),
         CORE,
         (APP, LAB),
     ),
@@ -204,7 +205,15 @@ GROUPS = {
             "tests/unit/test_sweep.py",
             "tests/lens/test_explain.py",
         ),
-        ("benchmarks/*.py", "benchmarks/*.toml", "kvlens/lab/results/*.json*", "tests/synthetic/*.py", *COMMANDS),
+        (
+            "benchmarks/*.py",
+            "benchmarks/*.toml",
+            "kvlens/lab/results/*.json*",
+            "tests/synthetic/*.py",
+            "tests/unit/test_cli.py",
+            *HELPERS,
+            *COMMANDS,
+        ),
         CORE,
         (APP,),
     ),

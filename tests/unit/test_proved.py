@@ -96,14 +96,16 @@ def imported(path: Path) -> frozenset[Path]:
             names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
     offered = OFFERED.get(path.relative_to(proved.ROOT).as_posix())
     by_name = set(proved.ROOT.glob(f"kvlens/*/{offered}/*.py")) if offered else set()
-    return frozenset({file for name in names for file in module_files(name)} | by_name)
+    return frozenset({file for name in names for file in module_files(name, path.parent)} | by_name)
 
 
-def module_files(name: str) -> Iterator[Path]:
-    """Yield the file of a module: of the package, of what is linked into it, or of the folders that tests import."""
+def module_files(name: str, folder: Path) -> Iterator[Path]:
+    """Yield the file of a module: of the package, of what is linked into it, or of the folders that tests import.
+    folder: that of the importing file, where a test's helpers lie beside it."""
     parts = name.split(".")
     linked = parts[:1] == ["kvlens"] and parts[1:2] in (["kernels"], ["store"])
-    for base in (proved.ROOT.joinpath(*parts[linked:]), proved.ROOT.joinpath("tests", *parts)):
+    beside = [folder.joinpath(*parts)] if folder.is_relative_to(proved.ROOT / "tests") else []
+    for base in (proved.ROOT.joinpath(*parts[linked:]), proved.ROOT.joinpath("tests", *parts), *beside):
         yield from (file for file in (base.with_suffix(".py"), base / "__init__.py") if file.is_file())
 
 
@@ -159,6 +161,11 @@ def test_a_group_is_noted_if_it_passes_and_covers_what_its_processes_read(
     (tmp_path / "tests" / "read.txt").unlink()
     assert proved.prove("whole") == 1
     assert proved.proved() == set()
+
+
+def test_helpers_beside_a_test_are_among_its_imports() -> None:
+    test = proved.ROOT / "tests" / "unit" / "test_freekv.py"
+    assert {test.with_name("freekv_reference.py"), test.with_name("freekv_trial.py")} <= imported(test)
 
 
 def test_types_are_a_target_unless_they_are_proved(
