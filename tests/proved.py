@@ -60,6 +60,9 @@ def write(names: Iterable[str] = tuple(GROUPS)) -> None:
 def prove(*names: str) -> int:
     """Run groups, one after the other, and note each that passes and covers what it reads. Return 1 if one does not."""
     failed = 0
+    if not names or set(names) - set(GROUPS):
+        print(f"Name one or more of these groups: {', '.join(GROUPS)}.", file=sys.stderr)
+        return 2
     for name in names:
         group, before = GROUPS[name], GROUPS[name].digest(ROOT)
         with tempfile.TemporaryDirectory() as log:

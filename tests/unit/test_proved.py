@@ -155,6 +155,7 @@ def test_a_group_is_noted_if_it_passes_and_covers_what_its_processes_read(
     monkeypatch.setattr(proved, "ROOT", tmp_path)
     monkeypatch.setattr(proved, "FILE", tmp_path / "tests" / "proved.json")
     monkeypatch.setattr(proved, "GROUPS", {name: proved.Group(tests, sources) for name, sources in groups.items()})
+    assert proved.prove("other") == 2
     assert proved.prove("blind") == 1
     assert proved.prove("whole") == 0
     assert set(json.loads(proved.FILE.read_text())) == {"whole"}
