@@ -64,7 +64,7 @@ CORE = (
 )
 """code and data of what runs models; the app is left out, and the lab where no test of a group runs it"""
 APP, LAB, GPU = "kvlens/app/", "kvlens/lab/", "kvlens/lab/gpu/"
-TASKS = ("kvlens/lab/__init__.py", "kvlens/lab/tasks/*.py")
+TASKS = ("kvlens/app/__init__.py", "kvlens/lab/__init__.py", "kvlens/lab/tasks/*.py")
 COMMANDS = ("kvlens/app/__init__.py", "kvlens/app/commands/*.py", "kvlens/lab/commands/*.py")
 """of the storeys above, what the core and what every command loads by a fixed name (kvlens/storeys.py)"""
 APP_FILES = ("kvlens/app/**/*.css", "kvlens/app/**/*.html", "kvlens/app/**/*.js*", "kvlens/app/**/*.svg")
