@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev
 
-.PHONY: app test test-all tested browsers busy lint js types docs release-check resolve wheel-test soak oracle observe-versions clean
+.PHONY: app test test-all prove tested browsers busy lint js types docs release-check resolve wheel-test soak oracle observe-versions clean
 
 app: $(STAMP)
 	$(BIN)/streamlit run app.py
@@ -26,14 +26,18 @@ browsers: $(DEV_STAMP)
 tested: $(DEV_STAMP)
 	nice -n 15 $(BIN)/python -m pytest -n 3 $(FILES) --ignore=tests/browser $(LEFT_OUT)
 
-# Tests of kernels, of the device path, of the lab, of how runs are carried out, of examples on the real model, and types
-# are left out while nothing that they prove has changed since `test-all` passed (tests/proved.py). `make test-all` leaves out nothing and notes what it proved;
-# so does a nightly job.
+# Tests of the core alone, the lens, pages in AppTest, kernels, the device path, the lab, how runs are carried out,
+# examples on the real model, and types are left out while nothing that they prove has changed since `test-all` passed
+# (tests/proved.py). `make test-all` leaves out nothing and notes what it proved; so does a nightly job. `make prove
+# GROUPS="core lens"` runs and notes single groups.
 LEFT_OUT = $$($(BIN)/python tests/proved.py skip)
 TYPES = $$($(BIN)/python tests/proved.py types)
 test-all: $(DEV_STAMP)
 	$(MAKE) --no-print-directory test LEFT_OUT= TYPES=types
 	$(BIN)/python tests/proved.py write
+
+prove: $(DEV_STAMP)
+	$(BIN)/python tests/proved.py prove $(GROUPS)
 
 # The tests several times beside a process that never rests: a test may not depend on what else the machine does.
 # `make busy TIMES=2 BUSY="tests/unit/test_border.py"` runs a part.

@@ -147,12 +147,16 @@ class Oracle:
         return np.minimum(np.maximum(0.0, full - self.mass), full * self.unread_share)
 
 
+KEY_FORMS = ("pre-rope", "post-rope")
+"""the rotary embedding was taken back before keys were averaged; it could not be"""
+
+
 @dataclass(frozen=True)
 class SpanKeys:
     """Mean key of every prompt span, for looking at how spans lie to each other."""
 
     form: str
-    """pre-rope: the rotary embedding was taken back before averaging | post-rope: it could not be"""
+    """of KEY_FORMS"""
     span: np.ndarray
     """int32 [S]"""
     keys: np.ndarray

@@ -1,177 +1,33 @@
-"""Which tests need no run since nothing that they prove has changed: `python tests/proved.py skip`, `types`, `write` or
-`show`.
+"""Which tests need no run since nothing that they prove has changed: `python tests/proved.py skip`, `types`, `write`,
+`show` or `prove GROUP...`.
 
 A group of tests is proved for a digest: of the sources it proves, its own files, and the tested versions. `make
 test-all` runs every group and then writes the digests to tests/proved.json, which is committed. `make test`, and so CI,
-leaves out a group whose digest is the committed one, says so, and runs a group of any other digest.
+leaves out a group whose digest is the committed one, says so, and runs a group of any other digest. `prove` runs single
+groups, logs each file of the repository that they and their processes read (tests/readlog/), and writes a digest only
+if the group covers all of these files.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
+import os
+import subprocess
 import sys
-from dataclasses import dataclass
+import tempfile
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
+from provedgroups import GROUPS, ROOT, Group, file_name
+
+__all__ = ["GROUPS", "ROOT", "Group"]
 FILE = ROOT / "tests" / "proved.json"
 
 
-@dataclass(frozen=True)
-class Group:
-    """Test files, and the sources whose change runs them again; glob patterns relative to the repository. `core`: CORE,
-    of which files below the folders `without` are no sources."""
-
-    tests: tuple[str, ...]
-    sources: tuple[str, ...]
-    core: tuple[str, ...] = ()
-    without: tuple[str, ...] = ()
-
-    def files(self, root: Path = ROOT) -> list[Path]:
-        """Return the test files, in order."""
-        return _matches(self.tests, root)
-
-    def covered(self, root: Path = ROOT) -> list[Path]:
-        """Return the test files and the sources, in order: a change of any runs the tests again."""
-        core = [path for path in _matches(self.core, root) if not _name(path, root).startswith(self.without)]
-        return sorted({*_matches((*self.tests, *self.sources), root), *core})
-
-    def digest(self, root: Path = ROOT) -> str:
-        """Return the SHA-256 of all names and contents."""
-        total = hashlib.sha256()
-        for path in self.covered(root):
-            total.update(_name(path, root).encode() + b"\0")
-            total.update(hashlib.sha256(path.read_bytes()).digest())
-        return total.hexdigest()
-
-
-CORE = (
-    "kvlens/**/*.py",
-    "kvlens/**/*.toml",
-    "kvlens/demo/weights/*",
-    "kvlens/methods/**/*.json",
-    "kvlens/methods/**/*.safetensors",
-    "kvlens/player/web/*",
-    "kvlens/tasks/corpus/*",
-    "kvlens/trace/*.json",
-    "kernels/**/*.py",
-    "store/**/*.py",
-    "tests/*.py",
-    "pyproject.toml",
-    "requirements*.txt",
-)
-"""code and data of what runs models; the app is left out, and the lab where no test of a group runs it"""
-APP, LAB, GPU = "kvlens/app/", "kvlens/lab/", "kvlens/lab/gpu/"
-
-GROUPS = {
-    "kernels": Group(
-        ("tests/kernels/test_*.py",),
-        (
-            "kernels/**/*.py",
-            "kvlens/lab/gpu/**/*.py",
-            "kvlens/memory/*.py",
-            "kvlens/link/*.py",
-            "tests/kernels/*.py",
-            "tests/interpreted.py",
-            "tests/lowrank_unit.py",
-            "requirements*.txt",
-            "docs/evidence/kernels.md",
-        ),
-    ),
-    "device": Group(
-        ("tests/static/test_*.py", "tests/unit/test_bench_gpu*.py"), ("kvlens/lab/results/*.json*",), CORE, (APP,)
-    ),
-    # Code of README, docs and notebooks, and the sample prompt, on the real model.
-    "examples": Group(
-        (
-            "tests/api/test_notebooks.py",
-            "tests/api/test_first_example.py",
-            "tests/unit/test_readme_runs.py",
-            "tests/unit/test_smollm2.py",
-        ),
-        ("README.md", "docs/api.md", "notebooks/*.ipynb", "tests/api/conftest.py"),
-        CORE,
-        (APP, LAB),
-    ),
-    # How runs are carried out: studies, workers, gates, races, kept readings.
-    "carrying": Group(
-        (
-            "tests/unit/test_gate.py",
-            "tests/unit/test_passage.py",
-            "tests/unit/test_race.py",
-            "tests/unit/test_readings.py",
-            "tests/unit/test_studies.py",
-            "tests/unit/test_study_workers.py",
-        ),
-        ("docs/studies.md", "docs/architecture.md"),
-        CORE,
-        (APP, GPU),
-    ),
-    # Processes of the app: the one that jobs are forked from, and the soak, which opens pages.
-    "processes": Group(
-        ("tests/unit/test_warm.py", "tests/fault/test_soak.py"),
-        (
-            "benchmarks/soak*.py",
-            "kvlens/app/**/*.css",
-            "kvlens/app/**/*.html",
-            "kvlens/app/**/*.js*",
-            "kvlens/app/**/*.svg",
-            "kvlens/lab/results/*.json*",
-            "tests/fault/*.py",
-            "tests/synthetic/*.py",
-        ),
-        CORE,
-    ),
-    # What mypy says of every file; with it the test that it sees across borders.
-    "types": Group(
-        ("tests/unit/test_types_border.py",),
-        (
-            "kvlens/**/*.py",
-            "kernels/**/*.py",
-            "store/**/*.py",
-            "pages/*.py",
-            "benchmarks/*.py",
-            "app.py",
-            "tests/api/typed_example.py",
-            "pyproject.toml",
-            "requirements*.txt",
-        ),
-    ),
-    # Benchmarks, claims, training and calibration: tools of the lab.
-    "lab": Group(
-        (
-            "tests/unit/test_bench_cli.py",
-            "tests/unit/test_bench_rates.py",
-            "tests/unit/test_*_calibration.py",
-            "tests/unit/test_claims_parts.py",
-            "tests/unit/test_freetext.py",
-            "tests/unit/test_ledger_study.py",
-            "tests/unit/test_mutations.py",
-            "tests/unit/test_plugin_lies.py",
-            "tests/unit/test_real_model_ratios.py",
-            "tests/unit/test_sekv_training.py",
-            "tests/unit/test_sweep.py",
-            "tests/lens/test_explain.py",
-        ),
-        ("benchmarks/*.py", "benchmarks/*.toml", "kvlens/lab/results/*.json*", "tests/synthetic/*.py"),
-        CORE,
-        (APP,),
-    ),
-}
-
-
-def _matches(patterns: tuple[str, ...], root: Path) -> list[Path]:
-    return sorted({path for pattern in patterns for path in root.glob(pattern) if path.is_file()})
-
-
-def _name(path: Path, root: Path) -> str:
-    return path.relative_to(root).as_posix()
-
-
-def proved(root: Path = ROOT) -> set[str]:
-    """Return the groups that were proved as they are."""
+def proved(root: Path | None = None) -> set[str]:
+    """Return the groups that were proved as they are. root: None is this repository."""
+    root = root or ROOT
     path = root / FILE.relative_to(ROOT)
     stored = json.loads(path.read_text()) if path.exists() else {}
     return {name for name, group in GROUPS.items() if stored.get(name, {}).get("digest") == group.digest(root)}
@@ -193,11 +49,46 @@ def types() -> None:
         print("types")
 
 
-def write() -> None:
-    """Note that all groups passed as they are now."""
+def write(names: Iterable[str] = tuple(GROUPS)) -> None:
+    """Note that groups passed as they are now."""
     today = datetime.now(UTC).date().isoformat()
-    digests = {name: {"digest": group.digest(), "date": today} for name, group in sorted(GROUPS.items())}
-    FILE.write_text(json.dumps(digests, indent=1) + "\n")
+    stored = json.loads(FILE.read_text()) if FILE.exists() else {}
+    digests = stored | {name: {"digest": GROUPS[name].digest(ROOT), "date": today} for name in names}
+    FILE.write_text(json.dumps({name: digests[name] for name in sorted(digests) if name in GROUPS}, indent=1) + "\n")
+
+
+def prove(*names: str) -> int:
+    """Run groups, one after the other, and note each that passes and covers what it reads. Return 1 if one does not."""
+    failed = 0
+    if not names or set(names) - set(GROUPS):
+        print(f"Name one or more of these groups: {', '.join(GROUPS)}.", file=sys.stderr)
+        return 2
+    for name in names:
+        group, before = GROUPS[name], GROUPS[name].digest(ROOT)
+        with tempfile.TemporaryDirectory() as log:
+            paths = [str(Path(__file__).parent / "readlog"), *filter(None, [os.environ.get("PYTHONPATH")])]
+            settings = {"PYTHONPATH": os.pathsep.join(paths), "KVLENS_READ_LOG": log, "KVLENS_READ_ROOT": str(ROOT)}
+            command = [sys.executable, "-m", "pytest", "-n", "2", "--dist", "loadfile", "--no-loadscope-reorder"]
+            ended = subprocess.run(
+                [*command, *map(str, group.files(ROOT))], cwd=ROOT, env=os.environ | settings, check=False
+            )
+            if name == "types" and not ended.returncode:
+                ended = subprocess.run([sys.executable, "-m", "mypy"], cwd=ROOT, check=False)
+            missing = sorted(files_read(Path(log)) - set(group.covered(ROOT)))
+        for path in missing:
+            print(f"{name} reads {file_name(path, ROOT)}, which it does not cover.")
+        if ended.returncode or missing or group.digest(ROOT) != before:
+            failed = 1
+        else:
+            write([name])
+    return failed
+
+
+def files_read(log: Path) -> set[Path]:
+    """Return the files of the repository, as Git lists them, that processes read. log: the folder of their logs."""
+    lines = {line for path in log.iterdir() for line in path.read_text(errors="replace").splitlines()}
+    tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return {Path(line).resolve() for line in lines} & {(ROOT / name).resolve() for name in tracked.split("\0") if name}
 
 
 def show() -> None:
@@ -208,4 +99,5 @@ def show() -> None:
 
 
 if __name__ == "__main__":
-    {"skip": skip, "types": types, "write": write, "show": show}[sys.argv[1]]()
+    commands = {"skip": skip, "types": types, "write": write, "show": show, "prove": prove}
+    sys.exit(commands[sys.argv[1]](*sys.argv[2:]))

@@ -67,5 +67,6 @@ def write_full(folder: Path, seed: int = 0, steps: int = STEPS) -> Path:
     phases = ("score_us", "plan_us", "copy_us", "wait_us", "attend_us", "record_us", "rest_us")
     writer.row("phase", step=0, **dict.fromkeys(phases, 1))
     writer.row("effect", step=0, lead=1.5, layer=0, kv_head=0, span=1, effect=0.5)
+    writer.span_keys([0, 1, 9], rng.normal(size=(LAYERS, KV_HEADS, 3, 8)))
     writer.close(output_text=" ".join(f"o{step}" for step in range(steps)), stopped="length", reference_output="o7")
     return folder

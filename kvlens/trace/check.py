@@ -13,15 +13,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kvlens.rows import MASS_COLUMNS
 from kvlens.trace.cells import Values, column_faults, numbers
 from kvlens.trace.faults import BadTrace, Fault
 from kvlens.trace.head import Head
+from kvlens.trace.promises import first_rows, promise_faults
 from kvlens.trace.source import Loaded, Source
 from kvlens.trace.tables import TABLES
 
-MASS_TOLERANCE = 2e-3
-"""masses are sums of float32 numbers, stored to 1e-4"""
 MOST_FAULTS = 50
 """faults that are reported of one trace"""
 _RANGES = {"span": ("tok_start", "tok_end"), "token": ("char_start", "char_end"), "transfer": ("start_us", "end_us")}
@@ -108,34 +106,27 @@ def _placed(fault: Fault, held: Loaded) -> Fault:
     return Fault(fault.code, fault.table, fault.column, file, row, fault.rule, fault.value, fault.rows)
 
 
-def _first(name: str, code: str, column: str, broken: np.ndarray, rule: str, value: object = None) -> Iterator[Fault]:
-    rows = np.flatnonzero(broken)
-    if rows.size:
-        shown = value[rows[0]] if isinstance(value, np.ndarray) else value
-        yield Fault(code, name, column, None, int(rows[0]), rule, None if shown is None else str(shown), int(rows.size))
-
-
 def _between_rows(name: str, table: pa.Table, head: Head, sizes: dict[str, int]) -> Iterator[Fault]:
     """Rules of several columns or rows of a table."""
     about = TABLES[name]
     if about.key:
         packed = _packed(table, about.key, sizes)
-        _, first_rows, counts = np.unique(packed, return_index=True, return_counts=True)
+        _, firsts, counts = np.unique(packed, return_index=True, return_counts=True)
         again = np.ones(len(packed), bool)
-        again[first_rows] = False
-        yield from _first(name, "duplicate", ", ".join(about.key), again, "one row of each key")
+        again[firsts] = False
+        yield from first_rows(name, "duplicate", ", ".join(about.key), again, "one row of each key")
         if counts.size and counts.max() > 1:
             return
     if name in _RANGES and set(_RANGES[name]) <= set(table.column_names):
         start, end = (numbers(table[column]) for column in _RANGES[name])
-        yield from _first(name, "reversed", _RANGES[name][1], end < start, f"{_RANGES[name][0]} or more", end)
+        yield from first_rows(name, "reversed", _RANGES[name][1], end < start, f"{_RANGES[name][0]} or more", end)
     for group in about.equal_lists:
         lists = [column for column in group if column in table.column_names]
         for column in lists[1:]:
             lengths = [numbers(pc.list_value_length(table[each])) for each in (lists[0], column)]
             differ = (lengths[0] != lengths[1]) & ~np.isnan(lengths[1])
-            yield from _first(name, "unequal_lists", column, differ, f"as many as {lists[0]}", lengths[1])
-    yield from _PROMISES.get(name, _none)(table, head, sizes)
+            yield from first_rows(name, "unequal_lists", column, differ, f"as many as {lists[0]}", lengths[1])
+    yield from promise_faults(name, table, head, sizes)
 
 
 def _unknown_spans(name: str, table: pa.Table, spans: pa.Table) -> Iterator[Fault]:
@@ -151,7 +142,7 @@ def _unknown_spans(name: str, table: pa.Table, spans: pa.Table) -> Iterator[Faul
         is_span = pc.is_in(values, spans["span"].combine_chunks())
         broken = np.zeros(table.num_rows, bool)
         broken[rows[~is_span.to_numpy(zero_copy_only=False) & values.is_valid().to_numpy(zero_copy_only=False)]] = True
-        yield from _first(name, "unknown_span", column, broken, "a span of the table span")
+        yield from first_rows(name, "unknown_span", column, broken, "a span of the table span")
 
 
 def _long_lists(name: str, table: pa.Table, most: dict[str, int]) -> Iterator[Fault]:
@@ -160,7 +151,9 @@ def _long_lists(name: str, table: pa.Table, most: dict[str, int]) -> Iterator[Fa
     for column, count in most.items():
         if column in table.column_names and pa.types.is_large_list(table.schema.field(column).type):
             lengths = np.nan_to_num(numbers(pc.list_value_length(table[column])))
-            yield from _first(name, "duplicate", column, lengths > count, f"at most {count} items", lengths.astype(int))
+            yield from first_rows(
+                name, "duplicate", column, lengths > count, f"at most {count} items", lengths.astype(int)
+            )
 
 
 def _packed(table: pa.Table, key: tuple[str, ...], sizes: dict[str, int]) -> np.ndarray:
@@ -168,73 +161,3 @@ def _packed(table: pa.Table, key: tuple[str, ...], sizes: dict[str, int]) -> np.
     for column in key:
         whole = whole * (sizes[column] + 1) + numbers(table[column]).astype(np.int64)
     return whole
-
-
-def _none(table: pa.Table, head: Head, sizes: dict[str, int]) -> Iterator[Fault]:
-    yield from ()
-
-
-def _tokens(table: pa.Table, head: Head, sizes: dict[str, int]) -> Iterator[Fault]:
-    """The prompt's positions first, then one per step."""
-    if sizes["prompt"] < 1:
-        rule = "a token of the prompt, and one per step"
-        yield Fault("incomplete", "token", "pos", rule=rule, value=f"{table.num_rows} tokens, {head.steps} steps")
-        return
-    pos = numbers(table["pos"])
-    step = numbers(table["step"]) if "step" in table.column_names else np.full(len(pos), np.nan)
-    want = np.where(pos < sizes["prompt"], np.nan, pos - sizes["prompt"])
-    wrong = (step != want) & ~(np.isnan(step) & np.isnan(want))
-    yield from _first("token", "misplaced", "step", wrong, f"pos - {sizes['prompt']}, NULL in the prompt", step)
-
-
-def _steps(table: pa.Table, head: Head, sizes: dict[str, int]) -> Iterator[Fault]:
-    if table.num_rows != head.steps:
-        yield Fault("incomplete", "step", "step", rule=f"{head.steps} rows", value=f"{table.num_rows} rows")
-
-
-def _spans(table: pa.Table, head: Head, sizes: dict[str, int]) -> Iterator[Fault]:
-    end = numbers(table["tok_end"])
-    most = sizes["pos"]
-    yield from _first("span", "out_of_range", "tok_end", end > most, f"at most {most}, the tokens of the run", end)
-
-
-def _heads(table: pa.Table, head: Head, sizes: dict[str, int]) -> Iterator[Fault]:
-    want = head.steps * head.layers * head.q_heads
-    if table.num_rows != want:
-        rule = f"{want} rows: every step, layer and query head"
-        yield Fault("incomplete", "head_step", "q_head", rule=rule, value=f"{table.num_rows} rows")
-    logged = [column for column in MASS_COLUMNS if column in table.column_names and table[column].null_count < want]
-    if logged and table.num_rows:
-        total = sum(numbers(table[column]) for column in logged)
-        wrong = ~(np.abs(total - 1) <= MASS_TOLERANCE)  # NULL is NaN: a role is recorded in all rows or in none
-        rule = f"{' + '.join(logged)} = 1"
-        yield from _first("head_step", "mass_sum", logged[0], wrong, rule, np.round(total, 4))
-
-
-def _decisions(table: pa.Table, head: Head, sizes: dict[str, int]) -> Iterator[Fault]:
-    total, granted, refused, missed = (numbers(table[name]) for name in ("asked", "granted", "refused", "missed"))
-    broken = total != granted + refused + missed
-    yield from _first("decision", "wrong_sum", "asked", broken, "granted + refused + missed", total)
-    for name, counts in (("refused_span", refused), ("missed_span", missed)):
-        lengths = numbers(pc.list_value_length(table[name]))
-        rule = f"as many as {name.removesuffix('_span')}"
-        yield from _first("decision", "unequal_lists", name, lengths != counts, rule, lengths)
-
-
-def _effects(table: pa.Table, head: Head, sizes: dict[str, int]) -> Iterator[Fault]:
-    """Effects are positive, and all are of one choice."""
-    effect = numbers(table["effect"])
-    yield from _first("effect", "out_of_range", "effect", effect <= 0, "more than 0", effect)
-    for name in ("step", "lead"):
-        values = numbers(table[name])
-        yield from _first("effect", "several_values", name, values != values[:1], "one value in all rows", values)
-
-
-_PROMISES = {
-    "token": _tokens,
-    "step": _steps,
-    "span": _spans,
-    "head_step": _heads,
-    "decision": _decisions,
-    "effect": _effects,
-}

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 FORMAT = "kvlens-trace"
-VERSION = 2
-"""1: the first; 2: the tables phase, cut and effect, and full KV's own unread mass in oracle"""
+VERSION = 3
+"""1: the first; 2: the tables phase, cut and effect, and full KV's own unread mass in oracle; 3: the table span_key"""
 INTEGER, FLOAT, TEXT, FLAG = "integer", "float", "text", "flag"
 INTEGERS, FLOATS, FLAGS = "list of integers", "list of floats", "list of flags"
 LISTS = (INTEGERS, FLOATS, FLAGS)

@@ -35,7 +35,7 @@ CODES = {
     "unknown_span": "the table of spans has no span of this number; log the span",
     "incomplete": "rows of a step, layer or head are missing; log every one",
     "mass_sum": "the masses of the row do not add up to 1; log every role that the method attends",
-    "several_values": "the column has one value in the whole table; log the effects of one choice",
+    "several_values": "the column has one value in the whole table; log one value in all rows",
     "wrong_sum": "asked is not granted + refused + missed; correct the counts",
 }
 """code -> what is wrong, and the remedy"""

@@ -1,11 +1,13 @@
-"""The tables that version 2 added to the open trace format: rankings of dropped tokens, phases of steps, effects."""
+"""The tables that later versions added to the open trace format. 2: rankings of dropped tokens, phases of steps,
+effects. 3: mean keys of spans."""
 
 from __future__ import annotations
 
+from kvlens.instruments import KEY_FORMS
 from kvlens.store.schema import PHASE_COLUMNS
 from kvlens.tables.column import ID, US
 from kvlens.tables.dictionary import EVENTS
-from kvlens.trace.columns import FLOAT, FLOATS, INTEGER, INTEGERS, Column, Table
+from kvlens.trace.columns import FLOAT, FLOATS, INTEGER, INTEGERS, TEXT, Column, Table
 from kvlens.trace.documented import id_column
 
 STEP = id_column("decode step; 0 is the first generated token")
@@ -59,6 +61,23 @@ LATER: dict[str, Table] = {
             "kv_head": KV_HEAD,
             "span": id_column("the span"),
             "effect": Column(FLOAT, "the span's part of the lead, the most important first", "logits", True),
+        },
+        ("layer", "kv_head", "span"),
+    ),
+    "span_key": Table(
+        "span, layer and KV head whose keys were averaged when the prefill had ended",
+        "Spans: the map of the spans' keys",
+        {
+            "layer": LAYER,
+            "kv_head": KV_HEAD,
+            "span": id_column("the span"),
+            "form": Column(
+                TEXT,
+                "whether keys were averaged without the rotary embedding; one value",
+                required=True,
+                words=KEY_FORMS,
+            ),
+            "key": Column(FLOATS, "mean key of the span's tokens; all lists have one length", required=True),
         },
         ("layer", "kv_head", "span"),
     ),

@@ -1,4 +1,4 @@
-"""Rows of the tables token, phase, cut and effect, as the records of a run."""
+"""Rows of the tables token, phase, cut, effect and span_key, as the records of a run."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from kvlens.instruments import CutRow, Effects
+from kvlens.instruments import CutRow, Effects, SpanKeys
 from kvlens.rows import PromptToken
 from kvlens.store.schema import PHASE_COLUMNS
 from kvlens.trace.cells import numbers
+from kvlens.trace.head import Head
 
 
 def prompt_tokens(rows: list[dict[str, Any]], columns: Sequence[str]) -> Iterator[PromptToken]:
@@ -46,3 +47,15 @@ def effects_of(rows: pa.Table | None, steps: tuple[int, ...]) -> Effects | None:
     columns = {name: numbers(rows[name]).astype(np.int32) for name in ("layer", "kv_head", "span")}
     step, lead = int(numbers(rows["step"])[0]), float(numbers(rows["lead"])[0])
     return Effects(step, lead, **columns, effect=numbers(rows["effect"]).astype(np.float32), steps=steps)
+
+
+def span_keys_of(rows: pa.Table | None, head: Head) -> SpanKeys | None:
+    """Return the mean keys of a checked table, spans in the order of their numbers; None: not recorded."""
+    if rows is None or not rows.num_rows:
+        return None
+    order = np.lexsort([numbers(rows[name]) for name in ("span", "kv_head", "layer")])
+    flat = rows["key"].combine_chunks().flatten()
+    keys = numbers(flat).astype(np.float32).reshape(rows.num_rows, -1)[order]
+    count = rows.num_rows // (head.layers * head.kv_heads)
+    spans = numbers(rows["span"])[order[:count]].astype(np.int32)
+    return SpanKeys(rows["form"][0].as_py(), spans, keys.reshape(head.layers, head.kv_heads, count, -1))

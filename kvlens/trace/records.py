@@ -18,7 +18,7 @@ from kvlens.trace.bystep import BETWEEN, RowsByStep
 from kvlens.trace.cells import numbers
 from kvlens.trace.check import Checked
 from kvlens.trace.decisionrows import decisions_of
-from kvlens.trace.ownrows import cut_of, effects_of, phases_of, prompt_tokens
+from kvlens.trace.ownrows import cut_of, effects_of, phases_of, prompt_tokens, span_keys_of
 from kvlens.trace.tables import TABLES
 
 _MASSES = ("full_mass", "mass", "unread", "reference_mass", "reference_unread")
@@ -29,7 +29,7 @@ class Records:
     """Records of a trace. Tables that it lacks give rows that were not recorded."""
 
     def __init__(self, checked: Checked) -> None:
-        self.head, self.prompt = checked.head, checked.prompt
+        self.head, self.prompt, self._whole = checked.head, checked.prompt, checked.tables
         self._tables = {name: RowsByStep(name, table) for name, table in checked.tables.items()}
         self._shapes = {"q_head": self.head.q_heads, "kv_head": self.head.kv_heads}
 
@@ -49,6 +49,7 @@ class Records:
             journal=self._journal(BETWEEN),
             decisions=self._decisions(BETWEEN),
             cuts=self._cuts(BETWEEN),
+            span_keys=span_keys_of(self._whole.get("span_key"), head),
         )
 
     def steps(self) -> Iterator[StepRecord]:
@@ -93,8 +94,7 @@ class Records:
 
     def effects(self) -> Effects | None:
         """Return what spans did to the lost choices; None: not recorded."""
-        held = self._tables.get("effect")
-        return effects_of(None if held is None else held.table, self.head.effect_steps)
+        return effects_of(self._whole.get("effect"), self.head.effect_steps)
 
     # ---- rows
     def _rows(self, name: str, step: int | None = None) -> list[dict[str, Any]]:

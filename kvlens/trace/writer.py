@@ -1,4 +1,4 @@
-"""Writer of the open trace format, version 2: copy this file into an engine. It needs numpy and pyarrow, not kvlens.
+"""Writer of the open trace format, version 3: copy this file into an engine. It needs numpy and pyarrow, not kvlens.
 
 A trace is a folder of Parquet files and one trace.json, which lists the files of committed steps. A process that is
 killed leaves the committed steps readable. docs/trace-format.md of kvlens has the tables and columns.
@@ -27,7 +27,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-FORMAT, VERSION = "kvlens-trace", 2
+FORMAT, VERSION = "kvlens-trace", 3
 Mth = TypeVar("Mth", bound=Callable[..., Any])
 LISTED = 16
 """spans listed per query head and step"""
@@ -106,6 +106,21 @@ class Writer:
     def row(self, table: str, **columns: Any) -> None:
         """Log one row of a table, with its own `step` where the table has one: -1 is the end of prefill."""
         self._put(table, {name: [value] for name, value in columns.items()})
+
+    @_timed
+    def span_keys(self, spans: Sequence[int], keys: np.ndarray, form: str = "post-rope") -> None:
+        """Log the mean key of each span's prompt tokens, once. keys: float [layers, KV heads, spans, head size]. form:
+        post-rope, or pre-rope where the rotary embedding was taken back before the mean."""
+        keys = np.asarray(keys, np.float32)
+        heads, count, size = self.layers * self.kv_heads, len(spans), keys.shape[-1]
+        if keys.shape[:3] != (self.layers, self.kv_heads, count):
+            raise ValueError(f"keys has shape {keys.shape}, not [{self.layers}, {self.kv_heads}, {count}, ...]")
+        layer = np.repeat(np.arange(self.layers), self.kv_heads * count)
+        kv_head = np.tile(np.repeat(np.arange(self.kv_heads), count), self.layers)
+        offsets = pa.array(size * np.arange(heads * count + 1, dtype=np.int32))
+        lists = pa.ListArray.from_arrays(offsets, self._array(keys.reshape(-1)))
+        rows = {"layer": layer, "kv_head": kv_head, "span": np.tile(spans, heads), "form": [form] * heads * count}
+        self._put("span_key", {**rows, "key": lists})
 
     @_timed
     def grid(self, table: str, **columns: np.ndarray) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.mutations import Mutation, mutations
+from benchmarks.mutations import Mutation, copied, mutations
 
 ROOT = Path(__file__).parents[2]
 
@@ -29,3 +29,10 @@ def test_the_tests_of_a_mutation_exist(mutation: Mutation) -> None:
 def test_the_sentence_of_a_mutation_is_its_name() -> None:
     sentences = [mutation.says for mutation in mutations()]
     assert len(set(sentences)) == len(sentences)
+
+
+def test_a_change_in_a_copy_is_a_change_of_what_tests_import(tmp_path: Path) -> None:
+    tree = copied(ROOT, tmp_path / "copy")
+    for file in ("store/blocks.py", "kernels/attend.py"):
+        (tree / file).write_text("changed = True")
+        assert (tree / "kvlens" / file).read_text() == "changed = True"

@@ -8,6 +8,7 @@ import torch
 from methodtrial import SHAPE, Trial
 
 from kvlens.budget import BudgetInfeasible
+from kvlens.engine.holdings import UNANNOUNCED
 from kvlens.methods.families.cold_plan import ColdPagesParameters
 from kvlens.methods.families.host_pages import HostPageRetrieval
 
@@ -134,3 +135,4 @@ def test_the_host_family_takes_what_the_budget_leaves(more: int) -> None:
     assert max(peaks) <= floor + more
     assert max(peaks) == floor or more
     assert {0: room == PAGE, 4000: room > PAGE, 10**7: room == 0}[more]
+    assert UNANNOUNCED not in trial.session.account.by_name(), "the family announces its index"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import subprocess
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -18,6 +19,7 @@ def root(tmp_path: Path) -> Path:
         *("kernels/a.py", "kernels/deep/b.py", "tests/kernels/test_a.py", "other.py", "README.md"),
         *("kvlens/lab/gpu/c.py", "kvlens/lab/bench/d.py", "kvlens/engine/e.py", "kvlens/app/f.py"),
         *("kvlens/demo/weights/g.safetensors", "tests/synthetic/h.py", "tests/fault/conftest.py", "pyproject.toml"),
+        *("kvlens/lab/commands/i.py", "kvlens/app/commands/j.py"),
     ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(name)
@@ -32,27 +34,32 @@ def test_what_is_unchanged_is_proved(root: Path) -> None:
     assert proved.proved(root) == set(proved.GROUPS)
 
 
+EVERY = set(proved.GROUPS)
+
+
 @pytest.mark.parametrize(
-    ("name", "remaining"),
+    ("name", "again"),
     [
-        ("kernels/deep/b.py", set()),
-        ("kernels/new.py", set()),
-        ("tests/kernels/test_a.py", {"device", "examples", "lab", "carrying", "processes", "types"}),
-        ("requirements.txt", set()),
-        ("pyproject.toml", {"kernels"}),
-        ("kvlens/lab/gpu/c.py", {"examples", "carrying"}),
-        ("kvlens/lab/bench/d.py", {"kernels", "examples"}),
-        ("kvlens/engine/e.py", {"kernels"}),
-        ("kvlens/app/f.py", {"kernels", "device", "examples", "lab", "carrying"}),
-        ("kvlens/demo/weights/g.safetensors", {"kernels", "types"}),
-        ("tests/synthetic/h.py", {"kernels", "device", "examples", "carrying", "types"}),
-        ("tests/fault/conftest.py", {"kernels", "device", "examples", "lab", "carrying", "types"}),
-        ("README.md", {"kernels", "device", "lab", "carrying", "processes", "types"}),
+        ("kernels/deep/b.py", EVERY),
+        ("kernels/new.py", EVERY),
+        ("tests/kernels/test_a.py", {"kernels"}),
+        ("requirements.txt", EVERY),
+        ("pyproject.toml", EVERY - {"kernels"}),
+        ("kvlens/lab/gpu/c.py", EVERY - {"core", "examples", "carrying"}),
+        ("kvlens/lab/bench/d.py", EVERY - {"core", "kernels", "examples"}),
+        ("kvlens/lab/commands/i.py", EVERY - {"core", "kernels"}),
+        ("kvlens/engine/e.py", EVERY - {"kernels"}),
+        ("kvlens/app/f.py", {"lens", "pages", "processes", "types"}),
+        ("kvlens/app/commands/j.py", EVERY - {"core", "kernels"}),
+        ("kvlens/demo/weights/g.safetensors", EVERY - {"kernels", "types"}),
+        ("tests/synthetic/h.py", {"core", "lens", "lab", "pages", "processes"}),
+        ("tests/fault/conftest.py", {"processes"}),
+        ("README.md", {"examples"}),
     ],
 )
-def test_a_change_runs_the_tests_again(root: Path, name: str, remaining: set[str]) -> None:
+def test_a_change_runs_the_tests_again(root: Path, name: str, again: set[str]) -> None:
     (root / name).write_text("changed")
-    assert proved.proved(root) == remaining
+    assert proved.proved(root) == EVERY - again
 
 
 def test_a_file_that_went_runs_the_tests_again(root: Path) -> None:
@@ -72,23 +79,33 @@ def test_the_groups_name_files_that_exist() -> None:
             assert list(proved.ROOT.glob(pattern)), pattern
 
 
+OFFERED = {"kvlens/cli/main.py": "commands", "kvlens/tasks/__init__.py": "tasks"}
+"""file -> the modules of the storeys above that it finds by their name (kvlens/storeys.py)"""
+
+
 @cache
 def imported(path: Path) -> frozenset[Path]:
-    """Return the repository's files that a file imports, inside its functions too."""
+    """Return the repository's files that a file imports, inside its functions too; of a storey's commands, which every
+    command loads and few run, at their beginning alone."""
     names = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in tree.body if path.parent.name == "commands" else ast.walk(tree):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-    return frozenset(file for name in names for file in module_files(name))
+    offered = OFFERED.get(path.relative_to(proved.ROOT).as_posix())
+    by_name = set(proved.ROOT.glob(f"kvlens/*/{offered}/*.py")) if offered else set()
+    return frozenset({file for name in names for file in module_files(name, path.parent)} | by_name)
 
 
-def module_files(name: str) -> Iterator[Path]:
-    """Yield the file of a module: of the package, of what is linked into it, or of the folders that tests import."""
+def module_files(name: str, folder: Path) -> Iterator[Path]:
+    """Yield the file of a module: of the package, of what is linked into it, or of the folders that tests import.
+    folder: that of the importing file, where a test's helpers lie beside it."""
     parts = name.split(".")
     linked = parts[:1] == ["kvlens"] and parts[1:2] in (["kernels"], ["store"])
-    for base in (proved.ROOT.joinpath(*parts[linked:]), proved.ROOT.joinpath("tests", *parts)):
+    beside = [folder.joinpath(*parts)] if folder.is_relative_to(proved.ROOT / "tests") else []
+    for base in (proved.ROOT.joinpath(*parts[linked:]), proved.ROOT.joinpath("tests", *parts), *beside):
         yield from (file for file in (base.with_suffix(".py"), base / "__init__.py") if file.is_file())
 
 
@@ -121,6 +138,35 @@ def test_all_that_the_tests_of_a_group_import_runs_them_again(name: str, depth: 
     needed = modules | (data_of(modules) if depth > 1 else set())
     missing = {path.relative_to(proved.ROOT).as_posix() for path in needed - set(group.covered())}
     assert missing == set()
+
+
+def test_a_group_is_noted_if_it_passes_and_covers_what_its_processes_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = "open('tests/read.txt').read()"
+    test = f"import subprocess, sys\ndef test_it(): subprocess.run([sys.executable, '-c', {code!r}], check=True)\n"
+    files = {"tests/test_it.py": test, "tests/read.txt": "1", "tests/unread.txt": "2", "pyproject.toml": ""}
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    subprocess.run("git init -q && git add .", shell=True, cwd=tmp_path, check=True)
+    tests = ("tests/test_it.py",)
+    groups = {"blind": ("pyproject.toml",), "whole": ("pyproject.toml", "tests/read.txt")}
+    monkeypatch.setattr(proved, "ROOT", tmp_path)
+    monkeypatch.setattr(proved, "FILE", tmp_path / "tests" / "proved.json")
+    monkeypatch.setattr(proved, "GROUPS", {name: proved.Group(tests, sources) for name, sources in groups.items()})
+    assert proved.prove("other") == 2
+    assert proved.prove("blind") == 1
+    assert proved.prove("whole") == 0
+    assert set(json.loads(proved.FILE.read_text())) == {"whole"}
+    (tmp_path / "tests" / "read.txt").unlink()
+    assert proved.prove("whole") == 1
+    assert proved.proved() == set()
+
+
+def test_helpers_beside_a_test_are_among_its_imports() -> None:
+    test = proved.ROOT / "tests" / "unit" / "test_freekv.py"
+    assert {test.with_name("freekv_reference.py"), test.with_name("freekv_trial.py")} <= imported(test)
 
 
 def test_types_are_a_target_unless_they_are_proved(

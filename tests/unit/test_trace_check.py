@@ -18,6 +18,7 @@ from traces import KV_HEADS, LAYERS, PAGE, PROMPT, Q_HEADS, STEPS, write_full, w
 
 from kvlens.trace import source
 from kvlens.trace.check import check
+from kvlens.trace.columns import VERSION
 from kvlens.trace.faults import BadTrace
 from kvlens.trace.limited import check_trace
 from kvlens.trace.tables import TABLES
@@ -117,6 +118,13 @@ EDITS = {
     "a copy that ends first": ("transfer", put("end_us", 2, 0), ("reversed", "end_us", 2)),
     "a decision that adds up to less": ("decision", put("asked", 2, 9), ("wrong_sum", "asked", 2)),
     "refused spans left out": ("decision", put("refused_span", 2, []), ("unequal_lists", "refused_span", 2)),
+    "a span's keys missing": ("span_key", without(4), ("incomplete", "span", None)),
+    "a span's keys twice": ("span_key", again(4), ("duplicate", "layer, kv_head, span", LAYERS * KV_HEADS * 3)),
+    "keys of no span": ("span_key", put("span", 4, 777), ("incomplete", "span", None)),
+    "a key of another length": ("span_key", put("key", 4, [0.0] * 7), ("unequal_lists", "key", 4)),
+    "a key with a gap": ("span_key", put("key", 4, [None] * 8), ("null", "key", 4)),
+    "keys of two forms": ("span_key", put("form", 4, "pre-rope"), ("several_values", "form", 4)),
+    "a form of no keys": ("span_key", put("form", 4, "raw"), ("unknown_word", "form", 4)),
     "a loss twice": ("loss", again(0), ("duplicate", "step", STEPS)),
 }
 
@@ -173,7 +181,7 @@ def test_a_table_of_no_name_is_named(trace: Path) -> None:
 @pytest.mark.parametrize(
     ("keys", "code", "column"),
     [
-        ({"version": 3}, "trace_too_new", "version"),
+        ({"version": VERSION + 1}, "trace_too_new", "version"),
         ({"version": 0}, "head_invalid", "version"),
         ({"format": "other"}, "head_invalid", "format"),
         ({"layers": "two"}, "head_invalid", "layers"),

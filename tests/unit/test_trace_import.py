@@ -16,6 +16,7 @@ import kvlens
 from kvlens.lens.verdict import verdict
 from kvlens.store.export import EXPORTS, TIMELINE, export
 from kvlens.store.reader import TraceReader
+from kvlens.trace.columns import VERSION
 from kvlens.trace.faults import BadTrace
 from kvlens.trace.importing import import_checked
 from kvlens.trace.limited import import_trace
@@ -54,7 +55,7 @@ def test_the_run_names_its_engine(full: TraceReader) -> None:
     meta = full.meta
     assert meta.method.split(" in ") == ["top-k pages", "toy 0.1"]
     assert meta.imported is not None
-    assert (meta.imported.engine, meta.imported.version) == ("toy 0.1", 2)
+    assert (meta.imported.engine, meta.imported.version) == ("toy 0.1", VERSION)
     assert (full.status, full.n_steps, meta.prompt_tokens, meta.answer) == ("completed", STEPS, PROMPT, "o7")
     assert full.self_checks()["passed"].all()
 
@@ -68,6 +69,9 @@ def test_its_records_are_there(full: TraceReader) -> None:
     assert full.journal("threshold")["step"].tolist() == list(range(STEPS))
     assert full.decision_counts()[["asked", "granted", "refused", "missed"]].iloc[0].tolist() == [30, 10, 10, 10]
     assert np.isfinite(full.head_cube("coverage")).all()
+    keys = full.span_keys(1, 1)
+    assert keys is not None
+    assert (keys[0].tolist(), keys[1].shape, keys[2]) == ([0, 1, 9], (3, 8), "post-rope")
     assert full.meta.sampled is not None
     loss = verdict(full)
     assert loss is not None

@@ -45,6 +45,7 @@ def test_tables_are_equal(kv_heads: int, group: int, layers: int, steps: int, se
             with TraceReader.open(root / "b", import_checked(root / "trace", root / "b")) as after:
                 for table in TABLES:
                     pd.testing.assert_frame_equal(rows(before, table), rows(after, table), obj=table)
+                assert (len(rows(after, "span_key")) > 0) == lens
                 same = ("model", "answer", "budget", "budget_bytes", "head_dim", "prompt_tokens", "method")
                 assert before.meta.pick(same) == after.meta.pick(same)
                 assert (before.meta.sampled is None) == (after.meta.sampled is None) == (not lens)
@@ -76,12 +77,12 @@ def test_a_real_run_has_an_equal_verdict(run: kvlens.Run, tmp_path: Path) -> Non
     ("method", "budget", "tables"),
     [("snapkv", "25%", ("cut", "phase", "oracle")), ("streaming_llm", "20%", ("effect", "phase", "oracle"))],
 )
-def test_what_version_2_added_comes_back(method: str, budget: str, tables: tuple[str, ...], tmp_path: Path) -> None:
+def test_what_later_versions_added_is_kept(method: str, budget: str, tables: tuple[str, ...], tmp_path: Path) -> None:
     """A run that evicted tokens by a ranking, and a run that lost its answer."""
     text = kvlens.sample("demo")
     run = kvlens.run(text, method, budget=budget, model="demo", max_new=8, progress=False, runs=tmp_path / "a")
     again = kvlens.import_trace(kvlens.export_trace(run, tmp_path / "trace"), runs=tmp_path / "b")
-    for table in tables:
+    for table in (*tables, "span_key"):
         before = rows(run.reader, table)
         assert len(before) > 0, table
         pd.testing.assert_frame_equal(before, rows(again.reader, table), obj=table)

@@ -94,14 +94,21 @@ Benchmarks page.
 
 Each trial is an answer that full KV gives and the method loses. The run is stored beside its full-KV run, and its
 triples (layer, KV head, span) are ranked. Then the free run is repeated, everything else as it was, with some triples
-held exactly resident from step 0. *Restored*: the free run's answer is right. *shown*: the order that the stored run's
-pages, report and API show (docs/lens.md). *shown before*: the same with effects of own-query masses, which pages showed
-before 2026-11-26. Older tables rank by other columns. *effect*: by effect on the choice, added once over the steps at
-which the most probable token of a run along full KV's tokens is not full KV's (*lost steps*), up to 31 behind the
-first. *step*: by regret, full attention's mass minus the method's, mean over the query heads of the KV head, at the
-step of loss alone; *lost steps*: by regret added over them all. *random*: as many triples drawn from all. *everywhere*:
-every span of the needle held for every head. Shares of the n lost trials, with the 95 % Wilson interval; a ranking that
-a table was not measured with is no column of it. The question was read with its context when the method placed it.
+held exactly resident from step 0. *Restored* means that the free run's answer is right. A *lost step* is a step of a
+run along full KV's tokens at which the most probable token is not full KV's.
+
+| column | order of the triples |
+| --- | --- |
+| shown | that of the stored run's pages, report and API (docs/lens.md) |
+| shown before | the same with effects of own-query masses, which pages showed before 2026-11-26 |
+| effect | by effect on the choice, added once over the lost steps, up to 31 behind the first |
+| step | by regret (full attention's mass minus the method's, mean over the KV head's query heads) at the step of loss |
+| lost steps | by regret, added over all lost steps |
+| random | as many triples drawn from all |
+| everywhere | every span of the needle held for every head |
+
+Cells are shares of the n lost trials with the 95 % Wilson interval. A table has columns for the rankings that it was
+measured with alone; older tables have others. The question was read with its context when the method placed it.
 """
 
 

@@ -1,0 +1,220 @@
+"""Groups of tests that prove a part of the sources only, and which sources each proves (tests/proved.py)."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+
+
+@dataclass(frozen=True)
+class Group:
+    """Test files, and the sources whose change runs them again; glob patterns relative to the repository. `core`: CORE,
+    of which files below the folders `without` are no sources."""
+
+    tests: tuple[str, ...]
+    sources: tuple[str, ...]
+    core: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()
+
+    def files(self, root: Path = ROOT) -> list[Path]:
+        """Return the test files, in order."""
+        return matching_files(self.tests, root)
+
+    def covered(self, root: Path = ROOT) -> list[Path]:
+        """Return the test files and the sources, in order: a change of any runs the tests again."""
+        core = [path for path in matching_files(self.core, root) if not file_name(path, root).startswith(self.without)]
+        return sorted({*matching_files((*self.tests, *self.sources), root), *core})
+
+    def digest(self, root: Path = ROOT) -> str:
+        """Return the SHA-256 of all names and contents."""
+        total = hashlib.sha256()
+        for path in self.covered(root):
+            total.update(file_name(path, root).encode() + b"\0")
+            total.update(hashlib.sha256(path.read_bytes()).digest())
+        return total.hexdigest()
+
+
+def matching_files(patterns: tuple[str, ...], root: Path) -> list[Path]:
+    """Return the files of glob patterns below a folder, in order."""
+    return sorted({path for pattern in patterns for path in root.glob(pattern) if path.is_file()})
+
+
+def file_name(path: Path, root: Path) -> str:
+    """Return the name of a file relative to a folder, with slashes."""
+    return path.relative_to(root).as_posix()
+
+
+CORE = (
+    "kvlens/**/*.py",
+    "kvlens/**/*.toml",
+    "kvlens/demo/weights/*",
+    "kvlens/methods/**/*.json",
+    "kvlens/methods/**/*.safetensors",
+    "kvlens/player/web/*",
+    "kvlens/tasks/corpus/*",
+    "kvlens/trace/*.json",
+    "kernels/**/*.py",
+    "store/**/*.py",
+    "tests/*.py",
+    "pyproject.toml",
+    "requirements*.txt",
+)
+"""code and data of what runs models; the app is left out, and the lab where no test of a group runs it"""
+APP, LAB, GPU = "kvlens/app/", "kvlens/lab/", "kvlens/lab/gpu/"
+TASKS = ("kvlens/app/__init__.py", "kvlens/lab/__init__.py", "kvlens/lab/tasks/*.py")
+COMMANDS = ("kvlens/app/__init__.py", "kvlens/app/commands/*.py", "kvlens/lab/commands/*.py")
+"""of the storeys above, what the core and what every command loads by a fixed name (kvlens/storeys.py)"""
+APP_FILES = ("kvlens/app/**/*.css", "kvlens/app/**/*.html", "kvlens/app/**/*.js*", "kvlens/app/**/*.svg")
+"""what pages and reports are made of beside code"""
+HELPERS = ("tests/unit/*_reference.py", "tests/unit/*_trial.py")
+CORE_LENS = (
+    *("counterfactual", "effect", "fewest_bytes", "holds", "ledger_files", "loss", "loss_ledger", "ranking"),
+    *("sampled_losses", "span_readers", "states_truth"),
+)
+CORE_UNIT = (
+    *("arkvale", "border", "chat", "chess", "clusterkv", "compresskv", "condition", "cuda_link"),
+    *("decode_eviction", "freekv", "freekv_layout", "holdings", "infllm", "kivi", "lowrank", "observing"),
+    *("page_retrieval", "pqcache", "preflight", "prompt_eviction", "prompt_eviction_baselines", "raas", "recall_zone"),
+    *("reference_reading", "rocketkv", "room", "rotary", "score_methods", "sekv_codec", "semanticache"),
+    *("sentencekv", "sentkv", "shadowkv", "single_run", "sparq", "surprisal", "token_retrieval"),
+    *("trace_roundtrip", "turboquant"),
+)
+
+GROUPS = {
+    # What methods keep, recall and attend, how runs go, and what the lens finds: tests of the core alone.
+    "core": Group(
+        (
+            "tests/truths/test_*.py",
+            *(f"tests/lens/test_{name}.py" for name in CORE_LENS),
+            *(f"tests/unit/test_{name}.py" for name in CORE_UNIT),
+        ),
+        (*HELPERS, "tests/lens/*.py", "tests/synthetic/*.py", *TASKS),
+        CORE,
+        (APP, LAB),
+    ),
+    # The lens by its commands, and its reasons as the app reads them.
+    "lens": Group(
+        tuple(
+            f"tests/lens/test_{name}.py"
+            for name in ("diagnosis", "otherwise", "reasons", "reasons_truth", "reference", "repeat", "tips")
+        ),
+        ("tests/lens/*.py", "tests/synthetic/*.py", *APP_FILES),
+        CORE,
+    ),
+    "kernels": Group(
+        ("tests/kernels/test_*.py",),
+        (
+            "kernels/**/*.py",
+            "kvlens/lab/gpu/**/*.py",
+            "kvlens/memory/*.py",
+            "kvlens/link/*.py",
+            "tests/kernels/*.py",
+            "tests/interpreted.py",
+            "tests/lowrank_unit.py",
+            "requirements*.txt",
+            "docs/evidence/kernels.md",
+        ),
+    ),
+    "device": Group(
+        ("tests/static/test_*.py", "tests/unit/test_bench_gpu*.py"),
+        ("kvlens/lab/results/*.json*", *COMMANDS),
+        CORE,
+        (APP,),
+    ),
+    # Code of README, docs and notebooks, and the sample prompt, on the real model.
+    "examples": Group(
+        (
+            "tests/api/test_docs.py",
+            "tests/api/test_notebooks.py",
+            "tests/api/test_first_example.py",
+            "tests/unit/test_readme_runs.py",
+            "tests/unit/test_smollm2.py",
+        ),
+        ("README.md", "docs/api.md", "notebooks/*.ipynb", "tests/api/conftest.py", *TASKS, *COMMANDS),
+        CORE,
+        (APP, LAB),
+    ),
+    # How runs are carried out: studies, workers, gates, races, kept readings.
+    "carrying": Group(
+        (
+            "tests/unit/test_gate.py",
+            "tests/unit/test_passage.py",
+            "tests/unit/test_race.py",
+            "tests/unit/test_readings.py",
+            "tests/unit/test_studies.py",
+            "tests/unit/test_study_workers.py",
+        ),
+        ("docs/studies.md", "docs/architecture.md", *COMMANDS),
+        CORE,
+        (APP, GPU),
+    ),
+    # Processes of the app: the one that jobs are forked from, and the soak, which opens pages.
+    "processes": Group(
+        ("tests/unit/test_warm.py", "tests/fault/test_soak.py"),
+        ("benchmarks/soak*.py", *APP_FILES, "kvlens/lab/results/*.json*", "tests/fault/*.py", "tests/synthetic/*.py"),
+        CORE,
+    ),
+    # What pages say, in Streamlit's own test runner.
+    "pages": Group(
+        ("tests/apptest/test_*.py",),
+        (
+            *APP_FILES,
+            "kvlens/app/**/*.toml",
+            "kvlens/app/**/*.xz",
+            ".streamlit/*",
+            "app.py",
+            "pages/*.py",
+            "kvlens/lab/results/*.json*",
+            "tests/apptest/*.py",
+            "tests/plugin/*",
+            "tests/synthetic/*.py",
+        ),
+        CORE,
+    ),
+    # What mypy says of every file; with it the test that it sees across borders.
+    "types": Group(
+        ("tests/unit/test_types_border.py",),
+        (
+            "kvlens/**/*.py",
+            "kernels/**/*.py",
+            "store/**/*.py",
+            "pages/*.py",
+            "benchmarks/*.py",
+            "app.py",
+            "tests/api/typed_example.py",
+            "pyproject.toml",
+            "requirements*.txt",
+        ),
+    ),
+    # Benchmarks, claims, training and calibration: tools of the lab.
+    "lab": Group(
+        (
+            "tests/unit/test_bench_cli.py",
+            "tests/unit/test_bench_rates.py",
+            "tests/unit/test_*_calibration.py",
+            "tests/unit/test_claims_parts.py",
+            "tests/unit/test_freetext.py",
+            "tests/unit/test_ledger_study.py",
+            "tests/unit/test_mutations.py",
+            "tests/unit/test_plugin_lies.py",
+            "tests/unit/test_real_model_ratios.py",
+            "tests/unit/test_sekv_training.py",
+            "tests/unit/test_sweep.py",
+            "tests/lens/test_explain.py",
+        ),
+        (
+            "benchmarks/*.py",
+            "benchmarks/*.toml",
+            "kvlens/lab/results/*.json*",
+            "tests/synthetic/*.py",
+            "tests/unit/test_cli.py",
+            *HELPERS,
+            *COMMANDS,
+        ),
+        CORE,
+        (APP,),
+    ),
+}
