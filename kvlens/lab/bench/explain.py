@@ -9,7 +9,7 @@ five drawn at random from all triples, and with every span of the needle held fo
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -46,12 +46,16 @@ class ExplainRequest:
     """tried per point at most; None: MAX_PROMPTS times `lost`"""
     device: str = CPU
     """auto (CUDA where there is one), cpu or cuda"""
+    controls: int = 1
+    """every so manieth prompt also gets the arms that are controls (kvlens.lab.bench.lostcase.Case.arms)"""
 
     def __post_init__(self) -> None:
         if self.length < 64 or self.lost < 1:
             raise ValueError("--length must be at least 64 and --lost at least 1.")
         if self.prompts is not None and self.prompts < 1:
             raise ValueError("--prompts must be at least 1.")
+        if self.controls < 1:
+            raise ValueError("--controls must be at least 1.")
         for method, task, budget in self.points:
             methods.get(method)
             tasks.get(task)
@@ -97,11 +101,29 @@ def measure(
             trial = Trial(
                 task, request.length, DEPTHS[index % len(DEPTHS)], request.first_seed + index, index, method, budget
             )
-            row = explain_trial(engine, prompts, trial, references) | {"origin": origins[method]}
+            controls = index % request.controls == 0
+            row = explain_trial(engine, prompts, trial, references, controls) | {"origin": origins[method]}
             keeping.append(path, row)
             rows.append(row)
             lost[point] += row["lost"]
             report(row)
+    return _table(request, names, rows)
+
+
+def collect(request: ExplainRequest, paths: Sequence[Path]) -> dict[str, Any]:
+    """Return the table of the trials in `paths`, whatever code or device made them, without running anything. A trial
+    that several files have counts once.
+
+    Raises ValueError for a file that does not hold trials of this benchmark."""
+    trials: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for path in paths:
+        for row in keeping.read(path, _NEEDED, lambda row: point_of(row) in request.points):
+            trials.setdefault((point_of(row), row["index"]), row)
+    rows = sorted(trials.values(), key=lambda row: (row["index"], request.points.index(point_of(row))))
+    return _table(request, tuple(dict.fromkeys(point[0] for point in request.points)), rows)
+
+
+def _table(request: ExplainRequest, names: tuple[str, ...], rows: list[dict[str, Any]]) -> dict[str, Any]:
     about_all = about(names, request.model) | _said(request)
     return {"about": about_all, "lines": list(summarise(rows, request.points)), "pooled": pooled(rows)}
 
@@ -120,10 +142,10 @@ def _said(request: ExplainRequest) -> dict[str, Any]:
 
 
 def explain_trial(
-    engine: Engine, prompts: Prompts, trial: Trial, references: References | None = None
+    engine: Engine, prompts: Prompts, trial: Trial, references: References | None = None, controls: bool = True
 ) -> dict[str, Any]:
     """One prompt -> lost (full KV answers it, the method does not), and then one bool per arm; preset, `infeasible` and
-    `refused` as in the tables, kind and source where the task draws kinds of answers."""
+    `refused` as in the tables, kind and source where the task draws kinds of answers. controls: see `Case.arms`."""
     row = header(trial, engine.loaded.name) | {"lost": False}
     request, prompt, method = prompts.asked(trial), prompts.prompt(trial), methods.get(trial.method)
     row |= {name: request.facts[name] for name in ("kind", "source") if name in request.facts}
@@ -146,4 +168,4 @@ def explain_trial(
     if not ranking:
         return row | {"agreed": True}
     heads = engine.loaded.shape.layers * engine.loaded.shape.kv_heads
-    return row | {"lost": True, "candidates": len(spans) * heads} | case.arms(spans, ranking)
+    return row | {"lost": True, "candidates": len(spans) * heads} | case.arms(spans, ranking, controls)

@@ -64,7 +64,10 @@ def one(members: list[dict[str, Any]]) -> dict[str, Any]:
         "planned": sum(result["about"]["planned"] for result in members),
         "sittings": sittings,
     }
-    return {"about": start | product, "lines": [lines[known_values] for known_values in in_order]}
+    variants = [line for result in members for line in result.get("variants", ())]
+    variants.sort(key=lambda line: (line["method"], line["variant"], _share(line["budget"])))
+    more = {"variants": variants} if variants else {}
+    return {"about": start | product, "lines": [lines[known_values] for known_values in in_order]} | more
 
 
 def _common(result: dict[str, Any]) -> str | None:

@@ -19,7 +19,7 @@ from kvlens.holds import Hold, Triple, holds_of
 from kvlens.lab.bench.trialprompts import Prompts, Trial
 from kvlens.lab.results.explain_table import RANDOM, SHOWN, TOPS
 from kvlens.lens.attribution import attribute
-from kvlens.lens.trials import restores
+from kvlens.lens.trials import Outcome, restores
 from kvlens.methods.fitting import Chosen
 from kvlens.rows import SpanRow
 from kvlens.runs.preparing import Kept, Pairing, Plan, Prepared
@@ -31,6 +31,10 @@ from kvlens.text.prompts import Prompt
 
 NO_LIMIT = "1.0"
 """budget of a method that keeps all tokens on the device"""
+FEW = 5
+"""triples whose hold is looked into where it restores nothing"""
+KEPT = 20
+"""triples of a ranking that a row keeps"""
 
 
 class References:
@@ -85,6 +89,10 @@ class Case:
 
     def answers(self, holds: Sequence[Hold]) -> bool:
         """The free run's answer is the expected one."""
+        return self.repeat(holds).restored
+
+    def repeat(self, holds: Sequence[Hold]) -> Outcome:
+        """Return the free run's output, and whether its answer is the expected one."""
         return restores(
             self.engine,
             self.prompt,
@@ -96,7 +104,7 @@ class Case:
             holds,
             self.asked.answer,
             self.trial.task,
-        ).restored
+        )
 
     def shown(self, reference: Reference) -> tuple[dict[int, SpanRow], list[Triple]]:
         """Return the spans that can be held, and the triples in the order in which the stored run's pages, reports and
@@ -123,19 +131,43 @@ class Case:
                 ranking = attribute(reader)[["layer", "kv_head", "span"]].astype(int)
         return spans, [triple for triple in ranking.itertuples(index=False, name=None) if triple[2] in spans]
 
-    def arms(self, spans: dict[int, SpanRow], ranking: list[Triple]) -> dict[str, bool]:
-        """Return whether the answer comes back, by what is held."""
+    def arms(self, spans: dict[int, SpanRow], ranking: list[Triple], controls: bool = True) -> dict[str, Any]:
+        """Return whether the answer comes back, by what is held, and why five may not do: the output with the first
+        five held, how many of them are spans of the needle, and, where twenty restore what five do not, the fewest of
+        the ranking that restore it. controls: also hold the first triple alone, RANDOM at random, and the needle."""
+        needle = sorted(span for span, row in spans.items() if self._holds_needle(row))
+        outcomes = {top: self.repeat(holds_of(ranking[:top], spans)) for top in TOPS if top > 1 or controls}
+        row: dict[str, Any] = {f"{SHOWN}_top{top}": outcome.restored for top, outcome in outcomes.items()}
+        if not outcomes[FEW].restored:
+            row["few_output"] = outcomes[FEW].text[:200]
+        if outcomes[TOPS[-1]].restored and not outcomes[FEW].restored:
+            row["fewest"] = self._count_fewest(spans, ranking)
+        row |= {"in_needle": sum(span in needle for _, _, span in ranking[:FEW]), "needle_spans": len(needle)}
+        return (
+            row
+            | {"ranking": [list(triple) for triple in ranking[:KEPT]]}
+            | (self._controls(spans, needle) if controls else {})
+        )
+
+    def _controls(self, spans: dict[int, SpanRow], needle: list[int]) -> dict[str, bool]:
+        """Return the same of triples drawn at random, and of the whole needle held for every head."""
         shape, draw = self.engine.loaded.shape, random.Random(f"explain/{self.trial.seed}")
         heads = [(layer, head) for layer in range(shape.layers) for head in range(shape.kv_heads)]
         everything = [(layer, head, span) for layer, head in heads for span in sorted(spans)]
-        needle = sorted(span for span, row in spans.items() if self._holds_needle(row))
-        mapping = {f"{SHOWN}_top{top}": self.answers(holds_of(ranking[:top], spans)) for top in TOPS}
         drawn = draw.sample(everything, min(RANDOM, len(everything)))
-        mapping[f"random{RANDOM}"] = self.answers(holds_of(drawn, spans))
-        mapping["everywhere"] = self.answers(
-            holds_of([(layer, head, span) for layer, head in heads for span in needle], spans)
-        )
-        return mapping
+        whole = [(layer, head, span) for layer, head in heads for span in needle]
+        return {
+            f"random{RANDOM}": self.answers(holds_of(drawn, spans)),
+            "everywhere": self.answers(holds_of(whole, spans)),
+        }
+
+    def _count_fewest(self, spans: dict[int, SpanRow], ranking: list[Triple]) -> int:
+        """Return how many of the ranking's first triples restore the answer, by bisection between five and twenty."""
+        low, high = FEW, min(TOPS[-1], len(ranking))
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if self.answers(holds_of(ranking[:middle], spans)) else (middle, high)
+        return high
 
     def _holds_needle(self, row: SpanRow) -> bool:
         marked = [

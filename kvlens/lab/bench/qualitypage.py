@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
+from kvlens import methods
 from kvlens.budget import Budget
 from kvlens.lab.bench.joined import joined
 from kvlens.lab.bench.textpage import sections
@@ -122,41 +123,62 @@ def markdown(result: dict[str, Any]) -> str:
     tasks that any row has."""
     about, tasks = result["about"], result["about"]["request"]["tasks"]
     presets = about.get("presets", {})
-    lines: dict[tuple[str, str, str], dict[str, dict[str, Any]]] = {}
-    for line in result["lines"]:
-        lines.setdefault((line["method"], line["budget"], line.get("dtype", "")), {})[line["task"]] = line
+    lines: dict[tuple[str, str, str, str], dict[str, dict[str, Any]]] = {}
+    for line in _with_variants(result):
+        row = line["method"], line["budget"], line.get("dtype", ""), line.get("variant", "")
+        lines.setdefault(row, {})[line["task"]] = line
     means = [key for key in HEAD if any(line["n"] and line.get(key) is not None for line in result["lines"])]
     titles = [name for key in means for name in (TITLES if key == RESIDENT else (HEAD[key],))]
     head = ["method", "budget", "preset", *(f"{task}: exact (95 %), n" for task in tasks), *titles]
     text = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
-    for (name, budget, dtype), by_task in lines.items():
+    for (name, budget, dtype, variant), by_task in lines.items():
         ran = dict.fromkeys(preset for line in by_task.values() for preset in line.get("presets", {}))
         title = table_name(name, ran or [presets.get(name)]) + (f" in {dtype} (noise floor)" if dtype else "")
+        title += f" {variant}" if variant else ""
         tried = any(line["n"] or line["infeasible"] for line in by_task.values())
         preset = _preset(by_task) or ((presets.get(name) or "defaults") if tried else "")
         cells = [title, _limit(budget, by_task), preset, *(_cell(by_task.get(task)) for task in tasks)]
-        text.append(
-            f"| {' | '.join([*cells, *_with_formats(_means(by_task, means), means, about, name, budget, dtype)])} |"
-        )
+        cells += _with_formats(_means(by_task, means), means, about, name, budget, dtype, variant)
+        text.append(f"| {' | '.join(cells)} |")
     machine, request = about["machine"], about["request"]
     text += [
         "",
         f"{about['trials']:,} of {about['planned']:,} trials, model {request['model']}, {request['length']} tokens, "
         f"{ORDER[request.get('question', 'in')]}, {measured_on(about)}, "
         f"{machine['processor']}, {machine['cores']} cores, torch {about['torch']}, "
-        f"transformers {about['transformers']}.",
+        f"transformers {about['transformers']}.{_variants_measured(result)}",
     ]
     return "\n".join(text) + "\n"
 
 
+def _with_variants(result: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the lines, with those of other presets (kvlens.lab.studies.preset_rows) behind their method's own."""
+    lines = list(result["lines"])
+    for line in reversed(result.get("variants", [])):
+        places = [place for place, row in enumerate(lines) if row["method"] == line["method"] and "variant" not in row]
+        lines.insert(max(places, default=len(lines) - 1) + 1, line)
+    return lines
+
+
+def _variants_measured(result: dict[str, Any]) -> str:
+    """Return where and when the rows of other presets were measured; '' if there are none."""
+    sentences = dict.fromkeys(
+        f" Rows {methods.get(line['method']).title} {line['variant']}: {line['about']['date']}, "
+        f"{line['about']['machine']['processor']}, torch {line['about']['torch']}."
+        for line in result.get("variants", [])
+    )
+    return "".join(sentences)
+
+
 def _with_formats(
-    cells: list[str], means: list[str], about: dict[str, Any], name: str, budget: str, dtype: str
+    cells: list[str], means: list[str], about: dict[str, Any], name: str, budget: str, dtype: str, variant: str
 ) -> list[str]:
-    """The cells of the means, with the resident share for both number formats."""
+    """The cells of the means, with the resident share for both number formats; for a variant, of its own alone."""
     if RESIDENT not in means or not any(cells):
         return cells + [""] * (RESIDENT in means)
     place, request = means.index(RESIDENT), about["request"]
-    shares = [cells[place], narrow_cell(request["model"], request["length"], name, budget)]
+    narrow = UNKNOWN if variant else narrow_cell(request["model"], request["length"], name, budget)
+    shares = [cells[place], narrow]
     if dtype:  # the control's own format is the narrow one
         shares = [UNKNOWN, cells[place]] if dtype == NARROW else [UNKNOWN, UNKNOWN]
     return [*cells[:place], *shares, *cells[place + 1 :]]

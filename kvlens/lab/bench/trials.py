@@ -48,11 +48,13 @@ def carry_out(
     trial: Trial,
     changes: Mapping[str, Any] = MappingProxyType({}),
     answer: int | None = None,
+    preset: str | None = None,
 ) -> dict[str, Any]:
     """Run it -> one row of figures; `infeasible` (the smallest feasible share) where the budget cannot be kept,
     `refused` (a sentence) where the model cannot take the prompt or the method cannot be run on it. changes: parameters
-    that are other than the trial's own. answer: tokens generated at most, with a budget for as many as the task's."""
-    row = header(trial, engine.loaded.name)
+    that are other than the trial's own. answer: tokens generated at most, with a budget for as many as the task's.
+    preset: of the method, where it is not the usual one."""
+    row = header(trial, engine.loaded.name) | ({} if preset is None else {"preset": preset})
     try:
         prompt_text, prompt = prompts.asked(trial), prompts.prompt(trial)
     except ValueError as error:

@@ -25,8 +25,15 @@ def explain(
     prompts: Annotated[int | None, typer.Option(help="Prompts per point at most; default: 4 times --lost.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the first prompt.")] = 9_500_000,
     device: Device = "cpu",
+    controls: Annotated[
+        int, typer.Option(help="Every so manieth prompt also gets the controls: one triple, random ones, the needle.")
+    ] = 1,
     out: Out = None,
     kept: Kept = None,
+    collect: Annotated[
+        list[Path] | None,
+        typer.Option(help="Run nothing: the table of the trials in this --kept file; repeat it for several files."),
+    ] = None,
     doc: Annotated[
         Path | None,
         typer.Option(help="Also write the page of the docs, of all such tables beside --out, to this Markdown file."),
@@ -35,6 +42,7 @@ def explain(
     """The share of lost answers restored by holding what a stored run shows first, against random triples and the
     needle everywhere."""
     from kvlens.lab.bench.explain import ExplainRequest, measure
+    from kvlens.lab.bench.explain import collect as collect_trials
     from kvlens.lab.results.explain_table import document, markdown
     from kvlens.lab.results.explain_table import points as usual_points
     from kvlens.text.outfile import check_file
@@ -48,12 +56,11 @@ def explain(
         came = row.get("refused") or ("infeasible" if "infeasible" in row else came)
         typer.echo(f"{row['method']} {row['task']} {row['budget']} prompt {row['index']}: {came}", err=True)
 
-    result = measure(
-        ExplainRequest(model, choice, length, lost, seed, prompts, device),
-        trials,
-        report,
-        lambda line: typer.echo(line, err=True),
-    )
+    request = ExplainRequest(model, choice, length, lost, seed, prompts, device, controls)
+    if collect:
+        result = collect_trials(request, collect)
+    else:
+        result = measure(request, trials, report, lambda line: typer.echo(line, err=True))
     write(target, result)
     if doc is not None:
         doc.write_text(document(beside(target, "explain", result)), encoding="utf-8")

@@ -44,10 +44,13 @@ def point_of(row: dict[str, Any]) -> tuple[str, str, str]:
 
 
 def pooled(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return n and arms of all lost trials together, and by kind of answer where the task draws kinds."""
+    """Return n and arms of all lost trials together, by kind of answer and by the text around it where the task draws
+    these."""
     lost = [row for row in rows if row["lost"]]
-    kinds = sorted({row["kind"] for row in lost if "kind" in row})
-    groups = {"all": lost} | {kind: [row for row in lost if row.get("kind") == kind] for kind in kinds}
+    groups = {"all": lost}
+    for column, title in (("kind", ""), ("source", "text: ")):
+        for value in sorted({row[column] for row in lost if column in row}):
+            groups[title + value] = [row for row in lost if row.get(column) == value]
     return {name: {"n": len(group), "arms": _shares(group)} for name, group in groups.items()}
 
 
@@ -72,7 +75,7 @@ def summarise(rows: Sequence[dict[str, Any]], points: Sequence[tuple[str, str, s
             "candidates": fmean(row["candidates"] for row in lost) if lost else None,
         }
         line["arms"] = _shares(lost)
-        line["of_everywhere"] = _shares([row for row in lost if row["everywhere"]])
+        line["of_everywhere"] = _shares([row for row in lost if row.get("everywhere")])
         yield line
 
 
