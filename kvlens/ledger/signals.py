@@ -19,8 +19,9 @@ SIGNALS: dict[str, str] = {
 
 
 def signals_of(record: StepRecord, logits: Any = None) -> dict[str, float | None]:
-    """Return each signal of a step, None where it was not recorded. logits: float32 [V] of the step, a tensor or an
-    array; without them there is no varentropy."""
+    """Return each signal of a step, None where it was not recorded. logits: float32 [V] of the step, an array or a
+    tensor on any device; without them there is no varentropy."""
+    logits = logits.cpu() if hasattr(logits, "cpu") else logits
     reused, fetched = (_sum(record.kv.get(name)) for name in ("n_reused", "n_recalled"))
     moved = None if reused is None or fetched is None or reused + fetched == 0 else fetched / (reused + fetched)
     change = _mean(record.head.get("qcos"))

@@ -15,7 +15,8 @@ from kvlens.engine.engine import Engine
 from kvlens.engine.models import load
 from kvlens.instruments import Loss, Oracle
 from kvlens.lab.bench import kept as keeping
-from kvlens.lab.bench.explain import ExplainRequest, explain_trial, measure
+from kvlens.lab.bench.explain import ExplainRequest, collect, explain_trial, measure
+from kvlens.lab.bench.lostcase import Case
 from kvlens.lab.bench.provenance import about
 from kvlens.lab.bench.trialprompts import Prompts, Trial
 from kvlens.lab.commands.results import beside, results, write
@@ -56,6 +57,41 @@ def test_a_second_call_runs_nothing_again(measured: tuple[Path, dict[str, Any], 
     for line in second["lines"]:
         line["arms"] = {arm: share for arm, share in line["arms"].items() if not arm.startswith("shown")}
     assert "| n (triples) | random 5 |" in document([second]), "a ranking that was not measured is no column"
+
+
+def test_files_of_several_processes_are_one_table_and_a_trial_counts_once(
+    measured: tuple[Path, dict[str, Any], list[dict[str, Any]]], tmp_path: Path
+) -> None:
+    kept, first, _ = measured
+    lines = kept.read_text().splitlines(keepends=True)
+    (tmp_path / "a.jsonl").write_text("".join(lines[::2]))
+    (tmp_path / "b.jsonl").write_text("".join([*lines[1::2], lines[0].replace("-", "~")]))
+    request = ExplainRequest(points=POINTS, length=512, lost=3)
+    result = collect(request, [tmp_path / "a.jsonl", tmp_path / "b.jsonl"])
+    assert result["lines"] == first["lines"]
+    assert result["pooled"] == first["pooled"]
+
+
+def test_a_prompt_without_controls_holds_five_and_twenty_alone(
+    measured: tuple[Path, dict[str, Any], list[dict[str, Any]]],
+) -> None:
+    row = next(row for row in measured[2] if row["lost"] and row["method"] == "chess")
+    engine = Engine(load("demo"))
+    trial = Trial("multikey", 512, row["depth"], row["seed"], row["index"], "chess", "10%")
+    plain = explain_trial(engine, Prompts(engine, 9_500_000), trial, controls=False)
+    assert sorted(arm for arm in ARMS if arm in plain) == ["shown_top20", "shown_top5"]
+    assert {arm: row[arm] for arm in ARMS if arm in plain} == {arm: plain[arm] for arm in ARMS if arm in plain}
+    assert plain["ranking"] == row["ranking"]
+    assert len(row["ranking"]) == min(20, len({tuple(triple) for triple in row["ranking"]}))
+    assert 0 <= row["in_needle"] <= 5
+
+
+@pytest.mark.parametrize("needed", range(6, 21))
+def test_the_fewest_triples_that_restore_are_found_by_bisection(needed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case.__new__(Case)
+    monkeypatch.setattr("kvlens.lab.bench.lostcase.holds_of", lambda triples, spans: triples)
+    monkeypatch.setattr(case, "answers", lambda holds: len(holds) >= needed, raising=False)
+    assert case._count_fewest({}, [(0, 0, span) for span in range(64)]) == needed
 
 
 def test_the_page_has_the_fresh_table_in_place_of_one_of_the_same_model_and_length(

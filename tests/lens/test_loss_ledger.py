@@ -289,6 +289,17 @@ def test_signals_that_were_not_recorded_are_none() -> None:
     told = signals_of(step(0, None, 0.0))
     assert told == {"entropy": 1.0, "varentropy": None, "query_change": None, "fetched": None, "unread": None}
     assert varentropy(np.zeros(8)) == pytest.approx(0.0)
+
+    class Elsewhere:
+        """A tensor on a device that numpy cannot read."""
+
+        def __array__(self, dtype: object = None) -> np.ndarray:
+            raise TypeError("can't convert cuda:0 device type tensor to numpy")
+
+        def cpu(self) -> np.ndarray:
+            return np.zeros(8, np.float32)
+
+    assert signals_of(step(0, None, 0.0), Elsewhere())["varentropy"] == pytest.approx(0.0)
     logits = np.log(np.array([0.5, 0.25, 0.25]))
     surprisal = np.log([2.0, 4.0, 4.0])
     mean = (np.array([0.5, 0.25, 0.25]) * surprisal).sum()
