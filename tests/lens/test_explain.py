@@ -20,6 +20,7 @@ from kvlens.lab.bench.lostcase import Case
 from kvlens.lab.bench.provenance import about
 from kvlens.lab.bench.trialprompts import Prompts, Trial
 from kvlens.lab.commands.results import beside, results, write
+from kvlens.lab.results.explain_few import begun_share, shortfalls
 from kvlens.lab.results.explain_table import ARMS, FULL_KV, OWN_QUERY, document, markdown, summarise
 from kvlens.lens.attribution import attribute_records
 
@@ -209,3 +210,24 @@ def test_only_the_table_with_full_kvs_masses_is_headed_shown() -> None:
     assert "| shown, top 5 |" not in own
     headings = [[row for row in page.splitlines() if row.startswith("## ")] for page in (own, full)]
     assert headings[0] != headings[1]
+
+
+def test_what_is_known_where_five_are_too_few_is_counted_by_hand() -> None:
+    row = {"lost": True, "shown_top5": False, "in_needle": 5, "needle_spans": 2, "answer": " 12 May 1950"}
+    rows = [
+        {"lost": False},
+        row | {"shown_top5": True},
+        row | {"shown_top20": True, "fewest": 7, "few_output": " on 12 May 1850."},
+        row | {"shown_top20": True, "fewest": 10, "few_output": " in June", "in_needle": 4},
+        row | {"shown_top20": False, "few_output": " 12 M"},
+    ]
+    few = shortfalls(rows)
+    assert {name: few[name] for name in ("n", "twenty", "fewest", "outputs", "later")} == {
+        "n": 3,
+        "twenty": 2,
+        "fewest": [8.5, 7, 10],
+        "outputs": 3,
+        "later": 1,
+    }
+    assert few["in_needle"] == pytest.approx(14 / 3)
+    assert [begun_share(text, "12 May 1950") for text in ("12 May 1950", "x", "")] == [1.0, 0.0, 0.0]

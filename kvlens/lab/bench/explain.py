@@ -23,6 +23,7 @@ from kvlens.lab.bench.provenance import about, made_otherwise, origin
 from kvlens.lab.bench.trialprompts import DEPTHS, Prompts, Trial
 from kvlens.lab.bench.trials import arm, chosen, header
 from kvlens.lab.bench.trials import infeasible as too_small
+from kvlens.lab.results.explain_few import shortfalls
 from kvlens.lab.results.explain_table import FULL_KV, SCOPES, SHOWN, TOPS, point_of, points, pooled, summarise
 from kvlens.models.device import CPU, settle
 from kvlens.models.find import DEMO
@@ -125,7 +126,8 @@ def collect(request: ExplainRequest, paths: Sequence[Path]) -> dict[str, Any]:
 
 def _table(request: ExplainRequest, names: tuple[str, ...], rows: list[dict[str, Any]]) -> dict[str, Any]:
     about_all = about(names, request.model) | _said(request)
-    return {"about": about_all, "lines": list(summarise(rows, request.points)), "pooled": pooled(rows)}
+    lines = list(summarise(rows, request.points))
+    return {"about": about_all, "lines": lines, "pooled": pooled(rows), "few": shortfalls(rows)}
 
 
 def _said(request: ExplainRequest) -> dict[str, Any]:

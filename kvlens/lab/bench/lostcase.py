@@ -139,7 +139,7 @@ class Case:
         outcomes = {top: self.repeat(holds_of(ranking[:top], spans)) for top in TOPS if top > 1 or controls}
         row: dict[str, Any] = {f"{SHOWN}_top{top}": outcome.restored for top, outcome in outcomes.items()}
         if not outcomes[FEW].restored:
-            row["few_output"] = outcomes[FEW].text[:200]
+            row |= {"few_output": outcomes[FEW].text[:200], "answer": self.asked.answer}
         if outcomes[TOPS[-1]].restored and not outcomes[FEW].restored:
             row["fewest"] = self._count_fewest(spans, ranking)
         row |= {"in_needle": sum(span in needle for _, _, span in ranking[:FEW]), "needle_spans": len(needle)}

@@ -157,6 +157,7 @@ def markdown(result: dict[str, Any]) -> str:
             + f" | {' | '.join(cells)} |"
         )
     text += _by_kind(result.get("pooled", {}), shown)
+    text += _shortfall(result.get("few", {}))
     machine = sentence["machine"]
     text += [
         "",
@@ -181,6 +182,22 @@ def _by_kind(groups: dict[str, Any], shown: str) -> list[str]:
         cells = [_cell(group["arms"][arm], group["n"]) for arm in arms]
         rows.append(f"| {name} | {group['n']} | {' | '.join(cells)} |")
     return rows
+
+
+def _shortfall(few: dict[str, Any]) -> list[str]:
+    """Return the table of why five triples did not do; nothing where five always did, or where it was not measured."""
+    if not few.get("n"):
+        return []
+    rows = [("answers that the first five do not restore", few["n"]), ("of these, restored by twenty", few["twenty"])]
+    if few["fewest"] is not None:
+        middle, least, most = few["fewest"]
+        rows.append(("fewest of the ranking that restore these: median (range)", f"{middle:g} ({least}-{most})"))
+    if few["in_needle"] is not None:
+        rows.append(("of the first five, spans of the needle: mean", f"{few['in_needle']:.1f}"))
+        rows.append(("spans that the needle lies in: mean", f"{few['needle_spans']:.1f}"))
+    if few["outputs"]:
+        rows.append(("outputs with five held that have the answer's first half", f"{few['later']} of {few['outputs']}"))
+    return ["", "| where five are too few | |", "|---|---|", *(f"| {name} | {figure} |" for name, figure in rows)]
 
 
 def _heading(arm: str, shown: str) -> str:
