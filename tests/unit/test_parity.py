@@ -81,3 +81,16 @@ def test_a_cache_that_transformers_refuses_is_no_measurement(results: Path) -> N
     lines = [line for line in page(results).splitlines() if line.startswith("| offloaded |")]
     assert lines
     assert all(line.split("|")[4].strip() == "-" for line in lines)
+
+
+def test_a_cache_that_a_gpu_measured_has_no_row_of_a_machine_without_one(results: Path) -> None:
+    refused = {"cache": "offloaded", "transformers": "5.23.0", "device": "cpu"}
+    refused |= {"refused": "AssertionError: Torch not compiled with CUDA enabled"}
+    counts = {"exact": 5850, "rewritten": 0, "nothing": 0, "largest_error": 0.0, "tokens_equal": True}
+    measured = {"cache": "offloaded", "transformers": "5.17.0", "device": "cuda"} | counts
+    (results / "caches-5.23.0.json").write_text(json.dumps([refused, refused | {"cache": "offloaded_static"}]))
+    (results / "caches-cuda.json").write_text(json.dumps([measured]))
+    rows = [line for line in page(results).splitlines() if line.startswith("| offloaded")]
+    assert len([row for row in rows if row.startswith("| offloaded_static ")]) >= 1
+    offloaded = [[cell.strip() for cell in row.split("|")[1:-1]] for row in rows if row.startswith("| offloaded |")]
+    assert [cells[:6] for cells in offloaded] == [["offloaded", "5.17.0", "cuda", "-", "equal", "5,850"]]

@@ -16,6 +16,8 @@ from kvlens import PACKAGE
 RESULTS = PACKAGE / "lab" / "results"
 EVERY_KEY = "every key"
 """the rule by which a kept set is compared: each key with each written key"""
+NO_CUDA = "not compiled with CUDA"
+"""in the refusal of a cache that needs a GPU, on a machine without one"""
 
 
 def expression(chain: list[list[Any]]) -> str:
@@ -122,18 +124,21 @@ def _cache_lines(results: Path, here: list[dict[str, Any]]) -> list[str]:
     files = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(results.glob("caches-*.json"))]
     measured = {row["transformers"] for file in files for row in file}
     rows = [row for row in here if row["transformers"] not in measured] + [row for file in files for row in file]
+    on_cuda = {row["cache"] for row in rows if row.get("device") == "cuda" and "refused" not in row}
+    rows = [row for row in rows if not (row["cache"] in on_cuda and NO_CUDA in row.get("refused", ""))]
     order = list(dict.fromkeys(row["cache"] for row in rows))
-    rows.sort(key=lambda row: (order.index(row["cache"]), _release(row)))
+    rows.sort(key=lambda row: (order.index(row["cache"]), _release(row), row.get("device") == "cuda"))
     lines = [
         "## Caches",
         "",
-        "`make observe-versions` makes these rows and runs `tests/unit/test_observing.py` under each version.",
+        "`make observe-versions` makes these rows on the CPU and runs `tests/unit/test_observing.py` under each version.",
+        "Rows of a GPU: `python -m benchmarks.observe_caches FILE --device cuda`.",
         "",
-        "| cache | transformers | backend | tokens | exact | rewritten | unmatched | largest error | refused |",
-        "| --- | --- | --- | --- | ---: | ---: | ---: | ---: | --- |",
+        "| cache | transformers | device | backend | tokens | exact | rewritten | unmatched | largest error | refused |",
+        "| --- | --- | --- | --- | --- | ---: | ---: | ---: | ---: | --- |",
     ]
     for row in rows:
-        cells = [row["cache"], row["transformers"], row.get("backend") or "-"]
+        cells = [row["cache"], row["transformers"], row.get("device", "cpu"), row.get("backend") or "-"]
         if "refused" in row:
             absent = "backend" in row and row["backend"] is None
             cells += ["-"] * 5 + ["not measured: the backend was not installed" if absent else f"`{row['refused']}`"]
