@@ -131,10 +131,10 @@ def _cache_lines(results: Path, here: list[dict[str, Any]]) -> list[str]:
     lines = [
         "## Caches",
         "",
-        "`make observe-versions` makes these rows on the CPU and runs `tests/unit/test_observing.py` under each version.",
+        "`make observe-versions` makes the CPU's rows and runs `tests/unit/test_observing.py` under each version.",
         "Rows of a GPU: `python -m benchmarks.observe_caches FILE --device cuda`.",
         "",
-        "| cache | transformers | device | backend | tokens | exact | rewritten | unmatched | largest error | refused |",
+        "| cache | transformers | device | backend | tokens | exact | rewritten | unmatched | error, most | refused |",
         "| --- | --- | --- | --- | --- | ---: | ---: | ---: | ---: | --- |",
     ]
     for row in rows:
