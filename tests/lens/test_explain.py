@@ -71,6 +71,19 @@ def test_files_of_several_processes_are_one_table_and_a_trial_counts_once(
     result = collect(request, [tmp_path / "a.jsonl", tmp_path / "b.jsonl"])
     assert result["lines"] == first["lines"]
     assert result["pooled"] == first["pooled"]
+    made = {
+        "kvlens": "9",
+        "torch": "8",
+        "transformers": "7",
+        "date": "2030-01-02",
+        "machine": {"processor": "P", "cores": 3},
+    }
+    gpu = made | {"machine": {"processor": "P", "cores": 3, "gpu": "G"}, "date": "2030-01-01"}
+    rows = [json.loads(line) | {"made": gpu if place else made} for place, line in enumerate(lines)]
+    (tmp_path / "c.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    about_rows = collect(request, [tmp_path / "c.jsonl"])["about"]
+    assert {name: about_rows[name] for name in made} == made
+    assert about_rows["trials_by_device"] == {"P": 1, "G": len(rows) - 1}
 
 
 def test_a_prompt_without_controls_holds_five_and_twenty_alone(

@@ -19,7 +19,7 @@ from kvlens.budget import Budget, BudgetInfeasible
 from kvlens.engine.engine import Engine, Options
 from kvlens.lab.bench import kept as keeping
 from kvlens.lab.bench.lostcase import Case, References
-from kvlens.lab.bench.provenance import about, made_otherwise, origin
+from kvlens.lab.bench.provenance import about, made_elsewhere, made_otherwise, origin
 from kvlens.lab.bench.trialprompts import DEPTHS, Prompts, Trial
 from kvlens.lab.bench.trials import arm, chosen, header
 from kvlens.lab.bench.trials import infeasible as too_small
@@ -121,7 +121,9 @@ def collect(request: ExplainRequest, paths: Sequence[Path]) -> dict[str, Any]:
         for row in keeping.read(path, _NEEDED, lambda row: point_of(row) in request.points):
             trials.setdefault((point_of(row), row["index"]), row)
     rows = sorted(trials.values(), key=lambda row: (row["index"], request.points.index(point_of(row))))
-    return _table(request, tuple(dict.fromkeys(point[0] for point in request.points)), rows)
+    result = _table(request, tuple(dict.fromkeys(point[0] for point in request.points)), rows)
+    result["about"] |= made_elsewhere(rows)
+    return result
 
 
 def _table(request: ExplainRequest, names: tuple[str, ...], rows: list[dict[str, Any]]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import json
 import time
+from collections import Counter
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
@@ -81,4 +82,17 @@ def about(names: tuple[str, ...], model: str) -> dict[str, Any]:
         "machine": machine(),
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "presets": {name: settings(methods.get(name), model, "")[0] for name in names},
+    }
+
+
+def made_elsewhere(rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """Return what of `about` the trials themselves record: versions, machine and date of the last of them (`made`), and
+    how many each device made. {} where no trial records it."""
+    rows = [row for row in rows if "made" in row]
+    if not rows:
+        return {}
+    machines = Counter(row["made"]["machine"].get("gpu", row["made"]["machine"]["processor"]) for row in rows)
+    return {
+        **max((row["made"] for row in rows), key=lambda made: str(made["date"])),
+        "trials_by_device": dict(machines),
     }

@@ -111,7 +111,11 @@ run along full KV's tokens at which the most probable token is not full KV's.
 | everywhere | every span of the needle held for every head |
 
 Cells are shares of the n lost trials with the 95 % Wilson interval. A table has columns for the rankings that it was
-measured with alone; older tables have others. The question was read with its context when the method placed it.
+measured with alone; older tables have others. A column that was measured on some of the prompts names their number.
+The question was read with its context when the method placed it.
+
+*Where five are too few* is about the answers that the first five triples do not restore. *Fewest* is the number of the
+ranking's first triples that restore an answer, by bisection between five and twenty.
 """
 
 
@@ -193,8 +197,8 @@ def _shortfall(few: dict[str, Any]) -> list[str]:
         middle, least, most = few["fewest"]
         rows.append(("fewest of the ranking that restore these: median (range)", f"{middle:g} ({least}-{most})"))
     if few["in_needle"] is not None:
-        rows.append(("of the first five, spans of the needle: mean", f"{few['in_needle']:.1f}"))
-        rows.append(("spans that the needle lies in: mean", f"{few['needle_spans']:.1f}"))
+        rows.append(("of the first five, spans of the needle (mean)", f"{few['in_needle']:.1f}"))
+        rows.append(("spans that the needle lies in (mean)", f"{few['needle_spans']:.1f}"))
     if few["outputs"]:
         rows.append(("outputs with five held that have the answer's first half", f"{few['later']} of {few['outputs']}"))
     return ["", "| where five are too few | |", "|---|---|", *(f"| {name} | {figure} |" for name, figure in rows)]

@@ -25,7 +25,7 @@ from kvlens.engine.engine import Engine, Options, Result
 from kvlens.holds import Hold
 from kvlens.lab.bench import kept as keeping
 from kvlens.lab.bench.lostcase import References
-from kvlens.lab.bench.provenance import about
+from kvlens.lab.bench.provenance import about, made_elsewhere
 from kvlens.lab.bench.trialprompts import DEPTHS, Prompts, Trial
 from kvlens.lab.bench.trials import chosen, header
 from kvlens.lab.studies.ledger_page import write_page
@@ -200,7 +200,7 @@ def main() -> None:
     rows = keeping.read(options.kept, _NEEDED, lambda row: row["length"] == options.length)
     names = tuple(name for name in names if any(row["method"] == name for row in rows))
     setting = {"model": options.model, "length": options.length, "budget": options.budget, "tasks": TASKS}
-    document = {"about": about(names, options.model) | setting} | summarise(rows)
+    document = {"about": about(names, options.model) | setting | made_elsewhere(rows)} | summarise(rows)
     options.out.write_text(json.dumps(document, indent=1) + "\n")
     if options.page is not None:
         write_page(options.page, document)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from kvlens.lab.bench import kept as keeping
-from kvlens.lab.bench.provenance import about
+from kvlens.lab.bench.provenance import about, made_elsewhere
 from kvlens.lab.bench.quality import QualityRequest, lost
 from kvlens.lab.bench.tablefile import quality_request
 from kvlens.lab.bench.trialprompts import Prompts, Trial
@@ -85,7 +85,7 @@ def main() -> None:
     rows = keeping.read(arguments.kept, _NEEDED, lambda row: True)
     target = RESULTS / f"{arguments.table}.json"
     result = json.loads(target.read_text(encoding="utf-8"))
-    provenance = about((arguments.method,), request.model)
+    provenance = about((arguments.method,), request.model) | made_elsewhere(rows)
     lines = variants(rows, request, arguments.method, arguments.preset)
     others = [
         line
