@@ -227,18 +227,20 @@ def test_only_the_table_with_full_kvs_masses_is_headed_shown() -> None:
 
 def test_what_is_known_where_five_are_too_few_is_counted_by_hand() -> None:
     row = {"lost": True, "shown_top5": False, "in_needle": 5, "needle_spans": 2, "answer": " 12 May 1950"}
+    row["ranking"] = [[head // 2, 0, head % 2] for head in range(20)]
     rows = [
         {"lost": False},
         row | {"shown_top5": True},
         row | {"shown_top20": True, "fewest": 7, "few_output": " on 12 May 1850."},
-        row | {"shown_top20": True, "fewest": 10, "few_output": " in June", "in_needle": 4},
+        row | {"shown_top20": True, "fewest": 12, "few_output": " in June", "in_needle": 4},
         row | {"shown_top20": False, "few_output": " 12 M"},
     ]
     few = shortfalls(rows)
-    assert {name: few[name] for name in ("n", "twenty", "fewest", "outputs", "later")} == {
+    assert {name: few[name] for name in ("n", "twenty", "fewest", "cut", "outputs", "later")} == {
         "n": 3,
         "twenty": 2,
-        "fewest": [8.5, 7, 10],
+        "fewest": [9.5, 7, 12],
+        "cut": 1,
         "outputs": 3,
         "later": 1,
     }

@@ -7,6 +7,7 @@ from statistics import fmean, median
 from typing import Any
 
 FIVE, TWENTY = "shown_top5", "shown_top20"
+HEADS = 5
 HALF = 0.5
 """of the answer's characters: an output that holds its first half lost a later token"""
 
@@ -15,7 +16,7 @@ def shortfalls(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return what is known of the lost trials that the first five triples did not restore.
 
     n; twenty: of these, restored by twenty; fewest: median, and least and most of the ranking that restore it, where
-    twenty do; in_needle: mean of the five that are spans of the needle; needle_spans: mean spans of the needle;
+    twenty do; cut: of these, trials that five KV heads restore, each with more spans than one; in_needle: mean of the five that are spans of the needle; needle_spans: mean spans of the needle;
     later: trials whose output with five held has the answer's first half, of `outputs` that are known. The last ones
     are None where no trial has them."""
     short = [row for row in rows if row["lost"] and row.get(FIVE) is False]
@@ -25,11 +26,17 @@ def shortfalls(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "n": len(short),
         "twenty": sum(bool(row.get(TWENTY)) for row in short),
         "fewest": [median(fewest), fewest[0], fewest[-1]] if fewest else None,
+        "cut": sum(_count_heads(row) <= HEADS for row in short if "fewest" in row),
         "in_needle": _mean([row["in_needle"] for row in short if "in_needle" in row]),
         "needle_spans": _mean([row["needle_spans"] for row in short if "needle_spans" in row]),
         "outputs": len(outputs),
         "later": sum(share >= HALF for share in outputs),
     }
+
+
+def _count_heads(row: Mapping[str, Any]) -> int:
+    """Return how many KV heads the fewest triples that restore an answer are of."""
+    return len({(layer, head) for layer, head, _ in row["ranking"][: row["fewest"]]})
 
 
 def begun_share(output: str, answer: str) -> float:
