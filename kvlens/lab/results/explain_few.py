@@ -16,9 +16,9 @@ def shortfalls(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return what is known of the lost trials that the first five triples did not restore.
 
     n; twenty: of these, restored by twenty; fewest: median, and least and most of the ranking that restore it, where
-    twenty do; cut: of these, trials that five KV heads restore, each with more spans than one; in_needle: mean of the five that are spans of the needle; needle_spans: mean spans of the needle;
-    later: trials whose output with five held has the answer's first half, of `outputs` that are known. The last ones
-    are None where no trial has them."""
+    twenty do; cut: of these, trials that five KV heads restore, a head with several spans among them; in_needle: mean
+    of the five that are spans of the needle; needle_spans: mean spans of the needle; later: trials whose output with
+    five held has the answer's first half, of `outputs` that are known. What no trial has is None."""
     short = [row for row in rows if row["lost"] and row.get(FIVE) is False]
     fewest = sorted(row["fewest"] for row in short if "fewest" in row)
     outputs = [begun_share(row["few_output"], row["answer"]) for row in short if "answer" in row]

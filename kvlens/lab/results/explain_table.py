@@ -183,7 +183,7 @@ def _by_kind(groups: dict[str, Any], shown: str) -> list[str]:
         "|---" * (len(arms) + 2) + "|",
     ]
     for name, group in groups.items():
-        cells = [_cell(group["arms"][arm], group["n"]) for arm in arms]
+        cells = [_cell(group["arms"][arm], group["n"]) if arm in group["arms"] else "not measured" for arm in arms]
         rows.append(f"| {name} | {group['n']} | {' | '.join(cells)} |")
     return rows
 
