@@ -93,6 +93,6 @@ def made_elsewhere(rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
         return {}
     machines = Counter(row["made"]["machine"].get("gpu", row["made"]["machine"]["processor"]) for row in rows)
     return {
-        **max((row["made"] for row in rows), key=lambda made: str(made["date"])),
+        **max((row["made"] for row in rows), key=lambda source: str(source["date"])),
         "trials_by_device": dict(machines),
     }

@@ -56,10 +56,10 @@ def measure(request: QualityRequest, method: str, preset: str, path: Path) -> No
 def variants(rows: Sequence[Row], request: QualityRequest, method: str, preset: str) -> list[Row]:
     """Return a line per task and budget of the request that has trials: as the table's lines, with `variant`, the
     preset. A trial that was kept twice counts once."""
-    wanted = {(trial.task, trial.index, trial.budget) for trial in trials_of(request, method)}
+    places = {(trial.task, trial.index, trial.budget) for trial in trials_of(request, method)}
     trials = {_place(row): row for row in rows if row["method"] == method and row["preset"] == preset}
     basis = ("method", "budget", "task")
-    groups = grouped((row for place, row in trials.items() if place in wanted), basis)
+    groups = grouped((row for place, row in trials.items() if place in places), basis)
     return [
         dict(zip(basis, cell, strict=True)) | {"dtype": "", "variant": preset, **summary(group), "lost": lost(group)}
         for cell, group in groups.items()
@@ -87,13 +87,13 @@ def main() -> None:
     result = json.loads(target.read_text(encoding="utf-8"))
     provenance = about((arguments.method,), request.model) | made_elsewhere(rows)
     lines = variants(rows, request, arguments.method, arguments.preset)
-    others = [
+    other_lines = [
         line
         for line in result.get("variants", [])
         if (line["method"], line["variant"]) != (arguments.method, arguments.preset)
     ]
-    made = {name: provenance[name] for name in ("kvlens", "torch", "transformers", "machine", "date")}
-    result["variants"] = [*others, *(line | {"about": made} for line in lines)]
+    source = {name: provenance[name] for name in ("kvlens", "torch", "transformers", "machine", "date")}
+    result["variants"] = [*other_lines, *(line | {"about": source} for line in lines)]
     target.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
