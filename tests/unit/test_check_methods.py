@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
+from kvlens import PACKAGE
 from kvlens.checking.check import TRUTHS
-from kvlens.lab.studies.check_methods import merge, page
+from kvlens.lab.studies.check_methods import METHODS, PAGE, RESULT, merge, page
 
 
 def _report(method: str, failing: str = "", date: str = "2026-01-01") -> dict[str, Any]:
@@ -31,3 +33,10 @@ def test_a_truth_that_fails_is_counted_and_named() -> None:
     assert f"| SnapKV | {len(TRUTHS) - 1} | 1 | {3 * len(TRUTHS)} |" in text
     assert "7.75" in text
     assert "| 1 of 2 | 6 |" in text
+
+
+def test_the_committed_page_is_of_nine_methods_that_pass() -> None:
+    reports = json.loads(RESULT.read_text(encoding="utf-8"))
+    assert [report["method"] for report in reports] == list(METHODS)
+    assert all(report["passed"] and len(report["truths"]) == len(TRUTHS) for report in reports)
+    assert (PACKAGE.parent / PAGE).read_text(encoding="utf-8") == page(reports)
