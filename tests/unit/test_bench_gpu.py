@@ -15,7 +15,7 @@ import torch
 from kvlens.cli.main import main as kvlens_main
 from kvlens.lab.gpu import ceilings, ledger, run
 from kvlens.lab.gpu.__main__ import main as bare_main
-from kvlens.lab.gpu.decode import followers
+from kvlens.lab.gpu.decode_parts import followers
 from kvlens.lab.gpu.device import DryDevice
 from kvlens.lab.gpu.part import Bench, Part
 from kvlens.lab.gpu.rates import read as read_rates
@@ -87,13 +87,15 @@ def test_a_dry_run_goes_through_every_part(whole: Path) -> None:
     assert not result.missing
     statuses = {entry.part: entry.status for entry in result.entries.values()}
     assert set(statuses.values()) == {"done"}
-    early, late = (
+    early, alone, late = (
         [row for row in result.entries[f"decode 256 x 1{part}"].rows if isinstance(row, StepRow)]
-        for part in ("", ", alike")
+        for part in ("", ", transformers alone", ", alike")
     )
     assert {row.method for row in late} == followers()
-    assert [row.method for row in early] == [name for name in (*settings(), *BASELINES) if name not in followers()]
-    steps = early + late
+    assert [row.method for row in early] == [name for name in settings() if name not in followers()]
+    assert [row.method for row in alone] == list(BASELINES)
+    assert {row.way for row in early} == {"fused"}
+    steps = early + alone + late
     assert all(row.reason is None and row.median is not None and row.floor is not None for row in steps)
     assert all((row.stall is None) == (not settings()[row.method].rates) for row in steps if row.method in settings())
     assert not [row for entry in result.entries.values() for row in entry.rows if not getattr(row, "passed", True)]
@@ -242,6 +244,6 @@ def test_parts_are_named_after_what_can_be_asked_for() -> None:
 
 def test_two_sittings_come_past_what_proves_the_most() -> None:
     names = [part.name for part in run.all_parts(run.CONTEXTS, run.BATCHES)]
-    assert names[:6] == ["ceilings", "checks", "engine", "ledger", "offload", "kernels"]
-    whole = [name for name in names if name.startswith("decode") and "," not in name]
+    assert names[:6] == ["ceilings", "checks", "step checks", "engine", "ledger", "offload"]
+    whole = [name for name in names if name.startswith("decode") and " x " in name and "," not in name]
     assert whole[:4] == [f"decode {context} x {batch}" for context in (32768, 131072) for batch in (1, 8)]

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from kvlens.hostmemory import host_bytes
-from kvlens.lab.gpu import decode, decoding, plain
+from kvlens.lab.gpu import decode, decode_parts, decoding, plain
 from kvlens.lab.gpu.device import DryDevice
 from kvlens.lab.gpu.floors import LLAMA_8B, Traffic, traffic
 from kvlens.lab.gpu.headlines import at_papers, compare, list_measurable
@@ -36,7 +36,7 @@ def bench() -> Bench:
 
 @pytest.fixture(scope="module")
 def rows(bench: Bench) -> dict[str, StepRow]:
-    return {row.method: row for part in decode.decodes(512, 2) for row in part.run(bench)}  # type: ignore[misc]
+    return {row.method: row for part in decode_parts.decodes(512, 2) for row in part.run(bench)}  # type: ignore[misc]
 
 
 def moved(name: str, model: Any, context: int, batch: int) -> Traffic:
@@ -193,6 +193,7 @@ def test_whole_steps_of_eight_come_after_those_of_one_and_before_what_is_extra()
     assert [part.name for part in all_parts((256,), (4,)) if part.name.startswith("decode 256")] == [
         "decode 256 x 4",
         "decode 256 x 4, replayed",
+        "decode 256 x 4, transformers alone",
         "decode 256 x 4, alike",
     ]
 
@@ -219,4 +220,4 @@ def test_tables_say_how_many_sequences_and_how_they_attend(rows: dict[str, StepR
     lines = [line for line in shown.splitlines() if line.startswith("| FreeKV | 512 x 2 |")]
     assert len(lines) == 1
     assert decode.ONE_BY_ONE in lines[0]
-    assert "their attention paths are issued one by one" in shown
+    assert "| fused |" in lines[0]

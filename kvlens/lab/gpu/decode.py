@@ -1,37 +1,33 @@
-"""Whole decode steps. The Hugging Face modules with random weights through kvlens/lab/gpu/static: the same step, method
-code and recall as in a run, captured in a CUDA graph. Where a method says at which rates it decides by meaning, those
-decisions are replayed (replayed.py); every other method decides by itself. Beside them transformers alone (plain.py).
+"""Whole decode steps. A Llama with random weights through kvlens/lab/gpu/static: the same step, method code and recall
+as in a run, captured in a CUDA graph. Where a method says at which rates it decides by meaning, those decisions are
+replayed (replayed.py); every other method decides by itself. Beside them transformers alone (plain.py).
 
-One sequence, or several in one step: then the matrices are read once, and attention paths are issued sequence by
-sequence. Two times are taken: the graph launched again and again, and the decode loop as it is, with what the host does
-between two steps.
+One sequence, or several in one step: then the matrices are read once. Two times are taken: the graph launched again and
+again, and the decode loop as it is, with what the host does between two steps.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 
-from kvlens import methods
 from kvlens.lab.gpu import plain
 from kvlens.lab.gpu.ceilings import COPY, TO_DEVICE
-from kvlens.lab.gpu.decoding import LOOP, WARM, begin
+from kvlens.lab.gpu.decoding import HOST_LED, LOOP, WARM, begin
 from kvlens.lab.gpu.device import p95
 from kvlens.lab.gpu.failures import sentence
 from kvlens.lab.gpu.floors import traffic
 from kvlens.lab.gpu.model import random_model
-from kvlens.lab.gpu.part import HERE, Bench, Part
-from kvlens.lab.gpu.rates import swept
-from kvlens.lab.gpu.settings import BASELINES, Rates, Setting, everything, settings
-from kvlens.lab.results.gpu import Scope, StepRow, ceiling
+from kvlens.lab.gpu.part import HERE, Bench
+from kvlens.lab.gpu.settings import BASELINES, Rates, Setting
+from kvlens.lab.results.gpu import Scope, StepRow, Way, ceiling
 
 LABEL = (
-    "whole decode steps of the Hugging Face modules, random weights, random keys and values; where a row names rates, "
-    "decisions are replayed; where a step has several sequences, their attention paths are issued one by one"
+    "whole decode steps, random weights, random keys and values; each row says how its layers are computed; where a "
+    "row names rates, decisions are replayed"
 )
 SMALLER = "leave the longest context out: --contexts 8192,32768"
 FEWER = f"{SMALLER}, or --batches 1"
@@ -42,6 +38,7 @@ SPARE, SPARE_EACH = 4 << 30, 1 << 29
 FILES = (
     "ceilings.py",
     "decode.py",
+    "decode_parts.py",
     "decoding.py",
     "failures.py",
     "model.py",
@@ -54,13 +51,19 @@ FILES = (
 ONE_BY_ONE = (
     "attention paths issued one by one, on a stream for each sequence; in host memory the sequences share their pages"
 )
-ALIKE = ", alike"
+TOGETHER = "one launch attends for all sequences"
 UNKNOWN = "no floor: the method does not say what its step moves"
 
 
 @torch.inference_mode()
 def cell(
-    bench: Bench, setting: Setting, context: int, rates: Rates, scope: Scope = "decode", batch: int = 1
+    bench: Bench,
+    setting: Setting,
+    context: int,
+    rates: Rates,
+    scope: Scope = "decode",
+    batch: int = 1,
+    way: Way = "fused",
 ) -> StepRow:
     """One setting at one context and batch. Memory that cannot suffice is said before it is asked for."""
     kv = bench.model.kv
@@ -79,6 +82,7 @@ def cell(
         rates=dict(rates),
         rates_from=bench.rates.source(setting, rates),
         scope=scope,
+        way="modules" if setting.name in BASELINES else way,
     )
     unmeasured = partial(
         row,
@@ -100,7 +104,7 @@ def cell(
         if setting.name in BASELINES:
             results = plain.timed(bench, setting.name, context, batch)
         else:
-            results = _timed(bench, setting, context, rates, scope, batch)
+            results = _timed(bench, setting, context, rates, scope, batch, way)
         if moved is None:
             results["note"] = "; ".join(part for part in (results["note"], UNKNOWN) if part)
         return row(**results, over_floor=results["median"] / floor if floor else None)
@@ -125,9 +129,12 @@ def _too_large(
     return plain.refused(bench, setting.name, context, batch, link)
 
 
-def _timed(bench: Bench, setting: Setting, context: int, rates: Rates, scope: Scope, batch: int) -> dict[str, Any]:
-    device, graph = bench.device, not bench.dry
-    result = begin(bench, setting, context, rates, batch=batch)
+def _timed(
+    bench: Bench, setting: Setting, context: int, rates: Rates, scope: Scope, batch: int, way: Way
+) -> dict[str, Any]:
+    device, graph = bench.device, not bench.dry and way != HOST_LED
+    repeats = bench.repeats if way != HOST_LED else max(2, bench.repeats // 10 // batch)
+    result = begin(bench, setting, context, rates, batch=batch, way=way)
     try:
         device.release()
         device.reset_peak()
@@ -135,17 +142,17 @@ def _timed(bench: Bench, setting: Setting, context: int, rates: Rates, scope: Sc
             torch.compiler.reset()  # each method is another step, and torch compiles eight of one function at most
             result.decoder.compiled("eager" if bench.dry else "inductor")
         result.steps(1 if bench.dry else WARM if batch == 1 else SETTLE)
-        times = result.times(graph, bench.repeats)
-        previous, loops = result.decoder.moved_bytes().sum(), 2 if bench.dry else LOOP
+        times = result.times(graph, repeats)
+        previous, loops = result.decoder.moved_bytes().sum(), 2 if bench.dry else min(LOOP, repeats)
         loop = result.steps(loops)
         counted = int(result.decoder.moved_bytes().sum() - previous) // loops
         peak, stall, median = device.peak_bytes(), None, statistics.median(times)
-        if result.recalls and scope != "compiled":
+        if result.recalls and scope != "compiled" and way != HOST_LED:
             result.rest()
             stall = median - statistics.median(
                 result.times(graph, bench.repeats if batch == 1 else max(1, bench.repeats // 4))
             )
-        notes = [*(["no graph: a dry run"] if not graph else []), *([ONE_BY_ONE] if batch > 1 else [])]
+        notes = [*(["no graph: a dry run"] if bench.dry else []), *([_issued(result.decoder)] if batch > 1 else [])]
         return {
             "graph": graph,
             "steps": len(times),
@@ -163,59 +170,7 @@ def _timed(bench: Bench, setting: Setting, context: int, rates: Rates, scope: Sc
         result.close()
 
 
-def decodes(context: int, batch: int) -> list[Part]:
-    """Everything at one context and batch. Several sequences take long, and are two parts: what is replayed is the
-    second. The last part, ALIKE, can wait: methods whose step does what another's of their family does."""
-    name, known_values, waiting = f"decode {context} x {batch}", list(everything().values()), followers()
-    smaller = SMALLER if batch == 1 else FEWER
-    alike = [setting for setting in known_values if setting.name in waiting]
-    start = [setting for setting in known_values if setting.name not in waiting]
-    groups = [(name, start)]
-    if batch > 1:
-        ways = [[setting for setting in start if bool(setting.rates) == replayed] for replayed in (False, True)]
-        groups = [(name, ways[0]), (f"{name}, replayed", ways[1])]
-    groups.append((name + ALIKE, alike))
-    return [_cells(part, context, batch, those, smaller) for part, those in groups if those]
-
-
-def followers() -> set[str]:
-    """Names of settings that say nothing of their step and attend all that they keep, as one of their family before
-    them does."""
-    texts, families = set(), set()
-    for setting in settings().values():
-        family = methods.get(setting.method).family
-        if family in families and setting.plain and setting.shape is not None:
-            texts.add(setting.name)
-        families.add(family)
-    return texts
-
-
-def _cells(name: str, context: int, batch: int, those: Sequence[Setting], smaller: str) -> Part:
-    def measure(bench: Bench) -> Iterator[StepRow]:
-        for setting in those:
-            yield cell(bench, setting, context, bench.rates.choose(setting), batch=batch)
-
-    return Part(name, measure, FILES, smaller, runs_methods=True)
-
-
-def sweep(context: int) -> Part:
-    """Other rates than the default cells'."""
-
-    def measure(bench: Bench) -> Iterator[StepRow]:
-        for setting, rates in swept(bench.rates, tuple(settings())):
-            yield cell(bench, setting, context, rates)
-
-    return Part(f"decode sweep {context}", measure, FILES, SMALLER, runs_methods=True)
-
-
-def compiled(context: int) -> list[Part]:
-    """The step compiled whole before it is captured. Compiling takes minutes, so each method is a part of its own, and
-    they come last."""
-
-    def part(setting: Setting) -> Part:
-        def measure(bench: Bench) -> Iterator[StepRow]:
-            yield cell(bench, setting, context, bench.rates.choose(setting), "compiled")
-
-        return Part(f"compiled {context} {setting.name}", measure, FILES, SMALLER, runs_methods=True)
-
-    return [part(setting) for setting in settings().values()]
+def _issued(decoder: Any) -> str:
+    """Return how the attention of several sequences is launched."""
+    together = decoder.seam.together
+    return TOGETHER if together is not None and together.attends else ONE_BY_ONE

@@ -13,7 +13,9 @@ import torch
 from kvlens.lab.gpu.model import random_model, random_prompt
 from kvlens.lab.gpu.part import Bench
 from kvlens.lab.gpu.settings import Rates, Setting
+from kvlens.lab.results.gpu import Way
 
+HOST_LED: Way = "fused, recalls led by the host"
 WARM, LOOP = 6, 32
 """steps before anything is timed; steps of the loop that is timed"""
 
@@ -85,7 +87,14 @@ def _return(positions: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
 
 
 def begin(
-    bench: Bench, setting: Setting, context: int, rates: Rates, ring: int = 0, record: Any = "heads", batch: int = 1
+    bench: Bench,
+    setting: Setting,
+    context: int,
+    rates: Rates,
+    ring: int = 0,
+    record: Any = "heads",
+    batch: int = 1,
+    way: Way = "fused",
 ) -> Decoding:
     """A decoder of `batch` sequences whose memory holds `context` random tokens each, with step 0 made. Called in
     inference mode.
@@ -94,6 +103,7 @@ def begin(
     memory they share what `host_memory` gives.
     """
     from kvlens.lab.gpu.static import BatchDecoder
+    from kvlens.lab.gpu.static.host_moves import copy_each_page
 
     decoders: list[Any] = []
     replays: list[Any] = []
@@ -107,6 +117,11 @@ def begin(
         last = [decoder.prompt.ids[-1] for decoder in decoders]
         sessions = [decoder.session for decoder in decoders]
         joined = BatchDecoder(decoders) if batch > 1 else decoders[0]
+        if way != "modules":
+            joined.fused()
+        if way == HOST_LED:
+            for session in sessions:
+                session.recall.move = copy_each_page
         decoding = Decoding(joined, sessions, replays, bench, last if batch > 1 else last[0])
         decoding.steps(1)
     except BaseException:

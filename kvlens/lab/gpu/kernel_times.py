@@ -37,6 +37,10 @@ SPREAD = 512 << 20
 SMALLER = "measure fewer contexts: --contexts 8192,32768"
 
 
+GATHERS = ((16, 16), (16, 128), (32, 32), (64, 32))
+"""tokens a program has under way, and programs, worth measuring"""
+
+
 def measure(bench: Bench) -> Iterator[KernelRow]:
     for kernel in (_attend, _scores, _spans, _moves, _tokens, _zones, _arrived, _tables):
         yield from kernel(bench)
@@ -72,7 +76,7 @@ def _attend(bench: Bench) -> Iterator[KernelRow]:
             yield _row(
                 bench, "k1", f"{name}, masses", partial(calls.k1_step, bench, tokens, True, None), size, COPY, aim
             )
-            for splits in () if bench.dry else (8, 16, 32, 64):
+            for splits in () if bench.dry else (16, 24, 32, 48, 64):
                 yield _row(
                     bench,
                     "k1",
@@ -136,7 +140,11 @@ def _tokens(bench: Bench) -> Iterator[KernelRow]:
     for count in (16,) if bench.dry else (64, 512, 4096, 65536):
         size, setting = count * bench.model.kv.head_token_bytes, f"{count} single tokens"
         aim = AIM if count >= 4096 else None
-        yield _row(bench, "token gather", setting, partial(token_step, bench, count), size, TO_DEVICE, aim)
+        step = partial(token_step, bench, count)
+        yield _row(bench, "token gather", setting, partial(step, None, None), size, TO_DEVICE, aim)
+        for tokens, ctas in () if bench.dry else GATHERS:
+            name = f"{setting}, {ctas} CTAs of {tokens}"
+            yield _row(bench, "token gather", name, partial(step, tokens, ctas), size, TO_DEVICE)
 
 
 def _zones(bench: Bench) -> Iterator[KernelRow]:

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from kvlens import __version__
-from kvlens.lab.gpu import ceilings, decode, headlines, kernel_checks, kernel_times, ledger, offload, recording, tier
+from kvlens.lab.gpu import decode, headlines, matvec_times
 from kvlens.lab.gpu.device import DryDevice, pick, slug
 from kvlens.lab.gpu.failures import Lacking, sentence
+from kvlens.lab.gpu.order import NAMES, all_parts
 from kvlens.lab.gpu.part import HERE, Bench, Part
 from kvlens.lab.gpu.rates import MISSING, read
 from kvlens.lab.results.gpu import (
@@ -35,7 +36,6 @@ from kvlens.models.find import SMOLLM2
 NOTE = f"Llama-3.1-8B's shape. Decode: {decode.LABEL}."
 CONTEXTS, BATCHES = (8192, 32768, 131072), (1, 8)
 DRY_CONTEXTS, DRY_BATCHES = (256, 512), (1, 2)
-NAMES = ("ceilings", "checks", "engine", "ledger", "offload", "kernels", "decode", "recording", "compiled", "headlines")
 UNENDED = "it was begun and did not end"
 
 Say = Callable[[str], None]
@@ -74,31 +74,6 @@ def numbers(text: str) -> tuple[int, ...]:
         raise ValueError(f"'{text}' is not a list of whole numbers like 8192,32768.") from None
 
 
-def all_parts(contexts: Sequence[int], batches: Sequence[int]) -> list[Part]:
-    """In the order that serves short sittings best: what the others are held against, what proves engine and kernels,
-    real offload; then kernels and whole steps, first at the context of the headlines, then at the longest; what few
-    will ask for comes last."""
-    batches = sorted(set(batches))
-    middle, longest = contexts[min(1, len(contexts) - 1)], max(contexts)
-    order = list(dict.fromkeys((middle, longest, *contexts)))
-    whole = [part for context in order for batch in batches for part in decode.decodes(context, batch)]
-    alike = [part for part in whole if part.name.endswith(decode.ALIKE)]
-    return [
-        ceilings.PART,
-        kernel_checks.PART,
-        tier.PART,
-        ledger.PART,
-        offload.PART,
-        kernel_times.PART,
-        *(part for part in whole if part not in alike),
-        recording.PART,
-        *alike,
-        decode.sweep(middle),
-        *decode.compiled(middle),
-        headlines.PART,
-    ]
-
-
 def measure(request: Request, say: Say, device: DryDevice | None = None) -> Path:
     """Measure what is missing and return the file. Raises ValueError where there is no device to measure."""
     device = device or pick(request.dry_run)
@@ -113,6 +88,7 @@ def measure(request: Request, say: Say, device: DryDevice | None = None) -> Path
     header = {"dry_run": device.dry, "device": facts, "versions": versions, "note": f"{NOTE} {rates.describe()}"}
     result = begin(path, header)
     runs, until = request.out / f"{path.stem}-runs", time.monotonic() + 60 * request.minutes
+    matvec_times.adopt(result)
     bench = Bench(device, contexts, batches, result, rates, offloaded=request.model, runs=runs, until=until)
     parts = [
         part for part in all_parts(contexts, batches) if not request.parts or part.name.startswith(tuple(request.parts))
