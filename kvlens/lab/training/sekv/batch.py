@@ -48,6 +48,10 @@ class Batch:
     """bool [B, R]: the ranks that the document's spans can have"""
     length: Tensor
     """float [B, S], tokens"""
+    token: Tensor
+    """row of each token of spans among the S m rows of all [B, F], and rows of padding behind"""
+    is_token: Tensor
+    """bool [B, F]"""
 
 
 def join(examples: Sequence[Example]) -> Batch:
@@ -63,6 +67,9 @@ def join(examples: Sequence[Example]) -> Batch:
         return u, sigma, v
 
     lengths = [prefix.length for prefix in prefixes]
+    in_span = _padded([prefix.in_span for prefix in prefixes], 0)
+    tokens = in_span.sum((1, 2))
+    rows = (~in_span.flatten(1)).byte().argsort(dim=1, stable=True)[:, : int(tokens.max())]
     is_span = _padded([torch.ones_like(length, dtype=torch.bool) for length in lengths], 0)
     return Batch(
         torch.cat([example.suffix_ids for example in examples]),
@@ -77,10 +84,12 @@ def join(examples: Sequence[Example]) -> Batch:
         factors([prefix.value_factors for prefix in prefixes]),
         (layers([prefix.energy[0] for prefix in prefixes]), layers([prefix.energy[1] for prefix in prefixes])),
         _padded([torch.ones_like(prefix.exact_keys[0, 0, :, 0], dtype=torch.bool) for prefix in prefixes], 0),
-        _padded([prefix.in_span for prefix in prefixes], 0),
+        in_span,
         is_span,
         _padded(ranks, 0),
         torch.where(is_span, _padded(lengths, 0).float(), 1),
+        rows,
+        torch.arange(rows.shape[1], device=rows.device) < tokens[:, None],
     )
 
 

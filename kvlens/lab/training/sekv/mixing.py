@@ -1,7 +1,7 @@
 """Attention of one softmax over memory in two resolutions, with the gradient of the choice between them.
 
-Shapes: B documents, H_kv KV heads, G query heads of each, T positions, D head size, E exact tokens, S spans of at most
-m tokens, N = E + S + S m + T entries of memory: exact tokens, coarse entries, tokens of spans, the suffix.
+Shapes: B documents, H_kv KV heads, G query heads of each, T positions, D head size, E exact tokens, S spans of
+F tokens, N = E + S + F + T entries of memory: exact tokens, coarse entries, tokens of spans, the suffix.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class Entries:
     """E"""
     spans: int
     """S"""
-    longest: int
-    """m"""
+    owner: Tensor
+    """span of each token of spans [B, F]; any for padding, whose logits are -inf"""
 
     @property
     def coarse(self) -> slice:
@@ -31,15 +31,20 @@ class Entries:
     @property
     def fine(self) -> slice:
         first = self.exact + self.spans
-        return slice(first, first + self.spans * self.longest)
+        return slice(first, first + self.owner.shape[1])
 
     @property
     def suffix(self) -> slice:
         return slice(self.fine.stop, None)
 
-    def fine_spans(self, x: Tensor) -> Tensor:
-        """Return a view of the spans' tokens of x [..., N] as [..., S, m]."""
-        return x[..., self.fine].unflatten(-1, (self.spans, self.longest))
+    def spread(self, x: Tensor) -> Tensor:
+        """Return the numbers of spans x [B, H_kv, G, T, S] for each of their tokens [B, H_kv, G, T, F]."""
+        return x.gather(-1, self.owner[:, None, None, None].expand(*x.shape[:-1], -1))
+
+    def gather(self, x: Tensor) -> Tensor:
+        """Return sums over the tokens of each span of x [B, H_kv, G, T, F]: [B, H_kv, G, T, S]."""
+        member = x.new_zeros(*self.owner.shape, self.spans).scatter_(-1, self.owner[..., None], 1)
+        return (x.flatten(1, 3) @ member).unflatten(1, x.shape[1:4])
 
 
 class MixedAttention(torch.autograd.Function):
@@ -65,11 +70,12 @@ class MixedAttention(torch.autograd.Function):
         of logits -> [B, H_kv, G, T, D]."""
         fine = z > 0.5
         logits = _by_keys(query, keys.mT).add_(bias)
-        lifted = _peak(logits, fine, entries)
+        used = entries.spread(fine)
+        lifted = _peak(logits, fine, used, entries)
         scaled = logits.sub_(lifted).clamp_max_(exponent).exp_()
         weight = scaled.clone()
         weight[..., entries.coarse].mul_(~fine)
-        entries.fine_spans(weight).mul_(fine[..., None])
+        weight[..., entries.fine].mul_(used)
         total = weight.sum(-1, keepdim=True)
         out = _by_keys(weight, values) / total
         ctx.save_for_backward(query, keys, values, scaled, weight, total, out)
@@ -82,7 +88,7 @@ class MixedAttention(torch.autograd.Function):
         share = gradients[0] / total
         slope = _by_keys(share, values.mT).sub_((share * out).sum(-1, keepdim=True))
         entries = ctx.entries
-        of_fine = (entries.fine_spans(slope) * entries.fine_spans(scaled)).sum(-1)
+        of_fine = entries.gather(slope[..., entries.fine] * scaled[..., entries.fine])
         z = of_fine - slope[..., entries.coarse] * scaled[..., entries.coarse]
         of_logits = slope.mul_(weight)
         of_query = _by_keys(of_logits, keys)
@@ -96,11 +102,11 @@ def _by_keys(rows: Tensor, table: Tensor) -> Tensor:
     return (rows.flatten(2, 3) @ table).unflatten(2, rows.shape[2:4])
 
 
-def _peak(logits: Tensor, fine: Tensor, entries: Entries) -> Tensor:
+def _peak(logits: Tensor, fine: Tensor, used: Tensor, entries: Entries) -> Tensor:
     """Return the largest logit in use [..., 1]."""
     largest = logits[..., entries.suffix].amax(-1, keepdim=True)
     if entries.exact:
         largest = largest.maximum(logits[..., : entries.exact].amax(-1, keepdim=True))
-    coarse = logits[..., entries.coarse]
-    of_spans = torch.where(fine, entries.fine_spans(logits).amax(-1), coarse)
-    return largest.maximum(of_spans.amax(-1, keepdim=True))
+    for part, in_use in ((entries.coarse, ~fine), (entries.fine, used)):
+        largest = largest.maximum(logits[..., part].masked_fill(~in_use, -torch.inf).amax(-1, keepdim=True))
+    return largest

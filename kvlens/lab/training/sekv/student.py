@@ -56,9 +56,9 @@ class Pass:
         span_values, value_gates = _rebuild(router, batch, batch.value_factors, shared, is_value=True)
         self.gates = key_gates, value_gates
         """m of keys and values [L, B, H_kv, S, R]"""
-        self._keys = torch.cat((batch.exact_keys, batch.mean_keys, span_keys.flatten(3, 4)), 3)
-        self._values = torch.cat((batch.exact_values, batch.mean_values, span_values.flatten(3, 4)), 3)
-        self._entries = Entries(batch.is_exact.shape[1], *batch.in_span.shape[1:])
+        self._keys = torch.cat((batch.exact_keys, batch.mean_keys, _tokens(span_keys, batch)), 3)
+        self._values = torch.cat((batch.exact_values, batch.mean_values, _tokens(span_values, batch)), 3)
+        self._entries = Entries(batch.is_exact.shape[1], batch.is_span.shape[1], batch.token // batch.in_span.shape[2])
         self._bias = _bias(batch)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
@@ -101,6 +101,12 @@ def _rebuild(
     return lowrank.reconstruct(u, gates * sigma, v), gates
 
 
+def _tokens(x: Tensor, batch: Batch) -> Tensor:
+    """Return the rows of spans x [L, B, H_kv, S, m, D] that are tokens [L, B, H_kv, F, D]."""
+    row = batch.token[None, :, None, :, None].expand(*x.shape[:3], -1, x.shape[-1])
+    return x.flatten(3, 4).gather(3, row)
+
+
 def _bias(batch: Batch) -> Tensor:
     """Return what is added to attention logits [B, 1, 1, T, N]: log|S| for coarse entries, -inf for padding and for
     what comes later in the suffix."""
@@ -110,7 +116,7 @@ def _bias(batch: Batch) -> Tensor:
         (
             torch.where(batch.is_exact, zero, hidden),
             torch.where(batch.is_span, batch.length.log(), hidden),
-            torch.where(batch.in_span, zero, hidden).flatten(1),
+            torch.where(batch.is_token, zero, hidden),
         ),
         1,
     )
