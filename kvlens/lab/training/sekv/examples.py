@@ -22,6 +22,9 @@ from kvlens.methods.sekv.router import surprisal_weights
 from kvlens.methods.sekv.spans import COMPRESSED, segment
 from kvlens.spans import Surprisal
 
+TOGETHER = 8
+"""tokens: spans whose lengths are equal when rounded up to a multiple are decomposed together"""
+
 
 @dataclass(frozen=True)
 class Prefix:
@@ -200,15 +203,15 @@ def _prefix(results: Read, params: SeKVParameters, kept_as: torch.dtype) -> Pref
     exact[place[in_span]] = False
     positions = exact.nonzero()[:, 0]
     mean_keys, mean_values = results.means(params)
-    keys, values = (_factors(x, place, in_span, params.max_rank) for x in (results.keys, results.values))
+    u, sigma, v = _factors(torch.stack((results.keys, results.values)), place, in_span, params.max_rank)
     energies = [(x[:, :, place] * in_span[..., None]).square().sum((-1, -2)) for x in (results.keys, results.values)]
     return Prefix(
         results.keys[:, :, positions].to(kept_as),
         results.values[:, :, positions].to(kept_as),
         mean_keys.to(kept_as),
         mean_values.to(kept_as),
-        (keys[0].to(kept_as), keys[1], keys[2].to(kept_as)),
-        (values[0].to(kept_as), values[1], values[2].to(kept_as)),
+        (u[0].to(kept_as), sigma[0], v[0].to(kept_as)),
+        (u[1].to(kept_as), sigma[1], v[1].to(kept_as)),
         (energies[0], energies[1]),
         in_span,
         results.length,
@@ -216,18 +219,22 @@ def _prefix(results: Read, params: SeKVParameters, kept_as: torch.dtype) -> Pref
 
 
 def _factors(x: Tensor, place: Tensor, in_span: Tensor, max_rank: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Decompose the spans of keys or values x [L, H_kv, n, D]: U [L, H_kv, S, m, R], sigma [L, H_kv, S, R], V [L, H_kv,
-    S, R, D]. Spans of one length are decomposed together, so that no padding is."""
+    """Decompose the spans of keys and values x [2, L, H_kv, n, D]: U [2, L, H_kv, S, m, R], sigma [2, L, H_kv, S, R], V
+    [2, L, H_kv, S, R, D]. Spans of about one length are decomposed together, so that little is padding."""
     dim, (spans, longest) = x.shape[-1], place.shape
-    rank, size = min(longest, dim, max_rank), (*x.shape[:2], spans)
+    rank, size = min(longest, dim, max_rank), (*x.shape[:3], spans)
     out = x.new_zeros(*size, longest, rank), x.new_zeros(*size, rank), x.new_zeros(*size, rank, dim)
-    lengths = in_span.sum(-1)
-    for length in lengths.unique().tolist():
-        rows = (lengths == length).nonzero()[:, 0]
-        u, sigma, v = lowrank.truncated_svd(x[:, :, place[rows, :length]], max_rank)
+    lengths = in_span.sum(-1).tolist()
+    of_size: dict[int, list[int]] = {}
+    for row, length in enumerate(lengths):
+        of_size.setdefault(min(longest, -(-length // TOGETHER) * TOGETHER), []).append(row)
+    for tokens, chosen in of_size.items():
+        rows = torch.tensor(chosen, device=x.device)
+        matrices = x[:, :, :, place[rows, :tokens]] * in_span[rows, :tokens, None]
+        u, sigma, v = lowrank.truncated_svd(matrices, max_rank)
         ranks = sigma.shape[-1]
-        out[0][:, :, rows, :length, :ranks] = u
-        out[1][:, :, rows, :ranks], out[2][:, :, rows, :ranks] = sigma, v
+        out[0][:, :, :, rows, :tokens, :ranks] = u
+        out[1][:, :, :, rows, :ranks], out[2][:, :, :, rows, :ranks] = sigma, v
     return out
 
 
