@@ -43,7 +43,7 @@ class Pass:
 
     def __init__(self, batch: Batch, router: RouterModule, exponent: float = SeKVTraining.exponent) -> None:
         """exponent: as the setting of that name."""
-        self.batch, self.router, self.exponent = batch, router, exponent
+        self.batch, self.exponent = batch, exponent
         self.scores: list[Tensor] = []
         """per layer [B, H, T, S], before the sigmoid"""
         self.zooms: list[Tensor] = []
@@ -56,18 +56,20 @@ class Pass:
         span_values, value_gates = _rebuild(router, batch, batch.value_factors, shared, is_value=True)
         self.gates = key_gates, value_gates
         """m of keys and values [L, B, H_kv, S, R]"""
-        self._keys = torch.cat((batch.exact_keys, batch.mean_keys, _tokens(span_keys, batch)), 3)
-        self._values = torch.cat((batch.exact_values, batch.mean_values, _tokens(span_values, batch)), 3)
+        self._keys = torch.cat((batch.exact_keys, batch.mean_keys, _tokens(span_keys, batch)), 3).unbind()
+        self._values = torch.cat((batch.exact_values, batch.mean_values, _tokens(span_values, batch)), 3).unbind()
+        self._parts = list(zip(router.weight.unbind(), router.tau.unbind(), self.summary.unbind(), strict=True))
+        """of each layer W, tau and the summaries: taken apart at once, so that their gradients are put together at
+        once"""
         self._entries = Entries(batch.is_exact.shape[1], batch.is_span.shape[1], batch.token // batch.in_span.shape[2])
         self._bias = _bias(batch)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         """Query [B, H, T, D], key and value of the suffix [B, H_kv, T, D] -> [B, H, T, D]."""
-        routed = sekv_router.route(self.router.weight[layer], query)
-        score = sekv_router.scores(
-            routed, self.summary[layer], self.batch.length[:, None, None], self.batch.is_span[:, None, None]
-        )
-        z = straight_through(score.sigmoid(), self.router.tau[layer])
+        weight, tau, summary = self._parts[layer]
+        routed = sekv_router.route(weight, query)
+        score = sekv_router.scores(routed, summary, self.batch.length[:, None, None], self.batch.is_span[:, None, None])
+        z = straight_through(score.sigmoid(), tau)
         self.scores.append(score)
         self.zooms.append(z)
         groups = (key.shape[1], query.shape[1] // key.shape[1])
