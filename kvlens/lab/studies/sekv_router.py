@@ -80,23 +80,33 @@ def measure(engine: Engine, prompts: Prompts, cell: Cell, index: int, done: set[
     place = {"cell": cell.name, "index": index}
     if "full" not in done:
         yield place | {"arm": "full"} | carry_out(engine, prompts, replace(trial, method="full", budget=""))
+    reference: tuple[int, ...] = ()
     for arm, changes in ARMS.items():
         if arm not in done:
             row = carry_out(engine, prompts, trial, changes)
             if arm in DECIDED and "exact" in row:
-                row |= {"decided": decide(engine, prompts, trial, changes)}
+                reference = reference or read_full(engine, prompts, trial)
+                row |= {"decided": decide(engine, prompts, trial, changes, reference)}
             yield place | {"arm": arm} | row
 
 
-def decide(engine: Engine, prompts: Prompts, trial: Trial, changes: dict[str, Any]) -> dict[str, float]:
-    """Count what SeKV asks for, is granted and is refused while it is fed the tokens of full KV."""
+def read_full(engine: Engine, prompts: Prompts, trial: Trial) -> tuple[int, ...]:
+    """Return the tokens of full KV."""
     full, planned = methods.get(methods.REFERENCE), NEW_TOKENS[trial.task]
-    prompt, read = prompts.prompt(trial), prompts.read(trial, SeKV)
+    options = Options(planned, planned=planned)
+    read = prompts.read(trial, SeKV)
+    return tuple(engine.run(prompts.prompt(trial), full, full.Parameters(), None, options, read=read).ids)
+
+
+def decide(
+    engine: Engine, prompts: Prompts, trial: Trial, changes: dict[str, Any], reference: tuple[int, ...]
+) -> dict[str, float]:
+    """Count what SeKV asks for, is granted and is refused while it is fed the tokens of full KV."""
+    prompt, read, planned = prompts.prompt(trial), prompts.read(trial, SeKV), NEW_TOKENS[trial.task]
     free = Options(planned, planned=planned)
-    reference = engine.run(prompt, full, full.Parameters(), None, free, read=read)
     limit = Budget.parse(trial.budget) if trial.budget else None
     choice = changed(SeKV, chosen(engine, prompt, SeKV, header(trial, engine.loaded.name), limit, free), changes)
-    forced = Options(planned, planned=planned, forced=tuple(reference.ids), coverage=True, oracle="off")
+    forced = Options(planned, planned=planned, forced=reference, coverage=True, oracle="off")
     sink = Decisions()
     try:
         engine.run(prompt, Watched, choice.params, limit, forced, sink, read=read)
