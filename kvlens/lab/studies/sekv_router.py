@@ -65,6 +65,7 @@ CELLS = (
     Cell("niah_single", 1024, "40%"),
     Cell("niah_multikey", 1024, "40%"),
     Cell("kv_lookup", 1024, "40%"),
+    Cell("niah_single", 1024, "50%"),
     Cell("niah_single", 1024, ""),
     Cell("niah_single", 1024, "20%", "after"),
     Cell("niah_single", 2048, "20%"),
