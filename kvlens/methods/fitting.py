@@ -84,6 +84,12 @@ def trained_parts(method: type[Method], usual: str | None) -> dict[str, Any]:
     return {name: preset[name] for name, value in method.untrained.items() if preset.get(name, value) != value}
 
 
+def parts_as_run(method: type[Method], usual: str | None, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values that a stored run's config has for the trained parts of the preset `usual`, so that the run is
+    repeated with its own: a run from before the model had them was untrained."""
+    return {name: config[name] for name in trained_parts(method, usual) if name in config}
+
+
 def fitted(method: type[Method], sizes: Sizes, usual: str | None = None) -> dict[str, Any]:
     """Values of the preset `fit` over the method's defaults, with the trained parts of the preset `usual`. Where what
     the rule says needs more than the budget, the rule is asked again for a smaller one; where nothing can be held, the

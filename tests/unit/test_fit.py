@@ -22,7 +22,7 @@ from kvlens.lab.bench.trials import missing
 from kvlens.methods import FIT
 from kvlens.methods.advice import refusal, smallest_budget
 from kvlens.methods.chess.trigger import SHIPPED
-from kvlens.methods.fitting import MARGIN, Sizes, choose, fitted, rule_of
+from kvlens.methods.fitting import MARGIN, Sizes, choose, fitted, parts_as_run, rule_of
 from kvlens.runs import preparing
 from kvlens.runs.carrying import carry_out
 from kvlens.runs.preflight import estimate
@@ -396,3 +396,5 @@ def test_fit_takes_the_trained_parts_of_the_models_own_preset() -> None:
         assert (found.preset, found.params.router, found.fitted["router"]) == (FIT, "trained", "trained")
         assert choose(method, preset, usual, {"router": "pca"}, tight()).params.router == "pca"
         assert choose(method, preset, default_preset("sekv", "another"), {}, tight()).params.router == "pca"
+    assert parts_as_run(method, usual, {"router": "pca", "window": 8}) == {"router": "pca"}
+    assert parts_as_run(method, "paper", {"router": "pca"}) == {}
