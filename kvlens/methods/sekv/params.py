@@ -94,7 +94,7 @@ class SeKVParameters:
         ours=True,
     )
     router_file: str = param(
-        "", "safetensors of the trained router; empty: the one shipped for the demo model", ours=True
+        "", "safetensors of the trained router; empty: the one shipped for the model", ours=True
     )
     zoom: str = param(
         "sync",
