@@ -74,18 +74,20 @@ CELLS = (
 """in the order in which they are run"""
 
 
-def measure(engine: Engine, prompts: Prompts, cell: Cell, index: int, done: set[str]) -> Iterator[dict[str, Any]]:
-    """Run the arms that are not done on one prompt, each a row; `full` is full KV."""
+def measure(
+    engine: Engine, prompts: Prompts, cell: Cell, index: int, arms: Sequence[str], deciding: bool
+) -> Iterator[dict[str, Any]]:
+    """Run some arms on one prompt, each a row; `full` is full KV. deciding: count what DECIDED ask for, too."""
     depth, seed = DEPTHS[index % len(DEPTHS)], FIRST_SEED + index
     trial = Trial(cell.task, cell.length, depth, seed, index, "sekv", cell.budget, cell.question)
     place = {"cell": cell.name, "index": index}
-    if "full" not in done:
+    if "full" in arms:
         yield place | {"arm": "full"} | carry_out(engine, prompts, replace(trial, method="full", budget=""))
     reference: tuple[int, ...] = ()
     for arm, changes in ARMS.items():
-        if arm not in done:
+        if arm in arms:
             row = carry_out(engine, prompts, trial, changes)
-            if arm in DECIDED and "exact" in row:
+            if deciding and arm in DECIDED and "exact" in row:
                 reference = reference or read_full(engine, prompts, trial)
                 row |= {"decided": decide(engine, prompts, trial, changes, reference)}
             yield place | {"arm": arm} | row
@@ -136,18 +138,30 @@ def read_rows(paths: Sequence[Path]) -> list[dict[str, Any]]:
     return rows
 
 
-def run_part(
-    model: str, path: Path, part: tuple[int, int], names: Sequence[str], prompts: int, before: Sequence[Path] = ()
-) -> None:
-    """Run every N-th prompt from the I-th on, and append the rows to `path`. before: files of rows that are there."""
+@dataclass(frozen=True)
+class Plan:
+    """What is run of the study."""
+
+    part: tuple[int, int] = (0, 1)
+    """(I, N): every N-th prompt from the I-th on"""
+    cells: Sequence[str] = tuple(cell.name for cell in CELLS)
+    arms: Sequence[str] = ("full", *ARMS)
+    prompts: int = 30
+    decided: int = 30
+    """prompts of a cell on which what is asked for is counted"""
+
+
+def run_part(model: str, path: Path, plan: Plan, before: Sequence[Path] = ()) -> None:
+    """Run the plan, and append the rows to `path`. before: files of rows that are there."""
     torch.set_num_threads(1)
     engine, done = Engine(load(model, "cpu")), finished([path, *before])
     readers = Prompts(engine, FIRST_SEED, ("full", "sekv"))
     with path.open("a") as file:
         for number, cell in enumerate(CELLS):
-            first = (part[0] + 7 * number) % part[1]
-            for index in range(first, prompts if cell.name in names or not names else 0, part[1]):
-                for row in measure(engine, readers, cell, index, done.get((cell.name, index), set())):
+            first = (plan.part[0] + 7 * number) % plan.part[1]
+            for index in range(first, plan.prompts if cell.name in plan.cells else 0, plan.part[1]):
+                arms = [arm for arm in plan.arms if arm not in done.get((cell.name, index), set())]
+                for row in measure(engine, readers, cell, index, arms, index < plan.decided):
                     file.write(json.dumps(row) + "\n")
                     file.flush()
 
@@ -159,13 +173,17 @@ def main() -> None:
     parser.add_argument("--rows", required=True, help="file of rows; with --out several, apart by commas")
     parser.add_argument("--before", default="", help="files of rows that are not made again, apart by commas")
     parser.add_argument("--part", default="0/1")
-    parser.add_argument("--cells", default="", help=f"of {', '.join(cell.name for cell in CELLS)}")
+    parser.add_argument("--cells", help=f"of {', '.join(cell.name for cell in CELLS)}")
+    parser.add_argument("--arms", help=f"of full, {', '.join(ARMS)}; apart by semicolons")
     parser.add_argument("--prompts", type=int, default=30)
+    parser.add_argument("--decided", type=int, default=30, help="prompts on which what is asked for is counted")
     arguments = parser.parse_args()
     first, count = (int(number) for number in arguments.part.split("/"))
-    names = [name for name in arguments.cells.split(",") if name]
+    cells = arguments.cells.split(",") if arguments.cells else Plan.cells
+    arms = arguments.arms.split(";") if arguments.arms else Plan.arms
     before = [Path(name) for name in arguments.before.split(",") if name]
-    run_part(arguments.model, Path(arguments.rows), (first, count), names, arguments.prompts, before)
+    plan = Plan((first, count), cells, arms, arguments.prompts, arguments.decided)
+    run_part(arguments.model, Path(arguments.rows), plan, before)
 
 
 if __name__ == "__main__":

@@ -93,9 +93,7 @@ class SeKVParameters:
         choices=("exact", "int8"),
         ours=True,
     )
-    router_file: str = param(
-        "", "safetensors of the trained router; empty: the one shipped for the model", ours=True
-    )
+    router_file: str = param("", "safetensors of the trained router; empty: the one shipped for the model", ours=True)
     zoom: str = param(
         "sync",
         "sync: a span expanded at a step is read token by token at that step, which waits for it; next: from the next "
