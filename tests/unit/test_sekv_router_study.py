@@ -23,13 +23,23 @@ def row(arm: str, index: int, exact: float | None, **more: Any) -> dict[str, Any
 
 
 def test_lines_count_prompts_that_one_router_alone_answers() -> None:
-    decided = {"zoom_rate": 0.1, "asked": 30.0, "granted": 20.0, "refused": 10.0, "refused_tokens": 0.4}
-    rows = [row("trained", i, float(i < 3), decided=decided | {"asked": 30.0 + i}) for i in range(4)]
-    rows += [row("untrained", i, float(i == 3)) for i in range(4)] + [row("no-coarse", 0, None)]
+    decided = {
+        "zoom_rate": 0.1,
+        "asked": 30.0,
+        "granted": 20.0,
+        "refused": 10.0,
+        "refused_tokens": 0.4,
+        "logprob": -1.0,
+    }
+    rows = [row("trained", i, float(i < 3), decided=decided | {"asked": 30.0 + i}) for i in range(6)]
+    rows += [row("untrained", i, float(i == 3), decided=decided | {"logprob": -1.5 - i}) for i in range(6)]
+    rows += [row("no-coarse", 0, None)]
     by_arm = {line["arm"]: line for line in lines(rows)}
     assert set(by_arm) == {"trained", "untrained", "no-coarse"}
-    assert (by_arm["trained"]["gained"], by_arm["trained"]["lost"], by_arm["trained"]["n"]) == (3, 1, 4)
-    assert by_arm["trained"]["decided"]["asked"] == pytest.approx(31.5)
+    assert (by_arm["trained"]["gained"], by_arm["trained"]["lost"], by_arm["trained"]["n"]) == (3, 1, 6)
+    counted = by_arm["trained"]["decided"]
+    assert (counted["n"], counted["asked"]) == (6, pytest.approx(32.5))
+    assert sum(counted["logprob_more"]) / 2 == pytest.approx(3.0), "0.5 to 5.5 nats"
     assert (by_arm["no-coarse"]["n"], by_arm["no-coarse"]["smallest_feasible"]) == (0, 0.3)
 
 

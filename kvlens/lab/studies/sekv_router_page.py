@@ -19,7 +19,7 @@ from typing import Any
 from kvlens.lab.results.summary import summary
 from kvlens.lab.studies.sekv_router import ARMS, CELLS, read_rows
 from kvlens.methods.sekv.trained import SHIPPED
-from kvlens.statistics import sign_test
+from kvlens.statistics import of_mean, sign_test
 from kvlens.text.units import si_bytes
 
 RESULTS = Path(__file__).parents[1] / "results" / "sekv_router.json"
@@ -78,11 +78,18 @@ def lines(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         line["gained"] = sum(row["exact"] > other["exact"] for row, other in pairs)
         line["lost"] = sum(row["exact"] < other["exact"] for row, other in pairs)
         line["p"] = sign_test(line["gained"], line["lost"])
-        decided = [row["decided"] for row in members if row.get("decided")]
+        decided = {i: row["decided"] for i, row in by_index.items() if row.get("decided")}
         if decided:
-            line["decided"] = {name: fmean(each[name] for each in decided) for name in decided[0]}
+            line["decided"] = mean_of(list(decided.values())) | {"n": len(decided)}
+            both = [(each, base[i]["decided"]) for i, each in decided.items() if base.get(i, {}).get("decided")]
+            line["decided"]["logprob_more"] = of_mean([each["logprob"] - other["logprob"] for each, other in both])
         found.append(line)
     return found
+
+
+def mean_of(members: Sequence[dict[str, float]]) -> dict[str, Any]:
+    """Return the mean of every figure."""
+    return {name: fmean(each[name] for each in members) for name in members[0]}
 
 
 def training_tables(result: dict[str, Any]) -> Iterator[str]:
@@ -139,15 +146,20 @@ def row_tables(result: dict[str, Any]) -> Iterator[str]:
         for line in result["cells"].get(cell.name, []):
             yield f"| {_place(cell)} | {NAMES[line['arm']]} | {' | '.join(_cells(line))} |"
     yield ""
-    yield "| task, tokens, budget | method | zoom rate | asked | granted | refused | refused, tokens |"
-    yield "|---" * 7 + "|"
+    yield (
+        "| task, tokens, budget | method | n | zoom rate | asked | granted | refused | refused, tokens | "
+        "nats per token | more than untrained (95 %) |"
+    )
+    yield "|---" * 10 + "|"
     for cell in CELLS:
         for line in result["cells"].get(cell.name, []):
             if decided := line.get("decided"):
                 counts = " | ".join(f"{decided[name]:,.0f}" for name in ("asked", "granted", "refused"))
+                more = decided["logprob_more"] if line["arm"] != "untrained" else None
+                gain = "" if more is None else f"{more[0]:+.2f} to {more[1]:+.2f}"
                 yield (
-                    f"| {_place(cell)} | {NAMES[line['arm']]} | {decided['zoom_rate']:.1%} | {counts} | "
-                    f"{decided['refused_tokens']:.1%} |"
+                    f"| {_place(cell)} | {NAMES[line['arm']]} | {decided['n']} | {decided['zoom_rate']:.1%} | "
+                    f"{counts} | {decided['refused_tokens']:.1%} | {decided['logprob']:.2f} | {gain} |"
                 )
 
 
