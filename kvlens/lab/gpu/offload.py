@@ -148,8 +148,8 @@ def _row(bench: Bench, prepared: Prepared, name: str, traced: bool) -> OffloadRo
         from kvlens.runs.preparing import plan
 
         planned = plan(request, prepared)
-        chosen = planned.chosen
-        row = replace(row, note=chosen.said or "", stand_in=stand_in(name, dataclasses.asdict(chosen.params)))
+        words = stand_in(name, dataclasses.asdict(planned.chosen.params))
+        row = replace(row, note=planned.chosen.said or "", stand_in=words)
         plain = _run(prepared, planned, None)
         visited = CopiesSeen()
         if traced:

@@ -151,16 +151,16 @@ class Plan:
     """prompts of a cell on which what is asked for is counted"""
 
 
-def run_part(model: str, path: Path, plan: Plan, before: Sequence[Path] = ()) -> None:
-    """Run the plan, and append the rows to `path`. before: files of rows that are there."""
+def run_part(model: str, path: Path, plan: Plan, earlier: Sequence[Path] = ()) -> None:
+    """Run the plan, and append the rows to `path`. earlier: files of rows that are there."""
     torch.set_num_threads(1)
-    engine, done = Engine(load(model, "cpu")), finished([path, *before])
+    engine, old_arms = Engine(load(model, "cpu")), finished([path, *earlier])
     readers = Prompts(engine, FIRST_SEED, ("full", "sekv"))
     with path.open("a") as file:
         for number, cell in enumerate(CELLS):
-            first = (plan.part[0] + 7 * number) % plan.part[1]
-            for index in range(first, plan.prompts if cell.name in plan.cells else 0, plan.part[1]):
-                arms = [arm for arm in plan.arms if arm not in done.get((cell.name, index), set())]
+            start = (plan.part[0] + 7 * number) % plan.part[1]
+            for index in range(start, plan.prompts if cell.name in plan.cells else 0, plan.part[1]):
+                arms = [arm for arm in plan.arms if arm not in old_arms.get((cell.name, index), set())]
                 for row in measure(engine, readers, cell, index, arms, index < plan.decided):
                     file.write(json.dumps(row) + "\n")
                     file.flush()
@@ -178,12 +178,12 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=30)
     parser.add_argument("--decided", type=int, default=30, help="prompts on which what is asked for is counted")
     arguments = parser.parse_args()
-    first, count = (int(number) for number in arguments.part.split("/"))
+    part, parts = (int(number) for number in arguments.part.split("/"))
     cells = arguments.cells.split(",") if arguments.cells else Plan.cells
     arms = arguments.arms.split(";") if arguments.arms else Plan.arms
-    before = [Path(name) for name in arguments.before.split(",") if name]
-    plan = Plan((first, count), cells, arms, arguments.prompts, arguments.decided)
-    run_part(arguments.model, Path(arguments.rows), plan, before)
+    earlier = [Path(name) for name in arguments.before.split(",") if name]
+    plan = Plan((part, parts), cells, arms, arguments.prompts, arguments.decided)
+    run_part(arguments.model, Path(arguments.rows), plan, earlier)
 
 
 if __name__ == "__main__":

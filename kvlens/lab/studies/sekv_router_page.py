@@ -66,7 +66,7 @@ def lines(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return a line per arm of one cell: its figures, and the prompts that it alone or the untrained router alone
     answers."""
     arms = {arm: {row["index"]: row for row in rows if row["arm"] == arm} for arm in ("full", *ARMS)}
-    found = []
+    table = []
     for arm, by_index in arms.items():
         if not by_index:
             continue
@@ -75,16 +75,16 @@ def lines(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         line["refused"] = sum(row.get("refused") is not None for row in members)
         base = arms["untrained"]
         pairs = [(row, base[i]) for i, row in by_index.items() if i in base and "exact" in row and "exact" in base[i]]
-        line["gained"] = sum(row["exact"] > other["exact"] for row, other in pairs)
-        line["lost"] = sum(row["exact"] < other["exact"] for row, other in pairs)
+        line["gained"] = sum(row["exact"] > rival["exact"] for row, rival in pairs)
+        line["lost"] = sum(row["exact"] < rival["exact"] for row, rival in pairs)
         line["p"] = sign_test(line["gained"], line["lost"])
         decided = {i: row["decided"] for i, row in by_index.items() if row.get("decided")}
         if decided:
             line["decided"] = mean_of(list(decided.values())) | {"n": len(decided)}
             both = [(each, base[i]["decided"]) for i, each in decided.items() if base.get(i, {}).get("decided")]
-            line["decided"]["logprob_more"] = of_mean([each["logprob"] - other["logprob"] for each, other in both])
-        found.append(line)
-    return found
+            line["decided"]["logprob_more"] = of_mean([each["logprob"] - rival["logprob"] for each, rival in both])
+        table.append(line)
+    return table
 
 
 def mean_of(members: Sequence[dict[str, float]]) -> dict[str, Any]:
@@ -182,8 +182,8 @@ def fill(page: str, result: dict[str, Any]) -> str:
     """Return the page with the tables between its marks."""
     for mark, table in (("training", training_tables(result)), ("rows", row_tables(result))):
         begin, end = f"<!-- {mark}: begin -->", f"<!-- {mark}: end -->"
-        before, _, rest = page.partition(begin)
-        page = f"{before}{begin}\n" + "\n".join(table) + f"\n{end}" + rest.partition(end)[2]
+        head, _, rest = page.partition(begin)
+        page = f"{head}{begin}\n" + "\n".join(table) + f"\n{end}" + rest.partition(end)[2]
     return page
 
 

@@ -58,11 +58,11 @@ def train(
     from kvlens.runs.request import default_preset, parse_set
     from kvlens.text.promptfiles import decode
 
-    given = [(path.name, decode(path.read_bytes(), path.name).text) for path in documents or []]
+    books = [(path.name, decode(path.read_bytes(), path.name).text) for path in documents or []]
     if code:
-        texts, names = corpus.books_and_code(given)
-    elif given:
-        texts, names = [text for _, text in given], [name for name, _ in given]
+        texts, names = corpus.books_and_code(books)
+    elif books:
+        texts, names = [text for _, text in books], [name for name, _ in books]
     else:
         texts, names = corpus.documents(), corpus.named()
     params = methods.make_parameters(

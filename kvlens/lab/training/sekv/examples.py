@@ -228,8 +228,8 @@ def _factors(x: Tensor, place: Tensor, in_span: Tensor, max_rank: int) -> tuple[
     of_size: dict[int, list[int]] = {}
     for row, length in enumerate(lengths):
         of_size.setdefault(min(longest, -(-length // TOGETHER) * TOGETHER), []).append(row)
-    for tokens, chosen in of_size.items():
-        rows = torch.tensor(chosen, device=x.device)
+    for tokens, spans_of_size in of_size.items():
+        rows = torch.tensor(spans_of_size, device=x.device)
         matrices = x[:, :, :, place[rows, :tokens]] * in_span[rows, :tokens, None]
         u, sigma, v = lowrank.truncated_svd(matrices, max_rank)
         ranks = sigma.shape[-1]

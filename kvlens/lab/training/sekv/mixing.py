@@ -30,8 +30,8 @@ class Entries:
 
     @property
     def fine(self) -> slice:
-        first = self.exact + self.spans
-        return slice(first, first + self.owner.shape[1])
+        start = self.exact + self.spans
+        return slice(start, start + self.owner.shape[1])
 
     @property
     def suffix(self) -> slice:

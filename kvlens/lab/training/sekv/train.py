@@ -90,10 +90,10 @@ def train_sekv(
 
 
 @contextmanager
-def _tensor_cores(wanted: bool) -> Iterator[None]:
+def _tensor_cores(allowed: bool) -> Iterator[None]:
     """Inside, products of float32 numbers on a CUDA device may be made in TF32. Others do not change."""
     previous = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = wanted
+    torch.backends.cuda.matmul.allow_tf32 = allowed
     try:
         yield
     finally:

@@ -109,8 +109,8 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
         rows: list[dict[str, Tensor]] = []
         examples = self.windows.draw(documents, length, self.settings.batch, rng, held_out=False)
-        for some in _groups(examples, self.settings.together):
-            loss, figures = self.loss(some, self.budget_weight())
+        for part in _groups(examples, self.settings.together):
+            loss, figures = self.loss(part, self.budget_weight())
             (loss.sum() / self.settings.batch).backward()  # type: ignore[no-untyped-call]
             rows.append(figures)
         torch.nn.utils.clip_grad_norm_(self.module.parameters(), self.settings.clip)
@@ -129,8 +129,8 @@ class Trainer:
         rng = random.Random(self.settings.seed + 1)
         count, length = self.settings.evaluate_on, self.settings.lengths[-1]
         rows: list[dict[str, Tensor]] = []
-        for some in _groups(self.windows.draw(documents, length, count, rng, held_out=True), self.settings.together):
-            rows.append(self.loss(some, self.settings.lambda_budget)[1])
+        for part in _groups(self.windows.draw(documents, length, count, rng, held_out=True), self.settings.together):
+            rows.append(self.loss(part, self.settings.lambda_budget)[1])
         figures = _mean(rows)
         if figures.get("loss", math.inf) < self.best:
             self.best, self.best_step, self.best_state, self.stale = figures["loss"], self.step, self._copy(), 0
@@ -174,14 +174,14 @@ def _shares(
     """Return of each document [B]: expanded share, mined share, the targets' share at mined positions, the expanded
     share of these, and ranks."""
     is_span = batch.is_span[:, None, None]
-    expanded, wanted = (z.detach() > 0.5) & is_span, target & own_rows[..., None] & is_span
-    rows, targets = own_rows.sum((0, 2, 3)), wanted.sum((0, 2, 3, 4))
+    expanded, wishes = (z.detach() > 0.5) & is_span, target & own_rows[..., None] & is_span
+    rows, targets = own_rows.sum((0, 2, 3)), wishes.sum((0, 2, 3, 4))
     spans = batch.is_span.sum(-1)
     return {
         "zoom_rate": expanded.sum((0, 2, 3, 4)) / (own_rows[:, 0].numel() * spans),
         "mined": rows / own_rows[:, 0].numel(),
         "target_rate": targets / (rows * spans),
-        "hit_rate": (expanded & wanted).sum((0, 2, 3, 4)) / targets,
+        "hit_rate": (expanded & wishes).sum((0, 2, 3, 4)) / targets,
         "rank_k": losses.mean_rank(gates[0], batch.is_span, batch.has_rank),
         "rank_v": losses.mean_rank(gates[1], batch.is_span, batch.has_rank),
     }

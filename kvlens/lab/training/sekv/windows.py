@@ -43,17 +43,17 @@ class Windows:
         """Return `count` places of the documents, drawn by rng, without those that have no span: any places, or of the
         places that are kept."""
         if not self.settings.kept_tokens:
-            found = self._read([draw(documents, length, rng) for _ in range(count)], length, torch.float32)
-            return [example for example in found if example is not None]
+            drawn = self._read([draw(documents, length, rng) for _ in range(count)], length, torch.float32)
+            return [example for example in drawn if example is not None]
         places = max(1, self.settings.kept_tokens // length) if not held_out else count
         if self._length != length and not held_out:
             self._kept[False] = {}
             self._length = length
         if not self._kept[held_out]:
             self._kept[held_out] = self._fill(documents, length, places, held_out)
-        chosen = range(count) if held_out else [rng.randrange(places) for _ in range(count)]
-        kept = [self._kept[held_out][place] for place in chosen]
-        return [example for example in kept if example is not None]
+        numbers = range(count) if held_out else [rng.randrange(places) for _ in range(count)]
+        drawn = [self._kept[held_out][place] for place in numbers]
+        return [example for example in drawn if example is not None]
 
     def _fill(
         self, documents: Sequence[Sequence[int]], length: int, places: int, held_out: bool
@@ -72,13 +72,13 @@ class Windows:
         def examples(group: Sequence[Sequence[int]]) -> list[Example | None]:
             return prepare_all(self.model, group, self.settings.suffix, self.params, cap, kept_as)
 
-        found: list[Example | None] = []
+        results: list[Example | None] = []
         with attending(self.model, ATTENTION), ThreadPoolExecutor(self._readers()) as pool:
             for group in pool.map(examples, groups):
-                found += group
+                results += group
                 if self.progress and len(groups) > 1:
-                    self.progress({"places": len(found), "of_places": len(ids), "length": length})
-        return found
+                    self.progress({"places": len(results), "of_places": len(ids), "length": length})
+        return results
 
     def _readers(self) -> int:
         return READERS if self.model.device.type == "cuda" else 1
