@@ -23,7 +23,6 @@ from kvlens.lab.gpu.failures import Lacking, sentence
 from kvlens.lab.gpu.part import Bench, Part
 from kvlens.lab.gpu.tier import MOVES, moving
 from kvlens.lab.results.offloadrow import OffloadRow
-from kvlens.budget import BudgetInfeasible
 from kvlens.methods.naming import stand_in
 from kvlens.models.errors import UnsupportedModel
 from kvlens.models.find import DEMO

@@ -21,13 +21,13 @@ from typing import Any
 import torch
 
 from kvlens import methods
+from kvlens.budget import Budget, BudgetInfeasible
 from kvlens.engine.engine import Engine, Options
 from kvlens.engine.models import load
 from kvlens.lab.bench.trialprompts import DEPTHS, Prompts, Trial
 from kvlens.lab.bench.trials import NEW_TOKENS, carry_out, changed, chosen, header
 from kvlens.lab.studies.sekv_zone_watch import Decisions, Watched
 from kvlens.lab.studies.sekv_zones import room
-from kvlens.memory.budget import Budget, BudgetInfeasible
 from kvlens.methods.sekv.method import SeKV
 
 FIRST_SEED = 8_000_000

@@ -69,9 +69,9 @@ def watch(engine: Engine, prompts: int, report: Callable[[str], None]) -> dict[s
 
 def watch_prompt(engine: Engine, make: Prompts, index: int) -> dict[str, Watch]:
     """Return the sink of one prompt, by budget: with the parameters that a run takes by itself."""
+    from kvlens.budget import Budget
     from kvlens.engine.engine import Options
     from kvlens.lab.bench.trials import NEW_TOKENS, chosen
-    from kvlens.budget import Budget
     from kvlens.methods import get
     from kvlens.runs.request import default_preset
 
