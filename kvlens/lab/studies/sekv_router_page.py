@@ -130,7 +130,7 @@ def training_tables(result: dict[str, Any]) -> Iterator[str]:
     yield "| step | length | " + " | ".join(f"held-out {name.replace('_', ' ')}" for name in PARTS) + " |"
     yield "|---" * (len(PARTS) + 2) + "|"
     points = result["curve"]
-    for point in points[:: max(1, len(points) // SHOWN)]:
+    for point in [*points[: -1 : max(1, len(points) // SHOWN)], *points[-1:]]:
         values = " | ".join(f"{point[f'held_out_{name}']:.3f}" for name in PARTS)
         yield f"| {point['step']:,} | {point['length']:,} | {values} |"
 
