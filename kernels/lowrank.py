@@ -15,6 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kvlens.kernels.eigen import symmetric_eigen
+
 SMALLEST = 1e-7
 """singular values below this share of the largest are 0: what float32 holds of them is its own rounding"""
 
@@ -59,7 +61,7 @@ def _by_squares(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """As torch.linalg.svd without full matrices, x [..., n, D] float64."""
     tall = x.shape[-2] > x.shape[-1]
     rows = x.mT if tall else x
-    squares, u = torch.linalg.eigh(rows @ rows.mT)
+    squares, u = symmetric_eigen(rows @ rows.mT)
     s, u = squares.clamp_min(0).sqrt().flip(-1), u.flip(-1)
     nonzero = s > SMALLEST * s[..., :1]
     s, u = torch.where(nonzero, s, 0), torch.where(nonzero[..., None, :], u, 0)

@@ -77,18 +77,32 @@ class Chosen:
     """one sentence where `fit` is run: why, and what it came to"""
 
 
-def fitted(method: type[Method], sizes: Sizes) -> dict[str, Any]:
-    """Values of the preset `fit` over the method's defaults. Where what the rule says needs more than the budget, the
-    rule is asked again for a smaller one; where nothing can be held, the least is taken."""
-    rule = getattr(method.Parameters, "fit", None)
+def trained_parts(method: type[Method], usual: str | None) -> dict[str, Any]:
+    """Return the parameters of the preset `usual` that select a trained or calibrated part: {'router': 'trained'}. The
+    preset `fit` sets sizes alone, so it takes these parts with them."""
+    preset = method.presets.get(usual or "", {})
+    return {name: preset[name] for name, value in method.untrained.items() if preset.get(name, value) != value}
+
+
+def parts_as_run(method: type[Method], usual: str | None, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values that a stored run's config has for the trained parts of the preset `usual`, so that the run is
+    repeated with its own: a run from before the model had them was untrained."""
+    return {name: config[name] for name in trained_parts(method, usual) if name in config}
+
+
+def fitted(method: type[Method], sizes: Sizes, usual: str | None = None) -> dict[str, Any]:
+    """Values of the preset `fit` over the method's defaults, with the trained parts of the preset `usual`. Where what
+    the rule says needs more than the budget, the rule is asked again for a smaller one; where nothing can be held, the
+    least is taken."""
+    rule, parts = getattr(method.Parameters, "fit", None), trained_parts(method, usual)
     if rule is None:
-        return {}
+        return parts
     budget = sizes.budget_bytes
     room = budget if budget is None or method.floor_is_exact else int(MARGIN * budget)
     fits: list[tuple[int, dict[str, Any]]] = []
     for share in SHARES:
         allowed_bytes = None if budget is None else max(0, int(share * budget) - sizes.window_bytes(method))
-        values = dict(rule(*sizes.run(method), allowed_bytes))
+        values = dict(rule(*sizes.run(method), allowed_bytes)) | parts
         floor = sizes.floor(method, make_parameters(method, None, values))
         if room is None or floor <= room:
             return values
@@ -112,7 +126,7 @@ def choose(
     why = "" if plain is None else _why_not(method, plain, sizes)
     if plain is not None and preset != FIT and (preset is not None or not why):
         return plain
-    values = fitted(method, sizes)
+    values = fitted(method, sizes, usual)
     fit = make_parameters(method, None, {**values, **overrides})
     floor, limit = sizes.floor(method, fit), sizes.budget_bytes
     if plain is not None and preset is None and limit is not None and max(limit, plain.floor) < floor:

@@ -10,8 +10,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from kvlens.methods import UnknownMethod, entry, get, make_parameters
+from kvlens.methods import FIT, UnknownMethod, entry, get, make_parameters
 from kvlens.methods.composition import NoComposition
+from kvlens.methods.fitting import trained_parts
 from kvlens.methods.kvpress import NoPress
 
 if TYPE_CHECKING:
@@ -43,15 +44,18 @@ def display_name(method: str, config: Mapping[str, Any]) -> str:
     return titled(method if kind is None else kind.title, stand_in(method, config))
 
 
-def preset_name(method: str, preset: str | None, overrides: Mapping[str, Any] | None = None) -> str:
+def preset_name(
+    method: str, preset: str | None, overrides: Mapping[str, Any] | None = None, usual: str | None = None
+) -> str:
     """Return what a method is called under a preset and parameters that differ from it. The preset `fit` sizes a method
-    and sets no trained part, so it counts as the defaults. A preset or parameter that does not exist counts for
-    nothing."""
+    and takes the trained parts of the preset `usual`, the model's own; without `usual` it counts as the defaults. A
+    preset or parameter that does not exist counts for nothing."""
     kind = installed(method)
     if kind is None:
         return method
+    parts = trained_parts(kind, usual) if preset == FIT else {}
     try:
-        params = make_parameters(kind, preset, dict(overrides or {}))
+        params = make_parameters(kind, preset, {**parts, **(overrides or {})})
     except ValueError:
         return kind.title
     return display_name(method, dataclasses.asdict(params))

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from kvlens import methods
 from kvlens.holds import Drop, Hold
-from kvlens.models.find import default_model
+from kvlens.models.find import DEMO, SMOLLM2, default_model
 from kvlens.recording import sampling
 from kvlens.text.chat import CHOICES
 from kvlens.text.prompts import QUESTIONS
@@ -110,10 +110,10 @@ class RunRequest(BaseModel):
 
 
 def default_preset(method: str, model: str) -> str | None:
-    """The preset named 'demo' for the demo model, the paper's own otherwise, where the method has them."""
+    """The preset named after an embedded model ('demo'), the paper's own otherwise, where the method has them."""
     presets = methods.get(method).presets
-    wanted = "demo" if model == "demo" else "paper"
-    return wanted if wanted in presets else None
+    own = (model,) if model in (DEMO, SMOLLM2) else ()
+    return next((name for name in (*own, "paper") if name in presets), None)
 
 
 def default_budget(method: str) -> str:

@@ -155,8 +155,8 @@ def labels(arms: Sequence[Arm], model: str) -> dict[str, str]:
 def _label(arm: Arm, model: str, settings: Sequence[Mapping[str, str]], varied: set[str]) -> str:
     arm_settings = arm.settings()
     siblings = [each for each in settings if each["method"] == arm.method]
-    preset = arm.preset or default_preset(arm.method, model)
-    parts = [preset_name(arm.method, preset, arm.overrides)]
+    usual = default_preset(arm.method, model)
+    parts = [preset_name(arm.method, arm.preset or usual, arm.overrides, usual)]
     if len({each["preset"] for each in siblings}) > 1:
         parts.append(arm_settings["preset"] or "usual preset")
     for name in arm.overrides:

@@ -131,7 +131,7 @@ def test_a_race_of_two_methods(runs: Path, tmp_path: Path, capsys: pytest.Captur
     assert full.startswith("full 2")
     assert ": as full KV" in full
     assert streaming.startswith("streaming_llm 2")
-    assert sekv.startswith("sekv (untrained router): refused: budget_infeasible")
+    assert sekv.startswith("sekv: refused: budget_infeasible")
     assert (runs / "races" / f"{race}.json").is_file()
     kvlens("runs", "--json")
     assert {run["method"] for run in json.loads(capsys.readouterr().out)} == {"full", "streaming_llm"}

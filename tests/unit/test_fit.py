@@ -22,7 +22,7 @@ from kvlens.lab.bench.trials import missing
 from kvlens.methods import FIT
 from kvlens.methods.advice import refusal, smallest_budget
 from kvlens.methods.chess.trigger import SHIPPED
-from kvlens.methods.fitting import MARGIN, Sizes, choose, fitted, rule_of
+from kvlens.methods.fitting import MARGIN, Sizes, choose, fitted, parts_as_run, rule_of
 from kvlens.runs import preparing
 from kvlens.runs.carrying import carry_out
 from kvlens.runs.preflight import estimate
@@ -386,3 +386,15 @@ def test_what_is_missing_is_said_before_a_sweep_and_stops_nobody(
     by_method = {row["method"]: row for row in rows}
     assert "kvlens calibrate chess" in by_method["chess"]["refused"]
     assert by_method["streaming_llm"]["steps"] > 0
+
+
+def test_fit_takes_the_trained_parts_of_the_models_own_preset() -> None:
+    method = methods.get("sekv")
+    usual = default_preset("sekv", "smollm2")
+    for preset in (None, FIT):
+        found = choose(method, preset, usual, {}, tight())
+        assert (found.preset, found.params.router, found.fitted["router"]) == (FIT, "trained", "trained")
+        assert choose(method, preset, usual, {"router": "pca"}, tight()).params.router == "pca"
+        assert choose(method, preset, default_preset("sekv", "another"), {}, tight()).params.router == "pca"
+    assert parts_as_run(method, usual, {"router": "pca", "window": 8}) == {"router": "pca"}
+    assert parts_as_run(method, "paper", {"router": "pca"}) == {}

@@ -15,7 +15,7 @@ from kvlens.kernels import choice
 from kvlens.lab.gpu.part import kernel_files
 
 ROOT = Path(__file__).resolve().parents[2]
-KNOWN = {"math", "__future__", "dataclasses", "functools", "importlib", "os", "sys", "typing", "torch"}
+KNOWN = {"math", "__future__", "concurrent", "dataclasses", "functools", "importlib", "os", "sys", "typing", "torch"}
 
 
 def test_kernels_know_tensors_only() -> None:

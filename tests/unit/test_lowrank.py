@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvlens.kernels import lowrank, lowrank_bytes
+from kvlens.kernels.eigen import eigen_by_threads
 
 
 def matrix(n: int, d: int, seed: int, decay: float = 0.6) -> torch.Tensor:
@@ -118,3 +119,12 @@ def test_relative_error() -> None:
     assert lowrank.relative_error(x, x).item() == 0
     assert lowrank.relative_error(x, torch.zeros_like(x)).item() == pytest.approx(1)
     assert lowrank.relative_error(torch.zeros(6, 4), torch.zeros(6, 4)).item() == 0
+
+
+def test_threads_decompose_what_one_call_decomposes() -> None:
+    matrices = torch.randn(2, 5, 7, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    squares = matrices @ matrices.mT
+    for mine, theirs in zip(eigen_by_threads(squares, 3), torch.linalg.eigh(squares), strict=True):
+        assert torch.equal(mine, theirs)
+    values, vectors = eigen_by_threads(squares[:0], 3)
+    assert (values.shape, vectors.shape) == ((0, 5, 7), (0, 5, 7, 7))

@@ -16,6 +16,7 @@ from kvlens.meta import RunMeta
 from kvlens.methods import naming
 from kvlens.methods.full import FullKV
 from kvlens.methods.parameters import param
+from kvlens.runs.request import default_preset
 from tests.synthetic import write_synthetic
 
 BOTH = {"heads": "all", "layers": "equal"}
@@ -42,6 +43,13 @@ def test_a_method_is_called_by_its_title_and_its_stand_ins(
     method: str, preset: str | None, overrides: dict[str, str], name: str
 ) -> None:
     assert naming.preset_name(method, preset, overrides) == name
+
+
+def test_fit_takes_the_trained_parts_of_the_models_own_preset() -> None:
+    assert naming.preset_name("sekv", "smollm2") == "SeKV"
+    assert naming.preset_name("sekv", "fit", {}, default_preset("sekv", "smollm2")) == "SeKV"
+    assert naming.preset_name("sekv", "fit", {"router": "pca"}, "smollm2") == "SeKV (untrained router)"
+    assert naming.preset_name("sekv", "fit", {}, default_preset("sekv", "another")) == "SeKV (untrained router)"
 
 
 def test_every_method_that_can_run_untrained_is_named_so() -> None:

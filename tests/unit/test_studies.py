@@ -221,7 +221,8 @@ def test_arms_are_named_by_what_tells_them_apart() -> None:
 
 def test_an_arm_names_what_is_a_stand_in_on_the_model() -> None:
     plan = PLAN.model_copy(update={"entrants": (Entrant(method="sekv"),), "values": {}, "budgets": ("40%",)})
-    assert list(labels(plan.arms(), "smollm2").values())[1] == "SeKV (untrained router)"
+    assert list(labels(plan.arms(), "another").values())[1] == "SeKV (untrained router)"
+    assert list(labels(plan.arms(), "smollm2").values())[1] == "SeKV"
 
 
 def test_values_of_parameters() -> None:

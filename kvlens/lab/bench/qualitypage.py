@@ -47,7 +47,7 @@ score has to beat; it keeps the newest tokens as the others do, so its selection
 keeps no sinks, so that it may lose an answer with the first tokens alone.
 
 Rows of a method whose preset changed since are as they were measured. `docs/evidence/` has later measurements beside
-them, presets that depart from a paper included.
+them, presets that depart from a paper and parts that were trained since included.
 
 No preset was chosen on these prompts ([choices](choices.md) says what was chosen on which). Coverage is not an answer:
 heads that only look at the first tokens fill it, and one lost needle hardly lowers it. A question that is read with its

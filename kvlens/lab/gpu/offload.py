@@ -8,6 +8,7 @@ beside the model. The prompt is read once for all.
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import statistics
 from collections.abc import Iterator, Sequence
@@ -22,6 +23,7 @@ from kvlens.lab.gpu.failures import Lacking, sentence
 from kvlens.lab.gpu.part import Bench, Part
 from kvlens.lab.gpu.tier import MOVES, moving
 from kvlens.lab.results.offloadrow import OffloadRow
+from kvlens.methods.naming import stand_in
 from kvlens.models.errors import UnsupportedModel
 from kvlens.models.find import DEMO
 
@@ -145,7 +147,8 @@ def _row(bench: Bench, prepared: Prepared, name: str, traced: bool) -> OffloadRo
         from kvlens.runs.preparing import plan
 
         planned = plan(request, prepared)
-        row = replace(row, note=planned.chosen.said or "")
+        words = stand_in(name, dataclasses.asdict(planned.chosen.params))
+        row = replace(row, note=planned.chosen.said or "", stand_in=words)
         plain = _run(prepared, planned, None)
         visited = CopiesSeen()
         if traced:

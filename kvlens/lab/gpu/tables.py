@@ -18,7 +18,8 @@ from kvlens.lab.results.gpu import (
     StepRow,
 )
 from kvlens.lab.results.offloadrow import OffloadRow
-from kvlens.methods.naming import preset_name
+from kvlens.methods.naming import preset_name, titled
+from kvlens.models.find import DEMO
 from kvlens.runs.request import default_preset
 
 OUTCOMES = {True: "passed", False: "**FAILED**", None: "not compared"}
@@ -175,8 +176,11 @@ OFFLOAD_HEAD = (
 def offload_name(row: OffloadRow) -> str:
     """Return what the method of a run with offload is called, its stand-ins included; its name if it is not installed
     here."""
-    installed = row.method in methods.registry()
-    return preset_name(row.method, default_preset(row.method, row.model)) if installed else row.method
+    if row.method not in methods.registry():
+        return row.method
+    if row.stand_in is not None:
+        return titled(methods.get(row.method).title, row.stand_in)
+    return preset_name(row.method, default_preset(row.method, row.model if row.model == DEMO else ""))
 
 
 def _offload(row: OffloadRow) -> list[str]:

@@ -41,6 +41,8 @@ class OffloadRow:
     """self-checks of the recorded run"""
     trace: str | None = None
     """uid of the stored run; None: it was not stored"""
+    stand_in: str | None = None
+    """parts of the method that were untrained or uncalibrated; '': none; None: those of its defaults"""
     note: str = ""
     reason: str | None = None
     kind: Literal["offload"] = "offload"

@@ -10,7 +10,7 @@ from transformers import AutoConfig
 
 from kvlens.engine import models
 from kvlens.lab.training.sekv.files import load_router
-from kvlens.methods.sekv.trained import SHIPPED as ROUTER
+from kvlens.methods.sekv.trained import SHIPPED
 
 CELLS = ((1024, "50%"), (2048, "20%"))
 """every arm; at these budgets answers can differ"""
@@ -47,7 +47,7 @@ def arms() -> dict[str, Arm]:
     say how they differ. Table 7 is scaled: R_max to head size 32 (the paper: 8 to 64 of 128), w by halves and doubles
     of the preset's 24."""
     config = AutoConfig.from_pretrained(models.resolve("demo"))
-    tau = float(load_router(ROUTER, models.shape_of(config, 4)).threshold.sigmoid().mean())
+    tau = float(load_router(SHIPPED["demo"], models.shape_of(config, 4)).threshold.sigmoid().mean())
     results = {
         "full": Arm("FullKV", None),
         "SeKV": Arm("Table 5: SeKV; Table 7: R_max 16, alpha 1, w 24", {}),

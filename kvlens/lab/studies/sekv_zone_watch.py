@@ -63,3 +63,8 @@ class Decisions:
             "h2d_bytes": fmean(self.h2d),
             "logprob": fmean(self.logprobs),
         }
+
+    def requests(self) -> dict[str, float]:
+        """Return the spans that were asked for, granted and refused in a step, means over the steps."""
+        granted, refused = np.array(self.granted).mean(0), np.array(self.refused).mean(0)
+        return {"asked": float(granted[0] + refused[0]), "granted": float(granted[0]), "refused": float(refused[0])}

@@ -93,9 +93,7 @@ class SeKVParameters:
         choices=("exact", "int8"),
         ours=True,
     )
-    router_file: str = param(
-        "", "safetensors of the trained router; empty: the one shipped for the demo model", ours=True
-    )
+    router_file: str = param("", "safetensors of the trained router; empty: the one shipped for the model", ours=True)
     zoom: str = param(
         "sync",
         "sync: a span expanded at a step is read token by token at that step, which waits for it; next: from the next "
@@ -190,6 +188,8 @@ class SeKVParameters:
 #: 'demo' is scaled to head size 32: of 10 % of 2048 tokens (205 tokens per layer and KV head) about 70 go to coarse
 #: entries and summaries (1.5 per span), 10 to anchors, 35 to sinks and window, 15 to tables, buffers and a leaving
 #: block, 65 to expanded spans.
+#: 'smollm2' is 'paper' with the router that was trained for that model, whose routing space has a quarter of the head
+#: size (docs/evidence/sekv-router.md).
 #: 'bound' departs from the paper where a real model loses its answers under it (evidence/sekv.md, 'On a real model'):
 #: spans are found by the bound of their keys in place of eq. 5, as many are expanded as the budget holds, and they lie
 #: in host memory as they are, since factors with 95 % of the energy lose digits.
@@ -200,6 +200,7 @@ class SeKVParameters:
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": {"zones": "model"},
     "paper-literal": {"segmentation": "paper", "form": "factors", "zones": "model"},
+    "smollm2": {"zones": "model", "dim": 16, "router": "trained"},
     "demo": {
         "window": 24,
         "block": 8,

@@ -6,15 +6,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvlens.methods.families.retrieval_heads import head_map
-from kvlens.methods.modelfigures import Calibration, Content
+from kvlens.methods.modelfigures import Calibration, Content, shipped
 from kvlens.methods.sekv.params import SeKVParameters
 from kvlens.shape import KVShape
 
 if TYPE_CHECKING:
     from kvlens.methods.sekv.router import Router
 
-SHIPPED = Path(__file__).parent / "demo.safetensors"
-"""the demo model's router"""
+SHIPPED = shipped(Path(__file__).parent, ".safetensors")
+"""model -> its router"""
 
 
 def trained(found: Content, params: SeKVParameters, shape: KVShape) -> Router:
@@ -36,7 +36,7 @@ def trained(found: Content, params: SeKVParameters, shape: KVShape) -> Router:
 ROUTER = Calibration(
     "trained router",
     "router_file",
-    {"demo": SHIPPED},
+    SHIPPED,
     "kvlens train sekv --model {model} TEXTS",
     "use router=pca, which needs no training",
     lambda params: params.router == "trained",

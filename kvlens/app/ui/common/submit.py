@@ -56,8 +56,8 @@ def _likely_phases(prompt: PromptChoice, choice: MethodChoice) -> dict[str, floa
 
 def choice_name(choice: MethodChoice) -> str:
     """Return what the chosen method is called with the chosen parameters."""
-    preset = choice.preset or default_preset(choice.method, choice.model)
-    return preset_name(choice.method, preset, choice.changed)
+    usual = default_preset(choice.method, choice.model)
+    return preset_name(choice.method, choice.preset or usual, choice.changed, usual)
 
 
 def submit_race(
@@ -128,10 +128,7 @@ def sample_choice(method: str = methods.DEFAULT) -> tuple[PromptChoice, MethodCh
 def sample_buttons() -> None:
     """One click to a first run, whose Replay opens when it is done: on the real model one that loses its answer, or the
     usual method's."""
-    usual, lost = (
-        preset_name(choice.method, choice.preset or default_preset(choice.method, choice.model))
-        for _, choice in map(sample_choice, (methods.DEFAULT, methods.LOSING))
-    )
+    usual, lost = (choice_name(choice) for _, choice in map(sample_choice, (methods.DEFAULT, methods.LOSING)))
     if default_model() == DEMO:
         labels = {methods.DEFAULT: sentences.RUN_SAMPLE}
     else:

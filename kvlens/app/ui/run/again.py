@@ -13,6 +13,8 @@ from kvlens.app.ui.common.again import PARAMETER
 from kvlens.app.ui.common.request import PromptChoice, as_typed
 from kvlens.app.ui.run.preflight import WANTED, budget_key
 from kvlens.app.ui.run.upload import put_file
+from kvlens.methods import FIT
+from kvlens.methods.fitting import parts_as_run
 from kvlens.models.find import default_model
 from kvlens.runs.request import AUTO, default_preset
 from kvlens.runs.storedprompt import stored_prompt
@@ -63,7 +65,10 @@ def fill_form() -> None:
     put_file(f"prompt of {uid}.json", PromptChoice(stored_prompt(meta, text), uid).file_text().encode())
     request = meta.request or {}
     model = str(meta.model) if meta.is_steered else default_model()
-    preset = request.get("preset") or meta.preset or default_preset(method, model)
+    usual = default_preset(method, model)
+    preset = request.get("preset") or meta.preset or usual
+    if preset == FIT:
+        overrides = parts_as_run(kind, usual, meta.config) | overrides
     budget = str(request.get("budget") or ("100%" if kind.keeps_all else AUTO))
     fields = {
         "form_source": "Upload",

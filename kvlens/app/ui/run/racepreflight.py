@@ -18,7 +18,7 @@ from kvlens.lens.condition import asked_condition
 from kvlens.lens.knob import attends_by
 from kvlens.methods.naming import display_name, preset_name
 from kvlens.runs.races import Entrant, RaceRequest
-from kvlens.runs.request import RunRequest
+from kvlens.runs.request import RunRequest, default_preset
 from kvlens.text.units import counted, duration, si_bytes
 
 WILL = {True: "yes", None: "may be refused", False: "will be refused"}
@@ -122,6 +122,7 @@ def _took(like: Sequence[Likely | None], estimates: Sequence[dict[str, Any]]) ->
 def _title(lane: RunRequest, estimate: dict[str, Any]) -> str:
     """Return what the lane's method is called with the parameters that it would run with."""
     config = estimate.get("config")
-    return (
-        preset_name(lane.method, lane.preset, lane.overrides) if config is None else display_name(lane.method, config)
-    )
+    if config is not None:
+        return display_name(lane.method, config)
+    usual = default_preset(lane.method, lane.model)
+    return preset_name(lane.method, lane.preset or usual, lane.overrides, usual)

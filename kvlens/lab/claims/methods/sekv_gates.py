@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvlens.lab.claims import Claim, setting_of
+from kvlens.models.find import DEMO
 from kvlens.records import PrefillRecord, StepRecord
 
 if TYPE_CHECKING:
     from kvlens.engine.engine import Engine
+    from kvlens.lab.bench.trialprompts import Prompts
 
 FIRST_SEED = 7_500_000
 LIMITS = ("10%", "")
-"""budgets, as shares of full KV: the paper's, and none"""
+"""budgets of the toy, as shares of full KV: the paper's, and none"""
 DARK = 0.1
 """a head that expands less than this share of its spans is dark"""
 FIG5, TABLE7 = "SeKV Fig. 5, sec. 4.5", "SeKV Table 7"
@@ -47,25 +49,42 @@ class Watch:
         self.zoom.append(record.head["zoom_rate"])
 
 
+def limits(model: str) -> tuple[str, ...]:
+    """Return the budgets at which a model's zooms are watched."""
+    return LIMITS if model == DEMO else ("50%", "")
+
+
 def watch(engine: Engine, prompts: int, report: Callable[[str], None]) -> dict[str, list[Watch]]:
     """Return one sink per prompt of the model's first task, by budget."""
+    from kvlens.lab.bench.trialprompts import Prompts
+
+    make = Prompts(engine, FIRST_SEED)
+    sinks: dict[str, list[Watch]] = {limit: [] for limit in limits(engine.loaded.name)}
+    for index in range(prompts):
+        for limit, sink in watch_prompt(engine, make, index).items():
+            sinks[limit].append(sink)
+        report(f"sekv: zoom map {index + 1}/{prompts}")
+    return sinks
+
+
+def watch_prompt(engine: Engine, make: Prompts, index: int) -> dict[str, Watch]:
+    """Return the sink of one prompt, by budget: with the parameters that a run takes by itself."""
     from kvlens.budget import Budget
     from kvlens.engine.engine import Options
-    from kvlens.lab.bench.trialprompts import Prompts
-    from kvlens.lab.bench.trials import NEW_TOKENS
-    from kvlens.methods import get, make_parameters
+    from kvlens.lab.bench.trials import NEW_TOKENS, chosen
+    from kvlens.methods import get
     from kvlens.runs.request import default_preset
 
-    setting, make, method = setting_of(engine.loaded.name), Prompts(engine, FIRST_SEED), get("sekv")
-    params = make_parameters(method, default_preset("sekv", engine.loaded.name), {})
+    model, method = engine.loaded.name, get("sekv")
+    setting, usual = setting_of(model), default_preset("sekv", model)
     options = Options(max_new=NEW_TOKENS[setting.tasks[0]])
-    sinks: dict[str, list[Watch]] = {limit: [] for limit in LIMITS}
-    for index in range(prompts):
-        _, prompt, read = make(setting.tasks[0], setting.length, index)
-        for limit, watches in sinks.items():
-            watches.append(Watch(params.max_rank))
-            engine.run(prompt, method, params, Budget.parse(limit) if limit else None, options, watches[-1], read=read)
-        report(f"sekv: zoom map {index + 1}/{prompts}")
+    _, prompt, read = make(setting.tasks[0], setting.length, index)
+    sinks = {}
+    for limit in limits(model):
+        budget = Budget.parse(limit) if limit else None
+        params = chosen(engine, prompt, method, {"preset": usual, "overrides": {}}, budget, options).params
+        sinks[limit] = Watch(params.max_rank)
+        engine.run(prompt, method, params, budget, options, sinks[limit], read=read)
     return sinks
 
 
@@ -78,8 +97,8 @@ def judge(sinks: dict[str, list[Watch]], prompts: int, model: str) -> list[Claim
     where = f"{model}, {prompts} prompts of {setting.tasks[0]}, {setting.length:,} tokens"
 
     def claim(source: str, says: str, measured: list[str], holds: bool, reason: str) -> Claim:
-        limits = (f"at {limit}" if limit else "without a limit" for limit in LIMITS)
-        shown = ", ".join(f"{words} {limit}" for words, limit in zip(measured, limits, strict=True))
+        where_limited = (f"at {limit}" if limit else "without a limit" for limit in maps)
+        shown = ", ".join(f"{words} {limit}" for words, limit in zip(measured, where_limited, strict=True))
         figures = {limit or "no limit": rates.round(5).tolist() for limit, rates in maps.items()}
         return Claim("sekv", source, says, f"{shown}; {where}.", holds, "" if holds else reason, figures)
 

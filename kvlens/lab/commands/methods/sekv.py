@@ -35,6 +35,12 @@ def train(
         list[str] | None,
         typer.Option("--train", help="A setting of the training (SeKVTraining): name=value; may be repeated."),
     ] = None,
+    code: Annotated[
+        bool, typer.Option("--code", help="Train on long modules of Python's standard library too, and cut the texts.")
+    ] = False,
+    seconds: Annotated[
+        float | None, typer.Option(help="Stop after so many seconds; run again to continue. None: no limit.")
+    ] = None,
     device: Device = "auto",
     dtype: Annotated[str, typer.Option()] = "float32",
 ) -> None:
@@ -52,7 +58,13 @@ def train(
     from kvlens.runs.request import default_preset, parse_set
     from kvlens.text.promptfiles import decode
 
-    texts = [decode(path.read_bytes(), path.name).text for path in documents or []] or corpus.documents()
+    books = [(path.name, decode(path.read_bytes(), path.name).text) for path in documents or []]
+    if code:
+        texts, names = corpus.books_and_code(books)
+    elif books:
+        texts, names = [text for _, text in books], [name for name, _ in books]
+    else:
+        texts, names = corpus.documents(), corpus.named()
     params = methods.make_parameters(
         methods.get("sekv"), preset or default_preset("sekv", model), {"router": "trained", **parse_set(set_ or [])}
     )
@@ -60,5 +72,6 @@ def train(
         {"batch": str(batch)} | ({"lengths": lengths} if lengths else {}) | parse_set(training or [], "--train")
     )
     loaded = load(model, device, dtype)
-    about = {"model": model, "documents": [path.name for path in documents or []] or corpus.named()}
-    typer.echo(str(train_sekv(loaded.model, loaded.tokenizer, out, steps, texts, params, settings, show, about)))
+    about = {"model": model, "documents": names}
+    path = train_sekv(loaded.model, loaded.tokenizer, out, steps, texts, params, settings, show, about, seconds=seconds)
+    typer.echo(str(path))

@@ -77,12 +77,8 @@ def learn(
         positions = document.query.shape[2]
         sample = torch.tensor(rng.sample(range(positions), min(settings.suffix, positions)), device=start.device)
         mass = document.mass[:, :, sample].float()
-        loss = losses.zoom(
-            scores(weight, document.query[:, :, sample].float(), document.mean_keys, document.length),
-            losses.coverage_set(mass, settings.rho),
-            losses.mined(mass, settings.concentration, settings.strongest),
-            settings.w_plus,
-        )
+        score = scores(weight, document.query[:, :, sample].float(), document.mean_keys, document.length)
+        loss = zoom_loss(score, mass, settings)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         for group in optimizer.param_groups:
@@ -91,6 +87,14 @@ def learn(
         if progress and (step + 1) % 100 == 0:
             progress({"routing_step": step + 1, "of": settings.routing_steps, "zoom": float(loss.detach())})
     return weight.detach()
+
+
+def zoom_loss(score: Tensor, mass: Tensor, settings: SeKVTraining) -> Tensor:
+    """Return eq. 13 for the scores and the teacher's attention [L, H, T, S] of one document."""
+    target = losses.coverage_set(mass, settings.rho)
+    own_rows = losses.mined(mass, settings.concentration, settings.strongest)
+    spans = torch.ones(1, mass.shape[-1], dtype=torch.bool, device=mass.device)
+    return losses.zoom(score[:, None], target[:, None], own_rows[:, None], spans, settings.w_plus)[0]
 
 
 def learned(

@@ -61,10 +61,17 @@ class SeKVTraining:
     """ours: held-out documents per evaluation"""
     patience: int = 10
     """ours: evaluations without improvement, after the budget weight is whole, that end the training"""
-    windows: int = 0
-    """ours: places of text that are drawn in all, per length; what the model gives for them is kept in memory (about
-    130 MB each for SmolLM2 at 1,024 tokens), so that further passes over them cost the student's step alone. 0: another
-    place at every step, as in the paper"""
+    kept_tokens: int = 0
+    """ours: tokens of text that are drawn in all, per length, in kept_tokens / length places; what the model gives for
+    them is computed once and kept in memory (about 90 MB each for SmolLM2 at 2,048 tokens in half precision). Steps
+    draw from these places. 0: another place at every step, as in the paper"""
+    kept_half: bool = True
+    """ours: places are kept in 16 bits (float16), singular values and energies in float32"""
+    tensor_cores: bool = True
+    """ours: on a CUDA device products of float32 numbers are made in TF32, whose numbers have 10 bits after the point
+    (the paper trains in bfloat16)"""
+    together: int = 8
+    """ours: documents that go through the student at once"""
     routing_steps: int = 0
     """ours: steps in which W learns by the zoom loss alone, before the whole objective; 0: none, as in the
     paper. Without steps of the whole objective the router has no gates"""
@@ -77,10 +84,10 @@ class SeKVTraining:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("batch", "suffix", "strongest", "evaluate_every", "evaluate_on", "routing_windows"):
+        for name in ("batch", "suffix", "strongest", "evaluate_every", "evaluate_on", "together", "routing_windows"):
             if getattr(self, name) < 1:
                 raise Refusal(f"{name} must be at least 1.", code="setting_out_of_range", setting=name)
-        for name in ("windows", "routing_steps"):
+        for name in ("kept_tokens", "routing_steps"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be at least 0.")
         tail = max(self.suffix, self.routing_suffix if self.routing_steps else 1)

@@ -6,9 +6,10 @@ are means (losses.py)."""
 
 from __future__ import annotations
 
+import copy
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,12 @@ from transformers import PreTrainedModel
 
 from kvlens.engine.hf_attention import attending
 from kvlens.lab.training.sekv import losses
-from kvlens.lab.training.sekv.examples import Example, draw, prepare
+from kvlens.lab.training.sekv.batch import Batch, join
+from kvlens.lab.training.sekv.examples import Example
+from kvlens.lab.training.sekv.seam import ATTENTION
 from kvlens.lab.training.sekv.settings import SeKVTraining
-from kvlens.lab.training.sekv.student import ATTENTION, Pass, RouterModule
+from kvlens.lab.training.sekv.student import Pass, RouterModule
+from kvlens.lab.training.sekv.windows import Windows
 from kvlens.methods.sekv import router as sekv_router
 from kvlens.methods.sekv.params import SeKVParameters
 
@@ -29,9 +33,15 @@ class Trainer:
     """Owns the module, its optimizer, the step and the best state so far."""
 
     def __init__(
-        self, model: PreTrainedModel, params: SeKVParameters, settings: SeKVTraining, steps: int, start: Tensor
+        self,
+        model: PreTrainedModel,
+        params: SeKVParameters,
+        settings: SeKVTraining,
+        steps: int,
+        start: Tensor,
+        progress: Callable[[dict[str, Any]], None] | None = None,
     ) -> None:
-        """start: W to begin with [L, H, d', D]."""
+        """start: W to begin with [L, H, d', D]. progress: called as places are prepared."""
         torch.manual_seed(settings.seed)
         self.model, self.params, self.settings, self.steps = model, params, settings, steps
         self.module = RouterModule(start, params.max_rank, settings.tau, settings.open_gates).to(start.device)
@@ -41,7 +51,9 @@ class Trainer:
         ]
         self.optimizer = torch.optim.AdamW(groups, lr=settings.learning_rate, weight_decay=settings.weight_decay)
         self.step, self.stale, self.best, self.best_step = 0, 0, math.inf, 0
-        self._seen: dict[tuple[int, int, bool], Example | None] = {}
+        self.windows = Windows(model, params, settings, progress)
+        self.seconds = 0.0
+        """spent in training so far, over all calls"""
         self.best_state = self._copy()
 
     def _copy(self) -> dict[str, Tensor]:
@@ -60,39 +72,24 @@ class Trainer:
             self.settings.learning_rate * 0.5 * (1 + math.cos(math.pi * (self.step - warm) / max(1, self.steps - warm)))
         )
 
-    def _draw(
-        self, documents: Sequence[Sequence[int]], length: int, rng: random.Random, held_out: bool
-    ) -> Example | None:
-        """A place of the documents: any, or one of the `windows` that are kept."""
-        if not self.settings.windows:
-            return drawn(self.model, documents, length, self.params, self.settings, rng)
-        index = length, rng.randrange(self.settings.windows), held_out
-        if index not in self._seen:
-            place = random.Random(f"{self.settings.seed}/{index}")
-            self._seen[index] = drawn(self.model, documents, length, self.params, self.settings, place)
-        return self._seen[index]
-
-    def loss(self, example: Example, budget_weight: float) -> tuple[Tensor, dict[str, float]]:
-        """The objective of one document (eq. 10) and its parts, with the zoom rate and how well expansion covers the
-        targets."""
-        s = self.settings
-        trip = Pass(s.suffix, example.prefix, self.module, s.exponent)
+    def loss(self, examples: Sequence[Example], budget_weight: float) -> tuple[Tensor, dict[str, Tensor]]:
+        """The objective (eq. 10) of each of some documents of one length [B], and figures of each [B]: its parts, the
+        zoom rate and how well expansion covers the targets."""
+        s, batch = self.settings, join(examples)
+        trip = Pass(batch, self.module, s.exponent)
         with attending(self.model, ATTENTION):
             logits = self.model(
-                input_ids=example.suffix_ids, position_ids=example.position_ids, use_cache=False, sekv=trip
-            ).logits[0]
+                input_ids=batch.suffix_ids, position_ids=batch.position_ids, use_cache=False, sekv=trip
+            ).logits
         score, z = torch.stack(trip.scores), torch.stack(trip.zooms)
-        gates = (torch.stack([g[0] for g in trip.gates]), torch.stack([g[1] for g in trip.gates]))
-        sigma = (example.prefix.key_factors[1], example.prefix.value_factors[1])
-        target, own_rows = (
-            losses.coverage_set(example.mass, s.rho),
-            losses.mined(example.mass, s.concentration, s.strongest),
-        )
+        sigma = (batch.key_factors[1], batch.value_factors[1])
+        target = losses.coverage_set(batch.mass, s.rho)
+        own_rows = losses.mined(batch.mass, s.concentration, s.strongest)
         parts = {
-            "distill": losses.distillation(example.teacher, logits),
-            "zoom": losses.zoom(score, target, own_rows, s.w_plus),
-            "recon": losses.reconstruction(gates, sigma, example.prefix.energy),
-            "budget": losses.budget(z, gates, s.beta),
+            "distill": losses.distillation(batch.teacher, logits),
+            "zoom": losses.zoom(score, target, own_rows, batch.is_span, s.w_plus),
+            "recon": losses.reconstruction(trip.gates, sigma, batch.energy, batch.is_span),
+            "budget": losses.budget(z, trip.gates, s.beta, batch.is_span, batch.has_rank),
         }
         whole = (
             parts["distill"]
@@ -100,16 +97,8 @@ class Trainer:
             + s.lambda_recon * parts["recon"]
             + budget_weight * parts["budget"]
         )
-        expanded = z.detach() > 0.5
-        figures = {name: float(value.detach()) for name, value in parts.items()} | {
-            "zoom_rate": float(expanded.float().mean()),
-            "mined": float(own_rows.float().mean()),
-            "target_rate": float(target[own_rows].float().mean()) if own_rows.any() else math.nan,
-            "hit_rate": float(expanded[own_rows][target[own_rows]].float().mean()) if own_rows.any() else math.nan,
-            "rank_k": float(gates[0].detach().sum(-1).mean()),
-            "rank_v": float(gates[1].detach().sum(-1).mean()),
-        }
-        return whole, figures
+        figures = parts | {"loss": whole} | _shares(batch, z, target, own_rows, trip.gates)
+        return whole, {name: value.detach() for name, value in figures.items()}
 
     def advance(self, documents: Sequence[Sequence[int]]) -> dict[str, float]:
         """One optimizer step; the documents it draws depend on seed and step only."""
@@ -118,13 +107,12 @@ class Trainer:
             min(self.step * len(self.settings.lengths) // self.steps, len(self.settings.lengths) - 1)
         ]
         self.optimizer.zero_grad(set_to_none=True)
-        rows: list[dict[str, float]] = []
-        for _ in range(self.settings.batch):
-            example = self._draw(documents, length, rng, held_out=False)
-            if example is not None:
-                loss, figures = self.loss(example, self.budget_weight())
-                (loss / self.settings.batch).backward()
-                rows.append(figures)
+        rows: list[dict[str, Tensor]] = []
+        examples = self.windows.draw(documents, length, self.settings.batch, rng, held_out=False)
+        for part in _groups(examples, self.settings.together):
+            loss, figures = self.loss(part, self.budget_weight())
+            (loss.sum() / self.settings.batch).backward()  # type: ignore[no-untyped-call]
+            rows.append(figures)
         torch.nn.utils.clip_grad_norm_(self.module.parameters(), self.settings.clip)
         for group in self.optimizer.param_groups:
             group["lr"] = self.rate() * group["share"]
@@ -139,13 +127,11 @@ class Trainer:
         """The objective with the whole budget weight on the same held-out documents every time; keeps the best
         state."""
         rng = random.Random(self.settings.seed + 1)
-        visited = []
-        for _ in range(self.settings.evaluate_on):
-            example = self._draw(documents, self.settings.lengths[-1], rng, held_out=True)
-            if example is not None:
-                loss, figures = self.loss(example, self.settings.lambda_budget)
-                visited.append({"loss": float(loss), **figures})
-        figures = _mean(visited)
+        count, length = self.settings.evaluate_on, self.settings.lengths[-1]
+        rows: list[dict[str, Tensor]] = []
+        for part in _groups(self.windows.draw(documents, length, count, rng, held_out=True), self.settings.together):
+            rows.append(self.loss(part, self.settings.lambda_budget)[1])
+        figures = _mean(rows)
         if figures.get("loss", math.inf) < self.best:
             self.best, self.best_step, self.best_state, self.stale = figures["loss"], self.step, self._copy(), 0
         elif 2 * self.step >= self.steps:
@@ -154,7 +140,7 @@ class Trainer:
 
     def save(self, path: Path) -> None:
         """Write the checkpoint whole or not at all."""
-        state = {name: getattr(self, name) for name in ("step", "stale", "best", "best_step", "best_state")}
+        state = {name: getattr(self, name) for name in ("step", "stale", "best", "best_step", "best_state", "seconds")}
         torch.save(
             state | {"module": self.module.state_dict(), "optimizer": self.optimizer.state_dict()},
             path.with_suffix(".tmp"),
@@ -170,31 +156,40 @@ class Trainer:
 
     def router(self, provenance: dict[str, Any]) -> sekv_router.Router:
         """The best state as a router; without gates where no step trained them."""
-        self.module.load_state_dict(self.best_state)
+        best = copy.deepcopy(self.module)
+        best.load_state_dict(self.best_state)
+        threshold = sekv_router.logit(best.tau.detach())
         return sekv_router.Router(
-            "trained",
-            self.module.weight.detach(),
-            sekv_router.logit(self.module.tau.detach()),
-            self.module.gates if self.steps else None,
-            provenance,
+            "trained", best.weight.detach(), threshold, best.gates if self.steps else None, provenance
         )
 
 
-def drawn(
-    model: PreTrainedModel,
-    documents: Sequence[Sequence[int]],
-    length: int,
-    params: SeKVParameters,
-    settings: SeKVTraining,
-    rng: random.Random,
-) -> Example | None:
-    """A place of a document with what the model makes of it; None where no span lies outside the window."""
-    cap = int(params.anchor_share * settings.budget * length)
-    return prepare(model, draw(documents, length, rng), settings.suffix, params, cap)
+def _groups(examples: Sequence[Example], size: int) -> list[Sequence[Example]]:
+    return [examples[i : i + size] for i in range(0, len(examples), size)]
 
 
-def _mean(rows: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Mean of each figure over the rows in which it is a number."""
-    names = rows[0] if rows else {}
-    kept_tokens = {name: [row[name] for row in rows if not math.isnan(row[name])] for name in names}
-    return {name: sum(values) / len(values) if values else math.nan for name, values in kept_tokens.items()}
+def _shares(
+    batch: Batch, z: Tensor, target: Tensor, own_rows: Tensor, gates: tuple[Tensor, Tensor]
+) -> dict[str, Tensor]:
+    """Return of each document [B]: expanded share, mined share, the targets' share at mined positions, the expanded
+    share of these, and ranks."""
+    is_span = batch.is_span[:, None, None]
+    expanded, wishes = (z.detach() > 0.5) & is_span, target & own_rows[..., None] & is_span
+    rows, targets = own_rows.sum((0, 2, 3)), wishes.sum((0, 2, 3, 4))
+    spans = batch.is_span.sum(-1)
+    return {
+        "zoom_rate": expanded.sum((0, 2, 3, 4)) / (own_rows[:, 0].numel() * spans),
+        "mined": rows / own_rows[:, 0].numel(),
+        "target_rate": targets / (rows * spans),
+        "hit_rate": (expanded & wishes).sum((0, 2, 3, 4)) / targets,
+        "rank_k": losses.mean_rank(gates[0], batch.is_span, batch.has_rank),
+        "rank_v": losses.mean_rank(gates[1], batch.is_span, batch.has_rank),
+    }
+
+
+def _mean(groups: Sequence[dict[str, Tensor]]) -> dict[str, float]:
+    """Return the mean of each figure over the documents in which it is a number."""
+    if not groups:
+        return {}
+    table = torch.cat([torch.stack(list(group.values())) for group in groups], 1).nanmean(1)
+    return dict(zip(groups[0], table.tolist(), strict=True))
