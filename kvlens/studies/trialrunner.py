@@ -229,10 +229,8 @@ class TrialRunner:
             return self._last
         base = self._bases[dtype]
         tokenizer = base.engine.loaded.tokenizer
-        form = (request.chat, request.system, request.question)
-        tokens = tokenize(
-            prompt.source, tokenizer, None, request.max_new, *form, None, request.turns, request.chat_args
-        )
+        form = (request.chat, request.system, request.question, None, request.turns, request.chat_args)
+        tokens = tokenize(prompt.source, tokenizer, None, request.max_new, *form)
         last = self._last
         if last is not None and last.prompt.ids == tokens.ids and last.engine is base.engine:
             reading = last.kept or reading  # another question about the same context
