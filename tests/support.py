@@ -118,9 +118,13 @@ def preset_of(name: str) -> str | None:
     return "demo" if "demo" in method_of(name).presets else None
 
 
+SAVES_LITTLE = ("minicache", "thinkkv")
+"""methods that need more than four fifths of full KV"""
+
+
 def share_of(name: str, share: str = "0.2") -> str | None:
-    """A budget the method can run with: no limit where it keeps everything on the device."""
-    return None if method_of(name).keeps_all else share
+    """A budget the method can run with: no limit where it keeps everything on the device, or nearly so."""
+    return None if method_of(name).keeps_all or name in SAVES_LITTLE else share
 
 
 def makes() -> list[str]:

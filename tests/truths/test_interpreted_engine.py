@@ -7,6 +7,7 @@ The interpreter shows indexing and algebra; it shows neither the arithmetic of a
 from __future__ import annotations
 
 import os
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -55,6 +56,8 @@ def test_a_run_through_k1_is_the_run_through_pytorch(tiny: Any, name: str, monke
     overrides = dict(chosen.untrained)  # what the demo preset names was trained for the demo model only
     if getattr(methods.make_parameters(chosen, preset_of(name), overrides), "dense_layers", 0) > 1:
         overrides["dense_layers"] = 1  # of two
+    if "select_layer" in {field.name for field in fields(chosen.Parameters)}:
+        overrides |= {"select_layer": 0, "reselect_layer": 0}  # the layer that chooses is followed by one that reads
     settings = {
         "budget": share_of(name, "0.8"),
         "preset": preset_of(name),

@@ -115,7 +115,7 @@ def test_budget_is_kept_at_every_step(runs: Runs, demo: Any, name: str) -> None:
     tokens = len(sink.prefilled.tokens)
     limit = int(demo.shape.full_kv_bytes(tokens + NEW) * 0.2)
     chosen = method_of(name)
-    if chosen.keeps_all:
+    if share_of(name) is None:
         limit = chosen.floor_bytes(methods.make_parameters(chosen, preset_of(name), {}), demo.shape, tokens - 1, NEW)
     assert truths.within_budget(sink.steps, limit) is None
     assert result.peak_bytes == max(record.peak_bytes for record in sink.steps)

@@ -31,8 +31,9 @@ from kvlens.engine.engine import Engine, Options
 from kvlens.kernels.lowrank_bytes import raw_bytes
 from kvlens.lab.bench.trialprompts import DEPTHS, Prompts
 from kvlens.lab.bench.trials import NEW_TOKENS
-from kvlens.lab.studies.sekv_arms import ROUTER, Case, arms, cases
+from kvlens.lab.studies.sekv_arms import Case, arms, cases
 from kvlens.lab.studies.sekv_table import summarise, table
+from kvlens.methods.sekv.trained import SHIPPED
 from kvlens.records import PrefillRecord, StepRecord
 
 FIRST_SEED = 7_000_000
@@ -117,7 +118,7 @@ def about() -> dict[str, Any]:
     ]
     digest = {
         p.name: hashlib.sha256(p.read_bytes()).hexdigest()
-        for p in (Path(models.resolve("demo")) / "model.safetensors", ROUTER)
+        for p in (Path(models.resolve("demo")) / "model.safetensors", SHIPPED["demo"])
     }
     return {
         "machine": (
