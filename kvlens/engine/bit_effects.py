@@ -105,11 +105,11 @@ def bit_effects(
     step; `check` is called before every point and may raise. {}: the context is too long for gradients."""
     loaded = engine.loaded
     most = reach(loaded.shape, len(read.ids) + len(reference.ids))
-    steps = [step for step in sorted(lost) if step < min(lost) + max(most, 1)]
     if most < 1:
         return {}
-    begin = max(0, max(steps) + 1 - most)
-    pairs = {step: (int(reference.logits[step].argmax()), lost[step]) for step in steps if step >= begin}
+    steps = [step for step in sorted(lost) if step < min(lost) + most]
+    begin = max(0, steps[-1] + 1 - most)
+    pairs = {step: (int(reference.logits[step].argmax()), lost[step]) for step in steps}
     effects: dict[Side, float] = {}
     for point in range(POINTS):
         check()

@@ -16,7 +16,7 @@ from kvlens.engine.border import scored
 from kvlens.engine.hf_attention import SessionCache, forms_of
 from kvlens.engine.models import LoadedModel
 from kvlens.engine.options import Progress
-from kvlens.engine.prefill import ReadPrompt
+from kvlens.engine.prefill import Reader, ReadPrompt
 from kvlens.engine.session import Session
 from kvlens.kernels.attend import LayerForm, causal, form_at, prefill_attention
 from kvlens.methods.needs import SecondReading
@@ -42,7 +42,7 @@ class Reading(Protocol):
         """Raise where the run is to stop."""
 
 
-def read_again(run: Reading, read: object) -> tuple[int, float]:
+def read_again(run: Reading, read: ReadPrompt | Reader | None) -> tuple[int, float]:
     """Read a run's prompt again as its method needs and hand its session what was received; return the tokens that went
     through the model for it, and the seconds it took. read: the first reading; where it is one of several runs, it
     keeps what was received for those that are not recorded. Raises Refusal (`no_second_reading`) for a model that ends
@@ -98,7 +98,7 @@ def _instruction(loaded: LoadedModel, second: SecondReading, prompt: Prompt, sta
 
 
 class _Repeats:
-    """A session of full KV after the prompt (kvlens.engine.hf_attention.FormedSession) that owns the keys and values of
+    """A session of full KV after the prompt (kvlens.engine.hf_attention.LayerSession) that owns the keys and values of
     the chunk that is repeated."""
 
     def __init__(self, loaded: LoadedModel, keys: torch.Tensor, values: torch.Tensor, second: SecondReading) -> None:

@@ -95,7 +95,7 @@ class Placement:
     selectable: list[int] = field(default_factory=list)
     """kept spans that a query head attends only where its selection says so, like the offloaded ones"""
     coarse_counts: torch.Tensor | None = None
-    """[L, H_kv, len(coarse)]: tokens that each entry stands for, parts of one too, the log of which is added to its
+    """[L, H_kv, len(coarse)]: tokens that each entry stands for, which need not be whole; their log is added to its
     score; 0: this KV head does not have it. For a layout that is `weighted`. None: the tokens of its span"""
     coarse_spans: torch.Tensor | None = None
     """int64 [L, H_kv, entries], where KV heads have other entries, or several of one span: to which of `spans` each

@@ -25,6 +25,8 @@ LIGHTEST, HEAVIEST = 1e-3, 1e4
 """tokens that an entry can stand for"""
 CHUNK, LEAD, SINKS = 2048, 8, 4
 """of the second reading, as KVzip's"""
+OBSERVED = 256
+"""last prompt queries that a run keeps: the most references of reading=prompt"""
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,8 @@ class AttentionMatchingParameters:
     def __post_init__(self) -> None:
         if min(self.entries, self.sinks, self.window) < 0 or self.page < 1 or self.references < 1:
             raise ValueError("entries, sinks and window must be at least 0, references and page at least 1.")
+        if self.reading == "prompt" and self.references > OBSERVED:
+            raise ValueError(f"references must be at most {OBSERVED} where reading is prompt.")
 
     @classmethod
     def fit(cls, shape: KVShape, prompt_tokens: int, max_new: int, budget_bytes: int | None) -> dict[str, Any]:
@@ -83,7 +87,7 @@ class AttentionMatching(MergedEntries):
     )
     Parameters = AttentionMatchingParameters
     presets = {"paper": {}, "demo": {"references": 64}}  # noqa: RUF012
-    needs = Needs(queries=256, second=SecondReading(OPENING, FOLLOWING, CHUNK, LEAD, SINKS, 256))
+    needs = Needs(queries=OBSERVED, second=SecondReading(OPENING, FOLLOWING, CHUNK, LEAD, SINKS, 256))
     journal_names = {  # noqa: RUF012
         "mass_error": "relative error of the entries' attention mass, root mean square over queries, by KV head",
         "output_error": "the same of their output, against the output's own size",
@@ -169,7 +173,8 @@ def nonnegative(rows: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     import torch
 
     square, product = rows.mT @ rows, rows.mT @ target
-    step = 1 / torch.linalg.matrix_norm(square, 2).clamp(min=1e-30)
+    smaller = square if len(square) <= len(rows) else rows @ rows.mT  # both have the same largest eigenvalue
+    step = 1 / torch.linalg.eigvalsh(smaller)[-1].clamp(min=1e-30)
     weights = ahead = torch.ones_like(product)
     pace = 1.0
     for _ in range(ROUNDS):

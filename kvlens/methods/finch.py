@@ -43,7 +43,7 @@ class Finch(PromptEviction):
     from them, times the number of tokens that each of them sees, so that late queries count as much as early ones; the
     mean over these queries and over the query heads of a KV head. The context is cut into chunks, and each keeps its
     best tokens, the same share of each. Keys are then seen as if they were side by side (paper: prompt-guided
-    compression, chunk by chunk, with new positions).
+    compression, chunk by chunk, with new positions). A known question stays before any of the context does.
 
     Departures: the prompt is read once, as a whole. The paper reads a chunk at a time over what it kept of the chunks
     before, the question behind each. Of a question longer than 128 tokens the last 128 choose. Where no question is
@@ -89,8 +89,10 @@ class Finch(PromptEviction):
         paid = window.paid(queries, keys)[..., :end]
         if p.normalised:
             paid = paid * torch.arange(n - count + 1, n + 1, device=paid.device)[:, None]
-        each = window.grouped(paid.mean(1), shape.group, "mean")
-        return within_chunks(each, p.chunk)
+        places = within_chunks(window.grouped(paid.mean(1), shape.group, "mean"), p.chunk)
+        if question is not None:
+            places[:, question:] += 1  # before all of the context
+        return places
 
 
 def within_chunks(score: torch.Tensor, chunk: int) -> torch.Tensor:

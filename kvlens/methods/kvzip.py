@@ -100,7 +100,7 @@ class KVzip(PromptEviction):
         p, shape, n = self.params, self.context.shape, self.context.prompt_tokens + self.last
         if prompt is None or p.share == "head" or total >= n * shape.layers:
             return equal
-        window = min(p.window, n)
+        window = max(min(p.window, n), self.last)
         end = n - window
         scores = torch.stack([self.score(prompt, layer, end) for layer in range(shape.layers)])
         groups = scores.flatten().unsqueeze(0) if p.share == "model" else scores.flatten(1)

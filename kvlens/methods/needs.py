@@ -47,7 +47,6 @@ class Needs:
     ahead: bool = False
     """for every layer but the first, `select` is called while the previous layer runs, with a query estimated from that
     layer's input (kvlens/engine/ahead.py); the memory moves the requested spans meanwhile"""
-
     second: SecondReading | None = None
     """the most attention that every prompt token receives while the prompt is repeated, in `Prefilled.repeated`"""
 

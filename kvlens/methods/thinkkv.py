@@ -88,8 +88,10 @@ class ThinK(PackedTokens):
 
     def _channels(self, prompt: Prefilled) -> torch.Tensor:
         """Return the channels that stay: int64 [L, H_kv, c]."""
+        import torch
+
         queries = prompt.last_queries[:, :, -self.params.window :].float()
         used = queries.square().mean(2).unflatten(1, (self.context.shape.kv_heads, -1)).mean(2)
-        score = used * prompt.keys.float().square().mean(2)
+        score = used * torch.stack([keys.float().square().mean(1) for keys in prompt.keys])
         count = self.params.channels(self.context.shape.head_dim)
         return score.argsort(dim=-1, descending=True, stable=True)[..., :count]

@@ -169,8 +169,10 @@ def calibrations(name: str) -> list[str]:
     kinds, package = set(), Path(__file__).resolve().parents[1]
     for path in (*package.glob("*/*.json"), *package.glob("*/*/*.json")):
         content = {} if path.name == "tokenizer.json" else _json(path)
-        if (content.get("provenance") or {}).get("model") == name and content.get("method"):
-            kinds.add(str(content["method"]))
+        origin, method = content.get("provenance") or content.get("about") or content, content.get("method")
+        method = method or (path.parent.name if path.parent.parent.name == "methods" else None)
+        if origin.get("model") == name and method:
+            kinds.add(str(method))
     return sorted(kinds)
 
 

@@ -9,6 +9,7 @@ import torch
 from methodtrial import SHAPE, Trial
 from support import random_llama, run
 
+from kvlens import methods
 from kvlens.checking.models import random_prompt
 from kvlens.methods.attention_matching import compacted, nonnegative
 from kvlens.methods.kvzip import OPENING
@@ -85,6 +86,15 @@ def test_the_references_come_from_a_second_reading() -> None:
     assert result.second_reading[0] == 90 + len(model.tokenizer.encode(OPENING))
     plain = run(model, prompt, "attention_matching", max_new=3, overrides={**settings, "reading": "prompt"})
     assert plain.second_reading == (0, 0.0)
+
+
+def test_more_references_than_a_run_keeps_queries_are_refused() -> None:
+    """A prompt that several runs share holds as many."""
+    method = methods.get("attention_matching")
+    assert methods.make_parameters(method, None, {"reading": "prompt", "references": 256}).references == 256
+    assert methods.make_parameters(method, None, {"references": 512}).references == 512
+    with pytest.raises(ValueError, match="256"):
+        methods.make_parameters(method, None, {"reading": "prompt", "references": 512})
 
 
 def test_without_a_budget_every_token_stays() -> None:

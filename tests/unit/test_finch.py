@@ -11,9 +11,13 @@ import torch
 from methodtrial import SHAPE, Trial
 from support import raises_code, random_llama, run
 
+from kvlens import methods
 from kvlens.checking.models import random_prompt
 from kvlens.engine.engine import Engine
+from kvlens.engine.loop import Generation
 from kvlens.engine.options import Options
+from kvlens.engine.session import Session
+from kvlens.memory.slots import FREE
 from kvlens.methods.finch import within_chunks
 from kvlens.refusal import Refusal
 from kvlens.text.segments import Segment
@@ -76,6 +80,27 @@ def test_the_tokens_of_a_known_question_choose() -> None:
     same = run(model, asked, "finch", max_new=3, overrides={**settings, "window": 30}, keep_logits=True).logits[0]
     other = run(model, prompt, "finch", max_new=3, overrides={**settings, "window": 30}, keep_logits=True).logits[0]
     assert torch.equal(same, other), "the question is the window"
+
+
+def test_a_known_question_stays_before_any_context() -> None:
+    """Its last `window` tokens and those before them."""
+    model, prompt = random_llama(1), random_prompt(121)
+    asked, method = (
+        replace(prompt, segments=(Segment("text", 0, 90), Segment("question", 90, 121))),
+        methods.get("finch"),
+    )
+    params = methods.make_parameters(method, None, {"window": 4, "chunk": 32, "tokens": 40})
+    options = Options(max_new=3)
+    with torch.inference_mode():
+        session = Session(method, params, Engine(model).context(asked, None, options))
+        Generation(model, asked, session, options).place(None)
+        for layer, head in np.ndindex(model.shape.layers, model.shape.kv_heads):
+            pool = session.memory.hot.pool(layer, head)
+            slots, row = pool.slots(layer), head - pool.heads.start
+            stayed = set(slots.position[row][slots.role[row] != FREE].tolist())
+            assert stayed >= set(range(90, 120))
+            assert len(stayed) == 40
+        session.close()
 
 
 def test_without_rotary_positions_nothing_is_closed() -> None:

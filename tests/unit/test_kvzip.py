@@ -94,6 +94,16 @@ def test_it_keeps_what_the_repetition_attends_most(share: str) -> None:
     assert (len(counts) > 1) is (share != "head")
 
 
+@pytest.mark.parametrize("share", ["model", "layer", "head"])
+def test_the_token_that_step_0_feeds_is_one_of_those_that_stay(share: str) -> None:
+    """With peek=on it has a slot of its own, and every KV head pays for it alike."""
+    model, prompt = random_llama(3), random_prompt(N + 1)
+    with_it, without = (kept(model, prompt, share=share, peek=peek) for peek in ("on", "off"))
+    total = sum(map(len, without.values()))
+    assert sum(map(len, with_it.values())) == total - len(without), "step 0 fills the slots that are left"
+    assert max(abs(len(with_it[place]) + 1 - len(without[place])) for place in without) <= 2
+
+
 def test_the_second_reading_is_counted_and_changes_no_token_of_full_kv() -> None:
     model, prompt = random_llama(1), random_prompt(N + 1)
     whole = run(model, prompt, "full", max_new=5, keep_logits=True)

@@ -48,7 +48,7 @@ class HeadShares(Base):
         n, heads = self.context.prompt_tokens + self.last, self.context.shape.kv_heads
         if prompt is None or total >= n * len(equal):
             return equal
-        window = min(self.params.window, n)
+        window = max(min(self.params.window, n), self.last)
         counts = []
         for layer, (count,) in enumerate(equal):
             counts.append([window + c for c in self._shared(prompt, layer, heads * (count - window))])

@@ -60,7 +60,7 @@ class ScoreThreshold(Base):
         if prompt is None:
             return equal
         p, shape, n = self.params, self.context.shape, self.context.prompt_tokens
-        window = min(p.window, n + self.last)
+        window = max(min(p.window, n + self.last), self.last)
         end = n - max(window - self.last, 0)
         margins = torch.stack([self._margins(prompt, layer, end) for layer in range(shape.layers)])
         reached = (margins >= 0).sum(-1)
@@ -82,8 +82,7 @@ class ScoreThreshold(Base):
         token stays without a comparison."""
         import torch
 
-        score = self.score(prompt, layer, end).float()
-        score = score.expand(self.context.shape.kv_heads, -1)
+        score = self.score(prompt, layer, end).float().expand(self.context.shape.kv_heads, -1)
         if self.params.scale == "score":
             return (score - self.params.cut).nan_to_num(nan=torch.inf)
         finite = score[score.isfinite()]

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 
+from kvlens.kernels.best_rows import best_rows
+from kvlens.memory.placement import Gate, Selection, index_read
 from kvlens.methods.run_inputs import RunContext
 from kvlens.methods.sekv import router as sekv_router
 from kvlens.methods.sekv.params import BY_PIECE, SeKVParameters
 from kvlens.methods.sekv.spans import pieces
+from kvlens.shape import KVShape
 
 if TYPE_CHECKING:
     from kvlens.methods.sekv.router import Router
-from collections.abc import Iterable
-
-from kvlens.kernels.best_rows import best_rows
-from kvlens.memory.placement import Gate, Selection, index_read
-from kvlens.shape import KVShape
 
 
 class Routing:
