@@ -1,4 +1,4 @@
-"""The memory that a run compared with full KV takes at its peak, against what was estimated before it start_s.
+"""The memory that a run compared with full KV takes at its peak, against what was estimated before it starts.
 
     python -m benchmarks.peakmemory TOKENS METHOD [--drawn]
 

@@ -41,13 +41,17 @@ def sitting(
     return run
 
 
-def test_rows_before_a_failure_are_kept(sitting: Any) -> None:
+def test_rows_before_a_failure_are_kept(sitting: Any, tmp_path: Path) -> None:
     def fails(bench: Bench) -> Iterator[Row]:
         yield COPY
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
     _, entry = sitting(fails)
     assert (entry.status, entry.rows) == ("failed", [COPY])
+    result = read(tmp_path / "gpu-dry-run.json")
+    bare = replace(result, entries={"ceilings": replace(entry, rows=[])})
+    assert ["ceilings, in part:" in device(each) for each in (result, bare)] == [True, False]
+    assert "ceilings, failed:" in device(bare)
 
 
 def test_a_process_that_ends_in_the_midst_leaves_word_of_it(sitting: Any, tmp_path: Path) -> None:

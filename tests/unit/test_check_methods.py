@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from kvlens import PACKAGE
+from kvlens import PACKAGE, methods
 from kvlens.checking.check import TRUTHS
 from kvlens.lab.studies.check_methods import METHODS, PAGE, RESULT, merge, page
 
@@ -35,8 +35,10 @@ def test_a_truth_that_fails_is_counted_and_named() -> None:
     assert "| 1 of 2 | 6 |" in text
 
 
-def test_the_committed_page_is_of_nine_methods_that_pass() -> None:
+def test_the_committed_page_is_of_every_family_and_all_pass() -> None:
     reports = json.loads(RESULT.read_text(encoding="utf-8"))
     assert [report["method"] for report in reports] == list(METHODS)
+    families = {each.family for each in methods.registry().values()} - {"reference"}
+    assert families == {methods.get(name).family for name in METHODS}
     assert all(report["passed"] and len(report["truths"]) == len(TRUTHS) for report in reports)
     assert (PACKAGE.parent / PAGE).read_text(encoding="utf-8") == page(reports)

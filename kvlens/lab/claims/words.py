@@ -40,7 +40,9 @@ def arm_figure(row: Mapping[str, Any], figure: str) -> str:
     values = [value for value in row["values"] if value is not None]
     if not values:
         short = row["infeasible"]
-        return f"{row['arm']} cannot be held, it needs {fmean(short):.0%}" if short else f"{row['arm']} cannot be run"
+        return (
+            f"{row['arm']} cannot be held, it needs {fmean(short):.0%}" if short else f"{row['arm']} could not be run"
+        )
     mean = fmean(values)
     if figure == "exact":
         low, high = wilson(mean, len(values))

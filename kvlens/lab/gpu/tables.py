@@ -51,7 +51,8 @@ def device(result: Result) -> str:
         lines += [f"Not measured yet: {', '.join(result.missing)}.", ""]
     for entry in result.entries.values():
         if entry.status != "done":
-            lines += [f"{entry.part}: {entry.status}. {entry.reason or ''}", ""]
+            outcome = "in part" if entry.rows else entry.status
+            lines += [f"{entry.part}, {outcome}: {entry.reason or ''}", ""]
         if not entry.rows:
             continue
         lines += [f"**{entry.part}** ({entry.date})", ""]

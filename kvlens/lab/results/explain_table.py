@@ -196,7 +196,7 @@ def _shortfall(few: dict[str, Any]) -> list[str]:
     if few["fewest"] is not None:
         middle, least, most = few["fewest"]
         rows.append(("fewest of the ranking that restore these: median (range)", f"{middle:g} ({least}-{most})"))
-        rows.append(("of these, restored by spans of five KV heads: a border cuts the fact", few["cut"]))
+        rows.append((f"of the {few['twenty']}, restored by spans of at most five KV heads", few["cut"]))
     if few["in_needle"] is not None:
         rows.append(("of the first five, spans of the needle (mean)", f"{few['in_needle']:.1f}"))
         rows.append(("spans that the needle lies in (mean)", f"{few['needle_spans']:.1f}"))

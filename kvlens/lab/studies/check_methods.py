@@ -1,4 +1,4 @@
-"""`kvlens check-method` on one method of each family, as a page.
+"""`kvlens check-method` on methods of each family, as a page.
 
     python -m kvlens.lab.studies.check_methods [--methods A,B] [--result FILE] [--write PAGE]
 
@@ -21,8 +21,8 @@ from kvlens.runs.fingerprint import machine
 
 RESULT = Path(__file__).resolve().parents[1] / "results" / "check_method.json"
 PAGE = Path("docs/evidence/check-method.md")
-METHODS = ("streaming_llm", "snapkv", "h2o", "quest", "arkvale", "chess", "freekv", "sekv", "kivi")
-"""one of each family, and the five systems that differ most in what they move"""
+METHODS = ("streaming_llm", "snapkv", "h2o", "quest", "arkvale", "chess", "freekv", "sekv", "kivi", "sentkv")
+"""of each family one at least, and systems that differ most in what they move"""
 
 
 def measure(names: Sequence[str], say: Callable[[str], None]) -> list[dict[str, Any]]:
@@ -76,6 +76,7 @@ def page(reports: Sequence[Mapping[str, Any]]) -> str:
 Made by `python -m kvlens.lab.studies.check_methods --write {PAGE}` from `kvlens/lab/results/check_method.json`. Do not
 edit. `kvlens check-method NAME` checks one method. [Adding a method](../adding-a-method.md) says what it runs. A case
 is one truth on one model, prompt and budget. A case is refused where the method does not take the prompt or the budget.
+On random models a method runs with its untrained parts (SeKV: `router=pca`), on `demo` with its trained ones.
 
 {table(head, lines)}
 

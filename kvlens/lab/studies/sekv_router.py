@@ -1,12 +1,11 @@
 """What a trained router brings SeKV on a real model: answers and zooms of a trained, an untrained and no router.
 
     python -m kvlens.lab.studies.sekv_router --rows FILE [--part I/N] [--cells NAME,...] [--prompts N]
-    python -m kvlens.lab.studies.sekv_router --rows FILE,... --out FILE [--doc FILE]
 
 Prompts, lengths and budgets are those of the quality tables. Every arm has the parameters that those tables run SeKV
-with at that length and budget; an arm changes the router, or what of it decides. The first form runs every N-th prompt
-from the I-th on, appends a row for each arm to FILE and leaves out what is there. The second form makes the table of
-the rows of several files, and the page.
+with at that length and budget; an arm changes the router, or what of it decides. It runs every N-th prompt from the
+I-th on, appends a row for each arm to FILE and leaves out what is there. `kvlens.lab.studies.sekv_router_page` makes
+the tables and the page of the rows.
 """
 
 from __future__ import annotations
@@ -170,7 +169,7 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--model", default="smollm2")
-    parser.add_argument("--rows", required=True, help="file of rows; with --out several, apart by commas")
+    parser.add_argument("--rows", required=True, help="file of rows")
     parser.add_argument("--before", default="", help="files of rows that are not made again, apart by commas")
     parser.add_argument("--part", default="0/1")
     parser.add_argument("--cells", help=f"of {', '.join(cell.name for cell in CELLS)}")

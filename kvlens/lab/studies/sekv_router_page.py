@@ -127,12 +127,15 @@ def training_tables(result: dict[str, Any]) -> Iterator[str]:
         f"torch {facts['versions']['torch']} |"
     )
     yield ""
-    yield "| step | length | " + " | ".join(f"held-out {name.replace('_', ' ')}" for name in PARTS) + " |"
+    yield "| step | trained at, tokens | " + " | ".join(f"held-out {name.replace('_', ' ')}" for name in PARTS) + " |"
     yield "|---" * (len(PARTS) + 2) + "|"
     points = result["curve"]
     for point in [*points[: -1 : max(1, len(points) // SHOWN)], *points[-1:]]:
         values = " | ".join(f"{point[f'held_out_{name}']:.3f}" for name in PARTS)
         yield f"| {point['step']:,} | {point['length']:,} | {values} |"
+    yield ""
+    places = f"{settings['evaluate_on']} places of {settings['lengths'][-1]:,} tokens"
+    yield f"Held-out figures are always of the same {places}."
 
 
 def row_tables(result: dict[str, Any]) -> Iterator[str]:
