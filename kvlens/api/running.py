@@ -68,7 +68,7 @@ def run(
         ModelError: `unsupported_model`, `tokenizer_missing`, `model_is_loaded`.
         Interrupted: Ctrl-C was pressed; what was recorded is stored.
 
-    >>> run = kvlens.run(kvlens.sample("demo"), budget="40%", model="demo", max_new=12, progress=False)
+    >>> run = kvlens.run(kvlens.sample("demo"), budget="30%", model="demo", max_new=12, progress=False)
     >>> run.verdict.outcome
     'lost'
     """

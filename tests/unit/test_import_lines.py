@@ -254,7 +254,7 @@ def test_pages_are_thin() -> None:
 LONGER = {
     "kvlens/trace/writer.py": 300,
     "kernels/page_attend.py": 282,
-    "kvlens/lab/gpu/tier.py": 252,
+    "kvlens/lab/gpu/tier.py": 254,
     "kvlens/lab/gpu/kernels/arrivals.py": 269,
 }
 """lines of files that may have more than MOST_LINES: the writer of the open format is one file that people copy, and a

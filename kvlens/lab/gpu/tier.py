@@ -103,7 +103,9 @@ class Way:
 
         method: type[Method] = methods.get(self.name)
         params = methods.make_parameters(method, "demo" if "demo" in method.presets else None, self.overrides)
-        budget = None if method.keeps_all else Budget.parse(SHARE)
+        least = method.floor_bytes(params, ground.loaded.shape, LENGTH, self.steps) if method.floor_is_exact else 0
+        small = least > float(SHARE) * ground.loaded.shape.full_kv_bytes(LENGTH)
+        budget = None if method.keeps_all or small else Budget.parse(SHARE)
         options = Options(max_new=self.steps, ignore_eos=True, coverage=sink is not None)
         watched_method = method if choices is None else watched(method, choices, probe)
         return Engine(ground.loaded).run(

@@ -15,7 +15,6 @@ from kvlens.app.figures.quality import AXES, COSTS, quality, table
 from kvlens.app.figures.qualityranks import ranked
 from kvlens.app.ui.benchmarks import result_files
 from kvlens.app.ui.benchmarks.trials import READ
-from kvlens.app.ui.common import data
 from kvlens.app.ui.common.chart import chart
 from kvlens.app.ui.common.parts import download
 from kvlens.app.ui.common.widgets import error, headings, plain
@@ -58,7 +57,7 @@ def show_quality(model: str | None) -> None:
     except (KeyError, TypeError):
         error(f"The file {result.name} lacks fields this version needs; measure it again.")
         return
-    titles = arm_titles(data.titles_on(request["model"]), frame["method"])
+    titles = arm_titles(result_files.titles_measured(request["model"], about), frame["method"])
     axes = (RANKED, *(cost for cost in COSTS if frame[cost].notna().any()))
     if st.session_state.get("bench_axis") not in axes:
         st.session_state.pop("bench_axis", None)

@@ -7,7 +7,6 @@ import streamlit as st
 from kvlens.app.figures.explain import restored, table
 from kvlens.app.ui.benchmarks import result_files
 from kvlens.app.ui.benchmarks.benchview import where
-from kvlens.app.ui.common import data
 from kvlens.app.ui.common.chart import chart
 from kvlens.app.ui.common.widgets import error, plain
 
@@ -31,7 +30,7 @@ def show_explain(model: str | None) -> None:
         st.info(plain(f"The file {result.name} holds no lost trial."))
         return
     chart(
-        restored(frame, data.titles_on(about["model"])),
+        restored(frame, result_files.titles_measured(about["model"], about)),
         frame,
         "kvlens-explain",
         "bench_explain",

@@ -9,8 +9,8 @@ import pandas as pd
 import streamlit as st
 
 from kvlens.app.figures.quality import AXES, COSTS, quality
+from kvlens.app.ui.benchmarks import result_files
 from kvlens.app.ui.benchmarks.griddata import Suite, lines
-from kvlens.app.ui.common import data
 from kvlens.app.ui.common.chart import chart
 
 ASKED = ("budget_share", "length")
@@ -49,7 +49,7 @@ def show_against(suite: Suite, task: str, name: str) -> None:
         st.info("No trial of this task has been finished.")
         return
     chart(
-        quality(frame, axis, data.titles_on(suite.model), panel, names),
+        quality(frame, axis, result_files.titles_measured(suite.model, suite.about), panel, names),
         partial(pd.DataFrame, frame),
         f"{name}-by-{axis}",
         f"bench_lines_{axis}",

@@ -17,7 +17,7 @@ from kvlens.app.ui.benchmarks.gridcondition import condition_of
 from kvlens.app.ui.benchmarks.griddata import NAMES, Look, Suite, cells, lines, noise_floor, read_look, suites
 from kvlens.app.ui.benchmarks.gridlines import show_against
 from kvlens.app.ui.benchmarks.trials import show_trials
-from kvlens.app.ui.common import data, sentences, session
+from kvlens.app.ui.common import sentences, session
 from kvlens.app.ui.common.chart import chart, menu
 from kvlens.app.ui.common.widgets import condition_line, copy_link, error, headings, notice, plain
 from kvlens.lab.bench.qualitypage import ORDER
@@ -179,7 +179,13 @@ def _keep_known_cell(view: Look, table: pd.DataFrame, problems: list[str]) -> Lo
 def _draw(suite: Suite, task: str, table: pd.DataFrame, view: Look, difference: bool) -> None:
     key = f"bench_grid_{suite.name}_{task}_{difference}_{view.method}_{view.budget}_{view.length}_{view.depth}"
     chart(
-        _figure(table, data.titles_on(suite.model), view.cell, difference, BESIDE if view.cell is None else FEWER),
+        _figure(
+            table,
+            result_files.titles_measured(suite.model, suite.about),
+            view.cell,
+            difference,
+            BESIDE if view.cell is None else FEWER,
+        ),
         table.drop(columns=["value", "note"]),
         _file(suite, task),
         key,

@@ -10,7 +10,6 @@ import streamlit as st
 from kvlens.app.figures.quality import table
 from kvlens.app.figures.qualitycost import cost_rows, quality_cost
 from kvlens.app.ui.benchmarks import benchview, result_files
-from kvlens.app.ui.common import data
 from kvlens.app.ui.common.parts import download
 from kvlens.app.ui.common.widgets import plain
 from kvlens.lab.bench.qualitypage import ORDER
@@ -29,7 +28,7 @@ def show_leading(model: str | None) -> None:
             return
         request = result.content["about"]["request"]
         frame = table(result.content["lines"], request["model"], request["length"])
-        rows = cost_rows(frame, data.titles_on(request["model"]))
+        rows = cost_rows(frame, result_files.titles_measured(request["model"], result.content["about"]))
         if rows.empty:
             return
         words = condition(request, [int(n) for n in rows["n"]])

@@ -11,7 +11,6 @@ import streamlit as st
 from kvlens.app.figures.qualitymatrix import COSTS, FREE_TEXT, Cell, cells, matrix, shade
 from kvlens.app.ui.benchmarks import result_files
 from kvlens.app.ui.benchmarks.trials import open_trial
-from kvlens.app.ui.common import data
 from kvlens.app.ui.common.parts import download
 from kvlens.app.ui.common.widgets import error, plain
 from kvlens.budget import Budget
@@ -51,7 +50,7 @@ def show_matrix(model: str | None) -> None:
     families = _pills("Families", dict.fromkeys(frame["family"]), str(model))
     if families:
         frame = frame[frame["family"].isin(families)].reset_index(drop=True)
-    titles = arm_titles(data.titles_on(model), frame["method"])
+    titles = arm_titles(result_files.titles_measured(model, *(result["about"] for result in results)), frame["method"])
     shown = frame.assign(
         method=[titles.get(name, name) for name in frame["method"]], family=frame["family"].str.replace("_", " ")
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,10 @@ import streamlit as st
 
 from kvlens import PACKAGE
 from kvlens.app.ui.benchmarks.griddata import suites
+from kvlens.app.ui.common import data
 from kvlens.app.ui.common.widgets import error, plain
+from kvlens.lab.results.names import table_name
+from kvlens.methods.naming import installed
 from kvlens.models import catalogue
 from kvlens.models.find import DEMO
 
@@ -87,3 +91,12 @@ def sort_key(result: ResultFile) -> tuple[bool, int]:
     """The question with its context before the question after it, short prompts before long ones."""
     request = result.content["about"].get("request", {})
     return request.get("question", "in") == "after", int(request.get("length", 0))
+
+
+def titles_measured(model: str | None, *abouts: Mapping[str, Any]) -> dict[str, str]:
+    """Method -> what it is called under the presets with which results were measured (`about` of each), else as
+    `data.titles_on`: a part that was trained since does not change what was measured without it."""
+    presets = {name: preset for about in abouts for name, preset in (about.get("presets") or {}).items()}
+    return data.titles_on(model) | {
+        name: table_name(name, [preset]) for name, preset in presets.items() if installed(name)
+    }

@@ -8,6 +8,7 @@ import pandas as pd
 import streamlit as st
 
 from kvlens.app.figures.grid import Cell
+from kvlens.app.ui.benchmarks import result_files
 from kvlens.app.ui.benchmarks.griddata import Suite, trials_of
 from kvlens.app.ui.common import data, places, sentences
 from kvlens.app.ui.common.submit import submit_trial
@@ -58,7 +59,8 @@ def show_trials(suite: Suite, task: str, cell: Cell) -> None:
     results = trials_of(suite, task, cell)
     method, budget, length, depth = cell
     limit = f"budget {budget}" if budget else "no limit"
-    title = f"{data.titles_on(suite.model).get(method, method)}, {limit}, {length:,} tokens, depth {depth:.0%}"
+    name = result_files.titles_measured(suite.model, suite.about).get(method, method)
+    title = f"{name}, {limit}, {length:,} tokens, depth {depth:.0%}"
     st.markdown(f"##### {plain(f'{title}: {came_out(results)}')}")
     if not results:
         st.info("This cell was not run.")
