@@ -29,7 +29,6 @@ elif race:
     st.query_params["race"] = race
     view.draw_stored(race)
 if not (job or race) or st.toggle("Set up another run", key=f"another_{job or race}"):
-    begin_worker()
     head = st.container()
     left, right = st.columns(2, gap="large")
     with right:
@@ -42,6 +41,7 @@ if not (job or race) or st.toggle("Set up another run", key=f"another_{job or ra
         offered = offered_methods(data.catalogue())
         choice = method_form(offered, model, prompt)
         rivals, choice = form.rivals_form(offered, choice)
+    begin_worker((model, choice, rivals, prompt))
     if prompt is not None:
         ready = (
             racepreflight.panel(prompt, choice, rivals, head) if rivals.count else preflight.panel(prompt, choice, head)

@@ -120,7 +120,7 @@ GROUPS = {
     ),
     "device": Group(
         ("tests/static/test_*.py", "tests/unit/test_bench_gpu*.py"),
-        ("kvlens/lab/results/*.json*", *COMMANDS),
+        ("kvlens/lab/results/*.json*", "docs/evidence/performance.md", *COMMANDS),
         CORE,
         (APP,),
     ),
@@ -133,9 +133,9 @@ GROUPS = {
             "tests/unit/test_readme_runs.py",
             "tests/unit/test_smollm2.py",
         ),
-        ("README.md", "docs/api.md", "notebooks/*.ipynb", "tests/api/conftest.py", *TASKS, *COMMANDS),
+        ("README.md", "docs/api.md", "notebooks/*.ipynb", "tests/api/conftest.py", *APP_FILES, *TASKS, *COMMANDS),
         CORE,
-        (APP, LAB),
+        (LAB,),
     ),
     # How runs are carried out: studies, workers, gates, races, kept readings.
     "carrying": Group(
@@ -198,7 +198,6 @@ GROUPS = {
             "tests/unit/test_claims_parts.py",
             "tests/unit/test_freetext.py",
             "tests/unit/test_ledger_study.py",
-            "tests/unit/test_mutations.py",
             "tests/unit/test_plugin_lies.py",
             "tests/unit/test_real_model_ratios.py",
             "tests/unit/test_sekv_training.py",
@@ -208,6 +207,7 @@ GROUPS = {
         (
             "benchmarks/*.py",
             "benchmarks/*.toml",
+            "docs/evidence/*",
             "kvlens/lab/results/*.json*",
             "tests/synthetic/*.py",
             "tests/unit/test_cli.py",

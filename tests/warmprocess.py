@@ -43,14 +43,21 @@ for line in sys.stdin:
 """
 
 
+def reading_environment(*folders: Path) -> dict[str, str]:
+    """Return the variables of a process that imports from these folders, and logs what it reads where this one does
+    (tests/readlog/)."""
+    path = os.pathsep.join((*filter(None, [os.environ.get("PYTHONPATH")]), *map(str, folders)))
+    return {"PYTHONPATH": path} | {name: value for name, value in os.environ.items() if name.startswith("KVLENS_READ_")}
+
+
 class WarmProcess:
     """Commands one after the other. Used with `with`. installed: folders of packages that are there besides."""
 
     def __init__(self, *installed: Path) -> None:
-        self._path = os.pathsep.join(map(str, (*installed, ROOT, ROOT / "tests")))
+        self._folders = (*installed, ROOT, ROOT / "tests")
 
     def __enter__(self) -> WarmProcess:
-        environment = {**os.environ, "PYTHONPATH": self._path}
+        environment = os.environ | reading_environment(*self._folders)
         self._parent = subprocess.Popen(
             [sys.executable, "-c", _SERVE],
             cwd=ROOT,

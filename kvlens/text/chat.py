@@ -54,7 +54,7 @@ class Template:
         for name in arguments:
             if name in RESERVED or not re.search(rf"\b{re.escape(name)}\b", code):
                 raise BadTemplate(
-                    f"chat_argument_unknown: the model's chat template takes no '{name}': leave out --chat-arg {name}."
+                    f"chat_argument_unknown: the model's chat template takes no '{name}': leave it out of --chat-arg."
                 )
 
     def end_of_answer(self) -> str:

@@ -48,10 +48,12 @@ def parse_segments(items: Iterable[str], text: str) -> tuple[Segment, ...]:
 
 
 def pairs_of(items: Iterable[str]) -> list[tuple[str, str | tuple[int, int]]]:
-    """Return (name, place) of NAME=PLACE. Raises BadSegment, `bad_segment`."""
+    """Return (name, place) of NAME=PLACE, without the spaces around a place that has no line break. Raises BadSegment,
+    `bad_segment`."""
     pairs: list[tuple[str, str | tuple[int, int]]] = []
     for item in items:
         name, sign, place = item.partition("=")
+        place = place if "\n" in place else place.strip()
         if not sign or not place:
             raise BadSegment("bad_segment", f"--segment takes NAME=MARKER or NAME=START:END, not '{item}'.", given=item)
         pairs.append((name.strip(), place))
@@ -68,10 +70,14 @@ def find_segments(pairs: Sequence[tuple[str, str | tuple[int, int]]], text: str)
     starts: dict[str, int] = {}
     ranges: list[Segment] = []
     for name, place in pairs:
-        if not _NAME.fullmatch(name) or name in starts or name in {part.name for part in ranges}:
+        if name in starts or name in {part.name for part in ranges}:
+            raise BadSegment(
+                "bad_segment", f"segment '{name}' is named twice: give each segment a name of its own.", given=name
+            )
+        if not _NAME.fullmatch(name):
             raise BadSegment(
                 "bad_segment",
-                f"'{name}' is no name for a segment: give each segment a name of its own, of at most 40 characters.",
+                f"'{name}' is no name for a segment: give 1 to 40 characters, without '=', ',' and ':'.",
                 given=name,
             )
         if not place:

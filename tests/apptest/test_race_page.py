@@ -18,7 +18,7 @@ from kvlens.app.ui.common import livelanes, sentences, submit
 from kvlens.app.ui.common.joblog import read_line
 from kvlens.app.ui.common.jobprocess import start_cold
 from kvlens.app.ui.common.jobs import Job, JobManager
-from kvlens.app.ui.common.request import MethodChoice, race_command
+from kvlens.app.ui.common.request import MethodChoice, Rivals, race_command
 from kvlens.app.ui.race import view
 from kvlens.app.ui.race.race_lines import lines_of
 from kvlens.app.ui.run import racepreflight
@@ -142,6 +142,13 @@ def test_the_command_of_a_race(tmp_path: Path) -> None:
     full = MethodChoice("full", "demo", "paper", "20%", 8, 3, {})
     argv = race_command(tmp_path / "p.json", full, ("quest",), tmp_path)
     assert (argv[argv.index("--methods") + 1], "--preset" in argv) == ("quest", False)
+
+
+def test_arguments_of_the_chat_template_reach_the_race() -> None:
+    choice = MethodChoice("snapkv", "demo", None, "20%", 8, 3, chat_args={"enable_thinking": False})
+    assert racepreflight.race_of(choice, Rivals(("quest",))).shared.chat_args == {"enable_thinking": False}
+    argv = race_command(Path("p"), choice, ("quest",), Path("r"))
+    assert argv[argv.index("--chat-arg") + 1] == "enable_thinking=false"
 
 
 def test_lines_of_a_race_are_kept_unread() -> None:

@@ -331,6 +331,12 @@ def test_only_changed_parameters_reach_the_command_line(tmp_path: Path) -> None:
     assert argv[argv.index("--set") + 1] == "sinks=8"
 
 
+def test_arguments_of_the_chat_template_reach_the_command_line() -> None:
+    choice = MethodChoice("sekv", "demo", None, "10%", 8, 0, chat_args={"enable_thinking": False})
+    argv = command(Path("p"), choice, Path("r"))
+    assert argv[argv.index("--chat-arg") + 1] == "enable_thinking=false"
+
+
 def test_the_loss_is_recorded_unless_it_is_ticked_off(
     visit: Visit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -53,17 +53,23 @@ def test_a_change_of_the_form_begins_the_process_once(
     begun: list[bool] = []
     monkeypatch.setattr(worker, "able", lambda: True)
     monkeypatch.setattr(warm, "prepare", lambda: begun.append(True))
-    monkeypatch.setattr(warm, "release", lambda: None)
     monkeypatch.setattr(warm, "status", lambda: WarmStatus(False, 1) if begun else None)
     app = visit(tmp_path, "run")
-    assert begun == []
+    for page in ("home", "run"):
+        app.switch_page(f"pages/{page}.py").run()
+    assert begun == [], "the form is what it was"
     app.number_input(key="form_max_new").set_value(8).run()
     app.number_input(key="form_max_new").set_value(9).run()
     assert begun == [True]
+    monkeypatch.setattr(warm, "release", begun.clear)
     app.button(key="worker_release").click().run()
-    monkeypatch.setattr(warm, "status", lambda: None)
     app.number_input(key="form_max_new").set_value(8).run()
-    assert begun == [True], "a released process stays away"
+    assert begun == [], "a released process stays away"
+    begun.append(False)  # a run began one
+    app.run()
+    begun.clear()  # it ended by itself
+    app.number_input(key="form_max_new").set_value(9).run()
+    assert begun == [True], "the run has undone the release"
 
 
 def test_nothing_is_said_where_jobs_start_from_nothing(

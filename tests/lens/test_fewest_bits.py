@@ -14,6 +14,7 @@ from support import raises_code
 from test_counterfactual import quiet
 
 import kvlens
+from kvlens.app.ui.replay.leastsearches import packs_numbers
 from kvlens.cli.lens import sentences
 from kvlens.lens.search_words import describe_search
 from kvlens.lens.trial_request import TrialRequest
@@ -111,6 +112,17 @@ def test_a_run_without_codes_is_refused(lost: Lost, tmp_path: Path) -> None:
     uid, _, _ = carry_out(request, PromptText(text(300, 120), "a5"), tmp_path, quiet, lambda: False)
     with raises_code("nothing_packed", Refusal, uid=uid):
         whatif(tmp_path, uid, TrialRequest(bits=3), quiet)
+
+
+def test_the_search_is_offered_for_a_run_with_codes_alone(lost: Lost, tmp_path: Path) -> None:
+    with TraceReader.open(lost.runs, lost.uid) as reader:
+        assert packs_numbers(reader)
+        del reader.meta.config["finer"]
+        assert packs_numbers(reader), "a run from before the parameter"
+    request = RunRequest(model=str(lost.runs.parent / "model"), method="snapkv", budget="0.7", max_new=2)
+    uid, _, _ = carry_out(request, PromptText(text(300, 120), "a5"), tmp_path, quiet, lambda: False)
+    with TraceReader.open(tmp_path, uid) as reader:
+        assert not packs_numbers(reader)
 
 
 def test_it_goes_with_no_hold_and_no_other_search(lost: Lost) -> None:

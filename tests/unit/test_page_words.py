@@ -14,6 +14,12 @@ def test_an_option_is_called_by_its_field(option: str) -> None:
     assert FIELDS[option] in said
 
 
+def test_the_verb_fits_the_field() -> None:
+    said = page_words("--segment takes one, --model takes one").split()
+    assert (said[1], said[-2]) == ("take", "takes")
+    assert page_words("--chat-arg needs one").split()[-2] == "need"
+
+
 def test_a_parameter_keeps_its_value_and_what_is_no_option_stays() -> None:
     assert page_words("and --set keep=0.3 helps").split()[-2:] == ["keep=0.3", "helps"]
     assert "--" not in page_words("run with --some-thing 3")

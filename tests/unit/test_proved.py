@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import subprocess
 from collections.abc import Iterator
 from functools import cache
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import proved
 import pytest
+from warmprocess import reading_environment
 
 
 @pytest.fixture
@@ -19,7 +21,8 @@ def root(tmp_path: Path) -> Path:
         *("kernels/a.py", "kernels/deep/b.py", "tests/kernels/test_a.py", "other.py", "README.md"),
         *("kvlens/lab/gpu/c.py", "kvlens/lab/bench/d.py", "kvlens/engine/e.py", "kvlens/app/f.py"),
         *("kvlens/demo/weights/g.safetensors", "tests/synthetic/h.py", "tests/fault/conftest.py", "pyproject.toml"),
-        *("kvlens/lab/commands/i.py", "kvlens/app/commands/j.py"),
+        *("kvlens/lab/commands/i.py", "kvlens/app/commands/j.py", "kvlens/app/k.svg"),
+        *("docs/evidence/performance.md", "docs/evidence/l.svg"),
     ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(name)
@@ -49,12 +52,15 @@ EVERY = set(proved.GROUPS)
         ("kvlens/lab/bench/d.py", EVERY - {"core", "kernels", "examples"}),
         ("kvlens/lab/commands/i.py", EVERY - {"core", "kernels"}),
         ("kvlens/engine/e.py", EVERY - {"kernels"}),
-        ("kvlens/app/f.py", {"lens", "pages", "processes", "types"}),
+        ("kvlens/app/f.py", {"examples", "lens", "pages", "processes", "types"}),
+        ("kvlens/app/k.svg", {"examples", "lens", "pages", "processes"}),
         ("kvlens/app/commands/j.py", EVERY - {"core", "kernels"}),
         ("kvlens/demo/weights/g.safetensors", EVERY - {"kernels", "types"}),
         ("tests/synthetic/h.py", {"core", "lens", "lab", "pages", "processes"}),
         ("tests/fault/conftest.py", {"processes"}),
         ("README.md", {"examples"}),
+        ("docs/evidence/performance.md", {"device", "lab"}),
+        ("docs/evidence/l.svg", {"lab"}),
     ],
 )
 def test_a_change_runs_the_tests_again(root: Path, name: str, again: set[str]) -> None:
@@ -162,6 +168,16 @@ def test_a_group_is_noted_if_it_passes_and_covers_what_its_processes_read(
     (tmp_path / "tests" / "read.txt").unlink()
     assert proved.prove("whole") == 1
     assert proved.proved() == set()
+
+
+def test_processes_of_tests_log_what_they_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", "readlog")
+    monkeypatch.setenv("KVLENS_READ_LOG", "log")
+    monkeypatch.delenv("KVLENS_READ_ROOT", raising=False)
+    path = os.pathsep.join(("readlog", "installed"))
+    assert reading_environment(Path("installed")) == {"PYTHONPATH": path, "KVLENS_READ_LOG": "log"}
+    monkeypatch.delenv("PYTHONPATH")
+    assert reading_environment(Path("installed"))["PYTHONPATH"] == "installed"
 
 
 def test_helpers_beside_a_test_are_among_its_imports() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from readmetext import ROOT, commands, python_blocks
-from warmprocess import WarmProcess
+from warmprocess import WarmProcess, reading_environment
 
 METHOD = "short_keys"
 
@@ -73,7 +73,7 @@ def test_the_python_of_the_readme_runs_and_brings_the_answer_back(tmp_path: Path
     ended = subprocess.run(
         [sys.executable, "-c", code],
         cwd=tmp_path,
-        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), "HOME": str(Path.home()), "OMP_NUM_THREADS": "1"},
+        env={"PATH": "/usr/bin:/bin", "HOME": str(Path.home()), "OMP_NUM_THREADS": "1"} | reading_environment(ROOT),
         capture_output=True,
         text=True,
         check=False,

@@ -28,6 +28,8 @@ def test_markers_and_ranges_name_parts_of_a_text() -> None:
         Segment("rules", 0, 17),
         Segment("documents", 17, len(TEXT)),
     )
+    assert parse_segments(["documents= Documents: "], TEXT) == (Segment("documents", 17, len(TEXT)),)
+    assert parse_segments(["b=\nB "], "a B \nB c") == (Segment("b", 4, 8),)
     assert parse_segments(["brief=7:16"], TEXT) == (Segment("brief", 7, 16),)
     assert find_segments([("brief", (7, 16))], TEXT) == (Segment("brief", 7, 16),)
 
@@ -41,6 +43,8 @@ def test_markers_and_ranges_name_parts_of_a_text() -> None:
         (["rules"], "bad_segment", {"given": "rules"}),
         (["=Rules:"], "bad_segment", {"given": ""}),
         (["a="], "bad_segment", {"given": "a="}),
+        (["a= "], "bad_segment", {"given": "a= "}),
+        (["a=Rules:", "a:b=Ask:"], "bad_segment", {"given": "a:b"}),
         (["a=Rules:", "a=Ask:"], "bad_segment", {"given": "a"}),
         ([f"s{n}=Rules:" for n in range(65)], "bad_segment", {"given": 65}),
     ],

@@ -20,10 +20,12 @@ def fewest_bytes(tests: pd.DataFrame, full_kv_bytes: int | None) -> go.Figure:
     The one of fewest bytes among these is ringed. `tests`: columns COLUMNS or BITS_COLUMNS."""
     figure = go.Figure()
     number, size, held, kl, back = (tests[name] for name in tests.columns[: len(COLUMNS)])
-    noun, bytes_title = ("side", "more (bytes)") if BITS_COLUMNS[1] in tests else ("span", "held (bytes)")
+    noun, nouns, bytes_title = "span", "spans", "held (bytes)"
+    if BITS_COLUMNS[1] in tests:
+        noun, nouns, bytes_title = "set of keys or values", "sets of keys or values", "more (bytes)"
     share = (lambda b: f", {b / full_kv_bytes:.2%} of full KV") if full_kv_bytes else (lambda b: "")
     hover = [
-        f"try {n}: {counted(int(s), noun)} of single KV heads<br>{si_bytes(b)}{share(b)}<br>KL {k:.3g} nats"
+        f"try {n}: {counted(int(s), noun, nouns)} of single KV heads<br>{si_bytes(b)}{share(b)}<br>KL {k:.3g} nats"
         for n, s, b, k in zip(number, size, held, kl, strict=True)
     ]
     for restored, name, symbol, color in (

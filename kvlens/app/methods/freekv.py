@@ -83,8 +83,7 @@ def show(reader: TraceReader) -> None:
         parts.times(reader)
         st.caption(
             "Waiting includes a copy's time in the queue and the conversion of a page into its slots (layout "
-            "conversion, "
-            "sec. 4.2). Moving includes neither."
+            "conversion, sec. 4.2). Moving includes neither."
         )
 
 
@@ -135,12 +134,13 @@ def _similarity(reader: TraceReader, run: Run) -> None:
         parts.draw(reader, figure, key="freekv_similarity_map", alt="Query similarity by layer and KV head", data=table)
         st.caption(
             "FreeKV compares this figure with τ (sec. 3.3): C_i, pooled over the query heads of a KV head. “n/r”: "
-            "FreeKV "
-            "does not select in this layer (dense_layers). Colours span the recorded values."
+            "FreeKV does not select in this layer (dense_layers). Colours span the recorded values."
         )
     figure = figures.similarity_timeline(run.similarity, run.tau, run.selected)
     parts.draw(reader, figure, key="freekv_similarity_time", alt="Query similarity per decode step")
-    st.caption("Steps below τ are corrected. Step 0 has no step before it. Fig. 3c of the paper shows the same figure.")
+    st.caption(
+        "Steps below τ are corrected. Step 0 has no step before it. Fig. 3c of the paper is the same kind of chart."
+    )
 
 
 def _corrections(reader: TraceReader, run: Run) -> None:

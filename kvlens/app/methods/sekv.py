@@ -135,9 +135,9 @@ def _errors(reader: TraceReader, table: pd.DataFrame) -> None:
         alt="Error of rebuilt tokens by span",
     )
     st.caption(
-        "Mean and range over the KV heads that store a span as factors. A span that all of them store raw has no error "
-        "and no point. The paper's eq. 14 adds up the squares of these errors without dividing by the span's norm. The "
-        "paper shows no values."
+        "Mean and range over the KV heads that store a span as factors. A span that every KV head stores raw has no "
+        "error and no point. The paper's eq. 14 adds up the squares of these errors without dividing by the span's "
+        "norm. The paper shows no values."
     )
 
 

@@ -39,13 +39,9 @@ def show_explain(model: str | None) -> None:
     st.caption(
         plain(
             f"{intro} Each trial is an answer that full KV gives and the method loses. The run is repeated with the "
-            "first "
-            "entries of the lens held (layer, KV head, span), in the order that Replay shows. Older tables use the "
-            "order "
-            f"of effect or regret. Shares are of {_lost(sorted(set(frame['n'])))} lost answers a row, with 95 % "
-            "intervals "
-            "on hover. The question was read with its context. Measured "
-            f"{where(about)}."
+            "first entries of the lens held (layer, KV head, span), in the order that Replay shows. Older tables use "
+            f"the order of effect or regret. Shares are of {_lost(sorted(set(frame['n'])))} lost answers a row, with "
+            f"95 % intervals on hover. The question was read with its context. Measured {where(about)}."
         )
     )
 

@@ -202,12 +202,9 @@ def _draw(suite: Suite, task: str, table: pd.DataFrame, view: Look, difference: 
     st.caption(
         plain(
             f"Click a cell for its trials. Grey: n/r not run, inf. infeasible at that budget. {few}Budgets are shares "
-            "of "
-            "full KV in float32 on the device. A method that keeps all KV there attends that share of its tokens. Each "
-            f"cell has prompts of its own, the same for every method, at most {int(table['n'].max())}. Model "
-            f"{suite.model}, "
-            f"{ORDER[str(request.get('question', 'in'))]}, "
-            f"{about.get('trials')} of "
+            "of full KV in float32 on the device. A method that keeps all KV there attends that share of its tokens. "
+            f"Each cell has prompts of its own, the same for every method, at most {int(table['n'].max())}. Model "
+            f"{suite.model}, {ORDER[str(request.get('question', 'in'))]}, {about.get('trials')} of "
             f"{about.get('planned')} trials of the sweep. {noise_floor(suite, task)}Measured {benchview.where(about)}."
         )
     )

@@ -78,13 +78,11 @@ def show_matrix(model: str | None) -> None:
     text = " Of free text: KL to full KV, nats per token, less is better." if matches != columns else ""
     st.caption(
         plain(
-            f"Model {model}. Exact match, n = {prompts} prompts a cell; the chart and the download have the "
-            "intervals. —: "
-            "infeasible at that budget, not run, or not measured. Mean rank: the mean of a method's places in the "
-            "columns "
-            "of exact match, for methods with a value in all of them. Equal methods share a place. "
-            f"Means over the columns that have them: {costs}. A click on a heading sorts. A click on a cell lists the "
-            f"lost trials.{text}"
+            f"Model {model}. Exact match, n = {prompts} prompts a cell; the chart and the download have the intervals. "
+            "—: infeasible at that budget, not run, or not measured. Mean rank: the mean of a method's places in the "
+            "columns of exact match, for methods with a value in all of them. Equal methods share a place. Means over "
+            f"the columns that have them: {costs}. A click on a heading sorts. A click on a cell lists the lost "
+            f"trials.{text}"
         )
     )
     download(_long(every), "kvlens-quality-matrix")

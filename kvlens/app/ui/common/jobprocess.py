@@ -76,7 +76,8 @@ class Left:
 
 def start_process(argv: list[str], environment: Environment, output: int) -> Process:
     """Return the job's process, a group of its own, so that cancelling reaches its workers. `output`: descriptor of the
-    file that stdout and stderr are written to. The process that forks jobs begins with the first of them."""
+    file that stdout and stderr are written to. The process that forks jobs begins with the first job or the first
+    change of the New run form."""
     if argv[: len(COMMAND)] == COMMAND:
         warm.prepare()
     return warm.start(argv, environment, output) or start_cold(argv, environment, output)

@@ -10,7 +10,7 @@ FIELDS = {
     "ask": "Question",
     "budget": "Budget",
     "chat": "Chat form",
-    "chat-arg": "Template argument",
+    "chat-arg": "Template arguments",
     "from-step": "from step",
     "max-new": "Max new tokens",
     "methods": "Methods",
@@ -18,17 +18,24 @@ FIELDS = {
     "preset": "Preset",
     "question": "Question",
     "seed": "Seed",
-    "segment": "Segment",
+    "segment": "Segments",
     "system": "System message",
 }
 """option -> label of the field that sets it"""
 _SET = re.compile(r"--set (?=[a-z_]+=)")
-_OPTION = re.compile(r"(?<![\w-])--([a-z][a-z-]*[a-z])")
+_OPTION = re.compile(r"(?<![\w-])--([a-z][a-z-]*[a-z])( (?:take|need)s\b)?")
 
 
 def page_words(sentence: str) -> str:
     """Return a sentence with its options named as the pages name them: 'raise --budget to 0.3' says 'raise Budget to
-    0.3', and '--set keep=0.3' 'the parameter keep=0.3'. An option without a field is called by its name. The number
-    format has none at all: where it is the remedy, the remedy that pages have takes its place."""
+    0.3', and '--set keep=0.3' 'the parameter keep=0.3'. '--segment takes' says 'Segments take'. An option without a
+    field is called by its name. The number format has none at all: where it is the remedy, the remedy that pages have
+    takes its place."""
     sentence = _SET.sub("the parameter ", sentence.replace(OTHER_FORMAT, OTHER_MODEL))
-    return _OPTION.sub(lambda option: FIELDS.get(option[1], option[1]), sentence)
+    return _OPTION.sub(_label, sentence)
+
+
+def _label(option: re.Match[str]) -> str:
+    """Return an option's field, and its verb as the field's number has it."""
+    label, verb = FIELDS.get(option[1], option[1]), option[2] or ""
+    return label + (verb.removesuffix("s") if label.endswith("s") else verb)

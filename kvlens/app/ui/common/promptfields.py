@@ -21,8 +21,8 @@ def segment_lines(key: str, several: bool = False) -> tuple[str, ...]:
         key=key,
         persist_state="session",
         placeholder="instruction=### Rules",
-        help="Parts of the prompt that the page Spans counts apart, one a line: a name, =, and the first words of the "
-        "part. A part ends where the next one begins. Two character numbers work too: documents=120:480."
+        help="Parts of the prompt that the page Spans counts apart, one per line: a name, =, and the first words of "
+        "the part. A part ends where the next one begins. Two character numbers work too: documents=120:480."
         + (" A prompt without a named part is left out." if several else ""),
     )
     return _lines(text)
@@ -37,7 +37,7 @@ def template_arguments(key: str) -> tuple[dict[str, Any], str]:
         key=key,
         persist_state="session",
         placeholder="enable_thinking=false",
-        help="Arguments of the model's chat template, one a line: a name, =, and a value.",
+        help="Arguments of the model's chat template, one per line: a name, =, and a value.",
     )
     try:
         return parse_chat_args(list(_lines(text))), ""

@@ -1,9 +1,9 @@
 """Processes that need no start of their own: forked from one that has imported torch and transformers already.
 
-That one (kvlens.cli.warm) begins with the first job, and ends with the server, after KVLENS_WARM_IDLE seconds without a
-job (ten minutes unless set), or when a person releases it. Where it cannot be (not Linux, a CUDA device, which a fork
-may not share, KVLENS_WARM=off), is occupied, or was begun before the sources were changed, a job starts from nothing as
-`subprocess` has it."""
+That one (kvlens.cli.warm) begins with the first job or the first change of the New run form. It ends with the server,
+after KVLENS_WARM_IDLE seconds without a job (ten minutes unless set), or when a person releases it. Where it cannot be
+(not Linux, a CUDA device, which a fork may not share, KVLENS_WARM=off), is occupied, or was begun before the sources
+were changed, a job starts from nothing as `subprocess` has it."""
 
 from __future__ import annotations
 

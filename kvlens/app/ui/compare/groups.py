@@ -62,13 +62,11 @@ def _quality() -> None:
     each = "one prompt" if most == 1 else f"at most {most} prompts"
     st.caption(
         plain(
-            f"{model}, {task or 'no task named'}: a line per configuration (parameters, question, length, "
-            "temperature, new "
-            f"tokens), a point per budget, {each} each. Exact match: the task gives its full score, or the output "
-            "contains "
-            "the answer. Bars: 95 % Wilson intervals. Hollow: one prompt only, which shows little. The newest run of a "
-            "prompt counts. Forced runs, runs with holds and answers without a score are left out."
-            + (f" Only the newest {FIRST} runs were looked at." if left_out else "")
+            f"{model}, {task or 'no task named'}: a line per configuration (parameters, question, length, temperature, "
+            f"new tokens), a point per budget, {each} each. Exact match: the task gives its full score. Without a "
+            "task, the output contains the answer. Bars: 95 % Wilson intervals. Hollow: one prompt only, which shows "
+            "little. The newest run of a prompt counts. Forced runs, runs with holds and answers without a score are "
+            "left out." + (f" Only the newest {FIRST} runs were looked at." if left_out else "")
         )
     )
 

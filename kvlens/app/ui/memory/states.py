@@ -48,8 +48,7 @@ def where_spans_lay(reader: TraceReader, selection: Selection) -> None:
         note = "Events were not recorded in this run, so states after birth are not known"
     st.caption(
         "One row per span ever made, in text order, with the tokens that it began with. The window's row has the "
-        "tokens "
-        f"that no other span holds. {note}; colours as in Replay."
+        f"tokens that no other span holds. {note}; colours as in Replay."
     )
 
 

@@ -14,13 +14,10 @@ from kvlens.text.units import si_bytes
 
 DEFINITION = (
     "A span was moved and not used if no query head of its KV head had the span among its recorded top spans. This "
-    "holds for every step at which the copy could be read. It is a bound, not a proof. Such a query head gave the "
-    "span at "
-    "most its tail mass and at most the least mass that it listed. The tail mass is that of all spans that a head did "
-    "not "
-    "list. Mass is recorded per span with its summary, so use may be overstated. A copy can be read from its step to "
-    "the "
-    "step at which the span was given up. A background copy can be read from the step of its arrival."
+    "holds for every step at which the copy could be read. It is a bound, not a proof. Such a query head gave the span "
+    "at most its tail mass and at most the least mass that it listed. The tail mass is that of all spans that a head "
+    "did not list. Mass is recorded per span with its summary, so use may be overstated. A copy can be read from its "
+    "step to the step at which the span was given up. A background copy can be read from the step of its arrival."
 )
 
 
@@ -94,8 +91,7 @@ def _truncation(reader: TraceReader) -> None:
     share = f" ({moved / ideal - 1:.1%} more)" if ideal else ""
     st.caption(
         f"The price of truncated reuse: {si_bytes(moved)} moved to the device, in {int(lost['cells'].sum()):,} "
-        "recorded "
-        f"cases (step × layer × KV head). Reusing every wanted token on the device would have moved {si_bytes(ideal)}. "
-        f"The difference is {si_bytes(moved - ideal)}{share}."
+        "recorded cases (step × layer × KV head). Reusing every wanted token on the device would have moved "
+        f"{si_bytes(ideal)}. The difference is {si_bytes(moved - ideal)}{share}."
     )
     parts.download(lost, f"{reader.uid}-truncation", "Download truncation by KV head as CSV")

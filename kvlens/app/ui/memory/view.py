@@ -118,12 +118,9 @@ def residency(reader: TraceReader) -> None:
     st.caption(
         plain(
             f"Bytes are decimal (1 MB = 10^6 bytes); {limit}. On the device, whole storages count: used and free "
-            "slots, "
-            "tables, summaries, a method's index, staging. "
-            f"Full KV ({si_bytes(full)}) counts keys and values alone, of the prompt and all requested tokens. The "
-            "peak of "
-            "a method that keeps everything is slightly above it. "
-            f"Prefill has the whole prompt on the device and is not drawn; its peak: {prefill_bytes}."
+            f"slots, tables, summaries, a method's index, staging. Full KV ({si_bytes(full)}) counts keys and values "
+            "alone, of the prompt and all requested tokens. The peak of a method that keeps everything is slightly "
+            f"above it. Prefill has the whole prompt on the device and is not drawn; its peak: {prefill_bytes}."
         )
     )
     if meta.unannounced_bytes:
@@ -135,8 +132,7 @@ def residency(reader: TraceReader) -> None:
         st.caption(
             plain(
                 f"This run is a what-if: {tokens_of(held):,} tokens are held on the device beside the budget, {size} "
-                "of "
-                "keys and values. The curves include them and may pass the budget."
+                "of keys and values. The curves include them and may pass the budget."
             )
         )
     if drops := meta.drop:
@@ -203,8 +199,7 @@ def _overlap_text(count: int, sums: memorydata.Overlap, link: str) -> str:
         f"{counted(count, 'copy belongs', 'copies belong')} to these steps; link: {link}. Copies took "
         f"{duration(sums.moving)} of the steps (blocking {duration(sums.blocking)}, background "
         f"{duration(sums.background)}; overlaps count once). {waited} Solid: blocking, hatched: in the background. A "
-        "bar is "
-        "at least two pixels wide. Drag to zoom, double-click to return."
+        "bar is at least two pixels wide. Drag to zoom, double-click to return."
     )
 
 

@@ -28,8 +28,7 @@ def cuts(reader: TraceReader) -> bool:
     dropped, tokens = int(table["dropped"].sum()), int(table["tokens"].sum())
     st.caption(
         f"Tokens were ranked {how}. The method evicted the tokens below the cut for the rest of the run. {label} "
-        "evicted "
-        f"{counted(dropped, 'token')} of {tokens:,}. Select another query head on Replay or Heads."
+        f"evicted {counted(dropped, 'token')} of {tokens:,}. Select another query head on Replay or Heads."
     )
     share, names, spans = shares(reader, rows)
     draw(reader, dropped_map(share, names, spans), key="cuts_map", alt="Share of each span's tokens evicted by KV head")

@@ -7,11 +7,13 @@ import streamlit as st
 from kvlens.app.ui.common import sentences
 from kvlens.app.ui.common.data import TraceReader
 from kvlens.app.ui.common.request import TryChoice
+from kvlens.methods.naming import installed
 
 
 def packs_numbers(reader: TraceReader) -> bool:
-    """Return True if the run's method stores numbers in few bits."""
-    return "finer" in reader.meta.config
+    """Return True if the run's method stores numbers in few bits, also in runs from before the parameter `finer`."""
+    method = installed(str(reader.meta.method))
+    return method is not None and hasattr(method.Parameters, "finer")
 
 
 def offer_searches(busy: bool, choice: TryChoice, offered: bool, packs: bool) -> str:

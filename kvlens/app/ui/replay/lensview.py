@@ -159,8 +159,7 @@ def _inside(reader: TraceReader, loss: Verdict) -> list[str]:
     return [
         f"**{plain(line.words().capitalize())}** for L{line.layer} KV{line.kv_head}, “{plain(text)}”: {plain(name)} on "
         f"the span's unread tokens is **{plain(f'{line.share:.2f}')}** more than the span's regret shows. The head "
-        "gave "
-        "other tokens of the span more than full attention does."
+        "gave other tokens of the span more than full attention does."
     ]
 
 

@@ -18,6 +18,7 @@ from kvlens.app.ui.common.widgets import error, plain
 from kvlens.app.ui.replay import draft
 from kvlens.app.ui.replay.draft import Draft
 from kvlens.app.ui.replay.trydetails import line, made_of, more_bytes, nats_text
+from kvlens.lens.fewest_bits import NAMED
 from kvlens.lens.knob import knob_in
 from kvlens.lens.search_words import describe_search
 from kvlens.lens.tries import Try
@@ -229,5 +230,8 @@ def _every_set(trial: Try, search: Search) -> None:
     )
     if search.side_effects:
         effects = pd.DataFrame(search.side_effects, columns=["layer", "KV head", "K or V", "effect (logits)"])
-        st.caption("What the codes of each side cost the answer, by gradients of full KV: logits of lead lost.")
+        st.caption(
+            "Lead lost because keys or values are stored in few bits, by gradients of full KV (logits). "
+            f"The {NAMED} largest at most."
+        )
         st.dataframe(effects, hide_index=True, key=f"side_effects_{trial.uid}")

@@ -49,8 +49,7 @@ def model_form(models: list[str]) -> ModelChoice:
         persist_state="session",
         format_func=label,
         help="Choose a name, or type the path of a model's folder or .gguf file. A hub id works if its files are on "
-        "this "
-        "machine.",
+        "this machine.",
     )
     left_column, right = st.columns(2)
     chat = left_column.selectbox(
@@ -68,8 +67,7 @@ def model_form(models: list[str]) -> ModelChoice:
         horizontal=True,
         format_func=_QUESTION.__getitem__,
         help="A method that sees the question can keep what the question needs. A method that does not see it must "
-        "keep "
-        "what any question may need.",
+        "keep what any question may need.",
     )
     st.caption(plain(f"It will run on: {expected()} (auto: CUDA where there is one)."))
     return ModelChoice(str(model), str(chat), system.strip() or None, str(question), arguments, problem)

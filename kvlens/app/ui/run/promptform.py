@@ -160,7 +160,7 @@ def _expected(prompt: PromptText) -> PromptText:
         "Passage that holds it (optional)",
         key="form_passage",
         persist_state="session",
-        help=("Words exactly as the prompt has them. All pages mark their tokens, and the verdict names their spans."),
+        help="Words exactly as the prompt has them. All pages mark their tokens, and the verdict names their spans.",
     )
     if (words := answer.strip()) and not passage.strip() and words.casefold() not in prompt.text.casefold():
         st.caption(sentences.ANSWER_NOT_IN_TEXT)

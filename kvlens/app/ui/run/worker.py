@@ -10,17 +10,17 @@ from kvlens.text.units import si_bytes
 
 _KEY = "worker_release"
 _DRAWN, _RELEASED = "worker_form_drawn", "worker_released"
-"""keys of the session: the form was drawn before; a person released the process"""
+"""keys of the session: what the form held when it was drawn last; a person released the process"""
 
 
-def begin_worker() -> None:
+def begin_worker(form: tuple[object, ...]) -> None:
     """Begin the process while a person fills in the form: imports and the model are then ready when the run is started.
-    Opening the page alone begins nothing, and a released process stays away until a run begins one."""
-    if st.session_state.get(_RELEASED):
-        return
-    if not st.session_state.get(_DRAWN):
-        st.session_state[_DRAWN] = True
-    elif warm.status() is None:
+    Opening the page alone begins nothing, and a released process stays away until a run begins one. form: what the
+    fields hold, compared with what they held when the form was drawn last in this session."""
+    last_form, st.session_state[_DRAWN] = st.session_state.get(_DRAWN), form
+    if warm.status() is not None:
+        st.session_state.pop(_RELEASED, None)
+    elif last_form not in (None, form) and not st.session_state.get(_RELEASED):
         warm.prepare()
 
 
@@ -35,10 +35,8 @@ def worker_line() -> None:
         return
     status, minutes = warm.status(), f"{idle_seconds() / 60:.3g} minutes"
     if status is None:
-        st.caption(
-            "No process is kept for runs. A change of the form or a run starts one. "
-            f"It ends after {minutes} without a run."
-        )
+        cause = "A run" if st.session_state.get(_RELEASED) else "A change of the form or a run"
+        st.caption(f"No process is kept for runs. {cause} starts one. It ends after {minutes} without a run.")
         return
     with st.container(horizontal=True, vertical_alignment="center"):
         state = "at work" if status.busy else "idle"

@@ -56,8 +56,8 @@ def what_if(
     inside = spancuts.crossed(preview.edges, view.tokens.needle)
     st.text(
         f"PREVIEW, {preview.name}: threshold {threshold:.2f} nats, {len(preview.spans)} spans instead of "
-        f"{len(usual.spans)}; "
-        f"{len(come)} boundaries added{_edge_words(come)}, {len(removed_edges)} removed{_edge_words(removed_edges)}. "
+        f"{len(usual.spans)}; {len(come)} boundaries added{_edge_words(come)}, {len(removed_edges)} "
+        f"removed{_edge_words(removed_edges)}. "
         + (
             f"The needle would cross {spancuts.crossing_text(inside)}."
             if inside
@@ -148,6 +148,5 @@ def _recut(reader: TraceReader, text: Text) -> str:
         )
     return sentence + (
         f"Cut again by this run's own parameters, the prompt gives {len(again)} spans, not the {len(recorded)} "
-        "recorded "
-        "spans. Another version made the run, or its parameters were changed."
+        "recorded spans. Another version made the run, or its parameters were changed."
     )

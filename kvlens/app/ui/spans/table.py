@@ -80,9 +80,8 @@ def table(reader: TraceReader, view: View) -> None:
     full = "" if spans["reference"].notna().any() else sentences.NO_REFERENCE_MASS
     st.caption(
         f"● selected, ★ holds tokens of the needle. Masses are those of {label} at this step. None: the span is not "
-        f"among the head's strongest spans, or nothing was recorded.{full} Bytes are those of the KV head. –: no "
-        "token of "
-        "the span is in host memory. The window's tokens are those of this step."
+        f"among the head's strongest spans, or nothing was recorded.{full} Bytes are those of the KV head. –: no token "
+        "of the span is in host memory. The window's tokens are those of this step."
     )
 
 

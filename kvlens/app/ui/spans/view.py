@@ -172,10 +172,8 @@ def _draw(reader: TraceReader, view: View, cuts: list[Cut], thresholds: list[tup
         plain(
             "Click a token or a bar of the first strip to select its span. Drag to zoom, double-click to return. The "
             f"first strip has this run's spans at step {view.chosen.step or 0}, coloured by {COLOURS[view.column]} of "
-            "the "
-            "selected head. The lanes below it are previews: other segmenters cut the same text (parameters in the "
-            "table "
-            "below). Orange in a lane: sinks, anchors and pieces too short to be compressed."
+            "the selected head. The lanes below it are previews: other segmenters cut the same text (parameters in "
+            "the table below). Orange in a lane: sinks, anchors and pieces too short to be compressed."
         )
     )
 
