@@ -60,6 +60,18 @@ def write_file(path: Path, data: bytes) -> None:
         file.write(data)
 
 
+def keep_newest(folder: Path, most_bytes: int, suffix: str) -> None:
+    """Remove the oldest files of a folder until the rest has at most `most_bytes`. Files without `suffix` are parts:
+    killed writers leave some, and the newest one, which may be in work, stays. Raises OSError."""
+    files = sorted(folder.glob("*"), key=lambda file: file.stat().st_mtime_ns, reverse=True)
+    newest_part = next((file for file in files if file.suffix != suffix), None)
+    total = 0
+    for file in files:
+        total += file.stat().st_size
+        if total > most_bytes and file != newest_part:
+            file.unlink(missing_ok=True)
+
+
 MOST_JSON = 256 << 20
 """bytes of a JSON file; the largest tokenizers have some 40 MB"""
 DENSE_FROM, DENSE_SHARE = 1 << 30, 8

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -123,14 +124,18 @@ class Study:
         values: Mapping[str, Mapping[str, Sequence[Any]]] | None = None,
         seeds: Sequence[int] = (),
         progress: bool = True,
+        segments: Mapping[str, str | tuple[int, int]] | None = None,
     ) -> Study:
         """Add prompts, budgets, values of parameters that the study varies, and seeds, and run what is new. Arguments:
-        as for `study`. Raises RequestError `other_methods` where arms that were run would change."""
+        as for `study`; segments: named in every added prompt. Raises RequestError `other_methods` where arms that were
+        run would change."""
         from kvlens.studies.extension import extend
 
         with translated():
             plan = self.results.info.plan
-            rows = study_prompts(prompts, plan.shared, self._models).prompts
+            read = study_prompts(prompts, plan.shared, self._models, segments)
+            for sentence in read.faults:
+                warnings.warn(f"left out: {sentence}", stacklevel=2)
             changes = {
                 "entrants": (),
                 "values": grids_of(values),
@@ -138,7 +143,7 @@ class Study:
                 "questions": (),
                 "seeds": tuple(seeds),
             }
-            extend(self.folder, self.id, plan.model_copy(update=changes), rows)
+            extend(self.folder, self.id, plan.model_copy(update=changes), read.prompts)
         return self.resume(progress)
 
     def __repr__(self) -> str:

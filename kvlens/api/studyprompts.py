@@ -32,18 +32,10 @@ def study_prompts(
     from kvlens.studies.promptfile import ReadPrompts, in_segments, read_prompts, without_repeats
     from kvlens.studies.promptrow import StudyPrompt
     from kvlens.studies.promptrow import prompt_of as of_row
-    from kvlens.tasks.base import Encoding
-    from kvlens.tasks.encoding import encoding, encoding_of
+    from kvlens.tasks.encoding import counting
 
-    def counted() -> Encoding:
-        form = (shared.chat, shared.system, shared.chat_args)
-        if isinstance(models, Given):
-            return encoding_of(models.loaded.tokenizer, *form)
-        return encoding(shared.model, *form)
-
-    if shared.chat_args:
-        counted()
-
+    tokenizer = models.loaded.tokenizer if isinstance(models, Given) else None
+    counted = counting(shared.model, shared.chat, shared.system, shared.chat_args, tokenizer)
     items = [prompts] if isinstance(prompts, str | Path | Prompt | PromptText | Mapping) else list(prompts)
     rows: list[StudyPrompt] = []
     faults: list[str] = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -41,16 +40,14 @@ def gate(
     from kvlens.studies.planfile import read_plan
     from kvlens.studies.promptfile import read_prompts
     from kvlens.studies.table import Results
-    from kvlens.tasks.encoding import encoding
+    from kvlens.tasks.encoding import counting
     from kvlens.text.outfile import check_file
 
     folder, request = runs_folder(runs), read_plan(plan_file)
     target = junit or plan_file.with_suffix(".xml")
     check_file(target, "--junit")
     shared = request.plan.shared
-    counted = partial(encoding, shared.model, shared.chat, shared.system, shared.chat_args)
-    if shared.chat_args:
-        counted()  # an argument that the template lacks is refused before the study is stored
+    counted = counting(shared.model, shared.chat, shared.system, shared.chat_args)
     read = read_prompts(request.prompts, counted, request.segments)
     for sentence in read.faults:
         err.print(f"kvlens: left out: {terminal(sentence)}", markup=False, highlight=False)

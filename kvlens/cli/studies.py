@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -144,7 +143,7 @@ def studies_extend(
     from kvlens.studies.extension import extend
     from kvlens.studies.plan import StudyPlan, parse_values
     from kvlens.studies.promptfile import read_prompts
-    from kvlens.tasks.encoding import encoding
+    from kvlens.tasks.encoding import counting
 
     folder = runs_folder(runs)
     plan = storage.read(folder, study_id).plan
@@ -158,7 +157,8 @@ def studies_extend(
         questions=parts_of(questions),
         seeds=tuple(number_of(text) for text in parts_of(seeds)),
     )
-    read = read_prompts(prompts, partial(encoding, shared.model, shared.chat, shared.system)) if prompts else None
+    counted = counting(shared.model, shared.chat, shared.system, shared.chat_args)
+    read = read_prompts(prompts, counted) if prompts else None
     extend(folder, study_id, added, () if read is None else read.prompts)
     carry_out_stored(folder, study_id, progress_json, as_json, Crew(workers, ray))
 

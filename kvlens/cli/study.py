@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -92,7 +91,8 @@ def study(
     from kvlens.studies.paired import plan_text
     from kvlens.studies.plan import StudyPlan, parse_values
     from kvlens.studies.promptfile import read_prompts
-    from kvlens.tasks.encoding import encoding
+    from kvlens.tasks.encoding import counting
+    from kvlens.text.segments import pairs_of
 
     names = parts_of(methods)
     shared = RunRequest(
@@ -116,10 +116,8 @@ def study(
         seeds=tuple(number_of(text) for text in parts_of(seeds)),
     )
     plan.check()
-    counted = partial(encoding, model, chat, system, shared.chat_args)
-    if shared.chat_args:
-        counted()  # an argument that the template lacks is refused before the study is stored
-    read = read_prompts(prompts, counted, segment or ())
+    counted = counting(model, chat, system, shared.chat_args)
+    read = read_prompts(prompts, counted, pairs_of(segment or ()))
     for sentence in read.faults:
         err.print(f"kvlens: left out: {terminal(sentence)}", markup=False, highlight=False)
     if plan_only:

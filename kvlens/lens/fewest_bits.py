@@ -46,7 +46,6 @@ def fewest_bits(
     from kvlens.engine.bit_effects import bit_effects
 
     step, trials = question.lost_step(past), question.trials
-    read = trials.reading()
     packed = None if not hasattr(trials.params, "finer") else trials.packed()
     if packed is None:
         raise Refusal(
@@ -59,7 +58,11 @@ def fewest_bits(
     lost = {number: loss.top_token for number, loss in enumerate(losses) if loss is not None and not loss.agrees}
     effects: dict[Side, float] = {}
     with suppress(RuntimeError, MemoryError):  # no gradients, or no room for them
-        effects = bit_effects(trials.engine, read, packed, trials.reference, lost, lambda: unless(cancelled))
+        effects = bit_effects(
+            trials.engine, trials.reading(), packed, trials.reference, lost, lambda: unless(cancelled)
+        )
+    if not effects:
+        say("Sides are tried in the order of layers: no effects could be measured.")
     search = _Search(question, packed, step, most, report, say, cancelled)
     ranking = sorted(search.sides, key=lambda side: -effects.get((side[0], side[1], SIDES[side[2]]), -math.inf))
     best, ended = search.run(ranking)

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvlens.finer import parse_finer
 from kvlens.holds import Drop, Hold, apart, less
 from kvlens.lens.cheapest import fewest_bytes
 from kvlens.lens.fewest import Fewest
@@ -78,14 +79,16 @@ def whatif(
     grows = "finer" in changed and "budget" not in changed
     request = past.request if grows else past.otherwise(changed)
     if changed and models.named and not grows:
-        refuse(request, past.source)
+        refuse(request.model_copy(update={"against": True}), past.source)
+    if grows:
+        parse_finer(changed["finer"])
     prepared = reload(past, report, models)
     prepared = shared(prepared, plan(request, prepared))
     reference = obtain(prepared, past.request, runs_dir, report, cancelled)
     base_trials = changed_trials = trials_of(prepared, plan(past.request, prepared), reference, past, report)
     if grows:
         changed |= with_room(base_trials, changed["finer"])
-        request = past.otherwise(changed)
+        request = past.with_finer(changed)
     if changed or drops:
         planned = plan(request, prepared)
         if changed and planned.chosen.said:
@@ -95,7 +98,7 @@ def whatif(
     search: SearchMeta | None = None
     if change.bits is not None:
         search, changed = fewest_bits(question, past, change.bits, report, say, cancelled)
-        request = past.otherwise(changed)
+        request = past.with_finer(changed)
         changed_trials = trials_of(prepared, plan(request, prepared), reference, past, report)
         question = replace(question, trials=changed_trials, _losses={})
     elif changed and (change.search or change.fewest is not None) and question.needless(past, cancelled):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import TypeVar
 
 from kvlens import methods
 from kvlens.methods.faults import stray
@@ -11,6 +12,8 @@ from kvlens.methods.naming import stand_in
 from kvlens.runs.preparing import Prepared, plan
 from kvlens.runs.races import REFUSED, Lane, RaceRequest
 from kvlens.runs.request import RunRequest
+
+Seen = TypeVar("Seen")
 
 
 class Lineup:
@@ -29,19 +32,21 @@ class Lineup:
         """Return the lanes of methods that were not refused."""
         return [number for number, lane in enumerate(self.lanes) if number and lane.state != REFUSED]
 
-    def refuse(self, look: Callable[[RunRequest], None]) -> None:
-        """Look at every lane that may still run, and note the reason where `look` raises ValueError. Raises ValueError
-        where no lane is left."""
+    def refuse(self, look: Callable[[RunRequest], Seen]) -> list[Seen]:
+        """Look at every lane that may still run, and note the reason where `look` raises ValueError. Return what it
+        returned of the others. Raises ValueError where no lane is left."""
+        returned: list[Seen] = []
         for number in self.entered():
             lane = self.lanes[number]
             try:
-                look(self.requests[number])
+                returned.append(look(self.requests[number]))
             except BaseException as error:
                 if not isinstance(stray(lane.method, error), ValueError):
                     raise
                 lane.state, lane.message = REFUSED, str(stray(lane.method, error))
         if not self.entered():
             raise ValueError("; ".join(str(lane.message).rstrip(".") for lane in self.lanes[1:]) + ".")
+        return returned
 
     def plan(self, request: RunRequest, prepared: Prepared) -> None:
         """Plan a lane's run, and note what its parameters are. Raises as kvlens.runs.preparing.plan."""

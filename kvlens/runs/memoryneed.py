@@ -5,6 +5,7 @@ Measured peaks are in docs/evidence/benchmarks.md, Peak memory.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvlens import methods
@@ -32,11 +33,13 @@ class RunBeyondMemory(UnsupportedModel):
 
     code = "run_beyond_memory"
 
-    def __init__(self, name: str, needed: int, free: int, tokens: int) -> None:
-        self.needed, self.free, self.tokens = needed, free, tokens
+    def __init__(self, name: str, needed: int, free: int, tokens: int, lanes: int = 1) -> None:
+        """lanes: runs that a race holds at once."""
+        self.needed, self.free, self.tokens, self.lanes = needed, free, tokens, lanes
+        subject, remedy = ("a run", "") if lanes == 1 else (f"a race of {lanes} methods", "race fewer methods, ")
         super().__init__(
-            f"a run of {tokens:,} tokens on '{name}' takes by estimate {si_bytes(needed)} of memory, and "
-            f"{si_bytes(free)} are free: shorten the prompt, lower --max-new or take a smaller model."
+            f"{subject} of {tokens:,} tokens on '{name}' takes by estimate {si_bytes(needed)} of memory, and "
+            f"{si_bytes(free)} are free: {remedy}shorten the prompt, lower --max-new or take a smaller model."
         )
 
 
@@ -47,6 +50,11 @@ class MemoryNeed:
     full_kv: int
     """of the run's tokens"""
     total: int
+    tokens: int
+    lane_bytes: int
+    """of the method's slots, its cold tier and the keys that are kept to measure coverage"""
+    masses: int
+    """of a step that is measured"""
 
     @property
     def sentence(self) -> str:
@@ -68,26 +76,49 @@ def memory_need(request: RunRequest, sizes: Sizes) -> MemoryNeed:
     slots = full if sizes.budget_bytes is None else min(full, sizes.budget_bytes)
     placed = slots + full * (kind.family in RETRIEVING)
     keys = full // 2 if request.coverage and kind.family != "reference" else 0
+    lane_bytes = placed + keys
     if request.against or request.forced_reference:
-        kv = full + max(full, placed + keys)
+        kv = full + max(full, lane_bytes)
     else:
         kv = placed + max(full, keys)
     sampled = request.coverage and resolve(request.oracle, shape.layers, shape.q_heads, tokens) is not None
     masses = 4 * shape.layers * shape.q_heads * tokens * (MASS_TABLES if sampled else 1)
-    return MemoryNeed(full, kv + masses)
+    return MemoryNeed(full, kv + masses, tokens, lane_bytes, masses)
 
 
-def check_run_memory(request: RunRequest, sizes: Sizes) -> MemoryNeed:
-    """Return what a run takes. Raises RunBeyondMemory where it and the weights still to be loaded take more than this
-    machine has free, on a CPU."""
-    need, free, folder = memory_need(request, sizes), host_bytes(), ready(request.model)
-    if expected(request.device) != "cpu" or free is None or folder is None:
+def race_need(needs: Sequence[MemoryNeed]) -> MemoryNeed:
+    """Estimate the host memory of a race from its lanes' runs: one reading of the prompt, what every lane holds, and
+    one measured step, since lanes decode in turns."""
+    full, masses = max(need.full_kv for need in needs), max(need.masses for need in needs)
+    lane_bytes = sum(need.lane_bytes for need in needs)
+    return MemoryNeed(
+        full, full + max(full, lane_bytes) + masses, max(need.tokens for need in needs), lane_bytes, masses
+    )
+
+
+def check_run_memory(request: RunRequest, sizes: Sizes) -> MemoryNeed | None:
+    """Return what a run takes; None on another device than a CPU. Raises RunBeyondMemory where it and the weights still
+    to be loaded take more than this machine has free."""
+    return _check_free(request, memory_need(request, sizes)) if expected(request.device) == "cpu" else None
+
+
+def check_race_memory(request: RunRequest, needs: Sequence[MemoryNeed | None]) -> None:
+    """Raise RunBeyondMemory where the lanes of a race take more together than this machine has free. request: of any
+    lane. needs: what `check_run_memory` returned of each lane."""
+    cpu_needs = [need for need in needs if need is not None]
+    if cpu_needs:
+        _check_free(request, race_need(cpu_needs), len(cpu_needs))
+
+
+def _check_free(request: RunRequest, need: MemoryNeed, lanes: int = 1) -> MemoryNeed:
+    free, folder = host_bytes(), ready(request.model)
+    if free is None or folder is None:
         return need
     weights = None if is_kept(request) else weights_in(folder)
     dtype = request.dtype if request.dtype in NUMBER_BYTES else "float32"
     total = need.total + (0 if weights is None else weights.bytes_in(dtype))
     if total > free:
-        raise RunBeyondMemory(request.model, total, free, sizes.prompt_tokens + 1 + sizes.max_new)
+        raise RunBeyondMemory(request.model, total, free, need.tokens, lanes)
     return need
 
 

@@ -26,6 +26,7 @@ from kvlens.runs.carrying import give_back
 from kvlens.runs.lanes import LaneLog, sizes_of_lanes
 from kvlens.runs.latesink import SURPRISAL_PHASE
 from kvlens.runs.lineup import Lineup
+from kvlens.runs.memoryneed import MemoryNeed, check_race_memory
 from kvlens.runs.preflight import refuse
 from kvlens.runs.preparing import Pairing, Prepared, advice, check, plan, prepare, reference_key, sizes_of
 from kvlens.runs.races import REFUSED, RaceInfo, RaceRequest, new_id, write
@@ -103,7 +104,7 @@ class _Race:
         """Carries it out."""
         audience, reference, lineup = self.audience, self._requests[0], self._lineup
         self._foresee(reference)
-        lineup.refuse(self._foresee)
+        check_race_memory(reference, lineup.refuse(self._foresee))
         self._prepared = prepare(reference, self._source, audience.report, models=self._models)
         plan(reference, self._prepared)
         lineup.refuse(partial(lineup.plan, prepared=self._prepared))
@@ -128,10 +129,9 @@ class _Race:
             give_back()
         return self._info
 
-    def _foresee(self, request: RunRequest) -> None:
+    def _foresee(self, request: RunRequest) -> MemoryNeed | None:
         check(request)
-        if self._models.named:
-            refuse(request, self._source)
+        return refuse(request, self._source) if self._models.named else None
 
     # ------------------------------------------------------------------------------------------------------- the lanes
     def _stop(self) -> bool:

@@ -14,7 +14,8 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvlens.files import FOLDER_MODE, close_file
+from kvlens import __version__
+from kvlens.files import FOLDER_MODE, close_file, keep_newest
 from kvlens.hostmemory import host_bytes
 from kvlens.runs.preparing import Kept, Plan, Prepared
 
@@ -164,12 +165,15 @@ def _size(prepared: Prepared, planned: Plan) -> int:
 
 def _key(prepared: Prepared, planned: Plan) -> str:
     import torch
+    import transformers
 
     fields = {
+        "kvlens": __version__,
         "model": prepared.fingerprint,
         "prompt": list(prepared.prompt.ids),
         "dtype": str(prepared.engine.loaded.model.dtype),
         "torch": torch.__version__,
+        "transformers": transformers.__version__,
         "threads": torch.get_num_threads(),
         "prefill_chunk": planned.options.prefill_chunk,
     }
@@ -203,12 +207,7 @@ def _put(path: Path, tensors: dict[str, torch.Tensor]) -> None:
         raise OSError(str(error)) from error
     finally:
         part.unlink(missing_ok=True)
-    files = sorted(path.parent.glob("*.safetensors"), key=lambda file: file.stat().st_mtime_ns, reverse=True)
-    total = 0
-    for file in files:
-        total += file.stat().st_size
-        if total > MOST_BYTES:
-            file.unlink(missing_ok=True)
+    keep_newest(path.parent, MOST_BYTES, path.suffix)
 
 
 def _load(path: Path, prepared: Prepared) -> ReadPrompt | None:

@@ -100,6 +100,14 @@ class Past:
         overrides = {**self.asked.overrides, **values}
         return RunRequest.model_validate({**self.asked.model_dump(), "budget": budget, "overrides": overrides})
 
+    def with_finer(self, changed: Mapping[str, str]) -> RunRequest:
+        """Return the request with `finer` and the raised budget; all other parameters stay as they ran. Raises
+        ValueError with one sentence."""
+        values = dict(changed)
+        budget = values.pop("budget", self.request.budget)
+        overrides = {**self.request.overrides, **values}
+        return RunRequest.model_validate({**self.request.model_dump(), "budget": budget, "overrides": overrides})
+
 
 def read_run(runs_dir: Path, uid: str) -> Past:
     """Raises TraceError for a run that cannot be read, CannotRepeat for one that does not say what it was."""

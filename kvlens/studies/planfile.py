@@ -50,8 +50,8 @@ class PlanFile:
     prompts: tuple[str, ...]
     """names, as kvlens.studies.promptfile.read_prompts takes them"""
     thresholds: Thresholds
-    segments: tuple[str, ...] = ()
-    """NAME=MARKER or NAME=START:END, named in every prompt"""
+    segments: tuple[tuple[str, Any], ...] = ()
+    """(name, marker or range), named in every prompt"""
 
 
 def read_plan(path: Path) -> PlanFile:
@@ -74,7 +74,7 @@ def read_plan(path: Path) -> PlanFile:
     if not prompts:
         raise BadStudy("bad_plan_file", f"{path.name} names no prompts: add prompts = [...].")
     entrants, values = _methods(data.get("methods"))
-    segments = tuple(f"{name}={_place(place)}" for name, place in _table(data.get("segments"), "[segments]").items())
+    segments = tuple(_table(data.get("segments"), "[segments]").items())
     try:
         plan = StudyPlan(
             name=str(data.get("name", "")),
@@ -93,11 +93,6 @@ def read_plan(path: Path) -> PlanFile:
         raise BadStudy("bad_plan_file", f"{path.name}, {place}: {problem['msg']}.") from None
     plan.check()
     return PlanFile(plan, tuple(_beside(path, name) for name in prompts), thresholds, segments)
-
-
-def _place(place: Any) -> str:
-    """Return a marker as it is, and a range [start, end] as START:END."""
-    return ":".join(map(str, place)) if isinstance(place, list) else str(place)
 
 
 def _methods(table: Any) -> tuple[tuple[Entrant, ...], dict[str, dict[str, tuple[Any, ...]]]]:

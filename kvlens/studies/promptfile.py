@@ -19,7 +19,7 @@ from kvlens.studies.promptrow import StudyPrompt, prompt_of, task_prompt
 from kvlens.tasks.base import Encoding
 from kvlens.text.promptfiles import read_prompt
 from kvlens.text.prompts import BadPrompt, with_segments
-from kvlens.text.segments import BadSegment, pairs_of
+from kvlens.text.segments import BadSegment
 
 MOST_BYTES = 256 << 20
 """of a file of prompts, unpacked"""
@@ -40,7 +40,9 @@ class ReadPrompts:
     """one sentence for every row that was left out"""
 
 
-def read_prompts(names: Iterable[str], encoding: Callable[[], Encoding], segments: Sequence[str] = ()) -> ReadPrompts:
+def read_prompts(
+    names: Iterable[str], encoding: Callable[[], Encoding], segments: Sequence[tuple[str, str | tuple[int, int]]] = ()
+) -> ReadPrompts:
     """Return the prompts of all `names`.
 
     Each of them is
@@ -51,7 +53,7 @@ def read_prompts(names: Iterable[str], encoding: Callable[[], Encoding], segment
 
     Args:
         encoding: returns how prompts are counted; called for generated tasks and benchmark files alone.
-        segments: NAME=MARKER or NAME=START:END, named in every prompt; a prompt without one of them is left out.
+        segments: (name, marker or range), named in every prompt; a prompt without one of them is left out.
 
     Raises BadPrompt or ValueError with one sentence where not one prompt is left, or a name stands for nothing.
     """
@@ -65,7 +67,7 @@ def read_prompts(names: Iterable[str], encoding: Callable[[], Encoding], segment
                 faults.append(item)
         if len(prompts) > MOST_PROMPTS:
             raise BadPrompt(f"a study takes {MOST_PROMPTS:,} prompts at most: cut the file down.")
-    prompts, unmarked = in_segments(prompts, pairs_of(segments))
+    prompts, unmarked = in_segments(prompts, segments)
     prompts, repeats = without_repeats(prompts)
     faults += (*unmarked, *repeats)
     if not prompts:

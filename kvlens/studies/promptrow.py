@@ -144,12 +144,12 @@ def _answered(source: PromptText, row: Mapping[str, Any], name: str) -> PromptTe
     return checked(replace(source, needle=places), name)
 
 
-def _segment_pairs(row: Mapping[str, Any], name: str) -> list[tuple[str, str | tuple[int, int]]]:
-    """Return (name, marker or range) of each named segment of a row."""
+def _segment_pairs(row: Mapping[str, Any], name: str) -> list[tuple[str, Any]]:
+    """Return (name, marker or range) of each named segment of a row; `find_segments` refuses other places."""
     named = row.get("segments") or {}
     if not isinstance(named, Mapping):
         raise BadPrompt(f'{name}: "segments" must be an object of names with a marker or [start, end].')
-    return [(str(part), place if isinstance(place, str) else tuple(place or ())) for part, place in named.items()]
+    return [(str(part), place) for part, place in named.items()]
 
 
 def _group(row: Mapping[str, Any], name: str) -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,24 @@ def encoding_of(
     return Encoding(
         encode, int(tokenizer.num_special_tokens_to_add()) if form is None else _around(form, encode), form is not None
     )
+
+
+def counting(
+    model: str,
+    chat: str = "auto",
+    system: str | None = None,
+    arguments: Mapping[str, Any] | None = None,
+    tokenizer: Any = None,
+) -> Callable[[], Encoding]:
+    """Return what gives the encoding when prompts have to be counted: of a model by name, or of a tokenizer at hand. An
+    argument that the chat template lacks is refused now. Raises BadTemplate."""
+    if tokenizer is None:
+        counted = partial(encoding, model, chat, system, arguments)
+    else:
+        counted = partial(encoding_of, tokenizer, chat, system, arguments)
+    if arguments:
+        counted()
+    return counted
 
 
 def encoding_in(

@@ -38,31 +38,31 @@ class Segment:
     end: int
 
 
-def parse_segments(items: Iterable[str], text: str) -> tuple[Segment, ...]:
-    """Return the character ranges that NAME=START:END or NAME=MARKER name in a text: a marked segment begins with its
-    marker and ends where the next one begins, or with the text.
-
-    Raises BadSegment with the code bad_segment (no such form, no place, a name given twice, too many),
-    segment_not_found (the marker is not in the text) or segment_outside (the range is not in the text)."""
-    return find_segments(pairs_of(items), text)
-
-
 def pairs_of(items: Iterable[str]) -> list[tuple[str, str | tuple[int, int]]]:
-    """Return (name, place) of NAME=PLACE, without the spaces around a place that has no line break. Raises BadSegment,
-    `bad_segment`."""
-    pairs: list[tuple[str, str | tuple[int, int]]] = []
+    """Return (name, marker) of NAME=MARKER, without the spaces around a marker that has no line break, and (name,
+    (start, end)) of NAME=START:END. Raises BadSegment, `bad_segment`."""
+    pairs: list[tuple[str, str]] = []
     for item in items:
         name, sign, place = item.partition("=")
         place = place if "\n" in place else place.strip()
         if not sign or not place:
             raise BadSegment("bad_segment", f"--segment takes NAME=MARKER or NAME=START:END, not '{item}'.", given=item)
         pairs.append((name.strip(), place))
-    return pairs
+    return [(name, _hand_range(place)) for name, place in pairs]
+
+
+def _hand_range(place: str) -> str | tuple[int, int]:
+    """Return (start, end) of START:END, and a marker as it is."""
+    hand = _HAND.fullmatch(place)
+    return place if hand is None else (int(hand[1]), int(hand[2]))
 
 
 def find_segments(pairs: Sequence[tuple[str, str | tuple[int, int]]], text: str) -> tuple[Segment, ...]:
-    """Return the character ranges of (name, marker), (name, 'START:END') or (name, (start, end)). Raises as
-    `parse_segments`."""
+    """Return the character ranges of (name, marker) or (name, (start, end)): a marked segment begins with its marker
+    and ends where the next one begins, or with the text.
+
+    Raises BadSegment with the code bad_segment (no place, a name given twice, too many), segment_not_found (the marker
+    is not in the text) or segment_outside (the range is not in the text)."""
     if len(pairs) > MOST:
         raise BadSegment(
             "bad_segment", f"{len(pairs)} segments are named, at most {MOST} are accepted.", given=len(pairs)
@@ -82,8 +82,7 @@ def find_segments(pairs: Sequence[tuple[str, str | tuple[int, int]]], text: str)
             )
         if not place:
             raise BadSegment("bad_segment", f"segment '{name}' has no place: give its marker or its range.", given=name)
-        hand = _HAND.fullmatch(place) if isinstance(place, str) else None
-        if hand is None and isinstance(place, str):
+        if isinstance(place, str):
             begin = text.find(place)
             if begin < 0:
                 raise BadSegment(
@@ -94,7 +93,7 @@ def find_segments(pairs: Sequence[tuple[str, str | tuple[int, int]]], text: str)
                 )
             starts[name] = begin
             continue
-        start, end = (int(hand[1]), int(hand[2])) if hand is not None else _range(name, place)
+        start, end = _range(name, place)
         if not 0 <= start < end <= len(text):
             raise BadSegment(
                 "segment_outside",

@@ -52,6 +52,12 @@ class Values:
         return cls(whole, cast[0], np.repeat(np.arange(len(lists)), lengths), cast[1])
 
 
+def no_values(column: Column) -> pa.Array:
+    """Return a column of no rows, in the format's type."""
+    item = _ITEM[_OF_LIST.get(column.kind, column.kind)]
+    return pa.array([], pa.large_list(item) if column.kind in LISTS else item)
+
+
 def numbers(column: pa.ChunkedArray | pa.Array) -> np.ndarray:
     """Return a column as float64, NULL as NaN."""
     array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kvlens.trace.cells import Values, column_faults, numbers
+from kvlens.trace.cells import Values, column_faults, no_values, numbers
 from kvlens.trace.faults import BadTrace, Fault
 from kvlens.trace.head import Head
 from kvlens.trace.promises import first_rows, promise_faults
@@ -87,6 +87,8 @@ def _check_table(name: str, held: Loaded, sizes: dict[str, int]) -> tuple[list[F
         if column not in held.table.column_names or pa.types.is_null(held.table.schema.field(column).type):
             if rule.required and (held.table.num_rows or column not in held.table.column_names):
                 faults.append(Fault("missing_column", name, column))
+            elif rule.required:  # a writer of no rows does not know the type
+                arrays[column] = no_values(rule)
             continue
         values = Values.of(held.table[column].combine_chunks(), rule)
         if values is None:

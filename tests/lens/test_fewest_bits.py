@@ -16,12 +16,16 @@ from test_counterfactual import quiet
 import kvlens
 from kvlens.app.ui.replay.leastsearches import packs_numbers
 from kvlens.cli.lens import sentences
+from kvlens.lens import whatif as whatifs
 from kvlens.lens.search_words import describe_search
 from kvlens.lens.trial_request import TrialRequest
+from kvlens.lens.trials import Trials
 from kvlens.lens.whatif import whatif
 from kvlens.metaparts import Search
 from kvlens.refusal import Refusal
+from kvlens.runs import memoryneed
 from kvlens.runs.carrying import carry_out
+from kvlens.runs.preflight import refuse
 from kvlens.runs.request import RunRequest
 from kvlens.store.reader import TraceReader
 from kvlens.text.prompts import PromptText
@@ -107,7 +111,46 @@ def test_holding_another_side_brings_nothing_back(lost: Lost) -> None:
         assert summary.restored is back, finer
 
 
-def test_a_run_without_codes_is_refused(lost: Lost, tmp_path: Path) -> None:
+def test_a_repeat_changes_finer_alone_whatever_fit_would_choose(tmp_path: Path) -> None:
+    source = PromptText("The farmer carried the copper kettle to the old harbor. " * 24)
+    shared: dict[str, Any] = {"model": "demo", "preset": "fit", "max_new": 4, "against": True}
+    request = RunRequest(method="turboquant", budget="27%", **shared)
+    uid, _, _ = carry_out(request, source, tmp_path, quiet, lambda: False)
+    stored, _ = whatif(tmp_path, uid, TrialRequest(changed={"finer": "L0.KV0.K"}), quiet)
+    with TraceReader.open(tmp_path, uid) as before, TraceReader.open(tmp_path, stored.uid) as after:
+        assert after.meta.config == {**before.meta.config, "finer": "L0.KV0.K"}
+        assert (after.meta.budget_bytes or 0) > (before.meta.budget_bytes or 0)
+
+
+def test_finer_that_cannot_be_read_is_refused_before_loading(lost: Lost, monkeypatch: pytest.MonkeyPatch) -> None:
+    loads: list[int] = []
+    monkeypatch.setattr(whatifs, "reload", lambda *_: loads.append(1))
+    with raises_code("finer_unreadable", Refusal, unit="L0.Q"):
+        whatif(lost.runs, lost.uid, TrialRequest(changed={"finer": "L0.Q"}), quiet)
+    assert loads == []
+
+
+def test_without_effects_the_order_is_said(lost: Lost, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr("kvlens.engine.bit_effects.bit_effects", lambda *_: {})
+    whatif(lost.runs, lost.uid, TrialRequest(bits=2), quiet, say=said.append)
+    assert len(said) == 3, "one before the two sets"
+
+
+def test_a_repeat_is_refused_by_the_memory_of_a_compared_run(lost: Lost, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memoryneed, "is_kept", lambda request: True)
+    request = RunRequest(model=str(lost.runs.parent / "model"), method="streaming_llm", budget="0.3", max_new=6)
+    source = PromptText(text(300, 120), "a5")
+    uid, _, _ = carry_out(request, source, lost.runs, quiet, lambda: False)
+    alone = refuse(request.model_copy(update={"budget": "0.4"}), source)
+    assert alone is not None
+    monkeypatch.setattr(memoryneed, "host_bytes", lambda: alone.total)
+    with raises_code("run_beyond_memory"):
+        whatif(lost.runs, uid, TrialRequest(changed={"budget": "0.4"}), quiet)
+
+
+def test_a_run_without_codes_is_refused(lost: Lost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Trials, "reading", lambda trials: pytest.fail("the prompt is read"))
     request = RunRequest(model=str(lost.runs.parent / "model"), method="streaming_llm", budget="0.3", max_new=6)
     uid, _, _ = carry_out(request, PromptText(text(300, 120), "a5"), tmp_path, quiet, lambda: False)
     with raises_code("nothing_packed", Refusal, uid=uid):

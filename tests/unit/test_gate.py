@@ -180,13 +180,14 @@ def test_a_file_spans_the_arms_and_finds_prompts_beside_it(tmp_path: Path) -> No
     path = tmp_path / "s.toml"
     path.write_text(
         'prompts = ["p.jsonl", "needle@prompts=2"]\nmodel = "demo"\nbudgets = ["20%", "40%"]\nseeds = 3\n'
-        "chat_args = {enable_thinking = false}\n[segments]\nrules = 'Rules:'\nask = [3, 9]\n"
+        "chat_args = {enable_thinking = false}\n[segments]\nrules = 'Rules:'\nask = [3, 9]\nnoon = '12:30'\n"
+        "'a=b' = 'x'\n"
         '[methods.snapkv]\nwindow = [4, 8]\nkernel = 5\n[methods.quest]\npreset = "demo"\n[gate]\nlost = 0.1\n'
     )
     asked = read_plan(path)
     assert asked.prompts == (str(tmp_path / "p.jsonl"), "needle@prompts=2")
     assert asked.thresholds.limits == {"lost": 0.1}
-    assert asked.segments == ("rules=Rules:", "ask=3:9")
+    assert asked.segments == (("rules", "Rules:"), ("ask", [3, 9]), ("noon", "12:30"), ("a=b", "x"))
     assert asked.plan.shared.chat_args == {"enable_thinking": False}
     arms = asked.plan.arms()
     assert [arm.method for arm in arms] == ["full", *4 * ["snapkv"], *2 * ["quest"]]

@@ -15,7 +15,7 @@ from kvlens.methods.fitting import Sizes
 from kvlens.recording.spankeys import span_keys
 from kvlens.rows import SpanRow
 from kvlens.runs import memoryneed
-from kvlens.runs.memoryneed import RunBeyondMemory, check_run_memory, memory_need
+from kvlens.runs.memoryneed import RunBeyondMemory, check_race_memory, check_run_memory, memory_need, race_need
 from kvlens.runs.preflight import estimate, refuse
 from kvlens.runs.request import RunRequest
 from kvlens.shape import KVShape
@@ -67,7 +67,31 @@ def test_weights_that_are_still_to_be_loaded_count(monkeypatch: pytest.MonkeyPat
     with pytest.raises(RunBeyondMemory):
         check_run_memory(request, sizes)
     monkeypatch.setattr(memoryneed, "host_bytes", lambda: None)
-    assert check_run_memory(request, sizes).sentence == ""
+    need = check_run_memory(request, sizes)
+    assert need is not None
+    assert need.sentence == ""
+
+
+def test_a_run_on_a_gpu_has_no_estimate_of_host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memoryneed, "host_bytes", lambda: 1)
+    assert check_run_memory(RunRequest(model="demo", method="full", device="cuda:0"), SIZES) is None
+
+
+def test_the_lanes_of_a_race_need_their_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+    requests = [
+        RunRequest(model="demo", method=name, against=True, oracle="off") for name in ("quest", "h2o", "freekv")
+    ]
+    needs = [memory_need(request, SIZES) for request in requests]
+    need = race_need(needs)
+    assert need.total == need.full_kv + sum(each.lane_bytes for each in needs) + needs[0].masses
+    assert need.total > max(each.total for each in needs)
+    monkeypatch.setattr(memoryneed, "is_kept", lambda request: True)
+    monkeypatch.setattr(memoryneed, "host_bytes", lambda: need.total - 1)
+    with pytest.raises(RunBeyondMemory) as refused:
+        check_race_memory(requests[0], [*needs, None])
+    assert (refused.value.needed, refused.value.lanes) == (need.total, 3)
+    check_race_memory(requests[0], [*needs[1:], None])
+    check_race_memory(requests[0], [None])
 
 
 def test_a_long_run_says_what_it_takes() -> None:

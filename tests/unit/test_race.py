@@ -24,11 +24,14 @@ from kvlens.engine.sharedpasses import SharedPasses
 from kvlens.engine.surprisal import Surprisals
 from kvlens.lens.segments import segments_of
 from kvlens.recording import recorder
-from kvlens.runs import races, storing
+from kvlens.runs import memoryneed, races, storing
+from kvlens.runs import race as racing
 from kvlens.runs.carrying import carry_out
 from kvlens.runs.effects import Lost
 from kvlens.runs.entrants import entrants
 from kvlens.runs.frames import Frame, Maps, of_run
+from kvlens.runs.memoryneed import RunBeyondMemory
+from kvlens.runs.preflight import refuse
 from kvlens.runs.race import race
 from kvlens.runs.races import Entrant, Lane, RaceInfo, RaceRequest
 from kvlens.runs.request import RunRequest
@@ -339,6 +342,22 @@ def test_an_audience_that_fails_ends_the_race(tmp_path: Path) -> None:
 def test_what_cannot_race(names: str, presets: list[str], values: list[str], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         RaceRequest(shared=SHARED, entrants=entrants(names, presets, values)).check()
+
+
+def test_lanes_that_fit_alone_and_not_together_are_refused_before_loading(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ("quest", "arkvale", "freekv")
+    asked = RaceRequest(shared=SHARED, entrants=entrants(",".join(names), [], []))
+    alone = [refuse(request, PromptText(TEXT)) for request, _ in asked.lanes()]
+    most = max(need.total for need in alone if need is not None)
+    monkeypatch.setattr(memoryneed, "is_kept", lambda request: True)
+    monkeypatch.setattr(memoryneed, "host_bytes", lambda: most)
+    monkeypatch.setattr(racing, "prepare", lambda *_, **settings: pytest.fail("the model is loaded"))
+    with pytest.raises(RunBeyondMemory) as refused:
+        race(asked, PromptText(TEXT), tmp_path, Watching(), lambda: False)
+    assert (refused.value.free, refused.value.lanes) == (most, len(names))
+    assert refused.value.needed > most
 
 
 def test_a_method_races_against_itself_under_other_parameters(tmp_path: Path) -> None:

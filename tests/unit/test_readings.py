@@ -145,6 +145,33 @@ def test_what_was_used_longest_ago_goes_when_there_is_too_much(
     assert sorted(path.name for path in readings_in(folder)) == sorted(["0.safetensors", first.name])
 
 
+def test_what_killed_writers_left_counts_and_goes_but_for_the_newest(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran(tmp_path)
+    first = readings_in(folder)[0]
+    monkeypatch.setattr(readings, "MOST_BYTES", int(2.5 * first.stat().st_size))
+    monkeypatch.setattr(readings, "_size", lambda *_: 0)
+    for age in range(3):
+        part = folder / f"{age}.{100 + age}"
+        shutil.copy(first, part)
+        os.utime(part, (3 - age, 3 - age))
+    first.unlink()
+    ran(tmp_path)
+    assert {path.name for path in readings_in(folder)} == {"0.100", first.name}
+
+
+@pytest.mark.parametrize("program", ["kvlens", "transformers"])
+def test_another_version_reads_the_prompt_again(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, program: str
+) -> None:
+    ran(tmp_path)
+    place = "transformers.__version__" if program == "transformers" else "kvlens.runs.readings.__version__"
+    monkeypatch.setattr(place, "0.0.1")
+    assert not ran(tmp_path)[0].prompt_kept
+    assert len(readings_in(folder)) == 2
+
+
 def test_a_prompt_that_would_not_fit_is_read_by_the_run_itself(
     tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

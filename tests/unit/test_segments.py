@@ -18,19 +18,19 @@ from kvlens.lens.segments import acting_layers, eviction_sentences, segment_rang
 from kvlens.store.reader import TraceReader
 from kvlens.text.messages import read_conversation
 from kvlens.text.prompts import PromptText, segmented, tokenize
-from kvlens.text.segments import BadSegment, Segment, find_segments, parse_segments, token_segments
+from kvlens.text.segments import BadSegment, Segment, find_segments, pairs_of, token_segments
 
 TEXT = "Rules: be brief. Documents: a b c. Ask: what?"
 
 
 def test_markers_and_ranges_name_parts_of_a_text() -> None:
-    assert parse_segments(["rules=Rules:", "documents=Documents:"], TEXT) == (
+    assert find_segments(pairs_of(["rules=Rules:", "documents=Documents:"]), TEXT) == (
         Segment("rules", 0, 17),
         Segment("documents", 17, len(TEXT)),
     )
-    assert parse_segments(["documents= Documents: "], TEXT) == (Segment("documents", 17, len(TEXT)),)
-    assert parse_segments(["b=\nB "], "a B \nB c") == (Segment("b", 4, 8),)
-    assert parse_segments(["brief=7:16"], TEXT) == (Segment("brief", 7, 16),)
+    assert find_segments(pairs_of(["documents= Documents: "]), TEXT) == (Segment("documents", 17, len(TEXT)),)
+    assert find_segments(pairs_of(["b=\nB "]), "a B \nB c") == (Segment("b", 4, 8),)
+    assert find_segments(pairs_of(["brief=7:16"]), TEXT) == (Segment("brief", 7, 16),)
     assert find_segments([("brief", (7, 16))], TEXT) == (Segment("brief", 7, 16),)
 
 
@@ -51,7 +51,7 @@ def test_markers_and_ranges_name_parts_of_a_text() -> None:
 )
 def test_what_is_not_in_the_prompt_is_refused_with_a_code(items: list[str], code: str, values: dict[str, Any]) -> None:
     with pytest.raises(BadSegment) as refused:
-        parse_segments(items, TEXT)
+        find_segments(pairs_of(items), TEXT)
     assert (refused.value.code, refused.value.values) == (code, values)
 
 
@@ -67,11 +67,16 @@ def test_a_segment_that_others_cover_is_refused_before_the_model_is_loaded(
     assert segmented(PromptText(TEXT, question=40), items[-1:]).segments
 
 
-@pytest.mark.parametrize("place", ["", (), (1,), (1, 2, 3), (0.9, 2.7), (None, 3)])
+@pytest.mark.parametrize("place", ["", (), (1,), (1, 2, 3), (0.9, 2.7), (None, 3), 5, 1.5, True, None, {"a": 1}])
 def test_a_place_is_a_marker_or_two_whole_numbers(place: Any) -> None:
     with pytest.raises(BadSegment) as refused:
         find_segments([("a", place)], TEXT)
     assert (refused.value.code, refused.value.values) == ("bad_segment", {"given": "a"})
+
+
+def test_a_marker_may_look_like_a_range() -> None:
+    assert find_segments([("noon", "12:30")], "At 12:30 we eat.") == (Segment("noon", 3, 16),)
+    assert pairs_of(["noon=12:30"]) == [("noon", (12, 30))]
 
 
 def words(text: str, **settings: Any) -> dict[str, Any]:
@@ -209,8 +214,8 @@ def test_segments_named_after_the_run_share_no_token(run: Any) -> None:
         with pytest.raises(kvlens.RequestError) as refused:
             run.segments(asked=(start + 1, end))
         assert refused.value.code == "bad_segment"
-    recorded = run.segments(first="0:40", inner=(10, 20)).set_index("segment")["tokens"]
-    assert recorded["first"] + recorded["inner"] == run.segments(first="0:40")["tokens"][0]
+    recorded = run.segments(first=(0, 40), inner=(10, 20)).set_index("segment")["tokens"]
+    assert recorded["first"] + recorded["inner"] == run.segments(first=(0, 40))["tokens"][0]
 
 
 def test_a_sentence_counts_the_kv_heads_that_lost_a_segment_whole(run: Any) -> None:
@@ -276,6 +281,11 @@ def test_races_and_studies_take_segments(tmp_path: Path) -> None:
     assert set(study.trials()["prompt"]) == {"marked"}
     for arm in study.trials()["arm"]:
         assert "rules" in set(study.run("marked", arm).segments()["segment"])
+    more = [{"id": "other", "text": f"Rules: say all. {text}"}, {"id": "bare", "text": text[17:]}]
+    with pytest.warns(UserWarning, match="segment_not_found"):
+        study.extend(more, segments={"rules": "Rules: say"}, progress=False)
+    assert set(study.trials()["prompt"]) == {"marked", "other"}
+    assert "rules" in set(study.run("other", study.trials()["arm"][0]).segments()["segment"])
     with pytest.raises(kvlens.KvlensError) as refused:
         kvlens.study(rows[1:], ["snapkv"], segments={"rules": "Rules:"}, **shared)
     assert refused.value.code == "bad_segment"

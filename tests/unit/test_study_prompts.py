@@ -64,23 +64,25 @@ def test_rows_name_segments_that_a_study_keeps(tmp_path: Path) -> None:
         {"text": "Rules: be brief. Ask: what?", "segments": {"rules": "Rules:", "ask": [17, 27]}},
         {"text": "Rules: be brief.", "segments": {"ask": "Ask:"}},
         {"text": "Nothing is named.", "segments": "Rules:"},
+        *({"text": f"Row {place}.", "segments": {"row": place}} for place in (5, True, 1.5, None, [1])),
     ]
     path.write_text("\n".join(map(json.dumps, rows)))
     (prompt,), faults = read(path)
     assert prompt.source.segments == (Segment("rules", 0, 27), Segment("ask", 17, 27))
     assert prompt_of(prompt.row(), "", "").source == prompt.source
-    assert len(faults) == 2
+    assert len(faults) == 7
     assert "segment_not_found" in faults[0]
+    assert all("bad_segment" in fault for fault in faults[2:])
 
 
 def test_a_prompt_without_a_named_segment_is_left_out(tmp_path: Path) -> None:
     path = tmp_path / "p.jsonl"
     path.write_text("\n".join(json.dumps({"text": text}) for text in ("Rules: be brief.", "Be brief.")))
-    result = read_prompts([str(path)], no_tokens, ["rules=Rules:"])
+    result = read_prompts([str(path)], no_tokens, [("rules", "Rules:")])
     assert [prompt.source.segments for prompt in result.prompts] == [(Segment("rules", 0, 16),)]
     assert len(result.faults) == 1
     with pytest.raises(BadPrompt):
-        read_prompts([str(path)], no_tokens, ["rules=Nowhere"])
+        read_prompts([str(path)], no_tokens, [("rules", "Nowhere")])
 
 
 def test_packed_lines_and_a_list(tmp_path: Path) -> None:

@@ -172,6 +172,13 @@ def test_a_required_table_is_missed(trace: Path, table: str) -> None:
     assert first_fault(trace) == ("missing_table", table, None, None)
 
 
+@pytest.mark.parametrize("table", [name for name, about in TABLES.items() if not about.required])
+def test_a_table_without_rows_needs_no_types(trace: Path, table: str) -> None:
+    names = pq.read_schema(trace / f"{table}.parquet").names
+    pq.write_table(pa.table({name: pa.nulls(0) for name in names}), trace / f"{table}.parquet")
+    assert check(trace).tables[table].num_rows == 0
+
+
 def test_a_table_of_no_name_is_named(trace: Path) -> None:
     head = json.loads((trace / "trace.json").read_text())
     change_head(trace, tables=head["tables"] | {"heads_step": ["step.parquet"], "x_own": ["step.parquet"]})

@@ -25,6 +25,7 @@ from kvlens.studies.promptfile import ReadPrompts, read_prompts
 from kvlens.tasks.base import Encoding
 from kvlens.tasks.encoding import encoding
 from kvlens.text.plaintext import visible
+from kvlens.text.segments import pairs_of
 from kvlens.text.units import counted
 
 KINDS = ["jsonl", "csv", "json", "txt", "md"]
@@ -106,7 +107,7 @@ def _read(names: tuple[str, ...], model: str, segments: tuple[str, ...], argumen
 
     if arguments:
         counted()  # refuses an argument that the model's chat template lacks
-    return read_prompts(names, counted, segments)
+    return read_prompts(names, counted, pairs_of(segments))
 
 
 def _choice(model: str) -> StudyChoice:
