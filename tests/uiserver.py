@@ -44,7 +44,10 @@ def settled(page: Page) -> None:
 
 def choose(page: Page, field: Locator, name: str) -> None:
     """Chooses an option of a list by typing its name. A list that shows all scrolls to its present choice a moment
-    after it opened: a click in that moment, quicker than a person's, is pressed on one option and let go on another."""
+    after it opened: a click in that moment, quicker than a person's, is pressed on one option and let go on another. A
+    page that scrolls closes an open list, so the field is brought to the middle first, as a person would."""
+    field.evaluate("element => element.scrollIntoView({block: 'center', behavior: 'instant'})")
+    page.wait_for_timeout(300)
     field.fill(name)
     page.get_by_role("option", name=name, exact=True).click()
 

@@ -14,10 +14,11 @@ from kvlens.store.reader import TraceReader, list_runs
 
 FAKES = {
     "prefill": """
-import kvlens.engine.session as seen
+import kvlens.engine.observed as seen
+import kvlens.engine.reading as shared
 SAYS = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79 GiB"
 def fails(*arguments): raise torch.OutOfMemoryError(SAYS)
-seen.prefill_attention = fails
+seen.prefill_attention = shared.prefill_attention = fails
 """,
     "decode": """
 import kvlens.engine.session as seen
@@ -64,7 +65,7 @@ SENTENCES = {
         "shorter prompt",
     ),
     "decode": ("the device ran out of memory while decoding (", "take a smaller --budget, --no-coverage"),
-    "host": ("the host ran out of memory while reading the prompt; ", "shorter prompt"),
+    "host": ("the host ran out of memory while placing the prompt; ", "shorter prompt"),
     "pinned": ("pinned host memory could not be had: ", "ulimit -l"),
     "no feature": ("lacks what a kernel needs (CUDA error: no kernel image", "--device cpu"),
     "no triton": ("lacks what a kernel needs (No module named 'triton')", "--device cpu"),

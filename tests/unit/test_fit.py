@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import raises_code
+from support import SAVES_LITTLE, raises_code
 
 from kvlens import methods
 from kvlens.budget import Budget, BudgetInfeasible, percent_up
@@ -66,7 +66,8 @@ def test_every_method_runs_by_itself(name: str, model: str) -> None:
                 # every token at two bits and its scales is what there is: no parameter makes it smaller
                 least = smallest_budget(method, preset, default_preset(name, model), {}, sizes)
                 said = refusal(method, preset, default_preset(name, model), found, {}, sizes)
-                assert (share, found.preset) == ("10%", FIT)
+                assert found.preset == FIT
+                assert share == "10%" or name in SAVES_LITTLE
                 assert least is not None
                 assert said is not None
                 assert percent_up(least / sizes.full_kv_bytes) in str(said)

@@ -206,6 +206,7 @@ def test_presets_share_as_published() -> None:
     assert {name: SeKVParameters(**preset).zones for name, preset in PRESETS.items()} == {
         "paper": "model",
         "paper-literal": "model",
+        "smollm2": "model",
         "demo": "head",
         "bound": "head",
         "no-coarse": "head",

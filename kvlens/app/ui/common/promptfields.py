@@ -15,13 +15,11 @@ _HEIGHT = 80
 def segment_lines(key: str, several: bool = False) -> tuple[str, ...]:
     """Draw the field for segments. Return its lines, each NAME=MARKER or NAME=START:END. several: of several
     prompts."""
-    text = st.text_area(
+    text = _folded(
         "Segments (optional)",
-        height=_HEIGHT,
-        key=key,
-        persist_state="session",
-        placeholder="instruction=### Rules",
-        help="Parts of the prompt that the page Spans counts apart, one per line: a name, =, and the first words of "
+        key,
+        "instruction=### Rules",
+        "Parts of the prompt that the page Spans counts apart, one per line: a name, =, and the first words of "
         "the part. A part ends where the next one begins. Two character numbers work too: documents=120:480."
         + (" A prompt without a named part is left out." if several else ""),
     )
@@ -31,18 +29,24 @@ def segment_lines(key: str, several: bool = False) -> tuple[str, ...]:
 def template_arguments(key: str) -> tuple[dict[str, Any], str]:
     """Draw the field for arguments of the chat template. Return the arguments, and one sentence on what is wrong with
     them ('': nothing)."""
-    text = st.text_area(
+    text = _folded(
         "Template arguments (optional)",
-        height=_HEIGHT,
-        key=key,
-        persist_state="session",
-        placeholder="enable_thinking=false",
-        help="Arguments of the model's chat template, one per line: a name, =, and a value.",
+        key,
+        "enable_thinking=false",
+        "Arguments of the model's chat template, one per line: a name, =, and a value.",
     )
     try:
         return parse_chat_args(list(_lines(text))), ""
     except ValueError as problem:
         return {}, str(problem)
+
+
+def _folded(label: str, key: str, example: str, about: str) -> str:
+    """Draw a field of lines below its label, open once it holds something. Return its text."""
+    with st.expander(label, expanded=bool(st.session_state.get(key))):
+        return st.text_area(
+            "One per line", height=_HEIGHT, key=key, persist_state="session", placeholder=example, help=about
+        )
 
 
 def _lines(text: str) -> tuple[str, ...]:
