@@ -17,12 +17,22 @@ from dataclasses import dataclass
 import torch
 
 from kvlens.kernels.choice import backend
-from kvlens.kernels.compat import MIN_DOT, compute, jit, next_power_of_two, power_of_two, tl, warps
+from kvlens.kernels.compat import (
+    MIN_DOT,
+    await_previous,
+    compute,
+    jit,
+    next_power_of_two,
+    overlap,
+    power_of_two,
+    tl,
+    warps,
+)
 from kvlens.kernels.merge import merge_triton
 
-PROGRAMS = 264
-"""Programs a launch should have at least: two for each SM of an H200. Twice as many read more slowly there, at 32,768
-and at 131,072 tokens"""
+PROGRAMS = 256
+"""Programs a launch should have at least: two for nearly every SM of an H200. Twice as many read more slowly there, at
+32,768 and at 131,072 tokens, and so do 264: 32 parts of a KV head are merged faster than 33"""
 STAGES = 3
 """of the loop over pages: two tiles of keys and two of values on their way. On an H200 neither three of each nor tiles
 of 32 or 128 entries were faster."""
@@ -111,8 +121,10 @@ def page_attention_triton(
     scaling: float,
     mass: bool = True,
     splits: int | None = None,
+    offsets: torch.Tensor | None = None,
 ) -> PageAttention:
-    """splits: programs that share the pages of one (sequence, KV head); None: enough to fill the device."""
+    """splits: programs that share the pages of one (sequence, KV head); None: enough to fill the device. offsets int64
+    [B, 2], multiples of 16: how many numbers behind keys and values each sequence's slots lie, None: nowhere else."""
     batch, heads, dim = q.shape
     kv_heads, places = pages.table.shape[1:]
     page, group = keys.shape[2], heads // kv_heads
@@ -131,6 +143,7 @@ def page_attention_triton(
         assert bias_row.is_contiguous()
         assert bias.stride(2) == 1
         bias_strides = (bias.stride(0), bias.stride(1) if bias.shape[1] > 1 else 0)
+    assert offsets is None or offsets.is_contiguous()
     parts = torch.empty(batch, heads, splits, dim, dtype=torch.float32, device=q.device)
     lses = torch.empty(batch, heads, splits, dtype=torch.float32, device=q.device)
     page_lse = torch.empty(batch, heads, places, dtype=torch.float32, device=q.device) if mass else None
@@ -146,6 +159,7 @@ def page_attention_triton(
         parts,
         lses,
         page_lse,
+        offsets,
         scaling,
         places,
         q.stride(0),
@@ -161,7 +175,9 @@ def page_attention_triton(
         PPB=ppb,
         BIAS=bias is not None,
         MASS=mass,
+        OFFSETS=offsets is not None,
         COMPUTE=compute(keys.dtype),
+        **overlap(),
         num_warps=warps(ppb * page, dim, keys.dtype),
         num_stages=stages(dim, keys.dtype),
         enable_fp_fusion=True,
@@ -183,6 +199,7 @@ def _split(  # type: ignore[no-untyped-def]
     part_ptr,
     lse_ptr,
     page_lse_ptr,
+    offset_ptr,
     scaling,
     places,
     q_b,
@@ -203,7 +220,9 @@ def _split(  # type: ignore[no-untyped-def]
     PPB: tl.constexpr,
     BIAS: tl.constexpr,
     MASS: tl.constexpr,
+    OFFSETS: tl.constexpr,
     COMPUTE: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """One program: one (sequence, KV head) and a run of its pages, PPB pages at a time; the group's query heads are the
     rows of the products. Online softmax in base 2. Writes part [B, Hq, splits, D], its LSE, and the LSE of every
@@ -220,7 +239,11 @@ def _split(  # type: ignore[no-untyped-def]
     d = tl.arange(0, D)
     entry = tl.arange(0, N)
     t = entry % P
+    await_previous(PDL)
     n_page = tl.load(n_page_ptr + bh)
+    if OFFSETS:
+        k_ptr += tl.multiple_of(tl.load(offset_ptr + 2 * b), 16)
+        v_ptr += tl.multiple_of(tl.load(offset_ptr + 2 * b + 1), 16)
     per = tl.cdiv(tl.cdiv(n_page, tl.num_programs(1)), PPB) * PPB
     start = tl.program_id(1) * per
     end = tl.minimum(start + per, n_page)

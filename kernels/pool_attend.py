@@ -78,6 +78,23 @@ def live_pages(bias: torch.Tensor, page: int) -> Live:
     return Live(table, (slots - table * page).clamp(max=page).int(), attended.sum(1).int(), bias, row)
 
 
+def _as_pages(x: torch.Tensor, page: int) -> torch.Tensor:
+    """See keys or values [H, C, D] as pages [C / page, H, page, D]."""
+    whole = x.shape[1] // page
+    return x[:, : whole * page].unflatten(1, (whole, page)).transpose(0, 1)
+
+
+def _as_rows(
+    bias: torch.Tensor | None, row: torch.Tensor | None, page: int
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Bias [..., G, C] as rows that begin at any number, and row [..., H, N] with a batch."""
+    if bias is None or row is None:
+        return None, None
+    assert bias.is_contiguous()
+    group, slots = bias.shape[-2:]
+    return bias.as_strided((1, group, page), (1, slots, 1)), row.view(-1, *row.shape[-2:])
+
+
 @torch.library.custom_op(
     "kvlens::attend_slots",
     mutates_args=(),
@@ -103,16 +120,8 @@ def _attend_slots(
     """A custom operator, so that torch.compile takes it as one call. The pool is seen as pages without a copy; the last
     one may be cut short by the end of the pool, where page_len says so.
     """
-    slots = keys.shape[1]
-    whole = slots // page
-    paged_keys, paged_values = (
-        x[:, : whole * page].unflatten(1, (whole, page)).transpose(0, 1) for x in (keys, values)
-    )
-    rows = None
-    if bias is not None:
-        assert bias.is_contiguous()
-        rows = bias.as_strided((1, bias.shape[1], page), (1, slots, 1))
-    pages = Pages(table[None], page_len[None], n_page[None], rows, None if row is None else row[None])
+    paged_keys, paged_values = (_as_pages(x, page) for x in (keys, values))
+    pages = Pages(table[None], page_len[None], n_page[None], *_as_rows(bias, row, page))
     result = page_attention_triton(q[None], paged_keys, paged_values, pages, scaling, mass)
     return result.output[0], q.new_empty(0, dtype=torch.float32) if result.mass is None else result.mass[0]
 
@@ -155,3 +164,20 @@ def pool_attention(
     page = page_of(keys.shape[1])
     out, _ = attend_slots(q[0, :, 0], keys, values, live or live_pages(bias.contiguous(), page), scaling, page, False)
     return out[None, :, None]
+
+
+def attend_batch(
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    offsets: torch.Tensor,
+    live: Live,
+    scaling: float,
+    page: int,
+) -> torch.Tensor:
+    """k1 of B sequences in one launch: q [B, Hq, D]; keys, values [H, C, D] of the first sequence, offsets int64 [B, 2]
+    from there to the others'; live with B as first dimension, rows counted from the first sequence's bias -> [B, Hq,
+    D]."""
+    pages = Pages(live.table, live.page_len, live.n_page, *_as_rows(live.bias, live.row, page))
+    paged_keys, paged_values = (_as_pages(x, page) for x in (keys, values))
+    return page_attention_triton(q, paged_keys, paged_values, pages, scaling, mass=False, offsets=offsets).output

@@ -12,10 +12,10 @@ import torch
 from kvlens.kernels.choice import backend
 from kvlens.kernels.compat import jit, tl
 
-TOKENS = 16
+TOKENS = 32
 """a program has under way at once"""
-CTAS = 16
-"""programs at most: from 8 on the gather of pages reads at the link's rate (docs/evidence/performance.md)"""
+CTAS = 32
+"""programs at most (docs/evidence/performance.md)"""
 
 
 def fits(head_dim: int) -> bool:
@@ -45,15 +45,22 @@ def gather_tokens_torch(
 
 
 def gather_tokens_triton(
-    pool: torch.Tensor, behind: int, listed: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
+    pool: torch.Tensor,
+    behind: int,
+    listed: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    tokens: int = TOKENS,
+    ctas: int = CTAS,
 ) -> None:
-    """The pool has to be pinned where the slots are on CUDA."""
+    """The pool has to be pinned where the slots are on CUDA. tokens: that a program has under way at once; ctas:
+    programs at most."""
     count, dim = listed.shape[1], pool.shape[1]
     assert fits(dim)
     assert pool.is_contiguous()
     assert listed.is_contiguous()
     assert keys.stride(2) == values.stride(2) == 1
-    _gather[(min(CTAS, -(-count // TOKENS)),)](
+    _gather[(min(ctas, -(-count // tokens)),)](
         pool,
         listed,
         keys,
@@ -63,8 +70,8 @@ def gather_tokens_triton(
         *keys.stride()[:2],
         *values.stride()[:2],
         D=dim,
-        N=TOKENS,
-        num_warps=4,
+        N=tokens,
+        num_warps=max(1, min(8, tokens // 4)),
         enable_fp_fusion=True,
     )
 
@@ -74,14 +81,21 @@ def _gather(  # type: ignore[no-untyped-def]
     pool_ptr, listed_ptr, k_ptr, v_ptr, count, behind, k_h, k_s, v_h, v_s, D: tl.constexpr, N: tl.constexpr
 ):
     """One program: N tokens at a time, every num_programs-th N of them. Keys and values are read before either is
-    written: more bytes under way at once."""
+    written, and the list an iteration ahead: more bytes under way at once."""
     d = tl.arange(0, D)
-    for start in range(tl.program_id(0) * N, count, tl.num_programs(0) * N):
+    step = tl.num_programs(0) * N
+    i = tl.program_id(0) * N + tl.arange(0, N)
+    next_row = tl.load(listed_ptr + i, mask=i < count, other=0)
+    next_head = tl.load(listed_ptr + count + i, mask=i < count, other=0)
+    next_slot = tl.load(listed_ptr + 2 * count + i, mask=i < count, other=0)
+    for start in range(tl.program_id(0) * N, count, step):
         i = start + tl.arange(0, N)
         live = i < count
-        row = tl.load(listed_ptr + i, mask=live, other=0)
-        head = tl.load(listed_ptr + count + i, mask=live, other=0)
-        slot = tl.load(listed_ptr + 2 * count + i, mask=live, other=0)
+        row, head, slot = next_row, next_head, next_slot
+        ahead = i + step < count
+        next_row = tl.load(listed_ptr + i + step, mask=ahead, other=0)
+        next_head = tl.load(listed_ptr + count + i + step, mask=ahead, other=0)
+        next_slot = tl.load(listed_ptr + 2 * count + i + step, mask=ahead, other=0)
         source = pool_ptr + row[:, None] * D + d[None, :]
         k = tl.load(source, mask=live[:, None], other=0.0, eviction_policy="evict_first")
         v = tl.load(source + behind, mask=live[:, None], other=0.0, eviction_policy="evict_first")

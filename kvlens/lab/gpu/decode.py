@@ -27,7 +27,7 @@ from kvlens.lab.gpu.model import random_model
 from kvlens.lab.gpu.part import HERE, Bench, Part
 from kvlens.lab.gpu.rates import swept
 from kvlens.lab.gpu.settings import BASELINES, Rates, Setting, everything, settings
-from kvlens.lab.results.gpu import Scope, StepRow, ceiling
+from kvlens.lab.results.gpu import Scope, StepRow, Way, ceiling, rows
 
 LABEL = (
     "whole decode steps of the Hugging Face modules, random weights, random keys and values; where a row names rates, "
@@ -54,13 +54,19 @@ FILES = (
 ONE_BY_ONE = (
     "attention paths issued one by one, on a stream for each sequence; in host memory the sequences share their pages"
 )
-ALIKE = ", alike"
+ALIKE, ALONE = ", alike", ", transformers alone"
 UNKNOWN = "no floor: the method does not say what its step moves"
 
 
 @torch.inference_mode()
 def cell(
-    bench: Bench, setting: Setting, context: int, rates: Rates, scope: Scope = "decode", batch: int = 1
+    bench: Bench,
+    setting: Setting,
+    context: int,
+    rates: Rates,
+    scope: Scope = "decode",
+    batch: int = 1,
+    way: Way = "fused",
 ) -> StepRow:
     """One setting at one context and batch. Memory that cannot suffice is said before it is asked for."""
     kv = bench.model.kv
@@ -79,6 +85,7 @@ def cell(
         rates=dict(rates),
         rates_from=bench.rates.source(setting, rates),
         scope=scope,
+        way="modules" if setting.name in BASELINES else way,
     )
     unmeasured = partial(
         row,
@@ -100,7 +107,7 @@ def cell(
         if setting.name in BASELINES:
             results = plain.timed(bench, setting.name, context, batch)
         else:
-            results = _timed(bench, setting, context, rates, scope, batch)
+            results = _timed(bench, setting, context, rates, scope, batch, way)
         if moved is None:
             results["note"] = "; ".join(part for part in (results["note"], UNKNOWN) if part)
         return row(**results, over_floor=results["median"] / floor if floor else None)
@@ -125,9 +132,11 @@ def _too_large(
     return plain.refused(bench, setting.name, context, batch, link)
 
 
-def _timed(bench: Bench, setting: Setting, context: int, rates: Rates, scope: Scope, batch: int) -> dict[str, Any]:
+def _timed(
+    bench: Bench, setting: Setting, context: int, rates: Rates, scope: Scope, batch: int, way: Way
+) -> dict[str, Any]:
     device, graph = bench.device, not bench.dry
-    result = begin(bench, setting, context, rates, batch=batch)
+    result = begin(bench, setting, context, rates, batch=batch, way=way)
     try:
         device.release()
         device.reset_peak()
@@ -165,15 +174,17 @@ def _timed(bench: Bench, setting: Setting, context: int, rates: Rates, scope: Sc
 
 def decodes(context: int, batch: int) -> list[Part]:
     """Everything at one context and batch. Several sequences take long, and are two parts: what is replayed is the
-    second. The last part, ALIKE, can wait: methods whose step does what another's of their family does."""
+    second. transformers alone, which compiles, is a part of its own. The last part, ALIKE, can wait: methods whose step
+    does what another's of their family does."""
     name, known_values, waiting = f"decode {context} x {batch}", list(everything().values()), followers()
     smaller = SMALLER if batch == 1 else FEWER
     alike = [setting for setting in known_values if setting.name in waiting]
-    start = [setting for setting in known_values if setting.name not in waiting]
+    start = [setting for setting in known_values if setting.name not in waiting and setting.method]
     groups = [(name, start)]
     if batch > 1:
         ways = [[setting for setting in start if bool(setting.rates) == replayed] for replayed in (False, True)]
         groups = [(name, ways[0]), (f"{name}, replayed", ways[1])]
+    groups.append((name + ALONE, list(BASELINES.values())))
     groups.append((name + ALIKE, alike))
     return [_cells(part, context, batch, those, smaller) for part, those in groups if those]
 
@@ -193,9 +204,37 @@ def followers() -> set[str]:
 def _cells(name: str, context: int, batch: int, those: Sequence[Setting], smaller: str) -> Part:
     def measure(bench: Bench) -> Iterator[StepRow]:
         for setting in those:
-            yield cell(bench, setting, context, bench.rates.choose(setting), batch=batch)
+            yield cell(bench, setting, context, bench.rates.choose(setting), batch=batch, way=fastest_way(bench))
 
     return Part(name, measure, FILES, smaller, runs_methods=True)
+
+
+COMPARED = ("full", "streaming_llm", "freekv", "sekv")
+"""settings whose step is made in every way: all that attend everything, little, and that recall pages or factors"""
+WAYS: tuple[Way, ...] = ("fused", "modules", "fused, overlapped")
+
+
+def fastest_way(bench: Bench) -> Way:
+    """Return the way in which FullKV's step was fastest on this device, of those whose checks passed."""
+    measured = [row for row in rows(bench.result, "step") if row["method"] == COMPARED[0] and row["median"]]
+    overlapped = [row for row in rows(bench.result, "check") if "overlapped" in row["name"]]
+    if not overlapped or not all(row["passed"] for row in overlapped):
+        measured = [row for row in measured if row["way"] != "fused, overlapped"]
+    fused = [row for row in measured if row["way"] != "modules" and row["scope"] == "decode"]
+    return min(fused, key=lambda row: float(row["median"] / row["floor"]))["way"] if fused else "fused"  # type: ignore[no-any-return]
+
+
+def ways(context: int) -> Part:
+    """The same steps, made in every way."""
+
+    def measure(bench: Bench) -> Iterator[StepRow]:
+        known_values = settings()
+        for way in WAYS:
+            for name in COMPARED:
+                setting = known_values[name]
+                yield cell(bench, setting, context, bench.rates.choose(setting), way=way)
+
+    return Part(f"decode ways {context}", measure, FILES, SMALLER, runs_methods=True)
 
 
 def sweep(context: int) -> Part:

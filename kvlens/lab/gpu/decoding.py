@@ -10,9 +10,11 @@ from typing import Any
 
 import torch
 
+from kvlens.kernels import compat
 from kvlens.lab.gpu.model import random_model, random_prompt
 from kvlens.lab.gpu.part import Bench
 from kvlens.lab.gpu.settings import Rates, Setting
+from kvlens.lab.results.gpu import Way
 
 WARM, LOOP = 6, 32
 """steps before anything is timed; steps of the loop that is timed"""
@@ -76,6 +78,7 @@ class Decoding:
         return sum(session.memory.account.resident + session.bytes for session in self.sessions)
 
     def close(self) -> None:
+        compat.OVERLAP = False
         self.decoder.close()
 
 
@@ -85,7 +88,14 @@ def _return(positions: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
 
 
 def begin(
-    bench: Bench, setting: Setting, context: int, rates: Rates, ring: int = 0, record: Any = "heads", batch: int = 1
+    bench: Bench,
+    setting: Setting,
+    context: int,
+    rates: Rates,
+    ring: int = 0,
+    record: Any = "heads",
+    batch: int = 1,
+    way: Way = "fused",
 ) -> Decoding:
     """A decoder of `batch` sequences whose memory holds `context` random tokens each, with step 0 made. Called in
     inference mode.
@@ -107,6 +117,9 @@ def begin(
         last = [decoder.prompt.ids[-1] for decoder in decoders]
         sessions = [decoder.session for decoder in decoders]
         joined = BatchDecoder(decoders) if batch > 1 else decoders[0]
+        if way != "modules":
+            joined.fused()
+        compat.OVERLAP = way == "fused, overlapped"
         decoding = Decoding(joined, sessions, replays, bench, last if batch > 1 else last[0])
         decoding.steps(1)
     except BaseException:

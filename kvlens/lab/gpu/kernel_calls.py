@@ -9,7 +9,7 @@ import torch
 from kvlens.kernels.page_scores import page_scores
 from kvlens.kernels.pool_attend import Live
 from kvlens.kernels.slot_tables import SlotReads
-from kvlens.kernels.token_gather import gather_tokens
+from kvlens.kernels.token_gather import gather_tokens, gather_tokens_triton
 from kvlens.kernels.zone_tables import Moves, Names, Source, Wishes, ZoneTables
 from kvlens.lab.gpu import calls, drawn
 from kvlens.lab.gpu.device import Step
@@ -60,8 +60,9 @@ def move_step(bench: Bench, count: int, to_pool: bool, ctas: int | None) -> Step
     return lambda: (offload if to_pool else gather)(pool, unit, slot, keys, values)
 
 
-def token_step(bench: Bench, count: int) -> Step:
-    """Single tokens anywhere in the pool, into slots anywhere."""
+def token_step(bench: Bench, count: int, tokens: int | None, ctas: int | None) -> Step:
+    """Single tokens anywhere in the pool, into slots anywhere. tokens, ctas: as gather_tokens_triton takes them, on
+    CUDA only."""
     kv, position = bench.model.kv, bench.device.at
     rows = bench.pool.view(-1, kv.head_dim)
     slots = -(-2 * count // kv.kv_heads)
@@ -71,6 +72,8 @@ def token_step(bench: Bench, count: int) -> Step:
     keys, values = (
         torch.zeros(kv.kv_heads, slots, kv.head_dim, dtype=torch.bfloat16, device=position) for _ in range(2)
     )
+    if tokens is not None and ctas is not None:
+        return lambda: gather_tokens_triton(rows, PAGE, listed, keys, values, tokens, ctas)
     return lambda: gather_tokens(rows, PAGE, listed, keys, values)
 
 

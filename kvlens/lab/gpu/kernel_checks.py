@@ -60,7 +60,7 @@ def measure(bench: Bench) -> Iterator[CheckRow]:
             yield CheckRow(f"{name.strip('_')}: {sentence(problem, 'free memory of the device')[0]}", -1.0, 0.0, False)
 
 
-def _near(name: str, values: torch.Tensor, exact: torch.Tensor, tolerance: float) -> CheckRow:
+def near(name: str, values: torch.Tensor, exact: torch.Tensor, tolerance: float) -> CheckRow:
     """Norm of the difference over the norm of the exact result; not finite counts as failed."""
     wide = values.double().cpu()
     error = float((wide - exact).norm() / exact.norm())
@@ -85,9 +85,9 @@ def _attend(bench: Bench, kind: Kind) -> Iterator[CheckRow]:
         assert results.mass is not None
         assert exact.mass is not None
         name = f"k1, {kind.name}, batch {batch}, {places} pages{', bias' if biased else ''}"
-        yield _near(f"{name}: output", results.output, exact.output, kind.tolerance)
-        yield _near(f"{name}: LSE", results.lse, exact.lse, kind.tolerance)
-        yield _near(f"{name}: masses", results.mass, exact.mass, kind.tolerance)
+        yield near(f"{name}: output", results.output, exact.output, kind.tolerance)
+        yield near(f"{name}: LSE", results.lse, exact.lse, kind.tolerance)
+        yield near(f"{name}: masses", results.mass, exact.mass, kind.tolerance)
         gap = float((results.mass.double().sum(-1) - 1).abs().max())
         yield CheckRow(f"{name}: masses add up to 1", gap, MASS, gap <= MASS)
 
@@ -98,8 +98,8 @@ def _merge(bench: Bench, kind: Kind) -> Iterator[CheckRow]:
     parts[0, 0, 3] = 0
     results, lse = merge.merge(parts.to(bench.device.at), lses.to(bench.device.at), kind.dtype)
     exact, exact_lse = merge.merge(parts.double(), lses.double(), torch.float64)
-    yield _near(f"merge, {kind.name}: output", results, exact, kind.tolerance)
-    yield _near(f"merge, {kind.name}: LSE", lse, exact_lse, kind.tolerance)
+    yield near(f"merge, {kind.name}: output", results, exact, kind.tolerance)
+    yield near(f"merge, {kind.name}: LSE", lse, exact_lse, kind.tolerance)
 
 
 def _scores(bench: Bench, kind: Kind) -> Iterator[CheckRow]:
@@ -114,7 +114,7 @@ def _scores(bench: Bench, kind: Kind) -> Iterator[CheckRow]:
         scaling = DIM**-0.5
         results = page_scores.page_scores(q, lo, hi, present, pooling, scaling)[..., :live]
         exact = page_scores.page_scores(_wide(q), _wide(lo), _wide(hi), present.cpu(), pooling, scaling)[..., :live]
-        yield _near(f"k2 {pooling}, {kind.name}", results, exact, kind.tolerance)
+        yield near(f"k2 {pooling}, {kind.name}", results, exact, kind.tolerance)
 
 
 def _spans(bench: Bench, kind: Kind) -> Iterator[CheckRow]:
@@ -134,8 +134,8 @@ def _spans(bench: Bench, kind: Kind) -> Iterator[CheckRow]:
     parts, lses = lowrank_spans.attend(q, spans, reads.to(position), DIM**-0.5)
     exact, exact_lses = lowrank_spans.attend(q.double().cpu(), exact_spans, reads, DIM**-0.5)
     read = exact_lses > -torch.inf
-    yield _near(f"k3 attend, {kind.name}: parts", parts, exact, kind.tolerance)
-    yield _near(f"k3 attend, {kind.name}: LSE", lses.cpu()[read], exact_lses[read], kind.tolerance)
+    yield near(f"k3 attend, {kind.name}: parts", parts, exact, kind.tolerance)
+    yield near(f"k3 attend, {kind.name}: LSE", lses.cpu()[read], exact_lses[read], kind.tolerance)
     tiles = torch.tensor(
         [
             (place, first_item, i)
@@ -149,8 +149,8 @@ def _spans(bench: Bench, kind: Kind) -> Iterator[CheckRow]:
     views = [slot.transpose(1, 2) for slot in (slots[0].to(position), slots[1].to(position), slots[2], slots[3])]
     lowrank_spans.reconstruct(spans, tiles.to(position), views[0], views[1])
     lowrank_spans.reconstruct(exact_spans, tiles, views[2], views[3])
-    yield _near(f"k3 reconstruct, {kind.name}: keys", views[0], views[2], kind.tolerance)
-    yield _near(f"k3 reconstruct, {kind.name}: values", views[1], views[3], kind.tolerance)
+    yield near(f"k3 reconstruct, {kind.name}: keys", views[0], views[2], kind.tolerance)
+    yield near(f"k3 reconstruct, {kind.name}: values", views[1], views[3], kind.tolerance)
 
 
 CHECKS = (_attend, _merge, _scores, _spans)

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterator
 from functools import partial
 
+from kvlens.kernels import compat
 from kvlens.kernels.lowrank_bytes import factor_bytes
 from kvlens.kernels.slot_tables import slot_tables, slot_tables_torch
 from kvlens.kernels.zone_torch import zone_plan_torch
@@ -35,6 +36,11 @@ AIM = 0.8
 SPREAD = 512 << 20
 """bytes that the copies of a kernel's input come to, far above an H100's 50 MB of L2"""
 SMALLER = "measure fewer contexts: --contexts 8192,32768"
+
+
+GATHERS = ((16, 16), (16, 64), (32, 16), (32, 32), (32, 64), (64, 16), (64, 32), (16, 128))
+"""tokens a program has under way, and programs, worth measuring"""
+OVERLAPPED = ", overlapped"
 
 
 def measure(bench: Bench) -> Iterator[KernelRow]:
@@ -72,7 +78,9 @@ def _attend(bench: Bench) -> Iterator[KernelRow]:
             yield _row(
                 bench, "k1", f"{name}, masses", partial(calls.k1_step, bench, tokens, True, None), size, COPY, aim
             )
-            for splits in () if bench.dry else (8, 16, 32, 64):
+            if not bench.dry:
+                yield _row(bench, "k1", name + OVERLAPPED, partial(_overlapped, bench, tokens), size, COPY)
+            for splits in () if bench.dry else (16, 24, 32, 48, 64):
                 yield _row(
                     bench,
                     "k1",
@@ -92,6 +100,20 @@ def _attend(bench: Bench) -> Iterator[KernelRow]:
                         size,
                         COPY,
                     )
+
+
+def _overlapped(bench: Bench, tokens: int) -> Step:
+    """k1 whose launches begin while the kernels before them end."""
+    step = calls.k1_step(bench, tokens, False, None)
+
+    def overlapped() -> None:
+        compat.OVERLAP = True
+        try:
+            step()
+        finally:
+            compat.OVERLAP = False
+
+    return overlapped
 
 
 def _scores(bench: Bench) -> Iterator[KernelRow]:
@@ -136,7 +158,11 @@ def _tokens(bench: Bench) -> Iterator[KernelRow]:
     for count in (16,) if bench.dry else (64, 512, 4096, 65536):
         size, setting = count * bench.model.kv.head_token_bytes, f"{count} single tokens"
         aim = AIM if count >= 4096 else None
-        yield _row(bench, "token gather", setting, partial(token_step, bench, count), size, TO_DEVICE, aim)
+        step = partial(token_step, bench, count)
+        yield _row(bench, "token gather", setting, partial(step, None, None), size, TO_DEVICE, aim)
+        for tokens, ctas in () if bench.dry else GATHERS:
+            name = f"{setting}, {ctas} CTAs of {tokens}"
+            yield _row(bench, "token gather", name, partial(step, tokens, ctas), size, TO_DEVICE)
 
 
 def _zones(bench: Bench) -> Iterator[KernelRow]:

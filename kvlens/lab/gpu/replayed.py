@@ -49,26 +49,38 @@ class Replay:
         self.requested = self._window(target)
         self.before = self.requested.clone()
         self.waits = (torch.rand(TURNS, kv.layers, kv.kv_heads) < self.shape.waited).to(device)
+        self.now = torch.zeros(kv.layers, kv.kv_heads, dtype=torch.bool, device=device)
+        self.fine = torch.zeros(kv.layers, kv.kv_heads, 0, dtype=torch.bool, device=device)
+        """[L, H_kv, S]: spans that are read at this step; its width is known when the method first selects"""
+        self.parts = self.fine.long()
+        """the same with the tokens read of each"""
 
     def _window(self, wanted_count: int) -> torch.Tensor:
         place = (self.step * self.missed + torch.arange(wanted_count, device=self.step.device)) % self.order.shape[1]
         return self.order[:, place]
 
-    def next(self) -> None:
-        """Another step: its wishes, and those of the one before."""
+    def next(self, spans: int) -> None:
+        """Another step: its wishes, those of the one before, and what every layer answers. Made once for all layers, so
+        that what stands in for a decision is no part of a layer's time. spans: span ids that the method selects from.
+        """
+        if self.fine.shape[2] != spans:
+            self.fine = self.fine.new_zeros(*self.fine.shape[:2], spans)
+            self.parts = self.fine.long()
         self.before.copy_(self.requested)
         self.step.add_(1)
         self.requested.copy_(self._window(self.wanted))
+        self.now.copy_(self.waits.index_select(0, self.step % TURNS)[0])
+        read = torch.where(self.now[..., None], self.requested, self.before)
+        self.fine.zero_()
+        self.fine.scatter_(2, read, True)
+        self.parts.copy_(self.fine).mul_(self.tokens)
 
     def answer(self, layer: int, selection: Selection) -> Selection:
         """`selection` with the replayed wishes in place of its own. Where all KV heads wait there is one plan, not one
         before the attention and an empty one after it."""
-        now, read = None, self.requested
-        if selection.now is not None and self.shape.waited < 1:
-            now = self.waits.index_select(0, self.step % TURNS)[0, layer]
-            read = torch.where(now[:, None], self.requested, self.before)
-        fine = torch.zeros_like(selection.fine[:, 0]).scatter(1, read, True)[:, None].expand_as(selection.fine)
-        tokens = None if selection.tokens is None else torch.where(fine, self.tokens, 0)
+        now = self.now[layer] if selection.now is not None and self.shape.waited < 1 else None
+        fine = self.fine[layer, :, None].expand_as(selection.fine)
+        tokens = None if selection.tokens is None else self.parts[layer, :, None].expand_as(selection.tokens)
         requested = self.requested if self.moves else self.requested[:, :0]
         return replace(selection, fine=fine, requested=requested, tokens=tokens, now=now)
 
@@ -91,7 +103,7 @@ def replayed(method: type[Method], replay: Replay) -> type[Method]:
                 return selection
             if self._first_layer in (-1, layer):
                 self._first_layer = layer
-                replay.next()
+                replay.next(selection.fine.shape[2])
             return replay.answer(layer, selection)
 
     return Replayed

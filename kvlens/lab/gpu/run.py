@@ -11,7 +11,19 @@ from pathlib import Path
 from typing import Any, Literal
 
 from kvlens import __version__
-from kvlens.lab.gpu import ceilings, decode, headlines, kernel_checks, kernel_times, ledger, offload, recording, tier
+from kvlens.lab.gpu import (
+    ceilings,
+    decode,
+    headlines,
+    kernel_checks,
+    kernel_times,
+    ledger,
+    matvec_times,
+    offload,
+    recording,
+    step_checks,
+    tier,
+)
 from kvlens.lab.gpu.device import DryDevice, pick, slug
 from kvlens.lab.gpu.failures import Lacking, sentence
 from kvlens.lab.gpu.part import HERE, Bench, Part
@@ -35,7 +47,20 @@ from kvlens.models.find import SMOLLM2
 NOTE = f"Llama-3.1-8B's shape. Decode: {decode.LABEL}."
 CONTEXTS, BATCHES = (8192, 32768, 131072), (1, 8)
 DRY_CONTEXTS, DRY_BATCHES = (256, 512), (1, 2)
-NAMES = ("ceilings", "checks", "engine", "ledger", "offload", "kernels", "decode", "recording", "compiled", "headlines")
+NAMES = (
+    "ceilings",
+    "checks",
+    "step checks",
+    "engine",
+    "ledger",
+    "offload",
+    "matvecs",
+    "kernels",
+    "decode",
+    "recording",
+    "compiled",
+    "headlines",
+)
 UNENDED = "it was begun and did not end"
 
 Say = Callable[[str], None]
@@ -86,10 +111,13 @@ def all_parts(contexts: Sequence[int], batches: Sequence[int]) -> list[Part]:
     return [
         ceilings.PART,
         kernel_checks.PART,
+        step_checks.PART,
         tier.PART,
         ledger.PART,
         offload.PART,
+        matvec_times.PART,
         kernel_times.PART,
+        decode.ways(middle),
         *(part for part in whole if part not in alike),
         recording.PART,
         *alike,
@@ -113,6 +141,7 @@ def measure(request: Request, say: Say, device: DryDevice | None = None) -> Path
     header = {"dry_run": device.dry, "device": facts, "versions": versions, "note": f"{NOTE} {rates.describe()}"}
     result = begin(path, header)
     runs, until = request.out / f"{path.stem}-runs", time.monotonic() + 60 * request.minutes
+    matvec_times.adopt(result)
     bench = Bench(device, contexts, batches, result, rates, offloaded=request.model, runs=runs, until=until)
     parts = [
         part for part in all_parts(contexts, batches) if not request.parts or part.name.startswith(tuple(request.parts))

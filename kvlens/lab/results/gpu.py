@@ -65,6 +65,11 @@ Scope = Literal["decode", "compiled"]
 """a whole step, the Hugging Face modules through kvlens/lab/gpu/static; the same, compiled whole"""
 
 
+Way = Literal["modules", "fused", "fused, overlapped"]
+"""how the layers around the attention are computed: by the modules of transformers; by few fused kernels
+(kvlens/lab/gpu/static/llama.py); by the same, each launched while the one before ends"""
+
+
 RateSource = Literal["recorded", "papers", "set", "none"]
 """where replayed rates come from: runs of ours; the papers, and ours where they give none; set, to be swept; the method
 has none"""
@@ -104,6 +109,7 @@ class StepRow:
     """over the bus per step, by the run's own counter"""
     kernels: str = "triton"
     """what attends: k1, or PyTorch"""
+    way: Way = "modules"
     kind: Literal["step"] = "step"
 
 

@@ -181,5 +181,6 @@ class ColdPages(Method):
 def best(score: torch.Tensor, count: int) -> torch.Tensor:
     """The `count` highest of each row, best first, the earlier one where two are equal: [H_kv, X] -> int64 [H_kv,
     count], -1 where nothing above -inf is left."""
-    order = score.argsort(dim=-1, descending=True, stable=True)[:, :count]
-    return order.masked_fill(score.gather(-1, order) == float("-inf"), -1)
+    from kvlens.kernels.best_rows import best_rows
+
+    return best_rows(score, count)

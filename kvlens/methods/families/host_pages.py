@@ -28,14 +28,17 @@ class HostPageRetrieval(PageSummaries, ColdPages):
     """Base of the family whose pages lie in host memory. `params` is a ColdPagesParameters, or has its fields."""
 
     family = "page_retrieval"
+    ranks_stored = False
+    """`rank` takes summaries in the type that they are stored in, not in float32"""
 
     def shown(self, score: torch.Tensor) -> torch.Tensor:
         """What `rank` found [H_kv, P], as the record is to have it."""
         return score
 
-    def chosen(self, at: int, q: torch.Tensor, wishes: torch.Tensor, score: torch.Tensor) -> Selection:
+    def chosen(self, at: int, q: torch.Tensor, wishes: torch.Tensor, score: torch.Tensor | None) -> Selection:
         """What the query heads attend. at: which of the layers that are not dense; q [Hq, D]; wishes int64 [H_kv, W]:
-        span ids of the best pages, -1 where there is none; score [H_kv, S], for the record."""
+        span ids of the best pages, -1 where there is none; score [H_kv, S], for the record, None: nothing is recorded.
+        """
         from kvlens.memory.placement import Selection
 
         return Selection(self.reads(wishes), wishes, fits=True, score=score)
@@ -69,8 +72,6 @@ class HostPageRetrieval(PageSummaries, ColdPages):
 
     # ------------------------------------------------------------------------------------------------------ decoding
     def select(self, layer: int, q: torch.Tensor) -> Selection | None:
-        import torch
-
         from kvlens.memory.placement import index_read
 
         plan, shape, row = self._plan, self.context.shape, layer - self.params.dense_layers
@@ -79,10 +80,19 @@ class HostPageRetrieval(PageSummaries, ColdPages):
         score = self.scores(row, q)
         pages = self.wished(row, score)
         wishes = (pages + plan.first_id).masked_fill(pages < 0, -1)
-        logged = torch.full((shape.kv_heads, plan.first_id + plan.pages), float("nan"), device=q.device)
-        logged[:, plan.first_id :] = self.shown(score).masked_fill(score == float("-inf"), float("nan"))
+        logged = self._log(score) if self.keeps_journal else None
         read = index_read(lambda: self._pages * self.index_bytes(self.params, shape) // shape.kv_heads)
         return replace(self.chosen(row, q, wishes, logged), index_bytes=read)
+
+    def _log(self, score: torch.Tensor) -> torch.Tensor:
+        """Return scores of pages [H_kv, P] as the record has them, by span id [H_kv, S], NaN where there is none."""
+        import torch
+
+        plan = self._plan
+        assert plan is not None
+        logged = torch.full((len(score), plan.first_id + plan.pages), float("nan"), device=score.device)
+        logged[:, plan.first_id :] = self.shown(score).masked_fill(score == float("-inf"), float("nan"))
+        return logged
 
     def scores(self, at: int, q: torch.Tensor) -> torch.Tensor:
         """What pages rank by, float32 [H_kv, P], -inf where there is none. at: which of the layers that are not dense;
@@ -93,7 +103,8 @@ class HostPageRetrieval(PageSummaries, ColdPages):
         assert plan is not None
         present = torch.arange(plan.pages, device=q.device) < self._filled
         sizes = ((*grouped.shape[:2], plan.pages), (len(grouped), 1, plan.pages))
-        ranked = self.rank(grouped, self._summaries[at].float(), present)
+        stored = self._summaries[at]
+        ranked = self.rank(grouped, stored if self.ranks_stored else stored.float(), present)
         score: torch.Tensor = self.checks.tensor("rank", ranked, sizes, layer=at + self.params.dense_layers)
         score = score.amax(1).masked_fill(~present, float("-inf"))
         self.checks.rankable("rank", score, at + self.params.dense_layers)

@@ -44,6 +44,7 @@ class FreeKV(HostPageRetrieval):
     presets = PRESETS
     static_ready = True
     streamed = token_major = True
+    ranks_stored = True
     params: FreeKVParameters
 
     def __init__(self, params: FreeKVParameters, context: RunContext) -> None:
@@ -91,19 +92,20 @@ class FreeKV(HostPageRetrieval):
         return held and {**held, "last_queries": (self._queries,), "last_selection": (self._selected,)}
 
     # ------------------------------------------------------------------------------------------------------ decoding
-    def chosen(self, at: int, q: torch.Tensor, wishes: torch.Tensor, score: torch.Tensor) -> Selection:
+    def chosen(self, at: int, q: torch.Tensor, wishes: torch.Tensor, score: torch.Tensor | None) -> Selection:
         import torch
 
+        from kvlens.kernels.group_cosine import group_cosine
         from kvlens.memory.placement import Gate, Selection
-        from kvlens.methods.freekv.score import similarity
 
         params, shape, read = self.params, self.context.shape, wishes
         now, gate, heads, kv_heads = None, None, {}, {}
         if self._speculates:
-            alike = similarity(q, self._queries[at], shape.kv_heads, params.correction_pooling)
+            alike = group_cosine(q, self._queries[at], shape.kv_heads, params.correction_pooling)
             now, gate = self._corrected(alike), Gate(alike, params.tau)
             read = torch.where(now[:, None], wishes, self._selected[at])
-            heads, kv_heads = {"corrected": now.float().repeat_interleave(shape.group)}, {"similarity": alike}
+            if self.keeps_journal:
+                heads, kv_heads = {"corrected": now.float().repeat_interleave(shape.group)}, {"similarity": alike}
         self._queries[at].copy_(q)
         self._selected[at].copy_(wishes)
         return Selection(

@@ -1,4 +1,4 @@
-"""FreeKV's tensor maths: page summaries, their scores, what a group agrees on, query similarity.
+"""FreeKV's tensor maths: page summaries, their scores, what a group agrees on.
 
 Shapes: Hq query heads, H_kv KV heads, G = Hq / H_kv, D head size, P rows of the summary table.
 """
@@ -19,9 +19,9 @@ def summarise(keys: torch.Tensor) -> torch.Tensor:
 def page_scores(
     q: torch.Tensor, summary: torch.Tensor, candidate: torch.Tensor, pooling: Pooling, scale: float
 ) -> torch.Tensor:
-    """What pages are ranked by: q [H_kv, G, D], summary [H_kv, P, 2 D], both float32, candidate bool [P] -> [H_kv, P],
-    -inf where no candidate; of MeanS and MaxS the logarithm (app. B.2; kernels/page_scores.py). `scale` multiplies the
-    bounds."""
+    """What pages are ranked by: q [H_kv, G, D] float32, summary [H_kv, P, 2 D] as stored, candidate bool [P] -> [H_kv,
+    P], -inf where no candidate; of MeanS and MaxS the logarithm (app. B.2; kernels/page_scores.py). `scale` multiplies
+    the bounds."""
     low, high = summary[None].chunk(2, -1)
     able = candidate.expand(1, len(summary), -1)
     return kernel.page_scores(q.flatten(0, 1)[None], low, high, able, pooling, scale)[0]
@@ -30,10 +30,3 @@ def page_scores(
 def published(scores: torch.Tensor, pooling: str) -> torch.Tensor:
     """Scores of `page_scores` on the paper's scale: shares for MeanS and MaxS, the others as they are."""
     return scores.exp() if pooling.endswith("S") else scores
-
-
-def similarity(q: torch.Tensor, previous: torch.Tensor, kv_heads: int, pooling: str) -> torch.Tensor:
-    """Cosine of this step's queries and the last step's (C_i, sec. 3.1), pooled over each group: [Hq, D] twice ->
-    [H_kv]."""
-    cosine = torch.cosine_similarity(q.float(), previous.float(), dim=-1).unflatten(0, (kv_heads, -1))
-    return {"mean": cosine.mean, "max": cosine.amax, "min": cosine.amin}[pooling](-1)

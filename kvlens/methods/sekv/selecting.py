@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import torch
 
+from kvlens.kernels.best_rows import best_rows
 from kvlens.memory.placement import Gate, Selection, index_read
 from kvlens.methods.sekv.params import SeKVParameters
 from kvlens.methods.sekv.routing import Routing
@@ -53,8 +54,8 @@ def selection(
     else:
         zoomable = empty[0, 0].scatter(0, routing.span, alive)
     priority = best.masked_fill(~(z.any(1) & alive), float("-inf"))
-    order = priority.argsort(dim=-1, descending=True, stable=True)
-    wishes = routing.span[order].masked_fill(priority.gather(-1, order) == float("-inf"), -1)
+    order = best_rows(priority, priority.shape[1])
+    wishes = routing.span[order.clamp(min=0)].masked_fill(order < 0, -1)
     if not params.reconstruction:
         z, wishes = torch.zeros_like(z), torch.full_like(wishes, -1)
     highest = score[:, 0].unflatten(0, (shape.kv_heads, -1)).masked_fill(~alive[..., None, :], float("-inf"))

@@ -34,15 +34,18 @@ class SlotAttention:
         ]
         self._in_bag = [torch.zeros((), dtype=torch.long, device=memory.device) for _ in memory.hot.pools]
         """tokens in each pool's bag, the step's own included"""
-        self._shared: dict[int, Live] = {}
+        self.shared: dict[int, Live] = {}
+        """what all layers of a pool read, by the pool's number"""
+        self.rows_behind: dict[int, int] = {}
+        """numbers of other sequences' bias before this one's, where a batch holds it"""
         heads, group = memory.shape.kv_heads, memory.shape.group
         for number, pool in enumerate(memory.hot.pools if kernels == "triton" else ()):
             if self._prefix[number]:
-                self._shared[number] = live_prefix(
+                self.shared[number] = live_prefix(
                     torch.zeros((), dtype=torch.long, device=memory.device), heads, pool.zones.slots, self.page
                 )
             elif set_between_steps:
-                self._shared[number] = live_pages(
+                self.shared[number] = live_pages(
                     torch.zeros(heads, group, pool.zones.slots, device=memory.device), self.page
                 )
         self._pool_of = [number for number, pool in enumerate(memory.hot.pools) for _ in pool.layers]
@@ -52,15 +55,24 @@ class SlotAttention:
     def bytes(self) -> int:
         """Device bytes of what is kept from layer to layer."""
         return sum(
-            x.numel() * x.element_size() for live in self._shared.values() for x in live.tensors() if x is not None
+            x.numel() * x.element_size() for live in self.shared.values() for x in live.tensors() if x is not None
         )
+
+    @property
+    def shares_all(self) -> bool:
+        """Every layer reads its pool's shared table."""
+        return len(self.shared) == len(self.memory.hot.pools)
+
+    def pool_of(self, layer: int) -> int:
+        """Return the number of the pool that holds a layer."""
+        return self._pool_of[layer]
 
     def check(self) -> None:
         """Between steps: what is shared by layers is alike in them."""
         for number, pool in enumerate(self.memory.hot.pools):
             if self._prefix[number]:
                 assert not pool.gaps, "the live slots were a prefix of the pool, and are no more"
-            elif number in self._shared:
+            elif number in self.shared:
                 for table in (pool.position, pool.span, pool.role):
                     assert bool((table == table[:1]).all()), (
                         "a selection made between steps is read by layers that hold different tokens"
@@ -76,12 +88,14 @@ class SlotAttention:
         """position int64 [1] of the step's token, whose slot has been taken; selection: of all layers, where it was
         made between steps."""
         memory = self.memory
-        for number, live in self._shared.items():
+        for number, live in self.shared.items():
             pool = memory.hot.pools[number]
             if self._prefix[number]:
                 live.become(self._live_prefix(number, position[0]))
             else:
                 live.become(slot_tables_triton(self._reads(pool.layers.start, selection), self.page))
+                if live.row is not None and self.rows_behind.get(number):
+                    live.row.add_(self.rows_behind[number])
 
     def _live_prefix(self, number: int, position: torch.Tensor) -> Live:
         pool = self.memory.hot.pools[number]
@@ -104,7 +118,7 @@ class SlotAttention:
         attends, bool [H, C], with them."""
         memory = self.memory
         slots = memory.hot.slots(layer)
-        live = self._shared.get(self._pool_of[layer])
+        live = self.shared.get(self._pool_of[layer])
         if live is not None and (selection is None or live.bias is not None):
             return self._by_k1(q, slots, live, scaling)
         reads = self._reads(layer, selection)

@@ -18,6 +18,7 @@ from kvlens.engine.hf_attention import SessionLayer
 from kvlens.lab.gpu.static.decoder import StaticDecoder
 from kvlens.lab.gpu.static.driver import Driver
 from kvlens.lab.gpu.static.session import StaticSession
+from kvlens.lab.gpu.static.together import Together, together
 
 
 class Lanes(Protocol):
@@ -73,6 +74,8 @@ class BatchSessions:
 
     def __init__(self, sessions: Sequence[StaticSession], over: Lanes) -> None:
         self.sessions, self.lanes = sessions, over
+        self.together: Together | None = None
+        """what one launch does for all sequences; None: every launch is one sequence's"""
 
     def tokens_seen(self, layer: int) -> int:
         """Positions are given to the model, so nobody may ask."""
@@ -84,8 +87,17 @@ class BatchSessions:
             with self.lanes.enter(row):
                 session.write(layer, keys[row], values[row])
 
+    def turn_and_write(self, layer: int, qkv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        """See kvlens.lab.gpu.static.llama.Attention."""
+        if self.together is not None:
+            return self.together.turn_and_write(layer, qkv, cos, sin)
+        parts = zip(self.sessions, qkv.split(1), cos.split(1), sin.split(1), strict=True)
+        return torch.cat([session.turn_and_write(layer, *row) for session, *row in parts])
+
     def attend(self, layer: int, q: torch.Tensor, scaling: float) -> torch.Tensor:
         """q [B, Hq, 1, D] -> attention output of the same shape."""
+        if self.together is not None and self.together.attends:
+            return self.together.attend(layer, q, scaling)
         rows = []
         for row, session in enumerate(self.sessions):
             with self.lanes.enter(row):
@@ -127,12 +139,9 @@ class BatchDecoder(Driver):
                 session.begin()
         self.seam.lanes.join()
         positions = torch.stack([session.position for session in self.sessions])
-        out = self.model(
-            input_ids=self._tokens, position_ids=positions, past_key_values=self.cache, use_cache=True, logits_to_keep=1
-        )
+        logits = self._forward(positions, self.seam, self.cache)
         for session in self.sessions:
             session.end()
-        logits: torch.Tensor = out.logits[:, -1]
         return logits
 
     def step(self, tokens: Sequence[int]) -> torch.Tensor:
@@ -150,8 +159,14 @@ class BatchDecoder(Driver):
     def compiled(self, backend: Any = "inductor") -> Self:
         """As Driver.compiled, all sequences in one graph. Sequences run one after the other there: what runs beside
         what is not the compiler's to see."""
-        self.seam.lanes = OneLane()
+        self.seam.lanes, self.seam.together = OneLane(), None
         return super().compiled(backend)
+
+    def fused(self) -> Self:
+        """As Driver.fused; tokens are written, and where nobody selects inside a step attended, by one launch for all
+        sequences."""
+        self.seam.together = together(self.sessions)
+        return super().fused()
 
     def moved_bytes(self) -> torch.Tensor:
         """Payload brought to the device so far, int64 [B, 2, L, H_kv]: before attentions that waited, and after

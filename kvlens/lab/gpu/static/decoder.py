@@ -69,7 +69,11 @@ class StaticDecoder(Driver):
         super().__init__(loaded.model, [generation], [self.session])
 
     def _step(self) -> torch.Tensor:
-        return self.session.step(self._tokens)[None]
+        session = self.session
+        session.begin()
+        logits = self._forward(session.position[None], session, session.cache)
+        session.end()
+        return logits
 
     def step(self, token: int) -> torch.Tensor:
         """Feed `token` -> logits [V]. At step 0 it has to be the prompt's last token."""

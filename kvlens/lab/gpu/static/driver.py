@@ -15,6 +15,7 @@ import torch
 from kvlens.engine.loop import Generation, decode
 from kvlens.engine.steps import Course
 from kvlens.lab.gpu.static import cuda
+from kvlens.lab.gpu.static.llama import Attention, FusedLlama
 from kvlens.lab.gpu.static.session import StaticSession
 from kvlens.methods.run_inputs import StepEnd
 
@@ -28,6 +29,7 @@ class Driver(ABC):
         self._tokens = torch.zeros(len(self.sessions), 1, dtype=torch.long, device=model.device)
         self._plain: Callable[[], torch.Tensor] = self._step
         self._run = self._plain
+        self._fused: FusedLlama | None = None
         self._captured = False
         self._warm = False
         """a step like those to come has been made, so everything that compiles, loads or allocates once has done so"""
@@ -44,6 +46,17 @@ class Driver(ABC):
     @abstractmethod
     def _step(self) -> torch.Tensor:
         """`_tokens` through the model -> logits [B, V]. Tensors only."""
+
+    def _forward(self, positions: torch.Tensor, attention: Attention, cache: Any) -> torch.Tensor:
+        """`_tokens` at positions [B, 1] through the fused kernels, or through the modules with `cache` -> logits [B,
+        V]."""
+        if self._fused is not None:
+            return self._fused(self._tokens, positions, attention)
+        out = self.model(
+            input_ids=self._tokens, position_ids=positions, past_key_values=cache, use_cache=True, logits_to_keep=1
+        )
+        logits: torch.Tensor = out.logits[:, -1]
+        return logits
 
     # ---- decoding
     @torch.inference_mode()
@@ -81,6 +94,13 @@ class Driver(ABC):
         return [generation.result.ids for generation in self.generations]
 
     # ---- other ways to make the step
+    def fused(self) -> Self:
+        """From now on the model's layers run by few fused kernels instead of the modules of transformers. Raises
+        ValueError for a model that is not computed as Llama is."""
+        self._fused = FusedLlama(self.model)
+        self._warm = False
+        return self
+
     def compiled(self, backend: Any = "inductor") -> Self:
         """From step 1 on the step is one graph of torch.compile, without a break and with fixed shapes. There is no
         second stream in it: who holds the memory that the other one still reads is not the compiler's to see."""

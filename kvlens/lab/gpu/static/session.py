@@ -17,6 +17,7 @@ from kvlens.engine.hf_attention import SessionCache
 from kvlens.engine.session import Session
 from kvlens.kernels.choice import Backend, backend
 from kvlens.kernels.pool_attend import fits
+from kvlens.lab.gpu.kernels.rotary_write import rotary_write
 from kvlens.lab.gpu.static import cuda
 from kvlens.lab.gpu.static.attend import SlotAttention
 from kvlens.lab.gpu.static.recall import StaticRecall
@@ -29,9 +30,10 @@ from kvlens.memory.span_table import WINDOW
 from kvlens.methods.run_inputs import StepEnd
 
 
-@dataclass(frozen=True)
+@dataclass
 class Window:
-    """The ring of one pool, and where in it this step's token lies: slot int64 [1]."""
+    """The ring of one pool, and where in it this step's token lies: slot int64 [1], part of a batch's where there is
+    one."""
 
     pool: Pool
     slot: torch.Tensor
@@ -47,7 +49,7 @@ class Window:
 
 class StaticSession:
     """Takes over a session whose prefill has finished; the session must not decode any more, and its recall bookkeeping
-    on the host is not used. Per step: `between_steps` on the host, then `step` on the device.
+    on the host is not used. Per step: `between_steps` on the host, then on the device `begin`, the model, `end`.
     """
 
     def __init__(
@@ -128,20 +130,6 @@ class StaticSession:
             self.ring.stepped()
 
     # ---- in the step
-    def step(self, token: torch.Tensor) -> torch.Tensor:
-        """token int64 [1, 1] through the model -> logits [V]. Tensors only; the position moves on by one."""
-        self.begin()
-        out = self.model(
-            input_ids=token,
-            position_ids=self.position[None],
-            past_key_values=self.cache,
-            use_cache=True,
-            logits_to_keep=1,
-        )
-        self.end()
-        logits: torch.Tensor = out.logits[0, -1]
-        return logits
-
     def begin(self) -> None:
         """Before the model: the step's token takes its slots."""
         for window in self._windows:
@@ -173,6 +161,21 @@ class StaticSession:
             newest = pool.bag[row, :, None, None].expand_as(keys)
             pool.keys[row].scatter_(1, newest, keys)
             pool.values[row].scatter_(1, newest, values)
+
+    def window_of(self, layer: int) -> Window:
+        """Return the ring in which a layer's newest token lies."""
+        return self._window_of[layer]
+
+    def place(self, layer: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return keys and values [H_kv, C, D] of a layer, and each KV head's slot of the step's token, int64 [H_kv]."""
+        pool = self.memory.hot.pool(layer)
+        row = layer - pool.layers.start
+        slot = self._window_of[layer].slot.expand(len(self._all)) if pool.bag is None else pool.bag[row]
+        return pool.keys[row], pool.values[row], slot
+
+    def turn_and_write(self, layer: int, qkv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        """See kvlens.lab.gpu.static.llama.Attention."""
+        return rotary_write(qkv, cos, sin, *self.place(layer))
 
     def attend(self, layer: int, q: torch.Tensor, scaling: float) -> torch.Tensor:
         """q [1, Hq, 1, D] -> attention output of the same shape. The order is the ordinary session's: what is due now

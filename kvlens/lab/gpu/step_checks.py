@@ -1,0 +1,190 @@
+"""The kernels of the fused step against float64, and the step itself against the modules of transformers, on the
+device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from kvlens.kernels import compat
+from kvlens.lab.gpu import decode
+from kvlens.lab.gpu.failures import sentence
+from kvlens.lab.gpu.kernel_checks import DIM, GROUP, HEADS, KINDS, Kind, near
+from kvlens.lab.gpu.kernels.matvec import Around, matvec, matvec_torch
+from kvlens.lab.gpu.kernels.rotary_write import Places, rotary_write, rotary_write_torch
+from kvlens.lab.gpu.part import Bench, Part
+from kvlens.lab.results.gpu import CheckRow
+
+if TYPE_CHECKING:
+    from kvlens.engine.models import LoadedModel
+
+AROUNDS = ((False, False, False), (False, False, True), (True, True, False))
+"""with a norm, gated, with a residual"""
+STEP_TOLERANCE = {"bf16": 3e-2, "fp16": 4e-3, "fp32": 2e-5}
+"""of the logits of a two-layer model, which both ways round in different places"""
+STEPS = 3
+CASES: tuple[tuple[str, dict[str, Any], str | None], ...] = (
+    ("full", {}, None),
+    ("streaming_llm", {}, "0.3"),
+    ("chess", {}, None),
+    ("freekv", {"preset": "demo"}, "0.4"),
+)
+
+
+@torch.inference_mode()
+def measure(bench: Bench) -> Iterator[CheckRow]:
+    """A check that cannot be run is a failed check, and the others go on."""
+    torch.manual_seed(0)
+    checks: list[tuple[str, Callable[[], Iterator[CheckRow]]]] = []
+    for overlapped in (False,) if bench.dry else (False, True):
+        label = ", overlapped" if overlapped else ""
+        for kind in KINDS[:1] if overlapped else KINDS:
+            checks.append((f"mat-vec, {kind.name}{label}", partial(_matvecs, bench, kind, overlapped, label)))
+            checks.append((f"rotary, {kind.name}{label}", partial(_rotary, bench, kind, overlapped, label)))
+        checks += [
+            (f"step, {kind.name}{label}", partial(_steps, bench, kind, overlapped, label))
+            for kind in (KINDS[:1] if overlapped else KINDS[::2])
+        ]
+    for name, check in checks:
+        try:
+            yield from check()
+        except Exception as problem:
+            if not bench.device.alive():
+                raise
+            yield CheckRow(f"{name}: {sentence(problem, 'free memory of the device')[0]}", -1.0, 0.0, False)
+        finally:
+            compat.OVERLAP = False
+
+
+def _wide(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    return None if tensor is None else tensor.double().cpu()
+
+
+def _matvecs(bench: Bench, kind: Kind, overlapped: bool, label: str) -> Iterator[CheckRow]:
+    """Each product follows one whose result it reads, so that a kernel which does not wait reads what is not there."""
+    compat.OVERLAP = overlapped
+    size = (96, 96) if bench.dry else (2048, 2048)
+    for vectors in (1, 8):
+        for norm, gated, add in AROUNDS:
+            normal = partial(bench.device.normal, dtype=kind.dtype)
+            first = normal(size[1], size[0], scale=size[0] ** -0.5)
+            matrix = normal(size[0] * (2 if gated else 1), size[1], scale=size[1] ** -0.5)
+            x, weight, extra = normal(vectors, size[0]), normal(size[1]), normal(vectors, size[0])
+            around = Around(weight if norm else None, 1e-5, gated, extra if add else None)
+            for _ in range(4):
+                out = matvec(matvec(x, first), matrix, around)
+            wide = Around(_wide(around.norm), around.epsilon, gated, _wide(around.add))
+            inner = matvec_torch(x.double().cpu(), first.double().cpu())
+            exact = matvec_torch(inner, matrix.double().cpu(), wide)
+            parts = [name for name, there in (("norm", norm), ("gate", gated), ("residual", add)) if there]
+            name = f"mat-vec, {kind.name}, {vectors} vectors{''.join(f', {part}' for part in parts)}{label}"
+            yield near(name, out, exact, 2 * kind.tolerance)
+
+
+def _rotary(bench: Bench, kind: Kind, overlapped: bool, label: str) -> Iterator[CheckRow]:
+    compat.OVERLAP = overlapped
+    queries, slots = HEADS * GROUP, 50
+    normal = partial(bench.device.normal, dtype=kind.dtype)
+    qkv = normal(1, (queries + 2 * HEADS) * DIM)
+    angle = bench.device.normal(1, DIM // 2, dtype=torch.float32).repeat(1, 2)
+    cos, sin = angle.cos().to(kind.dtype), angle.sin().to(kind.dtype)
+    keys, values = (torch.zeros(HEADS, slots, DIM, dtype=kind.dtype, device=bench.device.at) for _ in range(2))
+    slot = torch.arange(HEADS, device=bench.device.at) * 3
+    q = rotary_write(qkv, cos, sin, keys, values, slot)
+    sides = [torch.zeros(HEADS, slots, DIM, dtype=torch.float64) for _ in range(2)]
+    turned = [x.double().cpu() for x in (qkv, cos, sin)]
+    exact = rotary_write_torch(turned[0], turned[1], turned[2], Places(sides[0], sides[1], slot.cpu()[None]))
+    for name, found, expected in (("queries", q, exact), ("keys", keys, sides[0]), ("values", values, sides[1])):
+        yield near(f"rotary embedding and write, {kind.name}{label}: {name}", found, expected, kind.tolerance)
+
+
+def _steps(bench: Bench, kind: Kind, overlapped: bool, label: str) -> Iterator[CheckRow]:
+    """Whole steps of one sequence and of three, fused and through the modules, fed the same tokens; on a device the
+    fused ones from a graph."""
+    from kvlens.lab.gpu.static import BatchDecoder
+
+    model = _small_model(bench, kind)
+    for name, more, budget in CASES:
+        if budget is not None and more and kind.name != "fp32":
+            continue  # rounding changes which pages it takes
+        for batch in (1, 3):
+            plain, fused = (
+                BatchDecoder([_decoder(model, name, more, budget, 300 + seed) for seed in range(batch)])
+                for _ in range(2)
+            )
+            compat.OVERLAP = False
+            worst = 0.0
+            try:
+                fused.fused()
+                tokens = [decoder.prompt.ids[-1] for decoder in plain.decoders]
+                for step in range(STEPS):
+                    expected = plain.step(tokens).double().cpu()
+                    compat.OVERLAP = overlapped
+                    if step == STEPS - 1 and not bench.dry:
+                        fused.capture()
+                    found = fused.step(tokens).double().cpu()
+                    compat.OVERLAP = False
+                    difference = float((found - expected).norm() / expected.norm())
+                    worst = max(worst, difference if difference == difference else float("inf"))
+                    tokens = expected.argmax(-1).tolist()
+            finally:
+                plain.close()
+                fused.close()
+            tolerance = STEP_TOLERANCE[kind.name]
+            row = f"fused step, {kind.name}, {name}, {batch} sequences{label}: logits"
+            yield CheckRow(row, worst if worst < float("inf") else -1.0, tolerance, worst <= tolerance)
+
+
+def _small_model(bench: Bench, kind: Kind) -> LoadedModel:
+    """Two layers of a Llama with the 8B model's heads."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from kvlens.engine.hf_attention import ATTENTION
+    from kvlens.engine.models import LoadedModel
+    from kvlens.lab.gpu.model import Letters
+    from kvlens.shape import KVShape
+
+    dim = 16 if bench.dry else DIM
+    config = LlamaConfig(
+        hidden_size=256,
+        intermediate_size=512,
+        vocab_size=512,
+        num_hidden_layers=2,
+        num_attention_heads=HEADS * GROUP,
+        num_key_value_heads=HEADS,
+        head_dim=dim,
+        max_position_embeddings=4096,
+        tie_word_embeddings=False,
+    )
+    with torch.inference_mode(False):
+        model = LlamaForCausalLM(config).to(kind.dtype).to(bench.device.at)
+    model.eval().requires_grad_(False)
+    model.set_attn_implementation(ATTENTION)
+    shape = KVShape(2, HEADS * GROUP, HEADS, dim, kind.dtype.itemsize)
+    return LoadedModel("random weights", model, Letters(), shape, 4096, True, frozenset())
+
+
+def _decoder(model: LoadedModel, name: str, more: dict[str, Any], budget: str | None, tokens: int) -> Any:
+    from kvlens import methods
+    from kvlens.engine.options import Options
+    from kvlens.lab.gpu.static import StaticDecoder
+    from kvlens.memory.budget import Budget
+    from kvlens.text.prompts import Prompt, PromptText
+
+    method = methods.get(name)
+    params = methods.make_parameters(method, more.get("preset"), {} if more else dict(method.untrained))
+    ids = tuple(torch.randint(3, 512, (tokens,), generator=torch.Generator().manual_seed(tokens)).tolist())
+    prompt = Prompt(PromptText("random"), ids, ("a",) * tokens, (None,) * tokens)
+    limit = None if budget is None else Budget.parse(budget)
+    return StaticDecoder(model, prompt, method, params, limit, Options(max_new=8, ignore_eos=True))
+
+
+PART = Part(
+    "step checks",
+    measure,
+    ("step_checks.py", "kernel_checks.py", *decode.FILES),
+    "free the device's memory; this part takes 1 GB",
+)
