@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from kvlens.kernels import slot_tables, token_gather, zone_torch
+from kvlens.kernels import best_rows, slot_tables, token_gather, zone_torch
 from kvlens.lab.gpu import drawn
 from kvlens.lab.gpu.floors import PAGE
 from kvlens.lab.gpu.kernels import page_moves, zone_plan
@@ -37,11 +37,21 @@ def ways(bench: Bench) -> list[Way]:
         for dtype in DTYPES
         for check in (_moves, _tokens, _arrived)
     ]
-    return [*moved, *((check.__name__, partial(check, bench)) for check in (_zones, _tables))]
+    return [*moved, *((check.__name__, partial(check, bench)) for check in (_zones, _tables, _best))]
 
 
 def _named(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
+
+
+def _best(bench: Bench) -> Iterator[CheckRow]:
+    """Rows in which many entries are equal, and some are -inf."""
+    for entries, count in ((300, 32),) if bench.dry else ((1024, 32), (4096, 32), (2048, 2048)):
+        score = torch.randint(-40, 40, (HEADS, entries)).float()
+        score[1] = torch.randn(entries)
+        score[score == -40] = -torch.inf
+        found = best_rows.best_rows(score.to(bench.device.at), count)
+        yield _same(f"best {count} of {entries} entries", found, best_rows.best_rows_torch(score, count))
 
 
 def _same(name: str, values: torch.Tensor, exact: torch.Tensor) -> CheckRow:

@@ -13,7 +13,7 @@ from functools import partial
 
 import torch
 
-from kvlens.kernels import merge, page_attend, page_scores
+from kvlens.kernels import group_cosine, merge, page_attend, page_scores
 from kvlens.kernels.page_attend import Pages
 from kvlens.lab.gpu import drawn, exact_checks
 from kvlens.lab.gpu.failures import sentence
@@ -153,7 +153,16 @@ def _spans(bench: Bench, kind: Kind) -> Iterator[CheckRow]:
     yield near(f"k3 reconstruct, {kind.name}: values", views[1], views[3], kind.tolerance)
 
 
-CHECKS = (_attend, _merge, _scores, _spans)
+def _cosines(bench: Bench, kind: Kind) -> Iterator[CheckRow]:
+    q, previous = (bench.device.normal(HEADS * GROUP, DIM, dtype=kind.dtype) for _ in range(2))
+    previous = (previous + q).to(kind.dtype)
+    for pooling in ("mean", "max", "min"):
+        results = group_cosine.group_cosine(q, previous, HEADS, pooling)
+        exact = group_cosine.group_cosine_torch(_wide(q), _wide(previous), HEADS, pooling).double()
+        yield near(f"cosine, {pooling}, {kind.name}", results, exact, kind.tolerance)
+
+
+CHECKS = (_attend, _merge, _scores, _spans, _cosines)
 PART = Part(
     "checks",
     measure,

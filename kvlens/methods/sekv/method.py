@@ -235,7 +235,8 @@ class SeKV(Method):
     def select(self, layer: int, q: torch.Tensor) -> Selection | None:
         from kvlens.methods.sekv.selecting import selection
 
-        return selection(self.params, self.context.shape, self._routing, self._capacity, self._whole, layer, q)
+        tables = self._routing, self._capacity, self._whole
+        return selection(self.params, self.context.shape, *tables, layer, q, records=self.keeps_journal)
 
     def decode_end(self, end: StepEnd, memory: MemoryView) -> WindowLeave | None:
         params = self.params

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import torch
 
@@ -35,8 +36,10 @@ def selection(
     whole: WholeHeads,
     layer: int,
     q: torch.Tensor,
+    records: bool = True,
 ) -> Selection | None:
-    """Of queries q [Hq, D]; capacity: span ids. None: there is nothing to choose."""
+    """Of queries q [Hq, D]; capacity: span ids; records: what is for the log alone is computed. None: there is nothing
+    to choose."""
     if params.zoom == "off" or len(routing.span) == 0 or layer in whole.all:
         return None
     alive = routing.span > 0
@@ -47,27 +50,28 @@ def selection(
     best = routing.pooled(score[:, 0].unflatten(0, (shape.kv_heads, -1)), z)
     empty = torch.zeros(*z.shape[:2], capacity, dtype=torch.bool, device=q.device)
     index = routing.span.expand_as(z)
+    priority = best.masked_fill(~(z.any(1) & alive), float("-inf"))
+    order = best_rows(priority, priority.shape[1])
+    wishes = routing.span[order.clamp(min=0)].masked_fill(order < 0, -1)
+    if not params.reconstruction:
+        z, wishes = torch.zeros_like(z), torch.full_like(wishes, -1)
+    later = torch.zeros(shape.kv_heads, dtype=torch.bool, device=q.device) if params.zoom == "next" else None
+    chosen = Selection(
+        empty.scatter(2, index, z),
+        wishes,
+        now=later,
+        cause="zoom",
+        later_cause="zoom",
+        index_bytes=index_read(routing.bytes_read),
+    )
+    if not records:
+        return chosen
     nan = torch.full((shape.kv_heads, capacity), float("nan"), device=q.device)
     logged = nan.scatter(1, routing.span.expand_as(best), best.masked_fill(~alive, float("nan")))
     if layer in whole.some:
         zoomable = empty[:, 0].scatter(1, routing.span.expand_as(best), alive)
     else:
         zoomable = empty[0, 0].scatter(0, routing.span, alive)
-    priority = best.masked_fill(~(z.any(1) & alive), float("-inf"))
-    order = best_rows(priority, priority.shape[1])
-    wishes = routing.span[order.clamp(min=0)].masked_fill(order < 0, -1)
-    if not params.reconstruction:
-        z, wishes = torch.zeros_like(z), torch.full_like(wishes, -1)
     highest = score[:, 0].unflatten(0, (shape.kv_heads, -1)).masked_fill(~alive[..., None, :], float("-inf"))
-    later = torch.zeros(shape.kv_heads, dtype=torch.bool, device=q.device) if params.zoom == "next" else None
-    return Selection(
-        empty.scatter(2, index, z),
-        wishes,
-        now=later,
-        cause="zoom",
-        later_cause="zoom",
-        zoomable=zoomable,
-        score=logged,
-        gate=Gate(highest.amax(-1).flatten(), routing.threshold[layer]),
-        index_bytes=index_read(routing.bytes_read),
-    )
+    gate = Gate(highest.amax(-1).flatten(), routing.threshold[layer])
+    return replace(chosen, zoomable=zoomable, score=logged, gate=gate)
