@@ -17,7 +17,6 @@ from support import random_llama, random_prompt
 from test_compiled import on_random
 from triton.runtime.jit import JITFunction
 
-import kvlens.lab.gpu.static.recall
 from kvlens.lab.gpu import aot
 from kvlens.lab.gpu.kernels.zone_plan import zone_plan_triton
 from kvlens.lab.gpu.static import StaticDecoder, cuda
@@ -45,11 +44,10 @@ def main() -> None:
     JITFunction.run = compile_only
     triton.runtime.driver.set_active(aot._Absent(ARCHITECTURE))  # type: ignore[arg-type]
     torch.Tensor.new_empty = torch.Tensor.new_zeros  # type: ignore[method-assign,assignment]
-    kvlens.lab.gpu.static.recall.fetch = cuda.fetch  # type: ignore[assignment]
     found: dict[str, list[list[str]]] = {}
     for case in (on_random(CASES[i]) for i in (0, 2, 5, 8, 13)):
         made: StaticDecoder = decoder(model, random_prompt(400), case, STEPS, kernels="triton")
-        made.session.recall.plan = zone_plan_triton
+        made.session.recall.plan, made.session.recall.move = zone_plan_triton, cuda.fetch
         steps = found[case.id] = []
         for _ in range(STEPS):
             launched.clear()

@@ -19,7 +19,7 @@ import torch
 from kvlens import methods
 from kvlens.lab.gpu import plain
 from kvlens.lab.gpu.ceilings import COPY, TO_DEVICE
-from kvlens.lab.gpu.decoding import LOOP, WARM, begin
+from kvlens.lab.gpu.decoding import HOST_LED, LOOP, WARM, begin
 from kvlens.lab.gpu.device import p95
 from kvlens.lab.gpu.failures import sentence
 from kvlens.lab.gpu.floors import traffic
@@ -135,7 +135,8 @@ def _too_large(
 def _timed(
     bench: Bench, setting: Setting, context: int, rates: Rates, scope: Scope, batch: int, way: Way
 ) -> dict[str, Any]:
-    device, graph = bench.device, not bench.dry
+    device, graph = bench.device, not bench.dry and way != HOST_LED
+    repeats = bench.repeats if way != HOST_LED else max(2, bench.repeats // 10 // batch)
     result = begin(bench, setting, context, rates, batch=batch, way=way)
     try:
         device.release()
@@ -144,17 +145,17 @@ def _timed(
             torch.compiler.reset()  # each method is another step, and torch compiles eight of one function at most
             result.decoder.compiled("eager" if bench.dry else "inductor")
         result.steps(1 if bench.dry else WARM if batch == 1 else SETTLE)
-        times = result.times(graph, bench.repeats)
-        previous, loops = result.decoder.moved_bytes().sum(), 2 if bench.dry else LOOP
+        times = result.times(graph, repeats)
+        previous, loops = result.decoder.moved_bytes().sum(), 2 if bench.dry else min(LOOP, repeats)
         loop = result.steps(loops)
         counted = int(result.decoder.moved_bytes().sum() - previous) // loops
         peak, stall, median = device.peak_bytes(), None, statistics.median(times)
-        if result.recalls and scope != "compiled":
+        if result.recalls and scope != "compiled" and way != HOST_LED:
             result.rest()
             stall = median - statistics.median(
                 result.times(graph, bench.repeats if batch == 1 else max(1, bench.repeats // 4))
             )
-        notes = [*(["no graph: a dry run"] if not graph else []), *([ONE_BY_ONE] if batch > 1 else [])]
+        notes = [*(["no graph: a dry run"] if bench.dry else []), *([ONE_BY_ONE] if batch > 1 else [])]
         return {
             "graph": graph,
             "steps": len(times),
@@ -211,7 +212,19 @@ def _cells(name: str, context: int, batch: int, those: Sequence[Setting], smalle
 
 COMPARED = ("full", "streaming_llm", "freekv", "sekv")
 """settings whose step is made in every way: all that attend everything, little, and that recall pages or factors"""
+BLOCKING = "blocking"
 WAYS: tuple[Way, ...] = ("fused", "modules", "fused, overlapped")
+
+
+def led_by_host(context: int) -> Part:
+    """Blocking recall as the papers' baselines make it."""
+
+    def measure(bench: Bench) -> Iterator[StepRow]:
+        setting = settings()[BLOCKING]
+        for batch in bench.batches:
+            yield cell(bench, setting, context, bench.rates.choose(setting), batch=batch, way=HOST_LED)
+
+    return Part(f"decode host recalls {context}", measure, FILES, FEWER, runs_methods=True)
 
 
 def fastest_way(bench: Bench) -> Way:

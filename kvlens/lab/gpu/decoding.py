@@ -16,6 +16,7 @@ from kvlens.lab.gpu.part import Bench
 from kvlens.lab.gpu.settings import Rates, Setting
 from kvlens.lab.results.gpu import Way
 
+HOST_LED: Way = "fused, recalls led by the host"
 WARM, LOOP = 6, 32
 """steps before anything is timed; steps of the loop that is timed"""
 
@@ -104,6 +105,7 @@ def begin(
     memory they share what `host_memory` gives.
     """
     from kvlens.lab.gpu.static import BatchDecoder
+    from kvlens.lab.gpu.static.host_moves import copy_each_page
 
     decoders: list[Any] = []
     replays: list[Any] = []
@@ -119,6 +121,9 @@ def begin(
         joined = BatchDecoder(decoders) if batch > 1 else decoders[0]
         if way != "modules":
             joined.fused()
+        if way == HOST_LED:
+            for session in sessions:
+                session.recall.move = copy_each_page
         compat.OVERLAP = way == "fused, overlapped"
         decoding = Decoding(joined, sessions, replays, bench, last if batch > 1 else last[0])
         decoding.steps(1)

@@ -119,6 +119,7 @@ def all_parts(contexts: Sequence[int], batches: Sequence[int]) -> list[Part]:
         kernel_times.PART,
         decode.ways(middle),
         *(part for part in whole if part not in alike),
+        decode.led_by_host(middle),
         recording.PART,
         *alike,
         decode.sweep(middle),

@@ -65,9 +65,10 @@ Scope = Literal["decode", "compiled"]
 """a whole step, the Hugging Face modules through kvlens/lab/gpu/static; the same, compiled whole"""
 
 
-Way = Literal["modules", "fused", "fused, overlapped"]
+Way = Literal["modules", "fused", "fused, overlapped", "fused, recalls led by the host"]
 """how the layers around the attention are computed: by the modules of transformers; by few fused kernels
-(kvlens/lab/gpu/static/llama.py); by the same, each launched while the one before ends"""
+(kvlens/lab/gpu/static/llama.py); by the same, each launched while the one before ends; by the same without a graph,
+since the host waits for every plan and copies page by page (kvlens/lab/gpu/static/host_moves.py)"""
 
 
 RateSource = Literal["recorded", "papers", "set", "none"]

@@ -48,6 +48,8 @@ class StaticRecall:
         self.factors = self._reserve(form, host)
         if self.factors is not None:
             self.factors.use(self.kernels)
+        self.move = cuda.fetch if memory.spans.is_hot.is_cuda else fetch
+        """puts units of the cold tier into cells"""
         self.plan = zone_plan_triton if self.kernels == "triton" else zone_plan_torch
 
     def _reserve(self, form: FactorForm | None, host: Pools | None) -> FactorRows | None:
@@ -135,8 +137,7 @@ class StaticRecall:
     def _move(self, layer: int, unit: torch.Tensor) -> None:
         page = self.cold.page
         keys, values = (x.unflatten(1, (-1, page)) for x in self._cells(layer))
-        move = cuda.fetch if keys.is_cuda else fetch
-        move(self.cold.layer(layer), unit, keys, values)
+        self.move(self.cold.layer(layer), unit, keys, values)
 
     def _names(self, layer: int) -> Names:
         slots, zone = self.memory.hot.slots(layer), self._zone(layer)
