@@ -9,10 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import product
 from typing import cast
 
 import torch
 
+from kvlens.kernels.best_rows import best_rows_triton
+from kvlens.kernels.group_cosine import group_cosine_triton
 from kvlens.kernels.page_attend import Pages, page_attention_triton
 from kvlens.kernels.page_scores import Pooling, page_scores_triton
 from kvlens.kernels.pool_attend import pool_attention
@@ -21,7 +24,9 @@ from kvlens.kernels.token_gather import gather_tokens_triton
 from kvlens.kernels.zone_tables import Names, Source, Wishes, ZoneTables
 from kvlens.lab.gpu.kernels.arrivals import arrivals_triton, fill_cells_triton
 from kvlens.lab.gpu.kernels.lowrank_spans import Spans, attend_triton, reconstruct_triton
+from kvlens.lab.gpu.kernels.matvec import Around, matvec_triton
 from kvlens.lab.gpu.kernels.page_moves import move_triton
+from kvlens.lab.gpu.kernels.rotary_write import Places, rotary_write_triton
 from kvlens.lab.gpu.kernels.zone_plan import zone_plan_triton
 
 Case = tuple[str, Callable[[], object]]
@@ -86,6 +91,13 @@ def cases() -> Iterator[Case]:
     ):
         yield f"G {group}, pages of {page}, {reads}", lambda g=group, p=page, r=reads: _tables(g, p, r)  # type: ignore[misc]
 
+    for vectors, around in product((1, 8), ("norm", "add", "norm, gated")):
+        yield f"{vectors} vectors of 4096, bf16, {around}", partial(_product, vectors, around)
+    yield "D 128, bf16, one sequence", partial(_turn_and_write, 1)
+    yield "D 128, bf16, 8 sequences", partial(_turn_and_write, 8)
+    yield "rows of 4096", lambda: best_rows_triton(torch.empty(HEADS, 4096), 32)
+    yield "G 4, D 128, bf16", lambda: group_cosine_triton(*[torch.empty(32, 128, dtype=BF16)] * 2, HEADS, "mean")
+
 
 def _name(dtype: torch.dtype) -> str:
     return {BF16: "bf16", FP16: "fp16", FP32: "fp32"}[dtype]
@@ -126,6 +138,20 @@ def _lowrank(dim: int, rank: int, dtype: torch.dtype) -> None:
     reconstruct_triton(spans, torch.zeros(8, 3, dtype=torch.int64), _slots(32, dim, dtype), _slots(32, dim, dtype))
     reads = torch.zeros(1, HEADS * GROUP, 32, dtype=torch.bool)
     attend_triton(torch.empty(1, HEADS * GROUP, dim, dtype=dtype), spans, reads, dim**-0.5)
+
+
+def _product(vectors: int, around: str) -> object:
+    norm = torch.empty(4096, dtype=BF16) if "norm" in around else None
+    add = torch.empty(vectors, 64, dtype=BF16) if "add" in around else None
+    matrix = torch.empty(128 if "gated" in around else 64, 4096, dtype=BF16)
+    return matvec_triton(torch.empty(vectors, 4096, dtype=BF16), matrix, Around(norm, 1e-5, "gated" in around, add))
+
+
+def _turn_and_write(batch: int) -> object:
+    slots, turn = torch.empty(HEADS, 64, 128, dtype=BF16), torch.empty(batch, 128, dtype=BF16)
+    offsets = torch.zeros(batch, 2, dtype=torch.int64) if batch > 1 else None
+    places = Places(slots, slots, torch.zeros(batch, HEADS, dtype=torch.int64), offsets)
+    return rotary_write_triton(torch.empty(batch, (GROUP + 2) * HEADS * 128, dtype=BF16), turn, turn, places)
 
 
 def _gather(dim: int, dtype: torch.dtype) -> None:
