@@ -30,8 +30,8 @@ from kvlens.lab.gpu.settings import BASELINES, Rates, Setting, everything, setti
 from kvlens.lab.results.gpu import Scope, StepRow, Way, ceiling, rows
 
 LABEL = (
-    "whole decode steps of the Hugging Face modules, random weights, random keys and values; where a row names rates, "
-    "decisions are replayed; where a step has several sequences, their attention paths are issued one by one"
+    "whole decode steps, random weights, random keys and values; each row says how its layers are computed; where a "
+    "row names rates, decisions are replayed"
 )
 SMALLER = "leave the longest context out: --contexts 8192,32768"
 FEWER = f"{SMALLER}, or --batches 1"
@@ -54,6 +54,7 @@ FILES = (
 ONE_BY_ONE = (
     "attention paths issued one by one, on a stream for each sequence; in host memory the sequences share their pages"
 )
+TOGETHER = "one launch attends for all sequences"
 ALIKE, ALONE = ", alike", ", transformers alone"
 UNKNOWN = "no floor: the method does not say what its step moves"
 
@@ -155,7 +156,7 @@ def _timed(
             stall = median - statistics.median(
                 result.times(graph, bench.repeats if batch == 1 else max(1, bench.repeats // 4))
             )
-        notes = [*(["no graph: a dry run"] if bench.dry else []), *([ONE_BY_ONE] if batch > 1 else [])]
+        notes = [*(["no graph: a dry run"] if bench.dry else []), *([_issued(result.decoder)] if batch > 1 else [])]
         return {
             "graph": graph,
             "steps": len(times),
@@ -171,6 +172,12 @@ def _timed(
         }
     finally:
         result.close()
+
+
+def _issued(decoder: Any) -> str:
+    """Return how the attention of several sequences is launched."""
+    together = decoder.seam.together
+    return TOGETHER if together is not None and together.attends else ONE_BY_ONE
 
 
 def decodes(context: int, batch: int) -> list[Part]:
@@ -229,12 +236,15 @@ def led_by_host(context: int) -> Part:
 
 def fastest_way(bench: Bench) -> Way:
     """Return the way in which FullKV's step was fastest on this device, of those whose checks passed."""
-    measured = [row for row in rows(bench.result, "step") if row["method"] == COMPARED[0] and row["median"]]
+    measured = [
+        row
+        for row in rows(bench.result, "step")
+        if row["method"] == COMPARED[0] and row["over_floor"] and row["way"] in WAYS[::2] and row["scope"] == "decode"
+    ]
     overlapped = [row for row in rows(bench.result, "check") if "overlapped" in row["name"]]
     if not overlapped or not all(row["passed"] for row in overlapped):
-        measured = [row for row in measured if row["way"] != "fused, overlapped"]
-    fused = [row for row in measured if row["way"] != "modules" and row["scope"] == "decode"]
-    return min(fused, key=lambda row: float(row["median"] / row["floor"]))["way"] if fused else "fused"  # type: ignore[no-any-return]
+        measured = [row for row in measured if row["way"] == WAYS[0]]
+    return min(measured, key=lambda row: float(row["over_floor"]))["way"] if measured else WAYS[0]
 
 
 def ways(context: int) -> Part:
