@@ -15,12 +15,12 @@ from typing import cast
 import torch
 
 from kvlens.kernels.best_rows import best_rows_triton
-from kvlens.kernels.group_cosine import group_cosine_triton
 from kvlens.kernels.page_attend import Pages, page_attention_triton
 from kvlens.kernels.page_scores import Pooling, page_scores_triton
 from kvlens.kernels.pool_attend import pool_attention
 from kvlens.kernels.slot_tables import Codes, SlotReads, slot_tables_triton
 from kvlens.kernels.token_gather import gather_tokens_triton
+from kvlens.kernels.turned_reads import turned_reads_triton
 from kvlens.kernels.zone_tables import Names, Source, Wishes, ZoneTables
 from kvlens.lab.gpu.kernels.arrivals import arrivals_triton, fill_cells_triton
 from kvlens.lab.gpu.kernels.lowrank_spans import Spans, attend_triton, reconstruct_triton
@@ -96,7 +96,7 @@ def cases() -> Iterator[Case]:
     yield "D 128, bf16, one sequence", partial(_turn_and_write, 1)
     yield "D 128, bf16, 8 sequences", partial(_turn_and_write, 8)
     yield "rows of 4096", lambda: best_rows_triton(torch.empty(HEADS, 4096), 32)
-    yield "G 4, D 128, bf16", lambda: group_cosine_triton(*[torch.empty(32, 128, dtype=BF16)] * 2, HEADS, "mean")
+    yield "G 4, D 128, bf16, 32 wishes", _turned
 
 
 def _name(dtype: torch.dtype) -> str:
@@ -152,6 +152,11 @@ def _turn_and_write(batch: int) -> object:
     offsets = torch.zeros(batch, 2, dtype=torch.int64) if batch > 1 else None
     places = Places(slots, slots, torch.zeros(batch, HEADS, dtype=torch.int64), offsets)
     return rotary_write_triton(torch.empty(batch, (GROUP + 2) * HEADS * 128, dtype=BF16), turn, turn, places)
+
+
+def _turned() -> object:
+    q, wishes = torch.empty(HEADS * GROUP, 128, dtype=BF16), torch.zeros(HEADS, 32, dtype=torch.int64)
+    return turned_reads_triton(q, wishes, q.clone(), wishes.clone(), 4098, 0.8, "mean")
 
 
 def _gather(dim: int, dtype: torch.dtype) -> None:

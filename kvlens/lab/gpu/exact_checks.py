@@ -51,10 +51,10 @@ def _best(bench: Bench) -> Iterator[CheckRow]:
         score[1] = torch.randn(entries)
         score[score == -40] = -torch.inf
         found = best_rows.best_rows(score.to(bench.device.at), count)
-        yield _same(f"best {count} of {entries} entries", found, best_rows.best_rows_torch(score, count))
+        yield same(f"best {count} of {entries} entries", found, best_rows.best_rows_torch(score, count))
 
 
-def _same(name: str, values: torch.Tensor, exact: torch.Tensor) -> CheckRow:
+def same(name: str, values: torch.Tensor, exact: torch.Tensor) -> CheckRow:
     wrong = float((values.cpu() != exact.cpu()).double().mean())
     return CheckRow(f"{name}, bit for bit", wrong, 0.0, wrong == 0)
 
@@ -73,15 +73,15 @@ def _moves(bench: Bench, dtype: torch.dtype) -> Iterator[CheckRow]:
     page_moves.gather(pool, *moved, *present)
     page_moves.gather_torch(pool, unit, slot, keys, values)
     bench.device.wait()
-    yield _same(f"k4 gather, {_named(dtype)}: keys", present[0], keys)
-    yield _same(f"k4 gather, {_named(dtype)}: values", present[1], values)
+    yield same(f"k4 gather, {_named(dtype)}: keys", present[0], keys)
+    yield same(f"k4 gather, {_named(dtype)}: values", present[1], values)
     start = unit[: min(count, 256)]  # no unit twice: two moves into one race
     back = bench.device.pinned(*pool.shape, dtype=dtype).zero_()
     expected = torch.zeros(pool.shape, dtype=dtype)
     page_moves.offload(back, moved[0][: len(start)], moved[1][: len(start)], *present)
     page_moves.offload_torch(expected, start, slot[: len(start)], keys, values)
     bench.device.wait()
-    yield _same(f"k4 offload, {_named(dtype)}", back, expected)
+    yield same(f"k4 offload, {_named(dtype)}", back, expected)
 
 
 def _tokens(bench: Bench, dtype: torch.dtype) -> Iterator[CheckRow]:
@@ -97,7 +97,7 @@ def _tokens(bench: Bench, dtype: torch.dtype) -> Iterator[CheckRow]:
     token_gather.gather_tokens_torch(pool, behind, listed, exact[0], exact[1])
     bench.device.wait()
     for side, ours, expected in zip(("keys", "values"), present, exact, strict=True):
-        yield _same(f"token gather, {_named(dtype)}: {side}", ours, expected)
+        yield same(f"token gather, {_named(dtype)}: {side}", ours, expected)
 
 
 def _equal(result: DataclassInstance, reference: DataclassInstance) -> bool:
@@ -141,7 +141,7 @@ def _arrived(bench: Bench, dtype: torch.dtype) -> Iterator[CheckRow]:
         for subject, item, two in zip(
             (*Arrivals._fields, "cells"), (*listed[0], ours.cells), (*listed[1], exact.cells), strict=True
         ):
-            yield _same(f"{name}: {subject}", item, two)
+            yield same(f"{name}: {subject}", item, two)
 
 
 def _tables(bench: Bench) -> Iterator[CheckRow]:
@@ -157,4 +157,4 @@ def _tables(bench: Bench) -> Iterator[CheckRow]:
         ):
             assert item is not None
             assert two is not None
-            yield _same(f"{name}: {subject}", item, two)
+            yield same(f"{name}: {subject}", item, two)

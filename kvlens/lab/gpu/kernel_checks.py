@@ -13,7 +13,7 @@ from functools import partial
 
 import torch
 
-from kvlens.kernels import group_cosine, merge, page_attend, page_scores
+from kvlens.kernels import merge, page_attend, page_scores, turned_reads
 from kvlens.kernels.page_attend import Pages
 from kvlens.lab.gpu import drawn, exact_checks
 from kvlens.lab.gpu.failures import sentence
@@ -153,16 +153,24 @@ def _spans(bench: Bench, kind: Kind) -> Iterator[CheckRow]:
     yield near(f"k3 reconstruct, {kind.name}: values", views[1], views[3], kind.tolerance)
 
 
-def _cosines(bench: Bench, kind: Kind) -> Iterator[CheckRow]:
+def _turned(bench: Bench, kind: Kind) -> Iterator[CheckRow]:
+    """Heads turn by half and more, so that no cosine is near tau."""
+    spans, wanted = (70, 8) if bench.dry else (4098, 32)
     q, previous = (bench.device.normal(HEADS * GROUP, DIM, dtype=kind.dtype) for _ in range(2))
-    previous = (previous + q).to(kind.dtype)
-    for pooling in ("mean", "max", "min"):
-        results = group_cosine.group_cosine(q, previous, HEADS, pooling)
-        exact = group_cosine.group_cosine_torch(_wide(q), _wide(previous), HEADS, pooling).double()
-        yield near(f"cosine, {pooling}, {kind.name}", results, exact, kind.tolerance)
+    previous[: HEADS * GROUP // 2] = q[: HEADS * GROUP // 2]
+    wishes, selected = (torch.rand(HEADS, spans).argsort(1)[:, :wanted] for _ in range(2))
+    given = [q, wishes.to(bench.device.at), previous, selected.to(bench.device.at)]
+    exact = [x.cpu().clone() for x in given]
+    results = turned_reads.turned_reads(*given, spans, 0.5, "mean")
+    expected = turned_reads.turned_reads_torch(*exact, spans, 0.5, "mean")
+    yield near(f"turned heads, {kind.name}: cosine", results.alike, expected.alike.double(), kind.tolerance)
+    pairs = (("heads", results.now, expected.now), ("spans", results.fine, expected.fine))
+    remembered = (("queries", given[2], exact[2]), ("wishes", given[3], exact[3]))
+    for name, found, target in (*pairs, *remembered):
+        yield exact_checks.same(f"turned heads, {kind.name}: {name}", found, target)
 
 
-CHECKS = (_attend, _merge, _scores, _spans, _cosines)
+CHECKS = (_attend, _merge, _scores, _spans, _turned)
 PART = Part(
     "checks",
     measure,

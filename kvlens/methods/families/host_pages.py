@@ -29,7 +29,8 @@ class HostPageRetrieval(PageSummaries, ColdPages):
 
     family = "page_retrieval"
     ranks_stored = False
-    """`rank` takes summaries in the type that they are stored in, not in float32"""
+    """`rank` takes q and summaries in the types that they are stored in, not in float32, and gives one score a page,
+    -inf where there is none"""
 
     def shown(self, score: torch.Tensor) -> torch.Tensor:
         """What `rank` found [H_kv, P], as the record is to have it."""
@@ -99,14 +100,15 @@ class HostPageRetrieval(PageSummaries, ColdPages):
         q [Hq, D]."""
         import torch
 
-        plan, grouped = self._plan, q.float().unflatten(0, (self.context.shape.kv_heads, -1))
+        plan, grouped = self._plan, q.unflatten(0, (self.context.shape.kv_heads, -1))
         assert plan is not None
+        grouped = grouped if self.ranks_stored else grouped.float()
         present = torch.arange(plan.pages, device=q.device) < self._filled
         sizes = ((*grouped.shape[:2], plan.pages), (len(grouped), 1, plan.pages))
         stored = self._summaries[at]
         ranked = self.rank(grouped, stored if self.ranks_stored else stored.float(), present)
         score: torch.Tensor = self.checks.tensor("rank", ranked, sizes, layer=at + self.params.dense_layers)
-        score = score.amax(1).masked_fill(~present, float("-inf"))
+        score = score[:, 0] if self.ranks_stored else score.amax(1).masked_fill(~present, float("-inf"))
         self.checks.rankable("rank", score, at + self.params.dense_layers)
         return score
 
@@ -119,11 +121,8 @@ class HostPageRetrieval(PageSummaries, ColdPages):
     def reads(self, pages: torch.Tensor) -> torch.Tensor:
         """Span ids [H_kv, W], -1: none, as a table [H_kv, G, S] of what is read, the same for all query heads of a
         group."""
-        import torch
+        from kvlens.kernels.turned_reads import mark_spans
 
         plan, shape = self._plan, self.context.shape
         assert plan is not None
-        fine = torch.zeros(shape.kv_heads, plan.first_id + plan.pages, dtype=torch.bool, device=pages.device)
-        fine.scatter_(1, pages.clamp(min=0), True)
-        fine[:, 0] = False  # id 0, the window's, stood in for 'no page'
-        return fine[:, None].expand(-1, shape.group, -1)
+        return mark_spans(pages, plan.first_id + plan.pages)[:, None].expand(-1, shape.group, -1)

@@ -93,23 +93,25 @@ class FreeKV(HostPageRetrieval):
 
     # ------------------------------------------------------------------------------------------------------ decoding
     def chosen(self, at: int, q: torch.Tensor, wishes: torch.Tensor, score: torch.Tensor | None) -> Selection:
-        import torch
-
-        from kvlens.kernels.group_cosine import group_cosine
+        from kvlens.kernels.turned_reads import turned_reads
         from kvlens.memory.placement import Gate, Selection
 
-        params, shape, read = self.params, self.context.shape, wishes
+        params, shape, plan = self.params, self.context.shape, self._plan
+        assert plan is not None
         now, gate, heads, kv_heads = None, None, {}, {}
         if self._speculates:
-            alike = group_cosine(q, self._queries[at], shape.kv_heads, params.correction_pooling)
-            now, gate = self._corrected(alike), Gate(alike, params.tau)
-            read = torch.where(now[:, None], wishes, self._selected[at])
+            tables = self._queries[at], self._selected[at]
+            spans = plan.first_id + plan.pages
+            alike, now, read = turned_reads(q, wishes, *tables, spans, params.tau, params.correction_pooling)
+            fine, gate = read[:, None].expand(-1, shape.group, -1), Gate(alike, params.tau)
             if self.keeps_journal:
                 heads, kv_heads = {"corrected": now.float().repeat_interleave(shape.group)}, {"similarity": alike}
-        self._queries[at].copy_(q)
-        self._selected[at].copy_(wishes)
+        else:
+            fine = self.reads(wishes)
+            self._queries[at].copy_(q)
+            self._selected[at].copy_(wishes)
         return Selection(
-            self.reads(read),
+            fine,
             wishes,
             now=now,
             cause="recall" if now is None else "correction",
@@ -120,14 +122,6 @@ class FreeKV(HostPageRetrieval):
             head_columns=heads,
             kv_columns=kv_heads,
         )
-
-    def _corrected(self, similarity: torch.Tensor) -> torch.Tensor:
-        """Which KV heads [H_kv] recall before their attention. At the two ends tau is a mode, whatever the cosine comes
-        to: it may be negative, and 1.0 within rounding."""
-        import torch
-
-        tau = self.params.tau
-        return similarity < tau if 0 < tau < 1 else torch.full_like(similarity, tau == 1, dtype=torch.bool)
 
     def decode_end(self, end: StepEnd, memory: MemoryView) -> WindowLeave | None:
         self._speculates = True

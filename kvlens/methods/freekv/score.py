@@ -19,7 +19,7 @@ def summarise(keys: torch.Tensor) -> torch.Tensor:
 def page_scores(
     q: torch.Tensor, summary: torch.Tensor, candidate: torch.Tensor, pooling: Pooling, scale: float
 ) -> torch.Tensor:
-    """What pages are ranked by: q [H_kv, G, D] float32, summary [H_kv, P, 2 D] as stored, candidate bool [P] -> [H_kv,
+    """What pages are ranked by: q [H_kv, G, D], summary [H_kv, P, 2 D] as stored, candidate bool [P] -> [H_kv,
     P], -inf where no candidate; of MeanS and MaxS the logarithm (app. B.2; kernels/page_scores.py). `scale` multiplies
     the bounds."""
     low, high = summary[None].chunk(2, -1)
