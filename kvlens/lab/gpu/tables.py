@@ -116,6 +116,7 @@ def _kernel(row: KernelRow) -> list[str]:
 STEP_HEAD = (
     "method",
     "tokens x sequences",
+    "layers",
     "attended by",
     "steps",
     "median, ms",
@@ -141,6 +142,7 @@ def _step(row: StepRow) -> list[str]:
     return [
         title(row.method),
         f"{row.context} x {row.batch}",
+        row.way,
         "k1" if row.kernels == "triton" else "SDPA",
         str(row.steps or ""),
         ms(row.median),

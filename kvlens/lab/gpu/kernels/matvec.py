@@ -2,13 +2,13 @@
 
 One launch does RMSNorm, product and SiLU gate, or product and residual sum. A step reads every weight once, so the
 kernel has to read at the device's copy rate; all else hides behind the reads. The norm needs no pass of its own: its
-scale is one number per vector, summed up beside the product and applied at the end. On CUDA one vector takes plain
-products in float32, several take tensor cores. Shapes: B vectors, K inputs, N outputs.
+scale is one number, summed up beside the product and applied at the end. On CUDA one vector takes plain products in
+float32; several take tensor cores, and a launch before them for the norm. Shapes: B vectors, K inputs, N outputs.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -16,8 +16,10 @@ import torch.nn.functional as F
 
 from kvlens.kernels.choice import backend
 from kvlens.kernels.compat import compute, next_power_of_two, overlap, rounding
-from kvlens.lab.gpu.kernels.matvec_kernels import of_one, of_several
+from kvlens.lab.gpu.kernels.matvec_kernels import gate_rows, norm_rows, of_one, of_several
 
+GATES = 1024
+"""gates a program takes"""
 MOST = 16
 """vectors of a call: rows of one product of tensor cores"""
 
@@ -31,24 +33,28 @@ class Tile(NamedTuple):
     stages: int = 1
 
 
+LIBRARY = Tile(0, 0, 0)
+"""the library's product, with what stands around it in launches of its own"""
 ONE = (
+    Tile(4, 1024, 4),
     Tile(8, 1024, 4),
     Tile(8, 512, 4),
-    Tile(4, 1024, 4),
-    Tile(16, 512, 4),
-    Tile(4, 2048, 4),
-    Tile(8, 1024, 8),
-    Tile(16, 512, 8),
     Tile(2, 2048, 4),
+    Tile(4, 512, 4),
+    Tile(4, 1024, 2),
+    Tile(4, 512, 2),
+    Tile(2, 1024, 2),
+    Tile(2, 1024, 4),
+    Tile(8, 512, 2),
 )
 """tiles worth measuring for one vector; the first is taken where nothing was measured"""
 SEVERAL = (
-    Tile(32, 256, 4, 4),
     Tile(16, 256, 2, 4),
+    Tile(32, 256, 4, 4),
     Tile(32, 128, 4, 5),
-    Tile(16, 512, 4, 3),
+    Tile(16, 256, 4, 4),
     Tile(64, 128, 4, 4),
-    Tile(32, 256, 8, 4),
+    LIBRARY,
 )
 """the same for several vectors"""
 MEASURED: dict[tuple[int, int, bool, bool], Tile] = {}
@@ -110,32 +116,70 @@ def matvec_triton(
     assert x.stride(1) == 1
     assert around.add is None or around.add.stride(1) == 1
     tile = tile or best_tile(outputs, inputs, vectors, around.gated)
+    if tile == LIBRARY:
+        return _by_library(x, matrix, around)
+    if vectors > 1 and around.norm is not None:
+        # inside the product every program would norm all vectors again, which took longer than the product
+        x, around = normalise(x, around.norm, around.epsilon), replace(around, norm=None)
+    stages = tile.stages if x.dtype.itemsize < 4 else min(2, tile.stages)
     per = min(tile.inputs, next_power_of_two(inputs))
     out = torch.empty(vectors, outputs, dtype=x.dtype, device=x.device)
-    kernel = of_one if vectors == 1 else of_several
-    more = {} if vectors == 1 else {"B": vectors, "BP": MOST, "COMPUTE": compute(x.dtype)}
+    add_stride = 0 if around.add is None else around.add.stride(0)
+    common = {"K": inputs, "BN": tile.outputs, "BK": per, "GATED": around.gated, "ADD": around.add is not None}
+    if vectors == 1:
+        tensors = x, matrix, around.norm, around.add, out, around.epsilon, outputs
+        kernel, more = of_one, {"NORM": around.norm is not None}
+    else:
+        tensors = x, matrix, around.add, out, outputs, x.stride(0), add_stride
+        kernel, more = of_several, {"B": vectors, "BP": MOST, "COMPUTE": compute(x.dtype)}
     kernel[(-(-outputs // tile.outputs),)](
-        x,
-        matrix,
-        around.norm,
-        around.add,
-        out,
-        around.epsilon,
-        outputs,
-        x.stride(0),
-        0 if around.add is None else around.add.stride(0),
-        K=inputs,
-        BN=tile.outputs,
-        BK=per,
-        NORM=around.norm is not None,
-        GATED=around.gated,
-        ADD=around.add is not None,
+        *tensors,
+        **common,
         **more,
         **rounding(x.dtype),
         **overlap(),
         num_warps=tile.warps,
-        num_stages=tile.stages,
+        num_stages=stages,
         enable_fp_fusion=True,
+    )
+    return out
+
+
+def _by_library(x: torch.Tensor, matrix: torch.Tensor, around: Around) -> torch.Tensor:
+    """As `matvec`, by the library's product and up to two launches around it."""
+    if around.norm is not None:
+        x = normalise(x, around.norm, around.epsilon)
+    out = F.linear(x, matrix)
+    if around.gated:
+        out = gate(out)
+    return out if around.add is None else out.add_(around.add)
+
+
+def normalise(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+    """RMSNorm of vectors [B, K] by one launch, rounded once."""
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    norm_rows[(len(x),)](
+        x,
+        weight,
+        out,
+        epsilon,
+        x.stride(0),
+        K=x.shape[1],
+        KP=next_power_of_two(x.shape[1]),
+        **rounding(x.dtype),
+        **overlap(),
+        num_warps=8,
+        enable_fp_fusion=True,
+    )
+    return out
+
+
+def gate(both: torch.Tensor) -> torch.Tensor:
+    """SiLU(gate) * up of both [B, 2 N], gates before ups -> [B, N]."""
+    vectors, outputs = len(both), both.shape[1] // 2
+    out = torch.empty(vectors, outputs, dtype=both.dtype, device=both.device)
+    gate_rows[(vectors, -(-outputs // GATES))](
+        both, out, outputs, N=GATES, **rounding(both.dtype), **overlap(), num_warps=4, enable_fp_fusion=True
     )
     return out
 

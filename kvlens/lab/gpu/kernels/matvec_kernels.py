@@ -1,4 +1,5 @@
-"""The two kernels of matvec.py: one vector by plain products, several by tensor cores. Shapes: as there."""
+"""The kernels of matvec.py: one vector by plain products, several by tensor cores, and a norm and a gate that stand
+beside them. Shapes: as there."""
 
 from __future__ import annotations
 
@@ -14,8 +15,6 @@ def of_one(  # type: ignore[no-untyped-def]
     out_ptr,
     epsilon,
     outputs,
-    x_b,
-    add_b,
     K: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
@@ -74,17 +73,14 @@ def of_one(  # type: ignore[no-untyped-def]
 def of_several(  # type: ignore[no-untyped-def]
     x_ptr,
     matrix_ptr,
-    norm_ptr,
     add_ptr,
     out_ptr,
-    epsilon,
     outputs,
     x_b,
     add_b,
     K: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
-    NORM: tl.constexpr,
     GATED: tl.constexpr,
     ADD: tl.constexpr,
     B: tl.constexpr,
@@ -94,8 +90,7 @@ def of_several(  # type: ignore[no-untyped-def]
     BY_HAND: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """One program: BN outputs of all B vectors, padded to BP rows. The norm's weight is multiplied before the vectors
-    are rounded to the type that tensor cores take."""
+    """One program: BN outputs of all B vectors, padded to BP rows."""
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     k = tl.arange(0, BK)
     b = tl.arange(0, BP)
@@ -104,15 +99,10 @@ def of_several(  # type: ignore[no-untyped-def]
     behind = outputs.to(tl.int64) * K
     total = tl.zeros((BP, BN), tl.float32)
     second = tl.zeros((BP, BN), tl.float32)
-    square = tl.zeros((BP,), tl.float32)
     await_previous(PDL)
     for start in range(0, K, BK):
         here = (start + k < K)[None, :]
         x = tl.load(x_ptr + b[:, None] * x_b + start + k[None, :], mask=(b < B)[:, None] & here, other=0.0)
-        if NORM:
-            wide = x.to(tl.float32)
-            square += tl.sum(wide * wide, 1)
-            x = wide * tl.load(norm_ptr + start + k, mask=start + k < K, other=0.0).to(tl.float32)[None, :]
         x = x.to(COMPUTE)
         w = tl.load(address + start, mask=real & here, other=0.0, eviction_policy="evict_first").to(COMPUTE)
         total = tl.dot(x, tl.trans(w), acc=total, input_precision="ieee")
@@ -120,15 +110,47 @@ def of_several(  # type: ignore[no-untyped-def]
             u = tl.load(address + behind + start, mask=real & here, other=0.0, eviction_policy="evict_first")
             second = tl.dot(x, tl.trans(u.to(COMPUTE)), acc=second, input_precision="ieee")
     out = total
-    if NORM:
-        scale = (1.0 / tl.sqrt(square / K + epsilon))[:, None]
-        out = out * scale
     if GATED:
-        up = second
-        if NORM:
-            up = up * scale
-        out = out / (1.0 + tl.exp(-out)) * up
+        out = out / (1.0 + tl.exp(-out)) * second
     inside = (b < B)[:, None] & (n < outputs)[None, :]
     if ADD:
         out += tl.load(add_ptr + b[:, None] * add_b + n[None, :], mask=inside, other=0.0).to(tl.float32)
     tl.store(out_ptr + b[:, None] * outputs + n[None, :], round_to(out, TO, BY_HAND), mask=inside)
+
+
+@jit
+def norm_rows(  # type: ignore[no-untyped-def]
+    x_ptr,
+    weight_ptr,
+    out_ptr,
+    epsilon,
+    x_b,
+    K: tl.constexpr,
+    KP: tl.constexpr,
+    TO: tl.constexpr,
+    BY_HAND: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """One program: a vector."""
+    b = tl.program_id(0)
+    k = tl.arange(0, KP)
+    weight = tl.load(weight_ptr + k, mask=k < K, other=0.0).to(tl.float32)
+    await_previous(PDL)
+    x = tl.load(x_ptr + b * x_b + k, mask=k < K, other=0.0).to(tl.float32)
+    scale = 1.0 / tl.sqrt(tl.sum(x * x, 0) / K + epsilon)
+    tl.store(out_ptr + b * K + k, round_to(x * scale * weight, TO, BY_HAND), mask=k < K)
+
+
+@jit
+def gate_rows(  # type: ignore[no-untyped-def]
+    both_ptr, out_ptr, outputs, N: tl.constexpr, TO: tl.constexpr, BY_HAND: tl.constexpr, PDL: tl.constexpr
+):
+    """One program: N gates of a vector."""
+    b = tl.program_id(0)
+    n = tl.program_id(1) * N + tl.arange(0, N)
+    await_previous(PDL)
+    source = both_ptr + b * (2 * outputs) + n
+    gate = tl.load(source, mask=n < outputs, other=0.0).to(tl.float32)
+    up = tl.load(source + outputs, mask=n < outputs, other=0.0).to(tl.float32)
+    out = gate / (1.0 + tl.exp(-gate)) * up
+    tl.store(out_ptr + b * outputs + n, round_to(out, TO, BY_HAND), mask=n < outputs)
