@@ -217,8 +217,8 @@ def _cells(name: str, context: int, batch: int, those: Sequence[Setting], smalle
     return Part(name, measure, FILES, smaller, runs_methods=True)
 
 
-COMPARED = ("full", "streaming_llm", "freekv", "sekv")
-"""settings whose step is made in every way: all that attend everything, little, and that recall pages or factors"""
+COMPARED = ("full", "freekv")
+"""settings whose step is made in every way: one that attends everything, and one that recalls pages"""
 BLOCKING = "blocking"
 WAYS: tuple[Way, ...] = ("fused", "modules", "fused, overlapped")
 
