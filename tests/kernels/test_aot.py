@@ -130,7 +130,7 @@ def test_interpreted_kernels_are_not_compiled(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_what_spills_is_status_1(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    made = aot.Binary("page_attend._split", "D 128", 90, 4, 255, 0, 1024)
+    made = aot.Binary("page_attend_kernels.split", "D 128", 90, 4, 255, 0, 1024)
     monkeypatch.setattr(aot, "INTERPRET", False)
     monkeypatch.setattr(sys, "argv", ["aot", "--json", "--arch", "90"])
     for spilled in (0, 8):
@@ -146,7 +146,7 @@ from kvlens.lab.gpu import aot
 seen = []
 def keep(kernel, label, arch, compiled):
     text = compiled.asm["ttgir"]
-    if kernel.__name__ == "_split":
+    if kernel.__name__ == "split":
         tiles = re.findall(r"memdesc<(\\d+)x64x128xbf16", "".join(re.findall(r".*local_alloc : .*", text)))
         seen.append((label, tiles, re.findall(r"async_wait .*?num = (\\d+)", text)))
 aot._read = keep

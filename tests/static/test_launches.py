@@ -13,7 +13,7 @@ import pytest
 
 TESTS = Path(__file__).resolve().parents[1]
 KERNELS = {
-    "full": {"_split", "_merge"},
+    "full": {"split", "_merge"},
     "chess": {"bias_of_slots", "table_of_pages"},
     "freekv": {"plan_zone", "_move", "bias_of_slots"},
     "sentkv": {"plan_zone", "_move"},

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from kvlens.hostmemory import host_bytes
-from kvlens.lab.gpu import decode, decoding, plain
+from kvlens.lab.gpu import decode, decode_parts, decoding, plain
 from kvlens.lab.gpu.device import DryDevice
 from kvlens.lab.gpu.floors import LLAMA_8B, Traffic, traffic
 from kvlens.lab.gpu.headlines import at_papers, compare, list_measurable
@@ -36,7 +36,7 @@ def bench() -> Bench:
 
 @pytest.fixture(scope="module")
 def rows(bench: Bench) -> dict[str, StepRow]:
-    return {row.method: row for part in decode.decodes(512, 2) for row in part.run(bench)}  # type: ignore[misc]
+    return {row.method: row for part in decode_parts.decodes(512, 2) for row in part.run(bench)}  # type: ignore[misc]
 
 
 def moved(name: str, model: Any, context: int, batch: int) -> Traffic:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kvlens import methods
-from kvlens.lab.gpu import decode, decoding, plain, recording
+from kvlens.lab.gpu import decode, decode_parts, decoding, plain, recording
 from kvlens.lab.gpu.device import DryDevice
 from kvlens.lab.gpu.model import random_model, random_prompt
 from kvlens.lab.gpu.part import Bench
@@ -33,7 +33,7 @@ def bench() -> Bench:
 
 @pytest.fixture(scope="module")
 def rows(bench: Bench) -> dict[str, StepRow]:
-    return {row.method: row for part in decode.decodes(512, 1) for row in part.run(bench)}  # type: ignore[misc]
+    return {row.method: row for part in decode_parts.decodes(512, 1) for row in part.run(bench)}  # type: ignore[misc]
 
 
 @pytest.mark.slow
@@ -106,7 +106,7 @@ def test_every_step_misses_exactly_so_many_and_the_pattern_closes(bench: Bench) 
 @pytest.mark.parametrize("name", ["full", RECALLING[-1]])
 def test_compiled_steps_move_the_same(bench: Bench, name: str) -> None:
     """Every method has a part; that each compiles whole is tests/static/test_compiled.py's to show."""
-    parts = {part.name: part for part in decode.compiled(512)}
+    parts = {part.name: part for part in decode_parts.compiled(512)}
     assert list(parts) == [f"compiled 512 {each}" for each in settings()]
     part = parts[f"compiled 512 {name}"]
     (row,) = part.run(bench)

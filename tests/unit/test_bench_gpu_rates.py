@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from kvlens.lab.gpu import decode, decoding, rates
+from kvlens.lab.gpu import decode, decode_parts, decoding, rates
 from kvlens.lab.gpu.device import DryDevice
 from kvlens.lab.gpu.floors import LLAMA_8B, traffic
 from kvlens.lab.gpu.headlines import compared, list_measurable
@@ -140,7 +140,10 @@ def test_without_a_file_the_papers_rates_are_replayed_and_said(tmp_path: Path, m
 
 def test_other_rates_make_what_replays_them_stale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rates, "FILE", tmp_path / "rates.json")
-    parts = {part.name: part for part in (*decode.decodes(256, 1), decode.sweep(256), *decode.compiled(256))}
+    parts = {
+        part.name: part
+        for part in (*decode_parts.decodes(256, 1), decode_parts.sweep(256), *decode_parts.compiled(256))
+    }
     fixed = replace(parts["decode 256 x 1"], runs_methods=False)
     before = {name: part.sources for name, part in parts.items()} | {"fixed": fixed.sources}
     file(tmp_path)
@@ -167,7 +170,7 @@ def test_whole_steps_are_asked_for_at_recorded_rates(part: str, monkeypatch: pyt
         decode, "cell", lambda bench, setting, context, given, *more, **named: asked.setdefault(setting.name, given)
     )
     bench = Bench(DryDevice(), (256,), (2,), {"entries": {}}, TABLE)
-    for each in decode.decodes(256, 2) if part == "decode" else decode.compiled(256):
+    for each in decode_parts.decodes(256, 2) if part == "decode" else decode_parts.compiled(256):
         list(each.run(bench))
     assert set(asked) == set(KNOWN if part == "decode" else settings())
     assert all(given == TABLE.choose(KNOWN[name]) for name, given in asked.items())

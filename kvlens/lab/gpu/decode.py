@@ -1,22 +1,19 @@
-"""Whole decode steps. The Hugging Face modules with random weights through kvlens/lab/gpu/static: the same step, method
-code and recall as in a run, captured in a CUDA graph. Where a method says at which rates it decides by meaning, those
-decisions are replayed (replayed.py); every other method decides by itself. Beside them transformers alone (plain.py).
+"""Whole decode steps. A Llama with random weights through kvlens/lab/gpu/static: the same step, method code and recall
+as in a run, captured in a CUDA graph. Where a method says at which rates it decides by meaning, those decisions are
+replayed (replayed.py); every other method decides by itself. Beside them transformers alone (plain.py).
 
-One sequence, or several in one step: then the matrices are read once, and attention paths are issued sequence by
-sequence. Two times are taken: the graph launched again and again, and the decode loop as it is, with what the host does
-between two steps.
+One sequence, or several in one step: then the matrices are read once. Two times are taken: the graph launched again and
+again, and the decode loop as it is, with what the host does between two steps.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 
-from kvlens import methods
 from kvlens.lab.gpu import plain
 from kvlens.lab.gpu.ceilings import COPY, TO_DEVICE
 from kvlens.lab.gpu.decoding import HOST_LED, LOOP, WARM, begin
@@ -24,10 +21,9 @@ from kvlens.lab.gpu.device import p95
 from kvlens.lab.gpu.failures import sentence
 from kvlens.lab.gpu.floors import traffic
 from kvlens.lab.gpu.model import random_model
-from kvlens.lab.gpu.part import HERE, Bench, Part
-from kvlens.lab.gpu.rates import swept
-from kvlens.lab.gpu.settings import BASELINES, Rates, Setting, everything, settings
-from kvlens.lab.results.gpu import Scope, StepRow, Way, ceiling, rows
+from kvlens.lab.gpu.part import HERE, Bench
+from kvlens.lab.gpu.settings import BASELINES, Rates, Setting
+from kvlens.lab.results.gpu import Scope, StepRow, Way, ceiling
 
 LABEL = (
     "whole decode steps, random weights, random keys and values; each row says how its layers are computed; where a "
@@ -42,6 +38,7 @@ SPARE, SPARE_EACH = 4 << 30, 1 << 29
 FILES = (
     "ceilings.py",
     "decode.py",
+    "decode_parts.py",
     "decoding.py",
     "failures.py",
     "model.py",
@@ -55,7 +52,6 @@ ONE_BY_ONE = (
     "attention paths issued one by one, on a stream for each sequence; in host memory the sequences share their pages"
 )
 TOGETHER = "one launch attends for all sequences"
-ALIKE, ALONE = ", alike", ", transformers alone"
 UNKNOWN = "no floor: the method does not say what its step moves"
 
 
@@ -178,106 +174,3 @@ def _issued(decoder: Any) -> str:
     """Return how the attention of several sequences is launched."""
     together = decoder.seam.together
     return TOGETHER if together is not None and together.attends else ONE_BY_ONE
-
-
-def decodes(context: int, batch: int) -> list[Part]:
-    """Everything at one context and batch. Several sequences take long, and are two parts: what is replayed is the
-    second. transformers alone, which compiles, is a part of its own. The last part, ALIKE, can wait: methods whose step
-    does what another's of their family does."""
-    name, known_values, waiting = f"decode {context} x {batch}", list(everything().values()), followers()
-    smaller = SMALLER if batch == 1 else FEWER
-    alike = [setting for setting in known_values if setting.name in waiting]
-    start = [setting for setting in known_values if setting.name not in waiting and setting.method]
-    groups = [(name, start)]
-    if batch > 1:
-        ways = [[setting for setting in start if bool(setting.rates) == replayed] for replayed in (False, True)]
-        groups = [(name, ways[0]), (f"{name}, replayed", ways[1])]
-    groups.append((name + ALONE, list(BASELINES.values())))
-    groups.append((name + ALIKE, alike))
-    return [_cells(part, context, batch, those, smaller) for part, those in groups if those]
-
-
-def followers() -> set[str]:
-    """Names of settings that say nothing of their step and attend all that they keep, as one of their family before
-    them does."""
-    texts, families = set(), set()
-    for setting in settings().values():
-        family = methods.get(setting.method).family
-        if family in families and setting.plain and setting.shape is not None:
-            texts.add(setting.name)
-        families.add(family)
-    return texts
-
-
-def _cells(name: str, context: int, batch: int, those: Sequence[Setting], smaller: str) -> Part:
-    def measure(bench: Bench) -> Iterator[StepRow]:
-        for setting in those:
-            yield cell(bench, setting, context, bench.rates.choose(setting), batch=batch, way=fastest_way(bench))
-
-    return Part(name, measure, FILES, smaller, runs_methods=True)
-
-
-COMPARED = ("full", "freekv")
-"""settings whose step is made in every way: one that attends everything, and one that recalls pages"""
-BLOCKING = "blocking"
-WAYS: tuple[Way, ...] = ("fused", "modules", "fused, overlapped")
-
-
-def led_by_host(context: int) -> Part:
-    """Blocking recall as the papers' baselines make it."""
-
-    def measure(bench: Bench) -> Iterator[StepRow]:
-        setting = settings()[BLOCKING]
-        for batch in bench.batches:
-            yield cell(bench, setting, context, bench.rates.choose(setting), batch=batch, way=HOST_LED)
-
-    return Part(f"decode host recalls {context}", measure, FILES, FEWER, runs_methods=True)
-
-
-def fastest_way(bench: Bench) -> Way:
-    """Return the way in which FullKV's step was fastest on this device, of those whose checks passed."""
-    measured = [
-        row
-        for row in rows(bench.result, "step")
-        if row["method"] == COMPARED[0] and row["over_floor"] and row["way"] in WAYS[::2] and row["scope"] == "decode"
-    ]
-    overlapped = [row for row in rows(bench.result, "check") if "overlapped" in row["name"]]
-    if not overlapped or not all(row["passed"] for row in overlapped):
-        measured = [row for row in measured if row["way"] == WAYS[0]]
-    return min(measured, key=lambda row: float(row["over_floor"]))["way"] if measured else WAYS[0]
-
-
-def ways(context: int) -> Part:
-    """The same steps, made in every way."""
-
-    def measure(bench: Bench) -> Iterator[StepRow]:
-        known_values = settings()
-        for way in WAYS:
-            for name in COMPARED:
-                setting = known_values[name]
-                yield cell(bench, setting, context, bench.rates.choose(setting), way=way)
-
-    return Part(f"decode ways {context}", measure, FILES, SMALLER, runs_methods=True)
-
-
-def sweep(context: int) -> Part:
-    """Other rates than the default cells'."""
-
-    def measure(bench: Bench) -> Iterator[StepRow]:
-        for setting, rates in swept(bench.rates, tuple(settings())):
-            yield cell(bench, setting, context, rates)
-
-    return Part(f"decode sweep {context}", measure, FILES, SMALLER, runs_methods=True)
-
-
-def compiled(context: int) -> list[Part]:
-    """The step compiled whole before it is captured. Compiling takes minutes, so each method is a part of its own, and
-    they come last."""
-
-    def part(setting: Setting) -> Part:
-        def measure(bench: Bench) -> Iterator[StepRow]:
-            yield cell(bench, setting, context, bench.rates.choose(setting), "compiled")
-
-        return Part(f"compiled {context} {setting.name}", measure, FILES, SMALLER, runs_methods=True)
-
-    return [part(setting) for setting in settings().values()]

@@ -11,21 +11,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from kvlens import __version__
-from kvlens.lab.gpu import (
-    ceilings,
-    decode,
-    headlines,
-    kernel_checks,
-    kernel_times,
-    ledger,
-    matvec_times,
-    offload,
-    recording,
-    step_checks,
-    tier,
-)
+from kvlens.lab.gpu import decode, headlines, matvec_times
 from kvlens.lab.gpu.device import DryDevice, pick, slug
 from kvlens.lab.gpu.failures import Lacking, sentence
+from kvlens.lab.gpu.order import NAMES, all_parts
 from kvlens.lab.gpu.part import HERE, Bench, Part
 from kvlens.lab.gpu.rates import MISSING, read
 from kvlens.lab.results.gpu import (
@@ -47,20 +36,6 @@ from kvlens.models.find import SMOLLM2
 NOTE = f"Llama-3.1-8B's shape. Decode: {decode.LABEL}."
 CONTEXTS, BATCHES = (8192, 32768, 131072), (1, 8)
 DRY_CONTEXTS, DRY_BATCHES = (256, 512), (1, 2)
-NAMES = (
-    "ceilings",
-    "checks",
-    "step checks",
-    "engine",
-    "ledger",
-    "offload",
-    "matvecs",
-    "kernels",
-    "decode",
-    "recording",
-    "compiled",
-    "headlines",
-)
 UNENDED = "it was begun and did not end"
 
 Say = Callable[[str], None]
@@ -97,35 +72,6 @@ def numbers(text: str) -> tuple[int, ...]:
         return tuple(int(part) for part in text.split(",") if part.strip())
     except ValueError:
         raise ValueError(f"'{text}' is not a list of whole numbers like 8192,32768.") from None
-
-
-def all_parts(contexts: Sequence[int], batches: Sequence[int]) -> list[Part]:
-    """In the order that serves short sittings best: what the others are held against, what proves engine and kernels,
-    real offload; then kernels and whole steps, first at the context of the headlines, then at the longest; what few
-    will ask for comes last."""
-    batches = sorted(set(batches))
-    middle, longest = contexts[min(1, len(contexts) - 1)], max(contexts)
-    order = list(dict.fromkeys((middle, longest, *contexts)))
-    whole = [part for context in order for batch in batches for part in decode.decodes(context, batch)]
-    alike = [part for part in whole if part.name.endswith(decode.ALIKE)]
-    return [
-        ceilings.PART,
-        kernel_checks.PART,
-        step_checks.PART,
-        tier.PART,
-        ledger.PART,
-        offload.PART,
-        matvec_times.PART,
-        kernel_times.PART,
-        decode.ways(middle),
-        *(part for part in whole if part not in alike),
-        decode.led_by_host(middle),
-        recording.PART,
-        *alike,
-        decode.sweep(middle),
-        *decode.compiled(middle),
-        headlines.PART,
-    ]
 
 
 def measure(request: Request, say: Say, device: DryDevice | None = None) -> Path:
