@@ -193,6 +193,7 @@ def test_whole_steps_of_eight_come_after_those_of_one_and_before_what_is_extra()
     assert [part.name for part in all_parts((256,), (4,)) if part.name.startswith("decode 256")] == [
         "decode 256 x 4",
         "decode 256 x 4, replayed",
+        "decode 256 x 4, transformers alone",
         "decode 256 x 4, alike",
     ]
 
@@ -219,4 +220,4 @@ def test_tables_say_how_many_sequences_and_how_they_attend(rows: dict[str, StepR
     lines = [line for line in shown.splitlines() if line.startswith("| FreeKV | 512 x 2 |")]
     assert len(lines) == 1
     assert decode.ONE_BY_ONE in lines[0]
-    assert "their attention paths are issued one by one" in shown
+    assert "| fused |" in lines[0]

@@ -92,12 +92,12 @@ def test_every_step_misses_exactly_so_many_and_the_pattern_closes(bench: Bench) 
         made = decoding.begin(bench, KNOWN[name], 1024, {**KNOWN[name].rates, "miss": 0.5})
         replay, kept = made.replays[0], []
         for _ in range(replay.order.shape[1]):
-            replay.next()
+            replay.next(replay.fine.shape[2])
             kept.append(replay.requested.clone())
             for head, now in enumerate(replay.requested.tolist()):
                 assert len(set(now)) == replay.wanted
                 assert len(set(now) - set(replay.before[head].tolist())) == replay.missed == replay.wanted // 2
-        replay.next()
+        replay.next(replay.fine.shape[2])
         assert torch.equal(replay.requested, kept[0]), "after as many steps as there are spans it comes again"
         assert bool((replay.requested == replay.requested[:1]).all()) == (name == "blocking")
         made.close()

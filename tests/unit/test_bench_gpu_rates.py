@@ -167,7 +167,9 @@ def test_whole_steps_move_what_recorded_rates_ask_for() -> None:
 def test_whole_steps_are_asked_for_at_recorded_rates(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = {}
     monkeypatch.setattr(
-        decode, "cell", lambda bench, setting, context, given, *more, **named: asked.setdefault(setting.name, given)
+        decode_parts,
+        "cell",
+        lambda bench, setting, context, given, *more, **named: asked.setdefault(setting.name, given),
     )
     bench = Bench(DryDevice(), (256,), (2,), {"entries": {}}, TABLE)
     for each in decode_parts.decodes(256, 2) if part == "decode" else decode_parts.compiled(256):

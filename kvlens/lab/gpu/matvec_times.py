@@ -21,7 +21,7 @@ from kvlens.lab.results.gpu import KernelRow, ceiling, rows
 
 SPREAD = 256 << 20
 """bytes that the copies of a matrix come to, above all caches"""
-KERNEL, LIBRARY = "mat-vec", "mat-vec by PyTorch"
+KERNEL, LIBRARY_ALONE = "mat-vec", "mat-vec by PyTorch"
 SMALLER = "free the device's memory; this part takes 3 GB"
 VECTORS = (1, 8)
 
@@ -94,7 +94,7 @@ def _row(bench: Bench, product: Product, vectors: int, tile: Tile | None) -> Ker
     """tile: None: the product alone by the library, as the modules of transformers issue it."""
     shape = f"{product.outputs} x {product.inputs} x {vectors} x {int(product.gated)}"
     setting = f"{product.name}; {shape}" + ("" if tile is None else f"; {' x '.join(map(str, tile))}")
-    name = LIBRARY if tile is None else KERNEL
+    name = LIBRARY_ALONE if tile is None else KERNEL
     copies = 2 if bench.dry else max(2, min(16, math.ceil(SPREAD / product.bytes)))
     try:
         steps = [_step(bench, product, vectors, tile) for _ in range(copies)]
