@@ -32,9 +32,7 @@ def test_the_fastest_way_whose_checks_passed_is_taken() -> None:
     assert decode_parts.fastest_way(bench(step("fused", 1.1), step("fused, overlapped", 1.2), passed)) == "fused"
 
 
-def test_the_fastest_tile_of_an_earlier_call_is_adopted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(matvec, "MEASURED", matvec.MEASURED)
-    monkeypatch.setattr(matvec_times, "MEASURED", matvec.MEASURED)
+def test_the_fastest_tile_of_an_earlier_call_is_adopted() -> None:
     settings = {"p; 64 x 32 x 1 x 0; 4 x 16 x 2 x 1": 3e-6, "p; 64 x 32 x 1 x 0; 8 x 32 x 4 x 1": 2e-6}
     settings |= {"p; 64 x 32 x 8 x 1; 0 x 0 x 0 x 1": 1e-6}
     rows = [
