@@ -15,7 +15,7 @@ import torch
 from kvlens.cli.main import main as kvlens_main
 from kvlens.lab.gpu import ceilings, ledger, run
 from kvlens.lab.gpu.__main__ import main as bare_main
-from kvlens.lab.gpu.decode import followers
+from kvlens.lab.gpu.decode_parts import followers
 from kvlens.lab.gpu.device import DryDevice
 from kvlens.lab.gpu.part import Bench, Part
 from kvlens.lab.gpu.rates import read as read_rates
