@@ -71,25 +71,6 @@ def power_of_two(**sizes: int) -> None:
             raise ValueError(f"{name} must be a power of two for the Triton kernels, not {size}")
 
 
-OVERLAP = False
-"""Launches begin while the kernel before them ends, and wait for it where they first read what it wrote (programmatic
-dependent launch, from sm_90 on)."""
-
-
-def overlap() -> dict[str, Any]:
-    """Return the constant and the launch option of a kernel that calls `await_previous`."""
-    return {"PDL": True, "launch_pdl": True} if OVERLAP else {"PDL": False}
-
-
-@jit
-def await_previous(PDL: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Wait until what the kernel before wrote can be read, and let the next one begin. A kernel launched by `overlap`
-    calls it in every program before it reads or writes what others write."""
-    if PDL:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
-
-
 def warps(rows: int, columns: int, dtype: torch.dtype) -> int:
     """Warps for a kernel whose largest operand is a tile [rows, columns]: as few as keep it in registers
     (docs/evidence/kernels.md)."""

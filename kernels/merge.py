@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 
 from kvlens.kernels.choice import backend
-from kvlens.kernels.compat import await_previous, jit, next_power_of_two, overlap, round_to, rounding, tl
+from kvlens.kernels.compat import jit, next_power_of_two, round_to, rounding, tl
 
 PAGES = 256
 """whose mass one program computes"""
@@ -65,7 +65,6 @@ def merge_triton(
         NB=PAGES,
         MASS=page_lse is not None,
         **rounding(dtype),
-        **overlap(),
         num_warps=4,
         enable_fp_fusion=True,
     )
@@ -90,13 +89,11 @@ def _merge(  # type: ignore[no-untyped-def]
     MASS: tl.constexpr,
     TO: tl.constexpr,
     BY_HAND: tl.constexpr,
-    PDL: tl.constexpr,
 ):
     """For each (sequence, query head) one program merges the outputs, in blocks of SB parts, so that D = 256 fits the
     registers; every further one turns NB pages' LSE into their mass."""
     row = tl.program_id(0).to(tl.int64)
     every = tl.arange(0, SP)
-    await_previous(PDL)
     lses = tl.load(part_lse_ptr + row * count + every, mask=every < count, other=float("-inf"))
     top = tl.max(lses, 0)
     top = tl.where(top == float("-inf"), 0.0, top)

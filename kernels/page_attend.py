@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 
 from kvlens.kernels.choice import backend
-from kvlens.kernels.compat import MIN_DOT, compute, next_power_of_two, overlap, power_of_two, warps
+from kvlens.kernels.compat import MIN_DOT, compute, next_power_of_two, power_of_two, warps
 from kvlens.kernels.merge import merge_triton
 from kvlens.kernels.page_attend_kernels import split
 
@@ -168,7 +168,6 @@ def page_attention_triton(
         MASS=mass,
         OFFSETS=offsets is not None,
         COMPUTE=compute(keys.dtype),
-        **overlap(),
         num_warps=warps(ppb * page, dim, keys.dtype),
         num_stages=stages(dim, keys.dtype),
         enable_fp_fusion=True,

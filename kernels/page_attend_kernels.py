@@ -5,7 +5,7 @@ Shapes: as there.
 
 from __future__ import annotations
 
-from kvlens.kernels.compat import await_previous, jit, tl
+from kvlens.kernels.compat import jit, tl
 
 
 @jit
@@ -44,7 +44,6 @@ def split(  # type: ignore[no-untyped-def]
     MASS: tl.constexpr,
     OFFSETS: tl.constexpr,
     COMPUTE: tl.constexpr,
-    PDL: tl.constexpr,
 ):
     """One program: one (sequence, KV head) and a run of its pages, PPB pages at a time; the group's query heads are the
     rows of the products. Online softmax in base 2. Writes part [B, Hq, splits, D], its LSE, and the LSE of every
@@ -61,7 +60,6 @@ def split(  # type: ignore[no-untyped-def]
     d = tl.arange(0, D)
     entry = tl.arange(0, N)
     t = entry % P
-    await_previous(PDL)
     n_page = tl.load(n_page_ptr + bh)
     if OFFSETS:
         k_ptr += tl.multiple_of(tl.load(offset_ptr + 2 * b), 16)

@@ -10,7 +10,7 @@ from kvlens.lab.gpu.decoding import HOST_LED
 from kvlens.lab.gpu.part import Bench, Part
 from kvlens.lab.gpu.rates import swept
 from kvlens.lab.gpu.settings import BASELINES, Setting, everything, settings
-from kvlens.lab.results.gpu import StepRow, Way, rows
+from kvlens.lab.results.gpu import StepRow, Way
 
 ALIKE, ALONE = ", alike", ", transformers alone"
 
@@ -47,7 +47,7 @@ def followers() -> set[str]:
 def _cells(name: str, context: int, batch: int, those: Sequence[Setting], smaller: str) -> Part:
     def measure(bench: Bench) -> Iterator[StepRow]:
         for setting in those:
-            yield cell(bench, setting, context, bench.rates.choose(setting), batch=batch, way=fastest_way(bench))
+            yield cell(bench, setting, context, bench.rates.choose(setting), batch=batch)
 
     return Part(name, measure, FILES, smaller, runs_methods=True)
 
@@ -55,7 +55,7 @@ def _cells(name: str, context: int, batch: int, those: Sequence[Setting], smalle
 COMPARED = ("full", "freekv")
 """settings whose step is made in every way: one that attends everything, and one that recalls pages"""
 BLOCKING = "blocking"
-WAYS: tuple[Way, ...] = ("fused", "modules", "fused, overlapped")
+WAYS: tuple[Way, ...] = ("fused", "modules")
 
 
 def led_by_host(context: int) -> Part:
@@ -67,19 +67,6 @@ def led_by_host(context: int) -> Part:
             yield cell(bench, setting, context, bench.rates.choose(setting), batch=batch, way=HOST_LED)
 
     return Part(f"decode host recalls {context}", measure, FILES, FEWER, runs_methods=True)
-
-
-def fastest_way(bench: Bench) -> Way:
-    """Return the way in which FullKV's step was fastest on this device, of those whose checks passed."""
-    measured = [
-        row
-        for row in rows(bench.result, "step")
-        if row["method"] == COMPARED[0] and row["over_floor"] and row["way"] in WAYS[::2] and row["scope"] == "decode"
-    ]
-    overlapped = [row for row in rows(bench.result, "check") if "overlapped" in row["name"]]
-    if not overlapped or not all(row["passed"] for row in overlapped):
-        measured = [row for row in measured if row["way"] == WAYS[0]]
-    return min(measured, key=lambda row: float(row["over_floor"]))["way"] if measured else WAYS[0]
 
 
 def ways(context: int) -> Part:

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from kvlens.kernels import compat
 from kvlens.lab.gpu.model import random_model, random_prompt
 from kvlens.lab.gpu.part import Bench
 from kvlens.lab.gpu.settings import Rates, Setting
@@ -79,7 +78,6 @@ class Decoding:
         return sum(session.memory.account.resident + session.bytes for session in self.sessions)
 
     def close(self) -> None:
-        compat.OVERLAP = False
         self.decoder.close()
 
 
@@ -124,7 +122,6 @@ def begin(
         if way == HOST_LED:
             for session in sessions:
                 session.recall.move = copy_each_page
-        compat.OVERLAP = way == "fused, overlapped"
         decoding = Decoding(joined, sessions, replays, bench, last if batch > 1 else last[0])
         decoding.steps(1)
     except BaseException:

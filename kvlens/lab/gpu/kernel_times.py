@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from kvlens.kernels import compat
 from kvlens.kernels.lowrank_bytes import factor_bytes
 from kvlens.kernels.slot_tables import slot_tables, slot_tables_torch
 from kvlens.kernels.zone_torch import zone_plan_torch
@@ -38,9 +37,8 @@ SPREAD = 512 << 20
 SMALLER = "measure fewer contexts: --contexts 8192,32768"
 
 
-GATHERS = ((16, 16), (16, 64), (32, 16), (32, 32), (32, 64), (64, 16), (64, 32), (16, 128))
+GATHERS = ((16, 16), (16, 128), (32, 32), (64, 32))
 """tokens a program has under way, and programs, worth measuring"""
-OVERLAPPED = ", overlapped"
 
 
 def measure(bench: Bench) -> Iterator[KernelRow]:
@@ -78,8 +76,6 @@ def _attend(bench: Bench) -> Iterator[KernelRow]:
             yield _row(
                 bench, "k1", f"{name}, masses", partial(calls.k1_step, bench, tokens, True, None), size, COPY, aim
             )
-            if not bench.dry:
-                yield _row(bench, "k1", name + OVERLAPPED, partial(_overlapped, bench, tokens), size, COPY)
             for splits in () if bench.dry else (16, 24, 32, 48, 64):
                 yield _row(
                     bench,
@@ -100,20 +96,6 @@ def _attend(bench: Bench) -> Iterator[KernelRow]:
                         size,
                         COPY,
                     )
-
-
-def _overlapped(bench: Bench, tokens: int) -> Step:
-    """k1 whose launches begin while the kernels before them end."""
-    step = calls.k1_step(bench, tokens, False, None)
-
-    def overlapped() -> None:
-        compat.OVERLAP = True
-        try:
-            step()
-        finally:
-            compat.OVERLAP = False
-
-    return overlapped
 
 
 def _scores(bench: Bench) -> Iterator[KernelRow]:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from kvlens.kernels import compat
 from kvlens.lab.gpu import decode
 from kvlens.lab.gpu.failures import sentence
 from kvlens.lab.gpu.kernel_checks import DIM, GROUP, HEADS, KINDS, Kind, near
@@ -39,15 +38,10 @@ def measure(bench: Bench) -> Iterator[CheckRow]:
     """A check that cannot be run is a failed check, and the others go on."""
     torch.manual_seed(0)
     checks: list[tuple[str, Callable[[], Iterator[CheckRow]]]] = []
-    for overlapped in (False,) if bench.dry else (False, True):
-        label = ", overlapped" if overlapped else ""
-        for kind in KINDS[:1] if overlapped else KINDS:
-            checks.append((f"mat-vec, {kind.name}{label}", partial(_matvecs, bench, kind, overlapped, label)))
-            checks.append((f"rotary, {kind.name}{label}", partial(_rotary, bench, kind, overlapped, label)))
-        checks += [
-            (f"step, {kind.name}{label}", partial(_steps, bench, kind, overlapped, label))
-            for kind in (KINDS[:1] if overlapped else KINDS[::2])
-        ]
+    for kind in KINDS:
+        checks.append((f"mat-vec, {kind.name}", partial(_matvecs, bench, kind)))
+        checks.append((f"rotary, {kind.name}", partial(_rotary, bench, kind)))
+    checks += [(f"step, {kind.name}", partial(_steps, bench, kind)) for kind in KINDS[::2]]
     for name, check in checks:
         try:
             yield from check()
@@ -55,17 +49,14 @@ def measure(bench: Bench) -> Iterator[CheckRow]:
             if not bench.device.alive():
                 raise
             yield CheckRow(f"{name}: {sentence(problem, 'free memory of the device')[0]}", -1.0, 0.0, False)
-        finally:
-            compat.OVERLAP = False
 
 
 def _wide(tensor: torch.Tensor | None) -> torch.Tensor | None:
     return None if tensor is None else tensor.double().cpu()
 
 
-def _matvecs(bench: Bench, kind: Kind, overlapped: bool, label: str) -> Iterator[CheckRow]:
-    """Each product follows one whose result it reads, so that a kernel which does not wait reads what is not there."""
-    compat.OVERLAP = overlapped
+def _matvecs(bench: Bench, kind: Kind) -> Iterator[CheckRow]:
+    """Each product follows one whose result it reads."""
     size = (96, 96) if bench.dry else (2048, 2048)
     for vectors in (1, 8):
         for norm, gated, add in AROUNDS:
@@ -74,18 +65,16 @@ def _matvecs(bench: Bench, kind: Kind, overlapped: bool, label: str) -> Iterator
             matrix = normal(size[0] * (2 if gated else 1), size[1], scale=size[1] ** -0.5)
             x, weight, extra = normal(vectors, size[0]), normal(size[1]), normal(vectors, size[0])
             around = Around(weight if norm else None, 1e-5, gated, extra if add else None)
-            for _ in range(4):
-                out = matvec(matvec(x, first), matrix, around)
+            out = matvec(matvec(x, first), matrix, around)
             wide = Around(_wide(around.norm), around.epsilon, gated, _wide(around.add))
             inner = matvec_torch(x.double().cpu(), first.double().cpu())
             exact = matvec_torch(inner, matrix.double().cpu(), wide)
             parts = [name for name, there in (("norm", norm), ("gate", gated), ("residual", add)) if there]
-            name = f"mat-vec, {kind.name}, {vectors} vectors{''.join(f', {part}' for part in parts)}{label}"
+            name = f"mat-vec, {kind.name}, {vectors} vectors{''.join(f', {part}' for part in parts)}"
             yield near(name, out, exact, 2 * kind.tolerance)
 
 
-def _rotary(bench: Bench, kind: Kind, overlapped: bool, label: str) -> Iterator[CheckRow]:
-    compat.OVERLAP = overlapped
+def _rotary(bench: Bench, kind: Kind) -> Iterator[CheckRow]:
     queries, slots = HEADS * GROUP, 50
     normal = partial(bench.device.normal, dtype=kind.dtype)
     qkv = normal(1, (queries + 2 * HEADS) * DIM)
@@ -98,10 +87,10 @@ def _rotary(bench: Bench, kind: Kind, overlapped: bool, label: str) -> Iterator[
     turned = [x.double().cpu() for x in (qkv, cos, sin)]
     exact = rotary_write_torch(turned[0], turned[1], turned[2], Places(sides[0], sides[1], slot.cpu()[None]))
     for name, found, expected in (("queries", q, exact), ("keys", keys, sides[0]), ("values", values, sides[1])):
-        yield near(f"rotary embedding and write, {kind.name}{label}: {name}", found, expected, kind.tolerance)
+        yield near(f"rotary embedding and write, {kind.name}: {name}", found, expected, kind.tolerance)
 
 
-def _steps(bench: Bench, kind: Kind, overlapped: bool, label: str) -> Iterator[CheckRow]:
+def _steps(bench: Bench, kind: Kind) -> Iterator[CheckRow]:
     """Whole steps of one sequence and of three, fused and through the modules, fed the same tokens; on a device the
     fused ones from a graph."""
     from kvlens.lab.gpu.static import BatchDecoder
@@ -115,18 +104,15 @@ def _steps(bench: Bench, kind: Kind, overlapped: bool, label: str) -> Iterator[C
                 BatchDecoder([_decoder(model, name, more, budget, 300 + seed) for seed in range(batch)])
                 for _ in range(2)
             )
-            compat.OVERLAP = False
             worst = 0.0
             try:
                 fused.fused()
                 tokens = [decoder.prompt.ids[-1] for decoder in plain.decoders]
                 for step in range(STEPS):
                     expected = plain.step(tokens).double().cpu()
-                    compat.OVERLAP = overlapped
                     if step == STEPS - 1 and not bench.dry:
                         fused.capture()
                     found = fused.step(tokens).double().cpu()
-                    compat.OVERLAP = False
                     difference = float((found - expected).norm() / expected.norm())
                     worst = max(worst, difference if difference == difference else float("inf"))
                     tokens = expected.argmax(-1).tolist()
@@ -134,7 +120,7 @@ def _steps(bench: Bench, kind: Kind, overlapped: bool, label: str) -> Iterator[C
                 plain.close()
                 fused.close()
             tolerance = STEP_TOLERANCE[kind.name]
-            row = f"fused step, {kind.name}, {name}, {batch} sequences{label}: logits"
+            row = f"fused step, {kind.name}, {name}, {batch} sequences: logits"
             yield CheckRow(row, worst if worst < float("inf") else -1.0, tolerance, worst <= tolerance)
 
 

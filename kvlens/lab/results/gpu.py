@@ -68,7 +68,8 @@ Scope = Literal["decode", "compiled"]
 Way = Literal["modules", "fused", "fused, overlapped", "fused, recalls led by the host"]
 """how the layers around the attention are computed: by the modules of transformers; by few fused kernels
 (kvlens/lab/gpu/static/llama.py); by the same, each launched while the one before ends; by the same without a graph,
-since the host waits for every plan and copies page by page (kvlens/lab/gpu/static/host_moves.py)"""
+since the host waits for every plan and copies page by page (kvlens/lab/gpu/static/host_moves.py). Overlapped launches
+were slower on an H200, and only its file has them"""
 
 
 RateSource = Literal["recorded", "papers", "set", "none"]

@@ -15,11 +15,9 @@ import torch
 import torch.nn.functional as F
 
 from kvlens.kernels.choice import backend
-from kvlens.kernels.compat import compute, next_power_of_two, overlap, rounding
-from kvlens.lab.gpu.kernels.matvec_kernels import gate_rows, norm_rows, of_one, of_several
+from kvlens.kernels.compat import compute, next_power_of_two, rounding
+from kvlens.lab.gpu.kernels.matvec_kernels import norm_rows, of_one, of_several
 
-GATES = 1024
-"""gates a program takes"""
 MOST = 16
 """vectors of a call: rows of one product of tensor cores"""
 
@@ -33,29 +31,10 @@ class Tile(NamedTuple):
     stages: int = 1
 
 
-LIBRARY = Tile(0, 0, 0)
-"""the library's product, with what stands around it in launches of its own"""
-ONE = (
-    Tile(4, 1024, 4),
-    Tile(8, 1024, 4),
-    Tile(8, 512, 4),
-    Tile(2, 2048, 4),
-    Tile(4, 512, 4),
-    Tile(4, 1024, 2),
-    Tile(4, 512, 2),
-    Tile(2, 1024, 2),
-    Tile(2, 1024, 4),
-    Tile(8, 512, 2),
-)
-"""tiles worth measuring for one vector; the first is taken where nothing was measured"""
-SEVERAL = (
-    Tile(16, 256, 2, 4),
-    Tile(32, 256, 4, 4),
-    Tile(32, 128, 4, 5),
-    Tile(16, 256, 4, 4),
-    Tile(64, 128, 4, 4),
-    LIBRARY,
-)
+ONE = (Tile(4, 1024, 2), Tile(8, 512, 2), Tile(4, 1024, 4), Tile(2, 1024, 2), Tile(8, 1024, 4))
+"""tiles worth measuring for one vector; the first is taken where nothing was measured: within 8 % of the fastest of each
+shape on an H200"""
+SEVERAL = (Tile(16, 256, 2, 4), Tile(32, 128, 4, 5), Tile(64, 128, 4, 4))
 """the same for several vectors"""
 MEASURED: dict[tuple[int, int, bool, bool], Tile] = {}
 """(N, K, several vectors, gated) -> the fastest tile on this device"""
@@ -116,8 +95,6 @@ def matvec_triton(
     assert x.stride(1) == 1
     assert around.add is None or around.add.stride(1) == 1
     tile = tile or best_tile(outputs, inputs, vectors, around.gated)
-    if tile == LIBRARY:
-        return _by_library(x, matrix, around)
     if vectors > 1 and around.norm is not None:
         # inside the product every program would norm all vectors again, which took longer than the product
         x, around = normalise(x, around.norm, around.epsilon), replace(around, norm=None)
@@ -133,26 +110,9 @@ def matvec_triton(
         tensors = x, matrix, around.add, out, outputs, x.stride(0), add_stride
         kernel, more = of_several, {"B": vectors, "BP": MOST, "COMPUTE": compute(x.dtype)}
     kernel[(-(-outputs // tile.outputs),)](
-        *tensors,
-        **common,
-        **more,
-        **rounding(x.dtype),
-        **overlap(),
-        num_warps=tile.warps,
-        num_stages=stages,
-        enable_fp_fusion=True,
+        *tensors, **common, **more, **rounding(x.dtype), num_warps=tile.warps, num_stages=stages, enable_fp_fusion=True
     )
     return out
-
-
-def _by_library(x: torch.Tensor, matrix: torch.Tensor, around: Around) -> torch.Tensor:
-    """As `matvec`, by the library's product and up to two launches around it."""
-    if around.norm is not None:
-        x = normalise(x, around.norm, around.epsilon)
-    out = F.linear(x, matrix)
-    if around.gated:
-        out = gate(out)
-    return out if around.add is None else out.add_(around.add)
 
 
 def normalise(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
@@ -167,19 +127,8 @@ def normalise(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Te
         K=x.shape[1],
         KP=next_power_of_two(x.shape[1]),
         **rounding(x.dtype),
-        **overlap(),
         num_warps=8,
         enable_fp_fusion=True,
-    )
-    return out
-
-
-def gate(both: torch.Tensor) -> torch.Tensor:
-    """SiLU(gate) * up of both [B, 2 N], gates before ups -> [B, N]."""
-    vectors, outputs = len(both), both.shape[1] // 2
-    out = torch.empty(vectors, outputs, dtype=both.dtype, device=both.device)
-    gate_rows[(vectors, -(-outputs // GATES))](
-        both, out, outputs, N=GATES, **rounding(both.dtype), **overlap(), num_warps=4, enable_fp_fusion=True
     )
     return out
 

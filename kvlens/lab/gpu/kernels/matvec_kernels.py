@@ -1,9 +1,9 @@
-"""The kernels of matvec.py: one vector by plain products, several by tensor cores, and a norm and a gate that stand
-beside them. Shapes: as there."""
+"""The kernels of matvec.py: one vector by plain products, several by tensor cores, and the norm that stands
+before these. Shapes: as there."""
 
 from __future__ import annotations
 
-from kvlens.kernels.compat import await_previous, jit, round_to, tl
+from kvlens.kernels.compat import jit, round_to, tl
 
 
 @jit
@@ -23,7 +23,6 @@ def of_one(  # type: ignore[no-untyped-def]
     ADD: tl.constexpr,
     TO: tl.constexpr,
     BY_HAND: tl.constexpr,
-    PDL: tl.constexpr,
 ):
     """One program: BN outputs. Weights are read an iteration ahead, so that two tiles are on their way; products stay
     apart until the end, where they are added up once."""
@@ -39,7 +38,6 @@ def of_one(  # type: ignore[no-untyped-def]
     w_next = tl.load(address, mask=inside, other=0.0, eviction_policy="evict_first")
     if GATED:
         u_next = tl.load(address + behind, mask=inside, other=0.0, eviction_policy="evict_first")
-    await_previous(PDL)  # weights are nobody's output, so the first ones were asked for before
     for start in range(0, K, BK):
         w = w_next.to(tl.float32)
         if GATED:
@@ -88,7 +86,6 @@ def of_several(  # type: ignore[no-untyped-def]
     COMPUTE: tl.constexpr,
     TO: tl.constexpr,
     BY_HAND: tl.constexpr,
-    PDL: tl.constexpr,
 ):
     """One program: BN outputs of all B vectors, padded to BP rows."""
     n = tl.program_id(0) * BN + tl.arange(0, BN)
@@ -99,7 +96,6 @@ def of_several(  # type: ignore[no-untyped-def]
     behind = outputs.to(tl.int64) * K
     total = tl.zeros((BP, BN), tl.float32)
     second = tl.zeros((BP, BN), tl.float32)
-    await_previous(PDL)
     for start in range(0, K, BK):
         here = (start + k < K)[None, :]
         x = tl.load(x_ptr + b[:, None] * x_b + start + k[None, :], mask=(b < B)[:, None] & here, other=0.0)
@@ -120,37 +116,12 @@ def of_several(  # type: ignore[no-untyped-def]
 
 @jit
 def norm_rows(  # type: ignore[no-untyped-def]
-    x_ptr,
-    weight_ptr,
-    out_ptr,
-    epsilon,
-    x_b,
-    K: tl.constexpr,
-    KP: tl.constexpr,
-    TO: tl.constexpr,
-    BY_HAND: tl.constexpr,
-    PDL: tl.constexpr,
+    x_ptr, weight_ptr, out_ptr, epsilon, x_b, K: tl.constexpr, KP: tl.constexpr, TO: tl.constexpr, BY_HAND: tl.constexpr
 ):
     """One program: a vector."""
     b = tl.program_id(0)
     k = tl.arange(0, KP)
     weight = tl.load(weight_ptr + k, mask=k < K, other=0.0).to(tl.float32)
-    await_previous(PDL)
     x = tl.load(x_ptr + b * x_b + k, mask=k < K, other=0.0).to(tl.float32)
     scale = 1.0 / tl.sqrt(tl.sum(x * x, 0) / K + epsilon)
     tl.store(out_ptr + b * K + k, round_to(x * scale * weight, TO, BY_HAND), mask=k < K)
-
-
-@jit
-def gate_rows(  # type: ignore[no-untyped-def]
-    both_ptr, out_ptr, outputs, N: tl.constexpr, TO: tl.constexpr, BY_HAND: tl.constexpr, PDL: tl.constexpr
-):
-    """One program: N gates of a vector."""
-    b = tl.program_id(0)
-    n = tl.program_id(1) * N + tl.arange(0, N)
-    await_previous(PDL)
-    source = both_ptr + b * (2 * outputs) + n
-    gate = tl.load(source, mask=n < outputs, other=0.0).to(tl.float32)
-    up = tl.load(source + outputs, mask=n < outputs, other=0.0).to(tl.float32)
-    out = gate / (1.0 + tl.exp(-gate)) * up
-    tl.store(out_ptr + b * outputs + n, round_to(out, TO, BY_HAND), mask=n < outputs)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from kvlens.kernels.choice import backend
-from kvlens.kernels.compat import await_previous, jit, overlap, power_of_two, round_to, rounding, tl
+from kvlens.kernels.compat import jit, power_of_two, round_to, rounding, tl
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,6 @@ def rotary_write_triton(qkv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor,
         HALF=dim // 2,
         OFFSETS=to.offsets is not None,
         **rounding(qkv.dtype),
-        **overlap(),
         num_warps=1,
         enable_fp_fusion=True,
     )
@@ -147,13 +146,11 @@ def _turn(  # type: ignore[no-untyped-def]
     OFFSETS: tl.constexpr,
     TO: tl.constexpr,
     BY_HAND: tl.constexpr,
-    PDL: tl.constexpr,
 ):
     """One program: a head of a sequence. Query heads first, then keys, then values."""
     b = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     d = tl.arange(0, HALF)
-    await_previous(PDL)
     source = qkv_ptr + b * qkv_b + head * (2 * HALF) + d
     first = tl.load(source).to(tl.float32)
     second = tl.load(source + HALF).to(tl.float32)
