@@ -16,12 +16,14 @@ from kvlens.lab.gpu.ceilings import COPY, TO_DEVICE
 from kvlens.lab.gpu.floors import Model, traffic
 from kvlens.lab.gpu.part import Bench, Part
 from kvlens.lab.gpu.rates import RateTable
-from kvlens.lab.gpu.settings import Headline, Rates, Setting, everything, headlines
+from kvlens.lab.gpu.settings import BASELINES, Headline, Rates, Setting, everything, headlines
 from kvlens.lab.results.gpu import HeadlineRow, RateSource, ceiling, rows
 
 DEVICE_RATE, LINK_RATE = 3.0e12, 52e9
 """bytes per second where nothing was measured: what H100s showed for device copies, and what a Gen5 x16 bus is expected
 to give"""
+
+WAYS = ("fused", "modules")
 
 RatesOf = Callable[[Setting], Rates]
 """the rates of a setting"""
@@ -47,11 +49,14 @@ def compare(
     rates_of: RatesOf,
     rates_from: RateSource,
 ) -> HeadlineRow:
-    """At the rates that `rates_of` gives for a setting. steps: step rows of all scopes and rates; the fastest way to
-    make a whole step stands for its method. A flat latency is reachable when the floor grows by less than a tenth."""
+    """At the rates that `rates_of` gives for a setting. steps: step rows of all scopes and rates. Both sides compute
+    their layers in the same way (transformers alone has its own): the first of WAYS in which both were measured; of it
+    the faster of a step as it is and one compiled stands for its method. A flat latency is reachable when the floor
+    grows by less than a tenth."""
     saved = headline.quantity == "memory saved"
     column = "peak_bytes" if saved else "median"
-    floors, ours, sides = [], [], []
+    floors, sides = [], []
+    ours: list[list[float | None]] = []
     for name, context, batch in (headline.over, headline.under):
         setting = everything()[name]
         assert setting.shape is not None
@@ -59,16 +64,19 @@ def compare(
         moved = traffic(setting.shape(model.kv, context, rates), model, batch)
         floors.append(float(moved.weights + moved.resident) if saved else moved.floor(device_rate, link_rate))
         here = [
-            row[column]
+            (row.get("way", "modules"), row[column])
             for row in steps
             if (row["method"], row["context"], row["batch"]) == (name, context, batch)
             and row["rates"] == rates
             and row[column] is not None
         ]
-        ours.append(min(here, default=None))
+        ours.append(
+            [min((value for way, value in here if name in BASELINES or way == each), default=None) for each in WAYS]
+        )
         sides.append(f"{setting.label} {context // 1024}K x {batch}")
     floor = _ratio(headline, floors[0], floors[1])
-    measured = None if ours[0] is None or ours[1] is None else _ratio(headline, ours[0], ours[1])
+    pairs = zip(*ours, strict=True)
+    measured = next((_ratio(headline, one, two) for one, two in pairs if one is not None and two is not None), None)
     reachable = floor < 1.1 if headline.paper == 1.0 else floor >= headline.paper
     where = " / ".join(sides)
     return HeadlineRow(headline.name, headline.quantity, headline.paper, measured, floor, where, reachable, rates_from)

@@ -32,8 +32,8 @@ class Tile(NamedTuple):
 
 
 ONE = (Tile(4, 1024, 2), Tile(8, 512, 2), Tile(4, 1024, 4), Tile(2, 1024, 2), Tile(8, 1024, 4))
-"""tiles worth measuring for one vector; the first is taken where nothing was measured: within 8 % of the fastest of each
-shape on an H200"""
+"""tiles worth measuring for one vector; the first is taken where nothing was measured: on an H200 within 8 % of the
+fastest of each shape"""
 SEVERAL = (Tile(16, 256, 2, 4), Tile(32, 128, 4, 5), Tile(64, 128, 4, 4))
 """the same for several vectors"""
 MEASURED: dict[tuple[int, int, bool, bool], Tile] = {}
