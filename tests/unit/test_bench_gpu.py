@@ -87,13 +87,15 @@ def test_a_dry_run_goes_through_every_part(whole: Path) -> None:
     assert not result.missing
     statuses = {entry.part: entry.status for entry in result.entries.values()}
     assert set(statuses.values()) == {"done"}
-    early, late = (
+    early, alone, late = (
         [row for row in result.entries[f"decode 256 x 1{part}"].rows if isinstance(row, StepRow)]
-        for part in ("", ", alike")
+        for part in ("", ", transformers alone", ", alike")
     )
     assert {row.method for row in late} == followers()
-    assert [row.method for row in early] == [name for name in (*settings(), *BASELINES) if name not in followers()]
-    steps = early + late
+    assert [row.method for row in early] == [name for name in settings() if name not in followers()]
+    assert [row.method for row in alone] == list(BASELINES)
+    assert {row.way for row in early} == {"fused"}
+    steps = early + alone + late
     assert all(row.reason is None and row.median is not None and row.floor is not None for row in steps)
     assert all((row.stall is None) == (not settings()[row.method].rates) for row in steps if row.method in settings())
     assert not [row for entry in result.entries.values() for row in entry.rows if not getattr(row, "passed", True)]
