@@ -40,11 +40,11 @@ def best_rows_triton(score: torch.Tensor, count: int) -> torch.Tensor:
 def _best_rows(score: torch.Tensor, count: int) -> torch.Tensor:
     """A custom operator, so that torch.compile takes it as one call."""
     rows, entries = score.shape
-    wanted = min(count, entries)
-    out = torch.empty(rows, wanted, dtype=torch.long, device=score.device)
+    width = min(count, entries)
+    out = torch.empty(rows, width, dtype=torch.long, device=score.device)
     assert score.stride(1) == 1
     _place[(-(-entries // BLOCK), rows)](
-        score, out, entries, wanted, score.stride(0), BLOCK=BLOCK, CHUNK=CHUNK, num_warps=4, enable_fp_fusion=True
+        score, out, entries, width, score.stride(0), BLOCK=BLOCK, CHUNK=CHUNK, num_warps=4, enable_fp_fusion=True
     )
     return out
 
@@ -56,18 +56,18 @@ def _(score: torch.Tensor, count: int) -> torch.Tensor:
 
 @jit
 def _place(  # type: ignore[no-untyped-def]
-    score_ptr, out_ptr, entries, wanted, score_r, BLOCK: tl.constexpr, CHUNK: tl.constexpr
+    score_ptr, out_ptr, entries, width, score_r, BLOCK: tl.constexpr, CHUNK: tl.constexpr
 ):
     """One program: the places of BLOCK entries of a row. Every place is one entry's, so each is written once."""
     r = tl.program_id(1).to(tl.int64)
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    mine = tl.load(score_ptr + r * score_r + i, mask=i < entries, other=float("-inf"))
+    value = tl.load(score_ptr + r * score_r + i, mask=i < entries, other=float("-inf"))
     place = tl.zeros((BLOCK,), tl.int32)
     for start in range(0, entries, CHUNK):
         j = start + tl.arange(0, CHUNK)
-        other = tl.load(score_ptr + r * score_r + j, mask=j < entries, other=float("-inf"))
-        higher = other[None, :] > mine[:, None]
-        earlier = (other[None, :] == mine[:, None]) & (j[None, :] < i[:, None])
+        rival = tl.load(score_ptr + r * score_r + j, mask=j < entries, other=float("-inf"))
+        higher = rival[None, :] > value[:, None]
+        earlier = (rival[None, :] == value[:, None]) & (j[None, :] < i[:, None])
         place += tl.sum(((higher | earlier) & (j < entries)[None, :]).to(tl.int32), 1)
-    named = tl.where(mine == float("-inf"), -1, i).to(tl.int64)
-    tl.store(out_ptr + r * wanted + place, named, mask=(i < entries) & (place < wanted))
+    named = tl.where(value == float("-inf"), -1, i).to(tl.int64)
+    tl.store(out_ptr + r * width + place, named, mask=(i < entries) & (place < width))

@@ -197,7 +197,7 @@ def _read(  # type: ignore[no-untyped-def]
     q = tl.load(q_ptr + head * q_h + d[None, :], mask=here, other=0.0)
     last = tl.load(queries_ptr + head * queries_h + d[None, :], mask=here, other=0.0)
     wish = tl.load(wishes_ptr + h * wishes_h + w, mask=w < W, other=-1)
-    before = tl.load(selected_ptr + h * selected_h + w, mask=w < W, other=-1)
+    last_wish = tl.load(selected_ptr + h * selected_h + w, mask=w < W, other=-1)
     a = q.to(tl.float32)
     b = last.to(tl.float32)
     length = tl.maximum(tl.sqrt(tl.sum(a * a, 1)), least) * tl.maximum(tl.sqrt(tl.sum(b * b, 1)), least)
@@ -212,11 +212,11 @@ def _read(  # type: ignore[no-untyped-def]
         read = wish
         turned = 1
     elif MODE == "none":
-        read = before
+        read = last_wish
         turned = 0
     else:
         turned = (alike < tau).to(tl.int32)
-        read = tl.where(turned != 0, wish, before)
+        read = tl.where(turned != 0, wish, last_wish)
     tl.store(alike_ptr + h, alike)
     tl.store(now_ptr + h, turned)
     for start in range(0, spans, SB):

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kvlens.lab.gpu import decode_parts, matvec_times
+from kvlens.lab.gpu import decode_parts, decoding, matvec_times
 from kvlens.lab.gpu.device import DryDevice
 from kvlens.lab.gpu.kernels import matvec
 from kvlens.lab.gpu.kernels.matvec import Tile, best_tile
@@ -47,7 +47,7 @@ def test_every_tile_is_measured_and_the_library_beside(monkeypatch: pytest.Monke
 def test_blocking_recall_is_measured_as_the_host_leads_it() -> None:
     rows = list(decode_parts.led_by_host(512).run(bench()))
     assert [(row.batch, row.way, row.graph, row.reason) for row in rows if isinstance(row, StepRow)] == [
-        (batch, "fused, recalls led by the host", False, None) for batch in (1, 2)
+        (batch, decoding.HOST_LED, False, None) for batch in (1, 2)
     ]
     assert all(isinstance(row, StepRow) and row.counted_bytes == row.host_bytes for row in rows)
 
@@ -55,7 +55,7 @@ def test_blocking_recall_is_measured_as_the_host_leads_it() -> None:
 def test_all_ways_move_the_same_bytes() -> None:
     rows = [row for row in decode_parts.ways(512).run(bench()) if isinstance(row, StepRow)]
     assert {row.way for row in rows} == set(decode_parts.WAYS)
-    for name in decode_parts.COMPARED:
+    for name in ("full", "freekv"):
         assert len({row.counted_bytes for row in rows if row.method == name}) == 1
 
 

@@ -9,6 +9,7 @@ from kvlens.lab.gpu.decode import FEWER, FILES, SMALLER, cell
 from kvlens.lab.gpu.decoding import HOST_LED
 from kvlens.lab.gpu.part import Bench, Part
 from kvlens.lab.gpu.rates import swept
+from kvlens.lab.gpu.recording import busiest
 from kvlens.lab.gpu.settings import BASELINES, Setting, everything, settings
 from kvlens.lab.results.gpu import StepRow, Way
 
@@ -52,9 +53,6 @@ def _cells(name: str, context: int, batch: int, those: Sequence[Setting], smalle
     return Part(name, measure, FILES, smaller, runs_methods=True)
 
 
-COMPARED = ("full", "freekv")
-"""settings whose step is made in every way: one that attends everything, and one that recalls pages"""
-BLOCKING = "blocking"
 WAYS: tuple[Way, ...] = ("fused", "modules")
 
 
@@ -62,21 +60,25 @@ def led_by_host(context: int) -> Part:
     """Blocking recall as the papers' baselines make it."""
 
     def measure(bench: Bench) -> Iterator[StepRow]:
-        setting = settings()[BLOCKING]
+        setting = next(setting for setting in settings().values() if setting.alike)
         for batch in bench.batches:
             yield cell(bench, setting, context, bench.rates.choose(setting), batch=batch, way=HOST_LED)
 
     return Part(f"decode host recalls {context}", measure, FILES, FEWER, runs_methods=True)
 
 
+def compared(bench: Bench) -> tuple[Setting, Setting]:
+    """Return the settings whose step is made in every way: one that keeps everything, and one that recalls."""
+    whole = next(setting for setting in settings().values() if methods.get(setting.method).keeps_all)
+    return whole, busiest(bench)
+
+
 def ways(context: int) -> Part:
     """The same steps, made in every way."""
 
     def measure(bench: Bench) -> Iterator[StepRow]:
-        known_values = settings()
         for way in WAYS:
-            for name in COMPARED:
-                setting = known_values[name]
+            for setting in compared(bench):
                 yield cell(bench, setting, context, bench.rates.choose(setting), way=way)
 
     return Part(f"decode ways {context}", measure, FILES, SMALLER, runs_methods=True)

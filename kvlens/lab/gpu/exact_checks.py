@@ -50,8 +50,8 @@ def _best(bench: Bench) -> Iterator[CheckRow]:
         score = torch.randint(-40, 40, (HEADS, entries)).float()
         score[1] = torch.randn(entries)
         score[score == -40] = -torch.inf
-        found = best_rows.best_rows(score.to(bench.device.at), count)
-        yield same(f"best {count} of {entries} entries", found, best_rows.best_rows_torch(score, count))
+        results = best_rows.best_rows(score.to(bench.device.at), count)
+        yield same(f"best {count} of {entries} entries", results, best_rows.best_rows_torch(score, count))
 
 
 def same(name: str, values: torch.Tensor, exact: torch.Tensor) -> CheckRow:

@@ -76,7 +76,9 @@ def compare(
         sides.append(f"{setting.label} {context // 1024}K x {batch}")
     floor = _ratio(headline, floors[0], floors[1])
     pairs = zip(*ours, strict=True)
-    measured = next((_ratio(headline, one, two) for one, two in pairs if one is not None and two is not None), None)
+    measured = next(
+        (_ratio(headline, over, under) for over, under in pairs if over is not None and under is not None), None
+    )
     reachable = floor < 1.1 if headline.paper == 1.0 else floor >= headline.paper
     where = " / ".join(sides)
     return HeadlineRow(headline.name, headline.quantity, headline.paper, measured, floor, where, reachable, rates_from)

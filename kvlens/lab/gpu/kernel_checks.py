@@ -155,19 +155,19 @@ def _spans(bench: Bench, kind: Kind) -> Iterator[CheckRow]:
 
 def _turned(bench: Bench, kind: Kind) -> Iterator[CheckRow]:
     """Heads turn by half and more, so that no cosine is near tau."""
-    spans, wanted = (70, 8) if bench.dry else (4098, 32)
+    spans, width = (70, 8) if bench.dry else (4098, 32)
     q, previous = (bench.device.normal(HEADS * GROUP, DIM, dtype=kind.dtype) for _ in range(2))
     previous[: HEADS * GROUP // 2] = q[: HEADS * GROUP // 2]
-    wishes, selected = (torch.rand(HEADS, spans).argsort(1)[:, :wanted] for _ in range(2))
-    given = [q, wishes.to(bench.device.at), previous, selected.to(bench.device.at)]
-    exact = [x.cpu().clone() for x in given]
-    results = turned_reads.turned_reads(*given, spans, 0.5, "mean")
+    wishes, selected = (torch.rand(HEADS, spans).argsort(1)[:, :width] for _ in range(2))
+    tensors = [q, wishes.to(bench.device.at), previous, selected.to(bench.device.at)]
+    exact = [x.cpu().clone() for x in tensors]
+    results = turned_reads.turned_reads(*tensors, spans, 0.5, "mean")
     expected = turned_reads.turned_reads_torch(*exact, spans, 0.5, "mean")
     yield near(f"turned heads, {kind.name}: cosine", results.alike, expected.alike.double(), kind.tolerance)
     pairs = (("heads", results.now, expected.now), ("spans", results.fine, expected.fine))
-    remembered = (("queries", given[2], exact[2]), ("wishes", given[3], exact[3]))
-    for name, found, target in (*pairs, *remembered):
-        yield exact_checks.same(f"turned heads, {kind.name}: {name}", found, target)
+    remembered = (("queries", tensors[2], exact[2]), ("wishes", tensors[3], exact[3]))
+    for name, values, target in (*pairs, *remembered):
+        yield exact_checks.same(f"turned heads, {kind.name}: {name}", values, target)
 
 
 CHECKS = (_attend, _merge, _scores, _spans, _turned)

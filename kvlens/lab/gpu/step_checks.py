@@ -9,13 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from kvlens import methods
 from kvlens.lab.gpu import decode
 from kvlens.lab.gpu.failures import sentence
 from kvlens.lab.gpu.kernel_checks import DIM, GROUP, HEADS, KINDS, Kind, near
 from kvlens.lab.gpu.kernels.matvec import Around, matvec, matvec_torch
 from kvlens.lab.gpu.kernels.rotary_write import Places, rotary_write, rotary_write_torch
 from kvlens.lab.gpu.part import Bench, Part
+from kvlens.lab.gpu.recording import busiest
+from kvlens.lab.gpu.settings import settings
 from kvlens.lab.results.gpu import CheckRow
+from kvlens.methods.base import Method
 
 if TYPE_CHECKING:
     from kvlens.engine.models import LoadedModel
@@ -25,12 +29,8 @@ AROUNDS = ((False, False, False), (False, False, True), (True, True, False))
 STEP_TOLERANCE = {"bf16": 3e-2, "fp16": 4e-3, "fp32": 2e-5}
 """of the logits of a two-layer model, which both ways round in different places"""
 STEPS = 3
-CASES: tuple[tuple[str, dict[str, Any], str | None], ...] = (
-    ("full", {}, None),
-    ("streaming_llm", {}, "0.3"),
-    ("chess", {}, None),
-    ("freekv", {"preset": "demo"}, "0.4"),
-)
+BUDGET = "0.4"
+"""of full KV, for methods that do not keep everything"""
 
 
 @torch.inference_mode()
@@ -61,15 +61,15 @@ def _matvecs(bench: Bench, kind: Kind) -> Iterator[CheckRow]:
     for vectors in (1, 8):
         for norm, gated, add in AROUNDS:
             normal = partial(bench.device.normal, dtype=kind.dtype)
-            first = normal(size[1], size[0], scale=size[0] ** -0.5)
+            inner_matrix = normal(size[1], size[0], scale=size[0] ** -0.5)
             matrix = normal(size[0] * (2 if gated else 1), size[1], scale=size[1] ** -0.5)
             x, weight, extra = normal(vectors, size[0]), normal(size[1]), normal(vectors, size[0])
             around = Around(weight if norm else None, 1e-5, gated, extra if add else None)
-            out = matvec(matvec(x, first), matrix, around)
+            out = matvec(matvec(x, inner_matrix), matrix, around)
             wide = Around(_wide(around.norm), around.epsilon, gated, _wide(around.add))
-            inner = matvec_torch(x.double().cpu(), first.double().cpu())
+            inner = matvec_torch(x.double().cpu(), inner_matrix.double().cpu())
             exact = matvec_torch(inner, matrix.double().cpu(), wide)
-            parts = [name for name, there in (("norm", norm), ("gate", gated), ("residual", add)) if there]
+            parts = [name for name, is_used in (("norm", norm), ("gate", gated), ("residual", add)) if is_used]
             name = f"mat-vec, {kind.name}, {vectors} vectors{''.join(f', {part}' for part in parts)}"
             yield near(name, out, exact, 2 * kind.tolerance)
 
@@ -86,8 +86,8 @@ def _rotary(bench: Bench, kind: Kind) -> Iterator[CheckRow]:
     sides = [torch.zeros(HEADS, slots, DIM, dtype=torch.float64) for _ in range(2)]
     turned = [x.double().cpu() for x in (qkv, cos, sin)]
     exact = rotary_write_torch(turned[0], turned[1], turned[2], Places(sides[0], sides[1], slot.cpu()[None]))
-    for name, found, expected in (("queries", q, exact), ("keys", keys, sides[0]), ("values", values, sides[1])):
-        yield near(f"rotary embedding and write, {kind.name}: {name}", found, expected, kind.tolerance)
+    for name, result, expected in (("queries", q, exact), ("keys", keys, sides[0]), ("values", values, sides[1])):
+        yield near(f"rotary embedding and write, {kind.name}: {name}", result, expected, kind.tolerance)
 
 
 def _steps(bench: Bench, kind: Kind) -> Iterator[CheckRow]:
@@ -96,13 +96,10 @@ def _steps(bench: Bench, kind: Kind) -> Iterator[CheckRow]:
     from kvlens.lab.gpu.static import BatchDecoder
 
     model = _small_model(bench, kind)
-    for name, more, budget in CASES:
-        if budget is not None and more and kind.name != "fp32":
-            continue  # rounding changes which pages it takes
+    for name in _methods(bench, kind):
         for batch in (1, 3):
             plain, fused = (
-                BatchDecoder([_decoder(model, name, more, budget, 300 + seed) for seed in range(batch)])
-                for _ in range(2)
+                BatchDecoder([_decoder(model, name, 300 + seed) for seed in range(batch)]) for _ in range(2)
             )
             worst = 0.0
             try:
@@ -112,8 +109,8 @@ def _steps(bench: Bench, kind: Kind) -> Iterator[CheckRow]:
                     expected = plain.step(tokens).double().cpu()
                     if step == STEPS - 1 and not bench.dry:
                         fused.capture()
-                    found = fused.step(tokens).double().cpu()
-                    difference = float((found - expected).norm() / expected.norm())
+                    logits = fused.step(tokens).double().cpu()
+                    difference = float((logits - expected).norm() / expected.norm())
                     worst = max(worst, difference if difference == difference else float("inf"))
                     tokens = expected.argmax(-1).tolist()
             finally:
@@ -153,18 +150,29 @@ def _small_model(bench: Bench, kind: Kind) -> LoadedModel:
     return LoadedModel("random weights", model, Letters(), shape, 4096, True, frozenset())
 
 
-def _decoder(model: LoadedModel, name: str, more: dict[str, Any], budget: str | None, tokens: int) -> Any:
-    from kvlens import methods
+def _methods(bench: Bench, kind: Kind) -> list[str]:
+    """One method of each family that attends all it keeps or selects between steps, and in fp32 the one with most in
+    its step: elsewhere rounding changes what it selects."""
+    families: dict[str, str] = {}
+    for setting in settings().values():
+        method = methods.get(setting.method)
+        if method.selects_between_steps or method.select is Method.select:
+            families.setdefault(method.family, setting.method)
+    return [*families.values(), *([busiest(bench).method] if kind.name == "fp32" else [])]
+
+
+def _decoder(model: LoadedModel, name: str, tokens: int) -> Any:
     from kvlens.engine.options import Options
     from kvlens.lab.gpu.static import StaticDecoder
     from kvlens.memory.budget import Budget
     from kvlens.text.prompts import Prompt, PromptText
 
     method = methods.get(name)
-    params = methods.make_parameters(method, more.get("preset"), {} if more else dict(method.untrained))
+    preset = "demo" if "demo" in method.presets else None
+    params = methods.make_parameters(method, preset, {} if preset else dict(method.untrained))
     ids = tuple(torch.randint(3, 512, (tokens,), generator=torch.Generator().manual_seed(tokens)).tolist())
     prompt = Prompt(PromptText("random"), ids, ("a",) * tokens, (None,) * tokens)
-    limit = None if budget is None else Budget.parse(budget)
+    limit = None if method.keeps_all else Budget.parse(BUDGET)
     return StaticDecoder(model, prompt, method, params, limit, Options(max_new=8, ignore_eos=True))
 
 

@@ -56,7 +56,7 @@ def selection(
     if not params.reconstruction:
         z, wishes = torch.zeros_like(z), torch.full_like(wishes, -1)
     later = torch.zeros(shape.kv_heads, dtype=torch.bool, device=q.device) if params.zoom == "next" else None
-    chosen = Selection(
+    result = Selection(
         empty.scatter(2, index, z),
         wishes,
         now=later,
@@ -65,7 +65,7 @@ def selection(
         index_bytes=index_read(routing.bytes_read),
     )
     if not records:
-        return chosen
+        return result
     nan = torch.full((shape.kv_heads, capacity), float("nan"), device=q.device)
     logged = nan.scatter(1, routing.span.expand_as(best), best.masked_fill(~alive, float("nan")))
     if layer in whole.some:
@@ -74,4 +74,4 @@ def selection(
         zoomable = empty[0, 0].scatter(0, routing.span, alive)
     highest = score[:, 0].unflatten(0, (shape.kv_heads, -1)).masked_fill(~alive[..., None, :], float("-inf"))
     gate = Gate(highest.amax(-1).flatten(), routing.threshold[layer])
-    return replace(chosen, zoomable=zoomable, score=logged, gate=gate)
+    return replace(result, zoomable=zoomable, score=logged, gate=gate)

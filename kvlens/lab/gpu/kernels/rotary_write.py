@@ -47,8 +47,8 @@ def rotary_write_torch(qkv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, 
     kv_heads, _, dim = to.keys.shape
     wide = qkv.dtype if qkv.dtype == torch.float64 else torch.float32
     rows = qkv.view(-1, dim).to(wide)
-    first, second = rows.chunk(2, -1)
-    turned = rows * cos.to(wide) + torch.cat((-second, first), -1) * sin.to(wide)
+    lower, upper = rows.chunk(2, -1)
+    turned = rows * cos.to(wide) + torch.cat((-upper, lower), -1) * sin.to(wide)
     queries = len(rows) - 2 * kv_heads
     head = torch.arange(kv_heads, device=qkv.device)
     to.keys[head, to.slot[0]] = turned[queries : queries + kv_heads].to(to.keys.dtype)
@@ -152,19 +152,19 @@ def _turn(  # type: ignore[no-untyped-def]
     head = tl.program_id(1)
     d = tl.arange(0, HALF)
     source = qkv_ptr + b * qkv_b + head * (2 * HALF) + d
-    first = tl.load(source).to(tl.float32)
-    second = tl.load(source + HALF).to(tl.float32)
+    lower = tl.load(source).to(tl.float32)
+    upper = tl.load(source + HALF).to(tl.float32)
     if head < HQ + HKV:
         turn = b * cos_b + d
         cos_1 = tl.load(cos_ptr + turn).to(tl.float32)
         cos_2 = tl.load(cos_ptr + turn + HALF).to(tl.float32)
         sin_1 = tl.load(sin_ptr + turn).to(tl.float32)
         sin_2 = tl.load(sin_ptr + turn + HALF).to(tl.float32)
-        turned = first * cos_1 - second * sin_1
-        second = second * cos_2 + first * sin_2
-        first = turned
-    a = round_to(first, TO, BY_HAND)
-    z = round_to(second, TO, BY_HAND)
+        turned = lower * cos_1 - upper * sin_1
+        upper = upper * cos_2 + lower * sin_2
+        lower = turned
+    a = round_to(lower, TO, BY_HAND)
+    z = round_to(upper, TO, BY_HAND)
     if head < HQ:
         to = q_ptr + (b * HQ + head) * (2 * HALF) + d
         tl.store(to, a)

@@ -97,13 +97,13 @@ def joined(modules: Sequence[Any]) -> torch.Tensor:
     """Return the weights [N_i, K] of linear modules as one matrix [sum of N_i, K], of which they are views from now
     on."""
     weights = [module.weight.detach() for module in modules]
-    first, end = weights[0], weights[0].data_ptr()
+    start, end = weights[0], weights[0].data_ptr()
     for weight in weights:
-        if weight.data_ptr() != end or weight.untyped_storage().data_ptr() != first.untyped_storage().data_ptr():
+        if weight.data_ptr() != end or weight.untyped_storage().data_ptr() != start.untyped_storage().data_ptr():
             break
         end += weight.nbytes
     else:
-        return first.as_strided((sum(map(len, weights)), first.shape[1]), (first.shape[1], 1))
+        return start.as_strided((sum(map(len, weights)), start.shape[1]), (start.shape[1], 1))
     whole = torch.cat(weights)
     for module, part in zip(modules, whole.split(list(map(len, weights))), strict=True):
         module.weight = torch.nn.Parameter(part, requires_grad=False)

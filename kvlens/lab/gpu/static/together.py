@@ -23,31 +23,30 @@ class Together:
 
     def __init__(self, sessions: Sequence[StaticSession]) -> None:
         """The sessions' windows, and their shared tables, become parts of the batch's."""
-        first = sessions[0]
-        self._first, self._page, self._batch = first, first.slots.page, len(sessions)
-        layers = range(first.memory.shape.layers)
+        lead = sessions[0]
+        self._lead, self._page = lead, lead.slots.page
+        layers = range(lead.memory.shape.layers)
         places = [[session.place(layer)[:2] for session in sessions] for layer in layers]
         self._offsets = torch.tensor(
-            [[list(map(_numbers_between, row[0], sides)) for sides in row] for row in places],
-            device=first.memory.device,
+            [[list(map(_numbers_between, row[0], sides)) for sides in row] for row in places], device=lead.memory.device
         )
         """int64 [L, B, 2]: how far keys and values of each layer lie behind the first sequence's"""
-        self._slots = [_join_slots(sessions, number) for number in range(len(first.memory.hot.pools))]
+        self._slots = [_join_slots(sessions, number) for number in range(len(lead.memory.hot.pools))]
         """by pool, int64 [B, l, H]: the slots of the step's tokens in its layers"""
         self.attends = all(_shares_attention(session) for session in sessions)
         self._live = _join_tables(sessions) if self.attends else {}
 
     def turn_and_write(self, layer: int, qkv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         """See kvlens.lab.gpu.static.llama.Attention."""
-        keys, values, _ = self._first.place(layer)
-        pool = self._first.memory.hot.pool(layer)
-        slot = self._slots[self._first.slots.pool_of(layer)][:, layer - pool.layers.start]
+        keys, values, _ = self._lead.place(layer)
+        pool = self._lead.memory.hot.pool(layer)
+        slot = self._slots[self._lead.slots.pool_of(layer)][:, layer - pool.layers.start]
         return rotary_write_triton(qkv, cos, sin, Places(keys, values, slot, self._offsets[layer]))
 
     def attend(self, layer: int, q: torch.Tensor, scaling: float) -> torch.Tensor:
         """q [B, Hq, 1, D] -> attention output of the same shape."""
-        keys, values, _ = self._first.place(layer)
-        live = self._live[self._first.slots.pool_of(layer)]
+        keys, values, _ = self._lead.place(layer)
+        live = self._live[self._lead.slots.pool_of(layer)]
         return attend_batch(q[:, :, 0], keys, values, self._offsets[layer], live, scaling, self._page)[:, :, None]
 
 
@@ -66,9 +65,9 @@ def _shares_attention(session: StaticSession) -> bool:
     return not inside and session.ring is None and session.slots.shares_all
 
 
-def _numbers_between(first: torch.Tensor, other: torch.Tensor) -> int:
-    """Return how many numbers `other` begins behind `first`, in memory."""
-    return (other.data_ptr() - first.data_ptr()) // first.element_size()
+def _numbers_between(base: torch.Tensor, target: torch.Tensor) -> int:
+    """Return how many numbers `target` begins behind `base`, in memory."""
+    return (target.data_ptr() - base.data_ptr()) // base.element_size()
 
 
 def _join_slots(sessions: Sequence[StaticSession], number: int) -> torch.Tensor:
@@ -92,14 +91,15 @@ def _join_slots(sessions: Sequence[StaticSession], number: int) -> torch.Tensor:
 def _join_tables(sessions: Sequence[StaticSession]) -> dict[int, Live]:
     """The sessions' shared tables become rows of one set -> by pool, with B as first dimension."""
     by_pool = {}
-    for number, first in sessions[0].slots.shared.items():
+    for number, table in sessions[0].slots.shared.items():
         parts = [session.slots.shared[number].tensors() for session in sessions]
         whole = [
-            None if one is None else torch.stack([row[i] for row in parts]) for i, one in enumerate(first.tensors())
+            None if tensor is None else torch.stack([row[i] for row in parts])
+            for i, tensor in enumerate(table.tensors())
         ]  # type: ignore[misc]
         by_pool[number] = Live(*whole)  # type: ignore[arg-type]
         for row, session in enumerate(sessions):
             session.slots.shared[number] = Live(*(None if x is None else x[row] for x in whole))
-            if first.bias is not None:
-                session.slots.rows_behind[number] = row * first.bias.numel()
+            if table.bias is not None:
+                session.slots.rows_behind[number] = row * table.bias.numel()
     return by_pool
