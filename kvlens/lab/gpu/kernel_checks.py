@@ -161,8 +161,10 @@ def _turned(bench: Bench, kind: Kind) -> Iterator[CheckRow]:
     wishes, selected = (torch.rand(HEADS, spans).argsort(1)[:, :width] for _ in range(2))
     tensors = [q, wishes.to(bench.device.at), previous, selected.to(bench.device.at)]
     exact = [x.cpu().clone() for x in tensors]
-    results = turned_reads.turned_reads(*tensors, spans, 0.5, "mean")
-    expected = turned_reads.turned_reads_torch(*exact, spans, 0.5, "mean")
+    q, wishes, previous, selected = tensors
+    results = turned_reads.turned_reads(q, wishes, previous, selected, spans, 0.5, "mean")
+    q, wishes, previous, selected = exact
+    expected = turned_reads.turned_reads_torch(q, wishes, previous, selected, spans, 0.5, "mean")
     yield near(f"turned heads, {kind.name}: cosine", results.alike, expected.alike.double(), kind.tolerance)
     pairs = (("heads", results.now, expected.now), ("spans", results.fine, expected.fine))
     remembered = (("queries", tensors[2], exact[2]), ("wishes", tensors[3], exact[3]))

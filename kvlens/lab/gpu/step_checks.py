@@ -169,7 +169,7 @@ def _decoder(model: LoadedModel, name: str, tokens: int) -> Any:
 
     method = methods.get(name)
     preset = "demo" if "demo" in method.presets else None
-    params = methods.make_parameters(method, preset, {} if preset else dict(method.untrained))
+    params = methods.make_parameters(method, preset, dict(method.untrained))
     ids = tuple(torch.randint(3, 512, (tokens,), generator=torch.Generator().manual_seed(tokens)).tolist())
     prompt = Prompt(PromptText("random"), ids, ("a",) * tokens, (None,) * tokens)
     limit = None if method.keeps_all else Budget.parse(BUDGET)

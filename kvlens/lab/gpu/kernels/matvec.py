@@ -9,7 +9,7 @@ float32; several take tensor cores, and a launch before them for the norm. Shape
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -103,6 +103,8 @@ def matvec_triton(
     out = torch.empty(vectors, outputs, dtype=x.dtype, device=x.device)
     add_stride = 0 if around.add is None else around.add.stride(0)
     common = {"K": inputs, "BN": tile.outputs, "BK": per, "GATED": around.gated, "ADD": around.add is not None}
+    tensors: tuple[Any, ...]
+    more: dict[str, Any]
     if vectors == 1:
         tensors = x, matrix, around.norm, around.add, out, around.epsilon, outputs
         kernel, more = of_one, {"NORM": around.norm is not None}

@@ -1,5 +1,5 @@
 """Recall led by the host, as a baseline: it waits for each layer's plan, and asks for one copy per page and side, as
-ArkVale's code does. Such a step cannot be captured in a graph."""
+papers' baselines do. Such a step cannot be captured in a graph."""
 
 from __future__ import annotations
 

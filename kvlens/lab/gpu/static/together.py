@@ -92,14 +92,21 @@ def _join_tables(sessions: Sequence[StaticSession]) -> dict[int, Live]:
     """The sessions' shared tables become rows of one set -> by pool, with B as first dimension."""
     by_pool = {}
     for number, table in sessions[0].slots.shared.items():
-        parts = [session.slots.shared[number].tensors() for session in sessions]
-        whole = [
-            None if tensor is None else torch.stack([row[i] for row in parts])
-            for i, tensor in enumerate(table.tensors())
-        ]  # type: ignore[misc]
-        by_pool[number] = Live(*whole)  # type: ignore[arg-type]
-        for row, session in enumerate(sessions):
-            session.slots.shared[number] = Live(*(None if x is None else x[row] for x in whole))
+        shared = [session.slots.shared[number] for session in sessions]
+        bias = None if table.bias is None else torch.stack([live.bias for live in shared if live.bias is not None])
+        row = None if table.row is None else torch.stack([live.row for live in shared if live.row is not None])
+        table_stack, lengths, counts = (
+            torch.stack([getattr(live, name) for live in shared]) for name in ("table", "page_len", "n_page")
+        )
+        by_pool[number] = Live(table_stack, lengths, counts, bias, row)
+        for place, session in enumerate(sessions):
+            session.slots.shared[number] = Live(
+                table_stack[place],
+                lengths[place],
+                counts[place],
+                None if bias is None else bias[place],
+                None if row is None else row[place],
+            )
             if table.bias is not None:
-                session.slots.rows_behind[number] = row * table.bias.numel()
+                session.slots.rows_behind[number] = place * table.bias.numel()
     return by_pool
