@@ -45,8 +45,8 @@ def _room(heads: int, rows: tuple[int, ...], numbers: int, bits: int, group: int
     return Packed(codes, scale, torch.zeros_like(scale))
 
 
-class GroupedKeys:
-    """Keys per channel, over groups of tokens."""
+class _Grouped:
+    """Codes of every layer in groups of numbers."""
 
     def __init__(
         self,
@@ -58,15 +58,26 @@ class GroupedKeys:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        """bits, rows: of each layer, rows being tokens in whole groups; heads: KV heads that share a row's number."""
-        self._bits, self._group, self._dtype = bits, group, dtype
+        """bits, rows: of each layer, rows being tokens, of keys in whole groups; heads: KV heads that share a row's
+        number; size: channels."""
+        self._bits, self._group, self._size, self._dtype = bits, group, size, dtype
         self._layers = [
-            _room(heads, (count // group, size), group, width, group, device)
-            for width, count in zip(bits, rows, strict=True)
+            _room(heads, *self._lie(count), width, group, device) for width, count in zip(bits, rows, strict=True)
         ]
+
+    def _lie(self, tokens: int) -> tuple[tuple[int, ...], int]:
+        """Return how rows of numbers lie for so many tokens, and the numbers of a row."""
+        raise NotImplementedError
 
     def tensors(self) -> tuple[torch.Tensor, ...]:
         return tuple(part for layer in self._layers for part in layer)
+
+
+class GroupedKeys(_Grouped):
+    """Keys per channel, over groups of tokens."""
+
+    def _lie(self, tokens: int) -> tuple[tuple[int, ...], int]:
+        return (tokens // self._group, self._size), self._group
 
     def put(self, layer: int, heads: Heads, start: int, states: torch.Tensor) -> None:
         rows = states.unflatten(1, (-1, self._group)).transpose(2, 3)
@@ -80,26 +91,11 @@ class GroupedKeys:
         return rows.transpose(2, 3).flatten(1, 2)
 
 
-class GroupedValues:
+class GroupedValues(_Grouped):
     """Values per token, over groups of channels."""
 
-    def __init__(
-        self,
-        bits: list[int],
-        heads: int,
-        rows: list[int],
-        group: int,
-        size: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        self._bits, self._group, self._size, self._dtype = bits, group, size, dtype
-        self._layers = [
-            _room(heads, (count,), size, width, group, device) for width, count in zip(bits, rows, strict=True)
-        ]
-
-    def tensors(self) -> tuple[torch.Tensor, ...]:
-        return tuple(part for layer in self._layers for part in layer)
+    def _lie(self, tokens: int) -> tuple[tuple[int, ...], int]:
+        return (tokens,), self._size
 
     def put(self, layer: int, heads: Heads, start: int, states: torch.Tensor) -> None:
         for stored, new in zip(self._layers[layer], quantise(states, self._bits[layer], self._group), strict=True):
