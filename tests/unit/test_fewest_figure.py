@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pandas as pd
 
 from kvlens.app.figures.fewest import BITS_COLUMNS, COLUMNS, fewest_bytes
@@ -29,5 +31,5 @@ def test_a_search_for_bits_counts_sides_and_bytes_more() -> None:
     rows = [(1, 8, 4000, 0.0, True), (2, 1, 500, 0.1, True), (3, 2, 300, 2.0, False)]
     figure = fewest_bytes(pd.DataFrame(rows, columns=list(BITS_COLUMNS)), None)
     assert list(figure.data[2].x) == [500]
-    assert figure.data[0].hovertext[0].startswith("try 1: 8 sides of single KV heads")
+    assert re.findall(r"\d+ k?B|(?<=: )\d+", figure.data[0].hovertext[0]) == ["8", "4 kB"]
     assert figure.layout.xaxis.title.text == BITS_COLUMNS[2]
