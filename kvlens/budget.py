@@ -69,7 +69,8 @@ def _beyond_full(text: str, number: str, unit: str) -> str:
 
 
 def in_words(limit_text: str | None) -> str:
-    """A budget as pages and tables call it: '20%' of '0.2', '64MB' as it was written, NO_LIMIT of '1.0' and None."""
+    """A budget as pages and tables call it: '20%' of '0.2', '64MB' as it was written, '9,080,832 B' of '9080832B',
+    NO_LIMIT of '1.0' and None."""
     if limit_text is None:
         return NO_LIMIT
     try:
@@ -77,7 +78,7 @@ def in_words(limit_text: str | None) -> str:
     except ValueError:
         return limit_text
     if budget.unit != "share":
-        return budget.text
+        return f"{int(budget.amount):,} B" if re.fullmatch(r"\S*[0-9]\s*[bB]", budget.text) else budget.text
     return NO_LIMIT if budget.amount >= 1 else f"{100 * budget.amount:g}%"
 
 

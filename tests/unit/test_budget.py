@@ -70,6 +70,10 @@ def test_what_a_refusal_says_would_do_is_understood() -> None:
 def test_one_budget_has_one_name() -> None:
     assert {in_words(text) for text in ("0.2", "20%", " 20.0 %")} == {"20%"}
     assert {in_words(text) for text in ("1", "1.0", "100%", None)} == {NO_LIMIT}
+    assert [in_words(text) for text in ("9080832B", "9080832 b", "64MB", "64KiB")] == ["9,080,832 B"] * 2 + [
+        "64MB",
+        "64KiB",
+    ]
     assert [in_words(text) for text in ("64MB", "512tok", "odd")] == ["64MB", "512tok", "odd"]
     assert (phrase(in_words("0.2")), phrase(in_words("1.0"))) == ("budget 20%", NO_LIMIT)
     assert (of_run("0.2", 5), of_run("1.0", None), of_run(None, None), of_run(None, 5)) == (
