@@ -29,7 +29,7 @@ from kvlens import PACKAGE
 from kvlens.runs.fingerprint import machine
 
 LIST = Path(__file__).with_name("mutations.toml")
-FOLDERS = ("kvlens", "kernels", "store", "pages", "tests", "benchmarks", ".streamlit")
+FOLDERS = ("kvlens", "kernels", "store", "pages", "tests", "benchmarks", "docs", ".streamlit")
 FILES = ("app.py", "pyproject.toml")
 LONGEST_S = 280.0
 """tests that take longer count as failed: a change that hangs is seen"""
