@@ -25,8 +25,7 @@ from kvlens.engine.engine import Engine, Options
 from kvlens.engine.hf_attention import ATTENTION
 from kvlens.engine.models import LoadedModel, load
 from kvlens.engine.objects import adopt
-from kvlens.engine.prefill import ReadPrompt
-from kvlens.engine.surprisal import Surprisals
+from kvlens.engine.prefill import ReadPrompt, Surprisals
 from kvlens.lab.bench.trialprompts import Trial
 from kvlens.lab.bench.trials import chosen, header
 from kvlens.meta import RunMeta

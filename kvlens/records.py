@@ -64,7 +64,7 @@ class StepRecord:
     decisions: Decisions | None = None
     """None: nothing was decided"""
     phases: dict[str, int] | None = None
-    """microseconds in each phase (kvlens.phases), together dur_us; None: not timed"""
+    """microseconds in each phase (kvlens.instruments), together dur_us; None: not timed"""
 
 
 @dataclass(frozen=True, kw_only=True)

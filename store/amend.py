@@ -15,8 +15,7 @@ import duckdb
 from kvlens.files import open_file
 from kvlens.instruments import Effects
 from kvlens.store.errors import TraceError
-from kvlens.store.files import PLAIN, discard, sync_folder
-from kvlens.store.lease import Lease
+from kvlens.store.files import PLAIN, Lease, discard, sync_folder
 from kvlens.store.outcomefacts import facts_entry
 from kvlens.store.runinfo import freeze, read_info, write_info
 from kvlens.store.schema import SCHEMA_VERSION

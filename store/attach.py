@@ -20,10 +20,9 @@ from kvlens.store import queries
 from kvlens.store.amend import is_outstanding
 from kvlens.store.columnrules import MOST_META
 from kvlens.store.errors import DamagedTrace, MemoryShort, RunBusy, SchemaTooNew, TraceError, UnmadeTrace, UnreadableRun
-from kvlens.store.files import ordinary
+from kvlens.store.files import is_held, ordinary
 from kvlens.store.guarded import guarded
 from kvlens.store.integrity import check_columns, check_rows
-from kvlens.store.lease import is_held
 from kvlens.store.runinfo import read_info, run_dir, sentence
 from kvlens.store.schema import SCHEMA_VERSION, TABLES
 from kvlens.store.versions import meta_now, relations, tables_of

@@ -17,11 +17,18 @@ from kvlens.decisions import Decisions
 from kvlens.instruments import Oracle, Scores
 from kvlens.records import PrefillRecord, StepRecord
 from kvlens.rows import HEAD_COLUMNS, KV_COLUMNS, JournalRow
-from kvlens.store.decisions import copied_decisions, decision_table
 from kvlens.store.errors import TraceError
-from kvlens.store.oracles import copied_oracle, copied_scores, oracle_table, score_table, span_key_table
 from kvlens.store.rowtables import check_shape, copied, loss_rows, phase_rows, rows_table, step_tables
 from kvlens.store.schema import MAX_SPAN, head_type, kv_type
+from kvlens.store.spanlists import (
+    copied_decisions,
+    copied_oracle,
+    copied_scores,
+    decision_table,
+    oracle_table,
+    score_table,
+    span_key_table,
+)
 
 _HEAD_INDEX = {name: index for index, name in enumerate(HEAD_COLUMNS)}
 _KV_INDEX = {name: index for index, name in enumerate(KV_COLUMNS)}

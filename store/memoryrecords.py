@@ -24,7 +24,7 @@ class MemoryRecords:
 
     def phases(self) -> pd.DataFrame:
         """One row per step whose phases were timed: step, score_us, plan_us, copy_us, wait_us, attend_us, record_us,
-        rest_us, together the step's dur_us (kvlens.phases). Empty where they were not, as before schema 11."""
+        rest_us, together the step's dur_us (kvlens.instruments). Empty where they were not, as before schema 11."""
         return self._db.frame(queries.ALL_PHASES)
 
     def moved_spans(self) -> pd.DataFrame:

@@ -14,9 +14,8 @@ import duckdb
 from kvlens.store import queries, walmend
 from kvlens.store.attach import check_tables, linked, read_meta, stored_steps, unmade, unreadable
 from kvlens.store.errors import RunBusy, TraceError, UnreadableRun
-from kvlens.store.files import ordinary
+from kvlens.store.files import Lease, ordinary
 from kvlens.store.guarded import guarded
-from kvlens.store.lease import Lease
 from kvlens.store.outcomefacts import facts_entry
 from kvlens.store.runinfo import freeze, read_info, run_dir, sentence, write_info
 from kvlens.store.schema import SCHEMA_VERSION

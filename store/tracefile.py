@@ -17,15 +17,37 @@ from kvlens.instruments import Effects
 from kvlens.records import PrefillRecord, SelfCheck
 from kvlens.store import rollup
 from kvlens.store.blocks import Block, block_tables, prefill_tables
-from kvlens.store.checks import stored_checks
 from kvlens.store.effects import effect_table
+from kvlens.store.errors import TraceError
 from kvlens.store.guarded import guarded
 from kvlens.store.outcomefacts import OutcomeFacts, facts_at_end
+from kvlens.store.rollup import stored_checks
 from kvlens.store.rowtables import moved_bytes, rows_table
 from kvlens.store.runinfo import clean_text, plain
 from kvlens.store.schema import ORACLE_CODEC, statements
-from kvlens.store.surprisals import put_surprisals
 from kvlens.store.versions import upgrades
+
+
+def put_surprisals(con: duckdb.DuckDBPyConnection, nats: np.ndarray, prompt_tokens: int) -> None:
+    """Into the prompt's rows of `token`, inside the caller's transaction. nats: float32 [prompt_tokens]; NaN is stored
+    as NULL. Raises TraceError for another number of them."""
+    if nats.shape != (prompt_tokens,):
+        raise TraceError(
+            f"{nats.size} surprisals are logged of a prompt of {prompt_tokens} tokens; this is a fault of kvlens.",
+            code="wrong_count",
+            surprisals=nats.size,
+            tokens=prompt_tokens,
+        )
+    recorded = pa.array(nats.astype(np.float32), mask=np.isnan(nats))
+    con.register("incoming", pa.table({"pos": np.arange(nats.size), "surprisal": recorded}))
+    try:
+        con.execute(
+            "UPDATE token SET surprisal = incoming.surprisal FROM incoming "
+            "WHERE token.pos = incoming.pos AND token.step IS NULL"
+        )
+    finally:
+        con.unregister("incoming")
+
 
 _CONFIG = {"threads": "1", "wal_autocheckpoint": "16MB", "default_block_size": "65536"}
 #: Not written at trace level 'summary'.

@@ -22,8 +22,8 @@ from kvlens.meta import RunMeta
 from kvlens.records import PrefillRecord, SelfCheck, StepRecord
 from kvlens.store.blocks import Block, Shape
 from kvlens.store.errors import MemoryShort, RunBusy, TraceError
+from kvlens.store.files import Lease
 from kvlens.store.flusher import Flusher
-from kvlens.store.lease import Lease
 from kvlens.store.outcomefacts import OutcomeFacts, facts_entry
 from kvlens.store.runinfo import check_uid, first_info, freeze, new_uid, now, save_prompt, sentence, write_info
 from kvlens.store.schema import MASS_CODEC, SCHEMA_VERSION, TRACE_LEVELS

@@ -114,11 +114,11 @@ def prompts(demo: Any) -> Prompts:
 @pytest.fixture(scope="module")
 def loaded_once(demo: Any) -> Iterator[None]:
     """For tests that carry out many runs by request: the toy is in memory, as in the app's warm process."""
-    from kvlens.engine import model_cache
+    from kvlens.models import find
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(model_cache, "_kept", {})
-        model_cache.keep_model("demo", demo)
+        patch.setattr(find, "_kept", {})
+        find.keep_model("demo", demo)
         yield
 
 

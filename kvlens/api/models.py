@@ -10,8 +10,8 @@ from kvlens.api.errors import ModelError, translated
 from kvlens.runs.request import BY_NAME, Report, RunRequest
 
 if TYPE_CHECKING:
-    from kvlens.engine.model_cache import Files
     from kvlens.engine.models import LoadedModel
+    from kvlens.models.find import Files
 
     Key = tuple[str, str, str, Files]
 
@@ -30,8 +30,8 @@ class Named:
 
     def load(self, request: RunRequest, report: Report) -> LoadedModel:
         """See ModelSource."""
-        from kvlens.engine.model_cache import files_of
         from kvlens.models.device import settle
+        from kvlens.models.find import files_of
 
         key = request.model, settle(request.device), request.dtype, files_of(request.model)
         loaded = _in_use.get(key)

@@ -66,16 +66,16 @@ def keep_model() -> None:
     Torch runs on one thread meanwhile, so that no threads are there that a forked process would miss."""
     import torch
 
-    from kvlens.engine import model_cache
     from kvlens.engine.models import load
-    from kvlens.hostmemory import host_bytes
+    from kvlens.models import find
+    from kvlens.models.device import host_bytes
     from kvlens.models.find import default_model
     from kvlens.runs.fingerprint import fingerprint
 
     name = default_model()
-    files = model_cache.files_of(name)  # nothing is converted here: a first run shows how far that is
+    files = find.files_of(name)  # nothing is converted here: a first run shows how far that is
     most = MOST_SHARE * (host_bytes() or 0)
-    if not files or model_cache.find_model(name) is not None or sum(size for _, size, _ in files) > most:
+    if not files or find.find_model(name) is not None or sum(size for _, size, _ in files) > most:
         return
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -86,7 +86,7 @@ def keep_model() -> None:
         return
     finally:
         torch.set_num_threads(threads)
-    model_cache.keep_model(name, loaded)
+    find.keep_model(name, loaded)
 
 
 def serve(channel: socket.socket) -> None:

@@ -26,10 +26,9 @@ from kvlens.memory.layout import Layout
 from kvlens.memory.memory import Memory
 from kvlens.memory.placement import Placement, Selection
 from kvlens.memory.slots import SpanTable
-from kvlens.methods.answers import BagChange, WindowLeave
 from kvlens.methods.base import Method
 from kvlens.methods.faults import BUDGET, CHANGED, RAISED, MethodFault, hangs, limited
-from kvlens.methods.hooks import Hooks, Selecting
+from kvlens.methods.hooks import BagChange, Hooks, Selecting, WindowLeave
 from kvlens.methods.run_inputs import Prefilled, Reading, RunContext, StepEnd
 from kvlens.shortage import shortage
 

@@ -26,7 +26,7 @@ from kvlens.engine.session import Session
 from kvlens.holds import Drop, Hold, check
 from kvlens.methods.base import Method
 from kvlens.methods.full import FullKV
-from kvlens.methods.needs import Needs
+from kvlens.methods.hooks import Needs
 from kvlens.methods.run_inputs import RunContext
 from kvlens.recording.facts import Follower
 from kvlens.recording.sampling import OracleSampling, resolve

@@ -10,16 +10,15 @@ import torch
 
 from kvlens.engine.alongside import Alongside, full_kv_beside
 from kvlens.engine.comparison import Comparison, Reference
-from kvlens.engine.generation_rules import GenerationRules
 from kvlens.engine.hf_attention import SessionCache
 from kvlens.engine.models import LoadedModel
-from kvlens.engine.options import Cancelled, Options, Progress, Result
+from kvlens.engine.options import Cancelled, GenerationRules, Options, Progress, Result
 from kvlens.engine.prefill import Reader, ReadPrompt, prefill
 from kvlens.engine.second_reading import read_again
 from kvlens.engine.session import Session
 from kvlens.engine.steps import Course, SessionStep, decode
+from kvlens.instruments import PhaseClock
 from kvlens.methods.base import own_method
-from kvlens.phases import PhaseClock
 from kvlens.recording.facts import Follower
 from kvlens.recording.recorder import Recorder, StepFacts
 from kvlens.recording.sampling import OracleSampling

@@ -14,7 +14,7 @@ from kvlens.engine.border import scored
 from kvlens.kernels.attend import LayerForm, add_received, decode_attention, prefill_attention
 from kvlens.memory.placement import Selection
 from kvlens.memory.slots import PromptStore
-from kvlens.methods.needs import Needs
+from kvlens.methods.hooks import Needs
 from kvlens.methods.run_inputs import Inputs, Peeked, Prefilled, RunContext
 
 

@@ -14,8 +14,8 @@ import torch
 
 from kvlens.memory.layout import Layout
 from kvlens.memory.placement import Placement, Selection
-from kvlens.methods.answers import BagChange, WindowLeave
 from kvlens.methods.faults import HookChecks
+from kvlens.methods.hooks import BagChange, WindowLeave
 from kvlens.methods.run_inputs import Reading, RunContext
 from kvlens.rows import CAUSES, METHOD_HEAD_COLUMNS, METHOD_KV_COLUMNS, ROLES, SPAN_STATES
 from kvlens.shape import KVShape

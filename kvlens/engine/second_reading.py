@@ -19,7 +19,7 @@ from kvlens.engine.options import Progress
 from kvlens.engine.prefill import Reader, ReadPrompt
 from kvlens.engine.session import Session
 from kvlens.kernels.attend import LayerForm, causal, form_at, prefill_attention
-from kvlens.methods.needs import SecondReading
+from kvlens.methods.hooks import SecondReading
 from kvlens.records import TraceSink
 from kvlens.refusal import Refusal
 from kvlens.text.prompts import Prompt

@@ -14,6 +14,7 @@ from kvlens.engine.border import WALKED_STEPS, Border, make_method
 from kvlens.engine.observed import LayerObserver, Observed
 from kvlens.engine.reading import reading_attention
 from kvlens.holds import Drop, Hold
+from kvlens.instruments import NoClock
 from kvlens.kernels.attend import LayerForm, attention_weights, decode_attention, form_at
 from kvlens.link.transfers import TransferLog
 from kvlens.memory.memory import Memory
@@ -22,9 +23,8 @@ from kvlens.memory.slots import PromptStore
 from kvlens.memory.windowed import WindowedLayers
 from kvlens.methods.base import Method
 from kvlens.methods.calibration import calibrated
-from kvlens.methods.needs import Needs
+from kvlens.methods.hooks import Needs
 from kvlens.methods.run_inputs import RunContext, StepEnd
-from kvlens.phases import NoClock
 from kvlens.shape import KVShape
 
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvlens.engine import model_cache
 from kvlens.lens.diagnosis import Lost
 from kvlens.lens.severity import right, severity
 from kvlens.lens.verdict import verdict
+from kvlens.models import find
 from kvlens.models.device import settle
 from kvlens.runs.carrying import carry_out_prepared
 from kvlens.runs.preparing import check
@@ -119,8 +119,8 @@ def _load_once(request: RunRequest) -> None:
     """The model of the run stays in memory for the next one."""
     from kvlens.engine.models import load
 
-    if settle(request.device) == "cpu" and request.dtype == "float32" and model_cache.find_model(request.model) is None:
-        model_cache.keep_model(request.model, load(request.model))
+    if settle(request.device) == "cpu" and request.dtype == "float32" and find.find_model(request.model) is None:
+        find.keep_model(request.model, load(request.model))
 
 
 def _restored(runs_dir: Path, uid: str) -> bool:

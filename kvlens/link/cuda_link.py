@@ -25,7 +25,7 @@ import torch
 
 from kvlens.kernels.token_gather import fits
 from kvlens.link.copies import Mark, Piece, Stream, Streams, Tokens, cuda_streams
-from kvlens.link.host_link import Batch, HostLink, Link, Part, Pieces, Ticket, check
+from kvlens.link.host_link import CUDA_LINK, Batch, Part, Pieces, Ticket, check
 from kvlens.link.host_memory import HostMemory, cuda_pinned
 from kvlens.link.transfers import Entry, TransferLog
 
@@ -76,7 +76,7 @@ class CudaLink:
     """See the module. Copies into slots go straight there, a piece for each run of tokens that lie one after the other
     on both sides; copies to the host are a piece for each run of consecutive rows."""
 
-    name = "pcie-dma"
+    name = CUDA_LINK
 
     def __init__(self, transfers: TransferLog, streams: Streams, host: HostMemory) -> None:
         self._transfers, self._streams, self.host = transfers, streams, host
@@ -219,13 +219,6 @@ def _split(timed: list[_Timed], step: int | None) -> tuple[list[_Timed], list[_T
     return due, [wait for wait in timed if step is not None and wait.entry.step > step]
 
 
-def link_for(device: torch.device, transfers: TransferLog) -> Link:
-    """Return the link between `device` and the cold tier."""
-    if device.type != "cuda":
-        return HostLink(transfers)
+def cuda_link(device: torch.device, transfers: TransferLog) -> CudaLink:
+    """Return the link between a CUDA device and pinned host memory."""
     return CudaLink(transfers, cuda_streams(device), cuda_pinned(device))
-
-
-def link_name(device: torch.device) -> str:
-    """Return the name of the link that `link_for` makes."""
-    return CudaLink.name if device.type == "cuda" else HostLink.name

@@ -18,6 +18,9 @@ from kvlens.link.copies import Mark, Piece
 from kvlens.link.host_memory import HostMemory, Pageable
 from kvlens.link.transfers import Entry, TransferLog
 
+HOST_LINK, CUDA_LINK = "host-copy", "pcie-dma"
+"""names of the links"""
+
 
 @dataclass
 class Buffer:
@@ -145,7 +148,7 @@ class HostLink:
     """A worker thread that copies in order. Both tiers are host memory here, so nothing goes through a staging
     buffer."""
 
-    name = "host-copy"
+    name = HOST_LINK
 
     def __init__(self, transfers: TransferLog) -> None:
         self._transfers = transfers
@@ -201,3 +204,8 @@ class HostLink:
 def check(entry: Entry, moved: int) -> None:
     """Raises AssertionError when so many bytes are not the entry's."""
     assert moved == entry.bytes, f"{moved} bytes moved, {entry.bytes} in the transfer log"
+
+
+def link_name(device: torch.device) -> str:
+    """Return the name of the link between a device and the cold tier."""
+    return CUDA_LINK if device.type == "cuda" else HOST_LINK

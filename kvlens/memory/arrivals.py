@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from kvlens.instruments import NoClock
 from kvlens.link.host_link import Buffer, Link, Stage, Ticket
 from kvlens.link.transfers import TransferLog
 from kvlens.memory.batch import Missing, RecallBatch, Target
@@ -17,7 +18,6 @@ from kvlens.memory.hot_tier import HotTier, Pool
 from kvlens.memory.layout import Layout
 from kvlens.memory.log import ARRIVAL, MemoryLog, RecalledParts
 from kvlens.memory.slots import SharedSlots, SpanTable
-from kvlens.phases import NoClock
 
 
 @dataclass

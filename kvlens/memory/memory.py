@@ -6,7 +6,7 @@ import torch
 
 from kvlens.budget import BudgetAccount
 from kvlens.kernels.attend import runs_on
-from kvlens.link.cuda_link import link_for
+from kvlens.link.host_link import HostLink, Link
 from kvlens.link.transfers import TransferLog
 from kvlens.memory.allocator import Allocator
 from kvlens.memory.arrivals import Arrivals
@@ -198,3 +198,12 @@ class Memory:
         self.log.discard()
         self.transfers.discard()
         self.spans.take_new()
+
+
+def link_for(device: torch.device, transfers: TransferLog) -> Link:
+    """Return the link between `device` and the cold tier. A run on the CPU imports nothing of CUDA's link."""
+    if device.type != "cuda":
+        return HostLink(transfers)
+    from kvlens.link.cuda_link import cuda_link
+
+    return cuda_link(device, transfers)

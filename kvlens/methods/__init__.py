@@ -132,7 +132,7 @@ def _fault(name: str, loaded: Any) -> str | None:
         return fault
     replaced = [attribute for attribute in REPLACED if hasattr(loaded, attribute)]
     if replaced:
-        return f"declares {', '.join(replaced)}: write needs = Needs(...) instead (kvlens/methods/needs.py)"
+        return f"declares {', '.join(replaced)}: write needs = Needs(...) instead (kvlens/methods/hooks.py)"
     if name == loaded.name and loaded.family in FAMILIES:
         describe(loaded, rule_of(loaded))  # what every list asks of it
         return None

@@ -10,7 +10,7 @@ from kvlens.methods.families.cold_pages import best
 from kvlens.methods.families.cold_plan import ColdPagesParameters, Plan
 from kvlens.methods.families.host_pages import HostPageRetrieval
 from kvlens.methods.fitting import tokens_within
-from kvlens.methods.needs import Needs
+from kvlens.methods.hooks import Needs
 from kvlens.methods.parameters import param
 from kvlens.methods.run_inputs import Prefilled
 from kvlens.shape import KVShape

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kvlens.methods.families.merged_entries import MergedEntries
+from kvlens.methods.hooks import Needs, SecondReading
 from kvlens.methods.kvzip import FOLLOWING, INSTRUCTION, OPENING
-from kvlens.methods.needs import Needs, SecondReading
 from kvlens.methods.parameters import param
 from kvlens.methods.run_inputs import Prefilled
 from kvlens.methods.segmenter import PromptFacts, RunSizes

@@ -12,10 +12,8 @@ from abc import ABC
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from kvlens.budget import BudgetInfeasible
-from kvlens.methods.answers import Decided, FactorForm, Note
 from kvlens.methods.faults import HookChecks
-from kvlens.methods.hooks import Lifecycle, Placing, Selecting
-from kvlens.methods.needs import Needs
+from kvlens.methods.hooks import Decided, FactorForm, Lifecycle, Needs, Note, Placing, Selecting
 from kvlens.methods.wrappers import Lending
 
 if TYPE_CHECKING:

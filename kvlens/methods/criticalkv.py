@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvlens.methods.families.two_stages import TwoStages, TwoStagesParameters, refuses_two_stages
-from kvlens.methods.needs import Needs
+from kvlens.methods.hooks import Needs
 from kvlens.methods.snapkv import OBSERVED, SnapKV, SnapKVParameters
 from kvlens.methods.wrappers import Lending, Lent
 

@@ -84,6 +84,16 @@ def trained_parts(method: type[Method], usual: str | None) -> dict[str, Any]:
     return {name: preset[name] for name, value in method.untrained.items() if preset.get(name, value) != value}
 
 
+def stand_ins(method: type[Method], config: Mapping[str, Any]) -> str:
+    """Return the untrained or uncalibrated parts of a method under these parameters ('untrained router'), joined by
+    commas; '' if there are none."""
+    return ", ".join(
+        method.stand_ins.get(parameter, f"uncalibrated {parameter}")
+        for parameter, value in method.untrained.items()
+        if config.get(parameter) == value
+    )
+
+
 def parts_as_run(method: type[Method], usual: str | None, config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values that a stored run's config has for the trained parts of the preset `usual`, so that the run is
     repeated with its own: a run from before the model had them was untrained."""

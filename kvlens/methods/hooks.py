@@ -1,5 +1,7 @@
-"""The hooks of a method: three protocols, in the order in which the engine calls them. A class that inherits from them
-overrides what it needs; the other hooks do nothing.
+"""What a method and the engine exchange: the extra inputs that a method needs, declared once on its class; the hooks,
+three protocols in the order in which the engine calls them; and what hooks return besides a placement and a selection
+(kvlens/memory/placement.py). A class that inherits from the protocols overrides the hooks that it needs; the other
+hooks do nothing.
 
 Shapes: L layers, Hq query heads, H_kv KV heads, G = Hq / H_kv, D head size, m prompt tokens read so far, C slots.
 """
@@ -7,15 +9,130 @@ Shapes: L layers, Hq query heads, H_kv KV heads, G = Hq / H_kv, D head size, m p
 from __future__ import annotations
 
 from abc import abstractmethod
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     import torch
 
     from kvlens.memory.layout import Layout
-    from kvlens.memory.placement import Placement, Selection
-    from kvlens.methods.answers import BagChange, Note, WindowLeave
-    from kvlens.methods.run_inputs import MemoryView, Prefilled, Reading, StepEnd
+    from kvlens.memory.memory import Memory
+    from kvlens.memory.placement import Eviction, Placement, Selection
+    from kvlens.methods.run_inputs import MemoryView, Prefilled, Reading, Rotate, StepEnd
+
+
+@dataclass(frozen=True)
+class SecondReading:
+    """The prompt goes through the model once more, chunk by chunk over its full cache, each chunk behind an instruction
+    to repeat it."""
+
+    opening: str
+    """the instruction before the first chunk"""
+    following: str
+    """the instruction before a later one, which the end of the chunk before it completes"""
+    chunk: int
+    """tokens of a chunk"""
+    lead: int
+    """tokens of the chunk before that complete the instruction"""
+    sinks: int = 0
+    """first tokens of the prompt that take part in the softmax beside the chunk and what repeats it"""
+    queries: int = 0
+    """queries of the repeated tokens in `Prefilled.repeated_queries`, evenly over the prompt"""
+
+
+@dataclass(frozen=True)
+class Needs:
+    """The extra inputs of a method. Every field is off by default, since each costs time or memory."""
+
+    queries: int = 0
+    """number of last prompt queries in `Prefilled.last_queries`"""
+    peek: bool = False
+    """the last prompt token's query, key and value under full attention, in `Prefilled.peeked`; step 0 feeds that
+    token"""
+    received: bool = False
+    """the attention that every prompt token received, in `Prefilled.received`"""
+    inputs: bool = False
+    """the input and the module of each layer's attention, in `Prefilled.inputs`; the run then reads its own prompt"""
+    surprisal: bool = False
+    """every prompt token's surprisal, in `Prefilled.surprisal`; without this need a recorded run computes the
+    surprisals after its last step, and an unrecorded run never does"""
+    weights: bool = False
+    """the attention weights of every step, passed to the hook `attended`"""
+    reading: bool = False
+    """the prompt is read under the attention that the hook `reading` defines; the run then reads its own prompt"""
+    ahead: bool = False
+    """for every layer but the first, `select` is called while the previous layer runs, with a query estimated from that
+    layer's input (kvlens/engine/ahead.py); the memory moves the requested spans meanwhile"""
+    second: SecondReading | None = None
+    """the most attention that every prompt token receives while the prompt is repeated, in `Prefilled.repeated`"""
+
+    @property
+    def own_prompt(self) -> bool:
+        """True if a prompt that another run has read cannot serve."""
+        return self.inputs or self.reading
+
+
+@dataclass(frozen=True)
+class FactorForm:
+    """How spans lie in the cold tier as low-rank factors, packed as kvlens/kernels/lowrank.py says."""
+
+    max_rank: int
+    """no unit has more components"""
+    turn: Rotate | None
+    """what reconstructed keys still need: the model's rotary embedding, where they were decomposed without it"""
+
+
+@dataclass(frozen=True)
+class Note:
+    """A line of a method's journal; see kvlens.rows.JournalRow."""
+
+    name: str
+    values: torch.Tensor
+    layer: int | None
+    kv_head: int | None
+
+
+@dataclass(frozen=True)
+class Decided:
+    """A decision that a method made between steps; see kvlens.decisions.Decisions."""
+
+    kind: str
+    """one of kvlens.decisions.DECISION_KINDS"""
+    candidates: int
+    selected: int
+    """of the candidates"""
+    score: float
+    cut: float
+
+
+@dataclass
+class WindowLeave:
+    """Positions [start, end) leave the window and go where `placement` says."""
+
+    start: int
+    end: int
+    placement: Placement
+
+    def apply(self, memory: Memory) -> None:
+        """Let the memory carry it out."""
+        memory.leave_window(self.placement, self.start, self.end)
+
+
+@dataclass
+class BagChange:
+    """What changes in a bag (Layout.bag) because a step has ended."""
+
+    evicted: Eviction | None = None
+    """what gives way to the next step's token; None: a place is free"""
+    opened: Placement | None = None
+    """spans that decoded tokens belong to from now on, with no kept tokens of their own: nothing moves"""
+
+    def apply(self, memory: Memory) -> None:
+        """Let the memory carry it out."""
+        if self.opened is not None:
+            memory.name(self.opened)
+        if self.evicted is not None:
+            memory.evictions.evict(self.evicted)
 
 
 class Placing(Protocol):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvlens.methods.families.token_retrieval import TokenRetrievalParameters
 from kvlens.methods.families.turned_keys import TurnedKeys
-from kvlens.methods.needs import Needs
+from kvlens.methods.hooks import Needs
 from kvlens.methods.parameters import param
 from kvlens.methods.run_inputs import Prefilled
 from kvlens.shape import KVShape

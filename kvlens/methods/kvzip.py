@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from kvlens.methods.families.kept_tokens import Tokens
 from kvlens.methods.families.prompt_eviction import PromptEviction, PromptEvictionParameters
-from kvlens.methods.needs import Needs, SecondReading
+from kvlens.methods.hooks import Needs, SecondReading
 from kvlens.methods.parameters import param
 from kvlens.methods.run_inputs import Prefilled
 from kvlens.methods.segmenter import RunSizes

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvlens.methods.families.prompt_eviction import PromptEviction, PromptEvictionParameters
 from kvlens.methods.fitting import clamp, tokens_within
-from kvlens.methods.needs import Needs
+from kvlens.methods.hooks import Needs
 from kvlens.methods.parameters import param
 from kvlens.methods.run_inputs import Prefilled
 from kvlens.shape import KVShape

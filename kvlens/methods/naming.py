@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvlens.methods import FIT, UnknownMethod, entry, get, make_parameters
 from kvlens.methods.composition import NoComposition
-from kvlens.methods.fitting import trained_parts
+from kvlens.methods.fitting import stand_ins, trained_parts
 from kvlens.methods.kvpress import NoPress
 
 if TYPE_CHECKING:
@@ -24,13 +24,7 @@ def stand_in(method: str, config: Mapping[str, Any]) -> str:
     """Return the untrained or uncalibrated parts of a method under these parameters ('untrained router'), joined by
     commas; '' if there are none, or if the method is not installed here."""
     kind = installed(method)
-    if kind is None:
-        return ""
-    return ", ".join(
-        kind.stand_ins.get(parameter, f"uncalibrated {parameter}")
-        for parameter, value in kind.untrained.items()
-        if config.get(parameter) == value
-    )
+    return "" if kind is None else stand_ins(kind, config)
 
 
 def titled(title: str, stand_in_words: str | None) -> str:

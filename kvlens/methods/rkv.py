@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kvlens.methods.families.decode_eviction import DecodeEviction, DecodeEvictionParameters
-from kvlens.methods.needs import Needs
+from kvlens.methods.hooks import Needs
 from kvlens.methods.parameters import param
 from kvlens.methods.run_inputs import MemoryView, Prefilled, StepEnd
 from kvlens.shape import KVShape
@@ -14,7 +14,7 @@ from kvlens.shape import KVShape
 if TYPE_CHECKING:
     import torch
 
-    from kvlens.methods.answers import BagChange
+    from kvlens.methods.hooks import BagChange
 
 OBSERVED = 64
 """prompt queries a run keeps: the most that `recent` can be"""

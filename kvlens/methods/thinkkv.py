@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvlens.methods.families.packed_tokens import PackedTokens
 from kvlens.methods.fitting import clamp
-from kvlens.methods.needs import Needs
+from kvlens.methods.hooks import Needs
 from kvlens.methods.parameters import param
 from kvlens.methods.run_inputs import Prefilled
 from kvlens.quantised.form import PRUNED, Quantised

@@ -1,12 +1,43 @@
-"""Which device a run will take. `expected` asks the machine without loading torch; `settle` asks torch."""
+"""The machine that a run will take: its free host memory, its device, and the import of libraries, part of a run's cold
+start. `expected` asks the machine without loading torch; `settle` asks torch."""
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import importlib.util
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 from kvlens.models.errors import UnsupportedModel
-from kvlens.models.importing import uncollected
+
+GROUPS = (
+    ("memory.max", "memory.current", "memory.stat", "inactive_file"),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_inactive_file"),
+)
+"""where a control group of either version says its limit, what is used of it, and how much of that are files it can
+forget"""
+
+
+def host_bytes(system: Path = Path("/")) -> int | None:
+    """Host memory that can still be had, by the kernel and by the limit that this process's group is under; None: not
+    known."""
+
+    def number(path: str, name: str) -> int:
+        lines = (line.split() for line in (system / path).read_text(encoding="ascii").splitlines())
+        return next(int(words[1]) for words in lines if words[0] == name)
+
+    rows = []
+    with contextlib.suppress(OSError, StopIteration, ValueError, IndexError):
+        rows.append(1024 * number("proc/meminfo", "MemAvailable:"))
+    for limit, used, stat, files in GROUPS:
+        with contextlib.suppress(OSError, StopIteration, ValueError, IndexError):  # 'max' is no limit, and no number
+            most, now = (int((system / "sys/fs/cgroup" / name).read_text(encoding="ascii")) for name in (limit, used))
+            rows.append(most - now + number(f"sys/fs/cgroup/{stat}", files))
+    return max(0, min(rows)) if rows else None
+
 
 AUTO, CPU = "auto", "cpu"
 
@@ -41,3 +72,27 @@ def settle(device: str) -> str:
         if index and int(index) >= torch.cuda.device_count():
             raise UnsupportedModel(f"device '{device}' was asked for, but there are {torch.cuda.device_count()}.")
     return device
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """No garbage is looked for while libraries are imported and a model is made: a million objects that stay, which the
+    collector would go through again and again, a fifth of the time. Afterwards they count as old, so that it does not
+    begin with them. Within itself, or where it was switched off before, it changes nothing."""
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        _settled()
+        gc.enable()
+
+
+@cache
+def _settled() -> None:
+    """Once, since the libraries are imported once, and since counting what is frozen takes its time."""
+    if gc.get_freeze_count() == 0:  # what somebody has frozen stays frozen
+        gc.freeze()
+        gc.unfreeze()

@@ -1,5 +1,7 @@
 """From the name that a person gives to the folder that is loaded. Names: 'demo' (embedded), 'smollm2' (a package
 carries it), a name added by `kvlens models add`, a folder, a .gguf file, or a hub id whose files are on this machine.
+A process keeps one loaded model, on the CPU in float32: whoever loads the same files again is given it, as are
+processes forked from it.
 
 The network is asked for nothing here; `kvlens models add ORG/MODEL --hub` is what asks it.
 """
@@ -11,6 +13,7 @@ import os
 import re
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from kvlens.files import load_json
 from kvlens.models.cache import Told, cache_dir, is_made, key_of, make_once, models_dir
@@ -169,3 +172,34 @@ def absent(name: str) -> str:
 def short_model(name: str) -> str:
     """A model's name without the folders or the publisher before it."""
     return name.rstrip("/").rpartition("/")[2] or name
+
+
+Files = tuple[tuple[str, int, int], ...]
+"""(path, bytes, time of change) of a model's files"""
+_kept: dict[str, tuple[Files, Any]] = {}
+
+
+def files_of(name: str) -> Files:
+    """The files that are loaded; () where they do not lie ready in a folder of this machine."""
+    try:
+        folder = ready(name)
+    except UnsupportedModel:
+        return ()
+    if folder is None:
+        return ()
+    paths = sorted(path for kind in ("*.safetensors", "*.json") for path in Path(folder).glob(kind))
+    return tuple((str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in paths)
+
+
+def find_model(name: str) -> Any:
+    """The LoadedModel of this name, if it is kept and its files are what they were; else None."""
+    if name not in _kept:
+        return None
+    files, loaded = _kept[name]
+    return loaded if files == files_of(name) else None
+
+
+def keep_model(name: str, loaded: Any) -> None:
+    """Keeps a model in place of the one before."""
+    _kept.clear()
+    _kept[name] = files_of(name), loaded

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from kvlens.files import RefusedFile, load_json
-from kvlens.hostmemory import host_bytes
+from kvlens.models.device import host_bytes
 from kvlens.models.errors import UnsupportedModel
 from kvlens.shape import KVShape
 from kvlens.text.units import si_bytes

@@ -10,8 +10,8 @@ import torch
 
 from kvlens import tasks
 from kvlens.engine.comparison import Comparison, Reference
-from kvlens.engine.generation_rules import GenerationRules
 from kvlens.engine.models import LoadedModel
+from kvlens.engine.options import GenerationRules
 from kvlens.holds import Drop, Hold, held_bytes, tokens_of
 from kvlens.instruments import Loss
 from kvlens.metaparts import Counterfactual

@@ -21,9 +21,9 @@ from kvlens.observing.preparing import describe_caller, prepare_observed, prompt
 from kvlens.observing.taken import Taken
 from kvlens.records import PrefillRecord, StepRecord
 from kvlens.rows import PromptToken
-from kvlens.runs.describing import describe
 from kvlens.runs.preparing import Pairing, Prepared, plan, reference_key
 from kvlens.runs.request import Report, RunRequest
+from kvlens.runs.trace import describe
 from kvlens.store.reader import TraceReader
 from kvlens.store.writer import TraceWriter
 from kvlens.text.prompts import Prompt

@@ -14,7 +14,7 @@ import torch
 from kvlens.decisions import DECISION_KINDS, NONE, Decisions
 from kvlens.instruments import CutRow
 from kvlens.memory.placement import Selection
-from kvlens.methods.answers import Decided
+from kvlens.methods.hooks import Decided
 from kvlens.recording.snapshot import DecidedStep
 
 _CORRECTION = DECISION_KINDS.index("correction")

@@ -17,14 +17,13 @@ from kvlens.memory.windowed import WindowedLayers
 from kvlens.methods.base import Method
 from kvlens.methods.run_inputs import RunContext
 from kvlens.recording.decisions import decisions_between
-from kvlens.recording.facts import Follower, FullKVAttention, Seen, Settled, StepFacts, kv_columns
+from kvlens.recording.facts import Follower, FullKVAttention, Seen, Settled, StepFacts, kv_columns, span_keys
 from kvlens.recording.freezing import Freezer
 from kvlens.recording.measure import alike, measure, sketch
 from kvlens.recording.oracle import Owners
 from kvlens.recording.sampling import OracleSampling
 from kvlens.recording.selfcheck import Tally, check_figures
 from kvlens.recording.snapshot import Snapshot
-from kvlens.recording.spankeys import span_keys
 from kvlens.records import PrefillRecord, TraceSink
 from kvlens.rows import EventRow, JournalRow, PromptToken
 

@@ -9,12 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvlens import methods
-from kvlens.engine.model_cache import find_model
-from kvlens.hostmemory import host_bytes
 from kvlens.methods.fitting import Sizes
-from kvlens.models.device import expected
+from kvlens.models.device import expected, host_bytes
 from kvlens.models.errors import UnsupportedModel
-from kvlens.models.find import ready
+from kvlens.models.find import find_model, ready
 from kvlens.models.sizes import NUMBER_BYTES, weights_in
 from kvlens.recording.sampling import resolve
 from kvlens.runs.request import RunRequest
@@ -123,5 +121,5 @@ def _check_free(request: RunRequest, need: MemoryNeed, lanes: int = 1) -> Memory
 
 
 def is_kept(request: RunRequest) -> bool:
-    """Return True if this process has the model in memory already (kvlens.engine.model_cache)."""
+    """Return True if this process has the model in memory already (kvlens.models.find)."""
     return (expected(request.device), request.dtype) == ("cpu", "float32") and find_model(request.model) is not None

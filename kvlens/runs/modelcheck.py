@@ -15,8 +15,8 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from kvlens.hostmemory import host_bytes
 from kvlens.models.cache import cache_dir
+from kvlens.models.device import host_bytes
 from kvlens.runs.checkprompt import check_prompt
 from kvlens.runs.fingerprint import file_stamp
 from kvlens.store.files import read_plain, write_plain
@@ -195,7 +195,7 @@ def _compare(engine: Engine) -> ModelCheck:
     from kvlens import methods
     from kvlens.checking.stock import generated
     from kvlens.engine.engine import Options
-    from kvlens.engine.generation_rules import NonFiniteLogits
+    from kvlens.engine.options import NonFiniteLogits
 
     tokens, border = prompt_tokens(engine)
     refusal = _refusal(engine, tokens)

@@ -150,7 +150,7 @@ def reference_key(request: RunRequest, prepared: Prepared) -> str:
     import torch
     import transformers
 
-    from kvlens.engine.generation_rules import rules_of
+    from kvlens.engine.options import rules_of
 
     fields = {
         "model": prepared.fingerprint,

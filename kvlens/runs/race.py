@@ -24,7 +24,6 @@ from kvlens.methods.faults import MethodFault, hangs, stray
 from kvlens.models.device import settle
 from kvlens.runs.carrying import give_back
 from kvlens.runs.lanes import LaneLog, sizes_of_lanes
-from kvlens.runs.latesink import SURPRISAL_PHASE
 from kvlens.runs.lineup import Lineup
 from kvlens.runs.memoryneed import MemoryNeed, check_race_memory
 from kvlens.runs.preflight import refuse
@@ -32,6 +31,7 @@ from kvlens.runs.preparing import Pairing, Prepared, advice, check, plan, prepar
 from kvlens.runs.races import REFUSED, RaceInfo, RaceRequest, new_id, write
 from kvlens.runs.readings import fits, keeping
 from kvlens.runs.request import BY_NAME, DEFAULT_SHARE, ModelSource, RunRequest
+from kvlens.runs.trace import SURPRISAL_PHASE
 from kvlens.runs.turns import Hearing, Turns
 from kvlens.runs.watching import Audience, Watched
 from kvlens.shortage import Shortage

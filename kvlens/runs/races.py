@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from kvlens import methods
 from kvlens.files import make_folder
-from kvlens.runs.attending import SHARE, attended_share
+from kvlens.runs.budgets import SHARE, attended_share
 from kvlens.runs.frames import Frame, Maps
 from kvlens.runs.request import DEFAULT_SHARE, RunRequest
 from kvlens.store.errors import RunNotFound, TraceError, UnreadableRun

@@ -16,14 +16,13 @@ from typing import TYPE_CHECKING
 
 from kvlens import __version__
 from kvlens.files import FOLDER_MODE, close_file, keep_newest
-from kvlens.hostmemory import host_bytes
+from kvlens.models.device import host_bytes
 from kvlens.runs.preparing import Kept, Plan, Prepared
 
 if TYPE_CHECKING:
     import torch
 
-    from kvlens.engine.prefill import ReadPrompt
-    from kvlens.engine.surprisal import Surprisals
+    from kvlens.engine.prefill import ReadPrompt, Surprisals
     from kvlens.methods.base import Method
 
 FOLDER = "KVLENS_READINGS"
@@ -215,8 +214,7 @@ def _load(path: Path, prepared: Prepared) -> ReadPrompt | None:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    from kvlens.engine.prefill import ReadPrompt
-    from kvlens.engine.surprisal import Surprisals
+    from kvlens.engine.prefill import ReadPrompt, Surprisals
     from kvlens.methods.run_inputs import Peeked
 
     ids = prepared.prompt.ids

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 from kvlens.engine.comparison import Reference
 from kvlens.files import KEPT_MODE
 from kvlens.refusal import Refusal
-from kvlens.runs.latesink import Watcher
 from kvlens.runs.preparing import Pairing, Prepared, plan, reference_key
 from kvlens.runs.readings import reading
 from kvlens.runs.request import Report, RunRequest
 from kvlens.runs.storing import store
+from kvlens.runs.trace import Watcher
 from kvlens.store.errors import TraceError
 from kvlens.store.reader import TraceReader, list_runs
 

@@ -14,13 +14,12 @@ from kvlens.meta import Outcome
 from kvlens.metaparts import Counterfactual
 from kvlens.records import SelfCheck
 from kvlens.refusal import Refusal
-from kvlens.runs.describing import describe
 from kvlens.runs.effects import Lost
-from kvlens.runs.latesink import LateSink, Watcher, add_surprisals
 from kvlens.runs.modelcheck import EQUAL, MODEL_CHECK, UNCHECKED, ModelCheck
 from kvlens.runs.preparing import Pairing, Plan, Prepared
 from kvlens.runs.readings import full_reading, reading
 from kvlens.runs.request import Report, RunRequest
+from kvlens.runs.trace import LateSink, Watcher, add_surprisals, describe
 from kvlens.shortage import shortage
 from kvlens.store.amend import PENDING, amend, outstanding
 

@@ -23,7 +23,7 @@ from kvlens.app.ui.home import reading
 from kvlens.app.ui.replay.lensview import more
 from kvlens.lens.pieces import Piece
 from kvlens.lens.verdict import Verdict, verdict
-from kvlens.store.lease import Lease
+from kvlens.store.files import Lease
 from kvlens.store.reader import TraceReader
 from tests.synthetic import write_synthetic
 

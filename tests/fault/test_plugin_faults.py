@@ -18,7 +18,7 @@ from kvlens.store.reader import TraceReader
 
 METHOD = """
 from kvlens.methods.families.prompt_eviction import PromptEviction, PromptEvictionParameters
-from kvlens.methods.needs import Needs
+from kvlens.methods.hooks import Needs
 
 class Ends(PromptEviction):
     name, title, paper, summary = "{name}", "{name}", "none", "ends the process in a hook"

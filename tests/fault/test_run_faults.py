@@ -21,7 +21,7 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (4_000_000, 4_000_000))
 """
 STANDS = """
 import pathlib, time
-from kvlens.engine.surprisal import Surprisals
+from kvlens.engine.prefill import Surprisals
 def whole(self, progress):
     progress(0, 1)
     pathlib.Path("{begun}").touch()

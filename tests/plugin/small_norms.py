@@ -1,7 +1,7 @@
 from dataclasses import dataclass
 
 from kvlens.methods.families.prompt_eviction import PromptEviction, PromptEvictionParameters
-from kvlens.methods.needs import Needs
+from kvlens.methods.hooks import Needs
 from kvlens.methods.parameters import param
 from kvlens.methods.statements import Statement, arm
 

@@ -9,8 +9,8 @@ import torch
 from support import BASE, loaded, random_prompt, run
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from kvlens.engine.generation_rules import RULES, NonFiniteLogits, rules_of
 from kvlens.engine.models import LoadedModel
+from kvlens.engine.options import RULES, NonFiniteLogits, rules_of
 
 NEW, LENGTH, END = 20, 60, 7
 PLAIN: dict[str, Any] = {}

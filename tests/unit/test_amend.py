@@ -14,7 +14,7 @@ from kvlens.lens.verdict import verdict
 from kvlens.store import amend
 from kvlens.store.amend import LEFT_OFF, PENDING, add_effects, outstanding, why_none
 from kvlens.store.errors import RunBusy
-from kvlens.store.lease import Lease
+from kvlens.store.files import Lease
 from kvlens.store.reader import TraceReader
 from kvlens.store.recover import delete_run
 from tests.synthetic import write_synthetic

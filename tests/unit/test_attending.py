@@ -10,7 +10,7 @@ import pytest
 from kvlens import methods
 from kvlens.budget import BudgetInfeasible
 from kvlens.lens.listing import Listing
-from kvlens.runs.attending import attended_share
+from kvlens.runs.budgets import attended_share
 from kvlens.runs.carrying import carry_out
 from kvlens.runs.preflight import estimate, refuse
 from kvlens.runs.races import Entrant, RaceRequest

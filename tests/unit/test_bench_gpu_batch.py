@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from kvlens.hostmemory import host_bytes
 from kvlens.lab.gpu import decode, decode_parts, decoding, plain
 from kvlens.lab.gpu.device import DryDevice
 from kvlens.lab.gpu.floors import LLAMA_8B, Traffic, traffic
@@ -21,6 +20,7 @@ from kvlens.lab.gpu.run import BATCHES, CONTEXTS, all_parts
 from kvlens.lab.gpu.settings import BASELINES, OFFLOADED, everything, settings
 from kvlens.lab.results.gpu import Entry, Result, StepRow
 from kvlens.memory.slots import PromptStore
+from kvlens.models.device import host_bytes
 
 pytestmark = pytest.mark.usefixtures("quick_gc")
 

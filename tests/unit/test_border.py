@@ -19,12 +19,11 @@ from kvlens import interrupts
 from kvlens.budget import BudgetInfeasible
 from kvlens.engine.holdings import SMALL, Mark
 from kvlens.memory.placement import Selection
-from kvlens.methods.answers import WindowLeave
 from kvlens.methods.families.decode_eviction import DecodeEviction, DecodeEvictionParameters
 from kvlens.methods.families.prompt_eviction import PromptEviction, PromptEvictionParameters
 from kvlens.methods.faults import BUDGET, CHANGED, OUTPUT, RAISED, HookChecks, MethodFault, stray
 from kvlens.methods.full import FullKV
-from kvlens.methods.needs import Needs
+from kvlens.methods.hooks import Needs, WindowLeave
 from kvlens.methods.quest import Quest
 from kvlens.methods.run_inputs import Prefilled
 

@@ -26,7 +26,7 @@ from kvlens.checking.models import RecordList
 from kvlens.cli.main import app
 from kvlens.methods.base import Method
 from kvlens.methods.families.prompt_eviction import PromptEviction, PromptEvictionParameters
-from kvlens.methods.needs import Needs
+from kvlens.methods.hooks import Needs
 from kvlens.methods.run_inputs import Prefilled
 
 ROOT = Path(__file__).resolve().parents[2]

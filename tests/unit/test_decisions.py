@@ -9,7 +9,7 @@ import torch
 from kvlens.decisions import DECISION_KINDS, NONE, Decisions
 from kvlens.instruments import CutRow
 from kvlens.memory.placement import Gate, Selection
-from kvlens.methods.answers import Decided
+from kvlens.methods.hooks import Decided
 from kvlens.recording.decisions import decisions_at, decisions_between, zoom_columns
 from kvlens.recording.snapshot import DecidedStep
 

@@ -19,8 +19,8 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     ("refusal",),
     # the ground: typed rows, shapes, texts and numbers in words, and the toy model's language
     ("rows", "decisions", "instruments", "metaparts", "meta", "shape", "text", "intervals", "shortage", "files"),
-    ("hostmemory", "records", "budget"),
-    ("holds", "finer", "phases"),
+    ("records", "budget"),
+    ("holds", "finer"),
     ("plugins", "interrupts", "hangs", "storeys", "callpackage", "demo", "statistics", "workers"),
     ("models",),
     ("spans",),

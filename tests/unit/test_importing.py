@@ -30,7 +30,7 @@ def printed(code: str) -> list[str]:
 
 COLLECTIONS = """
 import gc
-from kvlens.models.importing import uncollected
+from kvlens.models.device import uncollected
 phases = []
 gc.set_threshold(700, 10, 10)
 gc.collect()
@@ -49,7 +49,7 @@ more += [[] for _ in range(2_000)]
 print("start" in phases)"""
 FROZEN = """
 import gc
-from kvlens.models.importing import uncollected
+from kvlens.models.device import uncollected
 mark = []
 gc.freeze()
 with uncollected():

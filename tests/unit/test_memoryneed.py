@@ -12,7 +12,7 @@ from torch.profiler import ProfilerActivity, profile
 from kvlens.engine.engine import Engine, Options
 from kvlens.engine.holdings import SMALL, Mark
 from kvlens.methods.fitting import Sizes
-from kvlens.recording.spankeys import span_keys
+from kvlens.recording.facts import span_keys
 from kvlens.rows import SpanRow
 from kvlens.runs import memoryneed
 from kvlens.runs.memoryneed import RunBeyondMemory, check_race_memory, check_run_memory, memory_need, race_need

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from kvlens.app.ui.spans.map import why_no_keys
 from kvlens.memory.slots import FREE, ROLE
 from kvlens.recording import oracle
+from kvlens.recording.facts import span_keys
 from kvlens.recording.oracle import Owners, compare, coverage, full_attention
 from kvlens.recording.snapshot import Attended, Snapshot
-from kvlens.recording.spankeys import span_keys
 from kvlens.rows import SpanRow
 from kvlens.store.reader import TraceReader
 from tests.synthetic import write_synthetic

@@ -12,7 +12,7 @@ from support import ListSink, random_llama, random_prompt
 from kvlens.engine.engine import Engine, Options
 from kvlens.lab.calibrate.fullrun import watch
 from kvlens.methods.full import FullKV
-from kvlens.methods.needs import Needs
+from kvlens.methods.hooks import Needs
 from kvlens.methods.run_inputs import Peeked, Prefilled
 from kvlens.text.prompts import Prompt
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from support import ListSink, random_prompt, run
 
-from kvlens import phases
+from kvlens import instruments
 from kvlens.app.figures.phases import by_run, by_step
-from kvlens.phases import PHASES, REST, NoClock, PhaseClock
+from kvlens.instruments import PHASES, REST, NoClock, PhaseClock
 from kvlens.store.reader import TraceReader
 from kvlens.tables.latency import latency, phase_means
 from tests.synthetic import write_synthetic
@@ -19,7 +19,7 @@ from tests.synthetic import write_synthetic
 
 def test_time_belongs_to_the_phase_that_was_entered_last(monkeypatch: pytest.MonkeyPatch) -> None:
     ticks = iter([0, 5_000, 9_000, 10_000, 12_000, 20_000])
-    monkeypatch.setattr(phases.time, "perf_counter_ns", lambda: next(ticks))
+    monkeypatch.setattr(instruments.time, "perf_counter_ns", lambda: next(ticks))
     clock = PhaseClock()
     assert clock.enter("score") == REST
     assert clock.enter("attend") == "score"

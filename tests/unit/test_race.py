@@ -19,9 +19,9 @@ from support import raises_code
 from typer.testing import CliRunner
 
 from kvlens.cli.main import app
-from kvlens.engine import prefill, surprisal
+from kvlens.engine import prefill
+from kvlens.engine.prefill import Surprisals
 from kvlens.engine.sharedpasses import SharedPasses
-from kvlens.engine.surprisal import Surprisals
 from kvlens.lens.segments import segments_of
 from kvlens.recording import recorder
 from kvlens.runs import memoryneed, races, storing
@@ -294,7 +294,7 @@ def test_cancelled_every_lane_keeps_what_was_recorded(tmp_path: Path) -> None:
 def test_lanes_share_the_surprisals_where_full_kv_was_stored_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(surprisal, "ROWS", 40)
+    monkeypatch.setattr(prefill, "ROWS", 40)
     before = raced(tmp_path, "snapkv", "keydiff", "h2o")
     computed, counted = [], Surprisals._computed
 

@@ -15,11 +15,11 @@ import torch
 from safetensors import SafetensorError
 from support import raises_code
 
-from kvlens import hostmemory
 from kvlens.cli import warm as keeping
-from kvlens.engine import model_cache, models
+from kvlens.engine import models
 from kvlens.engine.engine import Engine
 from kvlens.meta import RunMeta
+from kvlens.models import device, find
 from kvlens.runs import readings
 from kvlens.runs.carrying import carry_out
 from kvlens.runs.request import RunRequest
@@ -203,12 +203,12 @@ def test_reading_can_be_cancelled(tmp_path: Path, folder: Path) -> None:
 
 
 def test_a_kept_model_is_given_until_its_files_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_cache, "_kept", {})
+    monkeypatch.setattr(find, "_kept", {})
     folder = tmp_path / "model"
     shutil.copytree(models.resolve("demo"), folder)
     loaded = models.load(str(folder))
     assert models.load(str(folder)) is not loaded
-    model_cache.keep_model(str(folder), loaded)
+    find.keep_model(str(folder), loaded)
     assert models.load(str(folder)) is loaded
     assert models.load(str(folder), dtype="bfloat16") is not loaded
     (folder / "config.json").write_text((folder / "config.json").read_text() + "\n")
@@ -219,17 +219,17 @@ def test_the_process_that_forks_keeps_the_default_model_where_there_is_room(monk
     import torch
 
     threads = torch.get_num_threads()
-    monkeypatch.setattr(model_cache, "_kept", {})
-    monkeypatch.setattr(hostmemory, "host_bytes", lambda: 1000)
+    monkeypatch.setattr(find, "_kept", {})
+    monkeypatch.setattr(device, "host_bytes", lambda: 1000)
     keeping.keep_model()
-    assert model_cache.find_model("demo") is None, "the model is more than a share of what is free"
-    monkeypatch.setattr(hostmemory, "host_bytes", lambda: 1 << 40)
+    assert find.find_model("demo") is None, "the model is more than a share of what is free"
+    monkeypatch.setattr(device, "host_bytes", lambda: 1 << 40)
     keeping.keep_model()
-    model = model_cache.find_model("demo")
+    model = find.find_model("demo")
     assert model is not None
     assert torch.get_num_threads() == threads
     keeping.keep_model()
-    assert model_cache.find_model("demo") is model
+    assert find.find_model("demo") is model
     monkeypatch.setenv("KVLENS_MODEL", "no such model")
     keeping.keep_model()
-    assert model_cache.find_model("demo") is model, "a model that is not there is the run's to refuse"
+    assert find.find_model("demo") is model, "a model that is not there is the run's to refuse"

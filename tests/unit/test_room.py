@@ -12,7 +12,7 @@ from kvlens import methods
 from kvlens.budget import WHOLE, BudgetInfeasible
 from kvlens.demo.encode import demo_encode
 from kvlens.demo.tasks import make_prompt
-from kvlens.engine import model_cache
+from kvlens.models import find
 from kvlens.runs.carrying import carry_out
 from kvlens.runs.preflight import estimate, refuse
 from kvlens.runs.request import AUTO, DEFAULT_SHARE, RunRequest
@@ -35,8 +35,8 @@ def prompt_of(tokens: int, model: str) -> str:
 @pytest.fixture
 def real_model(smollm2: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The real model is in memory, as in the app's warm process."""
-    monkeypatch.setattr(model_cache, "_kept", {})
-    model_cache.keep_model("smollm2", smollm2)
+    monkeypatch.setattr(find, "_kept", {})
+    find.keep_model("smollm2", smollm2)
 
 
 @pytest.mark.usefixtures("loaded_once")

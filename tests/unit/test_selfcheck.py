@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 import torch
 
-from kvlens.engine.generation_rules import NonFiniteLogits
+from kvlens.engine.options import NonFiniteLogits
 from kvlens.instruments import Oracle
 from kvlens.recording.selfcheck import FINITE, MASSES, Tally, worse
 from kvlens.recording.snapshot import Measured
 from kvlens.records import SelfCheck
 from kvlens.rows import MASS_COLUMNS
 from kvlens.shape import KVShape
-from kvlens.store.checks import stored_checks
 from kvlens.store.reader import TraceReader
+from kvlens.store.rollup import stored_checks
 from tests.support import ListSink, random_prompt, run
 from tests.synthetic import write_synthetic
 

@@ -10,8 +10,8 @@ import pytest
 from store_support import make_decisions, make_step, write
 
 from kvlens.decisions import DECISION_KINDS, DECISION_UNITS, Decisions
-from kvlens.store.decisions import copied_decisions
 from kvlens.store.errors import TraceError
+from kvlens.store.spanlists import copied_decisions
 
 SIZES = 3, 4, 2, 2
 STEPS = 7

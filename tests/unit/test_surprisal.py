@@ -14,9 +14,9 @@ from safetensors import SafetensorError
 from safetensors.torch import save
 from support import ListSink, preset_of, raises_code, random_llama, random_prompt, run, share_of
 
-from kvlens.engine import surprisal
+from kvlens.engine import prefill
 from kvlens.engine.engine import Cancelled, Engine
-from kvlens.engine.surprisal import Surprisals
+from kvlens.engine.prefill import Surprisals
 from kvlens.runs import readings
 from kvlens.runs.carrying import carry_out
 from kvlens.runs.request import RunRequest
@@ -69,7 +69,7 @@ def test_what_waits_and_what_is_computed_at_once_are_the_same_numbers(
     monkeypatch: pytest.MonkeyPatch, room: int
 ) -> None:
     model, prompt = random_llama(), random_prompt(300)
-    monkeypatch.setattr(surprisal, "WAITING_BYTES", room)
+    monkeypatch.setattr(prefill, "WAITING_BYTES", room)
     found = Engine(model).read(prompt, prefill_chunk=37).surprisal
     held = sum(part.nbytes for part in found._waiting)
     assert held <= room
@@ -100,7 +100,7 @@ def test_it_does_not_matter_how_the_prompt_was_cut_nor_where_they_waited() -> No
 @pytest.mark.parametrize("room", [0, 64 * 4 * 50, 1 << 20])
 def test_the_last_is_the_same_whoever_asks_and_however_many_wait(monkeypatch: pytest.MonkeyPatch, room: int) -> None:
     model, prompt = random_llama(), random_prompt(300)
-    monkeypatch.setattr(surprisal, "WAITING_BYTES", room)
+    monkeypatch.setattr(prefill, "WAITING_BYTES", room)
     hidden, last = 30 * torch.randn(299, 64), []
     for every in (True, False):
         found = Surprisals(model, prompt.ids, every)
@@ -114,7 +114,7 @@ def test_the_last_is_the_same_whoever_asks_and_however_many_wait(monkeypatch: py
 
 def test_who_is_given_the_turn_meanwhile_goes_on_where_the_other_stood(monkeypatch: pytest.MonkeyPatch) -> None:
     model, prompt = random_llama(), random_prompt(300)
-    monkeypatch.setattr(surprisal, "ROWS", 50)
+    monkeypatch.setattr(prefill, "ROWS", 50)
     alone, shared = (Engine(model).read(prompt).surprisal for _ in range(2))
     computed, told = [], []
     counted = Surprisals._computed
@@ -146,7 +146,7 @@ def test_what_progress_raises_leaves_the_rest_to_the_next_who_asks() -> None:
 
     with pytest.raises(Cancelled):
         found.whole(stop)
-    assert told == [(0, 599), (surprisal.ROWS, 599)]
+    assert told == [(0, 599), (prefill.ROWS, 599)]
     assert found.known is None
     assert torch.isfinite(found.whole()[1:]).all()
 
@@ -275,7 +275,7 @@ def test_where_they_are_damaged_they_are_computed_again(
 
 
 def test_how_far_they_are_ends_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(surprisal, "ROWS", 100)
+    monkeypatch.setattr(prefill, "ROWS", 100)
     told: list[tuple[int, int]] = []
     request = RunRequest(model="demo", method="snapkv", budget="40%", max_new=2, ignore_eos=True)
     carry_out(

@@ -9,7 +9,8 @@ import pytest
 
 from kvlens.app.ui.common.pagewords import page_words
 from kvlens.demo import demo_path
-from kvlens.engine import model_cache, models
+from kvlens.engine import models
+from kvlens.models import find
 from kvlens.models import sizes as weights
 from kvlens.models.sizes import ModelBeyondMemory, Weights, check_memory, dtype_sentence, weights_in
 from kvlens.runs.preflight import foresee, refuse
@@ -63,7 +64,7 @@ def test_a_run_is_refused_before_its_model_is_loaded(monkeypatch: pytest.MonkeyP
 
 def test_a_model_that_is_in_memory_already_needs_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(weights, "host_bytes", lambda: 1_000)
-    monkeypatch.setattr(model_cache, "_kept", {"demo": (model_cache.files_of("demo"), object())})
+    monkeypatch.setattr(find, "_kept", {"demo": (find.files_of("demo"), object())})
     prompt = PromptText("the red key opens the old door " * 20)
     request = RunRequest(model="demo", method="streaming_llm", budget="50%", max_new=4, device="cpu")
     refuse(request, prompt)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from kvlens.phases import PHASES
+from kvlens.instruments import PHASES
 from kvlens.store.cells import recorded_total
 from kvlens.store.reader import TraceReader
 from kvlens.tables.latency import latency, phase_means

@@ -64,8 +64,7 @@ def random_model(bench: Bench) -> LoadedModel:
 def random_prompt(bench: Bench, context: int) -> tuple[Prompt, ReadPrompt]:
     """`context` tokens, of which all but the last are read. All layers show the same random keys and values until a
     method places them, so that a long prompt takes no more than a layer; every MARK tokens there is a mark."""
-    from kvlens.engine.prefill import ReadPrompt
-    from kvlens.engine.surprisal import Surprisals
+    from kvlens.engine.prefill import ReadPrompt, Surprisals
 
     kv, normal, n = bench.model.kv, bench.device.normal, context - 1
     ids = torch.randint(3, bench.model.vocabulary, (context,)).tolist()

@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
-from kvlens.hostmemory import host_bytes
 from kvlens.lab.gpu.device import Step, p95
 from kvlens.lab.gpu.model import random_model
 from kvlens.lab.gpu.part import Bench
 from kvlens.lab.gpu.settings import OFFLOADED, STATIC
+from kvlens.models.device import host_bytes
 
 SECONDS = 20.0
 """a step takes up to seconds: fewer than 200 are timed where they would take longer than this"""

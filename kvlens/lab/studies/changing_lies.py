@@ -9,7 +9,7 @@ import torch
 
 from kvlens.lab.studies.lies import IN_PLACE, LATER, Lie, Way
 from kvlens.methods.clusterkv import ClusterKV
-from kvlens.methods.needs import Needs
+from kvlens.methods.hooks import Needs
 
 WEIGHTS, INPUTS = Needs(weights=True), Needs(queries=8, inputs=True)
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from kvlens.methods.full import FullKV
-from kvlens.methods.needs import Needs
+from kvlens.methods.hooks import Needs
 
 IN_PLACE, LATER, FIGURES, HIDES, ENDS, HANGS = (
     "changes its input",

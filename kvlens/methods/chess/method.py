@@ -6,13 +6,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from kvlens.memory.layout import Layout
-from kvlens.methods.answers import WindowLeave
 from kvlens.methods.base import Method
 from kvlens.methods.chess.journal import JOURNAL
 from kvlens.methods.chess.lent import TRIGGER
 from kvlens.methods.chess.params import PRESETS, ChessParameters, Sizes, pages_within
 from kvlens.methods.chess.segmenters import SEGMENTERS
 from kvlens.methods.chess.trigger import THRESHOLDS, UNCERTAIN, Trigger
+from kvlens.methods.hooks import WindowLeave
 from kvlens.methods.run_inputs import MemoryView, Prefilled, RunContext, StepEnd
 from kvlens.methods.segmenter import PromptFacts
 from kvlens.methods.wrappers import Lending

@@ -11,7 +11,7 @@ from kvlens.methods.compresskv.params import OBSERVED, PRESETS, CompressKVParame
 from kvlens.methods.families import kept_tokens
 from kvlens.methods.families.kept_tokens import Tokens
 from kvlens.methods.families.prompt_eviction import PromptEviction
-from kvlens.methods.needs import Needs
+from kvlens.methods.hooks import Needs
 from kvlens.methods.run_inputs import Prefilled, RunContext
 
 if TYPE_CHECKING:

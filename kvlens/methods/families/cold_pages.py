@@ -13,9 +13,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from kvlens.memory.layout import Layout
-from kvlens.methods.answers import WindowLeave
 from kvlens.methods.base import Method
 from kvlens.methods.families.cold_plan import Plan, smallest_plan, whole_layout
+from kvlens.methods.hooks import WindowLeave
 from kvlens.methods.run_inputs import MemoryView, Prefilled, RunContext, StepEnd
 from kvlens.methods.segmenter import PromptFacts
 from kvlens.shape import KVShape

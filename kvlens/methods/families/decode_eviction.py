@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kvlens.memory.layout import Layout, Zones
-from kvlens.methods.answers import BagChange
 from kvlens.methods.families.bag import Bag
+from kvlens.methods.hooks import BagChange
 from kvlens.methods.parameters import param
 from kvlens.methods.run_inputs import MemoryView, Prefilled, StepEnd
 from kvlens.methods.segmenter import RunSizes

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from kvlens.finer import by_head, parse_finer
 from kvlens.memory.layout import Layout, Zones
-from kvlens.methods.answers import WindowLeave
 from kvlens.methods.base import Method
+from kvlens.methods.hooks import WindowLeave
 from kvlens.methods.run_inputs import MemoryView, Prefilled, RunContext, StepEnd
 from kvlens.methods.segmenter import PromptFacts
 from kvlens.quantised.form import Quantised

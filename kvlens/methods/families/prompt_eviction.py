@@ -15,7 +15,7 @@ from kvlens.memory.layout import Layout
 from kvlens.methods.base import Method
 from kvlens.methods.families import kept_tokens
 from kvlens.methods.families.kept_tokens import Tokens
-from kvlens.methods.needs import Needs
+from kvlens.methods.hooks import Needs
 from kvlens.methods.parameters import param
 from kvlens.methods.run_inputs import Prefilled
 from kvlens.methods.segmenter import PromptFacts

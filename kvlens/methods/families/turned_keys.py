@@ -17,7 +17,7 @@ from kvlens.shape import KVShape
 if TYPE_CHECKING:
     import torch
 
-    from kvlens.methods.answers import WindowLeave
+    from kvlens.methods.hooks import WindowLeave
 
 
 class TurnedKeys(TokenRetrieval):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kvlens.methods.answers import WindowLeave
 from kvlens.methods.families.cold_plan import Plan
 from kvlens.methods.families.host_pages import HostPageRetrieval
 from kvlens.methods.freekv.params import PRESETS, FreeKVParameters
+from kvlens.methods.hooks import WindowLeave
 from kvlens.methods.run_inputs import MemoryView, Prefilled, RunContext, StepEnd
 from kvlens.methods.segmenter import Segmenter
 from kvlens.shape import KVShape

@@ -6,12 +6,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from kvlens.memory.layout import Layout
-from kvlens.methods.answers import WindowLeave
 from kvlens.methods.families.cold_pages import best
 from kvlens.methods.families.cold_plan import ColdPagesParameters, Plan
 from kvlens.methods.families.host_pages import HostPageRetrieval
 from kvlens.methods.fitting import tokens_within
-from kvlens.methods.needs import Needs
+from kvlens.methods.hooks import Needs, WindowLeave
 from kvlens.methods.parameters import param
 from kvlens.methods.run_inputs import MemoryView, Prefilled, RunContext, StepEnd
 from kvlens.shape import KVShape

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from kvlens.budget import BudgetInfeasible
 from kvlens.memory.layout import Layout
-from kvlens.methods.answers import FactorForm, WindowLeave
 from kvlens.methods.base import Method
-from kvlens.methods.needs import Needs
+from kvlens.methods.hooks import FactorForm, Needs, WindowLeave
 from kvlens.methods.run_inputs import MemoryView, Prefilled, RunContext, StepEnd
 from kvlens.methods.segmenter import PromptFacts
 from kvlens.methods.sekv import layout as sekv_layout

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from kvlens.budget import BudgetInfeasible
 from kvlens.memory.layout import Layout
-from kvlens.methods.answers import WindowLeave
 from kvlens.methods.base import Method
 from kvlens.methods.families.cold_pages import best
-from kvlens.methods.needs import Needs
+from kvlens.methods.hooks import Needs, WindowLeave
 from kvlens.methods.run_inputs import MemoryView, Prefilled, RunContext, StepEnd
 from kvlens.methods.segmenter import PromptFacts, Segmenter
 from kvlens.methods.sentencekv.params import OBSERVED, USUAL, Plan, SentenceKVParameters, closes, cut, planned, whole

@@ -13,9 +13,9 @@ from kvlens.engine.engine import Engine, Options
 from kvlens.engine.models import LoadedModel
 from kvlens.lab.calibrate.provenance import provenance, save
 from kvlens.lab.calibrate.texts import sentences
-from kvlens.methods.answers import WindowLeave
 from kvlens.methods.chess.trigger import page_uncertainty
 from kvlens.methods.full import FullKV, FullParameters
+from kvlens.methods.hooks import WindowLeave
 from kvlens.methods.run_inputs import MemoryView, StepEnd
 from kvlens.refusal import Refusal
 from kvlens.text.chat import template_of

@@ -17,7 +17,7 @@ from kvlens.kernels.lowrank import dense_units
 from kvlens.lab.gpu.kernels.arrivals import arrivals_torch, arrivals_triton, fill_cells_torch, fill_cells_triton
 from kvlens.lab.gpu.static import cuda
 from kvlens.memory.memory import Memory
-from kvlens.methods.answers import FactorForm
+from kvlens.methods.hooks import FactorForm
 
 
 class FactorRows:

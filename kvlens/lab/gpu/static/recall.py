@@ -14,7 +14,7 @@ from kvlens.memory.cold_tier import Pools
 from kvlens.memory.memory import Memory
 from kvlens.memory.placement import Selection
 from kvlens.memory.slots import FREE, ROLE
-from kvlens.methods.answers import FactorForm
+from kvlens.methods.hooks import FactorForm
 from kvlens.rows import SpanRow
 
 COLD = ("cold", "coarse")

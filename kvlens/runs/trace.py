@@ -1,20 +1,31 @@
-"""What a run's trace says of the run: versions, model, method, sizes, request, machine."""
+"""What a run writes into its trace: the meta when it begins, the records as they come, and late the surprisals that the
+method did not need. The trace begins with the first record, so that a run which is refused before leaves no file."""
 
 from __future__ import annotations
 
 import dataclasses
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from kvlens import __version__, tasks
 from kvlens.meta import RunMeta
 from kvlens.metaparts import Held, Machine, ModelInfo
-from kvlens.methods.naming import stand_in
+from kvlens.methods.fitting import stand_ins
 from kvlens.models.device import AUTO
+from kvlens.records import PrefillRecord, StepRecord
+from kvlens.runs.effects import Lost
 from kvlens.runs.fingerprint import machine
 from kvlens.runs.preparing import Pairing, Plan, Prepared
-from kvlens.runs.request import RunRequest, default_budget
+from kvlens.runs.request import Report, RunRequest, default_budget
+from kvlens.shortage import shortage
 from kvlens.text.prompts import Prompt
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from kvlens.engine.prefill import Surprisals
+    from kvlens.recording.facts import Seen
+    from kvlens.store.writer import TraceWriter
 
 
 def describe(request: RunRequest, planned: Plan, pairing: Pairing, prepared: Prepared) -> RunMeta:
@@ -22,9 +33,9 @@ def describe(request: RunRequest, planned: Plan, pairing: Pairing, prepared: Pre
     import torch
     import transformers
 
-    from kvlens.engine.generation_rules import rules_of
+    from kvlens.engine.options import rules_of
     from kvlens.kernels.attend import planned_on
-    from kvlens.link.cuda_link import link_name
+    from kvlens.link.host_link import link_name
 
     loaded, prompt, params = prepared.engine.loaded, prepared.prompt, planned.params
     against = pairing.reference
@@ -46,7 +57,7 @@ def describe(request: RunRequest, planned: Plan, pairing: Pairing, prepared: Pre
         preset=planned.preset,
         fit=planned.chosen.said,
         config=dataclasses.asdict(params),
-        stand_in=stand_in(request.method, dataclasses.asdict(params)) or None,
+        stand_in=stand_ins(planned.method, dataclasses.asdict(params)) or None,
         own_decisions=ours,
         budget=request.budget or default_budget(request.method),
         budget_bytes=context.budget_bytes,
@@ -104,3 +115,90 @@ def _segments(prompt: Prompt) -> dict[str, Any]:
 def _left_out(request: RunRequest) -> set[str]:
     """Fields that a trace has only where they were used."""
     return {name for name in ("turns", "chat_args") if not getattr(request, name)}
+
+
+class Watcher(Protocol):
+    """Sees what is stored of a run while it goes on; must change nothing."""
+
+    def begun(self, uid: str) -> None:
+        """The prompt is placed, and the run is there under this id."""
+
+    def note_step(self, visited: Seen) -> None:
+        """A step has ended: once each, in order, on the run's thread."""
+
+    def decoded(self, text: str) -> None:
+        """The last step was made and this is the output. The run's surprisals and effects are still to come."""
+
+    def sketched(self, step: int, attended: np.ndarray, coverage: np.ndarray | None) -> None:
+        """See kvlens.recording.recorder.Follower."""
+
+    def step(self, record: StepRecord) -> None:
+        """A step was measured too, some steps later: once each, in order, on the recorder's thread."""
+
+
+class LateSink:
+    """Begins the trace when prefill has succeeded, so that a refused run leaves nothing behind."""
+
+    def __init__(self, writer: TraceWriter, meta: RunMeta, watcher: Watcher | None, lost: Lost | None) -> None:
+        self._writer, self._meta, self._watcher, self._lost, self.begun = writer, meta, watcher, lost, False
+        self._asked = meta.asked_steps
+        self._pieces: list[str] = []
+        self.surprisals_wait = False
+        """the prompt was placed, and its tokens' surprisals were not known"""
+
+    def begin_anyhow(self) -> None:
+        """Begin the trace of a run that got no further."""
+        if not self.begun:
+            self._writer.begin(self._meta)
+            self.begun = True
+            if self._watcher is not None:
+                self._watcher.begun(self._writer.uid)
+
+    def prefill(self, record: PrefillRecord) -> None:
+        self.begin_anyhow()
+        self._writer.prefill(record)
+        self.surprisals_wait = record.tokens[-1].surprisal is None
+        if self._lost is not None:
+            self._lost.prefill(record)
+
+    def step(self, record: StepRecord) -> None:
+        if record.step >= self._asked:
+            self._pieces.append(record.text)
+        self._writer.step(record)
+        if self._lost is not None:
+            self._lost.step(record)
+        if self._watcher is not None:
+            self._watcher.step(record)
+
+    def text(self) -> str:
+        """What was generated so far, token by token."""
+        return "".join(self._pieces)
+
+
+SURPRISAL_PHASE = "surprisal"
+"""how far this is, as it is reported"""
+
+
+def add_surprisals(surprisals: Surprisals, writer: TraceWriter, follow: Report, tell: Report) -> str | None:
+    """Have the trace know them -> why it does not; None: it does. What `follow` raises to stop, and whatever goes
+    wrong, costs them and nothing else: the run has ended. `tell`, which stops nothing, hears of the end."""
+    from kvlens.engine.engine import Cancelled
+
+    rows = 0
+
+    def follow_rows(finished: int, total: int) -> None:
+        nonlocal rows
+        rows = total
+        follow(SURPRISAL_PHASE, finished, total)
+
+    try:
+        results = surprisals.whole(follow_rows)
+    except Cancelled:
+        return "it was cancelled"
+    except Exception as failure:
+        short = shortage(failure)
+        return str(short) if short is not None else f"it failed ({type(failure).__name__}: {failure})"
+    writer.surprisals(results.numpy(force=True))
+    if rows:
+        tell(SURPRISAL_PHASE, rows, rows)
+    return None

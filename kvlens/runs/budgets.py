@@ -1,8 +1,13 @@
-"""The budget of a run that names none: the usual share of full KV, or the least that the method can hold."""
+"""The budget of a run: the usual share of full KV, or the least that the method can hold, where the request names none;
+and the share of attended tokens for a method that keeps all KV on the device. Runs, races, studies, the API and the
+form use these rules alike."""
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from kvlens import methods
 from kvlens.budget import NO_LIMIT, WHOLE, Budget, BudgetInfeasible, in_words, percent_up
@@ -10,6 +15,35 @@ from kvlens.methods.advice import refusal
 from kvlens.methods.fitting import Sizes
 from kvlens.runs.preparing import choose_parameters
 from kvlens.runs.request import DEFAULT_SHARE, RunRequest, default_preset
+
+SHARE, COUNT = "keep", "tokens"
+"""parameters that say what such a method attends: a share of the tokens, and their number"""
+
+
+def attended_share(method: str, budget: str | None, overrides: Mapping[str, Any]) -> float | None:
+    """Return the share of the tokens that a budget lets a method attend; None where the rule is not for it: a method
+    that has a memory budget, no parameter for the share, a budget in bytes or tokens, no limit, or parameters that say
+    what is attended."""
+    kind = methods.get(method)
+    if not kind.keeps_all or budget is None or SHARE in overrides or COUNT in overrides:
+        return None
+    limit = Budget.parse(budget)
+    if limit.unit != "share" or limit.amount >= 1:
+        return None
+    return limit.amount if any(field.name == SHARE for field in dataclasses.fields(kind.Parameters)) else None
+
+
+def attending(request: RunRequest) -> RunRequest:
+    """Return the request with its budget as the share of attended tokens, where the rule is for its method."""
+    share = attended_share(request.method, request.budget, request.overrides)
+    if share is None:
+        return request
+    return request.model_copy(update={"budget": None, "overrides": {**request.overrides, SHARE: share}})
+
+
+def attending_sentence(method: str, share: float) -> str:
+    """Return the sentence that says what a budget means for a method that keeps all KV."""
+    return f"{methods.get(method).title} keeps all KV on the device and attends {share * 100:.3g} % of it."
 
 
 def with_room(request: RunRequest, sizes: Sizes) -> RunRequest:
