@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from kvlens.methods.modelfigures import Calibration, Content, shipped
 from kvlens.methods.chess.params import ChessParameters
+from kvlens.methods.modelfigures import Calibration, Content, shipped
 from kvlens.refusal import Refusal
 from kvlens.shape import KVShape
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvlens.methods.modelfigures import Calibration, Content, shipped
 from kvlens.methods.compresskv.params import HEADS, CompressKVParameters
+from kvlens.methods.modelfigures import Calibration, Content, shipped
 from kvlens.refusal import Refusal
 from kvlens.shape import KVShape
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvlens.methods.modelfigures import Calibration, Content, shipped
 from kvlens.methods.families.token_retrieval import TokenRetrievalParameters
 from kvlens.methods.families.turned_keys import TurnedKeys
+from kvlens.methods.modelfigures import Calibration, Content, shipped
 from kvlens.methods.parameters import param
 from kvlens.methods.run_inputs import Prefilled
 from kvlens.shape import KVShape

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvlens.methods.modelfigures import Calibration, Content, shipped
 from kvlens.methods.families.prompt_eviction import PromptEviction, PromptEvictionParameters
 from kvlens.methods.hooks import Needs
+from kvlens.methods.modelfigures import Calibration, Content, shipped
 from kvlens.methods.parameters import param
 from kvlens.methods.run_inputs import Prefilled, RunContext
 from kvlens.shape import KVShape

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvlens.methods.modelfigures import Calibration, Content, shipped
 from kvlens.methods.families.retrieval_heads import head_map
+from kvlens.methods.modelfigures import Calibration, Content, shipped
 from kvlens.methods.sekv.params import SeKVParameters
 from kvlens.shape import KVShape
 
