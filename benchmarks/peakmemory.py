@@ -32,7 +32,7 @@ from kvlens.engine.engine import Engine
 from kvlens.engine.models import LoadedModel
 from kvlens.methods.fitting import Sizes
 from kvlens.runs.carrying import carry_out
-from kvlens.runs.memoryneed import memory_need
+from kvlens.runs.memory import memory_need
 from kvlens.runs.preparing import prepare, sizes_of
 from kvlens.runs.request import RunRequest
 from kvlens.tasks.encoding import encoding_of

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 import torch
 
 from kvlens.memory.layout import Layout, Zones
-from kvlens.memory.slots import FREE, ROLE, Slots
+from kvlens.memory.slots import FREE, ROLE, Slots, Target
 from kvlens.shape import KVShape
 
 
@@ -77,6 +77,11 @@ class Pool:
         """Return views of one layer's slots, of the pool's KV heads: those below `end`, None: all."""
         row = layer - self.layers.start
         return Slots(*(tensor[row, :, :end] for tensor in self.tensors()))
+
+    def target(self, layer: int) -> Target:
+        """Return a layer's slots as units go to them."""
+        row = layer - self.layers.start
+        return Target(self.keys[row], self.values[row], self.heads.start)
 
     def held(self, layer: int) -> Slots:
         """Return views of one layer's slots in the held zone."""

@@ -8,15 +8,31 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from kvlens.memory.arrivals import Arrivals
-from kvlens.memory.batch import Missing
+from kvlens.memory.arrivals import Arrivals, Missing
 from kvlens.memory.cold_tier import ColdTier
 from kvlens.memory.hot_tier import HotTier
 from kvlens.memory.layout import Layout
 from kvlens.memory.log import DEPARTURE, MemoryLog
 from kvlens.memory.placement import Selection
 from kvlens.memory.slots import FREE, SharedSlots, SpanTable
-from kvlens.memory.zones import Plan, RecallZone, SharedZone, TokenZone
+from kvlens.memory.zones import Plan, RecallZone, SharedZone, TokenPlan, TokenZone
+
+
+def missing_units(plan: Plan, cold: ColdTier, layer: int) -> Missing:
+    """Return the units that a layer's KV heads miss, in the plan's order."""
+    heads, spans, firsts, counts = plan.missing
+    return Missing(heads, spans, firsts, counts, plan.slots, cold.packed(layer, heads, spans))
+
+
+def missing_tokens(plan: TokenPlan, spans: SpanTable) -> Missing:
+    """Return the plan's tokens, those of one KV head and span as one unit."""
+    owner = spans.owner[plan.positions]
+    breaks = np.flatnonzero(np.diff(plan.heads) | np.diff(owner)) + 1
+    begins = np.concatenate(([0], breaks))
+    counts = np.diff(np.concatenate((begins, [len(owner)])))
+    within = plan.positions - spans.host_starts[owner]
+    raw = np.zeros(len(begins), dtype=bool)
+    return Missing(plan.heads[begins], owner[begins], within[begins], counts, plan.slots, raw, within)
 
 
 class Recaller:
@@ -115,7 +131,7 @@ class Recaller:
         if truncated:
             self.counts["ideal_bytes"][layer] = np.where(due, ideal, self.counts["ideal_bytes"][layer])
         self._give_up(layer, plan, cause)
-        return Missing.by_span(plan, self.cold, layer) if plan.slots.size else None
+        return missing_units(plan, self.cold, layer) if plan.slots.size else None
 
     def _missing_shared(self, layer: int, selection: Selection, due: np.ndarray, cause: str) -> Missing | None:
         """Fit the requested spans into the zone that the layer's KV heads share, count and log; return what has to
@@ -136,7 +152,7 @@ class Recaller:
             departed, over = (units[1:, units[0] == owner] for units in (plan.departed, refused))
             self.spans.mark(owner, departed, hot=False)
             self._log_departures(owner, departed, over, cause)
-        return Missing.by_span(plan, self.cold, layer) if plan.slots.size else None
+        return missing_units(plan, self.cold, layer) if plan.slots.size else None
 
     def _missing_tokens(self, layer: int, rows: torch.Tensor, due: np.ndarray, cause: str) -> Missing | None:
         """Fit single tokens, positions int64 [H_kv, W], into the zone, count and log; return what has to come."""
@@ -157,7 +173,7 @@ class Recaller:
         departed = np.stack((units_before & ~units_after).nonzero())
         self.spans.mark(layer, departed, hot=False)
         self._log.events_of(DEPARTURE.get(cause, "release"), layer, *departed)
-        return Missing.by_token(plan, self.spans) if len(plan.heads) else None
+        return missing_tokens(plan, self.spans) if len(plan.heads) else None
 
     def _zone(self, layer: int) -> RecallZone:
         if layer not in self.zones:

@@ -126,6 +126,20 @@ class SharedSlots:
         return Slots(self.keys[index], self.values[index], self.position[index], self.span[index], role)
 
 
+@dataclass(frozen=True)
+class Target:
+    """The slots that units go to: keys, values [h, C, D]. first_head: the KV head of row 0; None: all KV heads share
+    one row."""
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    first_head: int | None
+
+    def rows(self, kv_heads: np.ndarray) -> np.ndarray:
+        """Return the row of each KV head int64 [n]."""
+        return np.zeros_like(kv_heads) if self.first_head is None else kv_heads - self.first_head
+
+
 class SpanTable:
     """Spans with ids 0..capacity-1, shared by all layers. Fixed width, so that selections are tables of fixed width
     too.

@@ -18,8 +18,18 @@ from kvlens.models.errors import UnsupportedModel
 from kvlens.models.find import ready
 from kvlens.models.sizes import NUMBER_BYTES, ModelBeyondMemory, check_memory, dtype_sentence, sizes_in
 from kvlens.recording.sampling import resolve as resolve_sampling
-from kvlens.runs.budgets import attended_share, attending, attending_sentence, resized, room_made, with_room
-from kvlens.runs.memoryneed import MemoryNeed, check_run_memory, is_kept, memory_need
+from kvlens.runs.memory import (
+    MemoryNeed,
+    attended_share,
+    attending,
+    attending_sentence,
+    check_run_memory,
+    is_kept,
+    memory_need,
+    resized,
+    room_made,
+    with_room,
+)
 from kvlens.runs.preparing import advice, check, choose_parameters
 from kvlens.runs.request import RunRequest, default_preset
 from kvlens.shape import KVShape

@@ -25,7 +25,7 @@ from kvlens.models.device import settle
 from kvlens.runs.carrying import give_back
 from kvlens.runs.lanes import LaneLog, sizes_of_lanes
 from kvlens.runs.lineup import Lineup
-from kvlens.runs.memoryneed import MemoryNeed, check_race_memory
+from kvlens.runs.memory import MemoryNeed, check_race_memory
 from kvlens.runs.preflight import refuse
 from kvlens.runs.preparing import Pairing, Prepared, advice, check, plan, prepare, reference_key, sizes_of
 from kvlens.runs.races import REFUSED, RaceInfo, RaceRequest, new_id, write

@@ -13,8 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from kvlens import methods
 from kvlens.files import make_folder
-from kvlens.runs.budgets import SHARE, attended_share
 from kvlens.runs.frames import Frame, Maps
+from kvlens.runs.memory import SHARE, attended_share
 from kvlens.runs.request import DEFAULT_SHARE, RunRequest
 from kvlens.store.errors import RunNotFound, TraceError, UnreadableRun
 from kvlens.store.files import read_plain, replace_plain

@@ -23,7 +23,7 @@ from kvlens.lens.trials import Trials
 from kvlens.lens.whatif import whatif
 from kvlens.metaparts import Search
 from kvlens.refusal import Refusal
-from kvlens.runs import memoryneed
+from kvlens.runs import memory
 from kvlens.runs.carrying import carry_out
 from kvlens.runs.preflight import refuse
 from kvlens.runs.request import RunRequest
@@ -138,13 +138,13 @@ def test_without_effects_the_order_is_said(lost: Lost, monkeypatch: pytest.Monke
 
 
 def test_a_repeat_is_refused_by_the_memory_of_a_compared_run(lost: Lost, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memoryneed, "is_kept", lambda request: True)
+    monkeypatch.setattr(memory, "is_kept", lambda request: True)
     request = RunRequest(model=str(lost.runs.parent / "model"), method="streaming_llm", budget="0.3", max_new=6)
     source = PromptText(text(300, 120), "a5")
     uid, _, _ = carry_out(request, source, lost.runs, quiet, lambda: False)
     alone = refuse(request.model_copy(update={"budget": "0.4"}), source)
     assert alone is not None
-    monkeypatch.setattr(memoryneed, "host_bytes", lambda: alone.total)
+    monkeypatch.setattr(memory, "host_bytes", lambda: alone.total)
     with raises_code("run_beyond_memory"):
         whatif(lost.runs, uid, TrialRequest(changed={"budget": "0.4"}), quiet)
 

@@ -10,8 +10,8 @@ import pytest
 from kvlens import methods
 from kvlens.budget import BudgetInfeasible
 from kvlens.lens.listing import Listing
-from kvlens.runs.budgets import attended_share
 from kvlens.runs.carrying import carry_out
+from kvlens.runs.memory import attended_share
 from kvlens.runs.preflight import estimate, refuse
 from kvlens.runs.races import Entrant, RaceRequest
 from kvlens.runs.request import RunRequest

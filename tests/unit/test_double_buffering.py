@@ -14,7 +14,7 @@ from methodtrial import Trial
 from kvlens.link.copies import Move
 from kvlens.link.host_link import Buffer, Part
 from kvlens.link.transfers import TransferLog
-from kvlens.memory.batch import RecallBatch
+from kvlens.memory.arrivals import RecallBatch
 
 N, NEW = 80, 6
 STEPS = 4

@@ -14,8 +14,8 @@ from kvlens.engine.holdings import SMALL, Mark
 from kvlens.methods.fitting import Sizes
 from kvlens.recording.facts import span_keys
 from kvlens.rows import SpanRow
-from kvlens.runs import memoryneed
-from kvlens.runs.memoryneed import RunBeyondMemory, check_race_memory, check_run_memory, memory_need, race_need
+from kvlens.runs import memory
+from kvlens.runs.memory import RunBeyondMemory, check_race_memory, check_run_memory, memory_need, race_need
 from kvlens.runs.preflight import estimate, refuse
 from kvlens.runs.request import RunRequest
 from kvlens.shape import KVShape
@@ -46,8 +46,8 @@ def test_a_run_beyond_memory_is_refused_before_anything_is_loaded(monkeypatch: p
     need = refuse(request, prompt)
     assert need is not None
     assert estimate(prompt, "demo", "snapkv", {}, None, 8)["memory_bytes"] == need.total
-    monkeypatch.setattr(memoryneed, "is_kept", lambda request: True)
-    monkeypatch.setattr(memoryneed, "host_bytes", lambda: need.total - 1)
+    monkeypatch.setattr(memory, "is_kept", lambda request: True)
+    monkeypatch.setattr(memory, "host_bytes", lambda: need.total - 1)
     with pytest.raises(RunBeyondMemory) as refused:
         refuse(request, prompt)
     assert (refused.value.code, refused.value.needed, refused.value.free) == (
@@ -55,25 +55,25 @@ def test_a_run_beyond_memory_is_refused_before_anything_is_loaded(monkeypatch: p
         need.total,
         need.total - 1,
     )
-    monkeypatch.setattr(memoryneed, "host_bytes", lambda: need.total)
+    monkeypatch.setattr(memory, "host_bytes", lambda: need.total)
     assert refuse(request, prompt) == need
 
 
 def test_weights_that_are_still_to_be_loaded_count(monkeypatch: pytest.MonkeyPatch) -> None:
     request = RunRequest(model="demo")
     sizes = Sizes(KVShape(2, 4, 2, 16, 4), 100, 8, None)
-    monkeypatch.setattr(memoryneed, "is_kept", lambda request: False)
-    monkeypatch.setattr(memoryneed, "host_bytes", lambda: memory_need(request, sizes).total)
+    monkeypatch.setattr(memory, "is_kept", lambda request: False)
+    monkeypatch.setattr(memory, "host_bytes", lambda: memory_need(request, sizes).total)
     with pytest.raises(RunBeyondMemory):
         check_run_memory(request, sizes)
-    monkeypatch.setattr(memoryneed, "host_bytes", lambda: None)
+    monkeypatch.setattr(memory, "host_bytes", lambda: None)
     need = check_run_memory(request, sizes)
     assert need is not None
     assert need.sentence == ""
 
 
 def test_a_run_on_a_gpu_has_no_estimate_of_host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memoryneed, "host_bytes", lambda: 1)
+    monkeypatch.setattr(memory, "host_bytes", lambda: 1)
     assert check_run_memory(RunRequest(model="demo", method="full", device="cuda:0"), SIZES) is None
 
 
@@ -85,8 +85,8 @@ def test_the_lanes_of_a_race_need_their_sum(monkeypatch: pytest.MonkeyPatch) -> 
     need = race_need(needs)
     assert need.total == need.full_kv + sum(each.lane_bytes for each in needs) + needs[0].masses
     assert need.total > max(each.total for each in needs)
-    monkeypatch.setattr(memoryneed, "is_kept", lambda request: True)
-    monkeypatch.setattr(memoryneed, "host_bytes", lambda: need.total - 1)
+    monkeypatch.setattr(memory, "is_kept", lambda request: True)
+    monkeypatch.setattr(memory, "host_bytes", lambda: need.total - 1)
     with pytest.raises(RunBeyondMemory) as refused:
         check_race_memory(requests[0], [*needs, None])
     assert (refused.value.needed, refused.value.lanes) == (need.total, 3)

@@ -24,13 +24,13 @@ from kvlens.engine.prefill import Surprisals
 from kvlens.engine.sharedpasses import SharedPasses
 from kvlens.lens.segments import segments_of
 from kvlens.recording import recorder
-from kvlens.runs import memoryneed, races, storing
+from kvlens.runs import memory, races, storing
 from kvlens.runs import race as racing
 from kvlens.runs.carrying import carry_out
 from kvlens.runs.effects import Lost
 from kvlens.runs.entrants import entrants
 from kvlens.runs.frames import Frame, Maps, of_run
-from kvlens.runs.memoryneed import RunBeyondMemory
+from kvlens.runs.memory import RunBeyondMemory
 from kvlens.runs.preflight import refuse
 from kvlens.runs.race import race
 from kvlens.runs.races import Entrant, Lane, RaceInfo, RaceRequest
@@ -351,8 +351,8 @@ def test_lanes_that_fit_alone_and_not_together_are_refused_before_loading(
     asked = RaceRequest(shared=SHARED, entrants=entrants(",".join(names), [], []))
     alone = [refuse(request, PromptText(TEXT)) for request, _ in asked.lanes()]
     most = max(need.total for need in alone if need is not None)
-    monkeypatch.setattr(memoryneed, "is_kept", lambda request: True)
-    monkeypatch.setattr(memoryneed, "host_bytes", lambda: most)
+    monkeypatch.setattr(memory, "is_kept", lambda request: True)
+    monkeypatch.setattr(memory, "host_bytes", lambda: most)
     monkeypatch.setattr(racing, "prepare", lambda *_, **settings: pytest.fail("the model is loaded"))
     with pytest.raises(RunBeyondMemory) as refused:
         race(asked, PromptText(TEXT), tmp_path, Watching(), lambda: False)
