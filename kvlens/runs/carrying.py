@@ -13,8 +13,16 @@ from typing import TYPE_CHECKING
 from kvlens import methods
 from kvlens.budget import BudgetInfeasible
 from kvlens.models.device import settle
-from kvlens.runs.memory import attended_share, attending, attending_sentence, room_made, wider, with_room
-from kvlens.runs.preflight import refuse, weights_sentence
+from kvlens.runs.memory import (
+    attended_share,
+    attending,
+    attending_sentence,
+    room_made,
+    weights_sentence,
+    wider,
+    with_room,
+)
+from kvlens.runs.preflight import refuse
 from kvlens.runs.preparing import Pairing, Prepared, advice, check, plan, prepare, reference_key, sizes_of
 from kvlens.runs.readings import keeping, shared
 from kvlens.runs.request import BY_NAME, ModelSource, Report, RunRequest

@@ -20,7 +20,7 @@ from kvlens.methods.fitting import Sizes
 from kvlens.models.device import expected, host_bytes
 from kvlens.models.errors import UnsupportedModel
 from kvlens.models.find import find_model, ready
-from kvlens.models.sizes import NUMBER_BYTES, weights_in
+from kvlens.models.sizes import NUMBER_BYTES, dtype_sentence, weights_in
 from kvlens.recording.sampling import resolve
 from kvlens.runs.preparing import choose_parameters
 from kvlens.runs.request import DEFAULT_SHARE, RunRequest, default_preset
@@ -199,3 +199,12 @@ def _check_free(request: RunRequest, need: MemoryNeed, lanes: int = 1) -> Memory
 def is_kept(request: RunRequest) -> bool:
     """Return True if this process has the model in memory already (kvlens.models.find)."""
     return (expected(request.device), request.dtype) == ("cpu", "float32") and find_model(request.model) is not None
+
+
+def weights_sentence(model: str, dtype: str) -> str:
+    """Return what the number format of a large model's weights costs; '' where nothing is to be said."""
+    try:
+        folder = ready(model)
+    except UnsupportedModel:
+        return ""
+    return "" if folder is None else dtype_sentence(folder, dtype)

@@ -16,7 +16,7 @@ from kvlens.methods.advice import refusal
 from kvlens.methods.fitting import Chosen, Sizes
 from kvlens.models.errors import UnsupportedModel
 from kvlens.models.find import ready
-from kvlens.models.sizes import NUMBER_BYTES, ModelBeyondMemory, check_memory, dtype_sentence, sizes_in
+from kvlens.models.sizes import NUMBER_BYTES, ModelBeyondMemory, check_memory, sizes_in
 from kvlens.recording.sampling import resolve as resolve_sampling
 from kvlens.runs.memory import (
     MemoryNeed,
@@ -135,15 +135,6 @@ def refuse(request: RunRequest, prompt: PromptText) -> MemoryNeed | None:
     if refused is not None:
         raise refused
     return check_run_memory(request, foreseen.sizes)
-
-
-def weights_sentence(model: str, dtype: str) -> str:
-    """Return what the number format of a large model's weights costs; '' where nothing is to be said."""
-    try:
-        folder = ready(model)
-    except UnsupportedModel:
-        return ""
-    return "" if folder is None else dtype_sentence(folder, dtype)
 
 
 def _refusal(request: RunRequest, found: Chosen, sizes: Sizes) -> BudgetInfeasible | None:
