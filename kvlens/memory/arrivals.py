@@ -183,8 +183,7 @@ class Arrivals:
         self.parts = RecalledParts(spans, hot.shape.kv_heads, log)
         self.under_way: dict[int, list[_Arrival]] = {}
         """of the layers whose attention has to wait for copies"""
-        self.clock = NoClock()
-        """times the phases of recalls"""
+        self.clock = NoClock()  # times the phases of recalls
 
     def fetch(self, layer: int, missing: Missing, cause: str, blocking: bool) -> None:
         """Begin the copies, one for each part of the layer."""
@@ -208,7 +207,8 @@ class Arrivals:
             stored = self._cold.size[self._cold.place[layer], units.kv_heads, units.spans]
             sizes = np.where(units.packed, stored, sizes)
         entry = self._transfers.open(layer, units.kv_heads, units.spans, "h2d", cause, sizes, blocking)
-        longest = self._layout.longest_recall(None if pool is None else pool.zones)
+        limits = self._layout.recall_spans
+        longest = limits[1] if limits is not None else 0 if pool is None else pool.zones.recall
         batch = RecallBatch(layer, units, target, self._cold, self._spans, self._stage, longest)
         self.under_way.setdefault(layer, []).append(_Arrival(units, pool, self._link.bring(entry, batch)))
 
@@ -226,8 +226,8 @@ class Arrivals:
 
     def _name(self, layer: int, arrival: _Arrival) -> None:
         units, entry, pool = arrival.units, arrival.ticket.entry, arrival.pool
-        first_head = 0 if pool is None else pool.heads.start
-        named = torch.from_numpy(units.named(self._spans.host_starts, first_head)).to(self._spans.is_hot.device)
+        tokens = units.named(self._spans.host_starts, 0 if pool is None else pool.heads.start)
+        named = torch.from_numpy(tokens).to(self._spans.is_hot.device)
         slots = self._shared[self._layout.shared_zone(layer)] if pool is None else pool
         slots.name(layer, named)
         self._spans.mark(layer, np.stack((units.kv_heads, units.spans)), hot=True)

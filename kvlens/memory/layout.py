@@ -137,13 +137,6 @@ class Layout:
             return [range(layer, layer + 1) for layer in range(len(self.shared))]
         return [range(layers)] * len(self.shared)
 
-    def longest_recall(self, zones: Zones | None) -> int:
-        """Return the most tokens of a span that a KV head may request. zones: of the KV head; None: it shares one."""
-        if self.recall_spans is not None:
-            return self.recall_spans[1]
-        assert zones is not None, "a layout with shared zones names the longest span"
-        return zones.recall
-
     @property
     def staging_buffers(self) -> int:
         return 2 if self.streamed else 1

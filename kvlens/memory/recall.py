@@ -53,6 +53,7 @@ class Recaller:
         log: MemoryLog,
     ) -> None:
         """shared: the slots that KV heads share; empty: none are."""
+        assert layout.recall_spans is not None or not shared, "a layout with shared zones names the longest span"
         self.shape, self.layout, self.hot, self.cold, self.spans = hot.shape, layout, hot, cold, spans
         self._arrivals, self._log = arrivals, log
         self.zones: dict[int, RecallZone] = {}
