@@ -80,7 +80,8 @@ MOVED_SPANS = f"""
         AND beyond.step >= judged.first_step AND beyond.step <= judged.last_step
       WHERE judged.verdict = 'unlisted' GROUP BY judged.id, judged.kv_head
     )
-    SELECT judged.id, judged.step, judged.layer, judged.kv_head, judged.span, judged.cause, judged.blocking, judged.bytes,
+    SELECT judged.id, judged.step, judged.layer, judged.kv_head, judged.span, judged.cause, judged.blocking,
+      judged.bytes,
       judged.verdict,
       CASE WHEN verdict IN ('listed', 'unlisted') THEN judged.first_step END AS first_step,
       CASE WHEN verdict IN ('listed', 'unlisted') THEN judged.last_step END AS last_step,
