@@ -11,11 +11,12 @@ TRANSFERS_BETWEEN = """
 
 _LAYER = "unnest(CASE WHEN layer IS NULL THEN range($layers) ELSE [layer::BIGINT] END) AS layer"
 _KV_HEAD = "unnest(CASE WHEN head IS NULL THEN range($kv_heads) ELSE [head::BIGINT] END) AS kv_head"
+_LAYERS = "layer >= $first_layer AND layer < $stop_layer"
 #: Place in the order of all events: the step, then the order within it. Step -1 comes first.
 _AT = "((step::BIGINT + 1) << 40)"
 
-#: One row per copy to the device and KV head it was for, with what the top spans of that KV head's query heads say of
-#: its use.
+#: One row per copy to the device and KV head it was for, of the layers [first_layer, stop_layer), with what the top
+#: spans of that KV head's query heads say of its use.
 #:
 #: The copy could be read at the steps [first_step, last_step]. A blocking copy: from its own step; one in the
 #: background: from the event of its cause that tells of its arrival. Until the next event that takes the span from that
@@ -30,13 +31,14 @@ MOVED_SPANS = f"""
     WITH copy AS (
       SELECT id, step, layer, {_KV_HEAD}, span, cause, blocking,
         CASE WHEN head IS NULL THEN bytes // $kv_heads ELSE bytes END::BIGINT AS bytes
-      FROM (SELECT *, rowid AS id, kv_head AS head FROM run.main.transfer WHERE direction = 'h2d')
+      FROM (SELECT *, rowid AS id, kv_head AS head FROM run.main.transfer WHERE direction = 'h2d' AND {_LAYERS})
     ), told AS (
-      SELECT moment, step, kind, q_head, span, layer, {_KV_HEAD} FROM (
+      SELECT moment, step, kind, q_head, span, layer, {_KV_HEAD} FROM (SELECT * FROM (
         SELECT {_AT} + rowid AS moment, step, kind::VARCHAR AS kind, q_head, span, coalesce(kv_head,
           q_head // $group) AS head, {_LAYER}
         FROM run.main.event WHERE span IS NOT NULL
           AND kind IN ('zoom_in', 'recall', 'prefetch', 'correction', 'zoom_out', 'release', 'offload', 'evict'))
+        WHERE {_LAYERS})
     ), came AS (
       SELECT moment, step, span, layer, kv_head, CASE kind WHEN 'zoom_in' THEN 'zoom' ELSE kind END AS cause
       FROM told WHERE kind IN ('zoom_in', 'recall', 'prefetch', 'correction')
@@ -56,11 +58,11 @@ MOVED_SPANS = f"""
         AND went.moment > arrived.moment
     ), listing AS (
       SELECT step, layer, q_head // $group AS kv_head, span, max(mass) AS mass
-      FROM ({TOP_SPANS.format(keys="step, layer, q_head", where="")}) GROUP BY step, layer, q_head // $group, span
+      FROM ({TOP_SPANS.format(keys="step, layer, q_head", where=f"WHERE {_LAYERS}")}) GROUP BY ALL
     ), beyond AS (
       SELECT step, layer, q_head // $group AS kv_head,
         max(least(tail_mass + 0.00005, pow((list_min(mass) + 0.5) / 255.0, 2))) AS at_most
-      FROM run.main.head_span GROUP BY step, layer, q_head // $group
+      FROM run.main.head_span WHERE {_LAYERS} GROUP BY step, layer, q_head // $group
     ), used AS (
       SELECT stay.id, stay.kv_head, max(listing.mass) AS mass FROM stay JOIN listing
         ON listing.layer = stay.layer AND listing.kv_head = stay.kv_head AND listing.span = stay.span
@@ -78,7 +80,8 @@ MOVED_SPANS = f"""
         AND beyond.step >= judged.first_step AND beyond.step <= judged.last_step
       WHERE judged.verdict = 'unlisted' GROUP BY judged.id, judged.kv_head
     )
-    SELECT judged.step, judged.layer, judged.kv_head, judged.span, judged.cause, judged.blocking, judged.bytes,
+    SELECT judged.id, judged.step, judged.layer, judged.kv_head, judged.span, judged.cause, judged.blocking,
+      judged.bytes,
       judged.verdict,
       CASE WHEN verdict IN ('listed', 'unlisted') THEN judged.first_step END AS first_step,
       CASE WHEN verdict IN ('listed', 'unlisted') THEN judged.last_step END AS last_step,

@@ -8,6 +8,10 @@ from kvlens.store import memoryqueries, queries
 from kvlens.store.session import Session
 from kvlens.store.versions import source
 
+MOST_HEAD_STEPS = 200_000
+"""steps x query heads whose top spans `moved_spans` joins at once; a long run of many heads is read a few layers at a
+time"""
+
 
 class MemoryRecords:
     """Base of TraceReader."""
@@ -32,13 +36,21 @@ class MemoryRecords:
         could be read: step, layer, kv_head, span, cause, blocking, bytes, verdict ('listed', 'unlisted', 'pending', 'no
         span', 'not recorded'), first_step, last_step, largest_mass (of listed), at_most (of unlisted). See
         `memoryqueries.MOVED_SPANS` for what each means."""
-        return self._db.frame(
-            memoryqueries.MOVED_SPANS,
-            layers=self.n_layers,
-            kv_heads=self.kv_heads,
-            group=self.q_heads // self.kv_heads,
-            steps=self.n_steps,
-        )
+        at_once = max(1, MOST_HEAD_STEPS // max(1, self.n_steps * self.q_heads))
+        parts = [
+            self._db.frame(
+                memoryqueries.MOVED_SPANS,
+                layers=self.n_layers,
+                first_layer=first,
+                stop_layer=min(self.n_layers, first + at_once),
+                kv_heads=self.kv_heads,
+                group=self.q_heads // self.kv_heads,
+                steps=self.n_steps,
+            )
+            for first in range(0, self.n_layers, at_once)
+        ]
+        table = parts[0] if len(parts) == 1 else pd.concat([part for part in parts if len(part)] or parts[:1])
+        return table.sort_values(["id", "kv_head"], ignore_index=True).drop(columns="id")
 
     def truncation(self) -> pd.DataFrame:
         """Per layer and KV head, over the steps that recorded an ideal: moved_bytes (to the device), ideal_bytes, cells

@@ -204,20 +204,33 @@ def _summary_losses(reader: TraceReader, holes: pd.DataFrame) -> pd.DataFrame:
     table = above.sort_values("mass", ascending=False, kind="stable")
     group = reader.q_heads // reader.kv_heads
     clocks: dict[tuple[int, int], dict[int, list[tuple[int, str]]]] = {}
-    places: set[tuple[int, int]] = set()
-    rows: list[int] = []
-    where = table[["step", "layer", "q_head", "span"]].astype(int).itertuples(index=False, name=None)
-    for row, (step, layer, q_head, span) in enumerate(where):
-        if (step, span) in places:
-            continue
-        head = layer, q_head // group
-        if head not in clocks:
-            clocks[head] = _states_of_spans(reader, *head)
-        states = [state for since, state in clocks[head].get(span, ()) if since <= step]
-        if states and states[-1] == "coarse":
-            places.add((step, span))
-            rows.append(row)
-    return table.iloc[rows].assign(summary=True)
+    parts = [table.iloc[:0]]
+    while len(table):
+        largest = ~table.duplicated(["step", "span"])
+        candidates = table[largest]
+        where = candidates[["step", "layer", "q_head", "span"]].astype(int).itertuples(index=False, name=None)
+        summary = np.array(
+            [_is_summary(reader, clocks, step, (layer, head // group), span) for step, layer, head, span in where]
+        )
+        parts.append(candidates[summary])
+        rest, done = table[~largest], candidates.loc[summary, ["step", "span"]]
+        known = pd.MultiIndex.from_frame(rest[["step", "span"]]).isin(pd.MultiIndex.from_frame(done))
+        table = rest[~known]
+    return pd.concat(parts).sort_values("mass", ascending=False, kind="stable").assign(summary=True)
+
+
+def _is_summary(
+    reader: TraceReader,
+    clocks: dict[tuple[int, int], dict[int, list[tuple[int, str]]]],
+    step: int,
+    head: tuple[int, int],
+    span: int,
+) -> bool:
+    """Return whether the step attended the span as a summary. clocks: (layer, KV head) -> its states, read so far."""
+    if head not in clocks:
+        clocks[head] = _states_of_spans(reader, *head)
+    states = [state for since, state in clocks[head].get(span, ()) if since <= step]
+    return bool(states) and states[-1] == "coarse"
 
 
 def _states_of_spans(reader: TraceReader, layer: int, kv_head: int) -> dict[int, list[tuple[int, str]]]:

@@ -15,7 +15,7 @@ from kvlens.lens.verdict import Verdict, verdict
 from kvlens.player.heading import facts, method_title, verdict_sentences
 from kvlens.player.heads import head_messages
 from kvlens.player.opening import Place, opening
-from kvlens.player.payload import loaded_metrics, ordered_metrics, payload_id, run_payload
+from kvlens.player.payload import FILE_CUBE_BYTES, loaded_metrics, ordered_metrics, payload_id, run_payload
 from kvlens.player.script import WEB, joined
 from kvlens.store.errors import TraceError
 from kvlens.store.reader import TraceReader
@@ -71,7 +71,7 @@ def _trace(reader: TraceReader, names: list[str], place: Place, found: Verdict |
     """Return the compressed messages and the number of query heads whose spans they hold.
 
     Messages, each after its length (4 bytes, little-endian): the run's payload, then one per query head."""
-    loaded = loaded_metrics(reader, names, place.metric)
+    loaded = loaded_metrics(reader, names, place.metric, FILE_CUBE_BYTES)
     identity = payload_id(reader.uid, 0, loaded)
     stream = zlib.compressobj(6)
     trace = _append(stream, run_payload(reader, identity, loaded, loaded, found))

@@ -23,8 +23,10 @@ from kvlens.store.reader import TraceReader
 from kvlens.text.passages import continued
 from kvlens.text.plaintext import visible
 
-#: Metric cubes take two bytes per value; those beyond this sum are sent when they are asked for.
-CUBE_BYTES = 24_000_000
+#: Metric cubes take two bytes per value; a page is sent those beyond this sum when its user chooses them.
+CUBE_BYTES = 4_000_000
+#: A file cannot ask for more, so it holds more.
+FILE_CUBE_BYTES = 24_000_000
 
 
 def per_step_metrics(reader: TraceReader) -> list[str]:
@@ -48,9 +50,11 @@ def cube(reader: TraceReader, name: str) -> np.ndarray:
     return np.repeat(reader.kv_cube(name), reader.q_heads // reader.kv_heads, axis=2)
 
 
-def loaded_metrics(reader: TraceReader, names: list[str], wanted: str | None) -> list[str]:
-    """The metrics whose cubes fit into one payload, the wanted one always among them."""
-    room = max(1, CUBE_BYTES // max(1, 2 * reader.n_steps * reader.n_layers * reader.q_heads))
+def loaded_metrics(
+    reader: TraceReader, names: list[str], wanted: str | None, most_bytes: int = CUBE_BYTES
+) -> list[str]:
+    """The metrics whose cubes fit into one payload of `most_bytes`, the wanted one always among them."""
+    room = max(1, most_bytes // max(1, 2 * reader.n_steps * reader.n_layers * reader.q_heads))
     first = names[:room]
     return first if wanted is None or wanted in first else [wanted, *first[:-1]]
 

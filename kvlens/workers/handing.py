@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from kvlens.workers.lanes import Lane, WorkerLost
+from kvlens.workers.lanes import Lane, WorkerDied, WorkerLost
+from kvlens.workers.waiting import WaitingGroups
 
 WAIT_S = 0.2
 """how often the main thread looks whether it was asked to stop"""
@@ -22,7 +22,8 @@ def hand_out(
     is_done: Callable[[str], bool] | None = None,
     kept_words: str = "what was finished is kept: run it again to go on",
 ) -> None:
-    """Carry all items out. A group goes to one worker, so that its prompt is read once.
+    """Carry all items out. A group goes to one worker, so that its prompt is read once. What a dead worker left of its
+    group goes to another.
 
     Args:
         finished: hears of every result, on this thread.
@@ -30,9 +31,9 @@ def hand_out(
         is_done: on this thread, whether the item of a key was done before; None: none was.
         kept_words: the end of the sentence on a lost worker.
 
-    Raises WorkerLost where a worker died, after the others have ended.
+    Raises WorkerLost, after all workers have ended, where an item failed, or where workers died and left items that
+    nobody carried out.
     """
-    waiting = deque(groups)
     try:
         if len(workers) == 1:
             for group in groups:
@@ -42,7 +43,7 @@ def hand_out(
                     if is_done is None or not is_done(workers[0].key(item)):
                         finished(workers[0].run(item))
             return
-        _run_threads(workers, waiting, finished, stop, is_done, kept_words)
+        _run_threads(workers, WaitingGroups(groups), finished, stop, is_done, kept_words)
     finally:
         for worker in workers:
             worker.close()
@@ -50,7 +51,7 @@ def hand_out(
 
 def _run_threads(
     workers: list[Lane],
-    waiting: deque[Sequence[Any]],
+    waiting: WaitingGroups,
     finished: Callable[[Any], None],
     stop: Callable[[], bool],
     is_done: Callable[[str], bool] | None,
@@ -69,24 +70,29 @@ def _run_threads(
             return answer.get()
 
         try:
-            while not ending.is_set():
-                try:
-                    group = waiting.popleft()
-                except IndexError:
-                    break
-                for item in group:
+            while (group := waiting.take()) is not None:
+                for place, item in enumerate(group):
                     if ending.is_set():
-                        break
-                    if not is_known(item):
-                        inbox.put(("row", worker.run(item), answer))
+                        return
+                    try:
+                        if not is_known(item):
+                            inbox.put(("row", worker.run(item), answer))
+                    except WorkerDied as death:
+                        inbox.put(("died" if waiting.give_back(group[place:]) else "lost", death, answer))
+                        return
+                waiting.end()
         except BaseException as error:
+            waiting.end()
             inbox.put(("lost", error, answer))
-        inbox.put(("end", None, answer))
+        finally:
+            inbox.put(("end", None, answer))
 
     threads = [threading.Thread(target=follow, args=(worker,), daemon=True) for worker in workers]
     for thread in threads:
         thread.start()
-    running, lost = len(threads), []
+    running = len(threads)
+    lost: list[BaseException] = []
+    died: list[BaseException] = []
     while running:
         try:
             subject, value, answer = inbox.get(timeout=WAIT_S)
@@ -98,9 +104,14 @@ def _run_threads(
             finished(value)
         elif subject == "lost":
             lost.append(value)
+        elif subject == "died":
+            died.append(value)
         elif subject == "end":
             running -= 1
         if stop():
             ending.set()
+            waiting.close()
+    if died and not ending.is_set() and not waiting.empty:
+        lost += died
     if lost:
         raise WorkerLost(f"{lost[0]}; {kept_words}.", getattr(lost[0], "code", None)) from lost[0]

@@ -25,6 +25,11 @@ class WorkerLost(ValueError):
         return self.sentence
 
 
+class WorkerDied(WorkerLost):
+    """A worker ended without an answer: its process, its actor or its machine is gone. Another worker may carry out
+    the item."""
+
+
 @dataclass(frozen=True)
 class Job:
     """What all workers of a job have in common. All of it can be pickled."""
@@ -64,7 +69,7 @@ class Lane(Protocol):
         ...
 
     def run(self, item: Any) -> Any:
-        """Carry an item out. Raises WorkerLost."""
+        """Carry an item out. Raises WorkerDied where the worker is gone, WorkerLost where the item failed."""
         ...
 
     def close(self) -> None:
@@ -114,7 +119,7 @@ class ProcessLane:
             kind, answer = self._pipe.recv()
         except (EOFError, OSError):
             self._process.join(5)
-            raise WorkerLost(
+            raise WorkerDied(
                 f"a worker process ended with code {self._process.exitcode} in trial {self._words(item)}"
             ) from None
         if kind == "error":
@@ -141,17 +146,23 @@ class RayLane:
     """A worker as an actor of a Ray cluster."""
 
     def __init__(self, ray: Any, job: Job) -> None:
-        self._ray = ray
+        self._ray, self._words = ray, job.words
         needs = {"num_gpus": 1} if job.uses_gpu else {"num_cpus": 1}
         self._actor = ray.remote(**needs)(job.worker).remote(job.place)
 
+    def _wait(self, answer: Any, item: Any) -> Any:
+        try:
+            return self._ray.get(answer)
+        except self._ray.exceptions.RayActorError as error:
+            raise WorkerDied(f"an actor of the Ray cluster ended in trial {self._words(item)}") from error
+
     def key(self, item: Any) -> str:
         """See Lane."""
-        return str(self._ray.get(self._actor.key.remote(item)))
+        return str(self._wait(self._actor.key.remote(item), item))
 
     def run(self, item: Any) -> Any:
         """See Lane."""
-        return self._ray.get(self._actor.run.remote(item))
+        return self._wait(self._actor.run.remote(item), item)
 
     def close(self) -> None:
         """See Lane."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -14,6 +15,7 @@ from store_support import make_prefill
 from kvlens.meta import RunMeta
 from kvlens.records import StepRecord
 from kvlens.rows import EventRow, TransferRow
+from kvlens.store import memoryrecords
 from kvlens.store.reader import TraceReader
 from kvlens.store.writer import TraceWriter
 from tests.synthetic import write_synthetic
@@ -199,3 +201,21 @@ def test_truncation_counts_only_where_an_ideal_is_recorded(tmp_path: Path) -> No
     writer.finish("completed", None, [], {})
     with TraceReader.open(tmp_path, writer.uid) as reader:
         assert reader.truncation().to_numpy().tolist() == [[0, 0, 300, 180, 3]]
+
+
+def test_a_long_run_of_many_heads_is_read_a_layer_at_a_time_with_the_same_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with TraceReader.open(tmp_path, write_synthetic(tmp_path, 3, 4, 2, 30, 12, top_k=3)) as reader:
+        whole = reader.moved_spans()
+        sizes: list[int] = []
+        frame = reader._db.frame
+
+        def count_frame(sql: str, **values: Any) -> pd.DataFrame:
+            sizes.append(values["stop_layer"] - values["first_layer"])
+            return frame(sql, **values)
+
+        monkeypatch.setattr(reader._db, "frame", count_frame)
+        monkeypatch.setattr(memoryrecords, "MOST_HEAD_STEPS", 1)
+        pd.testing.assert_frame_equal(reader.moved_spans(), whole)
+        assert sizes == [1, 1, 1]

@@ -329,3 +329,12 @@ def test_where_full_attention_stayed_behind_the_map_is_told_that_it_was_not_reco
             _, chosen = unpack(payload.slice_payload(opened, "id", Place(), 0))
         assert (header["oracle"], any(header["sampled"])) == (there, there)
         assert ("worst_start" in arrays, "wanted_start" in chosen, "wanted_tail" in chosen) == (there,) * 3
+
+
+def test_a_page_is_sent_the_metric_in_view_and_a_file_more(reader: TraceReader) -> None:
+    names = payload.per_step_metrics(reader)
+    assert payload.loaded_metrics(reader, names, None) == names, "a small run is sent whole"
+    cube_bytes = 2 * reader.n_steps * reader.n_layers * reader.q_heads
+    assert payload.loaded_metrics(reader, names, names[4], cube_bytes // 2) == [names[4]]
+    assert payload.loaded_metrics(reader, names, names[4], 3 * cube_bytes) == [names[4], *names[:2]]
+    assert payload.CUBE_BYTES < 2 * (2 * 200 * 80 * 64) < payload.FILE_CUBE_BYTES

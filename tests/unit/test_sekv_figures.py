@@ -78,3 +78,18 @@ def test_bytes_lie_over_the_tokens_they_belong_to() -> None:
     assert list(exact.x) == [4, 24, None, 30, 70, None]
     assert list(exact.y) == [200, 200, None, 400, 400, None]
     assert labelled(figure)
+
+
+def test_a_map_of_thousands_of_query_heads_has_a_row_per_kv_head_then_per_layer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cube = np.arange(24, dtype=float).reshape(3, 2, 4) / 24
+    cube[1, 0, 2] = np.nan
+    monkeypatch.setattr(figures, "MOST_CELLS", 12)
+    grouped = figures.zoom_over_steps(cube, 2, (1, 3), 2).data[0]
+    assert grouped.z.shape == (4, 3)
+    assert grouped.z[3, 2] == pytest.approx(cube[2, 1, 2:].mean())
+    assert grouped.z[1, 1] == cube[1, 0, 3], "what was not recorded is left out of the mean"
+    assert grouped.text[3][2] == "step 2, L1 KV1, mean of its query heads: 0.938"
+    monkeypatch.setattr(figures, "MOST_CELLS", 6)
+    assert figures.zoom_over_steps(cube, 2, (1, 3), 2).data[0].z.shape == (2, 3)

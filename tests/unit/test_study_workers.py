@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,14 @@ from test_studies import PLAN, Heard
 from kvlens.runs.request import ByName
 from kvlens.studies import storage
 from kvlens.studies.errors import BadStudy
+from kvlens.studies.plan import Arm
 from kvlens.studies.promptfile import read_prompts
 from kvlens.studies.promptrow import StudyPrompt
 from kvlens.studies.running import carry_out
+from kvlens.studies.storage import Trial
 from kvlens.tasks.encoding import encoding
 from kvlens.workers.lanes import Crew, WorkerLost
+from kvlens.workers.waiting import WaitingGroups
 
 TIMES = {"ms_per_step"}
 """figures that differ from run to run"""
@@ -93,3 +97,51 @@ def test_a_local_ray_cluster_comes_to_the_trials_of_one(tmp_path: Path, prompts:
         assert figures(tmp_path / "b", study) == figures(tmp_path / "a", alone)
     finally:
         ray.shutdown()
+
+
+class Killer(Heard):
+    """Ends a machine once so many trials have ended."""
+
+    def __init__(self, after: int, kill: Callable[[], None]) -> None:
+        super().__init__()
+        self._after, self._kill = after, kill
+
+    def trial(self, finished: int, total: int, prompt: StudyPrompt, arm: Arm, trial: Trial) -> None:
+        super().trial(finished, total, prompt, arm, trial)
+        if len(self.trials) == self._after:
+            self._kill()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed")
+def test_trials_of_a_killed_ray_node_are_carried_out_by_the_other_node_and_none_twice(
+    tmp_path: Path, prompts: tuple[StudyPrompt, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import ray
+    from ray.cluster_utils import Cluster  # type: ignore[import-not-found, unused-ignore]
+
+    alone, _ = carried_out(tmp_path / "a", prompts, Crew())
+    left: list[int] = []
+    give_back = WaitingGroups.give_back
+
+    def note(waiting: WaitingGroups, items: Sequence[Any]) -> bool:
+        left.append(len(items))
+        return give_back(waiting, items)
+
+    monkeypatch.setattr(WaitingGroups, "give_back", note)
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    second = cluster.add_node(num_cpus=1)
+    try:
+        ray.init(address=cluster.address)
+        heard = Killer(3, lambda: cluster.remove_node(second, allow_graceful=False))
+        info = storage.create(tmp_path / "b", PLAN, prompts)
+        assert carry_out(tmp_path / "b", info.id, heard, heard.stop, crew=Crew(2, ray=cluster.address))
+        assert len(left) == 1, "one worker died, in the middle of a prompt's trials"
+        print(f"the dead worker left {left[0]} of 7 trials of its prompt")
+        ended = [(trial.prompt, trial.arm) for trial in storage.read_trials(tmp_path / "b", info.id)]
+        assert len(ended) == len(set(ended)) == len(heard.trials) == 21
+        assert figures(tmp_path / "b", info.id) == figures(tmp_path / "a", alone)
+    finally:
+        ray.shutdown()
+        cluster.shutdown()

@@ -6,6 +6,8 @@ import { DIVERGING, SEQUENTIAL, VERMILION, context2d, css } from "./color.js";
 
 /** @import { Cell, Context, HeadView, Theme } from "./types.js" */
 
+const MOST_RECTANGLES = 1000; // cells drawn one by one; more are one picture, in which grey stands for the hatch
+
 export class HeadMap {
   /** @param {HTMLCanvasElement} canvas @param {(layer: number, head: number) => void} onPick @param {(cell: Cell | null) => void} onHover */
   constructor(canvas, onPick, onHover) {
@@ -50,20 +52,38 @@ export class HeadMap {
     const table = view.metric.diverging ? DIVERGING : SEQUENTIAL;
     const [lo, hi] = view.range;
     const hatch = this.hatch(ctx, theme);
+    const small = layers * heads > MOST_RECTANGLES && !ctx.vector;
+    const image = small ? new ImageData(heads, layers) : null;
     for (let layer = 0; layer < layers; layer++) {
       for (let head = 0; head < heads; head++) {
         const code = codes ? codes[(view.step * layers + layer) * heads + head] : NOT_RECORDED;
         const value = decode(code, view.metric.lo, view.metric.hi);
-        const [x, y] = [left + head * cw, top + layer * ch];
         const missing = Number.isNaN(value);
         const entry = missing ? 255 : Math.max(0, Math.min(254, Math.round(((value - lo) / (hi - lo)) * 254)));
+        if (image) {
+          const i = (layer * heads + head) * 4;
+          for (let c = 0; c < 3; c++) image.data[i + c] = table[entry * 3 + c];
+          image.data[i + 3] = 255;
+          continue;
+        }
+        const [x, y] = [left + head * cw, top + layer * ch];
         ctx.fillStyle = missing ? hatch : css(table, entry);
         ctx.fillRect(x, y, cw + 0.5, ch + 0.5);
         if (missing && cw > 22 && ch > 12) this.label(ctx, "n/r", x + cw / 2, y + ch / 2, "#222", 10);
       }
     }
+    if (image) this.drawImage(ctx, image, left, top, cw * heads, ch * layers);
     this.axes(ctx, view, theme, width, height, heads / kvHeads);
     this.outline(ctx, view.layer, view.head, VERMILION, 3);
+  }
+
+  // A pixel per head, drawn larger at once: thousands of rectangles take longer than a frame.
+  /** @param {Context} ctx @param {ImageData} image @param {number} left @param {number} top @param {number} width @param {number} height */
+  drawImage(ctx, image, left, top, width, height) {
+    const cells = new OffscreenCanvas(image.width, image.height);
+    cells.getContext("2d").putImageData(image, 0, 0);
+    ctx.imageSmoothingEnabled = false;
+    ctx.drawImage(cells, left, top, width, height);
   }
 
   /** @param {Context} ctx @param {Theme} theme */

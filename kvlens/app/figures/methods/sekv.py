@@ -15,17 +15,20 @@ from kvlens.recording.metrics import head_label
 from kvlens.text.units import si_bytes
 
 KEYS, VALUES = BLUE, ORANGE
+MOST_CELLS = 150_000
+"""cells of a map over steps; a run with more shows means over the query heads of a KV head, or of a layer"""
 
 
 def zoom_over_steps(cube: np.ndarray, group: int, selected: tuple[int, int], step: int) -> go.Figure:
     """Zoom rate [steps, L, Hq] as a map: a column per decode step, a row per query head, layers apart; NaN (grey) = not
-    recorded."""
+    recorded. Beyond MOST_CELLS a row is the mean of a KV head's or of a layer's query heads."""
+    q_heads = cube.shape[2]
+    size = next((size for size in (1, group) if cube.size // size <= MOST_CELLS), q_heads)
+    cube = _mean_of_heads(cube, size)
     steps, layers, heads = cube.shape
     values = cube.reshape(steps, layers * heads).T
-    hover = [
-        [f"step {s}, {head_label(row // heads, row % heads, group)}: {_share(values[row, s])}" for s in range(steps)]
-        for row in range(layers * heads)
-    ]
+    names = [_row_label(row // heads, row % heads, size, group, q_heads) for row in range(layers * heads)]
+    hover = [[f"step {s}, {name}: {_share(values[row, s])}" for s in range(steps)] for row, name in enumerate(names)]
     top = float(np.nanmax(values, initial=0.0)) if np.isfinite(values).any() else 0.0
     figure = go.Figure(
         go.Heatmap(
@@ -45,7 +48,7 @@ def zoom_over_steps(cube: np.ndarray, group: int, selected: tuple[int, int], ste
         )
     for layer in range(1, layers):
         figure.add_hline(y=layer * heads - 0.5, line={"color": "#ffffff", "width": 1.5})
-    row = selected[0] * heads + selected[1]
+    row = selected[0] * heads + selected[1] // size
     figure.add_shape(
         type="rect", x0=-0.5, x1=steps - 0.5, y0=row - 0.5, y1=row + 0.5, line={"color": SELECTED, "width": 1.5}
     )
@@ -54,7 +57,7 @@ def zoom_over_steps(cube: np.ndarray, group: int, selected: tuple[int, int], ste
     figure.update_layout(title_text="Zoom rate over steps", dragmode=False)
     every = max(1, layers // 16)
     figure.update_yaxes(
-        title_text="query heads, by layer",
+        title_text={1: "query heads, by layer", q_heads: "layers"}.get(size, "KV heads, by layer"),
         range=[layers * heads - 0.5, -0.5],
         showgrid=False,
         zeroline=False,
@@ -178,6 +181,22 @@ def span_bytes(table: pd.DataFrame) -> go.Figure:
 
 
 _LEGEND = {"orientation": "h", "y": -0.3, "yanchor": "top"}
+
+
+def _mean_of_heads(cube: np.ndarray, size: int) -> np.ndarray:
+    """Return the mean [steps, L, Hq // size] over `size` neighbouring query heads; NaN where none was recorded."""
+    if size == 1:
+        return cube
+    parts = cube.reshape(*cube.shape[:2], -1, size)
+    known = np.isfinite(parts)
+    sums, counts = np.where(known, parts, 0.0).sum(-1), known.sum(-1)
+    return np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
+
+
+def _row_label(layer: int, row: int, size: int, group: int, q_heads: int) -> str:
+    if size == 1:
+        return head_label(layer, row, group)
+    return f"L{layer}, mean of its query heads" if size == q_heads else f"L{layer} KV{row}, mean of its query heads"
 
 
 def _share(value: float) -> str:
