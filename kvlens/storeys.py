@@ -9,7 +9,15 @@ import importlib.util
 from types import ModuleType
 
 STOREYS = ("kvlens.lab", "kvlens.app")
-EXTRAS = {"streamlit": "app", "starlette": "app", "plotly": "app", "umap": "app", "math_verify": "lab", "triton": "gpu"}
+EXTRAS = {
+    "streamlit": "app",
+    "starlette": "app",
+    "plotly": "app",
+    "umap": "app",
+    "math_verify": "lab",
+    "triton": "gpu",
+    "ray": "ray",
+}
 """package -> the extra of kvlens that installs it"""
 
 

@@ -170,14 +170,12 @@ class RayLane:
 
 
 def open_lanes(crew: Crew, job: Job) -> list[Lane]:
-    """Return the workers of a crew. Raises ValueError where Ray is asked for and is not installed."""
+    """Return the workers of a crew. Raises MissingExtra where Ray is asked for and is not installed."""
     if crew.ray is not None:
         try:
             ray = importlib.import_module("ray")
         except ImportError:
-            raise ValueError(
-                "a Ray cluster was asked for, and the package ray is not installed: install it, or use workers."
-            ) from None
+            raise MissingExtra("ray") from None
         ray.init(address=crew.ray, ignore_reinit_error=True)
         return [RayLane(ray, job) for _ in range(crew.workers)]
     if crew.workers > 1:

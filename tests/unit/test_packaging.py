@@ -42,7 +42,7 @@ def test_the_core_needs_neither_streamlit_nor_plotly() -> None:
     extras = {extra: {_name(line) for line in lines} for extra, lines in project["optional-dependencies"].items()}
     assert {"streamlit", "plotly", "umap-learn"} <= extras["app"]
     assert core.isdisjoint(extras["app"])
-    assert set(extras) == {"app", "lab", "gpu", "dev"}
+    assert set(extras) == {"app", "lab", "gpu", "ray", "dev"}
     pinned = {
         _name(line) for line in (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines() if line[:1] != "#"
     }
