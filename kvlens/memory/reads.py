@@ -152,6 +152,8 @@ class Reads:
             live = tables_by(self.by, reads, page_of(slots.role.shape[1]))
             assert live.bias is not None, "slot tables carry the bias they are made from"
             bias = live.bias
+        if selection is not None and selection.correct is not None:
+            bias += selection.correct(slots.keys, slots.position, heads)
         if pool.weight is not None:
             bias[..., pool.start["coarse"] : pool.start["recall"]] += pool.weight[layer - pool.layers.start, :, None]
         if changes is not None and held:
