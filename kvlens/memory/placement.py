@@ -175,6 +175,11 @@ class Selection:
     spans say"""
     blend: Blend | None = None
     """None: the output is the attention's own"""
+    entries: torch.Tensor | None = None
+    """[H_kv, G|1, E] bool: which of the layer's coarse entries, in the order in which they were placed, are read,
+    whatever `fine` says; for spans that have several. None: as `fine` says"""
+    summarised: torch.Tensor | None = None
+    """[H_kv, G|1, P] bool, with `entries`: positions of the tokens that the read entries stand for, for the log"""
     correct: Correction | None = None
     """what is added to the scores of tokens that were sampled; None: scores are the products alone"""
     now: torch.Tensor | None = None
@@ -207,8 +212,9 @@ class Selection:
 
     def take_heads(self, heads: slice) -> Selection:
         """What some of the KV heads attend."""
-        tokens, positions = (None if table is None else table[heads] for table in (self.tokens, self.positions))
-        return replace(self, fine=self.fine[heads], requested=self.requested[heads], tokens=tokens, positions=positions)
+        names = ("tokens", "positions", "entries", "summarised")
+        tables = {name: table[heads] for name in names if (table := getattr(self, name)) is not None}
+        return replace(self, fine=self.fine[heads], requested=self.requested[heads], **tables)
 
 
 def index_read(count: Callable[[], int]) -> int:

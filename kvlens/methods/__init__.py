@@ -73,6 +73,7 @@ BUILT_IN = {
     "kvzip": "kvlens.methods.kvzip:KVzip",
     "random_decode": "kvlens.methods.random_decode:RandomDecode",
     "magicpig": "kvlens.methods.magicpig:MagicPIG",
+    "retroinfer": "kvlens.methods.retroinfer:RetroInfer",
 }
 REFERENCE = "full"
 """what all others are compared with: all KV, all attended"""

@@ -1,0 +1,22 @@
+"""What the paper of RetroInfer claims, as comparisons of arms."""
+
+from __future__ import annotations
+
+from kvlens.methods.statements import Statement, arm
+
+STATEMENTS = (
+    Statement(
+        "RetroInfer abstract",
+        "Few clusters read exactly, and more of them estimated, answer as full KV does.",
+        arm("retroinfer", "20%"),
+        (arm("full"),),
+        "as good",
+    ),
+    Statement(
+        "RetroInfer sec. 4.2",
+        "The estimation zone loses less of a text than the retrieval zone alone.",
+        arm("retroinfer", "20%"),
+        (arm("retroinfer", "20%", estimation=0.0),),
+        figure="kl",
+    ),
+)
