@@ -74,6 +74,7 @@ BUILT_IN = {
     "random_decode": "kvlens.methods.random_decode:RandomDecode",
     "magicpig": "kvlens.methods.magicpig:MagicPIG",
     "retroinfer": "kvlens.methods.retroinfer:RetroInfer",
+    "xkv": "kvlens.methods.xkv:XKV",
 }
 REFERENCE = "full"
 """what all others are compared with: all KV, all attended"""

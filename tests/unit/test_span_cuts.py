@@ -73,6 +73,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "loki": {"method": "loki", "budget": "0.6"},
     "magicpig": {"method": "magicpig"},
     "retroinfer": {"method": "retroinfer", "budget": "0.6"},
+    "xkv": {"method": "xkv", "budget": "0.6"},
     "tidaldecode": {"method": "tidaldecode", "overrides": {"tokens": 64}},
     "compresskv-whole": {"method": "compresskv", "budget": "1"},
 }
