@@ -56,17 +56,18 @@ class RetroInferParameters(ColdPagesParameters):
     @classmethod
     def fit(cls, shape: KVShape, prompt_tokens: int, max_new: int, budget_bytes: int | None) -> dict[str, Any]:
         """Ours. An entry and its centroid take one and a half tokens; clusters have the paper's 16 tokens, and more
-        where they would take over a quarter of the budget. A segment is a quarter of the budget, at least two clusters
-        and 1,024 tokens at most. The window is a 16th of the budget, 64 at most. Read token by token is a fifth of the
-        budget's share of full KV, the paper's 1.8 % at least."""
+        where entries would take over two fifths of the budget. A segment, which takes room twice as it leaves the
+        window, is an eighth of the budget, at least two clusters and 1,024 tokens at most. The window is a 32nd of the
+        budget, 64 at most. Read token by token is a fifth of the budget's share of full KV, the paper's 1.8 % at
+        least."""
         whole = prompt_tokens + max_new
         room = max(1, tokens_within(shape, budget_bytes, whole))
-        cluster = clamp(6 * whole / room, 16, 64)
-        segment = cluster * clamp(room / 4 / cluster, 2, max(2, 1024 // cluster))
+        cluster = clamp(3.75 * whole / room, 16, 64)
+        segment = cluster * clamp(room / 8 / cluster, 2, max(2, 1024 // cluster))
         return {
             "cluster": cluster,
             "page": segment,
-            "window": clamp(room / 16, 4, 64),
+            "window": clamp(room / 32, 4, 64),
             "retrieval": round(max(0.018, min(1.0, room / whole) / 5), 4),
         }
 
@@ -155,12 +156,14 @@ class RetroInfer(ClusterEntries):
         import torch
 
         order = score.argsort(dim=-1, descending=True, stable=True)
-        place = torch.arange(score.shape[1], device=score.device)
-        ranked_sizes = sizes.gather(1, order)
-        wanted = (place < max(1, round(filled * self.params.retrieval))) & (ranked_sizes > 0)
-        fits = wanted & (ranked_sizes.cumsum(1) <= room)
-        last = max(1, round(filled * self.params.retrieval)) + round(filled * self.params.estimation)
-        through_entry = (place < last) & (ranked_sizes > 0) & ~fits
+        first, later = max(1, round(filled * self.params.retrieval)), round(filled * self.params.estimation)
+        place, ranked_sizes = torch.arange(score.shape[1], device=score.device), sizes.gather(1, order)
+        wanted = (place < first) & (ranked_sizes > 0)
+        fits, taken = torch.zeros_like(wanted), torch.zeros_like(ranked_sizes[:, 0])
+        for rank in range(min(first, fits.shape[1])):
+            fits[:, rank] = wanted[:, rank] & (taken + ranked_sizes[:, rank] <= room)
+            taken = taken + ranked_sizes[:, rank] * fits[:, rank]
+        through_entry = (place < first + later) & (ranked_sizes > 0) & ~fits
         exact, estimated = (torch.zeros_like(zone).scatter(1, order, zone) for zone in (fits, through_entry))
         return exact, estimated, (wanted & ~fits).sum(1)
 

@@ -57,10 +57,11 @@ class Oracle:
         count = len(self.label) // SEGMENT * EACH
         first, exact, tokens = max(1, round(count * 0.1)), [], 0
         for cluster in order[:first]:
-            tokens += (self.label == cluster).sum()
-            if tokens > ROOM:
+            size = (self.label == cluster).sum()
+            if tokens + size > ROOM:
                 self.refused += 1
             else:
+                tokens += size
                 exact.append(cluster)
         estimated = [c for c in order[: first + round(count * 0.3)] if c not in exact]
         self.used |= dict.fromkeys(exact, step)
