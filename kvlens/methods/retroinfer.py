@@ -159,10 +159,10 @@ class RetroInfer(ClusterEntries):
         first, later = max(1, round(filled * self.params.retrieval)), round(filled * self.params.estimation)
         place, ranked_sizes = torch.arange(score.shape[1], device=score.device), sizes.gather(1, order)
         wanted = (place < first) & (ranked_sizes > 0)
-        fits, taken = torch.zeros_like(wanted), torch.zeros_like(ranked_sizes[:, 0])
+        fits, token_count = torch.zeros_like(wanted), torch.zeros_like(ranked_sizes[:, 0])
         for rank in range(min(first, fits.shape[1])):
-            fits[:, rank] = wanted[:, rank] & (taken + ranked_sizes[:, rank] <= room)
-            taken = taken + ranked_sizes[:, rank] * fits[:, rank]
+            fits[:, rank] = wanted[:, rank] & (token_count + ranked_sizes[:, rank] <= room)
+            token_count = token_count + ranked_sizes[:, rank] * fits[:, rank]
         through_entry = (place < first + later) & (ranked_sizes > 0) & ~fits
         exact, estimated = (torch.zeros_like(zone).scatter(1, order, zone) for zone in (fits, through_entry))
         return exact, estimated, (wanted & ~fits).sum(1)

@@ -75,7 +75,7 @@ class Quantised:
     def layer_groups(self, layers: int) -> list[range]:
         """Return the layers that share a basis, group by group."""
         step = self.layers_per_group
-        return [range(first, min(first + step, layers)) for first in range(0, layers, step)]
+        return [range(layer, min(layer + step, layers)) for layer in range(0, layers, step)]
 
     def rank_of(self, rank: int, shape: KVShape, group: int) -> int:
         """Return the rank of a basis that so many layers share."""

@@ -64,7 +64,7 @@ def decompose(rows: torch.Tensor, rank: int) -> tuple[torch.Tensor, torch.Tensor
     values [n, r], and right singular vectors [r, C]."""
     wide = rows.double()
     if wide.shape[0] < wide.shape[1]:
-        left = torch.linalg.eigh(wide @ wide.T).eigenvectors.flip(-1)[:, :rank]
-        return left, left.T @ wide
-    right = torch.linalg.eigh(wide.T @ wide).eigenvectors.flip(-1)[:, :rank]
-    return wide @ right, right.T
+        left_vectors = torch.linalg.eigh(wide @ wide.T).eigenvectors.flip(-1)[:, :rank]
+        return left_vectors, left_vectors.T @ wide
+    right_vectors = torch.linalg.eigh(wide.T @ wide).eigenvectors.flip(-1)[:, :rank]
+    return wide @ right_vectors, right_vectors.T

@@ -168,9 +168,9 @@ def stack_shares(
     shares, summarised, whole = None, None, weights.new_ones(weights.shape[1:3])
     if any(blend is not None for blend in blends):
         shares = torch.stack([whole if blend is None else blend.share[heads] for blend in blends])
-    some = next((table for table in tables if table is not None), None)
-    if some is not None:
-        each = [(torch.zeros_like(some) if table is None else table)[heads] for table in tables]
+    example = next((table for table in tables if table is not None), None)
+    if example is not None:
+        each = [(torch.zeros_like(example) if table is None else table)[heads] for table in tables]
         summarised = torch.stack([table.expand(-1, weights.shape[2], -1) for table in each])
     return shares, summarised
 

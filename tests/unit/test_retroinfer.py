@@ -11,6 +11,8 @@ from methodtrial import SHAPE, Trial
 
 from kvlens.memory.slots import ROLE
 from kvlens.methods import get, make_parameters
+from kvlens.recording.selected import read_positions
+from kvlens.recording.snapshot import Attended
 
 N, NEW, SINKS, WINDOW, SEGMENT, CLUSTER, ROOM, ROUNDS = 93, 40, 3, 8, 16, 4, 13, 5
 EACH = SEGMENT // CLUSTER
@@ -140,6 +142,19 @@ def test_the_log_names_the_tokens_that_entries_stand_for() -> None:
         coarse = is_read & is_coarse
         sizes = method._sizes[1, h, entries].float()
         np.testing.assert_allclose(bias[h, 0][coarse], sizes.log(), atol=1e-5)
+
+
+def test_tokens_of_clusters_that_were_not_read_are_unread() -> None:
+    """One span of four tokens has two summaries, of which one is read: it stands for positions 0 and 2."""
+    role = torch.tensor([[[ROLE["coarse"], ROLE["coarse"], ROLE["window"]]]], dtype=torch.uint8)
+    span, position = torch.tensor([[[1, 1, 0]]]), torch.tensor([[[0, 0, 4]]])
+    bias, weights = torch.tensor([[[[0.0, -torch.inf, 0.0]]]]), torch.tensor([[[[0.5, 0.0, 0.5]]]])
+    owners = torch.tensor([[1, 1, 1, 1, 0]])
+    members = torch.tensor([[[[True, False, True, False, False]]]])
+    by_cluster = Attended(weights, bias, role, span, position, summarised=members)
+    by_whole_span = Attended(weights, bias, role, span, position)
+    assert read_positions([by_cluster], 1, [0], owners).flatten().tolist() == [True, False, True, False, True]
+    assert read_positions([by_whole_span], 1, [0], owners).all()
 
 
 @pytest.mark.parametrize("dense", [0, 1])

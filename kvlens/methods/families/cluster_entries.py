@@ -11,9 +11,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from kvlens.memory.layout import Layout
-from kvlens.methods.answers import WindowLeave
 from kvlens.methods.families.cold_pages import ColdPages
 from kvlens.methods.families.cold_plan import Plan
+from kvlens.methods.hooks import WindowLeave
 from kvlens.methods.run_inputs import MemoryView, Prefilled, StepEnd
 from kvlens.shape import KVShape
 
