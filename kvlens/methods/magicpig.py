@@ -187,9 +187,9 @@ class Weights:
     """What is added to the scores of one layer's tokens: minus the log of the probability that a query head samples
     them, and 0 for static ones."""
 
-    def __init__(self, params: MagicPIGParameters, q: torch.Tensor, centre: torch.Tensor, first: int, end: int) -> None:
-        """q [H_kv, G, D], centre [H_kv, D], float32; hashed positions [first, end)."""
-        self._params, self._q, self._centre, self._hashed = params, q, centre, (first, end)
+    def __init__(self, params: MagicPIGParameters, q: torch.Tensor, centre: torch.Tensor, start: int, end: int) -> None:
+        """q [H_kv, G, D], centre [H_kv, D], float32; hashed positions [start, end)."""
+        self._params, self._q, self._centre, self._hashed = params, q, centre, (start, end)
 
     def __call__(self, keys: torch.Tensor, positions: torch.Tensor, heads: slice) -> torch.Tensor:
         import torch.nn.functional as F
@@ -199,8 +199,8 @@ class Weights:
         chance = sampling_probability(
             q @ unit.transpose(-1, -2), self._params.bits, self._params.tables, self._params.hits
         )
-        first, end = self._hashed
-        is_hashed = (positions >= first) & (positions < end)
+        start, end = self._hashed
+        is_hashed = (positions >= start) & (positions < end)
         return -(chance + self._params.least).log().masked_fill(~is_hashed[:, None], 0.0).float()
 
 

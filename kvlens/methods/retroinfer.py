@@ -156,16 +156,16 @@ class RetroInfer(ClusterEntries):
         import torch
 
         order = score.argsort(dim=-1, descending=True, stable=True)
-        first, later = max(1, round(filled * self.params.retrieval)), round(filled * self.params.estimation)
+        exact_count, entry_count = max(1, round(filled * self.params.retrieval)), round(filled * self.params.estimation)
         place, ranked_sizes = torch.arange(score.shape[1], device=score.device), sizes.gather(1, order)
-        wanted = (place < first) & (ranked_sizes > 0)
-        fits, token_count = torch.zeros_like(wanted), torch.zeros_like(ranked_sizes[:, 0])
-        for rank in range(min(first, fits.shape[1])):
-            fits[:, rank] = wanted[:, rank] & (token_count + ranked_sizes[:, rank] <= room)
+        is_best = (place < exact_count) & (ranked_sizes > 0)
+        fits, token_count = torch.zeros_like(is_best), torch.zeros_like(ranked_sizes[:, 0])
+        for rank in range(min(exact_count, fits.shape[1])):
+            fits[:, rank] = is_best[:, rank] & (token_count + ranked_sizes[:, rank] <= room)
             token_count = token_count + ranked_sizes[:, rank] * fits[:, rank]
-        through_entry = (place < first + later) & (ranked_sizes > 0) & ~fits
+        through_entry = (place < exact_count + entry_count) & (ranked_sizes > 0) & ~fits
         exact, estimated = (torch.zeros_like(zone).scatter(1, order, zone) for zone in (fits, through_entry))
-        return exact, estimated, (wanted & ~fits).sum(1)
+        return exact, estimated, (is_best & ~fits).sum(1)
 
     def _keep(self, row: int, exact: torch.Tensor, sizes: torch.Tensor, room: int) -> torch.Tensor:
         """Return the clusters that are on the device from now on, bool [H_kv, E]: those read token by token, and as

@@ -102,20 +102,20 @@ class ClusterEntries(ColdPages):
 
     def decode_end(self, end: StepEnd, memory: MemoryView) -> WindowLeave | None:
         self._step = end.step + 1
-        first, leave = self._pages, super().decode_end(end, memory)
+        first_page, leave = self._pages, super().decode_end(end, memory)
         if leave is not None:
-            self._summarise(leave.placement, memory.read_window(leave.start, leave.end)[1], first)
+            self._summarise(leave.placement, memory.read_window(leave.start, leave.end)[1], first_page)
         return leave
 
-    def _summarise(self, placement: Placement, values: torch.Tensor, first: int) -> None:
-        """Add the entries of the segments from `first` on, the offloaded spans: values [L, H_kv, m p, D]."""
+    def _summarise(self, placement: Placement, values: torch.Tensor, first_page: int) -> None:
+        """Add the entries of the segments from `first_page` on, the offloaded spans: values [L, H_kv, m p, D]."""
         import torch
         import torch.nn.functional as F
 
         from kvlens.kernels.group_sums import sum_by_group
 
         p, pages = self.params, len(placement.offload)
-        tokens, entries = (slice(first * n, (first + pages) * n) for n in (p.page, p.clusters))
+        tokens, entries = (slice(first_page * n, (first_page + pages) * n) for n in (p.page, p.clusters))
         labels, sizes = self._labels[:, :, tokens].long() - entries.start, self._sizes[:, :, entries]
         sums = [
             sum_by_group(of_layer.float(), label, pages * p.clusters)
