@@ -65,7 +65,7 @@ class ClusterEntries(ColdPages):
         self._step = 0
         self._none = torch.full((shape.kv_heads, 0), -1, dtype=torch.long, device=device)
 
-    def enter(self, keys: torch.Tensor, first: int) -> None:
+    def enter(self, keys: torch.Tensor, first_page: int) -> None:
         import torch
 
         from kvlens.kernels.group_sums import sum_by_group
@@ -74,7 +74,7 @@ class ClusterEntries(ColdPages):
         p, count = self.params, keys.shape[2] // self.params.page
         if not count:
             return
-        tokens, entries = (slice(first * n, (first + count) * n) for n in (p.page, p.clusters))
+        tokens, entries = (slice(first_page * n, (first_page + count) * n) for n in (p.page, p.clusters))
         offset = torch.arange(count, device=keys.device).repeat_interleave(p.page) * p.clusters
         for layer, of_layer in enumerate(keys.float()):
             centred = of_layer - of_layer.mean(1, keepdim=True)
