@@ -75,14 +75,14 @@ class MagicPIG(ReadOnDevice):
     """Keys of the prompt, first and last tokens aside, are hashed into L tables by K random planes each. A query head
     samples the keys that share its hash in at least two tables, which a key at the angle t to the query does with the
     probability u of the binomial distribution of L tries at (1 - t / pi)^K. The softmax runs over sampled and static
-    tokens, with log u subtracted from the scores of sampled ones: importance sampling that normalises itself (paper
-    sec. 4, Algorithm 1). The mean key is subtracted first, which moves all scores of a query alike and
-    spreads the angles. The planes are drawn by the run's seed, once for all layers.
+    tokens, with log u subtracted from the scores of sampled ones: importance sampling that normalises itself. The mean
+    key is subtracted first, which moves all scores of a query alike and spreads the angles. The planes are drawn by the
+    run's seed, once for all layers.
 
-    Departures: the authors keep tokens and tables in host memory, and the processor there attends the sampled ones;
-    here both are on the device, since the host tier stores and does not compute. Reads shrink, memory grows by the
-    tables. Tables are rows of hashes that a step reads whole, not buckets; what is sampled is equal. The bits of a
-    product of 0 are 0, as in the authors' code.
+    After the authors' code; the paper's text was not at hand. Departures: the authors keep tokens and tables in host
+    memory, and the processor there attends the sampled ones; here both are on the device, since the host tier stores
+    and does not compute. Reads shrink, memory grows by the tables. Tables are rows of hashes that a step reads whole,
+    not buckets; what is sampled is equal. The bits of a product of 0 are 0, as in the authors' code.
     """
 
     name = "magicpig"

@@ -35,7 +35,7 @@ class RetroInferParameters(ColdPagesParameters):
     )
     page: int = param(
         1024,
-        "tokens of a segment, which are clustered by themselves (the paper: 8,192 of the prompt, 1,024 decoded ones)",
+        "tokens of a segment, which are clustered by themselves (authors' code: 8,192 of the prompt, 1,024 decoded ones)",
     )
     cluster: int = param(16, "tokens of a cluster, on average")
     rounds: int = param(10, "rounds of k-means")
@@ -80,17 +80,18 @@ class RetroInferParameters(ColdPagesParameters):
 class RetroInfer(ClusterEntries):
     """Segments of keys are clustered per KV head by the angle between centred keys (spherical k-means, the wave index);
     a cluster's entry is the mean key, the mean value and the number of its tokens. At every step clusters are ranked by
-    the group's sum of softmax(q . centroid / sqrt(D)). Tokens of the best are read exactly (retrieval zone), the
-    next ones through their entries, with the log of the number of tokens added to the score (estimation zone: number
-    times mean value is the paper's summed value), all others not at all; first and newest tokens are always attended
-    (steady zone). The wave buffer is the recall zone: clusters that were read stay on the device until those read later
-    need the room.
+    the group's sum of softmax(q . centroid / sqrt(D)). Tokens of the best are read exactly (retrieval zone), the next
+    ones through their entries, with the log of the number of tokens added to the score (estimation zone: number times
+    mean value is the paper's summed value), all others not at all; first and newest tokens are always attended (steady
+    zone). The wave buffer is the recall zone: clusters that were read stay on the device until those read later need
+    the room.
 
-    Departures: segments of the prompt and of decoded tokens have one length, and what fills none waits in the window.
-    k-means begins at vectors drawn by the run's seed, the code at evenly spaced ones; an entry's key is the mean of
-    its final tokens. The device holds centroids twice, for the ranking and as entries. Of the clusters to be read
-    exactly, those that the block cache does not hold pass to the estimation zone (the paper has room for all). The
-    authors' cache moves blocks of 8 tokens, here whole clusters, token by token.
+    After the authors' code; the paper's text was not at hand. Departures: segments of the prompt and of decoded tokens
+    have one length, and what fills none waits in the window. k-means begins at vectors drawn by the run's seed, the
+    code at evenly spaced ones; an entry's key is the mean of its final tokens. The device holds centroids twice, for
+    the ranking and as entries. Of the clusters to be read exactly, those that the block cache does not hold pass to the
+    estimation zone (the paper has room for all). The authors' cache moves blocks of 8 tokens, here whole clusters,
+    token by token.
     """
 
     name = "retroinfer"

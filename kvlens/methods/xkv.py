@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class XKVParameters:
-    """Defaults are those of the paper's runs on Llama 3.1 8B: 512 and 768 of 4,096 numbers."""
+    """Defaults are those of the authors' runs on Llama 3.1 8B: 512 and 768 of 4,096 numbers."""
 
     layers_per_group: int = param(4, "neighbouring layers that share a basis", symbol="G")
     rank_k: int = param(512, "numbers of the basis that a token's keys of all layers of a group have", symbol="r_k")
@@ -61,12 +61,13 @@ class XKV(PackedTokens):
     """The prompt's keys of a group's layers and KV heads, side by side, are a matrix with a row for each token, and so
     are the values. Its first singular vectors are kept: a basis with a row for each token, which all layers of the
     group share, and a matrix of each layer, which makes the layer's keys of the basis. Keys are decomposed before their
-    rotary embedding (paper sec. 4). Decoded tokens stay as they are.
+    rotary embedding. Decoded tokens stay as they are.
 
-    Departures: keys before their rotary embedding are those that the cache holds with the embedding taken back. The
-    last group has fewer layers where the groups do not divide them, and the ranks are the same. The paper keeps the
-    whole prompt; the last prompt token is step 0's here, and stays as it is. What a step reads of a basis is counted
-    once for each layer.
+    After the authors' code and abstract; the paper's text was not at hand. Departures: the selective reconstruction of
+    its second version is left out. Keys before their rotary embedding are those that the cache holds with the embedding
+    taken back. The last group has fewer layers where the groups do not divide them, and the ranks are the same. The
+    paper keeps the whole prompt; the last prompt token is step 0's here, and stays as it is. What a step reads of a
+    basis is counted once for each layer.
     """
 
     name = "xkv"

@@ -3,7 +3,7 @@ each token, and a matrix of each layer. Tokens of the prompt alone.
 
 The keys, or values, of a group's layers side by side are a matrix with a row for each token. Its first left singular
 vectors, times their singular values, are the basis; the right singular vectors are the layers' matrices. Source: Chang
-et al., arXiv 2503.18893, sec. 4. Shapes: h KV heads, n tokens, D head size, r rank, C = layers of a group * h * D.
+et al., arXiv 2503.18893, and code. Shapes: h KV heads, n tokens, D head size, r rank, C = layers of a group * h * D.
 """
 
 from __future__ import annotations

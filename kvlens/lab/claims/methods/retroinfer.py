@@ -1,4 +1,4 @@
-"""What the paper of RetroInfer claims, as comparisons of arms."""
+"""What the authors of RetroInfer claim, and why their code estimates, as comparisons of arms."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from kvlens.methods.statements import Statement, arm
 
 STATEMENTS = (
     Statement(
-        "RetroInfer abstract",
+        "RetroInfer, authors' code",
         "Few clusters read exactly, and more of them estimated, answer as full KV does.",
         arm("retroinfer", "20%"),
         (arm("full"),),
         "as good",
     ),
     Statement(
-        "RetroInfer sec. 4.2",
+        "RetroInfer, authors' code",
         "The estimation zone loses less of a text than the retrieval zone alone.",
         arm("retroinfer", "20%"),
         (arm("retroinfer", "20%", estimation=0.0),),

@@ -13,7 +13,7 @@ STATEMENTS = (
         "as good",
     ),
     Statement(
-        "xKV sec. 3",
+        "xKV, authors' code",
         "Four layers that share a basis lose less of a text than layers by themselves with a quarter of the rank.",
         arm("xkv", rank_k=128, rank_v=192),
         (arm("xkv", layers_per_group=1, rank_k=32, rank_v=48),),
