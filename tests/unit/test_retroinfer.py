@@ -16,7 +16,7 @@ from kvlens.recording.snapshot import Attended
 
 N, NEW, SINKS, WINDOW, SEGMENT, CLUSTER, ROOM, ROUNDS = 93, 40, 3, 8, 16, 4, 13, 5
 EACH = SEGMENT // CLUSTER
-SET = {"sinks": SINKS, "window": WINDOW, "page": SEGMENT, "cluster": CLUSTER, "rounds": ROUNDS}
+SET: dict[str, Any] = {"sinks": SINKS, "window": WINDOW, "page": SEGMENT, "cluster": CLUSTER, "rounds": ROUNDS}
 SET |= {"retrieval": 0.1, "estimation": 0.3, "tokens": SINKS + WINDOW + ROOM}
 
 
