@@ -42,7 +42,7 @@ class Memory:
         counterfactual: Counterfactual | None = None,
     ) -> None:
         """Take the device's slots. positions: of the whole run; turn: the model's rotary embedding, for a layout whose
-        keys are seen from elsewhere; counterfactual None: nothing is held or dropped."""
+        keys are seen from elsewhere or packed without it; counterfactual None: nothing is held or dropped."""
         dtype, self.device = prompt.keys.dtype, prompt.keys.device
         self.shape, self.account, self.transfers, self.counterfactual = shape, account, transfers, counterfactual
         self.positions = positions
@@ -56,7 +56,7 @@ class Memory:
         """tokens that stay on the device in few bits; None: none do"""
         if layout.quantised is not None:
             zone = PackedKept if layout.quantised.kept_counts else PackedZone
-            self.packed = zone(shape, layout.quantised, dtype, self.device, self.log)
+            self.packed = zone(shape, layout.quantised, prompt, self.log, turn)
             account.hold("packed", *self.packed.tensors())
         self.distance: Distance | None = None
         """where keys are seen; None: where they are"""

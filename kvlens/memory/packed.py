@@ -22,7 +22,7 @@ from kvlens.memory.placement import Placement
 from kvlens.memory.slots import FREE, ROLE, WINDOW, PromptStore, Slots
 from kvlens.quantised.codes import Codes, open_codes
 from kvlens.quantised.errors import error_row, error_rows, owner_errors, range_errors
-from kvlens.quantised.form import Quantised
+from kvlens.quantised.form import Quantised, Turn
 from kvlens.rows import SpanHeadRow, SpanRow
 from kvlens.shape import KVShape
 
@@ -36,10 +36,10 @@ class PackedTokens:
     """True: some slots hold no token"""
 
     def __init__(
-        self, shape: KVShape, form: Quantised, dtype: torch.dtype, device: torch.device, log: MemoryLog
+        self, shape: KVShape, form: Quantised, prompt: PromptStore, log: MemoryLog, turn: Turn | None = None
     ) -> None:
-        self.shape, self.form, self.dtype, self._log = shape, form, dtype, log
-        self._keys, self._values, self._shared = open_codes(shape, form, dtype, device)
+        self.shape, self.form, self.dtype, self._log = shape, form, prompt.keys.dtype, log
+        self._keys, self._values, self._shared = open_codes(shape, form, self.dtype, prompt.keys.device, turn)
         self.values_until = 0
         """positions below it have packed values"""
 
@@ -60,10 +60,10 @@ class PackedZone(PackedTokens):
     """Owns which span each packed position belongs to."""
 
     def __init__(
-        self, shape: KVShape, form: Quantised, dtype: torch.dtype, device: torch.device, log: MemoryLog
+        self, shape: KVShape, form: Quantised, prompt: PromptStore, log: MemoryLog, turn: Turn | None = None
     ) -> None:
-        super().__init__(shape, form, dtype, device, log)
-        self.owner = torch.zeros(form.key_groups * form.group, dtype=torch.int32, device=device)
+        super().__init__(shape, form, prompt, log, turn)
+        self.owner = torch.zeros(form.key_groups * form.group, dtype=torch.int32, device=prompt.keys.device)
         self.keys_until = 0
         """positions below it have packed keys"""
 
@@ -73,7 +73,7 @@ class PackedZone(PackedTokens):
     def place(self, pools: Sequence[Pool], spans: Sequence[SpanRow], prompt: PromptStore, until: int) -> None:
         """The prompt: keys below `until`, values but for the newest `residual`, which go to the rings beside the
         window's keys. spans: of the positions below `until`."""
-        exact = max(prompt.tokens - self.form.residual, 0)
+        exact = until if self.form.packs_prompt_alone else max(prompt.tokens - self.form.residual, 0)
         for pool in pools:
             slots = pool.window_slots(exact, until)
             pool.values[:, :, slots] = prompt.values[pool.index][:, :, exact:until]
@@ -102,7 +102,7 @@ class PackedZone(PackedTokens):
         self._log.log_stored(partial(error_rows, [row.span for row in spans], errors, None))
 
     def values_to(self, pools: Sequence[Pool], until: int) -> None:
-        if until <= self.values_until:
+        if until <= self.values_until or self.form.packs_prompt_alone:
             return
         for pool in pools:
             slots = pool.window_slots(self.values_until, until)
@@ -152,16 +152,16 @@ class PackedKept(PackedTokens):
     """Owns which token of which span each kept token is."""
 
     def __init__(
-        self, shape: KVShape, form: Quantised, dtype: torch.dtype, device: torch.device, log: MemoryLog
+        self, shape: KVShape, form: Quantised, prompt: PromptStore, log: MemoryLog, turn: Turn | None = None
     ) -> None:
-        super().__init__(shape, form, dtype, device, log)
+        super().__init__(shape, form, prompt, log, turn)
         self._tables: list[torch.Tensor] = []
         """by layer int32 [4, H_kv, K]: position (-1: no token), span, and places among packed keys and values"""
         self._roles: list[torch.Tensor] = []
         for layer in range(shape.layers):
             size = shape.kv_heads, max(form.kept_counts[layer])
-            self._tables.append(torch.zeros(4, *size, dtype=torch.int32, device=device))
-            self._roles.append(torch.full(size, FREE, dtype=torch.uint8, device=device))
+            self._tables.append(torch.zeros(4, *size, dtype=torch.int32, device=prompt.keys.device))
+            self._roles.append(torch.full(size, FREE, dtype=torch.uint8, device=prompt.keys.device))
         self.is_ragged = any(len(set(counts)) > 1 for counts in form.kept_counts)
 
     def tensors(self) -> tuple[torch.Tensor, ...]:

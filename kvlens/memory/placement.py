@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import torch
 
@@ -135,6 +136,14 @@ class Blend:
         return (self.share[..., None] * exact + (1 - self.share)[..., None] * self.value[:, None]).view_as(out).to(out)
 
 
+class Correction(Protocol):
+    """Weighs tokens that were sampled, so that those that were not are accounted for."""
+
+    def __call__(self, keys: torch.Tensor, positions: torch.Tensor, heads: slice) -> torch.Tensor:
+        """Return what is added to the scores, float32 [h, G, C], finite: keys [h, C, D] of the slots of the KV heads
+        `heads`, positions int32 [h, C], -1 where a slot holds no token."""
+
+
 @dataclass(frozen=True)
 class Gate:
     """What a method compared to decide, for the log: per query head [Hq] of a zoom, else per KV head [H_kv]."""
@@ -166,6 +175,13 @@ class Selection:
     spans say"""
     blend: Blend | None = None
     """None: the output is the attention's own"""
+    entries: torch.Tensor | None = None
+    """[H_kv, G|1, E] bool: which of the layer's coarse entries, in the order in which they were placed, are read,
+    whatever `fine` says; for spans that have several. None: as `fine` says"""
+    summarised: torch.Tensor | None = None
+    """[H_kv, G|1, P] bool, with `entries`: positions of the tokens that the read entries stand for, for the log"""
+    correct: Correction | None = None
+    """what is added to the scores of tokens that were sampled; None: scores are the products alone"""
     now: torch.Tensor | None = None
     """[H_kv] bool: which KV heads' wishes are moved before this step's attention, which waits for them; the others' are
     moved after it, to be used from the next step on. None: all now"""
@@ -196,8 +212,9 @@ class Selection:
 
     def take_heads(self, heads: slice) -> Selection:
         """What some of the KV heads attend."""
-        tokens, positions = (None if table is None else table[heads] for table in (self.tokens, self.positions))
-        return replace(self, fine=self.fine[heads], requested=self.requested[heads], tokens=tokens, positions=positions)
+        names = ("tokens", "positions", "entries", "summarised")
+        tables = {name: table[heads] for name in names if (table := getattr(self, name)) is not None}
+        return replace(self, fine=self.fine[heads], requested=self.requested[heads], **tables)
 
 
 def index_read(count: Callable[[], int]) -> int:

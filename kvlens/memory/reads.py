@@ -152,6 +152,13 @@ class Reads:
             live = tables_by(self.by, reads, page_of(slots.role.shape[1]))
             assert live.bias is not None, "slot tables carry the bias they are made from"
             bias = live.bias
+        if selection is not None and selection.entries is not None:
+            entries = slice(pool.start["coarse"], pool.start["coarse"] + selection.entries.shape[-1])
+            logs = self.spans.log_lengths[slots.span[:, None, entries].long()]
+            is_read = selection.entries & (slots.role != FREE)[:, None, entries]
+            bias[..., entries] = torch.where(is_read, logs, float("-inf"))
+        if selection is not None and selection.correct is not None:
+            bias += selection.correct(slots.keys, slots.position, heads)
         if pool.weight is not None:
             bias[..., pool.start["coarse"] : pool.start["recall"]] += pool.weight[layer - pool.layers.start, :, None]
         if changes is not None and held:

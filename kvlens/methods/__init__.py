@@ -72,6 +72,9 @@ BUILT_IN = {
     "finch": "kvlens.methods.finch:Finch",
     "kvzip": "kvlens.methods.kvzip:KVzip",
     "random_decode": "kvlens.methods.random_decode:RandomDecode",
+    "magicpig": "kvlens.methods.magicpig:MagicPIG",
+    "retroinfer": "kvlens.methods.retroinfer:RetroInfer",
+    "xkv": "kvlens.methods.xkv:XKV",
 }
 REFERENCE = "full"
 """what all others are compared with: all KV, all attended"""

@@ -16,9 +16,10 @@ import torch
 from kvlens.finer import EXACT, KEYS, SIDES
 from kvlens.kernels.code_bytes import code_bytes
 from kvlens.kernels.quantise import Packed, quantise, restore
-from kvlens.quantised.form import MERGED, PRUNED, ROTATED, Quantised
+from kvlens.quantised.form import MERGED, PRUNED, ROTATED, SHARED, Quantised, Turn
 from kvlens.quantised.merged import MergedLayers
 from kvlens.quantised.rotated import RotatedVectors, random_directions
+from kvlens.quantised.shared import SharedLayers
 from kvlens.shape import KVShape
 
 Heads = slice | list[int]
@@ -196,9 +197,14 @@ class SplitCodes:
 
 
 def open_codes(
-    shape: KVShape, form: Quantised, dtype: torch.dtype, device: torch.device
+    shape: KVShape, form: Quantised, dtype: torch.dtype, device: torch.device, turn: Turn | None = None
 ) -> tuple[Codes, Codes, tuple[torch.Tensor, ...]]:
-    """Return the stores of keys and values, each KV head with rows of its own, and the tensors that both share."""
+    """Return the stores of keys and values, each KV head with rows of its own, and the tensors that both share. turn:
+    the model's rotary embedding, for a form that packs keys without it."""
+    if form.form == SHARED:
+        assert turn is not None or not form.turns, "keys that cannot be turned are packed as they are"
+        shared_keys = SharedLayers(shape, form, form.rank_k, turn if form.turns else None, dtype, device)
+        return shared_keys, SharedLayers(shape, form, form.rank_v, None, dtype, device), ()
     all_rows = [form.rows(layer, shape.kv_heads) for layer in range(shape.layers)]
     key_rows, value_rows = ([pair[side] // shape.kv_heads for pair in all_rows] for side in (0, 1))
     if form.form == PRUNED:
@@ -208,15 +214,15 @@ def open_codes(
     if form.form == MERGED:
         keys = MergedLayers(shape, form, key_rows, dtype, device)
         return keys, MergedLayers(shape, form, value_rows, dtype, device), ()
-    turn, signs = None, None
+    directions, signs = None, None
     if form.form == ROTATED:
-        turn, signs = random_directions(shape.head_dim, form.corrected, form.seed, device)
+        directions, signs = random_directions(shape.head_dim, form.corrected, form.seed, device)
 
     def open_side(side: str, bits: list[int], heads: int, rows: list[int]) -> Codes:
         if bits == [EXACT]:
             return ExactRows(heads, rows[0], shape.head_dim, dtype, device)
-        if turn is not None:
-            return RotatedVectors(bits, heads, rows, turn, signs if side == KEYS else None, dtype)
+        if directions is not None:
+            return RotatedVectors(bits, heads, rows, directions, signs if side == KEYS else None, dtype)
         grouped = GroupedKeys if side == KEYS else GroupedValues
         return grouped(bits, heads, rows, form.group, shape.head_dim, dtype, device)
 
@@ -233,4 +239,4 @@ def open_codes(
             split = [(tuple(head for _, head in run), finer) for finer, run in groupby(pairs, key=lambda pair: pair[0])]
             layers.append([(heads, open_side(side, [finer], len(heads), [rows[layer]])) for heads, finer in split])
         stores.append(SplitCodes(layers))
-    return stores[0], stores[1], tuple(tensor for tensor in (turn, signs) if tensor is not None)
+    return stores[0], stores[1], tuple(tensor for tensor in (directions, signs) if tensor is not None)

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from kvlens.finer import EXACT, KEYS, Finer
 from kvlens.kernels.code_bytes import code_bytes
 from kvlens.shape import KVShape
 
-GROUPED, ROTATED, PRUNED, MERGED = "grouped", "rotated", "pruned", "merged"
+GROUPED, ROTATED, PRUNED, MERGED, SHARED = "grouped", "rotated", "pruned", "merged", "shared"
 """codes of neighbours with a scale and a zero; codes of randomly turned vectors with a length; exact numbers of keys,
-in some channels alone; directions that two layers share"""
+in some channels alone; directions that two layers share; a low-rank basis that several layers share"""
 LENGTH_BYTES, PLACE_BYTES, LEAST_BYTES = 2, 4, 4
 """of merged layers: a length, the row of a token that is stored exactly, a KV head's smallest angle"""
+Turn = Callable[..., Any]
+"""a model's rotary embedding: (keys [..., m, D], positions [m], layer, back) -> keys turned, or turned back"""
 CHANNEL_BYTES = 8
 """of the number of a channel that a KV head keeps, int64"""
 
@@ -36,7 +40,7 @@ class Quantised:
     """of each layer, instead of `bits`"""
     value_bits: tuple[int, ...] = ()
     form: str = GROUPED
-    """GROUPED, ROTATED, PRUNED or MERGED"""
+    """GROUPED, ROTATED, PRUNED, MERGED or SHARED: this one packs the prompt alone, whose tokens are `positions`"""
     corrected: bool = False
     """rotated keys: one of their bits is the sign of what the others leave, under random projections"""
     seed: int = 0
@@ -53,17 +57,42 @@ class Quantised:
     """of merged layers: way from the lower one's direction to the upper one's"""
     exact_share: float = 0.0
     """of merged layers: of the tokens, those that both store exactly"""
+    layers_per_group: int = 1
+    """of shared layers: how many share a basis"""
+    rank_k: int = 0
+    """of shared layers: numbers of a token's keys in all layers of a group; fewer where the keys have no more"""
+    rank_v: int = 0
+    turns: bool = False
+    """of shared layers: keys are packed without their rotary embedding"""
     finer: tuple[Finer, ...] = ()
     """sides of single KV heads with bits of their own"""
 
     @property
+    def packs_prompt_alone(self) -> bool:
+        """Whether decoded tokens stay as they are."""
+        return self.form == SHARED
+
+    def layer_groups(self, layers: int) -> list[range]:
+        """Return the layers that share a basis, group by group."""
+        step = self.layers_per_group
+        return [range(layer, min(layer + step, layers)) for layer in range(0, layers, step)]
+
+    def rank_of(self, rank: int, shape: KVShape, group: int) -> int:
+        """Return the rank of a basis that so many layers share."""
+        return min(rank, self.positions, group * shape.kv_heads * shape.head_dim)
+
+    @property
     def key_groups(self) -> int:
         """Groups of tokens whose keys are packed at the end, of every KV head."""
+        if self.packs_prompt_alone:
+            return self.positions
         return (self.positions - 1) // self.residual * self.residual // self.group
 
     @property
     def packed_values(self) -> int:
         """Tokens whose values are packed at the end, of every KV head."""
+        if self.packs_prompt_alone:
+            return self.positions
         return max(self.positions - 1 - self.residual, 0)
 
     def bits_of(self, layer: int) -> tuple[int, int]:
@@ -84,7 +113,7 @@ class Quantised:
     @property
     def widths(self) -> tuple[int, ...]:
         """Bits that codes of this form can have, for keys and for values alike."""
-        return {GROUPED: (1, 2, 3, 4, 8), ROTATED: (2, 3, 4), PRUNED: (), MERGED: ()}[self.form]
+        return {GROUPED: (1, 2, 3, 4, 8), ROTATED: (2, 3, 4), PRUNED: (), MERGED: (), SHARED: ()}[self.form]
 
     def side_bytes(self, head_dim: int, side: str, bits: int) -> float:
         """Bytes of one token's key, as a share of its group's, or of its value, at so many bits a number."""
@@ -101,6 +130,11 @@ class Quantised:
         if self.form == MERGED:
             read = shape.head_dim * shape.itemsize + LENGTH_BYTES * self._is_merged(layer, shape.layers)
             return read, read
+        if self.form == SHARED:
+            group = len(next(group for group in self.layer_groups(shape.layers) if layer in group))
+            ranks = [self.rank_of(rank, shape, group) for rank in (self.rank_k, self.rank_v)]
+            share = 1 / shape.kv_heads + shape.head_dim / max(1, self.positions)
+            return ranks[0] * share * shape.itemsize, ranks[1] * share * shape.itemsize
         if self.form == PRUNED:
             return self.channels * shape.itemsize, shape.head_dim * shape.itemsize
         bits = dict(zip("KV", self.bits_of(layer), strict=True))
@@ -134,6 +168,15 @@ class Quantised:
         apart = self.exact_room(tokens) * (PLACE_BYTES + 2 * row)
         return exact + pairs * (tokens * (row + 2 * LENGTH_BYTES) + apart + LEAST_BYTES)
 
+    def _shared_bytes(self, shape: KVShape) -> int:
+        """Return the bytes of bases and matrices."""
+        numbers = 0
+        for group in self.layer_groups(shape.layers):
+            columns = len(group) * shape.kv_heads * shape.head_dim
+            ranks = (self.rank_of(rank, shape, len(group)) for rank in (self.rank_k, self.rank_v))
+            numbers += sum(rank * (self.positions + columns) for rank in ranks)
+        return numbers * shape.itemsize
+
     def turn_bytes(self, head_dim: int) -> int:
         """Bytes of the random directions, float32."""
         return (1 + self.corrected) * head_dim * head_dim * 4 * (self.form == ROTATED)
@@ -141,6 +184,8 @@ class Quantised:
     def bytes(self, shape: KVShape) -> int:
         """Device bytes of codes, scales and lengths, of the random directions, and of tables: the span of each position
         int32; of kept tokens their position, span and two places int32, and a role."""
+        if self.form == SHARED:
+            return self._shared_bytes(shape) + self.positions * 4
         total = self.turn_bytes(shape.head_dim) + shape.layers * shape.kv_heads * self.channels * CHANNEL_BYTES
         if self.form == MERGED:
             rows = (count // shape.kv_heads for count in self.rows(0, shape.kv_heads))

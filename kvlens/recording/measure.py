@@ -23,7 +23,10 @@ from kvlens.rows import MASS_COLUMNS
 
 def alike(shot: Snapshot) -> tuple[object, ...]:
     """Consecutive snapshots with an equal key can be measured together."""
-    groups = tuple((group.weights.shape[0], group.bias is None, group.share is None) for group in shot.groups)
+    groups = tuple(
+        (group.weights.shape[0], group.bias is None, group.share is None, group.summarised is None)
+        for group in shot.groups
+    )
     return (
         groups,
         shot.keys is None,
@@ -124,6 +127,9 @@ def _together(members: list[Attended]) -> Attended:
         join([member.position for member in members], -1),
         None if members[0].share is None else torch.cat([m.share for m in members if m.share is not None]),
         None if members[0].sink is None else torch.cat([m.sink for m in members if m.sink is not None]),
+        None
+        if members[0].summarised is None
+        else torch.cat([m.summarised for m in members if m.summarised is not None]),
     )
 
 

@@ -99,7 +99,9 @@ def _read(group: Attended, steps: int, at: list[int], owners: torch.Tensor) -> t
     attended, role, position, span = (table.unflatten(0, (steps, -1))[at] for table in tables)
     summary = attended & (role == ROLE["coarse"])
     read = _marked(attended & ~summary & (position >= 0), position, owners.shape[-1])
-    if summary.any():
+    if group.summarised is not None:
+        read |= group.summarised.unflatten(0, (steps, -1))[at][..., : owners.shape[-1]]
+    elif summary.any():
         named = _marked(summary, span, int(max(span.max(), owners.max())) + 1)
         read |= named.gather(-1, owners[:, None, None, None].expand(*named.shape[:-1], -1))
     return read

@@ -36,6 +36,8 @@ class Attended:
     """[l, H_kv, G]: how much of the output these weights make, the rest is a mean value; None: all of it"""
     sink: torch.Tensor | None = None
     """[l, H_kv, G]: the share that a sink logit takes, which has no key; None: there is no such logit"""
+    summarised: torch.Tensor | None = None
+    """bool [l, H_kv, G, P]: positions that summaries stand for; None: all of the summary's span"""
 
 
 @dataclass
@@ -155,14 +157,22 @@ def keeps_all(memory: Memory) -> bool:
     return ordered and bool(exact.all()) and all(bool((table == table[:1, :1]).all()) for table in tables)
 
 
-def stack_shares(selections: Sequence[Selection | None], weights: torch.Tensor, heads: slice) -> torch.Tensor | None:
-    """Return the shares by which layers blend their output, of some KV heads of layers with such weights [l, h, G, C];
-    None: no layer blends its output."""
+def stack_shares(
+    selections: Sequence[Selection | None], weights: torch.Tensor, heads: slice
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Return the shares by which layers blend their output, of some KV heads of layers with such weights [l, h, G, C],
+    and the positions that the summaries which they read stand for, bool [l, h, G, P]. None: no layer blends its output;
+    summaries stand for whole spans."""
     blends = [None if selection is None else selection.blend for selection in selections]
-    if all(blend is None for blend in blends):
-        return None
-    whole = weights.new_ones(weights.shape[1:3])
-    return torch.stack([whole if blend is None else blend.share[heads] for blend in blends])
+    tables = [None if selection is None else selection.summarised for selection in selections]
+    shares, summarised, whole = None, None, weights.new_ones(weights.shape[1:3])
+    if any(blend is not None for blend in blends):
+        shares = torch.stack([whole if blend is None else blend.share[heads] for blend in blends])
+    example = next((table for table in tables if table is not None), None)
+    if example is not None:
+        each = [(torch.zeros_like(example) if table is None else table)[heads] for table in tables]
+        summarised = torch.stack([table.expand(-1, weights.shape[2], -1) for table in each])
+    return shares, summarised
 
 
 def rank(selection: Selection) -> Ranked | None:
@@ -189,6 +199,9 @@ def join(parts: list[Attended]) -> Attended:
         torch.cat([wide(part.position, -1) for part in parts], 1),
         None if parts[0].share is None else torch.cat([part.share for part in parts if part.share is not None], 1),
         None if parts[0].sink is None else torch.cat([part.sink for part in parts if part.sink is not None], 1),
+        None
+        if parts[0].summarised is None
+        else torch.cat([part.summarised for part in parts if part.summarised is not None], 1),
     )
 
 

@@ -31,6 +31,7 @@ RECALLING = (
     "sentencekv",
     "shadowkv",
     "clusterkv",
+    "retroinfer",
     "pqcache",
 )
 

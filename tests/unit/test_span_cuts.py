@@ -71,6 +71,9 @@ RUNS: dict[str, dict[str, Any]] = {
     **{name: {"method": name, "budget": "0.4"} for name in ("kvzip", "finch", "scorecut", "attention_matching")},
     **{name: {"method": name, "budget": "0.8"} for name in ("thinkkv", "minicache")},
     "loki": {"method": "loki", "budget": "0.6"},
+    "magicpig": {"method": "magicpig"},
+    "retroinfer": {"method": "retroinfer", "budget": "0.6"},
+    "xkv": {"method": "xkv", "budget": "0.6"},
     "tidaldecode": {"method": "tidaldecode", "overrides": {"tokens": 64}},
     "compresskv-whole": {"method": "compresskv", "budget": "1"},
 }
