@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
+from kvlens.storeys import MissingExtra
+
 
 class WorkerLost(ValueError):
     """A worker died, or could not carry out an item; what was finished is kept. code: of the error that it met, if it
