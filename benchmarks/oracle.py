@@ -35,6 +35,8 @@ from kvlens.engine.models import LoadedModel, shape_of
 from kvlens.engine.session import Session
 from kvlens.methods.base import Method
 from kvlens.methods.kvpress import NoPress
+from kvlens.shape import KVShape
+from kvlens.text.chat import ChatForm
 from kvlens.text.prompts import Prompt, PromptText
 
 CLOSE = 1e-5
@@ -52,7 +54,10 @@ class Made:
 
 
 class NoTokenizer:
-    """Stands where a press asks for a tokenizer."""
+    """Stands where a press asks for a tokenizer. Text is one token a byte, as in oracle_presses.py."""
+
+    def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
+        return [3 + byte for byte in text.encode()]
 
     def decode(self, ids: list[int], skip_special_tokens: bool = False) -> str:
         return ""
@@ -87,12 +92,17 @@ def ours(loaded: LoadedModel, fed: tuple[int, ...], case: Case, counts: list[int
     """Of a prompt without its last token, or, where the method peeks, with it."""
     scores: dict[int, torch.Tensor] = {}
     method, n = note_scores(methods.get(case.method), scores, counts), len(fed) - (not case.peeks)
-    prompt, options = Prompt(PromptText("x"), fed, ("",) * len(fed), (None,) * len(fed)), Options(max_new=2)
+    prompt = Prompt(PromptText("x"), fed, ("",) * len(fed), (None,) * len(fed), ChatForm("", "\n"))
+    options = Options(max_new=2)
     context = Engine(loaded).context(prompt, None, options)
     session = Session(method, methods.make_parameters(method, None, case.params), context)
     with torch.inference_mode():
         Generation(loaded, prompt, session, options).place(None)
     shape, hot = loaded.shape, session.memory.hot
+    packed = session.memory.layout.quantised
+    if packed is not None:
+        session.close()
+        return Made(np.full(0, np.nan), kept_channels(packed.kept_channels, shape.head_dim))
     kept_mask = np.zeros((shape.layers, shape.kv_heads, n), bool)
     for layer, head in np.ndindex(shape.layers, shape.kv_heads):
         pool = hot.pool(layer, head)
@@ -104,6 +114,23 @@ def ours(loaded: LoadedModel, fed: tuple[int, ...], case: Case, counts: list[int
     session.close()
     score = torch.stack([scores[layer].expand(len(scores[0]), -1) for layer in range(shape.layers)])
     return Made(score[..., :n].numpy(), kept_mask, keys)
+
+
+def kept_channels(channels: tuple[tuple[tuple[int, ...], ...], ...], head_dim: int) -> np.ndarray:
+    """Return the channels of keys that stay: bool [L, H_kv, D]."""
+    mask = np.zeros((len(channels), len(channels[0]), head_dim), bool)
+    for layer, head in np.ndindex(*mask.shape[:2]):
+        mask[layer, head, list(channels[layer][head])] = True
+    return mask
+
+
+def drawn_filters(shape: KVShape) -> np.ndarray:
+    """Return the filters that Q-Filters draws with filters=drawn and the seed 0: float32 [L, H_kv, D]."""
+    rows = []
+    for layer in range(shape.layers):
+        generator = torch.Generator().manual_seed(layer)
+        rows.append(torch.randn(shape.kv_heads, shape.head_dim, generator=generator))
+    return torch.stack(rows).numpy()
 
 
 def first_keys(session: Session, rotate: Any) -> np.ndarray:
@@ -179,7 +206,10 @@ def main() -> int:
         ids = np.random.default_rng(0).permutation(np.arange(3, CONFIG["vocab_size"]))[:N]
         np.save(folder / "ids.npy", ids)
         every = (*CASES, *INSIDE)
-        request = [{"name": c.name, "tokens": N - (not c.peeks), "press": c.press} for c in every]
+        np.save(folder / "filters.npy", drawn_filters(loaded.shape))
+        request = [
+            {"name": c.name, "tokens": N - (not c.peeks), "press": c.press, "question_tokens": WINDOW} for c in every
+        ]
         fed = tuple(ids.tolist())
         (folder / "presses.json").write_text(json.dumps(request), encoding="utf-8")
         presses = Path(__file__).with_name("oracle_presses.py")

@@ -64,6 +64,7 @@ BUILT_IN = {
     "keyformer": "kvlens.methods.keyformer:Keyformer",
     "rkv": "kvlens.methods.rkv:RKV",
     "attention_matching": "kvlens.methods.attention_matching:AttentionMatching",
+    "seer": "kvlens.methods.seer.method:SeerAttention",
     "loki": "kvlens.methods.loki.method:Loki",
     "tidaldecode": "kvlens.methods.tidaldecode:TidalDecode",
     "minicache": "kvlens.methods.minicache:MiniCache",

@@ -54,7 +54,8 @@ def test_fit_takes_the_trained_parts_of_the_models_own_preset() -> None:
 
 def test_every_method_that_can_run_untrained_is_named_so() -> None:
     able = {name: method for name, method in methods.registry().items() if method.untrained}
-    assert set(able) == {"sekv", "chess", "compresskv", "duoattention", "headkv", "loki", "qfilters", "razorattention"}
+    needing = {"sekv", "chess", "compresskv", "duoattention", "headkv", "loki", "qfilters", "razorattention", "seer"}
+    assert set(able) == needing
     for name, method in able.items():
         config = dataclasses.asdict(methods.make_parameters(method, None, method.untrained))
         words = naming.stand_in(name, config)

@@ -74,6 +74,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "magicpig": {"method": "magicpig"},
     "retroinfer": {"method": "retroinfer", "budget": "0.6"},
     "xkv": {"method": "xkv", "budget": "0.6"},
+    "seer": {"method": "seer"},
     "tidaldecode": {"method": "tidaldecode", "overrides": {"tokens": 64}},
     "compresskv-whole": {"method": "compresskv", "budget": "1"},
 }

@@ -132,12 +132,34 @@ class PageRetrieval(PageSummaries):
         if keys.shape[2]:
             paged = keys.unflatten(2, (-1, self.params.page))
             size = (*paged.shape[:3], self._summary.shape[3])
-            summaries = self.checks.finite("summarise", self.summarise(paged), size)
+            summaries = self.checks.finite("summarise", self.summarise_from(paged, first_page), size)
             self._summary[:, :, first_page : first_page + summaries.shape[2]] = summaries.to(self._summary.dtype)
         self._complete = first_page + keys.shape[2] // self.params.page
         self._pages.fill_(self._complete)
 
+    def summarise_from(self, keys: torch.Tensor, first_page: int) -> torch.Tensor:
+        """Return `summarise` of pages from `first_page` on, for a method whose summaries depend on positions."""
+        return self.summarise(keys)
+
     # ---- decoding
+    def rank_in(self, layer: int, q: torch.Tensor, there: torch.Tensor) -> torch.Tensor:
+        """Return `rank` of the layer's pages, for a method that ranks by the layer."""
+        return self.rank(q, self._summary[layer].float(), there)
+
+    def pool_group(self, score: torch.Tensor) -> torch.Tensor:
+        """Return scores [H_kv, G, P] as the query heads of a KV head choose by: each its own, or [H_kv, 1, P]."""
+        if self.params.group == "native":
+            return score
+        return score.mean(1, keepdim=True) if self.params.group == "mean" else score.amax(1, keepdim=True)
+
+    def choose(self, score: torch.Tensor, room: int) -> torch.Tensor:
+        """Return the attended pages, bool as score [H_kv, G|1, P], where -inf is a row without a page: the best `room`
+        pages."""
+        import torch
+
+        best = score.topk(room, -1).indices
+        return torch.zeros_like(score, dtype=torch.bool).scatter_(-1, best, True)
+
     def select(self, layer: int, q: torch.Tensor) -> Selection | None:
         import torch
 
@@ -149,15 +171,11 @@ class PageRetrieval(PageSummaries):
         grouped = q.float().unflatten(0, (shape.kv_heads, -1))
         present = torch.arange(self._summary.shape[2], device=q.device) < self._pages
         sizes = ((*grouped.shape[:2], len(present)), (shape.kv_heads, 1, len(present)))
-        score = self.checks.tensor(
-            "rank", self.rank(grouped, self._summary[layer].float(), present), sizes, layer=layer
-        )
+        score = self.checks.tensor("rank", self.rank_in(layer, grouped, present), sizes, layer=layer)
         score = score.masked_fill(~present, float("-inf"))
         self.checks.rankable("rank", score, layer)
-        if p.group != "native":
-            score = score.mean(1, keepdim=True) if p.group == "mean" else score.amax(1, keepdim=True)
-        best = score.topk(room, -1).indices
-        selected = torch.zeros_like(score, dtype=torch.bool).scatter_(-1, best, True)
+        score = self.pool_group(score)
+        selected = self.choose(score, room)
         fine = torch.nn.functional.pad(selected, (1, 0)).expand(-1, shape.group, -1)  # span ids: page + 1
         logged = score.amax(1).masked_fill(~present, torch.nan)
         index = self._complete * self._summary.shape[-1] * self._summary.element_size()
