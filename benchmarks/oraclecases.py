@@ -69,7 +69,7 @@ class Case:
 LAG, LAG_PARTS = 16, 11
 LAG_TAIL = N - 1 - SINKS - LAG * LAG_PARTS
 """tokens of a partition, partitions that have a next one, and tokens behind these"""
-REPEATED, RECENT, LAZY, CUT = 64, 32, 0.3, 0.0
+REPEATED, RECENT, LAZY, CUT = 64, 33, 0.3, 0.0
 """tokens of KVzip's chunks; newest tokens of a lazy layer; thresholds of laziness and of KeyDiff's score"""
 OBSERVED = {"window": WINDOW, "kernel": KERNEL, "pool": "avg", "tokens": KEPT}
 CASES = (

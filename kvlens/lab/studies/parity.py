@@ -180,8 +180,8 @@ def page(results: Path = RESULTS) -> str:
         "| column | meaning |",
         "| --- | --- |",
         "| press | as it was made here |",
-        "| own method | kvlens's method, and the press's expression whose tokens it keeps (`make oracle`), without the "
-        "share that is removed |",
+        "| own method | kvlens's method, and the press's expression whose tokens (ThinK: channels) it keeps "
+        "(`make oracle`), without the share that is removed |",
         "| by score | `kvpress:NAME` runs the press inside kvlens |",
         "| tokens | equal with and without `kvlens.observe` |",
         "| kept set | *equal*: the positions found equal those of the cache, by a comparison of every key with every "

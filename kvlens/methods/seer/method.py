@@ -81,7 +81,9 @@ def read_gate(content: Content, params: SeerParameters, shape: KVShape) -> Any:
     gate = gate_from(content.figures, content.name, shape)
     page = int(content.provenance["page"])
     if page != params.page:
-        raise ValueError(f"'{content.name}' was trained for blocks of {page} tokens, the parameter page is {params.page}.")
+        raise ValueError(
+            f"'{content.name}' was trained for blocks of {page} tokens, the parameter page is {params.page}."
+        )
     return gate
 
 
@@ -100,7 +102,9 @@ class SeerAttention(PageRetrieval):
     name = "seer"
     title = "SeerAttention-R"
     paper = "Gao et al., SeerAttention-R: Sparse Attention Adaptation for Long Reasoning, 2025 (arXiv 2506.08889)"
-    summary = "keeps every token on the device; a trained gate chooses, per KV head and step, the blocks that are attended"
+    summary = (
+        "keeps every token on the device; a trained gate chooses, per KV head and step, the blocks that are attended"
+    )
     Parameters = SeerParameters
     presets = {  # noqa: RUF012
         "paper": {},
