@@ -200,8 +200,8 @@ CASES = (
         "finch",
         {"window": WINDOW, "tokens": KEPT, "chunk": N},
         [plain("FinchPress")],
-        why="the question is the last tokens. Kvpress multiplies by one token less than a query sees. Keys are compared "
-        "in the first layer, moved together; no scores, since the method ranks within chunks",
+        why="the question is the last tokens. Kvpress multiplies by one token less than a query sees. Keys are "
+        "compared in the first layer, moved together; no scores, since the method ranks within chunks",
     ),
     Case(
         "finch_in_place",

@@ -9,6 +9,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -132,7 +133,7 @@ def train_seer(
         examples.append([read_example(loaded, ids, settings.page, settings.queries, rng) for ids in windows])
         report({"documents": number, "of": len(by_document)})
     held = max(1, round(settings.held_out * len(examples)))
-    training, held_out = (sum(part, []) for part in (examples[:-held], examples[-held:]))
+    training, held_out = (list(chain(*part)) for part in (examples[:-held], examples[-held:]))
     drawn = draw_gate(loaded.shape, settings.seed)
     gate = learn(training, drawn, settings, report)
     stored = {"query": gate.query.half().contiguous(), "key": gate.key.half().contiguous()}
