@@ -151,10 +151,10 @@ def test_a_gate_of_another_model_or_block_is_refused(tmp_path: Path) -> None:
         return read_figures(method, params, SHAPE, "random")["trained gate"]
 
     assert torch.equal(figures(PAGE).key, gate.key)
-    with pytest.raises(ValueError, match=rf"{PAGE} .*{2 * PAGE}"):
+    with raises_code("other_block", trained=PAGE, page=2 * PAGE):
         figures(2 * PAGE)
     stored(tmp_path, gate.query[:1], gate.key)
-    with pytest.raises(ValueError, match="every KV head"):
+    with raises_code("other_model", file=path.name):
         figures(PAGE)
     save_file({"axes": gate.key}, path)
     with raises_code("other_file", file=path.name):
@@ -201,5 +201,5 @@ def test_training_lowers_the_loss_of_documents_that_are_held_out(demo: LoadedMod
     params = methods.make_parameters(method, None, {"gate_file": str(out), "page": PAGE})
     gate = read_figures(method, params, demo.shape, "demo")["trained gate"]
     assert not torch.allclose(gate.key, draw_gate(demo.shape, 0).key, atol=1e-2)
-    with pytest.raises(ValueError, match="at least two documents"):
+    with raises_code("too_few_documents", documents=1, length=256):
         train_seer(demo, documents[:1], tmp_path / "gate.safetensors", settings)

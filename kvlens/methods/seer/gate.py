@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kvlens.refusal import Refusal
 from kvlens.shape import KVShape
 
 BASE = 10_000.0
@@ -59,13 +60,18 @@ def draw_gate(shape: KVShape, seed: int) -> Gate:
 
 
 def gate_from(tensors: dict[str, Any], name: str, shape: KVShape) -> Gate:
-    """Return the gate of a file's tensors, float32. Raises ValueError with one sentence where they are of another
-    model's sizes, KeyError where it has none."""
+    """Return the gate of a file's tensors, float32. Raises Refusal (`other_model`) where they are of another model's
+    sizes, KeyError where it has none."""
     gate = Gate(tensors["query"].float(), tensors["key"].float())
     dim, heads = gate_dim(shape.head_dim), (shape.layers, shape.kv_heads)
     sizes = (*heads, shape.group, shape.head_dim, dim), (*heads, POOLS * shape.head_dim, dim)
     if (tuple(gate.query.shape), tuple(gate.key.shape)) != sizes:
-        raise ValueError(f"'{name}' does not have a gate for every KV head of every layer of this model.")
+        raise Refusal(
+            f"'{name}' does not have a gate for every KV head of every layer of this model: train one with "
+            "`kvlens train seer`.",
+            code="other_model",
+            file=name,
+        )
     return gate
 
 

@@ -11,6 +11,7 @@ from kvlens.methods.fitting import clamp
 from kvlens.methods.modelfigures import Calibration, Content, shipped
 from kvlens.methods.parameters import param
 from kvlens.methods.run_inputs import MemoryView, Prefilled, RunContext, StepEnd
+from kvlens.refusal import Refusal
 from kvlens.shape import KVShape
 from kvlens.text.units import counted
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
     from kvlens.memory.layout import Layout
     from kvlens.memory.placement import Placement
-    from kvlens.methods.answers import WindowLeave
+    from kvlens.methods.hooks import WindowLeave
 
 LONG = 8192
 """prompt tokens from which the preset `fit` has the paper's blocks"""
@@ -74,15 +75,19 @@ class SeerParameters:
 
 
 def read_gate(content: Content, params: SeerParameters, shape: KVShape) -> Any:
-    """Return the gate of a file. Raises ValueError with one sentence where it was trained for a model of other sizes or
-    for other blocks."""
+    """Return the gate of a file. Raises Refusal where it was trained for a model of other sizes (`other_model`) or for
+    other blocks (`other_block`)."""
     from kvlens.methods.seer.gate import gate_from
 
     gate = gate_from(content.figures, content.name, shape)
     page = int(content.provenance["page"])
     if page != params.page:
-        raise ValueError(
-            f"'{content.name}' was trained for blocks of {page} tokens, the parameter page is {params.page}."
+        raise Refusal(
+            f"'{content.name}' was trained for blocks of {page} tokens, the parameter page is {params.page}: set "
+            f"page={page}.",
+            code="other_block",
+            trained=page,
+            page=params.page,
         )
     return gate
 

@@ -21,6 +21,7 @@ from torch import Tensor
 from kvlens.engine.models import LoadedModel
 from kvlens.lab.training.seer.examples import Example, read_example
 from kvlens.methods.seer.gate import Gate, draw_gate, gate_keys, gate_queries, gate_scores
+from kvlens.refusal import Refusal
 
 Report = Callable[[dict[str, Any]], None]
 
@@ -117,16 +118,19 @@ def train_seer(
     about: dict[str, Any] | None = None,
 ) -> Path:
     """Train a gate for `loaded` on documents (texts or token ids) and write `out`, a .safetensors file in float16, with
-    a .json file of its origin beside it. Raises ValueError for another kind of file, or for fewer than two documents of
-    `settings.length` tokens."""
+    a .json file of its origin beside it. Raises ValueError for another kind of file, Refusal (`too_few_documents`) for
+    fewer than two documents of `settings.length` tokens."""
     if out.suffix != ".safetensors":
         raise ValueError(f"'{out.name}' holds a gate: give it a name that ends with .safetensors.")
     started, rng = (time.monotonic(), time.process_time()), random.Random(settings.seed)
     by_document = draw_windows(loaded, documents, settings, rng)
     if len(by_document) < 2:
-        raise ValueError(
+        raise Refusal(
             f"training needs at least two documents of {settings.length:,} tokens, and {len(by_document)} are as long: "
-            "give longer texts or a smaller length."
+            "give longer texts or a smaller length.",
+            code="too_few_documents",
+            documents=len(by_document),
+            length=settings.length,
         )
     examples: list[list[Example]] = []
     for number, windows in enumerate(by_document, 1):
