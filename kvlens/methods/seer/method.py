@@ -178,17 +178,17 @@ class SeerAttention(PageRetrieval):
         plain = self._rotary(keys.flatten(2, 3), positions, back=True).unflatten(2, (-1, page))
         return gate_keys(self._gate.key.float(), self.summarise(plain), positions[::page])
 
-    def rank(self, q: torch.Tensor, summary: torch.Tensor, there: torch.Tensor) -> torch.Tensor:
+    def rank(self, q: torch.Tensor, summary: torch.Tensor, present: torch.Tensor) -> torch.Tensor:
         from kvlens.methods.seer.gate import gate_scores
 
         return gate_scores(q, summary)
 
-    def rank_in(self, layer: int, q: torch.Tensor, there: torch.Tensor) -> torch.Tensor:
+    def rank_in(self, layer: int, q: torch.Tensor, present: torch.Tensor) -> torch.Tensor:
         from kvlens.methods.seer.gate import gate_queries
 
         plain = self._rotary(q[:, :, None], self._position, layer, back=True)
         query = gate_queries(self._gate.query[layer].float(), plain, self._position)
-        return self.rank(query, self._summary[layer].float(), there)
+        return self.rank(query, self._summary[layer].float(), present)
 
     def pool_group(self, score: torch.Tensor) -> torch.Tensor:
         return score
