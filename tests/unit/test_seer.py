@@ -34,8 +34,8 @@ class Turns:
         half = keys.shape[-1] // 2
         angle = positions.double()[:, None] * 0.1 ** torch.arange(half) * (-1 if back else 1)
         cos, sin = angle.cos(), angle.sin()
-        first, second = keys.double().split(half, -1)
-        return torch.cat((first * cos - second * sin, first * sin + second * cos), -1).float()
+        low, high = keys.double().split(half, -1)
+        return torch.cat((low * cos - high * sin, low * sin + high * cos), -1).float()
 
 
 def turned(vectors: np.ndarray, positions: np.ndarray, frequencies: np.ndarray, back: bool = False) -> np.ndarray:

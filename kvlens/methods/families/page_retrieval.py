@@ -142,9 +142,9 @@ class PageRetrieval(PageSummaries):
         return self.summarise(keys)
 
     # ---- decoding
-    def rank_in(self, layer: int, q: torch.Tensor, there: torch.Tensor) -> torch.Tensor:
+    def rank_in(self, layer: int, q: torch.Tensor, present: torch.Tensor) -> torch.Tensor:
         """Return `rank` of the layer's pages, for a method that ranks by the layer."""
-        return self.rank(q, self._summary[layer].float(), there)
+        return self.rank(q, self._summary[layer].float(), present)
 
     def pool_group(self, score: torch.Tensor) -> torch.Tensor:
         """Return scores [H_kv, G, P] as the query heads of a KV head choose by: each its own, or [H_kv, 1, P]."""

@@ -86,8 +86,8 @@ def turn(vectors: Tensor, positions: Tensor) -> Tensor:
     powers = torch.arange(half, device=vectors.device, dtype=vectors.dtype) / half
     angle = positions.to(vectors.dtype)[:, None] * BASE**-powers
     cos, sin = angle.cos(), angle.sin()
-    first, second = vectors[..., :half], vectors[..., half:]
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
+    low, high = vectors[..., :half], vectors[..., half:]
+    return torch.cat((low * cos - high * sin, high * cos + low * sin), -1)
 
 
 def gate_keys(weight: Tensor, pooled: Tensor, starts: Tensor) -> Tensor:
