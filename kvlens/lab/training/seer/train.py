@@ -69,8 +69,8 @@ def recall(ranking: Tensor, shares: Tensor, full: Tensor, best: float) -> Tensor
     many as `best` of the query's full blocks."""
     count = (full.sum(-1) * best).floor().clamp(min=1)
     places = [x.masked_fill(~full, float("-inf")).argsort(-1, descending=True).argsort(-1) for x in (ranking, shares)]
-    chosen, true = (place < count[:, None] for place in places)
-    return ((chosen & true).sum(-1) / count).mean()
+    best_ranked, best_true = (place < count[:, None] for place in places)
+    return ((best_ranked & best_true).sum(-1) / count).mean()
 
 
 @torch.no_grad()
@@ -141,8 +141,8 @@ def train_seer(
     drawn = draw_gate(loaded.shape, settings.seed)
     gate = learn(training, drawn, settings, report)
     stored = {"query": gate.query.half().contiguous(), "key": gate.key.half().contiguous()}
-    kept = Gate(stored["query"].float(), stored["key"].float())
-    figures = {"untrained": measure(drawn, held_out, settings), "trained": measure(kept, held_out, settings)}
+    half_gate = Gate(stored["query"].float(), stored["key"].float())
+    figures = {"untrained": measure(drawn, held_out, settings), "trained": measure(half_gate, held_out, settings)}
     out.parent.mkdir(parents=True, exist_ok=True)
     save_file(stored, out)
     origin = {
