@@ -140,8 +140,8 @@ def main(folder: Path) -> None:
         press = build_press(request["press"])
         score, whole = scores(press, model, read)
         if isinstance(press, kvpress.FinchPress):
-            asked = read.shape[1] - request[WINDOW]
-            read = torch.cat([read[:, :asked], torch.tensor([[SEPARATOR]]), read[:, asked:]], 1)
+            context = read.shape[1] - request[WINDOW]
+            read = torch.cat([read[:, :context], torch.tensor([[SEPARATOR]]), read[:, context:]], 1)
         mask, keys = list_kept(press, model, read, whole)
         if isinstance(press, KeptScores):
             score = press.last_scores.numpy()

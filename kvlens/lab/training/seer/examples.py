@@ -61,7 +61,7 @@ def read_example(
     read = engine.read(prompt, queries=len(ids))
     n = read.keys.shape[2]
     places = torch.tensor(sorted(rng.sample(range(least_blocks * page, n), min(queries, n - least_blocks * page))))
-    after, keys = read.last_queries[:, :, places].float(), read.keys.float()
+    query_rows, keys = read.last_queries[:, :, places].float(), read.keys.float()
     blocks = n // page
     whole = torch.arange(blocks * page)
     plain_keys = rotary(keys[:, :, : blocks * page], whole, back=True).unflatten(2, (blocks, page))
@@ -71,7 +71,7 @@ def read_example(
     open_ = torch.arange(blocks) >= (places // page)[:, None]
     shares, bounds = [], []
     for layer in range(shape.layers):
-        grouped = after[layer].unflatten(0, (shape.kv_heads, shape.group))
+        grouped = query_rows[layer].unflatten(0, (shape.kv_heads, shape.group))
         logits = grouped @ keys[layer, :, None].mT * shape.head_dim**-0.5
         weights = logits.masked_fill(hidden, float("-inf")).softmax(-1)
         by_block = weights[..., : blocks * page].unflatten(-1, (blocks, page)).amax(-1).amax(1).masked_fill(open_, 0)
@@ -79,7 +79,7 @@ def read_example(
         high, low = largest[layer, :, None].mT, smallest[layer, :, None].mT
         bound = grouped.clamp(min=0) @ high + grouped.clamp(max=0) @ low
         bounds.append(bound.amax(1).half())
-    plain_queries = rotary(after, places, back=True).unflatten(1, (shape.kv_heads, shape.group))
+    plain_queries = rotary(query_rows, places, back=True).unflatten(1, (shape.kv_heads, shape.group))
     return Example(
         plain_queries.half(), places, pool_blocks(plain_keys).half(), torch.stack(shares), torch.stack(bounds)
     )
