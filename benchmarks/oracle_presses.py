@@ -68,8 +68,8 @@ def build_press(parts: list[list[Any]]) -> Any:
     """The press; a press around another has it as its first field."""
     press = None
     for name, fields in reversed(parts):
-        made = STAND_INS.get(name) or getattr(kvpress, name)
-        press = made(**fields) if press is None else made(press, **fields)
+        press_class = STAND_INS.get(name) or getattr(kvpress, name)
+        press = press_class(**fields) if press is None else press_class(press, **fields)
     if isinstance(press, kvpress.FinchPress):
         press.delimiter_token_id = SEPARATOR
     return press
