@@ -36,7 +36,8 @@ def studies_in(runs_dir: Path) -> list[StudyRow]:
         except TraceError:
             continue
         info = results.info
-        names = dict.fromkeys(entrant.method for entrant in info.plan.entrants)
+        rows_of_arms = (*info.plan.entrants, *(row.arm for row in info.plan.listed))
+        names = dict.fromkeys(row.method for row in rows_of_arms)
         rows.append(
             StudyRow(
                 study_id,
