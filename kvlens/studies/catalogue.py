@@ -36,8 +36,8 @@ def studies_in(runs_dir: Path) -> list[StudyRow]:
         except TraceError:
             continue
         info = results.info
-        rows_of_arms = (*info.plan.entrants, *(row.arm for row in info.plan.listed))
-        names = dict.fromkeys(row.method for row in rows_of_arms)
+        plan = info.plan
+        names = dict.fromkeys((*(row.method for row in plan.entrants), *(row.arm.method for row in plan.listed)))
         rows.append(
             StudyRow(
                 study_id,

@@ -81,7 +81,7 @@ class StudyRequest(Protocol):
     @property
     def model(self) -> str: ...
     @property
-    def methods(self) -> Sequence[str]:
+    def methods(self) -> tuple[str, ...]:
         """Return the methods whose trials are rows."""
         ...
 

@@ -82,9 +82,9 @@ class ClaimsRequest(BaseModel):
         return {place: arms_by_place[place] for place in sorted(arms_by_place, key=lambda place: (place[2], place))}
 
     @property
-    def methods(self) -> list[str]:
+    def methods(self) -> tuple[str, ...]:
         """The methods of the arms."""
-        return sorted({arm.method for arms in self.arms_by_place.values() for arm in arms})
+        return tuple(sorted({arm.method for arms in self.arms_by_place.values() for arm in arms}))
 
     @cached_property
     def prompts(self) -> dict[Place, StudyPrompt]:
