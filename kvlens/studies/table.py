@@ -194,11 +194,11 @@ def _columns(arm: Arm) -> dict[str, Any]:
 def _without(arm: Arm, axis: str) -> Arm:
     if axis == "budget":
         return arm.model_copy(update={"budget": ""})
-    kept = {
+    rest = {
         field: {name: value for name, value in values.items() if name != axis}
         for field, values in (("overrides", arm.overrides), ("changes", arm.changes))
     }
-    return arm.model_copy(update=kept)
+    return arm.model_copy(update=rest)
 
 
 def _number(value: Any) -> float | None:

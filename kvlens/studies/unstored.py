@@ -47,8 +47,8 @@ def measure(
     sink, tokens, source = Means(), prepared.prompt, prompt.source
     read = reading(prepared, planned, tell) or full_reading(prepared, planned, tell)
     run = prepared.engine.run
-    what = (tokens, planned.method, planned.params, planned.budget, planned.options)
-    result = run(*what, sink, tell, cancelled, read=read, against=reference)
+    asked_run = (tokens, planned.method, planned.params, planned.budget, planned.options)
+    result = run(*asked_run, sink, tell, cancelled, read=read, against=reference)
     means, question_tokens = sink.figures(), len(tokens.asked)
     prompt_tokens = len(tokens.ids) + question_tokens
     full = prepared.engine.loaded.shape.full_kv_bytes(len(tokens.ids) + planned.options.divided(question_tokens))

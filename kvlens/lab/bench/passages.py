@@ -72,8 +72,8 @@ def _words(seed: int, tokens: int) -> str:
     return " ".join((*text[start:], *text[:start]))[: 16 * tokens + longest]
 
 
-def _too_short(tokens: int, asked: int) -> ValueError:
-    return ValueError(f"the text '{EVALUATION.title}' has {tokens:,} tokens, not {asked:,}: ask for fewer.")
+def _too_short(tokens: int, wanted: int) -> ValueError:
+    return ValueError(f"the text '{EVALUATION.title}' has {tokens:,} tokens, not {wanted:,}: ask for fewer.")
 
 
 def passage(

@@ -128,7 +128,7 @@ class ClaimsRequest(BaseModel):
             for place, arms in self.arms_by_place.items()
             for arm in arms
         }
-        return {at: rows[key] for at, key in keys.items() if key in rows}
+        return {trial: rows[key] for trial, key in keys.items() if key in rows}
 
 
 def measure_arms(
