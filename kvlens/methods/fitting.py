@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from kvlens.methods.parameters import FIT, make_parameters
+from kvlens.methods.parameters import FIT, converted, make_parameters
 from kvlens.shape import KVShape
 
 if TYPE_CHECKING:
@@ -150,6 +150,15 @@ def choose(
         neither = f", which does not fit this prompt{too} ({neither})"
     sentence = f"{why}running `{FIT}`{neither or ''}: {listed(came) or 'the defaults'}."
     return Chosen(FIT, fit, values, floor, sentence[0].upper() + sentence[1:])
+
+
+def with_changes(method: type[Method], choice: Chosen, changes: Mapping[str, Any]) -> Chosen:
+    """Return the same parameters but for `changes`, so that two arms differ in nothing else. Raises ValueError with one
+    sentence for what the method does not take."""
+    if not changes:
+        return choice
+    values = converted(method, changes)
+    return replace(choice, params=replace(choice.params, **values), fitted={**choice.fitted, **values})
 
 
 def _why_not(method: type[Method], chosen: Chosen, sizes: Sizes) -> str:

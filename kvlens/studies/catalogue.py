@@ -36,7 +36,8 @@ def studies_in(runs_dir: Path) -> list[StudyRow]:
         except TraceError:
             continue
         info = results.info
-        names = dict.fromkeys(entrant.method for entrant in info.plan.entrants)
+        plan = info.plan
+        names = dict.fromkeys((*(row.method for row in plan.entrants), *(row.arm.method for row in plan.listed)))
         rows.append(
             StudyRow(
                 study_id,

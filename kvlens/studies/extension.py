@@ -12,7 +12,7 @@ from typing import Any
 from kvlens import methods
 from kvlens.studies import storage
 from kvlens.studies.errors import BadStudy
-from kvlens.studies.plan import StudyPlan
+from kvlens.studies.plan import ListedArm, StudyPlan
 from kvlens.studies.promptrow import StudyPrompt
 from kvlens.studies.storage import StudyInfo
 
@@ -36,7 +36,13 @@ def extended(plan: StudyPlan, more: StudyPlan) -> StudyPlan:
                 raise BadStudy("other_methods", sentence)
             values[method][name] = _joined(method, name, own_values or (), added)
     axes = {name: tuple(dict.fromkeys((*getattr(plan, name), *getattr(more, name)))) for name in AXES}
-    return plan.model_copy(update={"entrants": tuple(entrants.values()), "values": values, **axes})
+    listed: dict[str, ListedArm] = {}
+    for row in (*plan.listed, *more.listed):
+        earlier = listed.get(row.arm.key())
+        ids = dict.fromkeys((*(() if earlier is None else earlier.prompts), *row.prompts))
+        listed[row.arm.key()] = ListedArm(arm=row.arm, prompts=tuple(ids))
+    lists = {"entrants": tuple(entrants.values()), "listed": tuple(listed.values())}
+    return plan.model_copy(update={**lists, "values": values, **axes})
 
 
 def _joined(method: str, name: str, own_values: Sequence[Any], added: Sequence[Any]) -> tuple[Any, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -16,6 +16,9 @@ from kvlens.methods.naming import preset_name
 from kvlens.runs.races import Entrant, RaceRequest
 from kvlens.runs.request import DEFAULT_SHARE, RunRequest, default_preset
 from kvlens.studies.errors import BadStudy
+
+LATER = ("dtype", "changes")
+"""fields of an arm that its key leaves out where they are empty: studies were keyed before an arm had them"""
 
 
 class Arm(BaseModel):
@@ -33,12 +36,15 @@ class Arm(BaseModel):
     seed: int = 0
     dtype: str = ""
     """number format, where it is not the study's own: what rounding alone changes"""
+    changes: dict[str, Any] = {}
+    """parameters that are set after the preset was chosen, so that two arms differ in nothing else"""
 
     def key(self) -> str:
         """Return 12 hex digits that name the whole configuration."""
         fields = self.model_dump(mode="json")
-        if not self.dtype:
-            del fields["dtype"]  # as studies were keyed before there were several formats
+        for name in LATER:
+            if not fields[name]:
+                del fields[name]
         text = json.dumps(fields, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -52,11 +58,27 @@ class Arm(BaseModel):
             "seed": str(self.seed),
             "dtype": self.dtype,
         }
-        return fields | {name: str(value) for name, value in self.overrides.items()}
+        return fields | {name: str(value) for name, value in self.parameters.items()}
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """All parameters that are set."""
+        return {**self.overrides, **self.changes}
+
+
+class ListedArm(BaseModel):
+    """An arm that some prompts alone are run under."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    arm: Arm
+    prompts: tuple[str, ...]
+    """their ids"""
 
 
 class StudyPlan(BaseModel):
-    """The axes of a study. Every combination is an arm; full KV is one more, for each form of the question and seed."""
+    """The trials of a study: axes, a list of arms with their prompts, or both. Every combination of the axes is an arm
+    of all prompts; full KV is one more, for each form of the question and seed."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
@@ -75,12 +97,17 @@ class StudyPlan(BaseModel):
     traces: bool = True
     """every trial is a stored run; without, figures alone are kept, and no trial is compared with full KV step by
     step"""
-    generation: Literal["shared", "task"] = "shared"
-    """task: tokens at most, temperature, top-p and seed are those of each prompt's task"""
+    generation: Literal["shared", "task", "cut"] = "shared"
+    """task: tokens at most, temperature, top-p and seed are those of each prompt's task; cut: so, but an answer ends
+    after the shared number of tokens at most, and budgets are divided for as many as the task generates"""
+    listed: tuple[ListedArm, ...] = ()
+    """arms of some prompts alone; a study without methods is of these alone, and full KV is run where it is listed"""
 
     def check(self) -> None:
         """Raise ValueError with one sentence for no method, unknown names and values, and budgets that are none."""
-        if not self.entrants:
+        if self.generation == "cut" and self.traces:
+            raise BadStudy("cut_is_stored", "generation = cut needs traces = false: a stored run is not cut.")
+        if not self.entrants and not self.listed:
             raise BadStudy("no_method", "a study needs at least one method: name some with --methods.")
         names = [entrant.method for entrant in self.entrants]
         for name in self.values:
@@ -91,12 +118,30 @@ class StudyPlan(BaseModel):
         for budget in self.budgets:
             Budget.parse(budget)
         for arm in self.arms():
-            methods.converted(methods.get(arm.method), arm.overrides)
+            methods.converted(methods.get(arm.method), arm.parameters)
             self.shared.model_copy(update={"question": arm.question})
 
     def arms(self) -> list[Arm]:
-        """Return all arms, those of full KV first, each once."""
+        """Return all arms, each once: those of full KV first, those of listed prompts last."""
+        arms = {arm.key(): arm for arm in self._combined()}
+        return list((arms | {row.arm.key(): row.arm for row in self.listed}).values())
+
+    def trials(self, prompts: Iterable[str]) -> list[tuple[str, str]]:
+        """Return (prompt, key of an arm) of every trial, prompt by prompt. prompts: ids, in the order of the study."""
+        everywhere = dict.fromkeys(arm.key() for arm in self._combined())
+        keys_by_prompt: dict[str, dict[str, None]] = {prompt: dict(everywhere) for prompt in prompts}
+        for row in self.listed:
+            key = row.arm.key()
+            for prompt in row.prompts:
+                if prompt in keys_by_prompt:
+                    keys_by_prompt[prompt][key] = None
+        return [(prompt, key) for prompt, keys in keys_by_prompt.items() for key in keys]
+
+    def _combined(self) -> list[Arm]:
+        """Every combination of the axes, each once."""
         arms: dict[str, Arm] = {}
+        if not self.entrants:
+            return []
         for question, seed in itertools.product(self.questions, self.seeds):
             for dtype in ("", *self.reference_dtypes):
                 arm = Arm(method=methods.REFERENCE, question=question, seed=seed, dtype=dtype)
@@ -156,10 +201,10 @@ def _label(arm: Arm, model: str, settings: Sequence[Mapping[str, str]], varied: 
     arm_settings = arm.settings()
     siblings = [each for each in settings if each["method"] == arm.method]
     usual = default_preset(arm.method, model)
-    parts = [preset_name(arm.method, arm.preset or usual, arm.overrides, usual)]
+    parts = [preset_name(arm.method, arm.preset or usual, arm.parameters, usual)]
     if len({each["preset"] for each in siblings}) > 1:
         parts.append(arm_settings["preset"] or "usual preset")
-    for name in arm.overrides:
+    for name in arm.parameters:
         if len({each.get(name) for each in siblings}) > 1:
             parts.append(f"{name} {arm_settings[name]}")
     if "budget" in varied and arm.budget:

@@ -17,7 +17,7 @@ from kvlens.studies.errors import BadStudy
 from kvlens.studies.limits import Thresholds
 from kvlens.studies.plan import StudyPlan
 
-FORMS = ("reference_dtypes", "traces", "generation")
+FORMS = ("reference_dtypes", "traces", "generation", "listed")
 """keys of the file that say how the trials are run (kvlens.studies.plan.StudyPlan)"""
 AXES = ("name", "prompts", "segments", "methods", "budgets", "questions", "seeds", *FORMS, "gate")
 """keys of the file that are no setting of a run"""

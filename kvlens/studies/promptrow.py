@@ -29,6 +29,7 @@ NAMES = (
     "question_start",
     "segments",
     "drawn",
+    "forced",
 )
 """names of a row's fields; others are left unread"""
 
@@ -46,6 +47,9 @@ class StudyPrompt:
     turns: tuple[tuple[str, str], ...] = field(default=())
     drawn: Mapping[str, Any] = field(default_factory=dict)
     """what makes a prompt of a task again (`kvlens.tasks.remake`): task, length, depth, seed, index; {} of others"""
+    forced: str = ""
+    """text that goes on from the prompt's: it is fed in place of the method's own choices, and every token is compared
+    with full KV on the same text. Both are read as they are, without the chat form"""
 
     @property
     def content(self) -> str:
@@ -70,6 +74,7 @@ class StudyPrompt:
             "system": self.system,
             "turns": [list(turn) for turn in self.turns],
             "drawn": dict(self.drawn),
+            "forced": self.forced,
         }
         return {name: value for name, value in row.items() if value not in (None, "", [], {})}
 
@@ -87,7 +92,7 @@ def task_prompt(
 def prompt_of(row: Mapping[str, Any], default_id: str, name: str) -> StudyPrompt:
     """Return the prompt of a row. It has `messages` (chat), `text`, or `question` with or without `context`. Where they
     are known it has `answer` or `answers`, `needle` (words of the prompt, or character ranges), `segments` (names with
-    a marker or a character range), `id` and `group`.
+    a marker or a character range), `id` and `group`, and `forced`, a text that is fed in place of an answer.
 
     Args:
         default_id: the prompt's id where the row has none.
@@ -106,7 +111,8 @@ def prompt_of(row: Mapping[str, Any], default_id: str, name: str) -> StudyPrompt
     source = with_segments(_answered(source, row, name), _segment_pairs(row, name))
     drawn = row.get("drawn")
     about = dict(drawn) if isinstance(drawn, Mapping) else {}
-    return StudyPrompt(_text(row, "id", name) or default_id, source, _group(row, name), system, turns, about)
+    prompt_id, forced = _text(row, "id", name) or default_id, _text(row, "forced", name)
+    return StudyPrompt(prompt_id, source, _group(row, name), system, turns, about, forced)
 
 
 def _plain(row: Mapping[str, Any], name: str) -> PromptText:

@@ -105,11 +105,15 @@ class Study:
         self._models, self._part = models, part
         self._arms = {arm.key(): arm for arm in info.plan.arms()}
         self._prompts = {prompt.id: prompt for prompt in storage.read_prompts(runs_dir, info.id)}
-        planned = [(prompt, arm) for prompt in self._prompts for arm in self._arms if part.has(prompt, arm)]
+        planned = [pair for pair in info.plan.trials(self._prompts) if part.has(*pair)]
         trials = storage.read_trials(runs_dir, info.id)
         self._ended = {(trial.prompt, trial.arm) for trial in trials if self._serves(trial)}
         self._done = len(self._ended & set(planned))
         self._total = len(planned)
+        self._waiting: dict[str, list[Arm]] = {prompt: [] for prompt in self._prompts}
+        for prompt, key in planned:
+            if (prompt, key) not in self._ended:
+                self._waiting[prompt].append(self._arms[key])
 
     def run(self, crew: Crew) -> bool:
         """Run what has not ended -> whether the study is whole. Raises ValueError or TraceError with one sentence where
@@ -134,11 +138,12 @@ class Study:
 
     def _pending(self, prompt: str) -> list[Item]:
         """What has not ended of a prompt, in the order in which a reading and a reference serve the most."""
-        arms = [
-            arm for key, arm in self._arms.items() if (prompt, key) not in self._ended and self._part.has(prompt, key)
-        ]
-        questions, seeds = self._info.plan.questions, self._info.plan.seeds
-        arms.sort(key=lambda arm: (questions.index(arm.question), arm.dtype, seeds.index(arm.seed)))
+        questions, seeds = (
+            list(dict.fromkeys(getattr(arm, name) for arm in self._arms.values())) for name in ("question", "seed")
+        )
+        arms = sorted(
+            self._waiting[prompt], key=lambda arm: (questions.index(arm.question), arm.dtype, seeds.index(arm.seed))
+        )
         return [Item(prompt, arm.key()) for arm in arms]
 
     def _run_here(self, groups: list[list[Item]]) -> None:

@@ -67,7 +67,7 @@ class Results:
     @property
     def planned(self) -> int:
         """Trials of the whole study."""
-        return len(self.arms) * len(self.prompts)
+        return len(self.info.plan.trials(prompt.id for prompt in self.prompts))
 
     @property
     def ended(self) -> int:
@@ -187,15 +187,18 @@ def _flat(figures: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _columns(arm: Arm) -> dict[str, Any]:
-    overrides = {name: arm.overrides[name] for name in arm.overrides}
     fixed = {"method": arm.method, "preset": arm.preset or "", "budget": arm.budget}
-    return {**fixed, "question": arm.question, "seed": arm.seed, **overrides}
+    return {**fixed, "question": arm.question, "seed": arm.seed, **arm.parameters}
 
 
 def _without(arm: Arm, axis: str) -> Arm:
     if axis == "budget":
         return arm.model_copy(update={"budget": ""})
-    return arm.model_copy(update={"overrides": {name: value for name, value in arm.overrides.items() if name != axis}})
+    rest = {
+        field: {name: value for name, value in values.items() if name != axis}
+        for field, values in (("overrides", arm.overrides), ("changes", arm.changes))
+    }
+    return arm.model_copy(update=rest)
 
 
 def _number(value: Any) -> float | None:

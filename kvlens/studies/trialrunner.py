@@ -9,10 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvlens import methods, tasks
+from kvlens import methods
 from kvlens.budget import BudgetInfeasible
 from kvlens.methods.faults import MethodFault, stray
-from kvlens.models.device import settle
 from kvlens.runs.carrying import give_back
 from kvlens.runs.preparing import Pairing, Plan, Prepared, advice, check, plan, prepare, reference_key, sizes_of
 from kvlens.runs.readings import keeping
@@ -27,8 +26,9 @@ from kvlens.studies.plan import Arm, StudyPlan
 from kvlens.studies.promptrow import StudyPrompt
 from kvlens.studies.scoring import Scorer, settings_of
 from kvlens.studies.storage import StudyInfo, Trial
+from kvlens.studies.trialplan import plan_trial, request_of, tokens_of
 from kvlens.text.chat import BadTemplate
-from kvlens.text.prompts import BadPrompt, tokenize
+from kvlens.text.prompts import BadPrompt
 from kvlens.text.segments import BadSegment
 
 if TYPE_CHECKING:
@@ -61,6 +61,10 @@ class TrialRunner:
         """the model with the prompt; a sentence where it cannot be fed"""
         self._references: dict[int, Reference | Trial] = {}
         """seed -> full KV's run, or the trial of an arm that cannot be compared with one"""
+        self._forced: tuple[int, ...] | None = None
+        """ids that every arm of the prompt is fed; None: arms choose their own"""
+        self._full: Reference | None = None
+        """full KV on the forced text"""
         self._last: Prepared | None = None
         """of the prompt that was prepared last: the next one may begin with the same tokens"""
         self._scorer = Scorer()
@@ -79,7 +83,7 @@ class TrialRunner:
         prepared = self._prompt(prompt, arm)
         if isinstance(prepared, str):
             return Trial(prompt.id, arm.key(), "refused", message=prepared)
-        if not self._plan.traces:
+        if not self._plan.traces or prompt.forced:
             return self._run_unstored(prompt, prepared, arm)
         reference = self._reference(prompt, arm, prepared)
         if reference is None:
@@ -94,6 +98,7 @@ class TrialRunner:
         """Give back the memory of the prompt that was run last."""
         self._place, self._prepared = None, ""
         self._references.clear()
+        self._full = None
         give_back()
 
     def _prompt(self, prompt: StudyPrompt, arm: Arm) -> Prepared | str:
@@ -104,7 +109,7 @@ class TrialRunner:
             full = Arm(method=methods.REFERENCE, question=arm.question, dtype=arm.dtype)
             arms = [each for each in self._arms if (each.question, each.dtype) == place[1:]]
             try:
-                self._prepared = self._prepare(prompt, self._request(prompt, full), arms, arm.dtype)
+                self._prepared = self._prepare(prompt, request_of(self._plan, prompt, full), arms, arm.dtype)
             except ValueError as error:
                 if isinstance(error, BadStudy) or not (arm.dtype in self._bases or _is_of(prompt, error)):
                     raise  # the model, not the prompt
@@ -119,7 +124,7 @@ class TrialRunner:
         if arm.seed in self._references:
             return self._references[arm.seed]
         full = Arm(method=methods.REFERENCE, question=arm.question, seed=arm.seed, dtype=arm.dtype)
-        request = self._request(prompt, full)
+        request = request_of(self._plan, prompt, full)
         try:
             plan(request, prepared)
             self._references[arm.seed] = obtain(prepared, request, self._runs, self._report, self._cancelled)
@@ -134,11 +139,11 @@ class TrialRunner:
         """The trial of an arm that is no reference; None where it was cancelled."""
         from kvlens.runs.storing import store
 
-        request = self._request(prompt, arm)
+        request = request_of(self._plan, prompt, arm)
         planned: Plan | None = None
         try:
             check(request)
-            planned = plan(request, prepared)
+            planned = plan_trial(self._plan, arm, request, prepared)
             pairing = Pairing(reference, reference.uid, reference_key(request, prepared))
             stored = store(prepared, request, planned, pairing, self._runs, self._report, self._cancelled)
         except BaseException as error:
@@ -150,14 +155,16 @@ class TrialRunner:
 
     def _run_unstored(self, prompt: StudyPrompt, prepared: Prepared, arm: Arm) -> Trial | None:
         """The trial of an arm whose figures alone are kept; None where it was cancelled."""
-        from kvlens.studies.unstored import measure
+        from kvlens.studies.unstored import forced_reference, measure
 
-        request = self._request(prompt, arm).model_copy(update={"oracle": "off", "phases": False})
+        request = request_of(self._plan, prompt, arm).model_copy(update={"oracle": "off", "phases": False})
         planned: Plan | None = None
         try:
             check(request)
-            planned = plan(request, prepared)
-            figures = measure(prepared, planned, prompt, self._cancelled)
+            planned = plan_trial(self._plan, arm, request, prepared, self._forced)
+            if self._forced is not None and self._full is None:
+                self._full = forced_reference(prepared, planned, self._cancelled)
+            figures = measure(prepared, planned, prompt, self._cancelled, self._full)
         except BaseException as error:
             fault = stray(arm.method, error)
             if not isinstance(fault, Exception):
@@ -204,18 +211,6 @@ class TrialRunner:
         figures.pop("whole_output", None)
         return Trial(prompt.id, arm.key(), "completed", uid, figures=figures)
 
-    def _request(self, prompt: StudyPrompt, arm: Arm) -> RunRequest:
-        changes: dict[str, object] = {"device": settle(self._plan.shared.device)}
-        if self._plan.generation == "task" and prompt.drawn:
-            drawn = tasks.get(str(prompt.drawn["task"])).generation(int(prompt.drawn["index"]))
-            changes |= {"max_new": drawn.new_tokens, "temperature": drawn.temperature, "top_p": drawn.top_p}
-            changes |= {"seed": drawn.seed}
-        if prompt.system is not None:
-            changes["system"] = prompt.system
-        if prompt.turns:
-            changes["turns"] = prompt.turns
-        return self._plan.request(arm).model_copy(update=changes)
-
     def _prepare(self, prompt: StudyPrompt, request: RunRequest, arms: list[Arm], dtype: str) -> Prepared:
         """The loaded model with the prompt, whose reading serves all methods that are to come. Raises ValueError."""
         reading = keeping([methods.get(arm.method) for arm in arms])
@@ -225,12 +220,8 @@ class TrialRunner:
             if not dtype:
                 self._same_model(base.fingerprint)
             self._bases[dtype] = base
-            self._last = replace(base, kept=reading)
-            return self._last
         base = self._bases[dtype]
-        tokenizer = base.engine.loaded.tokenizer
-        form = (request.chat, request.system, request.question, None, request.turns, request.chat_args)
-        tokens = tokenize(prompt.source, tokenizer, None, request.max_new, *form)
+        tokens, self._forced = tokens_of(prompt, request, base.engine.loaded.tokenizer)
         last = self._last
         if last is not None and last.prompt.ids == tokens.ids and last.engine is base.engine:
             reading = last.kept or reading  # another question about the same context

@@ -26,15 +26,28 @@ def encoding(
     folder = Path(resolve(model))
     if (folder / "tokenizer.json").is_file():
         return encoding_in(folder, chat, system, arguments=arguments)
+    return encoding_of(_transformers_tokenizer(folder, model), chat, system, arguments)
+
+
+def token_ends(model: str, text: str) -> list[int]:
+    """Return the character at which each token of a text ends; special tokens are left out. Raises as `encoding`."""
+    folder = Path(resolve(model))
+    if (folder / "tokenizer.json").is_file():
+        tokenizer = _tokenizer(str(folder), (folder / "tokenizer.json").stat().st_mtime_ns)
+        return [int(end) for _, end in tokenizer.encode(text, add_special_tokens=False).offsets]
+    encoded = _transformers_tokenizer(folder, model)(text, add_special_tokens=False, return_offsets_mapping=True)
+    return [int(end) for _, end in encoded["offset_mapping"]]
+
+
+def _transformers_tokenizer(folder: Path, model: str) -> Any:
     stay_offline()
     from transformers import AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True)
+        return AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True)
     except (OSError, ValueError) as error:
         first = str(error).strip().partition("\n")[0]
         raise ValueError(f"the tokenizer of '{model}' could not be loaded: {first}") from error
-    return encoding_of(tokenizer, chat, system, arguments)
 
 
 def encoding_of(

@@ -15,18 +15,25 @@ from test_cli import kvlens
 from kvlens import PACKAGE, methods, tasks
 from kvlens.budget import Budget
 from kvlens.engine.engine import Engine
+from kvlens.lab.bench import tablestudy
+from kvlens.lab.bench.freetext import FreeTextRequest, Passages
 from kvlens.lab.bench.passages import apart, begins, passage
 from kvlens.lab.bench.sources import running
-from kvlens.lab.bench.trials import changed, settings
-from kvlens.lab.claims import Claim, arm_evidence, arms, check, page, written
-from kvlens.lab.claims.arms import Place, Rows, places
+from kvlens.lab.bench.trialprompts import DEPTHS, Prompts, Trial
+from kvlens.lab.bench.trials import carry_out, settings
+from kvlens.lab.claims import Claim, arm_evidence, armstudy, check, page, written
+from kvlens.lab.claims.armstudy import Place, Rows, places
 from kvlens.lab.claims.check import claiming, planned, refuse_others, statements_of
 from kvlens.lab.claims.family import decide
-from kvlens.lab.claims.plan import PASSAGES, plan_lines
+from kvlens.lab.claims.plan import PASSAGES, Plan, plan_lines
 from kvlens.lab.claims.stored_claims import judge_again
-from kvlens.methods.fitting import Sizes, choose
-from kvlens.methods.statements import FIGURES, Arm, Statement, arm, list_statements
+from kvlens.methods.fitting import Sizes, choose, with_changes
+from kvlens.methods.statements import FIGURES, LONG, SHORT, Arm, Statement, arm, list_statements
+from kvlens.runs.request import RunRequest
 from kvlens.shape import KVShape
+from kvlens.studies import storage
+from kvlens.studies.table import Results
+from kvlens.studies.trialplan import tokens_of
 from kvlens.tasks.texts import sentences
 
 SMOLLM2 = KVShape(30, 9, 3, 64, 4)
@@ -65,7 +72,7 @@ def test_what_is_stated_can_be_run(name: str, statement: Statement) -> None:
         preset, overrides, rule = settings(method, "smollm2", one.budget)
         limit = Budget.parse(one.budget).bytes(SMOLLM2, 1088) if rule == "resident bytes" else None
         sizes = Sizes(SMOLLM2, 1023, 64, limit)
-        found = changed(method, choose(method, None, preset, overrides, sizes), dict(one.changes))
+        found = with_changes(method, choose(method, None, preset, overrides, sizes), dict(one.changes))
         run.append((one.method, limit, found.params))
         assert "keep" not in overrides or "tokens" not in dict(one.changes), "keep goes before tokens"
     assert all(one != other for one, other in combinations(run, 2))
@@ -139,6 +146,15 @@ def test_all_claims_of_a_paper_are_judged_together() -> None:
     assert [claim.holds for claim in decide([gained, nothing, nothing, nothing])] == [None] * 4
     count = Claim("snapkv", "S", "says", "m", True)
     assert [claim.holds for claim in decide([gained, count, count, count])] == [True] * 4
+
+
+def test_published_claims_are_judged_again_to_the_same_page() -> None:
+    """All verdicts, intervals and p values follow from the stored figures, and the page is made of them."""
+    result = json.loads((PACKAGE / "lab" / "results" / "claims-smollm2.json").read_text(encoding="utf-8"))
+    again = json.loads(json.dumps(judge_again(result)))
+    assert again == result
+    docs = PACKAGE.parent / "docs" / "evidence" / "claims.md"
+    assert page.document(again, "smollm2") == docs.read_text(encoding="utf-8")
 
 
 def test_stored_claims_are_judged_again() -> None:
@@ -254,20 +270,33 @@ def test_the_toy_is_not_asked_of_prose() -> None:
         refuse_others(["random"], "smollm2")
 
 
-def test_trials_are_kept_and_not_run_again(demo: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One prompt of each kind, short ones; a second call runs nothing, and a file of something else is refused."""
-    monkeypatch.setattr(arms, "LENGTH", 256)
-    text = Statement("S", "t", arm("streaming_llm", "40%"), (arm("full"),), "as good", figure="kl", text=(96, 64))
-    needle = Statement(
-        "S", "n", arm("keydiff", "60%"), (arm("random", "60%", window=0),), figure="coverage", tasks=("niah_single",)
-    )
-    engine, said = Engine(demo), list[str]()
-    file = tmp_path / "kept.jsonl"
-    asked = arms.list_arms([text, needle], 1)
-    rows = arms.measure(asked, file, engine, said.append)
-    at: list[Place] = [("text 96+64", "in", 0), ("niah_single", "in", 0)]
-    assert list(asked) == at
-    assert {place for _, place in rows} == set(at)
+TEXT = Statement("S", "t", arm("streaming_llm", "40%"), (arm("full"),), "as good", figure="kl", text=(96, 64))
+NEEDLE = Statement(
+    "S",
+    "n",
+    arm("keydiff", "60%"),
+    (arm("random", "60%", window=0),),
+    figure="coverage",
+    tasks=("niah_single",),
+    question="after",
+)
+
+
+def measured(runs: Path, said: list[str], prompts: int = 1, **more: Any) -> Rows:
+    statements = [(TEXT, prompts), (NEEDLE, prompts)]
+    return armstudy.measure_arms(statements, "demo", "cpu", 60.0, runs, said.append, **more)
+
+
+def test_arms_of_statements_are_a_study_that_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One prompt of each kind, short ones; each arm is run on the prompts of its statements alone, a second call runs
+    what more prompts ask for, and the figures are those of the engine itself."""
+    monkeypatch.setattr(armstudy, "LENGTH", 256)
+    said: list[str] = []
+    rows = measured(tmp_path, said)
+    at: list[Place] = [("text 96+64", "in", 0), ("niah_single", "after", 0)]
+    assert set(rows) == {
+        (one, place) for statement, place in zip((TEXT, NEEDLE), at, strict=True) for one in statement.arms
+    }
     assert len(said) == 4
     assert rows[arm("full"), at[0]]["kl"] == pytest.approx(0, abs=1e-9)
     assert rows[arm("streaming_llm", "40%"), at[0]]["kl"] > 0
@@ -275,29 +304,89 @@ def test_trials_are_kept_and_not_run_again(demo: Any, tmp_path: Path, monkeypatc
     assert 0 < seen["coverage"] < 1
     assert seen["passed"]
     assert rows[arm("random", "60%", window=0), at[1]]["overrides"]["window"] == 0
-    again = arms.measure(asked, file, engine, said.append)
+    (study,) = storage.ids(tmp_path)
+    results = Results.read(tmp_path, study)
+    assert (results.planned, results.ended, len(results.arms), len(results.prompts)) == (4, 4, 4, 2)
+    assert measured(tmp_path, said) == rows
     assert len(said) == 4
-    assert again.keys() == rows.keys()
-    assert again[arm("keydiff", "60%"), at[1]]["coverage"] == seen["coverage"]
-    file.write_text(json.dumps({"key": "k", "method": "full", "origin": "o"}) + "\n")
-    with raises_code("no_trials", file="kept.jsonl"):
-        arms.measure(asked, file, engine, said.append)
+    assert measured(tmp_path, said, 2).items() >= rows.items()
+    assert (len(said), Results.read(tmp_path, study).planned) == (8, 8)
+
+
+def test_a_claims_trial_is_the_trial_of_the_engine(demo: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A study's figures equal, digit for digit, those of `carry_out` and of a passage that is fed, which the published
+    claims were measured with."""
+    monkeypatch.setattr(armstudy, "LENGTH", 256)
+    rows = measured(tmp_path, [])
+    engine = Engine(demo)
+    request = FreeTextRequest(
+        model="demo", methods=("streaming_llm",), first_seed=armstudy.FIRST_SEED, length=96, tokens=64
+    )
+    passages = Passages(request, engine)
+    passages.turn(0)
+    text = passages.run("streaming_llm", "40%")
+    names = ("kl", "coverage", "resident_share", "read_share", "passed", "preset")
+    assert {name: rows[TEXT.first, ("text 96+64", "in", 0)][name] for name in names} == {
+        name: text[name] for name in names
+    }
+    trial = Trial("niah_single", 256, DEPTHS[0], armstudy.FIRST_SEED, 0, "random", "60%", "after")
+    prompts = Prompts(engine, armstudy.FIRST_SEED, ["keydiff", "random"])
+    row = carry_out(engine, prompts, trial, {"window": 0}, armstudy.ANSWER)
+    shared = ("output", "exact", "moved_share", "cold_share", "steps", "overrides")
+    found = rows[NEEDLE.others[0], ("niah_single", "after", 0)]
+    assert {name: found[name] for name in (*names[1:], *shared)} == {name: row[name] for name in (*names[1:], *shared)}
+
+
+def test_other_code_makes_a_claims_trial_stale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(armstudy, "LENGTH", 256)
+    said: list[str] = []
+    measured(tmp_path, said)
+    monkeypatch.setattr(tablestudy, "origin", lambda model, name, *more: f"{name}-other")
+    measured(tmp_path, said)
+    assert next(line for line in said if "kept trials" in line).split()[0] == "4"
+    assert len(said) == 9
+
+
+def test_a_stopped_paper_is_not_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two papers, that whose trials have all ended is judged."""
+    monkeypatch.setattr(armstudy, "LENGTH", 256)
+    said: list[str] = []
+    rows = measured(tmp_path, said, cancelled=lambda: len(said) >= 2)
+    assert len(rows) == 2
+    plans = {"streaming_llm": [Plan(TEXT, 1, 1, 0.025)], "keydiff": [Plan(NEEDLE, 1, 1, 0.025)]}
+    whole = {
+        name: all((one, place) in rows for one in statement.arms for place in places(statement, 1))
+        for name, statement in (("streaming_llm", TEXT), ("keydiff", NEEDLE))
+    }
+    judged = [name for name, _ in check.check("demo", plans, rows, lambda: None, 1, said.append)]  # type: ignore
+    assert judged == [name for name, ended in whole.items() if ended]
+    assert len(judged) == 1
+
+
+def test_a_passage_is_read_and_fed_as_the_tokens_it_was_drawn_as(smollm2: Any) -> None:
+    """Texts of a study keep to the tokens that published claims were measured on."""
+    for context, fed in (SHORT, LONG):
+        for index in (0, 1, 2):
+            prompt = armstudy.make_prompt("smollm2", f"text {context}+{fed}", index)
+            read, forced = tokens_of(prompt, RunRequest(model="smollm2"), smollm2.tokenizer)
+            whole = passage(armstudy.FIRST_SEED + index, context, fed, smollm2.tokenizer, smollm2.max_positions)
+            assert (read.ids, forced) == (whole[0].ids, whole[1])
 
 
 def test_passages_share_no_text(smollm2: Any) -> None:
     places = [0]
     for sentence in sentences():
         places.append(places[-1] + len(sentence) + 1)
-    found = apart(arms.FIRST_SEED, 15, 1088)
-    starts = sorted(places[begins(arms.FIRST_SEED + index)] for index in found)
+    found = apart(armstudy.FIRST_SEED, 15, 1088)
+    starts = sorted(places[begins(armstudy.FIRST_SEED + index)] for index in found)
     assert all(after - before >= 6 * 1088 for before, after in pairwise(starts))
     assert starts[0] + places[-1] - starts[-1] >= 6 * 1088
-    assert found[:10] == apart(arms.FIRST_SEED, 10, 1088), "more passages begin with the same"
+    assert found[:10] == apart(armstudy.FIRST_SEED, 10, 1088), "more passages begin with the same"
     for index in found:
-        context, fed = passage(arms.FIRST_SEED + index, 1024, 64, smollm2.tokenizer, smollm2.max_positions)
+        context, fed = passage(armstudy.FIRST_SEED + index, 1024, 64, smollm2.tokenizer, smollm2.max_positions)
         assert len(smollm2.tokenizer.decode([*context.ids, *fed])) < 6 * 1088, "or the next one might begin in it"
     with pytest.raises(ValueError, match="has no 60 passages of 1,088 tokens apart"):
-        apart(arms.FIRST_SEED, 60, 1088)
+        apart(armstudy.FIRST_SEED, 60, 1088)
 
 
 def test_what_a_paper_says_makes_no_trial_stale(tmp_path: Path) -> None:
@@ -334,18 +423,18 @@ def test_claims_are_written_method_by_method(
     them all."""
     made = judge([1.0] * 12, [0.0] * 12)
 
-    def one_then_none(engine: Any, plans: Any, *_: Any) -> Any:
+    def one_then_none(model: str, plans: Any, *_: Any) -> Any:
         yield next(iter(plans)), [made]
         raise ValueError("the second failed.")
 
     out, doc = tmp_path / "claims.json", tmp_path / "claims.md"
     monkeypatch.setattr(check, "check", one_then_none)
-    argv = ("bench", "claims", "--model", "demo", "--out", str(out), "--kept", str(tmp_path / "k"), "--doc", str(doc))
+    argv = ("bench", "claims", "--model", "demo", "--out", str(out), "--runs", str(tmp_path), "--doc", str(doc))
     with pytest.raises(SystemExit):
         kvlens(*argv, "--methods", "freekv,sekv")
     assert "the second failed." in capsys.readouterr().err
     assert list(json.loads(out.read_text())["methods"]) == ["freekv"]
-    monkeypatch.setattr(check, "check", lambda engine, plans, *_: iter([(next(iter(plans)), [made])]))
+    monkeypatch.setattr(check, "check", lambda model, plans, *_: iter([(next(iter(plans)), [made])]))
     kvlens(*argv, "--methods", "chess")
     assert "[holds] S: says" in capsys.readouterr().out
     assert list(json.loads(out.read_text())["methods"]) == ["freekv", "chess"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,13 +23,14 @@ from kvlens.runs.races import Entrant
 from kvlens.runs.request import RunRequest
 from kvlens.store.reader import TraceReader, list_runs
 from kvlens.studies import storage
+from kvlens.studies.catalogue import studies_in
 from kvlens.studies.errors import BadStudy
 from kvlens.studies.extension import extend, extended
 from kvlens.studies.paired import compare, detectable, prompts_needed
 from kvlens.studies.papers import beside_paper
-from kvlens.studies.plan import Arm, StudyPlan, labels, parse_values
+from kvlens.studies.plan import Arm, ListedArm, StudyPlan, labels, parse_values
 from kvlens.studies.promptfile import read_prompts
-from kvlens.studies.promptrow import StudyPrompt
+from kvlens.studies.promptrow import StudyPrompt, prompt_of
 from kvlens.studies.protocols import NOT_STATED, SETTINGS
 from kvlens.studies.running import carry_out
 from kvlens.studies.storage import StudyInfo, Trial
@@ -440,3 +442,58 @@ def test_the_same_prompt_twice_is_one_prompt_in_the_api(tmp_path: Path) -> None:
     read = study_prompts([*rows, {"question": "what?"}], RunRequest(model="demo"), Named())
     assert [prompt.id for prompt in read.prompts] == ["x", "prompt-2"]
     assert len(read.faults) == 1
+
+
+def test_listed_arms_run_on_their_own_prompts_alone(tmp_path: Path, prompts: tuple[StudyPrompt, ...]) -> None:
+    """A study may be a list of trials; beside axes they are added, and an extension joins the prompts of an arm."""
+    first, second = (prompt.id for prompt in prompts)
+    arms = [Arm(method="streaming_llm", budget="60%"), Arm(method="full")]
+    listed = [ListedArm(arm=arms[0], prompts=(first,)), ListedArm(arm=arms[1], prompts=(first, second))]
+    shared = RunRequest(model="demo", max_new=4)
+    plan = StudyPlan(shared=shared, entrants=(), listed=tuple(listed), traces=False)
+    plan.check()
+    trials = [(first, arms[0].key()), (first, arms[1].key()), (second, arms[1].key())]
+    assert plan.trials([first, second]) == trials
+    info, heard = storage.create(tmp_path, plan, prompts), Heard()
+    assert carry_out(tmp_path, info.id, heard, lambda: False)
+    assert sorted((prompt, arm.key()) for _, _, prompt, arm, _ in heard.trials) == sorted(trials)
+    results = Results.read(tmp_path, info.id)
+    assert (results.planned, results.ended) == (3, 3)
+    (row,) = studies_in(tmp_path)
+    assert (row.methods, row.planned) == ("streaming_llm, full", 3)
+    more = plan.model_copy(update={"listed": (ListedArm(arm=arms[0], prompts=(second,)),)})
+    assert extended(plan, more).trials([first, second]) == [*trials[:2], (second, arms[0].key()), trials[2]]
+    assert len(PLAN.model_copy(update={"listed": tuple(listed)}).trials([first])) == len(PLAN.arms()) + 1
+    with pytest.raises(BadStudy) as refused:
+        plan.model_copy(update={"traces": True, "generation": "cut"}).check()
+    assert refused.value.code == "cut_is_stored"
+
+
+def test_changes_are_set_after_the_preset_was_chosen() -> None:
+    """They are part of an arm's key and name; an arm without them keeps the key that stored studies have."""
+    plain = Arm(method="snapkv", budget="20%")
+    changed = Arm(method="snapkv", budget="20%", changes={"window": 16})
+    assert plain.key() == "40bc355a29d2"
+    assert changed.key() != plain.key()
+    assert labels([plain, changed], "demo")[changed.key()].endswith("window 16")
+
+
+def test_forced_text_is_fed_to_every_arm_and_compared_with_full_kv_on_it(tmp_path: Path) -> None:
+    """No run is stored, also where other trials of the study are; full KV differs from itself by nothing."""
+    text = "The harbour was quiet that morning. " * 8
+    row = {"id": "a", "text": text, "forced": "Nobody had seen the boat since."}
+    prompt = prompt_of(row, "0", "row")
+    assert prompt_of(prompt.row(), "0", "row") == prompt
+    plan = StudyPlan(
+        shared=RunRequest(model="demo", max_new=4), entrants=(Entrant(method="streaming_llm"),), budgets=("50%",)
+    )
+    info, heard = storage.create(tmp_path, plan, [prompt]), Heard()
+    assert carry_out(tmp_path, info.id, heard, lambda: False)
+    kl = {arm.method: trial.figures["kl_nats"] for _, _, _, arm, trial in heard.trials if trial.figures}
+    assert kl["full"] == pytest.approx(0, abs=1e-9)
+    assert kl["streaming_llm"] > 1e-4
+    steps = {trial.figures["steps"] for *_, trial in heard.trials if trial.figures}
+    assert len(steps) == 1
+    assert steps != {4}
+    assert list_runs(tmp_path).empty
+    assert replace(prompt, forced="").content != prompt.content

@@ -26,8 +26,9 @@ from kvlens.lab.bench import kept as lines_kept
 from kvlens.lab.bench.passages import distinct, passage
 from kvlens.lab.bench.provenance import about, made_otherwise, origin
 from kvlens.lab.bench.tablerequest import ComparedRequest
-from kvlens.lab.bench.trials import arm, changed, chosen, infeasible, missing, settings
+from kvlens.lab.bench.trials import arm, chosen, infeasible, missing, settings
 from kvlens.methods.base import Method
+from kvlens.methods.fitting import with_changes
 from kvlens.statistics import of_mean
 from kvlens.studies.means import Means
 from kvlens.tasks.texts import EVALUATION
@@ -127,7 +128,7 @@ class Passages:
         read = self.read(method) if dtype == "float32" else None
         sink = Means()
         try:
-            choice = changed(method, chosen(engine, self.context, method, row, limit, self.options), changes)
+            choice = with_changes(method, chosen(engine, self.context, method, row, limit, self.options), changes)
             row |= arm(choice, row)
             result = engine.run(
                 self.context, method, choice.params, limit, self.options, sink, read=read, against=self.reference

@@ -8,6 +8,7 @@ from itertools import accumulate
 from typing import Any
 
 from kvlens.refusal import Refusal
+from kvlens.tasks.encoding import encoding, token_ends
 from kvlens.tasks.texts import EVALUATION, sentences
 from kvlens.text.prompts import Prompt, PromptText, tokenize
 
@@ -51,19 +52,39 @@ def apart(first_seed: int, count: int, tokens: int) -> list[int]:
     )
 
 
+def split_text(seed: int, context_tokens: int, fed_tokens: int, model: str) -> tuple[str, str]:
+    """Return what `passage` reads and what it feeds, as texts that go on without a break. model: whose tokens are
+    counted. Raises ValueError, one sentence, where the text is too short."""
+    words = _words(seed, context_tokens + fed_tokens)
+    ends = token_ends(model, words)
+    cut = context_tokens - encoding(model, "off").special
+    if len(ends) < cut + fed_tokens:
+        raise _too_short(len(ends), context_tokens + fed_tokens)
+    begin, end = ends[cut - 1], ends[cut + fed_tokens - 1]
+    return words[:begin], words[begin:end]
+
+
+def _words(seed: int, tokens: int) -> str:
+    """The text from the beginning of a sentence drawn by the seed, longer than any tokenizer makes so many tokens
+    of."""
+    text, start = sentences(), begins(seed)
+    longest = max(len(sentence) for sentence in text)
+    return " ".join((*text[start:], *text[:start]))[: 16 * tokens + longest]
+
+
+def _too_short(tokens: int, wanted: int) -> ValueError:
+    return ValueError(f"the text '{EVALUATION.title}' has {tokens:,} tokens, not {wanted:,}: ask for fewer.")
+
+
 def passage(
     seed: int, context_tokens: int, fed_tokens: int, tokenizer: Any, max_positions: int
 ) -> tuple[Prompt, tuple[int, ...]]:
     """(context, the ids fed behind it): whole text of EVALUATION from the beginning of a sentence drawn by the seed, as
     it is, without the chat form. Raises ValueError, one sentence, where the text or the model is too short."""
-    text, target = sentences(), context_tokens + fed_tokens
-    start = begins(seed)
-    words = " ".join((*text[start:], *text[:start]))
-    longest = max(len(sentence) for sentence in text)
-    words = words[: 16 * target + longest]  # more than any tokenizer makes so many tokens of
-    whole = tokenize(PromptText(words), tokenizer, 1 << 40, 0, "off")
+    target = context_tokens + fed_tokens
+    whole = tokenize(PromptText(_words(seed, target)), tokenizer, 1 << 40, 0, "off")
     if len(whole.ids) < target:
-        raise ValueError(f"the text '{EVALUATION.title}' has {len(whole.ids):,} tokens, not {target:,}: ask for fewer.")
+        raise _too_short(len(whole.ids), target)
     if target > max_positions:
         raise Refusal(
             f"{target:,} tokens are more than the model takes ({max_positions:,}): ask for fewer.",

@@ -62,7 +62,7 @@ def made_otherwise(rows: Iterable[dict[str, Any]], origins: dict[str, str]) -> s
     )
 
 
-_ASKED = ("task", "length", "depth", "seed", "index", "method", "budget")
+_ASKED = ("task", "length", "depth", "seed", "index", "method", "budget", "prompt", "arm")
 
 
 def _asked(row: dict[str, Any]) -> tuple[Any, ...]:

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from kvlens import PACKAGE
 
-RUNNERS = ("kvlens.lab.bench.trials", "kvlens.studies.unstored")
-"""what carries out a trial of claims, and of tables"""
+RUNNERS = ("kvlens.lab.bench.trials", "kvlens.studies.trialplan", "kvlens.studies.unstored")
+"""what carries out a trial of a measurement that is no study, and of one that is"""
 STATED = "kvlens.methods.statements"
 """what a paper says of a method: no part of what runs"""
 DATA = (".json", ".safetensors", ".txt")

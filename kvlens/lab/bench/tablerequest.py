@@ -15,6 +15,8 @@ from kvlens.models.find import default_model
 from kvlens.runs.races import Entrant
 from kvlens.runs.request import RunRequest
 from kvlens.studies.plan import Arm, StudyPlan
+from kvlens.studies.promptrow import StudyPrompt, task_prompt
+from kvlens.tasks.encoding import encoding
 
 Place = tuple[str, int | None, float | None, int, int]
 """task, length, depth, seed, index: what makes a prompt (kvlens.tasks.remake)"""
@@ -59,6 +61,14 @@ class TableRequest(ComparedRequest):
     def places(self) -> Iterator[Place]:
         """Yield the prompts, whole rounds first."""
         raise NotImplementedError
+
+    def study_prompts(self) -> list[StudyPrompt]:
+        """Return the prompts of the study, in the order of the places."""
+        counted = encoding(self.model)
+        return [
+            task_prompt(*place, counted, "/".join(str(part) for part in place if part is not None))
+            for place in self.places()
+        ]
 
     def plan(self) -> StudyPlan:
         """Return the study whose trials are the table. Full KV is in every study; it is run a second time in another

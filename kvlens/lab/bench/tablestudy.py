@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, Self, TypeVar
 
 from kvlens import methods
 from kvlens.lab.bench.provenance import made_otherwise, origin, weights
@@ -19,13 +19,13 @@ from kvlens.models.device import settle
 from kvlens.store.errors import RunNotFound
 from kvlens.studies import storage
 from kvlens.studies.extension import extend
-from kvlens.studies.plan import Arm
-from kvlens.studies.promptrow import StudyPrompt, task_prompt
+from kvlens.studies.plan import Arm, StudyPlan
+from kvlens.studies.promptrow import StudyPrompt
 from kvlens.studies.running import Part, carry_out
 from kvlens.studies.storage import StudyInfo, Trial
-from kvlens.tasks.encoding import encoding
 from kvlens.workers.lanes import Crew
 
+Request = TypeVar("Request", bound="StudyRequest")
 Say = Callable[[str], None]
 Watch = Callable[[int, int, dict[str, Any]], None]
 """told of every new trial: (trials that have ended, all, the row)"""
@@ -43,6 +43,11 @@ RECORDED = {
     "steps": "steps",
     "output": "output",
     "passed": "checks_passed",
+    "kl": "kl_nats",
+    "reused_share": "reused_share",
+    "corrected_share": "corrected_share",
+    "moved_share": "moved_share",
+    "cold_share": "cold_share",
 }
 """column of a result file -> figure of a study's trial (kvlens.studies.figures)"""
 COMPARED = {
@@ -70,10 +75,42 @@ class Measured:
     """trials of the whole table"""
 
 
+class StudyRequest(Protocol):
+    """What is to be measured as a study."""
+
+    @property
+    def model(self) -> str: ...
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """Return the methods whose trials are rows."""
+        ...
+
+    @property
+    def question(self) -> str:
+        """Return the place of the question; '': each arm has its own."""
+        ...
+
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def device(self) -> str: ...
+    @property
+    def traces(self) -> bool: ...
+    @property
+    def minutes(self) -> float: ...
+    def study_prompts(self) -> list[StudyPrompt]: ...
+    def plan(self) -> StudyPlan: ...
+    def arms(self) -> list[Arm]:
+        """The arms of the plan whose trials are rows."""
+        ...
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self: ...
+
+
 class _Audience:
     """Tells of every trial as a row."""
 
-    def __init__(self, request: TableRequest, watch: Watch) -> None:
+    def __init__(self, request: StudyRequest, watch: Watch) -> None:
         self._model, self._watch = request.model, watch
 
     def report(self, phase: str, number: int, total: int) -> None:
@@ -86,7 +123,7 @@ class _Audience:
 
 def carry_out_table(
     kind: str,
-    request: TableRequest,
+    request: StudyRequest,
     runs_dir: Path,
     watch: Watch,
     say: Say = silent,
@@ -101,7 +138,8 @@ def carry_out_table(
     request = _settled(request)
     info, prompts = _study(kind, request, runs_dir)
     arms = {arm.key(): arm for arm in request.arms()}
-    order = [(prompt.id, key) for prompt in prompts for key in arms]
+    planned = set(request.plan().trials(prompt.id for prompt in prompts))
+    order = [(prompt.id, key) for prompt in prompts for key in arms if (prompt.id, key) in planned]
     origins = {name: origin(request.model, name, request.device, request.dtype) for name in request.methods}
     stored = _rows(request, prompts, storage.read_trials(runs_dir, info.id), order)
     for line in filter(None, (made_otherwise(stored, origins), *missing(request.model, request.methods))):
@@ -131,7 +169,7 @@ def stored_rows(kind: str, request: TableRequest, runs_dir: Path) -> list[dict[s
     return _rows(request, table_prompts, trials, [(trial.prompt, trial.arm) for trial in trials if trial.arm in keys])
 
 
-def study_name(kind: str, request: TableRequest) -> str:
+def study_name(kind: str, request: StudyRequest) -> str:
     """Return the id of a table's study: kind and model in words, and a digest of all that its trials share."""
     shared = (request.model, weights(request.model), request.question, request.dtype, request.device, request.traces)
     digest = hashlib.sha256(json.dumps([kind, *shared]).encode()).hexdigest()[:8]
@@ -139,29 +177,27 @@ def study_name(kind: str, request: TableRequest) -> str:
     return f"{stem}-{digest}"
 
 
-def _settled(request: TableRequest) -> TableRequest:
+def _settled(request: Request) -> Request:
     """The request with the device that `auto` is here."""
     return request.model_copy(update={"device": settle(request.device)})
 
 
-def _study(kind: str, request: TableRequest, runs_dir: Path) -> tuple[StudyInfo, list[StudyPrompt]]:
+def _study(kind: str, request: StudyRequest, runs_dir: Path) -> tuple[StudyInfo, list[StudyPrompt]]:
     """The stored study, with all that the request asks for, and the request's prompts in their order."""
     study_id, plan = study_name(kind, request), request.plan().model_copy(update={"name": f"bench {kind}"})
-    counted = encoding(request.model)
-    prompts = [task_prompt(*place, counted, _id(place)) for place in request.places()]
+    prompts = request.study_prompts()
     try:
         info = storage.read(runs_dir, study_id)
     except RunNotFound:
         info = storage.create(runs_dir, plan, prompts, study_id=study_id)
     else:
-        info = extend(runs_dir, study_id, plan, prompts, key=lambda prompt: (prompt.content, _place(prompt)))
-    by_place = {_place(prompt): prompt for prompt in storage.read_prompts(runs_dir, study_id)}
-    return info, [by_place[_place(prompt)] for prompt in prompts]
+        info = extend(runs_dir, study_id, plan, prompts, key=_identity)
+    stored_prompts = {_identity(prompt): prompt for prompt in storage.read_prompts(runs_dir, study_id)}
+    return info, [stored_prompts[_identity(prompt)] for prompt in prompts]
 
 
-def _id(place: tuple[Any, ...]) -> str:
-    task, length, depth, seed, index = place
-    return "/".join(str(part) for part in (task, length, depth, seed, index) if part is not None)
+def _identity(prompt: StudyPrompt) -> tuple[Any, ...]:
+    return prompt.content, _place(prompt)
 
 
 def _place(prompt: StudyPrompt) -> tuple[Any, ...]:
@@ -169,7 +205,7 @@ def _place(prompt: StudyPrompt) -> tuple[Any, ...]:
 
 
 def _rows(
-    request: TableRequest, prompts: Sequence[StudyPrompt], trials: Sequence[Trial], order: Collection[tuple[str, str]]
+    request: StudyRequest, prompts: Sequence[StudyPrompt], trials: Sequence[Trial], order: Collection[tuple[str, str]]
 ) -> list[dict[str, Any]]:
     """The rows of the trials that ended, in this order of (prompt, arm)."""
     prompt_of = {prompt.id: prompt for prompt in prompts}
@@ -188,7 +224,7 @@ def row_of(model: str, prompt: StudyPrompt, arm: Arm, trial: Trial) -> dict[str,
     the task could not score the output."""
     preset, overrides, rule = settings(methods.get(arm.method), model, arm.budget)
     row = {**prompt.drawn, "method": arm.method, "budget": arm.budget, "question": arm.question, "dtype": arm.dtype}
-    row |= {"rule": rule, "origin": trial.origin}
+    row |= {"rule": rule, "origin": trial.origin, "prompt": prompt.id, "arm": arm.key()}
     figures = trial.figures or {}
     row |= {"preset": figures.get("ran_preset", preset), "overrides": {**(figures.get("fitted") or {}), **overrides}}
     if trial.state != "completed":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from types import MappingProxyType
 from typing import Any
 
@@ -13,7 +13,7 @@ from kvlens.engine.engine import Engine, Options
 from kvlens.lab.bench.trialprompts import Prompts, Trial
 from kvlens.methods import calibration
 from kvlens.methods.base import Method
-from kvlens.methods.fitting import Chosen, Sizes, choose
+from kvlens.methods.fitting import Chosen, Sizes, choose, with_changes
 from kvlens.runs.request import default_preset
 from kvlens.studies.means import Means
 from kvlens.tasks import TaskPrompt
@@ -67,7 +67,7 @@ def carry_out(
     options = Options(new, drawn.seed, drawn.temperature, drawn.top_p, coverage=True, oracle="off", planned=planned)
     sink = Means()
     try:
-        choice = changed(method, chosen(engine, prompt, method, row, limit, options), changes)
+        choice = with_changes(method, chosen(engine, prompt, method, row, limit, options), changes)
         row |= arm(choice, row)
         result = engine.run(prompt, method, choice.params, limit, options, sink, read=prompts.read(trial, method))
     except BudgetInfeasible as error:
@@ -99,15 +99,6 @@ def chosen(
     choice = choose(method, None, row["preset"], row["overrides"], sizes)
     calibration.read_figures(method, choice.params, context.shape, context.model_name)
     return choice
-
-
-def changed(method: type[Method], choice: Chosen, changes: Mapping[str, Any]) -> Chosen:
-    """The same parameters but for `changes`, so that two arms differ in nothing else. Raises ValueError with one
-    sentence for what the method does not take."""
-    if not changes:
-        return choice
-    converted = methods.converted(method, changes)
-    return replace(choice, params=replace(choice.params, **converted), fitted={**choice.fitted, **converted})
 
 
 def missing(model: str, names: tuple[str, ...]) -> list[str]:

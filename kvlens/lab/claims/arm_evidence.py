@@ -9,7 +9,7 @@ from typing import Any
 
 from kvlens.lab.claims import Claim, Test
 from kvlens.lab.claims.arm_pairs import Compare, Record
-from kvlens.lab.claims.arms import Rows, places
+from kvlens.lab.claims.armstudy import Rows, places
 from kvlens.lab.claims.family import tested_level
 from kvlens.lab.claims.plan import FEWEST, pairs_for
 from kvlens.lab.claims.words import SHARES, Wording, arm_words
@@ -92,6 +92,7 @@ def weigh(
             "margin": compare.figure.margin if statement.verdict in ("as good", "alike") else None,
             "bounds": statement.bounds,
             "prompts": prompts,
+            **({"text": list(statement.text)} if compare.figure.of_text else {}),
             "arms": [dict(row) for row in records],
             "gains": [
                 {

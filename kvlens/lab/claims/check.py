@@ -5,13 +5,12 @@ report)`)."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvlens import methods
 from kvlens.lab.claims import Claim
 from kvlens.lab.claims.arm_evidence import judge
-from kvlens.lab.claims.arms import Wanted, list_arms, measure
+from kvlens.lab.claims.armstudy import Rows, list_arms
 from kvlens.lab.claims.family import decide
 from kvlens.lab.claims.plan import Plan, plan
 from kvlens.methods import parts
@@ -75,21 +74,29 @@ def planned(
 
 
 def check(
-    engine: Engine, plans: Mapping[str, Sequence[Plan]], prompts: int, report: Callable[[str], None], file: Path
+    model: str,
+    plans: Mapping[str, Sequence[Plan]],
+    trials: Rows,
+    engine: Callable[[], Engine],
+    prompts: int,
+    report: Callable[[str], None],
 ) -> Iterator[tuple[str, list[Claim]]]:
-    """Yield the claims of each method of the plans.
+    """Yield the claims of each method of the plans whose trials are all there.
 
-    prompts: of each task, for claims that no arms state; file: keeps the trials of statements, so that they are not run
-    again. Raises ValueError for a file of something else."""
-    model, arms_by_place = engine.loaded.name, Wanted()
-    for row in (row for rows in plans.values() for row in rows):
-        for place, arms in list_arms([row.statement], row.prompts).items():
-            arms_by_place.setdefault(place, {}).update(arms)
-    trials = measure(arms_by_place, file, engine, report)
+    trials: of the statements' arms; engine: loads the model, for claims that no arms state; prompts: of each task, for
+    those claims."""
     titles = {name: method.title for name, method in methods.registry().items()}
     for name, rows in plans.items():
+        lacking = sum(
+            (arm, place) not in trials
+            for place, arms in list_arms((row.statement, row.prompts) for row in rows).items()
+            for arm in arms
+        )
+        if lacking:
+            report(f"{titles[name]}: {lacking:,} trials have not ended. Run the command again to continue.")
+            continue
         measured = _find_claims(methods.get(name))
-        more = [] if measured is None else measured(engine, prompts, report)
+        more = [] if measured is None else measured(engine(), prompts, report)
         count = len(rows) + sum(claim.test is not None for claim in more)
         compared = [judge(row.statement, name, trials, row.prompts, titles, model, count) for row in rows]
         yield name, decide([*more, *compared])

@@ -22,8 +22,8 @@ SPREADS = {"kl": 0.08, "coverage": 0.05, "reused_share": 0.05, "corrected_share"
 comparisons on smollm2"""
 SPREAD = 0.05
 """the standard deviation of figures that SPREADS does not name"""
-PASSAGES = 40
-"""most passages without common text that a statement takes from the text at hand"""
+PASSAGES = 21
+"""passages without common text that the text at hand has"""
 FEWEST = 10
 """ours: fewer pairs decide nothing"""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from kvlens import methods
@@ -43,6 +44,8 @@ def _again(
             f"the claim '{claim.source}: {claim.says}' is not stated by this version: measure it again.",
             code="claim_unknown",
         )
+    if "text" in claim.figures:  # this version may feed other lengths
+        statement = replace(statement, text=tuple(claim.figures["text"]))
     return weigh(statement, method, claim.figures["arms"], prompts_of(claim, statement), wording, count)
 
 

@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from kvlens.lab.claims.arm_pairs import ArmPair, Compare
-from kvlens.lab.claims.arms import ANSWER, LENGTH
+from kvlens.lab.claims.armstudy import ANSWER, LENGTH
 from kvlens.lab.claims.plan import FEWEST
 from kvlens.methods.statements import FIGURES, Arm, Figure, Statement
 from kvlens.statistics import of_mean, wilson

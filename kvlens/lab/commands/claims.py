@@ -6,14 +6,21 @@ from __future__ import annotations
 import json
 import sys
 import time
+from functools import cache, partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvlens.cli.options import DEFAULT_MODEL, Device, Model
-from kvlens.lab.commands.bench import names
-from kvlens.lab.commands.results import PLACE, Kept, default_file, kept_file, write
+from kvlens.cli.options import DEFAULT_MODEL, Device, Model, RunsDir, runs_folder
+from kvlens.cli.study import RayAddress, Workers
+from kvlens.lab.commands.bench import Minutes, names
+from kvlens.lab.commands.results import PLACE, default_file, write
+from kvlens.workers.lanes import Crew
+
+if TYPE_CHECKING:
+    from kvlens.engine.engine import Engine
+    from kvlens.lab.claims.plan import Plan
 
 
 def claims(
@@ -24,22 +31,26 @@ def claims(
         typer.Option(help="Prompts of each task; default: as many as each claim needs, by a calculation of power."),
     ] = None,
     passages: Annotated[
-        int | None, typer.Option(help="Passages of each claim about text, 40 at most; default: as --prompts.")
+        int | None, typer.Option(help="Passages of each claim about text, 21 at most; default: as --prompts.")
     ] = None,
     judge: Annotated[
         bool, typer.Option("--judge", help="Judge the figures stored in --out again; run no model.")
     ] = False,
     device: Device = "cpu",
+    minutes: Minutes = 60.0,
+    workers: Workers = 1,
+    ray: RayAddress = None,
+    runs: RunsDir = None,
     out: Annotated[
         Path | None, typer.Option(help="Also write JSON with the figures; claims of other methods in it are kept.")
     ] = None,
-    kept: Kept = None,
     doc: Annotated[
         Path | None,
         typer.Option(help="Also write the page of the docs, of all claims in --out, to this Markdown file."),
     ] = None,
 ) -> None:
-    """Check the papers' qualitative claims on a model at hand, and say of each whether it holds there."""
+    """Check the papers' qualitative claims on a model at hand, and say of each whether it holds there. Comparisons are
+    a study (`kvlens studies list`): run the command again to continue it."""
     from kvlens.lab.claims.page import document
     from kvlens.lab.claims.plan import PASSAGES
     from kvlens.text.outfile import check_file
@@ -59,8 +70,9 @@ def claims(
         assert out is not None
         _judge_stored(parts, out)
     else:
-        method_names = list(names(methods))
-        _measure(parts, method_names, model, device, prompts, passages, kept_file(kept, "claims", model), out)
+        plans = _plans(list(names(methods)), model, prompts, passages)
+        crew = Crew(workers, ray)
+        _measure(parts, plans, model, device, prompts, minutes, crew, runs_folder(runs), out)
     if doc is not None:
         doc.write_text(document({"methods": parts}, model), encoding="utf-8")
     sys.stdout.flush()
@@ -83,36 +95,50 @@ def _judge_stored(parts: dict[str, Any], out: Path) -> None:
     typer.echo(f"{count} of {sum(len(part['claims']) for part in again.values())} claims changed their verdict.")
 
 
-def _measure(
-    parts: dict[str, Any],
-    choice: list[str],
-    model: str,
-    device: str,
-    prompts: int | None,
-    passages: int | None,
-    file: Path,
-    out: Path | None,
-) -> None:
-    """Print the plan, measure the claims of the methods and print them. parts: gets the claims of each method."""
-    import torch
-
-    from kvlens import __version__, methods
-    from kvlens.engine.engine import Engine
-    from kvlens.engine.models import load
-    from kvlens.lab.claims import written
-    from kvlens.lab.claims.check import check, claiming, planned
-    from kvlens.lab.claims.page import verdict_words
-    from kvlens.lab.claims.plan import FEWEST, plan_lines
-    from kvlens.models.device import settle
-    from kvlens.runs.fingerprint import machine
+def _plans(choice: list[str], model: str, prompts: int | None, passages: int | None) -> dict[str, list[Plan]]:
+    """Return the plan of each method's statements, and print it."""
+    from kvlens import methods
+    from kvlens.lab.claims.check import claiming, planned
+    from kvlens.lab.claims.plan import plan_lines
 
     plans = planned(choice or claiming(model), model, prompts, passages)
     titles = {name: method.title for name, method in methods.registry().items()}
     for line in plan_lines(plans, titles):
-        typer.echo(line, err=True)
+        _tell(line)
+    return plans
+
+
+def _tell(line: str) -> None:
+    typer.echo(line, err=True)
+
+
+def _measure(
+    parts: dict[str, Any],
+    plans: dict[str, list[Plan]],
+    model: str,
+    device: str,
+    prompts: int | None,
+    minutes: float,
+    crew: Crew,
+    runs: Path,
+    out: Path | None,
+) -> None:
+    """Carry out the study of the statements, judge the claims and print them. parts: gets the claims of each method."""
+    import torch
+
+    from kvlens import __version__
+    from kvlens.lab.claims import written
+    from kvlens.lab.claims.armstudy import measure_arms
+    from kvlens.lab.claims.check import check
+    from kvlens.lab.claims.page import verdict_words
+    from kvlens.lab.claims.plan import FEWEST
+    from kvlens.runs.fingerprint import machine
+    from kvlens.runs.stopping import stop_signals
+
     torch.set_num_threads(1)
     count = FEWEST if prompts is None else prompts
-    engine = Engine(load(model, settle(device)))
+    statements = [(row.statement, row.prompts) for rows in plans.values() for row in rows]
+    trials = measure_arms(statements, model, device, minutes, runs, _tell, crew, stop_signals())
     about = {
         "kvlens": __version__,
         "torch": torch.__version__,
@@ -121,7 +147,7 @@ def _measure(
         "prompts": count,
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
     }
-    for name, results in check(engine, plans, count, lambda line: typer.echo(line, err=True), file):
+    for name, results in check(model, plans, trials, partial(_engine, model, device), count, _tell):
         claims_written = [written(claim) for claim in results]
         for claim in claims_written:
             typer.echo(
@@ -131,6 +157,15 @@ def _measure(
         parts[name] = {"about": about, "claims": claims_written}
         if out is not None:
             write(out, {"methods": parts})
+
+
+@cache
+def _engine(model: str, device: str) -> Engine:
+    from kvlens.engine.engine import Engine
+    from kvlens.engine.models import load
+    from kvlens.models.device import settle
+
+    return Engine(load(model, settle(device)))
 
 
 def rates(

@@ -24,9 +24,10 @@ from kvlens.budget import Budget, BudgetInfeasible
 from kvlens.engine.engine import Engine, Options
 from kvlens.engine.models import load
 from kvlens.lab.bench.trialprompts import DEPTHS, Prompts, Trial
-from kvlens.lab.bench.trials import NEW_TOKENS, carry_out, changed, chosen, header
+from kvlens.lab.bench.trials import NEW_TOKENS, carry_out, chosen, header
 from kvlens.lab.studies.sekv_zone_watch import Decisions, Watched
 from kvlens.lab.studies.sekv_zones import room
+from kvlens.methods.fitting import with_changes
 from kvlens.methods.sekv.method import SeKV
 
 FIRST_SEED = 8_000_000
@@ -107,7 +108,7 @@ def decide(
     prompt, read, planned = prompts.prompt(trial), prompts.read(trial, SeKV), NEW_TOKENS[trial.task]
     free = Options(planned, planned=planned)
     limit = Budget.parse(trial.budget) if trial.budget else None
-    choice = changed(SeKV, chosen(engine, prompt, SeKV, header(trial, engine.loaded.name), limit, free), changes)
+    choice = with_changes(SeKV, chosen(engine, prompt, SeKV, header(trial, engine.loaded.name), limit, free), changes)
     forced = Options(planned, planned=planned, forced=reference, coverage=True, oracle="off")
     sink = Decisions()
     try:
