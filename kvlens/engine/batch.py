@@ -68,7 +68,8 @@ class BatchSession:
 
     def attend(self, layer: int, q: torch.Tensor, scaling: float) -> torch.Tensor:
         """q [b, Hq, 1, D] -> attention output of the same shape."""
-        return torch.cat([row.attend(layer, part.clone(), scaling) for row, part in zip(self._rows, q.split(1))])
+        parts = zip(self._rows, q.split(1), strict=True)
+        return torch.cat([row.attend(layer, part.clone(), scaling) for row, part in parts])
 
     def form(self, layer: int) -> LayerForm:
         """See Session."""

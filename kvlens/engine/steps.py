@@ -38,9 +38,7 @@ class Step(Protocol):
 class SessionStep:
     """The engine's own step: one sequence, whose session decides and moves on the host."""
 
-    def __init__(
-        self, loaded: LoadedModel, session: Session, cache: SessionCache, seat: Seat | None = None
-    ) -> None:
+    def __init__(self, loaded: LoadedModel, session: Session, cache: SessionCache, seat: Seat | None = None) -> None:
         """seat: computes steps together with other runs'; None: alone. A method that looks a layer ahead decodes
         alone."""
         self.loaded, self.model, self.session, self.cache = loaded, loaded.model, session, cache

@@ -17,16 +17,16 @@ from kvlens.runs.request import Report
 from kvlens.runs.turns import Hearing, Turns
 from kvlens.studies.trialrunner import TrialRunner
 
-I = TypeVar("I")
-D = TypeVar("D")
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 def carry_out_together(
     size: int,
-    groups: Sequence[Sequence[I]],
+    groups: Sequence[Sequence[Item]],
     runner_at: Callable[[Seat, Report, Callable[[], bool]], TrialRunner],
-    run: Callable[[TrialRunner, I], D | None],
-    finished: Callable[[D], None],
+    run: Callable[[TrialRunner, Item], Result | None],
+    finished: Callable[[Result], None],
     report: Report,
     cancelled: Callable[[], bool],
 ) -> Counter[int]:
