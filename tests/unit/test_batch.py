@@ -19,7 +19,7 @@ from kvlens.runs.turns import Hearing, Turns
 
 ROUNDING = 2e-4
 """nats and shares by which rows of a batch differ from a run alone in float32"""
-FAMILIES = ("full", "snapkv", "h2o", "quest", "freekv", "sentkv", "kivi", "sekv", "infinigen", "streaming_llm")
+FAMILIES = ("full", "snapkv", "h2o", "quest", "freekv", "sentkv", "kivi", "infllm", "infinigen", "streaming_llm")
 
 
 class Failing(Quest):

@@ -14,7 +14,7 @@ from support import raises_code
 from test_studies import PLAN, Heard
 
 from kvlens.runs import memoryneed
-from kvlens.runs.memoryneed import memory_need
+from kvlens.runs.memoryneed import RunBeyondMemory, memory_need
 from kvlens.runs.preflight import foresee
 from kvlens.runs.request import ByName
 from kvlens.store.reader import TraceReader
@@ -159,8 +159,9 @@ def test_a_batch_has_one_worker_and_counts_the_memory_of_its_prompts(
     )
     monkeypatch.setattr(memoryneed, "weights_in", lambda folder: None)
     monkeypatch.setattr(memoryneed, "host_bytes", lambda: 2 * need)
-    with raises_code("run_beyond_memory", prompts=3):
+    with raises_code("run_beyond_memory", RunBeyondMemory) as caught:
         carry_out(tmp_path, info.id, Heard(), lambda: False, crew=Crew(batch=3))
+    assert caught.value.prompts == 3
     check_batch(PLAN, prompts, 2)
 
 
