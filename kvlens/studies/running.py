@@ -152,10 +152,10 @@ class Study:
         runner = TrialRunner(self._runs, self._info, self._audience.report, self._cancelled, self._models)
         for group in groups:
             for item in group:
-                done = None if self._cancelled() else self._done_by(runner, item)
-                if done is None:
+                result = None if self._cancelled() else self._done_by(runner, item)
+                if result is None:
                     return
-                self._finish(done)
+                self._finish(result)
         runner.end_prompt()
 
     def _done_by(self, runner: TrialRunner, item: Item) -> Done | None:
