@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvlens.models.device import expected
-from kvlens.runs.memoryneed import MemoryNeed, check_batch_memory, memory_need
+from kvlens.runs.memory import MemoryNeed, check_batch_memory, memory_need
 from kvlens.runs.preflight import foresee
 from kvlens.studies.plan import StudyPlan
 from kvlens.studies.promptrow import StudyPrompt

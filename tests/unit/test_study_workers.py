@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Sequence
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,8 @@ import pytest
 from support import raises_code
 from test_studies import PLAN, Heard
 
-from kvlens.runs import memoryneed
-from kvlens.runs.memoryneed import RunBeyondMemory, memory_need
+from kvlens.runs import memory
+from kvlens.runs.memory import RunBeyondMemory, memory_need
 from kvlens.runs.preflight import foresee
 from kvlens.runs.request import ByName
 from kvlens.store.reader import TraceReader
@@ -157,8 +157,8 @@ def test_a_batch_has_one_worker_and_counts_the_memory_of_its_prompts(
         for request in map(PLAN.request, PLAN.arms())
         for prompt in prompts
     )
-    monkeypatch.setattr(memoryneed, "weights_in", lambda folder: None)
-    monkeypatch.setattr(memoryneed, "host_bytes", lambda: 2 * need)
+    monkeypatch.setattr(memory, "weights_in", lambda folder: None)
+    monkeypatch.setattr(memory, "host_bytes", lambda: 2 * need)
     with raises_code("run_beyond_memory", RunBeyondMemory) as caught:
         carry_out(tmp_path, info.id, Heard(), lambda: False, crew=Crew(batch=3))
     assert caught.value.prompts == 3
