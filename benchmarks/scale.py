@@ -5,6 +5,8 @@
         [--rounds 2] [--new 8] [--out FILE]
     python -m benchmarks.scale --placing [--lengths 512,1024,2048,4096,8192,16384,32768] [--rounds 2] [--out FILE]
     python -m benchmarks.scale --memory snapkv,quest --lengths 8192 [--drawn] [--out FILE]
+    python -m benchmarks.scale --batch 8 --steps smollm2 --lengths 1024 --arms snapkv,snapkv/coverage --new 17
+        [--study snapkv] [--out FILE]
 
 The first writes twelve made-up runs, links them under so many run ids in a temporary folder and lists each folder by
 `kvlens.lens.runlist.search_runs`: `new` without a catalogue, `process` by a process that finds the catalogue, `again`
@@ -14,7 +16,8 @@ time over the number of runs. The load of the machine stands beside them.
 The second runs `benchmarks.stepcosts` on the model after --steps and prints a row per length and arm, then the
 exponents. Lines of --out are added to those that FILE has of other models, lengths and arms. The third runs
 `benchmarks.placingcosts`: k-means alone. The fourth runs `benchmarks.peakmemory` in a process for each method and
-length.
+length. The fifth runs `benchmarks.batchcosts`: steps of so many prompts together against one prompt after the other,
+and with --study a study's trials a minute under a method both ways.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ from pathlib import Path
 from typing import Any
 
 import kvlens
-from benchmarks import placingcosts
+from benchmarks import batchcosts, placingcosts
 from benchmarks.stepcosts import Arm, exponents, measure
 from kvlens.runs.fingerprint import machine
 from tests.synthetic import write_synthetic
@@ -137,6 +140,19 @@ def measure_memory(options: argparse.Namespace) -> None:
     report.save([])
 
 
+def measure_batch(options: argparse.Namespace) -> None:
+    """Measure the arms of --arms in a batch, or a study under the method of --study."""
+    report = Report(options.out, options.new)
+    for tokens in _lengths(options):
+        if options.study:
+            report.add(batchcosts.measure_study(options.steps, tokens, options.study, options.batch, options.new))
+            continue
+        arms = [Arm(*text.split("/")) for text in options.arms.split(",")]
+        for row in batchcosts.measure_steps(options.steps, tokens, arms, options.batch, options.rounds, options.new):
+            report.add(row)
+    report.save([])
+
+
 def _lengths(options: argparse.Namespace) -> list[int]:
     return [int(text) for text in options.lengths.split(",")]
 
@@ -158,8 +174,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--new", type=int, default=8)
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--batch", type=int)
+    parser.add_argument("--study", metavar="METHOD")
     options = parser.parse_args()
-    if options.steps is not None:
+    if options.batch is not None:
+        measure_batch(options)
+    elif options.steps is not None:
         measure_steps(options)
     elif options.placing:
         measure_placing(options)

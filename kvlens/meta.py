@@ -63,6 +63,9 @@ class Outcome(Stored):
     raced: Size = None
     """methods that decoded in turns with it in one process: copies go on while the others have their turn, so waits for
     them come out short, and the process's peak is that of all"""
+    batched: Size = None
+    """prompts whose steps were computed together with its steps, at most; a step's time is that of all, and the
+    process's peak too. None: it decoded alone"""
 
 
 class RunMeta(Outcome):

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from kvlens.studies.paired import Paired
     from kvlens.studies.table import Results
+    from kvlens.workers.lanes import Crew
 
 
 class Study:
@@ -111,10 +112,14 @@ class Study:
             )
         return Run(self.folder, uids[0], self._models)
 
-    def resume(self, progress: bool = True, workers: int = 1, ray: str | None = None) -> Study:
-        """Run the trials that have not ended. workers, ray: as for `study`. Raises Interrupted where Ctrl-C stops it
-        again."""
-        carry_out_study(self, self._models, progress, workers, ray)
+    def resume(self, progress: bool = True, workers: int = 1, ray: str | None = None, batch: int = 1) -> Study:
+        """Run the trials that have not ended. workers, ray, batch: as for `study`. Raises Interrupted where Ctrl-C
+        stops it again."""
+        from kvlens.workers.lanes import Crew
+
+        with translated():
+            crew = Crew(workers, ray, batch)
+        carry_out_study(self, self._models, progress, crew)
         return self
 
     def extend(
@@ -176,13 +181,12 @@ class _Bars:
         self._report("trials", finished, total)
 
 
-def carry_out_study(stored: Study, models: Named | Given, progress: bool, workers: int, ray: str | None) -> None:
+def carry_out_study(stored: Study, models: Named | Given, progress: bool, crew: Crew) -> None:
     """Run what a study lacks. Raises Interrupted where Ctrl-C stops it."""
     from kvlens.studies.running import carry_out
-    from kvlens.workers.lanes import Crew
 
     with carrying(models, progress) as job:
-        bars, crew = _Bars(job.progress.report), Crew(workers, ray)
+        bars = _Bars(job.progress.report)
         whole = carry_out(stored.folder, stored.id, bars, job.cancelled, models, crew)
     if not whole and stored.results.ended < stored.results.planned and job.cancelled():
         raise Interrupted(f"interrupted; what has ended is stored: kvlens.Study {stored.id}, resume() goes on.")

@@ -38,6 +38,7 @@ def study(
     progress: bool = True,
     workers: int = 1,
     ray: str | None = None,
+    batch: int = 1,
     **settings: Unpack[Settings],
 ) -> Study:
     """Run prompts under methods, values of parameters, budgets, forms of the question and seeds. Return the study.
@@ -59,6 +60,8 @@ def study(
         model, tokenizer, device, dtype, runs, progress: as for `run`.
         workers: processes that share the prompts; each loads the model, which must have a name.
         ray: address of a Ray cluster, whose actors take the place of processes.
+        batch: prompts whose decode steps are computed together, in one process. Rows of a batch round otherwise than a
+            run alone.
         settings: max_new, temperature, ... (kvlens.api.asking.Settings) of all runs.
 
     Raises:
@@ -69,8 +72,10 @@ def study(
     from kvlens.runs.request import RunRequest
     from kvlens.studies import storage
     from kvlens.studies.plan import StudyPlan
+    from kvlens.workers.lanes import Crew
 
     with translated():
+        crew = Crew(workers, ray, batch)
         models, fields = source_of(model, tokenizer, device, dtype)
         plan = StudyPlan(
             name=name,
@@ -90,7 +95,7 @@ def study(
         folder = folder_of(runs)
         info = storage.create(folder, plan, read.prompts)
     stored = Study(folder, info.id, models)
-    carry_out_study(stored, models, progress, workers, ray)
+    carry_out_study(stored, models, progress, crew)
     return stored
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvlens.cli.options import AsJson, RunsDir, err, fail, runs_folder, show_table
-from kvlens.cli.study import Lines, RayAddress, Workers
+from kvlens.cli.study import Batch, Lines, RayAddress, Workers
 from kvlens.text.plaintext import json_text, terminal
 from kvlens.workers.lanes import Crew
 
@@ -28,6 +28,7 @@ def gate(
     anew: Annotated[bool, typer.Option("--anew", help="Begin another study where one is stored.")] = False,
     workers: Workers = 1,
     ray: RayAddress = None,
+    batch: Batch = 1,
     runs: RunsDir = None,
     as_json: AsJson = False,
 ) -> None:
@@ -53,7 +54,7 @@ def gate(
         err.print(f"kvlens: left out: {terminal(sentence)}", markup=False, highlight=False)
     cancelled = stop_signals()
     with reserve_stdout(as_json):
-        info = _carry_out(folder, request, read, anew, Crew(workers, ray), cancelled)
+        info = _carry_out(folder, request, read, anew, Crew(workers, ray, batch), cancelled)
     if cancelled():
         fail("stopped; what has ended is stored: run the same command to go on.")
     results = Results.read(folder, info.id)

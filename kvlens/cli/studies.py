@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvlens.cli.options import AsJson, ProgressJson, RunsDir, runs_folder, show_table, writable
-from kvlens.cli.study import RayAddress, Workers, carry_out_stored, number_of, parts_of
+from kvlens.cli.study import Batch, RayAddress, Workers, carry_out_stored, number_of, parts_of
 from kvlens.text.plaintext import json_text
 from kvlens.workers.lanes import Crew
 
@@ -114,12 +114,13 @@ def studies_resume(
     study_id: str,
     workers: Workers = 1,
     ray: RayAddress = None,
+    batch: Batch = 1,
     runs: RunsDir = None,
     as_json: AsJson = False,
     progress_json: ProgressJson = False,
 ) -> None:
     """Run the trials of a study that have not ended."""
-    carry_out_stored(runs_folder(runs), study_id, progress_json, as_json, Crew(workers, ray))
+    carry_out_stored(runs_folder(runs), study_id, progress_json, as_json, Crew(workers, ray, batch))
 
 
 @studies_app.command("extend")
@@ -133,6 +134,7 @@ def studies_extend(
     seeds: Annotated[str, typer.Option(help="More seeds, with commas.")] = "",
     workers: Workers = 1,
     ray: RayAddress = None,
+    batch: Batch = 1,
     runs: RunsDir = None,
     as_json: AsJson = False,
     progress_json: ProgressJson = False,
@@ -160,7 +162,7 @@ def studies_extend(
     counted = counting(shared.model, shared.chat, shared.system, shared.chat_args)
     read = read_prompts(prompts, counted) if prompts else None
     extend(folder, study_id, added, () if read is None else read.prompts)
-    carry_out_stored(folder, study_id, progress_json, as_json, Crew(workers, ray))
+    carry_out_stored(folder, study_id, progress_json, as_json, Crew(workers, ray, batch))
 
 
 def rows_of(frame: DataFrame) -> list[dict[str, Any]]:

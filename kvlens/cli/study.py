@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 
 Workers = Annotated[int, typer.Option(min=1, max=256, help="Processes that share the prompts, or actors of --ray.")]
+Batch = Annotated[int, typer.Option(min=1, max=64, help="Prompts whose decode steps are computed together.")]
 RayAddress = Annotated[str | None, typer.Option("--ray", help="Address of a Ray cluster; needs the package ray.")]
 
 
@@ -76,6 +77,7 @@ def study(
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
     workers: Workers = 1,
     ray: RayAddress = None,
+    batch: Batch = 1,
     plan_only: Annotated[
         bool, typer.Option("--plan", help="Say what would be run and what it could decide; run nothing.")
     ] = False,
@@ -124,7 +126,7 @@ def study(
         typer.echo(plan_text(len(read.prompts), len(plan.arms())))
         return
     info = storage.create(runs_folder(runs), plan, read.prompts)
-    carry_out_stored(runs_folder(runs), info.id, progress_json, as_json, Crew(workers, ray))
+    carry_out_stored(runs_folder(runs), info.id, progress_json, as_json, Crew(workers, ray, batch))
 
 
 def carry_out_stored(folder: Path, study_id: str, progress_json: bool, as_json: bool, crew: Crew) -> None:

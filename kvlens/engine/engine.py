@@ -15,6 +15,7 @@ import torch
 from kvlens import hangs, interrupts
 from kvlens.budget import Budget
 from kvlens.engine.acting import with_windows
+from kvlens.engine.batch import Seat
 from kvlens.engine.comparison import Reference
 from kvlens.engine.hf_attention import SessionCache, forms_of
 from kvlens.engine.loop import Generation
@@ -40,8 +41,13 @@ __all__ = ["Cancelled", "Engine", "Options", "Progress", "Result"]
 class Engine:
     """One model, many runs, one at a time."""
 
-    def __init__(self, loaded: LoadedModel) -> None:
-        self.loaded = loaded
+    def __init__(self, loaded: LoadedModel, seat: Seat | None = None) -> None:
+        """seat: a place among runs whose steps are computed together; None: runs decode alone."""
+        self.loaded, self.seat = loaded, seat
+
+    def seated(self, seat: Seat | None) -> Engine:
+        """Return the model's engine at a place among runs."""
+        return Engine(self.loaded, seat)
 
     def context(self, prompt: Prompt, budget: Budget | None, options: Options) -> RunContext:
         """What a method may know of this run. Full KV counts the prompt and the steps that were planned, those that
@@ -186,7 +192,7 @@ class Engine:
         try:
             with self.whole(prompt):
                 try:
-                    return run.go(read)
+                    return run.go(read, self.seat)
                 except Cancelled as stopped:
                     stopped.checks = run.stop_recording()
                     raise

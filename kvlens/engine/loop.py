@@ -9,6 +9,7 @@ from functools import partial
 import torch
 
 from kvlens.engine.alongside import Alongside, full_kv_beside
+from kvlens.engine.batch import Seat
 from kvlens.engine.comparison import Comparison, Reference
 from kvlens.engine.hf_attention import SessionCache
 from kvlens.engine.models import LoadedModel
@@ -73,11 +74,11 @@ class Generation:
         self.course: Course
         self.result: Result
 
-    def go(self, read: ReadPrompt | Reader | None) -> Result:
-        """Prefill (or take the prompt that was read before) and decode, step by step through the session."""
+    def go(self, read: ReadPrompt | Reader | None, seat: Seat | None = None) -> Result:
+        """Prefill (or take the prompt that was read before) and decode, step by step through the session or a seat."""
         self.place(read)
         self.progress("decode", 0, self.steps)
-        decode(SessionStep(self.loaded, self.session, self.cache), [self])
+        decode(SessionStep(self.loaded, self.session, self.cache, seat), [self])
         self.session.border.end()
         self.session.border.count_held(self.session.account)
         result = self.result
@@ -139,8 +140,7 @@ class Generation:
         self.progress("place", 0, 1)
         prefill_us = (time.perf_counter_ns() - self.zero) // 1000
         session.finish_prefill(nats)
-        # without the time that the beginning of a trace takes
-        prefill_s = time.perf_counter() - start_time
+        prefill_s = time.perf_counter() - start_time  # without the time that the beginning of a trace takes
         self.course = Course(self.prompt, n, last, self.decode)
         self.result = Result([], "", surprisal, [], "", prefill_s, 0.0, [], 0, [], second_reading=second)
         if self.sink is not None and store is not None:

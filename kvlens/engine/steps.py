@@ -13,6 +13,7 @@ from typing import Protocol
 import torch
 
 from kvlens.engine.ahead import LookAhead
+from kvlens.engine.batch import Seat
 from kvlens.engine.hf_attention import SessionCache
 from kvlens.engine.models import LoadedModel
 from kvlens.engine.options import Result
@@ -25,6 +26,9 @@ from kvlens.text.token_text import TokenStream
 class Step(Protocol):
     """Makes decode steps of one sequence or of several, whatever it runs on."""
 
+    stood_ns: int
+    """of the last call, spent on other runs"""
+
     def __call__(self, number: int, tokens: Sequence[int], ended: Sequence[StepEnd | None]) -> torch.Tensor:
         """Feed each sequence its token in decode step `number` -> logits [B, V], which the next call may overwrite.
         ended: the step before, as each sequence's method may know it; what the method decides because of it is done
@@ -34,8 +38,11 @@ class Step(Protocol):
 class SessionStep:
     """The engine's own step: one sequence, whose session decides and moves on the host."""
 
-    def __init__(self, loaded: LoadedModel, session: Session, cache: SessionCache) -> None:
-        self.model, self.session, self.cache = loaded.model, session, cache
+    def __init__(self, loaded: LoadedModel, session: Session, cache: SessionCache, seat: Seat | None = None) -> None:
+        """seat: computes steps together with other runs'; None: alone. A method that looks a layer ahead decodes
+        alone."""
+        self.loaded, self.model, self.session, self.cache = loaded, loaded.model, session, cache
+        self.seat, self.stood_ns = None if session.needs.ahead else seat, 0
         self.ahead: AbstractContextManager[object] = nullcontext()
         if session.needs.ahead:
             self.ahead = LookAhead(loaded.model, session, cache)
@@ -45,6 +52,11 @@ class SessionStep:
         if self.session.observer is None:
             self.session.memory.discard()
         self.session.begin_step(number, previous)
+        if self.seat is not None:
+            start_ns = time.perf_counter_ns()
+            row, took_ns = self.seat.step(self.loaded, self.session, token)
+            self.stood_ns = time.perf_counter_ns() - start_ns - took_ns
+            return row
         fed = torch.tensor([[token]], device=self.model.device)
         with self.ahead:
             out = self.model(input_ids=fed, past_key_values=self.cache, use_cache=True, logits_to_keep=1)
@@ -114,6 +126,7 @@ def decode(step: Step, generations: Sequence[DecodedSequence]) -> None:
         courses = [generation.course for generation in generations]
         step_start_ns = time.perf_counter_ns()
         logits = step(number, [course.token for course in courses], [course.ended for course in courses])
+        step_start_ns, stood_ns = step_start_ns + step.stood_ns, stood_ns + step.stood_ns
         rows = [generation.scores(row) for generation, row in zip(generations, logits, strict=True)]
         next_tokens = [generation.choose(row) for generation, row in zip(generations, rows, strict=True)]
         ended, number = time.perf_counter_ns(), number + 1

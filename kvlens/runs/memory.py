@@ -107,10 +107,12 @@ class RunBeyondMemory(UnsupportedModel):
 
     code = "run_beyond_memory"
 
-    def __init__(self, name: str, needed: int, free: int, tokens: int, lanes: int = 1) -> None:
-        """lanes: runs that a race holds at once."""
-        self.needed, self.free, self.tokens, self.lanes = needed, free, tokens, lanes
+    def __init__(self, name: str, needed: int, free: int, tokens: int, lanes: int = 1, prompts: int = 1) -> None:
+        """lanes: runs that a race holds at once. prompts: that a batch holds at once."""
+        self.needed, self.free, self.tokens, self.lanes, self.prompts = needed, free, tokens, lanes, prompts
         subject, remedy = ("a run", "") if lanes == 1 else (f"a race of {lanes} methods", "race fewer methods, ")
+        if prompts > 1:
+            subject, remedy = f"a batch of {prompts} prompts, each", "set a smaller batch, "
         super().__init__(
             f"{subject} of {tokens:,} tokens on '{name}' takes by estimate {si_bytes(needed)} of memory, and "
             f"{si_bytes(free)} are free: {remedy}shorten the prompt, lower --max-new or take a smaller model."
@@ -184,7 +186,17 @@ def check_race_memory(request: RunRequest, needs: Sequence[MemoryNeed | None]) -
         _check_free(request, race_need(cpu_needs), len(cpu_needs))
 
 
-def _check_free(request: RunRequest, need: MemoryNeed, lanes: int = 1) -> MemoryNeed:
+def check_batch_memory(request: RunRequest, needs: Sequence[MemoryNeed]) -> None:
+    """Raise RunBeyondMemory where runs that share steps take more together than this machine has free: each holds what
+    it holds alone. request: of any of them."""
+    if len(needs) > 1:
+        full, lane_bytes = sum(need.full_kv for need in needs), sum(need.lane_bytes for need in needs)
+        total, masses = sum(need.total for need in needs), sum(need.masses for need in needs)
+        tokens = max(need.tokens for need in needs)
+        _check_free(request, MemoryNeed(full, total, tokens, lane_bytes, masses), prompts=len(needs))
+
+
+def _check_free(request: RunRequest, need: MemoryNeed, lanes: int = 1, prompts: int = 1) -> MemoryNeed:
     free, folder = host_bytes(), ready(request.model)
     if free is None or folder is None:
         return need
@@ -192,7 +204,7 @@ def _check_free(request: RunRequest, need: MemoryNeed, lanes: int = 1) -> Memory
     dtype = request.dtype if request.dtype in NUMBER_BYTES else "float32"
     total = need.total + (0 if weights is None else weights.bytes_in(dtype))
     if total > free:
-        raise RunBeyondMemory(request.model, total, free, need.tokens, lanes)
+        raise RunBeyondMemory(request.model, total, free, need.tokens, lanes, prompts)
     return need
 
 

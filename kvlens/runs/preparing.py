@@ -172,6 +172,8 @@ def reference_key(request: RunRequest, prepared: Prepared) -> str:
         fields["generation_rules"] = rules
     if prepared.prompt.asked:
         fields["asked"] = list(prepared.prompt.asked)
+    if prepared.engine.seat is not None:  # rows of a batch round otherwise
+        fields["batched"] = True
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
 
 

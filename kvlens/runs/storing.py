@@ -65,6 +65,8 @@ def store(
     from kvlens.store.writer import TraceWriter
 
     engine, prompt = prepared.engine, prepared.prompt
+    batched = None if engine.seat is None else engine.seat.size
+    in_company = bool(raced or batched)
     writer = TraceWriter(runs_dir, trace_level=request.trace_level)
     lost = None if pairing.reference is None or request.trace_level != "spans" else Lost(pairing.reference)
     sink = LateSink(writer, describe(request, planned, pairing, prepared), watcher, lost)
@@ -120,7 +122,7 @@ def store(
         if sink.surprisals_wait:
             no_surprisal = add_surprisals(result.surprisal, writer, follow, tell)
         surprisal_s = time.monotonic() - start_time
-        peak = None if raced else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        peak = None if in_company else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         if read is not None:
             read.learned(result.surprisal)
         no_effects, effects, effect_s = None, None, None
@@ -146,20 +148,21 @@ def store(
             second_s=round(result.second_reading[1], 4) if result.second_reading[0] else None,
             prompt_kept=kept_tokens,
             decode_s=round(result.decode_s, 4),
-            surprisal_s=round(surprisal_s, 4) if sink.surprisals_wait and not raced else None,
+            surprisal_s=round(surprisal_s, 4) if sink.surprisals_wait and not in_company else None,
             no_surprisal=no_surprisal,
             process_peak_bytes=peak,
             unannounced_bytes=result.unannounced_bytes,
             kernels=result.kernels,
-            link_host_wait_s=None if raced else round(result.link_host_wait_s, 6),
+            link_host_wait_s=None if in_company else round(result.link_host_wait_s, 6),
             whatif=conclude(result),
             raced=raced,
+            batched=batched,
             no_effects=no_effects,
             full_kv_s=None if result.full_kv_s is None else round(result.full_kv_s, 4),
             no_reference_masses=no_full or result.no_full_kv,
             effect_steps=() if effects is None else effects.steps,
             effect_order=() if effects is None else effects.order,
-            effect_s=None if effect_s is None or raced else round(effect_s, 4),
+            effect_s=None if effect_s is None or in_company else round(effect_s, 4),
         )
     except Cancelled as stopped:
         status, error, checks = "cancelled", "Cancelled by the user.", stopped.checks

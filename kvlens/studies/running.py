@@ -5,18 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from kvlens.models.device import settle
-from kvlens.runs.request import BY_NAME, ModelSource
+from kvlens.runs.request import BY_NAME, ModelSource, Report
 from kvlens.studies import storage
+from kvlens.studies.batchmemory import check_batch
 from kvlens.studies.errors import BadStudy
+from kvlens.studies.models import StudyModels
 from kvlens.studies.plan import Arm
 from kvlens.studies.promptrow import StudyPrompt
 from kvlens.studies.storage import StudyInfo, Trial
 from kvlens.studies.trialrunner import TrialRunner
 from kvlens.workers.handing import hand_out
 from kvlens.workers.lanes import Crew, Job, open_lanes
+
+if TYPE_CHECKING:
+    from kvlens.engine.batch import Seat
 
 
 class Audience(Protocol):
@@ -119,7 +124,9 @@ class Study:
         """Run what has not ended -> whether the study is whole. Raises ValueError or TraceError with one sentence where
         the model cannot be loaded or nothing can be stored."""
         groups = [group for prompt in self._prompts for group in (self._pending(prompt),) if group]
-        if crew.here:
+        if crew.batch > 1:
+            self._run_together(groups, crew)
+        elif crew.here:
             self._run_here(groups)
         elif groups:
             self._run_apart(groups, crew)
@@ -150,13 +157,32 @@ class Study:
         runner = TrialRunner(self._runs, self._info, self._audience.report, self._cancelled, self._models)
         for group in groups:
             for item in group:
-                if self._cancelled():
+                result = None if self._cancelled() else self._done_by(runner, item)
+                if result is None:
                     return
-                trial = runner.trial(self._prompts[item.prompt], self._arms[item.arm])
-                if trial is None:
-                    return
-                self._finish(Done(trial, runner.fingerprint))
+                self._finish(result)
         runner.end_prompt()
+
+    def _done_by(self, runner: TrialRunner, item: Item) -> Done | None:
+        """Return an item's trial; None where it was cancelled."""
+        trial = runner.trial(self._prompts[item.prompt], self._arms[item.arm])
+        return None if trial is None else Done(trial, runner.fingerprint)
+
+    def _run_together(self, groups: list[list[Item]], crew: Crew) -> None:
+        if not crew.here:
+            sentence = "a batch has one worker: set workers to 1 and leave out ray, or set batch to 1."
+            raise BadStudy("batch_with_workers", sentence)
+        from kvlens.studies.batching import carry_out_together  # loads torch
+
+        if self._models.named:
+            check_batch(self._info.plan, [self._prompts[group[0].prompt] for group in groups], crew.batch)
+        models = StudyModels(self._runs, self._info, self._models)
+
+        def runner_at(seat: Seat, report: Report, stop: Callable[[], bool]) -> TrialRunner:
+            return TrialRunner(self._runs, self._info, report, stop, models, seat)
+
+        report = self._audience.report
+        carry_out_together(crew.batch, groups, runner_at, self._done_by, self._finish, report, self._cancelled)
 
     def _run_apart(self, groups: list[list[Item]], crew: Crew) -> None:
         if not self._models.named:

@@ -13,15 +13,15 @@ from kvlens import methods
 from kvlens.budget import BudgetInfeasible
 from kvlens.methods.faults import MethodFault, stray
 from kvlens.runs.carrying import give_back
-from kvlens.runs.preparing import Pairing, Plan, Prepared, advice, check, plan, prepare, reference_key, sizes_of
+from kvlens.runs.preparing import Pairing, Plan, Prepared, advice, check, plan, reference_key, sizes_of
 from kvlens.runs.readings import keeping
 from kvlens.runs.request import BY_NAME, ModelSource, Report, RunRequest
 from kvlens.shortage import Shortage
 from kvlens.store.errors import TraceError
 from kvlens.store.reader import TraceReader
-from kvlens.studies import storage
 from kvlens.studies.errors import BadStudy
 from kvlens.studies.figures import figures_of
+from kvlens.studies.models import StudyModels
 from kvlens.studies.plan import Arm, StudyPlan
 from kvlens.studies.promptrow import StudyPrompt
 from kvlens.studies.scoring import Scorer, settings_of
@@ -32,6 +32,7 @@ from kvlens.text.prompts import BadPrompt
 from kvlens.text.segments import BadSegment
 
 if TYPE_CHECKING:
+    from kvlens.engine.batch import Seat
     from kvlens.engine.comparison import Reference
 
 
@@ -47,14 +48,15 @@ class TrialRunner:
         info: StudyInfo,
         report: Report,
         cancelled: Callable[[], bool],
-        models: ModelSource = BY_NAME,
+        models: ModelSource | StudyModels = BY_NAME,
+        seat: Seat | None = None,
     ) -> None:
-        self._runs, self._info, self._report, self._cancelled = runs_dir, info, report, cancelled
-        self._models = models
+        """models: shared with other runners where it is a StudyModels. seat: the runner's place among those whose steps
+        are computed together; None: its trials decode alone."""
+        self._runs, self._report, self._cancelled, self._seat = runs_dir, report, cancelled, seat
+        self._models = models if isinstance(models, StudyModels) else StudyModels(runs_dir, info, models)
         self._plan: StudyPlan = info.plan
         self._arms = self._plan.arms()
-        self._bases: dict[str, Prepared] = {}
-        """number format -> the model in it; '' is the study's own"""
         self._place: tuple[str, str, str] | None = None
         """(prompt, place of the question, number format) of what is prepared"""
         self._prepared: Prepared | str = ""
@@ -72,7 +74,7 @@ class TrialRunner:
     @property
     def fingerprint(self) -> str | None:
         """Of the model; None before the first trial."""
-        return self._bases[""].fingerprint if "" in self._bases else None
+        return self._models.fingerprint
 
     def trial(self, prompt: StudyPrompt, arm: Arm) -> Trial | None:
         """Run a trial; None where it was cancelled. Whatever goes wrong in a method's hook is its own trial's.
@@ -111,7 +113,7 @@ class TrialRunner:
             try:
                 self._prepared = self._prepare(prompt, request_of(self._plan, prompt, full), arms, arm.dtype)
             except ValueError as error:
-                if isinstance(error, BadStudy) or not (arm.dtype in self._bases or _is_of(prompt, error)):
+                if isinstance(error, BadStudy) or not (arm.dtype in self._models or _is_of(prompt, error)):
                     raise  # the model, not the prompt
                 self._prepared = str(error)
             self._place = place
@@ -204,7 +206,7 @@ class TrialRunner:
         """The trial of these figures, with the task's own score and what the preset chose. planned: None of full
         KV."""
         if prompt.drawn:
-            tokenizer = self._bases[arm.dtype].engine.loaded.tokenizer
+            tokenizer = self._models.find(arm.dtype).engine.loaded.tokenizer
             figures["score"] = self._scorer.score(prompt, str(figures["whole_output"]), tokenizer)
         if planned is not None:
             figures |= settings_of(planned)
@@ -214,24 +216,15 @@ class TrialRunner:
     def _prepare(self, prompt: StudyPrompt, request: RunRequest, arms: list[Arm], dtype: str) -> Prepared:
         """The loaded model with the prompt, whose reading serves all methods that are to come. Raises ValueError."""
         reading = keeping([methods.get(arm.method) for arm in arms])
-        if dtype not in self._bases:
-            base = prepare(request, prompt.source, self._report, models=self._models)
-            base = replace(base, readings=storage.readings_folder(self._runs))
-            if not dtype:
-                self._same_model(base.fingerprint)
-            self._bases[dtype] = base
-        base = self._bases[dtype]
+        if dtype not in self._models:
+            self._models.load(dtype, request, prompt.source, self._report, self._seat)
+        base = self._models.find(dtype, self._seat)
         tokens, self._forced = tokens_of(prompt, request, base.engine.loaded.tokenizer)
         last = self._last
-        if last is not None and last.prompt.ids == tokens.ids and last.engine is base.engine:
+        if last is not None and last.prompt.ids == tokens.ids and last.engine.loaded is base.engine.loaded:
             reading = last.kept or reading  # another question about the same context
         self._last = replace(base, prompt=tokens, kept=reading)
         return self._last
-
-    def _same_model(self, fingerprint: str) -> None:
-        if self._info.fingerprint not in (None, fingerprint):
-            sentence = f"{self._plan.shared.model} has changed since study {self._info.id} began: begin a new study."
-            raise BadStudy("model_changed", sentence)
 
 
 def _is_of(prompt: StudyPrompt, error: ValueError) -> bool:

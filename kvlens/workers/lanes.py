@@ -52,10 +52,13 @@ class Crew:
     workers: int = 1
     ray: str | None = None
     """address of a Ray cluster; None: processes of this machine"""
+    batch: int = 1
+    """items that one worker in this process carries out at once, where its kind of item allows that"""
 
     def __post_init__(self) -> None:
-        if self.workers < 1:
-            raise ValueError(f"workers={self.workers}: there is at least one.")
+        for name, count in (("workers", self.workers), ("batch", self.batch)):
+            if count < 1:
+                raise ValueError(f"{name}={count}: there is at least one.")
 
     @property
     def here(self) -> bool:

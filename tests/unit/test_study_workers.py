@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import importlib.util
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support import raises_code
 from test_studies import PLAN, Heard
 
+from kvlens.runs import memory
+from kvlens.runs.memory import RunBeyondMemory, memory_need
+from kvlens.runs.preflight import foresee
 from kvlens.runs.request import ByName
+from kvlens.store.reader import TraceReader
 from kvlens.studies import storage
+from kvlens.studies.batchmemory import check_batch
 from kvlens.studies.errors import BadStudy
 from kvlens.studies.plan import Arm
 from kvlens.studies.promptfile import read_prompts
@@ -80,6 +88,81 @@ def test_workers_need_a_model_with_a_name(tmp_path: Path, prompts: tuple[StudyPr
     assert problem.value.code == "model_is_object"
     with pytest.raises(ValueError, match="at least one"):
         Crew(0)
+
+
+NEAR = {"kl_nats": 1e-6, "coverage": 1e-4, "regret": 1e-4}
+"""figures by name -> how far those of a batch are from those of a prompt alone"""
+
+
+def assert_near(batch: Any, alone: Any) -> None:
+    """Every trial of a batch has the state and the figures of the trial alone, up to rounding."""
+    assert batch.keys() == alone.keys()
+    for key, row in alone.items():
+        assert batch[key].keys() == row.keys()
+        for name, value in row.items():
+            if isinstance(value, float):
+                assert batch[key][name] == pytest.approx(value, rel=1e-4, abs=NEAR.get(name, 1e-6)), (key, name)
+            else:
+                assert batch[key][name] == value, (key, name)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_batch_comes_to_the_trials_of_one_prompt_at_a_time_and_resumes(
+    tmp_path: Path, prompts: tuple[StudyPrompt, ...]
+) -> None:
+    """A process that ends in the middle of a batch keeps what has ended. The rest is run later, nothing twice."""
+    alone, whole = carried_out(tmp_path / "a", prompts, Crew())
+    assert whole
+    batch, _ = carried_out(tmp_path / "b", prompts, Crew(), most=0)
+    script = f"""
+import os
+from pathlib import Path
+from kvlens.studies.running import carry_out
+from kvlens.workers.lanes import Crew
+
+class Dying:
+    def report(self, phase, number, total): pass
+    def trial(self, finished, total, *rest):
+        if finished == 4: os._exit(9)
+
+carry_out(Path({str(tmp_path / "b")!r}), {batch!r}, Dying(), lambda: False, crew=Crew(batch=2))
+"""
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 9
+    ended = {(trial.prompt, trial.arm) for trial in storage.read_trials(tmp_path / "b", batch)}
+    assert len(ended) == 4
+    assert len({prompt for prompt, _ in ended}) == 2
+    heard = Heard()
+    assert carry_out(tmp_path / "b", batch, heard, lambda: False, crew=Crew(batch=8))
+    again = {(prompt, arm.key()) for _, _, prompt, arm, _ in heard.trials}
+    assert len(heard.trials) == len(again) == 21 - 4
+    assert not ended & again
+    rows = storage.read_trials(tmp_path / "b", batch)
+    assert len({(row.prompt, row.arm) for row in rows}) == len(rows) == 21
+    assert_near(figures(tmp_path / "b", batch), figures(tmp_path / "a", alone))
+    with TraceReader.open(tmp_path / "b", next(row.uid for row in reversed(rows) if row.uid)) as reader:
+        assert reader.meta.batched == 3
+        assert reader.meta.process_peak_bytes is None
+        assert reader.self_checks()["passed"].all()
+
+
+def test_a_batch_has_one_worker_and_counts_the_memory_of_its_prompts(
+    tmp_path: Path, prompts: tuple[StudyPrompt, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info = storage.create(tmp_path, PLAN, prompts)
+    with raises_code("batch_with_workers", BadStudy):
+        carry_out(tmp_path, info.id, Heard(), lambda: False, crew=Crew(2, batch=2))
+    need = max(
+        memory_need(request, foresee(request, prompt.source).sizes).total
+        for request in map(PLAN.request, PLAN.arms())
+        for prompt in prompts
+    )
+    monkeypatch.setattr(memory, "weights_in", lambda folder: None)
+    monkeypatch.setattr(memory, "host_bytes", lambda: 2 * need)
+    with raises_code("run_beyond_memory", RunBeyondMemory) as caught:
+        carry_out(tmp_path, info.id, Heard(), lambda: False, crew=Crew(batch=3))
+    assert caught.value.prompts == 3
+    check_batch(PLAN, prompts, 2)
 
 
 @pytest.mark.slow

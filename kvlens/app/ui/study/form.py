@@ -127,9 +127,19 @@ def _choice(model: str) -> StudyChoice:
     left_column, right_column = st.columns(2)
     questions = left_column.multiselect("Question", ["in", "after"], default=["in"], key="study_questions")
     max_new = right_column.number_input("New tokens", 1, 4096, 32, key="study_max_new")
-    name = st.text_input("Name (optional)", key="study_name")
+    batch = left_column.number_input(
+        "Prompts at once",
+        1,
+        64,
+        1,
+        key="study_batch",
+        help="Their decode steps are computed together. Numbers differ from a run alone in their last digits, and the "
+        "memory grows with the number of prompts.",
+    )
+    name = right_column.text_input("Name (optional)", key="study_name")
     parts = tuple(part.strip() for part in budgets.split(",") if part.strip()) or (DEFAULT_SHARE,)
-    return StudyChoice(model, tuple(method_names), parts, values, tuple(questions) or ("in",), int(max_new), name)
+    form = tuple(questions) or ("in",)
+    return StudyChoice(model, tuple(method_names), parts, values, form, int(max_new), name, batch=int(batch))
 
 
 def _values(names: Sequence[str], method_names: list[str]) -> tuple[dict[str, str], list[str]]:

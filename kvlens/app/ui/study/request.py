@@ -29,6 +29,8 @@ class StudyChoice:
     """NAME=MARKER or NAME=START:END, named in every prompt"""
     chat_args: Mapping[str, Any] = field(default_factory=dict)
     """what the chat template is given besides messages"""
+    batch: int = 1
+    """prompts whose decode steps are computed together"""
 
     def settings(self) -> list[str]:
         """Return the values as `kvlens study --set` takes them."""
@@ -61,6 +63,8 @@ def study_command(prompts: Sequence[str], choice: StudyChoice, runs_dir: Path) -
         argv += ["--segment", item]
     for name, value in choice.chat_args.items():
         argv += ["--chat-arg", as_typed(name, value)]
+    if choice.batch > 1:
+        argv += ["--batch", str(choice.batch)]
     return [*argv, "--runs", str(runs_dir), "--progress-json"]
 
 
