@@ -229,7 +229,7 @@ class TrialRunner:
             return self._last
         base = self._bases[dtype]
         tokenizer = base.engine.loaded.tokenizer
-        form = (request.chat, request.system, request.question, None, request.turns, request.chat_args)
+        form = (request.chat, request.system, request.question, None, request.turns, request.chat_args, request.carried)
         tokens = tokenize(prompt.source, tokenizer, None, request.max_new, *form)
         last = self._last
         if last is not None and last.prompt.ids == tokens.ids and last.engine is base.engine:

@@ -34,11 +34,11 @@ def fair_shares(reader: TraceReader) -> None:
         lensjobs.follow(job)
         return
     trial = next((each for each in lensdata.tries(reader.uid, data.runs_lately()) if each.changed == change), None)
-    if trial is None or not _show_outcome(reader, trial):
-        if st.button("Divide the budget over the segments", icon=":material/balance:", help=HELP, key="fair_segments"):
-            choice = TryChoice((), 0, tuple(change.items()))
-            st.query_params["job"] = lensjobs.start_whatif(reader.uid, choice)
-            st.rerun()
+    if trial is not None and _show_outcome(reader, trial):
+        return
+    if st.button("Divide the budget over the segments", icon=":material/balance:", help=HELP, key="fair_segments"):
+        st.query_params["job"] = lensjobs.start_whatif(reader.uid, TryChoice((), 0, tuple(change.items())))
+        st.rerun()
 
 
 def _show_outcome(reader: TraceReader, trial: Try) -> bool:
