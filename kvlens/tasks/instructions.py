@@ -49,8 +49,7 @@ class Rule:
 
 BRACKETS = Rule("brackets", "Put the answer in square brackets.", "[", "]")
 HASH = Rule("hash", "Write a hash sign in front of the answer.", "#")
-EXCLAMATION = Rule("exclamation", "End the answer with an exclamation mark.", "", "!")
-RULES = (BRACKETS, HASH, EXCLAMATION)
+RULES = (HASH, BRACKETS)
 
 
 class Instructions(Generated):
@@ -118,9 +117,5 @@ LAST = Instructions(
     "instruction_last", "instruction behind", "a form of the answer, said behind the text", (BRACKETS,), False
 )
 SEVERAL = Instructions(
-    "instructions",
-    "several instructions",
-    "two forms of one answer, said before the text",
-    (BRACKETS, EXCLAMATION),
-    True,
+    "instructions", "several instructions", "two forms of one answer, said before the text", (HASH, BRACKETS), True
 )

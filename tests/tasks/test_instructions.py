@@ -52,15 +52,15 @@ def test_the_expected_answer_scores_one_and_the_plain_number_its_share(task: tas
 @pytest.mark.parametrize(
     ("output", "kept"),
     [
-        (" [48213]!", {"answer": True, "brackets": True, "exclamation": True}),
-        (" [48213]", {"answer": True, "brackets": True, "exclamation": False}),
-        (" 48213!", {"answer": True, "brackets": False, "exclamation": True}),
-        (" [11111]!", {"answer": False, "brackets": True, "exclamation": True}),
-        (" 48213\n[48213]!", {"answer": True, "brackets": False, "exclamation": False}),
+        (" [#48213]", {"answer": True, "hash": True, "brackets": True}),
+        (" [48213]", {"answer": True, "hash": False, "brackets": True}),
+        (" #48213", {"answer": True, "hash": True, "brackets": False}),
+        (" [#11111]", {"answer": False, "hash": True, "brackets": True}),
+        (" 48213\n[#48213]", {"answer": True, "hash": False, "brackets": False}),
     ],
 )
 def test_each_instruction_is_scored_by_itself(output: str, kept: dict[str, bool]) -> None:
-    assert followed(" [48213]!", output) == kept
+    assert followed(" [#48213]", output) == kept
 
 
 def test_a_prompt_is_made_again_from_its_drawing() -> None:
