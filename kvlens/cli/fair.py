@@ -25,5 +25,5 @@ def kept_lines(folder: Path, uid: str, repeat: Stored) -> list[str]:
 
     if repeat.status != "completed":
         return []
-    with TraceReader.open(folder, uid) as before, TraceReader.open(folder, repeat.uid) as after:
-        return fair_lines(fair_table(before, after))
+    with TraceReader.open(folder, uid) as reader, TraceReader.open(folder, repeat.uid) as repeat_reader:
+        return fair_lines(fair_table(reader, repeat_reader))

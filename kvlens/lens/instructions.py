@@ -36,6 +36,6 @@ def followed_instructions(meta: RunMeta) -> list[Followed]:
         return []  # a task of a plugin or of a file that is not here
     if not isinstance(task, Instructions) or meta.answer is None or meta.output_text is None:
         return []
-    own = followed(meta.answer, meta.output_text)
+    scores = followed(meta.answer, meta.output_text)
     full = None if meta.reference_output is None else followed(meta.answer, meta.reference_output)
-    return [Followed(name, kept, None if full is None else full[name]) for name, kept in own.items()]
+    return [Followed(name, score, None if full is None else full[name]) for name, score in scores.items()]

@@ -33,18 +33,18 @@ class Rule:
 
     name: str
     sentence: str
-    before: str = ""
-    after: str = ""
+    prefix: str = ""
+    suffix: str = ""
 
     def apply(self, answer: str) -> str:
         """Return the answer in this form."""
-        return f"{self.before}{answer}{self.after}"
+        return f"{self.prefix}{answer}{self.suffix}"
 
     def is_kept(self, number: str, output: str) -> bool:
         """Return True if the number is in this form in an output of one line; of an output with another answer, if it
         has the marks of the form."""
-        head, found, tail = output.partition(number)
-        return self.before in head and self.after in (tail if found else head)
+        head, separator, tail = output.partition(number)
+        return self.prefix in head and self.suffix in (tail if separator else head)
 
 
 BRACKETS = Rule("brackets", "Put the answer in square brackets.", "[", "]")
@@ -58,16 +58,16 @@ class Instructions(Generated):
     metric = "share of the instructions that the first line of the output follows, the right number being one (ours)"
     new_tokens = 24
 
-    def __init__(self, name: str, title: str, summary: str, rules: tuple[Rule, ...], first: bool) -> None:
-        """rules: the innermost first; first: the instruction is before the documents, else behind them."""
+    def __init__(self, name: str, title: str, summary: str, rules: tuple[Rule, ...], leads: bool) -> None:
+        """rules: the innermost first; leads: the instruction is before the documents, else behind them."""
         self.name, self.title, self.summary = name, title, summary
-        self.rules, self.first = rules, first
+        self.rules, self.leads = rules, leads
 
     def content(self, rng: random.Random, depth: float) -> tuple[Content, list[str]]:
         (person,), number = words.people(rng, 1), words.number(rng)
         order = instruction_text(self.rules)
         question = f"\n\nQuestion: What is the library card number of {person}? Answer:"
-        head, tail = (f"{order}\n\n{HEAD}", question) if self.first else (HEAD, f"\n\n{order}{question}")
+        head, tail = (f"{order}\n\n{HEAD}", question) if self.leads else (HEAD, f"\n\n{order}{question}")
         return Content([fact(person, number)], [depth], head=head, tail=tail, opening="Answer:"), [number]
 
     def make(
@@ -75,17 +75,17 @@ class Instructions(Generated):
     ) -> TaskPrompt:
         prompt = super().make(length, depth, seed, encode, special, index)
         text, order = prompt.text, instruction_text(self.rules)
-        start = text.index(order) if self.first else text.rindex(order)
+        start = text.index(order) if self.leads else text.rindex(order)
         question = text.rindex("\n\nQuestion:")
-        documents = (start + len(order), question) if self.first else (0, start)
+        documents = (start + len(order), question) if self.leads else (0, start)
         parts = Segment(INSTRUCTION, start, start + len(order)), Segment(DOCUMENTS, *documents)
         ordered = tuple(sorted(parts, key=lambda part: part.start))
         answer = f" {write(self.rules, prompt.answers[0])}"
         return replace(prompt, answer=answer, question=question, segments=ordered)
 
     def score(self, answer: str, output: str) -> float:
-        kept = followed(answer, output)
-        return sum(kept.values()) / len(kept)
+        scores = followed(answer, output)
+        return sum(scores.values()) / len(scores)
 
 
 def instruction_text(rules: tuple[Rule, ...]) -> str:
@@ -106,8 +106,8 @@ def followed(answer: str, output: str) -> Mapping[str, bool]:
     expected one, in the form that the instructions ask for."""
     number = "".join(letter for letter in answer if letter.isdigit())
     line = output.strip().partition("\n")[0]
-    asked = [rule for rule in RULES if rule.before in answer and rule.after in answer]
-    return {ANSWER: number in line, **{rule.name: rule.is_kept(number, line) for rule in asked}}
+    rules = [rule for rule in RULES if rule.prefix in answer and rule.suffix in answer]
+    return {ANSWER: number in line, **{rule.name: rule.is_kept(number, line) for rule in rules}}
 
 
 FIRST = Instructions(

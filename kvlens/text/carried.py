@@ -59,8 +59,8 @@ def fill_replies(turns: Sequence[Turn], text: str, reply: Callable[[tuple[Turn, 
     Raises Refusal `empty_reply` where a reply has no words."""
     complete: list[Turn] = []
     following = [*turns, ("user", text)][1:]
-    for turn, after in zip(turns, following, strict=True):
-        if turn[0] == "user" and after[0] == "user":
+    for turn, next_turn in zip(turns, following, strict=True):
+        if turn[0] == "user" and next_turn[0] == "user":
             answer = reply(tuple(complete), turn[1]).strip()
             if not answer:
                 raise Refusal(

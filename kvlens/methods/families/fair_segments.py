@@ -84,8 +84,8 @@ class FairSegments(Base):
 
         super().placed(layer, score, mask)  # type: ignore[safe-super]
         owner = torch.tensor(segment_owners(self.context.segments, mask.shape[-1]), device=mask.device)
-        kept = torch.stack([mask[:, owner == segment].float().mean() for segment in range(int(owner.max()) + 1)])
-        self.note(SHARE, kept, layer)
+        shares = torch.stack([mask[:, owner == segment].float().mean() for segment in range(int(owner.max()) + 1)])
+        self.note(SHARE, shares, layer)
 
 
 def segment_owners(segments: Sequence[tuple[str, int, int]], tokens: int) -> list[int]:
@@ -101,19 +101,19 @@ def segment_owners(segments: Sequence[tuple[str, int, int]], tokens: int) -> lis
 def fair_counts(sizes: Sequence[int], least: Sequence[int], total: int) -> list[int]:
     """Return the tokens that each segment keeps, `total` together: the same share of each, but never fewer than
     `least`, which together are at most `total`."""
-    counts, left = [0] * len(sizes), total
+    counts, remaining = [0] * len(sizes), total
     open_segments = [segment for segment, size in enumerate(sizes) if size]
     while open_segments:
         size = sum(sizes[segment] for segment in open_segments)
-        full = [segment for segment in open_segments if least[segment] * size > left * sizes[segment]]
+        full = [segment for segment in open_segments if least[segment] * size > remaining * sizes[segment]]
         if not full:
-            shares = rounded([left * sizes[segment] / size for segment in open_segments], left)
+            shares = rounded([remaining * sizes[segment] / size for segment in open_segments], remaining)
             for segment, share in zip(open_segments, shares, strict=True):
                 counts[segment] = share
             break
         for segment in full:
             counts[segment] = least[segment]
-            left -= counts[segment]
+            remaining -= counts[segment]
             open_segments.remove(segment)
     return counts
 

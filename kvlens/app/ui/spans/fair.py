@@ -63,5 +63,5 @@ def _show_outcome(reader: TraceReader, trial: Try) -> bool:
 
 
 @st.cache_data(max_entries=8, show_spinner=False)
-def _table(_before: TraceReader, _after: TraceReader, uid: str) -> pd.DataFrame:
-    return fair_table(_before, _after)
+def _table(_run: TraceReader, _repeat: TraceReader, uid: str) -> pd.DataFrame:
+    return fair_table(_run, _repeat)
