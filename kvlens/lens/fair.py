@@ -30,8 +30,8 @@ def fair_change(meta: RunMeta) -> dict[str, str]:
 
 
 def fair_table(reader: TraceReader, repeat: TraceReader) -> pd.DataFrame:
-    """Return one row per segment of the prompt, of a run and its fair repeat: segment, tokens, kept_before and kept_after, the shares of its tokens
-    that are on the device after the last step, means over KV heads."""
+    """Return one row per segment of the prompt: segment, tokens, kept_before of the run and kept_after of its fair
+    repeat, the shares of the segment's tokens that are on the device after the last step, means over KV heads."""
     table = segment_table(reader)[["segment", "tokens", "kept_share"]].rename(columns={"kept_share": "kept_before"})
     repeat_shares = segment_table(repeat).set_index("segment")["kept_share"]
     table["kept_after"] = table["segment"].map(repeat_shares)
