@@ -4,10 +4,12 @@ itself."""
 from __future__ import annotations
 
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 
 from kvlens import tasks
+from kvlens.lens.instructions import followed_instructions
 from kvlens.tasks.base import Encoding, TaskPrompt, ask, prompt_of
 from kvlens.tasks.instructions import DOCUMENTS, FIRST, INSTRUCTION, LAST, SEVERAL, followed
 
@@ -67,3 +69,16 @@ def test_a_prompt_is_made_again_from_its_drawing() -> None:
     drawn = {"task": "instructions", "length": 700, "depth": 0.5, "seed": 1, "index": 0}
     assert tasks.remake(drawn, ENCODING) == prompt_with(SEVERAL)
     assert prompt_with(SEVERAL).answer != prompt_with(SEVERAL, seed=2).answer
+
+
+@pytest.mark.parametrize(
+    ("full", "compared"), [(" [#48213]", [True, True, True]), (" 48213", [True, False, False]), (None, [None] * 3)]
+)
+def test_the_lens_sets_each_instruction_beside_full_kvs_own_run(full: str | None, compared: list[bool | None]) -> None:
+    facts = {"task": "instructions", "answer": " [#48213]", "output_text": " [48213]", "reference_output": full}
+    rows = followed_instructions(SimpleNamespace(**facts))  # type: ignore[arg-type]
+    assert [row.name for row in rows] == ["answer", "hash", "brackets"]
+    assert [row.run for row in rows] == [True, False, True]
+    assert [row.full for row in rows] == compared
+    assert len({row.sentence for row in rows}) == 3
+    assert followed_instructions(SimpleNamespace(**{**facts, "task": "kv_lookup"})) == []  # type: ignore[arg-type]
