@@ -101,7 +101,7 @@ def run(
         bars = job.progress
         context = folder, bars.report, job.cancelled, bars.say, models
         if "turns" in settings:
-            request = answer_turns(request, conversation.prompt, lambda *turn: carry_out(*turn, *context))
+            request = answer_turns(request, conversation.prompt, lambda turn, text: carry_out(turn, text, *context))
         uid, status, _ = carry_out(request, conversation.prompt, *context)
     stored_run = Run(folder, uid, models, progress)
     check_end(stored_run.reader, status)

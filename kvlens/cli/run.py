@@ -159,7 +159,7 @@ def run(
             else:
                 audience = reporter if isinstance(reporter, JsonLines) else None
                 if turns is not None:
-                    request = answer_turns(request, sources[0], lambda *run: carry_out(*run, *context))
+                    request = answer_turns(request, sources[0], lambda turn, text: carry_out(turn, text, *context))
                 outcomes.append(carry_out(request, sources[0], *context, audience=audience))
     except BaseException as error:
         fault = stray(method, error)

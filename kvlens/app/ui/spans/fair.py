@@ -52,7 +52,8 @@ def _show_outcome(reader: TraceReader, trial: Try) -> bool:
     names = {"kept_before": "kept in this run", "kept_after": "kept if divided fairly"}
     shown = table.rename(columns=names)
     st.dataframe(shown, hide_index=True, width="stretch", column_config=dict.fromkeys(names.values(), number))
-    answer = "" if trial.summary is None else f" It answers: {trial.summary.answer_after.strip()!r}."
+    words = None if trial.summary is None else trial.summary.answer_after
+    answer = "" if words is None else f" It answers: {words.strip()!r}."
     st.caption(
         plain(
             f"Outcome of the repeat {trial.uid}: {trial.outcome()}.{answer} Both runs have the same budget. The window "
