@@ -54,9 +54,11 @@ def _show_outcome(reader: TraceReader, trial: Try) -> bool:
     st.dataframe(shown, hide_index=True, width="stretch", column_config=dict.fromkeys(names.values(), number))
     words = None if trial.summary is None else trial.summary.answer_after
     answer = "" if words is None else f" It answers: {words.strip()!r}."
+    lost_nothing = trial.summary is not None and trial.summary.restored is None
+    outcome = "this run had lost nothing" if lost_nothing else trial.outcome()
     st.caption(
         plain(
-            f"Outcome of the repeat {trial.uid}: {trial.outcome()}.{answer} Both runs have the same budget. The window "
+            f"Outcome of the repeat {trial.uid}: {outcome}.{answer} Both runs have the same budget. The window "
             "counts for its segment, so a short segment at the end can keep more than the others."
         )
     )
