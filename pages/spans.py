@@ -5,6 +5,7 @@ import streamlit as st
 
 from kvlens.app.ui.common import nav, session
 from kvlens.app.ui.common.frame import choose_run
+from kvlens.app.ui.spans import fair as spansfair
 from kvlens.app.ui.spans import map as spansmap
 from kvlens.app.ui.spans import readers as spanreaders
 from kvlens.app.ui.spans import segments as spansegments
@@ -19,6 +20,7 @@ if found is not None:
     query = {} if view.column == "mass" else {"color": view.column}
     query |= spansview.boundaries(reader, view)
     spansegments.segments(reader)
+    spansfair.fair_shares(reader)
     spanstable.table(reader, view)
     left, right = st.columns([7, 5], gap="medium")
     with left:

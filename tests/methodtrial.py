@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -30,9 +31,10 @@ class Trial:
         budget: int | None = None,
         rotate: Rotate | None = None,
         text: tuple[str, ...] = (),
+        segments: tuple[tuple[str, int, int], ...] = (),
         **params: Any,
     ) -> None:
-        """method: a registered one's name, or a class; text: of each prompt token."""
+        """method: a registered one's name, or a class; text: of each prompt token; segments: named parts."""
         rng = np.random.default_rng(seed)
         self.shape, self.n = SHAPE, n
         self.method = methods.get(method) if isinstance(method, str) else method
@@ -45,6 +47,7 @@ class Trial:
         context = RunContext(
             SHAPE, n, max_new, budget, full, 0, "random", torch.float32, torch.device("cpu"), tokens=text, rotate=rotate
         )
+        context = replace(context, segments=segments)
         chosen = methods.make_parameters(self.method, None, params)
         self.session = Session(self.method, chosen, context)
         seen = self.queries[:, :, max(n - max(128, self.method.needs.queries), 0) :]

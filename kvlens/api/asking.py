@@ -12,6 +12,7 @@ from kvlens.api.errors import RequestError, unknown_name
 from kvlens.api.prompts import PromptLike, prompt_of
 from kvlens.methods.base import Method
 from kvlens.runs.request import RunRequest
+from kvlens.text.carried import parse_turns
 from kvlens.text.messages import Conversation
 
 BudgetLike = str | float | None
@@ -39,6 +40,10 @@ class Settings(TypedDict, total=False):
     """the chat form's system message"""
     chat_args: dict[str, Any]
     """what the chat template is given besides messages, such as {"enable_thinking": False} ({})"""
+    turns: str
+    """of chat messages with several turns, "carried": the first turn is read and placed, and the others are fed to its
+    cache; "anew": the whole history is read and placed. Where it is given, user messages without a reply are run turn
+    by turn (as the messages are, anew)"""
     question: str
     """"in" or "after": place the question with its context, or feed it once the context is placed ("in")"""
     trace_level: str
@@ -76,6 +81,8 @@ def request_of(
         fields["system"] = conversation.system
     if isinstance(fields.get("stop"), str):
         fields["stop"] = (fields["stop"],)
+    if "turns" in fields:
+        fields["carried"] = parse_turns(fields.pop("turns"))
     values = {"method": method, "preset": preset, "budget": budget_text(budget), "overrides": dict(parameters)}
     return RunRequest(**model, **fields, **values, turns=conversation.turns), conversation
 

@@ -60,8 +60,9 @@ def run(
         forced: feed full KV's tokens, so that all steps compare.
         runs: folder to store in; None: $KVLENS_RUNS, else ./runs.
         progress: show bars, for the run and for its repeats.
-        keywords: settings (max_new, seed, temperature, top_p, stop, ignore_eos, chat, system, question, trace_level,
-            coverage, oracle, threads: kvlens.api.asking.Settings) and parameters of the method by their names.
+        keywords: settings (max_new, seed, temperature, top_p, stop, ignore_eos, chat, system, turns, question,
+            trace_level, coverage, oracle, threads: kvlens.api.asking.Settings) and parameters of the method by their
+            names.
 
     Raises:
         RequestError: `budget_twice`, `unknown_parameter`, `unknown_method`, `budget_infeasible`, `bad_prompt`, ...
@@ -73,6 +74,7 @@ def run(
     'lost'
     """
     from kvlens.runs.carrying import carry_out
+    from kvlens.runs.conversing import answer_turns
 
     with translated():
         name = method_name(method)
@@ -97,7 +99,10 @@ def run(
     folder = folder_of(runs)
     with carrying(models, progress) as job:
         bars = job.progress
-        uid, status, _ = carry_out(request, conversation.prompt, folder, bars.report, job.cancelled, bars.say, models)
+        context = folder, bars.report, job.cancelled, bars.say, models
+        if "turns" in settings:
+            request = answer_turns(request, conversation.prompt, lambda turn, text: carry_out(turn, text, *context))
+        uid, status, _ = carry_out(request, conversation.prompt, *context)
     stored_run = Run(folder, uid, models, progress)
     check_end(stored_run.reader, status)
     return stored_run

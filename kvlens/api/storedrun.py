@@ -117,6 +117,18 @@ class Run(RecordedRun):
             raise RequestError("nothing_changed", "say what to change: pass budget= or a parameter of the method.")
         return self._repeat(progress, changed=values)
 
+    def fair(self, *, progress: bool | None = None) -> Run:
+        """Repeat the run with its budget divided over the segments of the prompt: each keeps the same share of its
+        tokens. Return the repeat; its `segments()` beside this run's show the shares. Raise RequestError `no_segments`,
+        or `composition_senseless` for a method without scores to divide."""
+        from kvlens.lens.fair import fair_change
+        from kvlens.runs.repeat import check_steered
+
+        with translated():
+            check_steered(self.uid, self.meta)
+            change = fair_change(self.meta)
+        return self._repeat(progress, changed=change)
+
     def fewest_bytes(self, most: int = 40, *, progress: bool | None = None) -> Run:
         """Search for the (layer, KV head, span) that restore the answer with the fewest bytes, and return the run that
         holds them; its `held` lists them. most: sets to try."""

@@ -19,6 +19,7 @@ from kvlens.methods.base import Method
 from kvlens.methods.fitting import Sizes, choose
 from kvlens.methods.full import FullKV
 from kvlens.text.prompts import Prompt, PromptText, tokenize
+from kvlens.text.segments import Segment
 
 NEW = 20
 """decode steps of a case: one page of 16 tokens fills up on the way"""
@@ -62,7 +63,11 @@ class Case:
 
         loaded = self.model.engine.loaded
         task = make_prompt("multikey", self.prompt_tokens, 0.5, 0, demo_encode())
-        return tokenize(PromptText(task.text), loaded.tokenizer, loaded.max_positions, NEW)
+        halves = (
+            Segment("first half", 0, len(task.text) // 2),
+            Segment("second half", len(task.text) // 2, len(task.text)),
+        )
+        return tokenize(PromptText(task.text, segments=halves), loaded.tokenizer, loaded.max_positions, NEW)
 
     @cached_property
     def read(self) -> ReadPrompt:

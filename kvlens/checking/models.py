@@ -11,6 +11,7 @@ from kvlens.engine.hf_attention import ATTENTION
 from kvlens.engine.models import LoadedModel, shape_of
 from kvlens.records import PrefillRecord, StepRecord
 from kvlens.text.prompts import Prompt, PromptText
+from kvlens.text.segments import Segment
 
 BASE: dict[str, Any] = {
     "vocab_size": 512,
@@ -108,8 +109,10 @@ def random_windowed(family: str, seed: int = 1) -> LoadedModel:
 
 
 def random_prompt(tokens: int, seed: int = 0, vocabulary: int = 512, stop: int = 0) -> Prompt:
-    """Return a prompt of random token ids. stop: every so many tokens the text is a full stop; 0: never."""
+    """Return a prompt of random token ids, its first third and the rest named segments. stop: every so many tokens the
+    text is a full stop; 0: never."""
     generator = torch.Generator().manual_seed(seed)
     ids = tuple(torch.randint(3, vocabulary, (tokens,), generator=generator).tolist())
     pieces = tuple("." if stop and position % stop == stop - 1 else f"t{token}" for position, token in enumerate(ids))
-    return Prompt(PromptText("x"), ids, pieces, (None,) * tokens)
+    parts = (Segment("instruction", 0, tokens // 3), Segment("documents", tokens // 3, tokens))
+    return Prompt(PromptText("x"), ids, pieces, (None,) * tokens, segments=parts)

@@ -74,6 +74,9 @@ def whatif(
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="name=value: another parameter of the method; may be repeated.")
     ] = None,
+    fair: Annotated[
+        bool, typer.Option("--fair", help="Divide the budget over the prompt's segments: each keeps the same share.")
+    ] = False,
     search: Annotated[
         bool, typer.Option("--search", help="Find few (layer, KV head) that bring the answer back; hold for those.")
     ] = False,
@@ -100,6 +103,7 @@ def whatif(
 ) -> None:
     """Repeat a stored run with spans or ranges of tokens held, or dropped, for some heads, or with another budget or
     other parameters, everything else as it was. The last line of stdout is the new run's uid."""
+    from kvlens.cli.fair import change_of, kept_lines
     from kvlens.cli.tries import listed
 
     typed_options = {str(option.opts[0]) for option in context.command.params if _is_given(context, option.name)}
@@ -122,6 +126,8 @@ def whatif(
         raise ValueError("--set budget: give the budget with --budget.")
     if budget is not None:
         changed["budget"] = budget
+    if fair:
+        changed |= change_of(runs_folder(runs), uid)
     request = TrialRequest(
         tuple(span or ()),
         layers,
@@ -138,7 +144,7 @@ def whatif(
 
     def work(folder: Path, reporter: Bar | JsonLines, cancelled: Callable[[], bool], audience: Audience | None) -> Done:
         stored, summary = repeat(folder, uid, request, reporter.report, cancelled, reporter.say, audience=audience)
-        return stored, sentences(summary)
+        return stored, [*sentences(summary), *(kept_lines(folder, uid, stored) if fair else ())]
 
     _carry_out(work, runs, progress_json)
 

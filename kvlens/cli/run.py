@@ -75,6 +75,13 @@ def run(
             "--question after: a run each, on a context that is read once and placed alike."
         ),
     ] = None,
+    turns: Annotated[
+        str | None,
+        typer.Option(
+            help="Of chat messages with several turns, carried: the first is placed, the others are fed to its cache; "
+            "or anew: the history is read anew. User messages without a reply are then run turn by turn."
+        ),
+    ] = None,
     device: Device = "auto",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
     trace_level: Annotated[str, typer.Option(help="summary, heads or spans: how much is logged.")] = "spans",
@@ -99,8 +106,10 @@ def run(
     the last lines are, one each."""
     from kvlens.cli.progress import Bar, JsonLines, reserve_stdout
     from kvlens.runs.carrying import carry_out, carry_out_each
+    from kvlens.runs.conversing import answer_turns
     from kvlens.runs.request import RunRequest, parse_chat_args, parse_set
     from kvlens.runs.stopping import stop_signals
+    from kvlens.text.carried import parse_turns
     from kvlens.text.prompts import asking, expecting, segmented
 
     reporter: Bar | JsonLines = JsonLines() if progress_json else Bar(err)
@@ -129,6 +138,7 @@ def run(
             chat=chat,
             system=talk.system if system is None else system,
             turns=talk.turns,
+            carried=parse_turns(turns),
             chat_args=parse_chat_args(chat_arg or []),
             question=question,
             device=device,
@@ -148,6 +158,8 @@ def run(
                 outcomes.extend(carry_out_each(request, sources, *context))
             else:
                 audience = reporter if isinstance(reporter, JsonLines) else None
+                if turns is not None:
+                    request = answer_turns(request, sources[0], lambda turn, text: carry_out(turn, text, *context))
                 outcomes.append(carry_out(request, sources[0], *context, audience=audience))
     except BaseException as error:
         fault = stray(method, error)

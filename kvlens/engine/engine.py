@@ -73,6 +73,7 @@ class Engine:
             rotary_of(model),
             forms=forms_of(model, shape),
             question_from=next((part.start for part in prompt.segments if part.name == QUESTION), None),
+            segments=tuple((part.name, part.start, part.end) for part in prompt.segments),
         )
 
     def whole(self, prompt: Prompt) -> AbstractContextManager[None]:

@@ -13,6 +13,8 @@ from kvlens.text.units import counted
 
 KNOWN, AFTER = "question known", "question after"
 """the question was read with the context, or fed once the context was placed"""
+CARRIED, ANEW = "turns carried", "turns anew"
+"""of a conversation: the first turn was placed and the others were fed to its cache, or the history was read anew"""
 MOST_NAMES = 3
 """models or budgets that a line names; more are counted"""
 
@@ -20,6 +22,12 @@ MOST_NAMES = 3
 def question_words(meta: RunMeta) -> str:
     """Return `AFTER` if the run was fed its question once the context was placed, else `KNOWN`."""
     return AFTER if meta.question == "after" or meta.asked_steps else KNOWN
+
+
+def turns_words(meta: RunMeta) -> str:
+    """Return `CARRIED` or `ANEW` of a run of a conversation with earlier turns, '' of another one."""
+    request = meta.request or {}
+    return "" if not request.get("turns") else CARRIED if request.get("carried") else ANEW
 
 
 def asked_condition(model: str, prompt_tokens: int | None, question: str, limits: Sequence[str]) -> str:
@@ -54,6 +62,7 @@ def condition(runs: Sequence[TraceReader]) -> str:
         listed((short_model(str(meta.model)) for meta in metas if meta.model), "models"),
         token_words(tokens),
         listed((question_words(meta) for meta in metas), "forms of the question"),
+        listed((words for meta in metas if (words := turns_words(meta))), "ways of turns"),
         listed((held_to(meta) for meta in metas), "budgets"),
         count,
     )

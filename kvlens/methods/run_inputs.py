@@ -56,6 +56,8 @@ class RunContext:
     """what each layer's attention has besides scaled scores; (): nothing"""
     question_from: int | None = None
     """position of the first token of the question that the prompt holds; None: it holds none that is known"""
+    segments: tuple[tuple[str, int, int], ...] = ()
+    """(name, first, end) of the prompt's named parts, in positions; (): it names none"""
 
     def rotary(self, user: str, remedy: str = "") -> Rotate:
         """Return the model's rotary embedding, which `user` needs. Raises Refusal where the model has none that could

@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from kvlens.methods.families.fair_segments import FairSegments, FairSegmentsParameters, refuses_fair_segments
 from kvlens.methods.families.prompt_eviction import PromptEviction, PromptEvictionParameters
 from kvlens.methods.fitting import clamp, tokens_within
 from kvlens.methods.hooks import Needs
 from kvlens.methods.parameters import param
 from kvlens.methods.run_inputs import Prefilled
+from kvlens.methods.wrappers import Lending, Lent
 from kvlens.shape import KVShape
 
 if TYPE_CHECKING:
@@ -51,7 +53,8 @@ class SnapKVParameters(PromptEvictionParameters):
 class SnapKV(PromptEviction):
     """Ranks the prompt's tokens before the window by the attention that the window's queries give them: softmax over
     all keys, summed over the window, pooled over neighbouring positions, then over the query heads of a KV head; keeps
-    the best of each KV head and the window (paper sec. 4.2, Listing 1).
+    the best of each KV head and the window (paper sec. 4.2, Listing 1). `fair:METHOD` divides the tokens of any score
+    over the prompt's segments, the same share of each (ours).
 
     Departures: the paper stores a set per query head, G times the bytes; here a KV head's group agrees on one
     (`group`). The window ends with the prompt's very last token (`peek`), as in the authors' code.
@@ -65,6 +68,15 @@ class SnapKV(PromptEviction):
     Parameters = SnapKVParameters
     presets = {"paper": {}, "demo": {"window": 8}}  # noqa: RUF012
     needs = Needs(queries=OBSERVED, peek=True)
+    lends = Lending(
+        front=Lent(
+            "fair",
+            FairSegments,
+            FairSegmentsParameters,
+            "each segment of the prompt keeps the same share of its tokens",
+            refuses_fair_segments,
+        )
+    )
     params: SnapKVParameters
 
     def score(self, prompt: Prefilled, layer: int, before: int) -> torch.Tensor:

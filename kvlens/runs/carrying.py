@@ -129,6 +129,7 @@ def carry_out_each(
             "after",
             turns=request.turns,
             arguments=request.chat_args,
+            carried=request.carried,
         )
         if prompt.ids != prepared[0].prompt.ids:
             raise ValueError("the context has other tokens before another question: run the questions one by one.")

@@ -33,7 +33,7 @@ from kvlens.runs.memory import (
 from kvlens.runs.preparing import advice, check, choose_parameters
 from kvlens.runs.request import RunRequest, default_preset
 from kvlens.shape import KVShape
-from kvlens.tasks.encoding import encoding_in
+from kvlens.tasks.encoding import encoding_in, first_turn_tokens
 from kvlens.text.prompts import BadPrompt, PromptText, question_start
 
 TRACE_ROW_BYTES = 300
@@ -97,11 +97,14 @@ def foresee(request: RunRequest, prompt: PromptText) -> Foreseen | str:
     shape, positions = sizes_in(source, NUMBER_BYTES.get(request.dtype, 4))
     if not (source / "tokenizer.json").is_file():
         return "The model has no tokenizer.json: its tokens can be counted only when it has been loaded."
-    counted = encoding_in(source, request.chat, request.system, request.turns, request.chat_args)
+    form = request.chat, request.system, request.turns, request.chat_args
+    counted = encoding_in(source, *form)
     tokens = counted.special + len(counted.encode(prompt.text)) + len(counted.encode(prompt.answer_prefix))
     limit = budget.bytes(shape, tokens + request.max_new)
     question_tokens = 0
-    if request.question == "after" and prompt.question is not None:
+    if request.carried:
+        question_tokens = tokens - first_turn_tokens(source, *form)
+    elif request.question == "after" and prompt.question is not None:
         question_tokens = sum(
             len(counted.encode(text)) for text in (prompt.text[prompt.question :], prompt.answer_prefix)
         )
@@ -112,7 +115,7 @@ def foresee(request: RunRequest, prompt: PromptText) -> Foreseen | str:
 def refuse(request: RunRequest, prompt: PromptText) -> MemoryNeed | None:
     """Return the memory that a run takes by estimate; None where only loading or reading can tell. Raises what
     arithmetic can tell of a run that would be refused, with what would work."""
-    if request.question == "after":
+    if request.question == "after" and not request.carried:
         question_start(prompt)
     request = attending(request)
     try:

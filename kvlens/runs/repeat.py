@@ -90,15 +90,15 @@ class Past:
         return len(self.ids) - 1 + self.steps
 
     def otherwise(self, changed: Mapping[str, str]) -> RunRequest:
-        """The request with another `budget` or other parameters, by name. The parameters that were asked for stay,
-        those that a preset chose are chosen anew; with nothing changed it is `request`. Raises ValueError with one
-        sentence."""
+        """The request with another `budget`, another `method` or other parameters, by name. The parameters that were
+        asked for stay, those that a preset chose are chosen anew; with nothing changed it is `request`. Raises
+        ValueError with one sentence."""
         if not changed:
             return self.request
         values = dict(changed)
-        budget = values.pop("budget", self.asked.budget)
+        replaced = {name: values.pop(name, getattr(self.asked, name)) for name in ("budget", "method")}
         overrides = {**self.asked.overrides, **values}
-        return RunRequest.model_validate({**self.asked.model_dump(), "budget": budget, "overrides": overrides})
+        return RunRequest.model_validate({**self.asked.model_dump(), **replaced, "overrides": overrides})
 
     def with_finer(self, changed: Mapping[str, str]) -> RunRequest:
         """Return the request with `finer` and the raised budget; all other parameters stay as they ran. Raises

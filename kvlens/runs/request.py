@@ -55,6 +55,9 @@ class RunRequest(BaseModel):
     """what the chat template is given besides messages, such as enable_thinking"""
     question: str = "in"
     """in: the prompt's question is read and placed with its context; after: it is fed once the context was placed"""
+    carried: bool = False
+    """the first turn of a conversation is read and placed, and all later tokens are fed to its cache, step by step;
+    False: the whole history is read and placed anew"""
     device: str = "auto"
     dtype: str = "float32"
     prefill_chunk: int = Field(512, ge=0)

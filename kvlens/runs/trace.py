@@ -114,7 +114,7 @@ def _segments(prompt: Prompt) -> dict[str, Any]:
 
 def _left_out(request: RunRequest) -> set[str]:
     """Fields that a trace has only where they were used."""
-    return {name for name in ("turns", "chat_args") if not getattr(request, name)}
+    return {name for name in ("turns", "chat_args", "carried") if not getattr(request, name)}
 
 
 class Watcher(Protocol):

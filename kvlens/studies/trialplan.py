@@ -37,7 +37,7 @@ def tokens_of(prompt: StudyPrompt, request: RunRequest, tokenizer: Any) -> tuple
     A prompt and its forced text are tokenized as one text without the chat form. A token that holds the end of the
     prompt's text is read. Raises BadPrompt, BadSegment or BadTemplate with one sentence."""
     if not prompt.forced:
-        form = (request.chat, request.system, request.question, None, request.turns, request.chat_args)
+        form = (request.chat, request.system, request.question, None, request.turns, request.chat_args, request.carried)
         return tokenize(prompt.source, tokenizer, None, request.max_new, *form), None
     text = prompt.source.text
     whole = tokenize(PromptText(text + prompt.forced), tokenizer, None, 0, "off")

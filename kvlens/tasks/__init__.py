@@ -34,6 +34,9 @@ BUILT_IN = {
     "niah_multiquery": "kvlens.tasks.needles:MULTIQUERY",
     "niah_multivalue": "kvlens.tasks.needles:MULTIVALUE",
     "kv_lookup": "kvlens.tasks.needles:LOOKUP",
+    "instruction_first": "kvlens.tasks.instructions:FIRST",
+    "instruction_last": "kvlens.tasks.instructions:LAST",
+    "instructions": "kvlens.tasks.instructions:SEVERAL",
 }
 
 

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from kvlens.refusal import Refusal
 from kvlens.text.prompts import PromptText
+from kvlens.text.segments import Segment
 
 CUE = " Answer:"
 """ends a question of a text that is simply continued"""
@@ -49,6 +50,8 @@ class TaskPrompt:
     question: int | None = None
     """the character of `text` with which the question begins, and everything else that follows the context; None: it
     is not known apart"""
+    segments: tuple[Segment, ...] = ()
+    """named parts of the text, in characters; none reaches into the cue"""
     cue: str = CUE
     """the end of a text that is simply continued, left out in the chat form"""
 
@@ -138,4 +141,13 @@ def ask(
 def prompt_of(prompt: TaskPrompt) -> PromptText:
     """What is tokenized, and stored with a run."""
     needle = tuple(prompt.needle)
-    return PromptText(prompt.text, prompt.answer, needle, prompt.task, prompt.seed, prompt.opening, prompt.question)
+    return PromptText(
+        prompt.text,
+        prompt.answer,
+        needle,
+        prompt.task,
+        prompt.seed,
+        prompt.opening,
+        prompt.question,
+        segments=prompt.segments,
+    )

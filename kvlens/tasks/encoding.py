@@ -9,6 +9,7 @@ from typing import Any
 
 from kvlens.models.find import DEMO, resolve, stay_offline
 from kvlens.tasks.base import Encoding
+from kvlens.text.carried import first_reply
 from kvlens.text.chat import ChatForm, choose, template_in
 
 
@@ -100,6 +101,16 @@ def encoding_in(
 
     special = int(tokenizer.num_special_tokens_to_add(False)) if form is None else _around(form, encode)
     return Encoding(encode, special, form is not None)
+
+
+def first_turn_tokens(
+    folder: Path, chat: str, system: str | None, turns: Sequence[tuple[str, str]], arguments: Mapping[str, Any] | None
+) -> int:
+    """Return the tokens of a conversation's first turn, up to its reply, with the tokenizer of a folder. turns: the
+    earlier ones. Raises Refusal `nothing_to_carry` where no turn has a reply."""
+    place = first_reply(turns)
+    opening = encoding_in(folder, chat, system, turns[: place - 1], arguments)
+    return opening.special + len(opening.encode(turns[place - 1][1]))
 
 
 def _around(form: ChatForm, encode: Any) -> int:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kvlens.refusal import Refusal
+from kvlens.text.carried import reply_start
 from kvlens.text.chat import ChatForm, choose, refuse_change, template_of
 from kvlens.text.segments import Segment, find_segments, pairs_of, refuse_covered, refuse_empty, token_segments
 from kvlens.text.token_text import prompt_pieces
@@ -127,15 +128,18 @@ def tokenize(
     form: ChatForm | None = None,
     turns: Sequence[tuple[str, str]] = (),
     arguments: Mapping[str, Any] | None = None,
+    carried: bool = False,
 ) -> Prompt:
     """Token ids with offsets into the source's text. The chat form is the template's own text; without it the tokenizer
     adds its special tokens. Whether the question is read with its context or fed after it, the tokens are the same.
     max_positions None: whether it fits the model is asked elsewhere. form: the chat form of a stored run, taken as it
-    was; None: `chat` and `system` choose it.
+    was; None: `chat` and `system` choose it. carried: the first of several turns is read and placed, and all that
+    follows it is fed after it.
 
     Raises BadPrompt when the prompt has fewer than 2 tokens or does not fit the model together with `max_new` tokens,
     or where a question shall be fed after its context and the prompt does not say where it begins; BadTemplate for a
-    chat form that cannot be had; BadSegment for a named segment without a token.
+    chat form that cannot be had; BadSegment for a named segment without a token; Refusal for turns that cannot be
+    carried.
     """
     if form is None:
         template = template_of(tokenizer)
@@ -154,7 +158,11 @@ def tokenize(
     ranges = encoded["offset_mapping"] if fast else [(0, 0)] * len(ids)
     pieces = prompt_pieces(fed, ids, ranges, tokenizer.decode)
     offsets = tuple(_inside(int(a) - begin, int(b) - begin, *kept_range) for a, b in ranges)
-    cut = len(ids) if question == "in" else _cut(source, [b for _, b in ranges], begin)
+    cut = len(ids)
+    if carried:
+        cut = _token_at(ranges, reply_start("" if form is None else form.before, turns))
+    elif question != "in":
+        cut = _token_at(ranges, begin + question_start(source))
     moved = [Segment(part.name, begin + part.start, begin + part.end) for part in source.segments]
     segments = token_segments(
         [(int(a), int(b)) for a, b in ranges],
@@ -196,11 +204,10 @@ def question_start(source: PromptText) -> int:
     return source.question
 
 
-def _cut(source: PromptText, ends: Sequence[int], begin: int) -> int:
-    """The first token that holds a character of the question; ends: where tokens end in the text as it is fed, which
-    has the source's first character at `begin`. Raises BadPrompt where there is none, or no context before it."""
-    start = question_start(source)
-    cut = next((first_token for first_token, end in enumerate(ends) if end > begin + start), None)
+def _token_at(ranges: Sequence[tuple[int, int]], character: int) -> int:
+    """Return the first token that holds a character of what is fed later, which begins with `character` of the text as
+    it is fed. Raises BadPrompt where there is none, or no context before it."""
+    cut = next((first_token for first_token, (_, end) in enumerate(ranges) if end > character), None)
     if cut is None:
         raise BadPrompt("the model's tokenizer does not say where tokens stand in the text: run with --question in.")
     if cut < 2:

@@ -168,7 +168,7 @@ class TryChoice:
     pieces: tuple[Piece, ...]
     from_step: int
     changed: tuple[tuple[str, str], ...] = ()
-    """(`budget` or a parameter, its value)"""
+    """(`budget`, a parameter, or `method` with the fair one; its value)"""
     search: str = ""
     """'heads': the smallest set that suffices; 'bytes': what suffices with the fewest; 'bits': the fewest extra bits of
     a quantised run; '': nothing"""
@@ -205,7 +205,8 @@ def whatif_command(uid: str, choice: TryChoice, runs_dir: Path) -> list[str]:
             argv += [f"--{verb}", str(piece)]
     argv += ["--from-step", str(choice.from_step)]
     for name, value in choice.changed:
-        argv += ["--budget", value] if name == "budget" else ["--set", f"{name}={value}"]
+        options = {"budget": ["--budget", value], "method": ["--fair"]}
+        argv += options.get(name, ["--set", f"{name}={value}"])
     argv += {"heads": ["--search"], "bytes": ["--fewest-bytes"], "bits": ["--fewest-bits"], "": []}[choice.search]
     return [*argv, "--runs", str(runs_dir), "--progress-json"]
 

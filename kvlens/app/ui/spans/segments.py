@@ -9,6 +9,7 @@ from kvlens.app.ui.common import data
 from kvlens.app.ui.common.chart import menu
 from kvlens.app.ui.common.data import TraceReader
 from kvlens.app.ui.common.widgets import plain
+from kvlens.lens.instructions import followed_instructions
 from kvlens.lens.segments import eviction_sentences, segment_table
 from kvlens.text.windows import window_sentence
 
@@ -44,6 +45,7 @@ def segments(reader: TraceReader) -> None:
     )
     menu(table, f"{reader.uid}-segments", "segment_rows", image=False)
     lines = eviction_sentences(table, str(reader.meta.method))[:MOST_SENTENCES]
+    lines += [each.sentence for each in followed_instructions(reader.meta)]
     if reader.meta.windows:
         lines.append(window_sentence(reader.meta.windows))
     lines.append(
