@@ -33,7 +33,7 @@ NOT_RECORDED = "budget not recorded"
 
 
 def asked_in_words(name: str, value: str) -> str:
-    """What is asked for otherwise: 'budget 30%', 'no limit', 'keep 0.3', 'method fair:snapkv'."""
+    """What is asked for otherwise: 'budget 30%', 'no limit', 'keep 0.3', 'method fair:NAME'."""
     return phrase(in_words(value)) if name == "budget" else f"{name} {value}"
 
 
