@@ -41,13 +41,13 @@ class MemoryRecords:
             self._db.frame(
                 memoryqueries.MOVED_SPANS,
                 layers=self.n_layers,
-                first_layer=first,
-                stop_layer=min(self.n_layers, first + at_once),
+                first_layer=layer,
+                stop_layer=min(self.n_layers, layer + at_once),
                 kv_heads=self.kv_heads,
                 group=self.q_heads // self.kv_heads,
                 steps=self.n_steps,
             )
-            for first in range(0, self.n_layers, at_once)
+            for layer in range(0, self.n_layers, at_once)
         ]
         table = parts[0] if len(parts) == 1 else pd.concat([part for part in parts if len(part)] or parts[:1])
         return table.sort_values(["id", "kv_head"], ignore_index=True).drop(columns="id")

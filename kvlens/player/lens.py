@@ -213,9 +213,9 @@ def _summary_losses(reader: TraceReader, holes: pd.DataFrame) -> pd.DataFrame:
             [_is_summary(reader, clocks, step, (layer, head // group), span) for step, layer, head, span in where]
         )
         parts.append(candidates[summary])
-        rest, done = table[~largest], candidates.loc[summary, ["step", "span"]]
-        known = pd.MultiIndex.from_frame(rest[["step", "span"]]).isin(pd.MultiIndex.from_frame(done))
-        table = rest[~known]
+        rest, summaries = table[~largest], candidates.loc[summary, ["step", "span"]]
+        listed = pd.MultiIndex.from_frame(rest[["step", "span"]]).isin(pd.MultiIndex.from_frame(summaries))
+        table = rest[~listed]
     return pd.concat(parts).sort_values("mass", ascending=False, kind="stable").assign(summary=True)
 
 

@@ -218,8 +218,8 @@ def prepare(
             raise
         raise short from failure
     form_fields = (request.chat, request.system, request.question)
-    conversation = (form, request.turns, request.chat_args, request.carried)
-    prompt = tokenize(source, loaded.tokenizer, None, request.max_new, *form_fields, *conversation)
+    conversation = (request.turns, request.chat_args, request.carried)
+    prompt = tokenize(source, loaded.tokenizer, None, request.max_new, *form_fields, form, *conversation)
     if request.threads or loaded.info["parameters"] < SMALL:
         import torch
 

@@ -50,10 +50,10 @@ class TaskPrompt:
     question: int | None = None
     """the character of `text` with which the question begins, and everything else that follows the context; None: it
     is not known apart"""
-    segments: tuple[Segment, ...] = ()
-    """named parts of the text, in characters; none reaches into the cue"""
     cue: str = CUE
     """the end of a text that is simply continued, left out in the chat form"""
+    segments: tuple[Segment, ...] = ()
+    """named parts of the text, in characters; none reaches into the cue"""
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@ many. See ``synthetic``."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from functools import partial
 from itertools import pairwise
@@ -79,7 +80,7 @@ class SplittingWriter(TraceWriter):
             )
         )
 
-    def effects(self, effects: list[Effects]) -> None:
+    def effects(self, effects: Sequence[Effects]) -> None:
         """Store effects with the ids of the many spans."""
         super().effects([replace(each, span=self._ids(each.span)) for each in effects])
 
@@ -105,6 +106,9 @@ class SplittingWriter(TraceWriter):
     def _split_keys(self, keys: SpanKeys | None, counts: np.ndarray) -> SpanKeys | None:
         """Return a key per span; None where a run of this size stores none."""
         total = int(counts.sum())
-        if keys is None or span_key_bytes(*keys.keys.shape[:2], total, keys.keys.shape[3]) > MOST_KEY_BYTES:
+        if keys is None:
+            return None
+        layers, kv_heads, _, head_dim = keys.keys.shape
+        if span_key_bytes(layers, kv_heads, total, head_dim) > MOST_KEY_BYTES:
             return None
         return SpanKeys(keys.form, np.arange(total, dtype=np.int32), np.repeat(keys.keys, counts, axis=2))
