@@ -79,13 +79,13 @@ def measure_page(browser: Browser, url: str, name: str, picture: Path | None) ->
     errors: list[str] = []
     page.on("pageerror", lambda error: errors.append(str(error)))
     page.on("websocket", lambda socket: socket.on("framereceived", lambda frame: sent.append(len(frame))))
-    begun = time.perf_counter()
+    start = time.perf_counter()
     page.goto(url)
     if name == "replay":
         page.locator("#player[data-step]").wait_for()
     wait_until_still(page)
     exceptions = page.get_by_test_id("stException").count() + page.get_by_test_id("stAlertContentError").count()
-    figures: dict[str, Any] = {"ready_s": round(time.perf_counter() - begun, 2), "sent_mb": round(sum(sent) / 1e6, 2)}
+    figures: dict[str, Any] = {"ready_s": round(time.perf_counter() - start, 2), "sent_mb": round(sum(sent) / 1e6, 2)}
     figures |= {"frames": len(sent), "errors": errors, "exceptions": exceptions}
     if name == "replay":
         figures |= measure_frames(page)

@@ -188,8 +188,8 @@ def _mean_of_heads(cube: np.ndarray, size: int) -> np.ndarray:
     if size == 1:
         return cube
     parts = cube.reshape(*cube.shape[:2], -1, size)
-    known = np.isfinite(parts)
-    sums, counts = np.where(known, parts, 0.0).sum(-1), known.sum(-1)
+    finite = np.isfinite(parts)
+    sums, counts = np.where(finite, parts, 0.0).sum(-1), finite.sum(-1)
     return np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
 
 
