@@ -97,7 +97,7 @@ class Recaller:
             arrivals.parts.watch(layer, zone)
         if due.any():
             if selection.rows is not None:
-                missing = self._missing_tokens(layer, selection.rows, due, cause)
+                missing = self._missing_tokens(layer, selection.rows, selection.positions, due, cause)
             else:
                 missing = self._missing_spans(layer, selection, due, cause)
             if missing is not None:
@@ -155,20 +155,31 @@ class Recaller:
             self._log_departures(owner, departed, over, cause)
         return missing_units(plan, self.cold, layer) if plan.slots.size else None
 
-    def _missing_tokens(self, layer: int, rows: torch.Tensor, due: np.ndarray, cause: str) -> Missing | None:
-        """Fit single tokens, positions int64 [H_kv, W], into the zone, count and log; return what has to come."""
+    def _missing_tokens(
+        self, layer: int, rows: torch.Tensor, read: torch.Tensor | None, due: np.ndarray, cause: str
+    ) -> Missing | None:
+        """Fit single tokens, positions int64 [H_kv, W], into the zone, count and log; return what has to come. read
+        [H_kv, G, P] bool: tokens that are read; only these count as reused. None: all are."""
         kv_heads, capacity, slots = self.shape.kv_heads, self.spans.capacity, self.hot.slots(layer)
         plan = self._token_zone(layer).plan(rows.cpu().numpy(), np.flatnonzero(due))
-        units_before, units_after, new_units = np.zeros((3, kv_heads, capacity), bool)
+        needed, moved = plan.held_after, np.stack((plan.heads, plan.positions))
+        used = moved
+        if read is not None:
+            is_read = read.any(1).cpu().numpy()
+            needed, used = (tokens[:, is_read[tuple(tokens)]] for tokens in (needed, moved))
+        units_before, units_after, new_units, needed_units = np.zeros((4, kv_heads, capacity), bool)
         for units, (heads, positions) in (
             (units_before, plan.held_before),
             (units_after, plan.held_after),
-            (new_units, (plan.heads, plan.positions)),
+            (new_units, moved),
+            (needed_units, needed),
         ):
             units[heads, self.spans.owner[positions]] = True
-        moved, held = (np.bincount(heads, minlength=kv_heads) for heads in (plan.heads, plan.held_after[0]))
-        counts = {"recalled_tokens": moved, "reused_tokens": held - moved}
-        self._count(layer, {"n_recalled": new_units.sum(1), "n_reused": (units_after & ~new_units).sum(1), **counts})
+        moved_count, needed_count, used_count = (
+            np.bincount(heads, minlength=kv_heads) for heads, _ in (moved, needed, used)
+        )
+        counts = {"recalled_tokens": moved_count, "reused_tokens": needed_count - used_count}
+        self._count(layer, {"n_recalled": new_units.sum(1), "n_reused": (needed_units & ~new_units).sum(1), **counts})
         freed = torch.from_numpy(plan.freed).to(slots.role.device)
         slots.role[freed[0], freed[1]] = FREE
         departed = np.stack((units_before & ~units_after).nonzero())

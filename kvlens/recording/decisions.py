@@ -78,7 +78,11 @@ def _signature(selection: Selection | None) -> tuple[object, ...] | None:
 def _decided(step: DecidedStep, layers: slice, members: Sequence[Selection]) -> Decisions:
     example = members[0]
     if example.rows is not None:
-        tokens = torch.stack([s.rows for s in members if s.rows is not None]) >= 0
+        rows = torch.stack([s.rows for s in members if s.rows is not None])
+        tokens = rows >= 0
+        if example.positions is not None:  # some tokens on the device may stay unread
+            read = torch.stack([s.positions for s in members if s.positions is not None]).any(2)
+            tokens &= read.gather(-1, rows.clamp(min=0))
         return _of_tokens(layers, "recall", tokens)
     if example.positions is not None:
         tokens = torch.stack([s.positions for s in members if s.positions is not None]).any(2)

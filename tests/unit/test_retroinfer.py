@@ -11,8 +11,9 @@ from methodtrial import SHAPE, Trial
 
 from kvlens.memory.slots import ROLE
 from kvlens.methods import get, make_parameters
+from kvlens.recording.decisions import decisions_at
 from kvlens.recording.selected import read_positions
-from kvlens.recording.snapshot import Attended
+from kvlens.recording.snapshot import Attended, DecidedStep
 
 N, NEW, SINKS, WINDOW, SEGMENT, CLUSTER, ROOM, ROUNDS = 93, 40, 3, 8, 16, 4, 13, 5
 EACH = SEGMENT // CLUSTER
@@ -142,6 +143,30 @@ def test_the_log_names_the_tokens_that_entries_stand_for() -> None:
         coarse = is_read & is_coarse
         sizes = method._sizes[1, h, entries].float()
         np.testing.assert_allclose(bias[h, 0][coarse], sizes.log(), atol=1e-5)
+
+
+def test_tokens_that_stay_unread_in_the_block_cache_are_not_asked_for() -> None:
+    trial, seen, unread = Trial("retroinfer", N, NEW, **SET), {}, 0
+
+    class Look:
+        def layer(self, layer: int, q: Any, biases: list[torch.Tensor], scaling: float, selection: Any) -> None:
+            seen[layer] = biases[0], selection
+
+    trial.session.observer = Look()
+    memory = trial.session.memory
+    for step in range(4):
+        trial.step(step)
+        layers = range(SHAPE.layers)
+        decided = DecidedStep([seen[layer][1] for layer in layers], memory.spans.is_hot, [])
+        decisions, counts = decisions_at(decided), memory.recaller.counts
+        assert decisions is not None
+        zone = slice((pool := memory.hot.parts[0][0]).start["recall"], pool.start["window"])
+        read = np.array([(seen[layer][0][:, 0, zone] > -torch.inf).sum(1).tolist() for layer in layers])
+        np.testing.assert_array_equal(decisions.requested, read.ravel())
+        np.testing.assert_array_equal(decisions.granted, read.ravel())
+        np.testing.assert_array_equal(counts["recalled_tokens"] + counts["reused_tokens"], read)
+        unread += sum(int((seen[layer][1].rows >= 0).sum()) for layer in layers) - read.sum()
+    assert unread > 0, "the block cache held tokens that no query head read"
 
 
 def test_tokens_of_clusters_that_were_not_read_are_unread() -> None:
