@@ -23,7 +23,7 @@ CODE_BYTES = 2
 
 @dataclass(frozen=True)
 class MagicPIGParameters:
-    """Lengths are in tokens. Defaults are those of the paper's main setting and of the authors' code."""
+    """Lengths are in tokens. Defaults are those of the authors' code."""
 
     bits: int = param(10, "bits of a hash, each the side of a random plane on which a vector is", symbol="K")
     tables: int = param(150, "hash tables", symbol="L")
@@ -33,8 +33,8 @@ class MagicPIGParameters:
     dense_every: int = param(16, "layers whose number it divides attend everything, the first one too; 0: none does")
     least: float = param(
         1e-4,
-        "added to a probability before its logarithm, so that a token that was sampled against the odds does not "
-        "outweigh all others (the authors' reference code)",
+        "added to a probability before its logarithm, so that a rarely sampled token does not outweigh the "
+        "others (the authors' reference code)",
     )
     centred: str = param(
         "true", "the mean key is subtracted before keys are hashed", choices=("true", "false"), symbol="c"

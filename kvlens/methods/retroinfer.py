@@ -34,7 +34,9 @@ class RetroInferParameters(ColdPagesParameters):
         "at_least", "a segment leaves when the window holds so many tokens besides", choices=("at_least",), ours=True
     )
     page: int = param(
-        1024, "tokens of a segment, clustered by themselves (authors' code: 8,192 of the prompt, 1,024 decoded ones)"
+        1024,
+        "tokens of a segment, clustered by themselves (authors' code: 8,192 of the prompt, 1,024 decoded ones)",
+        ours=True,
     )
     cluster: int = param(16, "tokens of a cluster, on average")
     rounds: int = param(10, "rounds of k-means")

@@ -24,8 +24,8 @@ class XKVParameters:
     """Defaults are those of the authors' runs on Llama 3.1 8B: 512 and 768 of 4,096 numbers."""
 
     layers_per_group: int = param(4, "neighbouring layers that share a basis", symbol="G")
-    rank_k: int = param(512, "numbers of the basis that a token's keys of all layers of a group have", symbol="r_k")
-    rank_v: int = param(768, "the same of values", symbol="r_v")
+    rank_k: int = param(512, "rank of the keys' basis", symbol="r_k")
+    rank_v: int = param(768, "rank of the values' basis", symbol="r_v")
     pre_rope: bool = param(True, "keys are decomposed without their rotary embedding, which is added after")
     group: int = param(16, "tokens of a span, which errors are logged for", ours=True)
 
@@ -36,7 +36,7 @@ class XKVParameters:
 
     @classmethod
     def fit(cls, shape: KVShape, prompt_tokens: int, max_new: int, budget_bytes: int | None) -> dict[str, Any]:
-        """Ranks are 2 to 3, as in the paper, and at most its eighth and three sixteenths of the numbers that a token
+        """Ranks are 2 to 3, as in the authors' runs, and at most their eighth and three sixteenths of the numbers that a token
         has in a group. Below that they are what the budget holds beside decoded tokens: a rank takes a number of every
         prompt token and one of every column (ours)."""
         layers = min(cls.layers_per_group, shape.layers)

@@ -100,8 +100,8 @@ class SeerAttention(PageRetrieval):
     the gate. The gate learns from the model's own attention: the largest weight in each block and group, as shares.
 
     Departures: the gate is a quarter as wide as a head, and its rotary embedding has the base 10,000. A block is placed
-    at its first token. The open block is attended and not ranked. `kvlens train seer` trains on some ten thousand
-    tokens, the paper on 0.4 billion.
+    at its first token. The open block is attended and not ranked. The shipped gate
+    of SmolLM2 learned from 47,104 tokens (5,888 queries); the paper's from 0.4 billion.
     """
 
     name = "seer"
