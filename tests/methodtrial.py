@@ -10,6 +10,7 @@ import torch
 
 from kvlens import methods
 from kvlens.engine.session import Session
+from kvlens.holds import Hold
 from kvlens.memory.slots import FREE
 from kvlens.methods.base import Method
 from kvlens.methods.run_inputs import Peeked, Rotate, RunContext, StepEnd
@@ -32,6 +33,7 @@ class Trial:
         rotate: Rotate | None = None,
         text: tuple[str, ...] = (),
         segments: tuple[tuple[str, int, int], ...] = (),
+        holds: tuple[Hold, ...] = (),
         **params: Any,
     ) -> None:
         """method: a registered one's name, or a class; text: of each prompt token; segments: named parts."""
@@ -49,7 +51,7 @@ class Trial:
         )
         context = replace(context, segments=segments)
         chosen = methods.make_parameters(self.method, None, params)
-        self.session = Session(self.method, chosen, context)
+        self.session = Session(self.method, chosen, context, holds=holds)
         seen = self.queries[:, :, max(n - max(128, self.method.needs.queries), 0) :]
         peeked = Peeked(_t(self.last_q), _t(self.last_k), _t(self.last_k))
         received = _t(self.received()) if self.method.needs.received else None

@@ -123,9 +123,11 @@ def selection(checks: HookChecks, answer: Any, layer: int, shape: KVShape, spans
         checks.tensor(hook, answer.tokens, table, "int", layer)
     if answer.positions is not None:
         checks.tensor(hook, answer.positions, ((heads, shape.group, "positions"),), "bool", layer)
-    for mask, length in ((answer.entries, "entries"), (answer.summarised, "positions")):
-        if mask is not None:
-            checks.tensor(hook, mask, ((heads, shape.group, length), (heads, 1, length)), "bool", layer)
+    if answer.entries is not None:
+        sizes = (heads, shape.group, "entries"), (heads, 1, "entries")
+        checks.tensor(hook, answer.entries, sizes, "bool", layer)
+    if answer.members is not None:
+        checks.tensor(hook, answer.members, ((heads, "positions"),), "int", layer)
     if answer.now is not None:
         checks.tensor(hook, answer.now, ((heads,),), "bool", layer)
     if answer.score is not None:

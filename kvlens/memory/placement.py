@@ -178,8 +178,8 @@ class Selection:
     entries: torch.Tensor | None = None
     """[H_kv, G|1, E] bool: which of the layer's coarse entries, in the order in which they were placed, are read,
     whatever `fine` says; for spans that have several. None: as `fine` says"""
-    summarised: torch.Tensor | None = None
-    """[H_kv, G|1, P] bool, with `entries`: positions of the tokens that the read entries stand for, for the log"""
+    members: torch.Tensor | None = None
+    """[H_kv, P] int64, with `entries`: the coarse entry that stands for the token at each position, -1: none does"""
     correct: Correction | None = None
     """what is added to the scores of tokens that were sampled; None: scores are the products alone"""
     now: torch.Tensor | None = None
@@ -210,9 +210,18 @@ class Selection:
     kv_columns: dict[str, torch.Tensor] = field(default_factory=dict)
     """columns of kvlens.rows.KV_COLUMNS, [H_kv]"""
 
+    @property
+    def summarised(self) -> torch.Tensor | None:
+        """[H_kv, G|1, P] bool: positions of the tokens that the read entries stand for. None: `entries` has no
+        members."""
+        if self.entries is None or self.members is None:
+            return None
+        index = self.members.clamp(min=0)[:, None].expand(-1, self.entries.shape[1], -1)
+        return self.entries.gather(-1, index) & (self.members >= 0)[:, None]
+
     def take_heads(self, heads: slice) -> Selection:
         """What some of the KV heads attend."""
-        names = ("tokens", "positions", "entries", "summarised")
+        names = ("tokens", "positions", "entries", "members")
         tables = {name: table[heads] for name in names if (table := getattr(self, name)) is not None}
         return replace(self, fine=self.fine[heads], requested=self.requested[heads], **tables)
 

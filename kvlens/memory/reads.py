@@ -75,6 +75,21 @@ def slot_reads(
     return SlotReads(*tables, group, CODES, *selection_parts)
 
 
+def unheld_share(slots: Slots, held: int, members: torch.Tensor, entries: int) -> torch.Tensor:
+    """Return the share of the tokens of each coarse entry that is not held, float32 [h, entries], 0 where an entry has
+    no tokens. held: slots at the end, those of the held zone; members int64 [h, P]: the entry of each position."""
+    position, is_live = slots.position[:, -held:].long(), slots.role[:, -held:] != FREE
+    of_held = members.gather(1, position.clamp(min=0)).where(is_live, -1)
+
+    def count(of_tokens: torch.Tensor) -> torch.Tensor:
+        index = of_tokens.where(of_tokens >= 0, entries)
+        ones = torch.ones_like(index, dtype=torch.float32)
+        return ones.new_zeros(len(index), entries + 1).scatter_add_(1, index, ones)[:, :-1]
+
+    tokens = count(members)
+    return (tokens - count(of_held)) / tokens.clamp(min=1)
+
+
 class Reads:
     """Reads the tables that the memory writes and owns; holds nothing of its own. packed None: no tokens are packed;
     distance None: keys are seen where they are; counterfactual None: nothing is held or dropped. by: makes the biases.
@@ -157,12 +172,19 @@ class Reads:
             logs = self.spans.log_lengths[slots.span[:, None, entries].long()]
             is_read = selection.entries & (slots.role != FREE)[:, None, entries]
             bias[..., entries] = torch.where(is_read, logs, float("-inf"))
+            live = None  # its pages were those of the bias before
         if selection is not None and selection.correct is not None:
             bias += selection.correct(slots.keys, slots.position, heads)
         if pool.weight is not None:
             bias[..., pool.start["coarse"] : pool.start["recall"]] += pool.weight[layer - pool.layers.start, :, None]
         if changes is not None and held:
+            kept_entries = None
+            if selection is not None and selection.members is not None:
+                share = unheld_share(slots, pool.zones.held, selection.members, selection.entries.shape[-1])
+                kept_entries = bias[..., entries] + share.log()[:, None]
             bias, live = changes.show(layer, heads, slots, bias), None
+            if kept_entries is not None:
+                bias[..., entries] = kept_entries
         if changes is not None and drops:
             bias, live = changes.hide(layer, heads, slots, self.spans, bias), None
         return bias, live

@@ -131,7 +131,7 @@ class RetroInfer(ClusterEntries):
         held = self._keep(row, exact, sizes, plan.recall)
         label, present = self._labels[row].long(), self._pages * p.page
         is_token = torch.arange(label.shape[1], device=q.device) < present
-        on_device, read, summarised = (zone.gather(1, label) & is_token for zone in (held, exact, estimated))
+        on_device, read = (zone.gather(1, label) & is_token for zone in (held, exact))
         rows = best(torch.where(on_device, 0.0, -torch.inf), plan.recall)
         self.note("zones", torch.cat((exact.sum(1), estimated.sum(1), refused)).float(), layer)
         around = plan.sinks, plan.prompt_tokens + plan.max_new - plan.sinks - label.shape[1]
@@ -144,7 +144,7 @@ class RetroInfer(ClusterEntries):
             rows=torch.where(rows < 0, -1, rows + plan.sinks),
             positions=positions[:, None].expand(-1, shape.group, -1),
             entries=estimated[:, None],
-            summarised=F.pad(summarised, around)[:, None],
+            members=F.pad(torch.where(is_token, label, -1), around, value=-1),
             score=F.pad(by_segment.masked_fill(by_segment.isinf(), torch.nan), (plan.first_id, 0), value=torch.nan),
             index_bytes=filled * (self._centroids.shape[-1] * self._centroids.element_size() + SIZE_BYTES + USE_BYTES)
             + present * LABEL_BYTES,
