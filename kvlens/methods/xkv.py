@@ -36,9 +36,9 @@ class XKVParameters:
 
     @classmethod
     def fit(cls, shape: KVShape, prompt_tokens: int, max_new: int, budget_bytes: int | None) -> dict[str, Any]:
-        """Ranks are 2 to 3, as in the authors' runs, and at most their eighth and three sixteenths of the numbers that a token
-        has in a group. Below that they are what the budget holds beside decoded tokens: a rank takes a number of every
-        prompt token and one of every column (ours)."""
+        """Ranks are 2 to 3, as in the authors' runs, and at most their eighth and three sixteenths of the numbers that
+        a token has in a group. Below that they are what the budget holds beside decoded tokens: a rank takes a number
+        of every prompt token and one of every column (ours)."""
         layers = min(cls.layers_per_group, shape.layers)
         columns = layers * shape.kv_heads * shape.head_dim
         total = columns * 5 / 16

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import torch
 from methodtrial import SHAPE, Trial
-from support import raises_code
+from support import ListSink, raises_code, run, task_prompt
 
 from kvlens import methods
+from kvlens.engine.models import load
 from kvlens.methods.xkv import XKVParameters
 from kvlens.refusal import Refusal
 from kvlens.shape import KVShape
@@ -71,6 +72,33 @@ def test_full_rank_is_exact() -> None:
         keys, values = memory.packed.overlay(layer, keys, values)
         np.testing.assert_allclose(keys, trial.keys[layer], atol=1e-4)
         np.testing.assert_allclose(values, trial.values[layer], atol=1e-4)
+
+
+def test_the_errors_of_a_span_are_those_of_the_decomposition() -> None:
+    trial, group = Trial("xkv", N, NEW, **SET, group=10), 10
+    rows = trial.session.memory.log.take_stored()
+    spans = trial.session.memory.spans.rows
+    assert len(rows) == SHAPE.layers * SHAPE.kv_heads * -(-N // group)
+    for states, rank, name in ((trial.keys, 20, "err_k"), (trial.values, 31, "err_v")):
+        difference = restored(states, rank) - states
+        for row in rows:
+            tokens = slice(spans[row.span].tok_start, spans[row.span].tok_end)
+            off, exact = (np.linalg.norm(x[row.layer, row.kv_head, tokens]) for x in (difference, states))
+            assert getattr(row, name) == pytest.approx(off / exact, abs=1e-4)
+
+
+def test_a_step_reads_its_share_of_the_basis_its_matrix_and_exact_tokens() -> None:
+    demo = load("demo", "cpu", "float32")
+    prompt, _ = task_prompt(demo, "multikey", 300, max_new=4)
+    sink, shape, n = ListSink(), demo.shape, len(prompt.ids) - 1
+    params = {"layers_per_group": 2, "rank_k": 8, "rank_v": 12}
+    run(demo, prompt, "xkv", overrides=params, max_new=4, sink=sink, ignore_eos=True)
+    basis = 20 * (n / shape.kv_heads + shape.head_dim) * shape.itemsize
+    assert len(sink.steps) == 4
+    for record in sink.steps:
+        exact = (record.step + 1) * shape.head_token_bytes
+        np.testing.assert_allclose(record.kv["read_bytes"], basis + exact, rtol=1e-6)
+        assert (record.kv["attended_tokens"] == n + record.step + 1).all()
 
 
 @pytest.mark.parametrize("together", [1, 2, 4])
