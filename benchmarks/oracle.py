@@ -26,7 +26,9 @@ import torch
 import transformers
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from benchmarks.oraclecases import CASES, CHUNK, CONFIG, INSIDE, UNRANKED, WINDOW, Case, N
+from benchmarks.oraclecases import CASES, INSIDE, UNRANKED
+from benchmarks.oracleforms import CHUNK, CONFIG, WINDOW, Case, N
+from benchmarks.standins import NoTokenizer, drawn_filters, kept_channels
 from kvlens import methods
 from kvlens.engine.engine import Engine, Options
 from kvlens.engine.hf_attention import ATTENTION
@@ -35,7 +37,6 @@ from kvlens.engine.models import LoadedModel, shape_of
 from kvlens.engine.session import Session
 from kvlens.methods.base import Method
 from kvlens.methods.kvpress import NoPress
-from kvlens.shape import KVShape
 from kvlens.text.chat import ChatForm
 from kvlens.text.prompts import Prompt, PromptText
 
@@ -51,16 +52,6 @@ class Made:
     score: np.ndarray
     kept: np.ndarray
     keys: np.ndarray | None = None
-
-
-class NoTokenizer:
-    """Stands where a press asks for a tokenizer. Text is one token a byte, as in oracle_presses.py."""
-
-    def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
-        return [3 + byte for byte in text.encode()]
-
-    def decode(self, ids: list[int], skip_special_tokens: bool = False) -> str:
-        return ""
 
 
 def load(folder: Path) -> LoadedModel:
@@ -114,23 +105,6 @@ def ours(loaded: LoadedModel, fed: tuple[int, ...], case: Case, counts: list[int
     session.close()
     score = torch.stack([scores[layer].expand(len(scores[0]), -1) for layer in range(shape.layers)])
     return Made(score[..., :n].numpy(), kept_mask, keys)
-
-
-def kept_channels(channels: tuple[tuple[tuple[int, ...], ...], ...], head_dim: int) -> np.ndarray:
-    """Return the channels of keys that stay: bool [L, H_kv, D]."""
-    mask = np.zeros((len(channels), len(channels[0]), head_dim), bool)
-    for layer, head in np.ndindex(*mask.shape[:2]):
-        mask[layer, head, list(channels[layer][head])] = True
-    return mask
-
-
-def drawn_filters(shape: KVShape) -> np.ndarray:
-    """Return the filters that Q-Filters draws with filters=drawn and the seed 0: float32 [L, H_kv, D]."""
-    rows = []
-    for layer in range(shape.layers):
-        generator = torch.Generator().manual_seed(layer)
-        rows.append(torch.randn(shape.kv_heads, shape.head_dim, generator=generator))
-    return torch.stack(rows).numpy()
 
 
 def first_keys(session: Session, rotate: Any) -> np.ndarray:

@@ -2,75 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
-
-N, WINDOW, KERNEL, KEPT, CHUNK, BLOCK, SINKS = 203, 11, 5, 59, 16, 16, 4
-"""prompt tokens, a multiple of nothing; lengths of the cases, in tokens"""
-CONFIG = {
-    "vocab_size": 512,
-    "hidden_size": 96,
-    "intermediate_size": 128,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "head_dim": 24,
-    "max_position_embeddings": 2048,
-    "initializer_range": 0.2,
-    "bos_token_id": 1,
-    "eos_token_id": None,
-    "pad_token_id": 0,
-}
-
-
-def removing(kept_count: int, tokens: int) -> float:
-    """The share to remove that leaves so many."""
-    return 1 - (kept_count + 0.5) / tokens
-
-
-def snap(kept_count: int = KEPT, kernel: int = KERNEL) -> list[Any]:
-    fields = {"window_size": WINDOW, "kernel_size": kernel, "compression_ratio": removing(kept_count, N)}
-    return ["SnapKVPress", fields]
-
-
-def plain(name: str, kept_count: int = KEPT, **fields: Any) -> list[Any]:
-    """Of a press that ranks the prompt without its last token, as methods do that do not peek."""
-    return [name, {"compression_ratio": removing(kept_count, N - 1), **fields}]
-
-
-def exactly(kept_count: int) -> float:
-    """The share to remove that leaves so many tokens of each KV head on average, of all pairs together."""
-    return 1 - (kept_count - 0.05) / (N - 1)
-
-
-@dataclass(frozen=True)
-class Case:
-    """A method beside a press."""
-
-    name: str
-    method: str
-    params: dict[str, Any]
-    press: list[list[Any]]
-    peeks: bool = False
-    """the method counts the prompt's last token; else both leave it out"""
-    times: float = 1.0
-    """what the press's scores are multiplied by, where it means what the method adds up"""
-    layers: int | None = None
-    """compared are the first so many; None: all"""
-    counts: bool = False
-    """every layer keeps as many tokens as the press keeps"""
-    chunk: int = 0
-    """scores are compared as means over chunks and sums over KV heads"""
-    expected: str = "equal"
-    """what stays: equal, or differs"""
-    why: str = ""
-
+from benchmarks.oracleforms import BLOCK, CHUNK, KEPT, KERNEL, SINKS, WINDOW, Case, N, plain, snap
+from benchmarks.oraclenewer import NEWER_CASES
 
 LAG, LAG_PARTS = 16, 11
 LAG_TAIL = N - 1 - SINKS - LAG * LAG_PARTS
 """tokens of a partition, partitions that have a next one, and tokens behind these"""
-REPEATED, RECENT, LAZY, CUT = 64, 33, 0.3, 0.0
-"""tokens of KVzip's chunks; newest tokens of a lazy layer; thresholds of laziness and of KeyDiff's score"""
 OBSERVED = {"window": WINDOW, "kernel": KERNEL, "pool": "avg", "tokens": KEPT}
 CASES = (
     Case("snapkv", "snapkv", OBSERVED, [snap()], peeks=True, times=WINDOW),
@@ -142,7 +79,8 @@ CASES = (
         "lagkv",
         {"sinks": SINKS, "lag": LAG, "tokens": SINKS + LAG_TAIL + LAG_PARTS * 7},
         [plain("LagKVPress", SINKS + LAG_TAIL + LAG_PARTS * 7, n_sink=SINKS, lag_size=LAG)],
-        why="with as many tokens as all partitions can keep equally many of: else kvpress breaks ties anyhow",
+        why="with as many tokens as all partitions can keep equally many of: otherwise kvpress breaks ties "
+        "in no fixed order",
     ),
     Case(
         "critical",
@@ -175,78 +113,7 @@ CASES = (
         why="re-rotated keys are compared in the first layer: beyond it keys differ, since kvpress has read the prompt "
         "under full attention; it is no ranking, so that there are no scores",
     ),
-    Case(
-        "kvzip",
-        "kvzip",
-        {"sinks": SINKS, "tokens": KEPT},
-        [["KVzipPress", {"compression_ratio": exactly(KEPT), "n_sink": SINKS}]],
-        why="both read instructions as one token a byte, and a line break as the end of the user's turn",
-    ),
-    Case(
-        "kvzip_chunks",
-        "kvzip",
-        {"sinks": SINKS, "tokens": KEPT, "chunk": REPEATED},
-        [["KVzipPress", {"compression_ratio": exactly(KEPT), "n_sink": SINKS, "chunk_size": REPEATED}]],
-        why="in four chunks, the last one shorter",
-    ),
-    Case(
-        "kvzip_layers",
-        "kvzip",
-        {"sinks": SINKS, "tokens": KEPT, "share": "layer"},
-        [["KVzipPress", {"compression_ratio": exactly(KEPT), "n_sink": SINKS, "layerwise": True}]],
-    ),
-    Case(
-        "finch",
-        "finch",
-        {"window": WINDOW, "tokens": KEPT, "chunk": N},
-        [plain("FinchPress")],
-        why="the question is the last tokens. Kvpress multiplies by one token less than a query sees. Keys are "
-        "compared in the first layer, moved together; no scores, since the method ranks within chunks",
-    ),
-    Case(
-        "finch_in_place",
-        "finch",
-        {"window": WINDOW, "tokens": KEPT, "chunk": N, "closed": False, "normalised": False},
-        [plain("FinchPress", normalize_scores=False, rerotate_keys=False)],
-    ),
-    Case(
-        "finch_chunks",
-        "finch",
-        {"window": WINDOW, "tokens": 58, "chunk": 101, "closed": False},
-        [plain("FinchPress", chunk_length=101, rerotate_keys=False)],
-        expected="differs",
-        why="the question is the last tokens; kvpress counts it among the tokens that the last chunk keeps, the method "
-        "keeps it beside an equal share of every chunk, as the paper has it",
-    ),
-    Case(
-        "thinkkv",
-        "thinkkv",
-        {"pruned": 0.4, "window": WINDOW},
-        [["ThinKPress", {"key_channel_compression_ratio": 0.4, "window_size": WINDOW}]],
-        why="compared are the channels of keys that stay; kvpress prunes the newest keys too",
-    ),
-    Case(
-        "simlayerkv",
-        "simlayerkv",
-        {"window": RECENT, "sinks": SINKS, "tokens": (N + RECENT + SINKS) // 2},
-        [["SimLayerKVPress", {"lazy_threshold": LAZY, "n_recent": RECENT + 1, "n_initial": SINKS}]],
-        peeks=True,
-        why="a budget with which two of the four layers are lazy, and a threshold of kvpress between them",
-    ),
-    Case(
-        "scorecut",
-        "scorecut:keydiff",
-        {"window": WINDOW, "scale": "score", "cut": CUT},
-        [["DMSPress", {"threshold": CUT, "sliding_window_size": WINDOW}], ["KeyDiffPress", {}]],
-        why="kvpress's DMSPress, which has no trained decisions either",
-    ),
-    Case(
-        "qfilters",
-        "qfilters",
-        {"filters": "drawn", "window": 0, "tokens": KEPT},
-        [plain("QFilterPress")],
-        why="the same drawn filters, since kvpress downloads its own",
-    ),
+    *NEWER_CASES,
 )
 INSIDE = tuple(
     Case(name, f"kvpress:{name}", {"tokens": KEPT, **fields}, [plain(name, **fields)])

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from benchmarks.oracle import Made, agrees, laid_beside
-from benchmarks.oraclecases import CASES, INSIDE, WINDOW, Case, N
+from benchmarks.oraclecases import CASES, INSIDE
+from benchmarks.oracleforms import WINDOW, Case, N
 
 ROOT = Path(__file__).resolve().parents[2]
 
