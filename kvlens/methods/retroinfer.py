@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kvlens.methods.families.cluster_entries import LABEL_BYTES, SIZE_BYTES, USE_BYTES, ClusterEntries
+from kvlens.methods.families.cluster_entries import LABEL_BYTES, MOST_CLUSTERS, SIZE_BYTES, USE_BYTES, ClusterEntries
 from kvlens.methods.families.cold_pages import best
-from kvlens.methods.families.cold_plan import ColdPagesParameters
+from kvlens.methods.families.cold_plan import ColdPagesParameters, window_from
 from kvlens.methods.fitting import clamp, tokens_within
 from kvlens.methods.parameters import param
 from kvlens.shape import KVShape
@@ -49,6 +49,11 @@ class RetroInferParameters(ColdPagesParameters):
             raise ValueError("cluster and rounds must be at least 1, and page a multiple of cluster.")
         if not 0 < self.retrieval <= 1 or not 0 <= self.estimation <= 1:
             raise ValueError("retrieval must lie above 0, estimation at 0 or above, and both at most at 1.")
+
+    def misfit(self, prompt_tokens: int) -> str | None:
+        """Labels do not tell so many clusters apart."""
+        clusters = window_from(self, 0, prompt_tokens + 1 - self.sinks) // self.page * self.clusters
+        return None if clusters <= MOST_CLUSTERS else f"it has {clusters:,} clusters, {MOST_CLUSTERS:,} at most"
 
     @property
     def least_selected(self) -> int:

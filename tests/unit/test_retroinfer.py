@@ -8,15 +8,19 @@ import numpy as np
 import pytest
 import torch
 from methodtrial import SHAPE, Trial
+from support import raises_code
 
 from kvlens.holds import Hold
 from kvlens.kernels.pool_attend import Live
 from kvlens.kernels.slot_tables import SlotReads, slot_bias
 from kvlens.memory.slots import ROLE
 from kvlens.methods import get, make_parameters
+from kvlens.methods.families import cluster_entries
+from kvlens.methods.retroinfer import RetroInferParameters
 from kvlens.recording.decisions import decisions_at
 from kvlens.recording.selected import read_positions
 from kvlens.recording.snapshot import Attended, DecidedStep
+from kvlens.refusal import Refusal
 
 N, NEW, SINKS, WINDOW, SEGMENT, CLUSTER, ROOM, ROUNDS = 93, 40, 3, 8, 16, 4, 13, 5
 EACH = SEGMENT // CLUSTER
@@ -245,6 +249,16 @@ def test_the_bytes_held_are_those_announced(dense: int) -> None:
     assert trial.session.memory.account.peak <= floor
     leaving = SEGMENT * SHAPE.token_bytes
     assert trial.session.memory.account.resident == floor - leaving
+
+
+def test_clusters_that_labels_do_not_tell_apart_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster_entries, "MOST_CLUSTERS", 28)
+    Trial("retroinfer", N, NEW, **SET)
+    with raises_code("too_many_clusters", Refusal, clusters=28 + EACH, most=28):
+        Trial("retroinfer", N + SEGMENT, NEW, **SET)
+    paper = RetroInferParameters()
+    assert paper.misfit(500_000) is None
+    assert paper.misfit(600_000) is not None
 
 
 @pytest.mark.parametrize("bad", [{"cluster": 3}, {"cluster": 0}, {"retrieval": 0.0}, {"estimation": 1.5}])

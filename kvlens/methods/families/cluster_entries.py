@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from kvlens.memory.layout import Layout
 from kvlens.methods.families.cold_pages import ColdPages
-from kvlens.methods.families.cold_plan import Plan
+from kvlens.methods.families.cold_plan import Plan, smallest_plan
 from kvlens.methods.hooks import WindowLeave
-from kvlens.methods.run_inputs import MemoryView, Prefilled, StepEnd
+from kvlens.methods.run_inputs import MemoryView, Prefilled, RunContext, StepEnd
+from kvlens.refusal import Refusal
 from kvlens.shape import KVShape
 
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
     from kvlens.memory.placement import Placement
 
+MOST_CLUSTERS = 2**15
+"""that a label, int16, tells apart"""
 LABEL_BYTES, SIZE_BYTES, USE_BYTES = 2, 4, 8
 """of a token's cluster, int16; of a cluster's tokens, int32, and of the step that read it last, int64"""
 
@@ -30,6 +33,18 @@ class ClusterEntries(ColdPages):
     """Base; `params` is a ColdPagesParameters with `clusters`, those of a page, and `rounds` of k-means."""
 
     family = "token_retrieval"
+
+    def __init__(self, params: Any, context: RunContext) -> None:
+        super().__init__(params, context)
+        plan = smallest_plan(params, context.shape, context.prompt_tokens, context.max_new, self.unit(params))
+        clusters = 0 if plan is None else plan.pages * params.clusters
+        if clusters > MOST_CLUSTERS:
+            raise Refusal(
+                f"{self.name}: the run has {clusters:,} clusters, {MOST_CLUSTERS:,} at most. Raise cluster.",
+                code="too_many_clusters",
+                clusters=clusters,
+                most=MOST_CLUSTERS,
+            )
 
     # ----------------------------------------------------------------------------------------------------- the index
     @classmethod
