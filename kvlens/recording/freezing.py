@@ -24,7 +24,7 @@ from kvlens.recording.snapshot import (
     join,
     keeps_all,
     rank,
-    stack_shares,
+    stack_selections,
 )
 
 
@@ -245,5 +245,5 @@ class Freezer:
         q, form = torch.stack([s.q[q_heads] for s in seen]), self._form(seen[0].layer).take(q_heads)
         weights, sink = attention_shares(q, slots.keys, bias, seen[0].scaling, form)
         role, span, position = (table.clone() for table in (slots.role, slots.span, slots.position))
-        share, summarised = stack_shares([s.selection for s in seen], weights, pool.index[1])
+        share, summarised = stack_selections([s.selection for s in seen], weights, pool.index[1])
         return Attended(weights, bias, role, span, position, share, sink, summarised)

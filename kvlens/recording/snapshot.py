@@ -157,7 +157,7 @@ def keeps_all(memory: Memory) -> bool:
     return ordered and bool(exact.all()) and all(bool((table == table[:1, :1]).all()) for table in tables)
 
 
-def stack_shares(
+def stack_selections(
     selections: Sequence[Selection | None], weights: torch.Tensor, heads: slice
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     """Return the shares by which layers blend their output, of some KV heads of layers with such weights [l, h, G, C],

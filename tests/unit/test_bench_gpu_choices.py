@@ -165,14 +165,15 @@ def test_what_is_noted_of_a_device_lies_on_the_host() -> None:
             tokens=fine.long(),
             positions=on_cuda(torch.ones(2, 1, 6, dtype=torch.bool)),
             blend=blend,
+            entries=on_cuda(torch.ones(2, 1, 4, dtype=torch.bool)),
             now=on_cuda(torch.tensor([True, False])),
             score=on_cuda(torch.rand(2, 3)),
         )
         chosen = _selected(selection, 0, 1, 6)
     assert [choice.subject for choice in placed] == ["spans", "kept", "cold"]
     assert placed[1].table.tolist() == [[True, False, True, False, False], [False, True, True, True, False]]
-    assert len({choice.subject for choice in chosen}) == 6
+    assert len({choice.subject for choice in chosen}) == 7
     assert chosen[0].table.tolist() == [[False, False, True], [True, True, False]]
     found = [tensor for choice in (*placed, *chosen) for tensor in (choice.table, choice.score) if tensor is not None]
-    assert len(found) == 15
+    assert len(found) == 16
     assert not any(tensor.is_cuda for tensor in found)

@@ -193,6 +193,8 @@ def _selected(selection: Selection, step: int, layer: int, tokens: int) -> list[
     if selection.positions is not None:
         weights = None if selection.blend is None else _host(selection.blend.weights)
         choices.append(Choice(step, layer, "tokens read", _host(selection.positions), weights))
+    if selection.entries is not None:
+        choices.append(Choice(step, layer, "entries read", _host(selection.entries)))
     if selection.now is not None:
         choices.append(Choice(step, layer, "KV heads that wait", _host(selection.now)[:, None]))
     return choices
