@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import comb, pi
 from typing import Any
 
@@ -11,7 +12,8 @@ import torch
 from methodtrial import SHAPE, Trial
 
 from kvlens import methods
-from kvlens.methods.magicpig import sampling_probability
+from kvlens.methods.magicpig import MagicPIG, sampling_probability
+from kvlens.methods.run_inputs import Prefilled
 
 N, NEW, BITS, TABLES, SINKS, LOCAL = 75, 20, 3, 12, 3, 10
 SET = {"bits": BITS, "tables": TABLES, "sinks": SINKS, "local": LOCAL, "dense_every": 0, "page": 8}
@@ -89,14 +91,20 @@ def test_the_bytes_held_are_those_announced(params: dict[str, Any]) -> None:
 
 
 def test_a_seed_decides_what_is_sampled() -> None:
-    def sample() -> list[list[bool]]:
-        trial = Trial("magicpig", N, NEW, **SET)
-        selection = trial.session.method.select(0, torch.ones(SHAPE.q_heads, SHAPE.head_dim))
+    trial = Trial("magicpig", N, NEW, **SET)
+    keys, values = torch.tensor(trial.keys).float(), torch.tensor(trial.values).float()
+    prompt = Prefilled(None, keys, values, torch.zeros(0))
+
+    def sample(seed: int) -> list[list[bool]]:
+        method = MagicPIG(trial.session.method.params, replace(trial.session.context, seed=seed))
+        method.prefill_end(prompt)
+        selection = method.select(0, torch.ones(SHAPE.q_heads, SHAPE.head_dim))
         assert selection is not None
         assert selection.positions is not None
         return selection.positions.flatten(0, 1).tolist()
 
-    assert sample() == sample()
+    assert sample(0) == sample(0)
+    assert sample(0) != sample(1)
 
 
 @pytest.mark.parametrize("bad", [{"bits": 16}, {"bits": 0}, {"tables": 1, "hits": 2}, {"least": -1.0}, {"hits": 0}])

@@ -125,6 +125,7 @@ def test_a_gate_that_nobody_trained_is_called_so_and_a_missing_one_is_refused(tm
     assert stand_in("seer", {"gate": "trained"}) == ""
     assert preset_name("seer", "fit", {"gate": "drawn"}) == "SeerAttention-R (untrained gate)"
     params = methods.make_parameters(method, None, {"page": 16})
+    assert set(method.calibrations[0].shipped) == {"demo", "smollm2"}
     for model in method.calibrations[0].shipped:
         require(method, params, model)
     with pytest.raises(ValueError, match="gate=drawn"):
