@@ -61,10 +61,10 @@ class RetroInferParameters(ColdPagesParameters):
 
     @classmethod
     def fit(cls, shape: KVShape, prompt_tokens: int, max_new: int, budget_bytes: int | None) -> dict[str, Any]:
-        """Ours. An entry and its centroid take one and a half tokens; clusters have the paper's 16 tokens, and more
+        """Ours. An entry and its centroid take one and a half tokens; clusters have the authors' 16 tokens, and more
         where entries would take over two fifths of the budget. A segment, which takes room twice as it leaves the
         window, is an eighth of the budget, at least two clusters and 1,024 tokens at most. The window is a 32nd of the
-        budget, 64 at most. Read token by token is a fifth of the budget's share of full KV, the paper's 1.8 % at
+        budget, 64 at most. Read token by token is a fifth of the budget's share of full KV, the authors' 1.8 % at
         least."""
         whole = prompt_tokens + max_new
         room = max(1, tokens_within(shape, budget_bytes, whole))
