@@ -179,7 +179,7 @@ class Reads:
             bias[..., pool.start["coarse"] : pool.start["recall"]] += pool.weight[layer - pool.layers.start, :, None]
         if changes is not None and held:
             kept_entries = None
-            if selection is not None and selection.members is not None:
+            if selection is not None and selection.entries is not None and selection.members is not None:
                 share = unheld_share(slots, pool.zones.held, selection.members, selection.entries.shape[-1])
                 kept_entries = bias[..., entries] + share.log()[:, None]
             bias, live = changes.show(layer, heads, slots, bias), None
