@@ -15,6 +15,7 @@ import kvlens
 from kvlens.lens.condition import ANEW, CARRIED, condition
 from kvlens.lens.severity import failed_checks
 from kvlens.refusal import Refusal
+from kvlens.tasks.encoding import first_turn_tokens
 from kvlens.text.carried import fill_replies, first_reply, parse_turns
 from kvlens.text.prompts import PromptText, tokenize
 
@@ -37,13 +38,29 @@ def go(folder: Path, messages: Any, method: str = "full", budget: Any = None, **
 
 
 @pytest.mark.parametrize("template", [CHATML, TRIMMING])
-def test_the_first_turn_is_placed_as_it_was_when_it_ran(template: str) -> None:
-    """The cut is the prompt of the first turn alone; cut and rest are the whole conversation."""
-    first = tokenize(PromptText(TURNS[0][1]), tokenizer(template), None, 8)
-    whole = tokenize(PromptText(LAST), tokenizer(template), None, 8, turns=(*TURNS, *REST))
-    carried = tokenize(PromptText(LAST), tokenizer(template), None, 8, turns=(*TURNS, *REST), carried=True)
+@pytest.mark.parametrize(
+    ("system", "turns"),
+    [
+        (None, TURNS),
+        (None, (("user", "Pick a or b."), ("assistant", "a"))),
+        (None, (("user", "Which?"), ("assistant", "end"))),
+        (None, (("user", "Which?"), ("assistant", "assistant"))),
+        ("Answer Hi with: I see.", (("user", "Hi"), ("assistant", "I see."))),
+    ],
+)
+def test_the_first_turn_is_placed_as_it_was_when_it_ran(
+    template: str, system: str | None, turns: tuple[tuple[str, str], ...], tmp_path: Path
+) -> None:
+    """The cut is the prompt of the first turn alone, also where the template or the system message holds the words of
+    the turn; cut and rest are the whole conversation. What is foreseen of the turn is what is placed."""
+    words, more = tokenizer(template), () if turns != TURNS else REST
+    first = tokenize(PromptText(turns[0][1]), words, None, 8, system=system)
+    whole = tokenize(PromptText(LAST), words, None, 8, system=system, turns=(*turns, *more))
+    carried = tokenize(PromptText(LAST), words, None, 8, system=system, turns=(*turns, *more), carried=True)
     assert carried.ids == first.ids
     assert (*carried.ids, *carried.asked) == whole.ids
+    words.save_pretrained(tmp_path)
+    assert first_turn_tokens(tmp_path, "auto", system, (*turns, *more), {}) == len(first.ids)
 
 
 @pytest.mark.parametrize("method", ["full", "snapkv"])
