@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from os.path import commonprefix
+from itertools import takewhile
 
 from kvlens.refusal import Refusal
 
@@ -43,7 +43,7 @@ def reply_start(opening: str, after: str, turns: Sequence[Turn]) -> int:
     place = first_reply(turns)
     request, reply = turns[place - 1][1].strip(), turns[place][1].strip()
     places = (start + len(request) for start in range(len(opening)) if opening.startswith(request, start))
-    shared = {end: len(commonprefix([opening[end:], after])) for end in places}
+    shared = {end: _alike(opening[end : end + len(after)], after) for end in places}
     end = max(shared, key=lambda place: shared[place], default=-1)
     begin = opening.find(reply, end + shared[end]) if shared and reply else -1
     if begin < 0:
@@ -53,6 +53,11 @@ def reply_start(opening: str, after: str, turns: Sequence[Turn]) -> int:
             code="reply_not_found",
         )
     return begin
+
+
+def _alike(one: str, other: str) -> int:
+    """Return the characters with which two texts begin alike."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
 def fill_replies(turns: Sequence[Turn], text: str, reply: Callable[[tuple[Turn, ...], str], str]) -> tuple[Turn, ...]:
