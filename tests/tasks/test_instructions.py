@@ -6,6 +6,7 @@ from __future__ import annotations
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -91,7 +92,7 @@ def test_the_lens_sets_each_instruction_beside_full_kvs_own_run(full: str | None
 def test_a_run_of_full_kv_stands_alone_and_a_run_that_was_fed_its_tokens_follows_nothing(tmp_path: Path) -> None:
     """Full KV's own run has no other to be set beside; of forced tokens the method chose none."""
     prompt = prompt_of(ask(SEVERAL, 300, 0.5, 1, encoding("demo")))
-    settings = {"model": "demo", "max_new": 4, "runs": tmp_path, "progress": False}
+    settings: dict[str, Any] = {"model": "demo", "max_new": 4, "runs": tmp_path, "progress": False}
     full = followed_instructions(kvlens.run(prompt, "full", **settings).meta)
     compared = followed_instructions(kvlens.run(prompt, "streaming_llm", "60%", **settings).meta)
     alone = followed_instructions(kvlens.run(prompt, "streaming_llm", "60%", against_full=False, **settings).meta)

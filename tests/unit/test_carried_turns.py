@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,9 @@ from test_chat import CHATML, TRIMMING, tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import kvlens
+from kvlens.api.progress import Progress
+from kvlens.cli.main import main
+from kvlens.cli.progress import Bar
 from kvlens.lens.condition import ANEW, CARRIED, condition
 from kvlens.lens.severity import failed_checks
 from kvlens.refusal import Refusal
@@ -35,6 +41,18 @@ def model() -> Any:
 def go(folder: Path, messages: Any, method: str = "full", budget: Any = None, **settings: Any) -> Any:
     values = {"ignore_eos": True, "max_new": 6, "progress": False, **settings}
     return kvlens.run(messages, method, budget, model=model(), tokenizer=tokenizer(CHATML), runs=folder, **values)
+
+
+def status_of(command: list[str]) -> int:
+    """Run a command in this process and return its exit status."""
+    before, sys.argv = sys.argv, command
+    try:
+        main()
+    except SystemExit as ended:
+        return int(ended.code or 0)
+    finally:
+        sys.argv = before
+    return 0
 
 
 @pytest.mark.parametrize("template", [CHATML, TRIMMING])
@@ -113,6 +131,72 @@ def test_a_user_message_without_a_reply_is_run_as_a_turn_of_its_own(tmp_path: Pa
     assert [runs[0].meta.output_text.strip(), runs[2].meta.output_text.strip()] == [turns[1][1], turns[3][1]]
     assert "carried" not in runs[0].meta.request, "the first turn has nothing to carry"
     assert ("carried" in runs[2].meta.request) == ("carried" in last.meta.request) == (way == "carried")
+
+
+def test_a_turn_that_is_cancelled_is_the_interrupted_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No turn behind it is run."""
+    asked = [message for message in MESSAGES if message["role"] == "user"]
+    pressed: list[bool] = []
+
+    def report(self: Progress, phase: str, done: int, total: int) -> None:
+        if (phase, done) == ("decode", 3) and not pressed:
+            pressed.append(True)
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(Progress, "report", report)
+    with pytest.raises(kvlens.Interrupted) as error:
+        go(tmp_path, asked, turns="carried")
+    (run,) = stored(tmp_path)
+    assert (run.status, error.value.values) == ("cancelled", {"uid": run.uid})
+    assert "turns" not in run.meta.request
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A model with its tokenizer, and `talk.json`, whose first user message has no reply."""
+    made = tmp_path / "model"
+    model().save_pretrained(made)
+    tokenizer(CHATML).save_pretrained(made)
+    asked = [message for message in MESSAGES if message["role"] == "user"]
+    (tmp_path / "talk.json").write_text(json.dumps({"messages": asked[1:]}))
+    return made
+
+
+def run_command(folder: Path, *options: str) -> int:
+    names = ("--model", str(folder), "--runs", str(folder.parent / "runs"), "--method", "full", "--turns", "carried")
+    command = ["kvlens", "run", str(folder.parent / "talk.json"), *names, "--max-new", "6", "--ignore-eos", *options]
+    return status_of(command)
+
+
+ASKED = ("--question", "after", "--ask", "Why?", "--ask", "Where?")
+
+
+def test_several_questions_follow_the_turns_that_are_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The command runs the user message without a reply, then each question on its cache."""
+    assert run_command(folder, *ASKED) == 0
+    uids = capsys.readouterr().out.split()[-2:]
+    runs = stored(folder.parent / "runs")
+    assert sorted(len(run.meta.request.get("turns", ())) for run in runs) == [0, 2, 2]
+    (turn,) = (run for run in runs if run.uid not in uids)
+    for run in runs:
+        if run is not turn:
+            assert run.meta.request["turns"][1][1] == turn.meta.output_text.strip()
+            assert run.meta.question_tokens > 0
+
+
+@pytest.mark.parametrize("options", [(), ASKED])
+def test_a_cancelled_turn_is_the_run_that_the_command_names(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]
+) -> None:
+    pressed: list[bool] = []
+    monkeypatch.setattr("kvlens.runs.stopping.stop_signals", lambda: lambda: bool(pressed))
+    monkeypatch.setattr(
+        Bar, "report", lambda self, phase, done, total: pressed.append(True) if (phase, done) == ("decode", 3) else None
+    )
+    assert run_command(folder, *options) == 1
+    (run,) = stored(folder.parent / "runs")
+    assert run.status == "cancelled"
+    assert capsys.readouterr().out.split()[-1] == run.uid
 
 
 def stored(folder: Path) -> list[Any]:
