@@ -223,6 +223,9 @@ def test_replies_are_filled_in_order() -> None:
 
 
 def test_what_cannot_be_carried_is_refused() -> None:
+    with raises_code("unknown_parameter", kvlens.KvlensError) as refused:
+        kvlens.study("x", ["snapkv"], model="demo", turns="carried")
+    assert refused.value.values["name"] == "turns"
     with raises_code("unknown_turns", Refusal, given="maybe"):
         parse_turns("maybe")
     with raises_code("nothing_to_carry", Refusal, turns=1):
