@@ -42,8 +42,8 @@ class Settings(TypedDict, total=False):
     """what the chat template is given besides messages, such as {"enable_thinking": False} ({})"""
     turns: str
     """of chat messages with several turns, "carried": the first turn is read and placed, and the others are fed to its
-    cache; "anew": the whole history is read and placed. Where it is given, user messages without a reply are run turn
-    by turn (as the messages are, anew)"""
+    cache; "anew": the whole history is read and placed. Where it is given, `kvlens.run` runs user messages without a
+    reply turn by turn; a race takes the messages as they are, and a study refuses it (as the messages are, anew)"""
     question: str
     """"in" or "after": place the question with its context, or feed it once the context is placed ("in")"""
     trace_level: str

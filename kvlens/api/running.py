@@ -100,9 +100,12 @@ def run(
     with carrying(models, progress) as job:
         bars = job.progress
         context = folder, bars.report, job.cancelled, bars.say, models
+        cancelled = None
         if "turns" in settings:
-            request = answer_turns(request, conversation.prompt, lambda turn, text: carry_out(turn, text, *context))
-        uid, status, _ = carry_out(request, conversation.prompt, *context)
+            request, cancelled = answer_turns(
+                request, conversation.prompt, lambda turn, text: carry_out(turn, text, *context)
+            )
+        uid, status, _ = cancelled or carry_out(request, conversation.prompt, *context)
     stored_run = Run(folder, uid, models, progress)
     check_end(stored_run.reader, status)
     return stored_run

@@ -154,12 +154,17 @@ def run(
         )
         context = runs_folder(runs), reporter.report, cancelled, reporter.say
         with reserve_stdout(progress_json):
-            if len(sources) > 1:
+            turn_cancelled = None
+            if turns is not None:
+                request, turn_cancelled = answer_turns(
+                    request, sources[0], lambda turn, text: carry_out(turn, text, *context)
+                )
+            if turn_cancelled is not None:
+                outcomes.append(turn_cancelled)
+            elif len(sources) > 1:
                 outcomes.extend(carry_out_each(request, sources, *context))
             else:
                 audience = reporter if isinstance(reporter, JsonLines) else None
-                if turns is not None:
-                    request = answer_turns(request, sources[0], lambda turn, text: carry_out(turn, text, *context))
                 outcomes.append(carry_out(request, sources[0], *context, audience=audience))
     except BaseException as error:
         fault = stray(method, error)
@@ -172,7 +177,7 @@ def run(
         raise fault from error
     for uid, status, _ in outcomes:
         reporter.end_run(uid, status)
-    if not progress_json and len(sources) > 1:
+    if not progress_json and len(sources) > 1 and turn_cancelled is None:
         _table(ask or [], outcomes)
     elif not progress_json:
         typer.echo(terminal(outcomes[0][2]) if sys.stdout.isatty() else outcomes[0][2])

@@ -4,27 +4,42 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kvlens.refusal import Refusal
 from kvlens.runs.request import RunRequest
 from kvlens.text.carried import Turn, fill_replies
 from kvlens.text.prompts import PromptText
 
-CarryOut = Callable[[RunRequest, PromptText], tuple[str, str, str]]
-"""carries out a run -> (uid, status, output text)"""
+Outcome = tuple[str, str, str]
+"""(uid, status, output text) of a stored run"""
 
 
-def answer_turns(request: RunRequest, source: PromptText, carry_out: CarryOut) -> RunRequest:
+class _TurnCancelled(Exception):
+    """A turn was cancelled: those behind it have no reply to go on from."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        super().__init__(outcome)
+        self.outcome = outcome
+
+
+def answer_turns(
+    request: RunRequest, source: PromptText, carry_out: Callable[[RunRequest, PromptText], Outcome]
+) -> tuple[RunRequest, Outcome | None]:
     """Return the request of the last turn, with a reply to each earlier user message: the given one, or what the method
-    answers in a stored run of that turn. A carried turn is fed the replies before it, so its cache holds what the cache
-    of the turns before held.
+    answers in a stored run of that turn. A carried turn is fed the replies before it. Each turn's run places the first
+    turn for its own budget, so two runs keep the same tokens of it only where parameters fix their number.
 
-    Raises Refusal `empty_reply`, or `cancelled` where a turn was cancelled, and what `carry_out` raises."""
+    The second value is the outcome of a turn that was cancelled, behind which none is run; None where all ended.
+
+    Raises Refusal `empty_reply`, and what `carry_out` raises."""
 
     def reply(turns: tuple[Turn, ...], text: str) -> str:
-        of_turn = request.model_copy(update={"turns": turns, "carried": request.carried and bool(turns)})
-        uid, status, output = carry_out(of_turn, PromptText(text))
-        if status != "completed":
-            raise Refusal(f"the turn of run {uid} was cancelled, so the turns behind it cannot run.", code="cancelled")
-        return output
+        changes = {"turns": turns, "carried": request.carried and bool(turns), "question": "in"}
+        outcome = carry_out(request.model_copy(update=changes), PromptText(text))
+        if outcome[1] != "completed":
+            raise _TurnCancelled(outcome)
+        return outcome[2]
 
-    return request.model_copy(update={"turns": fill_replies(request.turns, source.text, reply)})
+    try:
+        turns = fill_replies(request.turns, source.text, reply)
+    except _TurnCancelled as stopped:
+        return request, stopped.outcome
+    return request.model_copy(update={"turns": turns}), None

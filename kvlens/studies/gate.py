@@ -22,9 +22,12 @@ def gate_study(
     """Return the stored study of a gate, with its thresholds.
 
     The newest study of the same plan, prompts and version of kvlens is taken; `anew` begins another one.
-    Raises BadStudy `no_method`, `too_few_prompts` or `no_threshold` before anything is stored.
+    Raises BadStudy `no_method`, `no_reference`, `too_few_prompts` or `no_threshold` before anything is stored.
     """
-    if all(arm.method == methods.REFERENCE for arm in plan.arms()):
+    names = {arm.method for arm in plan.arms()}
+    if methods.REFERENCE not in names:
+        raise BadStudy("no_reference", "a gate compares with full KV: name methods under [methods], or list full.")
+    if names == {methods.REFERENCE}:
         raise BadStudy("no_method", "a gate judges methods beside full KV: name another method.")
     answered = sum(prompt.source.answer is not None for prompt in prompts)
     check_possible(thresholds, len(prompts), answered)

@@ -115,11 +115,22 @@ class StudyPlan(BaseModel):
                 raise BadStudy(
                     "foreign_parameter", f"the study sets a parameter of {name}, which is none of its methods."
                 )
-        for budget in self.budgets:
+        for budget in (*self.budgets, *(row.arm.budget for row in self.listed if row.arm.budget)):
             Budget.parse(budget)
         for arm in self.arms():
             methods.converted(methods.get(arm.method), arm.parameters)
             self.shared.model_copy(update={"question": arm.question})
+
+    def check_listed(self, prompts: Iterable[str]) -> None:
+        """Raise BadStudy `unknown_prompt` for an arm that is listed with a prompt that is none of these ids."""
+        known = set(prompts)
+        for row in self.listed:
+            for prompt in row.prompts:
+                if prompt not in known:
+                    raise BadStudy(
+                        "unknown_prompt",
+                        f"the study lists the prompt '{prompt[:60]}', which is none of its {len(known)}: list an id.",
+                    )
 
     def arms(self) -> list[Arm]:
         """Return all arms, each once: those of full KV first, those of listed prompts last."""

@@ -91,9 +91,10 @@ def create(
     study_id: str | None = None,
 ) -> StudyInfo:
     """Store a study that has not begun, and return it. study_id: None: a new one. Raises TraceError when it cannot be
-    stored."""
+    stored, and BadStudy `unknown_prompt` for an arm that is listed with a prompt that the study does not have."""
     from kvlens import __version__
 
+    plan.check_listed(prompt.id for prompt in prompts)
     info = StudyInfo(id=study_id or new_uid(), created=now(), kvlens=__version__, plan=plan, thresholds=thresholds)
     folder = runs_dir / FOLDER / info.id
     try:

@@ -9,7 +9,7 @@ from typing import Any
 
 from kvlens.models.find import DEMO, resolve, stay_offline
 from kvlens.tasks.base import Encoding
-from kvlens.text.carried import first_reply
+from kvlens.text.carried import reply_start
 from kvlens.text.chat import ChatForm, choose, template_in
 
 
@@ -107,10 +107,13 @@ def first_turn_tokens(
     folder: Path, chat: str, system: str | None, turns: Sequence[tuple[str, str]], arguments: Mapping[str, Any] | None
 ) -> int:
     """Return the tokens of a conversation's first turn, up to its reply, with the tokenizer of a folder. turns: the
-    earlier ones. Raises Refusal `nothing_to_carry` where no turn has a reply."""
-    place = first_reply(turns)
-    opening = encoding_in(folder, chat, system, turns[: place - 1], arguments)
-    return opening.special + len(opening.encode(turns[place - 1][1]))
+    earlier ones. Raises Refusal `nothing_to_carry` or `reply_not_found`."""
+    form = choose(template_in(folder), chat, system, turns, arguments)
+    before, after = ("", "") if form is None else (form.before, form.after)
+    cut = reply_start(before, after, turns)
+    tokenizer = _tokenizer(str(folder), (folder / "tokenizer.json").stat().st_mtime_ns)
+    offsets = tokenizer.encode(before, add_special_tokens=False).offsets
+    return sum(end <= cut for _, end in offsets)
 
 
 def _around(form: ChatForm, encode: Any) -> int:

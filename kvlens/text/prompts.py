@@ -160,7 +160,7 @@ def tokenize(
     offsets = tuple(_inside(int(a) - begin, int(b) - begin, *kept_range) for a, b in ranges)
     cut = len(ids)
     if carried:
-        cut = _token_at(ranges, reply_start("" if form is None else form.before, turns))
+        cut = _token_at(ranges, reply_start(*(("", "") if form is None else (form.before, form.after)), turns))
     elif question != "in":
         cut = _token_at(ranges, begin + question_start(source))
     moved = [Segment(part.name, begin + part.start, begin + part.end) for part in source.segments]

@@ -4,13 +4,17 @@ itself."""
 from __future__ import annotations
 
 from itertools import pairwise
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+import kvlens
 from kvlens import tasks
 from kvlens.lens.instructions import followed_instructions
 from kvlens.tasks.base import Encoding, TaskPrompt, ask, prompt_of
+from kvlens.tasks.encoding import encoding
 from kvlens.tasks.instructions import DOCUMENTS, FIRST, INSTRUCTION, LAST, SEVERAL, followed
 
 TASKS = (FIRST, LAST, SEVERAL)
@@ -76,9 +80,27 @@ def test_a_prompt_is_made_again_from_its_drawing() -> None:
 )
 def test_the_lens_sets_each_instruction_beside_full_kvs_own_run(full: str | None, compared: list[bool | None]) -> None:
     facts = {"task": "instructions", "answer": " [#48213]", "output_text": " [48213]", "reference_output": full}
+    facts |= {"method": "snapkv", "forced": None}
     rows = followed_instructions(SimpleNamespace(**facts))  # type: ignore[arg-type]
     assert [row.name for row in rows] == ["answer", "hash", "brackets"]
     assert [row.run for row in rows] == [True, False, True]
     assert [row.full for row in rows] == compared
     assert len({row.sentence for row in rows}) == 3
     assert followed_instructions(SimpleNamespace(**{**facts, "task": "kv_lookup"})) == []  # type: ignore[arg-type]
+
+
+def test_a_run_of_full_kv_stands_alone_and_a_run_that_was_fed_its_tokens_follows_nothing(tmp_path: Path) -> None:
+    """Full KV's own run has no other to be set beside; of forced tokens the method chose none."""
+    prompt = prompt_of(ask(SEVERAL, 300, 0.5, 1, encoding("demo")))
+    settings: dict[str, Any] = {"model": "demo", "max_new": 4, "runs": tmp_path, "progress": False}
+    full = followed_instructions(kvlens.run(prompt, "full", **settings).meta)
+    compared = followed_instructions(kvlens.run(prompt, "streaming_llm", "60%", **settings).meta)
+    alone = followed_instructions(kvlens.run(prompt, "streaming_llm", "60%", against_full=False, **settings).meta)
+    assert [(row.reference, row.full) for row in full] == [(True, None)] * 3
+    assert [(row.reference, row.full) for row in compared] == [(False, row.run) for row in full]
+    assert [(row.reference, row.full) for row in alone] == [(False, None)] * 3
+    assert len({(row.reference, row.sentence) for row in (full[0], compared[0], alone[0])}) == 3
+    assert len({row.sentence.count(";") for row in (full[0], alone[0])}) == 2
+    forced = kvlens.run(prompt, "streaming_llm", "60%", forced=True, **settings)
+    assert forced.meta.output_text is not None
+    assert followed_instructions(forced.meta) == []

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +15,13 @@ from test_chat import CHATML, TRIMMING, tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import kvlens
+from kvlens.api.progress import Progress
+from kvlens.cli.main import main
+from kvlens.cli.progress import Bar
 from kvlens.lens.condition import ANEW, CARRIED, condition
 from kvlens.lens.severity import failed_checks
 from kvlens.refusal import Refusal
+from kvlens.tasks.encoding import first_turn_tokens
 from kvlens.text.carried import fill_replies, first_reply, parse_turns
 from kvlens.text.prompts import PromptText, tokenize
 
@@ -36,14 +43,42 @@ def go(folder: Path, messages: Any, method: str = "full", budget: Any = None, **
     return kvlens.run(messages, method, budget, model=model(), tokenizer=tokenizer(CHATML), runs=folder, **values)
 
 
+def status_of(command: list[str]) -> int:
+    """Run a command in this process and return its exit status."""
+    before, sys.argv = sys.argv, command
+    try:
+        main()
+    except SystemExit as ended:
+        return int(ended.code or 0)
+    finally:
+        sys.argv = before
+    return 0
+
+
 @pytest.mark.parametrize("template", [CHATML, TRIMMING])
-def test_the_first_turn_is_placed_as_it_was_when_it_ran(template: str) -> None:
-    """The cut is the prompt of the first turn alone; cut and rest are the whole conversation."""
-    first = tokenize(PromptText(TURNS[0][1]), tokenizer(template), None, 8)
-    whole = tokenize(PromptText(LAST), tokenizer(template), None, 8, turns=(*TURNS, *REST))
-    carried = tokenize(PromptText(LAST), tokenizer(template), None, 8, turns=(*TURNS, *REST), carried=True)
+@pytest.mark.parametrize(
+    ("system", "turns"),
+    [
+        (None, TURNS),
+        (None, (("user", "Pick a or b."), ("assistant", "a"))),
+        (None, (("user", "Which?"), ("assistant", "end"))),
+        (None, (("user", "Which?"), ("assistant", "assistant"))),
+        ("Answer Hi with: I see.", (("user", "Hi"), ("assistant", "I see."))),
+    ],
+)
+def test_the_first_turn_is_placed_as_it_was_when_it_ran(
+    template: str, system: str | None, turns: tuple[tuple[str, str], ...], tmp_path: Path
+) -> None:
+    """The cut is the prompt of the first turn alone, also where the template or the system message holds the words of
+    the turn; cut and rest are the whole conversation. What is foreseen of the turn is what is placed."""
+    words, more = tokenizer(template), () if turns != TURNS else REST
+    first = tokenize(PromptText(turns[0][1]), words, None, 8, system=system)
+    whole = tokenize(PromptText(LAST), words, None, 8, system=system, turns=(*turns, *more))
+    carried = tokenize(PromptText(LAST), words, None, 8, system=system, turns=(*turns, *more), carried=True)
     assert carried.ids == first.ids
     assert (*carried.ids, *carried.asked) == whole.ids
+    words.save_pretrained(tmp_path)
+    assert first_turn_tokens(tmp_path, "auto", system, (*turns, *more), {}) == len(first.ids)
 
 
 @pytest.mark.parametrize("method", ["full", "snapkv"])
@@ -98,6 +133,72 @@ def test_a_user_message_without_a_reply_is_run_as_a_turn_of_its_own(tmp_path: Pa
     assert ("carried" in runs[2].meta.request) == ("carried" in last.meta.request) == (way == "carried")
 
 
+def test_a_turn_that_is_cancelled_is_the_interrupted_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No turn behind it is run."""
+    asked = [message for message in MESSAGES if message["role"] == "user"]
+    pressed: list[bool] = []
+
+    def report(self: Progress, phase: str, done: int, total: int) -> None:
+        if (phase, done) == ("decode", 3) and not pressed:
+            pressed.append(True)
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(Progress, "report", report)
+    with pytest.raises(kvlens.Interrupted) as error:
+        go(tmp_path, asked, turns="carried")
+    (run,) = stored(tmp_path)
+    assert (run.status, error.value.values) == ("cancelled", {"uid": run.uid})
+    assert "turns" not in run.meta.request
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A model with its tokenizer, and `talk.json`, whose first user message has no reply."""
+    made = tmp_path / "model"
+    model().save_pretrained(made)
+    tokenizer(CHATML).save_pretrained(made)
+    asked = [message for message in MESSAGES if message["role"] == "user"]
+    (tmp_path / "talk.json").write_text(json.dumps({"messages": asked[1:]}))
+    return made
+
+
+def run_command(folder: Path, *options: str) -> int:
+    names = ("--model", str(folder), "--runs", str(folder.parent / "runs"), "--method", "full", "--turns", "carried")
+    command = ["kvlens", "run", str(folder.parent / "talk.json"), *names, "--max-new", "6", "--ignore-eos", *options]
+    return status_of(command)
+
+
+ASKED = ("--question", "after", "--ask", "Why?", "--ask", "Where?")
+
+
+def test_several_questions_follow_the_turns_that_are_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The command runs the user message without a reply, then each question on its cache."""
+    assert run_command(folder, *ASKED) == 0
+    uids = capsys.readouterr().out.split()[-2:]
+    runs = stored(folder.parent / "runs")
+    assert sorted(len(run.meta.request.get("turns", ())) for run in runs) == [0, 2, 2]
+    (turn,) = (run for run in runs if run.uid not in uids)
+    for run in runs:
+        if run is not turn:
+            assert run.meta.request["turns"][1][1] == turn.meta.output_text.strip()
+            assert run.meta.question_tokens > 0
+
+
+@pytest.mark.parametrize("options", [(), ASKED])
+def test_a_cancelled_turn_is_the_run_that_the_command_names(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]
+) -> None:
+    pressed: list[bool] = []
+    monkeypatch.setattr("kvlens.runs.stopping.stop_signals", lambda: lambda: bool(pressed))
+    monkeypatch.setattr(
+        Bar, "report", lambda self, phase, done, total: pressed.append(True) if (phase, done) == ("decode", 3) else None
+    )
+    assert run_command(folder, *options) == 1
+    (run,) = stored(folder.parent / "runs")
+    assert run.status == "cancelled"
+    assert capsys.readouterr().out.split()[-1] == run.uid
+
+
 def stored(folder: Path) -> list[Any]:
     return [kvlens.open(path.parent.name, runs=folder) for path in folder.glob("*/trace.duckdb")]
 
@@ -122,6 +223,9 @@ def test_replies_are_filled_in_order() -> None:
 
 
 def test_what_cannot_be_carried_is_refused() -> None:
+    with raises_code("unknown_parameter", kvlens.KvlensError) as refused:
+        kvlens.study("x", ["snapkv"], model="demo", turns="carried")
+    assert refused.value.values["name"] == "turns"
     with raises_code("unknown_turns", Refusal, given="maybe"):
         parse_turns("maybe")
     with raises_code("nothing_to_carry", Refusal, turns=1):

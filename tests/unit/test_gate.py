@@ -23,7 +23,7 @@ from kvlens.studies.errors import BadStudy
 from kvlens.studies.gate import gate_study
 from kvlens.studies.junit import junit
 from kvlens.studies.limits import Thresholds
-from kvlens.studies.plan import StudyPlan
+from kvlens.studies.plan import Arm, ListedArm, StudyPlan
 from kvlens.studies.planfile import read_plan
 from kvlens.studies.promptrow import StudyPrompt
 from kvlens.studies.storage import StudyInfo, Trial
@@ -31,6 +31,9 @@ from kvlens.studies.table import Results
 from kvlens.text.prompts import PromptText
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "studies.md"
+
+
+ARMS = (("streaming_llm", "60%"), ("full", ""))
 
 
 def kvlens_status(*arguments: str) -> int:
@@ -125,6 +128,19 @@ def test_full_kv_alone_is_no_gate(tmp_path: Path) -> None:
         gate_study(tmp_path, plan, prompts, Thresholds(lost=0.2))
     assert problem.value.code == "no_method"
     assert list(storage.ids(tmp_path)) == []
+
+
+def test_listed_arms_without_full_kv_are_no_gate(tmp_path: Path) -> None:
+    prompts = [StudyPrompt(str(number), PromptText("x", answer="y")) for number in range(50)]
+    every = tuple(prompt.id for prompt in prompts)
+    method, full = (ListedArm(arm=Arm(method=name, budget=at), prompts=every) for name, at in ARMS)
+    plan = StudyPlan(shared=RunRequest(model="demo"), entrants=(), listed=(method,))
+    with pytest.raises(BadStudy) as problem:
+        gate_study(tmp_path, plan, prompts, Thresholds(lost=0.2))
+    assert problem.value.code == "no_reference"
+    assert list(storage.ids(tmp_path)) == []
+    whole = plan.model_copy(update={"listed": (method, full)})
+    assert gate_study(tmp_path, whole, prompts, Thresholds(lost=0.2)).plan == whole
 
 
 def test_a_limit_that_no_study_can_meet_is_refused() -> None:

@@ -469,6 +469,23 @@ def test_listed_arms_run_on_their_own_prompts_alone(tmp_path: Path, prompts: tup
     assert refused.value.code == "cut_is_stored"
 
 
+def test_a_listed_arm_is_checked_before_anything_runs(tmp_path: Path, prompts: tuple[StudyPrompt, ...]) -> None:
+    """Its budget by the plan, its prompts where the study is stored."""
+    plan = StudyPlan(shared=RunRequest(model="demo", max_new=4), entrants=())
+
+    def listing(budget: str, *ids: str) -> StudyPlan:
+        arm = Arm(method="streaming_llm", budget=budget)
+        return plan.model_copy(update={"listed": (ListedArm(arm=arm, prompts=ids),)})
+
+    with pytest.raises(ValueError, match="abc"):
+        listing("abc", prompts[0].id).check()
+    listing("60%", prompts[0].id).check()
+    with pytest.raises(BadStudy) as refused:
+        storage.create(tmp_path, listing("60%", prompts[0].id, "typo"), prompts)
+    assert refused.value.code == "unknown_prompt"
+    assert storage.ids(tmp_path) == []
+
+
 def test_changes_are_set_after_the_preset_was_chosen() -> None:
     """They are part of an arm's key and name; an arm without them keeps the key that stored studies have."""
     plain = Arm(method="snapkv", budget="20%")

@@ -10,12 +10,11 @@ from __future__ import annotations
 import hashlib
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from inspect import getfile
 from pathlib import Path
 from statistics import fmean
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
@@ -28,7 +27,6 @@ from kvlens.lab.bench.provenance import about, made_otherwise, origin
 from kvlens.lab.bench.tablerequest import ComparedRequest
 from kvlens.lab.bench.trials import arm, chosen, infeasible, missing, settings
 from kvlens.methods.base import Method
-from kvlens.methods.fitting import with_changes
 from kvlens.statistics import of_mean
 from kvlens.studies.means import Means
 from kvlens.tasks.texts import EVALUATION
@@ -115,11 +113,9 @@ class Passages:
             self._read = self.engine.read(self.context, queries=queries, received=received)
         return self._read
 
-    def run(
-        self, name: str, budget: str, dtype: str = "float32", changes: Mapping[str, Any] = MappingProxyType({})
-    ) -> dict[str, Any]:
-        """The figures of one arm, under the parameters that a run of it would have but for `changes`; `infeasible`
-        where the budget cannot be kept, `refused` (a sentence) where the method lacks figures of the model."""
+    def run(self, name: str, budget: str, dtype: str = "float32") -> dict[str, Any]:
+        """The figures of one arm, under the parameters that a run of it would have; `infeasible` where the budget
+        cannot be kept, `refused` (a sentence) where the method lacks figures of the model."""
         method = methods.get(name)
         preset, overrides, rule = settings(method, self.request.model, budget)
         row: dict[str, Any] = {"rule": rule, "preset": preset, "overrides": overrides}
@@ -128,7 +124,7 @@ class Passages:
         read = self.read(method) if dtype == "float32" else None
         sink = Means()
         try:
-            choice = with_changes(method, chosen(engine, self.context, method, row, limit, self.options), changes)
+            choice = chosen(engine, self.context, method, row, limit, self.options)
             row |= arm(choice, row)
             result = engine.run(
                 self.context, method, choice.params, limit, self.options, sink, read=read, against=self.reference
