@@ -82,10 +82,10 @@ class SpanRecords:
         """Return `state_changes` of every KV head of a layer, which is read once."""
         return self._changes(layer, 0, self.kv_heads - 1)
 
-    def _changes(self, layer: int, first: int, last: int) -> list[pd.DataFrame]:
-        where = {"layer": layer, "first": first, "last": last}
+    def _changes(self, layer: int, first_head: int, last_head: int) -> list[pd.DataFrame]:
+        where = {"layer": layer, "first": first_head, "last": last_head}
         group = self.q_heads // self.kv_heads
-        spans: dict[int, list[tuple[int, str, str | None, int]]] = {head: [] for head in range(first, last + 1)}
+        spans: dict[int, list[tuple[int, str, str | None, int]]] = {head: [] for head in range(first_head, last_head + 1)}
         events: dict[int, list[tuple[int, int, str, int | None]]] = {head: [] for head in spans}
         for head, *span in self._db.rows(queries.SPANS_EVER, **where):
             spans[head].append(tuple(span))

@@ -134,14 +134,14 @@ class MemoryNeed:
     masses: int
     """of a step that is measured"""
 
-    def __add__(self, other: MemoryNeed) -> MemoryNeed:
+    def __add__(self, need: MemoryNeed) -> MemoryNeed:
         """Return what two runs take at once, if each holds all that it holds alone; tokens of the longer one."""
         return MemoryNeed(
-            self.full_kv + other.full_kv,
-            self.total + other.total,
-            max(self.tokens, other.tokens),
-            self.lane_bytes + other.lane_bytes,
-            self.masses + other.masses,
+            self.full_kv + need.full_kv,
+            self.total + need.total,
+            max(self.tokens, need.tokens),
+            self.lane_bytes + need.lane_bytes,
+            self.masses + need.masses,
         )
 
     @property
