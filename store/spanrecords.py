@@ -85,14 +85,15 @@ class SpanRecords:
     def _changes(self, layer: int, first_head: int, last_head: int) -> list[pd.DataFrame]:
         where = {"layer": layer, "first": first_head, "last": last_head}
         group = self.q_heads // self.kv_heads
-        spans: dict[int, list[tuple[int, str, str | None, int]]] = {head: [] for head in range(first_head, last_head + 1)}
-        events: dict[int, list[tuple[int, int, str, int | None]]] = {head: [] for head in spans}
+        heads = range(first_head, last_head + 1)
+        spans: dict[int, list[tuple[int, str, str | None, int]]] = {head: [] for head in heads}
+        events: dict[int, list[tuple[int, int, str, int | None]]] = {head: [] for head in heads}
         for head, *span in self._db.rows(queries.SPANS_EVER, **where):
             spans[head].append(tuple(span))
         for owner, *event in self._db.rows(queries.ALL_STATE_EVENTS, group=group, steps=self.n_steps, **where):
             for head in events if owner is None else (owner,):
                 events[head].append(tuple(event))
-        return [pd.DataFrame(changes(spans[head], events[head]), columns=["step", "span", "state"]) for head in spans]
+        return [pd.DataFrame(changes(spans[head], events[head]), columns=["step", "span", "state"]) for head in heads]
 
     def tells_moments(self) -> bool:
         """Events say whether the step had attended when they happened: not before schema 6."""
