@@ -73,7 +73,7 @@ class Both:
         def run_lane(lane: int) -> None:
             turns.wait(lane)
             torch.set_num_threads(self._threads)
-            self.costs.engine = self._engine.seated(Seat(batch, self.size, partial(turns.hand_on, lane)))
+            self.costs.engine = self._engine.seated(Seat(batch, partial(turns.hand_on, lane)))
             try:
                 self.costs.run(self.arm, self.prompt, self.read)
             finally:

@@ -140,13 +140,14 @@ ALL_SCORES = (
     f"SELECT step, layer, kv_head, {_RANKED}, n_candidates FROM {source('kv_span')} ORDER BY step, layer, kv_head, rank"
 )
 
-#: What happened to spans of one KV head, in the order it happened; `after`: when the step had attended. A
-#: counterfactual that holds some of a span's tokens moves nothing of the method's.
+#: What happened to spans of KV heads, in the order it happened; `owner`: the KV head, NULL: all; `after`: when the step
+#: had attended. A counterfactual that holds some of a span's tokens moves nothing of the method's.
 _STATE_EVENTS = f"""
-    SELECT step, span, kind::VARCHAR AS kind, q_head, coalesce(after_attention, false) AS after
+    SELECT coalesce(kv_head, q_head // $group) AS owner, step, span, kind::VARCHAR AS kind, q_head,
+      coalesce(after_attention, false) AS after
     FROM {source("event")}
     WHERE span IS NOT NULL AND (layer IS NULL OR layer = $layer)
-      AND coalesce(kv_head, q_head // $group, $kv_head) = $kv_head
+      AND coalesce(kv_head, q_head // $group, $first) BETWEEN $first AND $last
       AND kind::VARCHAR IN ('zoom_in', 'zoom_out', 'recall', 'prefetch', 'correction', 'offload', 'evict',
         'thin', 'release', 'hold', 'kept', 'part', 'rewrite')
       AND (kind::VARCHAR <> 'hold' OR value IS NULL) {{until}}
@@ -154,17 +155,18 @@ _STATE_EVENTS = f"""
 
 #: `step` is the first one that attends under what the event made of the span.
 ALL_STATE_EVENTS = f"""
-    SELECT step + after::INTEGER AS step, span, kind, q_head FROM ({_STATE_EVENTS.format(until="")})
+    SELECT owner, step + after::INTEGER AS step, span, kind, q_head FROM ({_STATE_EVENTS.format(until="")})
     WHERE step + after::INTEGER < $steps"""
 
 STATE_EVENTS = f"""
     SELECT span, kind, q_head, after AND step = $step FROM ({_STATE_EVENTS.format(until="AND step <= $step")})"""
 
 SPANS_EVER = """
-    SELECT span.span, span.state, span_head.form, span.born_step FROM run.main.span AS span
+    SELECT head.kv_head, span.span, span.state, span_head.form, span.born_step
+    FROM range($first, $last + 1) AS head(kv_head) CROSS JOIN run.main.span AS span
     LEFT JOIN run.main.span_head AS span_head
-      ON span_head.span = span.span AND span_head.layer = $layer AND span_head.kv_head = $kv_head
-    ORDER BY span.span"""
+      ON span_head.span = span.span AND span_head.layer = $layer AND span_head.kv_head = head.kv_head
+    ORDER BY head.kv_head, span.span"""
 
 SPANS_ALIVE = """
     SELECT span.span, span.state, span_head.form FROM run.main.span AS span

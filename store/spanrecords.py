@@ -76,11 +76,24 @@ class SpanRecords:
     def state_changes(self, layer: int, kv_head: int) -> pd.DataFrame:
         """step, span, state: every change of a span's state for one KV head, its birth included; ordered. The state is
         the one in which the step attended: what changes after a step's attention counts from the next step on."""
-        where = {"layer": layer, "kv_head": kv_head}
-        spans = self._db.rows(queries.SPANS_EVER, **where)
+        return self._changes(layer, kv_head, kv_head)[0]
+
+    def state_changes_of_layer(self, layer: int) -> list[pd.DataFrame]:
+        """Return `state_changes` of every KV head of a layer, which is read once."""
+        return self._changes(layer, 0, self.kv_heads - 1)
+
+    def _changes(self, layer: int, first_head: int, last_head: int) -> list[pd.DataFrame]:
+        where = {"layer": layer, "first": first_head, "last": last_head}
         group = self.q_heads // self.kv_heads
-        events = self._db.rows(queries.ALL_STATE_EVENTS, group=group, steps=self.n_steps, **where)
-        return pd.DataFrame(changes(spans, events), columns=["step", "span", "state"])
+        heads = range(first_head, last_head + 1)
+        spans: dict[int, list[tuple[int, str, str | None, int]]] = {head: [] for head in heads}
+        events: dict[int, list[tuple[int, int, str, int | None]]] = {head: [] for head in heads}
+        for head, *span in self._db.rows(queries.SPANS_EVER, **where):
+            spans[head].append(tuple(span))
+        for owner, *event in self._db.rows(queries.ALL_STATE_EVENTS, group=group, steps=self.n_steps, **where):
+            for head in events if owner is None else (owner,):
+                events[head].append(tuple(event))
+        return [pd.DataFrame(changes(spans[head], events[head]), columns=["step", "span", "state"]) for head in heads]
 
     def tells_moments(self) -> bool:
         """Events say whether the step had attended when they happened: not before schema 6."""
@@ -101,6 +114,7 @@ class SpanRecords:
     def _states(self, step: int, layer: int, kv_head: int) -> tuple[dict[int, str], dict[int, str]]:
         where = {"step": step, "layer": layer, "kv_head": kv_head}
         spans = self._db.rows(queries.SPANS_ALIVE, **where)
-        told = self._db.rows(queries.STATE_EVENTS, group=self.q_heads // self.kv_heads, **where)
+        group, heads = self.q_heads // self.kv_heads, {"first": kv_head, "last": kv_head}
+        told = self._db.rows(queries.STATE_EVENTS, group=group, step=step, layer=layer, **heads)
         before = ((span, kind, q_head) for span, kind, q_head, after in told if not after)
         return replay(spans, before), replay(spans, (row[:3] for row in told))

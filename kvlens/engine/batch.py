@@ -32,8 +32,12 @@ class Row:
         """[1, V]; None: the step is not computed, or failed"""
         self.error: BaseException | None = None
         """what the step raised for this run"""
+        self.rows = 0
+        """runs whose steps were computed with it, its own included"""
         self.took_ns = 0
-        """of the step for all runs; 0: it is not computed"""
+        """of the step for all runs"""
+        self.done = False
+        """the step is computed, or failed"""
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """The run's session takes its new token [H_kv, 1, D]."""
@@ -55,8 +59,8 @@ class Row:
 
 
 class BatchSession:
-    """Stands where a session does (kvlens.engine.hf_attention.LayerSession), and hands each row to its own session. A
-    row is a copy: what a method keeps of it is as large as in a run alone."""
+    """Takes the place of a session (kvlens.engine.hf_attention.LayerSession) and gives each row to the row's own
+    session. A row is a copy: what a method keeps of it is as large as in a run alone."""
 
     def __init__(self, rows: Sequence[Row]) -> None:
         self._rows = rows
@@ -112,11 +116,11 @@ class StepBatch:
 
     def _forward(self, loaded: LoadedModel, rows: Sequence[Row]) -> None:
         model, start_ns = loaded.model, time.perf_counter_ns()
-        session = BatchSession(rows)
-        cache = Cache(layers=[BatchLayer(session, layer) for layer in range(loaded.shape.layers)])
-        tokens = torch.tensor([[row.token] for row in rows], device=model.device)
-        positions = torch.tensor([[row.session.tokens_seen(0)] for row in rows], device=model.device)
         try:
+            session = BatchSession(rows)
+            cache = Cache(layers=[BatchLayer(session, layer) for layer in range(loaded.shape.layers)])
+            tokens = torch.tensor([[row.token] for row in rows], device=model.device)
+            positions = torch.tensor([[row.session.tokens_seen(0)] for row in rows], device=model.device)
             logits = model(
                 input_ids=tokens, position_ids=positions, past_key_values=cache, use_cache=True, logits_to_keep=1
             ).logits[:, -1]
@@ -125,18 +129,19 @@ class StepBatch:
         except BaseException as error:
             for row in rows:
                 row.error = row.error or error
-        self.passes[len(rows)] += 1
-        took_ns = time.perf_counter_ns() - start_ns
-        for row in rows:
-            row.took_ns = took_ns
+        finally:
+            self.passes[len(rows)] += 1
+            took_ns = time.perf_counter_ns() - start_ns
+            for row in rows:
+                row.rows, row.took_ns, row.done = len(rows), took_ns, True
 
 
 class Seat:
     """A run's place in a batch. Its engine computes steps through it."""
 
-    def __init__(self, batch: StepBatch, size: int, pause: Callable[[], None]) -> None:
-        """size: of the batch, at most. pause: lets the other runs work until each waits for its step or has ended."""
-        self.batch, self.size, self._pause = batch, size, pause
+    def __init__(self, batch: StepBatch, pause: Callable[[], None]) -> None:
+        """pause: lets the other runs work until each waits for its step or has ended."""
+        self.batch, self._pause = batch, pause
 
     def check(self, loaded: LoadedModel) -> None:
         """Raise Refusal `batch_rotary` for a model whose rotary frequencies follow the length of one text."""
@@ -147,16 +152,16 @@ class Seat:
                 code="batch_rotary",
             )
 
-    def step(self, loaded: LoadedModel, session: Session, token: int) -> tuple[torch.Tensor, int]:
-        """Return logits [1, V] and the nanoseconds that the runs' common step took. Raises what this run's hooks raised
-        in it."""
+    def step(self, loaded: LoadedModel, session: Session, token: int) -> tuple[torch.Tensor, int, int]:
+        """Return logits [1, V], the nanoseconds that the runs' common step took, and the number of these runs. Raises
+        what this run's hooks raised in it."""
         row = Row(loaded, session, token)
         self.batch.add(row)
-        while not row.took_ns:
+        while not row.done:
             self._pause()
-            if not row.took_ns:  # all others wait
+            if not row.done:  # all others wait
                 self.batch.compute()
         if row.error is not None:
             raise row.error
         assert row.logits is not None
-        return row.logits, row.took_ns
+        return row.logits, row.took_ns, row.rows

@@ -78,11 +78,12 @@ class Generation:
         """Prefill (or take the prompt that was read before) and decode, step by step through the session or a seat."""
         self.place(read)
         self.progress("decode", 0, self.steps)
-        decode(SessionStep(self.loaded, self.session, self.cache, seat), [self])
+        step = SessionStep(self.loaded, self.session, self.cache, seat)
+        decode(step, [self])
         self.session.border.end()
         self.session.border.count_held(self.session.account)
         result = self.result
-        result.unannounced_bytes = self.session.border.holdings.bytes
+        result.unannounced_bytes, result.most_rows = self.session.border.holdings.bytes, step.most_rows
         result.text = self.loaded.decode(result.ids[self.asked :])
         result.checks = self.stop_recording()
         result.kernels = "+".join(sorted(self.session.kernels))

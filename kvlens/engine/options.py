@@ -115,6 +115,8 @@ class Result:
     the seconds that took, a part of `prefill_s`"""
     link_host_wait_s: float = 0.0
     """how long the host stood still for the link, the model's own waiting apart"""
+    most_rows: int = 1
+    """runs whose steps were computed together, at most, this one included"""
     full_kv_s: float | None = None
     """spent on full KV beside the run, for its own attention; None: that was not recorded"""
     no_full_kv: str | None = None

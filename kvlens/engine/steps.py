@@ -26,8 +26,8 @@ from kvlens.text.token_text import TokenStream
 class Step(Protocol):
     """Makes decode steps of one sequence or of several, whatever it runs on."""
 
-    stood_ns: int
-    """of the last call, spent on other runs"""
+    others_ns: int
+    """nanoseconds of the last call that other runs took"""
 
     def __call__(self, number: int, tokens: Sequence[int], ended: Sequence[StepEnd | None]) -> torch.Tensor:
         """Feed each sequence its token in decode step `number` -> logits [B, V], which the next call may overwrite.
@@ -42,7 +42,9 @@ class SessionStep:
         """seat: computes steps together with other runs'; None: alone. A method that looks a layer ahead decodes
         alone."""
         self.loaded, self.model, self.session, self.cache = loaded, loaded.model, session, cache
-        self.seat, self.stood_ns = None if session.needs.ahead else seat, 0
+        self.seat, self.others_ns = None if session.needs.ahead else seat, 0
+        self.most_rows = 1
+        """runs whose steps were computed together, at most, this one included"""
         self.ahead: AbstractContextManager[object] = nullcontext()
         if session.needs.ahead:
             self.ahead = LookAhead(loaded.model, session, cache)
@@ -54,8 +56,9 @@ class SessionStep:
         self.session.begin_step(number, previous)
         if self.seat is not None:
             start_ns = time.perf_counter_ns()
-            row, took_ns = self.seat.step(self.loaded, self.session, token)
-            self.stood_ns = time.perf_counter_ns() - start_ns - took_ns
+            row, took_ns, rows = self.seat.step(self.loaded, self.session, token)
+            self.others_ns = time.perf_counter_ns() - start_ns - took_ns
+            self.most_rows = max(self.most_rows, rows)
             return row
         fed = torch.tensor([[token]], device=self.model.device)
         with self.ahead:
@@ -126,7 +129,7 @@ def decode(step: Step, generations: Sequence[DecodedSequence]) -> None:
         courses = [generation.course for generation in generations]
         step_start_ns = time.perf_counter_ns()
         logits = step(number, [course.token for course in courses], [course.ended for course in courses])
-        step_start_ns, stood_ns = step_start_ns + step.stood_ns, stood_ns + step.stood_ns
+        step_start_ns, stood_ns = step_start_ns + step.others_ns, stood_ns + step.others_ns
         rows = [generation.scores(row) for generation, row in zip(generations, logits, strict=True)]
         next_tokens = [generation.choose(row) for generation, row in zip(generations, rows, strict=True)]
         ended, number = time.perf_counter_ns(), number + 1

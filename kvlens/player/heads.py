@@ -24,7 +24,7 @@ def head_messages(reader: TraceReader, identity: str, place: Place) -> Iterator[
     group = reader.q_heads // reader.kv_heads
     for layer in sorted(range(reader.n_layers), key=lambda layer: (layer != place.layer, layer)):
         records = _Layer(reader, layer)
-        states = [state_changes(reader, spans, layer, kv_head) for kv_head in range(reader.kv_heads)]
+        states = [state_changes(spans, changes) for changes in reader.state_changes_of_layer(layer)]
         first = place.head if layer == place.layer else 0
         for head in sorted(range(reader.q_heads), key=lambda head: (head != first, head)):
             masses = sparse("head", records.of_head(records.masses, head), reader.n_steps, index)

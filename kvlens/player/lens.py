@@ -17,6 +17,8 @@ from kvlens.store.reader import TraceReader
 
 LEAST_HOLE = 0.01
 """share of a query head's attention; what some head lost below it is not sent"""
+Clock = dict[int, list[tuple[int, str]]]
+"""span -> its (step, state), in the order of steps"""
 #: Kinds of events behind the jump 'recall'. A zoom brings a span from the cold tier as a recall does.
 RECALLS = ("recall", "zoom_in")
 
@@ -198,19 +200,19 @@ def worst(reader: TraceReader, index: pd.Series) -> dict[str, np.ndarray]:
 def _summary_losses(reader: TraceReader, holes: pd.DataFrame) -> pd.DataFrame:
     """Return the largest of `reader.summary_losses` of each step and span, where the span was a summary for that KV
     head and the loss is above the hole there, with summary = True. holes: `reader.holes`, at most one of a step and
-    span. States are read head by head, the largest loss first: the heads of smaller ones are not read."""
+    span. States are read layer by layer, the largest loss first: the layers of smaller ones are not read."""
     lost = reader.summary_losses(LEAST_HOLE).merge(holes[["step", "span", "mass"]], "left", ["step", "span"])
     above = lost[~(lost["mass_x"] <= lost["mass_y"])].rename(columns={"mass_x": "mass"}).drop(columns="mass_y")
     table = above.sort_values("mass", ascending=False, kind="stable")
     group = reader.q_heads // reader.kv_heads
-    clocks: dict[tuple[int, int], dict[int, list[tuple[int, str]]]] = {}
+    clocks: dict[int, list[Clock]] = {}
     parts = [table.iloc[:0]]
     while len(table):
         largest = ~table.duplicated(["step", "span"])
         candidates = table[largest]
         where = candidates[["step", "layer", "q_head", "span"]].astype(int).itertuples(index=False, name=None)
         summary = np.array(
-            [_is_summary(reader, clocks, step, (layer, head // group), span) for step, layer, head, span in where]
+            [_is_summary(reader, clocks, step, layer, head // group, span) for step, layer, head, span in where]
         )
         parts.append(candidates[summary])
         rest, summaries = table[~largest], candidates.loc[summary, ["step", "span"]]
@@ -220,22 +222,18 @@ def _summary_losses(reader: TraceReader, holes: pd.DataFrame) -> pd.DataFrame:
 
 
 def _is_summary(
-    reader: TraceReader,
-    clocks: dict[tuple[int, int], dict[int, list[tuple[int, str]]]],
-    step: int,
-    head: tuple[int, int],
-    span: int,
+    reader: TraceReader, clocks: dict[int, list[Clock]], step: int, layer: int, kv_head: int, span: int
 ) -> bool:
-    """Return whether the step attended the span as a summary. clocks: (layer, KV head) -> its states, read so far."""
-    if head not in clocks:
-        clocks[head] = _states_of_spans(reader, *head)
-    states = [state for since, state in clocks[head].get(span, ()) if since <= step]
+    """Return whether the step attended the span as a summary. clocks: layer -> the states of each KV head, read so
+    far."""
+    if layer not in clocks:
+        clocks[layer] = [_states_of_spans(changes) for changes in reader.state_changes_of_layer(layer)]
+    states = [state for since, state in clocks[layer][kv_head].get(span, ()) if since <= step]
     return bool(states) and states[-1] == "coarse"
 
 
-def _states_of_spans(reader: TraceReader, layer: int, kv_head: int) -> dict[int, list[tuple[int, str]]]:
-    """span -> its (step, state), in the order of steps."""
-    states: dict[int, list[tuple[int, str]]] = {}
-    for step, span, state in reader.state_changes(layer, kv_head).itertuples(index=False, name=None):
+def _states_of_spans(changes: pd.DataFrame) -> Clock:
+    states: Clock = {}
+    for step, span, state in changes.itertuples(index=False, name=None):
         states.setdefault(int(span), []).append((int(step), state))
     return states

@@ -122,7 +122,7 @@ def slice_payload(reader: TraceReader, identity: str, place: Place, revision: in
     return pack_slice(
         {"payload": identity, "rev": revision},
         place,
-        state_changes(reader, spans, place.layer, place.head // (reader.q_heads // reader.kv_heads)),
+        state_changes(spans, reader.state_changes(place.layer, place.head // (reader.q_heads // reader.kv_heads))),
         sparse("head", reader.span_mass(place.layer, place.head), reader.n_steps, places(spans)),
         lens.wanted_arrays(lens.read_wanted(reader, place.layer, place.head), reader.n_steps, places(spans)),
     )
@@ -152,10 +152,9 @@ def needle_tokens(tokens: pd.DataFrame, ranges: Sequence[Sequence[int]]) -> list
     return found
 
 
-def state_changes(reader: TraceReader, spans: pd.DataFrame, layer: int, kv_head: int) -> dict[str, np.ndarray]:
+def state_changes(spans: pd.DataFrame, changes: pd.DataFrame) -> dict[str, np.ndarray]:
     """Where the spans of one KV head lay while each step attended, as changes in the order of steps: step, index of the
-    span, index into SPAN_STATES."""
-    changes = reader.state_changes(layer, kv_head)
+    span, index into SPAN_STATES. changes: the head's, of `TraceReader.state_changes`."""
     index = {int(span): place for place, span in enumerate(spans["span"])}
     return {
         "change_step": changes["step"].to_numpy(np.int32),

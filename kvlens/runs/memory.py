@@ -11,6 +11,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
+from operator import add
 from typing import Any
 
 from kvlens import methods
@@ -132,6 +134,16 @@ class MemoryNeed:
     masses: int
     """of a step that is measured"""
 
+    def __add__(self, need: MemoryNeed) -> MemoryNeed:
+        """Return what two runs take at once, if each holds all that it holds alone; tokens of the longer one."""
+        return MemoryNeed(
+            self.full_kv + need.full_kv,
+            self.total + need.total,
+            max(self.tokens, need.tokens),
+            self.lane_bytes + need.lane_bytes,
+            self.masses + need.masses,
+        )
+
     @property
     def sentence(self) -> str:
         """What is said of it; '' where it is little."""
@@ -166,10 +178,8 @@ def race_need(needs: Sequence[MemoryNeed]) -> MemoryNeed:
     """Estimate the host memory of a race from its lanes' runs: one reading of the prompt, what every lane holds, and
     one measured step, since lanes decode in turns."""
     full, masses = max(need.full_kv for need in needs), max(need.masses for need in needs)
-    lane_bytes = sum(need.lane_bytes for need in needs)
-    return MemoryNeed(
-        full, full + max(full, lane_bytes) + masses, max(need.tokens for need in needs), lane_bytes, masses
-    )
+    whole = reduce(add, needs)
+    return replace(whole, full_kv=full, total=full + max(full, whole.lane_bytes) + masses, masses=masses)
 
 
 def check_run_memory(request: RunRequest, sizes: Sizes) -> MemoryNeed | None:
@@ -190,10 +200,7 @@ def check_batch_memory(request: RunRequest, needs: Sequence[MemoryNeed]) -> None
     """Raise RunBeyondMemory where runs that share steps take more together than this machine has free: each holds what
     it holds alone. request: of any of them."""
     if len(needs) > 1:
-        full, lane_bytes = sum(need.full_kv for need in needs), sum(need.lane_bytes for need in needs)
-        total, masses = sum(need.total for need in needs), sum(need.masses for need in needs)
-        tokens = max(need.tokens for need in needs)
-        _check_free(request, MemoryNeed(full, total, tokens, lane_bytes, masses), prompts=len(needs))
+        _check_free(request, reduce(add, needs), prompts=len(needs))
 
 
 def _check_free(request: RunRequest, need: MemoryNeed, lanes: int = 1, prompts: int = 1) -> MemoryNeed:

@@ -65,8 +65,7 @@ def store(
     from kvlens.store.writer import TraceWriter
 
     engine, prompt = prepared.engine, prepared.prompt
-    batched = None if engine.seat is None else engine.seat.size
-    in_company = bool(raced or batched)
+    in_company = bool(raced) or engine.seat is not None
     writer = TraceWriter(runs_dir, trace_level=request.trace_level)
     lost = None if pairing.reference is None or request.trace_level != "spans" else Lost(pairing.reference)
     sink = LateSink(writer, describe(request, planned, pairing, prepared), watcher, lost)
@@ -156,7 +155,7 @@ def store(
             link_host_wait_s=None if in_company else round(result.link_host_wait_s, 6),
             whatif=conclude(result),
             raced=raced,
-            batched=batched,
+            batched=result.most_rows if result.most_rows > 1 else None,
             no_effects=no_effects,
             full_kv_s=None if result.full_kv_s is None else round(result.full_kv_s, 4),
             no_reference_masses=no_full or result.no_full_kv,

@@ -24,7 +24,7 @@ Result = TypeVar("Result")
 def carry_out_together(
     size: int,
     groups: Sequence[Sequence[Item]],
-    runner_at: Callable[[Seat, Report, Callable[[], bool]], TrialRunner],
+    runner_at: Callable[[Seat | None, Report, Callable[[], bool]], TrialRunner],
     run: Callable[[TrialRunner, Item], Result | None],
     finished: Callable[[Result], None],
     report: Report,
@@ -35,7 +35,8 @@ def carry_out_together(
     Args:
         size: prompts at once, at most.
         groups: the items of a prompt each; they have one runner, one after the other.
-        runner_at: makes the runner of a place; its report and whether it should stop.
+        runner_at: makes the runner of a place, which is None where one prompt is all; its report and whether it should
+            stop.
         run: an item's result; None: it was cancelled.
         finished, report: are called on this thread.
 
@@ -51,7 +52,7 @@ def carry_out_together(
     def run_lane(lane: int) -> None:
         turns.wait(lane)
         try:
-            seat = Seat(batch, lanes, partial(turns.hand_on, lane))
+            seat = Seat(batch, partial(turns.hand_on, lane)) if lanes > 1 else None
             runner = runner_at(seat, partial(hearing.tell, report), stop)
             while waiting:
                 for item in waiting.popleft():

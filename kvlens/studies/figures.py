@@ -50,7 +50,7 @@ def figures_of(reader: TraceReader) -> dict[str, Any]:
         "attended_tokens": _kv_mean(reader, "attended_tokens"),
         "corrected_share": _corrected(reader),
         "reused_share": _reused(reader),
-        "ms_per_step": _mean(steps["dur_us"]) / 1000,
+        "ms_per_step": None if meta.batched else _mean(steps["dur_us"]) / 1000,
         "checks_passed": bool(reader.self_checks()["passed"].all()),
     }
     return {name: value for name, value in figures.items() if _is_there(value)}

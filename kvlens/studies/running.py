@@ -178,7 +178,7 @@ class Study:
             check_batch(self._info.plan, [self._prompts[group[0].prompt] for group in groups], crew.batch)
         models = StudyModels(self._runs, self._info, self._models)
 
-        def runner_at(seat: Seat, report: Report, stop: Callable[[], bool]) -> TrialRunner:
+        def runner_at(seat: Seat | None, report: Report, stop: Callable[[], bool]) -> TrialRunner:
             return TrialRunner(self._runs, self._info, report, stop, models, seat)
 
         report = self._audience.report

@@ -111,13 +111,18 @@ class TrialRunner:
             full = Arm(method=methods.REFERENCE, question=arm.question, dtype=arm.dtype)
             arms = [each for each in self._arms if (each.question, each.dtype) == place[1:]]
             try:
-                self._prepared = self._prepare(prompt, request_of(self._plan, prompt, full), arms, arm.dtype)
+                self._prepared = self._prepare(prompt, self._request(prompt, full), arms, arm.dtype)
             except ValueError as error:
                 if isinstance(error, BadStudy) or not (arm.dtype in self._models or _is_of(prompt, error)):
                     raise  # the model, not the prompt
                 self._prepared = str(error)
             self._place = place
         return self._prepared
+
+    def _request(self, prompt: StudyPrompt, arm: Arm) -> RunRequest:
+        """A trial's run. Phases of a step that serves several runs would hold the time of all."""
+        request = request_of(self._plan, prompt, arm)
+        return request if self._seat is None else request.model_copy(update={"phases": False})
 
     def _reference(self, prompt: StudyPrompt, arm: Arm, prepared: Prepared) -> Reference | Trial | None:
         """Full KV's run that an arm is compared with; a trial that says why there is none; None: cancelled."""
@@ -126,7 +131,7 @@ class TrialRunner:
         if arm.seed in self._references:
             return self._references[arm.seed]
         full = Arm(method=methods.REFERENCE, question=arm.question, seed=arm.seed, dtype=arm.dtype)
-        request = request_of(self._plan, prompt, full)
+        request = self._request(prompt, full)
         try:
             plan(request, prepared)
             self._references[arm.seed] = obtain(prepared, request, self._runs, self._report, self._cancelled)
@@ -141,7 +146,7 @@ class TrialRunner:
         """The trial of an arm that is no reference; None where it was cancelled."""
         from kvlens.runs.storing import store
 
-        request = request_of(self._plan, prompt, arm)
+        request = self._request(prompt, arm)
         planned: Plan | None = None
         try:
             check(request)
@@ -159,7 +164,7 @@ class TrialRunner:
         """The trial of an arm whose figures alone are kept; None where it was cancelled."""
         from kvlens.studies.unstored import forced_reference, measure
 
-        request = request_of(self._plan, prompt, arm).model_copy(update={"oracle": "off", "phases": False})
+        request = self._request(prompt, arm).model_copy(update={"oracle": "off", "phases": False})
         planned: Plan | None = None
         try:
             check(request)

@@ -38,15 +38,16 @@ class WaitingGroups:
             self._changed.notify_all()
 
     def give_back(self, items: Sequence[Any]) -> bool:
-        """Hand out again what a dead worker left, the item that it was in first. Return False where that item is not
+        """Hand out again what a dead worker left, the item that it was in last. Return False where that item is not
         handed out again; the items after it are."""
         with self._changed:
             self._running -= 1
             self._deaths[items[0]] += 1
             again = self._deaths[items[0]] < MOST_DEATHS
-            rest = items if again else items[1:]
-            if rest:
-                self._waiting.appendleft(rest)
+            if len(items) > 1:
+                self._waiting.appendleft(items[1:])
+            if again:  # last: what kills one worker may kill all
+                self._waiting.append(items[:1])
             self._changed.notify_all()
             return again
 

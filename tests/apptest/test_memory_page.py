@@ -191,3 +191,9 @@ def test_a_raced_run_says_that_its_waits_are_short(visit: Visit, folder: Path, t
     write_synthetic(tmp_path, 2, 4, 2, 8, 12, uid=STILL, raced=5)
     assert "5 lanes" in words(visit(tmp_path, "memory", run=STILL))
     assert "5 lanes" not in words(visit(folder, "memory", run=LEVEL))
+
+
+def test_a_run_of_a_batch_says_that_its_steps_were_of_all(visit: Visit, folder: Path, tmp_path: Path) -> None:
+    write_synthetic(tmp_path, 2, 4, 2, 8, 12, uid=STILL, batched=7)
+    assert "7 prompts" in words(visit(tmp_path, "memory", run=STILL))
+    assert "7 prompts" not in words(visit(folder, "memory", run=LEVEL))

@@ -7,10 +7,12 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from support import ListSink, raises_code, random_llama, random_prompt
 
 from kvlens import methods
+from kvlens.engine import batch as engine_batch
 from kvlens.engine.batch import Seat, StepBatch
 from kvlens.engine.engine import Engine, Options
 from kvlens.methods.faults import MethodFault
@@ -71,7 +73,7 @@ def run_together(model: Any, cases: list[Case]) -> StepBatch:
         turns.wait(lane)
         torch.set_num_threads(1)
         try:
-            cases[lane].run(Engine(model, Seat(batch, len(cases), partial(turns.hand_on, lane))))
+            cases[lane].run(Engine(model, Seat(batch, partial(turns.hand_on, lane))))
         finally:
             turns.leave(lane)
 
@@ -112,6 +114,10 @@ def test_runs_of_every_family_equal_runs_alone() -> None:
         assert not isinstance(b.outcome, Exception), (b.method, b.outcome)
         assert all(check.passed for check in b.outcome.checks), b.method
         assert_close(a, b)
+    assert {case.outcome.most_rows for case in alone} == {1}
+    rows = {case.method: case.outcome.most_rows for case in together}
+    assert rows.pop("infinigen") == 1, "it looks ahead and decodes alone"
+    assert set(rows.values()) == {len(FAMILIES) - 1}
 
 
 def test_a_row_that_fails_or_ends_leaves_the_others_as_they_are() -> None:
@@ -129,7 +135,18 @@ def test_a_row_that_fails_or_ends_leaves_the_others_as_they_are() -> None:
     assert batch.passes == {3: 3, 2: 1, 1: 8}
 
 
+def test_a_step_that_fails_before_the_model_ends_every_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(rows: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(engine_batch, "BatchSession", fail)
+    cases = cases_of("quest", "snapkv")
+    batch = run_together(random_llama(), cases)
+    assert [type(case.outcome) for case in cases] == [MemoryError, MemoryError]
+    assert batch.passes == {2: 1}
+
+
 def test_a_model_whose_frequencies_follow_the_text_is_refused() -> None:
     rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10_000.0}
     with raises_code("batch_rotary"):
-        Seat(StepBatch(), 2, lambda: None).check(random_llama(rope_parameters=rope))
+        Seat(StepBatch(), lambda: None).check(random_llama(rope_parameters=rope))

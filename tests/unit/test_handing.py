@@ -72,6 +72,13 @@ def test_an_item_that_kills_two_workers_is_not_handed_out_again_and_the_rest_is(
     assert sorted(rows) == [item for item in ALL if item != "a2"]
 
 
+def test_an_item_that_kills_its_worker_comes_after_all_others() -> None:
+    rows: list[str] = []
+    with pytest.raises(WorkerLost):
+        hand_out([MortalLane(["a2"]) for _ in range(2)], GROUPS, rows.append, lambda: False)
+    assert sorted(rows) == [item for item in ALL if item != "a2"]
+
+
 def test_items_that_no_worker_is_left_for_are_told() -> None:
     rows: list[str] = []
     with pytest.raises(WorkerLost):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kvlens.app.ui.common.likely import likely, remaining_s
+from kvlens.app.ui.common.likely import MOST, likely, remaining_s
 from kvlens.runs.preflight import TOKEN_BYTES
 
 
@@ -51,6 +51,15 @@ def test_the_surprisals_are_part_of_reading_the_prompt_whenever_they_were_comput
     found = likely(tmp_path, "m", "a", 2000, 10, 1_000)
     assert found is not None
     assert (found.prefill_s, found.decode_s) == (5.0, 1.0)
+
+
+def test_a_run_of_a_batch_says_nothing_of_a_run_alone(tmp_path: Path) -> None:
+    stored(tmp_path, 0, {"decode_s": 1.0})
+    for number in range(1, MOST + 1):
+        stored(tmp_path, number, {"decode_s": 30.0, "batched": 3})
+    found = likely(tmp_path, "m", "a", 1000, 10, 1_000)
+    assert found is not None
+    assert (found.decode_s, found.runs) == (1.0, 1)
 
 
 @pytest.mark.parametrize("extra", [None, [], {"decode_s": "long"}, {"decode_s": -1}, {"prefill_s": 1.0}])

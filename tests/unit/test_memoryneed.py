@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,7 +16,14 @@ from kvlens.methods.fitting import Sizes
 from kvlens.recording.facts import span_keys
 from kvlens.rows import SpanRow
 from kvlens.runs import memory
-from kvlens.runs.memory import RunBeyondMemory, check_race_memory, check_run_memory, memory_need, race_need
+from kvlens.runs.memory import (
+    RunBeyondMemory,
+    check_batch_memory,
+    check_race_memory,
+    check_run_memory,
+    memory_need,
+    race_need,
+)
 from kvlens.runs.preflight import estimate, refuse
 from kvlens.runs.request import RunRequest
 from kvlens.shape import KVShape
@@ -92,6 +100,18 @@ def test_the_lanes_of_a_race_need_their_sum(monkeypatch: pytest.MonkeyPatch) -> 
     assert (refused.value.needed, refused.value.lanes) == (need.total, 3)
     check_race_memory(requests[0], [*needs[1:], None])
     check_race_memory(requests[0], [None])
+
+
+def test_the_runs_of_a_batch_need_what_each_needs_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    request = RunRequest(model="demo", method="quest", against=True)
+    needs = [memory_need(request, replace(SIZES, prompt_tokens=tokens)) for tokens in (4_000, 9_000, 6_000)]
+    total = sum(need.total for need in needs)
+    monkeypatch.setattr(memory, "is_kept", lambda request: True)
+    monkeypatch.setattr(memory, "host_bytes", lambda: total - 1)
+    with pytest.raises(RunBeyondMemory) as refused:
+        check_batch_memory(request, needs)
+    assert (refused.value.needed, refused.value.prompts, refused.value.tokens) == (total, 3, needs[1].tokens)
+    check_batch_memory(request, needs[:2])
 
 
 def test_a_long_run_says_what_it_takes() -> None:

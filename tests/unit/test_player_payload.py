@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -25,7 +26,9 @@ from kvlens.player.opening import Place
 from kvlens.player.script import WEB
 from kvlens.player.sparse import places
 from kvlens.rows import SPAN_STATES
+from kvlens.store import queries
 from kvlens.store.reader import TraceReader
+from kvlens.store.session import Session
 from kvlens.text.passages import continued
 from kvlens.text.words import STATES
 from tests.synthetic import write_synthetic
@@ -98,7 +101,7 @@ def test_states_replayed_from_changes_equal_the_readers_at_every_step(
     reader: TraceReader, layer: int, kv_head: int
 ) -> None:
     spans = reader.spans()
-    changes = payload.state_changes(reader, spans, layer, kv_head)
+    changes = payload.state_changes(spans, reader.state_changes(layer, kv_head))
     ids = spans["span"].tolist()
     for step in range(reader.n_steps):
         now: dict[int, str] = {}
@@ -109,6 +112,29 @@ def test_states_replayed_from_changes_equal_the_readers_at_every_step(
                 now[ids[index]] = SPAN_STATES[state]
         truth = reader.span_states(step, layer, kv_head)
         assert {span: now[span] for span in truth["span"]} == dict(zip(truth["span"], truth["state"], strict=True))
+
+
+def test_the_states_of_a_layer_are_those_of_its_heads(reader: TraceReader) -> None:
+    for layer in range(reader.n_layers):
+        for kv_head, changes in enumerate(reader.state_changes_of_layer(layer)):
+            pd.testing.assert_frame_equal(changes, reader.state_changes(layer, kv_head))
+    assert kv_head == reader.kv_heads - 1
+    assert len(changes)
+
+
+def test_states_behind_summaries_are_read_once_a_layer(reader: TraceReader, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+    rows = Session.rows
+
+    def note(session: Session, sql: str, **values: Any) -> list[tuple[Any, ...]]:
+        read.append(sql)
+        return rows(session, sql, **values)
+
+    monkeypatch.setattr(Session, "rows", note)
+    losses = reader.summary_losses(lens.LEAST_HOLE)
+    assert losses["q_head"].nunique() > 1
+    lens.worst(reader, places(reader.spans()))
+    assert 0 < read.count(queries.SPANS_EVER) == read.count(queries.ALL_STATE_EVENTS) <= losses["layer"].nunique()
 
 
 def test_a_metric_taken_away_has_a_row_per_step_and_query_head(reader: TraceReader) -> None:
@@ -289,7 +315,7 @@ def test_a_hole_of_any_head_is_that_of_the_head_that_lost_most(reader: TraceRead
     assert {marks[1] for _, marks in expected.values()} == {0, 1}
 
 
-def test_states_are_read_of_the_heads_that_lost_most_alone(
+def test_states_are_read_of_the_layers_that_lost_most_alone(
     reader: TraceReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     step, group = 5, reader.q_heads // reader.kv_heads
@@ -297,16 +323,16 @@ def test_states_are_read_of_the_heads_that_lost_most_alone(
     span = int(states.loc[states["state"] == "coarse", "span"].iloc[0])
     rows = [(step, 0, 0, span, 0.1), (step, 1, group, span, 0.3), (step, 2, 0, span, 0.2)]
     losses = pd.DataFrame(rows, columns=["step", "layer", "q_head", "span", "mass"])
-    real, heads = reader.state_changes, []
+    real, layers = reader.state_changes_of_layer, []
     monkeypatch.setattr(reader, "summary_losses", lambda least: losses)
-    monkeypatch.setattr(reader, "state_changes", lambda *head: heads.append(head) or real(*head))
-    for hole, read in ((0.05, [(1, 1)]), (0.3, [])):
+    monkeypatch.setattr(reader, "state_changes_of_layer", lambda layer: layers.append(layer) or real(layer))
+    for hole, read in ((0.05, [1]), (0.3, [])):
         holes = pd.DataFrame({"step": [step], "span": [span], "mass": [hole], "layer": [0], "q_head": [1]})
         monkeypatch.setattr(reader, "holes", lambda least, holes=holes: holes)
         arrays = lens.worst(reader, places(reader.spans()))
-        assert heads == read, hole
+        assert layers == read, hole
         assert arrays["worst_summary"].tolist() == [len(read)]
-        heads.clear()
+        layers.clear()
 
 
 def test_a_run_without_a_lens_has_no_track_and_no_place_of_it(tmp_path: Path) -> None:

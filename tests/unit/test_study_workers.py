@@ -15,7 +15,7 @@ from test_studies import PLAN, Heard
 
 from kvlens.runs import memory
 from kvlens.runs.memory import RunBeyondMemory, memory_need
-from kvlens.runs.preflight import foresee
+from kvlens.runs.preflight import Foreseen, foresee
 from kvlens.runs.request import ByName
 from kvlens.store.reader import TraceReader
 from kvlens.studies import storage
@@ -140,10 +140,31 @@ carry_out(Path({str(tmp_path / "b")!r}), {batch!r}, Dying(), lambda: False, crew
     rows = storage.read_trials(tmp_path / "b", batch)
     assert len({(row.prompt, row.arm) for row in rows}) == len(rows) == 21
     assert_near(figures(tmp_path / "b", batch), figures(tmp_path / "a", alone))
-    with TraceReader.open(tmp_path / "b", next(row.uid for row in reversed(rows) if row.uid)) as reader:
-        assert reader.meta.batched == 3
-        assert reader.meta.process_peak_bytes is None
-        assert reader.self_checks()["passed"].all()
+    sizes: dict[str, int | None] = {}
+    for row in rows:
+        if row.uid is None:
+            continue
+        with TraceReader.open(tmp_path / "b", row.uid) as reader:
+            sizes[row.uid] = reader.meta.batched
+            assert ("ms_per_step" in (row.figures or {})) == (reader.meta.batched is None)
+            assert reader.meta.process_peak_bytes is None
+            assert reader.phases().empty
+            assert reader.self_checks()["passed"].all()
+    assert max(size or 0 for size in sizes.values()) == 3
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_a_batch_of_one_prompt_is_a_run_alone(tmp_path: Path, prompts: tuple[StudyPrompt, ...]) -> None:
+    alone, _ = carried_out(tmp_path, prompts[:1], Crew())
+    batch, whole = carried_out(tmp_path, prompts[:1], Crew(batch=8))
+    assert whole
+    uids = [[row.uid for row in storage.read_trials(tmp_path, study) if row.uid] for study in (alone, batch)]
+    assert uids[0][0] == uids[1][0], "full KV's run is taken"
+    with TraceReader.open(tmp_path, uids[1][-1]) as reader:
+        assert reader.meta.batched is None
+        assert reader.meta.process_peak_bytes
+        assert not reader.phases().empty
 
 
 def test_a_batch_has_one_worker_and_counts_the_memory_of_its_prompts(
@@ -153,9 +174,10 @@ def test_a_batch_has_one_worker_and_counts_the_memory_of_its_prompts(
     with raises_code("batch_with_workers", BadStudy):
         carry_out(tmp_path, info.id, Heard(), lambda: False, crew=Crew(2, batch=2))
     need = max(
-        memory_need(request, foresee(request, prompt.source).sizes).total
+        memory_need(request, found.sizes).total
         for request in map(PLAN.request, PLAN.arms())
         for prompt in prompts
+        if isinstance(found := foresee(request, prompt.source), Foreseen)
     )
     monkeypatch.setattr(memory, "weights_in", lambda folder: None)
     monkeypatch.setattr(memory, "host_bytes", lambda: 2 * need)

@@ -4,9 +4,9 @@
 import { NOT_RECORDED, decode } from "./codec.js";
 import { DIVERGING, SEQUENTIAL, VERMILION, context2d, css } from "./color.js";
 
-/** @import { Cell, Context, HeadView, Theme } from "./types.js" */
+/** @import { Cell, Context, HeadView, RunHeader, Theme } from "./types.js" */
 
-const MOST_RECTANGLES = 1000; // cells drawn one by one; more are one picture, in which grey stands for the hatch
+const MOST_RECTANGLES = 1000; // cells drawn one by one; more are one picture
 
 export class HeadMap {
   /** @param {HTMLCanvasElement} canvas @param {(layer: number, head: number) => void} onPick @param {(cell: Cell | null) => void} onHover */
@@ -38,6 +38,11 @@ export class HeadMap {
     return 50 + Math.max(120, Math.min(190, layers * 24));
   }
 
+  /** Whether what is missing has the hatch; with so many heads it is plain grey. @param {RunHeader} header */
+  static hatches({ layers, q_heads: heads }) {
+    return layers * heads <= MOST_RECTANGLES;
+  }
+
   /** @param {HeadView} view @param {number} width @param {number} height @param {Theme} theme */
   draw(view, width, height, theme) {
     const { header, arrays } = view.run;
@@ -49,11 +54,15 @@ export class HeadMap {
     const ctx = context2d(this.canvas, width, height);
     ctx.clearRect(0, 0, width, height);
     const codes = arrays[`cube:${view.metric.name}`];
+    if (!codes && header.metrics.some((metric) => metric.name === view.metric.name)) {
+      this.label(ctx, "being loaded\u2026", left + (width - left - right) / 2, height / 2, theme.text, 12);
+      return;
+    }
     const table = view.metric.diverging ? DIVERGING : SEQUENTIAL;
     const [lo, hi] = view.range;
-    const hatch = this.hatch(ctx, theme);
-    const small = layers * heads > MOST_RECTANGLES && !ctx.vector;
-    const image = small ? new ImageData(heads, layers) : null;
+    const few = HeadMap.hatches(header);
+    const hatch = few ? this.hatch(ctx, theme) : null;
+    const image = few || ctx.vector ? null : new ImageData(heads, layers);
     for (let layer = 0; layer < layers; layer++) {
       for (let head = 0; head < heads; head++) {
         const code = codes ? codes[(view.step * layers + layer) * heads + head] : NOT_RECORDED;
@@ -67,9 +76,9 @@ export class HeadMap {
           continue;
         }
         const [x, y] = [left + head * cw, top + layer * ch];
-        ctx.fillStyle = missing ? hatch : css(table, entry);
+        ctx.fillStyle = missing && hatch ? hatch : css(table, entry);
         ctx.fillRect(x, y, cw + 0.5, ch + 0.5);
-        if (missing && cw > 22 && ch > 12) this.label(ctx, "n/r", x + cw / 2, y + ch / 2, "#222", 10);
+        if (missing && hatch && cw > 22 && ch > 12) this.label(ctx, "n/r", x + cw / 2, y + ch / 2, "#222", 10);
       }
     }
     if (image) this.drawImage(ctx, image, left, top, cw * heads, ch * layers);

@@ -45,7 +45,7 @@ export class Picture extends View {
     if (this.metric) {
       this.el.metric.value = this.metric.name;
       const head = this.headSeries(this.metric);
-      tracks.push({ title: `${this.metric.title}, ${this.headName()}`, unit: this.metric.unit, values: head, zero: this.metric.zero });
+      tracks.push({ title: `${this.metric.title}, ${this.headName()}`, unit: this.metric.unit, values: head, zero: this.metric.zero, pending: !arrays[`cube:${this.metric.name}`] });
     }
     this.tracks.setTracks(tracks, this.steps, header.diverged);
     this.draw();
@@ -139,18 +139,24 @@ export class Picture extends View {
       this.el.legend.replaceChildren(...parts, pair(swatch(css(legend.table, 255)), textNode(legend.missing || "not recorded")), ...(legend.note ? [textNode(`\u00b7 ${legend.note}`)] : []));
     }
     writeMapKey(this);
+    this.drawScale();
+  }
+
+  // The key of the head map.
+  drawScale() {
     if (!this.metric) return;
     const { metric, range } = this;
-    const scaleKey = `${metric.name} ${range}`;
+    const hatches = HeadMap.hatches(this.run.header);
+    const scaleKey = `${metric.name} ${range} ${hatches}`;
     if (this.scaleKey === scaleKey) return;
     this.scaleKey = scaleKey;
     const table = metric.diverging ? DIVERGING : SEQUENTIAL;
-    const nr = swatch("");
-    nr.classList.add("nr");
+    const missing = swatch(hatches ? "" : css(table, 255));
+    if (hatches) missing.classList.add("nr");
     const owner = metric.level === "kv" ? " \u00b7 a figure of the KV head, shown for each of its query heads" : "";
     this.el.metric.title = this.el.scale.title = `${metric.title}: ${metric.doc}${owner}`;
     this.el.scale.replaceChildren(textNode(axisText(range[0], metric.unit)), ramp(table),
-      textNode(`${axisText(range[1], metric.unit)} ${metric.unit === "bytes" ? "" : metric.unit}`), pair(nr, textNode("not recorded (n/r)")));
+      textNode(`${axisText(range[1], metric.unit)} ${metric.unit === "bytes" ? "" : metric.unit}`), pair(missing, textNode(hatches ? "not recorded (n/r)" : "not recorded")));
   }
 
   /** The words below the cache map for the place under the pointer. @param {MapPlace | null} place */

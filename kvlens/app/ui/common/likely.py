@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -103,7 +104,8 @@ def remaining_s(
 
 
 def _newest(runs_dir: Path, table: pd.DataFrame) -> list[Row]:
-    return [row for uid in table["uid"].head(MOST) if (row := _times(runs_dir, uid)) is not None]
+    rows = (_times(runs_dir, uid) for uid in table["uid"])
+    return list(islice((row for row in rows if row is not None), MOST))
 
 
 def _median(rows: Sequence[Row], figure: Callable[[Row], float], name: str) -> float | None:
@@ -135,12 +137,15 @@ def _placing(row: Row) -> float:
 
 
 def _times(runs_dir: Path, uid: str) -> Row | None:
-    """What run.json says of a run's times and size; None where it says too little."""
+    """What run.json says of a run's times and size; None where it says too little, or the times are also those of
+    runs whose steps were computed together with its own."""
     try:
         info = read_info(runs_dir / uid)
     except TraceError:
         return None
     extra = info.get("extra")
+    if isinstance(extra, dict) and extra.get("batched"):
+        return None
     row = {name: info.get(name) for name in ("prompt_tokens", "steps", "disk_bytes", "duration_s")}
     row |= {name: extra.get(name) for name in _TIMES} if isinstance(extra, dict) else {}
     numbers = {name: value for name, value in row.items() if isinstance(value, int | float) and value > 0}

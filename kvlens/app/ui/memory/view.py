@@ -79,6 +79,8 @@ def totals(reader: TraceReader, copies: pd.DataFrame) -> None:
             f"This run was one of {meta.raced} lanes of a race. Its copies went on during the turns of other lanes, so "
             "its waits are shorter than in a run alone."
         )
+    if meta.batched:
+        st.caption(f"The steps of {meta.batched} prompts were computed together: a step's time is that of all.")
 
 
 def _token_time(reader: TraceReader) -> tuple[str, str]:

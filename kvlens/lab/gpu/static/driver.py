@@ -26,7 +26,7 @@ class Driver(ABC):
 
     def __init__(self, model: Any, generations: Sequence[Generation], sessions: Sequence[StaticSession]) -> None:
         self.model, self.generations, self.sessions = model, list(generations), list(sessions)
-        self.stood_ns = 0
+        self.others_ns = 0
         self._tokens = torch.zeros(len(self.sessions), 1, dtype=torch.long, device=model.device)
         self._plain: Callable[[], torch.Tensor] = self._step
         self._run = self._plain
