@@ -83,7 +83,7 @@ def test_files_of_several_processes_are_one_table_and_a_trial_counts_once(
     (tmp_path / "c.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     about_rows = collect(request, [tmp_path / "c.jsonl"])["about"]
     assert {name: about_rows[name] for name in made} == made
-    assert about_rows["trials_by_device"] == {"P": 1, "G": len(rows) - 1}
+    assert about_rows["trials_by_device"] == {"P, 3 cores, torch 8": 1, "G, torch 8": len(rows) - 1}
 
 
 def test_a_prompt_without_controls_holds_five_and_twenty_alone(

@@ -85,13 +85,20 @@ def about(names: tuple[str, ...], model: str) -> dict[str, Any]:
     }
 
 
+def _made_on(made: dict[str, Any]) -> str:
+    """Return the device, or processor and cores, and torch's version of a trial."""
+    machine = made["machine"]
+    device = machine.get("gpu") or f"{machine['processor']}, {machine['cores']} cores"
+    return f"{device}, torch {made['torch']}"
+
+
 def made_elsewhere(rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
     """Return what of `about` the trials themselves record: versions, machine and date of the last of them (`made`), and
     how many each device made. {} where no trial records it."""
     rows = [row for row in rows if "made" in row]
     if not rows:
         return {}
-    machines = Counter(row["made"]["machine"].get("gpu", row["made"]["machine"]["processor"]) for row in rows)
+    machines = Counter(_made_on(row["made"]) for row in rows)
     return {
         **max((row["made"] for row in rows), key=lambda source: str(source["date"])),
         "trials_by_device": dict(machines),

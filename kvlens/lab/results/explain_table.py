@@ -162,12 +162,13 @@ def markdown(result: dict[str, Any]) -> str:
         )
     text += _by_kind(result.get("pooled", {}), shown)
     text += _shortfall(result.get("few", {}))
-    machine = sentence["machine"]
+    machine, parts = sentence["machine"], sentence.get("trials_by_device", {})
     text += [
         "",
         f"Model {sentence['model']}, {sentence['length']} tokens, {measured_on(sentence)}, {machine['processor']}, "
         f"{machine['cores']} cores, "
-        f"torch {sentence['torch']}, transformers {sentence['transformers']}.",
+        f"torch {sentence['torch']}, transformers {sentence['transformers']}."
+        + (f" Trials by machine: {'; '.join(f'{name}: {n}' for name, n in parts.items())}." if len(parts) > 1 else ""),
     ]
     return "\n".join(text) + "\n"
 
