@@ -47,5 +47,5 @@ def followed_instructions(meta: RunMeta) -> list[Followed]:
         return []
     scores = followed(meta.answer, meta.output_text)
     full = {} if meta.reference_output is None else followed(meta.answer, meta.reference_output)
-    own = meta.method == methods.REFERENCE
-    return [Followed(name, score, full.get(name), own) for name, score in scores.items()]
+    is_reference = meta.method == methods.REFERENCE
+    return [Followed(name, score, full.get(name), is_reference) for name, score in scores.items()]

@@ -123,13 +123,13 @@ class StudyPlan(BaseModel):
 
     def check_listed(self, prompts: Iterable[str]) -> None:
         """Raise BadStudy `unknown_prompt` for an arm that is listed with a prompt that is none of these ids."""
-        known = set(prompts)
+        ids = set(prompts)
         for row in self.listed:
             for prompt in row.prompts:
-                if prompt not in known:
+                if prompt not in ids:
                     raise BadStudy(
                         "unknown_prompt",
-                        f"the study lists the prompt '{prompt[:60]}', which is none of its {len(known)}: list an id.",
+                        f"the study lists the prompt '{prompt[:60]}', which is none of its {len(ids)}: list an id.",
                     )
 
     def arms(self) -> list[Arm]:

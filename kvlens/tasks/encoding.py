@@ -109,10 +109,10 @@ def first_turn_tokens(
     """Return the tokens of a conversation's first turn, up to its reply, with the tokenizer of a folder. turns: the
     earlier ones. Raises Refusal `nothing_to_carry` or `reply_not_found`."""
     form = choose(template_in(folder), chat, system, turns, arguments)
-    before, after = ("", "") if form is None else (form.before, form.after)
-    cut = reply_start(before, after, turns)
+    opening, closing = ("", "") if form is None else (form.before, form.after)
+    cut = reply_start(opening, closing, turns)
     tokenizer = _tokenizer(str(folder), (folder / "tokenizer.json").stat().st_mtime_ns)
-    offsets = tokenizer.encode(before, add_special_tokens=False).offsets
+    offsets = tokenizer.encode(opening, add_special_tokens=False).offsets
     return sum(end <= cut for _, end in offsets)
 
 

@@ -35,15 +35,15 @@ def first_reply(turns: Sequence[Turn]) -> int:
     )
 
 
-def reply_start(opening: str, after: str, turns: Sequence[Turn]) -> int:
+def reply_start(opening: str, closing: str, turns: Sequence[Turn]) -> int:
     """Return the character of `opening`, the text before the last user message, with which the first reply begins.
-    `after`, the chat form's text behind a user message, tells the first user message from the same words elsewhere.
+    `closing`, the chat form's text behind a user message, tells the first user message from the same words elsewhere.
 
     Raises Refusal `nothing_to_carry`, or `reply_not_found` where the chat form leaves the reply out."""
     place = first_reply(turns)
     request, reply = turns[place - 1][1].strip(), turns[place][1].strip()
     places = (start + len(request) for start in range(len(opening)) if opening.startswith(request, start))
-    shared = {end: _alike(opening[end : end + len(after)], after) for end in places}
+    shared = {end: _alike(opening[end : end + len(closing)], closing) for end in places}
     end = max(shared, key=lambda place: shared[place], default=-1)
     begin = opening.find(reply, end + shared[end]) if shared and reply else -1
     if begin < 0:
@@ -55,9 +55,9 @@ def reply_start(opening: str, after: str, turns: Sequence[Turn]) -> int:
     return begin
 
 
-def _alike(one: str, other: str) -> int:
+def _alike(text: str, model: str) -> int:
     """Return the characters with which two texts begin alike."""
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(text, model, strict=False)))
 
 
 def fill_replies(turns: Sequence[Turn], text: str, reply: Callable[[tuple[Turn, ...], str], str]) -> tuple[Turn, ...]:
