@@ -85,11 +85,11 @@ def about(names: tuple[str, ...], model: str) -> dict[str, Any]:
     }
 
 
-def _made_on(made: dict[str, Any]) -> str:
+def _machine_of(provenance: dict[str, Any]) -> str:
     """Return the device, or processor and cores, and torch's version of a trial."""
-    machine = made["machine"]
+    machine = provenance["machine"]
     device = machine.get("gpu") or f"{machine['processor']}, {machine['cores']} cores"
-    return f"{device}, torch {made['torch']}"
+    return f"{device}, torch {provenance['torch']}"
 
 
 def made_elsewhere(rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
@@ -98,7 +98,7 @@ def made_elsewhere(rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
     rows = [row for row in rows if "made" in row]
     if not rows:
         return {}
-    machines = Counter(_made_on(row["made"]) for row in rows)
+    machines = Counter(_machine_of(row["made"]) for row in rows)
     return {
         **max((row["made"] for row in rows), key=lambda source: str(source["date"])),
         "trials_by_device": dict(machines),
