@@ -184,7 +184,7 @@ GROUPS = {
             "pages/*.py",
             "benchmarks/*.py",
             "app.py",
-            "tests/api/typed_example.py",
+            "tests/**/*.py",
             "pyproject.toml",
             "requirements*.txt",
         ),
