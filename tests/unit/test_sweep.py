@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from kvlens import PACKAGE, tasks
 from kvlens.demo.encode import demo_encode
-from kvlens.lab.bench import sweepfile, tablefile, tablestudy
+from kvlens.lab.bench import sweepfile, tablefile, tablerequest, tablestudy
 from kvlens.lab.bench.quality import QualityRequest, lost
 from kvlens.lab.bench.sweep import SweepRequest, sweep
 from kvlens.lab.bench.tablefile import quality_request, sweep_request
@@ -87,13 +87,13 @@ def test_what_is_done_is_not_done_again_and_a_larger_sweep_adds_to_it(tmp_path: 
 
 
 def test_a_text_at_another_place_is_a_prompt_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    draw = tablestudy.task_prompt
+    draw = tablerequest.task_prompt
 
     def same_text(task: str, length: int, depth: float, seed: int, index: int, *others: Any) -> StudyPrompt:
         prompt = draw(task, 256, 0.5, 1, 0, *others)
         return replace(prompt, drawn={**prompt.drawn, "length": length, "depth": depth, "seed": seed, "index": index})
 
-    monkeypatch.setattr(tablestudy, "task_prompt", same_text)
+    monkeypatch.setattr(tablerequest, "task_prompt", same_text)
     run(tmp_path, prompts=1, depths=(0.5,), methods=("full",))
     ran, rows = run(tmp_path, prompts=1, depths=(0.5,), lengths=(288,), methods=("full",))
     assert (len(ran), [row["length"] for row in rows]) == (2, [288, 288])
