@@ -88,7 +88,8 @@ def files_read(log: Path) -> set[Path]:
     """Return the files of the repository, as Git lists them, that processes read. log: the folder of their logs."""
     lines = {line for path in log.iterdir() for line in path.read_text(errors="replace").splitlines()}
     tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    return {Path(line).resolve() for line in lines} & {(ROOT / name).resolve() for name in tracked.split("\0") if name}
+    files = {path for name in tracked.split("\0") if name and (path := (ROOT / name).resolve()).is_file()}
+    return {Path(line).resolve() for line in lines} & files
 
 
 def show() -> None:

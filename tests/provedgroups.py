@@ -117,10 +117,12 @@ GROUPS = {
             "requirements*.txt",
             "docs/evidence/kernels.md",
         ),
+        CORE,
+        (APP, LAB),
     ),
     "device": Group(
         ("tests/static/test_*.py", "tests/unit/test_bench_gpu*.py"),
-        ("kvlens/lab/results/*.json*", "docs/evidence/performance.md", *COMMANDS),
+        ("kvlens/lab/results/*.json*", "kvlens/app/gallery/*.json", "docs/evidence/performance.md", *COMMANDS),
         CORE,
         (APP,),
     ),
