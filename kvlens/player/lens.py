@@ -130,6 +130,8 @@ def sampling(reader: TraceReader) -> str:
         return ": this run did not record them"
     if "oracle" in reader.meta.left_out:
         return ": they were left out when this run was handed on"
+    if reader.meta.trace_level == "summary":
+        return ": the trace level summary stores none"
     return f"; recorded were {words(sampled, reader.n_layers)}"
 
 

@@ -364,3 +364,14 @@ def test_a_page_is_sent_the_metric_in_view_and_a_file_more(reader: TraceReader) 
     assert payload.loaded_metrics(reader, names, names[4], cube_bytes // 2) == [names[4]]
     assert payload.loaded_metrics(reader, names, names[4], 3 * cube_bytes) == [names[4], *names[:2]]
     assert payload.CUBE_BYTES < 2 * (2 * 200 * 80 * 64) < payload.FILE_CUBE_BYTES
+
+
+def test_a_run_that_stored_no_masses_does_not_name_the_steps_that_have_them(tmp_path: Path) -> None:
+    ends = []
+    for level in ("spans", "summary"):
+        uid = write_synthetic(tmp_path, 2, 4, 2, 4, 6, trace_level=level, uid=f"20260101-000000-{level}")
+        with TraceReader.open(tmp_path, uid) as opened:
+            assert opened.meta.oracle is not None
+            ends.append(lens.sampling(opened))
+    assert ends[0].startswith(";")
+    assert ends[1].startswith(":")
