@@ -85,7 +85,7 @@ class BatchSession:
 
 
 class BatchLayer(SessionLayer):
-    """A cache layer whose rows are runs."""
+    """A cache layer whose rows are runs: it hands the keys and values of all rows to its session."""
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any

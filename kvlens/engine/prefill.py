@@ -31,9 +31,9 @@ class Surprisals:
 
     The output layer over a whole prompt costs a fourth of the prefill of a small model with a large vocabulary, and few
     methods place a prompt by it. So the prompt's hidden states wait here, on the model's device and in its number
-    format, until somebody asks. The last token's surprisal, which step 0 is told, is computed alone in any case, so
-    that it is the same number whoever asks for the others and however many wait; only a model that says logits as a
-    whole (`tell`) computes it beside others where these are wanted too.
+    format, until a caller needs their surprisals. The last token's surprisal, which step 0 is told, is always computed
+    alone: it is the same number whoever needs the others, and however many wait. Only a model that says logits as a
+    whole (`tell`) computes it beside others, where these are needed too.
 
     Threads may share one, as long as only one works at a time: a turn may be handed on inside `progress`.
     """

@@ -14,7 +14,7 @@ from typing import Any, Protocol, Self
 import torch
 from transformers.cache_utils import Cache
 
-from kvlens.engine.hf_attention import SessionLayer
+from kvlens.engine.batch import BatchLayer
 from kvlens.lab.gpu.static.decoder import StaticDecoder
 from kvlens.lab.gpu.static.driver import Driver
 from kvlens.lab.gpu.static.session import StaticSession
@@ -104,17 +104,6 @@ class BatchSessions:
                 rows.append(session.attend(layer, q[row : row + 1], scaling))
         self.lanes.join()
         return torch.cat(rows)
-
-
-class BatchLayer(SessionLayer):
-    """A cache layer that hands each row's keys and values to its session."""
-
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        self.session.write(self.layer, key_states, value_states)
-        key_states.kvlens_session = self.session  # type: ignore[attr-defined]
-        return key_states, value_states
 
 
 class BatchDecoder(Driver):
