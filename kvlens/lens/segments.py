@@ -190,7 +190,10 @@ def _fate(
 
 
 def _masses(reader: TraceReader, shares: Mapping[int, tuple[int, float]]) -> tuple[float, float]:
-    """Full attention's mass on a segment and the run's own, means over sampled steps, acting layers and query heads."""
+    """Full attention's mass on a segment and the run's own, means over sampled steps, acting layers and query heads.
+    Tokens of the window, which no span holds, do not count; NaN where the segment has no other."""
+    if not shares:
+        return float("nan"), float("nan")
     by_share: dict[float, list[int]] = {}
     for span, (_, share) in shares.items():
         by_share.setdefault(round(share, 3), []).append(span)

@@ -196,6 +196,16 @@ def test_masses_and_effects_of_all_segments_are_those_of_all_spans(run: Any) -> 
     assert table["effect_logits"].sum() == pytest.approx(float(prompt), abs=1e-3)
 
 
+def test_a_segment_that_the_window_holds_whole_has_no_recorded_mass(tmp_path: Path) -> None:
+    sample = kvlens.sample("demo")
+    run = kvlens.run(sample, "snapkv", "60%", model="demo", window=64, max_new=2, runs=tmp_path, progress=False)
+    table = run.segments().set_index("segment")
+    question = table.loc["question"]
+    assert (question["kept_share"], question["evicted_share"]) == (1, 0)
+    assert np.isnan(question[["full_mass", "mass"]].astype(float)).all()
+    assert table["full_mass"].notna().any(), "other segments have theirs"
+
+
 def test_segments_may_be_named_after_the_run(run: Any) -> None:
     table = run.segments(start=(0, 40))
     assert list(table["segment"]) == ["start"]

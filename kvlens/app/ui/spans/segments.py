@@ -50,8 +50,9 @@ def segments(reader: TraceReader) -> None:
         lines.append(window_sentence(reader.meta.windows))
     lines.append(
         "Shares are means over the KV heads on which the method acts, after the last step. Masses and effects are "
-        "estimates: a span across a border counts for each segment by its tokens there. Masses are means over sampled "
-        "steps. The effect is what the segment's unread tokens cost full KV's answer."
+        "estimates: a span across a border counts for each segment by its tokens there. The mass of the window's "
+        "tokens is not counted. Masses are means over sampled steps. The effect is what the segment's unread tokens "
+        "cost full KV's answer."
     )
     st.caption(plain(" ".join(lines)))
 
