@@ -40,7 +40,7 @@ def test_a_share_is_of_a_number_format() -> None:
     assert [full_kv(dtype) for dtype in ("float32", None)] == ["full KV in float32", "full KV"]
     held = {"budget": "0.2", "budget_bytes": 10, "dtype": "bfloat16"}
     assert limit_with_format(RunMeta(**SIZES, method="snapkv", **held)) == "20% of full KV in bfloat16"
-    assert limit_with_format(RunMeta(**SIZES, method="snapkv", **(held | {"budget": "10B"}))) == "10B"
+    assert limit_with_format(RunMeta(**SIZES, method="snapkv", **(held | {"budget": "10B"}))) == "10 B"
     assert limit_with_format(RunMeta(**SIZES, method="full", dtype="float32")) == "no limit"
 
 
