@@ -87,11 +87,15 @@ class Watch:
             raise
 
     def _stop(self) -> None:
-        """Count no more, and take back an interruption that has not arrived."""
+        """Count no more, and let an interruption that has not arrived arrive here, without effect. Python cannot take
+        it back: a request to do so leaves the thread looking for it for ever, and a tracer never goes on then."""
         with self.lock:
             self.running = False
-            if self.strikes:
-                _throw(self.thread, None)
+        if self.strikes:
+            try:  # noqa: SIM105 - suppress() is a function too, so it would arrive there
+                _arrive()
+            except Hang:
+                pass
 
     def tick(self, seconds: float) -> None:
         """Count time, and interrupt the call once its time is over. Called by the keeper."""
@@ -179,11 +183,14 @@ def _keep(watch: Watch) -> None:
         watch.kept_by = _keeper.thread
 
 
-def _throw(thread: int, error: type[BaseException] | None) -> None:
-    """Raise `error` in a thread, or take back one that has not arrived."""
-    pointer = None if error is None else ctypes.py_object(error)
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), pointer)
-    if error is not None and thread == threading.main_thread().ident and signal.getsignal(signal.SIGURG) is _wake:
+def _arrive() -> None:
+    """Do nothing: an exception that waits for this thread is raised when a function begins."""
+
+
+def _throw(thread: int, error: type[BaseException]) -> None:
+    """Raise `error` in a thread."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(error))
+    if thread == threading.main_thread().ident and signal.getsignal(signal.SIGURG) is _wake:
         with suppress(OSError):
             signal.pthread_kill(thread, signal.SIGURG)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -82,6 +84,39 @@ def test_an_interruption_that_comes_too_late_is_taken_back() -> None:
     watch.tick(10 * LIMIT_S)
     assert watch.strikes == 0
     assert not watch.running
+
+
+TRACED = """
+import sys
+from kvlens.hangs import Hang, Watch
+
+def loop():
+    while True:
+        pass
+
+watch = Watch(0.3)
+watch.begin("loop")
+try:
+    try:
+        loop()
+    finally:
+        watch.end()
+except Hang:
+    pass
+
+def work():
+    return 7
+
+sys.settrace(lambda *event: None)
+print(work())
+"""
+
+
+def test_a_tracer_goes_on_after_an_interruption() -> None:
+    """A debugger or a coverage tool traces: it must not stand still because a call was interrupted before."""
+    command = [sys.executable, "-c", TRACED]
+    ran = subprocess.run(command, capture_output=True, text=True, check=True, timeout=100)
+    assert ran.stdout == "7\n"
 
 
 def test_a_limit_of_zero_is_no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
