@@ -148,8 +148,6 @@ class _Command:
 
 
 _keeper, _command = _Keeper(), _Command()
-
-
 _owners: dict[int, Callable[[str], None]] = {}
 """thread -> who is told when it is given up"""
 
@@ -247,8 +245,3 @@ def within(seconds: float | None, name: str, work: Callable[[], T]) -> T:
             _throw(thread.ident, Hang)
         raise Hang
     return answers[0]
-
-
-def in_words(seconds: float | None) -> str:
-    """Return a limit as sentences name it."""
-    return "no limit" if seconds is None else f"{seconds:g} s"

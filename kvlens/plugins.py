@@ -11,6 +11,7 @@ from typing import Any
 
 from kvlens import hangs, interrupts
 from kvlens.text.plaintext import visible
+from kvlens.text.units import time_limit
 
 LONGEST_NAME = 80
 """characters that a sentence shows of a name that a package gives"""
@@ -50,7 +51,7 @@ def _load(point: EntryPoint, fault: Fault) -> tuple[Any, str | None]:
         try:
             return hangs.within(seconds, point.name, load)
         except hangs.Hang:
-            words = f"does not end within {hangs.in_words(seconds)} ({hangs.IMPORT_VARIABLE} sets the limit)"
+            words = f"does not end within {time_limit(seconds)} ({hangs.IMPORT_VARIABLE} sets the limit)"
             return None, f"{words}; update its package or uninstall it"
         except BaseException as problem:
             if isinstance(problem, KeyboardInterrupt) and interrupts.by_person():

@@ -15,7 +15,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from kvlens.hangs import VARIABLE, Hang, Watch, giving_up, in_words, interruptible, limit
+from kvlens.hangs import VARIABLE, Hang, Watch, giving_up, interruptible, limit
+from kvlens.text.units import time_limit
 
 if TYPE_CHECKING:
     import torch
@@ -76,7 +77,7 @@ def stray(method: str, error: BaseException) -> BaseException:
 
 def hangs(method: str, hook: str, layer: int | None = None, step: int | None = None) -> MethodFault:
     """Return the error of a hook that does not end."""
-    problem = f"does not end within {in_words(limit())} ({VARIABLE} sets the limit)"
+    problem = f"does not end within {time_limit(limit())} ({VARIABLE} sets the limit)"
     return MethodFault(HANGS, method, hook, problem, layer=layer, step=step)
 
 

@@ -39,3 +39,8 @@ def duration(us: float) -> str:
         if us >= _ROUNDS_UP * size:
             return f"{us / size:.3g} {unit}"
     return f"{us:.0f} µs"
+
+
+def time_limit(seconds: float | None) -> str:
+    """A limit of time: '600 s'; None is 'no limit'."""
+    return "no limit" if seconds is None else f"{seconds:g} s"

@@ -7,6 +7,7 @@ import ast
 import re
 import subprocess
 import sys
+from collections import Counter
 from functools import cache
 from pathlib import Path
 
@@ -269,6 +270,13 @@ def test_no_file_is_long() -> None:
     }
     assert len(lengths) > 900
     assert {name: lines for name, lines in lengths.items() if lines > LONGER.get(name, MOST_LINES)} == {}
+
+
+def test_no_two_test_files_have_one_name() -> None:
+    """pytest imports a test file by its name, so that one process cannot collect both."""
+    names = Counter(path.name for path in sources("tests/**/test_*.py"))
+    assert len(names) > 300
+    assert [name for name, n in names.items() if n > 1] == []
 
 
 def test_the_interface_imports_no_engine() -> None:
