@@ -15,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from kvlens.methods.parameters import FIT, converted, make_parameters
@@ -198,6 +199,18 @@ def listed(values: Mapping[str, Any]) -> str:
 def tokens_within(shape: KVShape, budget_bytes: int | None, tokens: int) -> int:
     """Tokens whose full KV a budget holds, of `tokens` at most."""
     return tokens if budget_bytes is None else min(tokens, budget_bytes // shape.token_bytes)
+
+
+def prompt_kept(method: type[Method], params: Any, sizes: Sizes) -> int | None:
+    """Return how many prompt tokens each KV head keeps at most, on average, under a method that evicts when prefill ends:
+    it reserves the KV of all new tokens before. None for another method and without a budget."""
+    total = getattr(method, "total", None)
+    if total is None or sizes.budget_bytes is None:
+        return None
+    shape, prompt_tokens, max_new = sizes.run(method)
+    budget = max(0, sizes.budget_bytes - sizes.window_bytes(method))
+    run = SimpleNamespace(shape=shape, prompt_tokens=prompt_tokens, max_new=max_new, budget_bytes=budget)
+    return int(total(params, run) // shape.layers)
 
 
 def clamp(value: float, least: int, most: int) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 from kvlens import methods
 from kvlens.budget import BudgetInfeasible
 from kvlens.methods.advice import refusal
-from kvlens.methods.fitting import Chosen, Sizes
+from kvlens.methods.fitting import Chosen, Sizes, prompt_kept
 from kvlens.models.errors import UnsupportedModel
 from kvlens.models.find import ready
 from kvlens.models.sizes import NUMBER_BYTES, ModelBeyondMemory, check_memory, sizes_in
@@ -59,6 +59,7 @@ UNKNOWN = (
     "memory_bytes",
     "steps",
     "room",
+    "prompt_kept",
     "oracle_every",
     "preset",
     "fit",
@@ -170,11 +171,10 @@ def estimate(
     step_bytes (of the trace, of each step), memory_bytes (beside the weights, on a CPU), steps (at most), oracle_every,
     preset (which would be run), fit (why the preset `fit` would be run and what it comes to), values (of that preset,
     over the defaults), config (all parameters), instead (budget and preset that would work, where this would not), room
-    (the sentence about a budget that was not given and is larger than usual), warnings.
+    (the sentence about a budget that was not given and is larger than usual), prompt_kept (tokens), warnings.
 
     oracle_every: full attention by span is recorded at every so many steps, in all layers. feasible: None where the
     method's floor is an estimate above the budget, so that only the run itself knows.
-
     Values are None where they are not known before the model is loaded (a GGUF file that was never converted). Raises
     ValueError with one sentence for an unknown model folder, method, preset, parameter or budget, and for figures of
     the model that are missing.
@@ -219,6 +219,7 @@ def estimate(
         "step_bytes": step_bytes,
         "memory_bytes": memory_need(request, sizes).total,
         "steps": sizes.max_new,
+        "prompt_kept": prompt_kept(kind, choice.params, sizes),
         "preset": choice.preset,
         "fit": choice.said,
         "values": choice.fitted,

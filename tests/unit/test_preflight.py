@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from ggufs import stock, write
-from support import raises_code, task_prompt
+from support import ListSink, raises_code, run, task_prompt
 
 from kvlens import methods
 from kvlens.budget import Budget, BudgetInfeasible
@@ -35,6 +35,25 @@ def test_floor_is_what_the_run_asks_for(demo: Any, name: str) -> None:
         assert found["feasible"] is False
     else:
         assert 0.4 < refused.value.smallest / found["min_budget_bytes"] < 2.5
+
+
+@pytest.mark.parametrize("name", ["snapkv", "pyramidkv", "chunkkv", "snapkv+kivi"])
+def test_the_prompt_tokens_kept_are_what_the_run_attends(demo: Any, name: str) -> None:
+    prompt, made = task_prompt(demo, "needle", 700, max_new=8)
+    kept = estimate(made.text, "demo", name, {}, "40%", 8)["prompt_kept"]
+    sink = ListSink()
+    run(demo, prompt, name, budget="0.4", max_new=8, sink=sink)
+    attended = sink.steps[0].kv["attended_tokens"].mean()
+    assert 0.3 * len(prompt.ids) < kept < 0.4 * len(prompt.ids) or "kivi" in name
+    whole_chunks = 16 if name == "chunkkv" else 0
+    assert kept - whole_chunks <= attended <= kept + 2  # the step's own token and a fraction
+
+
+def test_methods_that_drop_nothing_when_prefill_ends_keep_no_such_number() -> None:
+    text = "The sky is blue. " * 40
+    assert [estimate(text, "demo", name, {}, "50%", 8)["prompt_kept"] for name in ("quest", "h2o", "kivi")] == [
+        None
+    ] * 3
 
 
 def test_what_is_not_known_is_none_and_said(tmp_path: Path) -> None:

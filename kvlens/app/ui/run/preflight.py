@@ -92,6 +92,8 @@ def panel(prompt: PromptChoice, choice: MethodChoice, head: DeltaGenerator) -> b
         for column, (label, value) in zip(columns, facts, strict=True):
             column.metric(label, value)
         if figures["feasible"] is not False:
+            if (kept := figures["prompt_kept"]) is not None:
+                st.caption(kept_sentence(kept, figures["prompt_tokens"], figures["steps"]))
             st.caption(widgets.plain(took(like, figures)))
         if (every := figures["oracle_every"]) is not None:
             steps = "every step" if every == 1 else f"one step in {every}"
@@ -105,6 +107,15 @@ def panel(prompt: PromptChoice, choice: MethodChoice, head: DeltaGenerator) -> b
         if figures["instead"]:
             _instead(figures["instead"], choice)
     return figures["feasible"] is not False
+
+
+def kept_sentence(kept: int, prompt_tokens: int, steps: int) -> str:
+    """Say how much of the prompt fits beside the KV reserved for the steps of a run."""
+    share = f"{kept / prompt_tokens:.1%}"
+    reserved = f"the KV of {counted(steps, 'new token')} is reserved"
+    return (
+        f"A KV head keeps at most {kept:,} of the prompt's {prompt_tokens:,} tokens on average ({share}); {reserved}."
+    )
 
 
 def likely_of(model: str, method: str, figures: dict[str, Any], against: bool = False) -> Likely | None:

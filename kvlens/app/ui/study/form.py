@@ -126,7 +126,7 @@ def _choice(model: str) -> StudyChoice:
     values, method_names = _values(names, method_names)
     left_column, right_column = st.columns(2)
     questions = left_column.multiselect("Question", ["in", "after"], default=["in"], key="study_questions")
-    max_new = right_column.number_input("New tokens", 1, 4096, 32, key="study_max_new")
+    max_new = right_column.number_input("New tokens", 1, 4096, 64, key="study_max_new")
     batch = left_column.number_input(
         "Prompts at once",
         1,
