@@ -186,16 +186,20 @@ def run(
     if status != "completed":
         fail(f"the run was cancelled; what was recorded is stored as {uid}.")
     for uid, _, _ in outcomes:
-        refuse_unsound(runs_folder(runs), uid)
+        judge(runs_folder(runs), uid, not progress_json)
 
 
-def refuse_unsound(folder: Path, uid: str) -> None:
-    """End the command with one sentence and status 1 if a stored run failed a self-check."""
+def judge(folder: Path, uid: str, verdict_too: bool = False) -> None:
+    """End the command with one sentence and status 1 if a stored run failed a self-check. verdict_too: print the
+    verdict on a run that was compared with full KV, to stderr."""
+    from kvlens.api.verdict import read_verdict
     from kvlens.lens.severity import failed_checks
     from kvlens.store.reader import TraceReader
 
     with TraceReader.open(folder, uid) as reader:
         failed = failed_checks(reader)
+        if verdict_too and (verdict := read_verdict(reader)).outcome != "not_compared":
+            typer.echo(terminal(str(verdict)), err=True)
     if failed:
         fail(f"self_check_failed: run {uid} is stored, but failed {', '.join(failed)}: see kvlens runs show {uid}.")
 

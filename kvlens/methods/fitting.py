@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 SHARES = (1.0, 0.85, 0.7, 0.55, 0.4, 0.25)
 """of the budget, for which a rule is asked in turn until what it says can be held"""
+BY_BUDGET = "as many as the budget holds"
+_ZERO = "0: as many"
+"""in the text of a parameter whose 0 leaves the number to the budget"""
 MARGIN = 0.95
 """share of the budget that a floor may take where it is an estimate, since the text decides"""
 
@@ -144,12 +147,16 @@ def choose(
         return plain
     fitted_values = {f.name: getattr(fit, f.name) for f in dataclasses.fields(fit)}
     usually = {f.name: f.default for f in dataclasses.fields(fit)}
-    came = {name: value for name, value in fitted_values.items() if name in values or value != usually[name]}
+    came = {
+        f.name: BY_BUDGET if value == 0 and _ZERO in f.metadata.get("doc", "") else value
+        for f in dataclasses.fields(fit)
+        if (value := fitted_values[f.name]) != usually[f.name] or f.name in values
+    }
     neither = _misfit(fit, sizes)
     if neither is not None:
         too = " either" if plain is not None and _misfit(plain.params, sizes) else ""
         neither = f", which does not fit this prompt{too} ({neither})"
-    sentence = f"{why}running `{FIT}`{neither or ''}: {listed(came) or 'the defaults'}."
+    sentence = f"{why}running preset {FIT}{neither or ''}: {listed(came) or 'the defaults'}."
     return Chosen(FIT, fit, values, floor, sentence[0].upper() + sentence[1:])
 
 
@@ -202,8 +209,8 @@ def tokens_within(shape: KVShape, budget_bytes: int | None, tokens: int) -> int:
 
 
 def prompt_kept(method: type[Method], params: Any, sizes: Sizes) -> int | None:
-    """Return how many prompt tokens each KV head keeps at most, on average, under a method that evicts when prefill ends:
-    it reserves the KV of all new tokens before. None for another method and without a budget."""
+    """Return how many prompt tokens each KV head keeps at most, on average, under a method that evicts when prefill
+    ends: it reserves the KV of all new tokens before. None for another method and without a budget."""
     total = getattr(method, "total", None)
     if total is None or sizes.budget_bytes is None:
         return None

@@ -121,14 +121,14 @@ def test_fit_is_run_where_they_do_not_and_says_why() -> None:
     assert found.preset == FIT
     assert found.said is not None
     assert re.findall(r"[\d.]+%", found.said)[1] == "20.0%"
-    assert "the budget is 20.0%; running `fit`: " in found.said
+    assert "the budget is 20.0%; running preset fit: " in found.said
     assert "window 24" in found.said
     assert "sinks 2" in found.said
     assert (found.params.sinks, found.params.window, found.fitted["window"]) == (2, 24, 24)
     misfit = choose(methods.get("quest"), None, "paper", {}, dataclasses.replace(tight(), budget_bytes=None))
     assert misfit.said is not None
     numbers = "The paper's numbers do not fit this prompt (it is 900 tokens, all attended, since up to 1,024 are)"
-    assert misfit.said.startswith(f"{numbers}; running `fit`: ")
+    assert misfit.said.startswith(f"{numbers}; running preset fit: ")
 
 
 def test_where_fit_does_not_fit_either_that_is_said() -> None:
@@ -148,7 +148,7 @@ def test_where_fit_does_not_fit_either_that_is_said() -> None:
         found = choose(methods.get(name), None, "paper", {}, few)
         paper, fit = both
         assert found.said is not None
-        why, _, rest = found.said.partition("; running `fit`")
+        why, _, rest = found.said.partition("; running preset fit")
         told, _, numbers = rest.partition(f"({fit}): ")
         assert f"({paper})" in why
         assert "not" in told
@@ -273,7 +273,7 @@ def test_a_run_of_fit_keeps_its_budget_and_says_so(source: PromptText, tmp_path:
         if meta.budget_bytes is not None:
             assert reader.steps()["peak_bytes"].max() <= meta.budget_bytes
     assert lines[0].endswith(".")
-    assert "unning `fit`: " in lines[0]
+    assert "unning preset fit: " in lines[0]
 
 
 def test_a_fitted_run_is_repeated_as_it_was(source: PromptText, tmp_path: Path) -> None:

@@ -46,6 +46,8 @@ def prompt_for(choice: ModelChoice) -> PromptChoice | None:
     if prompt is not None and choice.question == "after" and prompt.prompt.question is None:
         error(sentences.NO_QUESTION_START)
         return None
+    if prompt is not None and not encoding.chat and prompt.prompt.text != prompt.prompt.text.rstrip():
+        st.caption("The text ends with white space, which is part of the prompt: the model continues after it.")
     if stand_in is not None:
         st.caption(plain(f"{stand_in} Until then, lengths count tokens of the demo model."))
     return prompt
@@ -173,12 +175,10 @@ def _show(choice: PromptChoice) -> None:
     if prompt.needle:
         where = ", ".join(f"characters {start:,}–{end:,}" for start, end in prompt.needle)
         needle_text = " | ".join(prompt.text[start:end] for start, end in prompt.needle)
-        st.text(visible(f"Asked for: {needle_text}  ({where})"))
+        st.text(visible(f"Passage that holds the answer: {needle_text}  ({where})"))
     if prompt.answer:
         st.text(visible(f"Expected answer: {prompt.answer.strip()}"))
     if prompt.answer_prefix:
         st.text(visible(f"The answer begins with: {prompt.answer_prefix.strip()}"))
-    if prompt.text != prompt.text.rstrip():
-        st.caption("The text ends with white space, which is part of the prompt: the model continues after it.")
     with st.expander(f"Prompt text ({len(prompt.text):,} characters)"):
         st.code(visible(prompt.text), language=None, wrap_lines=True, height=240)
