@@ -181,25 +181,33 @@ def run(
         _table(ask or [], outcomes)
     elif not progress_json:
         typer.echo(terminal(outcomes[0][2]) if sys.stdout.isatty() else outcomes[0][2])
+        print_verdict(runs_folder(runs), outcomes[0][0])
         typer.echo(outcomes[0][0])
     uid, status, _ = outcomes[-1]
     if status != "completed":
         fail(f"the run was cancelled; what was recorded is stored as {uid}.")
     for uid, _, _ in outcomes:
-        judge(runs_folder(runs), uid, not progress_json)
+        refuse_unsound(runs_folder(runs), uid)
 
 
-def judge(folder: Path, uid: str, verdict_too: bool = False) -> None:
-    """End the command with one sentence and status 1 if a stored run failed a self-check. verdict_too: print the
-    verdict on a run that was compared with full KV, to stderr."""
+def print_verdict(folder: Path, uid: str) -> None:
+    """Print to stderr what a stored run lost, which KV head missed what, and why, if it was compared with full KV."""
     from kvlens.api.verdict import read_verdict
+    from kvlens.store.reader import TraceReader
+
+    with TraceReader.open(folder, uid) as reader:
+        verdict = read_verdict(reader)
+    if verdict.outcome != "not_compared":
+        typer.echo(terminal(str(verdict)), err=True)
+
+
+def refuse_unsound(folder: Path, uid: str) -> None:
+    """End the command with one sentence and status 1 if a stored run failed a self-check."""
     from kvlens.lens.severity import failed_checks
     from kvlens.store.reader import TraceReader
 
     with TraceReader.open(folder, uid) as reader:
         failed = failed_checks(reader)
-        if verdict_too and (verdict := read_verdict(reader)).outcome != "not_compared":
-            typer.echo(terminal(str(verdict)), err=True)
     if failed:
         fail(f"self_check_failed: run {uid} is stored, but failed {', '.join(failed)}: see kvlens runs show {uid}.")
 

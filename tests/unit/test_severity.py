@@ -15,7 +15,7 @@ from lensruns import STEP, write_lens_runs
 from kvlens import tasks
 from kvlens.app.compare.groups import trial
 from kvlens.cli.main import app
-from kvlens.cli.run import judge
+from kvlens.cli.run import refuse_unsound
 from kvlens.lens.severity import NEAR_TIE, SHOWN, Severity, failed_checks, outcome, severity
 from kvlens.lens.verdict import verdict
 from kvlens.store.reader import TraceReader
@@ -212,7 +212,7 @@ def test_a_run_that_failed_a_self_check_is_in_no_list_right(lost: tuple[Path, st
         assert (came.kinds, came.right) == (("unsound",), None)
         assert trial(reader) is None
     with pytest.raises(SystemExit) as ended:
-        judge(*lost)
+        refuse_unsound(*lost)
     assert ended.value.code == 1
 
 
