@@ -98,9 +98,9 @@ def ready(name: str) -> Path | None:
 def located(name: str) -> Path | None:
     """The folder or GGUF file that a name stands for; None for what can only be a hub id. Raises UnsupportedModel."""
     if name == DEMO:
-        from kvlens.demo import demo_path
+        from kvlens.demo import DEMO_FOLDER
 
-        return demo_path()
+        return DEMO_FOLDER
     if name == SMOLLM2:
         file = smollm2_file()
         if file is None:
