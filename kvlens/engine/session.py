@@ -25,7 +25,6 @@ from kvlens.methods.base import Method
 from kvlens.methods.calibration import calibrated
 from kvlens.methods.hooks import Needs
 from kvlens.methods.run_inputs import RunContext, StepEnd
-from kvlens.shape import KVShape
 
 
 class Session:
@@ -47,12 +46,12 @@ class Session:
     ) -> None:
         """needs: what to keep of the prompt; None: what the method needs. holds, drops: what is kept exactly, and what
         is not attended, whatever the method does."""
-        self.shape: KVShape = context.shape
-        self.context = context
+        self.context, self.shape = context, context.shape
         self.reference = method.family == "reference"
         method_run = method_context(context, self.reference)
         with with_windows(context, self.reference):
-            self.method = make_method(method, params, calibrated(method, params, method_run))
+            run = calibrated(method, params, method_run) if method.calibrations else method_run
+            self.method = make_method(method, params, run)
         self.border = Border(self.method)
         self.needs = method.needs_with(params) if needs is None else needs
         n = context.prompt_tokens

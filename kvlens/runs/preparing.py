@@ -106,7 +106,7 @@ def check(request: RunRequest) -> tuple[type[Method], Budget]:
     if preset == FIT:
         methods.converted(method, request.overrides)
     else:
-        calibration.require(method, methods.make_parameters(method, preset, dict(request.overrides)), request.model)
+        _require(method, methods.make_parameters(method, preset, dict(request.overrides)), request)
     return method, Budget.parse(request.budget or default_budget(request.method))
 
 
@@ -116,8 +116,14 @@ def choose_parameters(request: RunRequest, sizes: Sizes) -> Chosen:
     usual = default_preset(request.method, request.model)
     with limited(request.method, "floor_bytes"):
         choice = choose(method, request.preset, usual, request.overrides, sizes)
-    calibration.require(method, choice.params, request.model)
+    _require(method, choice.params, request)
     return choice
+
+
+def _require(method: type[Method], params: Any, request: RunRequest) -> None:
+    """Raise ValueError with one sentence if figures of the model are missing that the parameters ask for."""
+    if method.calibrations:
+        calibration.require(method, params, request.model)
 
 
 def advice(request: RunRequest, sizes: Sizes, needed: int) -> BudgetInfeasible:
