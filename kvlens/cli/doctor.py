@@ -13,8 +13,8 @@ import typer
 
 from kvlens import __version__
 from kvlens.budget import in_words
+from kvlens.files import cache_dir
 from kvlens.methods import DEFAULT
-from kvlens.models.cache import cache_dir
 from kvlens.models.catalogue import label
 from kvlens.models.find import DEMO, default_model
 from kvlens.storeys import EXTRAS

@@ -15,8 +15,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from kvlens.files import load_json
-from kvlens.models.cache import Told, cache_dir, is_made, key_of, make_once, models_dir
+from kvlens.files import cache_dir, load_json
+from kvlens.models.cache import Told, is_made, key_of, make_once, models_dir
 from kvlens.models.errors import UnsupportedModel
 
 DEMO, SMOLLM2 = "demo", "smollm2"
