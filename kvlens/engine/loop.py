@@ -26,8 +26,8 @@ from kvlens.recording.sampling import OracleSampling
 from kvlens.recording.selfcheck import Tally
 from kvlens.records import SelfCheck, TraceSink
 from kvlens.rows import PromptToken
+from kvlens.text.plaintext import token_text
 from kvlens.text.prompts import Prompt
-from kvlens.text.token_text import token_text
 
 
 class Generation:
