@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from kvlens.engine.prefill import ReadPrompt
     from kvlens.methods.base import Method
     from kvlens.runs.modelcheck import ModelCheck
+
+READINGS = "KVLENS_READINGS"  # environment variable: the folder of readings; without it nothing is kept
 
 
 @dataclass
@@ -62,6 +65,11 @@ class Prepared:
     """what loading and checking the model took; None: a model that a caller handed in"""
     readings: Path | None = None
     """folder of readings; None: the one that the environment names, if it does"""
+
+    @property
+    def keeps_reading(self) -> bool:
+        """Whether a reading of the prompt may be kept for other runs, in this process or in a folder."""
+        return self.kept is not None or self.readings is not None or READINGS in os.environ
 
 
 @dataclass(frozen=True)
