@@ -120,8 +120,8 @@ class Session:
     def _decode(self, model_layer: int, layer: int, q: torch.Tensor, scaling: float, form: LayerForm) -> torch.Tensor:
         """One step's attention in a layer on which the method acts: its number in the model and in the method."""
         memory, clock = self.memory, self.clock
-        if layer in memory.arrivals.under_way:
-            memory.arrivals.land(layer)
+        if layer in memory.under_way:
+            memory.host.arrivals.land(layer)
         selects = layer in self._ahead or "select" in self.border.layer_hooks
         phase = clock.enter("score" if selects else "attend")
         selection = self._select(layer, q, scaling) if selects else None
@@ -145,7 +145,7 @@ class Session:
             clock.enter("record")
             self.observer.layer(model_layer, q[0, :, 0], biases, scaling, selection)
         if selection is not None and selection.now is not None:
-            memory.recaller.recall(layer, selection, later=True)
+            memory.host.recaller.recall(layer, selection, later=True)
         clock.enter(phase)
         return out
 
@@ -157,7 +157,7 @@ class Session:
             memory = self.memory
             selection = self.border.select(layer, q[0, :, 0], memory.spans.capacity, self._position, scaling)
             if selection is not None:
-                memory.recaller.recall(layer, selection, later=False)
+                memory.host.recaller.recall(layer, selection, later=False)
         if selection is None or self.counterfactual is None:
             return selection
         return self.counterfactual.counted(layer, selection)
@@ -175,7 +175,7 @@ class Session:
         selection = self._ahead[layer] = self.border.select(layer, q, self.memory.spans.capacity, self._position)
         if selection is not None:
             none = torch.zeros(self.shape.kv_heads, dtype=torch.bool, device=q.device)
-            self.memory.recaller.recall(layer, replace(selection, now=none), later=True)
+            self.memory.host.recaller.recall(layer, replace(selection, now=none), later=True)
         self.clock.enter(phase)
 
     # ---- called by the engine
@@ -246,4 +246,4 @@ class Session:
     def close(self) -> None:
         """Give back the link and the cold tier's memory, where they were taken."""
         if self._memory is not None:
-            self._memory.link.close()
+            self._memory.close()
