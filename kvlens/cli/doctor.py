@@ -117,7 +117,7 @@ def _tiers(cuda: bool) -> dict[str, str]:
     import torch
 
     from kvlens.kernels.attend import planned_on
-    from kvlens.link.host_link import link_name
+    from kvlens.link.transfers import link_name
 
     kinds = {f"run on {name}": torch.device(name) for name in ("cpu", "cuda")}
     return {
