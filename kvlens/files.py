@@ -21,6 +21,15 @@ KEPT_MODE = 0o400
 """of files that never change again"""
 
 
+def cache_dir() -> Path:
+    """Return the user's folder of what kvlens makes once, $KVLENS_CACHE, else $XDG_CACHE_HOME/kvlens, else
+    ~/.cache/kvlens. It need not exist."""
+    named = os.environ.get("KVLENS_CACHE")
+    if named:
+        return Path(named).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "kvlens"
+
+
 def make_folder(path: Path) -> None:
     """Make a folder, and those above it that are missing, with mode 0700. A folder that is there keeps its mode. Raises
     OSError."""

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from kvlens.meta import RunMeta
 from kvlens.store.files import read_plain
+from kvlens.store.schema import SCHEMA_VERSION
 from kvlens.store.versions import meta_now
 from kvlens.text.plaintext import visible
 
@@ -108,10 +109,12 @@ def read_facts(rows: Rows, table: Callable[[str], str], meta: RunMeta, prompt: s
     )
 
 
-def facts_at_end(rows: Rows, folder: Path) -> OutcomeFacts:
-    """Read the facts of the run in `folder` through the connection that wrote its trace."""
+def facts_at_end(rows: Rows, folder: Path, version: int | None) -> OutcomeFacts:
+    """Read the facts of the run in `folder` through the connection that wrote its trace. version: the schema in which
+    its meta was written; None: unknown."""
     values = {key: json.loads(value) for key, value in rows("SELECT key, value FROM meta")}
-    return read_facts(rows, str, RunMeta.model_validate(meta_now(values)), read_prompt(folder))
+    meta = values if version == SCHEMA_VERSION else meta_now(values)
+    return read_facts(rows, str, RunMeta.model_validate(meta), read_prompt(folder))
 
 
 def read_prompt(folder: Path) -> str:

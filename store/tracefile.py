@@ -24,7 +24,7 @@ from kvlens.store.outcomefacts import OutcomeFacts, facts_at_end
 from kvlens.store.rollup import stored_checks
 from kvlens.store.rowtables import moved_bytes, rows_table
 from kvlens.store.runinfo import clean_text, plain
-from kvlens.store.schema import ORACLE_CODEC, statements
+from kvlens.store.schema import ORACLE_CODEC, SCHEMA_VERSION, statements
 from kvlens.store.versions import upgrades
 
 
@@ -60,8 +60,9 @@ Job: TypeAlias = Block | PrefillRecord | np.ndarray | Sequence[Effects]
 class TraceFile:
     """An open trace. Used by one thread at a time."""
 
-    def __init__(self, con: duckdb.DuckDBPyConnection) -> None:
-        self._con = con
+    def __init__(self, con: duckdb.DuckDBPyConnection, version: int | None = SCHEMA_VERSION) -> None:
+        """version: the schema in which the file was made; None: unknown."""
+        self._con, self._version = con, version
         self._heads = 0, 0
         self._prompt_tokens = 0
         self._text: list[str] = []
@@ -96,7 +97,7 @@ class TraceFile:
     def reopen(cls, path: Path, version: int | None) -> TraceFile:
         """An existing file of a schema, to finish what a dead process began, inside the walls that stand around a
         foreign file; opening it replays what was committed."""
-        file = cls(guarded(path, read_only=False, **_CONFIG))
+        file = cls(guarded(path, read_only=False, **_CONFIG), version)
         con = file._con
         con.execute("USE run")
         con.begin()
@@ -191,7 +192,7 @@ class TraceFile:
 
     def outcome_facts(self, folder: Path) -> OutcomeFacts:
         """Read what a list of runs tells of this run, which has ended. `folder`: the run's."""
-        return facts_at_end(lambda sql: self._con.execute(sql).fetchall(), folder)
+        return facts_at_end(lambda sql: self._con.execute(sql).fetchall(), folder, self._version)
 
     def close(self) -> None:
         """Closes the connection."""

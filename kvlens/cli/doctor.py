@@ -13,8 +13,8 @@ import typer
 
 from kvlens import __version__
 from kvlens.budget import in_words
+from kvlens.files import cache_dir
 from kvlens.methods import DEFAULT
-from kvlens.models.cache import cache_dir
 from kvlens.models.catalogue import label
 from kvlens.models.find import DEMO, default_model
 from kvlens.storeys import EXTRAS
@@ -117,7 +117,7 @@ def _tiers(cuda: bool) -> dict[str, str]:
     import torch
 
     from kvlens.kernels.attend import planned_on
-    from kvlens.link.host_link import link_name
+    from kvlens.link.transfers import link_name
 
     kinds = {f"run on {name}": torch.device(name) for name in ("cpu", "cuda")}
     return {

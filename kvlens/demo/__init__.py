@@ -3,9 +3,12 @@ evaluation."""
 
 from pathlib import Path
 
-__all__ = ["demo_path"]
+__all__ = ["DEMO_FOLDER", "demo_path"]
+
+DEMO_FOLDER = Path(__file__).resolve().parent / "weights"
+"""holds the demo model's config, fp16 weights, tokenizer and provenance (readable by transformers)"""
 
 
 def demo_path() -> Path:
-    """Folder with the demo model's config, fp16 weights, tokenizer and provenance (readable by transformers)."""
-    return Path(__file__).resolve().parent / "weights"
+    """Return DEMO_FOLDER."""
+    return DEMO_FOLDER

@@ -11,7 +11,7 @@ def demo_encode() -> Callable[[str], list[int]]:
     """A function text -> ids without special tokens."""
     from tokenizers import Tokenizer
 
-    from kvlens.demo import demo_path
+    from kvlens.demo import DEMO_FOLDER
 
-    tokenizer = Tokenizer.from_file(str(demo_path() / "tokenizer.json"))
+    tokenizer = Tokenizer.from_file(str(DEMO_FOLDER / "tokenizer.json"))
     return lambda text: list(tokenizer.encode(text, add_special_tokens=False).ids)

@@ -26,8 +26,8 @@ from kvlens.recording.sampling import OracleSampling
 from kvlens.recording.selfcheck import Tally
 from kvlens.records import SelfCheck, TraceSink
 from kvlens.rows import PromptToken
+from kvlens.text.plaintext import token_text
 from kvlens.text.prompts import Prompt
-from kvlens.text.token_text import token_text
 
 
 class Generation:
@@ -87,7 +87,7 @@ class Generation:
         result.text = self.loaded.decode(result.ids[self.asked :])
         result.checks = self.stop_recording()
         result.kernels = "+".join(sorted(self.session.kernels))
-        result.link_host_wait_s = self.session.memory.link.host_wait_ns / 1e9
+        result.link_host_wait_s = self.session.memory.host_wait_ns / 1e9
         if self.full_kv is not None:
             result.full_kv_s, result.no_full_kv = self.full_kv_ns / 1e9, self.full_kv.why or result.no_full_kv
         return result
@@ -166,7 +166,7 @@ class Generation:
             )
             session.observer = self.recorder.freezer
             if self.options.phases and store.keys.device.type == "cpu":
-                session.clock = session.memory.arrivals.clock = PhaseClock()
+                session.clock = session.memory.log.clock = PhaseClock()
             self.recorder.prefill(self._prompt_tokens(surprisal.known), prefill_us, session.prefill_peak)
 
     def _prompt_tokens(self, surprisal: torch.Tensor | None) -> list[PromptToken]:

@@ -25,7 +25,6 @@ from kvlens.methods.base import Method
 from kvlens.methods.calibration import calibrated
 from kvlens.methods.hooks import Needs
 from kvlens.methods.run_inputs import RunContext, StepEnd
-from kvlens.shape import KVShape
 
 
 class Session:
@@ -47,12 +46,12 @@ class Session:
     ) -> None:
         """needs: what to keep of the prompt; None: what the method needs. holds, drops: what is kept exactly, and what
         is not attended, whatever the method does."""
-        self.shape: KVShape = context.shape
-        self.context = context
+        self.context, self.shape = context, context.shape
         self.reference = method.family == "reference"
         method_run = method_context(context, self.reference)
         with with_windows(context, self.reference):
-            self.method = make_method(method, params, calibrated(method, params, method_run))
+            run = calibrated(method, params, method_run) if method.calibrations else method_run
+            self.method = make_method(method, params, run)
         self.border = Border(self.method)
         self.needs = method.needs_with(params) if needs is None else needs
         n = context.prompt_tokens
@@ -121,8 +120,8 @@ class Session:
     def _decode(self, model_layer: int, layer: int, q: torch.Tensor, scaling: float, form: LayerForm) -> torch.Tensor:
         """One step's attention in a layer on which the method acts: its number in the model and in the method."""
         memory, clock = self.memory, self.clock
-        if layer in memory.arrivals.under_way:
-            memory.arrivals.land(layer)
+        if layer in memory.under_way:
+            memory.host.arrivals.land(layer)
         selects = layer in self._ahead or "select" in self.border.layer_hooks
         phase = clock.enter("score" if selects else "attend")
         selection = self._select(layer, q, scaling) if selects else None
@@ -146,7 +145,7 @@ class Session:
             clock.enter("record")
             self.observer.layer(model_layer, q[0, :, 0], biases, scaling, selection)
         if selection is not None and selection.now is not None:
-            memory.recaller.recall(layer, selection, later=True)
+            memory.host.recaller.recall(layer, selection, later=True)
         clock.enter(phase)
         return out
 
@@ -158,7 +157,7 @@ class Session:
             memory = self.memory
             selection = self.border.select(layer, q[0, :, 0], memory.spans.capacity, self._position, scaling)
             if selection is not None:
-                memory.recaller.recall(layer, selection, later=False)
+                memory.host.recaller.recall(layer, selection, later=False)
         if selection is None or self.counterfactual is None:
             return selection
         return self.counterfactual.counted(layer, selection)
@@ -176,7 +175,7 @@ class Session:
         selection = self._ahead[layer] = self.border.select(layer, q, self.memory.spans.capacity, self._position)
         if selection is not None:
             none = torch.zeros(self.shape.kv_heads, dtype=torch.bool, device=q.device)
-            self.memory.recaller.recall(layer, replace(selection, now=none), later=True)
+            self.memory.host.recaller.recall(layer, replace(selection, now=none), later=True)
         self.clock.enter(phase)
 
     # ---- called by the engine
@@ -247,4 +246,4 @@ class Session:
     def close(self) -> None:
         """Give back the link and the cold tier's memory, where they were taken."""
         if self._memory is not None:
-            self._memory.link.close()
+            self._memory.close()

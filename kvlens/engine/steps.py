@@ -19,8 +19,8 @@ from kvlens.engine.models import LoadedModel
 from kvlens.engine.options import Result
 from kvlens.engine.session import Session
 from kvlens.methods.run_inputs import StepEnd
+from kvlens.text.plaintext import TokenStream
 from kvlens.text.prompts import Prompt
-from kvlens.text.token_text import TokenStream
 
 
 class Step(Protocol):

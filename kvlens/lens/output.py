@@ -7,7 +7,7 @@ import re
 from kvlens.store.reader import TraceReader
 
 PART = re.compile(r"(\\x[0-9a-f]{2})+")
-"""a token that is a part of a character, as kvlens.text.token_text writes it"""
+"""a token that is a part of a character, as kvlens.text.plaintext writes it"""
 
 
 def output_text(reader: TraceReader) -> str:

@@ -25,9 +25,9 @@ import torch
 
 from kvlens.kernels.token_gather import fits
 from kvlens.link.copies import Mark, Piece, Stream, Streams, Tokens, cuda_streams
-from kvlens.link.host_link import CUDA_LINK, Batch, Part, Pieces, Ticket, check
+from kvlens.link.host_link import Batch, Part, Pieces, Ticket, check
 from kvlens.link.host_memory import HostMemory, cuda_pinned
-from kvlens.link.transfers import Entry, TransferLog
+from kvlens.link.transfers import CUDA_LINK, Entry, TransferLog
 
 REBASE_NS = 10_000_000_000
 """CUDA gives the time between two events as a float of milliseconds: beyond this distance microseconds get lost, so a

@@ -16,10 +16,7 @@ import torch
 
 from kvlens.link.copies import Mark, Piece
 from kvlens.link.host_memory import HostMemory, Pageable
-from kvlens.link.transfers import Entry, TransferLog
-
-HOST_LINK, CUDA_LINK = "host-copy", "pcie-dma"
-"""names of the links"""
+from kvlens.link.transfers import HOST_LINK, Entry, TransferLog
 
 
 @dataclass
@@ -204,8 +201,3 @@ class HostLink:
 def check(entry: Entry, moved: int) -> None:
     """Raises AssertionError when so many bytes are not the entry's."""
     assert moved == entry.bytes, f"{moved} bytes moved, {entry.bytes} in the transfer log"
-
-
-def link_name(device: torch.device) -> str:
-    """Return the name of the link between a device and the cold tier."""
-    return CUDA_LINK if device.type == "cuda" else HOST_LINK

@@ -1,15 +1,27 @@
-"""The log of transfers: no byte moves between the tiers without a line here."""
+"""The log of transfers between the tiers, and the names of the links: no byte moves without a line here."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from kvlens.rows import CAUSES, TransferRow
+
+if TYPE_CHECKING:
+    import torch
+
+HOST_LINK, CUDA_LINK = "host-copy", "pcie-dma"
+"""names of the links"""
+
+
+def link_name(device: torch.device) -> str:
+    """Return the name of the link between a device and the cold tier."""
+    return CUDA_LINK if device.type == "cuda" else HOST_LINK
 
 
 @dataclass

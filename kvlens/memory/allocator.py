@@ -3,7 +3,8 @@ place in the cold tier."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -12,14 +13,26 @@ import torch
 from kvlens.link.codec import Cut
 from kvlens.link.host_link import Link
 from kvlens.link.transfers import TransferLog
+from kvlens.memory.arrivals import Arrivals
 from kvlens.memory.cold_tier import ColdTier
 from kvlens.memory.counterfactual import Counterfactual
 from kvlens.memory.evictions import Evictions, token_names
 from kvlens.memory.hot_tier import HotTier, Pool
 from kvlens.memory.log import MemoryLog
 from kvlens.memory.placement import Placement
+from kvlens.memory.recall import Recaller
 from kvlens.memory.slots import FREE, ROLE, SpanTable
 from kvlens.rows import SpanRow
+
+
+@dataclass(frozen=True)
+class HostSide:
+    """What serves spans in host memory: the link, the cold tier, and what brings units back to the device."""
+
+    link: Link
+    cold: ColdTier
+    arrivals: Arrivals
+    recaller: Recaller
 
 
 class Allocator:
@@ -28,16 +41,16 @@ class Allocator:
     def __init__(
         self,
         hot: HotTier,
-        cold: ColdTier,
         spans: SpanTable,
         evictions: Evictions,
         counterfactual: Counterfactual | None,
         transfers: TransferLog,
-        link: Link,
+        host: Callable[[], HostSide],
         log: MemoryLog,
     ) -> None:
-        self._hot, self._cold, self._spans, self._evictions = hot, cold, spans, evictions
-        self._counterfactual, self._transfers, self._link, self._log = counterfactual, transfers, link, log
+        """host: returns the host's side, and makes it for the first span that leaves the device."""
+        self._hot, self._spans, self._evictions = hot, spans, evictions
+        self._counterfactual, self._transfers, self._host, self._log = counterfactual, transfers, host, log
 
     def open_spans(self, placement: Placement) -> list[int]:
         """Return the ids that the placement's spans get, and log them."""
@@ -136,7 +149,8 @@ class Allocator:
         self, placement: Placement, keys: torch.Tensor, values: torch.Tensor, start: int, ids: list[int], cause: str
     ) -> None:
         """Move all spans that leave for the cold tier: one entry of the log, one move for each layer and form."""
-        codec, cold, shape, layers = placement.codec, self._cold, self._hot.shape, self._cold.layers
+        host, codec, shape = self._host(), placement.codec, self._hot.shape
+        cold, layers = host.cold, host.cold.layers
         assert codec is not None
         cold.codec = codec
         if len(layers) < shape.layers:
@@ -150,7 +164,7 @@ class Allocator:
         number, row, kv_head = stored.here.nonzero()
         layer, span = np.array(layers)[row], np.array([cut.span for cut in cuts])[number]
         entry = self._transfers.open(layer, kv_head, span, "d2h", cause, stored.size[stored.here], blocking=True)
-        ticket = self._link.submit(entry, moves)
+        ticket = host.link.submit(entry, moves)
         self._log.log_stored(partial(stored.rows, entry))
         for cut in cuts:
             self._log.event("offload", span=cut.span, value=float(cut.end - cut.start))

@@ -10,7 +10,6 @@ from functools import partial
 import numpy as np
 import torch
 
-from kvlens.instruments import NoClock
 from kvlens.link.codec import Units
 from kvlens.link.copies import Move, Numbers, Tokens
 from kvlens.link.host_link import Buffer, Link, Moving, Part, Stage, Ticket
@@ -149,7 +148,9 @@ class RecallBatch:
 
 
 @dataclass
-class _Arrival:
+class Arrival:
+    """Units on their way to the slots of one part of a layer."""
+
     units: Missing
     pool: Pool | None
     """None: the units went to slots that KV heads share"""
@@ -170,8 +171,9 @@ class Arrivals:
         transfers: TransferLog,
         link: Link,
         log: MemoryLog,
+        under_way: dict[int, list[Arrival]],
     ) -> None:
-        """shared: the slots that KV heads share; empty: none are."""
+        """shared: the slots that KV heads share; empty: none are. under_way: the memory's (Memory.under_way)."""
         self._layout, self._hot, self._shared, self._cold, self._spans = layout, hot, shared, cold, spans
         self._transfers, self._link, self._log = transfers, link, log
         keys = hot.example
@@ -181,9 +183,7 @@ class Arrivals:
         ]
         self._stage = Stage(self.buffers, layout.streamed)
         self.parts = RecalledParts(spans, hot.shape.kv_heads, log)
-        self.under_way: dict[int, list[_Arrival]] = {}
-        """of the layers whose attention has to wait for copies"""
-        self.clock = NoClock()  # times the phases of recalls
+        self.under_way = under_way
 
     def fetch(self, layer: int, missing: Missing, cause: str, blocking: bool) -> None:
         """Begin the copies, one for each part of the layer."""
@@ -210,21 +210,21 @@ class Arrivals:
         limits = self._layout.recall_spans
         longest = limits[1] if limits is not None else 0 if pool is None else pool.zones.recall
         batch = RecallBatch(layer, units, target, self._cold, self._spans, self._stage, longest)
-        self.under_way.setdefault(layer, []).append(_Arrival(units, pool, self._link.bring(entry, batch)))
+        self.under_way.setdefault(layer, []).append(Arrival(units, pool, self._link.bring(entry, batch)))
 
     def land(self, layer: int) -> None:
         """Wait for this layer's copies under way and name the slots they filled, so that they can be attended."""
         if layer in self.under_way:
-            phase = self.clock.enter("wait")
+            phase = self._log.clock.enter("wait")
             self._wait(self.under_way[layer])
-            self.clock.enter("copy")
+            self._log.clock.enter("copy")
             for arrival in self.under_way.pop(layer):
                 self._name(layer, arrival)
-            self.clock.enter(phase)
+            self._log.clock.enter(phase)
         if layer in self.parts.zones:
             self.parts.log(layer)
 
-    def _name(self, layer: int, arrival: _Arrival) -> None:
+    def _name(self, layer: int, arrival: Arrival) -> None:
         units, entry, pool = arrival.units, arrival.ticket.entry, arrival.pool
         tokens = units.named(self._spans.host_starts, 0 if pool is None else pool.heads.start)
         named = torch.from_numpy(tokens).to(self._spans.is_hot.device)
@@ -244,7 +244,7 @@ class Arrivals:
             self._wait(arrivals)
 
     @staticmethod
-    def _wait(arrivals: Sequence[_Arrival]) -> None:
+    def _wait(arrivals: Sequence[Arrival]) -> None:
         """Wait for the last copy first: the link works in order, so the last one carries the waiting time."""
         for arrival in reversed(arrivals):
             arrival.ticket.wait()

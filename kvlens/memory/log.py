@@ -9,10 +9,11 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from kvlens.instruments import CutRow
+from kvlens.instruments import CutRow, NoClock
 from kvlens.memory.placement import Kept, Placement
 from kvlens.memory.slots import WINDOW, SpanTable
 from kvlens.rows import EventRow, SpanHeadRow
+from kvlens.shape import KVShape
 
 ARRIVAL = {"zoom": "zoom_in", "prefetch": "prefetch", "correction": "correction"}
 """Event that logs a span's arrival, by the cause of its transfer; 'recall' for the others."""
@@ -30,6 +31,8 @@ class MemoryLog:
 
     def __init__(self) -> None:
         self.step = self.attended = -1
+        self.clock = NoClock()
+        """times the phases of recalls"""
         self._events: list[_Batch] = []
         self._cuts: list[Callable[[], list[CutRow]]] = []
         self._stored: list[Callable[[], list[SpanHeadRow]]] = []
@@ -104,6 +107,14 @@ class MemoryLog:
     def discard(self) -> None:
         """Discard what nobody has taken: nothing is recorded."""
         self._events, self._cuts, self._stored = [], [], []
+
+
+def no_recalls(shape: KVShape) -> dict[str, np.ndarray]:
+    """Return the counts of a step without recalls, [L, H_kv] each: n_recalled, n_reused (spans), recalled_tokens,
+    reused_tokens, and ideal_bytes (NaN: no recall truncated its reuse)."""
+    size = (shape.layers, shape.kv_heads)
+    counts = {name: np.zeros(size) for name in ("n_recalled", "n_reused", "recalled_tokens", "reused_tokens")}
+    return counts | {"ideal_bytes": np.full(size, np.nan)}
 
 
 def bag_cuts(

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
+import numpy as np
 import torch
 
 from kvlens.budget import BudgetAccount
 from kvlens.kernels.attend import runs_on
 from kvlens.link.host_link import HostLink, Link
 from kvlens.link.transfers import TransferLog
-from kvlens.memory.allocator import Allocator
-from kvlens.memory.arrivals import Arrivals
+from kvlens.memory.allocator import Allocator, HostSide
+from kvlens.memory.arrivals import Arrival, Arrivals
 from kvlens.memory.cold_tier import ColdTier
 from kvlens.memory.counterfactual import Counterfactual
 from kvlens.memory.evictions import Evictions
 from kvlens.memory.hot_tier import HotTier
 from kvlens.memory.layout import Layout
-from kvlens.memory.log import MemoryLog
+from kvlens.memory.log import MemoryLog, no_recalls
 from kvlens.memory.packed import PackedKept, PackedZone
 from kvlens.memory.placement import Placement
 from kvlens.memory.reads import Distance, Reads, Turn
@@ -27,7 +30,7 @@ from kvlens.shape import KVShape
 
 class Memory:
     """One run's KV, from the end of prefill on. Life: `place_prompt`; then per step `start_step`, `leave_window` where
-    tokens leave the window, `feed`, and per layer `write`, `arrivals.land`, `recaller.recall`, `reads.part`.
+    tokens leave the window, `feed`, and per layer `write`, `host.recaller.recall`, `reads.part`.
     """
 
     def __init__(
@@ -46,12 +49,10 @@ class Memory:
         dtype, self.device = prompt.keys.dtype, prompt.keys.device
         self.shape, self.account, self.transfers, self.counterfactual = shape, account, transfers, counterfactual
         self.positions = positions
-        """of the whole run"""
         self.layout = layout = layout if counterfactual is None else counterfactual.widen(layout, shape.layers)
-        self.log, self.link = MemoryLog(), link_for(self.device, transfers)
+        self.log = MemoryLog()
         self.hot = HotTier(shape, layout, prompt.tokens, dtype, self.device)
         self.spans = SpanTable(layout.span_capacity, self.device, shape.layers, shape.kv_heads)
-        self.cold = ColdTier(shape, layout, self.spans, dtype, positions, self.link.host)
         self.packed: PackedZone | PackedKept | None = None
         """tokens that stay on the device in few bits; None: none do"""
         if layout.quantised is not None:
@@ -65,11 +66,11 @@ class Memory:
             self.distance = Distance(layout, turn)
         self.shared = [SharedSlots(size, shape.kv_heads, shape.head_dim, dtype, self.device) for size in layout.shared]
         """slots for recalled spans that KV heads share, a set for each shared zone"""
-        self.arrivals = Arrivals(layout, self.hot, self.shared, self.cold, self.spans, transfers, self.link, self.log)
-        self.recaller = Recaller(layout, self.hot, self.shared, self.cold, self.spans, self.arrivals, self.log)
+        self.under_way: dict[int, list[Arrival]] = {}
+        """of the layers whose attention has to wait for copies"""
         self.evictions = Evictions(self.hot, self.spans, self.log)
         self._allocator = Allocator(
-            self.hot, self.cold, self.spans, self.evictions, counterfactual, transfers, self.link, self.log
+            self.hot, self.spans, self.evictions, counterfactual, transfers, lambda: self.host, self.log
         )
         backend = runs_on(self.hot.example, biased=True)
         self.reads = Reads(
@@ -83,7 +84,8 @@ class Memory:
                 account.hold(name, *tensors)
             if (size := counterfactual.slot_bytes(shape)) > 0:
                 account.set_apart("held", "hot", size)
-        account.hold("staging", *(buffer.tensor for buffer in self.arrivals.buffers))
+        if layout.staging_bytes:
+            account.hold("staging", *(buffer.tensor for buffer in self.host.arrivals.buffers))
         account.hold("spans", *self.spans.tensors())
         start, end = layout.window_from, prompt.tokens
         self.spans.add([SpanRow(WINDOW, "window", start, end, -1, "the newest tokens, always attended")])
@@ -108,7 +110,8 @@ class Memory:
         self.evictions.log_dense(placement, ids)
         if self.counterfactual is not None:
             self.counterfactual.place(self.hot, prompt)
-        self.link.quiet()
+        if self._has_host:
+            self.host.link.quiet()
 
     def leave_window(self, placement: Placement, start: int, end: int) -> None:
         """Move the oldest tokens of the window, positions [start, end), where `placement` says; their slots are free
@@ -145,11 +148,12 @@ class Memory:
     def start_step(self, step: int) -> None:
         """Begin a step: the transfer log, the account's peak and counts begin anew."""
         self.log.step, self.log.attended = step, -1
-        # the host has seen the result of the step before the last one, so it need not wait for these copies
-        self.link.resolve(step - 2)
+        if self._has_host:
+            # the host has seen the result of the step before the last one, so it need not wait for these copies
+            self.host.link.resolve(step - 2)
+            self.host.recaller.start_step()
         self.transfers.start_step(step)
         self.account.start_step()
-        self.recaller.start_step()
 
     def feed(self, position: int) -> None:
         """Take the slots of the step's input token, at `position`, in all layers."""
@@ -181,7 +185,43 @@ class Memory:
         if self.counterfactual is not None:
             self.counterfactual.write(self.hot, layer, self.hot.newest, keys, values)
 
-    # --------------------------------------------------------------------------------------- what methods and runs read
+    # ------------------------------------------------------------------ the host's side, and what methods and runs read
+    @cached_property
+    def host(self) -> HostSide:
+        """The host's side, made when it is first used: a run whose tokens stay on the device has none."""
+        link, hot, spans, layout = link_for(self.device, self.transfers), self.hot, self.spans, self.layout
+        cold = ColdTier(self.shape, layout, spans, hot.example.dtype, self.positions, link.host)
+        arrivals = Arrivals(layout, hot, self.shared, cold, spans, self.transfers, link, self.log, self.under_way)
+        return HostSide(link, cold, arrivals, Recaller(layout, hot, self.shared, cold, spans, arrivals, self.log))
+
+    @property
+    def _has_host(self) -> bool:
+        return "host" in vars(self)
+
+    @property
+    def cold_bytes(self) -> int:
+        """Bytes of the units in host memory."""
+        return self.host.cold.bytes if self._has_host else 0
+
+    @property
+    def host_wait_ns(self) -> int:
+        """How long the host waited for copies without the model's work having to."""
+        return self.host.link.host_wait_ns if self._has_host else 0
+
+    def recall_counts(self) -> dict[str, np.ndarray]:
+        """Return this step's counts of recalls, per (layer, KV head); see Recaller."""
+        return self.host.recaller.counts if self._has_host else no_recalls(self.shape)
+
+    def settle(self) -> None:
+        """Wait until every copy under way has ended: the run is over."""
+        if self._has_host:
+            self.host.arrivals.settle()
+
+    def close(self) -> None:
+        """Give back the link and the cold tier's memory, where they were taken."""
+        if self._has_host:
+            self.host.link.close()
+
     @property
     def counterfactual_bytes(self) -> int:
         """Device bytes beside the budget: the held slots, and the tables of held and dropped tokens."""
@@ -190,7 +230,8 @@ class Memory:
 
     def take_transfers(self, step: int | None = None) -> list[TransferRow]:
         """Return the finished copies (of one step that is over), with their measured times; see TransferLog.drain."""
-        self.link.resolve(step)
+        if self._has_host:
+            self.host.link.resolve(step)
         return self.transfers.drain(step)
 
     def discard(self) -> None:

@@ -12,7 +12,7 @@ from kvlens.memory.arrivals import Arrivals, Missing
 from kvlens.memory.cold_tier import ColdTier
 from kvlens.memory.hot_tier import HotTier
 from kvlens.memory.layout import Layout
-from kvlens.memory.log import DEPARTURE, MemoryLog
+from kvlens.memory.log import DEPARTURE, MemoryLog, no_recalls
 from kvlens.memory.placement import Selection
 from kvlens.memory.slots import FREE, SharedSlots, SpanTable
 from kvlens.memory.zones import Plan, RecallZone, SharedZone, TokenPlan, TokenZone
@@ -38,8 +38,7 @@ def missing_tokens(plan: TokenPlan, spans: SpanTable) -> Missing:
 class Recaller:
     """Owns the recall zones and this step's counts.
 
-    `counts`: per (layer, KV head) of this step: n_recalled, n_reused (spans), recalled_tokens, reused_tokens,
-    ideal_bytes (NaN: no recall truncated its reuse).
+    `counts`: of this step, as `no_recalls` names them.
     """
 
     def __init__(
@@ -78,9 +77,7 @@ class Recaller:
 
     def start_step(self) -> None:
         """Begin this step's counts."""
-        size = (self.shape.layers, self.shape.kv_heads)
-        self.counts = {name: np.zeros(size) for name in ("n_recalled", "n_reused", "recalled_tokens", "reused_tokens")}
-        self.counts["ideal_bytes"] = np.full(size, np.nan)
+        self.counts = no_recalls(self.shape)
         self.refused: list[np.ndarray] = []
         """int64 [3, n] each: layer, KV head and span of what had no room in this step"""
 
@@ -91,7 +88,7 @@ class Recaller:
         due = np.ones(self.shape.kv_heads, dtype=bool) if selection.now is None else selection.now.cpu().numpy()
         due = due != later
         cause, arrivals = selection.later_cause if later else selection.cause, self._arrivals
-        phase = arrivals.clock.enter("plan")
+        phase = self._log.clock.enter("plan")
         if selection.rows is not None or selection.tokens is not None:
             zone = self._zone(layer) if selection.rows is None else self._token_zone(layer)
             arrivals.parts.watch(layer, zone)
@@ -101,11 +98,11 @@ class Recaller:
             else:
                 missing = self._missing_spans(layer, selection, due, cause)
             if missing is not None:
-                arrivals.clock.enter("copy")
+                self._log.clock.enter("copy")
                 arrivals.fetch(layer, missing, cause, blocking=not later)
         if not later or layer not in arrivals.under_way:
             arrivals.land(layer)
-        arrivals.clock.enter(phase)
+        self._log.clock.enter(phase)
 
     def _missing_spans(self, layer: int, selection: Selection, due: np.ndarray, cause: str) -> Missing | None:
         """Fit the requested spans into the zone, count and log; return what has to come."""

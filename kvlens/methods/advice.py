@@ -42,16 +42,11 @@ def refusal(
     choice: Chosen,
     overrides: Mapping[str, Any],
     sizes: Sizes,
-) -> BudgetInfeasible | None:
-    """What is said of a run that no text of its length could make possible, before anything is loaded; None: it may be
-    possible. preset: as it was asked for; usual: the one that is taken where none was."""
-    limit, least = (
-        sizes.budget_bytes,
-        method.bound_bytes(choice.params, *sizes.run(method)) + sizes.window_bytes(method),
-    )
-    if limit is None or least <= limit:
-        return None
-    return advised(method, preset, usual, overrides, sizes, choice.floor if method.floor_is_exact else least)
+) -> BudgetInfeasible:
+    """Return the refusal of a run that no text of its length makes possible (`Sizes.may_hold`), before anything is
+    loaded. preset: as it was asked for; usual: the one that is taken where none was."""
+    needed = choice.floor if method.floor_is_exact else sizes.least(method, choice.params)
+    return advised(method, preset, usual, overrides, sizes, needed)
 
 
 def advised(

@@ -56,6 +56,14 @@ class Sizes:
         remaining = None if self.budget_bytes is None else max(0, self.budget_bytes - windows)
         return method.likely_bytes(params, *self.run(method), remaining) + windows
 
+    def least(self, method: type[Method], params: Any) -> int:
+        """Return the bytes that no text of this length goes below with these parameters."""
+        return method.bound_bytes(params, *self.run(method)) + self.window_bytes(method)
+
+    def may_hold(self, method: type[Method], params: Any) -> bool:
+        """Return whether some text of this length fits the budget with these parameters."""
+        return self.budget_bytes is None or self.least(method, params) <= self.budget_bytes
+
     def run(self, method: type[Method]) -> tuple[KVShape, int, int]:
         """What a method's arithmetic takes besides its parameters: the layers on which it acts, and tokens."""
         shape = self.shape.bound(self.prompt_tokens + self.max_new)

@@ -1,7 +1,7 @@
 """The user's folder of converted models: each made once, whole or not at all, by one process at a time.
 
-$KVLENS_CACHE, else $XDG_CACHE_HOME/kvlens, else ~/.cache/kvlens. A model is made in a folder beside its place, which is
-renamed when it is complete. What a process left behind that died is removed by the next that makes the same model.
+It is below `kvlens.files.cache_dir`. A model is made in a folder beside its place, which is renamed when it is
+complete. What a process left behind that died is removed by the next that makes the same model.
 """
 
 from __future__ import annotations
@@ -17,20 +17,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from kvlens.files import make_folder, open_file, write_file
+from kvlens.files import cache_dir, make_folder, open_file, write_file
 from kvlens.models.errors import UnsupportedModel
 
 Told = Callable[[str, int, int], None]
 """what is being done ('convert'), done and total"""
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
-
-def cache_dir() -> Path:
-    """The cache's folder; it need not exist."""
-    named = os.environ.get("KVLENS_CACHE")
-    if named:
-        return Path(named).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "kvlens"
 
 
 def models_dir() -> Path:

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kvlens.files import load_json
-from kvlens.models.cache import cache_dir, write_json
+from kvlens.files import cache_dir, load_json
+from kvlens.models.cache import write_json
 from kvlens.models.convert import PROVENANCE
 from kvlens.models.errors import UnsupportedModel
 from kvlens.models.find import DEMO, HUB_ID, SMOLLM2, SMOLLM2_ABOUT, added, hub_name, located, ready, smollm2_file

@@ -15,8 +15,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from kvlens.files import load_json
-from kvlens.models.cache import Told, cache_dir, is_made, key_of, make_once, models_dir
+from kvlens.files import cache_dir, load_json
+from kvlens.models.cache import Told, is_made, key_of, make_once, models_dir
 from kvlens.models.errors import UnsupportedModel
 
 DEMO, SMOLLM2 = "demo", "smollm2"
@@ -98,9 +98,9 @@ def ready(name: str) -> Path | None:
 def located(name: str) -> Path | None:
     """The folder or GGUF file that a name stands for; None for what can only be a hub id. Raises UnsupportedModel."""
     if name == DEMO:
-        from kvlens.demo import demo_path
+        from kvlens.demo import DEMO_FOLDER
 
-        return demo_path()
+        return DEMO_FOLDER
     if name == SMOLLM2:
         file = smollm2_file()
         if file is None:

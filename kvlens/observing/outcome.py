@@ -19,8 +19,8 @@ from kvlens.observing.taken import Taken
 from kvlens.runs.answerend import gives_answer
 from kvlens.store.cells import integer, number
 from kvlens.store.reader import TraceReader
+from kvlens.text.plaintext import token_text
 from kvlens.text.prompts import Prompt
-from kvlens.text.token_text import token_text
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from kvlens.observing.observer import Observer
 from kvlens.runs.fingerprint import fingerprint
 from kvlens.runs.preparing import Prepared
 from kvlens.runs.request import RunRequest
+from kvlens.text.plaintext import TokenStream
 from kvlens.text.prompts import Prompt, PromptText, expecting
-from kvlens.text.token_text import TokenStream
 
 REFERENCE = "full"
 

@@ -26,8 +26,8 @@ from kvlens.runs.request import Report, RunRequest
 from kvlens.runs.trace import describe
 from kvlens.store.reader import TraceReader
 from kvlens.store.writer import TraceWriter
+from kvlens.text.plaintext import TokenStream
 from kvlens.text.prompts import Prompt
-from kvlens.text.token_text import TokenStream
 
 DRAWN: dict[str, Any] = {"temperature": None, "top_p": None, "seed": None}
 """of a generation that drew its tokens: kvlens does not see with which values"""

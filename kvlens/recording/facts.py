@@ -139,7 +139,7 @@ def kv_columns(memory: Memory, windowed: WindowedLayers, tally: Tally) -> dict[s
         "h2d_bytes": moved["h2d"],
         "d2h_bytes": moved["d2h"],
         "blocking_bytes": moved["blocking"],
-        **memory.recaller.counts,
+        **memory.recall_counts(),
     }
     none = {"ideal_bytes": np.nan}
     whole = {name: windowed.spread(column, none.get(name, 0.0)) for name, column in columns.items()}

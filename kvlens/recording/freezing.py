@@ -204,7 +204,7 @@ class Freezer:
         for number, layer in enumerate(self._seen):
             if layer.frozen is not None:
                 hot[number] = layer.frozen[1]
-        return DecidedStep(selections, hot, [self._numbered(units) for units in self.memory.recaller.refused])
+        return DecidedStep(selections, hot, [self._numbered(units) for units in self.memory.host.recaller.refused])
 
     def _numbered(self, units: np.ndarray) -> np.ndarray:
         """Return units int64 [3, n] of the method's layers with the model's numbers."""

@@ -105,7 +105,7 @@ class Recorder:
             events=self._events(),
             prefill_us=prefill_us,
             prefill_peak_bytes=peak_bytes,
-            cold_bytes=memory.cold.bytes,
+            cold_bytes=memory.cold_bytes,
             resident_bytes=memory.account.resident,
             journal=self._journal(),
             cuts=cuts,
@@ -134,7 +134,7 @@ class Recorder:
             shot=shot,
             resident_bytes=account.resident,
             peak_bytes=account.peak,
-            cold_bytes=memory.cold.bytes,
+            cold_bytes=memory.cold_bytes,
             kv=kv_columns(memory, self.windowed, self._tally),
             events=self._events(),
             spans=memory.spans.take_new(),
@@ -200,7 +200,7 @@ class Recorder:
     def finish(self) -> None:
         """Wait for copies under way, measure what is in flight and end the thread. Raises what the sink raised."""
         if self._newest is not None:
-            self.memory.arrivals.settle()
+            self.memory.settle()
         self._complete_newest()
         if self._batch:
             self._hand_over()

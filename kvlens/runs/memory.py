@@ -65,9 +65,10 @@ def with_room(request: RunRequest, sizes: Sizes) -> RunRequest:
     if request.budget is not None or method.keeps_all:
         return request
     usual = replace(sizes, budget_bytes=Budget.parse(DEFAULT_SHARE).bytes(sizes.shape, _tokens(sizes)))
-    preset = default_preset(request.method, request.model)
-    refused = refusal(method, request.preset, preset, choose_parameters(request, usual), request.overrides, usual)
-    return request if refused is None else wider(request, refused)
+    preset, choice = default_preset(request.method, request.model), choose_parameters(request, usual)
+    if usual.may_hold(method, choice.params):
+        return request
+    return wider(request, refusal(method, request.preset, preset, choice, request.overrides, usual))
 
 
 def wider(request: RunRequest, refused: BudgetInfeasible) -> RunRequest:

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from kvlens.models.cache import cache_dir
+from kvlens.files import cache_dir
 from kvlens.models.device import host_bytes
 from kvlens.runs.checkprompt import check_prompt
 from kvlens.runs.fingerprint import file_stamp

@@ -142,8 +142,9 @@ def refuse(request: RunRequest, prompt: PromptText) -> MemoryNeed | None:
 
 
 def _refusal(request: RunRequest, found: Chosen, sizes: Sizes) -> BudgetInfeasible | None:
-    usual = default_preset(request.method, request.model)
-    return refusal(methods.get(request.method), request.preset, usual, found, request.overrides, sizes)
+    method, usual = methods.get(request.method), default_preset(request.method, request.model)
+    possible = sizes.may_hold(method, found.params)
+    return None if possible else refusal(method, request.preset, usual, found, request.overrides, sizes)
 
 
 def decision_rows(family: str, shape: KVShape) -> int:

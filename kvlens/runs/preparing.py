@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from kvlens.engine.prefill import ReadPrompt
     from kvlens.methods.base import Method
     from kvlens.runs.modelcheck import ModelCheck
+
+READINGS = "KVLENS_READINGS"  # environment variable: the folder of readings; without it nothing is kept
 
 
 @dataclass
@@ -62,6 +65,11 @@ class Prepared:
     """what loading and checking the model took; None: a model that a caller handed in"""
     readings: Path | None = None
     """folder of readings; None: the one that the environment names, if it does"""
+
+    @property
+    def keeps_reading(self) -> bool:
+        """Whether a reading of the prompt may be kept for other runs, in this process or in a folder."""
+        return self.kept is not None or self.readings is not None or READINGS in os.environ
 
 
 @dataclass(frozen=True)
@@ -106,7 +114,7 @@ def check(request: RunRequest) -> tuple[type[Method], Budget]:
     if preset == FIT:
         methods.converted(method, request.overrides)
     else:
-        calibration.require(method, methods.make_parameters(method, preset, dict(request.overrides)), request.model)
+        _require(method, methods.make_parameters(method, preset, dict(request.overrides)), request)
     return method, Budget.parse(request.budget or default_budget(request.method))
 
 
@@ -116,8 +124,14 @@ def choose_parameters(request: RunRequest, sizes: Sizes) -> Chosen:
     usual = default_preset(request.method, request.model)
     with limited(request.method, "floor_bytes"):
         choice = choose(method, request.preset, usual, request.overrides, sizes)
-    calibration.require(method, choice.params, request.model)
+    _require(method, choice.params, request)
     return choice
+
+
+def _require(method: type[Method], params: Any, request: RunRequest) -> None:
+    """Raise ValueError with one sentence if figures of the model are missing that the parameters ask for."""
+    if method.calibrations:
+        calibration.require(method, params, request.model)
 
 
 def advice(request: RunRequest, sizes: Sizes, needed: int) -> BudgetInfeasible:

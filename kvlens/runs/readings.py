@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from kvlens import __version__
 from kvlens.files import FOLDER_MODE, close_file, keep_newest
 from kvlens.models.device import host_bytes
-from kvlens.runs.preparing import Kept, Plan, Prepared
+from kvlens.runs.preparing import READINGS, Kept, Plan, Prepared
 
 if TYPE_CHECKING:
     import torch
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from kvlens.engine.prefill import ReadPrompt, Surprisals
     from kvlens.methods.base import Method
 
-FOLDER = "KVLENS_READINGS"
-"""environment variable: the folder; without it nothing is kept"""
 MOST_BYTES = 1 << 30
 """of the folder; what was used longest ago goes first"""
 FREE_SHARE = 0.25
@@ -132,7 +130,7 @@ def full_reading(prepared: Prepared, planned: Plan, progress: Told) -> ReadPromp
 
 def _folder(prepared: Prepared, planned: Plan) -> Path | None:
     """Return the folder that keeps a reading; None where none is named or the reading is too large."""
-    named = os.environ.get(FOLDER)
+    named = os.environ.get(READINGS)
     folder = Path(named) if named else prepared.readings
     return folder if folder is not None and fits(prepared, planned) else None
 

@@ -94,7 +94,7 @@ def store(
         tell(phase, finished, total)
 
     try:
-        read = reading(prepared, planned, follow)
+        read = reading(prepared, planned, follow) if prepared.keeps_reading else None
         full, no_full = _full_kv(prepared, planned, pairing, follow)
         result = engine.run(
             prompt,

@@ -35,7 +35,7 @@ def describe(request: RunRequest, planned: Plan, pairing: Pairing, prepared: Pre
 
     from kvlens.engine.options import rules_of
     from kvlens.kernels.attend import planned_on
-    from kvlens.link.host_link import link_name
+    from kvlens.link.transfers import link_name
 
     loaded, prompt, params = prepared.engine.loaded, prepared.prompt, planned.params
     against = pairing.reference

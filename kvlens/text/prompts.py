@@ -10,8 +10,8 @@ from typing import Any
 from kvlens.refusal import Refusal
 from kvlens.text.carried import reply_start
 from kvlens.text.chat import ChatForm, choose, refuse_change, template_of
+from kvlens.text.plaintext import prompt_pieces
 from kvlens.text.segments import Segment, find_segments, pairs_of, refuse_covered, refuse_empty, token_segments
-from kvlens.text.token_text import prompt_pieces
 
 QUESTIONS = ("in", "after")
 """in: the question is part of the prompt that is read and placed; after: it is fed once the context has been placed"""

@@ -24,7 +24,7 @@ from kvlens.instruments import Effects
 from kvlens.lens.attribution import attribute
 from kvlens.lens.verdict import verdict
 from kvlens.methods.full import FullKV
-from kvlens.runs import readings
+from kvlens.runs import preparing
 from kvlens.runs.answerend import ANSWER_STEPS, answer_end, gives_answer
 from kvlens.runs.carrying import carry_out
 from kvlens.runs.request import RunRequest
@@ -142,11 +142,11 @@ def test_the_ranking_reads_no_prompt_of_its_own(
 
     monkeypatch.setattr(loop, "prefill", counted)
     monkeypatch.setattr(engine, "prefill", counted)
-    monkeypatch.delenv(readings.FOLDER, raising=False)
+    monkeypatch.delenv(preparing.READINGS, raising=False)
     run(prompt, tmp_path / "runs")
     assert len(count) == 1, "one reading serves the reference, the run and all rounds"
     count.clear()
-    monkeypatch.setenv(readings.FOLDER, str(tmp_path / "readings"))
+    monkeypatch.setenv(preparing.READINGS, str(tmp_path / "readings"))
     uid = run(prompt, tmp_path / "kept")
     assert len(count) == 1, "a kept reading serves the reference, the run and the ranking"
     with TraceReader.open(tmp_path / "kept", uid) as reader:

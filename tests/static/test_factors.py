@@ -42,10 +42,10 @@ def test_spans_are_what_the_codec_unpacks(made: Any) -> None:
     keys, values = factors._rebuild(1, 1, tiles)
     for number, _, place in tiles[tiles[:, 0] >= 0].tolist():
         head, span = divmod(number, factors.meta.shape[2])
-        numbers, table = memory.cold.unit(1, span, head), memory.cold.table[1, head, span].clone()
+        numbers, table = memory.host.cold.unit(1, span, head), memory.host.cold.table[1, head, span].clone()
         table[0], tokens = 0, int(table[1])
         start = torch.tensor([memory.spans.rows[span].tok_start])
-        exact = memory.cold.codec.unpack(
+        exact = memory.host.cold.codec.unpack(
             numbers, Units(table[None], start, 1, tokens, factors.head_dim, torch.zeros(1))
         )
         for found, expected in zip((keys, values), exact, strict=True):
@@ -76,7 +76,7 @@ def test_only_what_is_fetched_is_renamed_and_counted(made: Any) -> None:
     slots = memory.hot.slots(1)
     rebuilt = slots.role == ROLE["reconstructed"]
     assert rebuilt.any()
-    assert (factors.tokens_of(memory.cold.place[1]).gather(1, slots.span.long())[rebuilt] > 0).all()
+    assert (factors.tokens_of(memory.host.cold.place[1]).gather(1, slots.span.long())[rebuilt] > 0).all()
     assert int(made.moved_bytes().sum()) > 0
 
 

@@ -40,7 +40,7 @@ def test_the_rows_lie_in_pinned_memory_of_their_size(small: Any, case: Any, monk
     plain.close()
     device = put_behind(monkeypatch)
     made = decoder(small, prompt, case, STEPS)
-    cold = made.session.memory.cold
+    cold = made.session.memory.host.cold
     held = [*cold.pools, *cold.flat]
     assert held
     for pool in held:
@@ -92,7 +92,7 @@ def test_every_bit_goes_into_its_rows_and_into_no_other(dtype: torch.dtype, monk
     model = random_llama(dtype=dtype, num_hidden_layers=2)
     device = put_behind(monkeypatch)
     made = decoder(model, random_prompt(400), on_random(CASES[8]), STEPS)
-    memory, cold, shape = made.session.memory, made.session.memory.cold, made.session.memory.shape
+    memory, cold, shape = made.session.memory, made.session.memory.host.cold, made.session.memory.shape
     span = next(row for row in memory.spans.rows if row.state == "cold")
     first, g = span.tok_start - cold.origin, torch.Generator().manual_seed(3)
 
@@ -109,7 +109,7 @@ def test_every_bit_goes_into_its_rows_and_into_no_other(dtype: torch.dtype, monk
         cut = Cut(span.span, span.tok_start, span.tok_start + tokens)
         moves, stored = cold.put([cut], None, keys, values, span.tok_start)
         entry = memory.transfers.open(0, 0, span.span, "d2h", "leave", stored.size.ravel(), blocking=True)
-        memory.link.submit(entry, moves).wait()
+        memory.host.link.submit(entry, moves).wait()
         device.finish()
         assert torch.equal(pool.view(torch.int16), expected)
     whole = cold.unit(1, span.span, 0).view(torch.int16)

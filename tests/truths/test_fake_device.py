@@ -139,7 +139,9 @@ def test_no_method_mixes_devices(
     monkeypatch.setattr(torch.nn.Module, "to", module_to)
     with FakeCuda():
         other = run(demo, prompt, name, sink=there, **settings)
-    assert len(links) == 1
+    assert there.prefilled is not None
+    copied = bool(there.prefilled.transfers) or any(record.transfers for record in there.steps)
+    assert copied <= len(links) <= 1, "a run whose tokens stay on the device needs no link"
     assert other.ids == plain.ids
     assert all(torch.equal(a, b) for a, b in zip(plain.logits, other.logits, strict=True))
     assert all(check.passed for check in other.checks)

@@ -104,7 +104,7 @@ def test_sequences_share_host_memory_and_nothing_on_the_device(bench: Bench) -> 
     with torch.inference_mode():
         made = decoding.begin(bench, KNOWN["freekv"], 256, KNOWN["freekv"].rates, batch=2)
     first, second = made.sessions
-    assert [x.data_ptr() for x in first.memory.cold.pools] == [x.data_ptr() for x in second.memory.cold.pools]
+    assert [x.data_ptr() for x in first.memory.host.cold.pools] == [x.data_ptr() for x in second.memory.host.cold.pools]
     assert not {x.data_ptr() for x in (p.keys for p in first.memory.hot.pools)} & {
         x.data_ptr() for x in (p.keys for p in second.memory.hot.pools)
     }

@@ -38,7 +38,7 @@ def freekv(monkeypatch: pytest.MonkeyPatch) -> tuple[Trial, list[list[int]]]:
 
 def test_pages_pass_through_two_buffers_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     trial, batches = freekv(monkeypatch)
-    buffers = trial.session.memory.arrivals.buffers
+    buffers = trial.session.memory.host.arrivals.buffers
     assert len({buffer.tensor.data_ptr() for buffer in buffers}) == 2
     moved = [buffer for batch in batches for buffer in batch]
     assert len(moved) > 4

@@ -96,7 +96,7 @@ def test_speculation_and_correction_by_hand(tau: float, reads: list[int], correc
 
 
 def settled(trial: Trial) -> list:
-    trial.session.memory.arrivals.settle()
+    trial.session.memory.host.arrivals.settle()
     return trial.session.memory.transfers.drain()
 
 
@@ -177,7 +177,7 @@ def test_bytes_at_every_step_are_misses_times_the_unit() -> None:
         unit = PARAMS.page * SHAPE.head_token_bytes
         for step in range(30):
             trial.step(step)
-            counts = trial.session.memory.recaller.counts
+            counts = trial.session.memory.host.recaller.counts
             moved = np.zeros((SHAPE.layers, SHAPE.kv_heads))
             for entry in trial.session.memory.transfers.opened:
                 if entry.direction == "h2d":
@@ -214,10 +214,10 @@ def test_tiers_are_laid_out_as_in_section_4() -> None:
     slots = memory.hot.slots(1)
     assert slots.keys.stride()[0] == SHAPE.head_dim, "on the device KV heads of a token lie side by side: NHD"
     assert slots.keys.stride()[1] == SHAPE.head_dim * SHAPE.kv_heads
-    pool = memory.cold.layer(1)
+    pool = memory.host.cold.layer(1)
     assert pool.shape[1:] == (SHAPE.kv_heads, 2, PARAMS.page, SHAPE.head_dim)
-    unit = memory.cold.unit(1, trial.first_id, 0)
+    unit = memory.host.cold.unit(1, trial.first_id, 0)
     assert unit.is_contiguous()
     np.testing.assert_allclose(unit[0].numpy(), trial.keys[1, 0, 3:9], rtol=1e-6)
     assert unit.untyped_storage().data_ptr() == pool.untyped_storage().data_ptr()
-    assert len(memory.arrivals.buffers) == 2
+    assert len(memory.host.arrivals.buffers) == 2

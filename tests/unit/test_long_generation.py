@@ -79,7 +79,7 @@ def test_a_run_that_nobody_records_piles_up_no_log(name: str) -> None:
         with torch.inference_mode():
             Generation(engine.loaded, prompt, session, options).go(None)
         memory = session.memory
-        memory.arrivals.settle()
+        memory.host.arrivals.settle()
         logged = [*memory.log.take_events(), *memory.log.take_cuts(), *memory.take_transfers()]
         steps = {row.step for row in logged} | {span.born_step for span in memory.spans.take_new()}
         assert steps <= {23}, "the last step's alone"

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvlens.kernels import lowrank, lowrank_bytes
-from kvlens.kernels.eigen import eigen_by_threads
+from kvlens.kernels.lowrank import eigen_by_threads
 
 
 def matrix(n: int, d: int, seed: int, decay: float = 0.6) -> torch.Tensor:

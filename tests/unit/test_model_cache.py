@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from ggufs import stock, write
 
+from kvlens.files import cache_dir
 from kvlens.models import cache, find
 from kvlens.models.errors import UnsupportedModel
 
@@ -116,9 +117,9 @@ def test_a_cache_that_cannot_be_written_is_one_sentence(folder: Path, monkeypatc
 
 def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVLENS_CACHE", "/a")
-    assert cache.cache_dir() == Path("/a")
+    assert cache_dir() == Path("/a")
     monkeypatch.delenv("KVLENS_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", "/b")
-    assert cache.cache_dir() == Path("/b/kvlens")
+    assert cache_dir() == Path("/b/kvlens")
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert cache.cache_dir() == Path("~/.cache/kvlens").expanduser()
+    assert cache_dir() == Path("~/.cache/kvlens").expanduser()

@@ -20,7 +20,7 @@ from kvlens.engine import models
 from kvlens.engine.engine import Engine
 from kvlens.meta import RunMeta
 from kvlens.models import device, find
-from kvlens.runs import readings
+from kvlens.runs import preparing, readings
 from kvlens.runs.carrying import carry_out
 from kvlens.runs.request import RunRequest
 from kvlens.store.chrometrace import KEPT, PREFILL, events
@@ -33,7 +33,7 @@ TEXT = "The farmer carried the copper kettle to the old harbor. " * 24
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Named as the place of readings; not there yet, as the app's is not."""
-    monkeypatch.setenv(readings.FOLDER, str(tmp_path / "readings"))
+    monkeypatch.setenv(preparing.READINGS, str(tmp_path / "readings"))
     return tmp_path / "readings"
 
 
@@ -73,7 +73,7 @@ def same(one: dict[str, pd.DataFrame], other: dict[str, pd.DataFrame]) -> None:
 @pytest.mark.parametrize("method", ["snapkv", "h2o", "sekv"])
 def test_a_run_on_a_kept_prompt_is_the_run_that_reads_it_itself(tmp_path: Path, folder: Path, method: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.delenv(readings.FOLDER)
+        patch.delenv(preparing.READINGS)
         plain, itself = ran(tmp_path / "a", method)
     first, made = ran(tmp_path / "b", method)
     again, found = ran(tmp_path / "c", method)
@@ -183,7 +183,7 @@ def test_a_prompt_that_would_not_fit_is_read_by_the_run_itself(
 def test_a_folder_that_cannot_be_written_costs_the_head_start_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(readings.FOLDER, str(tmp_path / "gone" / "readings"))
+    monkeypatch.setenv(preparing.READINGS, str(tmp_path / "gone" / "readings"))
     assert [ran(tmp_path)[0].prompt_kept for _ in range(2)] == [False, False]
 
 

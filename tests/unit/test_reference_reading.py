@@ -13,8 +13,7 @@ from kvlens.engine import engine, loop, models
 from kvlens.meta import RunMeta
 from kvlens.runs import readings
 from kvlens.runs.carrying import carry_out
-from kvlens.runs.preparing import prepare
-from kvlens.runs.readings import FOLDER
+from kvlens.runs.preparing import READINGS, prepare
 from kvlens.runs.request import RunRequest
 from kvlens.store.reader import TraceReader
 from kvlens.text.prompts import PromptText
@@ -89,7 +88,7 @@ def test_a_budget_check_reads_the_prompt_for_all_runs(
     tmp_path: Path, prefills: list[str], monkeypatch: pytest.MonkeyPatch, kept_folder: bool
 ) -> None:
     if kept_folder:
-        monkeypatch.setenv(FOLDER, str(tmp_path / "readings"))
+        monkeypatch.setenv(READINGS, str(tmp_path / "readings"))
     phases: list[str] = []
     request = RunRequest(model="demo", method="sekv", against=True, budget="40%", max_new=4, ignore_eos=True)
     report = lambda phase, done, total: phases.append(phase)  # noqa: E731

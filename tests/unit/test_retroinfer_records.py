@@ -59,7 +59,7 @@ def test_tokens_that_stay_unread_in_the_block_cache_are_not_asked_for() -> None:
         trial.step(step)
         layers = range(SHAPE.layers)
         decided = DecidedStep([seen[layer][1] for layer in layers], memory.spans.is_hot, [])
-        decisions, counts = decisions_at(decided), memory.recaller.counts
+        decisions, counts = decisions_at(decided), memory.host.recaller.counts
         assert decisions is not None
         zone = slice((pool := memory.hot.parts[0][0]).start["recall"], pool.start["window"])
         read = np.array([(seen[layer][0][:, 0, zone] > -torch.inf).sum(1).tolist() for layer in layers])

@@ -395,8 +395,8 @@ def test_rows_of_the_cold_tier_tell_of_the_units_they_name() -> None:
     sizes = {(row.layer, row.kv_head, row.span): row.bytes for row in moved}
     assert len(sizes) == len(rows) == len(moved) > 0
     for row in rows:
-        _, _, rank_k, rank_v = memory.cold.table[row.layer, row.kv_head, row.span].tolist()
-        unit = memory.cold.unit(row.layer, row.span, row.kv_head)
+        _, _, rank_k, rank_v = memory.host.cold.table[row.layer, row.kv_head, row.span].tolist()
+        unit = memory.host.cold.unit(row.layer, row.span, row.kv_head)
         assert (row.form, row.rank_k, row.rank_v, row.cold_bytes) == ("factors", rank_k, rank_v, unit.nbytes)
         assert sizes[row.layer, row.kv_head, row.span] == unit.nbytes
     assert any(size != sizes[layer, 1 - head, span] for (layer, head, span), size in sizes.items())

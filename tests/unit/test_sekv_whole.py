@@ -142,9 +142,9 @@ def test_a_whole_head_has_nothing_in_host_memory(heads: str, form: str) -> None:
     assert found == {(layer, head, s.span) for layer, head in ORDER if (layer, head) not in whole for s in spans}
     assert {row.form for row in rows} <= {"raw", "factors"}
     transfers = memory.take_transfers()
-    assert sum(t.bytes for t in transfers) == sum(row.cold_bytes for row in rows) == memory.cold.bytes
+    assert sum(t.bytes for t in transfers) == sum(row.cold_bytes for row in rows) == memory.host.cold.bytes
     for layer, head in whole:
-        assert not memory.cold.size[layer, head].any()
+        assert not memory.host.cold.size[layer, head].any()
         slots = memory.hot.pool(layer, head)
         assert slots.zones.coarse == slots.zones.recall == 0
         there = slots.position[layer - slots.layers.start, head - slots.heads.start]

@@ -113,7 +113,7 @@ def test_the_largest_gates_stay_until_the_room_is_full(seed: int, zones: str) ->
             np.testing.assert_allclose(out[layer].numpy(), expected.out, atol=2e-4)
     assert decided > refused > 0
     live = sum(int((slots.role != FREE).sum()) for slots in memory.shared)
-    assert sum(int(zone.tables.live.sum()) for zone in memory.recaller.shared_zones) == live <= sum(sizes)
+    assert sum(int(zone.tables.live.sum()) for zone in memory.host.recaller.shared_zones) == live <= sum(sizes)
     assert memory.account.peak <= budget
     trial.session.close()
 

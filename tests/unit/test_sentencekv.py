@@ -52,7 +52,9 @@ def test_kept_tokens_of_the_sentences_nearest_the_mean_query_are_brought() -> No
     chosen = [kept(trial, 1, h, past[-1][1])[0] for h in range(SHAPE.kv_heads)]
     for at, (a, b) in enumerate(past):
         held = [sum(a <= p < b for p in mine) for mine in chosen]
-        assert (memory.cold.size[1, :, at + 2] == np.array(held) * SHAPE.head_token_bytes).all(), "what is gone is gone"
+        assert (memory.host.cold.size[1, :, at + 2] == np.array(held) * SHAPE.head_token_bytes).all(), (
+            "what is gone is gone"
+        )
     cuts = {(c.layer, c.kv_head): c for c in memory.log.take_cuts()}
     assert cuts[1, 0].dropped.sum() == past[-1][1] - SINKS - len(chosen[0])
     gone = {(e.layer, e.kv_head, e.span) for e in memory.log.take_events() if e.kind == "evict"}

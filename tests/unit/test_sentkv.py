@@ -145,7 +145,7 @@ def test_small_case_worked_out_by_hand() -> None:
         ("at ,", ["0.4", "2", "0.28"]),
         ("at !", ["1", "1", "0.85"]),
     ]
-    method, counts = trial.session.method, trial.session.memory.recaller
+    method, counts = trial.session.method, trial.session.memory.host.recaller
     trial.step(0, q=np.array([[[2.0, -1.0]]]))
     selection = trial.selections[0]
     torch.testing.assert_close(selection.score[0, 2:5], torch.tensor([2.0, 3.0, 4.0]))
@@ -222,7 +222,7 @@ def test_decoding_equals_the_reference(change: dict[str, Any], seed: int) -> Non
     truncated = 0
     for step in range(new):
         out = trial.step(step)
-        counts = trial.session.memory.recaller.counts
+        counts = trial.session.memory.host.recaller.counts
         for layer, model in enumerate(models):
             if step:
                 model.end(trial.words[n + step - 1])

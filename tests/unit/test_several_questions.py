@@ -14,7 +14,7 @@ from kvlens import tasks
 from kvlens.demo.encode import demo_encode
 from kvlens.meta import RunMeta
 from kvlens.runs import carrying
-from kvlens.runs.readings import FOLDER
+from kvlens.runs.preparing import READINGS
 from kvlens.store.reader import TraceReader
 
 QUESTIONS = ("What is the code of the gate?", "Who is at the gate, and what is the code there?", "Why?")
@@ -23,7 +23,7 @@ QUESTIONS = ("What is the code of the gate?", "Who is at the gate, and what is t
 @pytest.fixture
 def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("KVLENS_RUNS", str(tmp_path / "runs"))
-    monkeypatch.delenv(FOLDER, raising=False)
+    monkeypatch.delenv(READINGS, raising=False)
     return tmp_path / "runs"
 
 
@@ -90,7 +90,7 @@ def test_the_runs_have_the_same_placement_and_a_question_each(
             pd.testing.assert_frame_equal(ours, first)
     assert len(found[0][2][0]) > 0
     assert len(found[0][2][2]) > 0
-    assert FOLDER not in os.environ
+    assert READINGS not in os.environ
 
 
 @pytest.mark.parametrize(
@@ -132,4 +132,4 @@ def test_runs_before_one_that_fails_are_kept_and_named(
     uid = said.out.strip()
     assert (runs / uid / "trace.duckdb").is_file()
     assert len(asked) == 2
-    assert FOLDER not in os.environ
+    assert READINGS not in os.environ

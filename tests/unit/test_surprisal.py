@@ -17,7 +17,7 @@ from support import ListSink, preset_of, raises_code, random_llama, random_promp
 from kvlens.engine import prefill
 from kvlens.engine.engine import Cancelled, Engine
 from kvlens.engine.prefill import Surprisals
-from kvlens.runs import readings
+from kvlens.runs import preparing
 from kvlens.runs.carrying import carry_out
 from kvlens.runs.request import RunRequest
 from kvlens.shortage import shortage
@@ -214,7 +214,7 @@ def test_a_run_that_is_stopped_before_its_end_has_none(tmp_path: Path) -> None:
 def test_a_kept_prompt_gets_them_from_the_first_run_that_comes_to_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(readings.FOLDER, str(tmp_path / "readings"))
+    monkeypatch.setenv(preparing.READINGS, str(tmp_path / "readings"))
     stopped, _ = ran(tmp_path, cancel=lambda told: "surprisal" in told)
     (read,) = (tmp_path / "readings").glob("*")
     before = read.stat().st_ino, read.stat().st_size
@@ -231,7 +231,7 @@ def test_a_kept_prompt_gets_them_from_the_first_run_that_comes_to_its_end(
         assert known(stored(first))
         found = stored(second)
         np.testing.assert_array_equal(stored(first), found)
-    monkeypatch.delenv(readings.FOLDER)
+    monkeypatch.delenv(preparing.READINGS)
     itself, _ = ran(tmp_path)
     with itself:
         np.testing.assert_array_equal(stored(itself), found)
@@ -248,7 +248,7 @@ def test_where_they_cannot_be_kept_the_next_run_computes_them_again(
             raise failure
         save(tensors, path)
 
-    monkeypatch.setenv(readings.FOLDER, str(tmp_path / "readings"))
+    monkeypatch.setenv(preparing.READINGS, str(tmp_path / "readings"))
     monkeypatch.setattr(safetensors.torch, "save_file", fails)
     for _ in range(2):
         reader, phases = ran(tmp_path)
@@ -263,7 +263,7 @@ def test_where_they_cannot_be_kept_the_next_run_computes_them_again(
 def test_where_they_are_damaged_they_are_computed_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: bytes
 ) -> None:
-    monkeypatch.setenv(readings.FOLDER, str(tmp_path / "readings"))
+    monkeypatch.setenv(preparing.READINGS, str(tmp_path / "readings"))
     first, _ = ran(tmp_path)
     (beside,) = (tmp_path / "readings").glob("*.surprisal.*")
     beside.write_bytes(damage)
@@ -293,7 +293,7 @@ def test_how_far_they_are_ends_at_the_end(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_method_that_places_by_them_leaves_them_to_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(readings.FOLDER, str(tmp_path / "readings"))
+    monkeypatch.setenv(preparing.READINGS, str(tmp_path / "readings"))
     first, _ = ran(tmp_path, "sekv")
     second, phases = ran(tmp_path)
     with first, second:

@@ -58,7 +58,7 @@ def test_infinigen_brings_the_tokens_near_the_largest_estimate() -> None:
         above = [int((score > score.max() - 0.8).sum()) for score in scores]
         count = min(max(1, sum(above) // len(above)), max(1, int(0.2 * now)), room)
         counted.append(count)
-        counts = trial.session.memory.recaller.counts
+        counts = trial.session.memory.host.recaller.counts
         for h in range(SHAPE.kv_heads):
             chosen = gone[np.argsort(-scores[h], kind="stable")[:count]]
             selection = seen.selection[layer]
@@ -90,7 +90,7 @@ def test_bytes_of_single_tokens_and_what_is_told_of_their_spans() -> None:
                 np.add.at(moved, (entry.layers, entry.kv_heads), entry.sizes)
                 units = list(zip(entry.layers.tolist(), entry.kv_heads.tolist(), entry.spans.tolist(), strict=True))
                 assert len(units) == len(set(units)), "one line for a KV head and span"
-        np.testing.assert_array_equal(moved, memory.recaller.counts["recalled_tokens"] * SHAPE.head_token_bytes)
+        np.testing.assert_array_equal(moved, memory.host.recaller.counts["recalled_tokens"] * SHAPE.head_token_bytes)
         for event in memory.log.take_events():
             if event.kind in ("recall", "release"):
                 (there[event.kv_head].add if event.kind == "recall" else there[event.kv_head].discard)(event.span)

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from kvlens.text.plaintext import TokenStream, token_text
 from kvlens.text.prompts import PromptText, tokenize
-from kvlens.text.token_text import TokenStream, token_text
 
 TEXTS = ["plain words", "价格是四八二一三。", "Dvořák 漢字 😀 end", "عربي", "ไทย", "a😀b", "👩‍👩‍👧"]
 

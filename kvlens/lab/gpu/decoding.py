@@ -184,6 +184,6 @@ def _fill_factors(decoder: Any) -> None:
             rank = min(factors.rank, tokens)
             named[head, row.span] = torch.tensor((end, tokens, rank, rank))
             end += 2 * rank * (tokens + memory.shape.head_dim + 1)
-    if end > min(len(pool) for pool in memory.cold.flat):
+    if end > min(len(pool) for pool in memory.host.cold.flat):
         raise MemoryError
     factors.meta.copy_(named)

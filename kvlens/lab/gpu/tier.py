@@ -142,7 +142,7 @@ def measure(bench: Bench) -> Iterator[CheckRow]:
 def rows(device: torch.device, steps: int = NEW) -> Iterator[CheckRow]:
     """For each method: choices, tokens, bytes by the ledger, self-checks, recording. A method that fails is a failed
     check, and the others go on."""
-    from kvlens.link.host_link import link_name
+    from kvlens.link.transfers import link_name
 
     host, ours = (
         Ground.build("cpu", "float32", steps),

@@ -64,7 +64,7 @@ class Watch:
         if phase == "decode":
             self.seconds.append(time.process_time())
             self.resident.append(self.memory.account.resident)
-            self.cold.append(self.memory.cold.bytes)
+            self.cold.append(self.memory.host.cold.bytes)
             self.process.append(_process_bytes())
 
     def figures(self) -> dict[str, Any]:

@@ -113,7 +113,7 @@ def wishes(memory: Memory) -> Selection:
 def recall(memory: Memory) -> None:
     selection = wishes(memory)
     for layer in range(LAYERS):
-        memory.recaller.recall(layer, selection, later=False)
+        memory.host.recaller.recall(layer, selection, later=False)
 
 
 def measure(make: Callable[[], Callable[[], Memory]]) -> dict[str, Any]:
@@ -144,7 +144,7 @@ def measure(make: Callable[[], Callable[[], Memory]]) -> dict[str, Any]:
         rows = memories[0].take_transfers()
         figures["placement"]["lines"] = sum(row.direction == "d2h" for row in rows)
         figures["recall"]["lines"] = sum(row.direction == "h2d" for row in rows)
-        memories[0].link.close()
+        memories[0].host.link.close()
     return figures
 
 

@@ -19,8 +19,7 @@ from pathlib import Path
 from urllib.parse import parse_qsl, urlencode
 
 from kvlens.app.ui.common.reach import is_beyond_loopback
-from kvlens.files import make_folder, write_file
-from kvlens.models.cache import cache_dir
+from kvlens.files import cache_dir, make_folder, write_file
 
 VARIABLE, OFF = "KVLENS_TOKEN", "off"
 PARAMETER = "token"

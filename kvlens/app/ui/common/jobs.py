@@ -21,7 +21,7 @@ from kvlens.app.ui.common.jobprocess import Environment, Left, Process, start_co
 from kvlens.app.ui.common.jobrecord import JOB_FIELDS, JobRecord, name_process
 from kvlens.app.ui.common.scratch import Scratch
 from kvlens.app.ui.common.warm import Forked
-from kvlens.runs.readings import FOLDER
+from kvlens.runs.preparing import READINGS
 
 Starter = Callable[[list[str], Environment, int], Process]
 """argv, environment, descriptor of the log -> the process"""
@@ -123,7 +123,7 @@ class JobManager:
 
     def _run(self, job: Job) -> None:
         job.started = time.time()
-        environment = {FOLDER: str(self._folder.path("readings"))}
+        environment = {READINGS: str(self._folder.path("readings"))}
         try:
             with self._lock, jobrecord.log_opened(self._logs, job.id) as output:
                 if job.state != "queued":

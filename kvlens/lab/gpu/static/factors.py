@@ -29,7 +29,7 @@ class FactorRows:
     def __init__(self, memory: Memory, form: FactorForm) -> None:
         shape, layout = memory.shape, memory.layout
         shortest, longest = layout.recall_spans or (1, layout.zones_of(0).recall)
-        self.cold, self.form, self.head_dim, self.tokens = memory.cold, form, shape.head_dim, longest
+        self.cold, self.form, self.head_dim, self.tokens = memory.host.cold, form, shape.head_dim, longest
         self.rank = min(form.max_rank, longest, shape.head_dim)
         self._shortest = max(1, shortest)
         self.meta = self.cold.table.to(memory.device, copy=True)

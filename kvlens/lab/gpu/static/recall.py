@@ -36,7 +36,7 @@ class StaticRecall:
 
         Raises Shortage where there is not enough to pin.
         """
-        self.memory, self.cold = memory, memory.cold
+        self.memory, self.cold = memory, memory.host.cold
         self.kernels: Backend = kernels or backend(memory.spans.is_hot)
         shape, device, spans = memory.shape, memory.device, memory.spans.capacity
         self.tables: dict[int, ZoneTables] = {}
