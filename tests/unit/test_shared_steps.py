@@ -12,6 +12,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from support import raises_code
 
 from kvlens.api.columns import RUNS
 from kvlens.app.compare.totals import TIMES, Total, beside, totals, totals_table
@@ -22,18 +23,34 @@ from kvlens.runs.races import Entrant
 from kvlens.runs.request import RunRequest
 from kvlens.store.catalog import list_runs
 from kvlens.store.reader import TraceReader
+from kvlens.studies import storage
+from kvlens.studies.errors import BadStudy
 from kvlens.studies.figures import figures_of
 from kvlens.studies.plan import StudyPlan
 from kvlens.studies.promptrow import StudyPrompt
+from kvlens.studies.running import carry_out
 from kvlens.studies.storage import StudyInfo, Trial
 from kvlens.studies.table import Results
 from kvlens.tables.dictionary import RUN, dictionary
 from kvlens.tables.manyruns import export_runs, table_of_runs
 from kvlens.text.prompts import PromptText
+from kvlens.workers.lanes import Crew, resuming_crew
 from tests.synthetic import write_synthetic
 
 ALONE, BATCH = "20260101-000000-aaaaaa", "20260101-000001-bbbbbb"
 SIZE = 4
+
+
+class Silent:
+    """Hears of a study (kvlens.studies.running.Audience)."""
+
+    def report(self, phase: str, number: int, total: int) -> None:
+        """Nothing of it is needed."""
+
+    def trial(self, finished: int, total: int, *rest: Any) -> None:
+        """Nothing of it is needed."""
+
+
 READERS: dict[str, Any] = {"csv": pd.read_csv, "parquet": pd.read_parquet, "json": pd.read_json}
 
 
@@ -119,3 +136,17 @@ def test_a_trial_of_common_steps_has_no_time_and_a_curve_takes_none(runs: Path) 
     assert results.curve("budget", "resident_share")["n"].tolist() == [2, 2]
     matrix = results.matrix().set_index("label")
     assert matrix.loc["SnapKV 10%", "ms_per_step"] == figures[ALONE]["ms_per_step"]
+
+
+@pytest.mark.parametrize(("given", "size"), [((1, None, None), 3), ((1, None, 2), 2), ((2, None, None), 1)])
+def test_a_study_goes_on_with_the_batch_of_the_last_time(
+    tmp_path: Path, given: tuple[int, str | None, int | None], size: int
+) -> None:
+    plan = StudyPlan(shared=RunRequest(model="demo"), entrants=(Entrant(method="full"),))
+    info = storage.create(tmp_path, plan, [])
+    for crew in (Crew(batch=3), resuming_crew(*given)):
+        assert carry_out(tmp_path, info.id, Silent(), lambda: False, crew=crew), "it has no prompts"
+    assert storage.read(tmp_path, info.id).batch == size
+    with raises_code("batch_with_workers", BadStudy):
+        carry_out(tmp_path, info.id, Silent(), lambda: False, crew=Crew(2, batch=4))
+    assert storage.read(tmp_path, info.id).batch == size
