@@ -36,8 +36,7 @@ TOGETHER_NUMBERS = 8_000_000
 SKETCHED_S = 0.5
 """a run that is followed shows a sketch of a step at most so often, where the second thread has time for it"""
 IN_FLIGHT = 3
-"""batches that may wait to be measured before the engine's thread has to wait; 1 where a step alone is a batch, since
-each has tables of a number per query head and position"""
+"""batches that may wait to be measured before the engine's thread has to wait; 1 where a step is a batch of its own"""
 
 
 class Recorder:
@@ -89,11 +88,8 @@ class Recorder:
         self._batch: list[Settled] = []
         self._sketched = -SKETCHED_S
         """when the last sketch was asked for"""
-        slots = max(pool.zones.slots for pool in memory.hot.pools)
-        numbers = windowed.shape.layers * windowed.shape.q_heads * max(keys.shape[2] + max_new, slots)
-        """weights of one step"""
-        waiting = 1 if numbers > TOGETHER_NUMBERS else IN_FLIGHT
-        self._queue: queue.Queue[list[Settled] | Seen | None] = queue.Queue(waiting)
+        is_large = windowed.shape.layers * windowed.shape.q_heads * (keys.shape[2] + max_new) > TOGETHER_NUMBERS
+        self._queue: queue.Queue[list[Settled] | Seen | None] = queue.Queue(1 if is_large else IN_FLIGHT)
         self._thread = threading.Thread(target=self._work, name="kvlens-recorder", daemon=True)
         self._thread.start()
 

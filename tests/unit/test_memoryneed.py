@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from support import ListSink, method_of, random_prompt
 from torch.profiler import ProfilerActivity, profile
 
 from kvlens.engine.engine import Engine, Options
-from kvlens.engine.holdings import SMALL, Mark
+from kvlens.engine.marks import SMALL, Mark
 from kvlens.memory.slots import FREE
 from kvlens.methods.fitting import Sizes
 from kvlens.recording import recorder
@@ -138,6 +139,33 @@ def test_marking_a_prompt_widens_a_part_of_it_at_a_time() -> None:
         keys = torch.randn(16, 2, 600, 16)
     assert keys.numel() > SMALL
     assert largest_allocation(lambda: Mark.take(keys)) <= keys.nbytes // 8
+
+
+@pytest.mark.parametrize("size", [(16, 2, 600, 16), (900, 400), (400_000,)])
+def test_a_marks_sums_are_made_before_the_first_sum(size: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small result between two widened copies would keep the allocator from using the room of the first again."""
+    with torch.inference_mode():
+        keys = torch.randn(size)
+    calls: list[str] = []
+    for name in ("empty", "sum"):
+        plain = getattr(torch, name)
+        monkeypatch.setattr(torch, name, partial(_noted, calls, name, plain))
+    mark = Mark.take(keys)
+    results = min(len(size), 2)
+    assert calls[:results] == ["empty"] * results
+    assert set(calls[results:]) == {"sum"}
+    bits = keys.view(torch.int32)
+    for made, dim in zip(mark.bits, range(-results, 0), strict=True):
+        assert torch.equal(made, bits.sum(dim))
+    assert not mark.changed()
+    with torch.inference_mode():
+        keys[..., -1] += 1
+    assert mark.changed()
+
+
+def _noted(calls: list[str], name: str, plain: Any, *values: Any, **options: Any) -> Any:
+    calls.append(name)
+    return plain(*values, **options)
 
 
 def test_masses_of_a_run_that_keeps_all_are_made_layer_by_layer(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -112,7 +112,10 @@ def test_times_of_common_steps_are_compared_with_no_other(runs: Path) -> None:
     for a, b in zip(*all_totals.values(), strict=True):
         assert (a.batched, b.batched) == (None, SIZE if b.unit in TIMES else None)
     frame = totals_table(all_totals, ("A", "B")).set_index("quantity")
-    assert frame.loc["decoding took", "B beside A"] == f"not compared: {SIZE} prompts shared the steps of B"
+    refused = beside(Total("x", "s", 1.0), Total("x", "s", 2.0, batched=SIZE))
+    assert frame.loc["decoding took", "B beside A"] == refused
+    assert refused != beside(Total("x", "s", 1.0), Total("x", "s", 2.0))
+    assert str(SIZE) in refused
     assert frame.loc["decode steps", "B beside A"] == "the same"
     both = Total("x", "ms", 2.0, batched=8)
     assert beside(both, both) != "the same"
