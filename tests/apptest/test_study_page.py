@@ -107,7 +107,7 @@ def test_go_on_has_the_batch_that_the_study_was_begun_with(
     assert result.exit_code == 0, result.output
     uids = [trial.uid for trial in storage.read_trials(tmp_path, study)]
     sizes = list_runs(tmp_path).set_index("uid")["batched"]
-    assert [sizes[uid] for uid in uids] == [2, 2]
+    assert [sizes[str(uid)] for uid in uids] == [2, 2]
 
 
 def test_the_form_says_what_would_be_run_and_begins_it(
