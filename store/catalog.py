@@ -68,7 +68,9 @@ def _about(folder: Path) -> dict[str, Any]:
 
 
 def _row(folder: Path, info: dict[str, Any]) -> dict[str, Any]:
+    extra = info.get("extra")
     row = {name: info.get(name) for name in SUMMARY}
+    row["batched"] = extra.get("batched") if isinstance(extra, dict) else None
     row |= {"uid": folder.name, "status": info["status"], "created": str(info.get("created") or "")}
     for name in TEXTS:
         row[name] = None if row[name] is None else str(row[name])

@@ -9,7 +9,7 @@ from typing import Any
 from kvlens.store.outcomefacts import OutcomeFacts, parsed_facts
 from kvlens.store.runinfo import CREATED_US, SUMMARY
 
-VERSION = 1
+VERSION = 2
 """of a line's form"""
 UNREADABLE = "unreadable"
 """status of a row whose run.json cannot be read"""

@@ -46,6 +46,7 @@ SUMMARY: dict[str, type] = {
     "h2d_bytes": float,
     "d2h_bytes": float,
     "disk_bytes": float,
+    "batched": float,
     "output_text": str,
     "error": str,
     "reference": str,
@@ -63,7 +64,7 @@ CREATED_US = "created_us"
 
 #: Fields that the run's course decides; the others are copied from its meta when it begins.
 _MEASURED = ("steps", "duration_s", "peak_bytes", "h2d_bytes", "d2h_bytes", "disk_bytes")
-_OF_COURSE = {*_MEASURED, "uid", "status", "created", "output_text", "error", "hold", "drop", "changed"}
+_OF_COURSE = {*_MEASURED, "batched", "uid", "status", "created", "output_text", "error", "hold", "drop", "changed"}
 _FROM_META = tuple(name for name in SUMMARY if name not in _OF_COURSE)
 
 

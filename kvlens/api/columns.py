@@ -39,6 +39,7 @@ RUNS = {
     "h2d_bytes": Column(BYTES, "moved from host to device"),
     "d2h_bytes": Column(BYTES, "moved from device to host"),
     "disk_bytes": Column(BYTES, "of the trace on disk"),
+    "batched": Column("prompts", "that shared the run's decode steps, at most; its duration is of all; NaN: none"),
     "output_text": Column("", "the generated text"),
     "error": Column("", "why it failed; None: it did not"),
     "reference": Column("", "uid of the full-KV run that it was compared with"),

@@ -112,13 +112,15 @@ class Study:
             )
         return Run(self.folder, uids[0], self._models)
 
-    def resume(self, progress: bool = True, workers: int = 1, ray: str | None = None, batch: int = 1) -> Study:
-        """Run the trials that have not ended. workers, ray, batch: as for `study`. Raises Interrupted where Ctrl-C
-        stops it again."""
-        from kvlens.workers.lanes import Crew
+    def resume(
+        self, progress: bool = True, workers: int = 1, ray: str | None = None, batch: int | None = None
+    ) -> Study:
+        """Run the trials that have not ended. workers, ray, batch: as for `study`; batch: None: as the study was
+        carried out last. Raises Interrupted where Ctrl-C stops it again."""
+        from kvlens.workers.lanes import resuming_crew
 
         with translated():
-            crew = Crew(workers, ray, batch)
+            crew = resuming_crew(workers, ray, batch)
         carry_out_study(self, self._models, progress, crew)
         return self
 
@@ -181,7 +183,7 @@ class _Bars:
         self._report("trials", finished, total)
 
 
-def carry_out_study(stored: Study, models: Named | Given, progress: bool, crew: Crew) -> None:
+def carry_out_study(stored: Study, models: Named | Given, progress: bool, crew: Crew | None) -> None:
     """Run what a study lacks. Raises Interrupted where Ctrl-C stops it."""
     from kvlens.studies.running import carry_out
 

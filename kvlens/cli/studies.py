@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvlens.cli.options import AsJson, ProgressJson, RunsDir, runs_folder, show_table, writable
-from kvlens.cli.study import Batch, RayAddress, Workers, carry_out_stored, number_of, parts_of
+from kvlens.cli.study import MOST_AT_ONCE, RayAddress, Workers, carry_out_stored, number_of, parts_of
 from kvlens.text.plaintext import json_text
-from kvlens.workers.lanes import Crew
+from kvlens.workers.lanes import resuming_crew
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from kvlens.studies.table import Results
 
 studies_app = typer.Typer(help="List, show, compare, continue and extend studies.", no_args_is_help=True)
+StudyBatch = Annotated[
+    int | None,
+    typer.Option(min=1, max=MOST_AT_ONCE, help="Prompts whose decode steps are computed together; default: as before."),
+]
 _SHOWN = ("right", "same_output", "kl_nats", "resident_share", "read_share", "corrected_share")
 """figures that a terminal has room for"""
 
@@ -114,13 +118,13 @@ def studies_resume(
     study_id: str,
     workers: Workers = 1,
     ray: RayAddress = None,
-    batch: Batch = 1,
+    batch: StudyBatch = None,
     runs: RunsDir = None,
     as_json: AsJson = False,
     progress_json: ProgressJson = False,
 ) -> None:
     """Run the trials of a study that have not ended."""
-    carry_out_stored(runs_folder(runs), study_id, progress_json, as_json, Crew(workers, ray, batch))
+    carry_out_stored(runs_folder(runs), study_id, progress_json, as_json, resuming_crew(workers, ray, batch))
 
 
 @studies_app.command("extend")
@@ -134,7 +138,7 @@ def studies_extend(
     seeds: Annotated[str, typer.Option(help="More seeds, with commas.")] = "",
     workers: Workers = 1,
     ray: RayAddress = None,
-    batch: Batch = 1,
+    batch: StudyBatch = None,
     runs: RunsDir = None,
     as_json: AsJson = False,
     progress_json: ProgressJson = False,
@@ -162,7 +166,7 @@ def studies_extend(
     counted = counting(shared.model, shared.chat, shared.system, shared.chat_args)
     read = read_prompts(prompts, counted) if prompts else None
     extend(folder, study_id, added, () if read is None else read.prompts)
-    carry_out_stored(folder, study_id, progress_json, as_json, Crew(workers, ray, batch))
+    carry_out_stored(folder, study_id, progress_json, as_json, resuming_crew(workers, ray, batch))
 
 
 def rows_of(frame: DataFrame) -> list[dict[str, Any]]:

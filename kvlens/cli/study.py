@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 
 Workers = Annotated[int, typer.Option(min=1, max=256, help="Processes that share the prompts, or actors of --ray.")]
-Batch = Annotated[int, typer.Option(min=1, max=64, help="Prompts whose decode steps are computed together.")]
+MOST_AT_ONCE = 64
+"""prompts"""
+Batch = Annotated[int, typer.Option(min=1, max=MOST_AT_ONCE, help="Prompts whose decode steps are computed together.")]
 RayAddress = Annotated[str | None, typer.Option("--ray", help="Address of a Ray cluster; needs the package ray.")]
 
 
@@ -129,8 +131,9 @@ def study(
     carry_out_stored(runs_folder(runs), info.id, progress_json, as_json, Crew(workers, ray, batch))
 
 
-def carry_out_stored(folder: Path, study_id: str, progress_json: bool, as_json: bool, crew: Crew) -> None:
-    """Run what a study lacks, and print its id. Ends the process with status 1 where the study is not whole."""
+def carry_out_stored(folder: Path, study_id: str, progress_json: bool, as_json: bool, crew: Crew | None) -> None:
+    """Run what a study lacks, and print its id. crew: None: as it was carried out last. Ends the process with status 1
+    where the study is not whole."""
     from kvlens.cli.progress import reserve_stdout
     from kvlens.runs.stopping import stop_signals
     from kvlens.studies.running import carry_out

@@ -20,7 +20,8 @@ import torch
 from kvlens import interrupts
 from kvlens.budget import BudgetAccount, BudgetInfeasible
 from kvlens.engine import outputs
-from kvlens.engine.holdings import UNANNOUNCED, Handed, Holdings, Mark, refuse_broken, tensors_of, weights_of
+from kvlens.engine.holdings import UNANNOUNCED, Handed, Holdings, refuse_broken, tensors_of, weights_of
+from kvlens.engine.marks import Mark
 from kvlens.hangs import Hang, Watch, giving_up, limit
 from kvlens.memory.layout import Layout
 from kvlens.memory.memory import Memory

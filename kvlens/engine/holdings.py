@@ -1,15 +1,8 @@
-"""What a method does with tensors beside its answers: those that it holds, and those that a hook changes in place.
+"""The tensors that a method holds beside its answers, and those that its hooks are handed.
 
 The tensors that a method holds are found by walking its attributes, whatever `held` announces. A storage counts once
 and whole. The walk follows containers, objects, closures, partial and bound functions, and of a plugin the attributes
 of its classes and the containers in global variables of its module. It follows no other modules and classes.
-
-A tensor was changed in place if its `_version` grew where torch counts, or if its bits changed where it does not. The
-engine runs under `inference_mode`, which saves about a tenth of a step on a CPU and leaves its tensors without a
-`_version`. Of such a tensor a copy is kept if it is small, as the tensors of a step are. Of a large one, as a prompt
-is, sums of its bits along its last two dimensions are kept: a change that leaves all of them equal is not seen. A
-tensor with a `_version` is not read, so writes through `.data` or numpy are not seen in it; a model's parameters are
-read all the same.
 """
 
 from __future__ import annotations
@@ -19,7 +12,6 @@ import sys
 import types
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -159,63 +151,6 @@ def _class_values(kind: type) -> Iterator[Any]:
         module = sys.modules.get(base.__module__)
         names = vars(module).items() if module is not None else ()
         yield from [value for name, value in names if isinstance(value, GLOBAL) and not name.startswith("__")]
-
-
-SMALL = 1 << 18
-"""numbers of a tensor that is copied at most"""
-BITS = {4: torch.int32, 2: torch.int16, 8: torch.int64}
-"""bytes of a number -> the integers of that size"""
-
-
-@dataclass(frozen=True)
-class Mark:
-    """A tensor as it was."""
-
-    tensor: torch.Tensor
-    place: tuple[object, ...]
-    """storage, shape and strides, which `set_` and `resize_` change"""
-    version: int | None
-    bits: tuple[torch.Tensor, ...]
-    """the bits, or their sums"""
-
-    @classmethod
-    def take(cls, tensor: torch.Tensor) -> Mark:
-        """Mark a tensor before a hook sees it."""
-        if not tensor.is_inference() and not isinstance(tensor, torch.nn.Parameter):
-            return cls(tensor, _place(tensor), tensor._version, ())
-        bits = _bits(tensor)
-        return cls(tensor, _place(tensor), None, (bits.clone(),) if bits.numel() <= SMALL else _sums(bits))
-
-    def changed(self) -> bool | torch.Tensor:
-        """Return whether the tensor differs now; on a device a 0-d flag that no one has read."""
-        if _place(self.tensor) != self.place:
-            return True
-        if self.version is not None:
-            return bool(self.tensor._version != self.version)
-        bits = _bits(self.tensor)
-        pairs = list(zip((bits,) if bits.numel() <= SMALL else _sums(bits), self.bits, strict=True))
-        if bits.device.type == "cpu":
-            return not all(torch.equal(now, former) for now, former in pairs)
-        return torch.stack([(now != former).any() for now, former in pairs]).any()
-
-
-def _place(tensor: torch.Tensor) -> tuple[object, ...]:
-    """Where a tensor lies."""
-    return tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride()
-
-
-def _sums(bits: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Return sums along the last dimension, which a moved row changes, and along the one before it, which a number
-    moved within its row changes: int64, of a part at a time, since torch widens what it adds up."""
-    if bits.dim() > 2 and bits.numel() > SMALL:
-        return tuple(map(torch.stack, zip(*map(_sums, bits), strict=True)))
-    return tuple(bits.sum(dim) for dim in range(max(-2, -bits.dim()), 0))
-
-
-def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    """The numbers as integers, so that NaN equals itself."""
-    tensor = tensor.detach()
-    return tensor.view(BITS[tensor.element_size()]) if tensor.dtype.is_floating_point else tensor
 
 
 Handed = Sequence[tuple[str, torch.Tensor | None]]

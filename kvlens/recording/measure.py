@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from kvlens.instruments import Oracle, Scores
 from kvlens.memory.slots import FREE, ROLE
 from kvlens.recording.decisions import decisions_at, zoom_columns
-from kvlens.recording.oracle import compare, coverage, full_attention
+from kvlens.recording.oracle import compare, coverage, full_attention, layers_attention
 from kvlens.recording.selected import selection_recall, sum_by
 from kvlens.recording.snapshot import Attended, Measured, Snapshot, Zooms
 from kvlens.rows import MASS_COLUMNS
@@ -44,10 +44,9 @@ def alike(shot: Snapshot) -> tuple[object, ...]:
 def measure(shots: list[Snapshot], top_k: int, ranked: int) -> list[Measured]:
     """All columns of some steps that are `alike`; the `top_k` spans by mass, the `ranked` best candidates by score."""
     first_shot, steps = shots[0], len(shots)
-    full = full_attention(shots) if first_shot.keys is not None or first_shot.shadow is not None else None
+    full = full_attention(shots) if first_shot.keys is None and first_shot.shadow is not None else None
     if first_shot.keys is not None:
-        assert full is not None
-        groups, parts = None, [masses_of_all(full, shots)]
+        groups, parts = None, [masses_of_all(shots)]
     else:
         groups = [_together([shot.groups[i] for shot in shots]) for i in range(len(first_shot.groups))]
         parts = [_masses(group, first_shot.spans, steps) for group in groups]
@@ -66,9 +65,8 @@ def measure(shots: list[Snapshot], top_k: int, ranked: int) -> list[Measured]:
     missed: list[dict[str, np.ndarray]] = [{} for _ in shots]
     oracle_worst = [0.0] * steps
     if first_shot.shadow is not None:
-        assert full is not None
         for name, share in (("coverage", coverage), ("selection_recall", selection_recall)):
-            columns[name] = torch.ones_like(entropy) if groups is None else share(full, groups)
+            columns[name] = torch.ones_like(entropy) if full is None or groups is None else share(full, groups)
         oracles, missed, oracle_worst = compare(shots, full, mass, groups, top_k)
     columns |= {name: torch.stack([shot.head_columns[name] for shot in shots]) for name in first_shot.head_columns}
     index = torch.tensor([shot.index_bytes for shot in shots], device=tokens.device)[..., None]
@@ -149,17 +147,20 @@ def _masses(group: Attended, spans: int, steps: int) -> tuple[torch.Tensor, ...]
     return tuple(x.unflatten(0, (steps, -1)) for x in (*by_query_head, *_attended(group)))
 
 
-def masses_of_all(full: torch.Tensor, shots: list[Snapshot]) -> tuple[torch.Tensor, ...]:
-    """As `_masses`, of steps whose heads attended all positions exactly: full [L, H_kv, T, G, n] is their attention.
-    The last step's table serves all: a token's span does not change where the memory keeps every token."""
-    weights, table = full.movedim(2, 0), shots[-1].groups[0]
+def masses_of_all(shots: list[Snapshot]) -> tuple[torch.Tensor, ...]:
+    """As `_masses`, of steps whose heads attended all positions exactly. The last step's table serves all: a token's
+    span does not change where the memory keeps every token. The weights of one layer exist at a time: those of all
+    layers would be the largest tables of a long run's step."""
+    table, tiny = shots[-1].groups[0], torch.finfo(torch.float32).tiny
     role, span = table.role[0, 0].long(), table.span[0, 0].long()
-    by_role, by_span = (
-        sum_by(weights, code, codes).flatten(2, 3) for code, codes in ((role, FREE + 1), (span, shots[0].spans))
-    )
-    entropy = -(weights * weights.clamp(min=torch.finfo(weights.dtype).tiny).log()).sum(-1).flatten(2, 3)
-    counts = torch.tensor([shot.groups[0].role.shape[-1] for shot in shots], device=full.device)
-    tokens = counts[:, None, None].expand(-1, *full.shape[:2])
+    columns = []
+    for layer in layers_attention(shots):
+        weights = layer.transpose(0, 1)
+        masses = (sum_by(weights, code, codes) for code, codes in ((role, FREE + 1), (span, shots[0].spans)))
+        columns.append((*masses, -(weights * weights.clamp(min=tiny).log()).sum(-1)))
+    by_role, by_span, entropy = (torch.stack(parts, 1).flatten(2, 3) for parts in zip(*columns, strict=True))
+    counts = torch.tensor([shot.groups[0].role.shape[-1] for shot in shots], device=entropy.device)
+    tokens = counts[:, None, None].expand(-1, *table.role.shape[:2])
     return by_role, by_span, entropy, tokens, torch.zeros_like(tokens)
 
 

@@ -6,7 +6,7 @@ positions.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,9 +45,19 @@ class Owners:
 
 
 def full_attention(shots: Sequence[Snapshot]) -> torch.Tensor:
-    """[L, H_kv, T, G, n] of consecutive steps, 0 on positions a step had not written. Their queries share one product
-    with the keys, layer by layer: what a layer needs fits a processor's cache, and keys of 16 bits are never all there
-    in float32."""
+    """[L, H_kv, T, G, n] of consecutive steps, 0 on positions a step had not written."""
+    weights: torch.Tensor | None = None
+    for number, layer in enumerate(layers_attention(shots)):
+        weights = layer.new_empty(len(shots[0].q), *layer.shape) if weights is None else weights
+        weights[number] = layer
+    assert weights is not None, "a model has layers"
+    return weights
+
+
+def layers_attention(shots: Sequence[Snapshot]) -> Iterator[torch.Tensor]:
+    """Yield full attention [H_kv, T, G, n] of consecutive steps, layer by layer, 0 on positions a step had not written.
+    The steps' queries share one product with the keys: what a layer needs fits a processor's cache, and keys of 16 bits
+    are never all there in float32."""
     keys = [shot.shadow if shot.keys is None else shot.keys for shot in shots]
     longest = keys[-1]
     assert longest is not None
@@ -59,29 +69,27 @@ def full_attention(shots: Sequence[Snapshot]) -> torch.Tensor:
     bias = unwritten.new_zeros(unwritten.shape, dtype=torch.float32).masked_fill(unwritten, -math.inf)
     rows = q.reshape(layers, -1, head_dim)
     if shots[0].forms:
-        return _formed(shots[0], rows, longest, bias, token_counts, group)
-    weights = torch.empty(layers, kv_heads, steps * group, n, device=longest.device)
-    for layer, part in enumerate(zip(rows, longest, strict=True)):
-        weights[layer] = attention_weights(*part, bias if steps > 1 else None, shots[0].scaling)
-    return weights.unflatten(2, (steps, group))
+        yield from _formed(shots[0], rows, longest, bias, token_counts, group)
+        return
+    for part in zip(rows, longest, strict=True):
+        weights = attention_weights(*part, bias if steps > 1 else None, shots[0].scaling)
+        yield weights.unflatten(1, (steps, group))
 
 
 def _formed(
     shot: Snapshot, rows: torch.Tensor, keys: torch.Tensor, bias: torch.Tensor, counts: torch.Tensor, group: int
-) -> torch.Tensor:
-    """Full attention [L, H_kv, T, G, n] layer by layer, each by its form. rows [L, H_kv * T * G, D], keys [L, H_kv, n,
+) -> Iterator[torch.Tensor]:
+    """Yield full attention [H_kv, T, G, n] of each layer by its form. rows [L, H_kv * T * G, D], keys [L, H_kv, n,
     D], bias [T * G, n] -inf on unwritten positions, counts [T]: positions written."""
     kv_heads, n = keys.shape[1:3]
     position = torch.arange(n, device=keys.device)
-    layers = []
     for form, q, layer_keys in zip(shot.forms, rows, keys, strict=True):
         scores = form.cap(q.view(kv_heads, -1, q.shape[-1]).float() @ layer_keys.float().mT * shot.scaling) + bias
         scores = scores.unflatten(1, (-1, group))
         if form.window:
             old = position < (counts - form.window)[:, None]
             scores = scores.masked_fill(old[:, None], -math.inf)
-        layers.append(form.weigh(scores.transpose(1, 2)).transpose(1, 2))
-    return torch.stack(layers)
+        yield form.weigh(scores.transpose(1, 2)).transpose(1, 2)
 
 
 def coverage(full: torch.Tensor, groups: Sequence[Attended]) -> torch.Tensor:
@@ -104,15 +112,19 @@ def coverage(full: torch.Tensor, groups: Sequence[Attended]) -> torch.Tensor:
 
 
 def compare(
-    shots: Sequence[Snapshot], full: torch.Tensor, mass: torch.Tensor, groups: Sequence[Attended] | None, top_k: int
+    shots: Sequence[Snapshot],
+    full: torch.Tensor | None,
+    mass: torch.Tensor,
+    groups: Sequence[Attended] | None,
+    top_k: int,
 ) -> tuple[list[Oracle | None], list[dict[str, np.ndarray]], list[float]]:
     """Per step: the `top_k` spans with most own-query mass or most of full KV's own; the columns regret, unread and,
     where full KV's own attention is there, reference_regret and reference_unread, float32 [L, Hq] (NaN in layers that
     were not sampled), in total over all spans; and the largest |sum of full attention - 1|. None, no columns and 0 at
     steps that were not sampled.
 
-    mass: the method's mass by span [T, L, Hq, S]; groups: of T steps each, None: every query head attended every
-    position exactly, so that `mass` is full attention's.
+    mass: the method's mass by span [T, L, Hq, S]; groups: of T steps each. full, groups: None: every query head
+    attended every position exactly, so that `mass` is full attention's.
     """
     oracles: list[Oracle | None] = [None] * len(shots)
     columns: list[dict[str, np.ndarray]] = [{} for _ in shots]
@@ -121,10 +133,12 @@ def compare(
     if not steps:
         return oracles, columns, worst
     layers = list(shots[steps[0]].sampled)
-    n = full.shape[-1]
+    last_shadow = shots[-1].shadow
+    assert last_shadow is not None, "full attention by span needs the keys of all positions"
+    n = last_shadow.shape[2]
     owners = [owner for t in steps if (owner := shots[t].owner) is not None]
     read_mass, read = _some(mass, 1, layers, 0, steps), None
-    if groups is None:
+    if groups is None or full is None:
         by_query = [_Masses(read_mass, torch.zeros_like(read_mass), None)]
     else:
         read = read_positions(groups, len(shots), steps, torch.stack([owner[:n] for owner in owners]))

@@ -36,7 +36,7 @@ TOGETHER_NUMBERS = 8_000_000
 SKETCHED_S = 0.5
 """a run that is followed shows a sketch of a step at most so often, where the second thread has time for it"""
 IN_FLIGHT = 3
-"""batches that may wait to be measured before the engine's thread has to wait"""
+"""batches that may wait to be measured before the engine's thread has to wait; 1 where a step is a batch of its own"""
 
 
 class Recorder:
@@ -88,7 +88,8 @@ class Recorder:
         self._batch: list[Settled] = []
         self._sketched = -SKETCHED_S
         """when the last sketch was asked for"""
-        self._queue: queue.Queue[list[Settled] | Seen | None] = queue.Queue(IN_FLIGHT)
+        is_large = windowed.shape.layers * windowed.shape.q_heads * (keys.shape[2] + max_new) > TOGETHER_NUMBERS
+        self._queue: queue.Queue[list[Settled] | Seen | None] = queue.Queue(1 if is_large else IN_FLIGHT)
         self._thread = threading.Thread(target=self._work, name="kvlens-recorder", daemon=True)
         self._thread.start()
 

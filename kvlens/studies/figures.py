@@ -17,7 +17,8 @@ def figures_of(reader: TraceReader) -> dict[str, Any]:
 
     outcome (words), kinds (of kvlens.lens.severity.KINDS), right (the output is the expected answer), full_right (full
     KV's is), same_output (the output is full KV's), lost_at_step (the first step whose most probable token is not full
-    KV's), kl_there, margin_there and at_stop_token (at that step), output (its beginning), checks_passed.
+    KV's), kl_there, margin_there and at_stop_token (at that step), output (its beginning), batched (prompts that shared
+    its steps, at most), checks_passed.
     """
     came, meta, steps, loss = outcome(reader), reader.meta, reader.steps(), reader.loss()
     full = float(meta.full_kv_bytes or math.nan)
@@ -50,6 +51,7 @@ def figures_of(reader: TraceReader) -> dict[str, Any]:
         "attended_tokens": _kv_mean(reader, "attended_tokens"),
         "corrected_share": _corrected(reader),
         "reused_share": _reused(reader),
+        "batched": meta.batched,
         "ms_per_step": None if meta.batched else _mean(steps["dur_us"]) / 1000,
         "checks_passed": bool(reader.self_checks()["passed"].all()),
     }

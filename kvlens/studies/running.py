@@ -123,6 +123,7 @@ class Study:
     def run(self, crew: Crew) -> bool:
         """Run what has not ended -> whether the study is whole. Raises ValueError or TraceError with one sentence where
         the model cannot be loaded or nothing can be stored."""
+        self._keep_batch(crew)
         groups = [group for prompt in self._prompts for group in (self._pending(prompt),) if group]
         if crew.batch > 1:
             self._run_together(groups, crew)
@@ -131,6 +132,14 @@ class Study:
         elif groups:
             self._run_apart(groups, crew)
         return self._done == self._total
+
+    def _keep_batch(self, crew: Crew) -> None:
+        """Store the crew's batch with the study. Raises BadStudy `batch_with_workers` where workers apart have one."""
+        if crew.batch > 1 and not crew.here:
+            raise BadStudy("batch_with_workers", "a batch has one worker: set workers to 1, no ray, or batch to 1.")
+        if self._info.batch != crew.batch:
+            self._info.batch = crew.batch
+            storage.save(self._runs, self._info)
 
     def _serves(self, trial: Trial) -> bool:
         """The trial has ended. Where origins count, it is of that origin, and its run is there where it has one."""
@@ -169,9 +178,6 @@ class Study:
         return None if trial is None else Done(trial, runner.fingerprint)
 
     def _run_together(self, groups: list[list[Item]], crew: Crew) -> None:
-        if not crew.here:
-            sentence = "a batch has one worker: set workers to 1 and leave out ray, or set batch to 1."
-            raise BadStudy("batch_with_workers", sentence)
         from kvlens.studies.batching import carry_out_together  # loads torch
 
         if self._models.named:
@@ -233,12 +239,12 @@ def carry_out(
     """Run what a stored study lacks -> whether it is whole now. Cancelled, every trial that has ended is kept.
 
     Args:
-        crew: workers that share the prompts; None: one, in this process. Workers apart finish the trial that they are
-            in when the study is cancelled.
+        crew: workers that share the prompts; None: one, in this process, with the study's batch, which a crew sets.
+            Workers apart finish the trial that they are in when the study is cancelled.
         part: what of the study is run.
 
     Raises StudyBusy while another process carries it out; ValueError or TraceError with one sentence.
     """
     with storage.carried_out_alone(runs_dir, study_id):
         info = storage.read(runs_dir, study_id)
-        return Study(runs_dir, info, audience, cancelled, models, part).run(crew or Crew())
+        return Study(runs_dir, info, audience, cancelled, models, part).run(crew or Crew(batch=info.batch))

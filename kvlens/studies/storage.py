@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from kvlens.store.errors import RunNotFound, TraceError, UnreadableRun
 from kvlens.store.files import read_plain, write_plain
@@ -54,6 +54,8 @@ class StudyInfo(BaseModel):
     plan: StudyPlan
     thresholds: Thresholds | None = None
     """of a gate; None: the study is none"""
+    batch: int = Field(1, ge=1)
+    """prompts whose decode steps are computed together, as the study was carried out last"""
 
 
 @dataclass(frozen=True)

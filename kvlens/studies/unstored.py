@@ -73,6 +73,7 @@ def measure(
         "offloaded_bytes_per_step": means["d2h_bytes_per_step"],
         "corrected_share": means.get("corrected_share"),
         "reused_share": means.get("reused_share"),
+        "batched": result.most_rows if result.most_rows > 1 else None,
         "checks_passed": all(check.passed for check in result.checks),
     }
     losses = [loss.kl for loss in result.losses if loss is not None]

@@ -198,6 +198,9 @@ RUN = {
     "ttft_us": Column(US, "until the first token of the answer, the reading of the prompt included"),
     "tpot_us": Column(US, "mean duration of the steps after the first token", "steps after the first token"),
     "end_to_end_us": Column(US, "until the last token"),
+    "batched": Column(
+        "prompts", "that shared the run's decode steps, at most; times of such a run do not compare; empty: none"
+    ),
     "link": Column("", "what copies went through; times of different links do not compare"),
 }
 """columns that say of which run a row is; `param_NAME` follow, one for each parameter of some method"""

@@ -23,7 +23,7 @@ PARAMETER = "param_"
 """begins the name of a column that holds a parameter"""
 TABLES = ("outcome", "missed", "readers", *EXPORTS)
 """tables that can be exported, beside the timeline"""
-_WHOLE = (ID, "step", "rank", "position")
+_WHOLE = (ID, "step", "rank", "position", "prompts")
 """units of columns of whole numbers, whether or not a run lacks some"""
 
 
@@ -98,7 +98,8 @@ def _pieces(uids: Sequence[str], runs: Path, table: str) -> Iterator[pa.Table]:
         with TraceReader.open(runs, uid) as reader:
             described[uid] = run_columns(reader)
     names = list(dict.fromkeys(name for columns in described.values() for name in columns))
-    kinds = {name: _kind([columns.get(name) for columns in described.values()]) for name in names}
+    units = {name: column.unit for name, column in RUN.items()}
+    kinds = {name: _kind([columns.get(name) for columns in described.values()], units.get(name, "")) for name in names}
     schema: pa.Schema | None = None
     for uid in uids:
         with TraceReader.open(runs, uid) as reader:
@@ -128,13 +129,16 @@ def _schema(piece: pa.Table, table: str) -> pa.Schema:
     return pa.schema([typed(field) for field in piece.schema])
 
 
-def _kind(values: Sequence[Any]) -> pa.DataType:
-    """The type of a column of the run: numbers and flags as they are, anything else as text."""
+def _kind(values: Sequence[Any], unit: str) -> pa.DataType:
+    """The type of a column of the run: numbers and flags as they are, anything else as text. A column without a value
+    has the type of its unit."""
     known_values = [value for value in values if value is not None]
     if known_values and all(isinstance(value, bool) for value in known_values):
         return pa.bool_()
     if known_values and all(isinstance(value, int | float) and not isinstance(value, bool) for value in known_values):
         return pa.int64() if all(isinstance(value, int) for value in known_values) else pa.float64()
+    if not known_values and unit:
+        return pa.int64() if unit in _WHOLE else pa.float64()
     return pa.string()
 
 

@@ -66,6 +66,11 @@ class Crew:
         return self.workers == 1 and self.ray is None
 
 
+def resuming_crew(workers: int, ray: str | None, batch: int | None) -> Crew | None:
+    """Return the crew that goes on with a study; None: one worker here, with the study's own batch."""
+    return None if (workers, ray, batch) == (1, None, None) else Crew(workers, ray, batch or 1)
+
+
 class Lane(Protocol):
     """A worker as the coordinator sees it."""
 

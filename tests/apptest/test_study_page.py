@@ -8,24 +8,30 @@ from typing import Any
 import pandas as pd
 import pytest
 from streamlit.testing.v1 import AppTest
+from typer.testing import CliRunner
 from uiruns import Runs, Visit
 
 from kvlens.app.ui.common.exportruns import table_file
 from kvlens.app.ui.common.jobs import JobManager
 from kvlens.app.ui.study import form
 from kvlens.app.ui.study.request import StudyChoice, extend_command, resume_command, study_command
+from kvlens.cli import main
 from kvlens.ledger.foresight import foresight
 from kvlens.ledger.signals import SIGNALS
 from kvlens.ledger.tracks import tracks_of_runs
 from kvlens.runs.races import Entrant
 from kvlens.runs.request import RunRequest, parse_chat_args
-from kvlens.store.reader import TraceReader
+from kvlens.store.reader import TraceReader, list_runs
 from kvlens.studies import storage
 from kvlens.studies.limits import Thresholds
 from kvlens.studies.plan import StudyPlan
+from kvlens.studies.promptfile import read_prompts
 from kvlens.studies.promptrow import StudyPrompt
+from kvlens.studies.running import carry_out
 from kvlens.studies.storage import Trial
+from kvlens.tasks.encoding import encoding
 from kvlens.text.prompts import PromptText
+from kvlens.workers.lanes import Crew
 
 RIGHT = {"10%": (False, False, True), "40%": (True, True, True)}
 
@@ -43,6 +49,16 @@ def make_study(folder: Path, uid: str, trials: int = 9) -> str:
         figures = {"right": right, "kl_nats": 0.5, "outcome": "right answer", "kinds": ["right"], "output": "x"}
         storage.append(folder, info.id, Trial(f"p{number}", arm.key(), "completed", uid, figures=figures))
     return info.id
+
+
+class Silent:
+    """Hears of a study (kvlens.studies.running.Audience)."""
+
+    def report(self, phase: str, number: int, total: int) -> None:
+        """Nothing of it is needed."""
+
+    def trial(self, finished: int, total: int, *rest: Any) -> None:
+        """Nothing of it is needed."""
 
 
 def table(app: AppTest, column: str) -> Any:
@@ -70,6 +86,28 @@ def test_a_study_that_stopped_can_go_on(runs: Runs, visit: Visit, monkeypatch: p
     app = visit(runs.folder, "study", study=study)
     app.button(key="study_resume").click().run()
     assert submitted == [resume_command(study, runs.folder.resolve())]
+
+
+@pytest.mark.timeout(180)
+def test_go_on_has_the_batch_that_the_study_was_begun_with(
+    visit: Visit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submitted: list[list[str]] = []
+    monkeypatch.setattr(JobManager, "submit", lambda self, argv, title, *more: submitted.append(argv) or "job")
+    plan = StudyPlan(shared=RunRequest(model="demo", max_new=4), entrants=(Entrant(method="full"),))
+    read = read_prompts(["needle@length=120@prompts=2"], lambda: encoding("demo"))
+    study = storage.create(tmp_path, plan, read.prompts).id
+    carry_out(tmp_path, study, Silent(), lambda: True, crew=Crew(batch=2))
+    assert not storage.read_trials(tmp_path, study), "it was stopped before its first trial"
+    app = visit(tmp_path, "study", study=study)
+    assert "2 prompts at once" in " ".join(caption.value for caption in app.caption)
+    app.button(key="study_resume").click().run()
+    (argv,) = submitted
+    result = CliRunner().invoke(main.app, argv[argv.index("kvlens") + 1 :])
+    assert result.exit_code == 0, result.output
+    uids = [trial.uid for trial in storage.read_trials(tmp_path, study)]
+    sizes = list_runs(tmp_path).set_index("uid")["batched"]
+    assert [sizes[str(uid)] for uid in uids] == [2, 2]
 
 
 def test_the_form_says_what_would_be_run_and_begins_it(

@@ -10,6 +10,7 @@ from test_cli import kvlens
 
 from kvlens import PACKAGE, tasks
 from kvlens.lab.commands import results
+from kvlens.studies import storage
 
 
 def test_tasks_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -59,6 +60,18 @@ def test_a_sweep_of_a_file_writes_its_rows_and_goes_on(tmp_path: Path, capsys: p
     place = {name: at for at, name in enumerate(rows["columns"])}
     shown = [(row[place["index"]], row[place["length"]], row[place["depth"]]) for row in rows["trials"][::2]]
     assert shown == [(0, None, None), (1, None, None), (2, None, None)]
+
+
+@pytest.mark.parametrize("table", ["sweep", "quality"])
+def test_the_prompts_of_a_table_share_steps(table: str, tmp_path: Path) -> None:
+    runs, out = tmp_path / "runs", tmp_path / "table.json"
+    own = ["--no-traces", "--lengths", "128", "--depths", "0.5"] if table == "sweep" else ["--length", "128"]
+    argv = ["--model", "demo", "--methods", "full", "--tasks", "needle", "--budgets", "50%", "--prompts", "2", *own]
+    kvlens("bench", table, *argv, "--batch", "2", "--runs", str(runs), "--out", str(out))
+    (study,) = storage.ids(runs)
+    assert storage.read(runs, study).batch == 2
+    sizes = [(trial.figures or {})["batched"] for trial in storage.read_trials(runs, study)]
+    assert sizes == [2] * 4, "full KV, and full KV in bfloat16"
 
 
 @pytest.mark.parametrize(

@@ -129,6 +129,7 @@ def test_full_kv_computes_no_column_that_is_known(tiny: Any, monkeypatch: pytest
     computed: list[str] = []
     for module, name in (
         (measure, "full_attention"),
+        (measure, "layers_attention"),
         (measure, "coverage"),
         (measure, "selection_recall"),
         (oracle, "read_positions"),
@@ -142,7 +143,7 @@ def test_full_kv_computes_no_column_that_is_known(tiny: Any, monkeypatch: pytest
         return sink
 
     known = recorded()
-    assert set(computed) == {"full_attention"}
+    assert set(computed) == {"layers_attention"}
     assert len(computed) < len(known.steps) / 2
     monkeypatch.setattr(freezing, "keeps_all", lambda memory: False)
     general = recorded()

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import queue
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from support import method_of, random_prompt
+from support import ListSink, method_of, random_prompt
 from torch.profiler import ProfilerActivity, profile
 
 from kvlens.engine.engine import Engine, Options
-from kvlens.engine.holdings import SMALL, Mark
+from kvlens.engine.marks import SMALL, Mark
+from kvlens.memory.slots import FREE
 from kvlens.methods.fitting import Sizes
+from kvlens.recording import recorder
 from kvlens.recording.facts import span_keys
+from kvlens.recording.measure import masses_of_all
+from kvlens.recording.oracle import full_attention
+from kvlens.recording.recorder import IN_FLIGHT
+from kvlens.recording.selected import sum_by
+from kvlens.recording.snapshot import Measured, Snapshot
 from kvlens.rows import SpanRow
 from kvlens.runs import memory
 from kvlens.runs.memory import (
@@ -130,6 +139,82 @@ def test_marking_a_prompt_widens_a_part_of_it_at_a_time() -> None:
         keys = torch.randn(16, 2, 600, 16)
     assert keys.numel() > SMALL
     assert largest_allocation(lambda: Mark.take(keys)) <= keys.nbytes // 8
+
+
+@pytest.mark.parametrize("size", [(16, 2, 600, 16), (900, 400), (400_000,)])
+def test_a_marks_sums_are_made_before_the_first_sum(size: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small result between two widened copies would keep the allocator from using the room of the first again."""
+    with torch.inference_mode():
+        keys = torch.randn(size)
+    calls: list[str] = []
+    for name in ("empty", "sum"):
+        plain = getattr(torch, name)
+        monkeypatch.setattr(torch, name, partial(_noted, calls, name, plain))
+    mark = Mark.take(keys)
+    results = min(len(size), 2)
+    assert calls[:results] == ["empty"] * results
+    assert set(calls[results:]) == {"sum"}
+    bits = keys.view(torch.int32)
+    for made, dim in zip(mark.bits, range(-results, 0), strict=True):
+        assert torch.equal(made, bits.sum(dim))
+    assert not mark.changed()
+    with torch.inference_mode():
+        keys[..., -1] += 1
+    assert mark.changed()
+
+
+def _noted(calls: list[str], name: str, plain: Any, *values: Any, **options: Any) -> Any:
+    calls.append(name)
+    return plain(*values, **options)
+
+
+def test_masses_of_a_run_that_keeps_all_are_made_layer_by_layer(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They equal those of a table of all layers bit for bit, and no tensor of all layers' weights is made."""
+    batches: list[list[Snapshot]] = []
+    plain = recorder.measure
+
+    def note(shots: list[Snapshot], *sizes: int) -> list[Measured]:
+        batches.append(shots)
+        return plain(shots, *sizes)
+
+    monkeypatch.setattr(recorder, "measure", note)
+    method = method_of("full")
+    options = Options(max_new=4, ignore_eos=True, coverage=True)
+    Engine(tiny).run(random_prompt(2_000, seed=3), method, method.Parameters(), None, options, ListSink())
+    with torch.inference_mode():
+        for shots in batches:
+            weights, table = full_attention(shots).movedim(2, 0), shots[-1].groups[0]
+            role, span = table.role[0, 0].long(), table.span[0, 0].long()
+            wanted = (
+                sum_by(weights, role, FREE + 1).flatten(2, 3),
+                sum_by(weights, span, shots[0].spans).flatten(2, 3),
+                -(weights * weights.clamp(min=torch.finfo(torch.float32).tiny).log()).sum(-1).flatten(2, 3),
+            )
+            for made, old in zip(masses_of_all(shots), wanted, strict=False):
+                assert torch.equal(made, old)
+            layers = weights.shape[1]
+            assert layers > 1
+            assert largest_allocation(lambda part=shots: masses_of_all(part)) <= weights.nbytes / layers
+
+
+@pytest.mark.parametrize(("numbers", "waiting"), [(1, 1), (1 << 40, IN_FLIGHT)])
+def test_steps_whose_tables_are_large_do_not_wait_in_a_row(
+    tiny: Any, monkeypatch: pytest.MonkeyPatch, numbers: int, waiting: int
+) -> None:
+    sizes: list[int] = []
+    plain = queue.Queue
+
+    def note(size: int) -> Any:
+        sizes.append(size)
+        return plain(size)
+
+    monkeypatch.setattr(recorder, "TOGETHER_NUMBERS", numbers)
+    monkeypatch.setattr(recorder.queue, "Queue", note)
+    method, sink = method_of("snapkv"), ListSink()
+    options = Options(max_new=6, ignore_eos=True)
+    Engine(tiny).run(random_prompt(100, seed=3), method, method.Parameters(tokens=40), None, options, sink)
+    assert sizes == [waiting]
+    assert len(sink.steps) == 6
 
 
 def test_mean_keys_of_spans_are_made_head_by_head() -> None:

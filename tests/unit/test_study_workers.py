@@ -30,8 +30,8 @@ from kvlens.tasks.encoding import encoding
 from kvlens.workers.lanes import Crew, WorkerLost
 from kvlens.workers.waiting import WaitingGroups
 
-TIMES = {"ms_per_step"}
-"""figures that differ from run to run"""
+TIMES = {"ms_per_step", "batched"}
+"""figures that differ from run to run, or with the batch"""
 
 
 @pytest.fixture(scope="module")

@@ -11,16 +11,20 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
+from support import raises_code
 
 from kvlens import PACKAGE, tasks
 from kvlens.demo.encode import demo_encode
+from kvlens.engine import batch
 from kvlens.lab.bench import sweepfile, tablefile, tablerequest, tablestudy
 from kvlens.lab.bench.quality import QualityRequest, lost
 from kvlens.lab.bench.sweep import SweepRequest, sweep
 from kvlens.lab.bench.tablefile import quality_request, sweep_request
 from kvlens.lab.results.summary import summary
 from kvlens.lens.severity import outcome
+from kvlens.refusal import Refusal
 from kvlens.studies import storage
+from kvlens.studies.errors import BadStudy
 from kvlens.studies.promptfile import read_prompts
 from kvlens.studies.promptrow import StudyPrompt, task_prompt
 from kvlens.studies.storage import StudyBusy, Trial
@@ -134,6 +138,33 @@ def test_workers_come_to_the_rows_of_one(tmp_path: Path) -> None:
     ran, rows = run(tmp_path / "b", Crew(2), prompts=1)
     assert len(ran) == 6
     assert rows == alone
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("traces", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_batch_comes_to_the_rows_of_one_prompt_at_a_time(tmp_path: Path, traces: bool) -> None:
+    changes: dict[str, Any] = {"prompts": 1, "depths": (0.2, 0.5, 0.8), "traces": traces}
+    _, alone = run(tmp_path / "a", **changes)
+    ran, rows = run(tmp_path / "b", Crew(batch=3), **changes)
+    assert len(ran) == len(rows) == len(alone) == 9
+    assert not any("batched" in row for row in alone)
+    for row, one in zip(rows, alone, strict=True):
+        assert row.pop("batched") == 3
+        assert row.pop("uid") == one.pop("uid") or traces
+        assert row.keys() == one.keys()
+        for name, value in one.items():
+            near = pytest.approx(value, rel=1e-4, abs=1e-5) if isinstance(value, float) else value
+            assert row[name] == near, name
+
+
+def test_a_table_refuses_workers_and_models_that_cannot_share_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with raises_code("batch_with_workers", BadStudy):
+        run(tmp_path, Crew(2, batch=2), prompts=1)
+    monkeypatch.setattr(batch, "changing_type", lambda config: "dynamic")
+    with raises_code("batch_rotary", Refusal):
+        run(tmp_path, Crew(batch=2), prompts=1)
 
 
 def test_a_trial_without_its_trace_or_of_other_code_is_run_again(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
@@ -20,6 +20,8 @@ TO_DEVICE, TO_HOST = "to the device while decoding", "to host memory while decod
 COMPARED, FIRST_OTHER = "steps compared with full KV", "first step that disagrees with full KV"
 #: Values whose larger and smaller one differ by less than this share are called the same.
 SAME = 1e-9
+TIMES = ("s", "ms")
+"""units of times"""
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,8 @@ class Total:
     """what NaN means here"""
     condition: str = ""
     """what a value depends on beside the method, printed behind it"""
+    batched: int | None = None
+    """prompts that shared the time; such a time is compared with no other. None: it is the run's alone"""
 
     def text(self, value: float | None = None) -> str:
         """The value, or another of the same kind, as it is printed."""
@@ -46,8 +50,12 @@ class Total:
             return si_bytes(shown)
         if self.unit == "share":
             return f"{shown:.4f}"
-        if self.unit in ("s", "ms", "nats"):
-            behind = f" ({self.condition})" if self.condition and value is None else ""
+        if self.unit in (*TIMES, "nats"):
+            conditions = [
+                *filter(None, [self.condition]),
+                *([f"{self.batched} prompts at once"] if self.batched else []),
+            ]
+            behind = f" ({', '.join(conditions)})" if conditions and value is None else ""
             return f"{shown:,.4g} {self.unit}{behind}"
         if shown != round(shown):
             return f"{shown:,.1f} {self.unit}"
@@ -64,7 +72,7 @@ def totals(reader: TraceReader) -> list[Total]:
     decode = moved[moved["step"] >= 0]
     down = decode[decode["direction"] == "h2d"]
     times, phases, link = latency(reader), phase_means(reader), f"link {meta.link or 'not recorded'}"
-    return [
+    results = [
         Total("prompt", "tokens", _number(meta.prompt_tokens)),
         Total("decode steps", "steps", float(reader.n_steps)),
         Total("budget", "bytes", _number(meta.budget_bytes), "no limit"),
@@ -97,6 +105,7 @@ def totals(reader: TraceReader) -> list[Total]:
             "none" if len(loss) else "not recorded",
         ),
     ]
+    return [replace(total, batched=meta.batched) if total.unit in TIMES else total for total in results]
 
 
 def attended(reader: TraceReader) -> float:
@@ -127,10 +136,15 @@ def totals_table(totals_by_run: Mapping[str, Sequence[Total]], pair: tuple[str, 
 
 
 def beside(a: Total, b: Total) -> str:
-    """'3.1 MB more, 2.4 times A', '12 steps less', 'the same', or why nothing can be said."""
+    """'3.1 MB more, 2.4 times A', '12 steps less', 'the same', or why nothing can be compared."""
     missing = [f"{total.absent} in {name}" for name, total in (("A", a), ("B", b)) if not np.isfinite(total.value)]
     if missing:
         return f"{a.absent} in both" if len(missing) == 2 and a.absent == b.absent else ", ".join(missing)
+    batches = [
+        f"{total.batched} prompts shared the steps of {name}" for name, total in (("A", a), ("B", b)) if total.batched
+    ]
+    if batches:
+        return f"not compared: {' and '.join(batches)}"
     difference = b.value - a.value
     if abs(difference) <= SAME * max(abs(a.value), abs(b.value)):
         return "the same"

@@ -34,6 +34,7 @@ COLUMNS = (
     "h2d_bytes_per_step",
     "d2h_bytes_per_step",
     "steps",
+    "batched",
     "output",
     "answer",
     "passed",
@@ -46,7 +47,8 @@ COLUMNS = (
     "margin_logits",
     "at_stop_token",
 )
-"""None where a trial has no such figure: an infeasible or refused one has none, `uid` is None without a stored trace;
+"""None where a trial has no such figure: an infeasible or refused one has none, `batched` is None of a trial that
+decoded alone, `uid` is None without a stored trace;
 `dtype` is '' where it is the sweep's own. The last five are docs/trace-schema.md's, What came of a run: without a
 stored trace there is no more than 'right answer' or 'wrong answer'."""
 FIGURES = (

@@ -42,6 +42,7 @@ RECORDED = {
     "prompt_tokens": "prompt_tokens",
     "steps": "steps",
     "output": "output",
+    "batched": "batched",
     "passed": "checks_passed",
     "kl": "kl_nats",
     "reused_share": "reused_share",

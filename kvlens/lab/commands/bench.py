@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from kvlens.cli.options import DEFAULT_MODEL, Device, Model, RunsDir, runs_folder
-from kvlens.cli.study import RayAddress, Workers
+from kvlens.cli.study import Batch, RayAddress, Workers
 from kvlens.lab.commands.results import PLACE, Out, beside, out_file, results, results_folder, write
 from kvlens.models.find import SMOLLM2
 from kvlens.workers.lanes import Crew
@@ -69,6 +69,7 @@ def quality(
     table: Table = None,
     workers: Workers = 1,
     ray: RayAddress = None,
+    batch: Batch = 1,
     runs: RunsDir = None,
     out: Out = None,
     collect: Annotated[
@@ -99,7 +100,7 @@ def quality(
     if collect:
         result = bench.collect(request, folder)
     else:
-        crew, report = Crew(workers, ray), partial(_tell, figure="exact")
+        crew, report = Crew(workers, ray, batch), partial(_tell, figure="exact")
         result = bench.measure(request, folder, report, _tell_line, crew, stop_signals())
     write(target, result)
     if doc is not None:
@@ -132,6 +133,7 @@ def sweep(
     table: Table = None,
     workers: Workers = 1,
     ray: RayAddress = None,
+    batch: Batch = 1,
     runs: RunsDir = None,
     out: Out = None,
 ) -> None:
@@ -156,7 +158,7 @@ def sweep(
     else:
         request = sweep_request(table).model_copy(update={"minutes": minutes})
     target = out_file(out, "grid", table_stem(request.model, table))
-    crew, report = Crew(workers, ray), partial(_tell, figure="score")
+    crew, report = Crew(workers, ray, batch), partial(_tell, figure="score")
     about, rows = run(request, runs_folder(runs), report, _tell_line, crew, stop_signals())
     sweepfile.write(target, about, list(rows))
     typer.echo(f"{about['trials']} of {about['planned']} trials in {target}")

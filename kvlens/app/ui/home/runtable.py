@@ -14,12 +14,14 @@ from kvlens.lens.severity import KL_THERE, MARGIN_THERE
 from kvlens.models.find import short_model
 from kvlens.text.units import si_bytes
 
+AT_ONCE = "The run shared its decode steps with other prompts. Its duration is not that of a run alone."
 ROW, HEAD, MOST = 35, 40, 560
 """heights in pixels"""
 
 
 def shown_runs(table: pd.DataFrame, listed_runs: list[ListedRun | None]) -> pd.DataFrame:
-    """What is shown of each run, in the order of the table. Names, tags and notes have columns where there are any."""
+    """What is shown of each run, in the order of the table. Names, tags, notes and prompts at once have columns
+    where there are any."""
     came = [None if item is None else item.outcome for item in listed_runs]
     shown = pd.DataFrame(
         {
@@ -47,10 +49,12 @@ def shown_runs(table: pd.DataFrame, listed_runs: list[ListedRun | None]) -> pd.D
             "full KV": _bytes(table["full_kv_bytes"]),
             "to device": _bytes(table["h2d_bytes"]),
             "duration (s)": table["duration_s"].round(1),
+            "prompts at once": table["batched"].astype("Int64"),
             "run": table["uid"],
         }
     )
-    return shown.drop(columns=[name for name in ("name", "tags", "note") if not shown[name].map(len).any()])
+    unused = [name for name in ("name", "tags", "note") if not shown[name].map(len).any()]
+    return shown.drop(columns=[*unused, *([] if table["batched"].notna().any() else ["prompts at once"])])
 
 
 def run_table(table: pd.DataFrame, listed_runs: list[ListedRun | None], without: tuple[str, ...] = ()) -> list[str]:
@@ -72,6 +76,7 @@ def run_table(table: pd.DataFrame, listed_runs: list[ListedRun | None], without:
             "what it is": st.column_config.TextColumn(width=175),
             "KL there (nats)": st.column_config.NumberColumn(format="%.3g", help=KL_THERE),
             "logits apart there": st.column_config.NumberColumn(format="%.3g", help=MARGIN_THERE),
+            "prompts at once": st.column_config.NumberColumn(help=AT_ONCE),
         },
         height=min(MOST, HEAD + ROW * len(shown)),
         placeholder="",

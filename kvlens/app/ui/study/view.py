@@ -78,6 +78,7 @@ def _heading(results: Results) -> None:
             " and ".join(QUESTIONS[question] for question in plan.questions),
             f"{plan.shared.dtype} KV",
             f"at most {plan.shared.max_new} new tokens",
+            *([f"{results.info.batch} prompts at once"] if results.info.batch > 1 else []),
         )
     )
     st.caption(plain(condition))
