@@ -37,9 +37,8 @@ from kvlens.tasks.encoding import encoding_in, first_turn_tokens
 from kvlens.text.prompts import BadPrompt, PromptText, question_start
 
 TRACE_ROW_BYTES = 300
-"""stored bytes per (step, layer, query head), with top spans and full attention by span, beside what follows. A
-cautious round figure: five methods on the demo model (509 prompt tokens, 150 steps, schema 11) took 67 to 96 % of the
-whole estimate"""
+"""stored bytes per (step, layer, query head), with top spans and full attention by span, beside what follows. A round
+figure: five methods on the demo model (509 prompt tokens, 150 steps, schema 11) took 67 to 96 % of the estimate"""
 DECISION_BYTES = 16
 """stored bytes per row of the table decision, with the lists of refused and missed spans. Events that come with a
 decision take more: the run of the five above with most events took 109 bytes a row beside full KV's"""
