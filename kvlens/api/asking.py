@@ -43,7 +43,7 @@ class Settings(TypedDict, total=False):
     turns: str
     """of chat messages with several turns, "carried": the first turn is read and placed, and the others are fed to its
     cache; "anew": the whole history is read and placed. Where it is given, `kvlens.run` runs user messages without a
-    reply turn by turn; a race takes the messages as they are, and a study refuses it (as the messages are, anew)"""
+    reply turn by turn; a race and a study take the messages as they are (as the messages are, anew)"""
     question: str
     """"in" or "after": place the question with its context, or feed it once the context is placed ("in")"""
     trace_level: str
@@ -74,17 +74,23 @@ def request_of(
 ) -> tuple[RunRequest, Conversation]:
     """Return the request and its prompt. Raises RequestError, BadPrompt or a ValueError of the core."""
     conversation = prompt_of(text, ask, answer, needle, segments)
-    fields: dict[str, Any] = dict(settings)
+    fields = request_fields(settings)
     if conversation.system is not None:
         if "system" in fields:
             raise RequestError("system_twice", "the messages begin with a system message: leave out system=.")
         fields["system"] = conversation.system
+    values = {"method": method, "preset": preset, "budget": budget_text(budget), "overrides": dict(parameters)}
+    return RunRequest(**model, **fields, **values, turns=conversation.turns), conversation
+
+
+def request_fields(settings: Settings) -> dict[str, Any]:
+    """Return the settings as fields of RunRequest. Raises Refusal `unknown_turns`."""
+    fields: dict[str, Any] = dict(settings)
     if isinstance(fields.get("stop"), str):
         fields["stop"] = (fields["stop"],)
     if "turns" in fields:
         fields["carried"] = parse_turns(fields.pop("turns"))
-    values = {"method": method, "preset": preset, "budget": budget_text(budget), "overrides": dict(parameters)}
-    return RunRequest(**model, **fields, **values, turns=conversation.turns), conversation
+    return fields
 
 
 def budget_text(budget: BudgetLike) -> str | None:

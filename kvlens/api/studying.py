@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from kvlens.api.asking import BudgetLike, Settings, budget_text, folder_of, method_name
-from kvlens.api.errors import RequestError, translated
+from kvlens.api.asking import BudgetLike, Settings, budget_text, folder_of, method_name, request_fields
+from kvlens.api.errors import translated
 from kvlens.api.models import source_of
 from kvlens.api.storedstudy import Study, carry_out_study, grids_of
 from kvlens.api.studyprompts import StudyPromptLike, study_prompts
@@ -62,8 +62,8 @@ def study(
         ray: address of a Ray cluster, whose actors take the place of processes.
         batch: prompts whose decode steps are computed together, in one process. Rows of a batch round otherwise than a
             run alone.
-        settings: max_new, temperature, ... (kvlens.api.asking.Settings) of all runs, but for turns: a study reads each
-            conversation anew.
+        settings: max_new, temperature, ... (kvlens.api.asking.Settings) of all runs. turns: of the prompts that are
+            conversations with several user messages.
 
     Raises:
         RequestError: also for prompts of which not one can be run.
@@ -75,17 +75,12 @@ def study(
     from kvlens.studies.plan import StudyPlan
     from kvlens.workers.lanes import Crew
 
-    if "turns" in settings:
-        sentence = "a study reads each conversation anew: leave out turns=, or carry turns with kvlens.run."
-        raise RequestError(
-            "unknown_parameter", sentence, name="turns", close=[], known=sorted(Settings.__annotations__)
-        )
     with translated():
         crew = Crew(workers, ray, batch)
         models, fields = source_of(model, tokenizer, device, dtype)
         plan = StudyPlan(
             name=name,
-            shared=RunRequest(**fields, **settings),
+            shared=RunRequest(**fields, **request_fields(settings)),
             entrants=tuple(
                 Entrant(method=each, preset=(presets or {}).get(each)) for each in map(method_name, methods)
             ),

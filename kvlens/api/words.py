@@ -6,7 +6,9 @@ import re
 
 _EXPORT = re.compile(r"kvlens export \S+ --what (\w+)")
 _SETTING = re.compile(r"--set (\w+)=(\S+?)(?=[,;:.]?(?:\s|$))")
-_VALUED = re.compile(r"--(chat|question|preset|device|dtype|budget) (on|off|in|after|fit|cpu|cuda|bfloat16|\d[\w.%]*)")
+_VALUED = re.compile(
+    r"--(chat|question|turns|preset|device|dtype|budget) (on|off|in|after|anew|fit|cpu|cuda|bfloat16|\d[\w.%]*)"
+)
 _SHARE = re.compile(r"--budget to (\d[\d.]*\d)")
 _NO_OPTION = re.compile(r"--no-([a-z]+)")
 _OPTION = re.compile(r"--([a-z][a-z-]*)")

@@ -8,14 +8,17 @@ from typing import Annotated
 import typer
 
 from kvlens.cli.options import DEFAULT_MODEL, AsJson, Device, Model, ProgressJson, RunsDir, fail, out, runs_folder
-from kvlens.cli.prompting import ChatArg, Segment, prompt_in
+from kvlens.cli.prompting import ChatArg, Segment, Turns, conversation_in, system_of
 from kvlens.runs.request import DEFAULT_SHARE
 from kvlens.text.plaintext import terminal
 
 
 def race(
     prompt_file: Annotated[
-        str, typer.Argument(help='UTF-8 text (.txt, .md), .json with a string "text", or - for standard input.')
+        str,
+        typer.Argument(
+            help='UTF-8 text (.txt, .md), .json with a string "text" or chat "messages", or - for standard input.'
+        ),
     ],
     methods: Annotated[
         str,
@@ -52,6 +55,7 @@ def race(
     chat_arg: ChatArg = None,
     question: Annotated[str, typer.Option(help="in or after, as for `run`.")] = "in",
     ask: Annotated[str | None, typer.Option(help="A question about the prompt file's text.")] = None,
+    turns: Turns = None,
     device: Device = "auto",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
     threads: Annotated[int, typer.Option(help="torch threads, as for `run`.")] = 0,
@@ -68,13 +72,15 @@ def race(
     from kvlens.runs.races import RaceRequest
     from kvlens.runs.request import RunRequest, parse_chat_args
     from kvlens.runs.stopping import stop_signals
+    from kvlens.text.carried import parse_turns
     from kvlens.text.prompts import asking, expecting, segmented
 
     live = sys.stdout.isatty() and not as_json and not progress_json
     audience: JsonLines | RaceTable = JsonLines() if progress_json else RaceTable(out, live)
     cancelled = stop_signals()
     try:
-        source = prompt_in(prompt_file)
+        talk = conversation_in(prompt_file)
+        source = talk.prompt
         source = expecting(source if ask is None else asking(source, ask), answer, needle)
         source = segmented(source, segment or ())
         shared = RunRequest(
@@ -84,7 +90,9 @@ def race(
             seed=seed,
             temperature=temperature,
             chat=chat,
-            system=system,
+            system=system_of(talk, system),
+            turns=talk.turns,
+            carried=parse_turns(turns),
             chat_args=parse_chat_args(chat_arg or []),
             question=question,
             device=device,

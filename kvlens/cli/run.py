@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from kvlens.cli.options import DEFAULT_MODEL, Device, Model, ProgressJson, RunsDir, err, fail, runs_folder
-from kvlens.cli.prompting import ChatArg, Segment, conversation_in
+from kvlens.cli.prompting import ChatArg, Segment, conversation_in, system_of
 from kvlens.methods import DEFAULT
 from kvlens.methods.faults import stray
 from kvlens.runs.request import AUTO
@@ -117,9 +117,7 @@ def run(
     outcomes: list[tuple[str, str, str]] = []
     try:
         talk = conversation_in(prompt_file)
-        if talk.system is not None and system is not None:
-            raise ValueError("the messages begin with a system message: leave out --system.")
-        source = talk.prompt
+        source, system = talk.prompt, system_of(talk, system)
         if answer and len(ask or ()) > 1:
             raise ValueError("--answer is what one question's answer contains: leave it out, or ask one question.")
         sources = [expecting(asking(source, words), answer, needle) for words in ask or ()]
@@ -136,7 +134,7 @@ def run(
             stop=tuple(stop or ()),
             overrides=parse_set(set_ or []),
             chat=chat,
-            system=talk.system if system is None else system,
+            system=system,
             turns=talk.turns,
             carried=parse_turns(turns),
             chat_args=parse_chat_args(chat_arg or []),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvlens.cli.options import DEFAULT_MODEL, AsJson, Device, Model, ProgressJson, RunsDir, err, fail, runs_folder
-from kvlens.cli.prompting import ChatArg, Segment
+from kvlens.cli.prompting import ChatArg, Segment, Turns
 from kvlens.runs.request import DEFAULT_SHARE
 from kvlens.text.plaintext import json_text, terminal
 from kvlens.workers.lanes import Crew
@@ -73,6 +73,7 @@ def study(
     system: Annotated[str | None, typer.Option(help="The chat form's system message.")] = None,
     chat_arg: ChatArg = None,
     segment: Segment = None,
+    turns: Turns = None,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
     trace_level: Annotated[str, typer.Option(help="summary, heads or spans, as for `run`.")] = "spans",
     device: Device = "auto",
@@ -96,6 +97,7 @@ def study(
     from kvlens.studies.plan import StudyPlan, parse_values
     from kvlens.studies.promptfile import read_prompts
     from kvlens.tasks.encoding import counting
+    from kvlens.text.carried import parse_turns
     from kvlens.text.segments import pairs_of
 
     names = parts_of(methods)
@@ -105,6 +107,7 @@ def study(
         chat=chat,
         system=system,
         chat_args=parse_chat_args(chat_arg or []),
+        carried=parse_turns(turns),
         temperature=temperature,
         trace_level=trace_level,
         device=device,

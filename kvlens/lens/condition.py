@@ -30,7 +30,9 @@ def turns_words(meta: RunMeta) -> str:
     return "" if not request.get("turns") else CARRIED if request.get("carried") else ANEW
 
 
-def asked_condition(model: str, prompt_tokens: int | None, question: str, limits: Sequence[str]) -> str:
+def asked_condition(
+    model: str, prompt_tokens: int | None, question: str, limits: Sequence[str], turns: str = ""
+) -> str:
     """Return the condition of a run, or of the lanes of a race, that is asked for: 'smollm2 · 639 prompt tokens ·
     question known · budget 20% · n = 1'.
 
@@ -38,11 +40,13 @@ def asked_condition(model: str, prompt_tokens: int | None, question: str, limits
         prompt_tokens: None: not known before the model is loaded.
         question: in | after.
         limits: what each run is held to, as `held_to` says it.
+        turns: `CARRIED` or `ANEW` of a conversation with earlier turns.
     """
     parts = (
         short_model(model),
         token_words([] if prompt_tokens is None else [prompt_tokens]),
-        AFTER if question == "after" else KNOWN,
+        AFTER if question == "after" or turns == CARRIED else KNOWN,
+        turns,
         listed(limits, "budgets"),
         count_words([1]) + (f" ({len(limits)} runs)" if len(limits) > 1 else ""),
     )

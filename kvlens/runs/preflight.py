@@ -6,7 +6,6 @@ Figures from here are estimates and are labelled so wherever they are shown. No 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -162,12 +161,11 @@ def estimate(
     budget: str | None,
     max_new: int,
     preset: str | None = None,
-    chat: str = "auto",
-    system: str | None = None,
-    question: str = "in",
-    chat_args: Mapping[str, Any] | None = None,
+    **form: Any,
 ) -> dict[str, Any]:
-    """prompt_tokens, full_kv_bytes, budget_bytes (None: no limit), min_budget_bytes, feasible, trace_bytes,
+    """form: how the prompt is fed, as fields of RunRequest: chat, system, question, chat_args, turns, carried.
+
+    Returns prompt_tokens, full_kv_bytes, budget_bytes (None: no limit), min_budget_bytes, feasible, trace_bytes,
     step_bytes (of the trace, of each step), memory_bytes (beside the weights, on a CPU), steps (at most), oracle_every,
     preset (which would be run), fit (why the preset `fit` would be run and what it comes to), values (of that preset,
     over the defaults), config (all parameters), instead (budget and preset that would work, where this would not), room
@@ -180,16 +178,7 @@ def estimate(
     the model that are missing.
     """
     request = RunRequest(
-        model=model,
-        method=method,
-        preset=preset,
-        budget=budget,
-        max_new=max_new,
-        overrides=params,
-        chat=chat,
-        system=system,
-        question=question,
-        chat_args=dict(chat_args or {}),
+        model=model, method=method, preset=preset, budget=budget, max_new=max_new, overrides=params, **form
     )
     source = PromptText(prompt) if isinstance(prompt, str) else prompt
     share = attended_share(method, request.budget, params)

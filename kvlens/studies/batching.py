@@ -10,13 +10,21 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from kvlens.engine.batch import Seat, StepBatch
 from kvlens.runs.request import Report
 from kvlens.runs.turns import Hearing, Turns
-from kvlens.studies.trialrunner import TrialRunner
 
+
+class Runner(Protocol):
+    """What runs the items of a prompt."""
+
+    def end_prompt(self) -> None:
+        """Give back the memory of the prompt whose items have been run."""
+
+
+ItemRunner = TypeVar("ItemRunner", bound=Runner)
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -24,8 +32,8 @@ Result = TypeVar("Result")
 def carry_out_together(
     size: int,
     groups: Sequence[Sequence[Item]],
-    runner_at: Callable[[Seat | None, Report, Callable[[], bool]], TrialRunner],
-    run: Callable[[TrialRunner, Item], Result | None],
+    runner_at: Callable[[Seat | None, Report, Callable[[], bool]], ItemRunner],
+    run: Callable[[ItemRunner, Item], Result | None],
     finished: Callable[[Result], None],
     report: Report,
     cancelled: Callable[[], bool],

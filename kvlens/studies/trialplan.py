@@ -10,6 +10,7 @@ from kvlens.methods.fitting import with_changes
 from kvlens.models.device import settle
 from kvlens.runs.preparing import Plan, Prepared, plan
 from kvlens.runs.request import RunRequest
+from kvlens.text.carried import has_user_turns
 from kvlens.text.prompts import BadPrompt, Prompt, PromptText, tokenize
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ def request_of(study: StudyPlan, prompt: StudyPrompt, arm: Arm) -> RunRequest:
         changes["system"] = prompt.system
     if prompt.turns:
         changes["turns"] = prompt.turns
+    changes["carried"] = study.shared.carried and has_user_turns(prompt.turns)
     return study.request(arm).model_copy(update=changes)
 
 

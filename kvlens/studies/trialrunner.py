@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from kvlens import methods
 from kvlens.budget import BudgetInfeasible
 from kvlens.methods.faults import MethodFault, stray
+from kvlens.refusal import Refusal
 from kvlens.runs.carrying import give_back
 from kvlens.runs.preparing import Pairing, Plan, Prepared, advice, check, plan, reference_key, sizes_of
 from kvlens.runs.readings import keeping
@@ -27,6 +28,7 @@ from kvlens.studies.promptrow import StudyPrompt
 from kvlens.studies.scoring import Scorer, settings_of
 from kvlens.studies.storage import StudyInfo, Trial
 from kvlens.studies.trialplan import plan_trial, request_of, tokens_of
+from kvlens.text.carried import FAULTS
 from kvlens.text.chat import BadTemplate
 from kvlens.text.prompts import BadPrompt
 from kvlens.text.segments import BadSegment
@@ -235,4 +237,6 @@ class TrialRunner:
 def _is_of(prompt: StudyPrompt, error: ValueError) -> bool:
     """Return True if the error is the prompt's own, so that the study's other prompts may run."""
     own_form = prompt.system is not None or prompt.turns
+    if isinstance(error, Refusal) and error.code in FAULTS:
+        return True
     return isinstance(error, BadPrompt | BadSegment | BadTemplate if own_form else BadPrompt | BadSegment)

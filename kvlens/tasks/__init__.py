@@ -37,6 +37,8 @@ BUILT_IN = {
     "instruction_first": "kvlens.tasks.instructions:FIRST",
     "instruction_last": "kvlens.tasks.instructions:LAST",
     "instructions": "kvlens.tasks.instructions:SEVERAL",
+    "countdown": "kvlens.tasks.countdown:COUNTDOWN",
+    "countdown_among": "kvlens.tasks.countdown:AMONG",
 }
 
 

@@ -10,6 +10,8 @@ from kvlens.refusal import Refusal
 CHOICES = ("anew", "carried")
 """anew: the whole history is read and placed for the last turn. carried: the first turn is read and placed, and all
 later tokens are fed to its cache"""
+FAULTS = ("nothing_to_carry", "reply_not_found")
+"""codes of what a prompt lacks whose turns shall be carried"""
 Turn = tuple[str, str]
 """(role, text)"""
 
@@ -19,6 +21,11 @@ def parse_turns(text: str | None) -> bool:
     if text is not None and text not in CHOICES:
         raise Refusal(f"--turns takes {' or '.join(CHOICES)}, not '{text[:40]}'.", code="unknown_turns", given=text)
     return text == "carried"
+
+
+def has_user_turns(turns: Sequence[Turn]) -> bool:
+    """Return True if a conversation with these earlier turns has several user messages."""
+    return any(role == "user" for role, _ in turns)
 
 
 def first_reply(turns: Sequence[Turn]) -> int:

@@ -30,16 +30,32 @@ def read_conversation(path: Path) -> Conversation:
     """Return the checked prompt of a file; a .json file with "messages" is a conversation. Raises BadPrompt."""
     if path.suffix.lower() == ".json" and path.is_file():
         try:
-            data = json.loads(read_bounded(path, MAX_BYTES).decode("utf-8-sig"))
-        except (RefusedFile, ValueError, RecursionError):
-            data = None  # read_prompt says what is wrong
-        if isinstance(data, dict) and isinstance(data.get("messages"), list) and "text" not in data:
-            parsed = conversation(data["messages"])
-            rest = {key: value for key, value in data.items() if key != "messages"} | {"text": parsed.prompt.text}
-            prefix = {"answer_prefix": parsed.prompt.answer_prefix} if parsed.prompt.answer_prefix else {}
-            prompt = decode(json.dumps(rest | prefix).encode(), path.name)
-            return replace(parsed, prompt=prompt)
+            spoken = _spoken(read_bounded(path, MAX_BYTES), path.name)
+        except RefusedFile:
+            spoken = None  # read_prompt says what is wrong
+        if spoken is not None:
+            return spoken
     return Conversation(read_prompt(path), None, ())
+
+
+def decode_conversation(data: bytes, name: str) -> Conversation:
+    """Return the checked prompt of a file's bytes, as `read_conversation` does of a path. Raises BadPrompt."""
+    spoken = _spoken(data, name) if name.lower().endswith(".json") else None
+    return Conversation(decode(data, name), None, ()) if spoken is None else spoken
+
+
+def _spoken(data: bytes, name: str) -> Conversation | None:
+    """The conversation of a JSON file with "messages"; None of any other."""
+    try:
+        content = json.loads(data.decode("utf-8-sig"))
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(content, dict) or not isinstance(content.get("messages"), list) or "text" in content:
+        return None
+    parsed = conversation(content["messages"])
+    rest = {key: value for key, value in content.items() if key != "messages"} | {"text": parsed.prompt.text}
+    prefix = {"answer_prefix": parsed.prompt.answer_prefix} if parsed.prompt.answer_prefix else {}
+    return replace(parsed, prompt=decode(json.dumps(rest | prefix).encode(), name))
 
 
 def conversation(messages: Sequence[Mapping[str, Any]]) -> Conversation:

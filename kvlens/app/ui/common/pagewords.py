@@ -20,6 +20,7 @@ FIELDS = {
     "seed": "Seed",
     "segment": "Segments",
     "system": "System message",
+    "turns": "Turns",
 }
 """option -> label of the field that sets it"""
 _SET = re.compile(r"--set (?=[a-z_]+=)")

@@ -1,4 +1,5 @@
-"""Fields that New run and Study share: named segments of the prompt, and arguments of the model's chat template."""
+"""Fields that New run and Study share: named segments of the prompt, arguments of the model's chat template, and what
+becomes of a conversation's turns."""
 
 from __future__ import annotations
 
@@ -7,6 +8,8 @@ from typing import Any
 import streamlit as st
 
 from kvlens.runs.request import parse_chat_args
+from kvlens.text.carried import CHOICES, parse_turns
+from kvlens.text.glossary import meaning
 
 _HEIGHT = 80
 """pixels of a field: two lines"""
@@ -39,6 +42,12 @@ def template_arguments(key: str) -> tuple[dict[str, Any], str]:
         return parse_chat_args(list(_lines(text))), ""
     except ValueError as problem:
         return {}, str(problem)
+
+
+def turns_are_carried(key: str) -> bool:
+    """Draw the choice between carried turns and turns anew. Return True for carried."""
+    choice = st.radio("Turns", CHOICES, key=key, persist_state="session", horizontal=True, help=meaning("turns"))
+    return parse_turns(choice)
 
 
 def _folded(label: str, key: str, example: str, about: str) -> str:

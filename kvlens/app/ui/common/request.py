@@ -12,6 +12,7 @@ from typing import Any
 from kvlens import methods
 from kvlens.lens.knob import asked_in_words
 from kvlens.lens.pieces import Piece
+from kvlens.text.carried import Turn
 from kvlens.text.prompts import PromptText
 
 
@@ -21,11 +22,21 @@ class PromptChoice:
 
     prompt: PromptText
     source: str
+    turns: tuple[Turn, ...] = ()
+    """of a conversation, what was said before the prompt"""
+    system: str | None = None
+    """of a conversation that begins with a system message"""
+    carried: bool = False
+    """whether the first turn is placed and the others are fed to its cache"""
 
     def file_text(self) -> str:
-        """Content of the prompt file (JSON), with the answer, the needle and the task where they are known."""
+        """Content of the prompt file (JSON), with the answer, the needle and the task where they are known. It holds a
+        conversation's turns, but for its system message, which is an option of the command."""
         prompt = self.prompt
         content: dict[str, Any] = {"text": prompt.text}
+        if self.turns:
+            messages = [{"role": role, "content": text} for role, text in (*self.turns, ("user", prompt.text))]
+            content = {"messages": messages}
         known_names = {
             "task": prompt.task,
             "answer": prompt.answer,
@@ -64,10 +75,15 @@ class MethodChoice:
     chat_args: Mapping[str, Any] = field(default_factory=dict)
     """what the chat template is given besides messages"""
 
+    turns: tuple[Turn, ...] = ()
+    carried: bool = False
+    """of a conversation, as PromptChoice has them"""
+
     @property
-    def form(self) -> tuple[str, str | None, str, dict[str, Any]]:
-        """How the prompt is fed, as `kvlens.runs.preflight.estimate` takes it last."""
-        return self.chat, self.system, self.question, dict(self.chat_args)
+    def form(self) -> dict[str, Any]:
+        """How the prompt is fed, as fields of RunRequest."""
+        names = ("chat", "system", "question", "turns", "carried")
+        return {name: getattr(self, name) for name in names} | {"chat_args": dict(self.chat_args)}
 
 
 @dataclass(frozen=True)
@@ -142,6 +158,7 @@ def _fed(choice: MethodChoice) -> list[str]:
     argv = [] if choice.chat == "auto" else ["--chat", choice.chat]
     argv += [] if choice.system is None else ["--system", choice.system]
     argv += [] if choice.question == "in" else ["--question", choice.question]
+    argv += ["--turns", "carried"] if choice.carried else []
     return argv + [part for name, value in choice.chat_args.items() for part in ("--chat-arg", as_typed(name, value))]
 
 

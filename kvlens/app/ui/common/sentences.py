@@ -60,6 +60,7 @@ RUN_SAMPLE = "Run the sample prompt"
 RUN_TRIAL_AGAIN = "Run this trial again and open it in Replay"
 SMALLEST_SET = "Find the smallest set of heads"
 TWO_READABLE_RUNS = "A comparison takes two runs that can be read; choose another one."
+TWO_SYSTEM_MESSAGES = "The messages begin with a system message: leave System message empty."
 USE_NOT_KNOWN = "Which spans query heads attended was not recorded in this run, so the use of what moved is not known."
 WATCH_LOSS = "Watch a real model lose an answer"
 OBSERVED_HOLD = (

@@ -43,7 +43,7 @@ def _likely_phases(prompt: PromptChoice, choice: MethodChoice) -> dict[str, floa
             choice.budget,
             choice.max_new,
             choice.preset,
-            *choice.form,
+            **choice.form,
         )
     except (ValueError, OSError, KeyError):
         return {}  # the run itself says what is wrong

@@ -12,7 +12,7 @@ TERMS = {
     "Runs": ("run", "budget", "reference", "needle", "race", "step of loss"),
     "New run": ("prefill", "budget", "preset", "reference", "needle", "full KV"),
     "Study": ("full KV", "budget", "restored", "ledger", "cause"),
-    "Replay": ("step of loss", "effect", "lead", "regret", "attention mass", "hold", "drop", "restored", "ledger"),
+    "Replay": ("step of loss", "effect", "lead", "regret", "attention mass", "hold", "restored", "ledger"),
     "Heads": ("query head", "KV head", "attention mass", "coverage", "regret", "needle"),
     "Spans": ("span", "state", "summary", "window", "sink", "regret"),
     "Method": ("selection", "decision", "recall", "eviction", "parameter"),

@@ -62,8 +62,9 @@ def fill_form() -> None:
     except (TraceError, ValueError) as problem:
         widgets.error(str(problem))
         return
-    put_file(f"prompt of {uid}.json", PromptChoice(stored_prompt(meta, text), uid).file_text().encode())
     request = meta.request or {}
+    turns = tuple((str(role), str(words)) for role, words in request.get("turns") or ())
+    put_file(f"prompt of {uid}.json", PromptChoice(stored_prompt(meta, text), uid, turns).file_text().encode())
     model = str(meta.model) if meta.is_steered else default_model()
     usual = default_preset(method, model)
     preset = request.get("preset") or meta.preset or usual
@@ -78,6 +79,7 @@ def fill_form() -> None:
         "form_question": request.get("question") or "in",
         "form_chat_args": "\n".join(as_typed(*pair) for pair in dict(request.get("chat_args") or {}).items()),
         "form_segments": "",
+        "form_turns": "carried" if request.get("carried") else "anew",
         "form_method": method,
         budget_key(kind.keeps_all): budget,
         "form_max_new": int(request.get("max_new") or 64),

@@ -91,9 +91,11 @@ def method_form(catalogue: list[dict[str, Any]], model: ModelChoice, prompt: Pro
         int(max_new),
         int(seed),
         chat=model.chat,
-        system=model.system,
+        system=model.system if prompt is None or prompt.system is None else prompt.system,
         question=model.question,
         chat_args=model.chat_args,
+        turns=() if prompt is None else prompt.turns,
+        carried=prompt is not None and prompt.carried,
     )
     typed = st.session_state.get(budget_key(False), AUTO)
     if keeps_all and typed != AUTO:
@@ -138,7 +140,7 @@ def _foreseen(choice: MethodChoice, prompt: PromptChoice | None) -> dict[str, An
         return {}
     try:
         return estimated(
-            prompt.prompt, choice.model, choice.method, choice.preset, {}, choice.budget, choice.max_new, *choice.form
+            prompt.prompt, choice.model, choice.method, choice.preset, {}, choice.budget, choice.max_new, choice.form
         )
     except (ValueError, OSError, KeyError):
         return {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from kvlens.app.ui.common import data, widgets
 from kvlens.app.ui.common.likely import PLACING, Likely, likely
 from kvlens.app.ui.common.request import MethodChoice, PromptChoice
 from kvlens.budget import NO_LIMIT, in_words
-from kvlens.lens.condition import asked_condition
+from kvlens.lens.condition import ANEW, CARRIED, asked_condition
 from kvlens.lens.knob import asked_limit
 from kvlens.runs.preflight import estimate
 from kvlens.runs.request import AUTO
@@ -50,12 +51,9 @@ def estimated(
     changed: dict[str, Any],
     budget: str | None,
     max_new: int,
-    chat: str,
-    system: str | None,
-    question: str,
-    chat_args: dict[str, Any],
+    form: dict[str, Any],
 ) -> dict[str, Any]:
-    return estimate(prompt, model, method, changed, budget, max_new, preset, chat, system, question, chat_args)
+    return estimate(prompt, model, method, changed, budget, max_new, preset, **form)
 
 
 def panel(prompt: PromptChoice, choice: MethodChoice, head: DeltaGenerator) -> bool:
@@ -69,7 +67,7 @@ def panel(prompt: PromptChoice, choice: MethodChoice, head: DeltaGenerator) -> b
             choice.changed,
             choice.budget,
             choice.max_new,
-            *choice.form,
+            choice.form,
         )
     except (ValueError, OSError, KeyError) as problem:
         widgets.error(str(problem))
@@ -78,7 +76,7 @@ def panel(prompt: PromptChoice, choice: MethodChoice, head: DeltaGenerator) -> b
     exact = methods.get(choice.method).floor_is_exact
     limit = limit_of(choice.method, choice.budget, figures)
     with head:
-        widgets.condition_line(asked_condition(choice.model, figures["prompt_tokens"], choice.question, [limit]))
+        widgets.condition_line(condition_of(choice, figures["prompt_tokens"], [limit]))
     with st.container(border=True):
         st.caption("Estimate before the run (not measured)")
         columns = st.columns(5)
@@ -116,6 +114,12 @@ def kept_sentence(kept: int, prompt_tokens: int, steps: int) -> str:
     return (
         f"A KV head keeps at most {kept:,} of the prompt's {prompt_tokens:,} tokens on average ({share}); {reserved}."
     )
+
+
+def condition_of(choice: MethodChoice, tokens: int | None, limits: Sequence[str]) -> str:
+    """Return the condition of what the form asks for. limits: what each run is held to."""
+    turns = "" if not choice.turns else CARRIED if choice.carried else ANEW
+    return asked_condition(choice.model, tokens, choice.question, limits, turns)
 
 
 def likely_of(model: str, method: str, figures: dict[str, Any], against: bool = False) -> Likely | None:

@@ -8,7 +8,7 @@ import streamlit as st
 
 from kvlens import tasks
 from kvlens.app.ui.common import sentences
-from kvlens.app.ui.common.promptfields import segment_lines
+from kvlens.app.ui.common.promptfields import segment_lines, turns_are_carried
 from kvlens.app.ui.common.request import PromptChoice
 from kvlens.app.ui.common.sample import SAMPLE, generate
 from kvlens.app.ui.common.tokens import counting
@@ -17,10 +17,13 @@ from kvlens.app.ui.run.modelform import ModelChoice
 from kvlens.app.ui.run.upload import uploaded_file
 from kvlens.models.find import DEMO
 from kvlens.tasks import Encoding
+from kvlens.text.carried import has_user_turns
+from kvlens.text.messages import decode_conversation
 from kvlens.text.plaintext import visible
-from kvlens.text.promptfiles import MAX_BYTES, decode
+from kvlens.text.promptfiles import MAX_BYTES
 from kvlens.text.prompts import BadPrompt, PromptText, asking, checked, expecting, segmented
 from kvlens.text.segments import BadSegment
+from kvlens.text.units import counted
 
 _TASK_WORDS = {
     "needle": "needle: one fact hidden in filler, asked for at the end",
@@ -42,8 +45,12 @@ def prompt_for(choice: ModelChoice) -> PromptChoice | None:
     except ValueError as problem:
         error(str(problem))
         return None
-    prompt = _in_segments(prompt_form(encoding, choice.model == DEMO))
-    if prompt is not None and choice.question == "after" and prompt.prompt.question is None:
+    prompt = _in_turns(_in_segments(prompt_form(encoding, choice.model == DEMO)))
+    if prompt is not None and choice.system is not None and prompt.system is not None:
+        error(sentences.TWO_SYSTEM_MESSAGES)
+        return None
+    placed_first = choice.question == "after" and prompt is not None and not prompt.carried
+    if prompt is not None and placed_first and prompt.prompt.question is None:
         error(sentences.NO_QUESTION_START)
         return None
     if prompt is not None and not encoding.chat and prompt.prompt.text != prompt.prompt.text.rstrip():
@@ -63,6 +70,13 @@ def _in_segments(choice: PromptChoice | None) -> PromptChoice | None:
     except BadSegment as problem:
         error(str(problem))
         return None
+
+
+def _in_turns(choice: PromptChoice | None) -> PromptChoice | None:
+    """Draw the choice of turns below a conversation with several user messages -> the prompt with it."""
+    if choice is None or not has_user_turns(choice.turns):
+        return choice
+    return replace(choice, carried=turns_are_carried("form_turns"))
 
 
 def prompt_form(encoding: Encoding, toy: bool) -> PromptChoice | None:
@@ -119,8 +133,9 @@ def _upload() -> PromptChoice | None:
         return None
     name, content = file
     try:
-        file_text = decode(content, name)
-        choice = PromptChoice(file_text if file_text.answer else _expected(file_text), name)
+        talk = decode_conversation(content, name)
+        prompt = talk.prompt if talk.prompt.answer else _expected(talk.prompt)
+        choice = PromptChoice(prompt, name, talk.turns, talk.system)
     except BadPrompt as problem:
         error(str(problem))
         return None
@@ -180,5 +195,16 @@ def _show(choice: PromptChoice) -> None:
         st.text(visible(f"Expected answer: {prompt.answer.strip()}"))
     if prompt.answer_prefix:
         st.text(visible(f"The answer begins with: {prompt.answer_prefix.strip()}"))
+    if choice.turns:
+        _show_turns(choice)
     with st.expander(f"Prompt text ({len(prompt.text):,} characters)"):
         st.code(visible(prompt.text), language=None, wrap_lines=True, height=240)
+
+
+def _show_turns(choice: PromptChoice) -> None:
+    """Draw the messages before the last one of a conversation, literally."""
+    system = [("system", choice.system)] if choice.system else []
+    messages = [*system, *choice.turns]
+    with st.expander(counted(len(messages), "earlier message")):
+        text = "\n\n".join(f"{role}: {words}" for role, words in messages)
+        st.code(visible(text), language=None, wrap_lines=True, height=160)

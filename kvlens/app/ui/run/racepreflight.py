@@ -13,8 +13,7 @@ from kvlens import methods
 from kvlens.app.ui.common import widgets
 from kvlens.app.ui.common.likely import PLACING, Likely
 from kvlens.app.ui.common.request import MethodChoice, PromptChoice, Rivals
-from kvlens.app.ui.run.preflight import LEAST_S, budget_said, estimated, likely_of, limit_of
-from kvlens.lens.condition import asked_condition
+from kvlens.app.ui.run.preflight import LEAST_S, budget_said, condition_of, estimated, likely_of, limit_of
 from kvlens.lens.knob import attends_by
 from kvlens.methods.naming import display_name, preset_name
 from kvlens.runs.races import Entrant, RaceRequest
@@ -41,7 +40,7 @@ def panel(prompt: PromptChoice, choice: MethodChoice, rivals: Rivals, head: Delt
     ]
     limits = [limit_of(lane.method, lane.budget, estimate) for lane, estimate in zip(lanes, estimates, strict=True)]
     with head:
-        widgets.condition_line(asked_condition(choice.model, estimates[0]["prompt_tokens"], choice.question, limits))
+        widgets.condition_line(condition_of(choice, estimates[0]["prompt_tokens"], limits))
     with st.container(border=True):
         st.caption("Estimate before the race (not measured)")
         rows = [_row(*each) for each in zip(lanes, estimates, like, strict=True)]
@@ -61,15 +60,7 @@ def race_of(choice: MethodChoice, rivals: Rivals) -> RaceRequest:
     parameter, the others as they come."""
     own_values = [choice.changed, *(choice.changed | {name: value} for name, value in rivals.variants)]
     own_lanes = [Entrant(method=choice.method, preset=choice.preset, overrides=values) for values in own_values]
-    shared = RunRequest(
-        model=choice.model,
-        budget=choice.budget,
-        max_new=choice.max_new,
-        chat=choice.chat,
-        system=choice.system,
-        question=choice.question,
-        chat_args=dict(choice.chat_args),
-    )
+    shared = RunRequest(model=choice.model, budget=choice.budget, max_new=choice.max_new, **choice.form)
     entrants = (*own_lanes, *(Entrant(method=name) for name in rivals.methods))
     return RaceRequest(
         shared=shared, entrants=tuple(entrant for entrant in entrants if entrant.method != methods.REFERENCE)
@@ -77,9 +68,10 @@ def race_of(choice: MethodChoice, rivals: Rivals) -> RaceRequest:
 
 
 def _estimate(prompt: PromptChoice, lane: RunRequest) -> dict[str, Any]:
-    form = (lane.chat, lane.system, lane.question, lane.chat_args)
+    names = ("chat", "system", "question", "chat_args", "turns", "carried")
+    form = {name: getattr(lane, name) for name in names}
     return estimated(
-        prompt.prompt, lane.model, lane.method, lane.preset, lane.overrides, lane.budget, lane.max_new, *form
+        prompt.prompt, lane.model, lane.method, lane.preset, lane.overrides, lane.budget, lane.max_new, form
     )
 
 

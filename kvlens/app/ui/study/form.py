@@ -14,7 +14,7 @@ from kvlens import tasks
 from kvlens.app.ui.common import data
 from kvlens.app.ui.common.jobview import manager
 from kvlens.app.ui.common.pagewords import page_words
-from kvlens.app.ui.common.promptfields import segment_lines, template_arguments
+from kvlens.app.ui.common.promptfields import segment_lines, template_arguments, turns_are_carried
 from kvlens.app.ui.common.widgets import error, plain
 from kvlens.app.ui.study.request import StudyChoice, study_command
 from kvlens.models.catalogue import label
@@ -24,6 +24,7 @@ from kvlens.studies.paired import plan_text
 from kvlens.studies.promptfile import ReadPrompts, read_prompts
 from kvlens.tasks.base import Encoding
 from kvlens.tasks.encoding import encoding
+from kvlens.text.carried import has_user_turns
 from kvlens.text.plaintext import visible
 from kvlens.text.segments import pairs_of
 from kvlens.text.units import counted
@@ -58,6 +59,8 @@ def study_form() -> str | None:
     except ValueError as problem:
         error(str(problem))
         return None
+    if any(has_user_turns(prompt.turns) for prompt in read.prompts):
+        choice = replace(choice, carried=turns_are_carried("study_turns"))
     _foreseen(read, len(arms))
     if not st.button("Run the study", type="primary", icon=":material/play_arrow:"):
         return None

@@ -31,6 +31,9 @@ class StudyChoice:
     """what the chat template is given besides messages"""
     batch: int = 1
     """prompts whose decode steps are computed together"""
+    carried: bool = False
+    """of conversations with several user messages, whether the first turn is placed and the others are fed to its
+    cache"""
 
     def settings(self) -> list[str]:
         """Return the values as `kvlens study --set` takes them."""
@@ -42,7 +45,9 @@ class StudyChoice:
 
         plan = StudyPlan(
             name=self.name,
-            shared=RunRequest(model=self.model, max_new=self.max_new, chat_args=dict(self.chat_args)),
+            shared=RunRequest(
+                model=self.model, max_new=self.max_new, chat_args=dict(self.chat_args), carried=self.carried
+            ),
             entrants=entrants(",".join(self.methods), [], []),
             values=parse_values(self.settings(), self.methods),
             budgets=self.budgets,
@@ -63,6 +68,8 @@ def study_command(prompts: Sequence[str], choice: StudyChoice, runs_dir: Path) -
         argv += ["--segment", item]
     for name, value in choice.chat_args.items():
         argv += ["--chat-arg", as_typed(name, value)]
+    if choice.carried:
+        argv += ["--turns", "carried"]
     if choice.batch > 1:
         argv += ["--batch", str(choice.batch)]
     return [*argv, "--runs", str(runs_dir), "--progress-json"]
