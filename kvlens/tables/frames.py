@@ -85,7 +85,9 @@ def segments(reader: TraceReader, named: Mapping[str, str | tuple[int, int]] | N
     named: markers or character ranges in place of the recorded parts."""
     from kvlens.lens.segments import segment_table
 
-    return described(segment_table(reader, named).rename(columns={"effect": "effect_logits"}), "segments")
+    return described(
+        segment_table(reader, named).rename(columns={"largest_effect": "largest_effect_logits"}), "segments"
+    )
 
 
 def events(reader: TraceReader, step: int | None, layer: int | None, kv_head: int | None) -> pd.DataFrame:
