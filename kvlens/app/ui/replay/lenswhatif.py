@@ -12,6 +12,7 @@ from kvlens.app.ui.common import data, lensjobs, sentences, session
 from kvlens.app.ui.common.data import TraceReader
 from kvlens.app.ui.common.request import TryChoice
 from kvlens.app.ui.common.state import Selection
+from kvlens.app.ui.common.widgets import label as field_label
 from kvlens.app.ui.common.widgets import plain
 from kvlens.app.ui.replay import draft, tour
 from kvlens.app.ui.replay.awaited import are_awaited
@@ -221,7 +222,7 @@ def _chips(current_draft: Draft) -> None:
         for verb, pieces in (("hold", current_draft.pieces), ("drop", current_draft.drops)):
             for piece in pieces:
                 st.button(
-                    plain(f"{verb} {piece.describe_tokens()} · {piece.describe_heads()}"),
+                    field_label(f"{verb} {piece.describe_tokens()} · {piece.describe_heads()}"),
                     icon=":material/close:",
                     key=f"chip_{verb}_{piece}",
                     on_click=draft.change,
