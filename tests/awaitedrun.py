@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +20,7 @@ Place = tuple[int, int, int]
 
 
 class WithoutEffects(TraceWriter):
-    def effects(self, effects: Iterable[Effects]) -> None:
+    def effects(self, effects: Sequence[Effects]) -> None:
         """Leave the effects out, as a run does that stores them later."""
 
 
@@ -58,7 +58,7 @@ def store_effects(folder: Path, uid: str) -> Place:
         triples = reader.triples(STEP)
     triples = triples[(triples["regret"] > 0) & (triples["span"] != old[2]) & (triples["layer"] != old[0])]
     layer, kv_head, span = triples.iloc[0][["layer", "kv_head", "span"]].astype(int)
-    columns = [np.array([value], np.int32) for value in (layer, kv_head, span)]
-    effects = Effects(STEP, 1.5, *columns, np.array([0.8], np.float32))
+    layers, kv_heads, spans = (np.array([value], np.int32) for value in (layer, kv_head, span))
+    effects = Effects(STEP, 1.5, layers, kv_heads, spans, np.array([0.8], np.float32))
     amend.amend(folder / uid, effects, (2, 2), None, 0.5)
     return int(layer), int(kv_head), int(span)
