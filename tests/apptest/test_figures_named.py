@@ -1,0 +1,31 @@
+"""Figures of pages that are named for what they are: times, budgets, maps beside each other, labels, prompts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from test_pages import words
+from uiruns import Visit
+
+from kvlens.store.reader import TraceReader
+from kvlens.tables.latency import latency, phase_means
+from kvlens.text.units import duration
+from tests.synthetic import write_synthetic
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    folder = tmp_path_factory.mktemp("named")
+    return folder, write_synthetic(folder, 2, 4, 2, 12, 14, seed=3, prompt_tokens=200, needle=[[30, 60]])
+
+
+def test_both_times_of_memory_say_which_steps_they_are_of(visit: Visit, written: tuple[Path, str]) -> None:
+    folder, uid = written
+    app = visit(folder, "memory", run=uid)
+    with TraceReader.open(folder, uid) as reader:
+        per_token, means, steps = latency(reader).per_token, phase_means(reader), reader.n_steps
+    assert duration(sum(means.values())) != duration(per_token)
+    (metric,) = (metric for metric in app.metric if metric.value == duration(per_token))
+    assert metric.label.endswith("after the first")
+    assert f"all {steps} steps" in words(app)
