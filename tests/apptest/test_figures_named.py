@@ -10,7 +10,7 @@ from uiruns import Visit
 
 from kvlens.store.reader import TraceReader
 from kvlens.tables.latency import latency, phase_means
-from kvlens.text.units import duration
+from kvlens.text.units import duration, si_bytes
 from tests.synthetic import write_synthetic
 
 
@@ -29,3 +29,14 @@ def test_both_times_of_memory_say_which_steps_they_are_of(visit: Visit, written:
     (metric,) = (metric for metric in app.metric if metric.value == duration(per_token))
     assert metric.label.endswith("after the first")
     assert f"all {steps} steps" in words(app)
+
+
+def test_replay_gives_the_budget_as_a_share_of_full_kv(visit: Visit, written: tuple[Path, str]) -> None:
+    folder, uid = written
+    with TraceReader.open(folder, uid) as reader:
+        budget, full = reader.meta.budget_bytes, reader.meta.full_kv_bytes
+    assert budget is not None
+    assert full is not None
+    text = words(visit(folder, "replay", run=uid))
+    assert f"held to {si_bytes(budget)}, {budget / full:.1%} of full KV" in text
+    assert f"({si_bytes(full)})" in text
