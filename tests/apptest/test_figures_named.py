@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -40,3 +41,16 @@ def test_replay_gives_the_budget_as_a_share_of_full_kv(visit: Visit, written: tu
     text = words(visit(folder, "replay", run=uid))
     assert f"held to {si_bytes(budget)}, {budget / full:.1%} of full KV" in text
     assert f"({si_bytes(full)})" in text
+
+
+def test_the_two_maps_of_a_span_share_one_scale(visit: Visit, written: tuple[Path, str]) -> None:
+    folder, uid = written
+    app = visit(folder, "spans", run=uid)
+    figures = [json.loads(chart.proto.spec) for chart in app.get("plotly_chart")]
+    maps = [figure for figure in figures if "mean of steps" in str(figure["layout"].get("title", {}).get("text"))]
+    assert len(maps) == 2
+    scales = [(trace["zmin"], trace["zmax"]) for figure in maps for trace in figure["data"] if trace.get("zmax")]
+    assert len(scales) == 2
+    assert scales[0] == scales[1]
+    for figure in maps:
+        assert {figure["layout"][axis].get("exponentformat") for axis in ("xaxis4", "yaxis")} == {"none"}
