@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -54,3 +55,10 @@ def test_the_two_maps_of_a_span_share_one_scale(visit: Visit, written: tuple[Pat
     assert scales[0] == scales[1]
     for figure in maps:
         assert {figure["layout"][axis].get("exponentformat") for axis in ("xaxis4", "yaxis")} == {"none"}
+
+
+def test_names_of_parameters_are_read_without_backslashes(visit: Visit, written: tuple[Path, str]) -> None:
+    app = visit(written[0], "run")
+    labels = [box.label for kind in (app.number_input, app.selectbox, app.text_input, app.checkbox) for box in kind]
+    assert any(re.fullmatch(r"\w+_\w+.*", label) for label in labels), "some parameter has an underscore"
+    assert not [label for label in labels if re.search(r"\\[_(]", label)]
