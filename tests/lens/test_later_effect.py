@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,7 +27,7 @@ def missed(tmp_path_factory: pytest.TempPathFactory) -> Missed:
 
 
 def test_masses_of_zero_are_replaced_by_the_steps_of_the_effect(missed: Missed) -> None:
-    nothing = {"reference": LEAST_MASS / 20, "own_query": 0.0, "mass": 0.0, "regret": LEAST_MASS / 20}
+    nothing: dict[str, Any] = {"reference": LEAST_MASS / 20, "own_query": 0.0, "mass": 0.0, "regret": LEAST_MASS / 20}
     later = replace(missed, effect_steps=(0, 1, 2, 4), **nothing)
     assert later.later_steps == (1, 2, 4)
     assert "0.00," not in later.mass_words()
