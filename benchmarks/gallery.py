@@ -210,8 +210,6 @@ def _order(summary: Counterfactual) -> tuple[int, int]:
 
 def _words(offered: str, choice: tuple[Piece, ...]) -> str:
     """What was held, within a sentence."""
-    if any(piece.layer is not None for piece in choice):
-        return f"{offered}, each for the KV head that missed it"
     tokens = tuple(piece.tokens for piece in choice if piece.tokens is not None)
     return ranges_in_words(tokens) if len(tokens) == len(choice) else offered
 

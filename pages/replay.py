@@ -7,6 +7,7 @@ from kvlens.app.ui.common import nav, session
 from kvlens.app.ui.common.again import again_link
 from kvlens.app.ui.common.comparing import links as compare_links
 from kvlens.app.ui.common.data import fit, open_run, player_payloads
+from kvlens.app.ui.common.effectplace import follow_effects
 from kvlens.app.ui.common.frame import choose_run
 from kvlens.app.ui.common.ledgerview import run_ledger
 from kvlens.app.ui.common.lensdata import of_this_run
@@ -29,7 +30,7 @@ def on_commit() -> None:
 def body() -> None:
     """Verdict, player and tables; a commit runs this part of the page only."""
     reader = open_run(str(session.selection()[0].run))
-    chosen, _ = fit(reader, session.selection()[0])
+    chosen, _ = fit(reader, follow_effects(reader, session.selection()[0]))
     session.store(chosen)
     lensview.panel(reader, chosen)
     player(*player_payloads(reader, chosen, session.revision()), on_commit)

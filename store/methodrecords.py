@@ -62,6 +62,11 @@ class MethodRecords:
         rank (1 = best) and score of the best of them. Empty: nothing was dropped, or it was not recorded."""
         return self._db.frame(queries.CUTS_OF_HEAD, step=step, layer=layer, kv_head=kv_head, span=span)
 
+    def cuts_of_span(self, step: int, span: int) -> pd.DataFrame:
+        """Tokens of a span that each KV head had dropped for good by a step: layer, kv_head (NaN: alike for all),
+        dropped. KV heads without a row dropped none."""
+        return self._db.frame(queries.CUTS_OF_SPAN, step=step, span=span)
+
     def all_cuts(self) -> pd.DataFrame:
         """`cuts` of every layer, KV head and span, in order: step, layer and kv_head (NaN: alike for all), candidates,
         kept, cut, span, dropped, pos, rank, score."""

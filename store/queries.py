@@ -87,6 +87,10 @@ CUTS_OF_HEAD = f"""
     WHERE step <= $step AND (layer IS NULL OR layer = $layer) AND (kv_head IS NULL OR kv_head = $kv_head)
       AND span = $span ORDER BY step"""
 
+CUTS_OF_SPAN = f"""
+    SELECT layer, kv_head, sum(dropped)::BIGINT AS dropped FROM ({CUTS})
+    WHERE step <= $step AND span = $span GROUP BY layer, kv_head"""
+
 ALL_CUTS = f"SELECT * FROM ({CUTS}) ORDER BY step, layer NULLS FIRST, kv_head NULLS FIRST, span"
 
 DECISIONS = f"""

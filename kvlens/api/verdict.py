@@ -52,7 +52,8 @@ class Verdict:
     why: str | None = None
     """the same as a sentence without its full stop"""
     reference_mass: float | None = None
-    """full KV's own mass on the span, mean over the KV head's query heads, share 0..1; None: not recorded"""
+    """full KV's own mass on the span at the step of loss, mean over the KV head's query heads, share 0..1; None: not
+    recorded. About 0 where the effect is of later lost steps (`effect_steps`)"""
     own_query_mass: float | None = None
     """full attention's mass on the span by the run's own query, likewise"""
     mass: float | None = None
@@ -62,6 +63,8 @@ class Verdict:
     restored: bool | None = None
     """of a run that repeats another with something changed: the answer is back; None: nothing was lost before, or the
     run repeats none"""
+    effect_steps: tuple[int, ...] = ()
+    """the lost steps over which `effect_logits` is added; empty: the step of loss, or none was recorded"""
 
     def __str__(self) -> str:
         if self.step is None:
@@ -114,6 +117,7 @@ def read_verdict(reader: TraceReader) -> Verdict:
         missed.mass,
         missed.effect,
         restored,
+        missed.effect_steps,
     )
 
 

@@ -11,8 +11,9 @@ from kvlens.models.find import short_model
 from kvlens.store.reader import TraceReader
 from kvlens.text.units import counted
 
-KNOWN, AFTER = "question known", "question after"
-"""the question was read with the context, or fed once the context was placed"""
+KNOWN, AFTER, INSIDE = "question known", "question after", "question in the prompt"
+"""the question was read with the context, or fed once the context was placed; or the prompt does not say where its
+question begins, so that it was read with all else"""
 CARRIED, ANEW = "turns carried", "turns anew"
 """of a conversation: the first turn was placed and the others were fed to its cache, or the history was read anew"""
 MOST_NAMES = 3
@@ -20,8 +21,10 @@ MOST_NAMES = 3
 
 
 def question_words(meta: RunMeta) -> str:
-    """Return `AFTER` if the run was fed its question once the context was placed, else `KNOWN`."""
-    return AFTER if meta.question == "after" or meta.asked_steps else KNOWN
+    """Return `AFTER` if the run was fed its question once the context was placed, else `KNOWN`, or `INSIDE` if the
+    prompt, of no task, does not say where its question begins."""
+    stated = meta.task is not None or meta.question_start is not None
+    return AFTER if meta.question == "after" or meta.asked_steps else KNOWN if stated else INSIDE
 
 
 def turns_words(meta: RunMeta) -> str:
@@ -31,7 +34,7 @@ def turns_words(meta: RunMeta) -> str:
 
 
 def asked_condition(
-    model: str, prompt_tokens: int | None, question: str, limits: Sequence[str], turns: str = ""
+    model: str, prompt_tokens: int | None, question: str, limits: Sequence[str], turns: str = "", stated: bool = True
 ) -> str:
     """Return the condition of a run, or of the lanes of a race, that is asked for: 'smollm2 · 639 prompt tokens ·
     question known · budget 20% · n = 1'.
@@ -41,11 +44,12 @@ def asked_condition(
         question: in | after.
         limits: what each run is held to, as `held_to` says it.
         turns: `CARRIED` or `ANEW` of a conversation with earlier turns.
+        stated: the prompt is of a task, or says where its question begins.
     """
     parts = (
         short_model(model),
         token_words([] if prompt_tokens is None else [prompt_tokens]),
-        AFTER if question == "after" or turns == CARRIED else KNOWN,
+        AFTER if question == "after" or turns == CARRIED else KNOWN if stated else INSIDE,
         turns,
         listed(limits, "budgets"),
         count_words([1]) + (f" ({len(limits)} runs)" if len(limits) > 1 else ""),

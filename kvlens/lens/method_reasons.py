@@ -3,6 +3,7 @@
 The part may have any of these functions; without one, or without the method, what is general holds.
 
 - `told(facts) -> (kind, sentence) | None`: the reason, from the method's journal; None: not told there.
+- `evicted(facts) -> str`: the rule by which a span was evicted whole, without a recorded ranking.
 - `waits(config) -> bool`: with these parameters every selection is moved after its step's attention.
 - `unmoved(facts) -> str`: why a head that reuses the step before's selection was not corrected.
 """

@@ -7,7 +7,7 @@ here.
 
 from __future__ import annotations
 
-from kvlens.lens.dropped import dropped
+from kvlens.lens.dropped import dropped, kept_by_others, ranking_words
 from kvlens.lens.facts import Facts
 from kvlens.lens.lines import lost_of, ranges_in_words
 from kvlens.lens.method_reasons import MethodReasons, Told
@@ -16,6 +16,7 @@ from kvlens.lens.quantised import in_bits
 from kvlens.lens.reasonkinds import BY_A_DROP, Reason
 from kvlens.lens.spanstates import HOT, rebuilt
 from kvlens.store.reader import TraceReader
+from kvlens.text.units import counted
 
 
 def explain(reader: TraceReader, step: int, layer: int, kv_head: int, span: int) -> Reason:
@@ -45,7 +46,7 @@ def _of_the_method(facts: Facts) -> Reason:
     dropped_tokens = dropped(facts)
     if facts.state == "evicted":
         unasked = facts.unasked(_evicted_at(facts))
-        return Reason("evicted_unasked" if unasked else "evicted", _evicted(facts, dropped_tokens) + unasked)
+        return Reason("evicted_unasked" if unasked else "evicted", _evicted(facts, unasked))
     if facts.state == "partial" and dropped_tokens is not None:
         unasked = facts.unasked(facts.dropped_at())
         rest = "" if facts.ranking.candidates is None else f"; what is left of it: {facts.ranking.cut()}"
@@ -80,14 +81,18 @@ def _evicted_at(facts: Facts) -> int | None:
     return int(evictions["step"].iloc[-1]) if len(evictions) else None
 
 
-def _evicted(facts: Facts, ranked: str | None) -> str:
+def _evicted(facts: Facts, unasked: str) -> str:
+    """Return what this KV head kept, when it evicted the rest and by which rule, and what the other KV heads kept."""
     step = _evicted_at(facts)
-    when = "at a step that was not recorded"
+    when = "; the step of the eviction was not recorded"
     if step is not None:
-        when = "at the end of prefill" if step < 0 else f"at step {step}"
-    # kvlens cuts an observed run's spans itself, so that the cut is no reason of the caller's cache
-    why = "" if facts.reader.meta.observed is not None else f" ({facts.why.rstrip('.')})"
-    return f"it was evicted {when}{why}" + ("" if ranked is None else f": {ranked}")
+        when = " at the end of prefill" if step < 0 else f" at step {step}"
+    rule = MethodReasons.load(facts.reader).ask("evicted", facts) or ""
+    size = facts.tokens[1] - facts.tokens[0]
+    sentence = f"L{facts.layer} KV{facts.kv_head} kept none of its {counted(size, 'token')}{when}"
+    ranking = ranking_words(facts)
+    by_position, by_score = (ranking, "") if ranking.startswith(",") else ("", ranking)
+    return f"{sentence}{by_position}{unasked}{f': {rule}' if rule else ''}{kept_by_others(facts)}{by_score}"
 
 
 def _partly_recalled(facts: Facts) -> Reason:

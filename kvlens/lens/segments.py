@@ -18,7 +18,10 @@ from kvlens.store.errors import NotRecorded
 from kvlens.store.reader import TraceReader
 from kvlens.text.segments import BadSegment, Segment, find_segments, joined, refuse_empty, token_segments
 
-COLUMNS = ("segment", "tokens", "kept_share", "evicted_share", "heads", "evicted_heads", "full_mass", "mass", "effect")
+COLUMNS = (
+    *("segment", "tokens", "kept_share", "evicted_share", "heads", "evicted_heads", "full_mass", "mass"),
+    "largest_effect",
+)
 ON_DEVICE = ("resident", "quantised", "reconstructed")
 Ranges = tuple[tuple[int, int], ...]
 
@@ -73,8 +76,8 @@ def segment_table(
     reader: TraceReader, named: Mapping[str, str | tuple[int, int]] | None = None, step: int | None = None
 ) -> pd.DataFrame:
     """Return one row per segment, in the order of the prompt: segment, tokens, kept_share, evicted_share, heads,
-    evicted_heads (by `step`, None: the last), full_mass, mass (means over sampled steps), effect. Empty where the run
-    names no segment; NaN: not recorded."""
+    evicted_heads (by `step`, None: the last), full_mass, mass (means over sampled steps), largest_effect
+    (logits, of one KV head and span). Empty where the run names no segment; NaN: not recorded."""
     parts = segments_of(reader, named)
     rows = reader.spans()
     spans = rows[rows["kind"] != "window"]
@@ -97,7 +100,7 @@ def segment_table(
                 "evicted_heads": fate.evicted_heads,
                 "full_mass": full,
                 "mass": mass,
-                "effect": _effect(effects, shares),
+                "largest_effect": _largest_effect(effects, shares),
             }
         )
     return pd.DataFrame(table, columns=list(COLUMNS))
@@ -209,10 +212,12 @@ def _masses(reader: TraceReader, shares: Mapping[int, tuple[int, float]]) -> tup
     return float(total[0]), float(total[1])
 
 
-def _effect(effects: pd.DataFrame, shares: Mapping[int, tuple[int, float]]) -> float:
-    """Logits that what a segment's KV heads did not read cost full KV's tokens; NaN: no effects were recorded."""
+def _largest_effect(effects: pd.DataFrame, shares: Mapping[int, tuple[int, float]]) -> float:
+    """Return the largest effect of one KV head and span of the segment, in logits; NaN: no effects were recorded.
+
+    Effects are not added: each is of the round that placed it, and later rounds hold what earlier rounds placed."""
     recorded = effects[effects["effect"].notna()]
     if recorded.empty:
         return float("nan")
     portion = recorded["span"].map(lambda span: shares.get(int(span), (0, 0.0))[1])
-    return float((recorded["effect"] * portion).sum())
+    return float((recorded["effect"] * portion).max())

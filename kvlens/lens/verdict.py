@@ -24,11 +24,14 @@ LEAST_MASS, LEAST_EFFECT = 0.005, 0.05
 
 def steps_in_words(steps: Sequence[int]) -> str:
     """Return 'at the step of loss', or 'over lost steps 2-5'."""
-    if len(steps) < 2:
-        return "at the step of loss"
+    return "at the step of loss" if len(steps) < 2 else f"over {_named_steps(steps)}"
+
+
+def _named_steps(steps: Sequence[int]) -> str:
+    """Return 'lost step 4', or 'lost steps 2-5, 7'."""
     ranges = joined((step, step + 1) for step in steps)
     named = ", ".join(str(start) if end - start == 1 else f"{start}-{end - 1}" for start, end in ranges)
-    return f"over lost steps {named}"
+    return f"lost step{'s' if len(steps) > 1 else ''} {named}"
 
 
 @dataclass(frozen=True)
@@ -74,12 +77,28 @@ class Missed:
         """Full KV's own mass where it was recorded, else the own-query mass."""
         return self.own_query if self.reference is None else self.reference
 
+    @property
+    def later_steps(self) -> tuple[int, ...]:
+        """The lost steps after the step of loss, where full KV does not read the span at the step of loss and the
+        effect is of the steps after it; empty: the masses are of the step that the effect is about."""
+        unread_yet = self.effect is not None and max(self.full, self.own_query) < LEAST_MASS
+        return self.effect_steps[1:] if unread_yet else ()
+
     def mass_words(self, digits: int = 2) -> str:
         """Return 'full KV's mass on it 0.62, own-query mass 0.31, this run's 0.01'; a mass that was not recorded is
-        said to be so."""
+        said to be so. Where the effect is of later steps (`later_steps`), return that in place of the masses."""
+        if self.later_steps:
+            return (
+                f"full KV's mass on it is below {LEAST_MASS} at the step of loss, its effect is of "
+                f"{_named_steps(self.later_steps)}"
+            )
         reference = "not recorded" if self.reference is None else f"{self.reference:.{digits}f}"
         own_query, mass = f"{self.own_query:.{digits}f}", f"{self.mass:.{digits}f}"
         return f"full KV's mass on it {reference}, own-query mass {own_query}, this run's {mass}"
+
+    def regret_words(self, digits: int = 2) -> str:
+        """Return ', regret 0.61'; '' where the masses of the step of loss do not matter (`later_steps`)."""
+        return "" if self.later_steps else f", regret {self.regret:.{digits}f}"
 
     def effect_words(self) -> str:
         """Return 'missing it lowers full KV's lead by 9.18 of 23.40 logits, over lost steps 2-5', or the sentence of

@@ -57,10 +57,10 @@ SEGMENTS = {
     "mass": Column(
         SHARE, "this run's mass on the segment, the same mean; an estimate where a span crosses the segment's border"
     ),
-    "effect_logits": Column(
+    "largest_effect_logits": Column(
         "logits",
-        "what the segment's unread tokens cost full KV's; an estimate where a span crosses the segment's border; "
-        "NaN: no effects",
+        "the largest effect of one KV head and span of the segment, in the round that placed it; an estimate where a "
+        "span crosses the segment's border; NaN: no effects",
     ),
 }
 DECISIONS = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 
@@ -40,11 +41,22 @@ def steps(reader: TraceReader) -> pd.DataFrame:
     return described(frame[list(STEPS)], "steps")
 
 
+def token_nats(tokens: pd.DataFrame) -> np.ndarray:
+    """Return the surprisal of each token [N] in nats: of the prompt as prefill saw it, of a generated token under the
+    logits that chose it; NaN: not recorded. tokens: as TraceReader.tokens gives them."""
+    generated = -tokens["logprob"].to_numpy(np.float64, na_value=np.nan)
+    return np.where(tokens["step"].notna(), generated, tokens["surprisal"].to_numpy(np.float64, na_value=np.nan))
+
+
 def spans(reader: TraceReader) -> pd.DataFrame:
     """Return one row per span of the prompt and of what was generated."""
     frame = reader.spans().rename(columns={"mean_surprisal": "mean_surprisal_nats"})
-    texts = reader.tokens()["text"].tolist()
-    frame["text"] = ["".join(texts[start:end]) for start, end in zip(frame["tok_start"], frame["tok_end"], strict=True)]
+    tokens = reader.tokens()
+    texts, nats = tokens["text"].tolist(), pd.Series(token_nats(tokens))
+    ranges = list(zip(frame["tok_start"], frame["tok_end"], strict=True))
+    means = pd.Series([nats.iloc[start:end].mean() for start, end in ranges], frame.index, float)
+    frame["mean_surprisal_nats"] = frame["mean_surprisal_nats"].astype(float).fillna(means)
+    frame["text"] = ["".join(texts[start:end]) for start, end in ranges]
     mass = reader.mean_span_mass().rename(columns={"mass": "mean_mass"})
     names = {"own": "mean_own_query_mass", "reference": "mean_reference_mass"}
     full = reader.mean_full().rename(columns=names)
@@ -85,7 +97,9 @@ def segments(reader: TraceReader, named: Mapping[str, str | tuple[int, int]] | N
     named: markers or character ranges in place of the recorded parts."""
     from kvlens.lens.segments import segment_table
 
-    return described(segment_table(reader, named).rename(columns={"effect": "effect_logits"}), "segments")
+    return described(
+        segment_table(reader, named).rename(columns={"largest_effect": "largest_effect_logits"}), "segments"
+    )
 
 
 def events(reader: TraceReader, step: int | None, layer: int | None, kv_head: int | None) -> pd.DataFrame:

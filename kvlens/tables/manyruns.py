@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 import pandas as pd
 import pyarrow as pa
 
-from kvlens.lens.condition import KNOWN, question_words
+from kvlens.lens.condition import AFTER, question_words
 from kvlens.lens.severity import outcome, outcome_table
 from kvlens.store.export import EXPORTS, TIMELINE, Field, check_names, export, parquet_about, table_pieces, write_tables
 from kvlens.store.reader import TraceReader
@@ -65,7 +65,7 @@ def run_columns(reader: TraceReader) -> dict[str, Any]:
     columns = {name: getattr(meta, name, None) for name in RUN}
     columns |= {
         "uid": reader.uid,
-        "question_known": question_words(meta) == KNOWN,
+        "question_known": question_words(meta) != AFTER,
         "outcome": came["outcome"],
         "outcome_kinds": " ".join(came["outcome_kinds"]),
         "left_full_kv_at_step": came["left_full_kv_at_step"],

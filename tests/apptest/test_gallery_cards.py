@@ -40,9 +40,10 @@ def test_an_empty_folder_shows_a_card_for_every_loss(visit: Visit, tmp_path: Pat
     for loss in gallery.losses():
         assert opener(app, loss)
         assert loss.question in text
-        assert f"Expected **{loss.expected}**, got :red[**{loss.came}**]" in text
+        assert f"Expected **“{loss.expected}”**, got :red[**“{loss.came}”**]" in text
         assert loss.held.sentence(loss.full_kv_bytes) in text
-        assert loss.cause[1:] in text
+        assert f"{loss.place}. {loss.cause[0].upper()}{loss.cause[1:]}. " in text
+        assert loss.place.split(" missed span ")[0].startswith("L")
         assert loss.cause.endswith("chosen") or "candidates" not in loss.why or ";" in loss.why, "as far as the cut"
     assert not app.expander
 

@@ -16,7 +16,7 @@ from kvlens.lens.pieces import Piece
 from kvlens.lens.verdict import verdict
 from kvlens.store.reader import TraceReader
 
-OFFER = f"the first {MOST} spans of the ranking"
+OFFER = f"the first {MOST} lines of the ranking (one KV head and span each)"
 
 
 @pytest.fixture(scope="module")

@@ -174,12 +174,10 @@ def told_outcome(app: AppTest) -> None:
     texts = [text.value for text in app.text]
     assert "Answer before: 41<b>7</b>\nAnswer with it held: 4172\nExpected: 4172" in texts
     metrics = {metric.label: metric.value for metric in app.metric}
-    assert metrics == {
-        "Answer restored": "yes",
-        f"KL at step {STEP}, nats": "2.25 → < 0.001",
-        "It would have cost": "12.3 kB",
-    }
-    assert "8 tokens in 2 KV heads" in words(app)
+    assert metrics == {"Answer restored": "yes", f"KL at step {STEP}, nats": "2.25 → < 0.001", "Bytes held": "12.3 kB"}
+    notes = [caption.value for caption in app.caption if "8 tokens in 2 KV heads" in caption.value]
+    assert len(notes) == 1
+    assert notes[0].replace("\\", "").startswith("Bytes held: "), "it stands below all three figures"
 
 
 def test_the_outcome_is_in_the_link_and_on_the_repeat_itself(visit: Visit, lens: LensRuns) -> None:

@@ -303,7 +303,7 @@ def test_what_it_would_have_cost_has_the_raised_budget_in_it(visit: Visit, plain
     known = {"changed": {"budget": "50%"}, "budget_bytes": meta.full_kv_bytes // 2, "hold": [hold], "whatif": SUMMARY}
     one = write_synthetic(folder, 2, 4, 2, 12, 14, seed=3, parent=uid, **known)
     for place in (visit(folder, "replay", run=uid, whatif=one), visit(folder, "replay", run=one)):
-        cost = next(metric for metric in place.metric if metric.label == "It would have cost")
+        cost = next(metric for metric in place.metric if metric.label == "More bytes")
         assert cost.value == si_bytes(12_300 + raised)
         assert f"12.3 kB held · {si_bytes(raised)} more of budget" in words(place).replace("\\", "")
     delete_run(folder, one)

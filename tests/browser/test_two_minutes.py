@@ -115,7 +115,7 @@ def test_from_a_red_cell_to_the_answer_brought_back(server_there: Server, open_p
     expect(page).to_have_url(re.compile("whatif="), timeout=RUN_MS)
     shown = outcome(page)
     assert shown[0] == "Answer restored\n\nyes"
-    assert re.fullmatch(r"It would have cost\n\n\d+(\.\d+)? kB", shown[2])
+    assert re.fullmatch(r"Bytes held\n\n\d+(\.\d+)? kB", shown[2])
     assert len(shown) == 4, "the cost is a share of full KV and of the budget"
 
     _list_and_undo(page, int(span))

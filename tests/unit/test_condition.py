@@ -9,7 +9,7 @@ import pytest
 from lensruns import write_lens_runs
 
 from kvlens.lens import severity
-from kvlens.lens.condition import AFTER, KNOWN, condition, listed, question_words, token_words
+from kvlens.lens.condition import AFTER, INSIDE, KNOWN, asked_condition, condition, listed, question_words, token_words
 from kvlens.lens.verdict import LEAST_EFFECT, LEAST_MASS, verdict
 from kvlens.meta import RunMeta
 from kvlens.methods.naming import recorded_stand_in
@@ -36,7 +36,7 @@ def meta(**fields: object) -> RunMeta:
 
 
 def test_a_run_names_model_tokens_question_budget_and_n() -> None:
-    parts = condition([run()]).split(" · ")
+    parts = condition([run(question_start=40)]).split(" · ")
     assert parts[0] == "small"
     assert parts[1].startswith("100 ")
     assert parts[2] == KNOWN
@@ -48,7 +48,15 @@ def test_a_question_that_was_fed_later_is_known_after_and_counts_as_prompt() -> 
     line = condition([run(question="after", question_tokens=7)])
     assert AFTER in line
     assert " 107 " in f" {line} "
-    assert question_words(meta(question="in")) == KNOWN
+    assert question_words(meta(question="in", task="needle")) == KNOWN
+
+
+def test_a_prompt_that_states_no_question_has_it_inside() -> None:
+    assert question_words(meta()) == INSIDE
+    assert question_words(meta(question_start=40)) == KNOWN
+    for stated, words in ((True, KNOWN), (False, INSIDE)):
+        assert words in asked_condition("org/small", 100, "in", ["budget 20%"], stated=stated).split(" · ")
+    assert AFTER in asked_condition("org/small", 100, "after", ["budget 20%"], stated=False)
 
 
 def test_several_runs_count_prompts_and_list_what_differs() -> None:

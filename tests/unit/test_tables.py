@@ -49,6 +49,17 @@ def test_a_row_says_of_which_run_it_is(runs: tuple[Path, list[str]]) -> None:
     assert frame["outcome_kinds"].notna().all()
 
 
+def test_spans_have_the_mean_surprisal_of_their_tokens(runs: tuple[Path, list[str]]) -> None:
+    folder, uids = runs
+    with TraceReader.open(folder, uids[0]) as reader:
+        stored, table, tokens = reader.spans(), frames.spans(reader), reader.tokens()
+    nats = tokens["surprisal"].astype(float).where(tokens["step"].isna(), -tokens["logprob"].astype(float))
+    assert stored["mean_surprisal"].isna().any()
+    for row in table[stored["mean_surprisal"].isna().to_numpy()].itertuples():
+        assert row.mean_surprisal_nats == pytest.approx(nats.iloc[row.tok_start : row.tok_end].mean(), nan_ok=True)
+    assert table["mean_surprisal_nats"].notna().any()
+
+
 @pytest.mark.parametrize("fmt", ["csv", "parquet", "json"])
 def test_the_formats_agree_over_many_runs(runs: tuple[Path, list[str]], fmt: str) -> None:
     folder, uids = runs

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvlens.app.ui.common.state import Selection, clamp, from_player, parse
-from kvlens.app.ui.common.widgets import plain
+from kvlens.app.ui.common.widgets import label, plain
 
 
 @dataclass(frozen=True)
@@ -78,3 +78,14 @@ def test_data_in_messages_is_kept_from_markdown(text: str) -> None:
     # a word joiner keeps an icon's name from becoming the icon
     assert escaped.replace("\\", "").replace("\u2060", "") == text
     assert all(escaped[i - 1] == "\\" for i, letter in enumerate(escaped) if letter in "<>[]()!#`$:*_")
+
+
+@pytest.mark.parametrize("text", ["max_rank", "max_rank (r) †", "top1_k (2.5) = 3"])
+def test_a_label_of_plain_words_has_no_backslash(text: str) -> None:
+    assert label(text) == text
+
+
+@pytest.mark.parametrize("text", ["1. first", "- first", "_all_", "*x*", "[a](b)", "`x`", "<b>", ":red[x]"])
+def test_what_is_markup_in_a_label_stays_escaped(text: str) -> None:
+    assert "\\" in label(text)
+    assert label(text)[:2] == plain(text)[:2]

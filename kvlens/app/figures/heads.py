@@ -28,16 +28,23 @@ def map_height(layers: int) -> int:
 
 
 def head_map(
-    values: np.ndarray, kv_heads: int, metric: Metric, selected: tuple[int, int] | None, how: str, fit: bool = False
+    values: np.ndarray,
+    kv_heads: int,
+    metric: Metric,
+    selected: tuple[int, int] | None,
+    how: str,
+    fit: bool = False,
+    scale_of: np.ndarray | None = None,
 ) -> go.Figure:
     """Map of `values` [L, Hq] (NaN = not recorded) with the mean per query head above and per layer to the right.
 
-    `fit`: colours span the recorded values instead of the metric's natural range. `selected`: (layer, query head),
+    `fit`: colours span the recorded values instead of the metric's natural range; `scale_of`: those of all maps beside
+    each other, so that they share a scale; None: `values`. `selected`: (layer, query head),
     outlined, or None. `how`: how the values were aggregated, for the title. Points of the overlay carry customdata
     [layer, query head], so that a click can be read back."""
     layers, heads = values.shape
     group = heads // kv_heads
-    lo, hi = metric.value_range(values) if fit else metric.bounds(values)
+    lo, hi = metric.value_range(values if scale_of is None else scale_of) if fit else metric.bounds(values)
     figure = make_subplots(
         2,
         2,
@@ -51,6 +58,8 @@ def head_map(
     share = metric.unit in ("share", "cosine", "0 or 1")  # stored to 1e-4
     text = "%{z:.2s}" if metric.unit == "bytes" else "%{z:.4~f}" if share else "%{z:.3~g}"
     bar = {"title": {"text": metric.mean_unit, "side": "right"}, "len": 0.78, "y": 0.39, "thickness": 12}
+    if share:
+        bar["exponentformat"] = "none"  # 0.0012, not 1.2m
     figure.add_trace(
         go.Heatmap(
             z=values,
@@ -144,6 +153,9 @@ def _axes(figure: go.Figure, layers: int, heads: int, group: int, metric: Metric
         col=1,
     )
     figure.update_yaxes(title_text="mean", rangemode="tozero", nticks=3, row=1, col=1)
+    if metric.unit == "share":
+        figure.update_xaxes(exponentformat="none", row=2, col=2)
+        figure.update_yaxes(exponentformat="none", row=1, col=1)
     figure.update_xaxes(range=None, autorange=True, title_text=f"mean ({metric.mean_unit})", nticks=4, row=2, col=2)
     for boundary in range(group, heads, group):
         figure.add_vline(x=boundary - 0.5, line={"color": "#ffffff", "width": 2}, row=2, col=1)

@@ -26,5 +26,5 @@ def over_steps(curves: Mapping[str, np.ndarray], label: str) -> go.Figure:
     finish(figure, 240, uirevision="readers", legend=True)
     figure.update_layout(title_text=f"Mass on the span, {label}")
     figure.update_xaxes(title_text="decode step")
-    figure.update_yaxes(title_text="share", rangemode="tozero")
+    figure.update_yaxes(title_text="share", rangemode="tozero", exponentformat="none")
     return figure

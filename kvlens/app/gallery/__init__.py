@@ -45,7 +45,7 @@ class Held(BaseModel):
     def sentence(self, full_kv_bytes: int) -> str:
         """What holding it gave back, and for how much."""
         cost = f"{si_bytes(self.bytes)}, {self.bytes / full_kv_bytes:.2%} of full KV"
-        came = "brings the answer back" if self.restored else f"leaves it lost: “{self.answer}”"
+        came = "brings the answer back" if self.restored else f"does not bring the answer back (“{self.answer}”)"
         kl = f"KL at the step of loss {self.kl_before:.3g} → {self.kl_after:.3g} nats"
         return f"Holding {self.words} ({cost}) {came}; {kl}."
 
@@ -86,6 +86,12 @@ class Loss(BaseModel):
     def cause(self) -> str:
         """Why what was missed was not there, as far as its rank: without what stands in brackets and what follows."""
         return re.split(";|, this one was", re.sub(r" \([^()]*\)", "", self.why))[0]
+
+    @property
+    def place(self) -> str:
+        """Return who missed what: 'L18 KV2 missed span 7'."""
+        match = re.search(r"L\d+ KV\d+ missed span \d+", self.verdict)
+        return match.group() if match else "What it missed"
 
     @property
     def limit(self) -> str:

@@ -120,7 +120,7 @@ def verdict_text(reader: TraceReader, found: Verdict | None) -> str:
             paragraph(
                 f"Missed most by {heads}: span {missed.span}, {missed.kind}, tokens "
                 f"{missed.tok_start}–{missed.tok_end - 1}, {words!r}. "
-                f"Of attention: {missed.mass_words(3)}, regret {missed.regret:.3f}{effect}. Its state for this KV "
+                f"Of attention: {missed.mass_words(3)}{missed.regret_words(3)}{effect}. Its state for this KV "
                 f"head: {where}. Why it was not attended exactly: {missed.reason.says}. Of the bytes moved at the step "
                 f"{si_bytes(missed.h2d_bytes)} were known to be its own."
             )

@@ -5,6 +5,13 @@ from __future__ import annotations
 
 from kvlens.lens.facts import Facts
 from kvlens.lens.method_reasons import Told
+from kvlens.text.units import counted
+
+
+def evicted(facts: Facts) -> str:
+    """Return where the span lies, outside of what the method keeps."""
+    sinks = int(facts.reader.meta.config.get("sinks") or 0)
+    return f"it lies outside the {counted(sinks, 'sink')} and the newest tokens that the budget holds"
 
 
 def told(facts: Facts) -> Told | None:

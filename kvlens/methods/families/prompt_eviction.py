@@ -198,9 +198,10 @@ class PromptEviction(Method):
             counts = rows[:, page.tok_start : page.tok_end].sum(1)
             nonempty, whole = int((counts > 0).sum()), bool((counts == len(page)).all())
             states.append("resident" if whole else "partial" if nonempty else "evicted")
+            owners = "KV heads" if by_head else "Layers"
             why = (
-                f"{int(counts.min())} to {int(counts.max())} of its {len(page)} tokens are kept, by "
-                f"{'layer and KV head' if by_head else 'layer'}; none in {len(counts) - nonempty}."
+                f"{owners} kept {int(counts.min())} to {int(counts.max())} of its {len(page)} tokens; "
+                f"{len(counts) - nonempty} of {len(counts)} kept none."
             )
             spans.append(Span(page.tok_start, page.tok_end, page.kind, page.reason if whole else why))
         return Placement(spans, states, ["resident"] * len(spans), kept)

@@ -9,6 +9,7 @@ import streamlit as st
 
 from kvlens.app.ui.common import data, sentences, session, widgets
 from kvlens.app.ui.common.data import TraceError, TraceReader
+from kvlens.app.ui.common.effectplace import follow_effects
 from kvlens.app.ui.common.state import Selection
 from kvlens.budget import phrase
 from kvlens.lens.condition import condition
@@ -51,7 +52,8 @@ def choose_run(title: str) -> tuple[TraceReader, Selection] | None:
         widgets.error(str(problem))
         st.page_link("pages/home.py", label="All runs", icon=":material/list:")
         return None
-    selection, clamped = data.fit(reader, selection.merged({"run": target}))
+    selection = follow_effects(reader, selection.merged({"run": target}))
+    selection, clamped = data.fit(reader, selection)
     session.store(selection)
     session.write_selection()
     with middle:

@@ -20,6 +20,7 @@ from kvlens.app.ui.common import data, sentences, session
 from kvlens.app.ui.common.chart import Data, chart
 from kvlens.app.ui.common.clicks import cell_clicked
 from kvlens.app.ui.common.summaries import summary
+from kvlens.app.ui.common.widgets import label as field_label
 from kvlens.app.ui.common.widgets import plain
 from kvlens.methods.naming import installed_entry
 from kvlens.recording.metrics import head_label, metric_of, value_text
@@ -44,7 +45,7 @@ def download(frame: pd.DataFrame, name: str, label: str = "Download as CSV") -> 
     """Button for `frame`, a small table, as CSV. `name`: the file's, without '.csv'; unique on the page."""
     file = re.sub(r"[^0-9A-Za-z._-]+", "-", name).strip("-")
     st.download_button(
-        plain(label),
+        field_label(label),
         csv_bytes(frame),
         f"{file}.csv",
         "text/csv",

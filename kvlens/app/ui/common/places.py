@@ -12,7 +12,9 @@ import streamlit as st
 
 from kvlens.app.ui.common import data
 from kvlens.app.ui.common.data import TraceError, TraceReader
+from kvlens.app.ui.common.effectplace import remember_opening
 from kvlens.app.ui.common.state import Selection
+from kvlens.store.amend import PENDING
 
 
 def in_run(uid: str, view: Selection | None = None) -> dict[str, str]:
@@ -20,13 +22,19 @@ def in_run(uid: str, view: Selection | None = None) -> dict[str, str]:
     opens.
 
     Of a run that cannot be opened, its uid alone: the page then says why."""
-    return dict(_in_run(str(data.runs_dir()), uid, data.stamp(uid), (view or Selection()).merged({"run": uid})))
+    place, awaits_effects = _in_run(
+        str(data.runs_dir()), uid, data.stamp(uid), (view or Selection()).merged({"run": uid})
+    )
+    if view is None and awaits_effects:
+        remember_opening(uid, place)
+    return place.query()
 
 
 @st.cache_data(max_entries=256, show_spinner=False)
-def _in_run(folder: str, uid: str, changed: int, selection: Selection) -> dict[str, str]:
+def _in_run(folder: str, uid: str, changed: int, selection: Selection) -> tuple[Selection, bool]:
+    """The place, and whether the run's effects are not stored yet."""
     try:
         with TraceReader.open(Path(folder), uid) as reader:
-            return data.fit(reader, selection)[0].query()
+            return data.fit(reader, selection)[0], reader.meta.no_effects == PENDING
     except TraceError:
-        return {"run": uid}
+        return Selection(run=uid), False

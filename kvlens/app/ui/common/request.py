@@ -29,6 +29,11 @@ class PromptChoice:
     carried: bool = False
     """whether the first turn is placed and the others are fed to its cache"""
 
+    @property
+    def states_question(self) -> bool:
+        """Return whether the prompt is of a task, or says where its question begins."""
+        return self.prompt.task is not None or self.prompt.question is not None
+
     def file_text(self) -> str:
         """Content of the prompt file (JSON), with the answer, the needle and the task where they are known. It holds a
         conversation's turns, but for its system message, which is an option of the command."""

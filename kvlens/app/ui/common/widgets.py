@@ -25,6 +25,8 @@ from kvlens.text.plaintext import visible
 FAILED = "This page failed:"
 _LOG = logging.getLogger(__name__)
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]()<>#+\-.!|~$:^=&])")
+_INSIDE = re.compile(r"(?<=[^\W_])\\_(?=[^\W_])|\\[().=+-]")
+"""escapes that Markdown does not need inside a line: of an underscore inside a word, and of what begins a list"""
 
 _SHORTCODE = re.compile(r":(?=[\w+/-]+:)")
 _ADDRESS = re.compile(r"(?<=[a-z]:)(?=//)|(?<=www)(?=\.)|(?<=@)", re.IGNORECASE)
@@ -53,6 +55,18 @@ def plain(text: str) -> str:
     addresses, when the escapes are gone already: a joiner of no width keeps ':home:' and 'http://' from being one."""
     line = visible(" ".join(text.split()))
     return _MARKDOWN.sub(r"\\\1", _ADDRESS.sub("\u2060", _SHORTCODE.sub(":\u2060", line)))
+
+
+def label(text: str) -> str:
+    """Return `plain` text for the label of a field, without the escapes that Markdown does not need: the name that
+    assistive technology reads is the label as it is written."""
+    escaped = plain(text)
+
+    def bare(match: re.Match[str]) -> str:
+        prefix = escaped[: match.start()]
+        return match.group()[1] if prefix and not prefix.isdigit() else match.group()
+
+    return _INSIDE.sub(bare, escaped)
 
 
 def page_sentence(sentence: str) -> str:

@@ -36,15 +36,16 @@ def _rows(losses: tuple[gallery.Loss, ...]) -> None:
 
 
 def _card(loss: gallery.Loss) -> None:
-    title = preset_name(loss.method, loss.preset, loss.overrides)
     cause = f"{loss.cause[0].upper()}{loss.cause[1:]}"
+    title = preset_name(loss.method, loss.preset, loss.overrides)
     with st.container():  # one piece, so that the buttons of a row stand in a line
         widgets.method_mark(loss.method, title)
         st.text(visible(loss.question))
-        st.markdown(f"Expected **{plain(loss.expected)}**, got :red[**{plain(loss.came or 'nothing')}**]")
+        came = f"“{plain(loss.came)}”" if loss.came else "nothing"
+        st.markdown(f"Expected **“{plain(loss.expected)}”**, got :red[**{came}**]")
         st.caption(
             plain(
-                f"A prompt of {loss.prompt_tokens} tokens, held to {loss.limit}. {cause}. "
+                f"A prompt of {loss.prompt_tokens} tokens, held to {loss.limit}. {loss.place}. {cause}. "
                 f"{loss.held.sentence(loss.full_kv_bytes)}"
             )
         )

@@ -18,7 +18,7 @@ from kvlens.text.words import STATES
 _FOLDER = Path(__file__).parent
 SENTENCE = (
     "See which part of a prompt a KV-cache method lost, which head missed it, and why the cache did not hold it. Then "
-    "restore the answer."
+    "hold it and see whether that brings the answer back."
 )
 
 

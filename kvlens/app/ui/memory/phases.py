@@ -29,10 +29,17 @@ def phases(reader: TraceReader) -> None:
     parts = ", ".join(f"{name} {took} ({share:.0%})" for name, took, share in shares)
     st.caption(
         plain(
-            f"Mean per step: {parts}. Wait and copy depend on the link, here {reader.meta.link or 'not recorded'}, and "
-            "on what else the machine does; they are no property of the method alone."
+            f"Mean of {_which(reader)}: {parts}. Wait and copy depend on the link, here "
+            f"{reader.meta.link or 'not recorded'}, and on what else the machine does; they are no property of the "
+            "method alone."
         )
     )
+
+
+def _which(reader: TraceReader) -> str:
+    """Return the steps that the mean is of: 'all 3 steps, the first included'."""
+    steps = reader.n_steps
+    return f"all {steps} steps, the first included" if steps > 1 else "the only step"
 
 
 def latency_text(reader: TraceReader) -> str:

@@ -69,7 +69,7 @@ def totals(reader: TraceReader, copies: pd.DataFrame) -> None:
         ("Budget", _budget(meta), f"full KV {si_bytes(full)}"),
         ("Moved to the device", si_bytes(moved), f"{si_bytes(moved / max(1, len(steps)))} per decode step"),
         ("Moved to host memory", si_bytes(recorded_total(steps["d2h_bytes"])), "while decoding"),
-        ("Time per token", *_token_time(reader)),
+        ("Time per token after the first", *_token_time(reader)),
         ("Moved, not used", *(("not recorded", "") if meta.lacks("transfer") else _redundant(copies))),
     )
     for place, (label, value, note) in zip(st.columns(len(cells)), cells, strict=True):

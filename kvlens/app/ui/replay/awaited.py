@@ -13,13 +13,17 @@ POLL_S = 2.0
 
 def effects_line(reader: TraceReader) -> None:
     """Say that the effects are on their way, and draw the page again when they are there; nothing for other runs."""
-    if reader.meta.no_effects != PENDING:
-        return
-    if is_outstanding(data.runs_dir() / reader.uid):
+    if are_awaited(reader):
         st.fragment(_wait, run_every=POLL_S)(reader.uid, data.stamp(reader.uid))
-    elif data.open_run(reader.uid).meta.no_effects != PENDING:  # they were stored after this page opened the trace
+    elif reader.meta.no_effects == PENDING and data.open_run(reader.uid).meta.no_effects != PENDING:
+        # they were stored after this page opened the trace
         data.forget_runs()
         st.rerun()
+
+
+def are_awaited(reader: TraceReader) -> bool:
+    """Return whether a process computes the run's effects: the verdict may name another span when they are stored."""
+    return reader.meta.no_effects == PENDING and is_outstanding(data.runs_dir() / reader.uid)
 
 
 def _wait(uid: str, stamp: int) -> None:

@@ -36,9 +36,9 @@ def facts(reader: TraceReader) -> None:
     meta = reader.meta
     budget, full = meta.budget_bytes, meta.full_kv_bytes
     no_limit = NO_LIMIT if meta.observed is None else NOT_RECORDED
-    limit = no_limit if budget is None else si_bytes(budget)
+    limit = no_limit if budget is None else f"held to {si_bytes(budget)}"
     if budget is not None and full:
-        limit += f" of {full_kv(meta.dtype)}'s {si_bytes(full)}"
+        limit += f", {budget / full:.1%} of {full_kv(meta.dtype)} ({si_bytes(full)})"
     checks = reader.self_checks()
     passed = (
         f"self-checks passed {int(checks['passed'].sum())}/{len(checks)}" if len(checks) else "self-checks not recorded"

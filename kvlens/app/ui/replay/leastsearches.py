@@ -30,7 +30,7 @@ def offer_searches(busy: bool, choice: TryChoice, offered: bool, packs: bool) ->
         least = st.button(
             "Restore with the fewest bytes",
             width="stretch",
-            help="Holds the first spans of the ranking, each for one KV head, then removes those that are not needed.",
+            help="Holds the first lines of the ranking, each one KV head and span. Then removes those without need.",
         )
         bits = packs and st.button(
             "Restore with the fewest bits",

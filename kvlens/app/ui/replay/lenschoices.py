@@ -58,7 +58,8 @@ def _of_most_effect(reader: TraceReader, step: int) -> dict[str, tuple[Piece, ..
         for line in lines[:MOST]
         for piece in (_pieces(tokens=line.tokens) or _pieces([line.span]))
     ]
-    return {f"the first {len(lines[:MOST])} spans of the ranking": tuple(pieces)} if len(lines) > 1 else {}
+    label = f"the first {len(lines[:MOST])} lines of the ranking (one KV head and span each)"
+    return {label: tuple(pieces)} if len(lines) > 1 else {}
 
 
 def _most_missed(reader: TraceReader, step: int, most: int = MOST) -> tuple[list[int], tuple[tuple[int, int], ...]]:

@@ -120,7 +120,7 @@ def lines(reader: TraceReader, loss: Verdict) -> list[str]:
     heads = f"(mean over its {group} query heads, Q{missed.q_head} most)" if group > 1 else f"(Q{missed.q_head})"
     sentences.append(
         f"**Missed most** by L{missed.layer} KV{missed.kv_head} {plain(heads)}: {plain(_span(reader, missed))} "
-        f"· {plain(missed.mass_words())}, regret {plain(f'{missed.regret:.2f}')}{effect}"
+        f"· {plain(missed.mass_words() + missed.regret_words())}{effect}"
     )
     why = f"**Why it was missed**: {plain(missed.reason.says)}."
     return [*sentences, why]

@@ -12,8 +12,10 @@ from kvlens.app.ui.common import data, lensjobs, sentences, session
 from kvlens.app.ui.common.data import TraceReader
 from kvlens.app.ui.common.request import TryChoice
 from kvlens.app.ui.common.state import Selection
+from kvlens.app.ui.common.widgets import label as field_label
 from kvlens.app.ui.common.widgets import plain
 from kvlens.app.ui.replay import draft, tour
+from kvlens.app.ui.replay.awaited import are_awaited
 from kvlens.app.ui.replay.draft import Draft
 from kvlens.app.ui.replay.leastsearches import offer_searches, packs_numbers
 from kvlens.app.ui.replay.lenschoices import choices_of
@@ -55,7 +57,8 @@ def form(reader: TraceReader, selection: Selection, verdict: Verdict | None, bus
         )
         with st.container(key=tour.HOLD, width="content"):
             nothing = not choice.pieces and not choice.drops and not choice.changed
-            label, means = _label(choice, current_draft, knob), _means(choice, current_draft, knob)
+            named = None if verdict is None or verdict.missed is None or are_awaited(reader) else verdict.missed.span
+            label, means = _label(choice, current_draft, knob, named), _means(choice, current_draft, knob)
             if nothing and verdict is None and not hangs:
                 label, means = "Run the list", "Add a span to the list first."
             icon = ":material/push_pin:" if choice.pieces or not choice.drops else ":material/visibility_off:"
@@ -135,14 +138,16 @@ def _offered(
     return tuple(replace(piece, layer=at_layer, kv_head=at_head) for piece in choices[str(choice)]), int(start)
 
 
-def _label(choice: TryChoice, current_draft: Draft, knob: Knob | None) -> str:
-    """What the button will do."""
+def _label(choice: TryChoice, current_draft: Draft, knob: Knob | None, named: int | None) -> str:
+    """What the button will do. named: the span that the verdict names for good; None: effects may still change it."""
     suffix = "" if knob is None or current_draft.share is None else f" at {knob.describe(current_draft.share)}"
     if current_draft.listed:
         verbs = (["hold"] if current_draft.pieces else []) + (["drop"] if current_draft.drops else [])
         return f"{' and '.join(verbs).capitalize()} the list{suffix}"
     if suffix:
         return f"Run it{suffix}"
+    if len(choice.pieces) == 1 and choice.pieces[0].span not in (None, named):
+        return f"Hold span {choice.pieces[0].span}"
     return "Drop it" if choice.drops else "Hold it resident"
 
 
@@ -217,7 +222,7 @@ def _chips(current_draft: Draft) -> None:
         for verb, pieces in (("hold", current_draft.pieces), ("drop", current_draft.drops)):
             for piece in pieces:
                 st.button(
-                    plain(f"{verb} {piece.describe_tokens()} · {piece.describe_heads()}"),
+                    field_label(f"{verb} {piece.describe_tokens()} · {piece.describe_heads()}"),
                     icon=":material/close:",
                     key=f"chip_{verb}_{piece}",
                     on_click=draft.change,

@@ -54,7 +54,9 @@ def marks(loss: Verdict, how: Severity, tried: Counterfactual | None) -> list[di
         missed_sentence = (
             f"{who} {missed.full:.0%} of this head's attention on one passage. Here it got {missed.mass:.0%}."
         )
-        if red(missed):
+        if missed.later_steps:
+            missed_sentence = f"At the step of loss: {missed.mass_words()}."
+        elif red(missed):
             missed_sentence += " The cache map shows it red."
         elif hatched(missed):
             missed_sentence += " The cache map shows it hatched red: only its summary was read."

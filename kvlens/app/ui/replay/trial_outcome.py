@@ -160,7 +160,7 @@ def _row(trial: Try, shown: bool, budget: int | None) -> dict[str, Any]:
 
 
 def outcome(trial: Try, repeated: RunMeta | None) -> None:
-    """Answer and divergence before and after, and what it would have cost, or how much was left out. repeated: the run
+    """Answer and divergence before and after, and the bytes that it held, or how much was left out. repeated: the run
     that was tried on; None where it cannot be read."""
     summary = trial.summary
     if summary is None:
@@ -176,7 +176,7 @@ def outcome(trial: Try, repeated: RunMeta | None) -> None:
     )
     step = summary.step
     cost = (
-        ("It would have cost", si_bytes(more_bytes(trial, repeated)))
+        ("More bytes" if "budget" in trial.changed else "Bytes held", si_bytes(more_bytes(trial, repeated)))
         if trial.holds
         else ("Budget", si_bytes(trial.budget))
     )
@@ -196,7 +196,8 @@ def outcome(trial: Try, repeated: RunMeta | None) -> None:
     )
     for column, (label, value) in zip(numbers.columns(3), facts, strict=True):
         column.metric(label, value)
-    numbers.caption(plain(made_of(trial, repeated)))
+    if words := made_of(trial, repeated):
+        numbers.caption(plain(f"{cost[0]}: {words[0].lower()}{words[1:]}"))
     if (search := summary.search) is not None:
         st.markdown(plain(describe_search(search)))
         if search.tests:

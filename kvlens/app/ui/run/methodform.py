@@ -9,7 +9,7 @@ import streamlit as st
 
 from kvlens import methods
 from kvlens.app.ui.common.request import MethodChoice, PromptChoice, changed_parameters
-from kvlens.app.ui.common.widgets import error, notice, plain
+from kvlens.app.ui.common.widgets import error, label, notice, plain
 from kvlens.app.ui.run.again import start_values
 from kvlens.app.ui.run.modelform import ModelChoice
 from kvlens.app.ui.run.preflight import WANTED, budget_key, estimated
@@ -185,16 +185,16 @@ def _parameters(entry: dict[str, Any], preset: str, base: dict[str, Any]) -> dic
 
 def _widget(parameter: dict[str, Any], value: Any, key: str, beside: str = "") -> Any:
     symbol = f" ({parameter['symbol']})" if parameter.get("symbol") else ""
-    label = plain(f"{parameter['name']}{symbol}{' †' if parameter.get('ours') else ''}{beside}")
+    title = label(f"{parameter['name']}{symbol}{' †' if parameter.get('ours') else ''}{beside}")
     more: dict[str, Any] = {"key": key, "help": plain(parameter["doc"]) or None, "persist_state": "session"}
     kind = parameter["type"]
     if kind == "choice":
         options = list(parameter["choices"])
-        return st.selectbox(label, options, index=options.index(value), **more)
+        return st.selectbox(title, options, index=options.index(value), **more)
     if kind == "bool":
-        return st.checkbox(label, value, **more)
+        return st.checkbox(title, value, **more)
     if kind == "int":
-        return int(st.number_input(label, value=int(value), step=1, **more))
+        return int(st.number_input(title, value=int(value), step=1, **more))
     if kind == "float":
-        return float(st.number_input(label, value=float(value), step=0.01, format="%.6g", **more))
-    return st.text_input(label, str(value), **more)
+        return float(st.number_input(title, value=float(value), step=0.01, format="%.6g", **more))
+    return st.text_input(title, str(value), **more)

@@ -76,7 +76,7 @@ def panel(prompt: PromptChoice, choice: MethodChoice, head: DeltaGenerator) -> b
     exact = methods.get(choice.method).floor_is_exact
     limit = limit_of(choice.method, choice.budget, figures)
     with head:
-        widgets.condition_line(condition_of(choice, figures["prompt_tokens"], [limit]))
+        widgets.condition_line(condition_of(prompt, choice, figures["prompt_tokens"], [limit]))
     with st.container(border=True):
         st.caption("Estimate before the run (not measured)")
         columns = st.columns(5)
@@ -116,10 +116,10 @@ def kept_sentence(kept: int, prompt_tokens: int, steps: int) -> str:
     )
 
 
-def condition_of(choice: MethodChoice, tokens: int | None, limits: Sequence[str]) -> str:
+def condition_of(prompt: PromptChoice, choice: MethodChoice, tokens: int | None, limits: Sequence[str]) -> str:
     """Return the condition of what the form asks for. limits: what each run is held to."""
     turns = "" if not choice.turns else CARRIED if choice.carried else ANEW
-    return asked_condition(choice.model, tokens, choice.question, limits, turns)
+    return asked_condition(choice.model, tokens, choice.question, limits, turns, prompt.states_question)
 
 
 def likely_of(model: str, method: str, figures: dict[str, Any], against: bool = False) -> Likely | None:

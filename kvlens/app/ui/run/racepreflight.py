@@ -40,7 +40,7 @@ def panel(prompt: PromptChoice, choice: MethodChoice, rivals: Rivals, head: Delt
     ]
     limits = [limit_of(lane.method, lane.budget, estimate) for lane, estimate in zip(lanes, estimates, strict=True)]
     with head:
-        widgets.condition_line(condition_of(choice, estimates[0]["prompt_tokens"], limits))
+        widgets.condition_line(condition_of(prompt, choice, estimates[0]["prompt_tokens"], limits))
     with st.container(border=True):
         st.caption("Estimate before the race (not measured)")
         rows = [_row(*each) for each in zip(lanes, estimates, like, strict=True)]

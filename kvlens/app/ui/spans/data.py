@@ -14,6 +14,7 @@ from kvlens.app.ui.spans.cuts import Cut, Text, previews
 from kvlens.player.payload import needle_tokens
 from kvlens.rows import SPAN_STATES
 from kvlens.store.reader import TraceReader
+from kvlens.tables.frames import token_nats
 
 
 @dataclass(frozen=True)
@@ -32,13 +33,8 @@ class Tokens:
     @classmethod
     def read(cls, reader: TraceReader, frame: pd.DataFrame) -> Tokens:
         generated = frame["step"].notna().to_numpy()
-        nats = np.where(
-            generated,
-            -frame["logprob"].to_numpy(np.float64, na_value=np.nan),
-            frame["surprisal"].to_numpy(np.float64, na_value=np.nan),
-        )
         needle = needle_tokens(frame, reader.meta.needle)
-        return cls([str(text) for text in frame["text"]], nats, int((~generated).sum()), needle)
+        return cls([str(text) for text in frame["text"]], token_nats(frame), int((~generated).sum()), needle)
 
     def in_needle(self, start: int, end: int) -> bool:
         """Whether a token of [start, end) belongs to the needle."""

@@ -36,13 +36,15 @@ def who_reads(reader: TraceReader, selection: Selection) -> None:
     named = f"span{'s' if len(spans) > 1 else ''} {', '.join(map(str, spans[:6]))}{' …' if len(spans) > 6 else ''}"
     source_name = "Full KV" if masses.reference else "Full attention by the run's own query"
     frame = masses.frame()
+    means = step_mean(masses.full), step_mean(masses.mass)
+    both = np.stack(means)
     for place, (title, values) in zip(
-        st.columns(2, gap="medium"), ((source_name, masses.full), ("This run", masses.mass)), strict=True
+        st.columns(2, gap="medium"), zip((source_name, "This run"), means, strict=True), strict=True
     ):
         key = f"readers_{title}_{session.revision()}_{cell[0]}_{cell[1]}"
         with place:
             chart(
-                head_map(step_mean(values), reader.kv_heads, SPAN_MASS, cell, f"{title}, mean of steps", fit=True),
+                head_map(values, reader.kv_heads, SPAN_MASS, cell, f"{title}, mean of steps", fit=True, scale_of=both),
                 frame,
                 f"{reader.uid}-readers",
                 key,
@@ -64,7 +66,8 @@ def who_reads(reader: TraceReader, selection: Selection) -> None:
     st.caption(
         plain(
             f"Mass on {named}, mean over {sampled} sampled steps. {source_name} gives most in "
-            f"{heads}. Values are lower bounds: a query head lists its top spans alone. A click selects a head."
+            f"{heads}. Both maps have one colour scale. Values are lower bounds: a query head lists its top spans "
+            "alone. A click selects a head."
         )
     )
 

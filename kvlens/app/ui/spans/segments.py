@@ -37,11 +37,14 @@ def segments(reader: TraceReader) -> None:
             ],
             full: table["full_mass"],
             "this run's mass": table["mass"],
-            "effect (logits)": table["effect"],
+            "largest effect (logits)": table["largest_effect"],
         }
     )
     st.dataframe(
-        shown, hide_index=True, width="stretch", column_config=dict.fromkeys((*shares, "effect (logits)"), number)
+        shown,
+        hide_index=True,
+        width="stretch",
+        column_config=dict.fromkeys((*shares, "largest effect (logits)"), number),
     )
     menu(table, f"{reader.uid}-segments", "segment_rows", image=False)
     lines = eviction_sentences(table, str(reader.meta.method))[:MOST_SENTENCES]
@@ -51,8 +54,8 @@ def segments(reader: TraceReader) -> None:
     lines.append(
         "Shares are means over the KV heads on which the method acts, after the last step. Masses and effects are "
         "estimates: a span across a border counts for each segment by its tokens there. The mass of the window's "
-        "tokens is not counted. Masses are means over sampled steps. The effect is what the segment's unread tokens "
-        "cost full KV's answer."
+        "tokens is not counted. Masses are means over sampled steps. The largest effect is of one KV head and "
+        "one span; effects are of different rounds and do not add up."
     )
     st.caption(plain(" ".join(lines)))
 
