@@ -80,13 +80,15 @@ def studies_show(
 @studies_app.command("compare")
 def studies_compare(study_id: str, a: str, b: str, runs: RunsDir = None, as_json: AsJson = False) -> None:
     """Compare two arms, named as `show` names them, on the prompts of both: which prompts only one answers right, the
-    difference with its interval, McNemar's exact test, and how many prompts would decide."""
+    difference with its interval, whether McNemar's exact test decides, and how many prompts would decide."""
     from kvlens.studies.paired import compare, sentence_of
 
     paired = compare(_read(runs, study_id), a, b)
     if as_json:
         splits = [vars(split) for split in paired.splits]
-        typer.echo(json_text({**vars(paired), "splits": splits, "difference": paired.difference}))
+        typer.echo(
+            json_text({**vars(paired), "splits": splits, "difference": paired.difference, "decided": paired.decided})
+        )
         return
     typer.echo(sentence_of(paired, a, b))
     if paired.splits:

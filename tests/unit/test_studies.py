@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +25,7 @@ from kvlens.studies import storage
 from kvlens.studies.catalogue import studies_in
 from kvlens.studies.errors import BadStudy
 from kvlens.studies.extension import extend, extended
-from kvlens.studies.paired import compare, detectable, prompts_needed
+from kvlens.studies.paired import compare
 from kvlens.studies.papers import beside_paper
 from kvlens.studies.plan import Arm, ListedArm, StudyPlan, labels, parse_values
 from kvlens.studies.promptfile import read_prompts
@@ -303,20 +302,11 @@ def test_two_arms_are_compared_on_the_prompts_of_both() -> None:
     assert (paired.n, paired.both, paired.only_a, paired.only_b, paired.neither) == (5, 1, 3, 1, 0)
     assert paired.difference == pytest.approx(0.4)
     assert paired.p == pytest.approx(0.625)  # two-sided binomial, 1 of 4
+    assert not paired.decided
     assert [(split.prompt, split.right) for split in paired.splits] == [("1", "a"), ("2", "b"), ("4", "a"), ("5", "a")]
     with pytest.raises(BadStudy) as problem:
         compare(results, "SnapKV 20%", "no arm")
     assert problem.value.code == "unknown_arm"
-
-
-def test_how_many_prompts_decide() -> None:
-    """Connor (1987), by hand: 20 % and 10 % of prompts split, a difference of 10 points."""
-    z = 1.959964 * math.sqrt(0.3) + 0.841621 * math.sqrt(0.3 - 0.01)
-    assert prompts_needed(0.2, 0.1) == math.ceil((z / 0.1) ** 2) == 234
-    assert detectable(1) is None
-    smallest = detectable(100)
-    assert smallest is not None
-    assert prompts_needed(smallest, 0) <= 100 < prompts_needed(smallest - 0.002, 0)
 
 
 def test_an_arm_beside_its_paper_marks_what_differs() -> None:
