@@ -22,7 +22,7 @@ StudyBatch = Annotated[
     int | None,
     typer.Option(min=1, max=MOST_AT_ONCE, help="Prompts whose decode steps are computed together; default: as before."),
 ]
-_SHOWN = ("right", "same_output", "kl_nats", "resident_share", "read_share", "corrected_share")
+_SHOWN = ("right", "same_output", "kl_mean_nats", "resident_share", "read_share", "corrected_share")
 """figures that a terminal has room for"""
 
 
@@ -43,7 +43,9 @@ def studies_list(runs: RunsDir = None, as_json: AsJson = False) -> None:
 def studies_show(
     study_id: str,
     curve: Annotated[str | None, typer.Option(help="A figure along this axis: budget, or a parameter.")] = None,
-    figure: Annotated[str, typer.Option(help="The figure of --curve: right, kl_nats, resident_share, ...")] = "right",
+    figure: Annotated[
+        str, typer.Option(help="The figure of --curve: right, kl_mean_nats, resident_share, ...")
+    ] = "right",
     group: Annotated[str | None, typer.Option(help="Only the prompts of this group.")] = None,
     paper: Annotated[str | None, typer.Option(help="The settings of this arm beside its paper's.")] = None,
     runs: RunsDir = None,

@@ -267,7 +267,7 @@ def made(rights: dict[str, list[bool | None]]) -> Results:
     count = len(next(iter(rights.values())))
     prompts = [StudyPrompt(str(number), PROMPT) for number in range(count)]
     trials = [
-        Trial(str(number), arm.key(), "completed", f"u{number}", figures={"right": right, "kl_nats": float(number)})
+        Trial(str(number), arm.key(), "completed", f"u{number}", figures={"right": right, "kl_mean_nats": float(number)})
         for arm in plan.arms()[1:]
         for number, right in enumerate(rights[arm.budget])
     ]
@@ -279,7 +279,7 @@ def test_the_matrix_counts_what_was_judged() -> None:
     assert matrix.loc["SnapKV 10%", ["n", "right"]].tolist() == [3, pytest.approx(2 / 3)]
     assert matrix.loc["SnapKV 20%", "right_low"] == pytest.approx(0.5101, abs=1e-4)  # Wilson, 4 of 4
     assert matrix.loc["FullKV", "n"] == 0
-    assert matrix.loc["SnapKV 10%", "kl_nats"] == pytest.approx(1.5)
+    assert matrix.loc["SnapKV 10%", "kl_mean_nats"] == pytest.approx(1.5)
 
 
 def test_a_curve_has_a_point_for_every_value() -> None:
@@ -496,7 +496,7 @@ def test_forced_text_is_fed_to_every_arm_and_compared_with_full_kv_on_it(tmp_pat
     )
     info, heard = storage.create(tmp_path, plan, [prompt]), Heard()
     assert carry_out(tmp_path, info.id, heard, lambda: False)
-    kl = {arm.method: trial.figures["kl_nats"] for _, _, _, arm, trial in heard.trials if trial.figures}
+    kl = {arm.method: trial.figures["kl_mean_nats"] for _, _, _, arm, trial in heard.trials if trial.figures}
     assert kl["full"] == pytest.approx(0, abs=1e-9)
     assert kl["streaming_llm"] > 1e-4
     steps = {trial.figures["steps"] for *_, trial in heard.trials if trial.figures}

@@ -30,7 +30,7 @@ _COLUMNS = {
     "right": "right",
     "interval": "95 % interval",
     "same_output": "full KV's output",
-    "kl_nats": "KL (nats)",
+    "kl_mean_nats": "mean KL (nats)",
     "resident_share": "resident",
     "read_share": "read",
     "moved_bytes_per_step": "moved per step (bytes)",
@@ -40,7 +40,7 @@ _COLUMNS = {
 }
 _FORMATS = {
     **dict.fromkeys(("right", "same_output", "resident_share", "read_share", "corrected_share"), "percent"),
-    "kl_nats": "%.4f",
+    "kl_mean_nats": "%.4f",
     "moved_bytes_per_step": "compact",
 }
 
@@ -189,7 +189,7 @@ def _trials(results: Results, group: str | None) -> None:
     frame = results.frame()
     if group is not None:
         frame = frame[frame["group"] == group]
-    columns = ["prompt", "label", "outcome", "output", "lost_at_step", "kl_nats", "message"]
+    columns = ["prompt", "label", "outcome", "output", "lost_at_step", "kl_at_loss_nats", "kl_mean_nats", "message"]
     names = [name for name in columns if name in frame and frame[name].notna().any()]
     event = st.dataframe(
         frame[names],
