@@ -86,6 +86,7 @@ STUDY = {
     "budget": Column("", "what the method is held to"),
     "question": Column("", "in or after"),
     "seed": Column("", "of sampling and of methods that draw"),
+    "ran_preset": Column("", "the presets that its trials ran with; '': none has ended, or full KV"),
     "n": Column("prompts", "whose answer is judged"),
     "refused": Column("trials", "that could not be run, for example since the budget is too small"),
     "failed": Column("trials", "that ended with an error"),

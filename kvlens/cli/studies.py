@@ -22,7 +22,7 @@ StudyBatch = Annotated[
     int | None,
     typer.Option(min=1, max=MOST_AT_ONCE, help="Prompts whose decode steps are computed together; default: as before."),
 ]
-_SHOWN = ("right", "same_output", "kl_mean_nats", "resident_share", "read_share", "corrected_share")
+_SHOWN = ("right", "same_output", "kl_mean_nats", "compared_steps", "resident_share", "read_share", "corrected_share")
 """figures that a terminal has room for"""
 
 
@@ -70,13 +70,13 @@ def studies_show(
         return
     if curve is None:
         typer.echo(f"{results.ended} of {results.planned} trials, {len(results.prompts)} prompts")
-        show_table(["arm", "n", *_SHOWN, "refused", "failed"], [_matrix_row(row) for row in rows_of(frame)])
+        show_table(["arm", "preset", "n", *_SHOWN, "refused", "failed"], [_matrix_row(row) for row in rows_of(frame)])
         return
     rows = [
-        [row["line"], f"{row['x']:g}", row["n"], *_interval(row["value"], row["low"], row["high"])]
+        [row["line"], f"{row['x']:g}", row["ran_preset"], row["n"], *_interval(row["value"], row["low"], row["high"])]
         for row in rows_of(frame)
     ]
-    show_table(["line", curve, "n", figure, "95 % interval"], rows)
+    show_table(["line", curve, "preset", "n", figure, "95 % interval"], rows)
 
 
 @studies_app.command("compare")
@@ -188,7 +188,7 @@ def _matrix_row(row: dict[str, Any]) -> list[Any]:
     cells = [_text(row.get(name)) for name in _SHOWN]
     if row["n"]:
         cells[0] = " ".join(_interval(row["right"], row["right_low"], row["right_high"]))
-    return [row["label"], row["n"], *cells, row["refused"] or "", row["failed"] or ""]
+    return [row["label"], row["ran_preset"], row["n"], *cells, row["refused"] or "", row["failed"] or ""]
 
 
 def _interval(value: float, low: float, high: float) -> list[str]:

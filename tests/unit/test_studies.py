@@ -13,6 +13,8 @@ import torch
 from kvlens import methods
 from kvlens.api.models import Named
 from kvlens.api.studyprompts import study_prompts
+from kvlens.app.figures.curves import curves
+from kvlens.app.figures.methodmarks import mark
 from kvlens.engine.engine import Engine
 from kvlens.lens.segments import segments_of
 from kvlens.methods.parts import part
@@ -106,6 +108,9 @@ def test_every_arm_is_run_on_every_prompt_which_is_read_once(
             if arm.overrides:
                 assert str(reader.meta.config["tau"]) == arm.overrides["tau"]
             assert reader.meta.output_text is not None
+            figures = trial.figures or {}
+            assert figures.get("compared_steps", 0) == reader.loss()["kl"].notna().sum()
+            assert ("kl_mean_nats" in figures) is ("compared_steps" in figures)
 
 
 def test_questions_after_one_context_share_its_reading(tmp_path: Path, readings: list[int]) -> None:
@@ -267,7 +272,9 @@ def made(rights: dict[str, list[bool | None]]) -> Results:
     count = len(next(iter(rights.values())))
     prompts = [StudyPrompt(str(number), PROMPT) for number in range(count)]
     trials = [
-        Trial(str(number), arm.key(), "completed", f"u{number}", figures={"right": right, "kl_mean_nats": float(number)})
+        Trial(
+            str(number), arm.key(), "completed", f"u{number}", figures={"right": right, "kl_mean_nats": float(number)}
+        )
         for arm in plan.arms()[1:]
         for number, right in enumerate(rights[arm.budget])
     ]
@@ -294,6 +301,23 @@ def test_a_curve_has_a_point_for_every_value() -> None:
         with pytest.raises(BadStudy) as problem:
             results.curve("budget", figure)
         assert problem.value.code == code
+
+
+def test_the_presets_that_ran_are_named(tmp_path: Path) -> None:
+    """At a budget that a preset chooses its values by, one line may hold several presets."""
+    results = made({"10%": [True, True], "20%": [True, True], "40%": [True, True]})
+    ran = {"10%": ("fit", "fit"), "20%": ("fit", "paper"), "40%": ("paper", "paper")}
+    budgets = {arm.key(): arm.budget for arm in results.arms}
+    trials = [
+        replace(trial, figures={**(trial.figures or {}), "ran_preset": ran[budgets[trial.arm]][int(trial.prompt)]})
+        for trial in results.trials
+    ]
+    results = replace(results, trials=trials)
+    assert results.matrix()["ran_preset"].tolist() == ["", "fit", "fit and paper", "paper"]
+    points = results.curve("budget")
+    assert points["ran_preset"].tolist() == ["fit", "fit and paper", "paper"]
+    (line,) = curves(points, "budget", "right", "share").data
+    assert line.marker.symbol == (look := mark("snapkv").symbol, f"{look}-open", f"{look}-open")
 
 
 def test_two_arms_are_compared_on_the_prompts_of_both() -> None:
@@ -502,5 +526,6 @@ def test_forced_text_is_fed_to_every_arm_and_compared_with_full_kv_on_it(tmp_pat
     steps = {trial.figures["steps"] for *_, trial in heard.trials if trial.figures}
     assert len(steps) == 1
     assert steps != {4}
+    assert {trial.figures["compared_steps"] for *_, trial in heard.trials if trial.figures} == steps
     assert list_runs(tmp_path).empty
     assert replace(prompt, forced="").content != prompt.content
