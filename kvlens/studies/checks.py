@@ -36,7 +36,7 @@ class Check:
     """the estimate; NaN: nothing was judged"""
     low: float
     high: float
-    """95 % interval; NaN: none"""
+    """95 % interval; NaN: none, as of group_lost, which is judged as counted"""
     n: int
     """prompts judged"""
     group: str = ""
@@ -56,10 +56,16 @@ class Check:
             return f"{self.n} prompts ran to their end, {self.limit:.0f} are in the study."
         if not self.n:
             return "No prompt could be judged."
-        interval = "" if math.isnan(self.high) else f" (95 % {self.low:.3g} to {self.high:.3g})"
+        interval = " as counted" if self.threshold == "group_lost" else ""
+        if not math.isnan(self.high):
+            interval = f" (95 % {self.low:.3g} to {self.high:.3g})"
         where = f" in group {self.group}" if self.group else ""
         text = f"{self.value:.3g}{interval}{where} on {self.n} prompts; the limit is {self.limit:g}."
-        return f"{text} About {self.needed:,} prompts would decide." if self.needed is not None else text
+        return (
+            f"{text} About {self.needed:,} prompts would decide if the estimate stays."
+            if self.needed is not None
+            else text
+        )
 
 
 def checks(results: Results, thresholds: Thresholds) -> list[Check]:
@@ -135,9 +141,7 @@ def _worst_group(results: Results, label: str, limit: float, arm: Arm) -> Check:
         return Check(label, "group_lost", "undecided", limit, math.nan, math.nan, math.nan, 0)
     value, group, paired = worst
     state = "passed" if value <= limit else "missed"
-    return Check(
-        label, "group_lost", state, limit, value, paired.low, paired.high, paired.n, group if len(groups) > 1 else ""
-    )
+    return Check(label, "group_lost", state, limit, value, math.nan, math.nan, paired.n, group)
 
 
 def _state(value: float, high: float, limit: float) -> str:

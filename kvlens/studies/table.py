@@ -167,13 +167,13 @@ class Results:
 
 def estimated(values: Iterable[Any], figure: str) -> tuple[float, float, float]:
     """Return (mean, low, high) of a figure over prompts, with the 95 % interval: Wilson's of a share, Student's of a
-    mean (NaN bounds for fewer than six)."""
+    mean (NaN bounds for fewer than six). No figure is negative, so that no bound is."""
     numbers = [float(value) for value in values]
     mean = sum(numbers) / len(numbers)
     if figure in SHARES:
         return mean, *wilson(mean, len(numbers))
     low, high = of_mean(numbers) or (math.nan, math.nan)
-    return mean, low, high
+    return mean, max(0.0, low) if low == low else low, high
 
 
 def _flat(figures: Mapping[str, Any]) -> dict[str, Any]:

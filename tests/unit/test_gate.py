@@ -105,10 +105,26 @@ def test_earlier_names_are_read(tmp_path: Path) -> None:
         assert (row["kl_mean_nats"], row["kl_at_loss_nats"]) == (0.5, 2.0)
 
 
+def test_a_mean_of_no_negative_figure_has_no_negative_bound() -> None:
+    results = made([True] * 8, [True] * 8, kl=0.0)
+    for place, trial in enumerate(results.trials):
+        assert trial.figures is not None
+        trial.figures["kl_mean_nats"] = 1e-6 if place % 8 else 2e-5
+    check = outcomes(results, kl_mean_nats=0.1)["kl_mean_nats"]
+    assert (check.state, check.low) == ("passed", 0.0)
+    assert check.high > check.value
+
+
 def test_the_worst_group_of_prompts_is_judged_apart() -> None:
     results = made([True] * 8, [True] * 6 + [False] * 2, groups="aaaabbbb")
     check = outcomes(results, group_lost=0.25)["group_lost"]
     assert (check.state, check.group, check.n, check.value) == ("missed", "b", 4, 0.5)
+    assert math.isnan(check.low)
+    assert math.isnan(check.high)
+    (case,) = ElementTree.fromstring(junit("n", [check], {})).findall("testcase")
+    measured = {item.get("name"): item.get("value") for item in case.iter("property")}
+    assert measured == {"value": "0.5", "limit": "0.25", "group": "b"}
+    assert outcomes(made([True] * 8, [True] * 8, groups="aaaaaaaa"), group_lost=0.25)["group_lost"].group == "a"
     assert outcomes(results, group_lost=0.5)["group_lost"].state == "passed"
 
 
