@@ -8,6 +8,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from kvlens.studies.earlier import rename_earlier
 
+SHARES = ("lost", "changed", "group_lost")
+"""thresholds that are shares of prompts, between 0 and 1"""
+
 
 class Thresholds(BaseModel):
     """The most that an arm may differ from full KV. None: not judged."""

@@ -223,6 +223,19 @@ def test_a_file_that_is_no_study_is_refused(tmp_path: Path, text: str) -> None:
     assert problem.value.code == "bad_plan_file"
 
 
+def test_all_faults_of_a_file_are_named_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "s.toml"
+    path.write_text(
+        'prompt = "needle"\nmax_new = 0\nseeds = ["x"]\n[methods.snapkv]\n[gate]\nlost = 2\nkl_nats = -1\nlosts = 0.1\n'
+    )
+    with pytest.raises(BadStudy) as problem:
+        read_plan(path)
+    assert problem.value.code == "bad_plan_file"
+    names = ("prompt", "prompts", "max_new", "gate.lost", "gate.kl_mean_nats", "gate.losts", "seeds.0")
+    assert problem.value.faults == names
+    assert "[gate] lost must lie between 0 and 1, not 2" in str(problem.value)
+
+
 def test_a_file_spans_the_arms_and_finds_prompts_beside_it(tmp_path: Path) -> None:
     (tmp_path / "p.jsonl").write_text('{"question": "q"}\n')
     path = tmp_path / "s.toml"
