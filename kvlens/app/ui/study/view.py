@@ -30,7 +30,7 @@ _COLUMNS = {
     "n": "n",
     "right": "right",
     "interval": "95 % interval",
-    "same_output": "full KV's output",
+    "same_output": "same output as full KV",
     "kl_mean_nats": "mean KL (nats)",
     "compared_steps": "steps compared",
     "resident_share": "resident",
@@ -118,7 +118,9 @@ def _matrix(results: Results, group: str | None) -> None:
         "An arm is one configuration: method, parameters, budget, place of the question, seed. n: prompts whose answer "
         "is judged. Other columns are means over trials. resident: the peak on the device. read: what a step reads. "
         "Both are shares of full KV. A refused arm needs more than its budget. Times per step are in the download. "
-        "mean KL: over the steps up to the first other token. Their number is steps compared, and differs between arms."
+        "mean KL: over the steps up to the first other token. Their number, steps compared, differs between arms. "
+        "FullKV exceeds 100 % resident by its tables. It reads less than 100 %: a step reads the tokens so far, and "
+        "full KV has all new tokens of the limit."
     )
     with st.container(horizontal=True):
         download(results.frame(), f"kvlens-study-{results.info.id}")
