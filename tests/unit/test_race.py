@@ -31,6 +31,7 @@ from kvlens.runs.carrying import carry_out
 from kvlens.runs.effects import Lost
 from kvlens.runs.entrants import entrants
 from kvlens.runs.frames import Frame, Maps, of_run
+from kvlens.runs.lanedifferences import lane_differences
 from kvlens.runs.memory import RunBeyondMemory
 from kvlens.runs.preflight import refuse
 from kvlens.runs.race import race
@@ -356,6 +357,10 @@ def test_a_lane_that_repeats_another_is_refused(tmp_path: Path) -> None:
     assert [lane.state for lane in lanes] == ["completed", "completed", "refused", "completed"]
     assert str(lanes[2].message).startswith("this lane")
     assert lanes[2].uid is None
+    differences = lane_differences(tmp_path)
+    assert differences == {lane.uid: f"kernel {value}" for lane, value in ((lanes[1], usual), (lanes[3], "3"))}
+    listed = CliRunner().invoke(app, ["runs", "--runs", str(tmp_path)], env={"COLUMNS": "400"})
+    assert all(difference in listed.stdout for difference in differences.values())
 
 
 def test_lanes_that_fit_alone_and_not_together_are_refused_before_loading(
