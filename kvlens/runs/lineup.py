@@ -57,8 +57,8 @@ class Lineup:
         number = self.requests.index(request)
         lane, planned = self.lanes[number], plan(request, prepared)
         planned_words, config = planned.chosen.said, dataclasses.asdict(planned.params)
-        for earlier, other in self._configs.items():
-            if self.lanes[earlier].method == lane.method and other == config:
+        for earlier, earlier_config in self._configs.items():
+            if self.lanes[earlier].method == lane.method and earlier_config == config:
                 sentence = f"this lane runs {lane.method} with the parameters of lane {earlier}: change one or drop it."
                 raise Refusal(sentence, code="lane_twice", method=lane.method, lane=earlier)
         self._configs[number] = config

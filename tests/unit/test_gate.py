@@ -233,7 +233,7 @@ def test_all_faults_of_a_file_are_named_at_once(tmp_path: Path) -> None:
     assert problem.value.code == "bad_plan_file"
     names = ("prompt", "prompts", "max_new", "gate.lost", "gate.kl_mean_nats", "gate.losts", "seeds.0")
     assert problem.value.faults == names
-    assert "[gate] lost must lie between 0 and 1, not 2" in str(problem.value)
+    assert "must lie between" in str(problem.value)
 
 
 def test_a_file_spans_the_arms_and_finds_prompts_beside_it(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def curves(points: DataFrame, axis: str, title: str, unit: str) -> go.Figure:
             marker={
                 "color": color,
                 "size": 9,
-                "symbol": [look.symbol + "-open" * other for other in is_other_preset(part)],
+                "symbol": [look.symbol + "-open" * is_other for is_other in is_other_preset(part)],
             },
             customdata=part[["n", "ran_preset"]],
             error_y={

@@ -59,13 +59,13 @@ def panel(prompt: PromptChoice, choice: MethodChoice, rivals: Rivals, head: Delt
 
 def _check_lanes(race: RaceRequest, estimates: Sequence[dict[str, Any]]) -> None:
     """Raise ValueError if a lane would run with the parameters of an earlier lane of its method."""
-    seen: list[tuple[str, dict[str, Any]]] = []
+    configs: list[tuple[str, dict[str, Any]]] = []
     for entrant, estimate in zip(race.entrants, estimates, strict=True):
         config = estimate["config"]
-        if config is not None and (entrant.method, config) in seen:
+        if config is not None and (entrant.method, config) in configs:
             words = race.difference(entrant, config)
             raise ValueError(f"Two lanes are {display_name(entrant.method, config)} {words}: change or remove one.")
-        seen += [] if config is None else [(entrant.method, config)]
+        configs += [] if config is None else [(entrant.method, config)]
 
 
 def race_of(choice: MethodChoice, rivals: Rivals) -> RaceRequest:
