@@ -128,9 +128,9 @@ def percent_up(share: float) -> str:
 
 
 def raised_to(share: float) -> str:
-    """'raise --budget to 0.235', the share that is needed."""
-    enough = percent_up(share)
-    return f"raise --budget to {enough}" + (f" ({NO_LIMIT})" if float(enough) == 1 else "")
+    """'raise --budget to 23.5%', the share that is needed."""
+    enough = float(percent_up(share))
+    return f"raise --budget to {100 * enough:g}%" + (f" ({NO_LIMIT})" if enough == 1 else "")
 
 
 class BudgetAccount:

@@ -58,7 +58,7 @@ RUNS = {
     "outcome_kinds": Column("", "the same as codes: right, wrong, lost, diverged, kept, unknown"),
     "expected": Column("", "the expected answer"),
     "left_full_kv_at_step": Column("step", "first step whose most probable token is not full KV's; NaN: none"),
-    "kl_nats": Column(NATS, "KL(full KV || method) at that step"),
+    "kl_at_loss_nats": Column(NATS, "KL(full KV || method) at that step"),
     "margin_logits": Column("logits", "logit of the method's token above that of full KV's, at that step"),
     "at_stop_token": Column("", "one of the two tokens ends the output"),
 }
@@ -86,6 +86,7 @@ STUDY = {
     "budget": Column("", "what the method is held to"),
     "question": Column("", "in or after"),
     "seed": Column("", "of sampling and of methods that draw"),
+    "ran_preset": Column("", "the presets that its trials ran with; '': none has ended, or full KV"),
     "n": Column("prompts", "whose answer is judged"),
     "refused": Column("trials", "that could not be run, for example since the budget is too small"),
     "failed": Column("trials", "that ended with an error"),

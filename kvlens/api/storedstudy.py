@@ -77,7 +77,8 @@ class Study:
         """Judge every arm by thresholds, and return one row per arm and threshold: arm, threshold, state, limit, value,
         low, high, n, group, needed, passed, sentence.
 
-        limits: `lost`, `changed`, `kl_nats`, `group_lost` (kvlens.studies.limits); none: those of the study's file.
+        limits: `lost`, `changed`, `kl_mean_nats`, `group_lost` (kvlens.studies.limits); none: those of the study's
+        file.
         """
         import pandas as pd
 
@@ -90,7 +91,7 @@ class Study:
             thresholds = Thresholds.model_validate(limits) if limits else results.info.thresholds
             if thresholds is None:
                 raise BadStudy(
-                    "no_threshold", "the study has no thresholds: pass lost, changed, kl_nats or group_lost."
+                    "no_threshold", "the study has no thresholds: pass lost, changed, kl_mean_nats or group_lost."
                 )
             rows = [
                 {**vars(check), "passed": check.passed, "sentence": check.sentence}
@@ -159,7 +160,7 @@ class Study:
 
     def _repr_html_(self) -> str:
         """The matrix, as notebooks show it."""
-        names = ["label", "n", "right", "right_low", "right_high", "kl_nats", "resident_share", "refused"]
+        names = ["label", "n", "right", "right_low", "right_high", "kl_mean_nats", "resident_share", "refused"]
         table = self.matrix()[names].to_html(index=False, na_rep="", float_format="{:.3g}".format)
         return f"<p>{html.escape(repr(self))}</p>{table}"
 

@@ -9,7 +9,7 @@ _SETTING = re.compile(r"--set (\w+)=(\S+?)(?=[,;:.]?(?:\s|$))")
 _VALUED = re.compile(
     r"--(chat|question|turns|preset|device|dtype|budget) (on|off|in|after|anew|fit|cpu|cuda|bfloat16|\d[\w.%]*)"
 )
-_SHARE = re.compile(r"--budget to (\d[\d.]*\d)")
+_SHARE = re.compile(r"--budget to (\d[\d.]*(?:%|\d))")
 _NO_OPTION = re.compile(r"--no-([a-z]+)")
 _OPTION = re.compile(r"--([a-z][a-z-]*)")
 
@@ -19,8 +19,8 @@ def in_python(sentence: str) -> str:
 
     >>> in_python("shorten the prompt or lower --max-new.")
     'shorten the prompt or lower max_new.'
-    >>> in_python("run with --chat off, or raise --budget to 0.235.")
-    'run with chat="off", or raise budget to "0.235".'
+    >>> in_python("run with --chat off, or raise --budget to 23.5%.")
+    'run with chat="off", or raise budget to "23.5%".'
     """
     parts = _EXPORT.sub(r"run.\1()", sentence).rstrip(".").split("`")
     return "`".join(part if number % 2 else _keywords(part) for number, part in enumerate(parts)) + "."

@@ -10,6 +10,7 @@ from typer.core import TyperGroup
 
 from kvlens.cli.options import AsJson, RunsDir, err, runs_folder, show_table
 from kvlens.text.plaintext import json_text, terminal
+from kvlens.text.valuetext import value_text
 
 if TYPE_CHECKING:
     from kvlens.store.reader import TraceReader
@@ -58,9 +59,11 @@ def runs_list(
     trace_damaged."""
     from kvlens import methods
     from kvlens.lens.listing import Search
+    from kvlens.lens.outcomelabel import outcome_label
     from kvlens.lens.runlist import search_runs
     from kvlens.methods.naming import recorded_stand_in, titled
     from kvlens.models.find import short_model
+    from kvlens.runs.lanedifferences import lane_differences
 
     query, folder = Search(text or "", method, model, outcome, tag), runs_folder(runs)
     query.check()
@@ -103,10 +106,15 @@ def runs_list(
     )
     listed["tags"] = listed["tags"].map(", ".join)
     listed["model"] = listed["model"].map(lambda name: short_model(name) if isinstance(name, str) else name)
+    differences = lane_differences(folder)
     listed["method"] = [
-        titled(row["method"], recorded_stand_in(row)) if isinstance(row["method"], str) else row["method"]
+        f"{titled(row['method'], recorded_stand_in(row))} {differences.get(row['uid'], '')}".strip()
+        if isinstance(row["method"], str)
+        else row["method"]
         for row in listed.to_dict("records")
     ]
+    outcomes = zip(listed["outcome"], listed["outcome_kinds"], strict=True)
+    listed["outcome"] = [outcome_label(words, kinds) if isinstance(words, str) else words for words, kinds in outcomes]
     listed["outcome"] = listed["outcome"].where(listed["problem"].isna(), listed["problem"])
     listed = listed.rename(columns={"held_to": "held to", "dtype": "KV in"})
     shown = [name for name in columns if name not in ("name", "tags") or listed[name].map(len).any()]
@@ -141,8 +149,9 @@ def runs_note(
 
 @runs_app.command("show")
 def runs_show(uid: str, runs: RunsDir = None, as_json: AsJson = False) -> None:
-    """What a run is, what came out, and its self-check."""
+    """What a run is, what came out, and its self-check. Fields without a value are left out; --json has them all."""
     from kvlens.budget import of_run
+    from kvlens.lens.outcomelabel import outcome_label
     from kvlens.lens.output import output_text
     from kvlens.lens.severity import outcome
     from kvlens.store.reader import TraceReader
@@ -201,10 +210,10 @@ def runs_show(uid: str, runs: RunsDir = None, as_json: AsJson = False) -> None:
     if as_json:
         typer.echo(json_text(shown))
         return
-    shown["budget"] = limit
+    shown |= {"budget": limit, "outcome": outcome_label(came.words, came.kinds)}
     for key, value in shown.items():
-        if key != "self_check":
-            typer.echo(f"{key:15} {terminal(value, 16)}")
+        if key != "self_check" and (text := value_text(value)):
+            typer.echo(f"{key:15} {terminal(text, 16)}")
     for check in checks:
         detail = terminal(f"{check['name']}: {check['detail']}", 22)
         typer.echo(f"self-check      {'pass' if check['passed'] else 'FAIL'}  {detail}")

@@ -22,7 +22,7 @@ StudyBatch = Annotated[
     int | None,
     typer.Option(min=1, max=MOST_AT_ONCE, help="Prompts whose decode steps are computed together; default: as before."),
 ]
-_SHOWN = ("right", "same_output", "kl_nats", "resident_share", "read_share", "corrected_share")
+_SHOWN = ("right", "same_output", "kl_mean_nats", "compared_steps", "resident_share", "read_share", "corrected_share")
 """figures that a terminal has room for"""
 
 
@@ -43,7 +43,9 @@ def studies_list(runs: RunsDir = None, as_json: AsJson = False) -> None:
 def studies_show(
     study_id: str,
     curve: Annotated[str | None, typer.Option(help="A figure along this axis: budget, or a parameter.")] = None,
-    figure: Annotated[str, typer.Option(help="The figure of --curve: right, kl_nats, resident_share, ...")] = "right",
+    figure: Annotated[
+        str, typer.Option(help="The figure of --curve: right, kl_mean_nats, resident_share, ...")
+    ] = "right",
     group: Annotated[str | None, typer.Option(help="Only the prompts of this group.")] = None,
     paper: Annotated[str | None, typer.Option(help="The settings of this arm beside its paper's.")] = None,
     runs: RunsDir = None,
@@ -68,25 +70,27 @@ def studies_show(
         return
     if curve is None:
         typer.echo(f"{results.ended} of {results.planned} trials, {len(results.prompts)} prompts")
-        show_table(["arm", "n", *_SHOWN, "refused", "failed"], [_matrix_row(row) for row in rows_of(frame)])
+        show_table(["arm", "preset", "n", *_SHOWN, "refused", "failed"], [_matrix_row(row) for row in rows_of(frame)])
         return
     rows = [
-        [row["line"], f"{row['x']:g}", row["n"], *_interval(row["value"], row["low"], row["high"])]
+        [row["line"], f"{row['x']:g}", row["ran_preset"], row["n"], *_interval(row["value"], row["low"], row["high"])]
         for row in rows_of(frame)
     ]
-    show_table(["line", curve, "n", figure, "95 % interval"], rows)
+    show_table(["line", curve, "preset", "n", figure, "95 % interval"], rows)
 
 
 @studies_app.command("compare")
 def studies_compare(study_id: str, a: str, b: str, runs: RunsDir = None, as_json: AsJson = False) -> None:
     """Compare two arms, named as `show` names them, on the prompts of both: which prompts only one answers right, the
-    difference with its interval, McNemar's exact test, and how many prompts would decide."""
+    difference with its interval, whether McNemar's exact test decides, and how many prompts would decide."""
     from kvlens.studies.paired import compare, sentence_of
 
     paired = compare(_read(runs, study_id), a, b)
     if as_json:
         splits = [vars(split) for split in paired.splits]
-        typer.echo(json_text({**vars(paired), "splits": splits, "difference": paired.difference}))
+        typer.echo(
+            json_text({**vars(paired), "splits": splits, "difference": paired.difference, "decided": paired.decided})
+        )
         return
     typer.echo(sentence_of(paired, a, b))
     if paired.splits:
@@ -184,7 +188,7 @@ def _matrix_row(row: dict[str, Any]) -> list[Any]:
     cells = [_text(row.get(name)) for name in _SHOWN]
     if row["n"]:
         cells[0] = " ".join(_interval(row["right"], row["right_low"], row["right_high"]))
-    return [row["label"], row["n"], *cells, row["refused"] or "", row["failed"] or ""]
+    return [row["label"], row["ran_preset"], row["n"], *cells, row["refused"] or "", row["failed"] or ""]
 
 
 def _interval(value: float, low: float, high: float) -> list[str]:

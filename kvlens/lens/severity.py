@@ -191,7 +191,7 @@ class Outcome:
             "outcome_kinds": list(self.kinds),
             "expected": self.expected,
             "left_full_kv_at_step": self.lost_at,
-            "kl_nats": self.kl,
+            "kl_at_loss_nats": self.kl,
             "margin_logits": self.margin,
             "at_stop_token": self.stop,
         }
@@ -231,7 +231,7 @@ _COLUMNS = pa.schema(
     [
         *((name, pa.string()) for name in ("uid", "what_if", "outcome", "outcome_kinds", "expected")),
         ("left_full_kv_at_step", pa.int64()),
-        ("kl_nats", pa.float64()),
+        ("kl_at_loss_nats", pa.float64()),
         ("margin_logits", pa.float64()),
         ("at_stop_token", pa.bool_()),
     ]

@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import re
+from difflib import get_close_matches
 from functools import cache
 from typing import Any
 
@@ -192,7 +193,7 @@ def of_family(family: str) -> list[str]:
 
 def get(name: str) -> type[Method]:
     """The class of a method, one of the registry, a press (kvlens.methods.kvpress) or a composition of several
-    (kvlens.methods.composition). Raises UnknownMethod with the known names, or with what is wrong with the plugin of
+    (kvlens.methods.composition). Raises UnknownMethod with the nearest name, or with what is wrong with the plugin of
     that name, NoPress or NoComposition."""
     methods = registry()
     if name.startswith(PREFIX):
@@ -202,7 +203,9 @@ def get(name: str) -> type[Method]:
     if name not in methods and name in refused():
         raise UnknownMethod(refused()[name])
     if name not in methods:
-        raise UnknownMethod(f"unknown method '{name}'; known: {', '.join(methods)}.")
+        close = get_close_matches(name, methods, 1, 0.6)
+        hint = f"did you mean {close[0]}? " if close else ""
+        raise UnknownMethod(f"unknown method '{name}'; {hint}`kvlens methods` lists all.")
     return methods[name]
 
 

@@ -120,6 +120,20 @@ def converted(method: type[Method], overrides: Mapping[str, str | Any]) -> dict[
     return {key: _convert(method.name, fields[key], value) for key, value in overrides.items()}
 
 
+TYPES = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+"""type of a parameter -> what messages call a value of it"""
+
+
+def _wrong_type(method: str, parameter: str, kind: type, value: Any) -> Refusal:
+    return Refusal(
+        f"{method}: {parameter} takes {TYPES[kind]}, not '{value}'.",
+        code="parameter_type",
+        parameter=parameter,
+        takes=kind.__name__,
+        value=value,
+    )
+
+
 def _convert(method: str, f: dataclasses.Field[Any], value: Any) -> Any:
     choices = f.metadata.get("choices", ())
     kind: Any = type(f.default)
@@ -130,11 +144,11 @@ def _convert(method: str, f: dataclasses.Field[Any], value: Any) -> Any:
         try:
             value = SWITCH[text] if kind is bool else kind(text)
         except (KeyError, ValueError):
-            raise ValueError(f"{method}: parameter '{f.name}' takes {kind.__name__}, not '{value}'.") from None
+            raise _wrong_type(method, f.name, kind, value) from None
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
     if type(value) is not kind:
-        raise ValueError(f"{method}: parameter '{f.name}' takes {kind.__name__}, not {value!r}.")
+        raise _wrong_type(method, f.name, kind, value)
     if choices and value not in choices:
         raise Refusal(
             f"{method}: parameter '{f.name}' is one of {', '.join(map(str, choices))}, not '{value}'.",

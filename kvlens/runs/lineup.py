@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from kvlens import methods
 from kvlens.methods.faults import stray
 from kvlens.methods.naming import stand_in
+from kvlens.refusal import Refusal
 from kvlens.runs.preparing import Prepared, plan
 from kvlens.runs.races import REFUSED, Lane, RaceRequest
 from kvlens.runs.request import RunRequest
@@ -21,6 +22,8 @@ class Lineup:
 
     def __init__(self, request: RaceRequest) -> None:
         self._request = request
+        self._configs: dict[int, dict[str, Any]] = {}
+        """lane -> the parameters that it runs with"""
         self.requests = [request.reference]
         self.lanes = [Lane(method=methods.REFERENCE)]
         for entrant, (lane_request, note) in zip(request.entrants, request.lanes(), strict=True):
@@ -49,10 +52,16 @@ class Lineup:
         return returned
 
     def plan(self, request: RunRequest, prepared: Prepared) -> None:
-        """Plan a lane's run, and note what its parameters are. Raises as kvlens.runs.preparing.plan."""
+        """Plan a lane's run, and note what its parameters are. Raises as kvlens.runs.preparing.plan, and Refusal
+        `lane_twice` for a lane that would run as an earlier one does."""
         number = self.requests.index(request)
         lane, planned = self.lanes[number], plan(request, prepared)
         planned_words, config = planned.chosen.said, dataclasses.asdict(planned.params)
+        for earlier, earlier_config in self._configs.items():
+            if self.lanes[earlier].method == lane.method and earlier_config == config:
+                sentence = f"this lane runs {lane.method} with the parameters of lane {earlier}: change one or drop it."
+                raise Refusal(sentence, code="lane_twice", method=lane.method, lane=earlier)
+        self._configs[number] = config
         lane.stand_in = stand_in(request.method, config)
         lane.differs = self._request.difference(self._request.entrants[number - 1], config)
         lane.note = " ".join(sentence for sentence in (lane.note, planned_words) if sentence) or None

@@ -28,7 +28,7 @@ class Check:
     arm: str
     """its label"""
     threshold: str
-    """ran, lost, changed, kl_nats or group_lost"""
+    """ran, lost, changed, kl_mean_nats or group_lost"""
     state: str
     """passed | missed | undecided: the estimate is within the limit, the interval is not | not_run"""
     limit: float
@@ -36,7 +36,7 @@ class Check:
     """the estimate; NaN: nothing was judged"""
     low: float
     high: float
-    """95 % interval; NaN: none"""
+    """95 % interval; NaN: none, as of group_lost, which is judged as counted"""
     n: int
     """prompts judged"""
     group: str = ""
@@ -56,10 +56,16 @@ class Check:
             return f"{self.n} prompts ran to their end, {self.limit:.0f} are in the study."
         if not self.n:
             return "No prompt could be judged."
-        interval = "" if math.isnan(self.high) else f" (95 % {self.low:.3g} to {self.high:.3g})"
+        interval = " as counted" if self.threshold == "group_lost" else ""
+        if not math.isnan(self.high):
+            interval = f" (95 % {self.low:.3g} to {self.high:.3g})"
         where = f" in group {self.group}" if self.group else ""
         text = f"{self.value:.3g}{interval}{where} on {self.n} prompts; the limit is {self.limit:g}."
-        return f"{text} About {self.needed:,} prompts would decide." if self.needed is not None else text
+        return (
+            f"{text} About {self.needed:,} prompts would decide if the estimate stays."
+            if self.needed is not None
+            else text
+        )
 
 
 def checks(results: Results, thresholds: Thresholds) -> list[Check]:
@@ -84,8 +90,8 @@ def _arm_checks(results: Results, thresholds: Thresholds, arm: Arm, label: str) 
     if (limit := limits.get("changed")) is not None:
         outputs = [not each["same_output"] for each in figures if "same_output" in each]
         yield _changed(label, limit, sum(outputs), len(outputs))
-    if (limit := limits.get("kl_nats")) is not None:
-        yield _kl(label, limit, [float(each["kl_nats"]) for each in figures if "kl_nats" in each])
+    if (limit := limits.get("kl_mean_nats")) is not None:
+        yield _kl(label, limit, [float(each["kl_mean_nats"]) for each in figures if "kl_mean_nats" in each])
     if (limit := limits.get("group_lost")) is not None:
         yield _worst_group(results, label, limit, arm)
 
@@ -117,10 +123,10 @@ def _changed(label: str, limit: float, count: int, n: int) -> Check:
 
 def _kl(label: str, limit: float, values: list[float]) -> Check:
     if not values:
-        return Check(label, "kl_nats", "undecided", limit, math.nan, math.nan, math.nan, 0)
-    mean, low, high = estimated(values, "kl_nats")
+        return Check(label, "kl_mean_nats", "undecided", limit, math.nan, math.nan, math.nan, 0)
+    mean, low, high = estimated(values, "kl_mean_nats")
     needed = LEAST_FOR_MEAN if math.isnan(high) and mean <= limit else None
-    return Check(label, "kl_nats", _state(mean, high, limit), limit, mean, low, high, len(values), needed=needed)
+    return Check(label, "kl_mean_nats", _state(mean, high, limit), limit, mean, low, high, len(values), needed=needed)
 
 
 def _worst_group(results: Results, label: str, limit: float, arm: Arm) -> Check:
@@ -135,9 +141,7 @@ def _worst_group(results: Results, label: str, limit: float, arm: Arm) -> Check:
         return Check(label, "group_lost", "undecided", limit, math.nan, math.nan, math.nan, 0)
     value, group, paired = worst
     state = "passed" if value <= limit else "missed"
-    return Check(
-        label, "group_lost", state, limit, value, paired.low, paired.high, paired.n, group if len(groups) > 1 else ""
-    )
+    return Check(label, "group_lost", state, limit, value, math.nan, math.nan, paired.n, group)
 
 
 def _state(value: float, high: float, limit: float) -> str:
@@ -167,7 +171,7 @@ def prompts_for(thresholds: Thresholds) -> dict[str, int]:
     rules: dict[str, Callable[[float], int | None]] = {
         "lost": lambda limit: least(lambda count: tango(0, 0, count)[1] <= limit),
         "changed": lambda limit: least(lambda count: wilson(0.0, count)[1] <= limit),
-        "kl_nats": lambda limit: LEAST_FOR_MEAN,
+        "kl_mean_nats": lambda limit: LEAST_FOR_MEAN,
     }
     counts = {name: rules[name](limit) for name, limit in thresholds.limits.items() if name in rules}
     return {name: MOST_PROMPTS + 1 if count is None else count for name, count in counts.items()}
@@ -181,7 +185,9 @@ def check_possible(thresholds: Thresholds, prompts: int, answered: int) -> None:
         answered: of these, how many have a known answer.
     """
     if not thresholds.limits:
-        raise BadStudy("no_threshold", "a gate needs a threshold: set lost, changed, kl_nats or group_lost in [gate].")
+        raise BadStudy(
+            "no_threshold", "a gate needs a threshold: set lost, changed, kl_mean_nats or group_lost in [gate]."
+        )
     for name, needed in prompts_for(thresholds).items():
         count = answered if name == "lost" else prompts
         if count < needed:

@@ -17,8 +17,8 @@ def figures_of(reader: TraceReader) -> dict[str, Any]:
 
     outcome (words), kinds (of kvlens.lens.severity.KINDS), right (the output is the expected answer), full_right (full
     KV's is), same_output (the output is full KV's), lost_at_step (the first step whose most probable token is not full
-    KV's), kl_there, margin_there and at_stop_token (at that step), output (its beginning), batched (prompts that shared
-    its steps, at most), checks_passed.
+    KV's), kl_at_loss_nats, margin_there and at_stop_token (at that step), output (its beginning), batched (prompts
+    that shared its steps, at most), checks_passed.
     """
     came, meta, steps, loss = outcome(reader), reader.meta, reader.steps(), reader.loss()
     full = float(meta.full_kv_bytes or math.nan)
@@ -31,12 +31,13 @@ def figures_of(reader: TraceReader) -> dict[str, Any]:
         "same_output": None if meta.reference_output is None else output == meta.reference_output,
         "lost_at_step": came.lost_at,
         **output_figures(output),
-        "kl_there": came.kl,
+        "kl_at_loss_nats": came.kl,
         "margin_there": came.margin,
         "at_stop_token": came.stop,
         "prompt_tokens": (meta.prompt_tokens or 0) + meta.asked_steps,
         "steps": reader.n_steps,
-        "kl_nats": _mean(loss["kl"]) if len(loss) else None,
+        "kl_mean_nats": _mean(loss["kl"]) if len(loss) else None,
+        "compared_steps": int(np.isfinite(loss["kl"].to_numpy(np.float64)).sum()) or None,
         "coverage": _head_mean(reader, "coverage"),
         "selection_recall": _head_mean(reader, "selection_recall"),
         "regret": _head_mean(reader, "regret"),
@@ -61,7 +62,8 @@ def figures_of(reader: TraceReader) -> dict[str, Any]:
 FIGURES = {
     "right": ("share of prompts with the right answer", "share"),
     "same_output": ("share of prompts with full KV's output", "share"),
-    "kl_nats": ("KL(full KV || method), mean over the steps whose contexts are the same", "nats"),
+    "kl_mean_nats": ("KL(full KV || method), mean over the steps whose contexts are the same", "nats"),
+    "compared_steps": ("steps whose contexts are the same as full KV's, of which kl_mean_nats is the mean", "steps"),
     "score": ("score by the prompt's own task", "share"),
     "coverage": ("full attention's mass on tokens attended exactly, mean over steps, layers and query heads", "share"),
     "selection_recall": (

@@ -32,6 +32,8 @@ def junit(name: str, checks: Sequence[Check], properties: Mapping[str, object]) 
         for key in ("value", "low", "high", "limit"):
             if not math.isnan(number := float(getattr(check, key))):
                 ElementTree.SubElement(measured, "property", name=key, value=f"{number:.9g}")
+        if check.group:
+            ElementTree.SubElement(measured, "property", name="group", value=_text(check.group))
         if check.passed:
             ElementTree.SubElement(case, "system-out").text = _text(check.sentence)
         else:

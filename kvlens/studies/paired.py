@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from statistics import NormalDist
 
 from kvlens.statistics import sign_test
+from kvlens.statistics.mcnemar import ERROR, LEAST_SPLITS, POWER, decides, detectable, prompts_needed
 from kvlens.statistics.paired import tango
 from kvlens.studies.table import Results
 from kvlens.text.units import counted
-
-ERROR, POWER = 0.05, 0.8
-"""chance to see a difference that is not there (two-sided), and to see one that is"""
 
 
 @dataclass(frozen=True)
@@ -38,11 +35,12 @@ class Paired:
     """prompts that only one answers right"""
     low: float
     high: float
-    """95 % interval of the difference of shares, A minus B (Tango's score interval)"""
+    """95 % interval of the difference of shares, A minus B: Tango's score interval, extended to 0 unless `decided`"""
     p: float
     """two-sided exact McNemar test"""
     needed: int | None
-    """prompts that would decide a difference as large as the one seen; None: no difference was seen"""
+    """prompts that decide with a probability of POWER if the shares stay as they were seen; None: no difference was
+    seen"""
 
     @property
     def only_a(self) -> int:
@@ -61,8 +59,8 @@ class Paired:
 
     @property
     def decided(self) -> bool:
-        """The interval does not hold 0."""
-        return self.n > 0 and not self.low <= 0 <= self.high
+        """McNemar's exact test tells the arms apart: p is below ERROR."""
+        return decides(self.only_a, self.only_b)
 
 
 def compare(results: Results, a: str, b: str) -> Paired:
@@ -89,29 +87,11 @@ def compare(results: Results, a: str, b: str) -> Paired:
     n, gained = len(shared), sum(split.right == "a" for split in splits)
     lost = len(splits) - gained
     low, high = tango(gained, lost, n) if n else (-1.0, 1.0)
+    if not decides(gained, lost):
+        low, high = min(low, 0.0), max(high, 0.0)
     p = sign_test(gained, lost) if splits else 1.0
     needed = None if gained == lost else prompts_needed(gained / n, lost / n)
     return Paired(n, both, n - both - len(splits), splits, low, high, p, needed)
-
-
-def prompts_needed(only_a: float, only_b: float) -> int:
-    """Return how many prompts show that two shares differ, with a chance of POWER and a two-sided error of ERROR.
-
-    A alone is right on a share `only_a` of them, B alone on `only_b` (Connor 1987, for McNemar's test). Raises
-    ValueError where the two do not differ."""
-    if only_a == only_b:
-        raise ValueError("two shares that are the same need no number of prompts to be told apart.")
-    split, difference = only_a + only_b, abs(only_a - only_b)
-    alpha, beta = NormalDist().inv_cdf(1 - ERROR / 2), NormalDist().inv_cdf(POWER)
-    root = alpha * math.sqrt(split) + beta * math.sqrt(max(0.0, split - difference**2))
-    return math.ceil((root / difference) ** 2)
-
-
-def detectable(n: int) -> float | None:
-    """Return the smallest difference of two shares that `n` prompts show with a chance of POWER, where only one of two
-    arms is ever right alone; None where `n` is too small for any."""
-    steps = (step / 1000 for step in range(1, 1001))
-    return next((share for share in steps if prompts_needed(share, 0.0) <= n), None)
 
 
 def plan_text(prompts: int, arms: int) -> str:
@@ -120,23 +100,26 @@ def plan_text(prompts: int, arms: int) -> str:
     size = counted(prompts, "prompt")
     sizes = f"{size} x {counted(arms, 'arm')} = {counted(prompts * arms, 'trial')}."
     if smallest is None:
-        return f"{sizes} {size} cannot show which of two arms answers more."
+        reason = f"McNemar's exact test needs {LEAST_SPLITS} that one arm alone answers"
+        return f"{sizes} {size} cannot show which of two arms answers more: {reason}."
     return (
-        f"{sizes} With a chance of {POWER:.0%}, {size} show that one arm answers {smallest:.0%} more than another, "
-        "which answers none alone."
+        f"{sizes} {size} would probably ({POWER:.0%}) show a difference of {100 * smallest:.3g} points or more by "
+        "McNemar's exact test, if one of the two arms is never right alone."
     )
 
 
 def sentence_of(paired: Paired, a: str, b: str) -> str:
-    """Return what a comparison says, in two sentences at most."""
+    """Return what a comparison says, in three sentences at most."""
     if not paired.n:
         return f"No prompt has an answer that is judged under both {a} and {b}."
     rights = paired.both + paired.only_a, paired.both + paired.only_b
     text = (
-        f"{a} is right on {rights[0]} and {b} on {rights[1]} of {paired.n} prompts: "
-        f"difference {paired.difference:+.3f} (95 % {paired.low:+.3f} to {paired.high:+.3f}), "
-        f"McNemar's p = {paired.p:.3g}."
+        f"{a} is right on {rights[0]} and {b} on {rights[1]} of {counted(paired.n, 'prompt')}: "
+        f"difference {paired.difference:+.3f} (95 % {paired.low:+.3f} to {paired.high:+.3f})."
     )
-    if paired.decided or paired.needed is None:
+    if paired.decided:
+        return f"{text} McNemar's exact test decides: p = {paired.p:.3g}, below {ERROR:g}."
+    text = f"{text} McNemar's exact test does not decide: p = {paired.p:.3g}, not below {ERROR:g}."
+    if paired.needed is None:
         return text
-    return f"{text} {paired.needed} prompts would decide a difference of this size."
+    return f"{text} About {paired.needed:,} prompts would probably ({POWER:.0%}) decide, if these shares stay."

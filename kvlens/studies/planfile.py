@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from kvlens import tasks
 from kvlens.runs.races import Entrant
 from kvlens.runs.request import DEFAULT_SHARE, RunRequest
 from kvlens.studies.errors import BadStudy
 from kvlens.studies.limits import Thresholds
 from kvlens.studies.plan import StudyPlan
+from kvlens.studies.planfaults import Faults
 
 FORMS = ("reference_dtypes", "traces", "generation", "listed")
 """keys of the file that say how the trials are run (kvlens.studies.plan.StudyPlan)"""
@@ -57,7 +56,7 @@ class PlanFile:
 def read_plan(path: Path) -> PlanFile:
     """Return the study of a TOML file. Files of prompts are searched beside it first.
 
-    Raises BadStudy `bad_plan_file` with one sentence, and what StudyPlan.check raises.
+    Raises BadStudy `bad_plan_file`, which names all faults of keys and values at once, and what StudyPlan.check raises.
     """
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -65,20 +64,25 @@ def read_plan(path: Path) -> PlanFile:
         raise BadStudy("bad_plan_file", f"there is no file '{path}'.") from None
     except (OSError, ValueError) as error:
         raise BadStudy("bad_plan_file", f"{path.name} is no TOML file ({error}).") from None
+    faults = Faults(path.name)
     for key in data:
         if key not in (*AXES, *SETTINGS):
-            raise BadStudy(
-                "bad_plan_file", f"{path.name} has the key '{key}'; a study has {', '.join((*AXES, *SETTINGS))}."
-            )
+            faults.add(key, f"'{key}' is no key of a study; there are {', '.join((*AXES, *SETTINGS))}")
     prompts = _texts(data, "prompts", ())
     if not prompts:
-        raise BadStudy("bad_plan_file", f"{path.name} names no prompts: add prompts = [...].")
+        faults.add("prompts", "the file names no prompts: add prompts = [...]")
     entrants, values = _methods(data.get("methods"))
     segments = tuple(_table(data.get("segments"), "[segments]").items())
-    try:
+    gate = _table(data.get("gate"), "[gate]")
+    shared, thresholds, plan = RunRequest(), Thresholds(), None
+    with faults.gathered():
+        shared = RunRequest(**{name: data[name] for name in SETTINGS if name in data})
+    with faults.gathered("gate"):
+        thresholds = Thresholds.model_validate(gate)
+    with faults.gathered():
         plan = StudyPlan(
             name=str(data.get("name", "")),
-            shared=RunRequest(**{name: data[name] for name in SETTINGS if name in data}),
+            shared=shared,
             entrants=entrants,
             values=values,
             budgets=_texts(data, "budgets", (DEFAULT_SHARE,)),
@@ -86,11 +90,8 @@ def read_plan(path: Path) -> PlanFile:
             seeds=tuple(_list(data, "seeds", (0,))),
             **{name: data[name] for name in FORMS if name in data},
         )
-        thresholds = Thresholds.model_validate(_table(data.get("gate"), "[gate]"))
-    except ValidationError as error:
-        problem = error.errors()[0]
-        place = ".".join(map(str, problem["loc"])) or "a value"
-        raise BadStudy("bad_plan_file", f"{path.name}, {place}: {problem['msg']}.") from None
+    faults.check()
+    assert plan is not None, "a plan that cannot be made is a fault"
     plan.check()
     return PlanFile(plan, tuple(_beside(path, name) for name in prompts), thresholds, segments)
 

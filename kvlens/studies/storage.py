@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from kvlens.store.errors import RunNotFound, TraceError, UnreadableRun
 from kvlens.store.files import read_plain, write_plain
 from kvlens.store.runinfo import check_uid, new_uid, now, plain, sentence
+from kvlens.studies.earlier import rename_figures
 from kvlens.studies.limits import Thresholds
 from kvlens.studies.plan import StudyPlan
 from kvlens.studies.promptrow import StudyPrompt, prompt_of
@@ -216,9 +217,8 @@ def ids(runs_dir: Path) -> list[str]:
 def _trial(line: str) -> Trial | None:
     """The trial of a line; None for something else."""
     try:
-        row = json.loads(line)
-        names = {name: row[name] for name in Trial.__dataclass_fields__ if name in row}
-        trial = Trial(**names)
+        row = rename_figures(json.loads(line))
+        trial = Trial(**{name: row[name] for name in Trial.__dataclass_fields__ if name in row})
     except (ValueError, TypeError, RecursionError):
         return None
     texts = (trial.prompt, trial.arm, trial.state)

@@ -99,8 +99,9 @@ class Results:
         )
 
     def matrix(self, group: str | None = None) -> pd.DataFrame:
-        """Return one row per arm, in the plan's order: its settings, n (prompts judged), right, right_low, right_high
-        (95 % Wilson), same_output, refused and failed (trials), and the mean of every other figure over its trials.
+        """Return one row per arm, in the plan's order: its settings, ran_preset (the presets that its trials ran with),
+        n (prompts judged), right, right_low, right_high (95 % Wilson), same_output, refused and failed (trials), and
+        the mean of every other figure over its trials.
 
         Args:
             group: only the prompts of this group; None: all.
@@ -131,7 +132,8 @@ class Results:
             axis: "budget" (a share of full KV), "prompt_tokens", or a parameter.
             figure: one of kvlens.studies.figures.FIGURES.
 
-        Returns: line, method, x, n, value, low, high (95 %; NaN where there are too few trials), uids (of the runs).
+        Returns: line, method, x, ran_preset (of the point's trials), n, value, low, high (95 %; NaN where there are too
+        few trials), uids (of the runs).
         Raises ValueError with one sentence for an axis or a figure that the study does not have.
         """
         if figure not in FIGURES:
@@ -142,7 +144,7 @@ class Results:
                 f"the study has one value of '{axis}' or none; it varies {', '.join(self.axes()) or 'nothing'}.",
             )
         frame = self.frame()
-        empty = pd.DataFrame(columns=["line", "method", "x", "n", "value", "low", "high", "uids"])
+        empty = pd.DataFrame(columns=["line", "method", "x", "ran_preset", "n", "value", "low", "high", "uids"])
         if figure not in frame:
             return empty
         completed = frame[
@@ -152,7 +154,7 @@ class Results:
         rows = []
         for (line, method, x), part in completed[completed["x"].notna()].groupby(["line", "method", "x"], sort=False):
             value, low, high = estimated(part[figure], figure)
-            rows.append((line, method, x, len(part), value, low, high, list(part["uid"])))
+            rows.append((line, method, x, _presets(part), len(part), value, low, high, list(part["uid"])))
         points = pd.DataFrame(rows, columns=empty.columns)
         return points.sort_values(["line", "x"], kind="stable").reset_index(drop=True) if len(points) else empty
 
@@ -165,13 +167,13 @@ class Results:
 
 def estimated(values: Iterable[Any], figure: str) -> tuple[float, float, float]:
     """Return (mean, low, high) of a figure over prompts, with the 95 % interval: Wilson's of a share, Student's of a
-    mean (NaN bounds for fewer than six)."""
+    mean (NaN bounds for fewer than six). No figure is negative, so that no bound is."""
     numbers = [float(value) for value in values]
     mean = sum(numbers) / len(numbers)
     if figure in SHARES:
         return mean, *wilson(mean, len(numbers))
     low, high = of_mean(numbers) or (math.nan, math.nan)
-    return mean, low, high
+    return mean, max(0.0, low) if low == low else low, high
 
 
 def _flat(figures: Mapping[str, Any]) -> dict[str, Any]:
@@ -216,10 +218,17 @@ def _number(value: Any) -> float | None:
         return None
 
 
+def _presets(part: pd.DataFrame) -> str:
+    """Return the presets that trials ran with, 'fit and paper'; '' where none is known."""
+    values = part["ran_preset"].dropna() if "ran_preset" in part else ()
+    return " and ".join(sorted({str(value) for value in values}))
+
+
 def _summary(part: pd.DataFrame) -> Mapping[str, Any]:
     states = part["state"] if len(part) else pd.Series([], dtype=object)
     completed = part[states == "completed"] if len(part) else part
     row: dict[str, Any] = {
+        "ran_preset": _presets(completed),
         "n": 0,
         "refused": int((states == "refused").sum()),
         "failed": int((states == "failed").sum()),

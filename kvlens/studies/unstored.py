@@ -79,5 +79,5 @@ def measure(
     losses = [loss.kl for loss in result.losses if loss is not None]
     if reference is not None:
         assert len(losses) == len(reference.ids), "every forced token is compared"
-        figures["kl_nats"] = fmean(losses)
+        figures |= {"kl_mean_nats": fmean(losses), "compared_steps": len(losses)}
     return {name: value for name, value in figures.items() if value is not None}

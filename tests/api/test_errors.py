@@ -151,7 +151,8 @@ def test_no_parameter_of_a_method_has_the_name_of_a_keyword() -> None:
     [
         ("lower --max-new.", "lower max_new."),
         ("run with --chat off, or change it.", 'run with chat="off", or change it.'),
-        ("raise --budget to 0.235 or change it.", 'raise budget to "0.235" or change it.'),
+        ("raise --budget to 23.5% or change it.", 'raise budget to "23.5%" or change it.'),
+        ("raise --budget to 12%.", 'raise budget to "12%".'),
         ("--set keep=0.2 lets it.", "keep=0.2 lets it."),
         ("take --no-coverage (a copy).", "take coverage=False (a copy)."),
         ("fetch it by `kvlens models add X --hub`.", "fetch it by `kvlens models add X --hub`."),

@@ -139,13 +139,13 @@ def test_the_table_of_runs_says_that_the_answer_is_wrong_and_the_held_one_right(
     (row,) = app.dataframe[0].value.to_dict("records")
     assert (row["run"], row["outcome"], row["expected"], row["what it is"]) == (
         loss.uid,
-        "wrong answer",
+        "Lost, wrong answer",
         loss.expected,
         "against full KV; 1 more",
     )
     assert row["left full KV at step"] == int(loss.verdict.split()[3].rstrip(":"))
     table = app.toggle(key="runs_whole").set_value(True).run().dataframe[0].value.set_index("run")
-    assert table.loc[loss.held.uid, "outcome"].startswith("right answer")
+    assert "right answer" in table.loc[loss.held.uid, "outcome"]
 
 
 def test_the_held_run_says_what_was_left_out_of_it(visit: Visit, tmp_path: Path) -> None:

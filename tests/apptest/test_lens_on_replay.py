@@ -251,7 +251,7 @@ def test_the_runs_page_says_what_belongs_together(visit: Visit, lens: LensRuns) 
 def test_the_runs_page_says_what_came_of_each(visit: Visit, lens: LensRuns, found: Verdict) -> None:
     table = visit(lens.folder).dataframe[0].value.set_index("run")
     lost, kept, plain = (table.loc[uid] for uid in (lens.lost, lens.kept, lens.plain))
-    assert (lost["outcome"], lost["expected"], lost["left full KV at step"]) == ("other token", "4172", STEP)
+    assert (lost["outcome"], lost["expected"], lost["left full KV at step"]) == ("Lost, other token", "4172", STEP)
     assert lost["KL there (nats)"] == pytest.approx(found.kl)
     assert pd.isna(kept["left full KV at step"])
     assert (kept["outcome"], plain["outcome"]) == ("nothing lost", "")
@@ -267,7 +267,7 @@ def test_a_run_that_is_being_written_is_read_when_it_has_ended(visit: Visit, tmp
     with Lease(tmp_path / uid):
         app = visit(tmp_path)
         assert said(app) == ""
-    assert said(app.run()) == "other token"
+    assert said(app.run()) == "Lost, other token"
 
 
 def test_runs_that_point_at_each_other_stand_by_themselves() -> None:

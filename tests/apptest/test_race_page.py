@@ -122,6 +122,10 @@ def test_the_form_races_a_method_against_itself(visit: Visit, tmp_path: Path, mo
     lanes = list(app.dataframe[0].value["method"])
     assert len(lanes) == 4
     assert lanes[2:] == ["SnapKV kernel 3", "SnapKV kernel 5"]
+    app.text_input(key="form_values_snapkv_kernel").set_value("03, 3, 7").run()
+    assert app.error, "7 is the value that the form has"
+    assert primary(app, "Race 3 lanes").disabled
+    app.text_input(key="form_values_snapkv_kernel").set_value("3, 5, 03").run()
     primary(app, "Race 3 lanes").click().run()
     assert asked == [(("kernel", "3"), ("kernel", "5"))]
 

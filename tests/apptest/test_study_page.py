@@ -46,7 +46,7 @@ def make_study(folder: Path, uid: str, trials: int = 9) -> str:
     ended = [(number, arm) for number in range(3) for arm in plan.arms()][:trials]
     for number, arm in ended:
         right = RIGHT.get(arm.budget, (True, True, True))[number]
-        figures = {"right": right, "kl_nats": 0.5, "outcome": "right answer", "kinds": ["right"], "output": "x"}
+        figures = {"right": right, "kl_mean_nats": 0.5, "outcome": "right answer", "kinds": ["right"], "output": "x"}
         storage.append(folder, info.id, Trial(f"p{number}", arm.key(), "completed", uid, figures=figures))
     return info.id
 

@@ -62,8 +62,8 @@ def test_what_a_refusal_says_would_do_is_understood() -> None:
     """More than full KV is needed, tables and summaries included: no limit is what would do."""
     assert [percent_up(share) for share in (0.2341, 0.9999, 1.078)] == ["0.235", "1.000", "1.000"]
     over, under = BudgetInfeasible("m", 100, 1078, 1000), BudgetInfeasible("m", 100, 235, 1000)
-    assert "; raise --budget to 1.000 (no limit) or change the" in str(over)
-    assert "; raise --budget to 0.235 or change the" in str(under)
+    assert "; raise --budget to 100% (no limit) or change the" in str(over)
+    assert "; raise --budget to 23.5% or change the" in str(under)
     assert Budget.parse(over.would_do["budget"]).bytes(SHAPE, 100) is None
 
 

@@ -51,7 +51,11 @@ def test_prompt_run_show_export(runs: Path, tmp_path: Path, capsys: pytest.Captu
     kvlens("runs")
     assert " 30% " in capsys.readouterr().out
     kvlens("runs", "show", uid)
-    assert "budget          30%\n" in capsys.readouterr().out
+    shown_text = capsys.readouterr().out
+    assert "budget          30%\n" in shown_text
+    fields = [line.split(maxsplit=1) for line in shown_text.splitlines() if not line.startswith(" ")]
+    assert not [field for field in fields if len(field) < 2 or field[1] in ("None", "()", "[]") or "{" in field[1]]
+    assert "sinks 2" in dict(fields)["config"]
     kvlens("runs", "show", uid, "--json")
     shown = json.loads(capsys.readouterr().out)
     assert shown["status"] == "completed"

@@ -211,8 +211,8 @@ def test_a_refusal_names_what_works() -> None:
         usual = "paper" if "paper" in method.presets else None
         return str(refusal(method, preset, usual, choose(method, preset, usual, {}, sizes), {}, sizes))
 
-    assert "fit, or raise --budget to 1.0" in said("freekv", "paper", tight())
-    assert "fit, or raise --budget to 0." in said("sekv", "paper", tight())
+    assert "fit, or raise --budget to 100% (" in said("freekv", "paper", tight())
+    assert "% (" not in said("sekv", "paper", tight()).partition("fit, or raise --budget to ")[2]
     all_kept = said("quest", None, tight())
     assert "and saves reading: leave out --budget, and --set keep=0.2 lets it" in all_kept
     assert said("full", None, tight()).endswith("saves reading: leave out --budget.")
@@ -239,7 +239,7 @@ def test_the_budget_that_a_refusal_names_is_enough(name: str) -> None:
             continue
         said = refusal(method, None, usual, choice, {}, sizes)
         enough = float(said.would_do["budget"])
-        assert f"raise --budget to {enough:.3f}" in str(said)
+        assert f"raise --budget to {100 * enough:g}%" in str(said)
         if enough == 1:
             continue
         at = dataclasses.replace(sizes, budget_bytes=int(enough * full))
@@ -344,7 +344,7 @@ def test_an_estimate_names_one_budget_that_works(name: str) -> None:
         if found["feasible"] is None:
             assert f"needs, by estimate, {found['min_budget_bytes'] / found['full_kv_bytes']:.1%} of" in warning
         else:
-            assert f"raise --budget to {enough}" in warning
+            assert f"raise --budget to {100 * float(enough):g}%" in warning
         assert estimate(PARIS, "demo", name, {}, enough, 64)["feasible"] is True
 
 

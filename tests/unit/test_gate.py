@@ -59,7 +59,7 @@ def made(full: Sequence[bool], arm: Sequence[bool | None], groups: str = "", kl:
     rows: tuple[Sequence[bool | None], ...] = (full, arm)
     for key, rights in zip((each.key() for each in plan.arms()), rows, strict=True):
         for number, right in enumerate(rights):
-            figures = {"right": right, "same_output": right, "kl_nats": kl + 0.001 * (number % 2)}
+            figures = {"right": right, "same_output": right, "kl_mean_nats": kl + 0.001 * (number % 2)}
             state = "refused" if right is None else "completed"
             trials.append(Trial(str(number), key, state, figures=None if right is None else figures))
     return Results(StudyInfo(id="20260101-000000-aaaaaa", created="", plan=plan), prompts, trials)
@@ -83,20 +83,48 @@ def test_a_loss_is_judged_by_the_paired_interval() -> None:
 
 
 def test_outputs_and_divergence_are_judged_by_their_intervals() -> None:
-    rows = outcomes(made([True] * 40, [True] * 38 + [False] * 2), changed=0.2, kl_nats=0.02)
+    rows = outcomes(made([True] * 40, [True] * 38 + [False] * 2), changed=0.2, kl_mean_nats=0.02)
     assert (rows["changed"].state, rows["changed"].value) == ("passed", pytest.approx(0.05))
-    assert rows["kl_nats"].state == "passed"
-    assert rows["kl_nats"].high == pytest.approx(0.01066, abs=1e-5)
-    assert outcomes(made([True] * 40, [True] * 40, kl=0.03), kl_nats=0.02)["kl_nats"].state == "missed"
-    few = outcomes(made([True] * 3, [True] * 3), kl_nats=0.02)["kl_nats"]
+    assert rows["kl_mean_nats"].state == "passed"
+    assert rows["kl_mean_nats"].high == pytest.approx(0.01066, abs=1e-5)
+    assert outcomes(made([True] * 40, [True] * 40, kl=0.03), kl_mean_nats=0.02)["kl_mean_nats"].state == "missed"
+    few = outcomes(made([True] * 3, [True] * 3), kl_mean_nats=0.02)["kl_mean_nats"]
     assert (few.state, few.needed) == ("undecided", 6)
     assert math.isnan(few.high)
+
+
+def test_earlier_names_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "s.toml"
+    path.write_text('model = "demo"\nprompts = ["needle@prompts=2"]\n[methods.snapkv]\n[gate]\nkl_nats = 0.1\n')
+    asked = read_plan(path)
+    assert asked.thresholds.limits == {"kl_mean_nats": 0.1}
+    info = storage.create(tmp_path, asked.plan, [StudyPrompt("0", PromptText("x"))])
+    for figures in ({"kl_nats": 0.5, "kl_there": 2.0}, {"kl_mean_nats": 0.5, "kl_at_loss_nats": 2.0}):
+        storage.append(tmp_path, info.id, Trial("0", asked.plan.arms()[1].key(), "completed", figures=figures))
+        row = Results.read(tmp_path, info.id).frame().iloc[0]
+        assert (row["kl_mean_nats"], row["kl_at_loss_nats"]) == (0.5, 2.0)
+
+
+def test_a_mean_of_no_negative_figure_has_no_negative_bound() -> None:
+    results = made([True] * 8, [True] * 8, kl=0.0)
+    for place, trial in enumerate(results.trials):
+        assert trial.figures is not None
+        trial.figures["kl_mean_nats"] = 1e-6 if place % 8 else 2e-5
+    check = outcomes(results, kl_mean_nats=0.1)["kl_mean_nats"]
+    assert (check.state, check.low) == ("passed", 0.0)
+    assert check.high > check.value
 
 
 def test_the_worst_group_of_prompts_is_judged_apart() -> None:
     results = made([True] * 8, [True] * 6 + [False] * 2, groups="aaaabbbb")
     check = outcomes(results, group_lost=0.25)["group_lost"]
     assert (check.state, check.group, check.n, check.value) == ("missed", "b", 4, 0.5)
+    assert math.isnan(check.low)
+    assert math.isnan(check.high)
+    (case,) = ElementTree.fromstring(junit("n", [check], {})).findall("testcase")
+    measured = {item.get("name"): item.get("value") for item in case.iter("property")}
+    assert measured == {"value": "0.5", "limit": "0.25", "group": "b"}
+    assert outcomes(made([True] * 8, [True] * 8, groups="aaaaaaaa"), group_lost=0.25)["group_lost"].group == "a"
     assert outcomes(results, group_lost=0.5)["group_lost"].state == "passed"
 
 
@@ -106,7 +134,11 @@ def test_a_prompt_that_did_not_run_is_no_pass() -> None:
 
 
 def test_too_few_prompts_are_refused_before_anything_runs() -> None:
-    assert prompts_for(Thresholds(lost=0.1, changed=0.1, kl_nats=1.0)) == {"lost": 35, "changed": 35, "kl_nats": 6}
+    assert prompts_for(Thresholds(lost=0.1, changed=0.1, kl_mean_nats=1.0)) == {
+        "lost": 35,
+        "changed": 35,
+        "kl_mean_nats": 6,
+    }
     check_possible(Thresholds(lost=0.1), 35, 35)
     for thresholds, prompts, answered, code in (
         (Thresholds(lost=0.1), 35, 34, "too_few_prompts"),
@@ -191,6 +223,19 @@ def test_a_file_that_is_no_study_is_refused(tmp_path: Path, text: str) -> None:
     assert problem.value.code == "bad_plan_file"
 
 
+def test_all_faults_of_a_file_are_named_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "s.toml"
+    path.write_text(
+        'prompt = "needle"\nmax_new = 0\nseeds = ["x"]\n[methods.snapkv]\n[gate]\nlost = 2\nkl_nats = -1\nlosts = 0.1\n'
+    )
+    with pytest.raises(BadStudy) as problem:
+        read_plan(path)
+    assert problem.value.code == "bad_plan_file"
+    names = ("prompt", "prompts", "max_new", "gate.lost", "gate.kl_mean_nats", "gate.losts", "seeds.0")
+    assert problem.value.faults == names
+    assert "must lie between" in str(problem.value)
+
+
 def test_a_file_spans_the_arms_and_finds_prompts_beside_it(tmp_path: Path) -> None:
     (tmp_path / "p.jsonl").write_text('{"question": "q"}\n')
     path = tmp_path / "s.toml"
@@ -228,7 +273,7 @@ def test_the_file_of_the_docs_is_a_gate_that_passes_and_resumes(
     assert storage.read_trials(tmp_path / "runs", study) == before  # a threshold changes no trial
     stored = kvlens.Study(tmp_path / "runs", study, kvlens.api.models.Named())
     assert stored.gate()["limit"].tolist()[1] == 0.3
-    assert not stored.gate(kl_nats=1e-12)["passed"].all()
+    assert not stored.gate(kl_mean_nats=1e-12)["passed"].all()
 
 
 def test_a_missed_threshold_is_status_3_with_what_was_missed(

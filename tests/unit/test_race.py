@@ -23,6 +23,7 @@ from kvlens.engine import prefill
 from kvlens.engine.prefill import Surprisals
 from kvlens.engine.sharedpasses import SharedPasses
 from kvlens.lens.segments import segments_of
+from kvlens.methods.snapkv import SnapKV
 from kvlens.recording import recorder
 from kvlens.runs import memory, races, storing
 from kvlens.runs import race as racing
@@ -30,6 +31,7 @@ from kvlens.runs.carrying import carry_out
 from kvlens.runs.effects import Lost
 from kvlens.runs.entrants import entrants
 from kvlens.runs.frames import Frame, Maps, of_run
+from kvlens.runs.lanedifferences import lane_differences
 from kvlens.runs.memory import RunBeyondMemory
 from kvlens.runs.preflight import refuse
 from kvlens.runs.race import race
@@ -342,6 +344,23 @@ def test_an_audience_that_fails_ends_the_race(tmp_path: Path) -> None:
 def test_what_cannot_race(names: str, presets: list[str], values: list[str], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         RaceRequest(shared=SHARED, entrants=entrants(names, presets, values)).check()
+
+
+def test_a_lane_that_repeats_another_is_refused(tmp_path: Path) -> None:
+    """It names the value that the method has anyway."""
+    usual = str(SnapKV.Parameters().kernel)
+    asked = RaceRequest(
+        shared=SHARED,
+        entrants=entrants("snapkv,snapkv,snapkv", [], ["snapkv:kernel=", f"snapkv:kernel={usual}", "snapkv:kernel=3"]),
+    )
+    lanes = race(asked, PromptText(TEXT), tmp_path, Watching(), lambda: False).lanes
+    assert [lane.state for lane in lanes] == ["completed", "completed", "refused", "completed"]
+    assert str(lanes[2].message).startswith("this lane")
+    assert lanes[2].uid is None
+    differences = lane_differences(tmp_path)
+    assert differences == {lane.uid: f"kernel {value}" for lane, value in ((lanes[1], usual), (lanes[3], "3"))}
+    listed = CliRunner().invoke(app, ["runs", "--runs", str(tmp_path)], env={"COLUMNS": "400"})
+    assert all(difference in listed.stdout for difference in differences.values())
 
 
 def test_lanes_that_fit_alone_and_not_together_are_refused_before_loading(

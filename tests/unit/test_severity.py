@@ -111,7 +111,7 @@ def test_exports_say_it_in_the_columns_that_the_documentation_defines(
             "outcome_kinds": "right diverged",
             "expected": "4172",
             "left_full_kv_at_step": STEP,
-            "kl_nats": kl,
+            "kl_at_loss_nats": kl,
             "margin_logits": pytest.approx(0.1, abs=1e-6),
             "at_stop_token": False,
         }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +13,8 @@ import torch
 from kvlens import methods
 from kvlens.api.models import Named
 from kvlens.api.studyprompts import study_prompts
+from kvlens.app.figures.curves import curves
+from kvlens.app.figures.methodmarks import mark
 from kvlens.engine.engine import Engine
 from kvlens.lens.segments import segments_of
 from kvlens.methods.parts import part
@@ -26,7 +27,7 @@ from kvlens.studies import storage
 from kvlens.studies.catalogue import studies_in
 from kvlens.studies.errors import BadStudy
 from kvlens.studies.extension import extend, extended
-from kvlens.studies.paired import compare, detectable, prompts_needed
+from kvlens.studies.paired import compare
 from kvlens.studies.papers import beside_paper
 from kvlens.studies.plan import Arm, ListedArm, StudyPlan, labels, parse_values
 from kvlens.studies.promptfile import read_prompts
@@ -107,6 +108,9 @@ def test_every_arm_is_run_on_every_prompt_which_is_read_once(
             if arm.overrides:
                 assert str(reader.meta.config["tau"]) == arm.overrides["tau"]
             assert reader.meta.output_text is not None
+            figures = trial.figures or {}
+            assert figures.get("compared_steps", 0) == reader.loss()["kl"].notna().sum()
+            assert ("kl_mean_nats" in figures) is ("compared_steps" in figures)
 
 
 def test_questions_after_one_context_share_its_reading(tmp_path: Path, readings: list[int]) -> None:
@@ -268,7 +272,9 @@ def made(rights: dict[str, list[bool | None]]) -> Results:
     count = len(next(iter(rights.values())))
     prompts = [StudyPrompt(str(number), PROMPT) for number in range(count)]
     trials = [
-        Trial(str(number), arm.key(), "completed", f"u{number}", figures={"right": right, "kl_nats": float(number)})
+        Trial(
+            str(number), arm.key(), "completed", f"u{number}", figures={"right": right, "kl_mean_nats": float(number)}
+        )
         for arm in plan.arms()[1:]
         for number, right in enumerate(rights[arm.budget])
     ]
@@ -280,7 +286,7 @@ def test_the_matrix_counts_what_was_judged() -> None:
     assert matrix.loc["SnapKV 10%", ["n", "right"]].tolist() == [3, pytest.approx(2 / 3)]
     assert matrix.loc["SnapKV 20%", "right_low"] == pytest.approx(0.5101, abs=1e-4)  # Wilson, 4 of 4
     assert matrix.loc["FullKV", "n"] == 0
-    assert matrix.loc["SnapKV 10%", "kl_nats"] == pytest.approx(1.5)
+    assert matrix.loc["SnapKV 10%", "kl_mean_nats"] == pytest.approx(1.5)
 
 
 def test_a_curve_has_a_point_for_every_value() -> None:
@@ -297,26 +303,34 @@ def test_a_curve_has_a_point_for_every_value() -> None:
         assert problem.value.code == code
 
 
+def test_the_presets_that_ran_are_named(tmp_path: Path) -> None:
+    """At a budget that a preset chooses its values by, one line may hold several presets."""
+    results = made({"10%": [True, True], "20%": [True, True], "40%": [True, True]})
+    ran = {"10%": ("fit", "fit"), "20%": ("fit", "paper"), "40%": ("paper", "paper")}
+    budgets = {arm.key(): arm.budget for arm in results.arms}
+    trials = [
+        replace(trial, figures={**(trial.figures or {}), "ran_preset": ran[budgets[trial.arm]][int(trial.prompt)]})
+        for trial in results.trials
+    ]
+    results = replace(results, trials=trials)
+    assert results.matrix()["ran_preset"].tolist() == ["", "fit", "fit and paper", "paper"]
+    points = results.curve("budget")
+    assert points["ran_preset"].tolist() == ["fit", "fit and paper", "paper"]
+    (line,) = curves(points, "budget", "right", "share").data
+    assert line.marker.symbol == (look := mark("snapkv").symbol, f"{look}-open", f"{look}-open")
+
+
 def test_two_arms_are_compared_on_the_prompts_of_both() -> None:
     results = made({"10%": [True, False, True, None, False, False], "20%": [True, True, False, True, True, True]})
     paired = compare(results, "SnapKV 20%", "SnapKV 10%")
     assert (paired.n, paired.both, paired.only_a, paired.only_b, paired.neither) == (5, 1, 3, 1, 0)
     assert paired.difference == pytest.approx(0.4)
     assert paired.p == pytest.approx(0.625)  # two-sided binomial, 1 of 4
+    assert not paired.decided
     assert [(split.prompt, split.right) for split in paired.splits] == [("1", "a"), ("2", "b"), ("4", "a"), ("5", "a")]
     with pytest.raises(BadStudy) as problem:
         compare(results, "SnapKV 20%", "no arm")
     assert problem.value.code == "unknown_arm"
-
-
-def test_how_many_prompts_decide() -> None:
-    """Connor (1987), by hand: 20 % and 10 % of prompts split, a difference of 10 points."""
-    z = 1.959964 * math.sqrt(0.3) + 0.841621 * math.sqrt(0.3 - 0.01)
-    assert prompts_needed(0.2, 0.1) == math.ceil((z / 0.1) ** 2) == 234
-    assert detectable(1) is None
-    smallest = detectable(100)
-    assert smallest is not None
-    assert prompts_needed(smallest, 0) <= 100 < prompts_needed(smallest - 0.002, 0)
 
 
 def test_an_arm_beside_its_paper_marks_what_differs() -> None:
@@ -506,11 +520,12 @@ def test_forced_text_is_fed_to_every_arm_and_compared_with_full_kv_on_it(tmp_pat
     )
     info, heard = storage.create(tmp_path, plan, [prompt]), Heard()
     assert carry_out(tmp_path, info.id, heard, lambda: False)
-    kl = {arm.method: trial.figures["kl_nats"] for _, _, _, arm, trial in heard.trials if trial.figures}
+    kl = {arm.method: trial.figures["kl_mean_nats"] for _, _, _, arm, trial in heard.trials if trial.figures}
     assert kl["full"] == pytest.approx(0, abs=1e-9)
     assert kl["streaming_llm"] > 1e-4
     steps = {trial.figures["steps"] for *_, trial in heard.trials if trial.figures}
     assert len(steps) == 1
     assert steps != {4}
+    assert {trial.figures["compared_steps"] for *_, trial in heard.trials if trial.figures} == steps
     assert list_runs(tmp_path).empty
     assert replace(prompt, forced="").content != prompt.content

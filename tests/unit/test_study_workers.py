@@ -90,7 +90,7 @@ def test_workers_need_a_model_with_a_name(tmp_path: Path, prompts: tuple[StudyPr
         Crew(0)
 
 
-NEAR = {"kl_nats": 1e-6, "coverage": 1e-4, "regret": 1e-4}
+NEAR = {"kl_mean_nats": 1e-6, "coverage": 1e-4, "regret": 1e-4}
 """figures by name -> how far those of a batch are from those of a prompt alone"""
 
 

@@ -213,7 +213,7 @@ def test_a_real_sweep_and_its_file(tmp_path: Path) -> None:
     )
 
 
-JUDGED = ("outcome", "left_full_kv_at_step", "kl_nats", "margin_logits", "at_stop_token")
+JUDGED = ("outcome", "left_full_kv_at_step", "kl_at_loss_nats", "margin_logits", "at_stop_token")
 
 
 def test_traces_are_stored_and_opened_from_the_row(tmp_path: Path) -> None:

@@ -12,11 +12,17 @@ HEIGHT = 400
 _UNITS = {"share": ".0%", "bytes": "~s"}
 
 
+def is_other_preset(part: DataFrame) -> list[bool]:
+    """Return, for each point of a line, whether it ran another preset than the line's first point."""
+    return [bool(preset != part["ran_preset"].iloc[0]) for preset in part["ran_preset"]]
+
+
 def curves(points: DataFrame, axis: str, title: str, unit: str) -> go.Figure:
-    """Return the chart of `kvlens.studies.table.Results.curve`. Whiskers are 95 % intervals.
+    """Return the chart of `kvlens.studies.table.Results.curve`. Whiskers are 95 % intervals. A point that ran another
+    preset than the first of its line is hollow.
 
     Args:
-        points: line, method (whose symbol the line has), x, n, value, low, high.
+        points: line, method (whose symbol the line has), x, ran_preset, n, value, low, high.
         title, unit: of the vertical axis.
     """
     figure = go.Figure()
@@ -28,8 +34,12 @@ def curves(points: DataFrame, axis: str, title: str, unit: str) -> go.Figure:
             name=str(line),
             mode="lines+markers",
             line={"color": color, "width": 1.6, "dash": look.dash},
-            marker={"color": color, "size": 9, "symbol": look.symbol},
-            customdata=part["n"],
+            marker={
+                "color": color,
+                "size": 9,
+                "symbol": [look.symbol + "-open" * is_other for is_other in is_other_preset(part)],
+            },
+            customdata=part[["n", "ran_preset"]],
             error_y={
                 "type": "data",
                 "symmetric": False,
@@ -39,7 +49,7 @@ def curves(points: DataFrame, axis: str, title: str, unit: str) -> go.Figure:
                 "width": 3,
                 "color": color,
             },
-            hovertemplate=f"{axis} %{{x}}: %{{y:.3g}}, n = %{{customdata}}",
+            hovertemplate=f"{axis} %{{x}}: %{{y:.3g}}, n = %{{customdata[0]}}, preset %{{customdata[1]}}",
         )
     finish(figure, HEIGHT, uirevision=f"curve-{axis}-{title}", legend=True)
     figure.update_layout(

@@ -43,7 +43,7 @@ COLUMNS = (
     "uid",
     "outcome",
     "left_full_kv_at_step",
-    "kl_nats",
+    "kl_at_loss_nats",
     "margin_logits",
     "at_stop_token",
 )

@@ -44,7 +44,7 @@ RECORDED = {
     "output": "output",
     "batched": "batched",
     "passed": "checks_passed",
-    "kl": "kl_nats",
+    "kl": "kl_mean_nats",
     "reused_share": "reused_share",
     "corrected_share": "corrected_share",
     "moved_share": "moved_share",
@@ -54,7 +54,7 @@ RECORDED = {
 COMPARED = {
     "outcome": "outcome",
     "left_full_kv_at_step": "lost_at_step",
-    "kl_nats": "kl_there",
+    "kl_at_loss_nats": "kl_at_loss_nats",
     "margin_logits": "margin_there",
     "at_stop_token": "at_stop_token",
 }

@@ -20,7 +20,7 @@ SHOWN = (
     "score",
     "outcome",
     "left_full_kv_at_step",
-    "kl_nats",
+    "kl_at_loss_nats",
     "margin_logits",
     "answer",
     "output",
@@ -87,7 +87,7 @@ def _columns() -> dict[str, Any]:
     return {
         "score": number("score", format="%.2f", help="1: the answer is right; of a list the share of right entries"),
         "left_full_kv_at_step": number("left full KV at step", format="%d"),
-        "kl_nats": number("KL there (nats)", format="%.3g", help=KL_THERE),
+        "kl_at_loss_nats": number("KL there (nats)", format="%.3g", help=KL_THERE),
         "margin_logits": number("logits apart there", format="%.3g", help=MARGIN_THERE),
         "answer": "expected",
         "output": "output",

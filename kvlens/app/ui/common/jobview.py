@@ -115,6 +115,11 @@ def box(job: Job) -> None:
             outcome(job)
 
 
+def state_word(job: Job) -> str:
+    """Return the state in words: a study that was stopped is paused, since it can be gone on with."""
+    return "paused" if job.study and job.state == "cancelled" else job.state
+
+
 def progress(job: Job) -> None:
     """A bar with what it does, and a button to cancel."""
     left_column, right = st.columns([6, 1], vertical_alignment="center")
@@ -164,7 +169,7 @@ def ended(job: Job) -> None:
         if options := retry.advice(job):
             _offer(job, options)
     elif job.state == "cancelled":
-        st.warning(f"Cancelled{took}.")
+        st.warning(f"{state_word(job).capitalize()}{took}.")
     else:
         st.success(f"Done{took}.")
 
@@ -198,7 +203,7 @@ def job_list(shown: str | None) -> None:
     for job in rest:
         left_column, middle, right = st.columns([7, 2, 2], vertical_alignment="center")
         left_column.text(visible(job.title))
-        middle.text(job.state if job.state != "running" else progress_text(job, 0))
+        middle.text(state_word(job) if job.state != "running" else progress_text(job, 0))
         with right:
             if job.study:
                 place = {"study": job.study, "job": job.id}

@@ -24,15 +24,18 @@ FIELDS = {
 }
 """option -> label of the field that sets it"""
 _SET = re.compile(r"--set (?=[a-z_]+=)")
+METHOD_LIST = "`kvlens methods` lists all"
+"""how the core ends the refusal of an unknown method"""
 _OPTION = re.compile(r"(?<![\w-])--([a-z][a-z-]*[a-z])( (?:take|need)s\b)?")
 
 
 def page_words(sentence: str) -> str:
-    """Return a sentence with its options named as the pages name them: 'raise --budget to 0.3' says 'raise Budget to
-    0.3', and '--set keep=0.3' 'the parameter keep=0.3'. '--segment takes' says 'Segments take'. An option without a
+    """Return a sentence with its options named as the pages name them: 'raise --budget to 30%' says 'raise Budget to
+    30%', and '--set keep=0.3' 'the parameter keep=0.3'. '--segment takes' says 'Segments take'. An option without a
     field is called by its name. The number format has none at all: where it is the remedy, the remedy that pages have
     takes its place."""
-    sentence = _SET.sub("the parameter ", sentence.replace(OTHER_FORMAT, OTHER_MODEL))
+    sentence = sentence.replace(OTHER_FORMAT, OTHER_MODEL).replace(METHOD_LIST, "the field Method lists all")
+    sentence = _SET.sub("the parameter ", sentence)
     return _OPTION.sub(_label, sentence)
 
 

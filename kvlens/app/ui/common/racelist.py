@@ -46,7 +46,13 @@ def lane_name(lane: Lane) -> str:
 
 def _entered(race: RaceInfo) -> str:
     names = list(map(lane_name, race.lanes[1:]))
-    return f"{counted(len(names), 'method')}: {', '.join(names)}."
+    return f"{counted(len(names), _unit(race))}: {', '.join(names)}."
+
+
+def _unit(race: RaceInfo) -> str:
+    """Return what the lanes are counted as: methods, or lanes where two have one method."""
+    names = [lane.method for lane in race.lanes]
+    return "method" if len(set(names)) == len(names) else "lane"
 
 
 def finding(race: RaceInfo) -> str:
@@ -54,12 +60,12 @@ def finding(race: RaceInfo) -> str:
     ran = [lane for lane in race.lanes[1:] if lane.state in ("completed", "cancelled")]
     remaining = [f"{lane_name(lane)} at step {lane.lost}" for lane in ran if lane.lost is not None]
     sentence = (
-        f"{len(remaining)} of {len(ran)} methods left full KV: {', '.join(remaining)}."
+        f"{len(remaining)} of {counted(len(ran), _unit(race))} left full KV: {', '.join(remaining)}."
         if remaining
-        else "No method left full KV."
+        else f"No {_unit(race)} left full KV."
     )
     if not ran:
-        sentence = "No method ran to its end."
+        sentence = f"No {_unit(race)} ran to its end."
     right = [lane_name(lane) for lane in race.lanes if lane.right]
     if race.answer:
         sentence += f" Right answer: {', '.join(right) or 'none'}."

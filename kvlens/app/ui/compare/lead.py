@@ -169,7 +169,7 @@ def _file(compared: Compared) -> pd.DataFrame:
             "full_kv_output": [finding.full_output for finding in findings],
             "outcome": [finding.outcome.words for finding in findings],
             "left_full_kv_at_step": pd.array([finding.outcome.lost_at for finding in findings], "Int64"),
-            "kl_there_nats": [finding.outcome.kl for finding in findings],
+            "kl_at_loss_nats": [finding.outcome.kl for finding in findings],
             "margin_logits": [finding.outcome.margin for finding in findings],
             "at_stop_token": [finding.outcome.stop for finding in findings],
             "missed_most": [finding.missed for finding in findings],

@@ -10,8 +10,10 @@ import streamlit as st
 from kvlens.app.ui.common import data, places
 from kvlens.app.ui.home.reading import UNREAD
 from kvlens.lens.listing import ListedRun, limit_in
+from kvlens.lens.outcomelabel import outcome_label
 from kvlens.lens.severity import KL_THERE, MARGIN_THERE
 from kvlens.models.find import short_model
+from kvlens.runs.lanedifferences import lane_differences
 from kvlens.text.units import si_bytes
 
 AT_ONCE = "The run shared its decode steps with other prompts. Its duration is not that of a run alone."
@@ -22,15 +24,18 @@ ROW, HEAD, MOST = 35, 40, 560
 def shown_runs(table: pd.DataFrame, listed_runs: list[ListedRun | None]) -> pd.DataFrame:
     """What is shown of each run, in the order of the table. Names, tags, notes and prompts at once have columns
     where there are any."""
+    differences = lane_differences(data.runs_dir())
     came = [None if item is None else item.outcome for item in listed_runs]
     shown = pd.DataFrame(
         {
             "name": table["name"],
             "created (UTC)": table["created"].astype(str).str[:19].str.replace("T", " "),
-            "method": [data.row_title(row) for row in table.to_dict("records")],
+            "method": [
+                f"{data.row_title(row)} {differences.get(row['uid'], '')}".strip() for row in table.to_dict("records")
+            ],
             "held to": [limit_in(row, item) for row, item in zip(table.to_dict("records"), listed_runs, strict=True)],
             "KV in": table["dtype"].fillna(""),
-            "outcome": [UNREAD if item is None else item.words for item in came],
+            "outcome": [UNREAD if item is None else outcome_label(item.words, item.kinds) for item in came],
             "expected": ["" if item is None else _line(item.expected) for item in came],
             "output": table["output_text"].fillna(""),
             "left full KV at step": pd.array([None if item is None else item.lost_at for item in came], "Int64"),

@@ -69,13 +69,16 @@ def _variants(catalogue: list[dict[str, Any]], choice: MethodChoice, most: int) 
         placeholder="0.7, 0.9",
         help="Each value is a lane of its own, beside the value chosen above.",
     )
-    values = list(dict.fromkeys(value.strip() for value in text.split(",") if value.strip()))
+    typed = [value.strip() for value in text.split(",") if value.strip()]
     try:
-        for value in values:
-            methods.converted(methods.get(choice.method), {name: value})
+        kind = methods.get(choice.method)
+        lanes: dict[Any, str] = {}
+        for value in typed:
+            lanes.setdefault(methods.converted(kind, {name: value})[name], value)
     except ValueError as problem:
         error(str(problem))
         return ()
+    values = list(lanes.values())
     if len(values) > most:
         error(f"A race has at most {MOST} methods: {len(values) - most} of the values are left out.")
     return tuple((name, value) for value in values[:most])

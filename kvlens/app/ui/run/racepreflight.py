@@ -31,6 +31,7 @@ def panel(prompt: PromptChoice, choice: MethodChoice, rivals: Rivals, head: Delt
         race.check()
         lanes = [race.reference, *(lane for lane, _ in race.lanes())]
         estimates = [_estimate(prompt, lane) for lane in lanes]
+        _check_lanes(race, estimates[1:])
     except (ValueError, OSError, KeyError) as problem:
         widgets.error(str(problem))
         return False
@@ -53,6 +54,17 @@ def panel(prompt: PromptChoice, choice: MethodChoice, rivals: Rivals, head: Delt
             for warning in estimate["warnings"]:
                 st.warning(widgets.page_sentence(f"{_title(lane, estimate)}: {warning}"))
     return any(estimate["feasible"] is not False for estimate in estimates[1:])
+
+
+def _check_lanes(race: RaceRequest, estimates: Sequence[dict[str, Any]]) -> None:
+    """Raise ValueError if a lane would run with the parameters of an earlier lane of its method."""
+    configs: list[tuple[str, dict[str, Any]]] = []
+    for entrant, estimate in zip(race.entrants, estimates, strict=True):
+        config = estimate["config"]
+        if config is not None and (entrant.method, config) in configs:
+            words = race.difference(entrant, config)
+            raise ValueError(f"Two lanes are {display_name(entrant.method, config)} {words}: change or remove one.")
+        configs += [] if config is None else [(entrant.method, config)]
 
 
 def race_of(choice: MethodChoice, rivals: Rivals) -> RaceRequest:

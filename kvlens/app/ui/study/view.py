@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from kvlens.app.figures.curves import curves
+from kvlens.app.figures.curves import curves, is_other_preset
 from kvlens.app.ui.common import data, places
 from kvlens.app.ui.common.exportruns import export_menu
 from kvlens.app.ui.common.foresightview import foreseeing
@@ -26,11 +26,13 @@ POLL_S = 2.0
 QUESTIONS = {"in": "question read with the context", "after": "question fed after the context"}
 _COLUMNS = {
     "label": "arm",
+    "ran_preset": "preset",
     "n": "n",
     "right": "right",
     "interval": "95 % interval",
-    "same_output": "full KV's output",
-    "kl_nats": "KL (nats)",
+    "same_output": "same output as full KV",
+    "kl_mean_nats": "mean KL (nats)",
+    "compared_steps": "steps compared",
     "resident_share": "resident",
     "read_share": "read",
     "moved_bytes_per_step": "moved per step (bytes)",
@@ -40,7 +42,8 @@ _COLUMNS = {
 }
 _FORMATS = {
     **dict.fromkeys(("right", "same_output", "resident_share", "read_share", "corrected_share"), "percent"),
-    "kl_nats": "%.4f",
+    "kl_mean_nats": "%.4f",
+    "compared_steps": "%.1f",
     "moved_bytes_per_step": "compact",
 }
 
@@ -109,12 +112,15 @@ def _matrix(results: Results, group: str | None) -> None:
         if hasattr(row, "right_low")
     ]
     shown = frame.assign(interval=interval or "")
-    names = [name for name in _COLUMNS if name in shown and shown[name].notna().any()]
+    names = [name for name in _COLUMNS if name in shown and shown[name].notna().any() and shown[name].ne("").any()]
     st.dataframe(shown[names], hide_index=True, column_config={name: _column(name) for name in names}, placeholder="—")
     st.caption(
         "An arm is one configuration: method, parameters, budget, place of the question, seed. n: prompts whose answer "
         "is judged. Other columns are means over trials. resident: the peak on the device. read: what a step reads. "
-        "Both are shares of full KV. A refused arm needs more than its budget. Times per step are in the download."
+        "Both are shares of full KV. A refused arm needs more than its budget. Times per step are in the download. "
+        "mean KL: over the steps up to the first other token. Their number, steps compared, differs between arms. "
+        "FullKV exceeds 100 % resident by its tables. It reads less than 100 %: a step reads the tokens so far, and "
+        "full KV has all new tokens of the limit."
     )
     with st.container(horizontal=True):
         download(results.frame(), f"kvlens-study-{results.info.id}")
@@ -144,6 +150,8 @@ def _curve(results: Results) -> None:
     title, unit = FIGURES[str(figure)]
     chart = curves(points, str(axis), title, unit)
     st.plotly_chart(chart, key="study_curve", config={"displaylogo": False})
+    if any(any(is_other_preset(part)) for _, part in points.groupby("line", sort=False)):
+        st.caption("A hollow point ran another preset than the first point of its line: more than the axis differs.")
 
 
 def _paired(results: Results) -> None:
@@ -189,7 +197,17 @@ def _trials(results: Results, group: str | None) -> None:
     frame = results.frame()
     if group is not None:
         frame = frame[frame["group"] == group]
-    columns = ["prompt", "label", "outcome", "output", "lost_at_step", "kl_nats", "message"]
+    columns = [
+        "prompt",
+        "label",
+        "outcome",
+        "output",
+        "lost_at_step",
+        "kl_at_loss_nats",
+        "kl_mean_nats",
+        "compared_steps",
+        "message",
+    ]
     names = [name for name in columns if name in frame and frame[name].notna().any()]
     event = st.dataframe(
         frame[names],
