@@ -90,8 +90,8 @@ def panel(prompt: PromptChoice, choice: MethodChoice, head: DeltaGenerator) -> b
         for column, (label, value) in zip(columns, facts, strict=True):
             column.metric(label, value)
         if figures["feasible"] is not False:
-            if (kept := figures["prompt_kept"]) is not None:
-                st.caption(kept_sentence(kept, figures["prompt_tokens"], figures["steps"]))
+            if (kept_tokens := figures["prompt_kept"]) is not None:
+                st.caption(kept_sentence(kept_tokens, figures["prompt_tokens"], figures["steps"]))
             st.caption(widgets.plain(took(like, figures)))
         if (every := figures["oracle_every"]) is not None:
             steps = "every step" if every == 1 else f"one step in {every}"
@@ -107,13 +107,11 @@ def panel(prompt: PromptChoice, choice: MethodChoice, head: DeltaGenerator) -> b
     return figures["feasible"] is not False
 
 
-def kept_sentence(kept: int, prompt_tokens: int, steps: int) -> str:
+def kept_sentence(kept_tokens: int, prompt_tokens: int, steps: int) -> str:
     """Say how much of the prompt fits beside the KV reserved for the steps of a run."""
-    share = f"{kept / prompt_tokens:.1%}"
-    reserved = f"the KV of {counted(steps, 'new token')} is reserved"
-    return (
-        f"A KV head keeps at most {kept:,} of the prompt's {prompt_tokens:,} tokens on average ({share}); {reserved}."
-    )
+    share = f"{kept_tokens / prompt_tokens:.1%}"
+    sentence = f"A KV head keeps at most {kept_tokens:,} of the prompt's {prompt_tokens:,} tokens on average ({share})"
+    return f"{sentence}; the KV of {counted(steps, 'new token')} is reserved."
 
 
 def condition_of(prompt: PromptChoice, choice: MethodChoice, tokens: int | None, limits: Sequence[str]) -> str:
