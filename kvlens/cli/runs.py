@@ -149,7 +149,8 @@ def runs_note(
 
 @runs_app.command("show")
 def runs_show(uid: str, runs: RunsDir = None, as_json: AsJson = False) -> None:
-    """What a run is, what came out, and its self-check. Fields without a value are left out; --json has them all."""
+    """What a run is, what came out, the verdict, the self-check: fields with a value. --json has all of them."""
+    from kvlens.api.verdict import read_verdict
     from kvlens.budget import of_run
     from kvlens.lens.outcomelabel import outcome_label
     from kvlens.lens.output import output_text
@@ -190,9 +191,7 @@ def runs_show(uid: str, runs: RunsDir = None, as_json: AsJson = False) -> None:
             "question",
             "question_tokens",
             "machine",
-            "torch",
-            "transformers",
-            "kvlens",
+            *("torch", "transformers", "kvlens"),
         )
         shown: dict[str, Any] = {
             "uid": reader.uid,
@@ -203,6 +202,7 @@ def runs_show(uid: str, runs: RunsDir = None, as_json: AsJson = False) -> None:
             "max_new": meta.asked_new,
             "steps": reader.n_steps,
             "output_text": output_text(reader),
+            "verdict": str(read_verdict(reader)),
             **{key: value for key, value in came.columns().items() if key != "expected"},
             "peak_bytes": None if steps.empty else int(steps["peak_bytes"].max()),
             "self_check": checks,
