@@ -89,7 +89,7 @@ class Missed:
         said to be so. Where the effect is of later steps (`later_steps`), return that in place of the masses."""
         if self.later_steps:
             return (
-                f"full KV's mass on it is below {LEAST_MASS} at the step of loss, its effect is of "
+                f"full KV's mass on it is below {LEAST_MASS} at the step of loss; its effect comes later, at "
                 f"{_named_steps(self.later_steps)}"
             )
         reference = "not recorded" if self.reference is None else f"{self.reference:.{digits}f}"
