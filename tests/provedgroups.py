@@ -160,7 +160,7 @@ GROUPS = {
         ),
         ("docs/studies.md", "docs/architecture.md", *COMMANDS),
         CORE,
-        (APP, GPU),
+        (GPU,),
     ),
     # Processes of the app: the one that jobs are forked from, and the soak, which opens pages.
     "processes": Group(

@@ -13,7 +13,6 @@ from kvlens import methods
 from kvlens.budget import Budget, in_words, of_run, phrase
 from kvlens.meta import RunMeta
 from kvlens.metaparts import OBSERVED
-from kvlens.methods.advice import refusal
 from kvlens.methods.fitting import Sizes, choose
 from kvlens.runs.request import default_preset
 from kvlens.shape import KVShape
@@ -116,7 +115,7 @@ def knob_of(meta: RunMeta, attended: Callable[[], float | None] = lambda: None) 
             run = choose(method, preset, usual, overrides, position)
         except ValueError:
             return False
-        return refusal(method, preset, usual, run, overrides, position) is None
+        return position.may_hold(method, run.params)
 
     own_value = 100.0 if meta.budget_bytes is None else 100 * meta.budget_bytes / full
     return _knob("budget", own_value, [share for share in SHARES if possible(share)])

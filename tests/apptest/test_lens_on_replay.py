@@ -160,7 +160,7 @@ def test_holding_a_span_ends_with_its_outcome_on_the_page(
     monkeypatch.setattr(lensjobs, "whatif_command", lambda uid, hold, runs: asked.append(hold) or finished(lens.held))
     app = visit(lens.folder, "replay", run=lens.repeated, step=STEP, layer=1, head=2, span=SPAN)
     next(box for box in app.selectbox if box.label == "for").set_value("L1 KV1").run()
-    app = press(app, "Hold it resident")
+    app = press(app, f"Hold span {SPAN}")
     assert asked == [TryChoice((Piece(SPAN, None, 1, 1),), STEP)]
     wait_for_jobs()
     app.run()

@@ -109,7 +109,7 @@ def test_a_loss_of_it_is_explained(lost: tuple[Path, str], here: None) -> None:
         assert found is not None
         assert found.missed is not None
         assert found.missed.reason.kind in KINDS
-        assert "evicted" in found.missed.reason.says
+        assert found.missed.reason.kind == "evicted"
 
 
 def test_the_pages_show_it_in_its_colour(lost: tuple[Path, str], here: None, visit: Visit) -> None:

@@ -73,7 +73,7 @@ def test_a_preset_that_does_not_fit_is_refused_with_a_button_that_works(visit: V
     next(button for button in app.button if button.label == "Use preset fit").click().run()
     assert app.selectbox(key="form_preset_freekv_demo").value == "fit"
     assert not app.warning
-    assert any("unning `fit`: " in info.value.replace("\\", "") for info in app.info)
+    assert any("unning preset fit: " in info.value.replace("\\", "") for info in app.info)
     assert not next(button for button in app.button if button.label == "Run").disabled
 
 

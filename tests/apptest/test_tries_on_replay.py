@@ -168,7 +168,7 @@ def test_a_link_brings_the_list_and_one_click_takes_a_piece_off(visit: Visit, le
     assert app.query_params["hold"] == str(SPAN)
     app = press(app, "Unlist it")
     assert "hold" not in app.query_params
-    assert "Hold it resident" in labels(app)
+    assert f"Hold span {SPAN}" in labels(app)
     assert app.query_params["from"] == "3"
 
 

@@ -70,7 +70,7 @@ def test_every_method_runs_by_itself(name: str, model: str) -> None:
                 assert share == "10%" or name in SAVES_LITTLE
                 assert least is not None
                 assert not sizes.may_hold(method, found.params)
-                assert percent_up(least / sizes.full_kv_bytes) in str(said)
+                assert f"--budget to {float(percent_up(least / sizes.full_kv_bytes)):.1%}" in str(said)
                 continue
             if room is not None:
                 assert found.floor <= room * (1 if method.floor_is_exact else MARGIN)

@@ -70,9 +70,10 @@ def test_the_form_makes_the_answer(smollm2: Any) -> None:
 
 LONG = {"niah_needles_identifier": 90}
 """tokens of a sentence, of tasks whose haystack has no short ones to fill up with"""
+REAL = [name for name, task in tasks.registry().items() if not task.demo_language]
 
 
-@pytest.mark.parametrize("name", [name for name, task in tasks.registry().items() if not task.demo_language])
+@pytest.mark.parametrize("name", [name for name in REAL if not name.startswith("countdown")])
 def test_tasks_are_asked_in_the_chat_form_at_the_wanted_length(name: str, smollm2_folder: Path) -> None:
     counted = encoding("smollm2")
     reader = PreTrainedTokenizerFast.from_pretrained(smollm2_folder)

@@ -17,7 +17,7 @@ from kvlens.app.ui.common import jobprocess, warm
 from kvlens.app.ui.common.jobs import Job, JobManager
 from kvlens.app.ui.common.warm import COMMAND, Forked, Warm
 from kvlens.cli import warm as forking
-from kvlens.runs.readings import FOLDER
+from kvlens.runs.preparing import READINGS as FOLDER
 from kvlens.store.reader import TraceReader, list_runs
 
 pytestmark = pytest.mark.skipif(
