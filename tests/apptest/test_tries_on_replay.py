@@ -273,7 +273,7 @@ def test_a_budget_in_the_link_that_the_slider_does_not_have_is_ignored(
         assert app.select_slider[0].value == own
         assert "Hold it resident" in labels(app)
     app = visit(lens.folder, "replay", run=lens.repeated, **AT, budget=50)
-    press(app, "Hold it resident")
+    press(app, f"Hold span {SPAN}")
     assert asked == [TryChoice((HERE,), STEP)]
     wait_for_jobs()
 

@@ -52,7 +52,7 @@ EVERY = set(proved.GROUPS)
         ("kvlens/lab/bench/d.py", EVERY - {"core", "kernels", "examples"}),
         ("kvlens/lab/commands/i.py", EVERY - {"core", "kernels"}),
         ("kvlens/engine/e.py", EVERY),
-        ("kvlens/app/f.py", {"examples", "lens", "pages", "processes", "types"}),
+        ("kvlens/app/f.py", {"carrying", "examples", "lens", "pages", "processes", "types"}),
         ("kvlens/app/k.svg", {"examples", "lens", "pages", "processes"}),
         ("kvlens/app/commands/j.py", EVERY - {"core", "kernels"}),
         ("kvlens/demo/weights/g.safetensors", EVERY - {"types"}),
