@@ -44,7 +44,6 @@ class Alongside:
         """keys and values of the decoded tokens"""
         self._seen = [0] * layers
         """decoded tokens that each layer has seen"""
-        self._cache = SessionCache(self, layers)
         self._forms = forms_of(loaded.model, loaded.shape.bound(n + steps))
         self._sampled: Sequence[Sequence[int]] = ()
         self._rows: list[list[torch.Tensor]] = []
@@ -65,7 +64,8 @@ class Alongside:
             try:
                 with torch.inference_mode():
                     ids = torch.tensor([fed], device=self._keys.device)
-                    self._model(input_ids=ids, past_key_values=self._cache, use_cache=True)
+                    cache = SessionCache(self, len(self._seen))  # kept, it and this would keep each other's keys
+                    self._model(input_ids=ids, past_key_values=cache, use_cache=True)
             except Exception as failure:
                 short = shortage(failure)
                 self.why = str(short) if short is not None else f"it failed ({type(failure).__name__}: {failure})"

@@ -45,12 +45,10 @@ class Allocator:
         evictions: Evictions,
         counterfactual: Counterfactual | None,
         transfers: TransferLog,
-        host: Callable[[], HostSide],
         log: MemoryLog,
     ) -> None:
-        """host: returns the host's side, and makes it for the first span that leaves the device."""
         self._hot, self._spans, self._evictions = hot, spans, evictions
-        self._counterfactual, self._transfers, self._host, self._log = counterfactual, transfers, host, log
+        self._counterfactual, self._transfers, self._log = counterfactual, transfers, log
 
     def open_spans(self, placement: Placement) -> list[int]:
         """Return the ids that the placement's spans get, and log them."""
@@ -114,14 +112,21 @@ class Allocator:
         self._spans.is_hot[pool.index][:, :, torch.tensor(ids, device=pool.role.device)] = True
 
     def place(
-        self, placement: Placement, keys: torch.Tensor, values: torch.Tensor, start: int, ids: list[int], cause: str
+        self,
+        placement: Placement,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        start: int,
+        ids: list[int],
+        cause: str,
+        host: Callable[[], HostSide],
     ) -> None:
         """Place coarse entries, and spans in the cold tier. keys, values [L, H_kv, m, D] from `start` on; cause: of the
-        transfers."""
+        transfers; host: returns the host's side, and makes it for the first span that leaves the device."""
         if placement.coarse:
             self._summarise(placement, ids)
         if placement.offload:
-            self._offload(placement, keys, values, start, ids, cause)
+            self._offload(placement, keys, values, start, ids, cause, host())
 
     def _summarise(self, placement: Placement, ids: list[int]) -> None:
         """Write the coarse entries into their slots."""
@@ -146,10 +151,17 @@ class Allocator:
                 pool.append("coarse", keys, values, begins[which], spans, role)
 
     def _offload(
-        self, placement: Placement, keys: torch.Tensor, values: torch.Tensor, start: int, ids: list[int], cause: str
+        self,
+        placement: Placement,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        start: int,
+        ids: list[int],
+        cause: str,
+        host: HostSide,
     ) -> None:
         """Move all spans that leave for the cold tier: one entry of the log, one move for each layer and form."""
-        host, codec, shape = self._host(), placement.codec, self._hot.shape
+        codec, shape = placement.codec, self._hot.shape
         cold, layers = host.cold, host.cold.layers
         assert codec is not None
         cold.codec = codec

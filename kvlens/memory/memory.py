@@ -69,9 +69,7 @@ class Memory:
         self.under_way: dict[int, list[Arrival]] = {}
         """of the layers whose attention has to wait for copies"""
         self.evictions = Evictions(self.hot, self.spans, self.log)
-        self._allocator = Allocator(
-            self.hot, self.spans, self.evictions, counterfactual, transfers, lambda: self.host, self.log
-        )
+        self._allocator = Allocator(self.hot, self.spans, self.evictions, counterfactual, transfers, self.log)
         backend = runs_on(self.hot.example, biased=True)
         self.reads = Reads(
             layout, self.hot, self.shared, self.spans, self.packed, self.distance, counterfactual, self.log, backend
@@ -105,7 +103,7 @@ class Memory:
             self.packed.place(placement, prompt, ids)
         elif self.packed is not None:
             self.packed.place(self.hot.pools, self._rows(ids), prompt, start)
-        self._allocator.place(placement, keys, values, 0, ids, "offload")
+        self._allocator.place(placement, keys, values, 0, ids, "offload", lambda: self.host)
         self.evictions.log_losses(placement, ids, end)
         self.evictions.log_dense(placement, ids)
         if self.counterfactual is not None:
@@ -126,7 +124,7 @@ class Memory:
             self.account.hold("leaving", keys, values)
             for pool in moving:
                 self._allocator.keep(pool, placement, keys, values, start, ids)
-            self._allocator.place(placement, keys, values, start, ids, "leave")
+            self._allocator.place(placement, keys, values, start, ids, "leave", lambda: self.host)
             self.account.release("leaving")
         for pool in moving:
             pool.role.index_fill_(2, pool.window_slots(start, end), FREE)

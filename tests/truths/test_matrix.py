@@ -3,6 +3,10 @@ nothing else; beside them, settings with which a method asks of the engine what 
 
 from __future__ import annotations
 
+import gc
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -13,11 +17,31 @@ from support import ListSink, Prompts, method_of, preset_of, random_llama, rando
 from kvlens import methods
 from kvlens.budget import BudgetInfeasible
 from kvlens.checking import truths
+from kvlens.memory.memory import Memory
 
 SETTINGS = ("streaming_llm positions=cache", "keydiff block=100", "sekv zones=layer", "sekv zones=model")
 NAMES = [*methods.registry(), *SETTINGS]
 NEW = 24
 TASK_TOKENS = 1024
+
+
+@contextmanager
+def memories() -> Iterator[list[weakref.ref[Memory]]]:
+    """Yield the memories that runs take inside, while nobody looks for cycles of garbage."""
+    taken: list[weakref.ref[Memory]] = []
+    take = Memory.__init__
+
+    def note(memory: Memory, *arguments: Any, **settings: Any) -> None:
+        taken.append(weakref.ref(memory))
+        take(memory, *arguments, **settings)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Memory, "__init__", note)
+        gc.disable()
+        try:
+            yield taken
+        finally:
+            gc.enable()
 
 
 class Runs:
@@ -26,14 +50,18 @@ class Runs:
     def __init__(self, demo: Any, prompts: Prompts) -> None:
         self._demo, self._prompts = demo, prompts
         self._made: dict[str, Any] = {}
+        self.memories: dict[str, list[bool]] = {}
+        """by method: of each memory that its runs took, whether it was given back when they had ended"""
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._made:
             prompt = self._prompts.task("multikey", TASK_TOKENS)
             sink = ListSink()
             settings = {"budget": share_of(name), "preset": preset_of(name), "max_new": NEW, "keep_logits": True}
-            recorded = run(self._demo, prompt, name, sink=sink, coverage=True, **settings)
-            self._made[name] = (recorded, sink, run(self._demo, prompt, name, **settings))
+            with memories() as taken:
+                recorded = run(self._demo, prompt, name, sink=sink, coverage=True, **settings)
+                self._made[name] = (recorded, sink, run(self._demo, prompt, name, **settings))
+                self.memories[name] = [memory() is None for memory in taken]
         return self._made[name]
 
 
@@ -56,6 +84,13 @@ def test_recording_changes_nothing(runs: Runs, name: str) -> None:
     recorded, _, plain = runs[name]
     assert recorded.ids == plain.ids
     assert truths.same_logits(recorded.logits, plain.logits) is None
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_memory_is_given_back_without_looking_for_garbage(runs: Runs, name: str) -> None:
+    """A cycle of objects would keep a run's KV beside the next run's, until Python looks for garbage."""
+    assert runs[name]
+    assert runs.memories[name] == [True, True]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import numpy as np
@@ -143,6 +145,23 @@ def test_tokens_are_those_of_the_run_that_records_nothing(method: str) -> None:
     recorded, _ = record(model, prompt, method, against, keep_logits=True)
     assert recorded.ids == plain.ids
     assert torch.equal(torch.stack(recorded.logits), torch.stack(plain.logits))
+
+
+def test_full_kv_beside_a_run_is_given_back_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[weakref.ref[Alongside]] = []
+    attention = Alongside.attention
+    monkeypatch.setattr(
+        Alongside, "attention", lambda full, *args: (made.append(weakref.ref(full)), attention(full, *args))[1]
+    )
+    model, prompt = random_llama(0), random_prompt(PROMPT)
+    against = reference_of(model, prompt)
+    gc.disable()
+    try:
+        record(model, prompt, "streaming_llm", against)
+        assert made
+        assert [full() for full in made] == [None] * len(made)
+    finally:
+        gc.enable()
 
 
 def test_a_run_without_a_reference_or_without_sampling_feeds_full_kv_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
