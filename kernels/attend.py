@@ -204,3 +204,14 @@ def attention_shares(
         return form.shares(scores)
     weights, sink = form.shares(scores.view(scores.shape[-3:]))
     return weights.view(scores.shape), None if sink is None else sink.view(scores.shape[:-1])
+
+
+def grouped_scores(q: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    """q [H_kv, G, m, D], keys [H_kv, n, D] -> their products [H_kv, G, m, n]. The query heads of a KV head go in one
+    product: as a broadcast one it would copy the keys for each of them."""
+    return (q.flatten(1, 2) @ keys.mT).unflatten(1, q.shape[1:3])
+
+
+def grouped_output(weights: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """weights [H_kv, G, m, n], values [H_kv, n, D] -> [H_kv, G, m, D], in one product for a KV head."""
+    return (weights.flatten(1, 2) @ values).unflatten(1, weights.shape[1:3])

@@ -27,6 +27,7 @@ from kvlens.engine.prefill import ReadPrompt
 from kvlens.engine.session import Session
 from kvlens.engine.unread import Query, Unread
 from kvlens.finer import KEYS, SIDES
+from kvlens.kernels.attend import grouped_output
 from kvlens.methods.run_inputs import RunContext
 from kvlens.quantised.form import Quantised
 
@@ -89,7 +90,8 @@ class _PartWay(FullAttention):
 
     def attend(self, layer: int, q: torch.Tensor, scaling: float) -> torch.Tensor:
         query = Query(q[0].unflatten(0, (len(self.keys[layer]), -1)), scaling)
-        output = self._weights(layer, query, self.keys[layer]) @ self._all_values(layer, self.values[layer])
+        weights = self._weights(layer, query, self.keys[layer])
+        output = grouped_output(weights, self._all_values(layer, self.values[layer])[:, 0])
         return output.flatten(0, 1)[None].to(q.dtype)
 
 

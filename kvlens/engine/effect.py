@@ -30,7 +30,7 @@ from kvlens.engine.models import LoadedModel
 from kvlens.engine.prefill import ReadPrompt
 from kvlens.engine.unread import Query, Unread, unread_of
 from kvlens.instruments import Effects, Loss, Oracle
-from kvlens.kernels.attend import LayerForm, causal, form_at
+from kvlens.kernels.attend import LayerForm, causal, form_at, grouped_output, grouped_scores
 from kvlens.rows import SpanRow
 from kvlens.shape import KVShape
 
@@ -94,7 +94,8 @@ class FullAttention:
                 output.requires_grad_(True)
             self.outputs[layer], self.queries[layer] = output, Query(query.q.detach(), scaling)
         else:
-            output = self._weights(layer, query, self.keys[layer]) @ self._all_values(layer, self.values[layer])
+            weights = self._weights(layer, query, self.keys[layer])
+            output = grouped_output(weights, self._all_values(layer, self.values[layer])[:, 0])
         return output.flatten(0, 1)[None].to(q.dtype)
 
     def parts(self, layer: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -106,14 +107,14 @@ class FullAttention:
 
     def _part_way(self, layer: int, query: Query, new_keys: torch.Tensor, new_values: torch.Tensor) -> torch.Tensor:
         weights, values = self._weights(layer, query, new_keys), self._all_values(layer, new_values)
-        output = weights @ values
+        output = grouped_output(weights, values[:, 0])
         return output + self.way * (self._remainder(layer, weights, values) - output)
 
     def _weights(self, layer: int, query: Query, new_keys: torch.Tensor) -> torch.Tensor:
         """[H_kv, G, m, n], in float32 at least."""
         q, m = query.q, query.q.shape[2]
         keys = torch.cat([self.prompt_keys[layer], new_keys], 1)
-        scores = (q @ keys[:, None].mT).to(torch.promote_types(q.dtype, torch.float32)) * query.scaling
+        scores = grouped_scores(q, keys).to(torch.promote_types(q.dtype, torch.float32)) * query.scaling
         form, unseen = self.form(layer), ~causal(m, scores.shape[-1], self.form(layer).window, q.device)
         return form.weigh(form.cap(scores).masked_fill(unseen, -torch.inf))
 
@@ -125,7 +126,7 @@ class FullAttention:
     def _remainder(self, layer: int, weights: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         rest = weights * (1 - self.unread.read_layer(layer)).reshape(weights.shape).to(weights.dtype)
         sink = 0.0 if self.form(layer).sinks is None else 1 - weights.sum(-1, keepdim=True)
-        return rest @ values / (rest.sum(-1, keepdim=True) + sink).clamp(min=_LEAST_READ)
+        return grouped_output(rest, values[:, 0]) / (rest.sum(-1, keepdim=True) + sink).clamp(min=_LEAST_READ)
 
 
 def reach(shape: KVShape, tokens: int) -> int:

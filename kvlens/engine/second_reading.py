@@ -18,7 +18,7 @@ from kvlens.engine.models import LoadedModel
 from kvlens.engine.options import Progress
 from kvlens.engine.prefill import Reader, ReadPrompt
 from kvlens.engine.session import Session
-from kvlens.kernels.attend import LayerForm, causal, form_at, prefill_attention
+from kvlens.kernels.attend import LayerForm, causal, form_at, grouped_scores, prefill_attention
 from kvlens.methods.hooks import SecondReading
 from kvlens.records import TraceSink
 from kvlens.refusal import Refusal
@@ -159,6 +159,6 @@ class _Repeats:
         best = self.most[layer, :, start:end].unflatten(0, (len(keys), -1))
         for start_row in range(0, m, BLOCK):
             queries = q[:, start_row : start_row + BLOCK].unflatten(0, (len(keys), -1)).float()
-            scores = form.cap(queries @ keys[:, None].mT * scaling)
+            scores = form.cap(grouped_scores(queries, keys) * scaling)
             weights = form.weigh(scores.masked_fill(~visible[start_row : start_row + BLOCK], -torch.inf))
             torch.maximum(best, weights[..., sinks : sinks + end - start].amax(2), out=best)

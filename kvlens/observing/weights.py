@@ -41,7 +41,8 @@ def row_weights(
     scaling = options.get("scaling")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     heads = keys.shape[0]
-    scores = (query.unflatten(0, (heads, -1)) @ keys[:, None].mT).flatten(0, 1) * scale
+    # the query heads of a KV head go in one product: a broadcast one copies the keys for each of them
+    scores = (query.reshape(heads, -1, query.shape[-1]) @ keys.mT).view(*query.shape[:2], -1) * scale
     if (cap := options.get("softcap")) is not None:
         scores = torch.tanh(scores / cap) * cap
     scores = scores + added
@@ -57,6 +58,6 @@ def output_error(call: Call, row: int, rows: torch.Tensor, weights: torch.Tensor
     """Return how far the weights are from the model's own output [B, m, Hq, D] of these rows: the largest difference
     over the largest number."""
     values = call.value[row].float()
-    own = (weights.unflatten(0, (len(values), -1)) @ values[:, None]).flatten(0, 1)
+    own = (weights.reshape(len(values), -1, weights.shape[-1]) @ values).view(*weights.shape[:2], -1)
     given = output[row][rows].float().transpose(0, 1)
     return float((own - given).abs().max() / given.abs().max().clamp(min=1e-12))
